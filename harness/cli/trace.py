@@ -14,8 +14,8 @@ from assay.harness.extras import require
 trace_app = typer.Typer(no_args_is_help=True, add_completion=False)
 app.add_typer(trace_app, name="trace", help="Read a trace of an engine or a profiler, compare two, or record one.")
 
-STARTUP_TIMEOUT_S, REQUEST_TIMEOUT_S = 1_800.0, 600.0
-"""For a server of MLC-LLM: it compiles the model when it starts."""
+REQUEST_TIMEOUT_S = 600.0
+"""For a server of MLC-LLM."""
 
 
 @trace_app.command()
@@ -77,31 +77,25 @@ def diff(
 
 @trace_app.command()
 def record(
-    server: Annotated[str, typer.Argument(help="The URL of an MLC-LLM server, or mlc:MODEL to start one.")],
+    server: Annotated[str, typer.Argument(help="The URL of an MLC-LLM server.")],
     out: Annotated[Path, typer.Option(help="A file for the trace, in JSON.", callback=new_file)],
     requests: Annotated[
         int, typer.Option(help="Questions to ask first, which share a prefix; 0 only collects the trace.", min=0)
     ] = 2,
     max_tokens: Annotated[int, typer.Option(help="Token limit of an answer.", min=1)] = 32,
-    device: Annotated[str, typer.Option(help="Device of a server that is started, as MLC-LLM names it.")] = "auto",
 ) -> None:
     """Record the event trace of an MLC-LLM server: of all its requests since it started."""
     require("serve", "assay trace record")
     import json
-    import tempfile
 
     from assay.evals.questions import PROMPT_HEADER
     from assay.harness.engines.base import ChatRequest
-    from assay.harness.engines.mlc import mlc_server
+    from assay.harness.engines.mlc import MlcServer
     from assay.harness.files import write_whole
 
-    with tempfile.TemporaryDirectory(prefix="assay-") as folder:
-        engine = mlc_server(server, Path(folder), device, STARTUP_TIMEOUT_S, REQUEST_TIMEOUT_S)
-        with engine:
-            asks = [
-                ChatRequest(f"{PROMPT_HEADER}\n\nHow much is {n} + {n}?", max_tokens) for n in range(1, requests + 1)
-            ]
-            engine.ask(asks, 1, lambda index, reply: None)
-            events = engine.event_trace()
+    with MlcServer("reference", server, REQUEST_TIMEOUT_S) as engine:
+        asks = [ChatRequest(f"{PROMPT_HEADER}\n\nHow much is {n} + {n}?", max_tokens) for n in range(1, requests + 1)]
+        engine.ask(asks, 1, lambda index, reply: None)
+        events = engine.event_trace()
     write_whole(out, json.dumps(events))
     say(f"{len(events):,} events of {engine.label} in {out}")

@@ -105,9 +105,8 @@ def test_record(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     assert "1 events of MLC-LLM" in capsys.readouterr().out
 
 
-def test_record_without_mlc_llm(
+def test_record_from_what_is_no_server(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
     assert call(monkeypatch, "record", "mlc:model", "--out", tmp_path / "trace.json") == 2
-    assert "mlc_llm was not found" in capsys.readouterr().err
+    assert "'mlc:model' is not the URL of an MLC-LLM server" in capsys.readouterr().err

@@ -7,8 +7,6 @@ and ``error_protocol.py``, whose errors are JSON strings that hold JSON.
 from __future__ import annotations
 
 import json
-import os
-import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,7 +17,7 @@ import pytest
 
 from assay.harness.engines import client as client_module
 from assay.harness.engines.base import ChatRequest, Reply
-from assay.harness.engines.mlc import FLAGS, LaunchedMlc, MlcServer, mlc_server
+from assay.harness.engines.mlc import FLAGS, MlcServer
 from assay.harness.errors import EngineError, UsageError
 
 EVENTS = json.loads((Path(__file__).parents[2] / "data" / "traces" / "mlc_events.json").read_text())
@@ -126,63 +124,8 @@ def test_an_answer_that_is_no_list_of_events(server: ReplayServer) -> None:
         MlcServer("reference", server.url, 10.0).event_trace()
 
 
-def test_without_the_command_and_without_a_url(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UsageError) as raised:
-        mlc_server(f"mlc:{MODEL}", tmp_path, "auto", 10.0, 10.0).start()
-    assert "mlc_llm was not found" in raised.value.found
-    assert "URL" in raised.value.expected
-    assert "mlc_llm serve MODEL --enable-debug --enable-tracing" in raised.value.do
-    with pytest.raises(UsageError, match="names no MLC-LLM server"):
-        mlc_server("llama", tmp_path, "auto", 10.0, 10.0)
-
-
-STUB = """#!{python}
-import sys
-sys.argv[1:], given = [], sys.argv[1:]
-sys.path.insert(0, {folder!r})
-if {fails!r}:
-    print("Cannot find the model library")
-    sys.exit(3)
-import importlib.util
-spec = importlib.util.spec_from_file_location("replay", {module!r})
-replay = importlib.util.module_from_spec(spec)
-sys.modules["replay"] = replay
-spec.loader.exec_module(replay)
-replay.MODEL = given[1]
-class Server(replay.ReplayServer):
-    def __init__(self):
-        replay.ThreadingHTTPServer.__init__(self, ("127.0.0.1", int(given[given.index("--port") + 1])), replay.Replay)
-        self.asked = []
-        self.debug, self.tracing = "--enable-debug" in given, "--enable-tracing" in given
-Server().serve_forever()
-"""
-
-
-def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fails: bool = False) -> None:
-    """Put a command ``mlc_llm`` on the path that serves the recorded exchange with the flags that it is given."""
-    (tmp_path / "bin").mkdir()
-    stub = tmp_path / "bin" / "mlc_llm"
-    stub.write_text(STUB.format(python=sys.executable, folder=str(tmp_path), fails=fails, module=__file__))
-    stub.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{stub.parent}:{os.environ['PATH']}")
-
-
-def test_a_server_is_started_with_tracing_and_stopped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    command(monkeypatch, tmp_path)
-    engine = mlc_server(f"mlc:{MODEL}", tmp_path / "server", "cuda:0", 60.0, 10.0)
-    assert isinstance(engine, LaunchedMlc)
-    with engine:
-        assert engine.event_trace() == EVENTS
-        assert (
-            f"serve {MODEL} --device cuda:0 --enable-debug --enable-tracing --host 127.0.0.1" in engine.launch_command
-        )
-        assert engine.startup_s is not None
-    with pytest.raises(EngineError):
-        engine.check()
-
-
-def test_a_server_that_ends_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    command(monkeypatch, tmp_path, fails=True)
-    with pytest.raises(EngineError, match=r"exited with status 3(.|\n)*Cannot find the model library"):
-        mlc_server(f"mlc:{MODEL}", tmp_path / "server", "auto", 60.0, 10.0).start()
+@pytest.mark.parametrize("name", [f"mlc:{MODEL}", "llama", "ftp://x", "http://127.0.0.1:notaport"])
+def test_what_is_no_url_of_a_server(name: str) -> None:
+    with pytest.raises(UsageError, match="is not the URL of an MLC-LLM server") as raised:
+        MlcServer("reference", name, 10.0)
+    assert "http://HOST:PORT" in raised.value.expected
