@@ -21,7 +21,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from assay.harness.collect.plan import Plan
-    from assay.harness.compare.accuracy_test import Prefix
+    from assay.harness.compare.paired_accuracy import Prefix
     from assay.harness.engines.base import Engine
     from assay.harness.evidence.bench_folder import BenchFolder
     from assay.harness.evidence.folder import RunFolder

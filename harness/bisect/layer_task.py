@@ -11,7 +11,7 @@ from scipy.special import bdtrc
 
 from assay.evals.questions import parse_answer
 from assay.harness.bisect.layer_search import LayerSearch, RestoredLayer, SearchResult
-from assay.harness.compare.accuracy_test import CHANCE
+from assay.harness.compare.paired_accuracy import CHANCE
 from assay.harness.conditions import CACHED_PREFIX_TOKENS, MIN_CACHED_SHARE
 from assay.harness.config import Device
 from assay.harness.errors import ExitCode

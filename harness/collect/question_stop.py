@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from threading import Condition
 
 from assay.harness.collect.plan import Plan
-from assay.harness.compare.accuracy_test import Rule, outcome_of, prefix_of, soonest_pass
 from assay.harness.compare.answers import Pair
+from assay.harness.compare.paired_accuracy import Rule, outcome_of, prefix_of, soonest_pass
 from assay.harness.config import RunSpec
 from assay.harness.evidence.question_plan import Stop
 from assay.harness.evidence.records import Answer, Item

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from assay.harness.baselines import Status, growth, own_errors_of
-from assay.harness.compare.accuracy_test import prefix_of
 from assay.harness.compare.answers import pair
+from assay.harness.compare.paired_accuracy import prefix_of
 from assay.harness.config import RunSpec
 from assay.harness.evidence import baseline as stored
 from assay.harness.evidence.folder import RunFolder

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from assay.harness.compare.accuracy_test import Outcome, Prefix, Rule, outcome_of, prefix_of
 from assay.harness.compare.answer_conditions import by_condition, most_telling
 from assay.harness.compare.answers import Flips, Pair, Pairing, Tally, flips, tally
+from assay.harness.compare.paired_accuracy import Outcome, Prefix, Rule, outcome_of, prefix_of
 from assay.harness.conditions import CACHED_PREFIX
 from assay.harness.config import RunSpec
 from assay.harness.evidence.folder import RunFolder

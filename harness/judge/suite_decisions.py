@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from assay.harness.compare.accuracy_test import HEADROOM, MOST_UNPARSED, Outcome, Prefix, Rule, outcome_of
 from assay.harness.compare.answers import flips
+from assay.harness.compare.paired_accuracy import HEADROOM, MOST_UNPARSED, Outcome, Prefix, Rule, outcome_of, verdict_of
 from assay.harness.sides import ROLES
 from assay.harness.stats.betting import betting_interval
 from assay.harness.stats.outlook import forecast
@@ -45,7 +45,7 @@ class Decision:
 
 
 def decide_accuracy(prefix: Prefix, rule: Rule) -> Decision:
-    """Decide by the paired answers to the questions, by the anytime-valid test of `assay.harness.compare.accuracy_test`.
+    """Decide by the paired answers to the questions, by the anytime-valid test of `assay.harness.compare.paired_accuracy`.
 
     - *pass*: non-inferior: the loss is shown to be below the margin. (A loss within it may be significant; the sentence says so.)
     - *regression*: the loss is shown to be above the margin.
@@ -58,9 +58,8 @@ def decide_accuracy(prefix: Prefix, rule: Rule) -> Decision:
     flipped = flips(prefix.pairs)
     tests = mcnemar_exact(len(flipped.lost), len(flipped.gained))
     why = _why(prefix, rule, outcome, loss, interval, len(flipped.lost), len(flipped.gained), tests.two_sided)
-    verdict: Verdict = {"regression": "regression", "non-inferior": "pass"}.get(outcome.reason, "inconclusive")  # type: ignore[assignment]
     return Decision(
-        verdict,
+        verdict_of(outcome.reason),
         why,
         n,
         loss,

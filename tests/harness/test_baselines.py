@@ -25,7 +25,7 @@ from assay.harness.baselines import (
 )
 from assay.harness.collect.plan import Plan, prepare
 from assay.harness.collect.run_folder import asked_roles, open_folder
-from assay.harness.compare.accuracy_test import Prefix, Rule
+from assay.harness.compare.paired_accuracy import Prefix, Rule
 from assay.harness.config import RunSpec, make_spec
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.baseline import FILE, Baseline, Key, read_all, read_answers, read_baseline, write_baseline

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from assay.harness.compare.accuracy_test import Prefix, prefix_of
 from assay.harness.compare.answers import Pair
+from assay.harness.compare.paired_accuracy import Prefix, prefix_of
 from assay.harness.evidence.records import Answer, Item
 from assay.harness.sides import Role
 

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from assay.harness.compare.paired_accuracy import Rule
 from assay.harness.errors import UsageError
 from assay.harness.files import timestamp
 from assay.harness.ingest.results.assay_run import AssayRun
 from assay.harness.ingest.results.comparison import COVERS, AnswerFlip, ComparedTask, CompareResult, requirement
-from assay.harness.ingest.results.decision import Rule, decide_pairs
+from assay.harness.ingest.results.decision import decide_pairs
 from assay.harness.ingest.results.latencies import compare_latencies
 from assay.harness.ingest.results.loaded import Loaded, load
 from assay.harness.ingest.results.outcomes import compare_outcomes

@@ -18,7 +18,7 @@ from typing import Literal
 
 import numpy as np
 
-from assay.harness.compare.accuracy_test import HEADROOM, MOST_UNPARSED
+from assay.harness.compare.paired_accuracy import HEADROOM, MOST_UNPARSED, Rule, reason_of, verdict_of
 from assay.harness.ingest.results.pairing import ItemPair, guessing
 from assay.harness.stats.betting import betting_interval, log_wealth, log_wealth_below, p_value
 from assay.harness.stats.paired import mcnemar_exact
@@ -28,15 +28,6 @@ from assay.harness.text import percent
 from assay.harness.verdict import Verdict
 
 Test = Literal["exact", "betting"]
-
-
-@dataclass(frozen=True)
-class Rule:
-    """What the test is made with: the largest loss that still passes, and the levels of the tests of a pass and of a regression."""
-
-    margin: float
-    alpha: float
-    regression_alpha: float
 
 
 @dataclass(frozen=True)
@@ -131,28 +122,36 @@ def _verdict(pairs: Sequence[ItemPair], rule: Rule, found: PairDecision) -> tupl
     level = percent(found.interval.level)
     measured = f"Loss {100 * found.loss + 0.0:.1f} points ({ends} with {level} confidence; {seen})"
     name = "exact" if found.test == "exact" else "anytime-valid"
-    if found.p_regression <= rule.regression_alpha:
-        return "regression", f"{measured}: above the margin of {points:g} points ({name} p = {found.p_regression:.2g})."
-    for side in ("a", "b"):
-        share = sum(getattr(one, side).parsed is None for one in pairs) / len(pairs)
-        if share > MOST_UNPARSED:
-            return "inconclusive", (
-                f"{measured}, but {percent(share)} of {side.upper()}'s answers are unparsed, where {percent(MOST_UNPARSED)} is the "
-                "most that allows a pass. To resolve: raise the token limit, or use a filter that finds the answers."
-            )
-    guess = guessing(pairs)
-    floor, right = guess + HEADROOM * rule.margin, found.a
-    if clopper_pearson(int(right * len(pairs)), len(pairs), 2 * rule.alpha).low <= floor:
-        return "inconclusive", (
+    shares = [sum(getattr(one, side).parsed is None for one in pairs) / len(pairs) for side in ("a", "b")]
+    guess, right = guessing(pairs), found.a
+    lower = clopper_pearson(int(right * len(pairs)), len(pairs), 2 * rule.alpha).low
+    reason = reason_of(
+        rule,
+        found.p_regression,
+        found.p_inferior,
+        (shares[0], shares[1]),
+        lower > guess + HEADROOM * rule.margin,
+        always_regresses=True,
+    )
+    unparsed = [(side, share) for side, share in zip("AB", shares, strict=True) if share > MOST_UNPARSED]
+    if reason == "regression":
+        why = f"{measured}: above the margin of {points:g} points ({name} p = {found.p_regression:.2g})."
+    elif unparsed:
+        side, share = unparsed[0]
+        why = (
+            f"{measured}, but {percent(share)} of {side}'s answers are unparsed, where {percent(MOST_UNPARSED)} is the most that "
+            "allows a pass. To resolve: raise the token limit, or use a filter that finds the answers."
+        )
+    elif reason == "no headroom":
+        why = (
             f"{measured}, but A scores {right:.3f}, which is not shown to beat guessing ({guess:.3f}) by {HEADROOM:g} margins, "
             "so a broken B could look no worse. To resolve: a task that the model can do, or more documents."
         )
-    if found.p_inferior <= rule.alpha:
-        return (
-            "pass",
-            f"{measured}: non-inferior, below the margin of {points:g} points ({name} p = {found.p_inferior:.2g}).",
+    elif reason == "non-inferior":
+        why = f"{measured}: non-inferior, below the margin of {points:g} points ({name} p = {found.p_inferior:.2g})."
+    else:
+        why = (
+            f"{measured}: shown neither to be below the margin of {points:g} points ({name} p = {found.p_inferior:.2g}) nor above "
+            f"it (p = {found.p_regression:.2g}). To resolve: more documents, or a margin that the claim allows."
         )
-    return "inconclusive", (
-        f"{measured}: shown neither to be below the margin of {points:g} points ({name} p = {found.p_inferior:.2g}) nor above it "
-        f"(p = {found.p_regression:.2g}). To resolve: more documents, or a margin that the claim allows."
-    )
+    return verdict_of(reason), why

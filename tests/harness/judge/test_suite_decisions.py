@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.harness.compare.accuracy_test import Prefix, Rule
+from assay.harness.compare.paired_accuracy import Prefix, Rule
 from assay.harness.judge.suite_decisions import MAX_NEEDED, Decision, decide_accuracy, decide_share
 from assay.harness.stats.share import clopper_pearson
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.harness.compare.accuracy_test import Outcome, Prefix, Rule, outcome_of, prefix_of, soonest_pass
 from assay.harness.compare.answers import Pair, pair
+from assay.harness.compare.paired_accuracy import Outcome, Prefix, Rule, outcome_of, prefix_of, reason_of, soonest_pass
 from assay.harness.evidence.records import Answer, Item
 from assay.harness.sides import ROLES
 
@@ -150,3 +150,14 @@ def test_a_loss_anywhere_puts_off_the_soonest_pass() -> None:
     without = soonest_pass(items, (), RULE)
     late = pairs_of(items, "=" * (without - 1) + "-" + "=" * (600 - without))[without - 1 : without]
     assert without < soonest_pass(items, late, RULE) < 600
+
+
+def test_a_reference_that_is_not_fit_shows_a_regression_only_where_the_loss_alone_counts() -> None:
+    for unparsed, headroom, unfit in (((0.1, 0.0), True, "unparsed"), ((0.0, 0.0), False, "no headroom")):
+        assert reason_of(RULE, 0.001, 1.0, unparsed, headroom) == unfit
+        assert reason_of(RULE, 0.001, 1.0, unparsed, headroom, always_regresses=True) == "regression"
+        assert reason_of(RULE, 1.0, 0.001, unparsed, headroom, always_regresses=True) == unfit
+    assert reason_of(RULE, 0.001, 1.0, (0.0, 0.9), headroom=True) == "regression"
+    assert reason_of(RULE, 1.0, 0.001, (0.0, 0.9), headroom=True) == "unparsed"
+    assert reason_of(RULE, 1.0, 0.001, (0.0, 0.0), headroom=True) == "non-inferior"
+    assert reason_of(RULE, 1.0, 1.0, (0.0, 0.0), headroom=True) == "undecided"

@@ -1,4 +1,4 @@
-"""The test of a loss of accuracy, paired and anytime-valid; it decides for judge, and for collect when to stop asking.
+"""The test of a loss of accuracy, paired and anytime-valid; it decides for judge and ingest, and for collect when to stop asking.
 
 What is estimated is the *loss*: the share of questions that the reference gets right minus the candidate's, where the questions are
 those of the set, or of the source that they were drawn from, each unit counted once. A *unit* is a question, or all questions about
@@ -35,6 +35,7 @@ from assay.harness.compare.answers import Pair
 from assay.harness.evidence.records import Item
 from assay.harness.sides import ROLES, Role
 from assay.harness.stats.betting import Array, log_wealth, log_wealth_below, p_value
+from assay.harness.verdict import Verdict
 
 CHANCE = 0.25
 """Accuracy of guessing among four options; a number or a text cannot be guessed."""
@@ -48,12 +49,19 @@ Reason = Literal["regression", "non-inferior", "nothing", "no headroom", "unpars
 
 @dataclass(frozen=True)
 class Rule:
-    """What the test is made with; see `assay.harness.evidence.question_plan.QuestionPlan`."""
+    """What the test is made with.
+
+    Attributes:
+        margin: largest loss that still passes, as a share of 1.
+        alpha: level of the test that the loss is below the margin.
+        regression_alpha: level of the test that it is above.
+        population: units of the set from which the order was drawn; None for one without end.
+    """
 
     margin: float
     alpha: float
     regression_alpha: float
-    population: int | None
+    population: int | None = None
 
 
 @dataclass(frozen=True)
@@ -163,6 +171,46 @@ class Outcome:
         return self.decided or self.hopeless
 
 
+def reason_of(
+    rule: Rule,
+    p_regression: float,
+    p_inferior: float,
+    unparsed: tuple[float, float],
+    headroom: bool,
+    always_regresses: bool = False,
+) -> Reason:
+    """Decide about paired answers, of which there are some.
+
+    Args:
+        rule: of the test.
+        p_regression: p value of "the loss is at most the margin".
+        p_inferior: p value of "the loss is at least the margin".
+        unparsed: shares of the reference's and of the candidate's answers that are unparsed.
+        headroom: whether the reference is shown to beat guessing by `HEADROOM` margins.
+        always_regresses: whether a loss above the margin is a regression also if the reference is not fit to compare with.
+    """
+    above = p_regression <= rule.regression_alpha
+    of_reference, of_candidate = unparsed
+    if above and always_regresses:
+        return "regression"
+    if of_reference > MOST_UNPARSED:
+        return "unparsed"
+    if not headroom:
+        return "no headroom"
+    if above:
+        return "regression"
+    if of_candidate > MOST_UNPARSED:
+        return "unparsed"
+    return "non-inferior" if p_inferior <= rule.alpha else "undecided"
+
+
+def verdict_of(reason: Reason) -> Verdict:
+    """The verdict that a decision is."""
+    if reason == "regression":
+        return "regression"
+    return "pass" if reason == "non-inferior" else "inconclusive"
+
+
 def outcome_of(prefix: Prefix, rule: Rule) -> Outcome:
     """Test a prefix.
 
@@ -181,19 +229,14 @@ def outcome_of(prefix: Prefix, rule: Rule) -> Outcome:
     headroom = p_value(log_wealth(prefix.reference, floor, 0, 1, rule.population)) <= rule.alpha
     p_regression, p_inferior = p_value(above), p_value(below)
 
-    def outcome(reason: Reason, hopeless: bool = False) -> Outcome:
-        return Outcome(reason, hopeless, p_regression, p_inferior)
-
-    if prefix.unparsed_share("reference") > MOST_UNPARSED:
-        return outcome("unparsed", _more_than(prefix.unparsed["reference"], len(prefix.pairs), rule.alpha))
-    if not headroom:
-        never = p_value(log_wealth_below(prefix.reference, floor, 0, 1, rule.population)) <= rule.alpha
-        return outcome("no headroom", never)
-    if p_regression <= rule.regression_alpha:
-        return outcome("regression")
-    if prefix.unparsed_share("candidate") > MOST_UNPARSED:
-        return outcome("unparsed")
-    return outcome("non-inferior" if p_inferior <= rule.alpha else "undecided")
+    unparsed = (prefix.unparsed_share("reference"), prefix.unparsed_share("candidate"))
+    reason = reason_of(rule, p_regression, p_inferior, unparsed, headroom)
+    hopeless = False
+    if reason == "unparsed" and unparsed[0] > MOST_UNPARSED:
+        hopeless = _more_than(prefix.unparsed["reference"], len(prefix.pairs), rule.alpha)
+    elif reason == "no headroom":
+        hopeless = p_value(log_wealth_below(prefix.reference, floor, 0, 1, rule.population)) <= rule.alpha
+    return Outcome(reason, hopeless, p_regression, p_inferior)
 
 
 def _more_than(unparsed: int, of: int, alpha: float) -> bool:
