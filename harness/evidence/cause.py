@@ -31,6 +31,7 @@ class ReplayResult(RunRecord):
     """A candidate's result on recorded calls.
 
     Attributes:
+        run: nonce of the run whose calls were examined; empty if they belong to none.
         candidate: its name.
         pack: hash of the pack whose calls were examined, as `assay.harness.evidence.pack.hash_pack` computes it.
         examined: hashes of the files of the examined calls.
