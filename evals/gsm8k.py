@@ -63,6 +63,8 @@ def _load(source: str) -> Any:
         raise UsageError(f"{source} does not exist.", "a file", _WHAT_TO_GIVE)
     if path.is_file() and (size := path.stat().st_size) > LARGEST:
         raise UsageError(f"{source} has {size:,} bytes.", f"at most {LARGEST:,}", "check that it is the right file")
+    said = datasets.logging.get_verbosity()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it would write file names to the terminal as they are
     try:
         if path.is_file():
             return datasets.load_dataset("json", data_files=str(path), split="train")
@@ -71,6 +73,8 @@ def _load(source: str) -> Any:
         raise UsageError(
             f"GSM8K cannot be loaded from {source!r}: {error}.", "a file or a dataset", _WHAT_TO_GIVE
         ) from None
+    finally:
+        datasets.logging.set_verbosity(said)
 
 
 def _question(source: str, index: int, row: dict[str, Any]) -> OpenQuestion:

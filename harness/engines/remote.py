@@ -111,7 +111,7 @@ class RemoteServer(Engine):
 
     def start(self) -> None:
         """Check that the server answers, and find the model to ask. Raises EngineError otherwise."""
-        names = served_models(self._client)
+        names = served_models(self._client, min(INFO_TIMEOUT_S, self._timeout_s))
         if self._named not in names and len(names) != 1:
             shown = f"{', '.join(names[:_SHOWN])}{', ...' if len(names) > _SHOWN else ''}"
             raise self._client.error(

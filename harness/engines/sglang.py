@@ -223,9 +223,13 @@ def _plain(title: str) -> str:
     return next((name for name in ("scheduler", "detokenizer") if cut and name.startswith(cut)), title)
 
 
-def served_models(client: Client) -> list[str]:
-    """Names of the models that a server lists. Raises EngineError if it lists none in OpenAI's format."""
-    listed = client.get("/v1/models", INFO_TIMEOUT_S)
+def served_models(client: Client, timeout_s: float = INFO_TIMEOUT_S) -> list[str]:
+    """Return the names of the models that a server lists.
+
+    Raises:
+        EngineError: it lists none in OpenAI's format, or does not answer within `timeout_s` seconds.
+    """
+    listed = client.get("/v1/models", timeout_s)
     try:
         return [str(model["id"]) for model in listed["data"]]
     except (TypeError, KeyError):

@@ -114,3 +114,13 @@ def test_a_file_that_is_far_too_large_is_not_read(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("datasets.load_dataset", lambda *_, **__: pytest.fail("it was read"))
     with pytest.raises(UsageError, match="has 68,719,476,736 bytes"):
         draw_gsm8k(str(tmp_path / "gsm8k.jsonl"), 4, 0)
+
+
+def test_the_name_of_a_damaged_file_does_not_reach_the_terminal(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "\x1b[2Jset.jsonl"
+    path.write_text('{"question": "cut off')
+    with pytest.raises(UsageError, match="cannot be loaded"):
+        draw_gsm8k(str(path), 1, 0)
+    assert "\x1b" not in "".join(capfd.readouterr())

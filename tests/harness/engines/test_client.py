@@ -573,3 +573,12 @@ def test_an_endpoint_gets_what_the_openai_client_sends(mock: MockServer, monkeyp
         assert (headers["openai-organization"], headers["openai-project"]) == ("our-org", "our-project")
         assert headers["user-agent"].startswith("AsyncOpenAI/Python ")
     assert [json.loads(one)["model"] for one in mock.bodies] == ["mine", "mine"]
+
+
+def test_an_endpoint_that_does_not_list_its_models_is_not_waited_for_longer_than_a_request() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        server = RemoteServer("reference", f"http://127.0.0.1:{silent.getsockname()[1]}", 0.3)
+        began = time.monotonic()
+        with pytest.raises(EngineError):
+            server.start()
+        assert time.monotonic() - began < 30, "the time-out of information is 60 s"
