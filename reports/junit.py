@@ -16,12 +16,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
 
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
-from assay.harness.judge.report import Check, Report, SuiteResult, Verdict
+from assay.harness.files import write_whole
+from assay.harness.judge.report import Report, SuiteResult
 from assay.harness.text import one_line, visible
 from assay.reports import summary
+from assay.reports.document import Case, Document, Suite
 from assay.reports.terminal import PLAIN_WIDTH, explained_by, picture_lines
 
 OUTPUT_LIMIT = 10_000
@@ -29,21 +33,62 @@ OUTPUT_LIMIT = 10_000
 
 def to_junit(report: Report) -> str:
     """The report as JUnit XML: a test suite with the verdict and the checks, and one per suite of the run."""
-    document = JUnitXml("assay")
     prefix = f"assay.{_name(report.candidate.backend)}"
-    overall = TestSuite("assay")
-    overall.timestamp = one_line(report.created)
-    for key, value in _properties(report):
-        overall.add_property(key, one_line(value))
-    verdict = verdict_case("verdict", prefix, report.verdict, report.headline, _why(report))
-    verdict.time = report.seconds
-    cases = [verdict, *(check_case(check, f"{prefix}.checks") for check in report.checks)]
-    for case in cases:
-        overall.add_testcase(case)
-    document.add_testsuite(overall)
-    for suite in report.suites:
-        document.add_testsuite(_suite(suite, f"{prefix}.{_name(suite.id)}", ended_early=report.failure is not None))
+    verdict = Case("verdict", prefix, report.verdict, report.headline, _why(report), report.seconds)
+    cases = [verdict, *(Case.of(check, f"{prefix}.checks") for check in report.checks)]
+    suites = [Suite("assay", cases, dict(_properties(report)), report.created)]
+    ended_early = report.failure is not None
+    suites += [_suite(suite, f"{prefix}.{_name(suite.id)}", ended_early) for suite in report.suites]
+    return to_xml("assay", suites)
+
+
+def document_junit(document: Document) -> str:
+    """The cases of a document as JUnit XML."""
+    return to_xml(document.name, document.suites)
+
+
+def write_junit(document: Document, path: Path) -> None:
+    """Write a document's cases.
+
+    Raises:
+        EvidenceError: the disk is full or not writable.
+    """
+    write_whole(path, document_junit(document))
+
+
+def to_xml(name: str, suites: Iterable[Suite]) -> str:
+    """Suites of cases as JUnit XML."""
+    document = JUnitXml(name)
+    for suite in suites:
+        made = TestSuite(one_line(suite.name))
+        if suite.created:
+            made.timestamp = one_line(suite.created)
+        for key, value in suite.properties.items():
+            made.add_property(one_line(key), one_line(value))
+        for case in suite.cases:
+            made.add_testcase(_case(case))
+        document.add_testsuite(made)
     return '<?xml version="1.0" encoding="utf-8"?>\n' + str(document.tostring().decode("utf-8")) + "\n"
+
+
+_KINDS = {
+    "regression": Failure, "failed": Failure, "inconclusive": Error, "error": Error, "missing": Error,
+    "not checked": Skipped,
+}  # fmt: skip
+
+
+def _case(case: Case) -> TestCase:
+    made = TestCase(one_line(case.name) or "(unnamed)", case.classname)
+    if case.seconds is not None:
+        made.time = case.seconds
+    text = visible("\n".join(case.lines))[:OUTPUT_LIMIT]
+    if case.outcome in ("pass", "ok"):
+        made.system_out = text
+        return made
+    result = _KINDS[case.outcome](one_line(case.message, 400), case.outcome)
+    result.text = text
+    made.result = [result]
+    return made
 
 
 def _properties(report: Report) -> Iterable[tuple[str, str]]:
@@ -59,13 +104,12 @@ def _properties(report: Report) -> Iterable[tuple[str, str]]:
     yield "reproduce", report.reproduce
 
 
-def _suite(suite: SuiteResult, classname: str, ended_early: bool) -> TestSuite:
-    result = TestSuite(one_line(suite.id))
-    result.add_property("synthetic", str(suite.synthetic).lower())
+def _suite(suite: SuiteResult, classname: str, ended_early: bool) -> Suite:
+    properties = {"synthetic": str(suite.synthetic).lower()}
     for metric in suite.metrics:
-        result.add_property(one_line(metric.id), one_line(metric.text))
+        properties[metric.id] = metric.text
         if metric.bound is not None:
-            result.add_property(f"bound of {one_line(metric.id)}", summary.bound_and_policy(metric))
+            properties[f"bound of {metric.id}"] = summary.bound_and_policy(metric)
     line = summary.suite_line(suite)
     output = [
         f"{line.suite}: {suite.why}",
@@ -78,39 +122,10 @@ def _suite(suite: SuiteResult, classname: str, ended_early: bool) -> TestSuite:
             if row.items
         ),
     ]
-    case = verdict_case("verdict", classname, suite.verdict, f"{line.suite}: {suite.why}", output)
+    case = Case("verdict", classname, suite.verdict, f"{line.suite}: {suite.why}", output)
     if ended_early and suite.verdict != "pass":  # one cause is one error: that of the run
-        case.result = [Skipped(f"the run ended early; {one_line(suite.why, 300)}")]
-    result.add_testcase(case)
-    return result
-
-
-def verdict_case(name: str, classname: str, verdict: Verdict, message: str, output: Iterable[str]) -> TestCase:
-    """A case that passes, fails, or is an error, by a verdict."""
-    case = TestCase(one_line(name) or "(unnamed)", classname)
-    text = _text(output)
-    if verdict == "pass":
-        case.system_out = text
-        return case
-    kind = Failure if verdict == "regression" else Error
-    result = kind(one_line(message, 400), verdict)
-    result.text = text
-    case.result = [result]
-    return case
-
-
-def check_case(check: Check, classname: str) -> TestCase:
-    """A case for a requirement of a pass."""
-    case = TestCase(one_line(check.id) or "(unnamed)", classname)
-    found = f"{check.title}: {check.found}"
-    if check.status == "ok":
-        case.system_out = _text([found])
-        return case
-    kind = {"failed": Failure, "missing": Error, "not checked": Skipped}[check.status]
-    result = kind(one_line(found, 400), check.status)
-    result.text = _text([found, f"To resolve: {check.settles}"] if check.settles else [found])
-    case.result = [result]
-    return case
+        case = replace(case, outcome="not checked", message=f"the run ended early; {suite.why}", lines=())
+    return Suite(suite.id, [case], properties)
 
 
 def _why(report: Report) -> list[str]:
@@ -129,10 +144,6 @@ def _why(report: Report) -> list[str]:
     if report.latency:
         lines += ["", *summary.latency_lines(report.latency)]
     return [*lines, "", f"to repeat this run: {report.reproduce}"]
-
-
-def _text(lines: Iterable[str]) -> str:
-    return visible("\n".join(lines))[:OUTPUT_LIMIT]
 
 
 def _name(text: str) -> str:

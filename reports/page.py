@@ -16,10 +16,12 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from assay.harness.files import write_whole
 from assay.harness.judge.latency_result import ratio_text
-from assay.harness.judge.report import Verdict
 from assay.harness.text import clip, counted, one_line, visible
+from assay.harness.verdict import Verdict, exit_code_of
 from assay.reports import operator_picture, summary
+from assay.reports.document import Document
 from assay.reports.svg import PALETTE
 from assay.reports.terminal import explaining
 
@@ -46,6 +48,28 @@ def to_page(template: str, verdict: Verdict | None, scripts: Sequence[str] = ("p
         favicon=Markup(_favicon(verdict)),
         **values,
     )
+
+
+def to_html(document: Document) -> str:
+    """A document as one self-contained HTML page."""
+    mark = None if document.verdict is None else summary.VERDICTS[document.verdict]
+    meaning = document.meaning
+    if meaning is None:
+        code = "" if document.verdict is None else f"Exit code {int(exit_code_of(document.verdict))}."
+        meaning = " ".join(filter(None, [mark.meaning if mark else "", code]))
+    word = document.word or (mark.word if mark else "")
+    return to_page(
+        "document.html.jinja", document.verdict, document.scripts, document=document, word=word, meaning=meaning
+    )
+
+
+def write_page(document: Document, path: Path) -> None:
+    """Write a document's page.
+
+    Raises:
+        EvidenceError: the disk is full or not writable.
+    """
+    write_whole(path, to_html(document))
 
 
 def _finalize(value: Any) -> Any:
@@ -122,5 +146,7 @@ _ENVIRONMENT.filters |= {
     "narrow_picture": lambda picture: Markup(operator_picture.svg(picture, operator_picture.NARROW)),
     "caption": operator_picture.caption,
     "explaining": explaining,
+    "kind": lambda block: type(block).__name__,
+    "svg": Markup,
 }
 _ENVIRONMENT.globals |= {"check_signs": summary.CHECK_SIGNS, "verdicts": summary.VERDICTS}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -11,15 +11,18 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from assay.harness.text import one_line, visible
+from assay.harness.text import counted, one_line, visible
 from assay.harness.verdict import Finding, Verdict, exit_code_of
+from assay.reports import document as doc
 from assay.reports.operator_picture import text as picture_text
+from assay.reports.summary import CHECK_SIGNS
 
 STYLES = {
     "pass": "green", "ok": "green", "regression": "red", "failed": "red", "serious": "red", "inconclusive": "yellow",
     "missing": "yellow", "warning": "yellow", "error": "magenta", "not checked": "dim", "info": "dim",
+    "worse": "red", "better": "green", "strong": "bold", "quiet": "dim",
 }  # fmt: skip
-"""Colours of verdicts, of the status of checks, and of the severity of findings."""
+"""Colours of verdicts, of the status of checks, of the severity of findings, of what changed, and of emphasis."""
 PLAIN_WIDTH = 100
 """Columns that a picture may take in plain text, such as the message of an assertion."""
 
@@ -109,7 +112,7 @@ def picture_lines(finding: Finding, width: int, indent: int) -> list[Text]:
 
 def print_rows(console: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print rows as a table on a terminal that is wide enough, otherwise each row as one line that is never wrapped."""
-    table = Table(title=one_line(title))
+    table = Table(title=one_line(title) or None)
     for column in columns:
         table.add_column(column, no_wrap=True)
     for row in rows:
@@ -120,6 +123,99 @@ def print_rows(console: Console, title: str, columns: Sequence[str], rows: Seque
     ):
         console.print(table)
         return
-    say(console, one_line(title))
+    if title:
+        say(console, one_line(title))
     for row in rows:
         say(console, "  " + "; ".join(f"{column} {cell}" for column, cell in zip(columns, row, strict=True)))
+
+
+def render(document: doc.Document, console: Console) -> None:
+    """Print a document. Its header and its last line are part of its body, where they belong on a terminal."""
+    _blocks(document.body, console)
+
+
+def _blocks(blocks: Iterable[doc.Block], console: Console) -> None:
+    for number, block in enumerate(blocks):
+        if number and isinstance(block, doc.Section) and block.announced:
+            say(console, "")
+        _block(block, console)
+
+
+def _block(block: doc.Block, console: Console) -> None:
+    match block:
+        case doc.Line():
+            style = STYLES.get(block.style, "")
+            parts = [block.text] if isinstance(block.text, str) else block.text
+            say(
+                console,
+                Text.assemble(
+                    *((one if isinstance(one, str) else one.text, _style(one)) for one in parts), style=style
+                ),
+            )
+        case doc.Items():
+            for line in block.lines:
+                copy(console, f"  {doc.plain(line)}")
+        case doc.Facts():
+            for name, value, *notes in block.rows:
+                say(console, f"{doc.plain(name)}: {doc.plain(value)}")
+                for note in notes:
+                    say(console, f"  {doc.plain(note)}")
+        case doc.Table():
+            _table(block, console)
+        case doc.Findings():
+            for finding in block.findings:
+                say(console, finding_text(finding, console.width))
+                if block.commands:
+                    say(console, f"  $ {finding.reproduce}")
+        case doc.Checks():
+            for check in block.checks:
+                if check.status != "ok":
+                    say(
+                        console,
+                        one_line(f"{CHECK_SIGNS[check.status]} {check.status}: {check.title}: {check.found}", 600),
+                    )
+        case doc.Code():
+            say(console, f"\n{block.label}:")
+            copy(console, "\n".join(f"  {line}" for line in block.text.rstrip("\n").split("\n")))
+        case doc.Weights():
+            say(console, "")
+            for row in picture_text(block.picture, console.width - 2).split("\n"):
+                copy(console, Text("  ") + row)
+            say(console, f"  {block.says}")
+        case doc.Only(medium="terminal"):
+            _blocks(block.blocks, console)
+        case doc.Section():
+            if block.announced:
+                say(console, Text(block.title, style="bold"))
+            _blocks(block.blocks, console)
+
+
+def _table(table: doc.Table, console: Console) -> None:
+    rows = table.rows[: table.most]
+    title = f"{table.title} ({table.note})" if table.note and table.title else table.title
+    if "side-by-side" not in table.style:
+        print_rows(console, title, table.columns, [[doc.plain(cell) for cell in row] for row in rows])
+    elif console.is_terminal:
+        _side_by_side(console, table.columns, rows)
+    else:
+        for name, *cells in rows:
+            named = zip(table.columns[1:], cells, strict=True)
+            say(console, f"  {doc.plain(name)}: {'; '.join(f'{column} {doc.plain(cell)}' for column, cell in named)}")
+    left = len(table.rows) - len(rows)
+    if left:
+        say(console, f"  … and {counted(left, 'more row')}: see --json or --html")
+
+
+def _side_by_side(console: Console, columns: Sequence[str], rows: Sequence[Sequence[doc.Words]]) -> None:
+    """Print rows as a table without lines, each cell of which may wrap."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column(columns[0], max_width=30, min_width=10)
+    for name in columns[1:]:
+        table.add_column(name, ratio=1)
+    for row in rows:
+        table.add_row(*(Text(doc.plain(cell), style=_style(cell)) for cell in row))
+    console.print(table)
+
+
+def _style(words: doc.Words) -> str:
+    return "" if isinstance(words, str) else STYLES.get(words.status, "")

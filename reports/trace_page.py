@@ -11,7 +11,7 @@ from assay.harness.ingest.result import Document
 from assay.harness.ingest.trace.diff import TraceDiff
 from assay.harness.ingest.trace.verdict import verdict_of
 from assay.harness.verdict import Verdict
-from assay.reports.ingest_text import file_line
+from assay.reports.ingest import file_line
 from assay.reports.page import to_page
 from assay.reports.trace_terminal import STEP_COLUMNS, step_cells
 from assay.reports.trace_timeline import timeline_svg

@@ -9,7 +9,7 @@ from rich.console import Console
 from assay.harness.ingest.result import Document
 from assay.harness.ingest.trace.diff import StepRow, TraceDiff
 from assay.harness.text import one_line
-from assay.reports.ingest_text import file_line, place
+from assay.reports.ingest import file_line, place
 from assay.reports.terminal import finding_lines, print_rows, say
 
 CELL_WIDTH = 60

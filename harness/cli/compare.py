@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from assay.harness.cli.app import app, as_given, console, say
-from assay.harness.cli.output import Html, Json, Junit, conclude, outcome, print_json
+from assay.harness.cli.app import app, as_given
+from assay.harness.cli.output import Html, Json, Junit, conclude, deliver, outcome
 from assay.harness.config import points_meant
 from assay.harness.errors import UsageError
 from assay.harness.policy import WIDEST_MARGIN
-from assay.harness.text import one_line
 
 if TYPE_CHECKING:
     from assay.harness.ingest.results.compare import Limits
@@ -75,41 +74,19 @@ def _compare_two(
     a: Path, b: Path, limits: Limits, metric: str, json: bool, html: Path | None, junit: Path | None
 ) -> int:
     from assay.harness.ingest.results.compare import compare as run
-    from assay.reports.compare_text import render_compare, write_compare_junit
+    from assay.reports.compare import compare_document
 
     result = run(a, b, limits, metric, reproduce=as_given())
-    if json:
-        print_json(result.model_dump_json(indent=2))
-    else:
-        render_compare(result, console)
-    if junit:
-        write_compare_junit(result, junit)
-    if html:
-        from assay.reports.compare_page import write_compare
-
-        write_compare(result, html)
-        say(f"Report: {html}")
+    deliver(compare_document(result), json, html, junit)
     return outcome(result.exit_code, f"{result.verdict.upper()}: {result.headline}")
 
 
 def _compare_runs(runs: list[Path], limits: Limits, json: bool, html: Path | None, junit: Path | None) -> int:
     from assay.harness.ingest.results.side_by_side import compare_runs
-    from assay.reports.runs_compared_text import render_runs_compared
+    from assay.reports.compare import runs_compared_document
     from assay.reports.terminal import verdict_line
 
     result = compare_runs(runs, limits, as_given())
-    if json:
-        print_json(result.model_dump_json(indent=2))
-    else:
-        render_runs_compared(result, console)
-    if junit:
-        from assay.reports.compare_text import write_runs_junit
-
-        write_runs_junit(result, junit)
-    if html:
-        from assay.reports.runs_compared_page import write_runs_compared
-
-        write_runs_compared(result, html)
-    page = f" Report: {html}" if html else ""
-    conclude(verdict_line(result.verdict, f"{one_line(result.headline, 400)}{page}"))
+    deliver(runs_compared_document(result), json, html, junit)
+    conclude(verdict_line(result.verdict, result.headline))
     return result.exit_code

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from assay.harness.cli.app import app, console, say, trace
-from assay.harness.cli.output import Json, new_folder, outcome, print_json
+from assay.harness.cli.app import app, say, trace
+from assay.harness.cli.output import Json, deliver, new_folder, outcome
 
 
 @app.command()
@@ -21,27 +21,24 @@ def ingest(
     json: Json = False,
 ) -> None:
     """Read other people's logs, results, traces and dumps, and say what follows from them."""
-    from assay.harness.files import write_whole
     from assay.harness.ingest.recognise import ingest as read
-    from assay.reports.ingest_text import render
+    from assay.reports.ingest import ingest_document
 
     result = read(files, trace)
-    document = result.model_dump_json(indent=2) + "\n"
-    if json:
-        print_json(document)
-    else:
-        render(result, console)
+    document = ingest_document(result)
+    deliver(document, json)
     if out is not None:
         from assay.harness.extras import require
 
         require("reports", "assay ingest --out")
-        from assay.reports.ingest_junit import to_junit
-        from assay.reports.ingest_page import to_html
+        from assay.harness.files import write_whole
+        from assay.reports.junit import document_junit
+        from assay.reports.page import to_html
 
         for name, text in (
-            ("ingest.json", document),
-            ("ingest.html", to_html(result)),
-            ("ingest.junit.xml", to_junit(result)),
+            ("ingest.json", result.model_dump_json(indent=2) + "\n"),
+            ("ingest.html", to_html(document)),
+            ("ingest.junit.xml", document_junit(document)),
         ):
             write_whole(out / name, text)
         say(f"\nReport: {out / 'ingest.html'}")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from assay.harness.progress import ProgressDisplay
+    from assay.reports.document import Document
 
 _LINES_S, _VERBOSE_LINES_S = 10.0, 1.0
 """Seconds between two lines of progress where the output is no terminal."""
@@ -93,6 +94,26 @@ Junit = Annotated[Path | None, typer.Option(help="A file for the result as JUnit
 def print_json(document: str) -> None:
     """Print a result as JSON, as it is."""
     sys.stdout.write(document.rstrip("\n") + "\n")
+
+
+def deliver(document: Document, json: bool, html: Path | None = None, junit: Path | None = None) -> None:
+    """Print a document, or with ``--json`` its result, and write its page and its cases where they were asked for."""
+    if not json:
+        from assay.reports.terminal import render
+
+        render(document, console)
+    elif document.result is not None:
+        print_json(document.result.model_dump_json(indent=2, by_alias=True))
+    if junit:
+        from assay.reports.junit import write_junit
+
+        write_junit(document, junit)
+        say(f"JUnit: {junit}")
+    if html:
+        from assay.reports.page import write_page
+
+        write_page(document, html)
+        say(f"Report: {html}")
 
 
 def outcome(exit_code: int, sentence: str) -> int:

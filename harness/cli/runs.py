@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from assay.harness.cli.app import app, console, say
-from assay.harness.cli.output import Html, Json, conclude, print_json
+from assay.harness.cli.output import Html, Json, conclude, deliver, print_json
 from assay.harness.cli.run import last_line
 from assay.harness.config import RUNS
 from assay.harness.errors import UsageError
@@ -32,21 +32,13 @@ def runs(
 ) -> None:
     """List the runs of a folder: verdict, treatment, date, worst own error, and the history of each suite."""
     from assay.harness.judge.history import list_runs
-    from assay.reports.runs_text import render_runs
+    from assay.reports.runs import runs_document
 
-    listed = list_runs(folder)
-    if json:
-        print_json(listed.model_dump_json(indent=2))
-    else:
-        render_runs(listed, console)
     if html:
         from assay.harness.extras import require
 
         require("reports", "assay runs --html")
-        from assay.reports.runs_page import write_runs
-
-        write_runs(listed, html)
-        say(f"Report: {html}")
+    deliver(runs_document(list_runs(folder), (html or Path()).parent), json, html)
 
 
 @app.command()

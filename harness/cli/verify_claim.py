@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from assay.harness.cli.app import app, console
-from assay.harness.cli.output import Json, outcome, print_json
+from assay.harness.cli.app import app
+from assay.harness.cli.output import Json, deliver, outcome
 
 
 @app.command(name="verify-claim")
@@ -33,12 +33,9 @@ def verify_claim(
         require("reports", "assay verify-claim with a JUnit file")
 
     from assay.harness.ingest.claim import verify
-    from assay.reports.claims_text import render
+    from assay.reports.ingest import claims_document
 
     checked = verify(evidence, says)
-    if json:
-        print_json(checked.model_dump_json(indent=2))
-    else:
-        render(checked, console)
-    said = "; ".join(f"{one.outcome}: {one.claim}" for one in checked.claims)
-    raise typer.Exit(outcome(checked.exit_code, said))
+    document = claims_document(checked)
+    deliver(document, json)
+    raise typer.Exit(outcome(checked.exit_code, document.headline))

@@ -11,8 +11,9 @@ from rich.console import Console
 
 from assay.harness.ingest.results.compare import Limits, compare
 from assay.harness.ingest.results.comparison import AnswerFlip, Change, CompareResult, OutcomeChange
-from assay.reports.compare_page import to_html
-from assay.reports.compare_text import render_compare, write_compare_junit
+from assay.reports import junit, page
+from assay.reports.compare import compare_document
+from assay.reports.terminal import render
 
 DATA = Path(__file__).parents[1] / "data" / "results"
 
@@ -22,9 +23,13 @@ def result(kind: str) -> CompareResult:
     return compare(DATA / names.format("a"), DATA / names.format("b"), Limits(), reproduce="assay compare A B")
 
 
+def to_html(one: CompareResult) -> str:
+    return page.to_html(compare_document(one))
+
+
 def terminal(one: CompareResult) -> str:
     out = io.StringIO()
-    render_compare(one, Console(file=out, width=80))
+    render(compare_document(one), Console(file=out, width=80))
     return out.getvalue()
 
 
@@ -69,12 +74,12 @@ def test_the_terminal_shows_flips_notes_checks_changes_and_the_other_reasons() -
     assert "  a note" in lines
     assert any(line.startswith("– not checked: the kernel under test computed the answers") for line in lines)
     assert "  the second reason" in lines
-    assert "worse: x0: 1 in A, 2 in B" in lines
-    assert "better: x1: 1 in A, 2 in B" in lines
-    assert "x2: 1 in A, 2 in B" in lines
-    assert "test_19: passed in A, failed in B" in lines
-    assert "test_20: passed in A, failed in B" not in lines
-    assert "… and 5 more" in lines
+    assert "  What x0; A 1; B 2;  worse" in lines
+    assert "  What x1; A 1; B 2;  better" in lines
+    assert "  What x2; A 1; B 2" in [line.rstrip("; ") for line in lines]
+    assert "  Test test_19; A passed; B failed" in lines
+    assert "  Test test_20; A passed; B failed" not in lines
+    assert "  … and 5 more rows: see --json or --html" in lines
     assert "verdict refused" in terminal(more)
 
 
@@ -93,7 +98,8 @@ def test_texts_of_others_stay_inert(examples: ModuleType, tmp_path: Path) -> Non
     assert "<script>window" not in page
     assert "<img src=x" not in page
     assert "\x1b" not in terminal(one)
-    write_compare_junit(one, tmp_path / "c.xml")
+    junit.write_junit(compare_document(one), tmp_path / "c.xml")
+    assert "<script>window" not in (tmp_path / "c.xml").read_text()
 
 
 def test_one_of_a_thing_has_no_plural() -> None:

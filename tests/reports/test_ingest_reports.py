@@ -10,9 +10,8 @@ from rich.console import Console
 
 from assay.harness.ingest.recognise import ingest
 from assay.harness.ingest.result import Document, Excerpt, FileRead, IngestResult
-from assay.reports.ingest_junit import to_junit
-from assay.reports.ingest_page import to_html
-from assay.reports.ingest_text import cited, place, render
+from assay.reports import junit, page, terminal
+from assay.reports.ingest import cited, ingest_document, place
 
 TRACE = Path(__file__).parents[1] / "data/traces/mlc_engine.txt"
 LOG = Path(__file__).parents[1] / "data/sglang_log/seed.log"
@@ -34,9 +33,17 @@ def hostile(tmp_path: Path) -> IngestResult:
 
 def text_of(result: IngestResult) -> str:
     console = Console(file=io.StringIO(), width=120)
-    render(result, console)
+    terminal.render(ingest_document(result), console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
+
+
+def to_html(result: IngestResult) -> str:
+    return page.to_html(ingest_document(result))
+
+
+def to_junit(result: IngestResult) -> str:
+    return junit.document_junit(ingest_document(result))
 
 
 def shown(page: str) -> str:

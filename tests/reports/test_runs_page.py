@@ -12,7 +12,9 @@ import pytest
 
 from assay.harness.explain.pages import page
 from assay.harness.judge.history import RunList, list_runs
-from assay.reports import explain_page, runs_page
+from assay.reports import explain_page
+from assay.reports.page import to_html, write_page
+from assay.reports.runs import runs_document
 from assay.reports.summary import when
 from assay.reports.write import write_reports
 
@@ -40,27 +42,27 @@ def test_a_time_is_shown_to_the_minute(created: str, shown: str) -> None:
 
 
 def test_the_rows_have_their_dates(listed: RunList) -> None:
-    assert '<th scope="row">2026-11-21 10:00 UTC</th>' in runs_page.to_html(listed, Path())
+    assert '<th scope="row">2026-11-21 10:00 UTC</th>' in to_html(runs_document(listed, Path()))
 
 
 def test_the_rows_lead_to_the_reports_and_say_how_long_the_runs_took(listed: RunList, tmp_path: Path) -> None:
     page = tmp_path / "pages of mine" / "runs.html"
     page.parent.mkdir()
     (tmp_path / "runs" / "error" / "report.html").unlink()
-    runs_page.write_runs(listed, page)
+    write_page(runs_document(listed, page.parent), page)
     html = page.read_text()
-    links = re.findall(r'<a href="([^"]+)"><code>', html)
+    links = re.findall(r'<a href="([^"]+)" rel="noreferrer"><code>', html)
     assert {(page.parent / unquote(link)).resolve() for link in links} == {
         tmp_path / "runs" / name / "report.html" for name in ("passing", "regression", "inconclusive")
     }
     assert len(re.findall(r'data-label="Took">[\d,]+ s<', html)) == 4
-    assert "11-20 10:00</time>" in html, "runs of one day have different columns"
+    assert ">11-20 10:00</th>" in html, "runs of one day have different columns"
 
 
 def test_a_header_without_a_verdict_has_neither_its_colour_nor_its_sign(listed: RunList) -> None:
-    assert '<header class="verdict error">' in runs_page.to_html(listed, Path()), "the newest run's"
+    assert '<header class="verdict error">' in to_html(runs_document(listed, Path())), "the newest run's"
     empty = listed.model_copy(update={"runs": ()})
-    for html in (runs_page.to_html(empty, Path()), explain_page.to_html(page("mask-top-left"))):
+    for html in (to_html(runs_document(empty, Path())), explain_page.to_html(page("mask-top-left"))):
         header = html.partition("</header>")[0]
         assert '<header class="verdict none">' in header
         assert '<svg class="sign"' not in header
@@ -72,7 +74,7 @@ def test_no_column_of_the_runs_is_cut_off(
     chrome: Any, screenshot: Any, tmp_path: Path, listed: RunList, width: int
 ) -> None:
     path = tmp_path / "runs.html"
-    runs_page.write_runs(listed, path)
+    write_page(runs_document(listed, path.parent), path)
     screenshot.resize(chrome, width, 844)
     chrome.get(path.as_uri())
     assert chrome.execute_script("return document.documentElement.scrollWidth") == width

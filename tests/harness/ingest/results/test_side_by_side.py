@@ -10,8 +10,9 @@ from assay.harness.ingest.results.compare import Limits
 from assay.harness.ingest.results.runs_comparison import RunRow, RunsComparison
 from assay.harness.ingest.results.side_by_side import compare_runs
 from assay.harness.judge.report import DepthRow, ErrorGrid, LayersResult, Report
+from assay.reports.compare import runs_compared_document
 from assay.reports.json_report import to_json
-from assay.reports.runs_compared_page import to_html
+from assay.reports.page import to_html
 
 
 def with_layers(report: Report, own: float, head: float) -> Report:
@@ -64,7 +65,7 @@ def test_what_is_equal_is_kept_apart(compared: RunsComparison) -> None:
 def test_the_heat_maps_of_all_runs_are_beside_each_other(compared: RunsComparison) -> None:
     (maps,) = compared.maps
     assert [grid is not None for grid in maps.grids] == [True, True, True]
-    page = to_html(compared)
+    page = to_html(runs_compared_document(compared))
     assert all(f"{name}: layer × head" in page for name in "ABC")
 
 

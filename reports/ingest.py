@@ -1,0 +1,203 @@
+"""The documents of ``assay ingest`` and ``assay verify-claim``: what was read of other people's files, and checked claims."""
+
+from __future__ import annotations
+
+from assay.harness.ingest import result as ingested
+from assay.harness.ingest.claim import CheckedClaims
+from assay.harness.ingest.recognise import UNKNOWN
+from assay.harness.ingest.result import CitedFinding, Excerpt, FileRead, IngestResult
+from assay.harness.text import counted, one_line
+from assay.harness.verdict import Severity, exit_code_of
+from assay.reports.document import (
+    Block,
+    Case,
+    Cell,
+    Code,
+    Document,
+    Drawing,
+    Facts,
+    Findings,
+    Fold,
+    Items,
+    Line,
+    Only,
+    Outcome,
+    Section,
+    Suite,
+    Table,
+    Words,
+)
+from assay.reports.summary import VERDICTS
+from assay.reports.trace_timeline import timeline_svg
+
+BRIEF = frozenset(
+    "tests servers arguments metrics benchmarks kernel-calls results scores figures numbers requests passes boundaries".split()
+)
+"""Tables of facts that a terminal shows; the page has all of them."""
+MAX_UNREAD = 5
+MAX_FACTS = 10
+"""Facts that a terminal shows of a file in which nothing was found."""
+_SIGNS = {"confirmed": "✓", "refuted": "✕", "undecided": "?"}
+_OUTCOMES: dict[Severity, Outcome] = {"serious": "failed", "warning": "error", "info": "ok"}
+
+
+def claims_document(checked: CheckedClaims) -> Document:
+    """Each claim with its outcome, and the lines that say so."""
+    body: list[Block] = []
+    for one in checked.claims:
+        body.append(Line(f"{_SIGNS[one.outcome]} {one.outcome}: {one_line(one.claim)}: {one_line(one.why, 400)}"))
+        body.append(Items([f"  {one_line(line, 300)}" for line in one.cites]))
+    said = "; ".join(f"{one.outcome}: {one.claim}" for one in checked.claims)
+    return Document(command="verify-claim", title=said, verdict=None, headline=said, body=body, result=checked)
+
+
+def ingest_document(result: IngestResult) -> Document:
+    """A terminal shows a file after the other, in brief; a page all findings first, then each file, and what was not read."""
+    mark = VERDICTS[result.verdict]
+    terminal: list[Block] = [Line(f"{mark.sign} {mark.word}: {one_line(result.headline, 600)}")]
+    for one in result.documents:
+        terminal += [Line(""), *_in_brief(one)]
+    steps = Section("next", "To prove the cause", [_measure(result)])
+    files = [_file(number, one) for number, one in enumerate(result.documents, 1)]
+    body: list[Block] = [
+        Only("terminal", terminal),
+        Only("page", [_findings(result)]),
+        *([steps] if result.next_steps else []),
+        Only("page", [*files, _unread(result)]),
+    ]
+    return Document(
+        command="ingest",
+        title=f"{mark.word}: {one_line(result.documents[0].file.path, 60)}",
+        verdict=result.verdict,
+        headline=result.headline,
+        body=body,
+        created=result.created,
+        foot="Quoted text is from the files, not from assay.",
+        suites=_suites(result),
+        result=result,
+        name="assay ingest",
+    )
+
+
+def _measure(result: IngestResult) -> Code:
+    steps = [one_line(step, 600) for step in result.next_steps]
+    return Code("\n".join(steps), "A file only suggests; these commands measure")
+
+
+def _in_brief(one: ingested.Document) -> list[Block]:
+    blocks: list[Block] = [Line(file_line(one.file))]
+    for finding in one.findings:
+        blocks.append(Findings([finding]))
+        if lines := cited(finding, one.file.unit):
+            blocks.append(Line(f"  {lines}"))
+    blocks += [Line(f"{fact.title}: {one_line(fact.text)}") for fact in one.facts[:MAX_FACTS] if not one.findings]
+    blocks += [table_of(table) for table in one.tables if table.id in BRIEF]
+    blocks += [Line(f"Note: {one_line(note, 600)}") for note in one.file.notes]
+    shown = one.file.excerpts[:MAX_UNREAD]
+    blocks += [Line(f"Not read: {place(excerpt, one.file.unit)}: {one_line(excerpt.text)}") for excerpt in shown]
+    if left := len(one.file.excerpts) - len(shown):
+        blocks.append(Line(f"Not read: {left} more places; --json and the page list them"))
+    return blocks
+
+
+def _findings(result: IngestResult) -> Section:
+    blocks: list[Block] = []
+    several = len(result.documents) > 1
+    quiet = [one_line(one.file.path) for one in result.documents if not one.findings and one.file.format != UNKNOWN]
+    for one in result.documents:
+        if several and (one.findings or one.file.format == UNKNOWN):
+            blocks.append(Line(one_line(one.file.path, 120), "strong"))
+        for finding in one.findings:
+            blocks.append(Findings([finding]))
+            blocks += quoted(finding.cites, cited(finding, one.file.unit), one.file.unit)
+        if one.file.format == UNKNOWN and not one.findings:
+            blocks.append(Line("No reader knows this file.", "empty"))
+    if quiet:
+        blocks.append(Line(f"Nothing was found in {', '.join(quiet)}." if several else "None.", "empty"))
+    return Section("findings", "Findings", blocks)
+
+
+def _file(number: int, one: ingested.Document) -> Section:
+    file = one.file
+    facts: list[tuple[Words, ...]] = [
+        ("format", file.title),
+        (f"{file.unit}s read", f"{file.read:,} of {file.lines:,}"),
+        ("bytes", f"{file.bytes:,}"),
+        *([("SHA-256", Cell(f"{file.sha256[:16]}…", code=True))] if file.sha256 else []),
+    ]
+    blocks: list[Block] = [Facts(facts), *(Line(note, "quiet") for note in file.notes), *timeline_blocks(one)]
+    if one.facts:
+        rows = [
+            (fact.title, one_line(fact.text, 300), ", ".join(place(cite, file.unit) for cite in fact.cites[:3]))
+            for fact in one.facts
+        ]
+        blocks.append(Table(("Fact", "The file says", "Where"), rows))
+    return Section(f"file-{number}", one_line(file.path, 120), [*blocks, *map(table_of, one.tables)])
+
+
+def _unread(result: IngestResult) -> Section:
+    blocks: list[Block] = []
+    for file in (one.file for one in result.documents if one.file.unread):
+        first = ", the first of them" if file.excerpts else ""
+        blocks.append(Line(f"{one_line(file.path, 120)}: {file.unread:,} of {counted(file.lines, file.unit)}{first}."))
+        blocks += quoted(file.excerpts, "Show them", file.unit)
+    return Section("unread", "Not read", blocks or [Line("Nothing: all of it was read.", "empty")])
+
+
+def _suites(result: IngestResult) -> list[Suite]:
+    """A suite with the verdict, and one per file with a case for each finding; a warning and an unknown file are not green."""
+    verdict = Case("verdict", "assay.ingest", result.verdict, result.headline, [result.headline, *result.next_steps])
+    properties = {"verdict": result.verdict, "exit_code": str(int(exit_code_of(result.verdict)))}
+    suites = [Suite("assay", [verdict], properties, result.created)]
+    for one in result.documents:
+        line = file_line(one.file)
+        read: Outcome = "error" if one.file.format == UNKNOWN else "ok"
+        cases = [Case("read", "assay.ingest", read, line, [line, *one.file.notes])]
+        for finding in one.findings:
+            said = f"{finding.where}: {finding.diagnosis}"
+            lines = [said, *finding.evidence, cited(finding, one.file.unit)]
+            cases.append(Case(finding.id, "assay.ingest.findings", _OUTCOMES[finding.severity], said, lines))
+        suites.append(Suite(one.file.path, cases))
+    return suites
+
+
+def table_of(table: ingested.Table) -> Table:
+    """A table of a file."""
+    rows = [[one_line(cell) for cell in row] for row in table.rows]
+    return Table(table.columns, rows, table.title, table.note)
+
+
+def timeline_blocks(one: ingested.Document) -> list[Block]:
+    """The timeline of a trace, for a page; none for other files."""
+    if one.timeline is None or not (svg := timeline_svg(one.timeline)):
+        return []
+    left = one.timeline.left_out
+    return [Drawing(svg), *([Line(f"{left:,} more tracks are not shown.", "quiet")] if left else [])]
+
+
+def quoted(excerpts: tuple[Excerpt, ...], summary: str, unit: str) -> list[Block]:
+    """Lines of a file, folded; none if there are none."""
+    rows = [(place(one, unit), Cell(one_line(one.text, 200), code=True)) for one in excerpts]
+    return [Fold(summary, [Table((), rows)])] if rows else []
+
+
+def file_line(file: FileRead) -> str:
+    """A file in one line: what it is, and how much of it was understood."""
+    share = f"{file.read:,} of {counted(file.lines, file.unit)} read" if file.lines else f"{file.bytes:,} bytes"
+    return f"{one_line(file.path)}: {file.title}; {share}"
+
+
+def cited(finding: CitedFinding, unit: str) -> str:
+    """The places that a finding follows from: "lines 51, 466-483"; empty if it cites none."""
+    places = [_range(one) for one in finding.cites]
+    several = len(places) > 1 or "-" in "".join(places)
+    return f"{unit}{'s' * several} {', '.join(places)}" if places else ""
+
+
+def place(excerpt: Excerpt, unit: str) -> str:
+    """Where an excerpt is: "line 5", "lines 5-7"."""
+    return f"{unit}{'s' * (excerpt.last > excerpt.first)} {_range(excerpt)}"
+
+
+def _range(excerpt: Excerpt) -> str:
+    return f"{excerpt.first}-{excerpt.last}" if excerpt.last > excerpt.first else str(excerpt.first)

@@ -1,0 +1,145 @@
+"""The document of ``assay runs``: a folder of runs, with the history of each treatment."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import quote
+
+from assay.harness.judge.history import PAGE, RunLine, RunList, Worst
+from assay.harness.judge.report import NOT_FINITE
+from assay.harness.sides import differing
+from assay.harness.text import counted, one_line, two_digits
+from assay.reports.document import Block, Cell, Document, Items, Line, Only, Section, Table, Words
+from assay.reports.summary import NOTHING, VERDICTS, when
+
+STRIP = 40
+"""Runs that a history shows: the last of them."""
+_LEVELS = "▁▂▃▄▅▆▇█"
+_LEVEL_OF = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 100.0)
+"""Multiples of the bound at which the next level begins: the first two are within bounds."""
+_DOT = "·"
+"""A run without that suite, or without an own error."""
+
+
+def runs_document(listed: RunList, beside: Path) -> Document:
+    """Each treatment with its runs, newest first, and its history by suite, oldest first; then what has no report.
+
+    Args:
+        listed: the runs.
+        beside: the folder of the page, from which its links lead to the runs' own pages.
+    """
+    newest = next((one for one in listed.runs if one.verdict is not None), None)
+    unread = [one for one in listed.runs if one.verdict is None]
+    treated = f"{one_line(newest.candidate, 80)} against {one_line(newest.reference, 80)}" if newest else ""
+    body: list[Block] = [Only("terminal", [Line(f"No run in {listed.folder}.")])] if not listed.runs else []
+    for number, history in enumerate(listed.histories, 1):
+        shown = [*_history(history), _table(history, beside)]
+        body.append(
+            Section(
+                f"treatment-{number}", treatment(history[0]), [*_brief(history), Only("page", shown)], announced=True
+            )
+        )
+    if unread:
+        lines = [f"{one_line(one.folder, 200)}: {one_line(one.problem, 300)}" for one in unread]
+        body.append(Section("unread", "Without a report", [Items(lines)], announced=True))
+    return Document(
+        command="runs",
+        title=f"Runs in {one_line(listed.folder, 60)}",
+        verdict=newest.verdict if newest else None,
+        word=counted(len(listed.runs), "run"),
+        headline=f"The newest: {one_line(newest.headline, 400)}" if newest else "None of them has a verdict.",
+        meaning=f"{when(newest.created)}, {treated}." if newest else "",
+        crumbs=[f"in {one_line(listed.folder, 120)}"],
+        body=body,
+        foot=f"{listed.schema_id}.",
+        result=listed,
+    )
+
+
+def treatment(one: RunLine) -> str:
+    """What was compared: "sage_attn against torch_native, tiny on cpu"."""
+    others = {name: values for name, values in one.treatment.items() if name != "backend"}
+    settings = f" ({differing(others)})" if others else ""
+    return one_line(f"{one.candidate} against {one.reference}{settings}, {one.model} on {one.device}", 120)
+
+
+def worst_text(worst: Worst | None) -> str:
+    """The worst own error as a multiple of its bound: "138x"; "not finite"; a dash where none was observed."""
+    if worst is None:
+        return NOTHING
+    if worst.error == NOT_FINITE:
+        return NOT_FINITE
+    return NOTHING if worst.multiple is None else f"{two_digits(worst.multiple)}x"
+
+
+def level(worst: Worst | None) -> str:
+    """How far an own error is from its bound, as a bar of eight heights; a dot where none was observed."""
+    if worst is None:
+        return _DOT
+    multiple = math.inf if worst.error == NOT_FINITE else worst.multiple
+    return _DOT if multiple is None else _LEVELS[sum(multiple >= least for least in _LEVEL_OF)]
+
+
+def _suites(history: Sequence[RunLine]) -> list[str]:
+    return list(dict.fromkeys(name for one in reversed(history) for name in one.suites))
+
+
+def _brief(history: Sequence[RunLine]) -> list[Block]:
+    """For a terminal: two lines for each run, and for each suite a strip with a character for each run."""
+    lines: list[Block] = []
+    for one in reversed(history):
+        assert one.verdict is not None
+        verdict = Cell(f"{VERDICTS[one.verdict].sign} {one.verdict:<12} ", one.verdict)
+        rest = f"own error {worst_text(one.worst):<10} {one_line(one.folder, 200)}"
+        lines.append(Line((f"  {when(one.created)}  ", verdict, rest)))
+        lines += [Line(f"{'':24}{one_line(one.cause, 58)}", "quiet")] if one.cause else []
+    last = history[-STRIP:]
+    if len(history) > 1:
+        strips = [("verdict", [one.verdict for one in last])]
+        strips += [(name, [one.suites.get(name) for one in last]) for name in _suites(last)]
+        for name, verdicts in strips:
+            signs = [_DOT if found is None else Cell(VERDICTS[found].sign, found) for found in verdicts]
+            lines.append(Line((f"  {name:<12} ", *signs)))
+        if any(one.worst for one in last):
+            lines.append(Line(f"  {'own error':<12} {''.join(level(one.worst) for one in last)}"))
+        key = "oldest to newest; own error: ▁▂ within its bound, █ 100x or more"
+        lines.append(Line(f"  {'':<12} {key}", "quiet"))
+    return [Only("terminal", lines)]
+
+
+def _history(history: Sequence[RunLine]) -> list[Block]:
+    if len(history) == 1:
+        return []
+    last = history[-STRIP:]
+    rows: list[tuple[Words, ...]] = []
+    for suite in _suites(history):
+        found = [one.suites.get(suite) for one in last]
+        rows.append(
+            (one_line(suite, 30), *(_DOT if verdict is None else Cell(verdict, sign=verdict) for verdict in found))
+        )
+    rows.append(("worst own error", *(f"{worst_text(one.worst)} {level(one.worst)}" for one in last)))
+    columns = ("Suite", *(when(one.created)[5:16] for one in last))
+    note = "Own error as a multiple of its bound; at most 1x is within it. A dot: the run had no such suite."
+    return [Table(columns, rows, "History, oldest to newest", note, style="history")]
+
+
+def _table(history: Sequence[RunLine], beside: Path) -> Table:
+    rows: list[tuple[Words, ...]] = []
+    for one in reversed(history):
+        headline = one_line(one.headline, 200)
+        why = Cell(one_line(one.cause, 100), "strong", note=headline) if one.cause else headline
+        verdict, folder = one.verdict or "", Cell(one_line(one.folder, 200), code=True, link=_link(one, beside))
+        own = worst_text(one.worst)
+        rows.append((when(one.created), f"{one.seconds:,.0f} s", Cell(verdict, verdict), own, why, folder))
+    return Table(
+        ("Date", "Took", "Verdict", "Worst own error", "Why", "Folder"), rows, numbers=(1,), style="runs stacked"
+    )
+
+
+def _link(run: RunLine, beside: Path) -> str:
+    """The address of a run's page relative to this one; empty where it has none."""
+    page = Path(run.folder) / PAGE
+    return quote(os.path.relpath(page.resolve(), beside.resolve())) if page.is_file() else ""
