@@ -41,7 +41,6 @@ LATENCY_COLUMNS = ("quantity", "requests", "A", "B", "ratio", "verdict")
 
 def compare_document(result: CompareResult) -> Document:
     """Both sides, the tables, what changed, the checks, and the verdict, which a terminal shows last."""
-    mark = VERDICTS[result.verdict]
     reasons = [one_line(reason, 700) for reason in result.reasons]
     closing: list[Block] = [
         Line(verdict_line(result.verdict, result.headline)),
@@ -66,7 +65,7 @@ def compare_document(result: CompareResult) -> Document:
     cases += [Case.of(one, "assay.compare.checks") for one in result.checks]
     return Document(
         command="compare",
-        title=f"{mark.word}: {one_line(result.b.path, 60)}",
+        title=one_line(result.b.path, 60),
         verdict=result.verdict,
         headline=one_line(result.headline, 700),
         body=body,
@@ -185,7 +184,6 @@ def _ms(seconds: float | None) -> str:
 
 def runs_compared_document(result: RunsComparison) -> Document:
     """The runs, the rows in which they differ, the flips of each beside A, and what each is beside A."""
-    mark = VERDICTS[result.verdict]
     cases = []
     for one, pair in zip(result.runs[1:], result.pairs, strict=True):
         reasons = [one.sentence, *pair.reasons[1:], result.covers]
@@ -203,7 +201,7 @@ def runs_compared_document(result: RunsComparison) -> Document:
     ]
     return Document(
         command="compare",
-        title=f"{mark.word}: {len(result.runs)} runs side by side",
+        title=f"{len(result.runs)} runs side by side",
         verdict=result.verdict,
         headline=one_line(result.headline, 700),
         body=body,

@@ -14,10 +14,11 @@ from pydantic import BaseModel
 
 from assay.harness.picture import Picture
 from assay.harness.text import counted, one_line
-from assay.harness.verdict import Check, Finding, Verdict
+from assay.harness.verdict import Check, CheckStatus, Finding, Verdict
 
 Medium = Literal["terminal", "page", "markdown"]
 Outcome = Verdict | Literal["ok", "failed", "missing", "not checked"]
+CHECK_SIGNS: dict[CheckStatus, str] = {"ok": "✓", "failed": "✕", "missing": "?", "not checked": "–"}
 
 
 @dataclass(frozen=True)
@@ -108,10 +109,10 @@ class Checks:
 
 @dataclass(frozen=True)
 class Code:
-    """Code or commands, to be copied."""
+    """Code or commands, to be copied. A terminal indents what has a label."""
 
     text: str
-    label: str
+    label: str = ""
 
 
 @dataclass(frozen=True)
@@ -201,7 +202,7 @@ class Document:
 
     Attributes:
         command: that made it, such as "compare".
-        title: of the page in a browser's tab, after the word of the verdict.
+        title: of the page in a browser's tab, after the verdict's word if the header has that.
         verdict: None for a document that has none.
         word: in the header; empty for that of the verdict.
         headline: one sentence, below the word.

@@ -67,7 +67,7 @@ def ingest_document(result: IngestResult) -> Document:
     ]
     return Document(
         command="ingest",
-        title=f"{mark.word}: {one_line(result.documents[0].file.path, 60)}",
+        title=one_line(result.documents[0].file.path, 60),
         verdict=result.verdict,
         headline=result.headline,
         body=body,

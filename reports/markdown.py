@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from assay.harness.judge.report import Check, Finding, Report
 from assay.harness.text import one_line, visible
+from assay.reports.document import CHECK_SIGNS
 from assay.reports.operator_picture import text as picture_text
 from assay.reports.summary import (
-    CHECK_SIGNS,
     VERDICTS,
     envelope_lines,
     failure_lines,

@@ -21,7 +21,7 @@ from assay.harness.judge.latency_result import ratio_text
 from assay.harness.text import clip, counted, one_line, visible
 from assay.harness.verdict import Verdict, exit_code_of
 from assay.reports import operator_picture, summary
-from assay.reports.document import Document
+from assay.reports.document import CHECK_SIGNS, Document
 from assay.reports.svg import PALETTE
 from assay.reports.terminal import explaining
 
@@ -58,9 +58,9 @@ def to_html(document: Document) -> str:
         code = "" if document.verdict is None else f"Exit code {int(exit_code_of(document.verdict))}."
         meaning = " ".join(filter(None, [mark.meaning if mark else "", code]))
     word = document.word or (mark.word if mark else "")
-    return to_page(
-        "document.html.jinja", document.verdict, document.scripts, document=document, word=word, meaning=meaning
-    )
+    title = document.title if document.word else f"{word}: {document.title}"
+    values = {"document": document, "title": title, "word": word, "meaning": meaning}
+    return to_page("document.html.jinja", document.verdict, document.scripts, **values)
 
 
 def write_page(document: Document, path: Path) -> None:
@@ -149,4 +149,4 @@ _ENVIRONMENT.filters |= {
     "kind": lambda block: type(block).__name__,
     "svg": Markup,
 }
-_ENVIRONMENT.globals |= {"check_signs": summary.CHECK_SIGNS, "verdicts": summary.VERDICTS}
+_ENVIRONMENT.globals |= {"check_signs": CHECK_SIGNS, "verdicts": summary.VERDICTS}

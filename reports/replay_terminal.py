@@ -14,7 +14,7 @@ from assay.harness.evidence.cause import ReplayResult
 from assay.harness.evidence.pack import PackManifest, replay_command
 from assay.harness.text import one_line, two_digits
 from assay.harness.verdict import cause_of
-from assay.reports.check_text import MAX_TEST, TEST_OF_NUMBERS
+from assay.reports.check import MAX_TEST, TEST_OF_NUMBERS
 from assay.reports.terminal import copy, finding_text, say, verdict_line
 
 

@@ -10,8 +10,8 @@ from rich.text import Text
 
 from assay.harness.judge.report import LayersResult, Report, ServerSummary
 from assay.harness.text import one_line, visible
+from assay.reports.document import CHECK_SIGNS
 from assay.reports.summary import (
-    CHECK_SIGNS,
     NOTHING,
     VERDICTS,
     SuiteLine,

@@ -50,7 +50,6 @@ VERDICTS: dict[Verdict, Mark] = {
     "inconclusive": Mark("?", "Inconclusive", "This is not a pass."),
     "error": Mark("!", "Error", "This says nothing about accuracy."),
 }
-CHECK_SIGNS: dict[CheckStatus, str] = {"ok": "✓", "failed": "✕", "missing": "?", "not checked": "–"}
 _UNMET_ORDER: tuple[CheckStatus, ...] = ("failed", "missing", "not checked")
 
 

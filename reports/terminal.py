@@ -15,7 +15,6 @@ from assay.harness.text import counted, one_line, visible
 from assay.harness.verdict import Finding, Verdict, exit_code_of
 from assay.reports import document as doc
 from assay.reports.operator_picture import text as picture_text
-from assay.reports.summary import CHECK_SIGNS
 
 STYLES = {
     "pass": "green", "ok": "green", "regression": "red", "failed": "red", "serious": "red", "inconclusive": "yellow",
@@ -172,11 +171,13 @@ def _block(block: doc.Block, console: Console) -> None:
                 if check.status != "ok":
                     say(
                         console,
-                        one_line(f"{CHECK_SIGNS[check.status]} {check.status}: {check.title}: {check.found}", 600),
+                        one_line(f"{doc.CHECK_SIGNS[check.status]} {check.status}: {check.title}: {check.found}", 600),
                     )
         case doc.Code():
-            say(console, f"\n{block.label}:")
-            copy(console, "\n".join(f"  {line}" for line in block.text.rstrip("\n").split("\n")))
+            if block.label:
+                say(console, f"\n{block.label}:")
+            indent = "  " if block.label else ""
+            copy(console, "\n".join(f"{indent}{line}".rstrip() for line in block.text.rstrip("\n").split("\n")))
         case doc.Weights():
             say(console, "")
             for row in picture_text(block.picture, console.width - 2).split("\n"):

@@ -99,7 +99,7 @@ class Assay:
         __tracebackhide__ = True
         _prepare(self._config)
         from assay.harness.offline.supervised import check
-        from assay.reports.check_text import message
+        from assay.reports.check import message
 
         result = check(
             kernel,
@@ -148,7 +148,7 @@ class AssayCase:
         from assay.harness.offline.check import named
         from assay.harness.offline.observed import Reader
         from assay.harness.offline.supervised import check_and_read
-        from assay.reports.check_text import message
+        from assay.reports.check import message
 
         kernel = named(self.kernel)[1]
         with few_threads(()):
@@ -243,6 +243,6 @@ def _prepare(config: pytest.Config) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """One line if a kernel was checked."""
     if results := config.stash[_RESULTS]:
-        from assay.reports.check_text import sentence
+        from assay.reports.check import sentence
 
         terminalreporter.write_line(f"assay: {sentence(results)}")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from assay.harness.attention.interpreter import interpret_without_gpu
-from assay.harness.cli.app import ReadOut, app, as_given, console, detail, errors, handover, say
-from assay.harness.cli.output import Html, Json, Junit, outcome, print_json
+from assay.harness.cli.app import ReadOut, app, as_given, console, detail, errors, handover
+from assay.harness.cli.output import Html, Json, Junit, deliver, outcome, print_json
 from assay.harness.errors import UsageError
 from assay.harness.extras import require
 
@@ -68,7 +68,7 @@ def check(
     from assay.harness.offline.check import check as run
     from assay.harness.offline.check import matrix_of, named
     from assay.harness.progress import ProgressDisplay
-    from assay.reports.check_text import headline, render
+    from assay.reports.check import check_document
     from assay.reports.terminal import say as print_text
 
     name, loaded = named(kernel)
@@ -85,7 +85,7 @@ def check(
         )
 
     def announce(found: CheckResult) -> None:
-        text = f"{headline(found)}. Reading what it computes, for at most {read_out:g} s."
+        text = f"{found.summary()}. Reading what it computes, for at most {read_out:g} s."
         if not console.quiet:
             print_text(errors, text)
 
@@ -105,22 +105,12 @@ def check(
                 read_out=read_out, before_reading=announce,
                 progress=lambda done, total: count(display, done, total), watcher=handover.watcher(),
             )  # fmt: skip
-    render(result, console, detail.verbose)
+    deliver(check_document(result, detail.verbose), False, html, junit)
     if json:
         from assay.harness.offline.check_document import document_of
 
-        print_json(document_of(result, headline(result)).model_dump_json(indent=2))
-    if html:
-        from assay.reports.check_page import write_check
-
-        write_check(result, html)
-        say(f"Report: {html}")
-    if junit:
-        from assay.reports.check_junit import write_junit
-
-        write_junit(result, junit)
-        say(f"JUnit: {junit}")
-    raise typer.Exit(outcome(result.exit_code, headline(result)))
+        print_json(document_of(result, result.summary()).model_dump_json(indent=2))
+    raise typer.Exit(outcome(result.exit_code, result.summary()))
 
 
 def _words(given: list[str] | None) -> list[str] | None:

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from assay.harness.cli.app import app, console, say
-from assay.harness.cli.output import Html
+from assay.harness.cli.app import app, console
+from assay.harness.cli.output import Html, deliver
 from assay.harness.errors import UsageError
 
 
@@ -21,7 +21,7 @@ def explain(
     """Explain a finding: its picture, wrong and right code, and public bugs of its kind."""
     from assay.harness.explain.pages import page
     from assay.harness.localize.threads import few_threads
-    from assay.reports.explain_text import render, render_list
+    from assay.reports.explain import explain_document, render_list
 
     if id is None:
         if html:
@@ -30,9 +30,4 @@ def explain(
         return
     with few_threads(()):
         found = page(id)
-    render(found, console)
-    if html:
-        from assay.reports.explain_page import write_explanation
-
-        write_explanation(found, html)
-        say(f"Page: {html}")
+    deliver(explain_document(found), False, html)

@@ -15,7 +15,13 @@ from assay.harness.attention.faults import fault, rounded_oracle
 from assay.harness.attention.matrix import cases
 from assay.harness.errors import EvidenceError
 from assay.harness.offline.check import CheckResult, check
-from assay.reports.check_page import to_html, write_check
+from assay.reports import page as pages
+from assay.reports.check import check_document
+
+
+def to_html(result: CheckResult) -> str:
+    return pages.to_html(check_document(result))
+
 
 TEST = "def test_mine():\n    assert_correct(forward, call)"
 
@@ -82,7 +88,7 @@ def test_hostile_text_stays_text(wrong: CheckResult, examples: ModuleType) -> No
 def test_a_file_that_cannot_be_written_is_an_error_that_says_so(wrong: CheckResult, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(EvidenceError, match="cannot be written"):
-        write_check(wrong, tmp_path / "file" / "check.html")
+        pages.write_page(check_document(wrong), tmp_path / "file" / "check.html")
 
 
 # The axes of a bounding box that leave their image, in CSS pixels.
@@ -132,7 +138,7 @@ def test_a_page_in_the_browser_shows_whole_pictures(
     ]
     found = tuple(wrong.findings[0].model_copy(update={"picture": picture}) for picture in pictures)
     page = tmp_path / "check.html"
-    write_check(replace(wrong, findings=found), page)
+    pages.write_page(check_document(replace(wrong, findings=found)), page)
     with browser(scheme=scheme) as chrome:
         screenshot.resize(chrome, width, 900)
         chrome.get(page.as_uri())

@@ -15,7 +15,8 @@ from assay.harness.errors import ExitCode
 from assay.harness.localize.axes import Axis
 from assay.harness.offline.check import CheckResult
 from assay.harness.offline.check import check as check_and_read
-from assay.reports.check_text import MAX_REFUSALS, cause, headline, indifferent, message, not_covered, render, sentence
+from assay.reports.check import MAX_REFUSALS, cause, check_document, indifferent, message, not_covered, sentence
+from assay.reports.terminal import render
 
 TOP_LEFT = fault("mask-top-left")
 DECODE = len(cases(("decode",)))
@@ -45,7 +46,7 @@ def not_a_number(call: AttentionCall) -> Tensor:
 
 def printed(result: CheckResult) -> str:
     out = io.StringIO()
-    render(result, Console(file=out, width=100))
+    render(check_document(result), Console(file=out, width=100))
     return out.getvalue()
 
 
@@ -61,7 +62,7 @@ def test_a_wrong_kernel_is_reported_with_conditions_bug_and_reproduction() -> No
             "replace(call_of([(1, 1)]",
         ):  # fmt: skip
             assert part in text, part
-        row = next(line for line in text.splitlines() if line.strip(" │").startswith("head_dim") and "(" in line)
+        row = next(line for line in text.splitlines() if line.strip().startswith("head_dim") and "(" in line)
         assert row.split("64")[0].count("128") == 1  # 128 is wrong, 64 is right
     assert result.exit_code == ExitCode.REGRESSION
     assert result.again in message(result)
@@ -69,12 +70,12 @@ def test_a_wrong_kernel_is_reported_with_conditions_bug_and_reproduction() -> No
 
 def test_a_correct_kernel_is_one_sentence_and_what_was_covered() -> None:
     result = decoded(rounded_oracle)
-    assert headline(result).startswith(
+    assert result.summary().startswith(
         f"assay.harness.attention.faults:rounded_oracle is correct on all {DECODE} calls; worst own error"
     )
-    assert "times its bound" in headline(result)
+    assert "times its bound" in result.summary()
     said = " ".join(printed(result).split())
-    assert said.startswith(headline(result))
+    assert said.startswith(result.summary())
     assert said.endswith(f"Covered: {result.coverage.sentence}.")
     assert result.exit_code == ExitCode.PASS
 
@@ -99,7 +100,7 @@ def test_one_line_for_several_kernels() -> None:
     assert both.endswith(f", {DECODE - done} not covered")
     refuses_all = check(picky, dtypes=["float32"], phases=["decode"])
     assert sentence([refuses_all]) == f"1 kernel, 0 calls, {len(refuses_all.refused)} not covered"
-    assert headline(refuses_all) == f"No verdict on {refuses_all.kernel}: requirements of a pass were not tested"
+    assert refuses_all.summary() == f"No verdict on {refuses_all.kernel}: requirements of a pass were not tested"
     assert refuses_all.exit_code == ExitCode.NO_VERDICT
     assert "no decode call was computed" in printed(refuses_all)
 
@@ -117,7 +118,7 @@ def test_what_is_missing_has_a_line_each() -> None:
 
 def test_an_output_that_is_not_finite_is_said_in_words() -> None:
     result = check(not_a_number, phases=["decode"], dtypes=["bfloat16"])
-    assert headline(result).endswith("calls; an output is not finite")
+    assert result.summary().endswith("calls; an output is not finite")
     assert ": it is not finite." in result.findings[0].diagnosis
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from assay.harness.explain.pages import page
 from assay.harness.judge.history import RunList, list_runs
-from assay.reports import explain_page
+from assay.reports.explain import explain_document
 from assay.reports.page import to_html, write_page
 from assay.reports.runs import runs_document
 from assay.reports.summary import when
@@ -62,7 +62,7 @@ def test_the_rows_lead_to_the_reports_and_say_how_long_the_runs_took(listed: Run
 def test_a_header_without_a_verdict_has_neither_its_colour_nor_its_sign(listed: RunList) -> None:
     assert '<header class="verdict error">' in to_html(runs_document(listed, Path())), "the newest run's"
     empty = listed.model_copy(update={"runs": ()})
-    for html in (to_html(runs_document(empty, Path())), explain_page.to_html(page("mask-top-left"))):
+    for html in (to_html(runs_document(empty, Path())), to_html(explain_document(page("mask-top-left")))):
         header = html.partition("</header>")[0]
         assert '<header class="verdict none">' in header
         assert '<svg class="sign"' not in header

@@ -32,7 +32,7 @@ from assay.harness.localize.pooled import OUTPUT_SCALED, QUANTISATION_NOT_RUN
 from assay.harness.offline.check import CheckResult, assert_correct, named
 from assay.harness.offline.check import check as check_and_read
 from assay.harness.verdict import UNEXPLAINED
-from assay.reports.check_text import message
+from assay.reports.check import message
 
 ORACLE = "assay.harness.attention.faults:rounded_oracle"
 TOP_LEFT = fault("mask-top-left")

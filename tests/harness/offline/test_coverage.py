@@ -16,8 +16,8 @@ from assay.harness.attention.matrix import cases
 from assay.harness.offline.check import check as check_and_read
 from assay.harness.offline.check_document import document_of
 from assay.harness.offline.coverage import Core, Reach, coverage_of
-from assay.reports.check_page import to_html
-from assay.reports.check_text import message, not_covered
+from assay.reports.check import check_document, message, not_covered
+from assay.reports.page import to_html
 
 check = partial(check_and_read, read_out=0)
 
@@ -41,7 +41,7 @@ def test_a_pass_says_what_it_covers_in_one_line_in_json_and_on_the_page() -> Non
     assert lengths.calls == len(result.computed)
     [reach] = found.core.reach
     assert (reach.new, reach.behind, reach.keys, reach.sequences) == (129, 129, 533, 9)
-    assert result.coverage.sentence in to_html(result)
+    assert result.coverage.sentence in to_html(check_document(result))
     assert f"covered: {result.coverage.sentence}" in message(result)
 
 

@@ -1,22 +1,19 @@
-"""The result of checking a kernel, as text: for an assertion, for a terminal, and in one line for several kernels."""
+"""The document of a checked kernel; and its result as text, for an assertion and in one line for several kernels."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from assay.harness.attention.hypotheses import BY_ID
 from assay.harness.errors import ExitCode
 from assay.harness.localize.axes import Axis
 from assay.harness.offline.check import CheckResult
 from assay.harness.offline.coverage import DECLARED
-from assay.harness.text import counted, two_digits
+from assay.harness.text import counted, one_line, two_digits
 from assay.harness.verdict import serious
-from assay.reports.terminal import copy, finding_lines, finding_text, say, verdict_line
+from assay.reports.document import Block, Case, Cell, Code, Document, Findings, Items, Line, Only, Section, Suite, Table
+from assay.reports.terminal import finding_lines, verdict_line
 
 MAX_REFUSALS = 3
 MAX_CAUSES = 3
@@ -24,11 +21,6 @@ MAX_CAUSES = 3
 MAX_TEST = 3000
 """Most characters of a test that a terminal or an assertion shows: more are numbers."""
 TEST_OF_NUMBERS = "A test that reproduces it holds the numbers of the call: --json and --html have it."
-
-
-def headline(result: CheckResult) -> str:
-    """One sentence; see `CheckResult.summary`."""
-    return result.summary()
 
 
 def rows(axes: Sequence[Axis]) -> list[tuple[str, str, str]]:
@@ -112,7 +104,7 @@ def cause(results: Sequence[CheckResult]) -> str:
 def cause_first(result: CheckResult) -> str:
     """The cause's title and the numbers, for lines that are cut off at their end."""
     why = cause([result])
-    return f"{why}: {result.extent()}" if why else headline(result)
+    return f"{why}: {result.extent()}" if why else result.summary()
 
 
 def _failing(result: CheckResult) -> tuple[int, int]:
@@ -133,34 +125,79 @@ def sentence(results: Sequence[CheckResult]) -> str:
     return f"{why}; {', '.join(parts)}" if why else ", ".join(parts)
 
 
-def render(result: CheckResult, console: Console, verbose: bool = False) -> None:
-    """Print the result to a terminal; if verbose, with the traceback of a kernel that raises."""
-    say(console, f"{headline(result)}. {result.seconds:.1f} s.")
-    if result.coverage.sentence:
-        say(console, f"Covered: {result.coverage.sentence}.")
-    for finding in result.findings:
-        say(console, finding_text(finding, console.width))
-    if verbose and result.traceback:
-        copy(console, result.traceback)
-    if result.failing and result.right:
-        if result.where:
-            say(console, f"Fails exactly where: {result.where}")
-        table = Table("axis", "fails (of calls)", "correct")
-        for row in rows(result.axes):
-            table.add_row(*(Text(cell) for cell in row))
-        console.print(table)
-        say(console, indifferent(result.axes))
-    if result.exit_code == ExitCode.NO_VERDICT:
-        for one in result.missing:
-            say(console, f"Missing: {one}")
-    for one in not_covered(result):
-        say(console, f"Not covered: {one}")
-    if result.smallest:
-        say(console, f"Smallest failing call: {result.smallest}")
+def check_document(result: CheckResult, verbose: bool = False) -> Document:
+    """The findings, the calls that fail, what was covered and what was not, and how to see it again.
+
+    Args:
+        result: of the check.
+        verbose: whether a terminal gets the traceback of a kernel that raises.
+    """
+    summary, gaps, shown = result.summary(), not_covered(result), result.traceback if verbose else ""
+    covered = [f"Covered: {result.coverage.sentence}."] if result.coverage.sentence else []
+    missing = [f"Missing for a pass: {one}" for one in result.missing]
+    left: list[Block] = [Line(f"Missing: {one}") for one in result.missing if result.exit_code == ExitCode.NO_VERDICT]
+    left += [Line(f"Not covered: {one}") for one in gaps]
+    body: list[Block] = [
+        Only("terminal", [Line(f"{summary}. {result.seconds:.1f} s."), *map(Line, covered)]),
+        Section("findings", "Findings", [Findings(result.findings)]),
+        *([Only("terminal", [Code(shown)])] if shown else []),
+        *_where(result),
+        Only("terminal", left),
+    ]
+    if listed := [*covered, *missing, *(f"Not covered: {one}" for one in gaps)]:
+        body.append(Only("page", [Section("covered", "What it covered", [Items(listed)])]))
+    return Document(
+        command="check",
+        title=one_line(result.kernel, 60),
+        verdict=result.verdict,
+        headline=f"{summary}.",
+        crumbs=[
+            Cell(one_line(result.kernel, 80), code=True),
+            f"{len(result.computed):,} calls computed, {len(result.refused):,} refused",
+            f"{result.seconds:.1f} s",
+        ],
+        body=[*body, *_again(result)],
+        suites=[_suite(result)],
+        name="assay check",
+    )
+
+
+def _where(result: CheckResult) -> list[Block]:
+    if not (result.failing and result.right):
+        return []
+    blocks: list[Block] = [Line(f"Fails exactly where: {result.where}")] if result.where else []
+    blocks.append(Table(("Axis", "Fails (of calls)", "Correct"), rows(result.axes), style="side-by-side"))
+    blocks += [Line(words, "quiet")] if (words := indifferent(result.axes)) else []
+    return [Section("where", "Where it is wrong", blocks)]
+
+
+def _again(result: CheckResult) -> list[Block]:
+    blocks: list[Block] = [Line(f"Smallest failing call: {result.smallest}")] if result.smallest else []
     if result.test:
-        if len(result.test) <= MAX_TEST:
-            say(console, "A test that reproduces it:\n")
-            copy(console, result.test)
-        else:
-            say(console, TEST_OF_NUMBERS)
-        say(console, verdict_line(result.verdict, f"{headline(result)}."))  # the test may have filled the screen
+        blocks.append(Only("page", [Code(result.test, "A test that reproduces it")]))
+        short: list[Block] = [Line("A test that reproduces it:\n"), Code(result.test)]
+        shown = short if len(result.test) <= MAX_TEST else [Line(TEST_OF_NUMBERS)]
+        # the test may have filled the screen
+        blocks.append(Only("terminal", [*shown, Line(verdict_line(result.verdict, f"{result.summary()}."))]))
+    blocks += [Only("page", [Code(result.again, "Repeat this check")])] if result.again else []
+    return [Section("again", "See it again", blocks)] if blocks else []
+
+
+def _suite(result: CheckResult) -> Suite:
+    """One case, so that one cause counts once in a CI system; its message starts with the cause."""
+    worst = "" if result.worst is None else f"{result.worst.ratio:.3g}"
+    properties = {
+        "verdict": result.verdict,
+        "exit_code": str(int(result.exit_code)),
+        "kernel": result.kernel,
+        "calls": str(len(result.computed) + len(result.broken)),
+        "failing": str(len(result.failing)),
+        "not covered": str(len(result.refused) + len(result.excluded) + len(result.left_out)),
+        "worst own error as a multiple of its bound": worst,
+        "findings": " ".join(finding.id for finding in result.findings),
+        "reproduce": result.again,
+    }
+    name, lines = f"assay.check.{result.kernel}", message(result).splitlines()
+    return Suite(
+        "assay check", [Case("verdict", name, result.verdict, cause_first(result), lines, result.seconds)], properties
+    )

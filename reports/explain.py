@@ -1,4 +1,4 @@
-"""What assay knows about a hypothesis or a finding, for a terminal, and as Markdown for the docs."""
+"""The document of a hypothesis or a finding, the list of all, and the Markdown of the docs."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import re
 from collections.abc import Iterable
 
 from rich.console import Console
-from rich.text import Text
 
 from assay.harness.explain.pages import KIND_TITLES, OTHER_KIND, Page, ids_of, titles
 from assay.harness.explain.snippets import FORM_WORDS
 from assay.harness.text import percent
+from assay.reports.document import Block, Cell, Code, Document, Items, Line, Only, Section, Weights
 from assay.reports.operator_picture import text as picture_text
-from assay.reports.terminal import PLAIN_WIDTH, copy, say
+from assay.reports.terminal import PLAIN_WIDTH, say
 
 MARK = "  # <--"
 """Marks the lines of wrong code that the right code has not."""
@@ -45,34 +45,30 @@ def short(address: str) -> str:
     return f"{found[1]}#{found[2]}" if found else address
 
 
-def render(page: Page, console: Console) -> None:
-    """Print a page."""
-    say(console, Text(f"{page.id}: {page.title} ({page.severity})", style="bold"))
-    _paragraph(console, page.about)
+def explain_document(page: Page) -> Document:
+    """What it does to the weights, wrong and right code, public reports, and what to do."""
+    blocks: list[Block] = [
+        Only("terminal", [Line(f"{page.id}: {page.title} ({page.severity})", "strong"), Line(page.about)])
+    ]
     if page.picture is not None:
-        say(console, "")
-        for row in picture_text(page.picture, console.width - 2).split("\n"):
-            copy(console, Text("  ") + row)
-        say(console, f"  {effect(page)}")
+        blocks.append(Section("picture", "What it does to the weights", [Weights(page.picture, effect(page))]))
     if page.code is not None:
-        say(console, "")
-        _paragraph(console, FORM_WORDS[page.code.form])
-        for heading, code in (("Wrong", marked(page.code.wrong, page.code.right)), ("Right", page.code.right)):
-            say(console, f"\n{heading}:")
-            copy(console, "\n".join(f"  {line}" for line in code.rstrip("\n").split("\n")))
-        say(console, "\nPublic reports:")
-        say(console, "\n".join(f"  {address}" for address in page.reports) or f"  {NO_REPORT}")
-        if page.measured:
-            _paragraph(console, page.measured)
-    say(console, "")
-    _paragraph(console, page.do)
-    copy(console, f"Show it: {page.command}")
+        wrong, right = marked(page.code.wrong, page.code.right), page.code.right
+        code: list[Block] = [Line(FORM_WORDS[page.code.form], "quiet"), Code(wrong, "Wrong"), Code(right, "Right")]
+        blocks.append(Section("code", "Wrong and right code", code, announced=True))
+        links = Items([Cell(short(address), link=address) for address in page.reports])
+        reports: list[Block] = [Only("page", [links]), Only("terminal", [Items(page.reports)])]
+        reports = reports if page.reports else [Line(f"{NO_REPORT.capitalize()}.", "empty")]
+        reports += [Line(page.measured)] if page.measured else []
+        blocks.append(Section("reports", "Public reports", reports, announced=True))
+    do: list[Block] = [Line(page.do), Code(page.command, "Show it")]
     if page.variants and page.kind != OTHER_KIND:
-        _paragraph(console, f"Of the same kind: {', '.join(page.variants)}")
-
-
-def _paragraph(console: Console, text: str) -> None:
-    console.print(text, markup=False, highlight=False)
+        do.append(Line(f"Of the same kind: {', '.join(page.variants)}", "quiet"))
+    blocks.append(Section("do", "What to do", do, announced=True))
+    return Document(
+        command="explain", title=f"{page.id}: {page.title}", verdict=None, word=page.title, headline=page.about, crumbs=[page.id],
+        body=blocks,
+    )  # fmt: skip
 
 
 def render_list(console: Console) -> None:
