@@ -17,8 +17,11 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from assay.harness.attention.call import AttentionCall as AttentionCall
+    from assay.harness.attention.call import CallSpec as CallSpec
     from assay.harness.attention.call import Kernel as Kernel
     from assay.harness.attention.call import KernelRefused as KernelRefused
+    from assay.harness.attention.call import Mask as Mask
+    from assay.harness.attention.call import Outputs as Outputs
     from assay.harness.attention.kernels import declares as declares
     from assay.harness.attention.matrix import Case as Case
     from assay.harness.attention.matrix import cases as cases
@@ -52,7 +55,10 @@ if TYPE_CHECKING:
 # In the order of docs/api.md.
 _HOME = {
     "AttentionCall": "assay.harness.attention.call",
+    "CallSpec": "assay.harness.attention.call",
+    "Mask": "assay.harness.attention.call",
     "Kernel": "assay.harness.attention.call",
+    "Outputs": "assay.harness.attention.call",
     "KernelRefused": "assay.harness.attention.call",
     "PHASES": "assay.harness.conditions",
     "declares": "assay.harness.attention.kernels",

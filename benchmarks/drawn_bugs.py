@@ -271,7 +271,7 @@ def diagonal(rng: random.Random) -> Bug:
         how = (
             "left (a query does not see its own key" + f" and the {_count(-by - 1, 'key')} before it" * (by < -1) + ")"
         )
-    shifted = _alone(lambda r: replace(r, visible=_distance(r) >= -by) if r.causal else r)
+    shifted = _alone(lambda r: replace(r, visible=_distance(r) >= -by) if r.mask.causal else r)
     return Bug(f"the causal mask is shifted {_count(abs(by), 'key')} to the {how}", shifted)
 
 
@@ -289,7 +289,7 @@ def shared_mask(rng: random.Random) -> Bug:
 
 
 def top_left(rng: random.Random) -> Bug:
-    aligned = _alone(lambda r: replace(r, visible=torch.ones_like(r.visible).tril()) if r.causal else r)
+    aligned = _alone(lambda r: replace(r, visible=torch.ones_like(r.visible).tril()) if r.mask.causal else r)
     return Bug("the causal mask is aligned to the top left (new token i sees keys 0 to i of its sequence)", aligned)
 
 
@@ -298,7 +298,7 @@ def prefix_of_another(rng: random.Random) -> Bug:
 
     def change(batch: list[Request], b: int) -> Request:
         r, other = batch[b], _other(which, batch, b)
-        if other is None or not r.causal:
+        if other is None or not r.mask.causal:
             return r
         return replace(r, visible=torch.ones_like(r.visible).tril(other.prefix))
 
@@ -829,7 +829,7 @@ def first_lengths(rng: random.Random) -> Bug:
     def effect(call: AttentionCall, memory: Memory) -> Tensor:
         outs = []
         for r, new, length in zip(_batch(call), *memory.first[len(call.lens_q)], strict=True):
-            aligned = torch.ones_like(r.visible).tril(length - new) if r.causal else r.visible
+            aligned = torch.ones_like(r.visible).tril(length - new) if r.mask.causal else r.visible
             outs.append(_attend(replace(r, visible=aligned if prefix else r.visible & (_keys(r) < length))))
         return _packed(outs)
 

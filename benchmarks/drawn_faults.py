@@ -20,7 +20,7 @@ import torch
 from drawn_bugs import TEMPLATES, Bug, Memory, Template, attention
 from torch import Tensor
 
-from assay.harness.attention.call import AttentionCall, Kernel
+from assay.harness.attention.call import AttentionCall, Kernel, Mask
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sample_calls import call_of
 
@@ -389,7 +389,7 @@ def random_calls(seed: int, forwards: int) -> Iterator[AttentionCall]:
         heads, causal = rng.choice(((4, 2), (8, 2), (4, 4))), rng.random() < 0.9
         for layer in sorted(rng.sample(range(4), 2)):
             call = call_of(lens, heads, 16, torch.float32, "cpu", rng.randrange(2**31))
-            yield replace(call, layer=layer, phase=phase, causal=causal)
+            yield call.with_spec(layer=layer, phase=phase, mask=Mask(causal=causal))
 
 
 def _lens(rng: random.Random, phase: str) -> tuple[int, int]:

@@ -19,8 +19,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from assay.harness.attention.call import AttentionCall, Kernel
-from assay.harness.attention.oracle import right_aligned, sequences
+from assay.harness.attention.call import AttentionCall, Kernel, Mask
+from assay.harness.attention.oracle import sequences
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def parts(call: AttentionCall) -> list[Part]:
         k, v = (t[rows_k].float().transpose(0, 1).repeat_interleave(groups, 0) for t in (call.k, call.v))
         visible = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool, device=q.device)
         if call.causal:
-            visible = right_aligned(q.shape[1], k.shape[1], q.device)
+            visible = Mask().visible(torch.arange(q.shape[1], device=q.device), q.shape[1], k.shape[1])
         found.append(Part(call, number, rows_k.start, q, k, v, visible))
     return found
 

@@ -21,12 +21,12 @@ from multiprocessing import get_context
 import torch
 from torch import Tensor
 
-from assay.harness.attention.call import AttentionCall, Kernel
+from assay.harness.attention.call import AttentionCall, Kernel, Mask
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.matrix import Case, cases
 from assay.harness.attention.matrix_data import excluded
 from assay.harness.attention.noise import family as family_of
-from assay.harness.attention.oracle import right_aligned, sequences
+from assay.harness.attention.oracle import sequences
 from assay.harness.attention.sdpa import torch_sdpa
 from assay.harness.localize.diagnose import diagnose
 from assay.harness.localize.kernel_runs import CallResult, run_once
@@ -97,7 +97,7 @@ class Blocked:
             q, k, v = self.operand(self.q(q)), self.operand(self.k(k)), self.operand(self.v(v))
             k, v = k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)
             seen = (
-                right_aligned(q.shape[1], k.shape[1], q.device)
+                Mask().visible(torch.arange(q.shape[1], device=q.device), q.shape[1], k.shape[1])
                 if call.causal
                 else q.new_ones(q.shape[1], k.shape[1], dtype=torch.bool)
             )

@@ -15,7 +15,6 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -26,8 +25,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported
-from assay.harness.attention.call import AttentionCall, Kernel
-from assay.harness.attention.oracle import right_aligned, sequences
+from assay.harness.attention.call import AttentionCall, Kernel, Mask
+from assay.harness.attention.oracle import sequences
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.evidence.shadow_errors import condition_numbers
 from assay.harness.localize.staged import diagnose_kernel
@@ -136,7 +135,9 @@ def attention(top_left: bool, call: AttentionCall) -> Tensor:
     outs = []
     for rows_q, rows_k in sequences(call):
         q, k, v = (t.transpose(0, 1)[None] for t in (call.q[rows_q], call.k[rows_k], call.v[rows_k]))
-        mask = right_aligned(q.shape[2], q.shape[2] if top_left else k.shape[2], q.device)
+        mask = Mask().visible(
+            torch.arange(q.shape[2], device=q.device), q.shape[2], q.shape[2] if top_left else k.shape[2]
+        )
         mask = torch.nn.functional.pad(mask, (0, k.shape[2] - mask.shape[1]))
         outs.append(scaled_dot_product_attention(q, k, v, mask, scale=call.scale, enable_gqa=True)[0].transpose(0, 1))
     return torch.cat(outs)
@@ -145,7 +146,7 @@ def attention(top_left: bool, call: AttentionCall) -> Tensor:
 def naming(device: str, layers: int, heads: tuple[int, int], head_dim: int, dtype: torch.dtype) -> None:
     """Print the time it takes to name the cause from synthetic calls, and the name."""
     calls = [
-        replace(call_of([lens], heads, head_dim, dtype, device, seed=layer * len(CONDITIONS) + i), layer=layer)
+        call_of([lens], heads, head_dim, dtype, device, seed=layer * len(CONDITIONS) + i).with_spec(layer=layer)
         for layer in range(layers)
         for i, lens in enumerate(CONDITIONS)
     ]

@@ -31,7 +31,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
@@ -45,7 +45,7 @@ from held_out_faults_third import THIRD
 from honest_kernels import KERNELS, Blocked
 from torch import Tensor
 
-from assay.harness.attention.call import AttentionCall, Kernel
+from assay.harness.attention.call import AttentionCall, Kernel, Mask
 from assay.harness.attention.catalogue import ALL
 from assay.harness.attention.faults import fault, rounded_oracle
 from assay.harness.attention.hypotheses import FAMILY
@@ -236,7 +236,7 @@ def tried(operator: Operator, kernel: Kernel) -> tuple[int, int, int, int]:
 
 def _as_causal(prober: Prober, call: AttentionCall, out: Tensor) -> bool:
     """Whether a call without a causal mask is answered as if it had one: so kernels do that were written for such calls."""
-    masked = prober(replace(call, causal=True))
+    masked = prober(call.with_spec(mask=Mask(causal=True)))
     return masked is not None and torch.equal(masked, out)
 
 

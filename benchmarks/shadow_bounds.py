@@ -36,7 +36,7 @@ def session(kernel: Kernel, noise: str, dtype: torch.dtype, seed: int, repeats: 
         sums = TruthSums(HEADS[0], noise, "")
         for number, lens in enumerate(PASSES * repeats):
             at = 100_000 * seed + 10_000 * layer + number
-            call = replace(call_of(lens, HEADS, HEAD_DIM, dtype, "cpu", seed=at), layer=layer)
+            call = call_of(lens, HEADS, HEAD_DIM, dtype, "cpu", seed=at).with_spec(layer=layer)
             new, prefix = [n for n, _ in lens], [p for _, p in lens]
             rows = sampled_rows(new, prefix, np.random.default_rng(at))
             conditions = condition_numbers("extend", new, prefix)[rows]

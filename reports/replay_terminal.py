@@ -57,12 +57,14 @@ def render_replay(replay: ReplayResult, console: Console) -> None:
 def render_pack(manifest: PackManifest, pack: Path, console: Console) -> None:
     """Print the contents of a pack by phase and cached prefix, and the command that replays it."""
     table = Table("phase", "cached prefix", "calls", "layers", "MiB")
-    strata = Counter((call.phase, "yes" if has_cached_prefix(call.prefix) else "no") for call in manifest.calls)
+    strata = Counter((call.spec.phase, "yes" if has_cached_prefix(call.prefix) else "no") for call in manifest.calls)
     for (phase, cached), calls in sorted(strata.items(), reverse=True):
         here = [
-            c for c in manifest.calls if (c.phase, "yes" if has_cached_prefix(c.prefix) else "no") == (phase, cached)
+            c
+            for c in manifest.calls
+            if (c.spec.phase, "yes" if has_cached_prefix(c.prefix) else "no") == (phase, cached)
         ]
-        layers, size = len({c.layer for c in here}), sum(c.bytes for c in here) / 2**20
+        layers, size = len({c.spec.layer for c in here}), sum(c.bytes for c in here) / 2**20
         table.add_row(phase, cached, str(calls), str(layers), f"{size:.1f}")
     console.print(table)
     too_large = f"; {manifest.too_large} were too large" if manifest.too_large else ""

@@ -133,8 +133,8 @@ def shared_results() -> Iterator[SharedResults]:
     oracle = kept.of(faults.oracle)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(faults, "oracle", lambda call: oracle(call).clone())
-        patch.setattr(kernel_runs, "truth", kept.of(kernel_runs.truth))
-        patch.setattr(bounds, "truth", kept.of(bounds.truth))
+        patch.setattr(kernel_runs, "oracle", oracle)
+        patch.setattr(bounds, "oracle", oracle)
         patch.setattr(bounds, "simulate", kept.of(bounds.simulate))
         yield kept
 

@@ -302,7 +302,7 @@ def check(place: Path, wanted: Callable[[str], bool]) -> Cases:
     torch.set_num_threads(1)
     short = [case for case in assay.cases(seed=0) if case.make().k.shape[0] <= KEYS]
     some = short[:: max(1, len(short) // CALLS)][:CALLS]
-    calls = [replace(case.make(), layer=number % 4) for number, case in enumerate(some)]
+    calls = [case.make().with_spec(layer=number % 4) for number, case in enumerate(some)]
     cases = [replace(case, make=partial(_same, call)) for case, call in zip(some, calls, strict=True)]
     for name, kernel in (*wrong_kernels(), *honest_kernels()):
         if wanted(name):

@@ -70,13 +70,13 @@ def _distance(request: Request) -> Tensor:
 def top_left(batch: Batch, b: int) -> Request | None:
     """The causal mask is aligned to the top left corner."""
     r = batch[b]
-    return replace(r, visible=torch.ones_like(r.visible).tril()) if r.causal and r.prefix else None
+    return replace(r, visible=torch.ones_like(r.visible).tril()) if r.mask.causal and r.prefix else None
 
 
 def diagonal(by: int, batch: Batch, b: int) -> Request | None:
     """The causal mask is shifted `by` keys to the right."""
     r = batch[b]
-    if not r.causal or (by > 0 and r.len_q == 1):
+    if not r.mask.causal or (by > 0 and r.len_q == 1):
         return None
     return replace(r, visible=torch.ones_like(r.visible).tril(r.prefix + by))
 
@@ -84,7 +84,7 @@ def diagonal(by: int, batch: Batch, b: int) -> Request | None:
 def no_mask(batch: Batch, b: int) -> Request | None:
     """The mask is missing."""
     r = batch[b]
-    return replace(r, visible=torch.ones_like(r.visible)) if r.causal and r.len_q > 1 else None
+    return replace(r, visible=torch.ones_like(r.visible)) if r.mask.causal and r.len_q > 1 else None
 
 
 def prefix_dropped(batch: Batch, b: int) -> Request | None:
@@ -242,7 +242,7 @@ def scores_saturate(limit: float, batch: Batch, b: int) -> Tensor | None:
     if not _reaches(r, limit):
         return None
     clamped = (_products(r).clamp(-limit, limit) * r.scale).masked_fill(~r.asked_visible, float("-inf"))
-    return clamped.softmax(-1) @ r.v[r.kv_head]
+    return attend(r, clamped)
 
 
 def scores_overflow(batch: Batch, b: int) -> Tensor | None:

@@ -9,19 +9,119 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
 
 if TYPE_CHECKING:  # the command line reads what kernels declare and must not wait for torch
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
     from torch import Tensor
 
 INPUTS = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k")
 """The tensors of a call."""
 
 
+Ints = TypeVar("Ints", int, "NDArray[np.int64]", "Tensor")
+"""Indices: one, or an array or a tensor of them."""
+
+
+@dataclass(frozen=True)
+class Mask:
+    """Which keys of its own sequence a query sees. Everything that needs to know asks `span` or `visible`.
+
+    Attributes:
+        causal: right-aligned: query i of a sequence sees keys j <= i + (len_k - len_q). False: every query sees every key.
+    """
+
+    causal: bool = True
+
+    def span(self, rows: Ints, len_q: int | Ints, len_k: int | Ints) -> tuple[int | Ints, Ints]:
+        """The keys that queries see: the first one, and one past the last. A query for which that is no range sees none.
+
+        Args:
+            rows: numbers of the queries among the new tokens of their sequence.
+            len_q: new tokens of the sequence, or of each query's sequence, broadcasting to `rows`.
+            len_k: all its tokens, likewise.
+        """
+        return 0, (rows + len_k - len_q + 1 if self.causal else rows * 0 + len_k)
+
+    def visible(self, rows: Tensor, len_q: int | Tensor, len_k: int | Tensor, keys: Tensor | None = None) -> Tensor:
+        """Whether queries see keys, bool [*rows.shape, len_k], on the device of `rows`.
+
+        Args:
+            rows: int64, see `span`.
+            len_q: see `span`.
+            len_k: see `span`.
+            keys: int64 [keys], the keys to ask about; None for all `len_k`, which is then an int.
+        """
+        import torch
+
+        if keys is None:
+            keys = torch.arange(len_k, device=rows.device)  # type: ignore[arg-type]  # see above
+        first, stop = self.span(rows, len_q, len_k)
+        seen = keys < stop[..., None]
+        return seen if isinstance(first, int) and first == 0 else seen & (keys >= torch.as_tensor(first)[..., None])
+
+
+@dataclass(frozen=True)
+class HeadMap:
+    """Which kv head each q head reads: consecutive q heads share one.
+
+    Attributes:
+        q_heads: number of q heads.
+        kv_heads: number of kv heads, of which `q_heads` is a multiple.
+    """
+
+    q_heads: int
+    kv_heads: int
+
+    @property
+    def group(self) -> int:
+        """q heads per kv head."""
+        return self.q_heads // self.kv_heads
+
+    def kv_head(self, head: Ints) -> Ints:
+        """The kv head that q heads read."""
+        return head // self.group
+
+    def readers(self, kv_head: int) -> slice:
+        """The q heads that read a kv head."""
+        return slice(kv_head * self.group, (kv_head + 1) * self.group)
+
+
+@dataclass(frozen=True)
+class CallSpec:
+    """What a call asks for: all of it that is no tensor.
+
+    Attributes:
+        scale: softmax scale, natural-exponent convention: weights are softmax(scale * q k^T).
+        mask: which keys a query sees.
+        layer: index of the calling layer.
+        phase: "extend" (prefill, with or without a cached prefix) or "decode".
+        first_head: number in the model of the first q head: in a call of one tensor-parallel process, or of some heads.
+        layout: how `AttentionCall.clone` lays q, k and v out in memory: "packed"; "sliced", in which each is a part of a wider
+            tensor, as where a model splits one projection into the three; "heads first", in which all tokens of a head lie
+            together; or "each its own", in which q is packed, and k and v are parts of tensors of different widths. The last axis
+            is contiguous in each.
+        grad_mode: mode of autograd under which checks call a kernel: "inference_mode", "no_grad" or "enable_grad", as functions of
+            PyTorch are named; empty for that of the caller.
+        features: names of what else it asks for, such as a soft cap of the scores. A kernel that does not declare one of them is
+            refused the call. The oracle computes none yet.
+    """
+
+    scale: float
+    mask: Mask = Mask()
+    layer: int = 0
+    phase: Literal["extend", "decode"] = "extend"
+    first_head: int = 0
+    layout: Literal["packed", "sliced", "heads first", "each its own"] = "packed"
+    grad_mode: Literal["", "inference_mode", "no_grad", "enable_grad"] = ""
+    features: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class AttentionCall:
-    """One attention call over a batch of sequences laid end to end.
+    """One attention call over a batch of sequences laid end to end: tensors, and what is asked of them.
 
     Attributes:
         q: queries [total_q, num_q_heads, head_dim].
@@ -29,16 +129,7 @@ class AttentionCall:
         v: values [total_k, num_kv_heads, head_dim_v], cached prefix included.
         cu_seqlens_q: int32 [batch + 1]; sequence b has the rows cu_seqlens_q[b] to cu_seqlens_q[b + 1] of q.
         cu_seqlens_k: int32 [batch + 1], the same for k and v.
-        scale: softmax scale, natural-exponent convention: weights are softmax(scale * q k^T).
-        causal: right-aligned: query i of a sequence sees keys j <= i + (len_k - len_q).
-        layer: index of the calling layer.
-        phase: "extend" (prefill, with or without a cached prefix) or "decode".
-        first_head: number in the model of the first q head: in a call of one tensor-parallel process, or of some heads.
-        layout: how `clone` lays q, k and v out in memory: "packed"; "sliced", in which each is a part of a wider tensor, as where a
-            model splits one projection into the three; "heads first", in which all tokens of a head lie together; or "each its
-            own", in which q is packed, and k and v are parts of tensors of different widths. The last axis is contiguous in each.
-        grad_mode: mode of autograd under which checks call a kernel: "inference_mode", "no_grad" or "enable_grad", as functions of
-            PyTorch are named; empty for that of the caller.
+        spec: what is asked for.
     """
 
     q: Tensor
@@ -46,13 +137,32 @@ class AttentionCall:
     v: Tensor
     cu_seqlens_q: Tensor
     cu_seqlens_k: Tensor
-    scale: float
-    causal: bool
-    layer: int = 0
-    phase: str = "extend"
-    first_head: int = 0
-    layout: str = "packed"
-    grad_mode: str = ""
+    spec: CallSpec
+
+    @property
+    def scale(self) -> float:
+        """Softmax scale, natural-exponent convention."""
+        return self.spec.scale
+
+    @property
+    def causal(self) -> bool:
+        """Whether the mask is the right-aligned causal one; else every query sees every key."""
+        return self.spec.mask.causal
+
+    @property
+    def layer(self) -> int:
+        """Index of the calling layer."""
+        return self.spec.layer
+
+    @property
+    def phase(self) -> Literal["extend", "decode"]:
+        """ "extend" (prefill, with or without a cached prefix) or "decode"."""
+        return self.spec.phase
+
+    @property
+    def heads(self) -> HeadMap:
+        """Which kv head each q head reads."""
+        return HeadMap(self.q.shape[1], self.k.shape[1])
 
     @property
     def lens_q(self) -> list[int]:
@@ -69,11 +179,15 @@ class AttentionCall:
         """Cached prefix per sequence, in tokens: len_k - len_q."""
         return [k - q for q, k in zip(self.lens_q, self.lens_k, strict=True)]
 
+    def with_spec(self, **changes: Any) -> AttentionCall:
+        """The same tensors, with other values of fields of `CallSpec`."""
+        return replace(self, spec=replace(self.spec, **changes))
+
     def clone(self) -> AttentionCall:
-        """The same call on copies of its tensors, laid out as `layout` says, for a kernel that may write to its inputs."""
+        """The same call on copies of its tensors, laid out as ``spec.layout`` says, for a kernel that may write to its inputs."""
         copies = {name: getattr(self, name).clone() for name in INPUTS}
-        if self.layout != "packed":
-            laid = _LAID_OUT[self.layout]
+        if self.spec.layout != "packed":
+            laid = _LAID_OUT[self.spec.layout]
             copies |= {name: lay(copies[name]) for name, lay in zip(("q", "k", "v"), laid, strict=True)}
         return replace(self, **copies)
 
@@ -82,7 +196,7 @@ class AttentionCall:
         import torch
 
         modes = {"inference_mode": torch.inference_mode, "no_grad": torch.no_grad, "enable_grad": torch.enable_grad}
-        return modes[self.grad_mode]() if self.grad_mode else nullcontext()
+        return modes[self.spec.grad_mode]() if self.spec.grad_mode else nullcontext()
 
     def to(self, device: torch.device | str) -> AttentionCall:
         """The same call with its tensors on a device."""
@@ -117,15 +231,33 @@ def default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-Kernel = Callable[[AttentionCall], "Tensor"]
-"""Takes a call and returns [total_q, num_q_heads, head_dim_v] in the dtype of q. It must not write to its inputs."""
+@dataclass(frozen=True)
+class Outputs:
+    """What a kernel may return in place of its output alone.
+
+    Attributes:
+        out: [total_q, num_q_heads, head_dim_v] in the dtype of q.
+        lse: log-sum-exp of the scores of each query, float32 [total_q, num_q_heads]. It is accepted, and nothing compares it yet.
+    """
+
+    out: Tensor
+    lse: Tensor | None = None
+
+
+Kernel = Callable[[AttentionCall], "Tensor | Outputs"]
+"""Takes a call and returns [total_q, num_q_heads, head_dim_v] in the dtype of q, or `Outputs`. It must not write to its inputs."""
+
+
+def tensor_of(result: Tensor | Outputs) -> Tensor:
+    """The output in what a kernel returned, whichever form that has; anything else passes through, for `output_fault`."""
+    return result.out if isinstance(result, Outputs) else result
 
 
 @runtime_checkable
 class PreparedKernel(Protocol):
     """A kernel with work that an engine does once for all layers of a forward pass, such as laying K and V out in a pool."""
 
-    def prepared(self, call: AttentionCall) -> AbstractContextManager[Callable[[], Tensor]]:
+    def prepared(self, call: AttentionCall) -> AbstractContextManager[Callable[[], Tensor | Outputs]]:
         """A context inside which that work is done. It gives a function that does the rest: what is timed."""
 
 

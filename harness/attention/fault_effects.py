@@ -117,7 +117,7 @@ def other_heads_value_scale(call: AttentionCall, out: Tensor) -> Tensor | None:
     if kv_heads < 2:
         return None
     scale = call.v.abs().amax((0, 2)).double()
-    wrong = (scale.roll(-1) / scale).repeat_interleave(out.shape[1] // kv_heads)
+    wrong = (scale.roll(-1) / scale)[call.heads.kv_head(torch.arange(out.shape[1], device=scale.device))]
     return out * wrong[None, :, None].to(out.dtype)
 
 
@@ -242,7 +242,7 @@ def weights_rounded(dtype: torch.dtype, batch: Batch, b: int) -> Tensor:
 def scores_rounded(dtype: torch.dtype, batch: Batch, b: int) -> Tensor:
     """Scores are rounded to `dtype` before the softmax."""
     r = batch[b]
-    return scores(r).to(dtype).double().softmax(-1) @ r.v[r.kv_head]
+    return attend(r, scores(r).to(dtype).double())
 
 
 def denominator_rounded(batch: Batch, b: int) -> Tensor | None:

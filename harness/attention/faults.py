@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from torch import Tensor
 
-from assay.harness.attention.call import AttentionCall, Kernel
+from assay.harness.attention.call import AttentionCall, Kernel, tensor_of
 from assay.harness.attention.catalogue import ALL
 from assay.harness.attention.hypotheses import BY_ID
 from assay.harness.attention.oracle import oracle
@@ -43,7 +43,7 @@ def fault(
     compute = BY_ID[hypothesis].compute
 
     def kernel(call: AttentionCall) -> Tensor:
-        out = base_kernel(call)
+        out = tensor_of(base_kernel(call))
         if layers is not None and call.layer not in layers:
             return out
         wrong = compute(call)

@@ -21,14 +21,11 @@ from assay.harness.attention.noise import FAMILIES as FAMILIES
 from assay.harness.attention.noise import NoiseFamily as NoiseFamily
 from assay.harness.attention.noise import Quantised as Quantised
 from assay.harness.attention.noise import family as family
+from assay.harness.attention.oracle import numbers_at_once
 from assay.harness.attention.sequence_groups import SequenceGroup, sequence_groups
 
 MEMBERS = 16
 """Members of an ensemble, unless a caller asks for others."""
-NUMBERS_AT_ONCE = 2**22
-"""Most scores, or quantised keys, that are held at a time: 16 MiB of float32, of which about four exist at once."""
-_ON_CPU = 2**20
-"""The same on a CPU, whose cache holds no more: 1.6 times as fast as with 2**22."""
 _LARGEST = {"int8": 127.0, "e4m3": 448.0, "e5m2": 57344.0, "e2m1": 6.0}
 """Largest value of a format; a scale maps the largest magnitude to it."""
 _CAST = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "fp16": torch.float16}
@@ -82,28 +79,6 @@ def here(family: NoiseFamily, call: AttentionCall) -> NoiseFamily:
     return replace(family, accumulation="tf32") if ampere else family
 
 
-def truth(call: AttentionCall, rows: Tensor | None = None) -> Tensor:
-    """Attention in float64 for some queries.
-
-    Args:
-        call: the call.
-        rows: packed query rows, int64 [rows], in increasing order; None for all.
-
-    Returns:
-        float64 [rows, num_q_heads, head_dim_v], on the call's device.
-    """
-    result = _nothing(call, rows)
-    for group in _groups(call, rows):
-        k, v = group.k.double(), group.v.double()
-        outs = []
-        for some, seen in group.blocks(_at_once(k)):
-            keys = seen.shape[-1]
-            scores = call.scale * group.queries(group.q, some).double() @ k[:, :keys].transpose(1, 2)
-            outs.append(group.rows_first(scores.masked_fill_(~seen, -math.inf).softmax(-1) @ v[:, :keys]))
-        group.put(outs, result)
-    return result
-
-
 def members_by_way(call: AttentionCall, family: NoiseFamily, members: int = MEMBERS) -> list[int]:
     """How many members implement attention in the same way, in the order of `honest_outputs`.
 
@@ -127,7 +102,7 @@ def honest_outputs(
 ) -> Tensor:
     """What honest implementations of a family answer on a call. The same arguments give the same answers.
 
-    Memory does not grow with the call beyond the result itself and `NUMBERS_AT_ONCE`, or one member's keys.
+    Memory does not grow with the call beyond the result itself and `oracle.NUMBERS_AT_ONCE`, or one member's keys.
 
     Args:
         call: the call.
@@ -172,7 +147,7 @@ def added_key_by_key(call: AttentionCall, rows: Tensor | None = None) -> Tensor:
         k, v = group.k.float(), group.v.float()
         for backwards, into in zip((False, True), result, strict=True):
             outs = []
-            for some, seen in group.blocks(_at_once(k)):
+            for some, seen in group.blocks(numbers_at_once(k.device)):
                 scores = call.scale * group.queries(group.q, some).float() @ k[:, : seen.shape[-1]].transpose(1, 2)
                 outs.append(group.rows_first(_online(scores.masked_fill_(~seen, -math.inf), v, backwards)))
             group.put(outs, into)
@@ -224,10 +199,6 @@ def sample_rows(call: AttentionCall, at_most: int, seed: int = 0) -> Tensor:
     return torch.tensor(found, dtype=torch.int64, device=device)
 
 
-def _at_once(like: Tensor) -> int:
-    return min(NUMBERS_AT_ONCE, _ON_CPU) if like.device.type == "cpu" else NUMBERS_AT_ONCE
-
-
 def _ways(family: NoiseFamily) -> tuple[_Way, ...]:
     return _WAYS if _depends_on_blocks(family) else _WAYS[:2]
 
@@ -239,7 +210,7 @@ def _depends_on_blocks(family: NoiseFamily) -> bool:
 
 def _groups(call: AttentionCall, rows: Tensor | None) -> list[SequenceGroup]:
     """Groups whose keys leave room for the members that are computed at a time."""
-    return sequence_groups(call, rows, _at_once(call.k) // 4)
+    return sequence_groups(call, rows, numbers_at_once(call.k.device) // 4)
 
 
 def _nothing(call: AttentionCall, rows: Tensor | None, *lead: int) -> Tensor:
@@ -384,7 +355,7 @@ def _answer(group: SequenceGroup, call: AttentionCall, draw: _Draw, into: Tensor
     """Put the members' outputs on a group of sequences into [members, rows, num_q_heads, head_dim_v]."""
     heads, q_heads = group.q.shape[:2]
     scores = heads * q_heads * min(group.rows.shape[1], 64) * group.k.shape[1]
-    at_once = max(1, _at_once(group.k) // max(scores, group.k.numel(), group.v.numel(), 1))
+    at_once = max(1, numbers_at_once(group.k.device) // max(scores, group.k.numel(), group.v.numel(), 1))
     for members in torch.split(into, at_once):
         count = len(members)
         q = draw.stored(group.q.flatten(0, 1), "q", count, group.lens_q.repeat_interleave(q_heads))
@@ -393,7 +364,7 @@ def _answer(group: SequenceGroup, call: AttentionCall, draw: _Draw, into: Tensor
         group.put(
             [
                 group.rows_first(_attend(group.queries(q, some), k, v, seen, group.lens_k, call, draw, count))
-                for some, seen in group.blocks(_at_once(group.k) // count)
+                for some, seen in group.blocks(numbers_at_once(group.k.device) // count)
             ],
             members,
         )

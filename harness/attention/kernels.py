@@ -21,7 +21,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
+from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused, tensor_of
 from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.attention.noise import NoiseFamily, family
 from assay.harness.attention.published import is_path as is_path
@@ -54,6 +54,7 @@ class Declaration:
         dtypes: dtypes that it computes, for example "bfloat16"; None for all.
         prefix: whether it computes calls with a cached prefix.
         head_dims_v: head dims of v that it computes, besides that of q and k.
+        features: features of calls that it supports; see `CallSpec.features`.
     """
 
     phases: tuple[str, ...] = PHASES
@@ -65,6 +66,7 @@ class Declaration:
     dtypes: tuple[str, ...] | None = None
     prefix: bool = True
     head_dims_v: tuple[int, ...] = ()
+    features: tuple[str, ...] = ()
 
     def excludes(self, call: AttentionCall) -> str:
         """Why it does not cover a call, "head_dim 80" for example; empty if it does."""
@@ -73,7 +75,9 @@ class Declaration:
             return f"head_dim {head_dim}"
         if self.dtypes is not None and dtype not in self.dtypes:
             return dtype
-        return "a cached prefix" if not self.prefix and any(call.prefixes) else ""
+        if not self.prefix and any(call.prefixes):
+            return "a cached prefix"
+        return ", ".join(name for name in call.spec.features if name not in self.features)
 
 
 def declares(
@@ -86,6 +90,7 @@ def declares(
     dtypes: tuple[str, ...] | None = None,
     prefix: bool = True,
     head_dims_v: tuple[int, ...] = (),
+    features: tuple[str, ...] = (),
 ) -> Callable[[Kernel], Kernel]:
     """Declare what a kernel computes: a decorator. A kernel without a declaration is taken to compute every phase.
 
@@ -108,6 +113,7 @@ def declares(
         prefix: whether it computes calls with a cached prefix. A kernel for complete prompts alone does not, and has no decode.
         head_dims_v: head dims of v that it computes, besides that of q and k: ``(128,)`` with ``head_dims=(192,)`` for DeepSeek's
             prefill. A check asks for no others.
+        features: what it supports of `CallSpec.features`, by name. A call that asks for anything else is refused.
 
     Raises:
         ValueError: no phase or an unknown one, no head dim or dtype, no such noise family, or a name that is no regular expression
@@ -137,7 +143,7 @@ def declares(
 
     def attach(kernel: Kernel) -> Kernel:
         vars(kernel)["assay"] = Declaration(
-            phases, package, about, name, kernels, head_dims, dtypes, prefix, tuple(head_dims_v)
+            phases, package, about, name, kernels, head_dims, dtypes, prefix, tuple(head_dims_v), tuple(features)
         )
         return kernel
 
@@ -339,13 +345,25 @@ def tensor_fault(out: object, like: Tensor, shape: tuple[int, ...]) -> str:
     return f"{found}, expected {like.dtype} {list(shape)} on {like.device}"
 
 
+def refuse_features(name: str, kernel: Kernel, call: AttentionCall) -> None:
+    """Refuse a call with a feature that a kernel does not declare.
+
+    Raises:
+        KernelRefused: it has one.
+    """
+    if missing := [feature for feature in call.spec.features if feature not in declaration(kernel).features]:
+        raise KernelRefused(f"{name} does not declare {', '.join(missing)}, which this call asks for")
+
+
 def run_kernel(name: str, kernel: Kernel, call: AttentionCall) -> Tensor:
     """The kernel's output, [total_q, num_q_heads, head_dim_v].
 
     Raises:
-        KernelRefused: its shape, dtype or device breaks the contract.
+        KernelRefused: the call asks for a feature that the kernel does not declare, or the output's shape, dtype or device breaks
+            the contract.
     """
-    out = kernel(call)
+    refuse_features(name, kernel, call)
+    out = tensor_of(kernel(call))
     if fault := output_fault(call, out):
         raise KernelRefused(f"{name} returned {fault}, in layer {call.layer}")
     return out

@@ -304,7 +304,7 @@ def _design(
     triples = (three for some in _TRIPLES for three in combinations(some, 3))
     pairs = combinations([Feature(axis) for axis in drawn], 2)
     groups = (*_FULL, *dict.fromkeys(triples), *pairs)
-    # More new tokens than a block behind a cached prefix, where the seed case's mask is wrong; nothing if there are no such lengths.
+    # More new tokens than a block behind a cached prefix, where the seed case's mask is wrong; nothing without such lengths.
     behind = {
         "prefix": tuple(cached for cached in drawn["prefix"] if 0 < cached <= _NEAR),
         "new": tuple(new for new in drawn["new"] if new > _BLOCK),
@@ -523,10 +523,9 @@ def _make(values: _Values, lens: tuple[tuple[int, int], ...], seed: int, device:
     if values.head_dim_v:
         wider = call_of(list(lens), values.heads, values.head_dim_v, torch.float32, device, seed)
         wide = replace(wide, v=wider.v)
-    call = (DATA | RARE)[values.data](replace(wide, phase=values.phase))
-    call = replace(
-        call, q=call.q.to(values.dtype), k=call.k.to(values.dtype), v=call.v.to(values.dtype), layer=values.layer,
-        first_head=values.first_head, layout=values.layout, grad_mode=values.grad_mode,
-    )  # fmt: skip
+    call = (DATA | RARE)[values.data](wide.with_spec(phase=values.phase))
+    call = replace(call, q=call.q.to(values.dtype), k=call.k.to(values.dtype), v=call.v.to(values.dtype)).with_spec(
+        layer=values.layer, first_head=values.first_head, layout=values.layout, grad_mode=values.grad_mode
+    )
     call = through_pages(call, values.page, seed) if values.page else call
-    return call if call.layout == "packed" else call.clone()
+    return call if call.spec.layout == "packed" else call.clone()

@@ -47,12 +47,12 @@ def _scaled_far(sign: int, call: AttentionCall) -> AttentionCall:
 
 
 def _unscaled_far(sign: int, call: AttentionCall) -> AttentionCall:
-    return replace(_far_from_zero(sign, _UNSCALED, call), scale=_SCALED / _UNSCALED)
+    return _far_from_zero(sign, _UNSCALED, call).with_spec(scale=_SCALED / _UNSCALED)
 
 
 def _scale(scale: float, call: AttentionCall) -> AttentionCall:
     # The scores stay what they are.
-    return replace(call, q=call.q * (call.scale / scale), scale=scale)
+    return replace(call, q=call.q * (call.scale / scale)).with_spec(scale=scale)
 
 
 _SINK_Q = 0.4
@@ -118,7 +118,7 @@ DATA: dict[str, Change] = {
 
 RARE: dict[str, Change] = {
     "other numbers": lambda call: call,  # drawn with another seed
-    "scale 1.5 times": lambda call: replace(call, scale=1.5 * call.scale),
+    "scale 1.5 times": lambda call: call.with_spec(scale=1.5 * call.scale),
     "scale 1": partial(_scale, 1.0),  # T5
     "scale 1/128": partial(_scale, 1 / 128),  # Granite
     "attention sink": _sink,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from assay.harness.attention.call import AttentionCall, cumulative
+from assay.harness.attention.call import AttentionCall, CallSpec, cumulative
 
 
 def call_of(
@@ -24,6 +24,5 @@ def call_of(
         v=normal(total_k, heads[1]),
         cu_seqlens_q=cumulative((new for new, _ in lens), device),
         cu_seqlens_k=cumulative((new + prefix for new, prefix in lens), device),
-        scale=head_dim**-0.5,
-        causal=True,
+        spec=CallSpec(scale=head_dim**-0.5),
     )

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.call import AttentionCall, Mask
 
 _FEWEST_KEYS, _FEWEST_ROWS = 128, 8
 """Lengths up to these share a group: padding to them costs less than another group."""
@@ -32,7 +32,8 @@ class SequenceGroup:
         lens_q: new tokens of each head's sequence, int64 [heads].
         lens_k: all tokens of each head's sequence, int64 [heads].
         rows: int64 [sequences, rows], the queries that are asked for, counted within the sequence.
-        last: int64 [sequences, rows], on the CPU: the last key that each of them sees.
+        stop: int64 [sequences, rows], on the CPU: one past the last key that each of them sees.
+        mask: which keys they see.
         asked: int64 [asked], which of ``rows.flatten()`` are asked for; the others are padding.
         places: int64 [asked], their places among all queries of the call that are asked for.
         start: the first of the places if they follow one another, else None.
@@ -44,7 +45,8 @@ class SequenceGroup:
     lens_q: Tensor
     lens_k: Tensor
     rows: Tensor
-    last: NDArray[np.int64]
+    stop: NDArray[np.int64]
+    mask: Mask
     asked: Tensor
     places: Tensor
     start: int | None
@@ -65,13 +67,11 @@ class SequenceGroup:
         heads, group, _, _ = self.q.shape
         at_once = max(1, numbers // max(1, heads * group * self.k.shape[1]))
         for start in range(0, self.rows.shape[1], at_once):
-            last = self.last[:, start : start + at_once]
-            keys = torch.arange(int(last.max(initial=-1)) + 1, device=self.k.device)
-            seen = keys <= torch.from_numpy(np.ascontiguousarray(last)).to(keys.device)[..., None]
+            rows, per = self.rows[:, start : start + at_once], heads // self.sequences
+            keys = torch.arange(int(self.stop[:, start : start + at_once].max(initial=0)), device=self.k.device)
+            seen = self.mask.visible(rows, self.lens_q[::per, None], self.lens_k[::per, None], keys)
             seen = seen.repeat(1, group, 1)
-            if self.sequences > 1:
-                seen = seen.repeat_interleave(heads // self.sequences, 0)
-            yield self.rows[:, start : start + at_once], seen
+            yield rows, seen if self.sequences == 1 else seen.repeat_interleave(per, 0)
 
     def queries(self, q: Tensor, some: Tensor) -> Tensor:
         """[..., heads, group * r, head_dim] of `q` [..., heads, group, len_q, head_dim]: the heads of a group are further rows."""
@@ -143,17 +143,18 @@ def _group(
     is_asked = column < counts[:, None]
     places = np.where(is_asked, bounds[members][:, None] + column, bounds[members][:, None])
     rows = wanted[places] - starts_q[members][:, None]
-    last = rows + (lens_k - lens_q)[:, None] if call.causal else np.repeat(lens_k[:, None] - 1, rows.shape[1], 1)
+    _, stop = call.spec.mask.span(rows, lens_q[:, None], lens_k[:, None])
     q = _padded(call.q, starts_q[members], lens_q)
     into = places[is_asked]
     return SequenceGroup(
-        q=q.reshape(*q.shape[:2], kv_heads, -1, q.shape[3]).permute(0, 2, 3, 1, 4).flatten(0, 1),
+        q=q.reshape(*q.shape[:2], kv_heads, call.heads.group, q.shape[3]).permute(0, 2, 3, 1, 4).flatten(0, 1),
         k=_padded(call.k, starts_k[members], lens_k).transpose(1, 2).flatten(0, 1),
         v=_padded(call.v, starts_k[members], lens_k).transpose(1, 2).flatten(0, 1),
         lens_q=here(lens_q.repeat(kv_heads)),
         lens_k=here(lens_k.repeat(kv_heads)),
         rows=here(rows),
-        last=last,
+        stop=stop,
+        mask=call.spec.mask,
         asked=here(np.flatnonzero(is_asked)),
         places=here(into),
         start=int(into[0]) if int(into[-1] - into[0]) == len(into) - 1 else None,  # they increase

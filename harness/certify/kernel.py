@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from assay.harness.attention.call import AttentionCall, Kernel
-from assay.harness.attention.honest import truth
+from assay.harness.attention.call import AttentionCall, Kernel, tensor_of
 from assay.harness.attention.kernels import Declaration, declaration, declares, find, published
+from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sdpa import TORCH_SDPA, torch_sdpa
 from assay.harness.attention.seeded import SeededFault
 from assay.harness.attention.source import source_hashes
@@ -58,13 +58,13 @@ class CertifiedKernel:
 
     def truth(self, call: AttentionCall) -> Tensor | None:
         """The exact output, float64 [total_q, num_q_heads, head_dim_v], if the kernel declares a noise family; else None."""
-        return self._kept("truth", truth, call) if self.declared.noise else None
+        return self._kept("truth", oracle, call) if self.declared.noise else None
 
     def _kept(self, what: str, compute: Kernel, call: AttentionCall) -> Tensor:
         key = what, _content(call)
         if key in self._outputs:
             return self._outputs[key]
-        out = compute(call).clone()  # it may be a buffer that the next call overwrites
+        out = tensor_of(compute(call)).clone()  # it may be a buffer that the next call overwrites
         if self._bytes + out.nbytes <= KEPT_BYTES:
             self._outputs[key] = out
             self._bytes += out.nbytes

@@ -68,7 +68,7 @@ class OpLevel:
         """The cases that the kernel's declaration does not exclude, each call made once."""
         declared, found = self.kernel.declared, []
         for number, case in enumerate(matrix(declared.phases, device=self.device, seed=self.seed)):
-            call = replace(case.make(), layer=number % LAYERS)
+            call = case.make().with_spec(layer=number % LAYERS)
             if not declared.excludes(call):
                 found.append(replace(case, make=partial(_given, call)))
         return found

@@ -17,7 +17,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import accumulate
 from typing import Any
@@ -160,7 +160,7 @@ def kernel(backend: str) -> NativeKernel:
         dims = declared.head_dims or (64,)
         tried = call_of([_TRIAL[phase]], (4, 2), dims[0], torch.float16, default_device())
         try:
-            made(replace(tried, phase=phase))
+            made(tried.with_spec(phase=phase))
         except Exception as error:  # SGLang's backends assert, or fail in a library of another device
             raise KernelRefused(
                 f"{sglang}'s attention backend {name!r} cannot compute on this machine ({default_device()}): {_said(error)}"

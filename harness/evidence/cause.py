@@ -136,7 +136,7 @@ def foreign_cause(result: ReplayResult, candidate: str, phases: Collection[str],
         return "it examined the calls of another pack"
     entries = read_manifest(pack).calls
     examined = set(result.examined)
-    due = {_stratum(entry) for entry in entries if entry.phase in phases}
+    due = {_stratum(entry) for entry in entries if entry.spec.phase in phases}
     if lacking := due - {_stratum(entry) for entry in entries if entry.sha256 in examined}:
         layer, phase, _ = min(lacking)
         return f"it left out recorded calls, for example those of layer {layer}, {phase}"
@@ -145,4 +145,4 @@ def foreign_cause(result: ReplayResult, candidate: str, phases: Collection[str],
 
 def _stratum(entry: PackEntry) -> tuple[int, str, str]:
     """What is examined of a pack, at least one call each: the worst and the other calls of a layer and phase."""
-    return entry.layer, entry.phase, entry.chosen
+    return entry.spec.layer, entry.spec.phase, entry.chosen

@@ -9,12 +9,12 @@ import hashlib
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import ConfigDict, Field
 from safetensors import SafetensorError
 
-from assay.harness.attention.call import INPUTS, AttentionCall
+from assay.harness.attention.call import INPUTS, AttentionCall, CallSpec
 from assay.harness.conditions import CACHED_PREFIX, SEQUENCE_LENGTH
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.portable import portable
@@ -24,7 +24,7 @@ from assay.harness.schema import Record, read_json
 if TYPE_CHECKING:  # a report reads the manifest and must not wait for torch
     from torch import Tensor
 
-SCHEMA: Literal["assay.pack/1"] = "assay.pack/1"
+SCHEMA: Literal["assay.pack/2"] = "assay.pack/2"
 MANIFEST = "manifest.json"
 TENSORS = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "reference")
 """Tensors of a file, which also has "candidate" if the candidate computed the call."""
@@ -63,6 +63,7 @@ class PackEntry(Record):
     """One recorded call: its file and its condition.
 
     Attributes:
+        spec: what the call asks for.
         chosen: "sample" if the stratified sample selected it, "worst" if it has the largest error of its layer and phase.
         relative_l1: the candidate's largest relative L1 over queries and heads; None if not measured.
         new: new tokens per sequence.
@@ -70,10 +71,8 @@ class PackEntry(Record):
         requests: the engine's request id per sequence.
         first_sequence: index in the engine's batch of the first recorded sequence.
         batch_size: sequences in the engine's batch. More than were recorded if the call was cut to fit.
-        first_head: the first recorded q head's number in the model.
         cut: whether only some queries of a sequence were recorded, because it was too large.
         first_query: number among the sequence's new tokens of the first recorded query; the tokens before it count as prefix.
-        scale: softmax scale.
         dtype: dtype of q, k, v and the reference's output.
         sha256: hash of the file.
     """
@@ -83,18 +82,14 @@ class PackEntry(Record):
     bytes: int
     chosen: Literal["sample", "worst"]
     relative_l1: float | None
-    layer: int
-    phase: Literal["extend", "decode"]
+    spec: CallSpec
     new: tuple[int, ...]
     prefix: tuple[int, ...]
     requests: tuple[str, ...]
     first_sequence: int
     batch_size: int
-    first_head: int
     cut: bool = False
     first_query: int = 0
-    scale: float
-    causal: bool
     dtype: str
 
 
@@ -108,7 +103,7 @@ class PackManifest(Record):
 
     model_config = ConfigDict(serialize_by_alias=True, populate_by_name=True)
 
-    schema_id: Literal["assay.pack/1"] = Field(SCHEMA, alias="schema")
+    schema_id: Literal["assay.pack/2"] = Field(SCHEMA, alias="schema")
     source: Source
     budget_bytes: int
     seen: int
@@ -248,7 +243,9 @@ def read_pack(folder: Path) -> list[RecordedCall]:
         UsageError: the folder has no pack, or one of another version of assay.
         EvidenceError: the manifest or a file is damaged or missing, or the pack has no call.
     """
-    entries = sorted(read_manifest(folder).calls, key=lambda entry: (entry.layer, entry.phase, entry.prefix, entry.new))
+    entries = sorted(
+        read_manifest(folder).calls, key=lambda entry: (entry.spec.layer, entry.spec.phase, entry.prefix, entry.new)
+    )
     if not entries:
         raise EvidenceError(
             f"{folder} has no call.", "at least one recorded call", "record again, and send the server a request"
@@ -277,8 +274,5 @@ def _read(folder: Path, entry: PackEntry) -> RecordedCall:
 
 
 def _recorded(tensors: dict[str, Tensor], entry: PackEntry) -> RecordedCall:
-    parts: dict[str, Any] = {name: tensors[name] for name in INPUTS}
-    call = AttentionCall(
-        **parts, scale=entry.scale, causal=entry.causal, layer=entry.layer, phase=entry.phase, first_head=entry.first_head
-    )  # fmt: skip
+    call = AttentionCall(**{name: tensors[name] for name in INPUTS}, spec=entry.spec)
     return RecordedCall(call, tensors["reference"], entry, tensors.get(CANDIDATE))

@@ -28,7 +28,7 @@ def example(hypothesis: Hypothesis) -> AttentionCall:
     """A call in float64 on which the bug of a hypothesis shows, as few tokens as that takes; the same each time."""
     call = call_of(_lens(hypothesis), _heads(hypothesis), 32, torch.float64, "cpu")
     if hypothesis.id == "scale-of-head-dim-v":
-        return replace(call, q=call.q[..., :16].contiguous(), k=call.k[..., :16].contiguous(), scale=16**-0.5)
+        return replace(call, q=call.q[..., :16].contiguous(), k=call.k[..., :16].contiguous()).with_spec(scale=16**-0.5)
     if hypothesis.kind in ("quantisation-scale", "k-smoothing"):
         return replace(call, q=_stepped(call.q), k=_stepped(call.k) + torch.linspace(-20, 20, 32, dtype=torch.float64))
     if hypothesis.kind in ("saturation", "overflow"):
@@ -69,7 +69,7 @@ def _beyond(id_: str, call: AttentionCall) -> AttentionCall:
         return replace(call, v=v)
     k = call.k.clone()
     k[2] = 2 * limit * call.q[0] / call.q[0].square().sum()  # the first query's product with it is twice the limit
-    return replace(call, k=k, scale=8 / limit)
+    return replace(call, k=k).with_spec(scale=8 / limit)
 
 
 def is_exact(id_: str) -> bool:

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
-from assay.harness.attention.honest import MEMBERS, added_key_by_key, here, honest_outputs, members_by_way, truth
+from assay.harness.attention.honest import MEMBERS, added_key_by_key, here, honest_outputs, members_by_way
 from assay.harness.attention.noise import NoiseFamily, family
+from assay.harness.attention.oracle import oracle
 from assay.harness.localize.cells import CallCells, cells_of
 from assay.harness.stats.noise_bound import FALSE_FLAGS, cell_bounds
 from assay.harness.stats.query_bounds import (
@@ -206,7 +207,7 @@ def rare_excess(call: AttentionCall, family: NoiseFamily, cells: CallCells) -> T
     repeated with `_RARE` times their size; what that adds to `_RARE` times their error is the excess of one query. It happens to
     one query of a cell at a time. Where the error grows linearly, as with INT8 on most data, it is zero.
     """
-    right = truth(call, cells.rows)
+    right = oracle(call, cells.rows)
     excess = rare_excess_of_queries(call, family, cells.rows, right, _RARE)
     here = [cells.of_row == cell for cell in range(len(cells.sequence))]
     worst = torch.stack([excess[rows].amax(0) for rows in here])
@@ -226,12 +227,12 @@ def _is_exact(call: AttentionCall, family: NoiseFamily) -> bool:
 
 def _key_by_key(call: AttentionCall, rows: Tensor | None) -> Tensor:
     """What adding key by key costs each query at worst: sum of |output - truth| over head_dim, float64 [rows, num_q_heads]."""
-    return (added_key_by_key(call, rows) - truth(call, rows)).abs().sum(-1).nan_to_num(posinf=0.0).amax(0)
+    return (added_key_by_key(call, rows) - oracle(call, rows)).abs().sum(-1).nan_to_num(posinf=0.0).amax(0)
 
 
 def _by_cell(call: AttentionCall, cells: CallCells, of_queries: Tensor) -> Tensor:
     """Relative L1 of errors of queries, sums over head_dim [rows, num_q_heads] -> float64 [cells, num_q_heads], on the CPU."""
-    size = cells.sums(truth(call, cells.rows).abs().sum(-1))
+    size = cells.sums(oracle(call, cells.rows).abs().sum(-1))
     return torch.where(size > 0, cells.sums(of_queries) / size, 0.0).cpu()
 
 
@@ -248,7 +249,7 @@ def bounds_of_queries(call: AttentionCall, family: NoiseFamily, rows: Tensor, ow
     Returns:
         Bounds on the same: those of `assay.harness.stats.query_bounds`, of the noisiest way of implementing attention.
     """
-    right = truth(call, rows)
+    right = oracle(call, rows)
     members = MEMBERS if rows.numel() * call.k.shape[0] * call.q.shape[1] >= _SMALL else MAX_MEMBERS
     off = _off(honest_outputs(call, family, rows, members), right)
     ways = [query_bounds(one) for one in torch.split(off, members_by_way(call, family, members))]
@@ -271,7 +272,7 @@ def simulate(call: AttentionCall, family: NoiseFamily, cells: CallCells, members
     rows = cells.rows
     scores = cells.of_row.numel() * call.k.shape[0] * call.q.shape[1]
     members = members or (MEMBERS if scores >= _SMALL else MAX_MEMBERS)
-    right = truth(call, rows)
+    right = oracle(call, rows)
     off = _off(honest_outputs(call, family, rows, members), right)
     count, heads = len(cells.sequence), call.q.shape[1]
     size = cells.sums(right.abs().sum(-1))

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
-from assay.harness.attention.honest import truth
 from assay.harness.attention.hypotheses import FAMILY, LEAK, Hypothesis
+from assay.harness.attention.oracle import oracle
 from assay.harness.localize.call_conditions import SequenceCondition, SequenceShape, separating
 from assay.harness.localize.kernel_runs import CallResult, KernelRun
 from assay.harness.localize.screening import Comparisons
@@ -116,7 +116,7 @@ def _rank(cause: Cause) -> tuple[bool, bool]:
 def _explain(results: Sequence[CallResult], layers: Sequence[int], compared: Comparisons) -> Cause:
     inside = [o for o in results if o.call.layer in layers]
     failing = sorted((o for o in inside if o.fails), key=lambda o: (o.call.k.numel(), o.call.q.numel()))
-    heads = sorted({o.call.first_head + int(h) for o in failing for h in o.failing.any(0).nonzero().flatten()})
+    heads = sorted({o.call.spec.first_head + int(h) for o in failing for h in o.failing.any(0).nonzero().flatten()})
     wrong = [s for o in inside for s in _where(o, o.failing)]
     right = [s for o in inside for b, s in enumerate(o.sequence_shapes) if b not in _sequences(o, o.failing)]
     difference, size = (sum(o.off.over(o.failing)[which] for o in failing) for which in (0, 1))
@@ -159,7 +159,7 @@ def _scaled(failing: Sequence[CallResult]) -> Hypothesis | None:
         return Hypothesis(OUTPUT_NOT_WRITTEN, "output not written", about, "gain", "serious", _zero)
 
     def multiple(call: AttentionCall, rows: Tensor | None = None, /) -> Tensor:
-        return factor * truth(call, rows)
+        return factor * oracle(call, rows)
 
     about = f"every output is {factor:.4g} times what it should be"
     return Hypothesis(OUTPUT_SCALED, "output scaled", about, "gain", "serious", multiple)
@@ -199,7 +199,7 @@ def _fit(
             return None
         total = [a + b for a, b in zip(total, off.over(o.failing), strict=True)]
         violating += _where(o, _violated(o, off.relative_l1, heads))
-        others = sorted({o.call.first_head + head for head in range(o.own.shape[1])} - set(heads))
+        others = sorted({o.call.spec.first_head + head for head in range(o.own.shape[1])} - set(heads))
         everywhere &= not bool(_violated(o, off.relative_l1, others).any())
     error = total[0] / total[1] if total[1] else 0.0
     if not total[2] or error > FIT_SHARE * oracle_error:
@@ -218,7 +218,7 @@ def _fit(
 def _violated(o: CallResult, off: Tensor, heads: Sequence[int]) -> Tensor:
     """Cells of these heads, where the layer has them, that pass although the hypothesis predicts a failure."""
     chosen = torch.zeros_like(o.failing)
-    columns = [head - o.call.first_head for head in heads]
+    columns = [head - o.call.spec.first_head for head in heads]
     chosen[:, [column for column in columns if 0 <= column < chosen.shape[1]]] = True
     return chosen & ~o.failing & (off > o.fit_bounds)
 

@@ -68,7 +68,7 @@ def _joined(bugs: Sequence[Finding], pooled: Sequence[Finding]) -> list[Finding]
 
 
 def _bug(cause: Cause, layers: Sequence[int], reproduce: str) -> Finding:
-    heads = max(result.call.first_head + result.call.q.shape[1] for result in cause.failing)
+    heads = max(result.call.spec.first_head + result.call.q.shape[1] for result in cause.failing)
     evidence = [_extent(cause), f"smallest failing call: {describe(cause.failing[0].call)}"]
     if telling := [one for one in cause.conditions[1:] if "% " not in one.words or "!=" not in one.words]:
         first, second, *further = cause.conditions[0], *telling  # nearly every number is no multiple of 64
@@ -152,7 +152,7 @@ def _queries(cause: Cause) -> str:
     worst, rows = queries[0], {one.row for one in queries}
     sequence = bisect_right(list(itertools.accumulate(result.call.lens_q)), worst.row)
     at = worst.row - sum(result.call.lens_q[:sequence])
-    heads = "all heads together" if worst.head is None else f"head {result.call.first_head + worst.head}"
+    heads = "all heads together" if worst.head is None else f"head {result.call.spec.first_head + worst.head}"
     of = f"{len(rows)} single {'query is' if len(rows) == 1 else 'queries are'} out of bounds there"
     return (
         f"{of}; the worst is query {at} of sequence {sequence}, {heads}: {percent(worst.own)} "
@@ -254,7 +254,7 @@ def describe(call: AttentionCall) -> str:
     heads = [f"{count} {what}{'s' * (count != 1)}" for what, count in counts]
     lens = " ".join(f"{new}+{prefix}" for new, prefix in zip(call.lens_q, call.prefixes, strict=True))
     values = f", head_dim_v {call.v.shape[2]}" if call.v.shape[2] != call.q.shape[2] else ""
-    sliced, mode = call.layout == "sliced", f", under {call.grad_mode}" if call.grad_mode else ""
+    sliced, mode = call.spec.layout == "sliced", f", under {call.spec.grad_mode}" if call.spec.grad_mode else ""
     return (
         f"layer {call.layer} {call.phase}, new+prefix {lens}, {heads[0]} on {heads[1]}, "
         f"head_dim {call.q.shape[2]}{values}, {str(call.q.dtype).removeprefix('torch.')}{', sliced inputs' * sliced}{mode}"

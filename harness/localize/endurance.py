@@ -103,5 +103,5 @@ def _shapes(call: AttentionCall) -> tuple[object, ...]:
     """All that two calls must have in common for one to be made in the other's buffers."""
     return (
         *((getattr(call, name).shape, getattr(call, name).dtype) for name in INPUTS),
-        call.scale, call.causal, call.layer, call.phase, call.first_head, call.layout, call.grad_mode,
+        call.spec,
     )  # fmt: skip

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused, refusal_behind
+from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused, refusal_behind, tensor_of
 from assay.harness.attention.kernels import Declaration, output_fault
 from assay.harness.localize.kernel_runs import CallResult, KernelRun, repeat, run_once
 from assay.harness.localize.raised import raised, traceback_of
@@ -50,7 +50,7 @@ class Guard:
         self.runs += 1
         try:
             with kernel_threads(), call.grad_context():
-                out = self._kernel(call)
+                out = tensor_of(self._kernel(call))
         except (KernelRefused, ImportError):
             raise  # the contract allows a refusal, and a missing package is not a breach of it
         except KeyboardInterrupt:

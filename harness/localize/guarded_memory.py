@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from assay.harness.attention.call import AttentionCall, Kernel
+from assay.harness.attention.call import AttentionCall, Kernel, tensor_of
 from assay.harness.attention.interpreter_bounds import memory
 from assay.harness.attention.kernels import declaration
 from assay.harness.localize.threads import kernel_threads
@@ -117,7 +117,7 @@ class GuardedKernel:
             _bound(one)
         try:
             with memory.watching() as seen, _Allocations(made, call.q.device), kernel_threads():
-                out = self._kernel(given)
+                out = tensor_of(self._kernel(given))
         finally:
             for one in (*inputs, *made):
                 memory.inside.pop(one.whole.untyped_storage().data_ptr(), None)

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from assay.harness.attention.call import INPUTS, AttentionCall, Kernel, KernelRefused
-from assay.harness.attention.honest import sample_rows, truth
-from assay.harness.attention.kernels import declaration, missing_package, output_fault
+from assay.harness.attention.call import INPUTS, AttentionCall, Kernel, KernelRefused, tensor_of
+from assay.harness.attention.honest import sample_rows
+from assay.harness.attention.kernels import declaration, missing_package, output_fault, refuse_features
+from assay.harness.attention.oracle import oracle
 from assay.harness.errors import AssayError
 from assay.harness.evidence.error_sums import ratio
 from assay.harness.localize.bounds import CallNoise, bounds_of_queries, least_bound, noise_on
@@ -283,7 +284,7 @@ def measure(call: AttentionCall, out: Tensor, noise: str = "") -> CallResult:
         raise ValueError("nothing to compare: the call holds no query; expected at least one")
     scores = call.q.shape[0] * call.q.shape[1] * call.k.shape[0]
     rows = None if scores <= MAX_SCORES else sample_rows(call, MAX_ROWS)
-    cells, right = cells_of(call, rows), truth(call, rows)
+    cells, right = cells_of(call, rows), oracle(call, rows)
     if not bool(right.isfinite().all()):
         raise ValueError(
             "the oracle's output is not finite, so nothing can be compared with it; check the call's inputs"
@@ -310,12 +311,13 @@ def compute(kernel: Kernel, call: AttentionCall) -> Tensor:
     Raises:
         AssayError: the output breaks the contract, or the kernel raised something; its traceback is among the details.
         UsageError: a package that the kernel imports is not installed.
-        KernelRefused: the kernel refuses the call.
+        KernelRefused: the kernel refuses the call, or does not declare a feature that it asks for.
     """
     __tracebackhide__ = True
     try:
         with kernel_threads(), call.grad_context():
-            out = kernel(call)
+            refuse_features("the kernel", kernel, call)
+            out = tensor_of(kernel(call))
     except ImportError as error:
         raise missing_package(error) from error
     except (AssayError, KernelRefused, KeyboardInterrupt):

@@ -81,7 +81,9 @@ def scaled(results: Sequence[CallResult]) -> Scaled | None:
     tests: list[tuple[Group, list[CallResult], slice]] = [(group, some, slice(None)) for group, some in groups]
     for group, some in _grouped(usable, (("dtype", "heads"),)):
         heads = some[0].call.q.shape[1]
-        tests += [((group[0], ("head", str(some[0].call.first_head + h))), some, slice(h, h + 1)) for h in range(heads)]
+        tests += [
+            ((group[0], ("head", str(some[0].call.spec.first_head + h))), some, slice(h, h + 1)) for h in range(heads)
+        ]
     found, known = [], dict[int, _Deviations]()
     for group, some, heads_of in tests:
         factor, limit = _slope(some, heads_of, FALSE_FLAGS / 4 / len(tests), known)
@@ -182,7 +184,7 @@ _AXES: dict[str, Callable[[CallResult], str]] = {
     "phase": lambda result: result.call.phase,
     "layer": lambda result: str(result.call.layer),
     "head_dim": lambda result: str(result.call.q.shape[2]),
-    "heads": lambda result: f"{result.call.first_head}+{result.call.q.shape[1]}",
+    "heads": lambda result: f"{result.call.spec.first_head}+{result.call.q.shape[1]}",
 }
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused, cumulative
+from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused, cumulative, tensor_of
 from assay.harness.attention.kernels import declaration, load
 from assay.harness.attention.oracle import sequences
 from assay.harness.attention.sample_calls import call_of
@@ -62,7 +62,7 @@ def shrink(
         nonlocal left
         left -= 1
         try:
-            return failed(smaller, kernel(smaller.clone()))
+            return failed(smaller, tensor_of(kernel(smaller.clone())))
         except KernelRefused:
             return False
 
@@ -85,7 +85,7 @@ def _smaller(call: AttentionCall, head_dims: Sequence[int]) -> Iterator[Attentio
     if groups > 1:
         yield from (_groups(call, [g]) for g in range(groups))
         yield from (_groups(call, [g for g in range(groups) if g != lost]) for lost in range(groups))
-    if (each := call.q.shape[1] // groups) > 1:
+    if (each := call.heads.group) > 1:
         kept = {h: [g * each + h for g in range(groups)] for h in range(each)}
         yield from (replace(call, q=call.q[:, rows]) for rows in kept.values())
     for b, (new, prefix) in enumerate(zip(call.lens_q, call.prefixes, strict=True)):
@@ -96,7 +96,7 @@ def _smaller(call: AttentionCall, head_dims: Sequence[int]) -> Iterator[Attentio
     same = call.q.shape[2] == call.v.shape[2]
     for dim in (d for d in head_dims if same and d < call.q.shape[2]):
         scale = dim**-0.5 if call.scale == call.q.shape[2] ** -0.5 else call.scale
-        yield replace(call, q=call.q[..., :dim], k=call.k[..., :dim], v=call.v[..., :dim], scale=scale)
+        yield replace(call, q=call.q[..., :dim], k=call.k[..., :dim], v=call.v[..., :dim]).with_spec(scale=scale)
 
 
 def _fewer(count: int, least: int) -> list[int]:
@@ -124,8 +124,8 @@ def _pick(call: AttentionCall, kept: list[tuple[int, int, int]]) -> AttentionCal
 
 def _groups(call: AttentionCall, kept: list[int]) -> AttentionCall:
     """Some kv heads of a call, with the q heads that read them."""
-    each = call.q.shape[1] // call.k.shape[1]
-    heads = [g * each + h for g in kept for h in range(each)]
+    readers = (call.heads.readers(g) for g in kept)
+    heads = [h for some in readers for h in range(some.start, some.stop)]
     return replace(call, q=call.q[:, heads], k=call.k[:, kept], v=call.v[:, kept])
 
 
@@ -183,7 +183,7 @@ def reproduction(call: AttentionCall, kernel_path: str, noise: str | None = None
     declared = declaration(kernel).noise
     noise = declared if noise is None else noise
     excused = "" if noise == declared else f", noise={noise!r}"
-    own = f"scale={call.scale!r}, causal={call.causal}, layer={call.layer}, phase={call.phase!r}"
+    own = f"spec={call.spec!r}"
     if drawn := _drawn(call, kernel, noise):
         seed, (changed, _) = drawn
         lens, heads = list(zip(call.lens_q, call.prefixes, strict=True)), (call.q.shape[1], call.k.shape[1])
@@ -191,7 +191,7 @@ def reproduction(call: AttentionCall, kernel_path: str, noise: str | None = None
         text = f"CALL = replace(call_of({shape}{f', seed={seed}' * bool(seed)}), {own})"
         if changed:
             text += f"\nCALL = replace(CALL, {changed})"
-        imports = "from dataclasses import replace\n\nimport torch\n\nfrom assay import assert_correct, call_of"
+        imports = "from dataclasses import replace\n\nimport torch\n\nfrom assay import CallSpec, Mask, assert_correct, call_of"
         return Reproduction(kernel_path, imports, text, excused)
     numbers = sum(t.numel() for t in (call.q, call.k, call.v))
     if numbers > MAX_LITERALS:
@@ -203,7 +203,9 @@ def reproduction(call: AttentionCall, kernel_path: str, noise: str | None = None
     tensors = "".join(f"    {n}={_literal(getattr(call, n))},\n" for n in ("q", "k", "v"))
     lengths = (f"cu_seqlens_{n}={_literal(getattr(call, f'cu_seqlens_{n}'))}" for n in "qk")
     text = f"CALL = AttentionCall(\n{tensors}    {', '.join(lengths)},\n    {own},\n)"
-    return Reproduction(kernel_path, "import torch\n\nfrom assay import AttentionCall, assert_correct", text, excused)
+    return Reproduction(
+        kernel_path, "import torch\n\nfrom assay import AttentionCall, CallSpec, Mask, assert_correct", text, excused
+    )
 
 
 _Change = tuple[str, Callable[[AttentionCall], AttentionCall]]
@@ -223,13 +225,13 @@ SEEDS = 6
 
 def _drawn(call: AttentionCall, kernel: Kernel, noise: str) -> tuple[int, _Change] | None:
     """The seed, and the change of its data, with which the kernel fails on a call of this shape; None if there is none."""
-    if call.v.shape[2] != call.q.shape[2] or call.layout != "packed" or call.grad_mode:
+    if call.v.shape[2] != call.q.shape[2] or call.spec.layout != "packed" or call.spec.grad_mode:
         return None
     lens, heads = list(zip(call.lens_q, call.prefixes, strict=True)), (call.q.shape[1], call.k.shape[1])
     for change in _CHANGES:
         for seed in range(SEEDS):
             made = call_of(lens, heads, call.q.shape[2], call.q.dtype, str(call.q.device), seed)
-            drawn = replace(made, scale=call.scale, causal=call.causal, layer=call.layer, phase=call.phase)
+            drawn = replace(made, spec=call.spec)
             if _fails(kernel, change[1](drawn), noise):
                 return seed, change
     return None

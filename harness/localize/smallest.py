@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
+from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused, tensor_of
 from assay.harness.attention.hypotheses import BY_ID
 from assay.harness.errors import AssayError
 from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN, OUTPUT_SCALED
@@ -103,6 +103,6 @@ def _until(kernel: Kernel, deadline: float) -> Kernel:
     def timed(call: AttentionCall) -> Tensor:
         if time.monotonic() > deadline:
             raise KernelRefused("out of time")
-        return kernel(call)
+        return tensor_of(kernel(call))
 
     return timed

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention import kernels
-from assay.harness.attention.call import INPUTS, AttentionCall, Kernel, KernelRefused, default_device
+from assay.harness.attention.call import INPUTS, AttentionCall, Kernel, KernelRefused, default_device, tensor_of
 from assay.harness.attention.interpreter import BFLOAT16_BROKEN
 from assay.harness.attention.matrix import DTYPES, HEAD_DIMS, Case, Size
 from assay.harness.attention.matrix import cases as cases_of
@@ -611,7 +611,7 @@ def _counted(kernel: Kernel, total: int, progress: Callable[[int, int], None]) -
 
     def counted(call: AttentionCall) -> Tensor:
         try:
-            return kernel(call)
+            return tensor_of(kernel(call))
         finally:
             if (done := next(runs)) <= total:
                 progress(done, total)
@@ -699,7 +699,7 @@ def _in_one_layer(results: Sequence[CallResult]) -> list[CallResult]:
     [(layer, most)] = Counter(result.call.layer for result in results).most_common(1) or [(0, 0)]
     if most < ONE_LAYER * len(results):
         return list(results)
-    return [one if one.call.layer == layer else one.updated(call=replace(one.call, layer=layer)) for one in results]
+    return [one if one.call.layer == layer else one.updated(call=one.call.with_spec(layer=layer)) for one in results]
 
 
 def _breaches(

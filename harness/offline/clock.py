@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import torch
 from torch import Tensor
 
-from assay.harness.attention.call import AttentionCall, Kernel, PreparedKernel
+from assay.harness.attention.call import AttentionCall, Kernel, Outputs, PreparedKernel
 from assay.harness.attention.sdpa import prepared, torch_sdpa
 from assay.harness.stats.ratio import MIN_RATIOS
 
@@ -21,7 +21,7 @@ _L2_BYTES = 256 * 2**20
 
 Times = tuple[float, float, float, float]
 """Seconds of one repeat: reference, candidate, reference again, candidate again."""
-Run = Callable[[], Tensor]
+Run = Callable[[], "Tensor | Outputs"]
 Clock = Callable[[Run], float]
 
 

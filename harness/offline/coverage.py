@@ -212,7 +212,7 @@ def _core(phases: Mapping[str, Sequence[AttentionCall]]) -> Core:
     by_kind: dict[tuple[str, str, int, tuple[int, int]], list[AttentionCall]] = {}
     for phase, calls in phases.items():
         for call in calls:
-            if call.layout == "packed" and call.v.shape[2] == call.q.shape[2]:
+            if call.spec.layout == "packed" and call.v.shape[2] == call.q.shape[2]:
                 by_kind.setdefault((phase, _dtype(call), call.q.shape[2], _heads_of(call)), []).append(call)
     heads = sorted({kind[3] for kind in by_kind})
     best = Core()
@@ -256,7 +256,7 @@ def _beyond(core: Core, phases: Mapping[str, Sequence[AttentionCall]]) -> Iterat
         ("head_dim {}", lambda call: call.q.shape[2], core.head_dims),
         ("head_dim_v {}", lambda call: call.v.shape[2] if call.v.shape[2] != call.q.shape[2] else 0, (0,)),
         ("{} q/kv heads", lambda call: _heads([_heads_of(call)]), [_heads([one]) for one in core.heads]),
-        ("inputs {}", lambda call: call.layout, ("packed",)),
+        ("inputs {}", lambda call: call.spec.layout, ("packed",)),
         ("layers {}", lambda call: call.layer, (0,)),
     )
     for words, value_of, known in values:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
+from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused, tensor_of
 from assay.harness.attention.kernels import declaration
 from assay.harness.attention.matrix import Case, model_cases
 from assay.harness.backend import Backend
@@ -85,7 +85,7 @@ def watched(name: str, kernel: Kernel, note: Callable[[str], None]) -> Kernel:
     def forward(call: AttentionCall) -> Tensor:
         note(COMPUTES + describe(call))
         try:
-            out = kernel(call)
+            out = tensor_of(kernel(call))
             if call.q.is_cuda:
                 torch.cuda.synchronize()
             return out

@@ -243,13 +243,13 @@ def _tried(found: ReadOut, results: Sequence[CallResult]) -> ReadOut:
 
 def _unspoken(call: AttentionCall) -> tuple[object, ...]:
     """What no operator speaks of."""
-    return call.q.dtype, call.q.shape[2], call.v.shape[2], call.layout, call.grad_mode
+    return call.q.dtype, call.q.shape[2], call.v.shape[2], call.spec.layout, call.spec.grad_mode
 
 
 def _remembers(found: ReadOut, call: AttentionCall) -> bool:
     """Whether the operator gives other outputs of a call after other calls."""
     rows = np.arange(min(len(call.q), _HELD_ROWS, _most_rows(call)))
-    other = replace(call, k=-call.k, v=call.v + 1, layer=call.layer + 1)
+    other = replace(call, k=-call.k, v=call.v + 1).with_spec(layer=call.layer + 1)
     out = torch.ones(*call.q.shape[:2], call.v.shape[2], dtype=torch.float64)
     first, later = Queries(call, rows), Queries(call, rows, _LATER, _LATER, History().after(other, out))
     uncertain = bool(found.operator.uncertain(first).any())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from assay.harness.attention.call import AttentionCall
 
 
@@ -28,12 +30,10 @@ class Work:
 
 
 def work_of(call: AttentionCall) -> Work:
-    """The work of a call under the correct mask: a query sees its prefix and the new tokens up to itself."""
+    """The work of a call under the correct mask."""
     heads = call.q.shape[1]
-    pairs = sum(
-        new * prefix + new * (new + 1) // 2 if call.causal else new * (new + prefix)
-        for new, prefix in zip(call.lens_q, call.prefixes, strict=True)
-    )
+    spans = (call.spec.mask.span(np.arange(q), q, k) for q, k in zip(call.lens_q, call.lens_k, strict=True))
+    pairs = sum(int((stop - first).clip(0).sum()) for first, stop in spans)
     out = call.q.shape[0] * heads * call.v.shape[2] * call.q.element_size()
     size = sum(t.numel() * t.element_size() for t in (call.q, call.k, call.v)) + out
     return Work(2 * pairs * heads * call.q.shape[2], 2 * pairs * heads * call.v.shape[2], size)

@@ -134,7 +134,7 @@ def _by_shape(calls: Sequence[AttentionCall]) -> list[list[AttentionCall]]:
             call.q.shape[1:],
             call.k.shape[1:],
             call.q.dtype,
-            call.causal,
+            call.spec.mask,
         )
         groups.setdefault(key, []).append(call)
     return list(groups.values())

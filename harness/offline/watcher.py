@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from assay.harness.attention.call import AttentionCall, Kernel
+from assay.harness.attention.call import AttentionCall, Kernel, tensor_of
 from assay.harness.attention.kernels import declaration
 from assay.harness.localize.diagnose import describe
 
@@ -85,7 +85,7 @@ def watched(kernel: Kernel, watcher: Watcher) -> Kernel:
             raise CopiedError("it forked its process, and its call returned in the copy too")
         watcher.begins(call)
         try:
-            out = kernel(call)
+            out = tensor_of(kernel(call))
             if call.q.is_cuda:
                 import torch
 

@@ -178,7 +178,7 @@ def _own(queries: Queries, kv: Ints) -> Numbers:
 def _stale_scores(queries: Queries, index: Ints) -> Numbers:
     """Scores with rows of the K of the call before, of the own kv head, [rows, heads, total_k]."""
     rows, heads = queries.shape
-    by_group = queries.q.reshape(rows, queries.kv_heads, heads // queries.kv_heads, -1)
+    by_group = queries.q.reshape(rows, queries.kv_heads, queries.call.heads.group, -1)
     k = _wide(queries.history.k)[index]
     return queries.call.scale * einsum("tcgd,kcd->tcgk", by_group, k).reshape(rows, heads, -1)
 

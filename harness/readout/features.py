@@ -42,8 +42,8 @@ def row_table(call: AttentionCall, rows: Sequence[int], number: int = 0, nth: in
     before, after = np.maximum(seq - 1, 0), np.minimum(seq + 1, seqs - 1)
     one = np.ones_like(row)
     return {
-        "head": head, "kv": head // (heads // kv_heads), "member": head % (heads // kv_heads), "heads": heads * one,
-        "kv_heads": kv_heads * one, "group": heads // kv_heads * one, "head_dim": call.q.shape[2] * one,
+        "head": head, "kv": call.heads.kv_head(head), "member": head % call.heads.group, "heads": heads * one,
+        "kv_heads": kv_heads * one, "group": call.heads.group * one, "head_dim": call.q.shape[2] * one,
         "layer": call.layer * one, "decode": (call.phase == "decode") * one, "causal": bool(call.causal) * one,
         "call": number * one, "nth": nth * one, "seq": seq, "from_last": seqs - 1 - seq, "seqs": seqs * one, "row": row,
         "i": i, "pos": i + prefix[seq], "after": new[seq] - 1 - i, "prefix": prefix[seq], "new": new[seq], "total": total[seq],
@@ -52,8 +52,8 @@ def row_table(call: AttentionCall, rows: Sequence[int], number: int = 0, nth: in
         "next_prefix": np.where(seq < seqs - 1, prefix[after], 0), "first_total": total[0] * one,
         "first_prefix": prefix[0] * one, "most_total": total.max() * one, "most_new": new.max() * one, "first_new": new[0] * one,
         "least_prefix": prefix.min() * one,
-        "peers_after": heads // kv_heads - 1 - head % (heads // kv_heads), "most_prefix": prefix.max() * one,
-        **_tiles(seq, i, new, prefix, heads // kv_heads),
+        "peers_after": call.heads.group - 1 - head % call.heads.group, "most_prefix": prefix.max() * one,
+        **_tiles(seq, i, new, prefix, call.heads.group),
         "ranked_total": total[np.argsort(np.argsort(-total, kind="stable"), kind="stable")][seq],
     }  # fmt: skip
 

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.call import AttentionCall, Mask
 from assay.harness.readout.addresses import addresses
 from assay.harness.readout.block_moves import block_moves
 from assay.harness.readout.candidates import effects_of
@@ -348,7 +348,7 @@ class Finder:
     def _as_causal(sample: Sample) -> bool:
         """Whether the answer is that of the same call with a causal mask."""
         one = sample.queries
-        causal = Queries(replace(one.call, causal=True), one.rows, one.number, one.nth, one.history)
+        causal = Queries(one.call.with_spec(mask=Mask(causal=True)), one.rows, one.number, one.nth, one.history)
         return bool(sample.agrees(causal.right).all())
 
     def _ignores_causal(self, plans: Sequence[Plan]) -> bool:
@@ -358,7 +358,7 @@ class Finder:
             masked = self.prober(call)
             if masked is None or not masked.any():
                 return False
-            other = self.prober(replace(call, causal=False))
+            other = self.prober(call.with_spec(mask=Mask(causal=False)))
             if other is None or not torch.equal(masked, other):
                 return False
         return True

@@ -79,7 +79,7 @@ def _largest_q(tile: int, other: str, queries: Queries) -> Numbers:
     call = queries.call
     q = call.q.double().cpu().numpy()
     sizes = np.maximum(_tile_sizes(q, call.cu_seqlens_q.tolist(), tile), 1e-30)[queries.rows]
-    heads, group = np.arange(queries.heads), queries.heads // queries.kv_heads
+    heads, group = np.arange(queries.heads), call.heads.group
     if other == "group":
         used = np.repeat(sizes.reshape(len(sizes), -1, group).max(-1), group, 1)
     else:

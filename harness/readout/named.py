@@ -8,8 +8,8 @@ from functools import cache
 import numpy as np
 
 from assay.harness.attention.catalogue import ALL
-from assay.harness.attention.honest import truth
 from assay.harness.attention.hypotheses import BY_ID, FAMILY, Hypothesis
+from assay.harness.attention.oracle import oracle
 from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN, OUTPUT_SCALED
 from assay.harness.localize.diagnose import TITLES
 from assay.harness.localize.wording import does
@@ -40,7 +40,7 @@ declared: an output is a sum of weights, whose errors partly cancel."""
 _LINKS = 3
 """Most public reports that a finding lists."""
 _GAINS = {
-    id: Hypothesis(id, TITLES[id], TITLES[id], "gain", "serious", truth) for id in (OUTPUT_SCALED, OUTPUT_NOT_WRITTEN)
+    id: Hypothesis(id, TITLES[id], TITLES[id], "gain", "serious", oracle) for id in (OUTPUT_SCALED, OUTPUT_NOT_WRITTEN)
 }
 """Names whose formula has a factor of its own for each kernel; `_outputs` fits it to each answer."""
 _NAMES = BY_ID | _GAINS

@@ -92,8 +92,7 @@ def unread_picture(call: AttentionCall, out: Tensor, wrong: Flags, head: int | N
 
 def _own_kv_heads(call: AttentionCall) -> Ints:
     """The kv head of each q head."""
-    heads, kv_heads = call.q.shape[1], call.k.shape[1]
-    return np.arange(heads) // (heads // kv_heads)
+    return call.heads.kv_head(np.arange(call.heads.q_heads))
 
 
 def _own_sequence(call: AttentionCall, rows: Ints) -> Flags:

@@ -7,11 +7,21 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from assay.harness.attention.call import INPUTS, AttentionCall, Kernel, KernelRefused, cumulative
+from assay.harness.attention.call import (
+    INPUTS,
+    AttentionCall,
+    CallSpec,
+    Kernel,
+    KernelRefused,
+    Mask,
+    cumulative,
+    tensor_of,
+)
 from assay.harness.attention.kernels import declaration, output_fault
 from assay.harness.localize.threads import kernel_threads
 
@@ -47,7 +57,7 @@ class Plan:
     value_dim: int = 0
 
     @property
-    def phase(self) -> str:
+    def phase(self) -> Literal["extend", "decode"]:
         """A call in which each sequence has one new token behind others is decode."""
         return "decode" if all(new == 1 and prefix for new, prefix in self.lens) else "extend"
 
@@ -81,8 +91,9 @@ class Plan:
             k *= 2 ** torch.randint(0, _POWERS[self.dtype], (*shape[:2], 1), generator=draw)
         q, k, v = (t.to(device, self.dtype) for t in (q, k, v))
         return AttentionCall(
-            q, k, v, cumulative(new, device), cumulative(total, device), dim**-0.5, self.causal, self.layer, self.phase
-        )
+            q, k, v, cumulative(new, device), cumulative(total, device),
+            CallSpec(dim**-0.5, Mask(self.causal), self.layer, self.phase),
+        )  # fmt: skip
 
 
 STEEP = 4
@@ -342,7 +353,7 @@ class Prober:
         begun = self.clock()
         try:
             with kernel_threads():
-                out = self.kernel(given)
+                out = tensor_of(self.kernel(given))
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # as in `assay.harness.localize.guard`

@@ -66,7 +66,7 @@ class Queries:
     @cached_property
     def own(self) -> Ints:
         """The kv head of each q head, int64 [heads]."""
-        return np.arange(self.heads) // (self.heads // self.kv_heads)
+        return self.call.heads.kv_head(np.arange(self.heads))
 
     @cached_property
     def table(self) -> dict[str, Ints]:
@@ -206,7 +206,7 @@ class Queries:
             values: in place of the call's, [total_k, kv heads, head_dim_v].
         """
         rows, heads = self.shape
-        by_group = weights.reshape(rows, self.kv_heads, heads // self.kv_heads, -1)
+        by_group = weights.reshape(rows, self.kv_heads, self.call.heads.group, -1)
         given = self.values if values is None else values
         return einsum("tcgk,kcd->tcgd", by_group, given).reshape(rows, heads, -1)
 

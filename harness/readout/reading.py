@@ -76,20 +76,19 @@ def visible(call: AttentionCall, rows: NDArray[np.int64]) -> Flags:
     found = np.zeros((len(rows), call.k.shape[0]), bool)
     for rows_q, rows_k in own_keys(call):
         here = np.flatnonzero((rows >= rows_q.start) & (rows < rows_q.stop))
-        keys = np.arange(rows_k.start, rows_k.stop)
-        last = rows[here] + rows_k.stop - rows_q.stop if call.causal else np.full(len(here), rows_k.stop)
-        found[here, rows_k] = keys <= last[:, None]
+        its = torch.from_numpy(rows[here] - rows_q.start)
+        found[here, rows_k] = call.spec.mask.visible(its, rows_q.stop - rows_q.start, rows_k.stop - rows_k.start)
     return found
 
 
 def right_weights(call: AttentionCall, rows: NDArray[np.int64], scores: Numbers) -> Numbers:
     """The right weights, float64 in the shape of the scores."""
-    heads, kv_heads = call.q.shape[1], call.k.shape[1]
-    own = np.arange(heads) // (heads // kv_heads)
-    seen = np.where(visible(call, rows)[:, None], scores[:, np.arange(heads), own], DARK)
+    heads = np.arange(call.heads.q_heads)
+    own = call.heads.kv_head(heads)
+    seen = np.where(visible(call, rows)[:, None], scores[:, heads, own], DARK)
     weights = np.exp(seen - seen.max(-1, keepdims=True))
     found = np.zeros_like(scores)
-    found[:, np.arange(heads), own] = weights / weights.sum(-1, keepdims=True)
+    found[:, heads, own] = weights / weights.sum(-1, keepdims=True)
     return found
 
 

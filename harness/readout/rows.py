@@ -186,7 +186,7 @@ class Row:
     def own(self) -> int:
         """The kv head that it should read."""
         call = self.context.call
-        return self.head // (call.q.shape[1] // call.k.shape[1])
+        return call.heads.kv_head(self.head)
 
     @property
     def itself(self) -> tuple[int, int]:

@@ -112,10 +112,9 @@ def solve(call: AttentionCall, rows: Ints, out: Numbers, noise: float) -> Solved
     wanted = torch.from_numpy(out)
     weights = np.zeros((len(rows), heads, kv_heads, call.k.shape[0]))
     off, errors, total = (np.full((len(rows), heads), bad) for bad in (np.inf, 0.0, 0.0))
-    group = heads // kv_heads
     for n, row in enumerate(rows.tolist()):
         for own in range(kv_heads):
-            its = slice(own * group, (own + 1) * group)
+            its = call.heads.readers(own)
             left = wanted[n, its].isfinite().all(-1).numpy()
             for kv, keys in _supports(call, row, own):
                 if not left.any():
@@ -190,7 +189,8 @@ def _key_sets(call: AttentionCall, row: int, most: int) -> Iterator[Ints]:
     place = next(n for n, (q, _) in enumerate(spans) if q.start <= row < q.stop)
     (its_q, its_k), every = spans[place], np.arange(call.k.shape[0])
     first, stop = its_k.start, its_k.stop
-    last = row + stop - its_q.stop + 1 if call.causal else stop  # one behind the last key that it should see
+    _, end = call.spec.mask.span(row - its_q.start, its_q.stop - its_q.start, stop - first)
+    last = first + end  # one behind the last key that it should see
     yield every[first:last]
     yield every[first:stop]
     yield every[max(first, last - most) : last]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from assay.harness.attention.call import KernelRefused
 from assay.harness.attention.faults import CATALOGUE
-from assay.harness.attention.honest import truth
+from assay.harness.attention.oracle import oracle
 from assay.harness.evidence.faults import FOLDER, SEEDED_CALLS, SeededCalls
 from assay.harness.evidence.nonce import nonce_of_process
 from assay.harness.server.candidates import Candidate, packed_call
@@ -61,7 +61,7 @@ class Faults:
                 raise KernelRefused(f"there is no fault {self._fault!r} in the catalogue of this version")
             packed = packed_call(self._pages, call)
             right = out.view(len(out), call.layer.tp_q_head_num, -1)
-            wrong = CATALOGUE[self._fault].apply(packed, right, truth(packed) if noisy else None)
+            wrong = CATALOGUE[self._fault].apply(packed, right, oracle(packed) if noisy else None)
         except KernelRefused as error:
             self._refused += 1
             self._why = self._why or str(error)

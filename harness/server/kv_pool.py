@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from assay.harness.attention.call import AttentionCall, KernelRefused, cumulative
+from assay.harness.attention.call import AttentionCall, CallSpec, KernelRefused, cumulative
 from assay.harness.attention.paging import slots_of
 
 EXTEND_MODES = ("EXTEND", "MIXED")
@@ -74,7 +74,7 @@ class Pages:
         self._cache.set_kv_buffer(layer, KVWriteLoc(batch.out_cache_loc, None), k, v)
 
     def packed_call(
-        self, phase: str, q: Tensor, layer: Any, batch: Any, new: list[int], prefix: list[int]
+        self, phase: Literal["extend", "decode"], q: Tensor, layer: Any, batch: Any, new: list[int], prefix: list[int]
     ) -> AttentionCall:
         """The packed call: K and V of each complete sequence, gathered (copied) from the pool. q is a view.
 
@@ -102,10 +102,7 @@ class Pages:
             v=values[self._paging.slots],
             cu_seqlens_q=self._paging.cu_seqlens_q,
             cu_seqlens_k=self._paging.cu_seqlens_k,
-            scale=layer.scaling,
-            causal=True,
-            layer=layer.layer_id,
-            phase=phase,
+            spec=CallSpec(layer.scaling, layer=layer.layer_id, phase=phase),
         )
 
 

@@ -15,7 +15,7 @@ from typing import Literal
 import safetensors.torch
 from torch import Tensor
 
-from assay.harness.attention.call import AttentionCall, cumulative
+from assay.harness.attention.call import AttentionCall, CallSpec, cumulative
 from assay.harness.errors import UsageError
 from assay.harness.evidence.pack import (
     CANDIDATE,
@@ -50,10 +50,8 @@ class _Kept:
     bytes: int
     first_sequence: int
     sequences: int
-    first_head: int
+    spec: CallSpec
     queries: slice | None
-    scale: float
-    causal: bool
     tensors: dict[str, Tensor] = field(default_factory=dict)
     entry: PackEntry | None = None
 
@@ -174,12 +172,12 @@ class PackWriter:
             new, prefix = (kept.queries.stop - kept.queries.start,), (prefix[0] + kept.queries.start,)
         kept.entry = PackEntry(
             file=file, sha256=digest, bytes=len(content), chosen=kept.chosen, relative_l1=kept.relative_l1,
-            layer=metadata.layer, phase=metadata.phase, new=new, prefix=prefix,
+            spec=kept.spec, new=new, prefix=prefix,
             requests=metadata.requests[some],
-            first_sequence=kept.first_sequence, batch_size=len(metadata.new), first_head=kept.first_head,
+            first_sequence=kept.first_sequence, batch_size=len(metadata.new),
             first_query=kept.queries.start if kept.queries else 0,
             cut=kept.queries is not None,
-            scale=kept.scale, causal=kept.causal, dtype=str(kept.tensors["q"].dtype).removeprefix("torch."),
+            dtype=str(kept.tensors["q"].dtype).removeprefix("torch."),
         )  # fmt: skip
         kept.tensors = {}
         return kept.entry
@@ -204,14 +202,13 @@ class PackWriter:
         worst_at: tuple[int, int, int], first_head: int,
     ) -> _Kept | None:  # fmt: skip
         limit = max(MAX_CALL_SHARE * self._budget, 2 * _OVERHEAD)
-        groups = call.q.shape[1] // call.k.shape[1]
         first, count, heads = 0, len(metadata.new), slice(0, call.q.shape[1])
         tensors = _part(call, outputs, first, count, heads)
         if _size(tensors) > limit:
             first, count = worst_at[0], 1
             tensors = _part(call, outputs, first, count, heads)
         if _size(tensors) > limit:
-            heads = slice(worst_at[1] // groups * groups, (worst_at[1] // groups + 1) * groups)
+            heads = call.heads.readers(call.heads.kv_head(worst_at[1]))
             tensors = _part(call, outputs, first, count, heads)
         limit = max(limit, MAX_CUT_SHARE * self._budget)
         queries = None
@@ -220,9 +217,11 @@ class PackWriter:
             tensors = tensors if queries is None else _cut_queries(tensors, metadata.new[first], queries)
         if _size(tensors) > limit:
             return None
+        at = {"layer": metadata.layer, "phase": metadata.phase, "first_head": first_head + heads.start}
+        spec = call.with_spec(**at).spec
         return _Kept(
             metadata, "sample" if relative_l1 is None else "worst", relative_l1, _size(tensors), first, count,
-            first_head + heads.start, queries, call.scale, call.causal,
+            spec, queries,
             {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()},
         )  # fmt: skip
 
@@ -231,8 +230,7 @@ def _part(call: AttentionCall, outputs: dict[str, Tensor], first: int, count: in
     """The tensors of some sequences and q heads of a call, as views."""
     cu_q, cu_k = (cu[first : first + count + 1] for cu in (call.cu_seqlens_q, call.cu_seqlens_k))
     rows_q, rows_k = (slice(int(cu[0]), int(cu[-1])) for cu in (cu_q, cu_k))
-    groups = call.q.shape[1] // call.k.shape[1]
-    kv = slice(heads.start // groups, heads.stop // groups)
+    kv = slice(call.heads.kv_head(heads.start), call.heads.kv_head(heads.stop))
     parts = (call.q[rows_q, heads], call.k[rows_k, kv], call.v[rows_k, kv], cu_q - cu_q[0], cu_k - cu_k[0])
     return dict(zip(TENSORS, parts, strict=False)) | {name: out[rows_q, heads] for name, out in outputs.items()}
 

@@ -9,7 +9,7 @@ attention sinks, speculative trees) raises: nothing is silently computed by anot
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -82,7 +82,7 @@ class _ServedKernel:
         return self._run("decode", q, k, v, layer, forward_batch, save_kv_cache, kwargs)
 
     def _run(
-        self, phase: str, q: Tensor, k: Tensor | None, v: Tensor | None, layer: Any, batch: Any, save: bool,
+        self, phase: Literal["extend", "decode"], q: Tensor, k: Tensor | None, v: Tensor | None, layer: Any, batch: Any, save: bool,
         arguments: dict[str, Any],
     ) -> Tensor:  # fmt: skip
         new, prefix = lengths(phase, batch, self._name)

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
-from assay.harness.attention.honest import family, here, honest_outputs, truth
+from assay.harness.attention.honest import family, here, honest_outputs
+from assay.harness.attention.oracle import oracle
 from assay.harness.evidence.shadow_errors import CONDITIONS
 from assay.harness.evidence.truth_errors import OUTPUT_SUMS, TRUTH_SUMS, TruthErrors
 from assay.harness.evidence.worst_queries import WorstQueries
@@ -71,7 +72,7 @@ class TruthSums:
         order = np.argsort(rows)
         rows, summed = rows[order], torch.from_numpy(np.flatnonzero(order < sampled)).to(call.q.device)
         at = torch.from_numpy(rows).to(call.q.device)
-        right = truth(call, at)
+        right = oracle(call, at)
         defined = right.isfinite()
         right = torch.where(defined, right, 0.0)
         self.dtype = str(call.q.dtype).removeprefix("torch.")

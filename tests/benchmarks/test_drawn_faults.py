@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.call import AttentionCall, Mask
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sample_calls import call_of
 
@@ -109,7 +109,7 @@ def test_a_fault_that_overwrites_an_earlier_output_shows_only_later(
     drawn_faults: ModuleType, faults: list[Any], calls: list[AttentionCall]
 ) -> None:
     fault = next(fault for fault in faults if fault.template == "output_memory_reused")
-    series = [replace(calls[0], layer=layer, phase="extend", q=calls[0].q + layer) for layer in (1, 2)]
+    series = [replace(calls[0], q=calls[0].q + layer).with_spec(layer=layer, phase="extend") for layer in (1, 2)]
 
     assert drawn_faults.shows(fault, series[0], later=series[1:])
     assert not drawn_faults.shows(fault, series[1], before=series[:1])
@@ -138,7 +138,7 @@ CALLS = {
     "GQA": call_of([(5, 0), (3, 40), (1, 17)], (8, 2), 16, torch.float32, "cpu"),
     "MHA": call_of([(33, 7)], (4, 4), 24, torch.float32, "cpu"),
     "MQA": call_of([(1, 9), (20, 20)], (4, 1), 64, torch.float32, "cpu"),
-    "not causal": replace(call_of([(6, 30), (9, 0)], (4, 2), 8, torch.float32, "cpu"), causal=False),
+    "not causal": call_of([(6, 30), (9, 0)], (4, 2), 8, torch.float32, "cpu").with_spec(mask=Mask(causal=False)),
 }
 CALLS["head_dim of values"] = replace(CALLS["GQA"], v=CALLS["GQA"].v[..., :10])
 

@@ -111,7 +111,7 @@ def test_restrictions_choose_what_their_words_say(drawn_faults: ModuleType, lens
         RESTRICTIONS
     )
     for layer, phase in ((1, "extend"), (2, "decode")):
-        made = drawn_faults.places(replace(call, layer=layer, phase=phase))
+        made = drawn_faults.places(call.with_spec(layer=layer, phase=phase))
         listed = [
             [Place(layer, phase, len(lens), head, head // 4, b, new, prefix, prefix + i) for head in range(8)]
             for b, (new, prefix) in enumerate(lens)
@@ -604,7 +604,7 @@ def series() -> list[AttentionCall]:
         * 2
     ):
         phase = "decode" if len(lens) == 2 else "extend"
-        made.append(replace(call_of(lens, (4, 2), 4, torch.float32, "cpu", number), layer=layer, phase=phase))
+        made.append(call_of(lens, (4, 2), 4, torch.float32, "cpu", number).with_spec(layer=layer, phase=phase))
     return made
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.harness.attention.call import AttentionCall, cumulative
+from assay.harness.attention.call import AttentionCall, CallSpec, cumulative
 from assay.harness.attention.oracle import oracle, sequences
 
 pytestmark = pytest.mark.slow
@@ -32,7 +32,7 @@ def made(
     lens = [n + c for n, c in zip(new, cached, strict=True)]
     q = torch.randn(sum(new), heads, dim, generator=generator)
     k, v = (torch.randn(sum(lens), kv_heads, dim, generator=generator) for _ in range(2))
-    return AttentionCall(q, k, v, cumulative(new), cumulative(lens), dim**-0.5, **({"causal": True} | more))
+    return AttentionCall(q, k, v, cumulative(new), cumulative(lens), CallSpec(dim**-0.5, **more))
 
 
 def session(number: int, extends: int = 5, decodes: int = 4) -> list[AttentionCall]:

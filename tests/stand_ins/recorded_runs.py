@@ -251,7 +251,7 @@ def layers(
     writer = PackWriter(place / PACK, source, 10**7)
     for layer in (0, 1):
         for new, prefix in ((3, 0), (4, 20)):
-            call = replace(call_of([(new, prefix)], (4, 2), 8, torch.float32, "cpu", seed=layer), layer=layer)
+            call = call_of([(new, prefix)], (4, 2), 8, torch.float32, "cpu", seed=layer).with_spec(layer=layer)
             seen = CallMetadata(layer, "extend", (new,), (prefix,), ("a",))
             if writer.wants(seen):
                 writer.add(seen, call, rounded_oracle(call), candidate=kernel(call))

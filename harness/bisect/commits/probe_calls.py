@@ -9,7 +9,7 @@ from pathlib import Path
 import safetensors.torch
 from safetensors import safe_open
 
-from assay.harness.attention.call import INPUTS, AttentionCall
+from assay.harness.attention.call import INPUTS, AttentionCall, CallSpec
 from assay.harness.attention.matrix import cases
 from assay.harness.conditions import CACHED_PREFIX
 from assay.harness.errors import UsageError
@@ -34,10 +34,7 @@ class ProbeCall:
 
 
 class _Legend(Record):
-    layer: int
-    phase: str
-    scale: float
-    causal: bool
+    spec: CallSpec
     condition: dict[str, str]
 
 
@@ -95,14 +92,7 @@ def _condition(call: AttentionCall) -> dict[str, str]:
 def write_calls(path: Path, calls: Sequence[ProbeCall]) -> None:
     """Save calls for the probes, which then need neither the pack nor the matrix."""
     tensors = {f"{i}.{name}": getattr(one.call, name).contiguous() for i, one in enumerate(calls) for name in INPUTS}
-    legends = _Legends(
-        calls=tuple(
-            _Legend(
-                layer=a.call.layer, phase=a.call.phase, scale=a.call.scale, causal=a.call.causal, condition=a.condition
-            )
-            for a in calls
-        )
-    )
+    legends = _Legends(calls=tuple(_Legend(spec=a.call.spec, condition=a.condition) for a in calls))
     write_whole(path, safetensors.torch.save(tensors, {"legends": legends.model_dump_json()}))
 
 
@@ -114,7 +104,7 @@ def read_calls(path: Path, device: str) -> list[ProbeCall]:
             ProbeCall(
                 AttentionCall(
                     **{name: file.get_tensor(f"{i}.{name}") for name in INPUTS},
-                    scale=one.scale, causal=one.causal, layer=one.layer, phase=one.phase,
+                    spec=one.spec,
                 ),
                 one.condition,
             )

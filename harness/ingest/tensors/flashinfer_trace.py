@@ -22,7 +22,7 @@ import torch
 from pydantic import BaseModel, Field, ValidationError
 from torch import Tensor
 
-from assay.harness.attention.call import AttentionCall, cumulative
+from assay.harness.attention.call import AttentionCall, CallSpec, Mask, cumulative
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.pack import RecordedCall, read_pack
 from assay.harness.files import is_unused, write_whole
@@ -275,7 +275,7 @@ def _call(folder: Path, definition: _Definition, workload: _Workload) -> Attenti
             f"indptrs {qo.tolist()[-1]} and {kv.tolist()[-1]} do not fit {q.shape[0]} queries and {k.shape[0]} keys"
         )
     decode = bool((qo.diff() == 1).all() and (kv.diff() > 1).all())
-    return AttentionCall(q, k, v, qo, kv, scale=scale, causal=causal, phase="decode" if decode else "extend")
+    return AttentionCall(q, k, v, qo, kv, CallSpec(scale, Mask(causal), phase="decode" if decode else "extend"))
 
 
 def _unpaged(given: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:

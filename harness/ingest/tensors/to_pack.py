@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from assay.harness.attention.call import AttentionCall, cumulative
+from assay.harness.attention.call import AttentionCall, CallSpec, Mask, cumulative
 from assay.harness.attention.oracle import oracle
 from assay.harness.errors import AssayError, EvidenceError
 from assay.harness.evidence.pack import CallMetadata, Source, read_manifest
@@ -174,13 +173,13 @@ def call_of(one: ForwardPass, layer: int, parts: Sequence[tuple[SequencePart, li
     decode = all(part.new == 1 and part.prefix for part, _ in parts)
     return AttentionCall(
         torch.cat(q).contiguous(), torch.cat(k).contiguous(), torch.cat(v).contiguous(), cumulative(lens_q), cumulative(lens_k),
-        scale=tensors.q.shape[-1] ** -0.5, causal=True, layer=layer, phase="decode" if decode else "extend",
+        CallSpec(tensors.q.shape[-1] ** -0.5, layer=layer, phase="decode" if decode else "extend"),
     )  # fmt: skip
 
 
 def _masked_right(one: WholeCall) -> AttentionCall:
     """The call with the mask that its output has: engines set it after what is dumped (FlashInfer's ``forward(causal=...)``)."""
-    other = replace(one.call, causal=not one.call.causal)
+    other = one.call.with_spec(mask=Mask(causal=not one.call.causal))
     if one.out is None or is_truth(one.call, one.out) or not is_truth(other, one.out):
         return one.call
     return other

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from assay.harness.attention.call import AttentionCall, cumulative
+from assay.harness.attention.call import AttentionCall, CallSpec, Mask, cumulative
 from assay.harness.ingest.tensors.dump import Dump, StoredTensor
 
 _Q, _K, _V, _OUT = ("q", "query"), ("k", "key"), ("v", "value"), ("out", "output", "attn_output", "reference")
@@ -88,6 +88,6 @@ def packed_call(
 ) -> AttentionCall:
     decode = all(n == 1 for n in lens_q) and all(n > 1 for n in lens_k)
     return AttentionCall(
-        q, k, v, cumulative(lens_q), cumulative(lens_k), scale=q.shape[-1] ** -0.5 if scale is None else scale, causal=causal,
-        layer=layer, phase="decode" if decode else "extend",
+        q, k, v, cumulative(lens_q), cumulative(lens_k),
+        CallSpec(q.shape[-1] ** -0.5 if scale is None else scale, Mask(causal), layer, "decode" if decode else "extend"),
     )  # fmt: skip

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 import torch
@@ -22,7 +21,7 @@ def seeded(where: Where) -> SeededFault:
 
 
 def call(lens: list[tuple[int, int]], layer: int = 0, phase: str = "extend") -> AttentionCall:
-    return replace(call_of(lens, (4, 2), 8, torch.float32, "cpu"), layer=layer, phase=phase)
+    return call_of(lens, (4, 2), 8, torch.float32, "cpu").with_spec(layer=layer, phase=phase)
 
 
 def changed(where: Where, one: AttentionCall) -> torch.Tensor:

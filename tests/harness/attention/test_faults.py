@@ -62,7 +62,7 @@ def calls_for(name: str, dtype: torch.dtype = torch.float32) -> list[AttentionCa
         for i, lens in enumerate(MATRIX + EXTRA.get(name, [])):
             call = call_of(lens, heads, 32, dtype, "cpu", seed=100 * layer + i)
             phase = "decode" if lens[0][0] == 1 else "extend"
-            found.append(DATA.get(name, lambda call: call)(replace(call, layer=layer, phase=phase)))
+            found.append(DATA.get(name, lambda call: call)(call.with_spec(layer=layer, phase=phase)))
     return found
 
 
@@ -91,12 +91,12 @@ def test_without_a_fault_nothing_is_found(dtype: torch.dtype) -> None:
 
 
 def test_a_fault_stays_where_it_was_put() -> None:
-    call = replace(call_of([(8, 0), (8, 5), (8, 16)], (4, 2), 8, torch.float32, "cpu"), layer=3)
+    call = call_of([(8, 0), (8, 5), (8, 16)], (4, 2), 8, torch.float32, "cpu").with_spec(layer=3)
     kernel = fault("mask-missing", layers=[3], heads=[0, 2], when=lambda new, prefix: prefix % 16 == 0)
     wrong = (kernel(call) != rounded_oracle(call)).any(-1)
     assert wrong.any(0).tolist() == [True, False, True, False]
     assert [bool(wrong[rows].any()) for rows in (slice(0, 8), slice(8, 16), slice(16, 24))] == [True, False, True]
-    elsewhere = replace(call, layer=0)
+    elsewhere = call.with_spec(layer=0)
     assert torch.equal(kernel(elsewhere), rounded_oracle(elsewhere))
 
 

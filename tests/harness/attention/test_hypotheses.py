@@ -80,7 +80,7 @@ def test_masks_by_the_keys_that_a_query_sees() -> None:
 )
 def test_scales(name: str, scale: float) -> None:
     call = call_of([(5, 3)], (4, 2), 16, torch.float64, "cpu")
-    torch.testing.assert_close(output(name, call), oracle(replace(call, scale=scale)))
+    torch.testing.assert_close(output(name, call), oracle(call.with_spec(scale=scale)))
 
 
 def test_kv_heads() -> None:
@@ -195,6 +195,6 @@ def test_a_sequence_without_a_query_shows_nothing_and_has_no_output(hypothesis: 
 
 @pytest.mark.parametrize("hypothesis", FAMILY, ids=lambda h: h.id)
 def test_scores_may_be_scaled_by_zero(hypothesis: Hypothesis) -> None:
-    call = replace(call_of([(5, 30), (3, 40)], (4, 2), 8, torch.float32, "cpu"), scale=0.0)
+    call = call_of([(5, 30), (3, 40)], (4, 2), 8, torch.float32, "cpu").with_spec(scale=0.0)
     found = hypothesis.compute(call)
     assert found is None or found.shape == call.q.shape

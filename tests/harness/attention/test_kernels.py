@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention import kernels
-from assay.harness.attention.call import AttentionCall, KernelRefused
+from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused, Outputs
 from assay.harness.attention.faults import rounded_oracle
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.published import native_backend
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.errors import AssayError, UsageError
-from assay.harness.localize.kernel_runs import run_once
+from assay.harness.localize.kernel_runs import compute, run_once
 from assay.harness.localize.staged import diagnose_kernel
 from assay.harness.offline.check import assert_correct, check
 from assay.harness.offline.timing import time_kernels
@@ -177,3 +177,27 @@ def test_a_module_may_fork_a_process_that_ends(tmp_path: Path, monkeypatch: pyte
     monkeypatch.syspath_prepend(tmp_path)
     kernel: Any = kernels.load("forking:kernel")
     assert kernel(None) == 7
+
+
+def test_a_kernel_may_return_its_log_sum_exp_too() -> None:
+    call = CALL
+    lse = torch.zeros(call.q.shape[:2])
+    both = lambda call: Outputs(oracle(call).to(call.q.dtype), lse)  # noqa: E731
+    assert torch.equal(kernels.run_kernel("k", both, call), oracle(call).to(call.q.dtype))
+    with pytest.raises(KernelRefused, match=r"k returned torch\.float64"):
+        kernels.run_kernel("k", lambda call: Outputs(oracle(call).double()), call)
+
+
+def test_a_call_with_a_feature_that_is_not_declared_is_refused_by_name() -> None:
+    call = CALL.with_spec(features=("soft cap", "sinks"))
+    plain: Kernel = lambda call: call.q.clone()  # noqa: E731
+    with pytest.raises(KernelRefused, match="plain does not declare soft cap, sinks"):
+        kernels.run_kernel("plain", plain, call)
+    capped = kernels.declares(features=("soft cap",))(lambda call: call.q.clone())
+    with pytest.raises(KernelRefused, match="capped does not declare sinks"):
+        kernels.run_kernel("capped", capped, call)
+    with pytest.raises(KernelRefused, match="the kernel does not declare sinks"):
+        compute(capped, call)
+    assert kernels.declaration(capped).excludes(call) == "sinks"
+    both = kernels.declares(features=("soft cap", "sinks"))(lambda call: call.q.clone())
+    assert torch.equal(kernels.run_kernel("both", both, call), call.q)

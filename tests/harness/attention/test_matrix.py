@@ -125,7 +125,7 @@ def test_calls_match_their_conditions() -> None:
         scales = {"scale 1.5 times": 1.5 * usual, "scale 1": 1.0, "scale 1/128": 1 / 128}
         if not said["data"].startswith("unscaled"):
             assert call.scale == scales.get(said["data"], usual)
-        assert (str(call.layer), str(call.first_head), call.layout, call.grad_mode or "as called") == (
+        assert (str(call.layer), str(call.spec.first_head), call.spec.layout, call.spec.grad_mode or "as called") == (
             said["layer"], said["first head"], said["inputs"], said["autograd"]
         )  # fmt: skip
         lens = list(zip(call.lens_q, call.prefixes, strict=True))
@@ -198,8 +198,8 @@ def _alike(call: AttentionCall) -> bool:
         pytest.param(lambda c: c.scale == 1, "with a scale of 1", id="scale 1"),
         pytest.param(lambda c: c.scale == 1 / 128, "with a small scale", id="scale 1/128"),
         pytest.param(lambda c: float(c.k.abs().max()) > 250, "with large keys", id="K far from 0"),
-        pytest.param(lambda c: c.first_head > 0, "on another rank", id="first head"),
-        pytest.param(lambda c: c.layout == "heads first", "with K and V by head", id="heads first"),
+        pytest.param(lambda c: c.spec.first_head > 0, "on another rank", id="first head"),
+        pytest.param(lambda c: c.spec.layout == "heads first", "with K and V by head", id="heads first"),
         pytest.param(lambda c: len(c.lens_k) > 1 and c.k.shape[0] > 3500, "with many keys in a batch", id="many keys"),
         pytest.param(lambda c: sum(n > 1024 for n in c.lens_k) > 1, "with two long sequences", id="two long"),
     ],

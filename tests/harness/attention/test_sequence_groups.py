@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from assay.harness.attention import honest
-from assay.harness.attention.call import AttentionCall
-from assay.harness.attention.honest import honest_outputs, truth
+from assay.harness.attention import oracle as oracle_module
+from assay.harness.attention.call import AttentionCall, Mask
+from assay.harness.attention.honest import honest_outputs
 from assay.harness.attention.noise import FAMILIES
-from assay.harness.attention.oracle import oracle, sequences
+from assay.harness.attention.oracle import attend, oracle, requests, sequences
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.attention.sequence_groups import sequence_groups
 
@@ -27,13 +27,15 @@ def alone(call: AttentionCall, at: int) -> AttentionCall:
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("room", [ROOM, 2**14])
-def test_the_truth_of_padded_sequences_is_the_oracle(causal: bool, room: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(honest, "NUMBERS_AT_ONCE", room)
-    call = replace(CALL, causal=causal)
-    expected = oracle(call)
-    torch.testing.assert_close(truth(call), expected)
+def test_padded_sequences_get_the_answers_that_each_gets_alone(
+    causal: bool, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(oracle_module, "NUMBERS_AT_ONCE", room)
+    call = CALL.with_spec(mask=Mask(causal=causal))
+    expected = torch.cat([attend(one) for one in requests(call)], dim=1).transpose(0, 1)
+    torch.testing.assert_close(oracle(call), expected)
     rows = torch.tensor([0, 5, 11, 13, 14, 100, 300, 406, 407])
-    torch.testing.assert_close(truth(call, rows), expected[rows])
+    torch.testing.assert_close(oracle(call, rows), expected[rows])
 
 
 def test_similar_sequences_share_a_group_and_others_are_not_padded_to_them() -> None:
@@ -60,9 +62,9 @@ def test_only_sequences_with_a_query_that_is_asked_for_are_computed() -> None:
 def test_padding_changes_no_noise(name: str) -> None:
     """Common values of K, which smoothing removes, would be those of the padding if it counted as keys."""
     call = replace(CALL, k=CALL.k + torch.linspace(-6, 6, 64).half())
-    many = honest_outputs(call, FAMILIES[name], members=32) - truth(call)
+    many = honest_outputs(call, FAMILIES[name], members=32) - oracle(call)
     for at in (0, 6, 11, 12, 16):
         one = alone(call, at)
         rows = sequences(call)[at][0]
-        expected = (honest_outputs(one, FAMILIES[name], members=32) - truth(one)).abs().mean()
+        expected = (honest_outputs(one, FAMILIES[name], members=32) - oracle(one)).abs().mean()
         assert float(many[:, rows].abs().mean()) == pytest.approx(float(expected), rel=0.15)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from assay.harness.localize.bounds import CallNoise
 @pytest.fixture(scope="module")
 def calls() -> list[WideCall]:
     call = call_of([(80, 0), (30, 54)], (4, 2), 64, torch.float32, "cpu")
-    return widened([call, replace(call, layer=1)])
+    return widened([call, call.with_spec(layer=1)])
 
 
 def scaled(factor: float, where: Where | None = None) -> SeededFault:

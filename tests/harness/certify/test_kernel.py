@@ -1,16 +1,15 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.call import AttentionCall, Mask
 from assay.harness.attention.faults import CATALOGUE
-from assay.harness.attention.honest import truth
 from assay.harness.attention.kernels import declaration, declares
+from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.attention.sdpa import torch_sdpa
 from assay.harness.certify.kernel import CertifiedKernel, certified_kernel, seeded
@@ -36,7 +35,12 @@ def test_a_kernel_computes_each_call_once_for_all_faults() -> None:
         seeded(CATALOGUE[id], kernel)(call.clone())
     assert computed == [0]
     assert torch.equal(kernel(call), torch_sdpa(call))
-    for other in (a_call(seed=1), replace(call, layer=1), replace(call, scale=1.0), replace(call, causal=False)):
+    for other in (
+        a_call(seed=1),
+        call.with_spec(layer=1),
+        call.with_spec(scale=1.0),
+        call.with_spec(mask=Mask(causal=False)),
+    ):
         before = len(computed)
         assert torch.equal(kernel(other), torch_sdpa(other))
         assert len(computed) == before + 1, "another call"
@@ -60,8 +64,8 @@ def test_a_faulty_kernel_declares_what_the_kernel_declares() -> None:
 def test_a_wrong_output_has_the_noise_of_the_kernel() -> None:
     call, fault = a_call(), CATALOGUE["mask-missing"]
     kernel = CertifiedKernel(honest("int8_qk", 1))
-    wrong, exact = seeded(fault, kernel)(call).double(), fault.apply(call, truth(call))
-    noise, right = kernel(call) - truth(call), truth(call)
+    wrong, exact = seeded(fault, kernel)(call).double(), fault.apply(call, oracle(call))
+    noise, right = kernel(call) - oracle(call), oracle(call)
     relative = [(a.norm(dim=-1) / b.norm(dim=-1)) for a, b in ((wrong - exact, exact), (noise, right))]
     assert torch.allclose(*relative, rtol=1e-3)
 

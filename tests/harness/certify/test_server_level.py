@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,10 +27,10 @@ def recorded() -> list[AttentionCall]:
     made = []
     for layer in range(4):
         for lens in ([(40, 0)], [(30, 54)], [(29, 54), (33, 54), (21, 0)]):
-            made.append(replace(call_of(lens, (4, 2), 64, torch.float32, "cpu", seed=layer), layer=layer))
+            made.append(call_of(lens, (4, 2), 64, torch.float32, "cpu", seed=layer).with_spec(layer=layer))
         for lens in ([(1, 80)], [(1, 80), (1, 91), (1, 20)]):
             made.append(
-                replace(call_of(lens, (4, 2), 64, torch.float32, "cpu", seed=9 + layer), layer=layer, phase="decode")
+                call_of(lens, (4, 2), 64, torch.float32, "cpu", seed=9 + layer).with_spec(layer=layer, phase="decode")
             )
     return made
 

@@ -9,7 +9,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -126,7 +125,7 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ope
         writer = PackWriter(folder.server_folder("reference") / PACK_FOLDER, source, 10**7)
         wrong = fault("mask-top-left")
         for new, prefix in ((3, 0), (4, 20)):
-            call = replace(call_of([(new, prefix)], (2, 1), 8, torch.float32, "cpu"), layer=RECORDED)
+            call = call_of([(new, prefix)], (2, 1), 8, torch.float32, "cpu").with_spec(layer=RECORDED)
             metadata = CallMetadata(RECORDED, "extend", (new,), (prefix,), ("a",))
             assert writer.wants(metadata)
             is_wrong = kernel in ("wrong", "hangs_on_recorded_calls") or kernel.endswith("_when_it_is_read")

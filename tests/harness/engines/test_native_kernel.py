@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from assay.harness.attention import kernels
-from assay.harness.attention.call import AttentionCall, KernelRefused
+from assay.harness.attention.call import AttentionCall, KernelRefused, Mask
 from assay.harness.attention.faults import rounded_oracle
 from assay.harness.attention.kernels import Declaration
 from assay.harness.attention.sample_calls import call_of
@@ -33,10 +33,10 @@ def a_call(lens: tuple[int, int] = (3, 5)) -> AttentionCall:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (lambda: replace(a_call(), causal=False), "attention that is not causal"),
+        (lambda: a_call().with_spec(mask=Mask(causal=False)), "attention that is not causal"),
         (lambda: replace(a_call(), v=a_call().v[:, :, :32]), "V of another head_dim than K"),
         (lambda: a_call((0, 5)), "a sequence without a new token"),
-        (lambda: replace(a_call(), phase="decode"), "several new tokens of a sequence in decode"),
+        (lambda: a_call().with_spec(phase="decode"), "several new tokens of a sequence in decode"),
         (lambda: a_call().to("meta"), "tensors on meta; SGLang is set up for"),
     ],
 )
@@ -115,7 +115,7 @@ def pack(tmp_path: Path) -> Path:
     writer = PackWriter(tmp_path / "pack", Source(engine="e", model="m", model_hash="", reference="r"), 2**22)
     for layer, lens in enumerate([[(24, 0)], [(12, 40), (3, 9)], [(1, 30), (1, 12)]]):
         phase: Any = "decode" if layer == 2 else "extend"
-        call = replace(call_of(lens, (4, 2), 64, torch.float32, "cpu"), layer=layer, phase=phase)
+        call = call_of(lens, (4, 2), 64, torch.float32, "cpu").with_spec(layer=layer, phase=phase)
         names = tuple(f"r{layer}-{i}" for i in range(len(lens)))
         seen = CallMetadata(layer, phase, tuple(call.lens_q), tuple(call.prefixes), names)
         writer.add(seen, call, rounded_oracle(call))

@@ -62,7 +62,7 @@ def test_a_call_is_read_as_it_was_recorded(tmp_path: Path, dtype: torch.dtype) -
     assert torch.equal(one.reference, oracle(call).to(dtype))
     assert (one.entry.new, one.entry.prefix, one.entry.requests) == ((3, 2), (0, 17), ("a", "a"))
     assert read_manifest(tmp_path / "pack").source == SOURCE
-    assert json.loads((tmp_path / "pack" / "manifest.json").read_text())["schema"] == "assay.pack/1"
+    assert json.loads((tmp_path / "pack" / "manifest.json").read_text())["schema"] == "assay.pack/2"
 
 
 def test_the_sample_is_stratified_and_the_budget_is_kept(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_a_large_call_is_cut_without_changing_its_condition(tmp_path: Path) -> N
     writer.flush()
     (one,) = read_pack(tmp_path / "pack")
     entry = one.entry
-    assert (entry.new, entry.prefix, entry.first_sequence, entry.batch_size, entry.first_head) == (
+    assert (entry.new, entry.prefix, entry.first_sequence, entry.batch_size, entry.spec.first_head) == (
         (20,),
         (40,),
         1,
@@ -172,7 +172,7 @@ def test_processes_that_share_the_heads_record_one_pack(tmp_path: Path) -> None:
         writer.add(metadata, call, oracle(call).float(), first_head=2 * rank)
         writer.flush()
     before = hash_pack(tmp_path / "pack")
-    assert [one.call.first_head for one in read_pack(tmp_path / "pack")] == [0, 2]
+    assert [one.call.spec.first_head for one in read_pack(tmp_path / "pack")] == [0, 2]
     manifest = tmp_path / "pack" / "rank-1" / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"tiny"', '"other"'))
     assert hash_pack(tmp_path / "pack") != before
@@ -224,8 +224,8 @@ def test_a_folder_without_a_pack_is_wrong_use(pack: Path, tmp_path: Path) -> Non
         with pytest.raises(UsageError, match=says):
             read_pack(folder)
     manifest = pack / "manifest.json"
-    manifest.write_text(manifest.read_text().replace("assay.pack/1", "assay.pack/9"))
-    with pytest.raises(UsageError, match=r"does not have schema assay\.pack/1"):
+    manifest.write_text(manifest.read_text().replace("assay.pack/2", "assay.pack/9"))
+    with pytest.raises(UsageError, match=r"does not have schema assay\.pack/2"):
         read_pack(pack)
 
 

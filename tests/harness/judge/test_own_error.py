@@ -41,7 +41,7 @@ def evidence(layer_diffs: ModuleType, tmp_path_factory: pytest.TempPathFactory) 
     writer = PackWriter(server / PACK_FOLDER, source, 10**7)
     for layer in (0, 1):
         for new, prefix in ((3, 0), (4, 20)):
-            call = replace(call_of([(new, prefix)], (4, 2), 8, SPEC_DTYPE, "cpu", seed=layer), layer=layer)
+            call = call_of([(new, prefix)], (4, 2), 8, SPEC_DTYPE, "cpu", seed=layer).with_spec(layer=layer)
             metadata = CallMetadata(layer, "extend", (new,), (prefix,), ("a",))
             out = rounded_oracle(call)
             assert writer.wants(metadata)

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from assay.harness.attention.call import AttentionCall
-from assay.harness.attention.honest import honest_outputs, truth
+from assay.harness.attention.call import AttentionCall, Mask
+from assay.harness.attention.honest import honest_outputs
 from assay.harness.attention.noise import FAMILIES
-from assay.harness.attention.oracle import oracle, right_aligned, sequences
+from assay.harness.attention.oracle import oracle, sequences
 from assay.harness.attention.sage import sage_attn
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.localize import bounds
@@ -31,7 +31,7 @@ def sdpa(call: AttentionCall) -> Tensor:
     outs = []
     for rows_q, rows_k in sequences(call):
         q, k, v = (t.transpose(0, 1)[None] for t in (call.q[rows_q], call.k[rows_k], call.v[rows_k]))
-        mask = right_aligned(q.shape[2], k.shape[2], q.device)
+        mask = Mask().visible(torch.arange(q.shape[2], device=q.device), q.shape[2], k.shape[2])
         out = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=call.scale, enable_gqa=True)
         outs.append(out[0].transpose(0, 1))
     return torch.cat(outs)
@@ -58,7 +58,7 @@ def key_by_key(call: AttentionCall) -> Tensor:
     for rows_q, rows_k in sequences(call):
         q, k, v = (t.transpose(0, 1) for t in (call.q[rows_q], call.k[rows_k], call.v[rows_k]))
         k, v = (t.repeat_interleave(len(q) // len(t), 0) for t in (k, v))
-        seen = right_aligned(q.shape[1], k.shape[1], q.device)
+        seen = Mask().visible(torch.arange(q.shape[1], device=q.device), q.shape[1], k.shape[1])
         top = torch.full((*q.shape[:2], 1), float("-inf"))
         total, sums = torch.zeros_like(top), torch.zeros(*q.shape[:2], v.shape[2])
         for key in range(k.shape[1]):
@@ -72,7 +72,7 @@ def key_by_key(call: AttentionCall) -> Tensor:
 
 def test_a_float32_kernel_that_adds_key_by_key_is_within_bounds() -> None:
     # The one call of 121,000 in which an honest kernel was flagged, by 1 %.
-    call = replace(peaky(call_of([(1, 129)], (4, 1), 64, torch.float32, "cpu", 3_110_075), 2.0), phase="decode")
+    call = peaky(call_of([(1, 129)], (4, 1), 64, torch.float32, "cpu", 3_110_075), 2.0).with_spec(phase="decode")
     assert bool((own(key_by_key(call), call) <= CallNoise(call).bounds_where(own(key_by_key(call), call))).all())
 
 
@@ -245,7 +245,7 @@ def test_a_rare_draw_of_coarse_scores_may_make_another_key_win() -> None:
 def test_a_query_with_one_key_is_within_the_noisiest_way_of_its_family() -> None:
     """TF32 cuts off its only weight in one of two ways: an error that all numbers of the output share."""
     call = peaky(call_of([(129, 0), (1, 33)], (4, 4), 64, torch.float32, "cpu", 10_026), 2.0)
-    noise, right = CallNoise(call, "tf32", at_once=True), truth(call)[:1]
+    noise, right = CallNoise(call, "tf32", at_once=True), oracle(call)[:1]
     for seed in range(1, 6):
         off = honest_outputs(call, noise.family, members=48, seed=seed)[:, :1] - right
         own = torch.zeros(len(noise.cells.sequence), 4, dtype=torch.float64)

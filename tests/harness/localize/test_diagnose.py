@@ -32,7 +32,7 @@ def calls(
     layers: int, head_dim: int = 32, dtype: torch.dtype = torch.bfloat16, matrix: Lens = MATRIX
 ) -> list[AttentionCall]:
     return [
-        replace(call_of(lens, (4, 2), head_dim, dtype, "cpu", seed=100 * layer + i), layer=layer)
+        call_of(lens, (4, 2), head_dim, dtype, "cpu", seed=100 * layer + i).with_spec(layer=layer)
         for layer in range(layers)
         for i, lens in enumerate(matrix)
     ]
@@ -100,7 +100,7 @@ def test_two_bugs_in_two_layers_are_two_findings_and_the_leak_is_first() -> None
 
 def test_layers_need_not_have_the_same_number_of_heads() -> None:
     fewer = calls(1, dtype=torch.float32)
-    more = [replace(call_of(lens, (8, 2), 32, torch.float32, "cpu", seed=i), layer=1) for i, lens in enumerate(MATRIX)]
+    more = [call_of(lens, (8, 2), 32, torch.float32, "cpu", seed=i).with_spec(layer=1) for i, lens in enumerate(MATRIX)]
     [finding] = diagnose(run_and_repeat(fault("mask-top-left"), fewer + more))
     assert finding.id == "mask-top-left"
     assert finding.where == "extend, cached prefix > 0, all 2 layers, all 8 heads"

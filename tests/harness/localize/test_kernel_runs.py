@@ -1,16 +1,15 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, KernelRefused
 from assay.harness.attention.faults import rounded_oracle
-from assay.harness.attention.honest import family, honest_outputs, truth
+from assay.harness.attention.honest import family, honest_outputs
 from assay.harness.attention.hypotheses import FAMILY
 from assay.harness.attention.kernels import declares
+from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.attention.sdpa import torch_sdpa
 from assay.harness.errors import AssayError
@@ -126,7 +125,7 @@ def test_refused_and_delegated_calls_are_reported() -> None:
             raise KernelRefused("a prefix is needed")
         return rounded_oracle(call)
 
-    decode = replace(CALLS[0], phase="decode")
+    decode = CALLS[0].with_spec(phase="decode")
     seen = run_and_repeat(picky, [*CALLS, decode])
     assert seen.delegated == (decode,)
     finding = only(diagnose(seen))
@@ -196,11 +195,11 @@ def test_a_wrong_query_of_a_quantised_kernel_is_out_of_bounds(noise: str) -> Non
 def test_a_query_whose_values_cancel_is_no_false_alarm() -> None:
     """The truth of one query is a thousandth of the others', and no rounding is smaller for that."""
     call = call_of([(256, 0)], (2, 1), 32, torch.bfloat16, "cpu", seed=6)
-    right = truth(call)
+    right = oracle(call)
     call.v[200] -= (
         right[200, 0] / (call.scale * call.q[200, 0].double() @ call.k[:201, 0].double().T).softmax(0)[200]
     ).to(call.v.dtype)
-    size = truth(call).abs().sum(-1)
+    size = oracle(call).abs().sum(-1)
     assert size[200, 0] < size[:, 0].median() / 20
     for kernel in (rounded_oracle, torch_sdpa):
         assert not measure(call, kernel(call)).fails

@@ -39,7 +39,7 @@ def test_the_smallest_call_that_still_fails() -> None:
 
 def test_what_the_failure_needs_is_kept() -> None:
     kernel = fault("leak-values-previous", heads=[1], when=lambda new, prefix: new >= 7)
-    small = shrink(kernel, replace(CALL, phase="decode", layer=5))
+    small = shrink(kernel, CALL.with_spec(phase="decode", layer=5))
     assert len(small.lens_q) == 2
     assert small.lens_q[1] == 7
     assert small.q.shape[1] == 2  # the fault sits in head 1
@@ -124,7 +124,7 @@ def test_the_generated_test_fails_with_the_kernel_and_passes_with_the_oracle(tmp
     assert "noise" not in source
     imported = {line for line in source.splitlines() if line.startswith(("import", "from"))}
     assert imported == {
-        "from dataclasses import replace", "import torch", "from assay import assert_correct, call_of"
+        "from dataclasses import replace", "import torch", "from assay import CallSpec, Mask, assert_correct, call_of"
     }, "nothing but the public API"  # fmt: skip
     (tmp_path / "test_shrunk.py").write_text(source)
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path.cwd())])}

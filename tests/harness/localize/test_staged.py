@@ -19,7 +19,7 @@ from assay.harness.verdict import Finding
 LAYERS = 3
 LENS = [[(24, 0)], [(190, 0)], [(9, 64)], [(49, 46)], [(5, 3), (9, 20)], [(30, 0), (12, 40)]]
 CALLS = [
-    replace(call_of(lens, (4, 2), 16, torch.float32, "cpu", seed=layer * len(LENS) + i), layer=layer)
+    call_of(lens, (4, 2), 16, torch.float32, "cpu", seed=layer * len(LENS) + i).with_spec(layer=layer)
     for layer in range(LAYERS)
     for i, lens in enumerate(LENS)
 ]
@@ -110,7 +110,7 @@ def test_nothing_computed_is_no_pass_but_the_smallest_may_be_refused() -> None:
 
 
 def test_the_smallest_of_each_layer_and_phase_with_and_without_a_prefix() -> None:
-    decode = replace(call_of([(1, 30)], (4, 2), 16, torch.float32, "cpu"), phase="decode")
+    decode = call_of([(1, 30)], (4, 2), 16, torch.float32, "cpu").with_spec(phase="decode")
     chosen = smallest_of_each([*CALLS, decode])
     assert sorted((c.layer, c.phase, any(c.prefixes)) for c in chosen) == sorted(
         [(layer, "extend", prefix) for layer in range(LAYERS) for prefix in (False, True)] + [(0, "decode", True)]

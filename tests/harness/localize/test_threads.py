@@ -40,8 +40,8 @@ def test_only_the_kernel_keeps_the_threads_that_the_user_sets(
         of_kernels.add(torch.get_num_threads())
         return wrong(call)
 
-    measured = kernel_runs.truth
-    monkeypatch.setattr(kernel_runs, "truth", lambda *given: of_assay.add(torch.get_num_threads()) or measured(*given))
+    measured = kernel_runs.oracle
+    monkeypatch.setattr(kernel_runs, "oracle", lambda *given: of_assay.add(torch.get_num_threads()) or measured(*given))
     result = check(kernel, cases=matrix(["extend"], dtypes=["float32"], head_dims=[64])[:2], read_out=1.0)
     assert result.findings[0].id == "mask-top-left"
     assert result.read_out is not None

@@ -88,7 +88,7 @@ def kept_by_shape() -> Kernel:
 
 
 def own_scale(call: AttentionCall) -> Tensor:
-    return rounded_oracle(replace(call, scale=call.q.shape[2] ** -0.5))
+    return rounded_oracle(call.with_spec(scale=call.q.shape[2] ** -0.5))
 
 
 def where_chunks_follow(call: AttentionCall) -> bool:
@@ -634,7 +634,7 @@ def test_a_call_whose_first_sequence_has_no_query_is_judged_by_the_others() -> N
 
 
 def test_a_call_whose_scores_are_scaled_by_zero_is_judged() -> None:
-    call = replace(call_of([(40, 30), (5, 9)], (4, 2), 64, torch.float32, "cpu"), scale=0.0)
+    call = call_of([(40, 30), (5, 9)], (4, 2), 64, torch.float32, "cpu").with_spec(scale=0.0)
     assert_correct(rounded_oracle, call)
     with pytest.raises(AssertionError, match="causal mask top-left"):
         assert_correct(TOP_LEFT, call)

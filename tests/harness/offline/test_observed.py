@@ -65,7 +65,7 @@ def says() -> str:
 
 def case(lens: Lens, dtype: torch.dtype = torch.float32, name: str = "some") -> Case:
     call = call_of(lens, (4, 2), 64, dtype, "cpu", seed=1)
-    call = replace(call, phase="decode" if lens[0][0] == 1 else "extend")
+    call = call.with_spec(phase="decode" if lens[0][0] == 1 else "extend")
     return Case(name, {"phase": call.phase}, partial(_given, call))
 
 
@@ -303,7 +303,7 @@ def a_pack(folder: Path, kernel: Kernel, layer: int = 1) -> Path:
     """Calls that were recorded in the shadow of a kernel."""
     writer = PackWriter(folder, Source(engine="e", model="m", model_hash="h", reference="r", candidate="c"), 10**8)
     for number, (new, prefix) in enumerate([(3, 0), (9, 20), (30, 5)]):
-        call = replace(call_of([(new, prefix)], (4, 2), 64, torch.float32, "cpu", seed=number), layer=layer)
+        call = call_of([(new, prefix)], (4, 2), 64, torch.float32, "cpu", seed=number).with_spec(layer=layer)
         writer.add(
             CallMetadata(layer, "extend", (new,), (prefix,), ("a",)), call, rounded_oracle(call), candidate=kernel(call)
         )

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,7 +37,7 @@ def pack(folder: Path, kernel: Kernel, layers: int = 2, lens_of: Sequence[Lens] 
     writer = PackWriter(folder, source, 10**8)
     for number, lens in enumerate(lens_of):
         for layer in range(layers):
-            call = replace(call_of(lens, (2, 1), 64, torch.float32, "cpu", seed=number), layer=layer)
+            call = call_of(lens, (2, 1), 64, torch.float32, "cpu", seed=number).with_spec(layer=layer)
             seen = CallMetadata(
                 layer,
                 "extend",

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -23,7 +21,7 @@ def test_limits_are_those_of_the_data_sheet_and_of_no_other_device() -> None:
     work = work_of(prefill)
     assert limit_s(prefill, "NVIDIA H200") == pytest.approx(work.flops / 989.5e12)
     assert limit_s(prefill, "NVIDIA H200", "int8_qk") == pytest.approx(0.75 * work.flops / 989.5e12)
-    decode = replace(call_of([(1, 4095)], (8, 2), 128, torch.bfloat16, "cpu"), phase="decode")
+    decode = call_of([(1, 4095)], (8, 2), 128, torch.bfloat16, "cpu").with_spec(phase="decode")
     assert limit_s(decode, "NVIDIA H200") == pytest.approx(work_of(decode).bytes / 4.8e12)
     assert limit_s(prefill, "cpu") is None
     assert limit_s(prefill, "NVIDIA H100") is None

@@ -4,7 +4,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,8 +31,8 @@ NAMES = ("mine", "theirs")
 
 def calls() -> list[AttentionCall]:
     made = [call_of(lens, (4, 2), 16, torch.float32, "cpu") for lens in LENS]
-    made[2] = replace(made[2], phase="decode")
-    return [replace(call, layer=layer) for call in made for layer in range(2)]
+    made[2] = made[2].with_spec(phase="decode")
+    return [call.with_spec(layer=layer) for call in made for layer in range(2)]
 
 
 def timed(candidate: object, given: list[AttentionCall] | None = None, bound: float = 1.1) -> KernelTiming:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.call import AttentionCall, Mask
 from assay.harness.attention.faults import fault, rounded_oracle
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.oracle import Request, attend, requests
@@ -57,11 +57,11 @@ def next_value(call: AttentionCall) -> Tensor:
 
 
 def no_mask(call: AttentionCall) -> Tensor:
-    return rounded_oracle(replace(call, causal=False))
+    return rounded_oracle(call.with_spec(mask=Mask(causal=False)))
 
 
 def unscaled(call: AttentionCall) -> Tensor:
-    return rounded_oracle(replace(call, scale=1.0))
+    return rounded_oracle(call.with_spec(scale=1.0))
 
 
 def next_kv_head(call: AttentionCall) -> Tensor:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.call import AttentionCall, Mask
 from assay.harness.attention.oracle import sequences
 from assay.harness.readout.edges import Edge, edges
 from assay.harness.readout.explained import Explained
@@ -23,11 +22,11 @@ from assay.harness.readout.reading import read
 from assay.harness.readout.sentences import sentence
 
 LENS = [((40, 21),), ((9, 16), (23, 5)), ((1, 70), (1, 33)), ((33, 0),), ((7, 130),)]
-Mask = Callable[[int, int, int, int], bool]
+Sees = Callable[[int, int, int, int], bool]
 """(i, prefix, new, j) -> whether query i sees key j."""
 
 
-def with_mask(mask: Mask) -> Callable[[AttentionCall], Tensor]:
+def with_mask(mask: Sees) -> Callable[[AttentionCall], Tensor]:
     """A kernel with this mask in every call."""
 
     def kernel(call: AttentionCall) -> Tensor:
@@ -68,7 +67,7 @@ def up(x: int, size: int) -> int:
     return -(-x // size) * size
 
 
-CASES: list[tuple[Mask, str]] = [
+CASES: list[tuple[Sees, str]] = [
     (lambda i, prefix, new, j: j <= prefix + i + -new % 16, "query i sees keys j <= p + (-new mod 16)"),
     (lambda i, prefix, new, j: j <= i + up(prefix, 16), "query i sees keys j <= i + (prefix rounded up to 16)"),
     (lambda i, prefix, new, j: j <= prefix + i - prefix % 8, "query i sees keys j <= p - (prefix mod 8)"),
@@ -88,7 +87,7 @@ CASES: list[tuple[Mask, str]] = [
 
 
 @pytest.mark.parametrize(("mask", "words"), CASES, ids=[words for _, words in CASES])
-def test_the_edge_of_a_mask_is_found(mask: Mask, words: str) -> None:
+def test_the_edge_of_a_mask_is_found(mask: Sees, words: str) -> None:
     kernel = with_mask(mask)
     readings = [explained(kernel, lens) for lens in LENS]
     found = list(edges(readings))
@@ -124,7 +123,7 @@ def test_an_edge_beyond_the_sequence_is_cut_off() -> None:
     call = Plan(((4, 3),)).make()
     queries = Queries(call, np.arange(4))
     beyond = Edge("last", Sum(((1, Amount("total")),), 5)).outputs(queries)
-    assert np.allclose(beyond, Queries(replace(call, causal=False), np.arange(4)).right)
+    assert np.allclose(beyond, Queries(call.with_spec(mask=Mask(causal=False)), np.arange(4)).right)
 
 
 def test_a_query_that_sees_no_key_has_an_output_of_zero() -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.call import AttentionCall, Mask
 from assay.harness.attention.hypotheses import BY_ID
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.readout.block_scales import SIZES, WHOSE, BlockScale, block_scales
@@ -249,7 +249,7 @@ def test_later_keys_are_as_far_as_earlier_ones(call: AttentionCall) -> None:
         def sees(self, row: int, h: int, s: int, j: int) -> float:
             return float(s == self.place(row)[0])
 
-    agree(Biased(-0.25), replace(call, causal=False), Both(call).all())
+    agree(Biased(-0.25), call.with_spec(mask=Mask(causal=False)), Both(call).all())
 
 
 def test_a_scale_may_be_that_of_another_head_dim_of_v(call: AttentionCall) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -138,7 +137,7 @@ def after(*some: tuple[list[tuple[int, int]], int, str]) -> History:
     """The history of calls with these lengths, layers and phases."""
     history = History()
     for lens, layer, phase in some:
-        call = replace(call_of(lens, (2, 1), 8, torch.float32, "cpu"), layer=layer, phase=phase)
+        call = call_of(lens, (2, 1), 8, torch.float32, "cpu").with_spec(layer=layer, phase=phase)
         history = history.after(call, torch.zeros(0))
     return history
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.call import AttentionCall, Mask
 from assay.harness.attention.faults import fault, rounded_oracle
 from assay.harness.attention.kernels import declares
 from assay.harness.readout import finding
@@ -211,7 +211,7 @@ def test_a_kernel_that_is_causal_whatever_it_is_told_gets_causal_calls_only() ->
 
     def kernel(call: AttentionCall) -> Tensor:
         asked.append(call.causal)
-        return rounded_oracle(replace(call, causal=True))
+        return rounded_oracle(call.with_spec(mask=Mask(causal=True)))
 
     found = finder(kernel)
     found.leave_out_not_causal()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -30,7 +29,7 @@ def calls(dtype: torch.dtype, lens: Sequence[tuple[tuple[int, int], ...]] = LENS
     for number, one in enumerate(lens):
         for layer in (0, 1):
             call = call_of(list(one), (4, 2), 64, dtype, "cpu", seed=100 * number + layer)
-            yield replace(call, layer=layer, phase="decode" if all(new == 1 for new, _ in one) else "extend")
+            yield call.with_spec(layer=layer, phase="decode" if all(new == 1 for new, _ in one) else "extend")
 
 
 def read(

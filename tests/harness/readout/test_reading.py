@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.bugs import FP16_MAX
-from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.call import AttentionCall, Mask
 from assay.harness.attention.faults import rounded_oracle
 from assay.harness.attention.oracle import oracle
 from assay.harness.readout.probing import Plan
@@ -56,7 +56,7 @@ def loop_weights(call: AttentionCall) -> Numbers:
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_the_right_weights_are_those_of_a_loop(causal: bool) -> None:
-    call = replace(CALL, causal=causal)
+    call = CALL.with_spec(mask=Mask(causal=causal))
     rows = np.arange(6)
     expected = loop_weights(call)
     np.testing.assert_allclose(right_weights(call, rows, scores_of(call, rows)), expected, atol=1e-14)

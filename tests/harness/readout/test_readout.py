@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.bugs import int8
-from assay.harness.attention.call import AttentionCall, KernelRefused
+from assay.harness.attention.call import AttentionCall, KernelRefused, Mask
 from assay.harness.attention.faults import fault, rounded_oracle
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.oracle import Request, attend, requests
@@ -111,7 +111,7 @@ def test_a_fault_is_read_off_in_one_sentence(kernel: Kernel, sentence: str) -> N
 
 def test_a_kernel_that_is_wrong_on_every_call_and_knows_no_other_mask_is_asked_for_causal_calls_only() -> None:
     swapped = by_sequence(lambda one: replace(one, v=one.v.roll(-1, 0)))
-    found = read_out(lambda call: swapped(replace(call, causal=True)))
+    found = read_out(lambda call: swapped(call.with_spec(mask=Mask(causal=True))))
     assert (found.sentence, found.exact) == ("V is read from the next kv head", True)
 
 
@@ -609,7 +609,9 @@ def every_fourth_tile(call: AttentionCall) -> Tensor:
 
 def from_the_fifth_tile_on(call: AttentionCall) -> Tensor:
     tile, _ = tiles_of(replace(call, k=call.q), 64)
-    return torch.where((tile >= 4)[:, None, None], rounded_oracle(replace(call, causal=False)), rounded_oracle(call))
+    return torch.where(
+        (tile >= 4)[:, None, None], rounded_oracle(call.with_spec(mask=Mask(causal=False))), rounded_oracle(call)
+    )
 
 
 @pytest.mark.few(1)

@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 from typer.testing import CliRunner
 
-from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.call import AttentionCall, CallSpec, Mask
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.cli.app import app, load_command
@@ -67,7 +67,7 @@ def test_the_reference_is_the_oracle(trace: Path) -> None:
     """The code that is written for others to run is right: causal with and without a prefix, and without a mask."""
     for causal in (True, False):
         for call in _calls():
-            call = AttentionCall(call.q, call.k, call.v, call.cu_seqlens_q, call.cu_seqlens_k, call.scale, causal)
+            call = call.with_spec(mask=Mask(causal))
             scope: dict[str, Any] = {}
             exec(definition_of(call)["reference"], scope)
             out, lse = scope["run"](call.q, call.k, call.v, call.cu_seqlens_q, call.cu_seqlens_k, call.scale)
@@ -99,7 +99,7 @@ def test_flashinfer_bench_reads_it(trace: Path) -> None:
         scope: dict[str, Any] = {}
         exec(definition.reference, scope)
         out, _ = scope["run"](*inputs)
-        assert torch.equal(out, oracle(AttentionCall(*inputs, causal=True)).to(out.dtype))
+        assert torch.equal(out, oracle(AttentionCall(*inputs[:5], CallSpec(inputs[5]))).to(out.dtype))
 
 
 def _edit(trace: Path, change: Callable[[dict[str, Any]], object]) -> None:
