@@ -53,7 +53,7 @@ CALLS = ([(9, 0)], [(5, 12), (6, 7)], [(1, 20), (1, 9)])
 
 def call(number: int) -> AttentionCall:
     found = call_of(CALLS[number], (4, 2), 32, torch.float32, "cpu", seed=number)
-    return replace(found, phase="decode" if number == 2 else "extend")
+    return found.with_spec(phase="decode" if number == 2 else "extend")
 
 
 def outputs(effect: Effect, given: AttentionCall, history: History | None = None) -> Tensor:
