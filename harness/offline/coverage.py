@@ -145,7 +145,9 @@ class Coverage:
             return ""
         core = self.core
         each = f"each of {', '.join(core.dtypes)} with head_dim {_listed(core.head_dims)} and {_heads(core.heads)} q/kv heads"
-        parts = [f"{each}: {'; '.join(reach.words(phase) for phase, reach in core.reach.items())}"]
+        # Four conditions at a time are tried in some combinations only, so the line must not read as a product of its limits.
+        limits = "; ".join(reach.words(phase) for phase, reach in core.reach.items())
+        parts = [f"{each}: {limits}; each limit by itself, not their combinations"]
         parts += [f"Beyond that, single calls: {'; '.join(self.beyond)}"] if self.beyond else []
         return ". ".join([*parts, f"{self.runs:,} runs on {self.device}"])
 
