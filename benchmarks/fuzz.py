@@ -23,6 +23,7 @@ import pkgutil
 import random
 import re
 import resource
+import runpy
 import shlex
 import shutil
 import signal
@@ -57,6 +58,7 @@ from assay.harness.evidence.manifest import ServerManifest
 from assay.harness.evidence.pack import CallMetadata, Source
 from assay.harness.ingest.tensors.flashinfer_trace import export_pack
 from assay.harness.server.pack_writer import PackWriter
+from assay.reports.json_report import to_json
 
 COMMANDS_USED = (
     "ingest",
@@ -382,7 +384,11 @@ def baseline(folder: Path) -> Path:
 
 
 def report(name: str) -> Callable[[Path], Path]:
-    return copied(f"report-v1/{name}.json")
+    def content() -> bytes:
+        made = runpy.run_path(str(DATA.parent / "stand_ins" / "reports.py"))[name]()
+        return to_json(made).encode()
+
+    return written("report.json", content)
 
 
 LOGS = [copied(f"server_failures/{name}.log") for name in ("architecture", "kernel_raises", "illegal_access", "disk")]

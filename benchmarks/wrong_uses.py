@@ -50,7 +50,7 @@ def make_folder(folder: Path, uses: Mapping[str, Any] = USES) -> None:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
     (folder / "data").symlink_to(DATA)
-    (folder / "old").symlink_to(DATA / "report-v1")
+    (folder / "old").symlink_to(DATA / "results")
 
 
 def run(line: str) -> Said:

@@ -382,7 +382,7 @@ def wrong_uses(place: Path, wanted: Callable[[str], bool]) -> Cases:
 def ingest(place: Path, wanted: Callable[[str], bool]) -> Cases:
     """Samples of other tools' files."""
     with contextlib.chdir(DATA):
-        kinds = ("any_log", "sglang_log", "server_failures", "traces", "results", "tensors", "report-v1")
+        kinds = ("any_log", "sglang_log", "server_failures", "traces", "results", "tensors")
         for path in (path for kind in kinds for path in sorted(Path(kind).iterdir())):
             if path.suffix not in (".md", ".toml") and wanted(f"{path}"):
                 yield f"{path}", command(f"ingest --json {path}")

@@ -144,12 +144,21 @@ class Coverage:
         if not self.lengths:
             return ""
         core = self.core
+        parts: list[str] = []
+        if core.reach:
+            parts.append(self._product())
+        parts += (
+            [f"{'Beyond that, single' if parts else 'Single'} calls: {'; '.join(self.beyond)}"] if self.beyond else []
+        )
+        return ". ".join([*parts, f"{self.runs:,} runs on {self.device}"])
+
+    def _product(self) -> str:
+        """The product that was computed, in words."""
+        core = self.core
         each = f"each of {', '.join(core.dtypes)} with head_dim {_listed(core.head_dims)} and {_heads(core.heads)} q/kv heads"
         # Four conditions at a time are tried in some combinations only, so the line must not read as a product of its limits.
         limits = "; ".join(reach.words(phase) for phase, reach in core.reach.items())
-        parts = [f"{each}: {limits}; each limit by itself, not their combinations"]
-        parts += [f"Beyond that, single calls: {'; '.join(self.beyond)}"] if self.beyond else []
-        return ". ".join([*parts, f"{self.runs:,} runs on {self.device}"])
+        return f"{each}: {limits}; each limit by itself, not their combinations"
 
 
 NOTHING = Coverage()
@@ -223,8 +232,10 @@ def _core(phases: Mapping[str, Sequence[AttentionCall]]) -> Core:
         if len(dtypes) * len(dims) * len(all_) > len(best.dtypes) * len(best.head_dims) * len(best.heads):
             best = Core(dtypes, dims, all_)
     combinations_ = list(product(best.dtypes, best.head_dims, best.heads))
+    if not combinations_:  # as where a kernel raised on all calls of a phase but a few
+        return Core()
     reach = {phase: _least([_reach(by_kind[phase, *kind]) for kind in combinations_]) for phase in phases}
-    return Core(best.dtypes, best.head_dims, best.heads, reach) if combinations_ else Core()
+    return Core(best.dtypes, best.head_dims, best.heads, reach)
 
 
 def _subsets(values: set[_Value]) -> Iterator[tuple[_Value, ...]]:

@@ -30,19 +30,20 @@ from assay.harness.config import make_spec
 from assay.harness.errors import EngineError
 from assay.harness.evidence.baseline import write_baseline
 from assay.harness.evidence.bench_folder import bench_folder
-from assay.harness.evidence.cause import write_cause
+from assay.harness.evidence.cause import CAUSE
 from assay.harness.evidence.executed import KernelClaim
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import PACK_FOLDER as PACK
 from assay.harness.evidence.layer_diff_record import pack_of
 from assay.harness.evidence.manifest import Failure, ServerManifest
-from assay.harness.evidence.op_matrix import MatrixRecord, write_matrix
+from assay.harness.evidence.op_matrix import MATRIX, MatrixRecord
 from assay.harness.evidence.pack import CallMetadata, Source
-from assay.harness.evidence.records import ROLES, Answer, Role, Token
+from assay.harness.evidence.records import Answer, Token
 from assay.harness.evidence.shadow_errors import FOLDER as SHADOW
 from assay.harness.evidence.shadow_errors import write_shadow_errors
 from assay.harness.offline.replay import replay_recorded
 from assay.harness.server.pack_writer import PackWriter
+from assay.harness.sides import ROLES, Role
 
 
 def _beside(name: str) -> ModuleType:
@@ -265,9 +266,9 @@ def layers(
     header = errors.headers[0].model_copy(update={"run": folder.nonce, "candidate": EXACT})
     write_shadow_errors(place / SHADOW / "1.safetensors", errors.index, errors.sums, errors.max_abs, header, truth)
     if examined and (pack := pack_of(folder)):
-        write_cause(folder, replay_recorded(pack, Backend.parse(EXACT), "again"))
+        folder.write(CAUSE, replay_recorded(pack, Backend.parse(EXACT), "again"))
     record = MatrixRecord(kernel=EXACT, calls="float32", computed=("extend-1", "decode-1"), worst=0.5)
-    write_matrix(folder, record.model_copy(update=matrix or {}))
+    folder.write(MATRIX, record.model_copy(update=matrix or {}))
 
 
 def timed(path: Path, broken: bool = False, bench: dict[str, Any] | None = None, **flags: Any) -> None:

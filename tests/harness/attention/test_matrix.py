@@ -243,7 +243,7 @@ def _has_scores_above_88_in_two_partitions(call: AttentionCall) -> bool:
 def test_single_values_outside_of_the_design_have_a_call_with_more_than_512_keys(phase: str) -> None:
     long = [call for call in _made(phase) if max(call.lens_k) > 512]
     assert {call.q.shape[2] for call in long} >= {64, 80, 96, 128, 192, 256}
-    assert {call.layout for call in long} == {"packed", "sliced", "heads first", "each its own"}
+    assert {call.spec.layout for call in long} == {"packed", "sliced", "heads first", "each its own"}
     heads = {(call.q.shape[1], call.k.shape[1]) for call in long}
     assert heads == {(call.q.shape[1], call.k.shape[1]) for call in _made(phase)}
     assert {(q // kv, kv) for q, kv in heads} >= {(4, 3), (5, 5), (4, 4)}

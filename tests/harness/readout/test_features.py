@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from assay.harness.attention.call import Mask
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.readout.features import (
     HISTORY,
@@ -121,7 +122,7 @@ def test_pairs_are_made_when_they_are_asked_for_and_once() -> None:
 
 def test_the_phase_and_the_mask_are_features() -> None:
     decode = call_of([(1, 5)], (2, 1), 8, torch.float32, "cpu")
-    other = type(decode)(**{**vars(decode), "phase": "decode", "causal": False, "layer": 3})
+    other = decode.with_spec(phase="decode", mask=Mask(causal=False), layer=3)
     found = row_table(other, [0])
     assert (found["decode"].tolist(), found["causal"].tolist(), found["layer"].tolist()) == ([1, 1], [0, 0], [3, 3])
 
