@@ -19,6 +19,7 @@ from assay.harness.attention.call import AttentionCall, KernelRefused, Mask
 from assay.harness.attention.faults import rounded_oracle
 from assay.harness.attention.kernels import Declaration
 from assay.harness.attention.sample_calls import call_of
+from assay.harness.engines import native_kernel
 from assay.harness.engines.catalog import checked_backend
 from assay.harness.engines.native_kernel import NativeKernel
 from assay.harness.errors import UsageError
@@ -55,6 +56,8 @@ def test_a_page_size_that_is_no_power_of_two_is_refused(page: str) -> None:
 
 
 def test_without_sglang_the_error_says_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    native_kernel._sglang.cache_clear()  # another test of this process may have imported it
+    native_kernel.kernel.cache_clear()
     monkeypatch.setitem(sys.modules, "sglang", None)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("SGLANG_USE_CPU_ENGINE", "1")
