@@ -48,6 +48,7 @@ class _Way:
         shifted: whether blocks begin in the middle of those of other ways.
         over_batch: whether K is averaged over the whole batch; else over its sequence.
         rounded_sum: whether the weights are summed after they are rounded; else before.
+        exact_scales: whether the scales of FP4 are not rounded themselves.
     """
 
     q_block: int
@@ -57,10 +58,11 @@ class _Way:
     shifted: bool = False
     over_batch: bool = False
     rounded_sum: bool = False
+    exact_scales: bool = False
 
 
 _WAYS = (
-    _Way(128, 64, "running", over_batch=True),
+    _Way(128, 64, "running", over_batch=True, exact_scales=True),
     _Way(64, 64, "block", shifted=True, rounded_sum=True),
     _Way(128, 128, "row"),
     _Way(64, 32, "running", backwards=True, over_batch=True),
@@ -329,7 +331,9 @@ class _Draw:
             return (x + dither).round() - dither
         factors = self.factors(x)
         if how.format == "e2m1":
-            factors = factors.sqrt().sqrt()  # FP4 has three binades: more would leave its range
+            # FP4 has three binades: phases of more would leave its range. Those of less do not stand for the one of a kernel with
+            # an exact scale, which does not round the largest number of a token at all.
+            factors = torch.ones_like(factors) if self.way.exact_scales else factors.sqrt().sqrt()
         return _in_format(x * factors, how.format) / factors
 
 

@@ -4,8 +4,8 @@ The axes follow SGLang's dense attention kit (``sglang.test.kits.attention_unitt
 than their sequence, shuffled block tables): cached prefix, new tokens, batch, heads, head_dim, dtype, data and page size. The
 matrix is a covering design, not their product. For each phase,
 
-- dtype x head_dim x heads is covered fully: without a cached prefix, behind one with more than 128 new tokens, and in a batch of
-  nine sequences of which one is long;
+- dtype x head_dim x heads is covered fully: without a cached prefix, behind one with more than 128 new tokens, in a batch of
+  nine sequences of which one is long, and in each call of `_EVERY`;
 - so are all triples of these, batch and new tokens (but batch x heads x new), and of data, dtype, head_dim and cached prefix;
 - every pair of values of two axes occurs.
 
@@ -86,7 +86,7 @@ _BATCHES: dict[str, dict[str, Callable[[int, int, int], Lens]]] = {
         "one token last": lambda new, prefix, long: [(new, prefix), (1, 33)],
         "after no prefix": lambda new, prefix, long: [(7, 0), (new, prefix)],
         "among nine with a long one": lambda new, prefix, long: [
-            (2, 0), (new, prefix), (3, long), (5, 16), (1, 33), (1, 64), (4, 12), (1, 127), (2, 1)
+            (2, 0), (new, prefix), (1, long), (66, 16), (8, 33), (16, 64), (70, 12), (3, 127), (2, 1)
         ],
         "between others": lambda new, prefix, long: [(2, 0), (new, prefix), (5, 16)],
     },
@@ -94,7 +94,7 @@ _BATCHES: dict[str, dict[str, Callable[[int, int, int], Lens]]] = {
         "one": lambda new, prefix, long: [(1, prefix)],
         "after a short one": lambda new, prefix, long: [(1, 1), (1, prefix)],
         "among nine with a long one": lambda new, prefix, long: [
-            (1, 16), (1, prefix), (1, 77), (1, 1), (1, long), (1, 64), (1, 12), (1, 127), (1, 2)
+            (1, 16), (1, prefix), (1, 77), (1, 1), (1, long), (1, 64), (1, 12), (1, 127), (1, long + 40)
         ],
         "between others": lambda new, prefix, long: [(1, 16), (1, prefix), (1, 77)],
     },
@@ -113,6 +113,11 @@ def _short(number: int, new: int, prefix: int, long: int) -> Lens:
     return [(1 + (new - 1) * (n % 2 == 0) + 128 * (n == 5 and new > 1), prefix + n) for n in range(number)]
 
 
+def _as_many_new(number: int, new: int, prefix: int, long: int) -> Lens:
+    """Sequences with as many new tokens each, behind different prefixes; the last two are long."""
+    return [*((new, 9 * n) for n in range(number - 2)), (new, prefix), (new, prefix + 69)]
+
+
 _WIDE: dict[str, Callable[[int, int, int], Lens]] = {
     "nine at borders": lambda new, prefix, long: [
         (new, prefix), (63, 0), (127, 16), (128, 0), (16, 48), (2, 200), (31, 33), (128, 128), (5, 59)
@@ -129,15 +134,24 @@ _WIDE: dict[str, Callable[[int, int, int], Lens]] = {
     **{f"{n} short ones": partial(_short, n) for n in (16, 24, 32, 40)},
     "a shorter one first": lambda new, prefix, long: [(new, prefix), (5 * new - 4, prefix + 50)],
     "a longer one first": lambda new, prefix, long: [(5 * new - 4, prefix + 50), (new, prefix)],
-    "some without new tokens": lambda new, prefix, long: [(0, 20), (3, 5), (0, 20), (0, 7), (new, prefix), (0, 9)],
-    **{f"{n} alike": partial(lambda n, new, prefix, long: [(new, prefix)] * n, n) for n in (2, 4, 6)},
-    **{
-        f"{n} unlike": partial(lambda n, new, prefix, long: [(1 + (new - 1) * (i + 1), prefix + 9 * i) for i in range(n)], n)
-        for n in (5, 7, 8)
-    },
+    "some without new tokens": lambda new, prefix, long: [(0, 20), (3, 5), (0, 90), (0, 7), (new, prefix), (0, 9)],
+    "a single key first": lambda new, prefix, long: [(1, 0), (new, prefix)],
+    "two long ones": lambda new, prefix, long: [(new, prefix), (new, prefix + 197)],
+    **{f"{n} alike": partial(lambda n, new, prefix, long: [(new, prefix)] * n, n) for n in range(2, 10)},
+    **{f"{n} with as many new tokens": partial(_as_many_new, n) for n in range(4, 10)},
 }  # fmt: skip
 """Batches of calls beyond the design."""
-_SIZES = ("2 alike", "4 alike", "5 unlike", "6 alike", "7 unlike", "8 unlike")
+_SIZES = range(4, 10)
+"""Sizes of batches below and beside a vector of eight lengths. Five numbers of heads and six sizes meet once each."""
+_EVERY: dict[str, tuple[tuple[int, int, str], ...]] = {
+    "extend": ((34, 512, "one"), (17, 100, "{} alike"), (32, 331, "{} with as many new tokens")),
+    "decode": ((1, 400, "one"), (1, 333, "two long ones"), (1, 300, "{} alike")),
+}
+"""(new tokens, cached prefix, batch of a size of `_SIZES`) of calls that each dtype has with each head dim and number of heads.
+
+Kernels have a path for each of them, and go wrong in one alone: at a later block of keys, in a second partition, in a second
+sequence of several blocks, or in a batch of sequences that are alike. The first gets a layer, the second a scale.
+"""
 _MANY = ("16 short ones", "24 short ones", "32 short ones", "40 short ones")
 """Batches of sizes for which engines capture graphs, and of more sequences than a warp has lanes."""
 _FAR: dict[str, tuple[tuple[int, int, str, str], ...]] = {
@@ -147,15 +161,12 @@ _FAR: dict[str, tuple[tuple[int, int, str, str], ...]] = {
         (128, 384, "nine at borders", "scale 1.5 times"),
         (34, 0, "one", "scores far above 0"),
         (34, 0, "one", "scores far below 0"),
-        (34, 300, "one", "attention sink"),
         (34, 90, "one", "K far from 0"),
         (9, 60, "three long ones", "equal first tokens"),
         (208, 60, "three chunks", "normal"),
         (16, 256, "cached powers of two", "normal"),
         (16, 240, "powers of two", "normal"),
         (2, 1500, "four long ones", "normal"),
-        (5, 10, "a shorter one first", "normal"),
-        (5, 10, "a longer one first", "normal"),
     ),
     "decode": (
         (1, 700, "one", "normal"),
@@ -164,14 +175,11 @@ _FAR: dict[str, tuple[tuple[int, int, str, str], ...]] = {
         (1, 300, "seventeen at borders", "scale 1.5 times"),
         (1, 157, "one", "scores far above 0"),
         (1, 157, "one", "scores far below 0"),
-        (1, 300, "one", "attention sink"),
         (1, 157, "one", "K far from 0"),
         (1, 60, "three long ones", "equal first tokens"),
         (1, 256, "cached powers of two", "normal"),
         (1, 255, "powers of two", "normal"),
         (1, 1200, "four long ones", "normal"),
-        (1, 40, "a shorter one first", "normal"),
-        (1, 40, "a longer one first", "normal"),
     ),
 }
 """(new tokens, cached prefix, batch, data) of calls beyond the design, in the last dtype and the first head dim.
@@ -189,14 +197,13 @@ _LONG_CHUNKS = ((512, 8), (513, 0))
 """(new tokens, cached prefix) of single sequences: a full chunk, and one token more than that."""
 _HALF: dict[str, tuple[tuple[int, int, str, str], ...]] = {
     "extend": (
-        (40, 331, "three long ones", "normal"),
+        (96, 20, "one", "normal"),
         (256, 1, "one", BEYOND_FP16[2]),
         (34, 400, "one", ONE_SIGN),
         (34, 157, "one", BEYOND_FP16[0]),
         (34, 157, "one", BEYOND_FP16[1]),
     ),
     "decode": (
-        (1, 400, "three long ones", "normal"),
         (1, 600, "one", BEYOND_FP16[2]),
         (1, 600, "one", ONE_SIGN),
         (1, 157, "between others", BEYOND_FP16[0]),
@@ -365,11 +372,34 @@ def cases(
             drawn.append(_Values(phase=phase, **row, head_dim_v=dim_v if dim_v != row["head_dim"] else 0))
     for phase in phases:
         drawn += [
+            *_every(phase, size, kinds, dims, head_dims_v),
             *_long(phase, size, kinds, dims),
             *_special(phase, size, kinds, dims, other_dims, head_dims_v, models),
         ]
     made = [_case(values, seed * 10_000 + number, device, size) for number, values in enumerate(drawn)]
     return [case for case in made if prefix or case.condition["cached prefix"] == "none"]
+
+
+def _every(
+    phase: str, size: Size, kinds: Sequence[torch.dtype], dims: Sequence[int], dims_v: Sequence[int]
+) -> Iterator[_Values]:
+    """The calls that each dtype has with each head dim and number of heads."""
+    of_v = cycle((0, *dims_v))
+    for number, (kind, dim, heads) in enumerate(product(kinds, dims, HEADS[size])):
+        dim_v = next(of_v)
+        for place, (new, prefix, batch) in enumerate(_EVERY[phase]):
+            yield _Values(
+                phase,
+                prefix,
+                new,
+                batch.format(_SIZES[number % len(_SIZES)]),
+                heads,
+                dim,
+                kind,
+                _SCALES[number % len(_SCALES)] if place == 1 else "normal",
+                layer=_LAYERS[(number + number // len(_LAYERS)) % len(_LAYERS)] if place == 0 else 0,
+                head_dim_v=dim_v if dim_v != dim else 0,
+            )
 
 
 def _long(phase: str, size: Size, kinds: Sequence[torch.dtype], dims: Sequence[int]) -> Iterator[_Values]:
@@ -388,16 +418,26 @@ def _long(phase: str, size: Size, kinds: Sequence[torch.dtype], dims: Sequence[i
     for (kind, dim), data in zip(every, cycle(_SCALES), strict=False):
         new = 1 if phase == "decode" else 4
         yield _Values(phase, 96 - new, new, "full tiles", heads, dim, kind, data)
-    for number, (batch, (kind, dim)) in enumerate(zip(_SIZES, cycle(every), strict=False)):
-        new, prefix = (1, 50) if phase == "decode" else (9, 20 * (number % 3))
-        yield _Values(phase, prefix, new, batch, heads, dim, kind)
+    swapped = (1, 40) if phase == "decode" else (5, 10)
+    for kind, dim in zip(kinds, cycle(dims), strict=False):
+        for batch in ("a shorter one first", "a longer one first"):  # one is made in the other's buffers
+            yield _Values(phase, swapped[1], swapped[0], batch, heads, dim, kind)
+        yield _Values(phase, 300, 34 if phase == "extend" else 1, "one", heads, dim, kind, "attention sink")
+    for number, others in enumerate(HEADS[size]):
+        if others != heads:
+            kind, dim = halves[number % len(halves)]
+            new = 34 if phase == "extend" else 1
+            yield _Values(phase, 300, new, "one", others, dim, kind, BEYOND_FP16[2])
     for batch, (kind, dim) in zip(_MANY, cycle(halves), strict=False):
         yield _Values(phase, 1, 1 if phase == "decode" else 4, batch, heads, dim, kind)
     if phase == "extend":
-        for kind in dict.fromkeys((kinds[0], kinds[-1])):
+        for kind in kinds:
             yield _Values(phase, 30, 9, "some without new tokens", heads, dims[-1], kind, beyond=("batch",))
         for (new, prefix), (kind, dim) in zip(_LONG_CHUNKS, cycle(reversed(halves)), strict=False):
             yield _Values(phase, prefix, new, "one", heads, dim, kind)
+    else:
+        for kind in kinds:  # as a padded row of a captured graph
+            yield _Values(phase, 40, 1, "a single key first", heads, dims[-1], kind)
     new, prefix = _MANY_KEYS[phase]
     yield _Values(phase, prefix, new, "one", heads, dims[0], kinds[0])
 
@@ -412,23 +452,25 @@ def _special(
     models: Sequence[str],
 ) -> Iterator[_Values]:
     """Calls with one value outside of the design: of heads, layer, mode of autograd, layout or head dim."""
-    usual, dtype, dim = HEADS[size][1], cycle(kinds), cycle(dims)
+    usual, dtype, dim, core = HEADS[size][1], cycle(kinds), cycle(dims), cycle(HEADS[size])
+    halves = [kind for kind in kinds if kind.itemsize == 2] or kinds
     for new, prefix, batch in _EACH[phase]:
         at = partial(_Values, phase, prefix, new, batch)
         for mode in ("inference_mode", "no_grad") if prefix else ("inference_mode",):
             yield at(usual, next(dim), next(dtype), grad_mode=mode)
         for kind in kinds if prefix else kinds[:1]:
-            yield at(usual, next(dim), kind, layout="sliced", beyond=("inputs",))
+            yield at(next(core), next(dim), kind, layout="sliced", beyond=("inputs",))
         for layout in ("heads first", "each its own") if prefix else ("each its own",):
-            yield at(usual, next(dim), next(dtype), layout=layout, beyond=("inputs",))
-        yield at(usual, next(dim), next(dtype), first_head=usual[0])
+            yield at(next(core), next(dim), next(dtype), layout=layout, beyond=("inputs",))
+        for kind in kinds if prefix else kinds[:1]:
+            yield at(usual, next(dim), kind, first_head=usual[0])
         for heads in OTHER_HEADS if prefix else OTHER_HEADS[::4]:
             yield at(heads, next(dim), next(dtype), beyond=("heads",))
         for name in models:
             q_heads, kv_heads, head_dim = SHAPES[name]
             yield at((q_heads, kv_heads), head_dim, next(dtype), like=name)
         for head_dim in other_dims:
-            for kind in kinds if size == "full" else [next(dtype)]:
+            for kind in kinds if size == "full" else halves if prefix else [next(dtype)]:
                 yield at(usual, head_dim, kind, beyond=("head_dim",))
         for head_dim in dims:
             for value_dim in dims_v:

@@ -14,6 +14,9 @@ from assay.harness.localize.guard import Guard
 from assay.harness.localize.kernel_runs import CallResult, compute, measure
 from assay.harness.text import percent
 
+_SEVERAL = 256
+"""Keys of a call from which on kernels work in several partitions, whose launches they may count."""
+
 
 @dataclass(frozen=True)
 class Endured:
@@ -34,7 +37,7 @@ def endure(guard: Guard, results: Sequence[CallResult], before: int, runs: int, 
     """Run the kernel until it has run this often in all.
 
     First on pairs of calls of the same shapes, one after the other in the same buffers, as an engine calls it that replays graphs;
-    then in turn on the cheapest right call of each phase.
+    then in turn on two right calls of each phase and dtype: the cheapest, and the cheapest with more than `_SEVERAL` keys.
 
     Args:
         guard: the kernel.
@@ -44,9 +47,9 @@ def endure(guard: Guard, results: Sequence[CallResult], before: int, runs: int, 
         seconds: most time that this takes.
     """
     right = sorted((one for one in results if not one.fails), key=_size)
-    cheapest: dict[str, CallResult] = {}
+    cheapest: dict[tuple[object, ...], CallResult] = {}
     for one in right:
-        cheapest.setdefault(one.call.phase, one)
+        cheapest.setdefault((one.call.phase, one.call.q.dtype, max(one.call.lens_k) > _SEVERAL), one)
     until = time.monotonic() + seconds
     many = ((one, one.call.clone(), "") for one in cycle(cheapest.values()))
     for one, given, buffers in chain(_in_kept_buffers(right), many):
@@ -69,19 +72,19 @@ def _size(one: CallResult) -> tuple[int, int]:
 
 
 def _in_kept_buffers(results: Sequence[CallResult]) -> Iterator[tuple[CallResult, AttentionCall, str]]:
-    """Calls to make next, in buffers in which another call of the same shapes was just made: of each phase, with other lengths and
-    with the same, the smallest pair and the largest, if there are such.
+    """Calls to make next, in buffers in which another call of the same shapes was just made: of each phase and dtype, with other
+    lengths and with the same, the smallest pair and the largest, if there are such.
 
     What a kernel keeps by address, such as a plan or a quantised K, is then that of another call.
     """
     by_shape: dict[tuple[object, ...], list[CallResult]] = {}
     for one in results:
         by_shape.setdefault(_shapes(one.call), []).append(one)
-    smallest: dict[tuple[str, bool], tuple[CallResult, CallResult]] = {}
-    largest: dict[tuple[str, bool], tuple[CallResult, CallResult]] = {}
+    smallest: dict[tuple[object, ...], tuple[CallResult, CallResult]] = {}
+    largest: dict[tuple[object, ...], tuple[CallResult, CallResult]] = {}
     for pair in (pair for some in by_shape.values() for pair in combinations(some, 2)):
         first, second = pair
-        kind = (first.call.phase, _lens(first.call) == _lens(second.call))
+        kind = (first.call.phase, first.call.q.dtype, _lens(first.call) == _lens(second.call))
         smallest.setdefault(kind, pair)
         largest[kind] = pair
     others = (pair for kind, pair in largest.items() if pair is not smallest[kind])

@@ -183,9 +183,10 @@ class CallResult:
         """Whether any cell is out of bounds."""
         return bool(self.failing.any())
 
-    def worst_cell_above(self, ratio: float) -> tuple[float, float]:
-        """`worst_cell`, but if `worst` is at most this ratio, the bound may be a lower limit: it is not simulated further then."""
-        if self.most > ratio:
+    @property
+    def judged_cell(self) -> tuple[float, float]:
+        """`worst_cell` as it was judged: where the call is within its bounds, the bound may be a lower limit of it."""
+        if self.fails:
             return self.worst_cell
         cell, head = divmod(int((self.own / self.bounds).argmax()), self.own.shape[1])
         return float(self.own[cell, head]), float(self.bounds[cell, head])
@@ -234,6 +235,10 @@ class CallResult:
         return sequence_shapes(self.call)
 
 
+_SIMULATED = 12
+"""Most results of which the bound is simulated only to say which one is the worst."""
+
+
 @dataclass(frozen=True)
 class KernelRun:
     """A kernel's results on several calls.
@@ -256,11 +261,12 @@ class KernelRun:
 def worst_of(results: Sequence[CallResult]) -> CallResult | None:
     """The result with the largest own error relative to its bound; None if there is none.
 
-    A bound is simulated, which costs more than the call, only where the result can still be the worst.
+    A bound is simulated, which costs more than the call, only where the result can still be the worst, and for no more than
+    `_SIMULATED` results. Beyond these, another result may be a little worse, but it is within a lower limit of its bound.
     """
     worst = None
-    for result in sorted(results, key=lambda result: result.most, reverse=True):
-        if worst is not None and result.most <= worst.worst:
+    for number, result in enumerate(sorted(results, key=lambda result: result.most, reverse=True)):
+        if worst is not None and (result.most <= worst.worst or (number >= _SIMULATED and result.most <= 1)):
             break
         if worst is None or result.worst > worst.worst:
             worst = result

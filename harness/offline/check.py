@@ -315,14 +315,10 @@ def check(
     guard = Guard(counted, declared)
     with few_threads([call for _, call in made]):
         case_of = {id(call): case for case, call in made}
-        highest = 0.0  # own error as a multiple of its bound, of all calls so far
 
         def computed_one(one: CallResult) -> None:
-            nonlocal highest
             if watcher is not None:
-                fails, (own, bound) = one.fails, one.worst_cell_above(highest)
-                highest = max(highest, own / bound)
-                watcher.computed(case_of[id(one.call)], fails, own, bound)
+                watcher.computed(case_of[id(one.call)], one.fails, *one.judged_cell)
 
         def enough(results: Sequence[CallResult]) -> bool:
             return (
@@ -352,7 +348,7 @@ def check(
             if why in guard.breaches and (claimed(case) or not why.startswith(RAISED))
         )
         spared = tuple(one for one in refused if one not in broken)
-        findings = _bugs(run, case_of, left_out, again) + _breaches(broken, made, left_out, again)
+        findings = _bugs(run, case_of, left_out, again) + _breaches(broken, made, computed, left_out, again)
         if guard.failed_repeats:
             call, why = guard.failed_repeats[0]
             where = f"{len(guard.failed_repeats)} calls, when repeated"
@@ -705,10 +701,12 @@ def _in_one_layer(results: Sequence[CallResult]) -> list[CallResult]:
 def _breaches(
     broken: Sequence[tuple[Case, str]],
     made: Sequence[tuple[Case, AttentionCall]],
+    computed: Sequence[Computed],
     left_out: Sequence[Case],
     again: str,
 ) -> list[Finding]:
     """One finding for each kind of exception, and one for outputs that break the contract."""
+    others = _conditions([one.case for one in computed])  # not those that it raised on too, and does not claim
     kinds: dict[str, list[tuple[Case, str]]] = {}
     for case, why in broken:
         kinds.setdefault(why.partition(":")[0], []).append((case, why))
@@ -716,7 +714,6 @@ def _breaches(
     found = []
     for some in kinds.values():
         names = {case.name for case, _ in some}
-        others = [case.condition for case, _ in made if case.name not in names]
         only = axes.words(axes.confining(_conditions([case for case, _ in some]), others, _conditions(left_out)))
         where = f"{len(some)} of {len(made)} calls" + (f", only where {only}" if only else "")
         smallest = min((call_of[name] for name in names), key=lambda call: (call.k.numel(), call.q.numel()))

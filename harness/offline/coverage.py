@@ -158,7 +158,7 @@ class Coverage:
         each = f"each of {', '.join(core.dtypes)} with head_dim {_listed(core.head_dims)} and {_heads(core.heads)} q/kv heads"
         # Four conditions at a time are tried in some combinations only, so the line must not read as a product of its limits.
         limits = "; ".join(reach.words(phase) for phase, reach in core.reach.items())
-        return f"{each}: {limits}; each limit by itself, not their combinations"
+        return f"{each}, at sampled lengths: {limits}; each limit by itself, not their combinations"
 
 
 NOTHING = Coverage()

@@ -20,9 +20,13 @@ from assay.harness.localize.kernel_runs import run_once
 def endured(kernel: object, *lens: list[tuple[int, int]]) -> Endured:
     guard = Guard(kernel, declaration(kernel))  # type: ignore[arg-type]
     calls = [call_of(one, (4, 2), 64, torch.float32, "cpu", seed) for seed, one in enumerate(lens)]
+    return endured_on(guard, calls)
+
+
+def endured_on(guard: Guard, calls: list[AttentionCall], runs: int = 10) -> Endured:
     run = run_once(guard, calls)
     assert not any(one.fails for one in run.results)
-    return endure(guard, run.results, 0, guard.runs + 10, 60)
+    return endure(guard, run.results, 0, guard.runs + runs, 60)
 
 
 def plans_by_address(call: AttentionCall, plans: dict[object, list[int]]) -> Tensor:
@@ -70,3 +74,39 @@ def test_values_that_are_kept_by_address_are_another_calls() -> None:
         return rounded_oracle(replace(call, v=values.setdefault(call.v.data_ptr(), call.v.clone())))
 
     assert "in the buffers of a call with the same lengths" in endured(kernel, [(5, 20)], [(5, 20)]).how
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_each_dtype_is_made_in_kept_buffers(dtype: torch.dtype) -> None:
+    kept: list[AttentionCall] = []
+    plans: dict[object, list[int]] = {}
+
+    def kernel(call: AttentionCall) -> Tensor:
+        kept.append(call)
+        return plans_by_address(call, plans) if call.q.dtype == dtype else rounded_oracle(call)
+
+    lens = [[(1, 20), (1, 40)], [(1, 40), (1, 20)]]
+    kinds = (torch.float16, torch.bfloat16, torch.float32)
+    calls = [call_of(one, (4, 2), 64, kind, "cpu", seed) for kind in kinds for seed, one in enumerate(lens)]
+    assert "in the buffers of a call with other lengths" in endured_on(Guard(kernel, declaration(kernel)), calls).how
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_long_calls_of_each_dtype_run_many_times(dtype: torch.dtype) -> None:
+    """Partitions that are done are counted, and the count is never reset: a short call has a single partition."""
+    launches = 0
+
+    def kernel(call: AttentionCall) -> Tensor:
+        nonlocal launches
+        launches += call.q.dtype == dtype and max(call.lens_k) > 256
+        return rounded_oracle(call) * (1.0 if launches <= 30 else 0.5)
+
+    calls = [
+        call_of([(1, cached)], (4, 2), 64, kind, "cpu", cached)
+        for kind in (torch.float16, torch.bfloat16)
+        for cached in (20, 300)
+    ]
+    result = endured_on(Guard(kernel, declaration(kernel)), calls, 200)
+    assert "on a call that it computed right before" in result.how
+    assert result.call is not None
+    assert result.call.q.dtype == dtype

@@ -13,8 +13,9 @@ from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.attention.sdpa import torch_sdpa
 from assay.harness.errors import AssayError
+from assay.harness.localize import bounds
 from assay.harness.localize.diagnose import CALL_REFUSED, INPUT_WRITTEN, NONDETERMINISM, STATE_KEPT, diagnose
-from assay.harness.localize.kernel_runs import KernelRun, measure, repeat, run_and_repeat
+from assay.harness.localize.kernel_runs import KernelRun, measure, repeat, run_and_repeat, worst_of
 from assay.harness.localize.screening import Comparisons
 from assay.harness.verdict import Finding
 
@@ -214,12 +215,27 @@ def test_a_hypothesis_must_explain_the_wrong_queries() -> None:
 def test_a_call_that_cannot_be_the_worst_is_not_simulated_further(monkeypatch: pytest.MonkeyPatch) -> None:
     near, worse = (measure(call, rounded_oracle(call) * scale) for call, scale in zip(CALLS, (1.0, 1.5), strict=False))
     ratio = worse.worst
-    assert worse.worst_cell_above(0.0) == worse.worst_cell
+    assert worse.judged_cell == worse.worst_cell
     assert not near.fails
     assert near.most < ratio
     monkeypatch.setattr("assay.harness.localize.bounds.simulate", lambda *_: pytest.fail("simulated"))
-    own, bound = near.worst_cell_above(ratio)
+    own, bound = near.judged_cell
     assert 0 < own / bound <= near.most < ratio
+
+
+def test_a_few_bounds_are_simulated_to_say_which_call_is_the_worst(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = [
+        measure(call, rounded_oracle(call))
+        for call in (call_of([(1, 20 + n)], (4, 2), 64, torch.float16, "cpu", n) for n in range(40))
+    ]
+    assert not any(one.fails for one in many)
+    simulated: list[object] = []
+    monkeypatch.setattr(bounds, "simulate", lambda *a, real=bounds.simulate: (simulated.append(a), real(*a))[1])
+    assert any(worst_of(many) is one for one in many)
+    assert len(simulated) <= 13
+    wrong = measure(CALLS[0], rounded_oracle(CALLS[0]) * 1.5)
+    assert wrong.fails
+    assert worst_of([*many, wrong]) is wrong
 
 
 def test_what_is_known_of_a_call_limits_its_worst_error() -> None:

@@ -38,7 +38,7 @@ def test_each_call_is_made_once_and_those_first_that_show_much_and_cost_little()
     assert len({(case.condition["phase"], case.condition["dtype"]) for case in ORDER[:12]}) == 6
     scores = {id(case): scored(call) for case, call in MADE}
     assert sum(scores[id(case)] for case in FIRST) < 0.1 * sum(scores.values())
-    for axis in ("heads", "head_dim", "page", "inputs", "cached prefix"):
+    for axis in ("heads", "head_dim", "page", "inputs", "autograd", "cached prefix"):
         usual = {case.condition[axis] for case in ORDER if not case.beyond}
         assert usual <= {case.condition[axis] for case in FIRST}
 
