@@ -18,6 +18,7 @@ from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.noise import FAMILIES as FAMILIES
+from assay.harness.attention.noise import FORMATS, NumberFormat
 from assay.harness.attention.noise import NoiseFamily as NoiseFamily
 from assay.harness.attention.noise import Quantised as Quantised
 from assay.harness.attention.noise import family as family
@@ -26,9 +27,8 @@ from assay.harness.attention.sequence_groups import SequenceGroup, sequence_grou
 
 MEMBERS = 16
 """Members of an ensemble, unless a caller asks for others."""
-_LARGEST = {"int8": 127.0, "e4m3": 448.0, "e5m2": 57344.0, "e2m1": 6.0}
-"""Largest value of a format; a scale maps the largest magnitude to it."""
-_CAST = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "fp16": torch.float16}
+_FEW_BINADES = 4
+"""Powers of two of a format that random phases of two of them would leave."""
 _SCORE_ROUNDINGS, _EXP_ROUNDINGS, _SUM_ROUNDINGS = 0.2, 0.5, 0.2
 """Standard deviations of the errors of sums and exponents, in units of the accumulator's eps. Adding n numbers one after the
 other rounds each partial sum by eps / sqrt(12) of its size; for a sum that grows like a random walk that makes
@@ -207,7 +207,7 @@ def _ways(family: NoiseFamily) -> tuple[_Way, ...]:
 
 def _depends_on_blocks(family: NoiseFamily) -> bool:
     stored = [one for one in (family.q, family.k, family.v, family.p) if one is not None]
-    return any(one.per == "block" and one.format != "fp16" for one in stored) or family.p is not None
+    return any(one.per == "block" and FORMATS[one.format].scaled for one in stored) or family.p is not None
 
 
 def _groups(call: AttentionCall, rows: Tensor | None) -> list[SequenceGroup]:
@@ -248,7 +248,7 @@ class _Draw:
     def scores_are_coarse(self) -> bool:
         """Whether storing Q or K in 8 bits or fewer costs a score at least a thousand times what adding it up does."""
         return self.family.accumulation != "fp16" and any(
-            stored is not None and stored.format != "fp16" for stored in (self.family.q, self.family.k)
+            stored is not None and FORMATS[stored.format].scaled for stored in (self.family.q, self.family.k)
         )
 
     @property
@@ -299,7 +299,7 @@ class _Draw:
         every = x.expand(members, *x.shape)
         if how is None:
             return self.operand(every) if self.cuts_operands else x[None]
-        if how.format == "fp16":
+        if not FORMATS[how.format].scaled:
             return x[None] if self.dtype == torch.float16 else self.rounded(every, torch.float16)
         largest = self.largest[what]
         if how.smooth:
@@ -322,19 +322,20 @@ class _Draw:
             top = x.abs().amax(2, keepdim=True)
             if how.per == "block":
                 top = _by_block(top, block, block // 2 * self.way.shifted)
-        return torch.where(top == 0, torch.ones_like(top), top) / _LARGEST[how.format]
+        return torch.where(top == 0, torch.ones_like(top), top) / FORMATS[how.format].largest
 
     def quantised(self, x: Tensor, how: Quantised) -> Tensor:
         """x, already divided by its scale, rounded to its format with a random phase."""
-        if how.format == "int8":
+        format = FORMATS[how.format]
+        if format.mantissa is None:
             dither = self.uniform(*x.shape) - 0.5
             return (x + dither).round() - dither
         factors = self.factors(x)
-        if how.format == "e2m1":
-            # FP4 has three binades: phases of more would leave its range. Those of less do not stand for the one of a kernel with
+        if format.binades <= _FEW_BINADES:
+            # FP4 has three: phases of more would leave its range. Those of less do not stand for the one of a kernel with
             # an exact scale, which does not round the largest number of a token at all.
             factors = torch.ones_like(factors) if self.way.exact_scales else factors.sqrt().sqrt()
-        return _in_format(x * factors, how.format) / factors
+        return _rounded_to(x * factors, format) / factors
 
 
 def _by_block(top: Tensor, block: int, shift: int) -> Tensor:
@@ -346,13 +347,13 @@ def _by_block(top: Tensor, block: int, shift: int) -> Tensor:
     return by_block.repeat_interleave(block, 1)[:, shift : shift + tokens, None]
 
 
-def _in_format(x: Tensor, format: str) -> Tensor:
+def _rounded_to(x: Tensor, format: NumberFormat) -> Tensor:
     """x rounded to the nearest number of a floating-point format; beyond its range, its largest."""
-    x = x.clamp(-_LARGEST[format], _LARGEST[format])
-    if format in _CAST:
-        return x.to(_CAST[format]).to(x.dtype)
-    step = torch.exp2(x.abs().clamp(min=1.0).log2().floor() - 1)  # 1 bit of mantissa; below 1, subnormal steps of 0.5
-    return (x / step).round() * step
+    assert format.mantissa is not None
+    x = x.clamp(-format.largest, format.largest)
+    exponents = torch.frexp(x).exponent.sub_(1).clamp_(min=format.least)
+    step = torch.ldexp(torch.ones_like(x), exponents - format.mantissa)
+    return (x / step).round_().mul_(step)
 
 
 def _answer(group: SequenceGroup, call: AttentionCall, draw: _Draw, into: Tensor) -> None:
@@ -459,10 +460,10 @@ def _stored_weights(weights: Tensor, draw: _Draw, members: int) -> Tensor:
     """Weights in [0, 1] as each member stores them; a format with a scale uses its whole range for 1."""
     how = draw.family.p
     assert how is not None
-    if how.format == "fp16":
+    if not FORMATS[how.format].scaled:
         return draw.rounded(weights.expand(members, -1, -1, -1), torch.float16)
     top = weights.new_ones(1)
     if how.per == "token":
         top = weights.amax(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
-    scale = top / _LARGEST[how.format]
+    scale = top / FORMATS[how.format].largest
     return draw.quantised((weights / scale).expand(members, -1, -1, -1), how).mul_(scale)

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from assay.harness.attention.call import AttentionCall
-from assay.harness.attention.noise import NoiseFamily
+from assay.harness.attention.noise import FORMATS, NoiseFamily
 
 Change = Callable[[AttentionCall], AttentionCall]
 _ABOVE_ZERO = 110.0
@@ -143,5 +143,5 @@ def excluded(noise: NoiseFamily, data: str) -> str:
     """
     if noise.accumulation == "fp16" and data in (*BEYOND_FP16, ONE_SIGN):
         return "sums beyond fp16"
-    rounded = noise.p is not None and noise.p.format != "fp16"
+    rounded = noise.p is not None and FORMATS[noise.p.format].scaled
     return "values of one sign with weights of 8 bits" if rounded and data == ONE_SIGN else ""

@@ -6,13 +6,49 @@ cost on a call, no less and no more, is simulated in `assay.harness.attention.ho
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
-Format = Literal["int8", "e4m3", "e5m2", "e2m1", "fp16"]
 Granularity = Literal["tensor", "head", "block", "token"]
 Arithmetic = Literal["fp32", "tf32", "fp16"]
 _STORED = ("q", "k", "v", "p")
+
+
+@dataclass(frozen=True)
+class NumberFormat:
+    """A format of few bits. A new one is a row of `FORMATS`.
+
+    Attributes:
+        largest: its largest number.
+        relative_error: root mean square of its rounding error, relative to that of the values. With m bits of mantissa
+            2^-(m+1) / sqrt(3), averaged over a binade; int8: a step of 1/127 of the largest of a block of normal values, 4 standard
+            deviations, over sqrt(12).
+        mantissa: bits of mantissa that are stored; None for integers.
+        least: exponent of its smallest normal numbers; below, steps stay the same.
+        scaled: whether a scale maps the largest magnitude of a tensor or a part of it to `largest`.
+    """
+
+    largest: float
+    relative_error: float
+    mantissa: int | None = None
+    least: int = 0
+    scaled: bool = True
+
+    @property
+    def binades(self) -> int:
+        """Powers of two from its smallest normal number to its largest."""
+        return math.frexp(self.largest)[1] - self.least
+
+
+FORMATS = {
+    "int8": NumberFormat(127.0, 0.009),
+    "e4m3": NumberFormat(448.0, 0.026, mantissa=3, least=-6),
+    "e5m2": NumberFormat(57344.0, 0.052, mantissa=2, least=-14),
+    "e2m1": NumberFormat(6.0, 0.12, mantissa=1),
+    "fp16": NumberFormat(65504.0, 2**-12, mantissa=10, least=-14, scaled=False),
+}
+"""int8 (symmetric), FP8 (OCP 8-bit floating point), FP4 (OCP MX) and fp16, by name."""
 
 
 @dataclass(frozen=True)
@@ -20,24 +56,24 @@ class Quantised:
     """How a tensor is stored.
 
     Attributes:
-        format: "int8" (symmetric), "e4m3" and "e5m2" (FP8, OCP 8-bit floating point), "e2m1" (FP4, OCP MX), or "fp16".
+        format: a name of `FORMATS`.
         per: what shares a scale: the whole tensor, a head, a block of tokens of a head, or a token of a head. "fp16" has no scale.
         smooth: whether the mean over tokens is subtracted first, which only K allows (arXiv 2410.02367, section 4.2).
     """
 
-    format: Format
+    format: str
     per: Granularity = "block"
     smooth: bool = False
 
     def __post_init__(self) -> None:
-        if self.format not in get_args(Format) or self.per not in get_args(Granularity):
+        if self.format not in FORMATS or self.per not in get_args(Granularity):
             raise ValueError(
-                f"no storage {self.format!r} per {self.per!r}; expected a format of {', '.join(get_args(Format))} "
+                f"no storage {self.format!r} per {self.per!r}; expected a format of {', '.join(FORMATS)} "
                 f"and a scale per {', '.join(get_args(Granularity))}"
             )
 
     def __str__(self) -> str:
-        per = "" if self.format == "fp16" else f"-{self.per}"
+        per = f"-{self.per}" if FORMATS[self.format].scaled else ""
         return f"{self.format}{per}{'-smooth' * self.smooth}"
 
 
@@ -79,7 +115,7 @@ class NoiseFamily:
     def quantises(self) -> bool:
         """Whether something is stored in 8 bits or fewer, whose cost cannot be hidden by the rounding of fp16."""
         return any(
-            isinstance(stored, Quantised) and stored.format != "fp16"
+            isinstance(stored, Quantised) and FORMATS[stored.format].scaled
             for stored in (getattr(self, f.name) for f in fields(self))
         )
 

@@ -14,14 +14,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from assay.harness.attention.noise import Quantised, family
+from assay.harness.attention.noise import FORMATS, Quantised, family
 
-RELATIVE_ERROR = {"fp16": 2**-12, "int8": 0.009, "e4m3": 0.026, "e5m2": 0.052, "e2m1": 0.12}
-"""Root mean square of a format's rounding error, relative to that of the values. Floating point with m bits of mantissa:
-2^-(m+1) / sqrt(3), averaged over a binade; int8: a step of 1/127 of the largest of a block of normal values, 4 standard deviations,
-over sqrt(12)."""
 ARITHMETIC_ERROR = {"fp32": 0.0, "tf32": 2**-12, "fp16": 2**-10}
-"""The same for the arithmetic of both products; sums kept in fp16 round at each addition."""
+"""As `NumberFormat.relative_error`, for the arithmetic of both products; sums kept in fp16 round at each addition."""
 EXACT_KL = 2.4e-4
 """Largest mean KL, in nats, of a kernel that declares nothing: what 8-bit weights cost an 8B model. Rounding to bf16 in the rest of
 the model, which follows the attention's, is part of it."""
@@ -44,7 +40,7 @@ def relative_error(noise: str) -> float:
     """
     declared = family(noise)
     stored = [one for one in (declared.q, declared.k, declared.v, declared.p) if isinstance(one, Quantised)]
-    return math.hypot(*(RELATIVE_ERROR[one.format] for one in stored), ARITHMETIC_ERROR[declared.accumulation])
+    return math.hypot(*(FORMATS[one.format].relative_error for one in stored), ARITHMETIC_ERROR[declared.accumulation])
 
 
 def kl_limit(noise: Iterable[str]) -> float:
