@@ -146,7 +146,7 @@ class RunSpec(Settings):
 
     @property
     def treatment(self) -> dict[str, tuple[str, str]]:
-        """What differs between the sides, as asked: (reference, candidate) by name of the setting."""
+        """The settings in which the sides differ, as asked: (reference, candidate) by name of the setting."""
         return treatment(self.reference, self.candidate)
 
     def side(self, role: Role) -> Side:
@@ -358,7 +358,7 @@ def listed_or(words: Collection[str]) -> str:
 
 
 def expectation(message: str) -> str:
-    """What was expected, of a message of pydantic or click: "greater than 0", "a whole number", "one of 'skip', 'bad'"."""
+    """Extract what was expected from a message of pydantic or click: "greater than 0", "a whole number", "one of 'skip', 'bad'"."""
     plain = (
         message.removeprefix("Value error, ").removeprefix("Input should be ").replace("Input ", "it ", 1).rstrip(".")
     )
@@ -370,7 +370,7 @@ def expectation(message: str) -> str:
 
 
 def points_meant(given: str, value: object) -> str:
-    """What to do about points where a fraction is wanted: "5 points = 0.05: give --margin 0.05"; empty for any other value.
+    """Advise on points given for a fraction: "5 points = 0.05: give --margin 0.05"; empty for any other value.
 
     Args:
         given: the flag, or the key of an ``assay.toml``.
@@ -382,5 +382,5 @@ def points_meant(given: str, value: object) -> str:
 
 
 def flag(name: str) -> str:
-    """How a field is spelled on a command line: ``--engine-arg`` for "engine_arg"."""
+    """Spell a field as on a command line: ``--engine-arg`` for "engine_arg"."""
     return "--" + name.replace("_", "-")

@@ -88,7 +88,7 @@ def _python(spec: RunSpec) -> Examined:
 
 
 def _check(spec: RunSpec) -> Examined:
-    """Whether a kernel can be checked here: all that takes is the base install."""
+    """Examine if a kernel can be checked here: all that takes is the base install."""
     if missing := missing_packages():
         return _result("check", False, f"not installed: {', '.join(missing)}", f'pip install "{DISTRIBUTION}"')
     import torch
@@ -261,7 +261,7 @@ def _result(id_: str, enough: bool, found: str, do: str) -> Examined:
 
 
 def _optional(id_: str, needed: bool, found: str, do: str) -> Examined:
-    """What is absent, and may not be needed."""
+    """Report something absent that may not be needed."""
     return Examined(id=id_, status="missing" if needed else "not needed", found=found, do=do if needed else "")
 
 

@@ -144,12 +144,12 @@ class Finding(Part):
 
     @property
     def sentence(self) -> str:
-        """What is wrong and where, with one full stop at its end."""
+        """The diagnosis and the place, with one full stop at the end."""
         text = self.diagnosis if self.does else f"{self.where}: {self.diagnosis}"
         text = f"Only where {self.only}: {text}" if self.only else text
         return f"{text.rstrip('.')}."
 
     @property
     def observed(self) -> str:
-        """What the kernel was observed to compute, unless the diagnosis says it itself; empty if there is nothing to add."""
+        """The operator that the kernel was observed to compute, unless the diagnosis states it; empty if nothing is to be added."""
         return "" if self.operator in self.diagnosis else self.operator

@@ -187,7 +187,7 @@ class _Kept:
         jsonl.append(self._results, [one])
 
     def attempts(self, id: str) -> int:
-        """How often an examination ended the whole process."""
+        """Count how often an examination ended the whole process."""
         return _lines(self._running).count(id)
 
     def begin(self, id: str) -> None:

@@ -215,7 +215,7 @@ def command_name(context: Any) -> str:
 
 
 def _given(names: list[str]) -> str | None:
-    """What the command line gives an option; None if it is not given, or more than once."""
+    """Return the value that the command line gives an option; None if it is given never or more than once."""
     words = sys.argv[1:]
     found = [after for word, after in pairwise(words) if word in names]
     found += [word.partition("=")[2] for word in words if "=" in word and word.partition("=")[0] in names]

@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def runs_kernel(arguments: Sequence[str]) -> bool:
-    """Whether a command runs a kernel in its own process."""
+    """Return True if a command runs a kernel in its own process."""
     name = arguments[0] if arguments else ""
     if name == "certify":
         return any(word.partition("=")[0] == "--candidate" for word in arguments)

@@ -46,7 +46,7 @@ def _questions(plan: Plan, role: Role, stop: QuestionStop) -> tuple[_Stage, _Sta
 
 
 def _after_questions(plan: Plan, role: Role, answered: set[AnswerKey], stop: QuestionStop) -> list[_Stage]:
-    """What a role has not answered yet and is asked once the questions are over."""
+    """List the stages that a role has not answered yet and that follow the questions."""
     greedy = plan.of("greedy")
 
     def stage(title: str, items: list[Item], repeat: int, max_tokens: int, top_logprobs: int = 0) -> _Stage:
@@ -65,7 +65,7 @@ def _after_questions(plan: Plan, role: Role, answered: set[AnswerKey], stop: Que
 
 
 def is_answered(plan: Plan, role: Role, answered: set[AnswerKey], stop: QuestionStop) -> bool:
-    """Whether a role has answered everything that it is to be asked."""
+    """Return True if a role has answered everything that it is to be asked."""
     return not stop.open_items(role) and not _after_questions(plan, role, answered, stop)
 
 

@@ -170,7 +170,7 @@ def _unread(line: str, why: str) -> str:
 
 
 def _ended(process: ServerProcess, notes: _Notes) -> str:
-    """How a process ended that has not done its jobs, in words."""
+    """Describe how a process that left jobs unfinished ended."""
     place = f"in a call ({notes.call})" if notes.call else "outside of a call"
     if process.exit_status == TOO_MANY:
         return f"the kernel's process {how_ended(TOO_MANY)} {place}"
@@ -180,7 +180,7 @@ def _ended(process: ServerProcess, notes: _Notes) -> str:
 
 
 def _hangs(plan: Plan, notes: _Notes) -> str:
-    """What takes too long, in words; empty if nothing does. What assay computes between two calls is not limited."""
+    """Describe what takes too long; empty if nothing does. What assay computes between two calls has no limit."""
     limit_s, load_limit_s = plan.spec.request_timeout, plan.spec.startup_timeout
     if notes.call and notes.silent_s > limit_s:
         return f"the kernel did not return from a call within {limit_s:g} s ({notes.call})"

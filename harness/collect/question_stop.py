@@ -72,7 +72,7 @@ class QuestionStop:
             self._changed.notify_all()
 
     def enough(self) -> bool:
-        """Whether no further question needs to be asked."""
+        """Return True if no further question needs to be asked."""
         return self.reason in ("decided", "hopeless")
 
     @property
@@ -164,7 +164,7 @@ class QuestionStop:
 
 
 def outlook(spec: RunSpec, most: int) -> list[str]:
-    """What the plan of the questions promises, in lines for a person.
+    """Explain what the plan of the questions promises, in lines for a person.
 
     Args:
         spec: of the run.

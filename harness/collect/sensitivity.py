@@ -64,7 +64,7 @@ class FaultLoad:
 
 
 def is_open(plan: Plan, folder: RunFolder, role: Role) -> bool:
-    """Whether a role's server still has to measure something under the fault."""
+    """Return True if a role's server still has something to measure under the fault."""
     return bool(_parts(plan, folder, role)) and folder.read(SENSITIVITY_RECORD, role) is None
 
 
@@ -181,7 +181,7 @@ def switched_on(engine: Engine, place: Path, control: Control) -> Iterator[str]:
 
 
 def _parts(plan: Plan, folder: RunFolder, role: Role) -> set[str]:
-    """What a role's server measures under a fault: "shadow", "answers", "logits"."""
+    """List what a role's server measures under a fault: "shadow", "answers", "logits"."""
     if plan.backend(role).is_url:
         return set()
     asked, shadowed = asked_roles(plan, folder), shadowed_role(plan, folder)

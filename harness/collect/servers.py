@@ -107,7 +107,7 @@ def make_run_engine(plan: Plan, folder: RunFolder, role: Role, *, alone: bool) -
 
 
 def may_differ(plan: Plan) -> bool:
-    """Whether SGLang may resolve the arguments of the two servers differently by their backends.
+    """Return True if SGLang may resolve the arguments of the two servers differently by their backends.
 
     On the CPU it does not: assay starts both servers there with ``--disable-cuda-graph``.
     """
@@ -141,7 +141,7 @@ def core_of(device: str, number: int = 0) -> int | None:
 
 
 def together(plan: Plan) -> bool:
-    """Whether both servers run at the same time: as the spec says, or as memory allows."""
+    """Return True if both servers run at the same time: as the spec sets it, or as memory allows."""
     spec = plan.spec
     if spec.servers != "auto":
         return spec.servers == "together"
@@ -201,7 +201,7 @@ def _last_words(engines: Sequence[Engine]) -> str:
 
 
 def manifest_of(engine: Engine) -> ServerManifest:
-    """What a running server reports about itself.
+    """Read what a running server reports about itself.
 
     Raises:
         EngineError: it does not answer.

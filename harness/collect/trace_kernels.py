@@ -25,7 +25,7 @@ _CONTINUATION = (
 
 
 def is_traced(folder: RunFolder, role: Role) -> bool:
-    """Whether a role's server has listed its kernels."""
+    """Return True if a role's server has listed its kernels."""
     path = folder.server_folder(role) / FOLDER / _COMPLETE
     return path.exists() and path.read_text() == folder.nonce
 

@@ -125,7 +125,7 @@ def agree(
 
 
 def resolved_arguments(launch: Launch) -> dict[str, Any]:
-    """What SGLang makes of a launch's command line, in a process that starts no server.
+    """Resolve a launch's command line with SGLang's own parser, in a process that starts no server.
 
     Raises:
         EngineError: it refuses the command line, or says nothing in time.

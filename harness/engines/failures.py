@@ -102,7 +102,7 @@ class _Raised:
 
 
 def read(log: str, situation: Situation = ANYWHERE) -> Told:
-    """What a server's log tells about its failure.
+    """Find in a server's log why it failed.
 
     Args:
         log: what the server wrote, from its launch on.
@@ -192,7 +192,7 @@ def how_ended(status: int) -> str:
 
 
 def _death(lines: list[str], situation: Situation) -> Told | None:
-    """What a log says of a process that ended without an exception; with status 1, which an exception has, not its cause."""
+    """Find in a log why a process ended without an exception; an exit status of 1, which exceptions give too, is no cause."""
     for number, line in enumerate(lines):
         if (match := _FAULT.search(line)) and (name := next((n for n in _SIGNALS if match[1].startswith(n)), "")):
             cause, do = ENDINGS[_SIGNALS[name]]
@@ -227,7 +227,7 @@ def _fault_place(lines: list[str]) -> str:
 
 
 def _last_words(lines: list[str]) -> str:
-    """What a process printed before it ended, where that is no entry of a log."""
+    """Return what a process printed before it ended outside of its log's entries."""
     before = next((n for n, line in enumerate(lines) if _TRACEBACK in line and "hit an" not in line), len(lines))
     words = next((line for line in reversed(lines[:before]) if line.strip() and not _ANSWERED.search(line)), "")
     return "" if not words or _NO_LAST_WORDS.match(words) else f', after it wrote "{one_line(words, 160)}"'

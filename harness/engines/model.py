@@ -18,7 +18,7 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
 
 
 def is_hub_name(name: str) -> bool:
-    """Whether a model's name has the form of a hub name, OWNER/NAME, and is no path."""
+    """Return True if a model's name has the form of a hub name, OWNER/NAME, and is no path."""
     return name.count("/") == 1 and not name.startswith((".", "/", "~"))
 
 
@@ -160,7 +160,7 @@ TEMPLATE_TOKENS = 64
 
 
 def fit_of(model: Path, answer: int) -> Fit:
-    """What fits into the model in a folder, beside an answer of so many tokens.
+    """Compute how much fits into the context of the model in a folder, beside an answer of this many tokens.
 
     Raises:
         UsageError: its context is not known, or its tokenizer cannot be read without the engine.

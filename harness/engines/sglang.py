@@ -218,7 +218,7 @@ class SGLangServer(Engine):
 
 
 def _plain(title: str) -> str:
-    """What people call a process of SGLang, by its title, which the system may cut: "scheduler" for "sglang::schedul"."""
+    """Name a process of SGLang in plain words, by its title, which the system may cut: "scheduler" for "sglang::schedul"."""
     cut = title.removeprefix(_ESSENTIAL)
     return next((name for name in ("scheduler", "detokenizer") if cut and name.startswith(cut)), title)
 

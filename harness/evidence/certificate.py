@@ -143,7 +143,7 @@ class Examined(Part):
 
     @property
     def hidden(self) -> bool:
-        """Whether it was missed because the noise that the kernel declares hides it: a correct kernel may err as much."""
+        """True if it was missed because the noise that the kernel declares hides it: a correct kernel may err as much."""
         return self.outcome == "missed" and self.effect is not None and self.effect <= HIDDEN
 
 
@@ -165,7 +165,7 @@ class Certificate(Decided):
         return sum(one.seconds for one in self.examined) / 60
 
     def having(self, *outcomes: Outcome) -> list[Examined]:
-        """What ended with one of these outcomes."""
+        """List what ended with one of these outcomes."""
         return [one for one in self.examined if one.outcome in outcomes]
 
 

@@ -17,7 +17,7 @@ from assay.harness.sides import Role
 
 
 def engine_label(version: str, device: str) -> str:
-    """How an engine is named in evidence and reports: "SGLang 0.5.23 on cpu"."""
+    """Name an engine as evidence and reports do: "SGLang 0.5.23 on cpu"."""
     return f"SGLang {version} on {device}"
 
 
@@ -34,7 +34,7 @@ class ServerManifest(Record):
 
     @property
     def started(self) -> bool:
-        """Whether assay started it. A server behind a URL cannot be instrumented, so it claims no phase."""
+        """True if assay started it. A server behind a URL cannot be instrumented, so it claims no phase."""
         return bool(self.claimed_phases)
 
 

@@ -158,13 +158,13 @@ def _sentence(about: str) -> str:
 
 
 def output(of: Hypothesis, call: AttentionCall) -> Tensor:
-    """What a kernel with the bug answers, float64 [total_q, num_q_heads, head_dim_v]; the right output where it does not show."""
+    """Compute a kernel's output with the bug, float64 [total_q, num_q_heads, head_dim_v]; the right one where it does not show."""
     found = of.compute(call)
     return oracle(call) if found is None else found
 
 
 def picture(of: Hypothesis, call: AttentionCall) -> Picture:
-    """What a bug does to the weights of a call, read off the hypothesis as it would be read off a kernel."""
+    """Draw what a bug does to the weights of a call, read off the hypothesis as it would be read off a kernel."""
     reading = read(partial(output, of), call, range(len(call.q)))
     if reading is not None:
         return picture_of(reading, relative=_EXACT)

@@ -150,7 +150,7 @@ def _of_number(text: str, match: re.Match[str]) -> Claim:
 
 
 def check(claim: Claim, stated: Sequence[Statement]) -> CheckedClaim:
-    """What the statements say of a claim."""
+    """Check a claim against the statements."""
     tests = [one for one in stated if one.kind == "test"]
     if claim.kind == "all tests":
         return _all_tests(claim, tests)

@@ -53,7 +53,7 @@ class Quantity(NamedTuple):
 
 
 def quantity(name: str) -> Quantity:
-    """What a benchmark's name of a figure means: "Median TTFT (ms)", "median_ttft_ms", "output_throughput".
+    """Interpret a benchmark's name of a figure: "Median TTFT (ms)", "median_ttft_ms", "output_throughput".
 
     A mean or a median has the name without the statistic too: who says "TTFT" means a typical one. The throughput is that of output
     tokens, the latency that of a whole request.

@@ -44,7 +44,7 @@ class FileReader(Protocol):
     title: str
 
     def recognises(self, source: Source) -> bool:
-        """Whether the file is of this format, from `Source.head`, or from the names in a folder."""
+        """Return True if the file is of this format, from `Source.head`, or from the names in a folder."""
         ...
 
     def read(self, source: Source) -> Document:
@@ -68,7 +68,7 @@ def reader_of(source: Source) -> FileReader | None:
 
 
 def statements_of(path: Path) -> list[Statement]:
-    """What a file states that somebody may make a claim about.
+    """List what a file states that a claim can be about.
 
     Raises:
         UsageError: there is no such file.

@@ -102,7 +102,7 @@ def _command(spec: RunSpec, ran: RunEnvelope) -> str:
 
 
 def _parts(found: Certificate, spec: RunSpec, ran: RunEnvelope) -> Sequence[_Part]:
-    """What a certificate depends on, there and here."""
+    """Compare what a certificate depends on, there and here."""
     made = found.envelope
     pairs = [("level", made.level, "server"), ("device", made.device, spec.device)]
     if spec.device == "cuda":
@@ -136,7 +136,7 @@ def _is_gpu_of(machine: str, hardware: str) -> bool:
 
 
 def _envelope(parts: Sequence[_Part]) -> str:
-    """What a certificate and a run have in common, in words."""
+    """Describe what a certificate and a run have in common."""
     return "made in this envelope: " + ", ".join(f"{one.name} {one.made}" for one in parts)
 
 

@@ -51,7 +51,7 @@ def matrix_suite(record: MatrixRecord | None) -> SuiteResult | None:
 
 
 def check_matrix(spec: RunSpec, record: MatrixRecord | None, kernel: bool) -> list[Check]:
-    """Whether the matrix was run with the candidate; no check where the candidate is no kernel, or no layers were asked for.
+    """Check that the matrix ran with the candidate; no check where that is no kernel, or no layers were asked for.
 
     Args:
         spec: the run's.
@@ -79,7 +79,7 @@ def check_matrix(spec: RunSpec, record: MatrixRecord | None, kernel: bool) -> li
 
 
 def _outside(record: MatrixRecord) -> bool:
-    """Whether a call is out of bounds or broken: the numbers count, also without a finding."""
+    """Return True if a call is out of bounds or broken: the numbers count, also without a finding."""
     return bool(record.failing) or not (record.worst or 0.0) <= 1
 
 

@@ -478,7 +478,7 @@ def assert_correct(
 
 @cache
 def _asserted() -> Reader:
-    """What reads kernels that fail an assertion, and keeps what it read."""
+    """Make the reader of kernels that fail an assertion, which keeps what it read."""
     from assay.harness.offline.observed import Reader
 
     return Reader(ASSERTED_S)
@@ -535,7 +535,7 @@ def _declined(
     dtypes: Sequence[torch.dtype | str] | None,
     head_dims: Sequence[int] | None,
 ) -> tuple[str, ...]:
-    """What a declaration leaves out of the usual matrix, where nothing else is asked for: "float32", "head_dim 128"."""
+    """List what a declaration leaves out of the usual matrix, where nothing else is asked for: "float32", "head_dim 128"."""
     every = [str(dtype).removeprefix("torch.") for dtype in DTYPES]
     kinds = (
         [] if declared.dtypes is None or dtypes is not None else [one for one in every if one not in declared.dtypes]
@@ -621,7 +621,7 @@ def _excluded(declared: kernels.Declaration, case: Case, call: AttentionCall) ->
 
 
 def _claims(computed: Sequence[Case]) -> Callable[[Case], bool]:
-    """Whether a kernel claims a case: it computed others of the same phase with each value that no kernel claims by itself."""
+    """Return a test: a kernel claims a case if it computed others of its phase with each value that no kernel claims by itself."""
     seen = {(case.condition["phase"], axis, case.condition[axis]) for case in computed for axis in case.beyond}
     return lambda case: all((case.condition["phase"], axis, case.condition[axis]) in seen for axis in case.beyond)
 
@@ -771,14 +771,14 @@ def _missing(asked: Sequence[str], declared: kernels.Declaration, run: KernelRun
 
 
 def _hardly_declared(excluded: int, left: int) -> list[str]:
-    """What a declaration excludes, if that is nearly everything."""
+    """Report what a declaration excludes, if that is nearly everything."""
     asked = excluded + left
     hardly = left < LEAST_LEFT * asked
     return [f"its declaration excludes {excluded} of {asked} calls that were asked for"] * hardly
 
 
 def _refused(made: Sequence[Case], computed_cases: Sequence[Case]) -> list[str]:
-    """What a kernel refused too much of: values of an axis without a computed call, and phases with too few."""
+    """List what a kernel refused too much of: values of an axis without a computed call, and phases with too few."""
     computed = [case.condition for case in computed_cases if not case.beyond]
     found = []
     for phase in dict.fromkeys(case.condition["phase"] for case in made):

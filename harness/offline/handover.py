@@ -43,7 +43,7 @@ def dumps(what: object, shared: Sequence[object] = ()) -> bytes:
 
 
 def loads(data: bytes, shared: Sequence[object] = ()) -> Any:
-    """What another process has pickled with `dumps`, and the same `shared`."""
+    """Unpickle what another process has pickled with `dumps`, and the same `shared`."""
     return _Unpickler(io.BytesIO(data), shared).load()
 
 
@@ -100,7 +100,7 @@ class Handover:
         return Records(self.put)
 
     def known(self) -> Known | None:
-        """What a process left that has ended; None if none has, or it left nothing."""
+        """Read what a process left that has ended; None if none has, or it left nothing."""
         from assay.harness.offline.interrupted import Known
 
         if not (records := self._records()):

@@ -112,7 +112,7 @@ def failing_first(job: MatrixJob, kernel: Kernel) -> str:
 
 
 def _raised(kernel: Kernel, call: AttentionCall) -> str:
-    """What a kernel raises on a call, with the call, in words that follow "the kernel"; empty if it answers or refuses."""
+    """Describe what a kernel raises on a call, with the call, in words that follow "the kernel"; empty if it answers or refuses."""
     try:
         kernel(call)
     except KernelRefused:

@@ -125,7 +125,7 @@ def _counted(guard: Guard, total: int, progress: Callable[[int, int], None]) -> 
 
 
 def _breaches(guard: Guard, calls: Sequence[AttentionCall], reproduce: str) -> list[Finding]:
-    """How a kernel broke its contract on these calls."""
+    """Describe how a kernel broke its contract on these calls."""
     return [
         breach(how, f"{len(calls)} recorded calls", (f"for example {describe(calls[0])}",), reproduce)
         for how in sorted(guard.breaches)
@@ -314,7 +314,7 @@ def _measured(one: RecordedCall, noise: str, served: bool) -> CallResult:
 
 
 def _output(one: RecordedCall, served: bool) -> Tensor:
-    """What the candidate computed, [total_q, num_q_heads, head_dim_v]."""
+    """Return what the candidate computed, [total_q, num_q_heads, head_dim_v]."""
     out = one.reference if served else one.candidate
     assert out is not None
     return out

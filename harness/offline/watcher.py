@@ -43,7 +43,7 @@ class Watcher:
         """
 
     def stands(self, result: CheckResult | ReplayResult) -> None:
-        """What is known so far. The kernel is about to get calls beyond the matrix."""
+        """Take what is known so far. The kernel is about to get calls beyond the matrix."""
 
 
 class Records(Watcher):

@@ -170,7 +170,7 @@ class Attachment:
 
 
 def _limits(runner: Any) -> EngineLimits:
-    """What the engine cannot exceed, as SGLang resolved its arguments."""
+    """Return what the engine cannot exceed, as SGLang resolved its arguments."""
     arguments = runner.server_args
     chunk = getattr(arguments, "chunked_prefill_size", None) or -1
     return EngineLimits(

@@ -71,7 +71,7 @@ class Control(Record):
 
     @property
     def observes(self) -> bool:
-        """Whether what is attached to the calls has something to do. A profile has not: it lists the kernels of any pass."""
+        """True if what is attached to the calls has something to do. A profile has not: it lists the kernels of any pass."""
         return self.shadow or bool(self.substitute or self.trace or self.fault)
 
     @field_validator("substitute")

@@ -58,7 +58,7 @@ class AnyLog:
     title = "Text of an unknown program"
 
     def recognises(self, source: Source) -> bool:
-        """Whether it is text, and one of its lines says something."""
+        """Return True if the source is text and one of its lines states something."""
         if source.path.is_dir() or not source.head or "\0" in source.head_text:
             return False
         read = _Reading()

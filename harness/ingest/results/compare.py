@@ -372,7 +372,7 @@ def _capped(found: CompareResult, b: Report) -> CompareResult:
 
 
 def _new_cause(a: Report, b: Report) -> list[str]:
-    """What the new run's candidate does wrong, if the accepted one does not do it too; nothing where no kernel was seen to."""
+    """List what the new run's candidate does wrong and the accepted one does not; nothing where no kernel was seen to."""
     before, cause = cause_of(a.findings), cause_of(b.findings)
     if cause is None or not cause.does or (before is not None and before.does == cause.does):
         return []

@@ -111,7 +111,7 @@ def short_hash(text: str) -> str:
 
 
 def document_of(source: Source, format_id: str, title: str, reading: Reading) -> Document:
-    """What ``assay ingest`` shows of a results file."""
+    """Make the document that ``assay ingest`` shows of a results file."""
     return Document(
         file=FileRead.of(
             source, format_id, title, reading.read, reading.unread, reading.unit, reading.excerpts, reading.notes
@@ -130,7 +130,7 @@ def _facts(one: ResultSet) -> list[Fact]:
 
 
 def _figures(sets: list[ResultSet]) -> Table:
-    """What serving benchmarks sum up: a row for each run, a column for each figure that any of them has."""
+    """Tabulate the summaries of serving benchmarks: a row for each run, a column for each figure that any of them has."""
     runs = [one for one in sets if one.kind == "latencies"]
     columns = tuple(dict.fromkeys(name for one in runs for name in one.figures))
     rows = [(one.task, f"{one.failed:,}", *(one.figures.get(name, "") for name in columns)) for one in runs]

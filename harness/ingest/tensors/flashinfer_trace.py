@@ -218,7 +218,7 @@ def _write_workload(folder: Path, name: str, one: RecordedCall) -> str:
 
 
 def is_trace(folder: Path) -> bool:
-    """Whether a folder is a FlashInfer Trace."""
+    """Return True if a folder is a FlashInfer Trace."""
     return (folder / "definitions").is_dir() and (folder / "workloads").is_dir()
 
 

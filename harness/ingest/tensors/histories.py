@@ -64,7 +64,7 @@ class Histories:
         self._all: list[History] = []
 
     def prefixes(self, part: SequencePart) -> Iterator[list[Piece]]:
-        """What may have been the cached prefix of a sequence, distinct, the likeliest first: its own request, then others."""
+        """Yield the possible cached prefixes of a sequence, distinct, the likeliest first: its own request, then others."""
         if not part.prefix:
             yield []
             return

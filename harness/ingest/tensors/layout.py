@@ -81,7 +81,7 @@ class Layout:
 
 
 def layout_of(name: str, shape: Sequence[int], model: ModelShape | None = None, axes: str = "") -> Layout:
-    """How to read a tensor.
+    """Infer how to read a tensor.
 
     Args:
         name: of the tensor, which tells whether it has heads.

@@ -98,7 +98,7 @@ def boundary_of(name: str) -> str:
 
 
 def has_heads(name: str) -> bool:
-    """Whether the last dimension of such a tensor holds heads: q, k, v, or the output of attention, before o_proj."""
+    """Return True if the last dimension of such a tensor holds heads: q, k, v, or the output of attention, before o_proj."""
     return boundary_of(name) in ("attention", "rotary") or bool(_SIDES.search(name.lower()))
 
 

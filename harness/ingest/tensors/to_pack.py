@@ -186,7 +186,7 @@ def _masked_right(one: WholeCall) -> AttentionCall:
 
 
 def _fits(one: ForwardPass, part: SequencePart, pieces: list[Piece]) -> bool | None:
-    """Whether this prefix gives the dumped output of the first layer that has one; None if none has."""
+    """Return True if this prefix gives the dumped output of the first layer that has one; None if none has."""
     for layer, tensors in one.layers.items():
         if tensors.out is not None and keys_values(pieces, layer) is not None:
             return is_truth(call_of(one, layer, [(part, pieces)]), tensors.out[part.rows])
@@ -194,5 +194,5 @@ def _fits(one: ForwardPass, part: SequencePart, pieces: list[Piece]) -> bool | N
 
 
 def is_truth(call: AttentionCall, out: Tensor) -> bool:
-    """Whether an output is the attention of its call, within the bound that a kernel of its dtype has."""
+    """Return True if an output is the attention of its call, within the bound of a kernel of its dtype."""
     return measure(call, out.contiguous()).worst <= 1.0

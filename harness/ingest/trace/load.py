@@ -13,7 +13,7 @@ from assay.harness.reading import reading
 
 
 def document_of(path: Path) -> Document:
-    """What a trace states, and the rules that it breaks.
+    """Make the document of a trace: what it states, and the rules that it breaks.
 
     Raises:
         UsageError: there is no such file.
