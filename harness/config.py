@@ -1,6 +1,6 @@
 """``assay.toml`` and flags -> `RunSpec`, validated once: two sides, a workload and a policy.
 
-A key in ``assay.toml`` has the name of its flag. ``[run]`` says what is run, ``[policy]`` the bounds that apply. Flags override the
+A key in ``assay.toml`` has the name of its flag. ``[run]`` sets what is run, ``[policy]`` the bounds that apply. Flags override the
 file, the file overrides the profile of the device. The policy records where each of its lines came from, so that every number of a
 verdict can name the line that decided it.
 """
@@ -292,7 +292,7 @@ def read_file(file: Path | None) -> dict[str, Any]:
             raise UsageError(
                 f"{path}, [{section}]: the key {moved[0]!r} belongs to [{other}].",
                 f"{moved[0]} under [{other}]",
-                "move it there: [run] says what is run, [policy] the bounds that apply",
+                "move it there: [run] sets what is run, [policy] the bounds that apply",
             )
         _refuse_unknown(table, keys, f"{path}, [{section}], key")
         merged |= table

@@ -247,13 +247,13 @@ def _call(backend: Backend, device: str) -> tuple[Tensor, tuple[int, ...]]:
         raise UsageError(
             f"its first call ({phase}) raised {type(error).__name__}: {error}",
             "an output of the shape of q",
-            f"assay check {backend.name}, which says on which calls it does so",
+            f"assay check {backend.name}, which lists the calls on which it does so",
         ) from None
     return out, tuple(out.shape)
 
 
 def _kind(backend: Backend) -> str:
-    return "a server of somebody else's" if backend.is_url else "one of SGLang's own backends"
+    return "a server that assay did not start" if backend.is_url else "one of SGLang's own backends"
 
 
 def _result(id_: str, enough: bool, found: str, do: str) -> Examined:

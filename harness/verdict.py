@@ -123,13 +123,13 @@ class Finding(Part):
     only: str = Field(
         "",
         description='values of the axes of a matrix outside of which it does not show, such as "head_dim is 128"; empty if there '
-        "are none, or if what was read says where it shows",
+        "are none, or if what was read tells where it shows",
     )
     diagnosis: str
     does: str = Field(
         "",
         description='what the kernel does and when, in words that follow its name, such as "applies a top-left causal mask once a '
-        'prefix is cached"; the diagnosis then says where; empty for findings that are no bug of a kernel',
+        'prefix is cached"; the diagnosis then states where; empty for findings that are no bug of a kernel',
     )
     evidence: tuple[str, ...]
     reproduce: str

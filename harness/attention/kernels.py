@@ -237,7 +237,7 @@ def _exits_raised() -> Iterator[None]:
 
 
 def find(flag: str, name: str) -> Kernel:
-    """Load the kernel that a user named: `load`, with a usage error that says what to do.
+    """Load the kernel that a user named: `load`, with a usage error that states the remedy.
 
     Args:
         flag: the flag that named it, for the error; empty for an argument.
@@ -281,7 +281,7 @@ def _advice_on_path(name: str, cause: BaseException | None) -> str:
     if not module or not function:
         return f"name both, as {module or 'MODULE'}:{function or 'FUNCTION'}"
     if isinstance(cause, Exception) and not isinstance(cause, AttributeError):
-        return f"mend the module until this says nothing: python -c 'import {module}'"
+        return f"fix the module until this runs cleanly: python -c 'import {module}'"
     found = getattr(sys.modules.get(module), function, None)
     if callable(found):
         return "name a function of one argument, an AttentionCall, or an instance of a class that has such a __call__"

@@ -101,7 +101,7 @@ def certify(
 
     Raises:
         EvidenceError: the folder cannot be written, or a result in it is damaged.
-        CannotContinueError: an examination says that no other can be made either.
+        CannotContinueError: an examination reports that no other can be made either.
     """
     kept = _Kept.open(folder, envelope)
     with display, noise_kept():

@@ -24,7 +24,7 @@ AnswerKey = tuple[str, str, str, int]
 """`Answer.key`: suite, role, item, repeat."""
 CHUNK, LEAD = 4, 2
 """Questions that are asked at once, and by how many a role may be ahead of the other when it asks for more, as multiples of the
-requests in flight: what only one role answers is asked in vain."""
+requests in flight: what only one role answers is wasted."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def interview(
 ) -> None:
     """Ask a server everything it has not answered: some questions with an empty cache, then the rest with the header cached.
 
-    Questions are asked until `stop` says that they have decided; those with an empty cache, of which there are few, in any case.
+    Questions are asked until `stop` reports that they have decided; those with an empty cache, of which there are few, in any case.
 
     Raises:
         EngineError: the server failed; what it answered before is in the folder.

@@ -4,7 +4,7 @@ Nothing is restarted: the control switches the fault on and off. In the candidat
 answers and logits; in the server with the shadow it is in the shadowed candidate, for the layers. Afterwards the prefix cache is
 emptied, since K and V of later layers were computed with the fault.
 
-`serve_fault` and `shadow_fault` measure any fault of the catalogue; `assay.harness.judge.sensitivity` says whether it was seen.
+`serve_fault` and `shadow_fault` measure any fault of the catalogue; `assay.harness.judge.sensitivity` decides whether it was seen.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a failed server's log says: the line that names the cause, and for a known cause what to do about it.
+"""What a failed server's log shows: the line that names the cause, and for a known cause what to do about it.
 
 SGLang runs in several processes that write to one log. The process that fails writes a traceback; the others then fail because of
 it, and the main process ends all of them with SIGKILL. So neither the end of the log nor the exit status names the cause.
@@ -31,7 +31,7 @@ LINE_LIMIT = 300
 
 @dataclass(frozen=True)
 class Told:
-    """What a log tells.
+    """What a log states about a failure.
 
     Attributes:
         line: the line that names the cause, such as "ValueError: Loaded weights leave no GPU memory …"; empty if there is none.
@@ -51,7 +51,7 @@ _SIGNALS = {"Segmentation fault": "SIGSEGV", "Illegal instruction": "SIGILL", "B
 _FAULT = re.compile(r"Fatal Python error: (.+)")
 _FAULT_FRAME = re.compile(r'\s+File "([^"]+)", line (\d+) in (\S+)')
 _NOT_OURS = re.compile(r"/lib/python3[^/]*/|^<")
-# What SGLang's main process says of a process of its own that has ended: its watchdog, and its start.
+# What SGLang's main process prints about a process of its own that has ended: its watchdog, and its start.
 _DEATH = re.compile(
     r"Subprocess (\w+?)(?:_\d+)? \(pid=\d+\) crashed with exit code (-?\d+)"
     r"|Rank \d+ (scheduler) died during initialization \(exit code: (-?\d+)\)"
@@ -91,7 +91,7 @@ class _Raised:
     Attributes:
         text: its line, and those of its message.
         chained: whether it was raised because of the one before.
-        final: whether SGLang says that it ended a process.
+        final: whether SGLang reports that it ended a process.
         kernel: where in a kernel it was raised, as "mine.py, line 12, in forward"; empty if not in one.
     """
 
@@ -157,7 +157,7 @@ def ended(
         tail: the end of its log, as it is shown.
         situation: what the remedy depends on.
         process: which of its processes ended, as "sglang::scheduler"; empty for its main process, and so all of it.
-        out_of_memory: whether the system has killed a process for want of memory since the server was started.
+        out_of_memory: whether the OOM killer has killed a process since the server was started.
     """
     told = read(log, situation)
     itself = "SIGKILL" in how and bool(_ENDS_ITSELF.search(log))

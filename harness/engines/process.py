@@ -153,7 +153,7 @@ class ServerProcess:
         """Examine the server's processes, at most once in `LOOK_INTERVAL_S`; None if nothing is wrong.
 
         Only what two looks in a row have seen counts: a debugger stops a process for a moment, and a server whose process has died
-        may be about to end. A process without a name yet, which may end by right, counts only if it failed. Once the main process
+        may be about to end. A process without a name yet, which may end normally, counts only if it failed. Once the main process
         has ended, nothing counts but how it did: `exit_status` has that when the others have ended, too.
 
         Args:

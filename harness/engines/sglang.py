@@ -125,7 +125,7 @@ class SGLangServer(Engine):
         if client.status("/v1/models", PROBE_TIMEOUT_S, authorized=False) != 401:
             raise client.error(
                 "answers requests without the key that it was given.",
-                "HTTP 401, so that nobody else's requests are counted",
+                "HTTP 401, so that only this run's requests are counted",
                 "install assay where the server's Python finds it: its plugin sets the key",
             )
 

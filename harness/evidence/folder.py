@@ -56,7 +56,7 @@ class RunFolder:
         """
         folder = cls(path)
         written = folder._file("manifest.json")
-        # A run that could not write its manifest, for want of space on the disk, has begun nothing.
+        # A run that could not write its manifest, as on a full disk, has begun nothing.
         if not written.exists() and not is_unused(path, remains=("items.jsonl",)):
             raise UsageError(
                 f"{path} exists and is not the folder of a run.", "a new or empty folder", "name another one with --out"

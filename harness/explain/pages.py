@@ -53,7 +53,7 @@ BEYOND_MATRIX = frozenset({
 """Hypotheses that show on no call of the small op-level matrix: it has no sequence of 4,096 tokens, no other head_dim of V, and no
 values beyond fp16. A test holds it against the matrix."""
 _COMPARE = "Compare the kernel with the right code."
-_AFTER_A_FIX = "After a fix, assay check says whether it is right under all conditions."
+_AFTER_A_FIX = "After a fix, assay check shows if it is right under all conditions."
 _NOT_IN_MATRIX = (
     "The matrix of assay check has no call on which this shows: record calls of a model that has them with assay record, "
     "and replay them."

@@ -55,7 +55,7 @@ class Quantity(NamedTuple):
 def quantity(name: str) -> Quantity:
     """Interpret a benchmark's name of a figure: "Median TTFT (ms)", "median_ttft_ms", "output_throughput".
 
-    A mean or a median has the name without the statistic too: who says "TTFT" means a typical one. The throughput is that of output
+    A mean or a median has the name without the statistic too: "TTFT" alone means a typical one. The throughput is that of output
     tokens, the latency that of a whole request.
     """
     words, unit = name.strip(), None

@@ -90,11 +90,11 @@ def statements_of(path: Path) -> list[Statement]:
 
 
 def ingest(paths: Sequence[Path], damaged: Callable[[AssayError], None] = lambda _: None) -> IngestResult:
-    """Read files, and say what follows from them.
+    """Read files, and conclude what follows from them.
 
     Args:
         paths: of the files.
-        damaged: is told why a file could not be read, beside the document that says so.
+        damaged: receives the reason why a file could not be read, beside the document that states it.
 
     Raises:
         UsageError: there is no such file, or none was given.
@@ -141,7 +141,7 @@ def _unknown(source: Source, why: str) -> FileRead:
 
 
 def _verdict(documents: Iterable[Document]) -> Verdict:
-    """A log cannot prove a pass: what it does not say may be wrong."""
+    """Return no pass: a log cannot prove one, since what it does not state may be wrong."""
     wrong = any(finding.severity == "serious" for one in documents for finding in one.findings)
     return "regression" if wrong else "inconclusive"
 

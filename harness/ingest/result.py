@@ -16,7 +16,7 @@ SCHEMA: Literal["assay.ingest/1"] = "assay.ingest/1"
 
 
 class Excerpt(Part):
-    """Some lines of a file, quoted. The text is somebody else's: never trust it."""
+    """Some lines of a file, quoted. The text comes from outside: never trust it."""
 
     first: int = Field(description="number of the first line, from 1")
     last: int

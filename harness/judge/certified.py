@@ -1,4 +1,4 @@
-"""Does a certificate say what the harness catches in this run's envelope? The check ``certificate``."""
+"""The check ``certificate``: does a certificate state what the harness catches in this run's envelope?"""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from assay.harness.text import listed
 from assay.harness.verdict import Check, CheckStatus
 
 CHECK = "certificate"
-_TITLE = "a certificate says which faults the harness catches in this envelope"
+_TITLE = "a certificate states which faults the harness catches in this envelope"
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ CALLS: dict[Size, int] = {"small": 1000, "full": 2000}
 `ENDURANCE_S` seconds."""
 ENDURANCE_S: dict[Size, float] = {"small": 2.0, "full": 20.0}
 ONE_LAYER = 0.8
-"""Share of calls in one layer from which on layers are not told apart, unless the failing calls are those of some layers."""
+"""Share of calls in one layer from which on layers are not distinguished, unless the failing calls are those of some layers."""
 ASSERTED_S = 10.0
 """Most seconds in which a kernel is read that fails an assertion on one call."""
 _NARROWING_AXES = ("cached prefix", "heads", "head_dim", "dtype", "data", "page")
@@ -130,7 +130,7 @@ class CheckResult:
         again: a command that repeats the check; empty for a kernel that no command can name.
         seconds: time taken.
         read_out: what was read off the kernel, in how many calls and seconds; None where nothing is serious, or it was not to be
-            read. The first serious finding says it.
+            read. The first serious finding states it.
         coverage: what the computed cases cover, and the gaps.
         traceback: of the first exception that the kernel raised, from its own first frame on; empty if it raised none.
         left_out: cases of the small matrix that were not run, as the kernel was clearly wrong before.
@@ -203,7 +203,7 @@ class CheckResult:
     @property
     def where(self) -> str:
         """Values of at most two axes that cover all failing cases and no correct one; empty if there are none, or if what was read
-        off the kernel says which cases fail.
+        off the kernel tells which cases fail.
         """
         if self.read_out is not None and self.read_out.whole:
             return ""
@@ -244,7 +244,7 @@ def check(
 ) -> CheckResult:
     """Run a kernel on the op-level matrix and compare every output with the oracle, within the bound of its call.
 
-    A kernel with serious findings is then read: it is asked on further calls what it computes, and the first of them says so.
+    A kernel with serious findings is then read: it is asked on further calls what it computes, and the first of them states it.
 
     Args:
         kernel: a published name, ``module:function``, or the kernel itself.
@@ -266,7 +266,7 @@ def check(
         read_out: most seconds that reading a wrong kernel takes, 0 not to read it; or what reads it, and keeps that. None for 60 s.
         before_reading: receives the result before a wrong kernel is read, which a kernel that hangs does not survive.
         progress: receives how many times the kernel has run on the matrix, of how many times in all, after each.
-        watcher: is told of each call, and of what is known so far.
+        watcher: receives each call, and what is known so far.
 
     Raises:
         UsageError: no such kernel, phase, dtype, noise, size or device, no case, or a package that the kernel imports is not
@@ -433,14 +433,14 @@ def assert_correct(
 ) -> None:
     """Raise unless a kernel is correct on a call: its own error against the oracle is within the bound of the call.
 
-    A kernel that is wrong is read, for at most 10 seconds; the message says what it was observed to
+    A kernel that is wrong is read, for at most 10 seconds; the message states what it was observed to
     compute, if that gives its output on this call.
 
     Args:
         kernel: a published name, ``module:function``, or the kernel itself.
         call: the call.
         noise: quantisation whose noise is allowed, for example "int8_qk"; None for what the kernel declares.
-        watcher: is told of each call.
+        watcher: receives each call.
 
     Raises:
         AssertionError: the error is out of bounds, and the message names the bug where a hypothesis fits; or the kernel writes

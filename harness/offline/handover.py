@@ -94,7 +94,7 @@ class Handover:
         return True
 
     def watcher(self) -> Watcher:
-        """A watcher that hands over what it is told."""
+        """A watcher that hands over what it receives."""
         from assay.harness.offline.watcher import Records
 
         return Records(self.put)

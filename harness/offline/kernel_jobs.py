@@ -2,7 +2,7 @@
 
     python -m assay.harness.offline.kernel_jobs NOTES JOBS
 
-JOBS is a `Jobs` as JSON. What `assay.harness.evidence.kernel_jobs` says is appended to the file NOTES; output is the kernel's.
+JOBS is a `Jobs` as JSON. What `assay.harness.evidence.kernel_jobs` defines is appended to the file NOTES; output is the kernel's.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def replay(
 ) -> ReplayResult:
     """Run a kernel on recorded calls and name what is wrong with it.
 
-    A kernel with serious findings is then read: the first of them shows the weights of the smallest failing call and says what the
+    A kernel with serious findings is then read: the first of them shows the weights of the smallest failing call and what the
     kernel was observed to compute on further calls, if that gives the wrong outputs of the recorded ones too.
 
     Args:
@@ -56,7 +56,7 @@ def replay(
         on_first: receives the first findings at once, if there are any; they may still change.
         read_out: most seconds that reading a wrong kernel takes, 60 by default; 0 not to read it.
         progress: receives how many times the kernel has run, of how many times in all, after each.
-        watcher: is told of the result before a wrong kernel is read, and of the calls that it then gets.
+        watcher: receives the result before a wrong kernel is read, and the calls that it then gets.
 
     Raises:
         UsageError: there is no such kernel, or a package that it imports is not installed; `pack` is not a pack, or holds no call

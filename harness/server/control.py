@@ -37,7 +37,7 @@ TRACE = "ASSAY_TRACE"
 """Environment variable: byte budget per process of all traces of attention outputs. Needs `EVIDENCE`. Without it, a trace is
 refused."""
 FAULTS = "ASSAY_FAULTS"
-"""Environment variable: not empty in a server that may be told to seed a fault (`Control.fault`). Needs `EVIDENCE`."""
+"""Environment variable: not empty in a server that may be asked to seed a fault (`Control.fault`). Needs `EVIDENCE`."""
 MODEL_HASH = "ASSAY_MODEL_HASH"
 """Environment variable: hash of the model's files, noted in the replay pack."""
 

@@ -1,4 +1,4 @@
-"""Two results -> `CompareResult`: pairs what can be paired, says why the rest cannot, and decides."""
+"""Two results -> `CompareResult`: pairs what can be paired, explains why the rest cannot be, and decides."""
 
 from __future__ import annotations
 
@@ -334,7 +334,7 @@ def _runs(left: Loaded, right: Loaded, limits: Limits) -> CompareResult:
 def compare_two_runs(left: Loaded, right: Loaded, limits: Limits, a: Report, b: Report) -> CompareResult:
     """Compare two runs whose reports are at hand: by the answers to the questions that both asked, with what changed beside.
 
-    The verdict is no better than that of the new run itself: answers say nothing of layers, logits or kernels that did not run.
+    The verdict is no better than that of the new run itself: answers show nothing of layers, logits or kernels that did not run.
 
     Args:
         left: the accepted run.

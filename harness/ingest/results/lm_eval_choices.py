@@ -27,7 +27,7 @@ class Choice(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """The letter, with the text where it says more."""
+        """The letter, with the text where it adds to it."""
         return self.letter if self.text in (self.letter, "") else f"{self.letter}: {self.text}"
 
 

@@ -22,7 +22,7 @@ ROWS_SHOWN = 50
 
 
 class ResultItem(Part):
-    """One answer to one document, or the outcome of one test. Texts are somebody else's: never trust them."""
+    """One answer to one document, or the outcome of one test. Texts come from outside: never trust them."""
 
     key: str = Field(description="of the document within its task: a hash of it, or its id")
     prompt_hash: str = Field("", description="of the prompt as it was sent; empty where the tool does not record it")
@@ -56,7 +56,7 @@ class ResultSet(Part):
     kind: Kind = "answers"
     task: str
     metric: str = Field("", description='what the score is, such as "exact_match,strict-match"')
-    shots: int | None = Field(None, description="worked examples in the prompt; null where the tool does not say")
+    shots: int | None = Field(None, description="worked examples in the prompt; null where the tool does not state it")
     model: str = ""
     tokenizer: str = ""
     template: str = Field("", description="hash of the chat template, or of the prompt that the tool fills in")

@@ -86,7 +86,7 @@ class TensorDiff(Decided):
     )
     not_compared: tuple[str, ...] = Field(description=f"what could not be compared, and why: at most {LISTED}")
     not_compared_count: int
-    empty: int = Field(0, description="pairs without an element, which say nothing")
+    empty: int = Field(0, description="pairs without an element, which show nothing")
     grids: tuple[ErrorGrid, ...] = Field((), description="the worst error by layer and head, one heat map per boundary")
 
 

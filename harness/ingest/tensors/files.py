@@ -70,7 +70,7 @@ def safetensors_entries(path: Path) -> dict[str, SafetensorsEntry]:
     """List the tensors of a safetensors file, in the order of its header, without reading their data.
 
     Raises:
-        Unreadable: the header is damaged, or the file is shorter than the header says.
+        Unreadable: the header is damaged, or the file is shorter than the header states.
         EvidenceError: it is no regular file.
     """
     size = regular_file(path).st_size

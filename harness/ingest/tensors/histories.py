@@ -131,7 +131,7 @@ def choose(
     if None in verdicts:
         return (
             None,
-            f"{len(tried)} earlier requests could have left its cached prefix, and no output was dumped that tells which",
+            f"{len(tried)} earlier requests could have left its cached prefix, and no output was dumped that shows which",
         )
     right = [one for one, good in zip(tried, verdicts, strict=True) if good]
     if not right:

@@ -54,7 +54,7 @@ class ModelShape:
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UsageError(
-                f"{path} does not tell a model's heads: {error.strerror if isinstance(error, OSError) else repr(error)}.",
+                f"{path} does not state a model's heads: {error.strerror if isinstance(error, OSError) else repr(error)}.",
                 "a model's folder with config.json, as Hugging Face writes it",
                 "give another --model",
             ) from None

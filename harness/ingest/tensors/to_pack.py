@@ -43,7 +43,7 @@ def to_pack(
 
     Raises:
         UsageError: the folder has other content.
-        EvidenceError: the dump holds no call that can be replayed; it says why.
+        EvidenceError: the dump holds no call that can be replayed; the message states why.
     """
     made = _Maker(dump.path, TITLES[dump.format], folder, model_name, budget_mb)
     made.problems += [f"not read: {why}" for why in dump.refused]
@@ -63,7 +63,7 @@ def trace_to_pack(trace: Path, folder: Path, budget_mb: int = BUDGET_MB) -> Impo
 
     Raises:
         UsageError: the folder has other content.
-        EvidenceError: the trace holds no attention call that can be replayed; it says why.
+        EvidenceError: the trace holds no attention call that can be replayed; the message states why.
     """
     made = _Maker(trace, "FlashInfer Trace", folder, "", budget_mb, reservoir=ALL)
     made.add_whole(WholeCall(call, None) for call in calls_of(trace, made.problems))

@@ -62,5 +62,5 @@ def _unknown(path: Path) -> EvidenceError:
     return EvidenceError(
         f"{path} is no trace that assay knows.",
         "the lines of an MLC-LLM engine, or Chrome trace events in JSON (.json or .json.gz)",
-        "give a trace; assay ingest says what a file is",
+        "give a trace; assay ingest reports what a file is",
     )
