@@ -163,7 +163,8 @@ class Client:
         api_key: sent with each request.
         timeout_s: seconds that a request may take, retries included.
         proxies: whether the proxy settings of the environment apply; they should not for a server on this machine.
-        check: raises EngineError if the server's process is gone, which explains any other failure.
+        check: raises EngineError if the server's process is gone, which explains any other failure; None for a server that assay did
+            not start.
         log_tail: returns the last lines of the server's log, with which every error ends; empty if there is none.
         unreported_cache: what a reply without a count of cached tokens means; None for unknown.
     """
@@ -175,13 +176,14 @@ class Client:
         api_key: str,
         timeout_s: float,
         proxies: bool,
-        check: Callable[[], None],
+        check: Callable[[], None] | None,
         log_tail: Callable[[], str],
         unreported_cache: int | None = None,
     ) -> None:
         self.url, self.who, self.timeout_s = url, who, timeout_s
         self._unreported_cache = unreported_cache
-        self._proxies, self._check, self._log_tail = proxies, check, log_tail
+        self._proxies, self._log_tail = proxies, log_tail
+        self._can_die, self._check = check is not None, check or (lambda: None)
         self._api_key = api_key
 
     def error(self, found: str, expected: str = "", do: str = FIND_OUT) -> EngineError:
@@ -318,7 +320,7 @@ class Client:
 
     async def _wait_for_death(self) -> None:
         """Raise EngineError if the server's process is seen to be gone within `DEATH_WAIT_S`."""
-        deadline = time.monotonic() + DEATH_WAIT_S
+        deadline = time.monotonic() + (DEATH_WAIT_S if self._can_die else 0.0)
         while time.monotonic() < deadline:
             self._check()
             await asyncio.sleep(WATCH_INTERVAL_S)

@@ -105,7 +105,7 @@ class RemoteServer(Engine):
             api_key=os.environ.get("OPENAI_API_KEY") or "EMPTY",
             timeout_s=self._timeout_s,
             proxies=urlsplit(self.url).hostname not in _LOOPBACK,
-            check=self.check,
+            check=None,
             log_tail=str,
         )
 

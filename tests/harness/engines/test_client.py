@@ -476,6 +476,17 @@ def test_a_death_seen_later_explains_a_failed_post(mock: MockServer) -> None:
         make_client(mock, check=check).post_json("/v1/chat/completions", {})
 
 
+def test_nothing_is_waited_for_where_assay_started_no_server(
+    mock: MockServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "DEATH_WAIT_S", 20.0)
+    mock.behaviours = [close]
+    server, began = RemoteServer("candidate", mock.url, 10.0), time.monotonic()
+    with pytest.raises(EngineError, match="broke the connection"):
+        server.ask([ChatRequest("p", 8)], 1, lambda index, reply: None)
+    assert time.monotonic() - began < 10
+
+
 def test_a_server_that_is_not_there() -> None:
     client = KIND("http://127.0.0.1:9", "nobody", "EMPTY", 1.0, proxies=False, check=never_dead, log_tail=str)
     assert client.status("/health", 1.0) is None
