@@ -163,8 +163,7 @@ class Client:
         api_key: sent with each request.
         timeout_s: seconds that a request may take, retries included.
         proxies: whether the proxy settings of the environment apply; they should not for a server on this machine.
-        check: raises EngineError if the server's process is gone, which explains any other failure; None for a server that assay did
-            not start.
+        check: raises EngineError if the server's process is gone, which explains any other failure; None if assay did not start it.
         log_tail: returns the last lines of the server's log, with which every error ends; empty if there is none.
         unreported_cache: what a reply without a count of cached tokens means; None for unknown.
     """

@@ -476,9 +476,7 @@ def test_a_death_seen_later_explains_a_failed_post(mock: MockServer) -> None:
         make_client(mock, check=check).post_json("/v1/chat/completions", {})
 
 
-def test_nothing_is_waited_for_where_assay_started_no_server(
-    mock: MockServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_waited_for_where_assay_started_no_server(mock: MockServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "DEATH_WAIT_S", 20.0)
     mock.behaviours = [close]
     server, began = RemoteServer("candidate", mock.url, 10.0), time.monotonic()
