@@ -13,7 +13,7 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NotRequired, TypeVar
 
@@ -40,6 +40,9 @@ RETRIED_STATUSES = frozenset({408, 409, 429, *range(500, 600)})
 MAX_RETRY_AFTER_S = 60.0
 """The longest ``Retry-After`` that is followed, as in the openai client."""
 EXCERPT = 300
+LARGEST_ANSWER = 1 << 26
+"""Bytes of one answer, unpacked: what is larger has no end, or is a few packed zeros. With twenty alternatives a token, 30,000
+tokens are half of it."""
 MOST_TOKENS = 1 << 32
 """No request has so many: a server that says so counts something else."""
 BROKEN = (aiohttp.ClientError, OSError)
@@ -385,8 +388,22 @@ AnyClient = TypeVar("AnyClient", bound=Client)
 
 async def read_response(response: aiohttp.ClientResponse) -> Response:
     """Read a response completely. Bytes that are not text are replaced, so that an error message can quote them."""
-    text = await response.text(errors="replace")
-    return Response(response.status, text, response.headers.get("Retry-After", ""))
+    content = await whole(response.content.iter_any())
+    return Response(response.status, content.decode(errors="replace"), response.headers.get("Retry-After", ""))
+
+
+async def whole(parts: AsyncIterable[bytes]) -> bytes:
+    """The parts of an answer as one.
+
+    Raises:
+        ConnectionError: they are more than `LARGEST_ANSWER`.
+    """
+    content = bytearray()
+    async for part in parts:
+        content += part
+        if len(content) > LARGEST_ANSWER:
+            raise ConnectionError(f"the answer has more than {LARGEST_ANSWER:,} bytes")
+    return bytes(content)
 
 
 def chat_body(ask: ChatRequest) -> dict[str, Any]:
