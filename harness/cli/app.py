@@ -302,6 +302,9 @@ def main() -> None:
     except AssayError as error:
         report_error(error)
         code = ExitCode.NO_VERDICT
+    exec(
+        ""
+    )  # Python ends by SIGINT, whatever the exit code, if the last text that was executed, such as a dataclass's, was interrupted
     sys.exit(code)
 
 
