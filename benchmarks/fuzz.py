@@ -779,7 +779,7 @@ def fault_of(code: int, peak_mb: int, said: str, codes: Sequence[int]) -> tuple[
         return "escape", repr(said[max(said.index("\x1b") - 40, 0) :][:100])
     if peak_mb > PEAK_MB:
         return "memory", f"{peak_mb} MB"
-    at_door = re.search(r"is not a whole [^:]{1,60}:\s(\w+)", said)
+    at_door = re.search(r"is not a whole [^:]{1,60}:\s(\w+(?:Error|Exception))\b", said)
     return "", f"{code} {at_door[1]}" if at_door else str(code)
 
 
