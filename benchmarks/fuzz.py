@@ -2,7 +2,8 @@
 
 ``nice python benchmarks/fuzz.py --inputs 10000 --processes 16 --out faults`` mutates small whole files, which it makes itself or
 takes from tests/, and what an endpoint answers over HTTP (JSON, streams, heads). It runs the command that reads each kind: in a
-process of its own, forked with everything imported, with a limit of memory and one of time. It prints a row per reader, and every
+process of its own, forked with everything imported, with a limit of memory and one of time. It prints a row per reader, with how
+many inputs ended in an exception that the door of the reader took for damage ("is not a whole X: KeyError", no fault), and every
 fault once with the seed that makes its input again (``--only READER --seed N``); --out keeps each faulty input with its command and
 its output. ``--first N`` begins with other seeds. The exit code is 1 if there is any fault. It needs no network, no GPU, no SGLang
 and nothing but this repository; readers whose packages are not installed are named.
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import csv
+import gc
 import gzip
 import hashlib
 import importlib
@@ -46,19 +48,20 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the same inputs on every machine, and
 
 import numpy as np
 import torch
+import typer.main
 from safetensors.torch import save
 
-from assay import reports
-from assay.harness import cli, ingest, judge, offline
+from assay import evals, reports
+from assay.harness import bench, cli, collect, ingest, judge, offline
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.cli.app import load_command
 from assay.harness.evidence.baseline import Baseline, Key, write_baseline
 from assay.harness.evidence.manifest import ServerManifest
 from assay.harness.evidence.pack import CallMetadata, Source
 from assay.harness.ingest.tensors.flashinfer_trace import export_pack
 from assay.harness.server.pack_writer import PackWriter
 from assay.reports.json_report import to_json
+from assay.reports.run_page import to_html
 
 COMMANDS_USED = (
     "ingest",
@@ -73,7 +76,10 @@ COMMANDS_USED = (
     "baseline",
     "bench",
 )
-IMPORTED_LATER = ("openai", "datasets", "httpx", "aiohttp", "transformers", "pandas", "pyarrow.parquet", "scipy.stats")
+IMPORTED_LATER = (
+    *("openai", "datasets", "httpx", "aiohttp", "transformers", "pandas", "pyarrow.parquet", "scipy.stats", "scipy.io"),
+    *("anyio._backends._asyncio", "rich._emoji_codes", "typer._adapters", "assay.harness.run"),
+)
 """What commands import when they run: it is imported once, before the workers."""
 DATA = Path(__file__).parents[1] / "tests" / "data"
 MEMORY_GB = 8
@@ -698,7 +704,7 @@ def served(words: list[str]) -> Iterator[list[str]]:
 
 
 def judged(reader: Reader, seed: int, out: Path | None = None, keep: bool = False) -> tuple[str, str]:
-    """What is wrong with how an input was read, and where; "" and its exit code if nothing is.
+    """What is wrong with how an input was read, and where; "" and how it ended if nothing is.
 
     Args:
         reader: what reads it.
@@ -754,7 +760,9 @@ def hang_s() -> float:
 
 
 def fault_of(code: int, peak_mb: int, said: str, codes: Sequence[int]) -> tuple[str, str]:
-    """The first fault of an end: its kind, and where or what."""
+    """The first fault of an end: its kind, and where or what; "" and the exit code if there is none, with the type of the
+    exception that a reader's door took for damage.
+    """
     if code < 0:
         return "wrong exit code", signal.Signals(-code).name
     if "assay: this is a bug in assay" in said or code == UNCAUGHT:  # a log may quote a traceback
@@ -771,7 +779,8 @@ def fault_of(code: int, peak_mb: int, said: str, codes: Sequence[int]) -> tuple[
         return "escape", repr(said[max(said.index("\x1b") - 40, 0) :][:100])
     if peak_mb > PEAK_MB:
         return "memory", f"{peak_mb} MB"
-    return "", str(code)
+    at_door = re.search(r"is not a whole [^:]{1,60}:\s(\w+(?:Error|Exception))\b", said)
+    return "", f"{code} {at_door[1]}" if at_door else str(code)
 
 
 def work(inputs: Sequence[tuple[Reader, int]], until: float, results: Path, out: Path | None) -> None:
@@ -781,6 +790,34 @@ def work(inputs: Sequence[tuple[Reader, int]], until: float, results: Path, out:
             if time.monotonic() > until:
                 break
             print(json.dumps([reader.name, seed, *judged(reader, seed, out)]), file=file, flush=True)
+
+
+def make_ready() -> None:
+    """Make what the commands would make again for each input, before the processes are forked that run them.
+
+    Without it an input takes three times as long: most of that are imports, options that Typer reads off signatures, certificates
+    that no address here needs, and the pages that a garbage collection in a forked process copies.
+    """
+    torch.set_num_threads(1)
+    nothing = packs().parent / "certificates"
+    nothing.mkdir()
+    # before what reads them is imported
+    os.environ.update(HF_HOME=str(packs().parent / "cache"), HF_HUB_OFFLINE="1", SSL_CERT_DIR=str(nothing))
+    commands = importlib.import_module("assay.harness.cli.app")  # the package has the application by that name
+    commands.load_command = cache(commands.load_command)
+    for name in COMMANDS_USED:
+        commands.load_command(name)
+    typer.main.get_command = cache(typer.main.get_command)
+    typer.main.get_command(cli.app)
+    for name in IMPORTED_LATER:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    for package in (evals, bench, collect, ingest, judge, offline, reports):  # what commands import when they run
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            importlib.import_module(module.name)
+    to_html(runpy.run_path(str(DATA.parent / "stand_ins" / "reports.py"))["regression"]())
+    gc.collect()
+    gc.freeze()
 
 
 def main() -> int:
@@ -801,16 +838,7 @@ def main() -> int:
             print(f"{one.name}: not read, since {', '.join(lacking)} is not installed")
         elif one.name.startswith(given.only):
             readers.append(one)
-    torch.set_num_threads(1)
-    os.environ.update(HF_HOME=str(packs().parent / "cache"), HF_HUB_OFFLINE="1")  # before what reads them is imported
-    for name in COMMANDS_USED:
-        load_command(name)
-    for name in IMPORTED_LATER:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
-    for package in (ingest, judge, offline, reports):  # what commands import when they run
-        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            importlib.import_module(module.name)
+    make_ready()
     if given.seed is not None:
         for reader in readers:
             folder = given.out or Path(tempfile.mkdtemp(prefix=f"fuzz-{given.seed}-"))
@@ -852,8 +880,12 @@ def show(readers: Sequence[Reader], rows: Sequence[list[object]]) -> int:
     for name in [reader.name for reader in readers] + ["all"]:
         own = [row for row in rows if name in (row[0], "all")]
         counts = Counter(str(row[2]) for row in own)
-        codes = Counter(str(row[3]) for row in own if not row[2])
+        codes = Counter(str(row[3])[0] for row in own if not row[2])
         ended = ", ".join(str(codes[code]) for code in "0123")
+        doors = Counter(str(row[3])[2:] for row in own if not row[2] and str(row[3])[2:])
+        ended += (
+            f"; at the door {', '.join(f'{type_} {number}' for type_, number in doors.most_common())}" if doors else ""
+        )
         print(f"{name:22}{len(own):8,}" + "".join(f"{counts[kind]:17,}" for kind in kinds) + f"   {ended}")
     faults: dict[tuple[object, object], list[list[object]]] = defaultdict(list)
     for row in rows:

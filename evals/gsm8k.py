@@ -52,7 +52,11 @@ def draw_gsm8k(source: str, most: int, seed: int) -> Drawn:
             "question and answer",
             _WHAT_TO_GIVE,
         )
-    return in_random_order([_question(source or HUB_NAME, index, row) for index, row in enumerate(rows)], most, seed)
+    try:
+        problems = [_question(source or HUB_NAME, index, row) for index, row in enumerate(rows)]
+    except UnicodeDecodeError as error:  # Arrow reads bytes as text without a look at them
+        raise UsageError(f"{source or HUB_NAME} is no text: {error}.", "UTF-8", "convert it to UTF-8") from None
+    return in_random_order(problems, most, seed)
 
 
 def _load(source: str) -> Any:

@@ -10,6 +10,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
+from importlib.metadata import Distribution, PackageNotFoundError
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,8 @@ import pytest
 import torch
 from hypothesis import settings
 from torch import Tensor
+
+from assay.harness.extras import DISTRIBUTION
 
 if TYPE_CHECKING:
     from assay.harness.collect.plan import Plan
@@ -166,6 +169,19 @@ def load(path: Path) -> ModuleType:
 
 def stand_ins(name: str) -> ModuleType:
     return load(Path(__file__).parent / "stand_ins" / f"{name}.py")
+
+
+@pytest.fixture
+def not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """assay is on the path only: there is no distribution of it."""
+    real = Distribution.from_name
+
+    def from_name(name: str) -> Distribution:
+        if name == DISTRIBUTION:
+            raise PackageNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr(Distribution, "from_name", from_name)
 
 
 @pytest.fixture(scope="session")

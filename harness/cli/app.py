@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import shlex
 import signal
@@ -143,6 +144,8 @@ app = typer.Typer(
     help="Compare a candidate attention backend with a reference inside the same serving engine.\n\n"
     "Exit codes: 0 pass, 1 regression, 2 usage error, 3 no verdict (the report states why).",
 )
+if os.environ.get("COLUMNS") == "0":  # of unknown width; Rich would write nothing
+    del os.environ["COLUMNS"]
 console = Console()
 errors = Console(stderr=True)
 
@@ -299,6 +302,9 @@ def main() -> None:
     except AssayError as error:
         report_error(error)
         code = ExitCode.NO_VERDICT
+    exec(
+        ""
+    )  # Python ends by SIGINT, whatever the exit code, if the last text that was executed, such as a dataclass's, was interrupted
     sys.exit(code)
 
 

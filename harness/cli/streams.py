@@ -18,7 +18,8 @@ def keep_open() -> None:
 
     A stream whose reader goes away (``assay run | head -1``) falls silent, and so does one that was never open (``>&-``).
     Without this, Typer and Rich end the command with exit code 1, which means that the candidate regressed, and ``print`` raises
-    in the middle of a kernel. Standard error never raises; standard output on a full disk raises an AssayError.
+    in the middle of a kernel. What the encoding of a stream lacks (``LC_ALL=C``) is written as an escape.
+    Standard error never raises; standard output on a full disk raises an AssayError.
     """
     sys.stdout = _outliving(sys.stdout, 1, "standard output")
     sys.stderr = _outliving(sys.stderr, 2, "")
@@ -59,7 +60,7 @@ def _outliving(stream: TextIO | None, descriptor: int, named: str) -> TextIO:
     return io.TextIOWrapper(
         io.BufferedWriter(_Outliving(stream.fileno(), named)),
         encoding=stream.encoding,
-        errors=stream.errors,
+        errors="backslashreplace",
         line_buffering=stream.line_buffering,
         write_through=stream.write_through,
     )

@@ -13,7 +13,7 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NotRequired, TypeVar
 
@@ -40,6 +40,9 @@ RETRIED_STATUSES = frozenset({408, 409, 429, *range(500, 600)})
 MAX_RETRY_AFTER_S = 60.0
 """The longest ``Retry-After`` that is followed, as in the openai client."""
 EXCERPT = 300
+LARGEST_ANSWER = 1 << 26
+"""Bytes of one answer, unpacked: what is larger has no end, or is a few packed zeros. With twenty alternatives a token, 30,000
+tokens are half of it."""
 MOST_TOKENS = 1 << 32
 """No request has so many: a server that reports so many counts something else."""
 BROKEN = (aiohttp.ClientError, OSError)
@@ -163,7 +166,7 @@ class Client:
         api_key: sent with each request.
         timeout_s: seconds that a request may take, retries included.
         proxies: whether the proxy settings of the environment apply; they should not for a server on this machine.
-        check: raises EngineError if the server's process is gone, which explains any other failure.
+        check: raises EngineError if the server's process is gone, which explains any other failure; None if assay did not start it.
         log_tail: returns the last lines of the server's log, with which every error ends; empty if there is none.
         unreported_cache: what a reply without a count of cached tokens means; None for unknown.
     """
@@ -175,13 +178,14 @@ class Client:
         api_key: str,
         timeout_s: float,
         proxies: bool,
-        check: Callable[[], None],
+        check: Callable[[], None] | None,
         log_tail: Callable[[], str],
         unreported_cache: int | None = None,
     ) -> None:
         self.url, self.who, self.timeout_s = url, who, timeout_s
         self._unreported_cache = unreported_cache
-        self._proxies, self._check, self._log_tail = proxies, check, log_tail
+        self._proxies, self._log_tail = proxies, log_tail
+        self._can_die, self._check = check is not None, check or (lambda: None)
         self._api_key = api_key
 
     def error(self, found: str, expected: str = "", do: str = FIND_OUT) -> EngineError:
@@ -318,7 +322,7 @@ class Client:
 
     async def _wait_for_death(self) -> None:
         """Raise EngineError if the server's process is seen to be gone within `DEATH_WAIT_S`."""
-        deadline = time.monotonic() + DEATH_WAIT_S
+        deadline = time.monotonic() + (DEATH_WAIT_S if self._can_die else 0.0)
         while time.monotonic() < deadline:
             self._check()
             await asyncio.sleep(WATCH_INTERVAL_S)
@@ -384,8 +388,22 @@ AnyClient = TypeVar("AnyClient", bound=Client)
 
 async def read_response(response: aiohttp.ClientResponse) -> Response:
     """Read a response completely. Bytes that are not text are replaced, so that an error message can quote them."""
-    text = await response.text(errors="replace")
-    return Response(response.status, text, response.headers.get("Retry-After", ""))
+    content = await whole(response.content.iter_any())
+    return Response(response.status, content.decode(errors="replace"), response.headers.get("Retry-After", ""))
+
+
+async def whole(parts: AsyncIterable[bytes]) -> bytes:
+    """The parts of an answer as one.
+
+    Raises:
+        ConnectionError: they are more than `LARGEST_ANSWER`.
+    """
+    content = bytearray()
+    async for part in parts:
+        content += part
+        if len(content) > LARGEST_ANSWER:
+            raise ConnectionError(f"the answer has more than {LARGEST_ANSWER:,} bytes")
+    return bytes(content)
 
 
 def chat_body(ask: ChatRequest) -> dict[str, Any]:

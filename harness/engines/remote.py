@@ -11,18 +11,22 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from assay.harness.engines.base import ChatRequest, Engine, Reply, never
-from assay.harness.engines.client import AnyClient, Client, Response
+from assay.harness.engines.client import AnyClient, Client, Response, whole
 from assay.harness.engines.sglang import INFO_TIMEOUT_S, served_models
 from assay.harness.sides import Role
 
 if TYPE_CHECKING:  # the openai client takes a second to import
+    import httpx
     from openai import AsyncOpenAI
 
+_OF_THE_WIRE = ("content-encoding", "content-length", "transfer-encoding")
+"""Heads that do not hold of a content that was unpacked."""
 _SHOWN = 8
 """Models that a message names."""
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -32,10 +36,10 @@ class EndpointClient(Client):
     """A `Client` that sends its requests with the openai client."""
 
     def _session(self, timeout_s: float | None = None, authorized: bool = True) -> AsyncOpenAI:  # type: ignore[override]
-        from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+        from openai import AsyncOpenAI
 
         # A redirected POST would become a GET.
-        connections = DefaultAsyncHttpxClient(trust_env=self._proxies, follow_redirects=False)
+        connections = _bounded()(trust_env=self._proxies, follow_redirects=False)
         return AsyncOpenAI(
             api_key=self._api_key, base_url=self.url, timeout=timeout_s or self.timeout_s, http_client=connections
         )
@@ -73,6 +77,27 @@ class EndpointClient(Client):
         return await self._exchange(session, "POST", path, body, again=True)
 
 
+@cache
+def _bounded() -> type[httpx.AsyncClient]:
+    """The connections that the openai client makes, but for answers without end."""
+    import httpx
+    from openai import DefaultAsyncHttpxClient
+
+    class Bounded(DefaultAsyncHttpxClient):
+        async def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
+            response = await super().send(request, **{**options, "stream": True})
+            try:
+                content = await whole(response.aiter_bytes())
+            finally:
+                await response.aclose()
+            heads = [
+                (name, value) for name, value in response.headers.multi_items() if name.lower() not in _OF_THE_WIRE
+            ]
+            return httpx.Response(response.status_code, headers=heads, content=content, request=request)
+
+    return Bounded
+
+
 class RemoteServer(Engine):
     """A server known by its URL, which assay can neither start, stop nor instrument.
 
@@ -105,7 +130,7 @@ class RemoteServer(Engine):
             api_key=os.environ.get("OPENAI_API_KEY") or "EMPTY",
             timeout_s=self._timeout_s,
             proxies=urlsplit(self.url).hostname not in _LOOPBACK,
-            check=self.check,
+            check=None,
             log_tail=str,
         )
 

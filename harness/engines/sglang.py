@@ -231,8 +231,10 @@ def served_models(client: Client, timeout_s: float = INFO_TIMEOUT_S) -> list[str
     """
     listed = client.get("/v1/models", timeout_s)
     try:
-        return [str(model["id"]) for model in listed["data"]]
-    except (TypeError, KeyError):
+        names = [str(model["id"]) for model in listed["data"]]
+        "".join(names).encode()  # a request with half of a surrogate pair cannot be sent
+        return names
+    except (TypeError, KeyError, UnicodeEncodeError):
         raise EngineError(
             f"{client.who} answered /v1/models with {str(listed)[:300]}.",
             "a list of models in OpenAI's format",

@@ -7,6 +7,7 @@ with the last line. Lines are parsed only once their answer is complete, so that
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,10 +17,13 @@ import aiohttp
 from pydantic import BaseModel, ValidationError
 
 from assay.harness.engines.base import ChatRequest, Engine, Reply
-from assay.harness.engines.client import BROKEN, BadReply, Client, Usage, excerpt, read_response, reason
+from assay.harness.engines.client import BROKEN, LARGEST_ANSWER, BadReply, Client, Usage, excerpt, read_response, reason
 from assay.harness.engines.sglang import served_models
 
 _DATA, _DONE = "data: ", "[DONE]"
+_EVENT = b"data:"
+_EVENTS_OF_A_TOKEN, _FURTHER_EVENTS = 4, 64
+"""Most events of a stream: a token has one, unless its text looks like the start of another; then come usage and the end."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,7 @@ def read_stream(lines: Sequence[tuple[float, str]], ask: ChatRequest, sent_s: fl
 
 def _chunks(lines: Sequence[tuple[float, str]]) -> Iterator[tuple[float, _Chunk]]:
     for came_s, line in lines:
-        if line and not line.endswith(_DONE):
+        if not line.startswith(":") and not line.endswith(_DONE):  # a colon begins a comment
             try:
                 yield came_s, _Chunk.model_validate_json(line.removeprefix(_DATA))
             except ValidationError as error:
@@ -120,14 +124,28 @@ class StreamClient(Client):
         assert isinstance(ask, TokenRequest)
         arrivals: list[tuple[float, bytes]] = []
         body, sent_s = _completion_body(model, ask), time.perf_counter()
-        silence = aiohttp.ClientTimeout(total=None, sock_connect=self.timeout_s, sock_read=self.timeout_s)
+        unlimited, size, events = aiohttp.ClientTimeout(total=None, sock_connect=self.timeout_s), 0, 0
+        clock = asyncio.get_running_loop().time
         try:
-            async with session.post(
-                f"{self.url}/v1/completions", json=body, timeout=silence, allow_redirects=False
-            ) as response:
+            async with (
+                asyncio.timeout(self.timeout_s) as silence,
+                session.post(
+                    f"{self.url}/v1/completions", json=body, timeout=unlimited, allow_redirects=False
+                ) as response,
+            ):
                 refused = None if response.status == 200 else await read_response(response)
                 async for data in response.content.iter_any():
                     arrivals.append((time.perf_counter(), data))
+                    size += len(data)
+                    if carried := data.count(_EVENT):  # comments keep a connection alive, and may come for ever
+                        events += carried
+                        silence.reschedule(clock() + self.timeout_s)
+                    if size > LARGEST_ANSWER or events > _EVENTS_OF_A_TOKEN * ask.max_tokens + _FURTHER_EVENTS:
+                        raise self.error(
+                            f"streams without end: {events:,} events, {size:,} bytes so far.",
+                            f"{ask.max_tokens:,} tokens",
+                            "time a server that supports max_tokens",
+                        )
         except TimeoutError:
             self._check()
             raise self.error(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hashlib import sha256
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
@@ -170,8 +170,11 @@ class Certificate(Decided):
 
 
 def installed_version() -> str:
-    """Version of assay, as installed."""
-    return version(DISTRIBUTION)
+    """Version of assay, as installed; "not installed" where it is on the path only."""
+    try:
+        return version(DISTRIBUTION)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def source_hash() -> str:

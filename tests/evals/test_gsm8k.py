@@ -124,3 +124,10 @@ def test_the_name_of_a_damaged_file_does_not_reach_the_terminal(
     with pytest.raises(UsageError, match="cannot be loaded"):
         draw_gsm8k(str(path), 1, 0)
     assert "\x1b" not in "".join(capfd.readouterr())
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "gsm8k.jsonl"
+    path.write_bytes(b'{"question": "a \x98 b", "answer": "#### 1"}\n')
+    with pytest.raises(UsageError, match=r"gsm8k\.jsonl is no text"):
+        draw_gsm8k(str(path), 1, 0)

@@ -157,6 +157,10 @@ def test_the_envelope_names_the_kernel_and_what_it_declares() -> None:
     assert (made.candidate, made.noise) == ("", "")
 
 
+def test_there_is_an_envelope_where_assay_is_on_the_path_only(not_installed: None) -> None:
+    assert op_envelope(FEW).version == "not installed"
+
+
 def test_what_the_kernel_does_not_declare_is_outside_the_envelope() -> None:
     declared = declares(phases=("extend",), head_dims=(64,), dtypes=("float32",))
     level = FewCases(kernel=CertifiedKernel(declared(lambda call: torch_sdpa(call)), "mine:extend"))

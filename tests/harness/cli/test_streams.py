@@ -83,6 +83,20 @@ def test_streams_that_were_never_open_leave_the_exit_code(tmp_path: Path, closin
         assert subprocess.run(line, cwd=tmp_path, capture_output=True, check=False).returncode == code, arguments
 
 
+def test_what_an_encoding_lacks_is_escaped_and_the_exit_code_stays() -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "assay", *REGRESSION]
+    done = subprocess.run(command, env=environment, capture_output=True, check=False)
+    assert done.returncode == 1, done.stderr.decode()
+    assert b"\\u" in done.stdout
+
+
+def test_a_terminal_of_unknown_width_is_written_to() -> None:
+    environment = {**os.environ, "COLUMNS": "0"}
+    done = subprocess.run([sys.executable, "-m", "assay", *INGEST], env=environment, capture_output=True, check=False)
+    assert (done.returncode, b"sage_attn_as_shipped" in done.stdout) == (1, True)
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 def test_output_that_cannot_be_written_is_no_verdict_and_says_so(tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:
@@ -105,3 +119,22 @@ def test_a_question_that_nobody_answers_is_no_regression(
         main()
     assert ended.value.code == 3
     assert "assay: not confirmed, so nothing was done." in capsys.readouterr().err
+
+
+def test_an_interrupted_import_ends_with_the_exit_code_of_no_verdict(tmp_path: Path) -> None:
+    code = """
+from assay.harness.cli import app as _
+import sys
+module = sys.modules["assay.harness.cli.app"]
+def interrupted():
+    try:
+        exec("raise KeyboardInterrupt")  # as where a class is made from text
+    except KeyboardInterrupt:
+        sys.exit(module.CTRL_C)
+module.app = interrupted
+module.main()
+"""
+    (tmp_path / "interrupted_command.py").write_text(code)
+    command = [sys.executable, "-m", "interrupted_command"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, "interrupted; there is no verdict" in done.stderr) == (3, True)

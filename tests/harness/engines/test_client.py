@@ -1,5 +1,6 @@
 """The client against a mock server that misbehaves in ways that a real SGLang server cannot be made to."""
 
+import gzip
 import json
 import math
 import socket
@@ -476,6 +477,15 @@ def test_a_death_seen_later_explains_a_failed_post(mock: MockServer) -> None:
         make_client(mock, check=check).post_json("/v1/chat/completions", {})
 
 
+def test_nothing_is_waited_for_where_assay_started_no_server(mock: MockServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "DEATH_WAIT_S", 20.0)
+    mock.behaviours = [close]
+    server, began = RemoteServer("candidate", mock.url, 10.0), time.monotonic()
+    with pytest.raises(EngineError, match="broke the connection"):
+        server.ask([ChatRequest("p", 8)], 1, lambda index, reply: None)
+    assert time.monotonic() - began < 10
+
+
 def test_a_server_that_is_not_there() -> None:
     client = KIND("http://127.0.0.1:9", "nobody", "EMPTY", 1.0, proxies=False, check=never_dead, log_tail=str)
     assert client.status("/health", 1.0) is None
@@ -495,6 +505,51 @@ def test_the_proxy_of_the_environment_is_for_other_machines_only(
     )
     assert through.status("/health", 5.0) == 404, "the answer of the proxy"
     assert around.status("/health", 5.0) is None
+
+
+def endless(handler: MockHandler) -> None:
+    handler.send_response(200)
+    handler.end_headers()
+    while not handler.server.ended.is_set():
+        handler.wfile.write(b"a" * (1 << 16))
+
+
+def bomb(handler: MockHandler) -> None:
+    content = gzip.compress(bytes(1 << 24))
+    handler.send_response(200)
+    handler.send_header("Content-Encoding", "gzip")
+    handler.send_header("Content-Length", str(len(content)))
+    handler.end_headers()
+    handler.wfile.write(content)
+
+
+@pytest.mark.parametrize("behaviour", [endless, bomb])
+def test_an_answer_without_end_is_given_up(
+    mock: MockServer, behaviour: Behaviour, monkeypatch: pytest.MonkeyPatch, short_waits: None
+) -> None:
+    monkeypatch.setattr(client_module, "LARGEST_ANSWER", 1 << 20)
+    mock.behaviours = [behaviour]
+    with pytest.raises(EngineError, match="the answer has more than 1,048,576 bytes"):
+        ask(make_client(mock, timeout_s=5.0))
+
+
+def test_a_packed_answer_is_unpacked(mock: MockServer) -> None:
+    def packed(handler: MockHandler) -> None:
+        content = gzip.compress(json.dumps(GOOD).encode())
+        handler.send_response(200)
+        handler.send_header("Content-Encoding", "gzip")
+        handler.send_header("Content-Length", str(len(content)))
+        handler.end_headers()
+        handler.wfile.write(content)
+
+    mock.behaviours = [packed]
+    assert ask(make_client(mock))[0].text == "Answer: A"
+
+
+def test_a_model_whose_name_cannot_be_sent_is_an_engine_error(mock: MockServer) -> None:
+    mock.models = ["\ud800"]
+    with pytest.raises(EngineError, match="a list of models in OpenAI's format"):
+        RemoteServer("candidate", mock.url, 10.0).start()
 
 
 def test_bytes_that_are_not_text_are_an_engine_error(mock: MockServer) -> None:

@@ -190,6 +190,38 @@ def test_failures_are_engine_errors_and_nothing_is_sent_twice(
     assert len(mock.bodies) == 1
 
 
+def without_end(line: bytes, pause_s: float) -> Behaviour:
+    def behaviour(handler: Handler) -> None:
+        send(handler, [], 0.0)
+        while not handler.server.ended.wait(pause_s):
+            handler.wfile.write(line)
+
+    return behaviour
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "says"),
+    [
+        (without_end(f"{GOOD[0]}\n\n".encode(), 0.001), "streams without end: [0-9]+ events"),
+        (without_end(b"a" * (1 << 16), 0.001), "streams without end: 0 events"),
+        (without_end(b": still here\n\n", 0.05), r"sent nothing for 1 s"),
+    ],
+    ids=["events", "one line", "comments"],
+)
+def test_a_stream_without_end_is_given_up(
+    mock: Mock, monkeypatch: pytest.MonkeyPatch, behaviour: Behaviour, says: str
+) -> None:
+    monkeypatch.setattr("assay.harness.engines.stream.LARGEST_ANSWER", 1 << 20)
+    mock.behaviour = behaviour
+    threading.Timer(4.0, mock.ended.set).start()
+    with pytest.raises(EngineError, match=says):
+        streamer(mock, timeout_s=1.0).stream([(1, 2)], 3, 1)
+
+
+def test_comments_between_the_chunks_are_none() -> None:
+    assert read_stream(timed([": waiting", *GOOD]), ASK, 10.0).text == "xy"
+
+
 def test_a_failure_of_a_server_that_assay_started_ends_with_its_log(mock: Mock, tmp_path: Path) -> None:
     launch = Launch(
         role="candidate", backend="triton", model=tmp_path, device="cpu", evidence=tmp_path, log=tmp_path / "log",

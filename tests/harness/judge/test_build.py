@@ -112,6 +112,12 @@ def test_a_sound_run_passes(plan: Plan, tmp_path: Path, evidence: Evidence) -> N
     assert all(suite.synthetic for suite in report.suites)
 
 
+def test_a_run_is_judged_where_assay_is_on_the_path_only(
+    plan: Plan, tmp_path: Path, evidence: Evidence, not_installed: None
+) -> None:
+    assert build(evidence(plan, tmp_path / "run")).verdict == "pass"
+
+
 def test_the_seed_case_is_found_by_its_condition(plan: Plan, tmp_path: Path, evidence: Evidence) -> None:
     report = build(evidence(plan, tmp_path / "run", broken=True))
     assert (report.verdict, report.exit_code) == ("regression", 1)
