@@ -32,7 +32,7 @@ class Known:
 
     @property
     def end(self) -> str:
-        """How and where the process ended."""
+        """The way in which the process ended, and where."""
         return f"{self.how} {f'in {self.call}' if self.call else 'outside of a call'}"
 
     @property
