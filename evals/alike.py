@@ -28,7 +28,7 @@ _WORD = re.compile(r"\d+(?:[.,]\d+)+|[^\W_]+")
 
 
 def alike(texts: Sequence[str]) -> list[int]:
-    """For each text, the index of the first text that it is alike to, directly or through others; its own if there is none."""
+    """Return each text's index of the first text that it is alike to, directly or through others; its own if there is none."""
     sets = [_shingles(text) for text in texts]
     root = list(range(len(texts)))
 
@@ -56,7 +56,7 @@ def _shingles(text: str) -> frozenset[int]:
 
 
 def _candidates(sets: Sequence[frozenset[int]]) -> Iterator[tuple[int, int]]:
-    """Pairs that share a band of their signatures: each text with the last one before it, so that a bucket costs its size."""
+    """Yield pairs that share a band of their signatures: each text with the last one before it, so a bucket costs its size."""
     buckets: dict[tuple[int, bytes], int] = {}
     factors, offsets = np.random.default_rng(0).integers(1, _PRIME, (2, _BANDS * _ROWS), dtype=np.uint64)
     for index, one in enumerate(sets):
@@ -73,7 +73,7 @@ def _candidates(sets: Sequence[frozenset[int]]) -> Iterator[tuple[int, int]]:
 def _signature(
     shingles: frozenset[int], factors: NDArray[np.uint64], offsets: NDArray[np.uint64]
 ) -> NDArray[np.uint64]:
-    """The least of each hash function over the shingles, [bands x rows]."""
+    """Compute the least of each hash function over the shingles, [bands x rows]."""
     values = np.fromiter(shingles, np.uint64, len(shingles))
     # Multiplication modulo 2^64 with an odd factor, of which the upper bits count.
     hashes = ((factors | np.uint64(1))[:, None] * values + offsets[:, None]) >> np.uint64(32)

@@ -37,7 +37,7 @@ _HEADER = 24
 
 
 def border_points(first: int, last: int, step: int = 1) -> tuple[int, ...]:
-    """The lengths from `first` to `last` that stand for all of them, ascending.
+    """List the lengths from `first` to `last` that stand for all of them, ascending.
 
     Of every block of `BORDER` tokens these are its first length, its last but one and its last one; and `first` and `last`.
 
@@ -69,7 +69,7 @@ Wave = tuple[Request, ...]
 
 
 def longest(tokens: int, context: int, depth: int) -> int:
-    """The length that a load reaches for an envelope of `tokens`: at most the whole blocks that leave room in the context."""
+    """Return the length that a load reaches for an envelope of `tokens`: at most the whole blocks that the context has room for."""
     return min(tokens, (context - BORDER - depth - 1) // BORDER * BORDER)
 
 
@@ -127,7 +127,7 @@ class Reach:
         }
 
     def pairs(self) -> list[tuple[int, int]]:
-        """Cached and new tokens of the prompts that share the long one's beginning, in ascending order.
+        """List cached and new tokens of the prompts that share the long one's beginning, in ascending order.
 
         Together they are `tokens`, for all lengths in `lengths`; and half, a quarter, ... of it, for whole blocks.
         """
@@ -145,7 +145,7 @@ class Reach:
         )
 
     def _in_pages(self, cached: int) -> int:
-        """At least a page, and a multiple of it."""
+        """Round up to a multiple of a page, at least one."""
         return max(cached // self.page, 1) * self.page
 
 
@@ -172,7 +172,7 @@ class Load:
 
 
 def envelope_load(reach: Reach, batch: int, vocabulary: int, seed: str, *, decodes: bool = True) -> Load:
-    """The load of an envelope; the same arguments give the same requests on every machine.
+    """Make the load of an envelope; the same arguments give the same requests on every machine.
 
     Args:
         reach: how far it reaches.
@@ -196,8 +196,10 @@ def envelope_load(reach: Reach, batch: int, vocabulary: int, seed: str, *, decod
 
 
 def short_load(reach: Reach, vocabulary: int, seed: str) -> tuple[Wave, ...]:
-    """The long prompt, and a wave of short ones that share none, a few or many of its tokens, end around a border, and pass one
-    while they are decoded. Arguments are those of `envelope_load`.
+    """Make the long prompt, and a wave of short prompts.
+
+    The short ones share none, a few or many of its tokens, end around a border, and pass one while they are decoded. Arguments
+    are those of `envelope_load`.
     """
     prompts = _Prompts(reach, vocabulary, seed)
     some = max(1, reach.tokens // 2 // BORDER) * BORDER
@@ -217,7 +219,7 @@ class _Prompts:
             self._next[place].add(token)
 
     def request(self, cached: int, new: int, output: int = 1) -> Request:
-        """A prompt of `new` tokens behind the first `cached` ones of the long prompt."""
+        """Make a prompt of `new` tokens behind the first `cached` ones of the long prompt."""
         taken, fresh = self._next[cached], random_tokens(self._rng, new, self._vocabulary)
         while fresh[0] in taken:  # the cache would hold more than `cached` tokens of it
             fresh = (*random_tokens(self._rng, 1, self._vocabulary), *fresh[1:])
@@ -230,21 +232,21 @@ def _borders(reach: Reach) -> list[int]:
 
 
 def _decoded(prompts: _Prompts, border: int, reach: Reach) -> Request:
-    """A prompt that passes a border while it is decoded; all but a few of its tokens are cached."""
+    """Make a prompt that passes a border while it is decoded; all but a few of its tokens are cached."""
     length = max(1, border - _BEFORE)
     cached = max(0, length - _TAIL) // reach.page * reach.page
     return prompts.request(cached, length - cached, reach.depth)
 
 
 def _batch(prompts: _Prompts, size: int, output: int) -> Wave:
-    """`size` short prompts, every second one behind cached tokens, after one that the engine starts with alone."""
+    """Make `size` short prompts, every second one behind cached tokens, after one that the engine starts with alone."""
     header = -(-_HEADER // prompts.page) * prompts.page
     short = [prompts.request(header * (n % 2), 2 + n, output) for n in range(size)]
     return (prompts.request(0, BORDER // 2, output), *short)
 
 
 def _packed(requests: Sequence[Request], at_once: int) -> Iterator[Wave]:
-    """Waves of at most `at_once` new tokens, in whole blocks, the longest first; a prompt that is longer is alone in its wave."""
+    """Yield waves of at most `at_once` new tokens, in whole blocks, the longest first; a longer prompt is alone in its wave."""
     waves: list[tuple[list[Request], int]] = []
     for one in sorted(requests, key=lambda one: one.cached - len(one.ids)):
         size = -(-(len(one.ids) - one.cached) // BORDER) * BORDER

@@ -34,7 +34,7 @@ def greedy_prompts(asked: Sequence[AnyQuestion], count: int, synthetic: bool) ->
 
 
 def _distinct(prompts: Iterable[str], count: int) -> Iterator[str]:
-    """The first `count` prompts, each once: equal ones would count as several although they say the same."""
+    """Yield the first `count` prompts, each once: equal ones would count as several although they say the same."""
     seen: set[str] = set()
     for prompt in prompts:
         if len(seen) >= count:

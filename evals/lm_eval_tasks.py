@@ -102,7 +102,7 @@ def _exact(task: Any, name: str) -> Iterator[AnyQuestion]:
 
 
 def expected_form(target: str) -> str:
-    """A target in the form in which `parse_answer` gives answers. Of a worked solution, what follows the last "####" counts."""
+    """Return a target in the form in which `parse_answer` gives answers: of a worked solution, what follows the last "####"."""
     final = target.rpartition("####")[2].strip()
     if final in LETTERS:
         return final

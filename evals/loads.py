@@ -94,12 +94,12 @@ def _custom(name: str, known: Iterable[str]) -> Shape:
 
 
 def prefix(shape: Shape, vocabulary: int, seed: str) -> tuple[int, ...]:
-    """The tokens that all prompts of a block begin with; empty if nothing is shared."""
+    """List the tokens that all prompts of a block begin with; empty if nothing is shared."""
     return random_tokens(random.Random(f"{seed}/shared"), shape.shared, vocabulary)
 
 
 def prompts(shape: Shape, count: int, vocabulary: int, seed: str) -> list[tuple[int, ...]]:
-    """`count` prompts as token ids; the same arguments give the same prompts on every machine.
+    """Make `count` prompts of token ids; the same arguments give the same prompts on every machine.
 
     Args:
         shape: their lengths.
@@ -113,7 +113,7 @@ def prompts(shape: Shape, count: int, vocabulary: int, seed: str) -> list[tuple[
 
 
 def random_tokens(rng: random.Random, count: int, vocabulary: int) -> tuple[int, ...]:
-    """`count` token ids, without those at the ends of the vocabulary, where special tokens lie."""
+    """Draw `count` token ids, without those at the ends of the vocabulary, where special tokens lie."""
     ends = vocabulary // EDGE_DIVISOR
     return tuple(rng.choices(range(ends, vocabulary - ends), k=count))
 

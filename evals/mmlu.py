@@ -123,7 +123,7 @@ def in_random_order(questions: Iterable[AnyQuestion], most: int, seed: int) -> D
 
 
 def _clustered(questions: Sequence[AnyQuestion]) -> list[AnyQuestion]:
-    """The questions, those that are alike with a cluster of their own. Questions about one passage are alike if any of them is."""
+    """Give questions that are alike a cluster of their own. Questions about one passage are alike if any of them is."""
     firsts = alike([question.own for question in questions])
     sizes = Counter(firsts)
     by_unit: dict[str, str] = {}
@@ -134,7 +134,7 @@ def _clustered(questions: Sequence[AnyQuestion]) -> list[AnyQuestion]:
 
 
 def _whole_units(units: Sequence[Sequence[AnyQuestion]], most: int) -> Iterator[AnyQuestion]:
-    """The first units that have at most `most` questions together; at least one unit."""
+    """Yield the first units that have at most `most` questions together; at least one unit."""
     given = 0
     for unit in units:
         if given and given + len(unit) > most:
@@ -199,7 +199,7 @@ def _csv_rows(path: Path) -> Iterator[_Row]:
 
 
 def _csv_records(path: Path, content: str) -> Iterator[tuple[int, list[str]]]:
-    """Non-blank records, each with the number of the line it starts on."""
+    """Yield the non-blank records, each with the number of the line it starts on."""
     reader = csv.reader(io.StringIO(content, newline=""), strict=True)
     while True:
         line = reader.line_num + 1

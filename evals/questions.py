@@ -111,12 +111,12 @@ AnyQuestion = Question | OpenQuestion
 
 
 def prompt_hash(prompt: str) -> str:
-    """First 16 hex digits of a prompt's SHA-256; shows whether two runs asked the same question."""
+    """Return the first 16 hex digits of a prompt's SHA-256; shows whether two runs asked the same question."""
     return hashlib.sha256(prompt.encode("utf-8", "replace")).hexdigest()[:16]
 
 
 def parse_answer(text: str, expected: str | None = None) -> str | None:
-    """The answer that a response gives, in the form of the expected one, or None if it gives none.
+    """Extract the answer that a response gives, in the form of the expected one; None if it gives none.
 
     None is an *unparsed* answer, which is counted separately from wrong ones.
 
@@ -140,11 +140,11 @@ def parse_answer(text: str, expected: str | None = None) -> str | None:
 
 
 def number_form(number: str) -> str:
-    """A number without thousands separators, trailing zeros and plus sign: "1,250.0" is "1250"."""
+    """Return a number without thousands separators, trailing zeros and plus sign: "1,250.0" is "1250"."""
     plain = f"{Decimal(number.replace(',', '')).normalize():f}"
     return "0" if plain == "-0" else plain
 
 
 def text_form(text: str) -> str:
-    """A text as it is compared: in lower case, without punctuation at its ends and with single spaces."""
+    """Return a text as it is compared: in lower case, without punctuation at its ends and with single spaces."""
     return " ".join(text.casefold().split()).strip(" .,;:!?\"'*`$")

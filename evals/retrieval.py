@@ -93,7 +93,7 @@ def _lengths(given: str, fit: Fit) -> tuple[int, ...]:
 
 
 def _haystack(length: int, place: int, seed: int, fit: Fit) -> Iterator[Question]:
-    """The questions about one haystack. It has its own random generator, so it does not depend on how many are asked."""
+    """Yield the questions about one haystack. It has its own random generator, so it does not depend on how many are asked."""
     rng = random.Random(f"{SEED}/{seed}/{length}/{place}")
     group = GROUPS[place % len(GROUPS)]
     names, things = syllables()
@@ -109,7 +109,7 @@ def _haystack(length: int, place: int, seed: int, fit: Fit) -> Iterator[Question
 
 
 def _some(known: Sequence[str], words: Sequence[str], count: int, rng: random.Random) -> list[str]:
-    """That many words in a random order, those that the tiny model knows first."""
+    """Draw that many words in a random order, those that the tiny model knows first."""
     drawn = rng.sample(words, min(len(words), count + len(known)))
     return [*rng.sample(known, len(known)), *(word for word in drawn if word not in known)][:count]
 
@@ -123,7 +123,7 @@ def _asked(
 
 
 def _filling(length: int, facts: Sequence[tuple[str, str]], question: Callable[[int], Question], fit: Fit) -> int:
-    """The number of facts that fill a prompt of this length; at least `FEWEST_FACTS`.
+    """Return the number of facts that fill a prompt of this length; at least `FEWEST_FACTS`.
 
     A fact's tokens are counted alone: tokenizers split at spaces, so they add up, and a long prompt is counted once or twice only.
 

@@ -40,7 +40,7 @@ THINGS = _words(_THING_RHYMES, 128, seed=2)
 
 @cache
 def syllables() -> tuple[list[str], list[str]]:
-    """All names and all things that can be formed of two syllables, about 16,000 each: enough for long prompts.
+    """List all names and all things that can be formed of two syllables, about 16,000 each: enough for long prompts.
 
     The tiny model knows only those of `NAMES` and `THINGS` as single tokens.
     """
@@ -81,7 +81,7 @@ class Draw:
         return f"Facts, {self.relation.verb}: {pairs}"
 
     def ask(self, rng: random.Random, about: int, with_statement: bool = True) -> tuple[str, tuple[str, ...], str]:
-        """Text, options and right letter of a question about fact number ``about``.
+        """Draw the text, options and right letter of a question about fact number ``about``.
 
         Wrong options come from the other facts first, so that having read the option is not enough.
         """
@@ -108,12 +108,12 @@ def draw(rng: random.Random, group: str, fewest: int = FEWEST_FACTS, most: int =
 
 
 def questions(seed: int = BUILTIN_SEED) -> Iterator[Question]:
-    """The endless questions of a seed; groups take turns."""
+    """Yield the endless questions of a seed; groups take turns."""
     return (question(index, seed) for index in itertools.count())
 
 
 def question(index: int, seed: int = BUILTIN_SEED) -> Question:
-    """Question `index` of a seed. It has its own random generator, so it does not depend on how many are asked."""
+    """Make question `index` of a seed. It has its own random generator, so it does not depend on how many are asked."""
     rng = random.Random(f"{seed}/{index}")
     group = GROUPS[index % len(GROUPS)]
     drawn = draw(rng, group)

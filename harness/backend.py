@@ -50,7 +50,7 @@ class Backend:
 
     @classmethod
     def parse(cls, name: str) -> Backend:
-        """The backend of this name. A name that is neither a URL nor a kernel is taken for one of the engine's own backends."""
+        """Parse a backend's name. One that is neither a URL nor a kernel is taken for one of the engine's own backends."""
         if name.startswith(("http://", "https://")):
             return cls(name, "url")
         return cls(name, "kernel" if is_path(name) or name in published() else "native")
@@ -91,7 +91,7 @@ class Backend:
         return self.name if self.kind == "native" else ""
 
     def kernel(self) -> Kernel:
-        """The kernel itself, imported.
+        """Import the kernel itself.
 
         Raises:
             KernelRefused: it is no kernel, or it cannot be imported.
@@ -110,7 +110,7 @@ class Backend:
 
 
 def native_kernels(backend: str) -> tuple[str, ...]:
-    """Names of the kernels with which one of SGLang's own backends computes attention, as regular expressions; empty if not known.
+    """Return regular expressions of the kernels with which one of SGLang's backends computes attention; empty if unknown.
 
     Sources: SGLang's ``triton_ops``, PyTorch's operator and flex-attention template, FlashAttention 3's ``flash_fwd_kernel_sm90.h``
     and FlashInfer's ``prefill.cuh`` and ``decode.cuh``.

@@ -49,7 +49,7 @@ class Status(Record):
 
 
 def key_of(manifest: Manifest, role: Role) -> Key:
-    """The key of a role's results in a run."""
+    """Return the key of a role's results in a run."""
     spec = recorded_spec(manifest.spec)
     return Key(
         engine=engine_label(manifest.packages.get("sglang", "not installed"), spec.device),
@@ -118,20 +118,20 @@ def status_of(folder: RunFolder) -> Status | None:
 
 
 def measured_roles(folder: RunFolder) -> tuple[Role, ...]:
-    """Roles that a run measured itself: all but a reference whose answers are stored."""
+    """Return the roles that a run measured itself: all but a reference whose answers are stored."""
     status = status_of(folder)
     return ("candidate",) if status is not None and status.stored_reference else ROLES
 
 
 def counts_of(folder: RunFolder, role: Role) -> list[CallCount]:
-    """Attention calls counted for a role: in its server, or in that of its stored answers."""
+    """Read the attention calls counted for a role: in its server, or in that of its stored answers."""
     if role in measured_roles(folder):
         return folder.counters(role)
     return list(stored.read_baseline(folder.baseline(role)).calls)
 
 
 def own_errors_by_condition(errors: ShadowErrors) -> dict[str, float]:
-    """Own error (relative L1) by id of layer and condition, over all heads; only what was observed."""
+    """Return the own error (relative L1) by id of layer and condition, over all heads; only what was observed."""
     table = errors.table(by=("layer", "phase", "prefix"))
     layers, phases, prefixes = table.axes.values()
     return {
@@ -144,7 +144,7 @@ def own_errors_by_condition(errors: ShadowErrors) -> dict[str, float]:
 
 
 def own_errors_of(folder: RunFolder, role: Role) -> dict[str, float]:
-    """Own errors that a run measured: its candidate's, where there was a layer diff; none of its reference."""
+    """Return the own errors that a run measured: its candidate's, where there was a layer diff; none of its reference."""
     errors = shadow_errors_of(folder) if role == "candidate" else None
     return own_errors_by_condition(errors) if errors else {}
 
@@ -183,7 +183,7 @@ def _worse(name: str, before: float, now: float) -> bool:
 
 
 def growth(before: float, now: float) -> float:
-    """The factor by which an own error grew."""
+    """Compute the factor by which an own error grew."""
     return now / max(before, MIN_OWN_ERROR)
 
 
@@ -208,7 +208,7 @@ class Proposal:
 
 
 def propose(folder: RunFolder, verdict: Verdict, root: Path, reason: str = "") -> list[Proposal]:
-    """The baselines of all roles that a run measured.
+    """Propose the baselines of all roles that a run measured.
 
     Args:
         folder: the run's.
@@ -255,7 +255,7 @@ def accept(folder: RunFolder, proposals: Sequence[Proposal], root: Path) -> list
 
 
 def make(folder: RunFolder, role: Role, verdict: Verdict, reason: str = "") -> Baseline:
-    """A baseline of a role's results in a run.
+    """Make a baseline of a role's results in a run.
 
     Raises:
         UsageError: the run has no verdict, or did not ask the role itself.

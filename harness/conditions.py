@@ -37,15 +37,15 @@ class Buckets:
         return (*ranges, f">= {self.starts[-1]}")
 
     def index(self, value: int) -> int:
-        """The bucket of a value, as an index into `labels`."""
+        """Return the bucket of a value, as an index into `labels`."""
         return max(0, bisect_right(self.starts, value) - 1)
 
     def label(self, value: int) -> str:
-        """The bucket of a value, in words."""
+        """Describe the bucket of a value, in words."""
         return self.labels[self.index(value)]
 
     def up_to(self, value: int) -> tuple[str, ...]:
-        """The buckets up to that of a value, in words."""
+        """List the buckets up to that of a value, in words."""
         return self.labels[: self.index(value) + 1]
 
 
@@ -72,11 +72,11 @@ class Kinds:
     labels: tuple[str, ...]
 
     def index(self, value: int) -> int:
-        """The kind with this number, as an index into `labels`."""
+        """Return the kind with this number, as an index into `labels`."""
         return value
 
     def label(self, value: int) -> str:
-        """The kind with this number, in words."""
+        """Describe the kind with this number, in words."""
         return self.labels[value]
 
 
@@ -123,7 +123,7 @@ them those of sequences with one."""
 
 
 def border_of(total: int) -> int:
-    """Where a sequence of this length ends against the borders, as an index into `BORDER`."""
+    """Return where a sequence of this length ends against the borders, as an index into `BORDER`."""
     return {BORDER_TOKENS - 1: 1, 0: 2, 1: 3}.get(total % BORDER_TOKENS, 0)
 
 
@@ -138,5 +138,5 @@ def has_any_prefix(prefixes: Sequence[int]) -> bool:
 
 
 def condition_id(quantity: str, label: str) -> str:
-    """Stable id of a condition: ``cached-prefix-at-least-16`` for the quantity ``cached-prefix`` and the label ``>= 16``."""
+    """Return a condition's stable id: ``cached-prefix-at-least-16`` for the quantity ``cached-prefix`` and the label ``>= 16``."""
     return f"{quantity}-{label.replace('>= ', 'at-least-')}".replace(" ", "-")

@@ -183,7 +183,7 @@ class RunSpec(Settings):
 
 
 def _described(name: str, description: str) -> FieldInfo:
-    """The field of a side, as the flag that sets it describes it."""
+    """Return the field of a side, as the flag that sets it describes it."""
     return FieldInfo.merge_field_infos(Side.model_fields[name], description=description)
 
 
@@ -240,7 +240,7 @@ def make_spec(flags: Mapping[str, Any], file: Path | None = None) -> RunSpec:
 
 
 def recorded_spec(recorded: Mapping[str, Any]) -> RunSpec:
-    """The spec that a run's manifest holds.
+    """Return the spec that a run's manifest holds.
 
     Raises:
         EvidenceError: it is not one that this version of assay would run.
@@ -258,7 +258,7 @@ def recorded_spec(recorded: Mapping[str, Any]) -> RunSpec:
 
 
 def read_file(file: Path | None) -> dict[str, Any]:
-    """The keys of ``[run]`` and ``[policy]`` of an ``assay.toml``, or an empty dict if there is none.
+    """Read the keys of ``[run]`` and ``[policy]`` of an ``assay.toml``; an empty dict if there is none.
 
     Raises:
         UsageError: the named file is missing or not TOML, or it has an unknown section or key.
@@ -308,7 +308,7 @@ def _refuse_unknown(table: Mapping[str, Any], known: set[str], where: str) -> No
 
 
 def _usage_error(error: ValidationError, file: Path, of_file: Collection[str]) -> UsageError:
-    """The usage error of a field that is not valid.
+    """Make the usage error of a field that is not valid.
 
     Args:
         error: the field's.
@@ -344,7 +344,7 @@ def _setting_at(place: tuple[int | str, ...]) -> str:
 
 
 def _choices(name: str) -> tuple[str, ...]:
-    """The words that a field may be, or may list; none if it is no choice of words."""
+    """List the words that a field may be, or may list; none if it is no choice of words."""
     annotation = FIELDS[name].annotation if name in FIELDS else None
     if get_origin(annotation) is tuple:
         annotation = get_args(annotation)[0]
@@ -352,7 +352,7 @@ def _choices(name: str) -> tuple[str, ...]:
 
 
 def listed_or(words: Collection[str]) -> str:
-    """Words to choose from: "'cpu' or 'cuda'"."""
+    """List the words to choose from: "'cpu' or 'cuda'"."""
     quoted = [repr(word) for word in words]
     return " or ".join(filter(None, [", ".join(quoted[:-1]), *quoted[-1:]]))
 

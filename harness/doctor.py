@@ -266,7 +266,7 @@ def _optional(id_: str, needed: bool, found: str, do: str) -> Examined:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version: "0.5.23.post1" is (0, 5, 23)."""
+    """Parse the leading numbers of a version: "0.5.23.post1" is (0, 5, 23)."""
     numbers: list[int] = []
     for part in version.split("."):
         if not part.isdigit():

@@ -37,18 +37,19 @@ def require(extra: Extra, command: str) -> None:
 
 
 def install(extra: str) -> str:
-    """The command that adds an extra to this installation; pip takes assay itself for installed."""
+    """Return the command that adds an extra to this installation; pip takes assay itself for installed."""
     return f'pip install "{DISTRIBUTION}[{extra}]"'
 
 
 def missing_packages(extra: Extra | Literal[""] = "") -> list[str]:
-    """Packages of an extra that are not installed, sorted; by default those of the base install."""
+    """Return the packages of an extra that are not installed, sorted; by default those of the base install."""
     return [name for name in sorted(_packages(extra)) if not _installed(name)]
 
 
 def _packages(extra: str) -> set[str]:
-    """Distributions that an extra adds, or of the base install if it is empty; none where assay itself is not installed (a plain
-    checkout on the path).
+    """Return the distributions that an extra adds, or those of the base install if it is empty.
+
+    None where assay itself is not installed (a plain checkout on the path).
     """
     try:
         lines = requires(DISTRIBUTION) or []

@@ -19,12 +19,12 @@ _UNFINISHED = ".*.part"  # the files that `write_whole` is writing
 
 
 def file_name(text: str) -> str:
-    """`text` as the name of a file or folder: all but letters, digits, "_", "-" and "." becomes "-"."""
+    """Make `text` the name of a file or folder: all but letters, digits, "_", "-" and "." becomes "-"."""
     return "".join(c if c.isalnum() or c in "_-." else "-" for c in text)
 
 
 def timestamp() -> str:
-    """Now, as documents record it: ISO 8601 in UTC, to the second."""
+    """Return the current time, as documents record it: ISO 8601 in UTC, to the second."""
     return f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 

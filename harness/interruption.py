@@ -16,8 +16,9 @@ _AGAIN_S = 0.02
 
 @contextmanager
 def like_ctrl_c() -> Iterator[None]:
-    """Within the context, the first of `SIGNALS` raises KeyboardInterrupt in the main thread, so that servers are stopped and a
-    report is written; those that follow are ignored, so that this is not cut short.
+    """Raise KeyboardInterrupt in the main thread at the first of `SIGNALS`, within the context.
+
+    Servers are then stopped and a report is written. Signals that follow are ignored, so that this is not cut short.
 
     A signal that the process ignores (``nohup``) or handles itself is left alone. Outside of the main thread, which alone
     can handle signals, nothing changes.
@@ -44,7 +45,7 @@ def like_ctrl_c() -> Iterator[None]:
 
 @contextmanager
 def too_late() -> Iterator[None]:
-    """Within the context, `SIGNALS` do nothing: what they would end is about to end, and its report is being made.
+    """Ignore `SIGNALS` within the context: what they would end is about to end, and its report is being made.
 
     A signal that the process ignores stays ignored, and outside of the main thread nothing changes.
     """
@@ -62,7 +63,7 @@ def too_late() -> Iterator[None]:
 
 @contextmanager
 def _not_swallowed() -> Iterator[None]:
-    """Within the context, a KeyboardInterrupt that was raised in a destructor, where Python ignores it, is raised again."""
+    """Raise KeyboardInterrupt again that was raised in a destructor, where Python ignores it, within the context."""
     before, main = sys.unraisablehook, threading.get_ident()
 
     def again(ignored: sys.UnraisableHookArgs) -> None:

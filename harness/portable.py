@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def shown(path: Path) -> str:
-    """A path for a person to read: relative below the working directory, with ``~`` below the home folder, else as it is."""
+    """Shorten a path for a person: relative below the working directory, with ``~`` below the home folder, else as it is."""
     word = portable(str(path))
     home = Path.home()
     if Path(word).is_absolute() and path.is_relative_to(home) and home != Path("/"):
@@ -15,7 +15,7 @@ def shown(path: Path) -> str:
 
 
 def portable(word: str, here: Path | None = None) -> str:
-    """A word of a command with the path in it relative to the working directory, where it lies below that; else as it is.
+    """Make the path in a word of a command relative to the working directory, where it lies below that; else as it is.
 
     Args:
         word: a path, or a flag with one, such as ``--out=/home/ci/repo/runs/1``.

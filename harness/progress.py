@@ -153,7 +153,7 @@ def eta(seconds: float, done: int, left: int, may_stop: bool = False) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds in words: "7 s", "3 min 20 s", "2 h 5 min"."""
+    """Format seconds in words: "7 s", "3 min 20 s", "2 h 5 min"."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

@@ -43,7 +43,7 @@ def reading(path: Path | str, kind: str) -> Iterator[None]:
 
 
 def regular_file(path: Path) -> os.stat_result:
-    """The state of a file that may be opened: opening a pipe waits for a writer.
+    """Return the status of a file that may be opened: opening a pipe waits for a writer.
 
     Raises:
         OSError: it is missing.
@@ -60,7 +60,7 @@ def regular_file(path: Path) -> os.stat_result:
 
 
 def whole_file(path: Path, largest: int = LARGEST) -> bytes:
-    """The content of a file that is read as a whole.
+    """Read the content of a file as a whole.
 
     Args:
         path: the file.

@@ -150,7 +150,7 @@ class OpenRun:
 
     @contextmanager
     def servers(self, display: ProgressDisplay) -> Iterator[Mapping[Role, Engine]]:
-        """The servers of a run, running for as long as a caller needs them; empty if one did not start, which is recorded.
+        """Run the servers of a run for as long as a caller needs them; empty if one did not start, which is recorded.
 
         Latency is timed first, on separate servers, which these would disturb.
         """
@@ -179,5 +179,5 @@ class OpenRun:
             self.folder.seal()
 
     def report(self) -> Report:
-        """The report of what the folder holds."""
+        """Make the report of what the folder holds."""
         return build(self.folder)

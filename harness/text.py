@@ -18,8 +18,10 @@ _DELETE = 0x7F
 
 
 def visible(text: str) -> str:
-    """`text` with hidden and control characters made visible: U+0000 to U+001F and U+007F as control pictures
-    (U+001B as ␛), others as ``[U+202E]``. Newlines and tabs stay, CR LF becomes LF. Idempotent.
+    """Make hidden and control characters in `text` visible. Idempotent.
+
+    U+0000 to U+001F and U+007F become control pictures (U+001B is ␛), others ``[U+202E]``. Newlines and tabs stay, CR LF
+    becomes LF.
     """
     return _HIDDEN.sub(_picture, text.replace("\r\n", "\n"))
 
@@ -32,14 +34,15 @@ def _picture(match: re.Match[str]) -> str:
 
 
 def one_line(text: str, limit: int = 200) -> str:
-    """`visible` text on one line, cut at `limit` characters with an ellipsis."""
+    """Put `visible` text on one line, cut at `limit` characters with an ellipsis."""
     line = " ".join(visible(text[: 4 * limit]).split())
     return line if len(line) <= limit and len(text) <= 4 * limit else line[: limit - 1] + "…"
 
 
 def clip(text: str, limit: int) -> str:
-    """`text`, or if it has more than `limit` characters, its start and end with a note between them. The end gets a quarter
-    of `limit`, since the last line of an answer is the one that is graded.
+    """Cut `text` to its start and end with a note between them, if it has more than `limit` characters.
+
+    The end gets a quarter of `limit`, since the last line of an answer is the one that is graded.
     """
     if len(text) <= limit:
         return text
@@ -56,7 +59,7 @@ def some(what: str, chosen: Collection[int], of: Collection[int]) -> str:
 
 
 def ranges(numbers: Collection[int]) -> str:
-    """Numbers in short form, such as "0-7, 12"; "none" if there are none."""
+    """Format numbers in short form, such as "0-7, 12"; "none" if there are none."""
     runs: list[list[int]] = []
     for n in sorted(numbers):
         if runs and n == runs[-1][-1] + 1:
@@ -67,30 +70,30 @@ def ranges(numbers: Collection[int]) -> str:
 
 
 def listed(words: Sequence[str]) -> str:
-    """Words in a sentence: "a", "a and b", "a, b and c"."""
+    """Join words in a sentence: "a", "a and b", "a, b and c"."""
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
 def counted(count: int, what: str) -> str:
-    """A number of things: "1 line", "1,200 lines"."""
+    """Format a number of things: "1 line", "1,200 lines"."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:
-    """ "did you mean 'sage_attn'?" for "sage_atn"; empty if nothing known is like it."""
+    """Suggest a known name: "did you mean 'sage_attn'?" for "sage_atn"; empty if nothing known is like it."""
     near = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {near[0]!r}?" if near else ""
 
 
 def percent(share: float) -> str:
-    """A share in percent, to two significant digits; "not finite" for infinity and NaN."""
+    """Format a share in percent, to two significant digits; "not finite" for infinity and NaN."""
     if not math.isfinite(share):
         return "not finite"
     return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.2g} %"
 
 
 def two_digits(ratio: float) -> str:
-    """Two significant digits, without an exponent below a million million: "0.37", "140", "12,000", "2.4 million"."""
+    """Format to two significant digits, without an exponent below a million million: "0.37", "140", "12,000", "2.4 million"."""
     if not math.isfinite(ratio):
         return "not finite"
     rounded = float(f"{ratio:.2g}")

@@ -32,18 +32,19 @@ OPERATOR = "operator"
 
 
 def exit_code_of(verdict: Verdict) -> ExitCode:
-    """The exit code of a command that ends with a verdict."""
+    """Return the exit code of a command that ends with a verdict."""
     return {"pass": ExitCode.PASS, "regression": ExitCode.REGRESSION}.get(verdict, ExitCode.NO_VERDICT)
 
 
 def serious(findings: Iterable[Finding]) -> list[Finding]:
-    """The findings that forbid a pass: those more severe than "info"."""
+    """List the findings that forbid a pass: those more severe than "info"."""
     return [finding for finding in findings if finding.severity != "info"]
 
 
 def cause_of(findings: Sequence[Finding]) -> Finding | None:
-    """The first serious finding; None if there is none. What it does is complete: with the operator that was read if the bug has
-    no name, and with the only calls in which it shows.
+    """Find the first serious finding; None if there is none.
+
+    What it does is complete: with the operator that was read if the bug has no name, and with the only calls in which it shows.
 
     Args:
         findings: of a run or a check, in their order; those of the layer diff come before those of the op-level matrix.
@@ -61,13 +62,13 @@ def cause_of(findings: Sequence[Finding]) -> Finding | None:
 
 
 def html_of(verdict: Verdict, summary: str, findings: Iterable[Finding]) -> str:
-    """A verdict as a notebook shows it: the summary, and what is wrong."""
+    """Format a verdict as a notebook shows it: the summary, and what is wrong."""
     wrong = [f"<li>{escape(' '.join(filter(None, [one.sentence, one.observed])))}</li>" for one in serious(findings)]
     return f"<p><strong>{verdict}</strong>: {escape(summary)}</p>" + (f"<ul>{''.join(wrong)}</ul>" if wrong else "")
 
 
 def kernel_verdict(findings: Iterable[Finding], missing: Collection[str], compared: Iterable[Verdict] = ()) -> Verdict:
-    """The verdict on a kernel that was run without a server.
+    """Decide the verdict on a kernel that was run without a server.
 
     Args:
         findings: what is wrong with it.

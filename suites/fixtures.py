@@ -27,7 +27,7 @@ _REPORT = pytest.StashKey["Report"]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The flags of ``assay run``, from the fields of `RunSpec`."""
+    """Add the flags of ``assay run``, from the fields of `RunSpec`."""
     group = parser.getgroup("assay", "assay: what `pytest suites` compares")
     for name in RUN_FLAGS:
         field = FIELDS[name]
@@ -54,7 +54,7 @@ def _display() -> ProgressDisplay:
 
 @pytest.fixture(scope="session")
 def spec(request: pytest.FixtureRequest) -> RunSpec:
-    """The run that the flags and ``assay.toml`` describe."""
+    """Return the run that the flags and ``assay.toml`` describe."""
     flags = {name: request.config.getoption(f"assay_{name}") for name in RUN_FLAGS}
     if flags["engine_arg"] is not None:
         flags["engine_arg"] = tuple(flags["engine_arg"])
@@ -63,7 +63,7 @@ def spec(request: pytest.FixtureRequest) -> RunSpec:
 
 @pytest.fixture(scope="session")
 def opened_run(spec: RunSpec, request: pytest.FixtureRequest) -> OpenRun:
-    """The run, checked, with its folder."""
+    """Open the run, checked, with its folder."""
     from assay.harness.run import OpenRun
 
     out = request.config.getoption("assay_out")
@@ -72,7 +72,7 @@ def opened_run(spec: RunSpec, request: pytest.FixtureRequest) -> OpenRun:
 
 @pytest.fixture(scope="session")
 def servers(opened_run: OpenRun, request: pytest.FixtureRequest) -> Iterator[Mapping[Role, Engine]]:
-    """Both servers by role, started side by side. If one does not start, a report is written and no test runs."""
+    """Start both servers side by side, and yield them by role. If one does not start, a report is written and no test runs."""
     with like_ctrl_c(), _display() as display, opened_run.servers(display) as engines:
         if not engines:
             failed = _write_report(opened_run, request.config)
@@ -82,19 +82,19 @@ def servers(opened_run: OpenRun, request: pytest.FixtureRequest) -> Iterator[Map
 
 @pytest.fixture(scope="session")
 def reference_server(servers: Mapping[Role, Engine]) -> Engine:
-    """The running reference server."""
+    """Return the running reference server."""
     return servers["reference"]
 
 
 @pytest.fixture(scope="session")
 def candidate_server(servers: Mapping[Role, Engine]) -> Engine:
-    """The running candidate server."""
+    """Return the running candidate server."""
     return servers["candidate"]
 
 
 @pytest.fixture(scope="session")
 def report(opened_run: OpenRun, servers: Mapping[Role, Engine], request: pytest.FixtureRequest) -> Report:
-    """The report of the complete run, made once and written to the run's folder; it decides the session's exit code."""
+    """Make the report of the complete run once, and write it to the run's folder; it decides the session's exit code."""
     try:
         with _display() as display:
             opened_run.collect(display, ready=list(servers.values()))

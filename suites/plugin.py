@@ -23,7 +23,7 @@ MARKER = "assay_kernel"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``--assay-size`` and ``--assay-device``."""
+    """Add ``--assay-size`` and ``--assay-device``."""
     group = parser.getgroup("assay-kernels", "assay: kernels on the op-level matrix")
     group.addoption(
         "--assay-size", choices=("small", "full"), default=None, dest="assay_matrix_size",
@@ -182,7 +182,7 @@ def assay(request: pytest.FixtureRequest) -> Assay:
 
 @pytest.fixture
 def assay_case(request: pytest.FixtureRequest) -> AssayCase:
-    """One case of the matrix, in a test marked ``@pytest.mark.assay_kernel("mypkg.attn:forward")``."""
+    """Return one case of the matrix, in a test marked ``@pytest.mark.assay_kernel("mypkg.attn:forward")``."""
     kernel, case = request.param
     return AssayCase(request.config, kernel, case)
 
@@ -227,7 +227,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _prepare(config: pytest.Config) -> None:
-    """Before a kernel is imported: where its module is looked for, and what executes it if there is no GPU.
+    """Prepare, before a kernel is imported, where its module is looked for, and what executes it if there is no GPU.
 
     A kernel named ``module:function`` is looked for as the commands do, and last: in the root folder of the tests, and in the
     folder in which pytest was called. The command ``pytest`` adds neither to Python's path by itself.
@@ -241,7 +241,7 @@ def _prepare(config: pytest.Config) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """One line if a kernel was checked."""
+    """Print one line if a kernel was checked."""
     if results := config.stash[_RESULTS]:
         from assay.reports.check import sentence
 

@@ -8,6 +8,6 @@ from assay.suites import claims
 
 
 def test_greedy_texts_do_not_diverge(report: Report, spec: RunSpec) -> None:
-    """Except at ties and among near-equal tokens."""
+    """Check that greedy texts agree except at ties and among near-equal tokens."""
     claims.needs(spec, "greedy")
     claims.suite(report, "greedy")

@@ -8,6 +8,6 @@ from assay.suites import claims
 
 
 def test_the_candidate_is_no_slower(report: Report, spec: RunSpec) -> None:
-    """Within the policy's bound, in every load, by every metric."""
+    """Check that the times are within the policy's bound, in every load, by every metric."""
     claims.needs(spec, "latency")
     claims.suite(report, "latency")

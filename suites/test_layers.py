@@ -8,11 +8,11 @@ from assay.suites import claims
 
 
 def test_every_layer_was_compared(report: Report) -> None:
-    """On the same inputs, in one server."""
+    """Check that every layer was compared on the same inputs, in one server."""
     claims.check(report, "layers-compared")
 
 
 def test_every_own_error_is_within_bounds(report: Report, spec: RunSpec) -> None:
-    """In every layer, noise explains the candidate's own error."""
+    """Check that noise explains the candidate's own error in every layer."""
     claims.needs(spec, "layers")
     claims.suite(report, "layers")

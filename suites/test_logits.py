@@ -8,6 +8,6 @@ from assay.suites import claims
 
 
 def test_distributions_are_as_near_as_the_declared_noise_explains(report: Report, spec: RunSpec) -> None:
-    """Over the reference's own tokens, cold and behind a cached prefix."""
+    """Compare distributions over the reference's own tokens, cold and behind a cached prefix."""
     claims.needs(spec, "logits")
     claims.suite(report, "logits")

@@ -50,7 +50,7 @@ def int8(x: Tensor, block: int, shift: int = 0, stretch: float | Tensor = 1.0) -
 
 
 def smooth(batch: Batch, b: int) -> Tensor:
-    """K of a sequence minus the mean of K over all tokens of the batch, as in SageAttention's varlen path."""
+    """Subtract from K of a sequence the mean of K over all tokens of the batch, as in SageAttention's varlen path."""
     return batch[b].k - torch.cat([r.k for r in batch], dim=1).mean(1, keepdim=True)
 
 
@@ -59,7 +59,7 @@ def _keys(request: Request) -> Tensor:
 
 
 def _distance(request: Request) -> Tensor:
-    """Distance from each key forward to each query, in tokens, [len_q, len_k]."""
+    """Compute the distance from each key forward to each query, in tokens, [len_q, len_k]."""
     queries = torch.arange(request.len_q, device=request.q.device) + request.prefix
     return queries[:, None] - _keys(request)[None, :]
 
@@ -68,13 +68,13 @@ def _distance(request: Request) -> Tensor:
 
 
 def top_left(batch: Batch, b: int) -> Request | None:
-    """The causal mask is aligned to the top left corner."""
+    """Align the causal mask to the top left corner."""
     r = batch[b]
     return replace(r, visible=torch.ones_like(r.visible).tril()) if r.mask.causal and r.prefix else None
 
 
 def diagonal(by: int, batch: Batch, b: int) -> Request | None:
-    """The causal mask is shifted `by` keys to the right."""
+    """Shift the causal mask `by` keys to the right."""
     r = batch[b]
     if not r.mask.causal or (by > 0 and r.len_q == 1):
         return None
@@ -82,25 +82,25 @@ def diagonal(by: int, batch: Batch, b: int) -> Request | None:
 
 
 def no_mask(batch: Batch, b: int) -> Request | None:
-    """The mask is missing."""
+    """Leave the mask out."""
     r = batch[b]
     return replace(r, visible=torch.ones_like(r.visible)) if r.mask.causal and r.len_q > 1 else None
 
 
 def prefix_dropped(batch: Batch, b: int) -> Request | None:
-    """The cached keys are not seen."""
+    """Hide the cached keys."""
     r = batch[b]
     return replace(r, visible=r.visible & (_keys(r) >= r.prefix)) if r.prefix else None
 
 
 def window(size: int, batch: Batch, b: int) -> Request | None:
-    """Each query sees its last `size` keys only."""
+    """Let each query see its last `size` keys only."""
     r = batch[b]
     return replace(r, visible=r.visible & (_distance(r) < size)) if r.len_k > size else None
 
 
 def last_block_lost(block: int, batch: Batch, b: int) -> Request | None:
-    """The keys after the last whole block are not seen."""
+    """Hide the keys after the last whole block."""
     r = batch[b]
     whole = r.len_k // block * block
     return replace(r, visible=r.visible & (_keys(r) < whole)) if whole < r.len_k else None
@@ -110,7 +110,7 @@ def last_block_lost(block: int, batch: Batch, b: int) -> Request | None:
 
 
 def prefix_shifted(by: int, what: str, batch: Batch, b: int) -> Request | None:
-    """The cached rows of K, V or both ("k", "v", "kv") are read `by` tokens off."""
+    """Read the cached rows of K, V or both ("k", "v", "kv") `by` tokens off."""
     r = batch[b]
     if not r.prefix:
         return None
@@ -120,7 +120,7 @@ def prefix_shifted(by: int, what: str, batch: Batch, b: int) -> Request | None:
 
 
 def newest(copied: bool, batch: Batch, b: int) -> Request | None:
-    """The newest key and value are those of the token before, or zero."""
+    """Replace the newest key and value by those of the token before, or by zero."""
     r = batch[b]
     if r.len_k < 2:
         return None
@@ -132,7 +132,7 @@ def newest(copied: bool, batch: Batch, b: int) -> Request | None:
 
 
 def scaled(scale: Callable[[Request], float], batch: Batch, b: int) -> Request | None:
-    """The softmax scale is `scale(request)`."""
+    """Set the softmax scale to `scale(request)`."""
     r = batch[b]
     wrong = scale(r)
     return None if math.isclose(wrong, r.scale) or r.len_k == 1 else replace(r, scale=wrong)
@@ -142,7 +142,7 @@ def scaled(scale: Callable[[Request], float], batch: Batch, b: int) -> Request |
 
 
 def interleaved(batch: Batch, b: int) -> Request | None:
-    """q head h reads kv head h mod num_kv_heads."""
+    """Let q head h read kv head h mod num_kv_heads."""
     r = batch[b]
     heads, kv_heads = len(r.kv_head), r.k.shape[0]
     if kv_heads in (1, heads):
@@ -151,7 +151,7 @@ def interleaved(batch: Batch, b: int) -> Request | None:
 
 
 def kv_head(by: int, batch: Batch, b: int) -> Request | None:
-    """q heads read the kv head `by` after theirs."""
+    """Let q heads read the kv head `by` after theirs."""
     r = batch[b]
     if r.k.shape[0] < 2 + (by < 0):  # of two heads the previous is the next
         return None
@@ -162,7 +162,7 @@ def kv_head(by: int, batch: Batch, b: int) -> Request | None:
 
 
 def neighbours_scale(what: str, shift: int, batch: Batch, b: int) -> Request | None:
-    """int8 Q or K ("q", "k") is dequantised with the scale of the block `shift` further."""
+    """Dequantise int8 Q or K ("q", "k") with the scale of the block `shift` further."""
     r = batch[b]
     if (r.len_k <= K_BLOCK) if what == "k" else (r.len_q <= Q_BLOCK):
         return None
@@ -171,13 +171,13 @@ def neighbours_scale(what: str, shift: int, batch: Batch, b: int) -> Request | N
 
 
 def not_smoothed(batch: Batch, b: int) -> Request | None:
-    """int8 QK without smoothing of K."""
+    """Quantise QK to int8 without smoothing of K."""
     r = batch[b]
     return replace(r, q=int8(r.q, Q_BLOCK), k=int8(r.k, K_BLOCK)) if r.len_k > 1 else None
 
 
 def smoothed_by_block(batch: Batch, b: int) -> Request | None:
-    """Each block of K loses its own mean, which shifts its scores relative to other blocks."""
+    """Subtract from each block of K its own mean, which shifts its scores relative to other blocks."""
     r = batch[b]
     if r.len_k <= K_BLOCK:
         return None
@@ -194,7 +194,7 @@ def smoothed_by_block(batch: Batch, b: int) -> Request | None:
 
 
 def new_keys_smoothed(batch: Batch, b: int) -> Request | None:
-    """New keys lose the mean of K and cached ones do not, which shifts their scores relative to each other."""
+    """Subtract the mean of K from new keys and not from cached ones, which shifts their scores relative to each other."""
     r = batch[b]
     if not r.prefix:
         return None
@@ -205,7 +205,7 @@ def new_keys_smoothed(batch: Batch, b: int) -> Request | None:
 
 
 def accumulator(dtype: torch.dtype, batch: Batch, b: int) -> Tensor | None:
-    """Sums over values are rounded to a dtype after each block of keys. (Another order of summation rounds differently.)"""
+    """Round the sums over values to a dtype after each block of keys. (Another order of summation rounds differently.)"""
     r = batch[b]
     if r.len_k <= K_BLOCK:
         return None
@@ -219,7 +219,7 @@ def accumulator(dtype: torch.dtype, batch: Batch, b: int) -> Tensor | None:
 
 
 def _products(r: Request) -> Tensor:
-    """q k^T of the queries that are asked for, before the scale, zero where a key is not seen, [num_q_heads, asked, len_k]."""
+    """Compute q k^T of the queries asked for, before the scale, zero where a key is not seen, [num_q_heads, asked, len_k]."""
     return (r.asked_q @ r.k[r.kv_head].transpose(1, 2)) * r.asked_visible
 
 
@@ -231,13 +231,13 @@ def _reaches(r: Request, limit: float) -> bool:
 
 
 def values_saturate(limit: float, batch: Batch, b: int) -> Request | None:
-    """Values are clamped."""
+    """Clamp the values."""
     r = batch[b]
     return replace(r, v=r.v.clamp(-limit, limit)) if bool((r.v.abs() > limit).any()) else None
 
 
 def scores_saturate(limit: float, batch: Batch, b: int) -> Tensor | None:
-    """q k products are clamped before they are scaled."""
+    """Clamp q k products before they are scaled."""
     r = batch[b]
     if not _reaches(r, limit):
         return None
@@ -246,7 +246,7 @@ def scores_saturate(limit: float, batch: Batch, b: int) -> Tensor | None:
 
 
 def scores_overflow(batch: Batch, b: int) -> Tensor | None:
-    """A query with a q k product beyond fp16 has an output that is not finite."""
+    """Make the output of a query with a q k product beyond fp16 not finite."""
     r = batch[b]
     if not _reaches(r, FP16_MAX) or not bool((_products(replace(r, asked=None)) > FP16_MAX).any()):
         return None
@@ -254,7 +254,7 @@ def scores_overflow(batch: Batch, b: int) -> Tensor | None:
 
 
 def values_overflow(batch: Batch, b: int) -> Tensor | None:
-    """A value beyond fp16 makes every output infinite that it contributes to."""
+    """Make every output infinite that a value beyond fp16 contributes to."""
     r = batch[b]
     beyond = (r.v.abs() > FP16_MAX).double()[r.kv_head]
     return attend(r).masked_fill(r.asked_visible.double() @ beyond > 0, float("inf")) if bool(beyond.any()) else None
@@ -264,12 +264,12 @@ def values_overflow(batch: Batch, b: int) -> Tensor | None:
 
 
 def _neighbour(batch: Batch, b: int, by: int) -> Request | None:
-    """The request `by` further in the batch; None beyond its ends."""
+    """Return the request `by` further in the batch; None beyond its ends."""
     return batch[b + by] if 0 <= b + by < len(batch) else None
 
 
 def leak(by: int, what: str, only_prefix: bool, batch: Batch, b: int) -> Request | None:
-    """The first rows of K, V or both are those of the request `by` further in the batch."""
+    """Replace the first rows of K, V or both by those of the request `by` further in the batch."""
     r, other = batch[b], _neighbour(batch, b, by)
     tokens = 0 if other is None else min(r.prefix, other.prefix) if only_prefix else min(r.len_k, other.len_k)
     if other is None or not tokens or all(torch.equal(_head(r, w, tokens), _head(other, w, tokens)) for w in what):
@@ -284,7 +284,7 @@ def _head(r: Request, what: str, tokens: int) -> Tensor:
 
 
 def boundary(by: int, whole: bool, batch: Batch, b: int) -> Request | None:
-    """Every query also sees the nearest key (or all keys) of the request `by` further in the batch."""
+    """Let every query also see the nearest key (or all keys) of the request `by` further in the batch."""
     r, other = batch[b], _neighbour(batch, b, by)
     if other is None:
         return None

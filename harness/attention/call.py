@@ -36,7 +36,7 @@ class Mask:
     causal: bool = True
 
     def span(self, rows: Ints, len_q: int | Ints, len_k: int | Ints) -> tuple[int | Ints, Ints]:
-        """The keys that queries see: the first one, and one past the last. A query for which that is no range sees none.
+        """Return the first key that queries see, and one past the last. A query for which that is no range sees none.
 
         Args:
             rows: numbers of the queries among the new tokens of their sequence.
@@ -81,11 +81,11 @@ class HeadMap:
         return self.q_heads // self.kv_heads
 
     def kv_head(self, head: Ints) -> Ints:
-        """The kv head that q heads read."""
+        """Return the kv head that each of these q heads reads."""
         return head // self.group
 
     def readers(self, kv_head: int) -> slice:
-        """The q heads that read a kv head."""
+        """Return the q heads that read a kv head."""
         return slice(kv_head * self.group, (kv_head + 1) * self.group)
 
 
@@ -180,11 +180,11 @@ class AttentionCall:
         return [k - q for q, k in zip(self.lens_q, self.lens_k, strict=True)]
 
     def with_spec(self, **changes: Any) -> AttentionCall:
-        """The same tensors, with other values of fields of `CallSpec`."""
+        """Return the same tensors, with other values of fields of `CallSpec`."""
         return replace(self, spec=replace(self.spec, **changes))
 
     def clone(self) -> AttentionCall:
-        """The same call on copies of its tensors, laid out as ``spec.layout`` says, for a kernel that may write to its inputs."""
+        """Copy the call's tensors, laid out as ``spec.layout`` describes, for a kernel that may write to its inputs."""
         copies = {name: getattr(self, name).clone() for name in INPUTS}
         if self.spec.layout != "packed":
             laid = _LAID_OUT[self.spec.layout]
@@ -192,19 +192,19 @@ class AttentionCall:
         return replace(self, **copies)
 
     def grad_context(self) -> AbstractContextManager[object]:
-        """A context with the call's mode of autograd."""
+        """Return a context with the call's mode of autograd."""
         import torch
 
         modes = {"inference_mode": torch.inference_mode, "no_grad": torch.no_grad, "enable_grad": torch.enable_grad}
         return modes[self.spec.grad_mode]() if self.spec.grad_mode else nullcontext()
 
     def to(self, device: torch.device | str) -> AttentionCall:
-        """The same call with its tensors on a device."""
+        """Return the same call with its tensors on a device."""
         return replace(self, **{name: getattr(self, name).to(device) for name in INPUTS})
 
 
 def _sliced(tensor: Tensor, more: int = 1) -> Tensor:
-    """The same numbers as the first heads of a wider tensor, whose other heads are NaN."""
+    """Store the same numbers as the first heads of a wider tensor, whose other heads are NaN."""
     rows, heads, dim = tensor.shape
     wide = tensor.new_full((rows, heads + more, dim), float("nan"))
     wide[:, :heads] = tensor
@@ -212,7 +212,7 @@ def _sliced(tensor: Tensor, more: int = 1) -> Tensor:
 
 
 def _heads_first(tensor: Tensor) -> Tensor:
-    """The same numbers with the tokens of a head side by side."""
+    """Store the same numbers with the tokens of a head side by side."""
     return tensor.transpose(0, 1).contiguous().transpose(0, 1)
 
 
@@ -225,7 +225,7 @@ _LAID_OUT: dict[str, tuple[Callable[[Tensor], Tensor], ...]] = {
 
 
 def default_device() -> str:
-    """Where calls run unless a device is named: "cuda" if there is a GPU, else "cpu"."""
+    """Return where calls run unless a device is named: "cuda" if there is a GPU, else "cpu"."""
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
@@ -249,7 +249,7 @@ Kernel = Callable[[AttentionCall], "Tensor | Outputs"]
 
 
 def tensor_of(result: Tensor | Outputs) -> Tensor:
-    """The output in what a kernel returned, whichever form that has; anything else passes through, for `output_fault`."""
+    """Return the output in what a kernel returned, in whichever form; anything else passes through, for `output_fault`."""
     return result.out if isinstance(result, Outputs) else result
 
 
@@ -258,7 +258,7 @@ class PreparedKernel(Protocol):
     """A kernel with work that an engine does once for all layers of a forward pass, such as laying K and V out in a pool."""
 
     def prepared(self, call: AttentionCall) -> AbstractContextManager[Callable[[], Tensor | Outputs]]:
-        """A context inside which that work is done. It gives a function that does the rest: what is timed."""
+        """Return a context inside which that work is done. It gives a function that does the rest: what is timed."""
 
 
 class KernelRefused(RuntimeError):
@@ -266,7 +266,7 @@ class KernelRefused(RuntimeError):
 
 
 def refusal_behind(error: BaseException) -> KernelRefused | None:
-    """The refusal that an exception was raised from, as where Triton's interpreter wraps whatever is raised inside a kernel."""
+    """Return the refusal that an exception was raised from: Triton's interpreter wraps whatever is raised inside a kernel."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, KernelRefused):
         cause = cause.__cause__
@@ -274,7 +274,7 @@ def refusal_behind(error: BaseException) -> KernelRefused | None:
 
 
 def cumulative(lens: Iterable[int], device: torch.device | str = "cpu") -> Tensor:
-    """Cumulative sequence lengths with a leading zero, int32 [len(lens) + 1]."""
+    """Compute cumulative sequence lengths with a leading zero, int32 [len(lens) + 1]."""
     import torch
 
     return torch.tensor(list(accumulate(lens, initial=0)), dtype=torch.int32, device=device)

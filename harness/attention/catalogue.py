@@ -23,7 +23,7 @@ _GITHUB = "https://github.com"
 
 
 def _links(*reports: str) -> tuple[str, ...]:
-    """Reports as "owner/repository#number", or with "!" for a pull request, as addresses."""
+    """Expand reports, "owner/repository#number" or with "!" for a pull request, to addresses."""
     found = []
     for report in reports:
         kind, mark = ("pull", "!") if "!" in report else ("issues", "#")
@@ -33,7 +33,7 @@ def _links(*reports: str) -> tuple[str, ...]:
 
 
 def _of(id: str, *reports: str, suffix: str = "", where: Where | None = None, only: str = "") -> SeededFault:
-    """A hypothesis as a fault; `suffix` and `only` say in id and prose where it is seeded."""
+    """Make a hypothesis a fault; `suffix` and `only` state in id and prose where it is seeded."""
     of = BY_ID[id]
     return SeededFault(
         id + suffix, of.title + (f", {only}" if only else ""), of.about, hypothesis(id), _links(*reports), where or Where(), id
@@ -41,22 +41,22 @@ def _of(id: str, *reports: str, suffix: str = "", where: Where | None = None, on
 
 
 def _own(id: str, title: str, about: str, effect: Effect, *reports: str, where: Where | None = None) -> SeededFault:
-    """A fault that no hypothesis describes."""
+    """Make a fault that no hypothesis describes."""
     return SeededFault(id, title, about, effect, _links(*reports), where or Where())
 
 
 def _same(id: str, title: str, about: str, effect: Effect, where: Where | None = None) -> SeededFault:
-    """A fault that changes nothing that matters."""
+    """Make a fault that changes nothing that matters."""
     return SeededFault(id, title, about, effect, where=where or Where(), equivalent=True)
 
 
 def _with(effect: Callable[..., Tensor | None], *values: object) -> Effect:
-    """An effect on outputs with its parameters."""
+    """Bind the parameters of an effect on outputs."""
     return partial(effect, *values)
 
 
 def _change(change: Callable[..., Request | Tensor | None], *values: object) -> Effect:
-    """A change of one sequence with its parameters, as an effect."""
+    """Make a change of one sequence, with its parameters, an effect."""
     return changes(partial(change, *values))
 
 

@@ -34,7 +34,7 @@ def covering(
     seed: int = 0,
     covered: Collection[Row] = (),
 ) -> list[Row]:
-    """Rows that cover every combination of values of the features of each group.
+    """Return the rows that cover every combination of values of the features of each group.
 
     Args:
         axes: axis -> its values; at least one each.

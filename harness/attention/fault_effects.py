@@ -27,12 +27,12 @@ SPLIT = 64
 
 
 def hypothesis(id: str) -> Effect:
-    """The output under a hypothesis."""
+    """Compute the output under a hypothesis."""
     return Recomputed(BY_ID[id].compute)
 
 
 def changes(change: Change) -> Effect:
-    """The output of sequences that a bug changes."""
+    """Compute the output of sequences that a bug changes."""
     return Recomputed(partial(changed_output, change))
 
 
@@ -40,32 +40,32 @@ def changes(change: Change) -> Effect:
 
 
 def times(factor: float, call: AttentionCall, out: Tensor) -> Tensor:
-    """Every output is `factor` times what it should be."""
+    """Multiply every output by `factor`."""
     return out * factor
 
 
 def plus(term: float, call: AttentionCall, out: Tensor) -> Tensor:
-    """`term` times the mean size of the output is added to every output."""
+    """Add `term` times the mean size of the output to every output."""
     return out + term * out.abs().mean()
 
 
 def constant(value: float, call: AttentionCall, out: Tensor) -> Tensor:
-    """Every output has this value, which may be NaN or infinite."""
+    """Set every output to this value, which may be NaN or infinite."""
     return torch.full_like(out, value)
 
 
 def heads_rolled(call: AttentionCall, out: Tensor) -> Tensor | None:
-    """Each q head has the output of the next one."""
+    """Give each q head the output of the next one."""
     return out.roll(-1, 1) if out.shape[1] > 1 else None
 
 
 def rows_rolled(call: AttentionCall, out: Tensor) -> Tensor | None:
-    """Each query has the output of the query before it in the batch, across sequences."""
+    """Give each query the output of the query before it in the batch, across sequences."""
     return out.roll(1, 0) if len(out) > 1 else None
 
 
 def first_sequence_everywhere(call: AttentionCall, out: Tensor) -> Tensor | None:
-    """Every sequence has the output of the first one, as far as that reaches."""
+    """Give every sequence the output of the first one, as far as that reaches."""
     edges = list(pairwise(call.cu_seqlens_q.tolist()))
     first = out[slice(*edges[0])]
     if len(edges) < 2:
@@ -75,7 +75,7 @@ def first_sequence_everywhere(call: AttentionCall, out: Tensor) -> Tensor | None
 
 
 def last_query_copied(call: AttentionCall, out: Tensor) -> Tensor | None:
-    """The last query of each sequence has the output of the query before it."""
+    """Give the last query of each sequence the output of the query before it."""
     wrong, found = out.clone(), False
     for start, stop in pairwise(call.cu_seqlens_q.tolist()):
         if stop - start > 1:
@@ -84,7 +84,7 @@ def last_query_copied(call: AttentionCall, out: Tensor) -> Tensor | None:
 
 
 def zero_from(position: int, call: AttentionCall, out: Tensor) -> Tensor | None:
-    """New tokens from this position on have no output."""
+    """Zero the output of new tokens from this position on."""
     wrong, found = out.clone(), False
     for start, stop in pairwise(call.cu_seqlens_q.tolist()):
         if stop - start > position:
@@ -93,7 +93,7 @@ def zero_from(position: int, call: AttentionCall, out: Tensor) -> Tensor | None:
 
 
 def zero_at_page_borders(call: AttentionCall, out: Tensor) -> Tensor | None:
-    """Queries on the first token of a page of the KV cache have no output."""
+    """Zero the output of queries on the first token of a page of the KV cache."""
     wrong, found = out.clone(), False
     for (start, stop), prefix in zip(pairwise(call.cu_seqlens_q.tolist()), call.prefixes, strict=True):
         first = start + -prefix % PAGE
@@ -103,7 +103,7 @@ def zero_at_page_borders(call: AttentionCall, out: Tensor) -> Tensor | None:
 
 
 def last_dims_zero(dims: int, call: AttentionCall, out: Tensor) -> Tensor | None:
-    """Only the first `dims` dimensions of the values are computed."""
+    """Compute only the first `dims` dimensions of the values."""
     if out.shape[2] <= dims:
         return None
     wrong = out.clone()
@@ -112,7 +112,7 @@ def last_dims_zero(dims: int, call: AttentionCall, out: Tensor) -> Tensor | None
 
 
 def other_heads_value_scale(call: AttentionCall, out: Tensor) -> Tensor | None:
-    """int8 values are dequantised with the scale of the next kv head."""
+    """Dequantise int8 values with the scale of the next kv head."""
     kv_heads = call.v.shape[1]
     if kv_heads < 2:
         return None
@@ -125,43 +125,43 @@ def other_heads_value_scale(call: AttentionCall, out: Tensor) -> Tensor | None:
 
 
 def rescaled(factor: float, batch: Batch, b: int) -> Request | None:
-    """The softmax scale is `factor` times what it should be."""
+    """Multiply the softmax scale by `factor`."""
     r = batch[b]
     return replace(r, scale=r.scale * factor) if r.len_k > 1 else None
 
 
 def scale_inverted(batch: Batch, b: int) -> Request | None:
-    """Scores are multiplied where they should be divided."""
+    """Multiply the scores where they should be divided."""
     r = batch[b]
     return replace(r, scale=1 / r.scale) if r.len_k > 1 else None
 
 
 def without_first_key(batch: Batch, b: int) -> Request | None:
-    """No query sees the first key, the attention sink of many models."""
+    """Hide the first key from every query, the attention sink of many models."""
     r = batch[b]
     return replace(r, visible=r.visible & (torch.arange(r.len_k, device=r.q.device) > 0)) if r.len_k > 1 else None
 
 
 def sink_added(batch: Batch, b: int) -> Tensor:
-    """Every query also attends to nothing, with a score of zero."""
+    """Let every query also attend to nothing, with a score of zero."""
     r = batch[b]
     return attend(r) * _present(r, 0.0)
 
 
 def _present(r: Request, score: float) -> Tensor:
-    """The weight that is left for the keys beside one more score, [num_q_heads, len_q, 1]."""
+    """Compute the weight that is left for the keys beside one more score, [num_q_heads, len_q, 1]."""
     return torch.sigmoid(scores(r).logsumexp(-1, keepdim=True) - score)
 
 
 def keys_before(by: int, batch: Batch, b: int) -> Request | None:
-    """The sequence is taken to be `by` tokens shorter: its last keys are not seen."""
+    """Take the sequence to be `by` tokens shorter: its last keys are not seen."""
     r = batch[b]
     seen = torch.arange(r.len_k, device=r.q.device) < r.len_k - by
     return replace(r, visible=r.visible & seen) if r.len_k > by else None
 
 
 def zero_page_past_the_end(batch: Batch, b: int) -> Request | None:
-    """Where a sequence fills its last page, one more page is read, which holds zeros."""
+    """Read one more page, of zeros, where a sequence fills its last page."""
     r = batch[b]
     if r.len_k % PAGE:
         return None
@@ -170,7 +170,7 @@ def zero_page_past_the_end(batch: Batch, b: int) -> Request | None:
 
 
 def values_of_another_page(batch: Batch, b: int) -> Request | None:
-    """The values of the first two pages are swapped, the keys are not."""
+    """Swap the values of the first two pages, and not the keys."""
     r = batch[b]
     if r.len_k < 2 * PAGE:
         return None
@@ -178,21 +178,21 @@ def values_of_another_page(batch: Batch, b: int) -> Request | None:
 
 
 def first_block_again(block: int, batch: Batch, b: int) -> Request | None:
-    """Every block of K and V is read from the first one."""
+    """Read every block of K and V from the first one."""
     r = batch[b]
     index = torch.arange(r.len_k, device=r.q.device) % block
     return replace(r, k=r.k[:, index], v=r.v[:, index]) if r.len_k > block else None
 
 
 def block_skipped(block: int, batch: Batch, b: int) -> Request | None:
-    """The second block of keys is not seen."""
+    """Hide the second block of keys."""
     r = batch[b]
     seen = torch.arange(r.len_k, device=r.q.device) // block != 1
     return replace(r, visible=r.visible & seen) if r.len_k > block else None
 
 
 def last_prefix_page_zero(batch: Batch, b: int) -> Request | None:
-    """Where the cached prefix ends with a page, the last page of it is zero."""
+    """Zero the last page of the cached prefix where the prefix ends with a page."""
     r = batch[b]
     if not r.prefix or r.prefix % PAGE:
         return None
@@ -203,7 +203,7 @@ def last_prefix_page_zero(batch: Batch, b: int) -> Request | None:
 
 
 def prefix_overwritten(batch: Batch, b: int) -> Request | None:
-    """The first page of the cached prefix holds the newest tokens: a stale writer came last."""
+    """Put the newest tokens into the first page of the cached prefix: a stale writer came last."""
     r = batch[b]
     if r.prefix < PAGE or r.len_k < 2 * PAGE:
         return None
@@ -212,14 +212,14 @@ def prefix_overwritten(batch: Batch, b: int) -> Request | None:
 
 
 def prefix_cut(kept: int, batch: Batch, b: int) -> Request | None:
-    """Only the last `kept` tokens of the cached prefix are seen."""
+    """Keep only the last `kept` tokens of the cached prefix."""
     r = batch[b]
     seen = torch.arange(r.len_k, device=r.q.device) >= r.prefix - kept
     return replace(r, visible=r.visible & seen) if r.prefix > kept else None
 
 
 def prefix_twice(batch: Batch, b: int) -> Request | None:
-    """Every query sees the cached prefix twice."""
+    """Let every query see the cached prefix twice."""
     r = batch[b]
     if not r.prefix:
         return None
@@ -228,25 +228,25 @@ def prefix_twice(batch: Batch, b: int) -> Request | None:
 
 
 def keys_rounded(dtype: torch.dtype, names: str, batch: Batch, b: int) -> Request:
-    """Q, K or V ("q", "k", "v") have only the precision of `dtype`, which the kernel does not declare."""
+    """Round Q, K or V ("q", "k", "v") to the precision of `dtype`, which the kernel does not declare."""
     r = batch[b]
     return replace(r, **{name: getattr(r, name).to(dtype).double() for name in names})
 
 
 def weights_rounded(dtype: torch.dtype, batch: Batch, b: int) -> Tensor:
-    """Attention weights are rounded to `dtype` before they meet the values."""
+    """Round attention weights to `dtype` before they meet the values."""
     r = batch[b]
     return scores(r).softmax(-1).to(dtype).double() @ r.v[r.kv_head]
 
 
 def scores_rounded(dtype: torch.dtype, batch: Batch, b: int) -> Tensor:
-    """Scores are rounded to `dtype` before the softmax."""
+    """Round the scores to `dtype` before the softmax."""
     r = batch[b]
     return attend(r, scores(r).to(dtype).double())
 
 
 def denominator_rounded(batch: Batch, b: int) -> Tensor | None:
-    """The sum of the weights is kept in bfloat16, so that small weights are lost from it."""
+    """Keep the sum of the weights in bfloat16, so that small weights are lost from it."""
     r = batch[b]
     if r.len_k <= SPLIT:
         return None
@@ -262,7 +262,7 @@ def denominator_rounded(batch: Batch, b: int) -> Tensor | None:
 
 
 def _parts(r: Request, edges: list[int]) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp of each part of the keys: [parts, heads, len_q, dim] and [parts, heads, len_q, 1]."""
+    """Compute the output and log-sum-exp of each part of the keys: [parts, heads, len_q, dim] and [parts, heads, len_q, 1]."""
     logits, values = scores(r), r.v[r.kv_head]
     outs, sums = [], []
     for start, stop in pairwise(edges):
@@ -283,7 +283,7 @@ def _splits(r: Request) -> list[int]:
 
 
 def prefix_merged_in_base_2(batch: Batch, b: int) -> Tensor | None:
-    """Cached and new keys are attended to alone; the base-2 log-sum-exp of both is taken for base e."""
+    """Attend to cached and new keys alone, and take the base-2 log-sum-exp of both for base e."""
     r = batch[b]
     if not r.prefix:
         return None
@@ -292,7 +292,7 @@ def prefix_merged_in_base_2(batch: Batch, b: int) -> Tensor | None:
 
 
 def splits_merged_equally(batch: Batch, b: int) -> Tensor | None:
-    """Parts of the keys count alike, whatever their log-sum-exp."""
+    """Count the parts of the keys alike, whatever their log-sum-exp."""
     r = batch[b]
     if r.len_k <= SPLIT:
         return None
@@ -301,7 +301,7 @@ def splits_merged_equally(batch: Batch, b: int) -> Tensor | None:
 
 
 def splits_merged_by_next_head(batch: Batch, b: int) -> Tensor | None:
-    """Parts of the keys are merged by the log-sum-exp of the next q head: its layout is transposed."""
+    """Merge the parts of the keys by the log-sum-exp of the next q head: its layout is transposed."""
     r = batch[b]
     if r.len_k <= SPLIT or len(r.kv_head) < 2:
         return None
@@ -310,7 +310,7 @@ def splits_merged_by_next_head(batch: Batch, b: int) -> Tensor | None:
 
 
 def last_split_lost(batch: Batch, b: int) -> Tensor | None:
-    """The last part of the keys is computed and not merged."""
+    """Compute the last part of the keys, and do not merge it."""
     r = batch[b]
     if r.len_k <= SPLIT:
         return None
@@ -319,7 +319,7 @@ def last_split_lost(batch: Batch, b: int) -> Tensor | None:
 
 
 def empty_part_counted(batch: Batch, b: int) -> Tensor | None:
-    """The empty cached part of a sequence counts as if it held one key with score 0 and value 0."""
+    """Count the empty cached part of a sequence as if it held one key with score 0 and value 0."""
     r = batch[b]
     return attend(r) * _present(r, 0.0) if not r.prefix and len(batch) > 1 else None
 
@@ -328,23 +328,23 @@ def empty_part_counted(batch: Batch, b: int) -> Tensor | None:
 
 
 def rounded_again(call: AttentionCall, out: Tensor) -> Tensor:
-    """The right output, converted to float64 and back."""
+    """Convert the right output to float64 and back."""
     return out.double()
 
 
 def negative_zeros(call: AttentionCall, out: Tensor) -> Tensor:
-    """Zeros are negative."""
+    """Make the zeros negative."""
     return torch.where(out == 0, -torch.zeros_like(out), out)
 
 
 def keys_reversed(batch: Batch, b: int) -> Request:
-    """The keys are attended to in reverse order."""
+    """Attend to the keys in reverse order."""
     r = batch[b]
     return replace(r, k=r.k.flip(1), v=r.v.flip(1), visible=r.visible.flip(1))
 
 
 def pages_swapped(batch: Batch, b: int) -> Request | None:
-    """The first two pages of the cached prefix are swapped, keys and values alike: no query can tell."""
+    """Swap the first two pages of the cached prefix, keys and values alike: no query can tell."""
     r = batch[b]
     if r.prefix < 2 * PAGE:
         return None
@@ -353,17 +353,17 @@ def pages_swapped(batch: Batch, b: int) -> Request | None:
 
 
 def splits_merged(batch: Batch, b: int) -> Tensor:
-    """Parts of the keys are merged as they should be."""
+    """Merge the parts of the keys as they should be."""
     return _merged(*_parts(batch[b], _splits(batch[b])))
 
 
 def key_mean_subtracted(batch: Batch, b: int) -> Request:
-    """The mean of K is subtracted from every key, which shifts all scores of a query alike."""
+    """Subtract the mean of K from every key, which shifts all scores of a query alike."""
     r = batch[b]
     return replace(r, k=r.k - r.k.mean(1, keepdim=True))
 
 
 def scale_in_queries(batch: Batch, b: int) -> Request:
-    """The softmax scale is applied to Q instead of the scores."""
+    """Apply the softmax scale to Q instead of the scores."""
     r = batch[b]
     return replace(r, q=r.q * r.scale, scale=1.0)

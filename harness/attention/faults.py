@@ -15,7 +15,7 @@ from assay.harness.attention.seeded import SeededFault
 
 
 def rounded_oracle(call: AttentionCall) -> Tensor:
-    """The oracle as a kernel: float64 inside, rounded once to the dtype of q."""
+    """Run the oracle as a kernel: float64 inside, rounded once to the dtype of q."""
     return oracle(call).to(call.q.dtype)
 
 
@@ -26,7 +26,7 @@ def fault(
     heads: Collection[int] | None = None,
     when: Callable[[int, int], bool] | None = None,
 ) -> Kernel:
-    """A kernel that is correct except for one bug. Values that the bug leaves undefined (a query that sees no key) are zero.
+    """Make a kernel that is correct except for one bug. Values that the bug leaves undefined (a query that sees no key) are zero.
 
     Args:
         hypothesis: id of a hypothesis of `assay.harness.attention.hypotheses.FAMILY`, such as "mask-top-left".

@@ -70,7 +70,7 @@ _WAYS = (
 
 
 def here(family: NoiseFamily, call: AttentionCall) -> NoiseFamily:
-    """The family as the call's device implements it.
+    """Return the family as the call's device implements it.
 
     In float32, a kernel may use TF32 wherever the device has it (a CUDA device of compute capability 8.0 or above): it is the
     default of Triton's ``tl.dot`` and of many libraries. Elsewhere, no correct kernel has its noise without declaring it.
@@ -132,7 +132,7 @@ def honest_outputs(
 
 
 def added_key_by_key(call: AttentionCall, rows: Tensor | None = None) -> Tensor:
-    """Attention with the online softmax of blocks of one key, in float32, from the first key to the last and back.
+    """Compute attention with the online softmax of blocks of one key, in float32, from the first key to the last and back.
 
     The members of `honest_outputs` draw the rounding of sums as random walks. A sum that has nearly reached its end, because one
     key outweighs all others, rounds small terms the same way each time, and loses those below half an ulp.
@@ -157,7 +157,7 @@ def added_key_by_key(call: AttentionCall, rows: Tensor | None = None) -> Tensor:
 
 
 def _online(scores: Tensor, v: Tensor, backwards: bool) -> Tensor:
-    """Online softmax over single keys: scores [heads, rows, keys], v [heads, len_k, head_dim_v] -> [heads, rows, head_dim_v]."""
+    """Apply softmax over single keys: scores [heads, rows, keys], v [heads, len_k, head_dim_v] -> [heads, rows, head_dim_v]."""
     top = torch.full_like(scores[..., :1], -math.inf)
     total, sums = torch.zeros_like(top), v.new_zeros(*scores.shape[:2], v.shape[2])
     keys = range(scores.shape[-1])
@@ -170,8 +170,10 @@ def _online(scores: Tensor, v: Tensor, backwards: bool) -> Tensor:
 
 
 def sample_rows(call: AttentionCall, at_most: int, seed: int = 0) -> Tensor:
-    """Queries of a call that stand for all of them: the first and the last of each sequence, those around the borders of blocks of
-    128 and of 64 tokens (of queries, and of keys), and random ones.
+    """Choose queries of a call that stand for all of them.
+
+    These are the first and the last of each sequence, those around the borders of blocks of 128 and of 64 tokens (of queries,
+    and of keys), and random ones.
 
     Args:
         call: the call.
@@ -211,12 +213,12 @@ def _depends_on_blocks(family: NoiseFamily) -> bool:
 
 
 def _groups(call: AttentionCall, rows: Tensor | None) -> list[SequenceGroup]:
-    """Groups whose keys leave room for the members that are computed at a time."""
+    """List the groups whose keys leave room for the members that are computed at a time."""
     return sequence_groups(call, rows, numbers_at_once(call.k.device) // 4)
 
 
 def _nothing(call: AttentionCall, rows: Tensor | None, *lead: int) -> Tensor:
-    """Zeros for the results, float64 [*lead, rows, num_q_heads, head_dim_v]."""
+    """Allocate zeros for the results, float64 [*lead, rows, num_q_heads, head_dim_v]."""
     asked = call.q.shape[0] if rows is None else len(rows)
     return torch.zeros(*lead, asked, call.q.shape[1], call.v.shape[2], dtype=torch.float64, device=call.q.device)
 
@@ -257,14 +259,14 @@ class _Draw:
         return 16 if self.family.accumulation == "fp16" else 1
 
     def uniform(self, *shape: int) -> Tensor:
-        """[0, 1)."""
+        """Draw a number in [0, 1)."""
         return torch.rand(*shape, generator=self.generator, device=self.generator.device, dtype=self.work)
 
     def normal(self, *shape: int) -> Tensor:
         return torch.randn(*shape, generator=self.generator, device=self.generator.device, dtype=self.work)
 
     def factors(self, x: Tensor) -> Tensor:
-        """Random factors of (1/4, 1] that broadcast to x [..., rows, columns]: the phases of a floating-point rounding.
+        """Draw factors of (1/4, 1] that broadcast to x [..., rows, columns]: the phases of a floating-point rounding.
 
         A factor by row times one by column: as good as independent ones, and far cheaper.
         """
@@ -272,14 +274,14 @@ class _Draw:
         return (-rows - columns).exp2_()
 
     def rounded(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """x rounded to a 16-bit dtype with a random phase."""
+        """Round x to a 16-bit dtype with a random phase."""
         if torch.finfo(dtype).bits >= 32:
             return x
         factors = self.factors(x)
         return (x * factors).to(dtype).to(x.dtype).div_(factors)
 
     def operand(self, x: Tensor) -> Tensor:
-        """x as an operand of a product.
+        """Convert x to an operand of a product.
 
         In TF32 it is cut off to 10 bits of mantissa, as tensor cores do with plain float32, with a random phase. Kernels that round
         instead have half of this noise.
@@ -290,7 +292,7 @@ class _Draw:
         return ((x * factors).view(torch.int32) & ~0x1FFF).view(torch.float32) / factors
 
     def stored(self, x: Tensor, what: str, members: int, lens: Tensor) -> Tensor:
-        """[members, heads, tokens, dim]: a tensor [heads, tokens, dim] of the call as each member stores it.
+        """Store a tensor of the call [heads, tokens, dim] as each member does: [members, heads, tokens, dim].
 
         Tokens from ``lens`` [heads] on are padding, and 0.
         """
@@ -313,7 +315,7 @@ class _Draw:
         return found if what == "v" or self.stretch == 1.0 else every + self.stretch * (found - every)
 
     def scale(self, x: Tensor, how: Quantised, largest: Tensor, block: int) -> Tensor:
-        """The scale of each token of x [heads, tokens, dim], broadcasting to it."""
+        """Compute the scale of each token of x [heads, tokens, dim], broadcasting to it."""
         if how.per == "tensor":
             top = largest.expand(1, 1, 1)
         elif how.per == "head":
@@ -325,7 +327,7 @@ class _Draw:
         return torch.where(top == 0, torch.ones_like(top), top) / FORMATS[how.format].largest
 
     def quantised(self, x: Tensor, how: Quantised) -> Tensor:
-        """x, already divided by its scale, rounded to its format with a random phase."""
+        """Round x, already divided by its scale, to its format with a random phase."""
         format = FORMATS[how.format]
         if format.mantissa is None:
             dither = self.uniform(*x.shape) - 0.5
@@ -339,7 +341,7 @@ class _Draw:
 
 
 def _by_block(top: Tensor, block: int, shift: int) -> Tensor:
-    """The largest of each block of tokens, for each token: [heads, tokens, 1] -> the same shape."""
+    """Compute the largest of each block of tokens, for each token: [heads, tokens, 1] -> the same shape."""
     tokens = top.shape[1]
     blocks = -(-(tokens + shift) // block)
     padded = torch.nn.functional.pad(top, (0, 0, shift, blocks * block - tokens - shift))
@@ -348,7 +350,7 @@ def _by_block(top: Tensor, block: int, shift: int) -> Tensor:
 
 
 def _rounded_to(x: Tensor, format: NumberFormat) -> Tensor:
-    """x rounded to the nearest number of a floating-point format; beyond its range, its largest."""
+    """Round x to the nearest number of a floating-point format; beyond its range, to its largest."""
     assert format.mantissa is not None
     x = x.clamp(-format.largest, format.largest)
     exponents = torch.frexp(x).exponent.sub_(1).clamp_(min=format.least)
@@ -378,7 +380,7 @@ def _answer(group: SequenceGroup, call: AttentionCall, draw: _Draw, into: Tensor
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, seen: Tensor, lens_k: Tensor, call: AttentionCall, draw: _Draw, members: int
 ) -> Tensor:
-    """Attention of each member, [members, kv heads, rows, head_dim_v].
+    """Compute the attention of each member, [members, kv heads, rows, head_dim_v].
 
     Args:
         q: [members, kv heads, rows, head_dim]; may have one member for all, as k and v may.
@@ -417,7 +419,7 @@ def _attend(
 
 
 def _summed(scores: Tensor, of_q: Tensor, of_k: Tensor, draw: _Draw, members: int) -> Tensor:
-    """Scores with the errors of their sums and exponentials; `of_q` and `of_k` are the sizes of scaled queries and of keys.
+    """Add to scores the errors of their sums and exponentials; `of_q` and `of_k` are the sizes of scaled queries and of keys.
 
     Scores that all members have in common come back as they are, or as one for each member.
     """
@@ -452,12 +454,12 @@ def _block_tops(scores: Tensor, top: Tensor, way: _Way) -> Tensor:
 
 
 def _by_key(by_block: Tensor, way: _Way, keys: int) -> Tensor:
-    """[..., blocks] -> [..., keys], or [..., 1] where all keys are alike."""
+    """Expand [..., blocks] to [..., keys], or to [..., 1] where all keys are alike."""
     return by_block if by_block.shape[-1] == 1 else by_block.repeat_interleave(way.k_block, -1)[..., :keys]
 
 
 def _stored_weights(weights: Tensor, draw: _Draw, members: int) -> Tensor:
-    """Weights in [0, 1] as each member stores them; a format with a scale uses its whole range for 1."""
+    """Store the weights in [0, 1] as each member does; a format with a scale uses its whole range for 1."""
     how = draw.family.p
     assert how is not None
     if not FORMATS[how.format].scaled:

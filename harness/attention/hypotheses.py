@@ -54,7 +54,7 @@ class Hypothesis:
 
 
 def changed_output(change: bugs.Change, call: AttentionCall, rows: Tensor | None = None) -> Tensor | None:
-    """The output of a call on which a bug shows; None where it shows in no sequence. See `Hypothesis.compute`."""
+    """Compute the output of a call on which a bug shows; None where it shows in no sequence. See `Hypothesis.compute`."""
     batch = requests(call, rows)
     changed = [change(batch, b) if r.len_q else None for b, r in enumerate(batch)]  # no query, no output to differ
     if all(c is None for c in changed):

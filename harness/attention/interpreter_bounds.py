@@ -69,7 +69,7 @@ class Memory:
 
     @contextmanager
     def watching(self) -> Iterator[list[Overrun]]:
-        """Inside, accesses outside of a launch's tensors are noted in the list."""
+        """Note accesses outside of a launch's tensors in the list, inside the context."""
         before, self.overruns = self.overruns, []
         try:
             yield self.overruns
@@ -77,7 +77,7 @@ class Memory:
             self.overruns = before
 
     def launch(self, tensors: list[tuple[str, Any]]) -> None:
-        """A kernel begins that was given these tensors, as (parameter, tensor)."""
+        """Begin a kernel that was given these tensors, as (parameter, tensor)."""
         found: dict[tuple[int, int], tuple[str, int]] = {}
         self._mapped = []
         for name, tensor in tensors:
@@ -94,7 +94,7 @@ class Memory:
     def checked(
         self, does: Literal["reads", "writes"], at: NDArray[np.uint64], mask: NDArray[np.bool_], size: int
     ) -> NDArray[np.bool_]:
-        """The mask of an access, without what lies outside of all that may be accessed.
+        """Return the mask of an access, without what lies outside of all that may be accessed.
 
         Args:
             does: what is done.
@@ -181,7 +181,7 @@ def _check(interpreter: Any) -> None:
 
 
 def _tensors(interpreter: Any, argument: Any) -> Iterator[Any]:
-    """The tensors of an argument: itself, of a tuple, or the base of a descriptor."""
+    """Yield the tensors of an argument: itself, of a tuple, or the base of a descriptor."""
     if isinstance(argument, tuple):
         for one in argument:
             yield from _tensors(interpreter, one)
@@ -192,7 +192,7 @@ def _tensors(interpreter: Any, argument: Any) -> Iterator[Any]:
 
 
 def _line() -> str:
-    """File, line and function of the innermost frame outside of Triton and of what changes its interpreter."""
+    """Return file, line and function of the innermost frame outside of Triton and of what changes its interpreter."""
     frame = sys._getframe(1)
     while frame.f_back is not None:
         module = str(frame.f_globals.get("__name__", ""))

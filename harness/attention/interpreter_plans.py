@@ -124,7 +124,7 @@ class _Recorder:
         return len(self._constants) - 1
 
     def plan(self, out: Any, tensor: type[Any]) -> _Plan | None:
-        """The plan that gives `out`; None if there is none."""
+        """Return the plan that gives `out`; None if there is none."""
         if not self._is_whole or not isinstance(out, tensor):
             return None
         first = {"operand": 0, "constant": self._operands, "step": self._operands + len(self._constants)}
@@ -159,7 +159,7 @@ class _Plans:
         ] = {}  # with the member itself, so that no other one gets its id
 
     def planned(self, name: str, member: Any) -> Callable[..., Any]:
-        """A member, which follows plans."""
+        """Wrap a member, so that it follows plans."""
         known = self._members.get(id(member))
         if known is None:
             known = self._members[id(member)] = member, self._planned(name, member)
@@ -231,7 +231,7 @@ class _Plans:
         return (kind, value.name) if kind is self._core.dtype else None
 
     def _type(self, value: Any) -> int | None:
-        """A number for the type of a tensor, which is kept with it."""
+        """Return a number for the type of a tensor, which is kept with it."""
         type_ = value.type
         scalar = type_.scalar
         told: tuple[Any, ...] | None

@@ -30,7 +30,7 @@ def _round(interpreter: Any) -> None:
 
 
 def _nearest(interpreter: Any, convert: Callable[..., Any]) -> Callable[..., Any]:
-    """`_convert_float`, which rounds float32 to bfloat16 unless it is asked to round towards zero."""
+    """Wrap `_convert_float` to round float32 to bfloat16 unless it is asked to round towards zero."""
     tl, towards_zero = interpreter.tl, interpreter._ir.ROUNDING_MODE.RTZ
 
     def convert_float(data: Any, source: Any, target: Any, rounding: Any) -> Any:
@@ -42,7 +42,7 @@ def _nearest(interpreter: Any, convert: Callable[..., Any]) -> Callable[..., Any
 
 
 def bfloat16_bits(x: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """The bits of the bfloat16 numbers that are nearest to x, ties to even; NaN stays NaN."""
+    """Compute the bits of the bfloat16 numbers that are nearest to x, ties to even; NaN stays NaN."""
     bits = np.ascontiguousarray(x, dtype=np.float32).view(np.uint32)
     rounded = bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)  # carries into the exponent, up to infinity
     return np.where(np.isnan(x), (bits >> 16) | 0x40, rounded >> 16).astype(np.uint16).reshape(np.shape(x))

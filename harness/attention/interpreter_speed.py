@@ -142,7 +142,7 @@ def _remember_shapes(tl: Any) -> None:
 
 
 def _patching_once(interpreter: Any, patch: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """`_patch_lang`, which does nothing while the same modules are patched already, and looks for a function's modules once."""
+    """Wrap `_patch_lang` to do nothing while the same modules are patched already, and to look for a function's modules once."""
     tl = interpreter.tl
     patched: set[int] = set()
     used: WeakKeyDictionary[Any, set[int]] = WeakKeyDictionary()
@@ -170,7 +170,7 @@ def _patching_once(interpreter: Any, patch: Callable[[Any], Any]) -> Callable[[A
 
 
 def _patching_known(interpreter: Any) -> Callable[[Any, Any, Any], None]:
-    """`_patch_builtin`, which looks for the members of a module or class once."""
+    """Wrap `_patch_builtin` to look for the members of a module or class once."""
     members: dict[int, tuple[Any, list[tuple[str, Any]]]] = {}
 
     def patch_builtin(pkg: Any, builder: Any, scope: Any) -> None:
@@ -186,7 +186,7 @@ def _patching_known(interpreter: Any) -> Callable[[Any, Any, Any], None]:
 
 
 def _np_dtypes(interpreter: Any) -> Callable[[Any], Any]:
-    """`_get_np_dtype`, which remembers the dtype of each scalar type by its name."""
+    """Wrap `_get_np_dtype` to remember the dtype of each scalar type by its name."""
     tl, lookup = interpreter.tl, interpreter._get_np_dtype
     pointer: Any = np.dtype(np.uint64)
     known: dict[str, Any] = {}
@@ -204,7 +204,7 @@ def _np_dtypes(interpreter: Any) -> Callable[[Any], Any]:
 
 
 def _dot(interpreter: Any, dot: Callable[..., Any]) -> Callable[..., Any]:
-    """`create_dot`, with BLAS for int8 and vectorised sums for float16."""
+    """Wrap `create_dot`, with BLAS for int8 and vectorised sums for float16."""
 
     def create_dot(self: Any, a: Any, b: Any, d: Any, *options: Any) -> Any:
         x, y, start = a.data, b.data, d.data
@@ -227,7 +227,7 @@ def _is_exact(x: NDArray[Any], y: NDArray[Any]) -> bool:
 
 
 def _float16_product(x: NDArray[Any], y: NDArray[Any]) -> NDArray[Any]:
-    """x @ y as NumPy computes it for float16: exact products, summed in float32 one after the other, rounded once."""
+    """Compute x @ y as NumPy does for float16: exact products, summed in float32 one after the other, rounded once."""
     columns, rows = np.ascontiguousarray(x.T, np.float32), y.astype(np.float32)
     total = np.zeros((x.shape[0], y.shape[1]), np.float32)
     term = np.empty_like(total)

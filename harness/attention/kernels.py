@@ -69,7 +69,7 @@ class Declaration:
     features: tuple[str, ...] = ()
 
     def excludes(self, call: AttentionCall) -> str:
-        """Why it does not cover a call, "head_dim 80" for example; empty if it does."""
+        """Explain why it does not cover a call, "head_dim 80" for example; empty if it does."""
         head_dim, dtype = call.q.shape[2], str(call.q.dtype).removeprefix("torch.")
         if self.head_dims is not None and head_dim not in self.head_dims:
             return f"head_dim {head_dim}"
@@ -151,13 +151,13 @@ def declares(
 
 
 def declaration(kernel: Kernel) -> Declaration:
-    """The kernel's declaration; the default, with every phase, if it has none."""
+    """Return the kernel's declaration; the default, with every phase, if it has none."""
     found = getattr(kernel, "assay", None)
     return found if isinstance(found, Declaration) else Declaration()
 
 
 def load(name: str) -> Kernel:
-    """The kernel with a published name or a ``module:function`` path, or that of an engine's own backend, as ``sglang:triton``.
+    """Return the kernel of a published name, a ``module:function`` path, or an engine's own backend, as ``sglang:triton``.
 
     Raises:
         KernelRefused: there is no such kernel, or it cannot be imported; or the backend cannot compute on this machine.
@@ -197,7 +197,7 @@ def load(name: str) -> Kernel:
 
 
 def _raised(error: BaseException) -> str:
-    """An exception and the last line that it passed: "ValueError: no licence (mine.py, line 3)"."""
+    """Describe an exception and the last line that it passed: "ValueError: no licence (mine.py, line 3)"."""
     if isinstance(error, SyntaxError):
         name, line, said = error.filename or "", error.lineno, error.msg
     else:
@@ -207,7 +207,7 @@ def _raised(error: BaseException) -> str:
 
 
 def _signature_fault(kernel: Callable[..., Any]) -> str:
-    """Why a callable cannot be called with one argument; empty if it can, or if its signature is not known."""
+    """Explain why a callable cannot be called with one argument; empty if it can, or if its signature is not known."""
     try:
         signature = inspect.signature(kernel)
     except (TypeError, ValueError):
@@ -221,7 +221,7 @@ def _signature_fault(kernel: Callable[..., Any]) -> str:
 
 @contextmanager
 def _exits_raised() -> Iterator[None]:
-    """Inside, ``os._exit`` of this process raises `SystemExit`, so that a module cannot end a run before it has a report."""
+    """Turn ``os._exit`` of this process into `SystemExit`, so that a module cannot end a run before it has a report."""
     kept, process = os._exit, os.getpid()
 
     def raise_exit(status: int) -> NoReturn:
@@ -290,7 +290,7 @@ def _advice_on_path(name: str, cause: BaseException | None) -> str:
 
 
 def _respelt(name: str) -> str:
-    """The advice for a name that means ``module:function`` but is a path, or has a dot; empty if there is no such module."""
+    """Advise on a name that means ``module:function`` but is a path, or has a dot; empty if there is no such module."""
     module, colon, function = name.partition(":")
     module = module.removeprefix("./").removesuffix(".py").replace("/", ".")
     if not colon:
@@ -309,12 +309,12 @@ def _is_module(name: str) -> bool:
 
 
 def _functions_of(module: str) -> list[str]:
-    """The names of everything that can be called in a module that was imported."""
+    """List the names of everything that can be called in a module that was imported."""
     return [key for key, value in vars(sys.modules.get(module, object)).items() if callable(value)]
 
 
 def missing_package(error: ImportError) -> UsageError:
-    """The error for a kernel that raised an ImportError when it was called: an incomplete installation is not a bug in it."""
+    """Make the error for a kernel that raised an ImportError when called: an incomplete installation is no bug in it."""
     return UsageError(f"The kernel cannot run here: {error}.", "every package that it imports", _advice(error))
 
 
@@ -356,7 +356,7 @@ def refuse_features(name: str, kernel: Kernel, call: AttentionCall) -> None:
 
 
 def run_kernel(name: str, kernel: Kernel, call: AttentionCall) -> Tensor:
-    """The kernel's output, [total_q, num_q_heads, head_dim_v].
+    """Run the kernel and return its output, [total_q, num_q_heads, head_dim_v].
 
     Raises:
         KernelRefused: the call asks for a feature that the kernel does not declare, or the output's shape, dtype or device breaks
@@ -370,7 +370,7 @@ def run_kernel(name: str, kernel: Kernel, call: AttentionCall) -> Tensor:
 
 
 def title(name: str, kernel: Kernel, interpreted: bool) -> str:
-    """The kernel's title in reports, for example "sageattention 1.0.6 (Triton interpreter)"."""
+    """Return the kernel's title in reports, for example "sageattention 1.0.6 (Triton interpreter)"."""
     package = declaration(kernel).package
     if not package:
         return name

@@ -109,12 +109,12 @@ _TILES = (112, 160, 176, 192, 224, 240, 336, 352, 384, 480, 528, 768)
 
 
 def _short(number: int, new: int, prefix: int, long: int) -> Lens:
-    """Sequences of a few tokens, one of which has 128 more new ones, unless all have one."""
+    """Make sequences of a few tokens, one of which has 128 more new ones, unless all have one."""
     return [(1 + (new - 1) * (n % 2 == 0) + 128 * (n == 5 and new > 1), prefix + n) for n in range(number)]
 
 
 def _as_many_new(number: int, new: int, prefix: int, long: int) -> Lens:
-    """Sequences with as many new tokens each, behind different prefixes; the last two are long."""
+    """Make sequences with as many new tokens each, behind different prefixes; the last two are long."""
     return [*((new, 9 * n) for n in range(number - 2)), (new, prefix), (new, prefix + 69)]
 
 
@@ -271,7 +271,7 @@ def axes(
     head_dims: Sequence[int] = HEAD_DIMS,
     prefix: bool = True,
 ) -> dict[str, tuple[Any, ...]]:
-    """The axes of the design for one phase, and their values; without `prefix`, those of calls that have none.
+    """Return the axes of the design for one phase, with their values; without `prefix`, those of calls that have none.
 
     A decode call has one new token per sequence and always a cached prefix.
     """
@@ -306,7 +306,7 @@ _TRIPLES: tuple[tuple[Feature, ...], ...] = (
 def _design(
     phase: str, size: Size, dtypes: tuple[torch.dtype, ...], head_dims: tuple[int, ...], prefix: bool, seed: int
 ) -> tuple[Row, ...]:
-    """Rows of the design of one phase, axis -> value."""
+    """Return the rows of the design of one phase, axis -> value."""
     drawn = axes(phase, size, dtypes, head_dims, prefix)
     triples = (three for some in _TRIPLES for three in combinations(some, 3))
     pairs = combinations([Feature(axis) for axis in drawn], 2)
@@ -331,7 +331,7 @@ def cases(
     like: Sequence[str] | None = None,
     prefix: bool = True,
 ) -> list[Case]:
-    """The matrix: first the calls of the seed case, then a covering design for each phase, then calls beyond it.
+    """Make the matrix: first the calls of the seed case, then a covering design for each phase, then calls beyond it.
 
     Args:
         phases: one or both of "extend" and "decode".
@@ -383,7 +383,7 @@ def cases(
 def _every(
     phase: str, size: Size, kinds: Sequence[torch.dtype], dims: Sequence[int], dims_v: Sequence[int]
 ) -> Iterator[_Values]:
-    """The calls that each dtype has with each head dim and number of heads."""
+    """Yield the calls that each dtype has with each head dim and number of heads."""
     of_v = cycle((0, *dims_v))
     for number, (kind, dim, heads) in enumerate(product(kinds, dims, HEADS[size])):
         dim_v = next(of_v)
@@ -403,7 +403,7 @@ def _every(
 
 
 def _long(phase: str, size: Size, kinds: Sequence[torch.dtype], dims: Sequence[int]) -> Iterator[_Values]:
-    """Long calls, larger batches, and data that are not part of the design."""
+    """Yield long calls, larger batches, and data that are not part of the design."""
     heads = HEADS[size][1]
     for new, prefix, batch, data in _FAR[phase]:
         yield _Values(phase, prefix, new, batch, heads, dims[0], kinds[-1], data)
@@ -451,7 +451,7 @@ def _special(
     dims_v: Sequence[int],
     models: Sequence[str],
 ) -> Iterator[_Values]:
-    """Calls with one value outside of the design: of heads, layer, mode of autograd, layout or head dim."""
+    """Yield the calls with one value outside of the design: of heads, layer, mode of autograd, layout or head dim."""
     usual, dtype, dim, core = HEADS[size][1], cycle(kinds), cycle(dims), cycle(HEADS[size])
     halves = [kind for kind in kinds if kind.itemsize == 2] or kinds
     for new, prefix, batch in _EACH[phase]:
@@ -490,7 +490,7 @@ def model_cases(
     tokens: int,
     seed: int = 0,
 ) -> list[Case]:
-    """A matrix for one model, small enough to be part of a run: its dtype, head_dim and numbers of heads, and shorter calls.
+    """Make a matrix for one model, small enough to be part of a run: its dtype, head_dim and numbers of heads, and shorter calls.
 
     Args:
         phases: one or both of "extend" and "decode".

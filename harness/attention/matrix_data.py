@@ -61,7 +61,7 @@ _SINK = 16.0
 
 
 def _one_dim(call: AttentionCall, q: float, k: torch.Tensor) -> AttentionCall:
-    """The call with dim 0 of every query, and of every key [total_k], set."""
+    """Set dim 0 of every query, and of every key [total_k], in the call."""
     queries, keys = call.q.clone(), call.k.clone()
     queries[..., 0], keys[..., 0] = q, k.to(keys)[:, None]
     return replace(call, q=queries, k=keys)
@@ -136,7 +136,7 @@ RARE: dict[str, Change] = {
 
 
 def excluded(noise: NoiseFamily, data: str) -> str:
-    """Why no honest kernel of a family need be right on such data; empty if it has to be.
+    """Explain why no honest kernel of a family need be right on such data; empty if it has to be.
 
     Sums in fp16 end at 65,504. Weights of 8 bits round alike where they are alike, and values of one sign do not cancel that: of
     27 honest matrices of ``int8_qk_fp8_pv`` one was 1 % beyond its bound (``benchmarks/honest_kernels.py --seed 501``).

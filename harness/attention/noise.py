@@ -143,7 +143,7 @@ FAMILIES: dict[str, NoiseFamily] = {
 
 
 def family(name: str) -> NoiseFamily:
-    """The family of a name of `FAMILIES`, or of parts as `NoiseFamily.name` gives them.
+    """Return the family of a name of `FAMILIES`, or of parts as `NoiseFamily.name` gives them.
 
     Raises:
         ValueError: there is no such family.

@@ -21,13 +21,13 @@ _FEW, _SMALL = 4, 2**19
 
 
 def sequences(call: AttentionCall) -> list[tuple[slice, slice]]:
-    """Rows of q and rows of k and v, for each sequence of the batch."""
+    """Yield the rows of q and the rows of k and v of each sequence of the batch."""
     q, k = call.cu_seqlens_q.tolist(), call.cu_seqlens_k.tolist()
     return [(slice(q[b], q[b + 1]), slice(k[b], k[b + 1])) for b in range(len(q) - 1)]
 
 
 def oracle(call: AttentionCall, rows: Tensor | None = None) -> Tensor:
-    """Attention in float64: softmax(scale * q k^T) v per sequence and head.
+    """Compute attention in float64: softmax(scale * q k^T) v per sequence and head.
 
     Args:
         call: the call.
@@ -60,7 +60,7 @@ def oracle(call: AttentionCall, rows: Tensor | None = None) -> Tensor:
 
 
 def numbers_at_once(device: torch.device) -> int:
-    """Most scores, or quantised keys, that are held at a time on a device."""
+    """Return the most scores, or quantised keys, that are held at a time on a device."""
     return min(NUMBERS_AT_ONCE, _ON_CPU) if device.type == "cpu" else NUMBERS_AT_ONCE
 
 
@@ -123,7 +123,7 @@ class Request:
 
 
 def requests(call: AttentionCall, rows: Tensor | None = None, dtype: torch.dtype = torch.float64) -> list[Request]:
-    """The sequences of a call, one by one.
+    """List the sequences of a call, one by one.
 
     Args:
         call: the call.
@@ -142,12 +142,12 @@ def requests(call: AttentionCall, rows: Tensor | None = None, dtype: torch.dtype
 
 
 def scores(request: Request) -> Tensor:
-    """scale * q k^T, with -inf where a query does not see a key, [num_q_heads, asked, len_k]."""
+    """Compute scale * q k^T, with -inf where a query does not see a key, [num_q_heads, asked, len_k]."""
     return _scores(request.asked_q, request.k[request.kv_head], request.asked_visible, request.scale)
 
 
 def attend(request: Request, logits: Tensor | None = None) -> Tensor:
-    """Attention of one sequence, [num_q_heads, asked, head_dim_v]. A query that sees no key gives NaN.
+    """Compute the attention of one sequence, [num_q_heads, asked, head_dim_v]. A query that sees no key gives NaN.
 
     Args:
         request: the sequence: a mask, a head map and a dtype of any kind.

@@ -13,7 +13,7 @@ from assay.harness.attention.call import AttentionCall
 
 
 def slots_of(table: Tensor, requests: Sequence[int], lens: Sequence[int]) -> Tensor:
-    """Slots of the KV pool that hold a batch's tokens, sequence after sequence, int64 [sum(lens)].
+    """Return the slots of the KV pool that hold a batch's tokens, sequence after sequence, int64 [sum(lens)].
 
     Args:
         table: block table, one slot per token, int [requests, longest sequence].
@@ -24,7 +24,7 @@ def slots_of(table: Tensor, requests: Sequence[int], lens: Sequence[int]) -> Ten
 
 
 def through_pages(call: AttentionCall, page: int, seed: int = 0) -> AttentionCall:
-    """The same call with K and V scattered over a paged pool and gathered again as a server gathers them.
+    """Scatter K and V of a call over a paged pool, and gather them again as a server does.
 
     The pool is adversarial: the pages of a sequence and the rows of the block table are shuffled, and unwritten slots are NaN.
 

@@ -14,7 +14,7 @@ _NATIVE_KERNELS = {"sglang": "assay.harness.engines.native_kernel:kernel"}
 
 
 def published() -> dict[str, str]:
-    """Published kernels: name -> ``module:function``."""
+    """List the published kernels: name -> ``module:function``."""
     return {point.name: point.value for point in entry_points(group=GROUP)}
 
 
@@ -24,7 +24,7 @@ def is_path(name: str) -> bool:
 
 
 def native_backend(name: str) -> tuple[str, str] | None:
-    """An engine's own attention backend that a name stands for, without a server: "sglang:triton".
+    """Make an engine's own attention backend that a name stands for, without a server: "sglang:triton".
 
     Returns:
         The function that makes a kernel of it, as ``module:function``, and the backend's name; None for any other name.

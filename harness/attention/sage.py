@@ -36,7 +36,7 @@ _ABOUT = "SageAttention 1.0.6, int8 QK, fp16 PV (Triton); decode is delegated"
 
 @declares(phases=("extend",), package=_PACKAGE, about=_ABOUT, noise="int8_qk", kernels=_KERNELS)
 def sage_attn(call: AttentionCall) -> Tensor:
-    """SageAttention, correct with cached prefixes, chunked prefill, mixed lengths and grouped-query heads.
+    """Run SageAttention, correct with cached prefixes, chunked prefill, mixed lengths and grouped-query heads.
 
     The queries of each sequence are padded over its prefix, so that qo_len == kv_len and top-left is right-aligned. The padding
     repeats the first new query, so it never widens a block's quantisation scale. (Zeros would give a block of padding the scale 0.)
@@ -66,7 +66,7 @@ def sage_attn(call: AttentionCall) -> Tensor:
     kernels=_KERNELS,
 )
 def sage_attn_as_shipped(call: AttentionCall) -> Tensor:
-    """SageAttention on q of the new tokens and k and v of the complete sequence: the mask is top-left, as in the seed case.
+    """Run SageAttention on q of the new tokens and k and v of the whole sequence: the mask is top-left, as in the seed case.
 
     Raises:
         KernelRefused: as `sage_attn`.
@@ -75,7 +75,7 @@ def sage_attn_as_shipped(call: AttentionCall) -> Tensor:
 
 
 def _varlen(call: AttentionCall) -> Tensor:
-    """``sageattn_varlen`` on a call."""
+    """Run ``sageattn_varlen`` on a call."""
     head_dim = call.q.shape[2]
     if head_dim not in HEAD_DIMS or call.v.shape[2] != head_dim or call.q.shape[1] % call.k.shape[1]:
         raise KernelRefused(
@@ -94,12 +94,12 @@ def _varlen(call: AttentionCall) -> Tensor:
 
 
 def _one_more(cu_seqlens: Tensor) -> Tensor:
-    """Cumulative lengths with one more sequence of one token at the end."""
+    """Append a sequence of one token to cumulative lengths."""
     return torch.cat([cu_seqlens, cu_seqlens[-1:] + 1])
 
 
 def _interpreted(call: AttentionCall, max_seqlen_q: int, max_seqlen_k: int) -> Tensor:
-    """The steps of ``sageattn_varlen``, on CPU tensors."""
+    """Run the steps of ``sageattn_varlen``, on CPU tensors."""
     from sageattention import core
 
     k = call.k - call.k.mean(dim=0, keepdim=True)

@@ -11,7 +11,7 @@ from assay.harness.attention.call import AttentionCall, CallSpec, cumulative
 def call_of(
     lens: list[tuple[int, int]], heads: tuple[int, int], head_dim: int, dtype: torch.dtype, device: str, seed: int = 0
 ) -> AttentionCall:
-    """A call on normally distributed data. `lens` is (new tokens, cached prefix) per sequence; `heads` is (q heads, kv heads)."""
+    """Make a call on normal data. `lens` is (new tokens, cached prefix) per sequence; `heads` is (q heads, kv heads)."""
     generator = torch.Generator().manual_seed(seed)
     total_q, total_k = sum(new for new, _ in lens), sum(new + prefix for new, prefix in lens)
 

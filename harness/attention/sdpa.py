@@ -19,7 +19,7 @@ TORCH_SDPA = f"{__name__}:torch_sdpa"
 
 @declares(about="PyTorch's scaled_dot_product_attention, one sequence at a time")
 def torch_sdpa(call: AttentionCall) -> Tensor:
-    """Attention by PyTorch's own kernels, one sequence at a time; on a GPU, FlashAttention for half precision.
+    """Run PyTorch's own attention, one sequence at a time; on a GPU, FlashAttention for half precision.
 
     It is slower than a packed kernel for batches of many short sequences.
     """
@@ -47,6 +47,6 @@ def _sdpa(call: AttentionCall, queries: Sequence[int], keys: Sequence[int]) -> T
 
 
 def prepared(call: AttentionCall) -> Callable[[], Tensor]:
-    """`torch_sdpa` on a call whose lengths are already on the host: reading them from a GPU would synchronise with it."""
+    """Prepare `torch_sdpa` for a call with its lengths on the host: reading them from a GPU would synchronise with it."""
     edges = call.cu_seqlens_q.tolist(), call.cu_seqlens_k.tolist()
     return lambda: _sdpa(call, *edges)

@@ -110,7 +110,7 @@ class Where:
         return self.share >= 1 or random.Random(f"{self.seed} {call.layer} {call.phase} {number}").random() < self.share
 
     def sequences(self, call: AttentionCall) -> list[int]:
-        """Indices of the sequences that it is restricted to."""
+        """Return the indices of the sequences that it is restricted to."""
         return [
             b
             for b, (new, length) in enumerate(zip(call.lens_q, call.lens_k, strict=True))
@@ -121,7 +121,7 @@ class Where:
         ]
 
     def q_heads(self, heads: int) -> list[int]:
-        """The q heads that it is restricted to, of this many."""
+        """Return the q heads that it is restricted to, of this many."""
         return (
             list(range(heads)) if self.heads is None else sorted({h % heads for h in self.heads if -heads <= h < heads})
         )
@@ -169,7 +169,7 @@ class SeededFault:
         self._calls.clear()
 
     def apply(self, call: AttentionCall, out: Tensor, truth: Tensor | None = None) -> Tensor:
-        """The output of a call with the fault.
+        """Compute the output of a call with the fault.
 
         Args:
             call: the call.
@@ -196,7 +196,7 @@ class SeededFault:
 
 
 def _with_noise(wrong: Tensor, out: Tensor, truth: Tensor) -> Tensor:
-    """An exact wrong output with the noise of a right one, in each row and head in proportion to the size of both.
+    """Add the noise of a right output to an exact wrong one, in each row and head in proportion to the size of both.
 
     A quantisation's noise is relative: where a query sees more keys, output and noise shrink alike. Noise of the same size on a
     smaller output would hide the name of the bug.

@@ -57,7 +57,7 @@ class SequenceGroup:
         return len(self.rows)
 
     def blocks(self, numbers: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Some of the rows at a time, int64 [sequences, r], with the keys that they see, bool [1 or heads, group * r, keys].
+        """Yield some of the rows at a time, int64 [sequences, r], with the keys that they see, bool [1 or heads, group * r, keys].
 
         Keys beyond the last that one of them sees are left out: in a call without a cached prefix that is nearly half of the work.
 
@@ -74,14 +74,14 @@ class SequenceGroup:
             yield rows, seen if self.sequences == 1 else seen.repeat_interleave(per, 0)
 
     def queries(self, q: Tensor, some: Tensor) -> Tensor:
-        """[..., heads, group * r, head_dim] of `q` [..., heads, group, len_q, head_dim]: the heads of a group are further rows."""
+        """Take `some` of `q` [..., heads, group, len_q, head_dim] -> [..., heads, group * r, head_dim]: group heads are rows."""
         if self.sequences == 1:
             return q[..., some[0], :].flatten(-3, -2)
         at = some.repeat_interleave(q.shape[-4] // self.sequences, 0)[:, None, :, None]
         return q.gather(-2, at.expand(*q.shape[:-2], at.shape[2], q.shape[-1])).flatten(-3, -2)
 
     def rows_first(self, out: Tensor) -> Tensor:
-        """[..., heads, group * r, head_dim_v] -> [..., sequences, r, num_q_heads, head_dim_v]."""
+        """Reorder [..., heads, group * r, head_dim_v] -> [..., sequences, r, num_q_heads, head_dim_v]."""
         heads, group = len(self.q) // self.sequences, self.q.shape[1]
         split = out.reshape(*out.shape[:-3], self.sequences, heads, group, out.shape[-2] // group, out.shape[-1])
         return split.movedim(-2, -4).flatten(-3, -2)
@@ -98,7 +98,7 @@ class SequenceGroup:
 
 
 def sequence_groups(call: AttentionCall, rows: Tensor | None, numbers: int) -> list[SequenceGroup]:
-    """The groups of a call's sequences of which a query is asked for.
+    """List the groups of a call's sequences of which a query is asked for.
 
     Args:
         call: the call.
@@ -162,7 +162,7 @@ def _group(
 
 
 def _padded(packed: Tensor, starts: NDArray[np.int64], lens: NDArray[np.int64]) -> Tensor:
-    """[sequences, longest, heads, dim] of packed rows [rows, heads, dim], 0 behind the end of a sequence."""
+    """Pad packed rows [rows, heads, dim] to [sequences, longest, heads, dim], 0 behind the end of a sequence."""
     if len(starts) == 1:
         return packed[None, starts[0] : starts[0] + lens[0]]
     token = np.arange(lens.max())
@@ -173,5 +173,5 @@ def _padded(packed: Tensor, starts: NDArray[np.int64], lens: NDArray[np.int64]) 
 
 
 def _up(count: int, fewest: int) -> int:
-    """The next power of two, at least `fewest`; 0 for 0."""
+    """Round up to a power of two, at least `fewest`; 0 for 0."""
     return max(fewest, 1 << (count - 1).bit_length()) if count else 0

@@ -23,7 +23,7 @@ _COMPILED = frozenset({".so", ".pyd", ".cu", ".cuh", ".cpp", ".cc", ".c", ".h", 
 
 
 def source_hashes(name: str) -> dict[str, str]:
-    """Hash of each part of a kernel's code, by what it is.
+    """Hash each part of a kernel's code, by what it is.
 
     Parts are the kernel's module; the modules that it imports, and those that they import, as far as they are not installed
     packages; compiled code and its sources in the folders of these modules; and the installed packages that any of them imports,
@@ -70,7 +70,7 @@ def _hashes(module: str) -> dict[str, str]:
 
 
 def _file_of(module: str) -> Path | None:
-    """The source file of a module, found without importing it; None for a built-in module, a namespace, or a name that is none."""
+    """Find the source file of a module without importing it; None for a built-in module, a namespace, or an invalid name."""
     top, *rest = module.split(".")
     try:
         spec = importlib.util.find_spec(top)
@@ -89,14 +89,14 @@ def _file_of(module: str) -> Path | None:
 
 
 def _parents(module: str) -> Iterator[str]:
-    """The packages that contain a module."""
+    """Yield the packages that contain a module."""
     while "." in module:
         module = module.rpartition(".")[0]
         yield module
 
 
 def _imported(module: str, file: Path) -> Iterator[str]:
-    """Modules that a file may import; what is imported from a module may be one of its attributes instead."""
+    """Yield modules that a file may import; what is imported from a module may be one of its attributes instead."""
     package = module if file.name == "__init__.py" else module.rpartition(".")[0]
     try:
         tree = ast.parse(file.read_bytes())
@@ -125,7 +125,7 @@ def _is_installed(file: Path) -> bool:
 
 
 def _installed_hash(top: str) -> str:
-    """Hash of the versions and file lists of the distributions that contain an installed module."""
+    """Hash the versions and file lists of the distributions that contain an installed module."""
     total = hashlib.sha256()
     for found in _distributions(top):
         total.update(f"{found.name} {found.version}\n{found.read_text('RECORD') or ''}\n".encode())

@@ -76,7 +76,7 @@ class BenchPlan:
 
 
 def timed_spec(spec: RunSpec) -> RunSpec:
-    """The spec of what is timed: the same servers without shadow and tracer, and prompts whose answer lengths are compared."""
+    """Make the spec of what is timed: the same servers without shadow and tracer, and prompts whose answer lengths compare."""
     return spec.changed(suites=("greedy",), questions=1, greedy_prompts=PROMPTS)
 
 
@@ -132,7 +132,7 @@ class Turn:
 
 
 def turns(plan: BenchPlan) -> Iterator[list[Turn]]:
-    """Groups of four blocks to be played next to each other, endlessly: each round has every load once, in random order."""
+    """Yield groups of four blocks to be played one after the other, endlessly: each round has every load once, at random."""
     rng = random.Random(plan.seed)
     number = 0
     while True:

@@ -22,7 +22,7 @@ from assay.harness.stats.ratio import MIN_RATIOS
 
 
 def make_engines(plan: BenchPlan, folder: BenchFolder) -> dict[Role, Engine]:
-    """The engines of both roles, not started.
+    """Return the engines of both roles, not started.
 
     On the CPU both compute on the same core, since only one is loaded at a time: two cores are rarely equally fast.
     """

@@ -19,7 +19,7 @@ from assay.harness.progress import ProgressDisplay
 
 
 def plan_latency(spec: RunSpec) -> BenchPlan | None:
-    """The checked bench of a run; None if latency was not requested.
+    """Check and plan the bench of a run; None if latency was not requested.
 
     Raises:
         UsageError: see `plan_bench`.

@@ -103,7 +103,7 @@ class LayerSearch(SearchResult):
 
 
 def lead_needed(noise: float, error: float) -> int:
-    """The lead in answers that decides an outcome: Wald's sequential test of two simple hypotheses.
+    """Compute the lead in answers that decides an outcome: Wald's sequential test of two simple hypotheses.
 
     Let each answer be wrong with probability at most e < 1/2, independently. One answer changes the log likelihood ratio of "right"
     against "wrong" by log((1 - e) / e), up or down. The ratio therefore depends on the lead alone, and the lead is a random walk:
@@ -128,7 +128,7 @@ def lead_needed(noise: float, error: float) -> int:
 
 @cache
 def max_answers(noise: float, error: float) -> int:
-    """The number of answers that suffice for the lead with probability ``1 - error``, if `noise` is right.
+    """Compute the number of answers that suffice for the lead with probability ``1 - error``, if `noise` is right.
 
     The walk is still undecided after N answers only if fewer than (N + m) / 2 of them are true: a binomial tail. More answers
     without the lead show, at level `error`, that the noise is greater or that the set is on the edge between right and wrong.
@@ -183,7 +183,7 @@ class _AnswerCache:
         return right > wrong
 
     def search(self, outcome: SearchOutcome, why: str, restored: tuple[RestoredLayer, ...] = ()) -> LayerSearch:
-        """The search that ends with these answers. They are monotone if no wrong set is a subset of a right one."""
+        """Return the search that ends with these answers. They are monotone if no wrong set is a subset of a right one."""
         right = [key for key, answer in self._known.items() if answer]
         monotone = not any(key < other for key, answer in self._known.items() if not answer for other in right)
         return LayerSearch(outcome=outcome, why=why, restored=restored, monotone=monotone, probed=tuple(self._probed))
@@ -278,7 +278,7 @@ def _explain(layers: Sequence[int], restored: Sequence[int], answers: _AnswerCac
 
 
 def _partners(layer: int, kept: Sequence[int], answers: _AnswerCache) -> tuple[int, ...]:
-    """A few of the kept layers that make a layer wrong which is right alone; empty if it takes too many."""
+    """Find a few of the kept layers that make a layer wrong which is right alone; empty if it takes too many."""
     found: list[int] = []
     while answers.right({layer, *found}):
         if len(found) == MAX_PARTNERS:

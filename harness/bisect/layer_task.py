@@ -131,12 +131,12 @@ class LayerBisection(LayerSetup, Floors, SearchResult):
 
 
 def fewest_prompts(alpha: float) -> int:
-    """The smallest number of prompts whose complete loss is significant: 2^-n below alpha."""
+    """Return the smallest number of prompts whose complete loss is significant: 2^-n below alpha."""
     return math.floor(-math.log2(alpha)) + 1
 
 
 def answer_noise(unstable: int, asked: int, prompts: int, alpha: float) -> float:
-    """Probability that one answer of a probe is wrong, from the prompts that are right only once when asked twice.
+    """Estimate the probability that one answer of a probe is wrong, from prompts that are right only once when asked twice.
 
     A prompt is unstable with a probability of at most f, the exact upper bound (one-sided, level ``1 - alpha``) for `unstable` of
     `asked`. A harmless set is called wrong only if unstable prompts alone lose a significant number: a binomial tail, and never
@@ -202,7 +202,7 @@ def compare_with_reference(reference: Sequence[bool], these: Sequence[bool], alp
 def conclude(
     setup: LayerSetup, floors: Floors, search: LayerSearch | None, probes: Sequence[ProbeRecord], seconds: float
 ) -> LayerBisection:
-    """The result of a bisection.
+    """Summarise a bisection in its result.
 
     Finding nothing is inconclusive if too few prompts had a cached prefix: extend over a cached prefix was then not tested.
 

@@ -52,13 +52,13 @@ class Footprint:
 
 
 def widened(calls: Sequence[AttentionCall]) -> list[WideCall]:
-    """Calls in float64 with their right outputs."""
+    """Widen the calls to float64, with their right outputs."""
     wide = [replace(call, q=call.q.double(), k=call.k.double(), v=call.v.double()) for call in calls]
     return [WideCall(narrow, call, oracle(call)) for narrow, call in zip(calls, wide, strict=True)]
 
 
 def footprint(fault: SeededFault, calls: Sequence[WideCall]) -> Footprint:
-    """Where a fault changes the outputs of these calls, made once each in this order."""
+    """Find where a fault changes the outputs of these calls, made once each in this order."""
     fault.restart()
     changed: list[int] = []
     layers, heads = set[int](), set[int]()
@@ -79,7 +79,7 @@ def footprint(fault: SeededFault, calls: Sequence[WideCall]) -> Footprint:
 
 
 def _changed(out: Tensor, wide: WideCall) -> Tensor:
-    """Sequences and heads that differ from the right output, bool [sequences, num_q_heads]."""
+    """Return the sequences and heads that differ from the right output, bool [sequences, num_q_heads]."""
     off = (out - wide.out).abs().nan_to_num(nan=float("inf"))
     by_sequence = []
     for start, stop in pairwise(wide.call.cu_seqlens_q.tolist()):

@@ -45,7 +45,7 @@ def largest_effect(fault: SeededFault, calls: Sequence[WideCall], noise: str) ->
 
 
 def hidden_words(effect: float | None, noise: str) -> str:
-    """An effect in words; empty for None."""
+    """Describe an effect; empty for None."""
     if effect is None:
         return ""
     hides = "hidden by it" if effect <= HIDDEN else f"it hides up to {HIDDEN:g} times"

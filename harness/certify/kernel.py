@@ -53,11 +53,11 @@ class CertifiedKernel:
         return self.name or TORCH_SDPA
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        """The kernel's output, which is not to be written to. Raises whatever the kernel raises."""
+        """Compute the kernel's output, which must not be written to. Raises whatever the kernel raises."""
         return self._kept("output", self.kernel, call)
 
     def truth(self, call: AttentionCall) -> Tensor | None:
-        """The exact output, float64 [total_q, num_q_heads, head_dim_v], if the kernel declares a noise family; else None."""
+        """Compute exact output, float64 [total_q, num_q_heads, head_dim_v], if the kernel declares a noise family, else None."""
         return self._kept("truth", oracle, call) if self.declared.noise else None
 
     def _kept(self, what: str, compute: Kernel, call: AttentionCall) -> Tensor:
@@ -72,7 +72,7 @@ class CertifiedKernel:
 
 
 def seeded(fault: SeededFault, kernel: CertifiedKernel) -> Kernel:
-    """A kernel with a fault in its output. It declares what the kernel declares."""
+    """Seed a fault in a kernel's output. The result declares what the kernel declares."""
     declared = kernel.declared
 
     @declares(
@@ -89,7 +89,7 @@ def seeded(fault: SeededFault, kernel: CertifiedKernel) -> Kernel:
 
 
 def certified_kernel(name: str | None) -> CertifiedKernel:
-    """The kernel that a user named with ``--candidate``; PyTorch's attention if none was named.
+    """Return the kernel that a user named with ``--candidate``; PyTorch's attention if none was named.
 
     Raises:
         UsageError: the name is a URL or that of a backend of the engine, or the kernel cannot be imported.
@@ -111,7 +111,7 @@ def certified_kernel(name: str | None) -> CertifiedKernel:
 
 
 def _content(call: AttentionCall) -> bytes:
-    """A hash of everything in a call."""
+    """Hash everything in a call."""
     total = blake2b(digest_size=16)
     for one in fields(call):
         value = getattr(call, one.name)

@@ -36,12 +36,12 @@ Checker = Callable[[Kernel, Sequence[Case]], CheckResult]
 
 
 def checked(kernel: Kernel, cases: Sequence[Case]) -> CheckResult:
-    """`assay check` on these cases, without a read-out."""
+    """Run `assay check` on these cases, without a read-out."""
     return check(kernel, cases=cases, read_out=0)
 
 
 def read(kernel: Kernel, cases: Sequence[Case]) -> CheckResult:
-    """`assay check` on these cases; a kernel that is wrong is read."""
+    """Run `assay check` on these cases; a kernel that is wrong is read."""
     return check(kernel, cases=cases)
 
 
@@ -60,7 +60,7 @@ class OpLevel:
     kernel: CertifiedKernel = field(default_factory=CertifiedKernel)
 
     def at(self, seed: int) -> OpLevel:
-        """The matrix of another seed."""
+        """Return the matrix of another seed."""
         return self if seed == self.seed else replace(self, seed=seed)
 
     @cached_property
@@ -90,7 +90,7 @@ def _given(call: AttentionCall) -> AttentionCall:
 
 
 def honest(name: str, seed: int) -> Kernel:
-    """An honest implementation of a noise family, which it declares."""
+    """Make an honest implementation of a noise family, which it declares."""
     quantised = family(name)
 
     @declares(noise=name)
@@ -167,7 +167,7 @@ def _outcome(fault: SeededFault, flagged: bool, shown: Footprint) -> Outcome:
 
 
 def _first_failing(result: CheckResult, cases: Sequence[Case]) -> int | None:
-    """Calls up to the first that failed, in the order of the matrix."""
+    """Count the calls up to the first that failed, in the order of the matrix."""
     failing = {case.name for case in result.failing}
     return next((number for number, case in enumerate(cases, 1) if case.name in failing), None)
 

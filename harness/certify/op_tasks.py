@@ -20,7 +20,7 @@ CANDIDATE = f"{HONEST}candidate"
 
 
 def op_tasks(level: OpLevel, only: Collection[str] = (), checker: Checker = checked) -> list[Task]:
-    """The examination of a certified kernel that a user named, of every fault in it, and of an honest kernel of every noise family.
+    """List the examinations of the certified kernel, of every fault in it, and of an honest kernel of every noise family.
 
     Args:
         level: the op-level matrix and the certified kernel.
@@ -45,7 +45,7 @@ def _honest(id: str, title: str, kernel: Kernel, level: OpLevel, checker: Checke
 
 
 def op_envelope(level: OpLevel, read_out: bool = False) -> CertifiedEnvelope:
-    """The envelope of the op-level matrix, as far as the certified kernel computes it; `read_out` sets whether kernels are read."""
+    """Return the op-level matrix's envelope, as far as the certified kernel computes it; `read_out`: kernels are read."""
     calls, kernel, declared = level.calls, level.kernel, level.kernel.declared
     return CertifiedEnvelope(
         level="op", device=level.device,

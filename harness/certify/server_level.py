@@ -155,7 +155,7 @@ class ServerLevel:
         return model_shape(self._opened.plan.model)
 
     def report(self) -> Report:
-        """The report of the run without a fault, which is collected first.
+        """Make the report of the run without a fault, which is collected first.
 
         Raises:
             CannotContinueError: the servers did not start, or the run failed.
@@ -277,7 +277,7 @@ def findings_of(fault: SeededFault, kernel: CertifiedKernel, calls: Sequence[Att
 
 
 def effect_of(fault: SeededFault, calls: Sequence[AttentionCall], noise: str) -> float | None:
-    """The largest effect of a fault on recorded calls, as `assay.harness.certify.hidden.largest_effect` measures it."""
+    """Compute the largest effect of a fault on recorded calls, as `assay.harness.certify.hidden.largest_effect` measures it."""
     with few_threads(calls):
         return largest_effect(fault, widened(calls), noise)
 
@@ -301,7 +301,7 @@ def looks_at(level: ServerLevel, under: Under) -> tuple[Look, ...]:
 
 
 def flagged_places(against: AgainstNoise) -> frozenset[tuple[int, int, int]]:
-    """(layer, head, phase) of every cell that noise does not explain."""
+    """Return (layer, head, phase) of every cell that noise does not explain."""
     found = [
         test.index[test.flagged][:, [LAYER, HEAD, PHASE]] for test in (against.cells, against.gains, against.apart)
     ]
@@ -351,7 +351,7 @@ def examine_run(level: ServerLevel) -> Examined:
 
 
 def server_tasks(level: ServerLevel, only: Collection[str] = ()) -> list[Task]:
-    """The run without a fault, and the examination of every fault.
+    """List the run without a fault, and the examination of every fault.
 
     Raises:
         UsageError: there is nothing with one of these ids.
@@ -362,7 +362,7 @@ def server_tasks(level: ServerLevel, only: Collection[str] = ()) -> list[Task]:
 
 
 def server_envelope(level: ServerLevel) -> CertifiedEnvelope:
-    """The envelope of the servers: what the policy of their run asks for."""
+    """Return the envelope of the servers: what the policy of their run asks for."""
     spec, model = level.spec, level.model
     length = reach(spec, model)
     return CertifiedEnvelope(
@@ -377,12 +377,12 @@ def server_envelope(level: ServerLevel) -> CertifiedEnvelope:
 
 
 def reach(spec: RunSpec, model: ModelShape) -> int:
-    """Tokens up to which requests under a fault reach."""
+    """Return the number of tokens up to which requests under a fault reach."""
     return longest(spec.policy.envelope_tokens, model.context, DEPTH[spec.device])
 
 
 def certified_spec(device: str, model: str, kernel: CertifiedKernel) -> RunSpec:
-    """The run in whose servers faults are seeded: the certified kernel against the device's reference."""
+    """Make the spec of the run in whose servers faults are seeded: the certified kernel against the device's reference."""
     return make_spec(
         {"device": device, "model": model, "candidate": kernel.backend, "suites": ",".join(reversed(SUITES))}, None
     )

@@ -59,13 +59,13 @@ class Task:
 
     @classmethod
     def of(cls, fault: SeededFault, examine: Callable[[SeededFault], Examined]) -> Task:
-        """The examination of a fault."""
+        """Make the examination of a fault."""
         kind: Kind = "equivalent" if fault.equivalent else "fault"
         return cls(fault.id, kind, fault.title, fault.links, fault.where.words, lambda: examine(fault))
 
 
 def chosen(tasks: Sequence[Task], only: Collection[str]) -> list[Task]:
-    """The tasks with these ids; all of them if none is given.
+    """List the tasks with these ids; all of them if none is given.
 
     Raises:
         UsageError: there is nothing with one of these ids.
@@ -129,7 +129,7 @@ def _examined(task: Task, kept: _Kept, time_limit: float) -> Examined:
 
 
 def _ended(task: Task, kept: _Kept) -> Examined | None:
-    """The result of an examination that ended the whole process, each time that it was tried."""
+    """Record an examination that ended the whole process, each time that it was tried."""
     if kept.attempts(task.id) < ATTEMPTS:
         return None
     return _unfinished(task, "crash", f"the process ended {ATTEMPTS} times while this was examined", 0.0)
@@ -199,7 +199,7 @@ class _Kept:
         self._running.unlink(missing_ok=True)
 
     def certificate(self, ids: Sequence[str], known: Sequence[str] = ()) -> Certificate:
-        """The certificate on what was asked for, which is also written."""
+        """Write and return the certificate on what was asked for."""
         examined = tuple(self.results[id] for id in ids if id in self.results)
         left = tuple(id for id in ids if id not in self.results)
         made = Certificate(

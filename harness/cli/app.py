@@ -58,7 +58,7 @@ COMMANDS = {
     ),
     "bisect": ("bisect_commits", "Find the layers, or the commit, that an error comes from."),
     "certify": ("certify", "Seed a catalogue of faults, and certify which of them are caught, named and pinned."),
-    "gate": ("gate", "For CI: run, compare with the policy and the accepted baselines, and exit with the verdict."),
+    "gate": ("gate", "Run in CI: compare with the policy and the accepted baselines, and exit with the verdict."),
     "baseline": ("gate", "Manage accepted results, kept in files that a team commits."),
     "ingest": ("ingest", "Read other tools' logs, results, traces and dumps, and report what follows from them."),
     "compare": ("compare", "Compare results that are there: two of an evaluation tool, a benchmark or tests; or two or more runs."),
@@ -184,7 +184,7 @@ def trace(error: Exception) -> None:
 
 
 def wrong_use(error: Exception) -> UsageError | None:
-    """Typer's error about the words of a command line, in the form that all of assay's errors have; None for any other error."""
+    """Convert Typer's error about the words of a command line to the form of assay's errors; None for any other error."""
     context = getattr(error, "ctx", None)
     # click's UsageError or typer's own copy of it, depending on the version; a group without a command shows its help instead
     if getattr(error, "exit_code", 0) != ExitCode.USAGE or context is None or "NoArgs" in type(error).__name__:
@@ -210,7 +210,7 @@ def wrong_use(error: Exception) -> UsageError | None:
 
 
 def command_name(context: Any) -> str:
-    """The command of a context as one types it: "assay bench kernel"."""
+    """Return the command of a context as one types it: "assay bench kernel"."""
     words: list[str] = []
     while context.parent is not None:
         words, context = [context.info_name, *words], context.parent
@@ -226,7 +226,7 @@ def _given(names: list[str]) -> str | None:
 
 
 def as_given() -> str:
-    """The command as given, without --out, whose folder would no longer be new."""
+    """Return the command as given, without --out, whose folder would no longer be new."""
     given = iter(sys.argv[1:])
     kept: list[str] = []
     for word in given:
@@ -238,7 +238,7 @@ def as_given() -> str:
 
 
 def load_command(name: str) -> Any:
-    """A command, imported: importing its module registers it with `app`.
+    """Import a command: importing its module registers it with `app`.
 
     Raises:
         UsageError: packages that the command needs are not installed.
@@ -259,7 +259,7 @@ def load_command(name: str) -> Any:
 
 
 def leaves(command: Any) -> Iterator[Any]:
-    """A command, or the commands of a group, and the group itself if it does something without one of them."""
+    """Yield a command, or the commands of a group, and the group itself if it does something without one of them."""
     commands = getattr(command, "commands", {})
     for one in commands.values():
         yield from leaves(one)
@@ -295,7 +295,7 @@ def _version(
 
 
 def main() -> None:
-    """Entry point. Errors become a sentence and an exit code."""
+    """Run the command line. Errors become a sentence and an exit code."""
     code = _run()
     try:
         sys.stdout.flush()

@@ -114,12 +114,12 @@ def check(
 
 
 def _words(given: list[str] | None) -> list[str] | None:
-    """The words of a flag that may be repeated, or hold several with commas."""
+    """Split a flag that may be repeated, or hold several words with commas."""
     return [word.strip() for one in given for word in one.split(",")] if given else None
 
 
 def _whole_numbers(flag: str, given: list[str]) -> tuple[int, ...]:
-    """The numbers of such a flag.
+    """Parse the numbers of such a flag.
 
     Raises:
         UsageError: one of its words is none.

@@ -35,7 +35,7 @@ Out = Annotated[
 
 
 def existing(expected: str) -> Callable[[Path | None], Path | None]:
-    """The callback of an option or argument whose folder must exist.
+    """Make the callback of an option or argument whose folder must exist.
 
     Args:
         expected: what is expected there, for the error.
@@ -52,7 +52,7 @@ def existing(expected: str) -> Callable[[Path | None], Path | None]:
 
 
 def run_folder(path: Path) -> Path:
-    """The callback of an argument that must be the folder of a run."""
+    """Make the callback of an argument that must be the folder of a run."""
     from assay.harness.judge.history import check_run
 
     check_run(path)
@@ -139,7 +139,7 @@ def _short_parameter(name: str, short: str) -> inspect.Parameter:
 
 
 def _alias(name: str, short: str) -> str:
-    """The parameter of a flag's short form; `name` itself if it has none."""
+    """Return the parameter of a flag's short form; `name` itself if it has none."""
     return f"short_{name}" if short and name.startswith(short) else name
 
 
@@ -159,7 +159,7 @@ def _option(name: str, spelled: str, hidden: bool, panel: str | None, about: str
 
 
 def default_text(name: str) -> str:
-    """The default of a field, as its flag would be given; empty where there is none, or the description states it."""
+    """Return the default of a field, as its flag would be given; empty where there is none, or the description states it."""
     if name in PROFILES["cpu"]:
         by_device = {device: profile[name] for device, profile in PROFILES.items()}
         if len(set(by_device.values())) == 1:
@@ -178,7 +178,7 @@ def default_text(name: str) -> str:
 
 
 def _type(name: str) -> Any:
-    """The type of a flag: a number, or text for everything that `RunSpec` itself parses. ``--engine-arg`` may be repeated."""
+    """Return the type of a flag: a number, or text that `RunSpec` itself parses. ``--engine-arg`` may be repeated."""
     if name == "engine_arg":
         return list[str]
     annotation = FIELDS[name].annotation

@@ -37,7 +37,7 @@ _EXISTING_BASELINES = typer.Option(
 @app.command()
 @spec_flags(FLAGS)
 def gate(flags: dict[str, Any], out: Out = None, config: Config = None, json: Json = False) -> None:
-    """For CI: run, compare with the policy and the accepted baselines, and exit with the verdict."""
+    """Run in CI: compare with the policy and the accepted baselines, and exit with the verdict."""
     from assay.harness.cli.run import run_and_report
     from assay.reports.github import workflow_commands
     from assay.reports.markdown import to_markdown

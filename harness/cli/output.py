@@ -42,7 +42,7 @@ Json = Annotated[
 
 
 def new_file(param: typer.CallbackParam, path: Path | None) -> Path | None:
-    """The callback of an option that names a file to be written: refuses what cannot be one, before anything is computed.
+    """Make the callback of an option for a file to be written: refuses what cannot be one, before anything is computed.
 
     A ``~`` that no shell has expanded, as in ``--html=~/page.html``, is the home folder.
     """
@@ -55,7 +55,7 @@ def new_file(param: typer.CallbackParam, path: Path | None) -> Path | None:
 
 
 def new_folder(param: typer.CallbackParam, path: Path | None) -> Path | None:
-    """The callback of an option or argument that names a folder to be written: as `new_file`."""
+    """Make the callback of an option or argument for a folder to be written: as `new_file`."""
     path = path and path.expanduser()
     if path is not None and path.exists() and not path.is_dir():
         raise UsageError(
@@ -117,7 +117,7 @@ def deliver(document: Document, json: bool, html: Path | None = None, junit: Pat
 
 
 def outcome(exit_code: int, sentence: str) -> int:
-    """The exit code of a command whose report is printed; ``--quiet`` leaves this sentence of it."""
+    """Return the exit code of a command whose report is printed; with ``--quiet``, print this sentence instead."""
     if console.quiet:
         conclude(f"{one_line(sentence, 400)} (exit code {exit_code})")
     return int(exit_code)
@@ -132,7 +132,7 @@ def conclude(line: str) -> None:
 
 
 def progress(on: Console = console) -> ProgressDisplay:
-    """A display of the command's progress; ``--quiet`` silences it."""
+    """Make a display of the command's progress; ``--quiet`` silences it."""
     from rich.console import Console
 
     from assay.harness.progress import ProgressDisplay
@@ -176,7 +176,7 @@ def _output(
         ),
     ] = False,
 ) -> None:
-    """Holds the flags for `add_output_flags`: Typer makes them, so that they look like all others."""
+    """Hold the flags for `add_output_flags`: Typer makes them, so that they look like all others."""
 
 
 def add_output_flags(command: Any) -> None:

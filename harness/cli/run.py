@@ -50,7 +50,7 @@ def run_and_report(spec: RunSpec, out: Path | None, *, baselines: bool = False, 
 
 
 def _show_interrupted(made: Report, folder: Path, json: bool) -> None:
-    """Two lines: who presses Ctrl-C knows why there is no verdict."""
+    """Print two lines: who presses Ctrl-C knows why there is no verdict."""
     from assay.reports.json_report import to_json
     from assay.reports.write import write_reports
 
@@ -77,7 +77,7 @@ def _show(made: Report, folder: Path, json: bool) -> None:
 
 
 def last_line(made: Report, folder: Path) -> str:
-    """The last line of a run: its verdict, why, and where its report is."""
+    """Summarise a run in its last line: its verdict, why, and where its report is."""
     from assay.harness.judge.history import PAGE
     from assay.reports.terminal import verdict_line
 

@@ -64,7 +64,7 @@ _PACKAGE = "      - run: python -m pip install -e .\n"
 
 
 def starter_files(kernel: str, margin: float, install: str, is_package: bool) -> Mapping[str, str]:
-    """The files of a repository that begins with assay, by their paths.
+    """Make the files of a repository that begins with assay, by their paths.
 
     Args:
         kernel: ``module:function``, or a published name.
@@ -83,7 +83,7 @@ def starter_files(kernel: str, margin: float, install: str, is_package: bool) ->
 
 
 def the_kernel(root: Path) -> str:
-    """The only kernel in a repository, found without importing anything.
+    """Find the only kernel in a repository, without importing anything.
 
     That is a public function of one argument which is annotated as AttentionCall, or which is not annotated, and whose q, k and v
     the function reads.
@@ -116,7 +116,7 @@ def _kernels(root: Path) -> Iterator[str]:
 
 
 def _sources(root: Path) -> Iterator[Path]:
-    """Python files of a repository, without its tests and what was installed or built into it."""
+    """Yield the Python files of a repository, without its tests and what was installed or built into it."""
     folders, seen = [root], 0
     while folders and seen < MOST_FILES:
         for path in sorted(folders.pop().iterdir()):

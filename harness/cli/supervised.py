@@ -133,7 +133,7 @@ def _interrupt_once(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _wait(child: int, forwarded: Sequence[signal.Signals]) -> tuple[int, bool]:
-    """The exit code of a child that has ended, -n for a signal n, and whether a signal told it to.
+    """Return the exit code of a child that has ended, -n for a signal n, and True with it if a signal asked it to end.
 
     A terminal sends its signals to the whole process group; those that a process sent are passed on.
     """

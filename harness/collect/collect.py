@@ -84,7 +84,7 @@ def _ask_round(
 
 
 def _in_turn(plan: Plan, folder: RunFolder, pending: Sequence[Role], stop: QuestionStop) -> Sequence[Role]:
-    """The pending roles; the candidate is pending as well where the reference is about to answer more questions."""
+    """List the pending roles; the candidate is pending as well where the reference is about to answer more questions."""
     both = asked_roles(plan, folder) == ROLES
     return ROLES if both and "reference" in pending and stop.open_items("reference") else pending
 
@@ -163,7 +163,7 @@ def _compare_layers(engine: Engine, plan: Plan, folder: RunFolder, display: Prog
 
 
 def _unscored(plan: Plan, folder: RunFolder, role: Role) -> list[Role]:
-    """Roles whose logits this server still has to score: both, where it is the only one and also runs the other backend."""
+    """List the roles whose logits this server must still score: both, where it is the only one and also runs the other."""
     asked = asked_roles(plan, folder)
     if "logits" not in plan.spec.workload.suites or plan.has_url:
         return []

@@ -29,7 +29,7 @@ Keep = Callable[[Request, Reply], None]
 
 
 def chunk_argument(plan: Plan) -> tuple[str, ...]:
-    """The flag that makes both servers split prompts at the envelope's length; the user's own flag overrides it.
+    """Return the flag that makes both servers split prompts at the envelope's length; the user's own flag overrides it.
 
     Without it a server's chunk may be longer than any prompt that the load can afford, and chunked prefill is never seen.
     """
@@ -74,7 +74,7 @@ def serve_envelope(engine: Engine, folder: RunFolder, plan: Plan) -> None:
 
 
 def keeper(engine: Engine, folder: RunFolder, plan: Plan) -> Keep:
-    """Keeps a server's answers in a run's folder where its texts are compared, each once."""
+    """Make a callback that keeps a server's answers in a run's folder where its texts are compared, each once."""
     if "greedy" not in plan.spec.workload.suites:
         return drop
     known = {answer.key for answer in folder.answers()}
@@ -119,7 +119,7 @@ def send(engine: Engine, server: Scorer, waves: Sequence[Wave], keep: Keep) -> N
 
 
 def waves_for(load: Load, missing: set[tuple[str, str]] | None) -> Sequence[Wave]:
-    """The waves of a load that can meet what is missing, (phase, condition); all for None."""
+    """List the waves of a load that can meet what is missing, (phase, condition); all for None."""
     if missing is None:
         return load.waves
     quantities = {quantity for _, quantity in missing}
@@ -139,7 +139,7 @@ def _missing(plan: Plan, counts: EnvelopeCounts | None) -> set[tuple[str, str]]:
 
 
 def _load(engine: Engine, plan: Plan, seed: str) -> Load | None:
-    """The load of a plan on a running server; None where the model's context has no room for it."""
+    """Return the load of a plan on a running server; None where the model's context has no room for it."""
     device, model, settings = plan.spec.device, model_shape(plan.model), engine.arguments()
     chunk = int(settings.get("chunked_prefill_size") or 0)
     limits = EngineLimits(

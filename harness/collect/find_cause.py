@@ -12,7 +12,7 @@ from assay.harness.progress import ProgressDisplay
 
 
 def cause_job(plan: Plan, folder: RunFolder) -> CauseJob | None:
-    """The recorded calls that are still to be examined; None if that is done, or if nothing was recorded.
+    """Return the recorded calls that are still to be examined; None if that is done, or if nothing was recorded.
 
     Raises:
         EvidenceError: the pack is damaged.
@@ -26,7 +26,7 @@ def cause_job(plan: Plan, folder: RunFolder) -> CauseJob | None:
 
 
 def examine_here(job: CauseJob, plan: Plan, not_run: str = "") -> ReplayResult:
-    """The result without a call of a kernel: of one of the engine's own backends, or of a kernel that is not to be run, and why."""
+    """Diagnose outputs without a call of the kernel: one of the engine's own backends, or one that is not to be run, and why."""
     from assay.harness.offline.replay import replay_recorded  # torch, which only a layer diff needs
 
     return replay_recorded(job.pack, plan.candidate, job.reproduce, job.served, not_run)

@@ -39,7 +39,7 @@ class _Stage:
 
 
 def _questions(plan: Plan, role: Role, stop: QuestionStop) -> tuple[_Stage, _Stage]:
-    """The questions that a role has not answered yet: with an empty cache, and with the shared header cached."""
+    """List the questions that a role has not answered yet: with an empty cache, and with the shared header cached."""
     items, limit = stop.open_items(role), plan.spec.workload.token_limit
     cold, cached = ([item for item in items if item.cold is empty] for empty in (True, False))
     return _Stage("questions, cold", cold, 0, limit), _Stage("questions", cached, 0, limit)

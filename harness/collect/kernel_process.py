@@ -154,13 +154,13 @@ def _kept(jobs: Jobs, lines: Sequence[str], folder: RunFolder, display: Progress
 
 
 def _draft(line: str) -> tuple[str, str]:
-    """The kind of a result that was noted before the kernel was read, and the line that keeps it."""
+    """Return the kind of a result that was noted before the kernel was read, and the line that keeps it."""
     line = line.removeprefix(DRAFT)
     return next(kind for kind in (CAUSE, MATRIX) if line.startswith(kind)), line
 
 
 def _unread(line: str, why: str) -> str:
-    """A line that keeps a result whose first serious finding states why the kernel could not be read."""
+    """Make a line that keeps a result whose first serious finding states why the kernel could not be read."""
     kind, text = _draft(line)
     result = (ReplayResult if kind == CAUSE else MatrixRecord).model_validate_json(text.removeprefix(kind))
     [first, *_] = serious(result.findings)
@@ -207,7 +207,7 @@ class _Notes(AbstractContextManager["_Notes"]):
         os.close(self._memory)
 
     def read(self) -> list[str]:
-        """The lines since the last time."""
+        """Read the lines since the last time."""
         new = b""
         while more := os.pread(self._memory, _BLOCK, self._at):
             new, self._at = new + more, self._at + len(more)

@@ -40,7 +40,7 @@ _EARLY_TOKENS = 2
 
 
 def environment(plan: Plan, role: Role, shadowed: bool) -> dict[str, str]:
-    """Environment variables of a role's server in a layer diff.
+    """Return the environment variables of a role's server in a layer diff.
 
     Args:
         plan: a run with a layer diff.
@@ -134,7 +134,7 @@ def trace_free_running(engine: Engine, folder: RunFolder, plan: Plan) -> None:
 
 
 def prompts_of(plan: Plan) -> list[str]:
-    """The short workload: `COLD_QUESTIONS`, then `WARM_QUESTIONS`."""
+    """Return the short workload: `COLD_QUESTIONS`, then `WARM_QUESTIONS`."""
     return [item.prompt for item in plan.of("layers")]
 
 
@@ -174,7 +174,7 @@ def shadow(engine: Engine, place: Path, plan: Plan, early: Callable[[], None] | 
 
 @contextmanager
 def substituted_everywhere(place: Path) -> Iterator[None]:
-    """Within the context, a server with a shadow serves the other role's backend in every layer."""
+    """Have a server with a shadow serve the other role's backend in every layer, within the context."""
     set_control(place, Control(substitute=layers_seen(place)))
     try:
         yield

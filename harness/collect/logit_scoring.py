@@ -69,7 +69,7 @@ class Handover:
 
     @classmethod
     def of(cls, reference: Logits) -> Handover:
-        """From a reference that was scored before."""
+        """Make a handover from a reference that was scored before."""
         header = reference.header
         handover = cls(len(header.sequences))
         handover.announce([(sequence, reference.ids_of(index)) for index, sequence in enumerate(header.sequences)])
@@ -79,11 +79,11 @@ class Handover:
         return handover
 
     def announce(self, sequences: list[_Sequence]) -> None:
-        """The sequences that will be scored."""
+        """Announce the sequences that will be scored."""
         self._sequences.set_result(sequences)
 
     def put(self, index: int, top_ids: Mapping[CacheState, Ints]) -> None:
-        """The reference's most probable tokens at each position of a sequence, under each condition, int32 [positions, k]."""
+        """Put the reference's most probable tokens at each position of a sequence, by condition, int32 [positions, k]."""
         self._top_ids[index].set_result(top_ids)
 
     def fail(self, error: BaseException) -> None:
@@ -224,7 +224,7 @@ def _score_one(
 
 
 def score_again(server: Scorer, reference: Logits, run: str, display: ProgressDisplay | None) -> Logits:
-    """A server's scoring of the sequences of a reference, at its most probable tokens. Nothing is written.
+    """Score the sequences of a reference on a server, at its most probable tokens. Nothing is written.
 
     Args:
         server: a running server; its cache is flushed.
@@ -273,7 +273,7 @@ def _scored_reference(folder: Path, role: Role, run: str) -> Logits:
 
 
 def _generate_answers(server: Scorer, items: Sequence[Item], answers: Sequence[Answer]) -> list[_Sequence]:
-    """The sequences: each prompt with the reference's greedy answer.
+    """Generate the sequences: each prompt with the reference's greedy answer.
 
     A record has texts but no ids, so the answer is generated again. It is cut where it differs from the recorded one, as it may
     because rounding depends on the batch.
@@ -294,7 +294,7 @@ def _generate_answers(server: Scorer, items: Sequence[Item], answers: Sequence[A
 
 
 def _sequence(item: Item, answer: Answer | None, generated: Generation) -> _Sequence:
-    """A prompt with its generated answer, as far as it is the recorded one."""
+    """Make a prompt with its generated answer, as far as it is the recorded one."""
     prompt = len(generated.prompt_ids)
     if answer and answer.prompt_tokens != prompt:
         raise EvidenceError(
@@ -308,7 +308,7 @@ def _sequence(item: Item, answer: Answer | None, generated: Generation) -> _Sequ
 
 
 def _shared(answer: Answer | None, generated: Generation) -> int:
-    """Number of leading tokens that equal the recorded ones."""
+    """Count the leading tokens that equal the recorded ones."""
     if answer is None:
         return len(generated.ids)
     texts = [token.text for token in answer.tokens]
@@ -317,7 +317,7 @@ def _shared(answer: Answer | None, generated: Generation) -> int:
 
 
 def _positions(condition: CacheState, scored: Sequence[_Scored]) -> Positions:
-    """Log-probabilities at the reference's most probable tokens, of all sequences."""
+    """Return the log-probabilities at the reference's most probable tokens, of all sequences."""
     scores = [one.scores[condition] for one in scored]
     return Positions(
         token=np.concatenate([one.token for one in scores]),
@@ -328,7 +328,7 @@ def _positions(condition: CacheState, scored: Sequence[_Scored]) -> Positions:
 
 
 def _at(score: Score, top_ids: Ints) -> Floats:
-    """Log-probabilities at the reference's most probable tokens of a sequence: its own top ones, or those that were asked for."""
+    """Return the log-probabilities at the reference's most probable tokens of a sequence: its top ones, or those asked for."""
     if score.top_ids is top_ids:
         return score.top
     return np.take_along_axis(score.at, np.searchsorted(np.unique(top_ids), top_ids), axis=1)

@@ -51,7 +51,7 @@ def origin_of(plan: Plan, command: str, nonce: str) -> Origin:
 
 
 def installed_packages() -> dict[str, str]:
-    """Versions of the installed packages that can change a result."""
+    """Return the versions of the installed packages that can change a result."""
     found = {}
     for name in PACKAGES:
         try:
@@ -62,7 +62,7 @@ def installed_packages() -> dict[str, str]:
 
 
 def hardware(device: str) -> str:
-    """The machine in one line, for example "AMD EPYC 7763, 2 cores, 24 GiB". On CUDA it starts with the GPU's name."""
+    """Describe the machine in one line, for example "AMD EPYC 7763, 2 cores, 24 GiB". On CUDA it starts with the GPU's name."""
     info = Path("/proc/cpuinfo")
     models = (
         [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
@@ -79,7 +79,7 @@ def hardware(device: str) -> str:
 
 
 def git_state(folder: Path) -> str:
-    """Commit of the repository that contains `folder`, and whether it has uncommitted changes; empty outside of a repository."""
+    """Return the commit of the repository that contains `folder`, marked if it has uncommitted changes; empty outside of one."""
     try:
         commit = subprocess.run(
             ["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=True
@@ -94,8 +94,9 @@ def git_state(folder: Path) -> str:
 
 @cache
 def hash_model(folder: Path) -> str:
-    """SHA-256 of the names and contents of a model's weights, tokenizer and configuration, computed once in a process: it takes
-    minutes for a large model.
+    """Hash the names and contents of a model's weights, tokenizer and configuration with SHA-256.
+
+    Computed once in a process: it takes minutes for a large model.
     """
     total = hashlib.sha256()
     for path in sorted({path for pattern in _HASHED for path in folder.glob(pattern)}):

@@ -17,14 +17,14 @@ _DTYPES = ("float16", "bfloat16", "float32")
 
 
 def matrix_job(plan: Plan, folder: RunFolder) -> MatrixJob | None:
-    """The matrix that is still to be run; None if that is done, or if the candidate is no kernel of the contract."""
+    """Return the matrix that is still to be run; None if that is done, or if the candidate is no kernel of the contract."""
     if not plan.candidate.is_kernel or not plan.has_layer_diff or folder.read(MATRIX) is not None:
         return None
     return job_of(plan, folder)
 
 
 def job_of(plan: Plan, folder: RunFolder) -> MatrixJob:
-    """The matrix of a run's candidate: of the shape of the run's model, up to the policy's envelope."""
+    """Make the job of a run's candidate: the matrix of the shape of the run's model, up to the policy's envelope."""
     model = model_shape(plan.model)
     dtype = _dtype(folder, plan.spec.device, model)
     tokens = min(plan.spec.policy.envelope_tokens, model.context)
@@ -43,7 +43,7 @@ def job_of(plan: Plan, folder: RunFolder) -> MatrixJob:
 
 
 def impossible(job: MatrixJob) -> str:
-    """Why a matrix cannot be made; empty if it can."""
+    """Explain why a matrix cannot be made; empty if it can."""
     known = job.q_heads and job.kv_heads and job.head_dim
     return "" if known else "the model's configuration does not state how many heads it has"
 
@@ -63,7 +63,7 @@ def keep_matrix(folder: RunFolder, record: MatrixRecord, display: ProgressDispla
 
 
 def _dtype(folder: RunFolder, device: str, model: ModelShape) -> str:
-    """The dtype in which the candidate's server computed; by default float32 on the CPU, else the model's."""
+    """Return the dtype in which the candidate's server computed; by default float32 on the CPU, else the model's."""
     servers = {server.role: server for server in folder.progress().servers}
     served = [str(servers[role].arguments.get("dtype", "")) for role in ("candidate", "reference") if role in servers]
     usual = "float32" if device == "cpu" else model.dtype if model.dtype in _DTYPES else "bfloat16"

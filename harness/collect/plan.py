@@ -46,7 +46,7 @@ class Plan:
     units: int = 0
 
     def of(self, suite: Suite) -> list[Item]:
-        """The items of a suite, in order."""
+        """List the items of a suite, in order."""
         return [item for item in self.items if item.suite == suite]
 
     @property
@@ -55,7 +55,7 @@ class Plan:
         return self.models["reference"]
 
     def backend(self, role: Role) -> Backend:
-        """A role's backend."""
+        """Return a role's backend."""
         return self.reference if role == "reference" else self.candidate
 
     @property
@@ -131,7 +131,7 @@ def prepare(spec: RunSpec) -> Plan:
 
 
 def _prompt_counts(spec: RunSpec) -> dict[Suite, int]:
-    """Prompts of the suites that compare texts and logits. The logits' prompts are the first greedy ones, with the same ids."""
+    """Count the prompts of the suites of texts and logits. The logits' prompts are the first greedy ones, with the same ids."""
     return {"greedy": spec.workload.greedy_prompts, "logits": spec.workload.logits_prompts}
 
 

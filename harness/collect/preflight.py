@@ -130,5 +130,5 @@ def check_memory(device: Device, side: Side, model_bytes: int | None, available_
 
 
 def _fraction(least: float) -> float:
-    """A memory share above `least`, on a grid of 0.05."""
+    """Return a memory share above `least`, on a grid of 0.05."""
     return min(0.9, round(least + 0.05 - (least % 0.05), 2))

@@ -81,7 +81,10 @@ class QuestionStop:
         return self._complete
 
     def open_items(self, role: Role) -> list[Item]:
-        """Questions that a role still has to answer, in order. In turn, the candidate is asked what the reference has answered."""
+        """List the questions that a role must still answer, in order.
+
+        In turn, the candidate gets what the reference has answered.
+        """
         if self.enough():
             return []
         items, done = self.items, self._answers[role]
@@ -92,18 +95,18 @@ class QuestionStop:
         return [item for item in items if item.id not in done]
 
     def asked_again(self) -> list[Item]:
-        """Questions that the reference is asked twice, for its flip floor: the first with the shared header in the cache."""
+        """List the questions that the reference is asked twice, for its flip floor: the first with the shared header cached."""
         answered = [item for item in self.items if not item.cold and item.id in self._answers["reference"]]
         return answered[:FLOOR_QUESTIONS]
 
     def begin(self, roles: Sequence[Role]) -> None:
-        """These roles are about to be asked, at the same time."""
+        """Note that these roles are about to be asked, at the same time."""
         self._asking = set(roles)
 
     def next_items(
         self, role: Role, waiting: Sequence[Item], most: int, lead: int, check: Callable[[], None]
     ) -> Sequence[Item]:
-        """The questions to ask a role next, once there are some; none if no further one needs to be asked.
+        """Wait for the questions to ask a role next; none if no further one needs to be asked.
 
         Where the roles are asked at the same time, a role waits while it is more than `lead` questions ahead, or has answered all
         that the soonest pass needs: what one role answers and the other never will is wasted.
@@ -131,7 +134,7 @@ class QuestionStop:
         return []
 
     def leave(self, role: Role) -> None:
-        """A role is not asked any more, or has failed."""
+        """Note that a role is not asked any more, or has failed."""
         with self._changed:
             self._asking.discard(role)
             self._look()

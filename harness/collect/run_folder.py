@@ -28,7 +28,7 @@ _EXPANDED = ("--model", "--data")
 
 
 def default_folder(spec: RunSpec) -> Path:
-    """``runs/<time>-<candidate>``, for a run without ``--out``."""
+    """Return ``runs/<time>-<candidate>``, for a run without ``--out``."""
     return RUNS / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{file_name(spec.candidate.backend)}"
 
 
@@ -58,7 +58,7 @@ def open_folder(plan: Plan, path: Path, command: str = "run") -> RunFolder:
 
 
 def _portable(word: str) -> str:
-    """A flag of assay for another machine; where assay itself expands it, a path may begin with the home folder's ``~``."""
+    """Make a flag of assay portable; where assay itself expands it, a path may begin with the home folder's ``~``."""
     name, _, path = word.partition("=")
     return f"{name}={shown(Path(path))}" if name in _EXPANDED and Path(path).is_absolute() else portable(word)
 
@@ -104,7 +104,7 @@ def _plan_questions(plan: Plan, folder: RunFolder) -> None:
 
 
 def given_flags(spec: RunSpec, keys: Sequence[str] = FLAGS) -> list[str]:
-    """The flags among `keys` that repeat a run: both roles, and whatever differs from its default."""
+    """List the flags among `keys` that repeat a run: both roles, and whatever differs from its default."""
     flags = []
     for key in keys:
         value = spec.setting(key)
@@ -117,14 +117,14 @@ def given_flags(spec: RunSpec, keys: Sequence[str] = FLAGS) -> list[str]:
 
 
 def asked_roles(plan: Plan, folder: RunFolder) -> tuple[Role, ...]:
-    """Roles whose servers are asked. The reference is not, if its answers come from an accepted baseline."""
+    """Return the roles whose servers are asked. The reference is not, if its answers come from an accepted baseline."""
     status = status_of(folder)
     stored = status is not None and status.stored_reference
     return ("candidate",) if stored else plan.roles
 
 
 def shadowed_role(plan: Plan, folder: RunFolder) -> Role | None:
-    """The role whose server also runs the other role's backend for the layer diff; None without a layer diff."""
+    """Return the role whose server also runs the other role's backend for the layer diff; None without a layer diff."""
     return asked_roles(plan, folder)[0] if plan.has_layer_diff else None
 
 
@@ -132,7 +132,7 @@ INTERRUPTED = "The run was interrupted."
 
 
 def resuming(folder: RunFolder) -> str:
-    """The command that goes on with a run."""
+    """Return the command that goes on with a run."""
     return f"{folder.manifest().command} --out={shlex.quote(shown(folder.path.absolute()))}"
 
 

@@ -168,7 +168,7 @@ def shadow_fault(
 
 @contextmanager
 def switched_on(engine: Engine, place: Path, control: Control) -> Iterator[str]:
-    """Within the context a server follows a control; then everything is off and its prefix cache empty.
+    """Have a server follow a control within the context; then everything is off and its prefix cache empty.
 
     Gives the token of the setting.
     """
@@ -193,7 +193,7 @@ def _parts(plan: Plan, folder: RunFolder, role: Role) -> set[str]:
 
 
 def fault_load(plan: Plan, folder: RunFolder, parts: set[str]) -> FaultLoad:
-    """The questions that the reference answered first, and the sequences of it that were scored behind a cached prefix."""
+    """Return the questions that the reference answered first, and the sequences of it that were scored behind a cached prefix."""
     texts = {a.item: a.text for a in folder.answers() if (a.suite, a.role, a.repeat) == ("mmlu", "reference", 0)}
     items = [item for item in plan.of("mmlu") if item.id in texts][:QUESTIONS]
     logits = None
@@ -206,7 +206,7 @@ def fault_load(plan: Plan, folder: RunFolder, parts: set[str]) -> FaultLoad:
 
 
 def _ask(engine: Engine, items: Sequence[Item], spec: RunSpec, nonce: str) -> list[Answer]:
-    """Answers to some questions, asked at the same time, in their order."""
+    """Ask some questions at the same time, and return the answers in their order."""
     replies: dict[int, Reply] = {}
 
     def keep(index: int, reply: Reply) -> None:

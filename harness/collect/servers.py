@@ -42,7 +42,7 @@ def make_engine(
     environment: Mapping[str, str] | None = None,
     arguments: tuple[str, ...] = (),
 ) -> Engine:
-    """A role's engine, not started: a server to launch, or one that is already running.
+    """Make a role's engine, not started: a server to launch, or one that is already running.
 
     Args:
         plan: backends, model, device, engine flags and timeouts.
@@ -82,8 +82,10 @@ def make_engine(
 
 
 def make_run_engine(plan: Plan, folder: RunFolder, role: Role, *, alone: bool) -> Engine:
-    """A role's engine in a run. Both run without CUDA graphs if a kernel of the contract computes decode, or if decode is traced
-    because no answers are compared. Both also get what only one of the backends forces; it is found out once for a run.
+    """Make a role's engine in a run.
+
+    Both run without CUDA graphs if a kernel of the contract computes decode, or if decode is traced because no answers are
+    compared. Both also get what only one of the backends forces; it is found out once for a run.
 
     Args:
         plan: the checked run.
@@ -135,7 +137,7 @@ def _run_engine(plan: Plan, folder: RunFolder, role: Role, alone: bool) -> Engin
 
 
 def core_of(device: str, number: int = 0) -> int | None:
-    """The core that a CPU server computes on: servers of different numbers get different cores if possible. None on a GPU."""
+    """Return the core that a CPU server computes on; servers of different numbers get different ones if possible. None on a GPU."""
     cores = sorted(os.sched_getaffinity(0))
     return cores[number % len(cores)] if device == "cpu" else None
 
@@ -194,7 +196,7 @@ def running(engines: Sequence[Engine], device: str, display: ProgressDisplay | N
 
 
 def _last_words(engines: Sequence[Engine]) -> str:
-    """The last line but for warnings that a server logged which is not ready yet, of the last of them."""
+    """Return the last line, warnings apart, that a server logged which is not ready yet; of several, the last one's."""
     starting = [one for one in engines if isinstance(one, SGLangServer) and one.startup_s is None]
     lines = [f"{one.role}: {line}" for one in starting if (line := one.last_step())]
     return lines[-1] if lines else ""

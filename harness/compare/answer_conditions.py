@@ -113,7 +113,7 @@ class Telling:
 
 
 def most_telling(rows: Sequence[ConditionRow]) -> Telling | None:
-    """The split that best separates where the candidate is right from where it is not; None if none does.
+    """Return the split that best separates where the candidate is right from where it is not; None if none does.
 
     Of the questions that the reference got right, the share that the candidate lost in a bucket is compared with the share in the
     other buckets of the same split (Fisher's exact test, one-sided), so that a hard subject does not look broken. All buckets of

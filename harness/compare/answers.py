@@ -31,7 +31,7 @@ class Pair:
         return self.right("reference") - self.right("candidate")
 
     def of(self, role: Role) -> Answer:
-        """The role's answer."""
+        """Return the role's answer."""
         return self.reference if role == "reference" else self.candidate
 
 

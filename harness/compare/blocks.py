@@ -71,13 +71,13 @@ class Block:
         return self.output_tokens / self.seconds
 
     def time(self, metric: TimeMetric) -> float:
-        """Seconds of a metric; for throughput, seconds per token of the answer."""
+        """Return the seconds of a metric; for throughput, seconds per token of the answer."""
         times = {"ttft": self.ttft_s, "itl": self.itl_s, "e2e": self.e2e_s, "throughput": 1 / self.output_throughput}
         return times[metric]
 
 
 def gaps(timing: Timing) -> list[float]:
-    """Inter-token latencies of a request: each gap between chunks, divided evenly among the tokens of the later chunk."""
+    """Return the inter-token latencies of a request: each gap between chunks, divided evenly among the later chunk's tokens."""
     chunks = list(zip(timing.chunk_s, timing.chunk_tokens, strict=True))
     return [
         (later - earlier) / (tokens - before)
@@ -87,7 +87,7 @@ def gaps(timing: Timing) -> list[float]:
 
 
 def blocks_of(timings: Iterable[Timing]) -> list[Block]:
-    """The blocks in the order in which they were played.
+    """List the blocks in the order in which they were played.
 
     Raises:
         EvidenceError: most answers of a block came in one chunk, or at one instant, so inter-token latency is unknown.
@@ -137,19 +137,21 @@ class SideBySide:
         return self.reference[0].round
 
     def slowdowns(self, metric: TimeMetric) -> list[float]:
-        """log(candidate / reference) of both pairs. Either block of a pair may have come first, so that a disturbance is as
-        likely to raise the ratio as to lower it."""
+        """Return log(candidate / reference) of both pairs.
+
+        Either block of a pair may have come first, so that a disturbance is as likely to raise the ratio as to lower it.
+        """
         pairs = zip(self.candidate, self.reference, strict=True)
         return [math.log(theirs.time(metric) / ours.time(metric)) for theirs, ours in pairs]
 
     def floor(self, metric: TimeMetric) -> float:
-        """log(reference again / reference)."""
+        """Compute log(reference again / reference)."""
         first, again = self.reference
         return math.log(again.time(metric) / first.time(metric))
 
 
 def side_by_side(blocks: Iterable[Block]) -> dict[Load, list[SideBySide]]:
-    """Blocks played side by side, by load, in the order of rounds; incomplete rounds are left out."""
+    """Group blocks played side by side, by load, in the order of rounds; incomplete rounds are left out."""
     found: dict[Load, dict[int, dict[tuple[Role, bool], Block]]] = {}
     for block in blocks:
         found.setdefault(block.load, {}).setdefault(block.round, {})[block.role, block.again] = block
@@ -167,7 +169,7 @@ def side_by_side(blocks: Iterable[Block]) -> dict[Load, list[SideBySide]]:
 
 
 def first_warm(played: Mapping[Load, Sequence[SideBySide]]) -> int:
-    """The first round that counts: the number of warm-up rounds, by either role's seconds in all loads."""
+    """Return the first round that counts: the number of warm-up rounds, by either role's seconds in all loads."""
     return warm_up(
         [
             [[one.reference[0].seconds + one.reference[1].seconds for one in found] for found in played.values()],
@@ -177,7 +179,7 @@ def first_warm(played: Mapping[Load, Sequence[SideBySide]]) -> int:
 
 
 def throughputs(blocks: Sequence[Block]) -> tuple[float, float]:
-    """Input and output tokens per second over blocks played one after the other; 0 where there are none."""
+    """Compute input and output tokens per second over blocks played one after the other; 0 where there are none."""
     seconds = sum(block.seconds for block in blocks)
     if not seconds:
         return 0.0, 0.0

@@ -12,7 +12,7 @@ LOST, GAINED = 1.0, -1.0
 
 
 def losses(items: Mapping[str, Item], reference: Mapping[str, str], faulty: Sequence[Answer]) -> list[float]:
-    """1 for each question that only the reference got right, -1 for each that only the faulty candidate did, else 0.
+    """Score each question: 1 if only the reference got it right, -1 if only the faulty candidate did, else 0.
 
     Args:
         items: the questions by id.
@@ -30,7 +30,7 @@ def losses(items: Mapping[str, Item], reference: Mapping[str, str], faulty: Sequ
 
 
 def p_no_loss(lost: Sequence[float], margin: float) -> float:
-    """Anytime-valid p value of "the loss is within the margin"; 1 where nothing was answered.
+    """Compute the anytime-valid p value of "the loss is within the margin"; 1 where nothing was answered.
 
     Args:
         lost: see `losses`.
@@ -40,7 +40,9 @@ def p_no_loss(lost: Sequence[float], margin: float) -> float:
 
 
 def p_within(divergences: Sequence[float], limit: float) -> float:
-    """P value of "half of the prompts or more have a mean KL within the limit": the exact one-sided sign test. 1 without prompts.
+    """Compute the exact one-sided sign test's p value of "half of the prompts or more have a mean KL within the limit".
+
+    1 without prompts.
 
     A divergence that is not a number counts as above: the reference's was finite.
 

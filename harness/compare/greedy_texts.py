@@ -42,7 +42,7 @@ class TextDivergence(Part):
 
 
 def first_divergence(first: Sequence[Token], second: Sequence[Token]) -> int | None:
-    """Index of the first token whose text differs, or that only one generation has; None if all are equal."""
+    """Return the index of the first token whose text differs, or that only one generation has; None if all are equal."""
     for position, (one, other) in enumerate(zip_longest(first, second)):
         if one is None or other is None or one.text != other.text:
             return position
@@ -86,7 +86,7 @@ def compare_text(
 
 
 def floor_between(first: Sequence[Token], second: Sequence[Token]) -> float:
-    """The difference between two runs of one server on one prompt, in nats.
+    """Compute the difference between two runs of one server on one prompt, in nats.
 
     The largest change of a token's log-probability, or of its log-odds against its best alternative, over the positions with the
     same history and, where the texts diverge, the change of the log-odds there. What is outside the top alternatives cannot be
@@ -109,7 +109,7 @@ def floor_between(first: Sequence[Token], second: Sequence[Token]) -> float:
 
 
 def _odds_change(one: Token, other: Token) -> float:
-    """Change of the log-odds of a token against the best alternative that one run lists; 0 where the other run does not list it."""
+    """Compute how the log-odds of a token change against the best alternative that one run lists; 0 if the other lacks it."""
     best = next((text for text, _ in one.top if text != one.text), None)
     ours, theirs = (dict(reversed(token.top)) for token in (one, other))
     if best not in theirs:
@@ -125,7 +125,7 @@ def _swing_at(position: int, first: Sequence[Token], second: Sequence[Token]) ->
 
 
 def _gap_at(position: int, own: Sequence[Token], others: Sequence[Token]) -> float | None:
-    """By how much one role prefers its own token to the other's; see `TextDivergence.gap`."""
+    """Compute by how much one role prefers its own token to the other's; see `TextDivergence.gap`."""
     if position >= len(own) or position >= len(others):
         return None
     token, other = own[position], others[position]

@@ -111,7 +111,7 @@ class LogitsComparison:
 
 
 def merged_kl(reference: npt.ArrayLike, candidate: npt.ArrayLike) -> Array:
-    """KL_k at each position, in nats (see the module).
+    """Compute KL_k at each position, in nats (see the module).
 
     Computed as the sum of p (e^d - 1 - d) with d = log q - log p, which is the same sum where both sides add up to 1; each term
     is at least 0, so nothing cancels. A bucket of less than `MIN_MASS` counts as that much, which can only lower the result.
@@ -139,7 +139,7 @@ def _log_rest(logprobs: Array) -> Array:
 
 
 def clustered_stderr(values: npt.ArrayLike, clusters: npt.ArrayLike) -> float | None:
-    """Standard error of a mean over clustered values: those of one sequence are not independent.
+    """Compute the standard error of a mean over clustered values: those of one sequence are not independent.
 
     Source: Miller, Adding Error Bars to Evals (2024), section 2.2; with the correction G / (G - 1) for G clusters.
 
@@ -161,7 +161,7 @@ def clustered_stderr(values: npt.ArrayLike, clusters: npt.ArrayLike) -> float | 
 
 
 def share_interval(same: npt.ArrayLike, clusters: npt.ArrayLike, alpha: float) -> tuple[float, float]:
-    """Wilson's interval of a share, of level ``1 - alpha``, for the effective number of independent items.
+    """Compute Wilson's interval of a share, of level ``1 - alpha``, for the effective number of independent items.
 
     The effective number is share (1 - share) / stderr^2, between the number of clusters and the number of values. Where all values
     are the same, their dependence is unknown, and it is the number of clusters.
@@ -221,7 +221,7 @@ def compare_roles(
 
 
 def _indices(reference: Logits, again: Logits) -> list[int]:
-    """Where the sequences of the second scoring are in the first.
+    """Return where the sequences of the second scoring are in the first.
 
     Raises:
         EvidenceError: one of them is not there.
@@ -237,14 +237,14 @@ def _indices(reference: Logits, again: Logits) -> list[int]:
 
 
 def _floor(reference: Logits, again: Logits, condition: CacheState, twice: Sequence[int]) -> Array:
-    """Mean KL_k of the reference against itself, by prompt that it was scored on twice, where both met the condition."""
+    """Return the mean KL_k of the reference against itself, by prompt that it was scored on twice, where both met the condition."""
     first = reference.only(twice)
     held = [i for i, _ in enumerate(twice) if _all_honour((first, again), i, condition)]
     return _by_prompt(first, again, condition, held)[0]
 
 
 def _by_prompt(reference: Logits, other: Logits, condition: CacheState, indices: Sequence[int]) -> tuple[Array, Array]:
-    """Mean KL_k and mean change of the log-likelihood of each sequence, over its finite positions; without one, left out."""
+    """Compute the mean KL_k and mean change of log-likelihood of each sequence over its finite positions; without one, left out."""
     kls, changes = [], []
     for index in indices:
         kl = _kl(reference, other, condition, [index])
@@ -294,7 +294,7 @@ def _rows(logits: Logits, condition: CacheState, indices: Sequence[int]) -> Posi
 
 
 def _kl(reference: Logits, other: Logits, condition: CacheState, indices: Sequence[int]) -> Array:
-    """KL_k at the positions of these sequences; not finite where a log-probability is not."""
+    """Compute KL_k at the positions of these sequences; not finite where a log-probability is not."""
     p, q = _rows(reference, condition, indices), _rows(other, condition, indices)
     return np.where(np.isfinite(p.token) & np.isfinite(q.token), merged_kl(p.logprobs, q.logprobs), math.nan)
 
@@ -357,7 +357,7 @@ def _row(
 
 
 def _place(sequence: ScoredSequence, token: int) -> str:
-    """For example "greedy-003, answer token 4 of 9", counted from 1."""
+    """Describe a place, for example "greedy-003, answer token 4 of 9", counted from 1."""
     prompt, answer = sequence.prompt_tokens, sequence.length - sequence.prompt_tokens
     if token < prompt:
         return f"{sequence.item}, prompt token {token + 1} of {prompt}"

@@ -33,7 +33,7 @@ MAX_SWING = 8.0
 
 
 def relative_error(noise: str) -> float:
-    """The relative size e of a noise family's rounding errors.
+    """Compute the relative size e of a noise family's rounding errors.
 
     Raises:
         ValueError: there is no such family.
@@ -44,17 +44,17 @@ def relative_error(noise: str) -> float:
 
 
 def kl_limit(noise: Iterable[str]) -> float:
-    """Largest mean KL, in nats, that the declared noise of both roles explains: their errors add up in squares."""
+    """Compute the largest mean KL, in nats, that the declared noise of both roles explains: their errors add up in squares."""
     return EXACT_KL + KL_PER_SQUARE * sum(relative_error(name) ** 2 for name in noise)
 
 
 def swing_limit(noise: Iterable[str]) -> float:
-    """Largest change of the log-odds of two tokens, in nats, that the declared noise of both roles explains."""
+    """Compute the largest change of the log-odds of two tokens, in nats, that the declared noise of both roles explains."""
     return min(EXACT_SWING + SWING_PER_UNIT * math.hypot(*map(relative_error, noise)), MAX_SWING)
 
 
 def change_limit(kl: float) -> float:
-    """Largest mean change of a token's log-likelihood, in nats, under a limit of the mean KL.
+    """Compute the largest mean change of a token's log-likelihood, in nats, under a limit of the mean KL.
 
     For a small change d of log-probabilities, KL is half of the mean of d squared, so the mean of d is at most the root of twice
     the KL (Cauchy and Schwarz).

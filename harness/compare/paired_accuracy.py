@@ -90,7 +90,7 @@ class Prefix:
         return CHANCE if not self.pairs or any(one.item.expected in LETTERS for one in self.pairs) else 0.0
 
     def unparsed_share(self, role: Role) -> float:
-        """Share of a role's answers without a letter."""
+        """Compute the share of a role's answers without a letter."""
         return self.unparsed[role] / len(self.pairs) if self.pairs else 0.0
 
 
@@ -205,7 +205,7 @@ def reason_of(
 
 
 def verdict_of(reason: Reason) -> Verdict:
-    """The verdict that a decision is."""
+    """Return the verdict of a decision."""
     if reason == "regression":
         return "regression"
     return "pass" if reason == "non-inferior" else "inconclusive"

@@ -60,7 +60,7 @@ def compare(reference: Trace, candidate: Trace) -> FreeRunningError:
 
 
 def joined(parts: Sequence[FreeRunningError]) -> FreeRunningError:
-    """Several requests as one: sums are added, never ratios.
+    """Join several requests into one: sums are added, never ratios.
 
     Raises:
         ValueError: there is none, or they are of different layers or heads.
@@ -113,7 +113,7 @@ def split(layers: Sequence[int], total: Floats, own: Floats) -> Split:
 
 
 def _matching(reference: Trace, candidate: Trace) -> NDArray[np.int64]:
-    """Rows of the reference and of the candidate that match, [matched, 2]."""
+    """Return the rows of the reference and of the candidate that match, [matched, 2]."""
     ours, theirs = _rows(reference), _rows(candidate)
     common = sorted(set(ours) & set(theirs))
     same = [reference.tokens[ours[at]] == candidate.tokens[theirs[at]] for at in common]
@@ -122,7 +122,7 @@ def _matching(reference: Trace, candidate: Trace) -> NDArray[np.int64]:
 
 
 def _rows(trace: Trace) -> dict[int, int]:
-    """Row of each position; the first, where a request that was interrupted computed it again."""
+    """Return the row of each position; the first, where a request that was interrupted computed it again."""
     rows: dict[int, int] = {}
     for row, position in enumerate(trace.positions.tolist()):
         rows.setdefault(position, row)

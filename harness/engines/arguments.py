@@ -20,7 +20,7 @@ ABSENT = "absent"
 
 
 def settled(info: Mapping[str, Any]) -> dict[str, Any]:
-    """A server's ``/server_info`` without the fields that change while it runs, and without its keys."""
+    """Reduce a server's ``/server_info`` to the fields that stay the same while it runs, without its keys."""
     return {key: value for key, value in info.items() if key not in VOLATILE | SECRET}
 
 
@@ -53,7 +53,7 @@ def arguments_of(asked: Collection[str]) -> set[str]:
 
 
 def _without_treatment(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments, with null for those that only repeat the server's own backend."""
+    """Return the arguments, with null for those that only repeat the server's own backend."""
     own = arguments.get("attention_backend")
     return {key: None if key in TREATMENT_KEYS and value == own else value for key, value in arguments.items()}
 

@@ -60,7 +60,7 @@ class Reply:
 
 
 def never() -> bool:
-    """False: all requests are sent."""
+    """Return False: all requests are sent."""
     return False
 
 
@@ -117,7 +117,7 @@ class Engine(Protocol):
         """Raise EngineError, with exit status and log, if the server's process has ended."""
 
     def arguments(self) -> dict[str, Any]:
-        """The arguments as the server resolved them; empty if it does not report them."""
+        """Return the arguments as the server resolved them; empty if it does not report them."""
 
     def flush_cache(self) -> None:
         """Empty the prefix cache."""
@@ -142,7 +142,7 @@ class Engine(Protocol):
         """
 
     def client(self, kind: type[AnyClient]) -> AnyClient:
-        """A client of this kind that talks to the running server."""
+        """Return a client of this kind that talks to the running server."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:

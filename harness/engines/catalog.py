@@ -20,7 +20,7 @@ _SOURCES = ("srt/arg_groups/choices.py", "srt/server_args.py")
 
 @cache
 def sglang_backends() -> tuple[str, ...]:
-    """SGLang's own attention backends, read from its source because importing it takes seconds.
+    """List SGLang's own attention backends, read from its source because importing it takes seconds.
 
     Raises:
         UsageError: SGLang is not installed, or its list cannot be found.
@@ -47,7 +47,7 @@ def sglang_backends() -> tuple[str, ...]:
 
 
 def checked_backend(flag: str, name: str) -> Backend:
-    """The backend of this name, if a server can run it.
+    """Check that a server can run a backend of this name, and return it.
 
     Args:
         flag: the flag that named it, for the error.

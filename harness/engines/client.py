@@ -189,11 +189,11 @@ class Client:
         self._api_key = api_key
 
     def error(self, found: str, expected: str = "", do: str = FIND_OUT) -> EngineError:
-        """An EngineError about this server, with the last lines of its log."""
+        """Make an EngineError about this server, with the last lines of its log."""
         return EngineError(f"{self.who} {found}", expected, do, details=self._log_tail())
 
     def get(self, path: str, timeout_s: float) -> Any:
-        """The JSON document at ``path``. Raises EngineError if there is none."""
+        """Get the JSON document at ``path``. Raises EngineError if there is none."""
         return self._document(path, self._call("GET", path, timeout_s))
 
     def post(self, path: str, timeout_s: float) -> None:
@@ -219,7 +219,7 @@ class Client:
             raise self.error(f"answered {path} with {excerpt(response.text)}.", "JSON") from None
 
     def status(self, path: str, timeout_s: float, method: str = "GET", authorized: bool = True) -> int | None:
-        """HTTP status of ``path``, asked with the key or without; None if there is no response."""
+        """Return the HTTP status of ``path``, asked with the key or without; None if there is no response."""
         try:
             return self._request(method, path, timeout_s, authorized=authorized).status
         except BROKEN:
@@ -266,7 +266,7 @@ class Client:
         on_reply: Callable[[int, Reply], None],
         enough: Callable[[], bool] = never,
     ) -> None:
-        """`Engine.ask` with the name of the model."""
+        """Call `Engine.ask` with the name of the model."""
         if asks:
             asyncio.run(self._ask(model, asks, concurrency, on_reply, enough))
 
@@ -293,7 +293,7 @@ class Client:
             await self._while_alive(asyncio.gather(*(work() for _ in range(min(concurrency, len(asks))))))
 
     async def _while_alive(self, work: asyncio.Future[Done]) -> Done:
-        """The result of work that ends as soon as the server's process is seen to be gone, or stopped."""
+        """Do work that ends as soon as the server's process is seen to be gone, or stopped, and return its result."""
         watch = asyncio.create_task(self._watch())
         try:
             await asyncio.wait((work, watch), return_when=asyncio.FIRST_COMPLETED)
@@ -306,7 +306,7 @@ class Client:
             await asyncio.gather(watch, work, return_exceptions=True)
 
     def _session(self, timeout_s: float | None = None, authorized: bool = True) -> aiohttp.ClientSession:
-        """Connections, kept and reused, as many as there are requests in flight."""
+        """Make a session whose connections are kept and reused, as many as there are requests in flight."""
         return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0),
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -373,7 +373,7 @@ class Client:
             return await read_response(response)
 
     async def _refusal(self, response: Response) -> EngineError:
-        """The error for an unsuccessful status.
+        """Make the error for an unsuccessful status.
 
         Raises:
             EngineError: the server died, which explains its HTTP 500.
@@ -407,7 +407,7 @@ async def whole(parts: AsyncIterable[bytes]) -> bytes:
 
 
 def chat_body(ask: ChatRequest) -> dict[str, Any]:
-    """The body of a chat completion, without the model."""
+    """Make the body of a chat completion, without the model."""
     body = {
         "messages": [{"role": "user", "content": ask.prompt}],
         "temperature": 0,
@@ -417,7 +417,7 @@ def chat_body(ask: ChatRequest) -> dict[str, Any]:
 
 
 def _retry_after_s(response: Response) -> float:
-    """Seconds to wait, as the server asks; 0 if that is not valid."""
+    """Return the seconds to wait, as the server asks; 0 if that is not valid."""
     try:
         seconds = float(response.retry_after)
     except ValueError:
@@ -426,10 +426,10 @@ def _retry_after_s(response: Response) -> float:
 
 
 def excerpt(body: str) -> str:
-    """The beginning of a response, quoted, for an error message."""
+    """Quote the beginning of a response for an error message."""
     return repr(body if len(body) <= EXCERPT else body[:EXCERPT] + "...")
 
 
 def reason(error: BaseException) -> str:
-    """An exception in words, for an error message."""
+    """Describe an exception for an error message."""
     return f"{type(error).__name__}: {error}".rstrip(": .")

@@ -46,7 +46,7 @@ _NUMBERS = (
 def common_settings(
     reference: Mapping[str, Any], candidate: Mapping[str, Any], names: Mapping[Role, str], asked: Collection[str] = ()
 ) -> CommonSettings:
-    """The flags that make two servers' arguments agree.
+    """Return the flags that make two servers' arguments agree.
 
     Args:
         reference: the resolved arguments of the reference's server.
@@ -68,7 +68,7 @@ def common_settings(
 
 
 def _flag_for(name: str, ours: str, theirs: str) -> tuple[str, str]:
-    """The flag that makes an argument equal in both servers, or "" and why there is none."""
+    """Return the flag that makes an argument equal in both servers, or "" and why there is none."""
     if name.startswith("cuda_graph_config."):
         return "--disable-cuda-graph", ""
     if name in _NUMBERS:

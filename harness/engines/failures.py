@@ -147,7 +147,7 @@ def ended(
     process: str = "",
     out_of_memory: bool = False,
 ) -> EngineError:
-    """The error of a server of which a process has ended.
+    """Make the error of a server of which a process has ended.
 
     Args:
         who: "the candidate server (sage_attn)".
@@ -181,7 +181,7 @@ def ended(
 
 
 def how_ended(status: int) -> str:
-    """In words how a process ended, by its exit status or the negative number of a signal: "was killed by SIGKILL"."""
+    """Describe how a process ended, by its exit status or the negative number of a signal: "was killed by SIGKILL"."""
     if status >= 0:
         return f"exited with status {status}"
     return (
@@ -213,7 +213,7 @@ def _death(lines: list[str], situation: Situation) -> Told | None:
 
 
 def _fault_place(lines: list[str]) -> str:
-    """Where Python was when it crashed: the innermost frame that is not of a library, else the innermost."""
+    """Return where Python was when it crashed: the innermost frame that is not of a library, else the innermost."""
     frames: list[re.Match[str]] = []
     start = next((n for n, line in enumerate(lines) if line.startswith("Current thread")), len(lines))
     for line in lines[start + 1 :]:
@@ -234,7 +234,7 @@ def _last_words(lines: list[str]) -> str:
 
 
 def _last_chain(lines: list[str]) -> list[_Raised]:
-    """The last exception that is no consequence of another process's end, and those that led to it; the last first.
+    """Return the last exception that is no consequence of another process's end, and those that led to it; the last first.
 
     A server survives exceptions of optional imports and logs them, so earlier ones do not count.
     """
@@ -250,7 +250,7 @@ def _last_chain(lines: list[str]) -> list[_Raised]:
 
 
 def _exceptions(lines: list[str]) -> Iterator[_Raised]:
-    """Each traceback's exception. One without a message gets the source line that raised it."""
+    """Yield each traceback's exception. One without a message gets the source line that raised it."""
     for number, line in enumerate(lines):
         if _TRACEBACK not in line:
             continue
@@ -272,7 +272,7 @@ def _exceptions(lines: list[str]) -> Iterator[_Raised]:
 
 
 def _in_kernel(traceback: list[str]) -> str:
-    """The innermost frame of a kernel that raised, outside of libraries if there is one; empty if assay did not call a kernel."""
+    """Return the innermost frame of a kernel that raised, outside of libraries if there is one; empty if no kernel was called."""
     called = next((n for n, line in enumerate(traceback) if _IN_KERNEL.match(line)), None)
     if called is None:
         return ""
@@ -282,12 +282,12 @@ def _in_kernel(traceback: list[str]) -> str:
 
 
 def _without_stamp(line: str) -> str:
-    """A line of a log without its time and level."""
+    """Return a line of a log without its time and level."""
     return one_line(line[_STAMP.match(line).end() :].strip(), LINE_LIMIT)  # type: ignore[union-attr]  # it matches nothing, too
 
 
 def _headline(said: str, where: str = "") -> str:
-    """The line of an exception, with the first line of its message, if that begins on the next one, and where it was raised."""
+    """Return an exception's line, with its message's first line if that begins on the next one, and where it was raised."""
     first, *rest = (line.strip() for line in said.splitlines() if line.strip())
     place = f" ({where})" if where else ""
     return one_line(f"{first} {rest[0]}" if first.endswith(":") and rest else first, LINE_LIMIT - len(place)) + place

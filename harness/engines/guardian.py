@@ -118,7 +118,7 @@ def descendants(ancestor: int) -> list[int]:
 
 
 def shared_files(pid: int) -> set[str]:
-    """Files in shared memory, of the kinds of `_SHARED`, that a process has mapped; none if it has ended.
+    """Return the files in shared memory, of the kinds of `_SHARED`, that a process has mapped; none if it has ended.
 
     They are recognised by their inodes: the C library makes a semaphore under another name, and then renames it.
     """
@@ -132,7 +132,7 @@ def shared_files(pid: int) -> set[str]:
 
 
 def watch_shared_memory() -> int:
-    """A descriptor that can be read when a file is created in /dev/shm; -1 if there is none."""
+    """Return a descriptor that is readable when a file is created in /dev/shm; -1 if there is none."""
     events: int = _libc.inotify_init1(IN_NONBLOCK | os.O_CLOEXEC)
     if events >= 0 and _libc.inotify_add_watch(events, _SHARED_MEMORY.encode(), IN_CREATE) < 0:
         os.close(events)

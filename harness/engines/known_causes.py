@@ -25,7 +25,7 @@ class Situation:
     share: float = 0.0
 
     def words(self, remedy: str) -> str:
-        """A remedy without what this situation rules out: "[beside: …]" counts if another server is up, "[cuda: …]" on a GPU."""
+        """Drop from a remedy what this situation rules out: "[beside: …]" needs another server up, "[cuda: …]" a GPU."""
         holds = {"beside": not self.alone, "cuda": self.device == "cuda"}
         return _CONDITIONAL.sub(lambda match: match[2] if holds[match[1]] else "", remedy)
 
@@ -54,7 +54,7 @@ class Cause:
 
 
 def _share(match: re.Match[str], situation: Situation) -> str:
-    """A memory share above the one that SGLang asks for; if two of them do not fit on the GPU, one server at a time."""
+    """Return a memory share above the one that SGLang asks for; if two of them do not fit on the GPU, one server at a time."""
     least = next((float(group) for group in match.groups() if group), situation.share)
     share = max(math.ceil((least + 0.02) * 20) / 20, 0.45)
     if share <= 0.45:  # two shares, and a tenth for what lies outside of them (`engines.memory`)
@@ -284,7 +284,7 @@ KERNEL = "repair the kernel: `assay check` calls it on shapes of every kind, wit
 
 
 def remedy(cause: Cause, match: re.Match[str], situation: Situation) -> str:
-    """The remedy of a cause that a pattern matched, in this situation."""
+    """Return the remedy of a cause that a pattern matched, in this situation."""
     if not isinstance(cause.do, str):
         return cause.do(match, situation)
     return situation.words(cause.do).format(*match.groups())

@@ -107,7 +107,7 @@ def check_engine_args(engine_args: Sequence[str]) -> None:
 
 
 def command(launch: Launch, port: int, name: str) -> list[str]:
-    """The server's command line; ``name`` is the model name that it answers to."""
+    """Return the server's command line; ``name`` is the model name that it answers to."""
     profile = list(_CPU_FLAGS) if launch.device == "cpu" else ["--mem-fraction-static", f"{CUDA_MEM_FRACTION:.2f}"]
     # Nothing is captured on the CPU. With the flag, SGLang resolves the same arguments for every backend.
     if launch.eager or launch.device == "cpu":
@@ -131,7 +131,7 @@ def command(launch: Launch, port: int, name: str) -> list[str]:
 
 
 def settings(launch: Launch, inherited: Mapping[str, str]) -> dict[str, str]:
-    """The environment variables that assay sets for a server, in addition to those ``inherited``."""
+    """Return the environment variables that assay sets for a server, in addition to those ``inherited``."""
     found = kernel_settings(inherited)
     if launch.device == "cpu":
         found["PYTHONPATH"] = f"{STAND_INS}:{found['PYTHONPATH']}"
@@ -160,7 +160,7 @@ def settings(launch: Launch, inherited: Mapping[str, str]) -> dict[str, str]:
 
 
 def kernel_settings(inherited: Mapping[str, str]) -> dict[str, str]:
-    """The environment variables with which a process that `ServerProcess` launches finds a kernel, and what it compiled before."""
+    """Return the environment variables by which a process of `ServerProcess` finds a kernel, and what it compiled before."""
     python_path = [entry for entry in inherited.get("PYTHONPATH", "").split(":") if entry]
     return {
         "PYTHONPATH": ":".join([*python_path, str(Path.cwd())]),  # a kernel given as module:function may be there
@@ -171,5 +171,5 @@ def kernel_settings(inherited: Mapping[str, str]) -> dict[str, str]:
 
 
 def shell_line(settings: Mapping[str, str], command: Sequence[str]) -> str:
-    """The launch as a line for a shell."""
+    """Format the launch as a line for a shell."""
     return shlex.join(["env", *(f"{key}={value}" for key, value in settings.items()), *command])

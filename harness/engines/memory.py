@@ -45,14 +45,14 @@ def hold_both(
 
 
 def one_server_bytes(device: Device, model_bytes: int) -> float:
-    """Bytes that a server of a model with so many bytes of weights takes at least; on CUDA, inside of its share."""
+    """Estimate the bytes that a server of a model with so many bytes of weights takes at least; on CUDA, inside of its share."""
     if device == "cpu":
         return CPU_SERVER_BYTES + CPU_MODEL_COPIES * model_bytes
     return model_bytes + CUDA_KV_BYTES
 
 
 def mem_fraction(engine_args: Sequence[str]) -> float:
-    """A CUDA server's ``--mem-fraction-static``: the user's, or assay's own.
+    """Return a CUDA server's ``--mem-fraction-static``: the user's, or assay's own.
 
     Raises:
         UsageError: the user's is not a number.
@@ -71,7 +71,7 @@ def mem_fraction(engine_args: Sequence[str]) -> float:
 
 
 def model_bytes(folder: Path) -> int | None:
-    """Bytes of a model's weights; None if its folder has none."""
+    """Return the bytes of a model's weights; None if its folder has none."""
     return sum(file.stat().st_size for pattern in _WEIGHTS for file in folder.glob(pattern)) or None
 
 
@@ -85,7 +85,7 @@ def available_bytes(device: Device) -> int:
 
 
 def _machine_bytes(meminfo: Path) -> int:
-    """Memory that processes can get without swapping, as Linux estimates it (proc(5), MemAvailable); 0 where it does not."""
+    """Return the memory available without swapping, as Linux estimates it (proc(5), MemAvailable); 0 where it does not."""
     try:
         lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
         return int(lines["MemAvailable"].split()[0]) * 1024
@@ -94,7 +94,7 @@ def _machine_bytes(meminfo: Path) -> int:
 
 
 def _container_bytes(cgroup: Path) -> int | None:
-    """Memory left below the limit of cgroup v2 (kernel documentation, cgroup-v2.rst); None without a limit."""
+    """Return the memory left below the limit of cgroup v2 (kernel documentation, cgroup-v2.rst); None without a limit."""
     try:
         limit, used = (cgroup / "memory.max").read_text().strip(), int((cgroup / "memory.current").read_text())
         if limit == "max":

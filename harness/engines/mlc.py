@@ -36,7 +36,7 @@ class MlcServer(RemoteServer):
         self.label = f"MLC-LLM at {self.url}"
 
     def event_trace(self) -> list[Any]:
-        """The events of all requests since the server started, as Chrome trace events.
+        """Return the events of all requests since the server started, as Chrome trace events.
 
         Raises:
             EngineError: the server records none, or does not answer with a list of events.

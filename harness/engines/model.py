@@ -23,7 +23,7 @@ def is_hub_name(name: str) -> bool:
 
 
 def resolve_model(name: str, engine_args: Sequence[str] = ()) -> Path:
-    """The folder of a model: the named one, or the snapshot of a hub model, downloaded if necessary.
+    """Find the folder of a model: the named one, or the snapshot of a hub model, downloaded if necessary.
 
     Args:
         name: "tiny" for the model that ships with assay, a folder, or a hub name ("meta-llama/Llama-3.1-8B-Instruct").
@@ -69,7 +69,7 @@ def resolve_model(name: str, engine_args: Sequence[str] = ()) -> Path:
 
 
 def _read_json(path: Path, name: str) -> dict[str, Any]:
-    """A file of a model, as a JSON object. Raises UsageError if it is none."""
+    """Read a file of a model, as a JSON object. Raises UsageError if it is none."""
     try:
         document = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
@@ -129,7 +129,7 @@ class ModelShape:
 
 
 def model_shape(model: Path) -> ModelShape:
-    """The shape of the model in a folder, from its ``config.json``.
+    """Read the shape of the model in a folder from its ``config.json``.
 
     Raises:
         UsageError: the configuration has no ``vocab_size`` or no ``max_position_embeddings``.

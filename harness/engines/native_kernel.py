@@ -77,7 +77,7 @@ class NativeKernel:
         self._name, self._backend, self._page, self._device = name, backend, page, default_device()
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        """The output, [total_q, num_q_heads, head_dim].
+        """Compute the output, [total_q, num_q_heads, head_dim].
 
         Raises:
             KernelRefused: the backend is not made for such a call. Also whatever the backend raises.
@@ -87,7 +87,7 @@ class NativeKernel:
 
     @contextmanager
     def prepared(self, call: AttentionCall) -> Iterator[Callable[[], Tensor]]:
-        """Inside, a function that only attends, to be timed: K and V are in the pool, and the batch's metadata are made.
+        """Give a function that only attends, to be timed: K and V are in the pool, and the batch's metadata are made.
 
         Raises:
             KernelRefused: the backend is not made for such a call. Also whatever the backend raises.
@@ -126,7 +126,7 @@ class NativeKernel:
 
 @cache
 def kernel(backend: str) -> NativeKernel:
-    """The kernel that one of SGLang's attention backends is. It is tried on two small calls.
+    """Make the kernel that one of SGLang's attention backends is. It is tried on two small calls.
 
     Args:
         backend: a name of SGLang's registry, plugins included, and the page size of the KV pool unless it is 1: "triton", or
@@ -169,18 +169,18 @@ def kernel(backend: str) -> NativeKernel:
 
 
 def _said(error: Exception) -> str:
-    """An exception's name and the first line of its message."""
+    """Describe an exception by its name and the first line of its message."""
     return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '').rstrip('.')}"
 
 
 def _power_of_two(number: int, least: int) -> int:
-    """The least power of two that is at least both."""
+    """Return the least power of two that is no less than either."""
     return 1 << (max(number, least) - 1).bit_length()
 
 
 @cache
 def _sglang() -> Any:
-    """SGLang, with its plugins. Where there is no GPU, it is set up for the CPU, as `assay.harness.engines.launch` does it.
+    """Import SGLang, with its plugins. Without a GPU, it is set up for the CPU, as `assay.harness.engines.launch` does it.
 
     Raises:
         ImportError: it is not installed.
@@ -203,7 +203,7 @@ def _sglang() -> Any:
 
 
 def _registry() -> dict[str, Any]:
-    """SGLang's attention backends: name -> function of a model runner."""
+    """Return SGLang's attention backends: name -> function of a model runner."""
     from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
 
     backends: dict[str, Any] = ATTENTION_BACKENDS
@@ -265,7 +265,7 @@ class _Runner:
 
     @contextmanager
     def laid_out(self, call: AttentionCall) -> Iterator[Attend]:
-        """Inside, the call is laid out, and SGLang's global state is that of a forward pass."""
+        """Lay out the call within the context, with SGLang's global state that of a forward pass."""
         from sglang.srt.mem_cache.memory_pool import KVWriteLoc
         from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
         from sglang.srt.runtime_context import get_parallel
@@ -316,7 +316,7 @@ class _Runner:
         return rows, torch.cat(slots)
 
     def _batch(self, call: AttentionCall, rows: Tensor, written: Tensor) -> Any:
-        """The ForwardBatch, with the dtypes that SGLang's scheduler gives it. `written` are the slots of the new tokens."""
+        """Make the ForwardBatch, with the dtypes that SGLang's scheduler gives it. `written` are the slots of the new tokens."""
         from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 
         device, lens = call.q.device, torch.tensor(call.lens_k)

@@ -124,17 +124,17 @@ class ServerProcess:
         return oom_kills() > self._oom_kills
 
     def log_tail(self) -> str:
-        """The most informative last lines of this launch's log, indented, under the log's path."""
+        """Return the most informative last lines of this launch's log, indented, under the log's path."""
         lines = "\n".join(f"  {line}" for line in telling_lines(self.recent_log()))
         log = shown(self.log)
         return f"Its log ({log}) ends:\n{lines}" if lines else f"Its log ({log}) is empty."
 
     def last_line(self) -> str:
-        """The last line of this launch's log that is not known noise; empty if there is none."""
+        """Return the last line of this launch's log that is not known noise; empty if there is none."""
         return next(iter(_lines(self.recent_log())[-1:]), "")
 
     def last_step(self) -> str:
-        """The last line of this launch's log that is neither known noise nor a warning: what it is doing; empty for none."""
+        """Return the last line of this launch's log that is neither known noise nor a warning: what it is doing; empty for none."""
         return next((line for line in reversed(_lines(self.recent_log())) if not _WARNS.search(line)), "")
 
     def wrote(self, text: str) -> bool:
@@ -142,7 +142,7 @@ class ServerProcess:
         return text in self.recent_log().lower()
 
     def recent_log(self) -> str:
-        """The last `TAIL_BYTES` of what this launch wrote, with its secret left out."""
+        """Return the last `TAIL_BYTES` of what this launch wrote, with its secret left out."""
         with self.log.open("rb") as stream:
             end = stream.seek(0, os.SEEK_END)
             stream.seek(max(self.log_start, end - TAIL_BYTES))
@@ -199,12 +199,12 @@ class ServerProcess:
 
 
 def _state(pid: int) -> str:
-    """The state of a process as in ``/proc/<pid>/stat``: "T" is stopped, "t" is stopped by a debugger. "X" if it has ended."""
+    """Return the state of a process as in ``/proc/<pid>/stat``: "T" stopped, "t" stopped by a debugger; "X" if it has ended."""
     return next(iter(_stat(pid)), "X")
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of ``/proc/<pid>/stat`` from the third on, the state and the parent first; empty if the process has ended."""
+    """List the fields of ``/proc/<pid>/stat`` from the third on, the state and the parent first; empty if the process has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -243,8 +243,10 @@ def name_of(pid: int) -> str:
 
 
 def telling_lines(log: str, most: int = TAIL_LINES) -> list[str]:
-    """The last lines of a log; if it contains a traceback, the end of the last traceback and the last lines. After a crash, the
-    beginning of the stack of the thread that crashed takes the traceback's place: its end is the interpreter's own.
+    """Return the last lines of a log; if it contains a traceback, the end of the last one and the last lines.
+
+    After a crash, the beginning of the stack of the thread that crashed takes the traceback's place: its end is the
+    interpreter's own.
 
     Lines are cut to `LINE_WIDTH` characters. Empty lines and known noise are omitted.
     """
@@ -271,5 +273,5 @@ def telling_lines(log: str, most: int = TAIL_LINES) -> list[str]:
 
 
 def _lines(log: str) -> list[str]:
-    """The lines of a log, cut to `LINE_WIDTH` characters, without empty lines and known noise."""
+    """List the lines of a log, cut to `LINE_WIDTH` characters, without empty lines and known noise."""
     return [line[:LINE_WIDTH].rstrip() for line in log.splitlines() if line.strip() and not _NOISE.match(line)]

@@ -47,7 +47,7 @@ class EndpointClient(Client):
     async def _exchange(
         self, session: Any, method: str, path: str, body: Mapping[str, Any] | None, *, again: bool = False
     ) -> Response:
-        """One request, or, if it may be sent `again`, as many as the openai client's retries.
+        """Send one request, or, if it may be sent `again`, as many as the openai client's retries.
 
         Raises:
             OSError: no answer came.

@@ -245,7 +245,7 @@ def _check_ids(server: Scorer, meta: _Meta, ids: Sequence[int], start: int) -> N
 
 
 def _values(rows: Sequence[Sequence[_Entry] | None]) -> Floats:
-    """An array, NaN for null: SGLang's JSON has null for every number that is not finite."""
+    """Convert to an array, NaN for null: SGLang's JSON has null for every number that is not finite."""
     numbers = [[_number(entry[0]) for entry in row or ()] for row in rows]
     return np.array(numbers, dtype=np.float32).reshape(len(rows), -1)
 

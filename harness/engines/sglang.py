@@ -155,7 +155,7 @@ class SGLangServer(Engine):
         self._check_processes(process)
 
     def _check_processes(self, process: ServerProcess) -> None:
-        """SGLang's main process may stay when another has ended: it waits at its own exit for those that are left."""
+        """Raise if a process has ended: SGLang's main process may stay, waiting at its own exit for those that are left."""
         trouble = process.trouble(_ESSENTIAL)
         if trouble is None:
             return
@@ -181,7 +181,7 @@ class SGLangServer(Engine):
         )
 
     def last_step(self) -> str:
-        """The last line that it logged since it was started, warnings left out; empty if there is none."""
+        """Return the last line that it logged since it was started, warnings left out; empty if there is none."""
         return self._process.last_step() if self._process is not None else ""
 
     def _log_tail(self) -> str:
@@ -204,7 +204,7 @@ class SGLangServer(Engine):
         self._ready_client().ask(self._name, asks, concurrency, on_reply, enough)
 
     def send(self, path: str, body: Mapping[str, Any]) -> Any:
-        """The server's answer to a POST of ``body`` as JSON: for SGLang's own interface, for example ``/generate``.
+        """POST ``body`` as JSON and return the server's answer: for SGLang's own interface, for example ``/generate``.
 
         Raises:
             EngineError: the server failed, or its answer is not JSON with HTTP 200.
@@ -243,7 +243,7 @@ def served_models(client: Client, timeout_s: float = INFO_TIMEOUT_S) -> list[str
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that was free a moment ago."""
+    """Find a port of 127.0.0.1 that was free a moment ago."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -169,7 +169,7 @@ class StreamClient(Client):
 
 
 def _lines(arrivals: Iterable[tuple[float, bytes]]) -> list[tuple[float, str]]:
-    """Lines with the arrival of their ends, without empty ones."""
+    """Yield the lines with the arrival of their ends, without empty ones."""
     lines: list[tuple[float, bytes]] = []
     came_s, rest = 0.0, b""
     for came_s, data in arrivals:

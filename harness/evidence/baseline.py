@@ -99,7 +99,7 @@ def read_baseline(folder: Path) -> Baseline:
 
 
 def read_answers(folder: Path) -> list[Answer]:
-    """A baseline's answers.
+    """Read a baseline's answers.
 
     Raises:
         EvidenceError: they are damaged, or are not those that were accepted.
@@ -115,7 +115,7 @@ def read_answers(folder: Path) -> list[Answer]:
 
 
 def read_all(folder: Path) -> dict[str, Baseline]:
-    """All baselines of a folder by name; none if the folder does not exist.
+    """Read all baselines of a folder, by name; none if the folder does not exist.
 
     Raises:
         EvidenceError: one of them is damaged.

@@ -51,7 +51,7 @@ class BenchFolder:
 
     @classmethod
     def new(cls, path: Path, nonce: str = "") -> BenchFolder:
-        """A new folder.
+        """Make a new folder.
 
         Args:
             path: its path.
@@ -107,18 +107,18 @@ class BenchFolder:
         jsonl.append(self.path / LENGTHS, [line.model_copy(update={"run": self.nonce}) for line in lines])
 
     def timings(self) -> list[Timing]:
-        """All timings."""
+        """Read all timings."""
         return jsonl.read(self.path / TIMINGS, Timing, self.nonce)
 
     def lengths(self) -> list[AnswerLength]:
-        """All answer lengths."""
+        """Read all answer lengths."""
         return jsonl.read(self.path / LENGTHS, AnswerLength, self.nonce)
 
     def counters(self, role: Role) -> list[CallCount]:
-        """Attention calls that were counted in a role's server."""
+        """Read the attention calls that were counted in a role's server."""
         return self.servers.counters(role)
 
 
 def bench_folder(run: RunFolder) -> BenchFolder:
-    """The bench of a run, bound to it; the folder need not exist yet."""
+    """Return the bench of a run, bound to it; the folder need not exist yet."""
     return BenchFolder(run.path / FOLDER, run.nonce)

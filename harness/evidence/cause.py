@@ -77,7 +77,7 @@ class ReplayResult(RunRecord):
         return html_of(self.verdict, self.summary(), self.findings)
 
     def summary(self) -> str:
-        """One sentence: what the candidate does wrong if that is known, how many calls were examined, and the worst own error."""
+        """Summarise in a sentence what the candidate does wrong if known, how many calls were examined, and the worst own error."""
         cause = cause_of(self.findings)
         does = (
             f"{self.candidate} {cause.does}"
@@ -117,7 +117,7 @@ CAUSE = RunFile("cause.json", ReplayResult)
 
 
 def foreign_cause(result: ReplayResult, candidate: str, phases: Collection[str], pack: Path | None) -> str:
-    """Why a result does not belong to a candidate's recorded calls; empty if it does.
+    """Explain why a result does not belong to a candidate's recorded calls; empty if it does.
 
     Args:
         result: what was read.

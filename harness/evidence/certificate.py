@@ -170,7 +170,7 @@ class Certificate(Decided):
 
 
 def installed_version() -> str:
-    """Version of assay, as installed; "not installed" where it is on the path only."""
+    """Return the version of assay, as installed; "not installed" where it is on the path only."""
     try:
         return version(DISTRIBUTION)
     except PackageNotFoundError:
@@ -178,7 +178,7 @@ def installed_version() -> str:
 
 
 def source_hash() -> str:
-    """Hash of assay's source code, which every result is bound to, 12 hexadecimal digits."""
+    """Hash assay's source code, which every result is bound to, to 12 hexadecimal digits."""
     root = Path(__file__).parents[2]
     total = sha256()
     for part in sorted(path for path in root.iterdir() if path.is_dir()):
@@ -189,7 +189,7 @@ def source_hash() -> str:
 
 
 def verdict_on(examined: tuple[Examined, ...], left: tuple[str, ...]) -> Verdict:
-    """The verdict on the harness: "pass" if every fault that shows was caught and nothing else was flagged.
+    """Return the verdict on the harness: "pass" if every fault that shows was caught and nothing else was flagged.
 
     A fault that the declared noise hides is not held against the harness; the certificate lists it as missed.
 
@@ -204,7 +204,7 @@ def verdict_on(examined: tuple[Examined, ...], left: tuple[str, ...]) -> Verdict
 
 
 def read_certificate(path: Path) -> Certificate:
-    """A certificate, from its file.
+    """Read a certificate from its file.
 
     Raises:
         EvidenceError: it is missing or damaged.

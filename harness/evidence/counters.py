@@ -97,7 +97,7 @@ class CounterFile:
         self._table = np.memmap(folder / _TABLE.format(name), np.int64, "w+", shape=(TABLE_ROWS, TABLE_LAYERS))
 
     def row(self, row: CounterRow) -> int:
-        """Index of the row that counts `row`, created at its first use. Raises ValueError beyond `TABLE_ROWS`."""
+        """Return the index of the row that counts `row`, created at its first use. Raises ValueError beyond `TABLE_ROWS`."""
         if row not in self._rows:
             if len(self._rows) == TABLE_ROWS:
                 raise ValueError(f"more than {TABLE_ROWS} kinds of attention call: {row}")
@@ -111,7 +111,7 @@ class CounterFile:
 
 
 def read_counters(folder: Path, run: str = "") -> list[CallCount]:
-    """The counts of all processes that wrote to `folder`, added up by row. Arguments and errors are those of `read_by_process`."""
+    """Add up the counts of all processes that wrote to `folder`, by row. Arguments and errors are those of `read_by_process`."""
     totals: dict[CounterRow, np.ndarray] = {}
     for _, rows in _tables(folder, run):
         for row, calls in rows.items():
@@ -120,7 +120,7 @@ def read_counters(folder: Path, run: str = "") -> list[CallCount]:
 
 
 def read_by_process(folder: Path, run: str = "") -> dict[int, list[CallCount]]:
-    """The counts of each process that wrote to `folder`, by process id.
+    """Read the counts of each process that wrote to `folder`, by process id.
 
     Args:
         folder: of the counter files.
@@ -133,7 +133,7 @@ def read_by_process(folder: Path, run: str = "") -> dict[int, list[CallCount]]:
 
 
 def _tables(folder: Path, run: str) -> Iterator[tuple[str, dict[CounterRow, np.ndarray]]]:
-    """Name of each counter file, and the calls of its rows by layer, int64 [TABLE_LAYERS]."""
+    """Yield the name of each counter file, and the calls of its rows by layer, int64 [TABLE_LAYERS]."""
     for name, legend in _LEGENDS.read_each(folder, run).items():
         counts = folder / _TABLE.format(name)
         try:
@@ -149,5 +149,5 @@ def _count(row: CounterRow, calls: np.ndarray) -> CallCount:
 
 
 def total_calls(counts: Iterable[CallCount]) -> int:
-    """Calls over all rows and layers."""
+    """Sum the calls over all rows and layers."""
     return sum(count.calls for count in counts)

@@ -68,31 +68,31 @@ class EnvelopeCounts(RunRecord):
     met: dict[str, dict[str, tuple[Met, ...]]] = Field(default_factory=dict)
 
     def layers(self, phase: str) -> list[int]:
-        """Layers of which a call of this phase was compared, ascending."""
+        """Return the layers of which a call of this phase was compared, ascending."""
         batches = self.calls.get(phase, {}).get("batch", {})
         return sorted({layer for by_layer in batches.values() for layer in by_layer})
 
     def count(self, phase: str, quantity: str, label: str) -> int:
-        """Calls of a phase under a condition, in the layer that has the fewest of them."""
+        """Count the calls of a phase under a condition, in the layer that has the fewest of them."""
         by_layer = self.calls.get(phase, {}).get(quantity, {}).get(label, {})
         return min((by_layer.get(layer, 0) for layer in self.layers(phase)), default=0)
 
     def values(self, phase: str, quantity: str) -> Ranges:
-        """The values of a condition that every layer met."""
+        """Return the values of a condition that every layer met."""
         by_layer = self.by_layer(phase, quantity)
         return in_all([by_layer.get(layer, ()) for layer in self.layers(phase)])
 
     def by_layer(self, phase: str, quantity: str) -> dict[int, Ranges]:
-        """Layer -> the values of a condition that it met."""
+        """Return layer -> the values of a condition that it met."""
         return {layer: one.ranges for one in self.met.get(phase, {}).get(quantity, ()) for layer in one.layers}
 
     def reached(self, phase: str, quantity: str) -> int:
-        """The largest value of a condition that every layer met; 0 where nothing was compared."""
+        """Return the largest value of a condition that every layer met; 0 where nothing was compared."""
         return max((last for _, last in self.values(phase, quantity)), default=0)
 
 
 def met_of(by_layer: Mapping[int, Ranges]) -> tuple[Met, ...]:
-    """The values of a condition by layer, layers with the same values together."""
+    """List the values of a condition by layer, layers with the same values together."""
     return tuple(
         Met(layers=tuple(sorted(layer for layer, own in by_layer.items() if own == values)), ranges=values)
         for values in sorted(set(by_layer.values()))
@@ -168,7 +168,7 @@ class Envelope:
 
     @classmethod
     def of(cls, spec: RunSpec) -> Envelope:
-        """The envelope of a run's policy."""
+        """Return the envelope of a run's policy."""
         return cls(spec.policy.envelope_tokens, BATCH[spec.device], DEPTH[spec.device])
 
     def reach(self, limits: EngineLimits) -> Reach:
@@ -177,7 +177,7 @@ class Envelope:
         return Reach(tokens, limits.context_tokens, limits.chunk_tokens, limits.page_tokens, self.depth)
 
     def kinds(self, limits: EngineLimits) -> dict[str, dict[str, tuple[str, ...]]]:
-        """Phase -> id of a condition -> the labels of which a call is wanted. What an engine cannot do is left out."""
+        """Return phase -> id of a condition -> the labels of which a call is wanted. What an engine cannot do is left out."""
         reach = self.reach(limits)
         found = {
             phase: {
@@ -195,7 +195,7 @@ class Envelope:
         return found
 
     def gaps(self, counts: EnvelopeCounts, phases: Collection[str]) -> list[Missing]:
-        """The lengths that some layer did not compare, in the phases that a candidate claims."""
+        """List the lengths that some layer did not compare, in the phases that a candidate claims."""
         if counts.limits is None:
             return [Missing(phase, "total-tokens", "any") for phase in phases]
         lengths = self.reach(counts.limits).lengths

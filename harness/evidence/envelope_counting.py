@@ -73,7 +73,7 @@ class EnvelopeCounting:
                 self._met[phase, quantity, layer].update(values[quantity])
 
     def counts(self, run: str) -> EnvelopeCounts:
-        """Everything that was counted, for a run's nonce."""
+        """Return everything that was counted, for a run's nonce."""
         calls: dict[str, dict[str, dict[str, dict[int, int]]]] = {}
         for (phase, quantity, index, layer), number in self._calls.items():
             label = ENVELOPE[quantity].labels[index]

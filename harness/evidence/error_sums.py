@@ -20,7 +20,7 @@ Array = TypeVar("Array", bound=Any)
 
 
 def ratio(difference: Array, size: Array) -> Array:
-    """Relative L1, elementwise: 0 where nothing differs, infinite where only the size is zero.
+    """Compute the relative L1, elementwise: 0 where nothing differs, infinite where only the size is zero.
 
     The figure of arXiv 2410.02367, section 4.4.
 
@@ -34,7 +34,7 @@ def ratio(difference: Array, size: Array) -> Array:
 
 
 def sums_of(candidate: NDArray[np.floating], reference: NDArray[np.floating], axes: tuple[int, ...]) -> Floats:
-    """The sums of two outputs over some axes, float64 [remaining axes, 9]."""
+    """Sum the errors of two outputs over some axes, float64 [remaining axes, 9]."""
     a, b = candidate.astype(np.float64), reference.astype(np.float64)
     defined = np.isfinite(b)
     both = defined & np.isfinite(a)
@@ -50,7 +50,7 @@ def relative_l1(sums: Floats) -> Floats:
 
 
 def cosine(sums: Floats) -> Floats:
-    """Cosine similarity: 1 if both are zero everywhere, 0 if only one is or nothing is finite, NaN where nothing was observed."""
+    """Compute the cosine similarity: 1 if both are zero everywhere, 0 if only one is or nothing is finite, NaN if not observed."""
     a, b = _of(sums, "candidate_squared"), _of(sums, "reference_squared")
     with np.errstate(divide="ignore", invalid="ignore"):
         found = np.where((a == 0) | (b == 0), (a == b).astype(float), _of(sums, "dot") / np.sqrt(a * b))
@@ -58,13 +58,13 @@ def cosine(sums: Floats) -> Floats:
 
 
 def rmse(sums: Floats) -> Floats:
-    """Root of the mean squared difference: infinite where nothing of the candidate is finite, NaN where nothing was observed."""
+    """Compute the root mean squared difference: infinite where nothing of the candidate is finite, NaN where not observed."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return _observed(sums, np.sqrt(_of(sums, "difference_squared") / _of(sums, "compared")), np.inf)
 
 
 def nonfinite_share(sums: Floats) -> Floats:
-    """Share of the candidate's elements that are not finite where the reference's are; NaN where nothing was observed."""
+    """Compute the share of the candidate's elements not finite where the reference's are; NaN where nothing was observed."""
     lost = _of(sums, "nonfinite")
     with np.errstate(invalid="ignore"):
         share: Floats = lost / (lost + _of(sums, "compared"))
@@ -72,12 +72,12 @@ def nonfinite_share(sums: Floats) -> Floats:
 
 
 def largest(sums: Floats, max_abs: Floats) -> Floats:
-    """Largest differences: infinite where nothing of the candidate is finite, NaN where nothing was observed."""
+    """Return the largest differences: infinite where nothing of the candidate is finite, NaN where nothing was observed."""
     return _observed(sums, max_abs, np.inf)
 
 
 def elements(sums: Floats) -> Floats:
-    """Elements that the reference defines; NaN where nothing was observed."""
+    """Count the elements that the reference defines; NaN where nothing was observed."""
     count = _of(sums, "compared") + _of(sums, "nonfinite")
     return np.where(count > 0, count, np.nan)
 

@@ -87,5 +87,5 @@ KERNEL_TRACES = RunFile(f"{FOLDER}/*.json", KernelTrace, RUN_AGAIN, durable=Fals
 
 
 def passes_of(traces: Iterable[KernelTrace], phase: str) -> Sequence[TracedPass]:
-    """The traced passes of a phase, of all processes."""
+    """Return the traced passes of a phase, of all processes."""
     return [one for trace in traces for one in trace.passes if one.phase == phase]

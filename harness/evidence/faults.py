@@ -37,7 +37,7 @@ SEEDED_CALLS = RunFile("*.json", SeededCalls, durable=False)
 
 
 def read_seeded_calls(server: Path, token: str, nonce: str = "") -> SeededCalls | None:
-    """The calls of all processes of a server under one setting of the control; None if there was none.
+    """Read the calls of all processes of a server under one setting of the control; None if there was none.
 
     Raises:
         EvidenceError: a file is damaged, or of another run.

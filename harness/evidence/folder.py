@@ -84,7 +84,7 @@ class RunFolder:
         self._replace("manifest.json", manifest.model_dump_json(indent=2))
 
     def manifest(self) -> Manifest:
-        """The run's manifest.
+        """Read the run's manifest.
 
         Raises:
             EvidenceError: it is missing or damaged.
@@ -122,7 +122,7 @@ class RunFolder:
         file.write(self.server_folder(role) if role else self.path, record, self.nonce)
 
     def progress(self) -> Progress:
-        """The state of the run; an empty one if none was written yet."""
+        """Read the state of the run; an empty one if none was written yet."""
         return self.read(_PROGRESS) or Progress()
 
     def update(self, progress: Progress) -> None:
@@ -164,7 +164,7 @@ class RunFolder:
         return items
 
     def answers(self) -> list[Answer]:
-        """All answers so far, each with the size of the batch that admitted the request where the server recorded it."""
+        """Read all answers so far, each with the size of the batch that admitted the request where the server recorded it."""
         batches = {role: self._batches(role) for role in ROLES}
         answers = jsonl.read(self._file("records.jsonl"), Answer, self.nonce)
         return [
@@ -176,7 +176,7 @@ class RunFolder:
         jsonl.append(self._file("records.jsonl"), [answer.model_copy(update={"run": self.nonce})])
 
     def server_folder(self, role: Role) -> Path:
-        """The folder in which a role's server writes its counters and admissions."""
+        """Return the folder in which a role's server writes its counters and admissions."""
         return self.path / "servers" / role
 
     def record_server(self, server: ServerManifest) -> None:
@@ -186,11 +186,11 @@ class RunFolder:
         self.update(progress.model_copy(update={"servers": (*others, server)}))
 
     def log(self, role: Role) -> Path:
-        """A role's server log."""
+        """Return a role's server log."""
         return self.path / f"{role}.log"
 
     def baseline(self, role: Role) -> Path:
-        """The folder of the accepted baseline with which a role is compared."""
+        """Return the folder of the accepted baseline with which a role is compared."""
         return self.path / "baseline" / role
 
     @property
@@ -199,15 +199,15 @@ class RunFolder:
         return self.path / "baseline" / "status.json"
 
     def counters(self, role: Role) -> list[CallCount]:
-        """Attention calls counted in a role's server."""
+        """Read the attention calls counted in a role's server."""
         return read_counters(self.server_folder(role) / COUNTERS_FOLDER, self.nonce)
 
     def counters_by_process(self, role: Role) -> dict[int, list[CallCount]]:
-        """Attention calls counted in each process of a role's servers, by process id."""
+        """Read the attention calls counted in each process of a role's servers, by process id."""
         return read_by_process(self.server_folder(role) / COUNTERS_FOLDER, self.nonce)
 
     def admissions(self, role: Role) -> list[Admission]:
-        """Prefill batches that a role's server admitted, in order."""
+        """Read the prefill batches that a role's server admitted, in order."""
         return jsonl.read(self.server_folder(role) / ADMISSIONS, Admission, self.nonce)
 
     def write_counters(self) -> None:
@@ -216,7 +216,7 @@ class RunFolder:
         self._replace("counters.json", json.dumps(counts, indent=2))
 
     def _batches(self, role: Role) -> dict[str, int]:
-        """Sequences in the first prefill batch of each request, by request id."""
+        """Return the sequences in the first prefill batch of each request, by request id."""
         batches: dict[str, int] = {}
         for admission in self.admissions(role):
             for rid in admission.rids:

@@ -19,7 +19,7 @@ LARGEST = 1 << 32
 
 
 def lines_of(records: Iterable[BaseModel]) -> str:
-    """One line of JSON for each record."""
+    """Format one line of JSON for each record."""
     return "".join(record.model_dump_json() + "\n" for record in records)
 
 
@@ -41,7 +41,7 @@ def append(path: Path, records: Iterable[BaseModel]) -> None:
 
 
 def read(path: Path, kind: type[Line], nonce: str = "") -> list[Line]:
-    """All lines of a file; none if it does not exist. A last line that was cut off is skipped.
+    """Read all lines of a file; none if it does not exist. A last line that was cut off is skipped.
 
     Args:
         path: the file.

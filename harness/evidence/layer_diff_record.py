@@ -48,7 +48,7 @@ LAYER_DIFF = RunFile("layer-diff.json", LayerDiffRecord)
 
 
 def pack_of(folder: RunFolder) -> Path | None:
-    """The replay pack that a run recorded; None if it recorded none.
+    """Return the replay pack that a run recorded; None if it recorded none.
 
     Raises:
         EvidenceError: its manifest is damaged, or of another run.
@@ -61,7 +61,7 @@ def pack_of(folder: RunFolder) -> Path | None:
 
 
 def shadow_errors_of(folder: RunFolder) -> ShadowErrors | None:
-    """The candidate's errors on the reference's inputs, whichever server the layer diff ran in; None without a layer diff.
+    """Read the candidate's errors on the reference's inputs, whichever server the layer diff ran in; None without a layer diff.
 
     Raises:
         EvidenceError: a file is damaged.
@@ -76,8 +76,9 @@ def shadow_errors_of(folder: RunFolder) -> ShadowErrors | None:
 
 
 def with_roles_exchanged(cells: ShadowErrors, claimed: Sequence[str]) -> ShadowErrors:
-    """Errors measured in the candidate's server, where the reference was the shadow, as errors of the candidate; only in the phases
-    that the candidate computes itself.
+    """Exchange the roles of errors measured in the candidate's server, where the reference was the shadow.
+
+    They become errors of the candidate, only in the phases that the candidate computes itself.
 
     The differences stay the same. An output of the server that is not finite is the candidate's. Relative errors stay relative to
     the size of the server's output, which is the candidate's: the reference's size was not summed up.
@@ -108,7 +109,7 @@ def with_roles_exchanged(cells: ShadowErrors, claimed: Sequence[str]) -> ShadowE
 
 
 def layers_seen(place: Path) -> tuple[int, ...]:
-    """Layers that called attention in a server.
+    """Return the layers that called attention in a server.
 
     Raises:
         EvidenceError: none was counted.

@@ -13,7 +13,7 @@ Ranges = tuple[tuple[int, int], ...]
 
 
 def ranges_of(lengths: Iterable[int]) -> Ranges:
-    """Lengths as ranges."""
+    """Group the lengths into ranges."""
     ordered = sorted(set(lengths))
     if not ordered:
         return ()
@@ -22,13 +22,13 @@ def ranges_of(lengths: Iterable[int]) -> Ranges:
 
 
 def in_all(sets: Sequence[Ranges]) -> Ranges:
-    """The lengths that are in every set; none of no set."""
+    """Intersect the sets of lengths; none of no set."""
     common = [_lengths(one) for one in sets]
     return ranges_of(set.intersection(*common)) if common else ()
 
 
 def stood_for(met: Ranges, wanted: Sequence[int]) -> Ranges:
-    """The lengths that were met, and those that they stand for.
+    """Return the lengths that were met, and those that they stand for.
 
     A block of `BORDER` lengths was met where all its `wanted` ones were; between two wanted lengths of one block lies no border.
 
@@ -46,14 +46,14 @@ def stood_for(met: Ranges, wanted: Sequence[int]) -> Ranges:
 
 
 def gaps(met: Ranges, wanted: Sequence[int]) -> Ranges:
-    """The lengths between the first and the last wanted one for which no length that was met stands."""
+    """Find the lengths between the first and the last wanted one for which no length that was met stands."""
     if not wanted:
         return ()
     return ranges_of(set(range(wanted[0], wanted[-1] + 1)) - _lengths(stood_for(met, wanted)))
 
 
 def in_words(ranges: Ranges, most: int = 6) -> str:
-    """For example "1 to 200 and 577 to 584"; "none" if there is none. Of more than `most` ranges the last are counted."""
+    """Describe ranges, for example "1 to 200 and 577 to 584"; "none" if there is none. Of more than `most` the last are counted."""
     words = [f"{a:,}" if a == b else f"{a:,} to {b:,}" for a, b in ranges]
     if len(words) > most:
         words = [*words[: most - 1], f"{len(words) - most + 1} more ranges to {ranges[-1][1]:,}"]

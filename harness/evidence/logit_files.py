@@ -105,7 +105,7 @@ class Positions:
     logprobs: Floats
 
     def at(self, rows: Ints | npt.NDArray[np.int64]) -> Positions:
-        """Some of the positions, in this order."""
+        """Return some of the positions, in this order."""
         return Positions(self.token[rows], self.best[rows], self.top_ids[rows], self.logprobs[rows])
 
 
@@ -124,25 +124,25 @@ class Logits:
     by_condition: Mapping[CacheState, Positions]
 
     def ids_of(self, index: int) -> tuple[int, ...]:
-        """Token ids of a sequence."""
+        """Return the token ids of a sequence."""
         first = sum(sequence.length for sequence in self.header.sequences[:index])
         return tuple(self.ids[first : first + self.header.sequences[index].length].tolist())
 
     def only(self, indices: Sequence[int]) -> Logits:
-        """Some of the sequences, in this order."""
+        """Return some of the sequences, in this order."""
         rows = np.concatenate([np.arange(len(self.by_condition["cold"].token))[self.rows_of(i)] for i in indices])
         header = self.header.model_copy(update={"sequences": tuple(self.header.sequences[i] for i in indices)})
         ids = np.concatenate([np.array(self.ids_of(i), np.int32) for i in indices])
         return Logits(header, ids, {c: p.at(rows) for c, p in self.by_condition.items()})
 
     def rows_of(self, index: int) -> slice:
-        """Rows of a sequence's positions."""
+        """Return the rows of a sequence's positions."""
         first = sum(sequence.positions for sequence in self.header.sequences[:index])
         return slice(first, first + self.header.sequences[index].positions)
 
 
 def logits_path(folder: Path, role: Role, repeat: int) -> Path:
-    """File of a scoring in a run's folder."""
+    """Return the file of a scoring in a run's folder."""
     return folder / FOLDER / f"{role}-{repeat}.safetensors"
 
 

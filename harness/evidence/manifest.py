@@ -109,7 +109,7 @@ class Failure(Record):
 
     @classmethod
     def of(cls, kind: str, error: AssayError) -> Self:
-        """The failure that an error is."""
+        """Make the failure that an error is."""
         cause = error.cause if isinstance(error, EngineError) else ""
         return cls(kind=kind, message=str(error), found=error.found, do=error.do, details=error.details, cause=cause)
 
@@ -138,7 +138,7 @@ class Progress(RunRecord):
 
 
 def hash_items(items: Iterable[Item]) -> str:
-    """SHA-256 of ids, prompts and expected answers, in order: equal if two runs asked the same."""
+    """Hash ids, prompts and expected answers in order, with SHA-256: equal if two runs asked the same."""
     total = hashlib.sha256()
     for item in items:
         total.update(json.dumps([item.suite, item.id, item.prompt, item.expected]).encode() + b"\n")

@@ -20,12 +20,12 @@ class RunRecord(Record):
 
 
 def new_nonce() -> str:
-    """A name that no other run has: 64 random bits in hexadecimal."""
+    """Draw a name that no other run has: 64 random bits in hexadecimal."""
     return secrets.token_hex(8)
 
 
 def nonce_of_process() -> str:
-    """The nonce of the run that started this process; empty in a process that belongs to no run."""
+    """Return the nonce of the run that started this process; empty in a process that belongs to no run."""
     return os.environ.get(RUN, "")
 
 

@@ -35,7 +35,7 @@ Stratum = tuple[int, str, str, str]
 
 
 def replay_command(pack: Path | str, candidate: str = "module:function") -> str:
-    """The command that runs a kernel on a pack's calls."""
+    """Return the command that runs a kernel on a pack's calls."""
     return shlex.join(["assay", "replay", portable(str(pack)), "--candidate", candidate])
 
 
@@ -170,12 +170,12 @@ class CallMetadata:
 
 
 def rank_folder(folder: Path, rank: int) -> Path:
-    """Where a tensor-parallel process records the heads that it computes: the pack's own folder for rank 0."""
+    """Return where a tensor-parallel process records the heads that it computes: the pack's own folder for rank 0."""
     return folder / f"rank-{rank}" if rank else folder
 
 
 def read_manifest(folder: Path) -> PackManifest:
-    """The manifest of a pack, with the calls that all processes of the server recorded.
+    """Read the manifest of a pack, with the calls that all processes of the server recorded.
 
     Raises:
         UsageError: the folder has no pack, or one of another version of assay.
@@ -198,7 +198,7 @@ def read_manifest(folder: Path) -> PackManifest:
 
 
 def hash_pack(folder: Path) -> str:
-    """SHA-256 over a pack's manifests, which hold the hash of every recorded call.
+    """Hash a pack's manifests, which hold the hash of every recorded call, with SHA-256.
 
     Raises:
         EvidenceError: a manifest cannot be read.
@@ -213,7 +213,7 @@ def hash_pack(folder: Path) -> str:
 
 
 def _further_manifests(folder: Path) -> list[Path]:
-    """Manifests of the tensor-parallel processes of ranks 1, 2, ..."""
+    """Return the manifests of the tensor-parallel processes of ranks 1, 2, ..."""
     return sorted(folder.glob(f"rank-*/{MANIFEST}"))
 
 
@@ -237,7 +237,7 @@ def _read_manifest(folder: Path) -> PackManifest:
 
 
 def read_pack(folder: Path) -> list[RecordedCall]:
-    """All calls of a pack, sorted by layer.
+    """Read all calls of a pack, sorted by layer.
 
     Raises:
         UsageError: the folder has no pack, or one of another version of assay.

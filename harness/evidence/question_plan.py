@@ -45,7 +45,7 @@ QUESTION_PLAN = RunFile("questions.json", QuestionPlan, RUN_AGAIN)
 
 
 def order_hash(items: Iterable[Item]) -> str:
-    """SHA-256 of ids, prompts, units and conditions of the questions, in order."""
+    """Hash ids, prompts, units and conditions of the questions in order, with SHA-256."""
     total = hashlib.sha256()
     for item in items:
         total.update(json.dumps([item.id, item.prompt_hash, item.unit, item.cold]).encode() + b"\n")

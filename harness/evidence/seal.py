@@ -19,7 +19,7 @@ _MOST_NAMES = 3
 
 
 def seal_of(folder: Path) -> dict[str, str]:
-    """SHA-256 of each file of a run's evidence, by its path in the run's folder.
+    """Hash each file of a run's evidence with SHA-256, by its path in the run's folder.
 
     Raises:
         EvidenceError: a file cannot be read.

@@ -35,7 +35,7 @@ class SensitivityRecord(RunRecord):
 
 
 def sensitivity_folder(server: Path) -> Path:
-    """The folder of what was measured under a fault, in a server's folder."""
+    """Return the folder of what was measured under a fault, in a server's folder."""
     return server / SENSITIVITY
 
 

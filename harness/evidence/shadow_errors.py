@@ -43,7 +43,7 @@ _QUERIES = "queries."  # and of those with the worst queries
 
 
 def condition_numbers(phase: str, new: Sequence[int], prefix: Sequence[int]) -> Integers:
-    """Condition of each query of a call, int64 [sum(new)]: its index into the product of `CONDITIONS`.
+    """Number the condition of each query of a call, int64 [sum(new)]: its index into the product of `CONDITIONS`.
 
     Args:
         phase: "extend" or "decode".
@@ -210,7 +210,7 @@ class ShadowErrors:
         return {layer: heads for header in self.headers for layer, heads in header.heads.items()}
 
     def observed(self, dimension: str) -> tuple[str, ...]:
-        """Labels of a dimension that were observed.
+        """Return the labels of a dimension that were observed.
 
         Raises:
             KeyError: there is no such dimension.
@@ -221,7 +221,7 @@ class ShadowErrors:
     def table(
         self, by: Sequence[str] = ("layer", "head"), where: Mapping[str, str | int | Sequence[str | int]] | None = None
     ) -> ErrorTable:
-        """Errors by some dimensions over selected cells. Sums are merged, never ratios.
+        """Tabulate the errors by some dimensions over selected cells. Sums are merged, never ratios.
 
         Args:
             by: dimensions of the result, one per axis, in order.
@@ -264,7 +264,7 @@ def _column(dimension: str) -> int:
 
 
 def _table(axes: dict[str, tuple[str, ...]], sums: Floats, largest: Floats) -> ErrorTable:
-    """Errors from sums [..., 9] and largest differences [...]."""
+    """Make the table of errors from sums [..., 9] and largest differences [...]."""
     return ErrorTable(
         axes=axes,
         cosine=error_sums.cosine(sums),
@@ -304,7 +304,7 @@ def write_shadow_errors(
 
 
 def read_shadow_errors(folder: Path, run: str = "") -> ShadowErrors:
-    """The errors that all processes of a server observed.
+    """Read the errors that all processes of a server observed.
 
     Args:
         folder: the server's folder (``ASSAY_EVIDENCE``).
@@ -357,7 +357,7 @@ def _read(path: Path) -> ShadowErrors:
 
 
 def written_requests(folder: Path) -> dict[int, str]:
-    """The latest write request that each process served, by process id. Processes that wrote nothing are left out.
+    """Read the latest write request that each process served, by process id. Processes that wrote nothing are left out.
 
     Raises:
         EvidenceError: a file is damaged.

@@ -98,7 +98,7 @@ def write_refusal(folder: Path, label: str, why: str) -> None:
 
 
 def read_trace(folder: Path, label: str, run: str = "") -> Trace:
-    """The trace that a server's processes wrote under a label.
+    """Read the trace that a server's processes wrote under a label.
 
     Args:
         folder: the server's folder (``ASSAY_EVIDENCE``).
@@ -164,7 +164,7 @@ def _read(path: Path) -> _Part:
 
 
 def _array(view: Mapping[str, Any]) -> NDArray[Any]:
-    """A tensor of a safetensors file as an array, without importing torch. bfloat16, which NumPy lacks, becomes float32."""
+    """Convert a tensor of a safetensors file to an array, without importing torch. bfloat16, which NumPy lacks, becomes float32."""
     if view["dtype"] == "BF16":
         bits = np.frombuffer(view["data"], np.uint16).astype(np.uint32) << 16
         return bits.view(np.float32).reshape(view["shape"])
@@ -187,7 +187,7 @@ def _joined(place: Path, label: str, passes: Sequence[Sequence[_Part]]) -> Trace
 
 
 def _heads_joined(place: Path, parts: Sequence[_Part]) -> dict[int, NDArray[np.float32]]:
-    """Outputs of one pass by layer, with the heads of all processes in rank order."""
+    """Join the outputs of one pass by layer, with the heads of all processes in rank order."""
     first = parts[0]
     for part in parts:
         if not np.array_equal(part.tokens, first.tokens) or not np.array_equal(part.positions, first.positions):

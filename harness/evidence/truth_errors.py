@@ -45,22 +45,22 @@ class TruthErrors:
 
     @classmethod
     def none(cls) -> TruthErrors:
-        """No cell."""
+        """Return an instance without cells."""
         outputs, honest = np.zeros((0, len(OUTPUT_SUMS))), np.zeros((0, 0, len(OUTPUT_SUMS)))
         return cls(np.zeros((0, 6), np.int64), np.zeros((0, len(TRUTH_SUMS))), outputs, outputs, honest, honest)
 
     def chosen(self, cells: NDArray[np.bool_]) -> TruthErrors:
-        """Some of the cells (bool [cells])."""
+        """Return some of the cells (bool [cells])."""
         return TruthErrors(*(getattr(self, field.name)[cells] for field in fields(self)))
 
     def exchanged(self) -> TruthErrors:
-        """The same cells with the candidate as the reference, and the reference as the candidate."""
+        """Exchange the roles in the same cells."""
         return TruthErrors(
             self.index, self.truth, self.reference, self.candidate, self.reference_honest, self.candidate_honest
         )
 
     def merged(self, columns: Sequence[int]) -> TruthErrors:
-        """Cells that agree in some columns of the index, added up. The other columns of the result are -1.
+        """Add up the cells that agree in some columns of the index. The other columns of the result are -1.
 
         Args:
             columns: numbers of columns.
@@ -78,8 +78,9 @@ class TruthErrors:
 
 
 def joined(parts: Sequence[TruthErrors]) -> TruthErrors:
-    """The cells of several layers or processes, those of equal index added up. Where some have fewer members, the others' further
-    members are dropped.
+    """Join the cells of several layers or processes; those of equal index are added up.
+
+    Where some have fewer members, the others' further members are dropped.
     """
     there = [part for part in parts if len(part.index)]
     if not there:
@@ -97,7 +98,7 @@ def joined(parts: Sequence[TruthErrors]) -> TruthErrors:
 
 
 def own_error(output: Floats, truth: Floats) -> Floats:
-    """Relative L1 against the truth: infinite where an element of the output is not finite, NaN where nothing was compared.
+    """Compute the relative L1 against the truth: infinite where the output is not finite, NaN where nothing was compared.
 
     Args:
         output: float64 [..., 4], the columns of `OUTPUT_SUMS`.
@@ -109,7 +110,7 @@ def own_error(output: Floats, truth: Floats) -> Floats:
 
 
 def gain(output: Floats, truth: Floats) -> Floats:
-    """Slope of the output on the truth, minus 1: sum (o - t) t / sum t^2. 0.001 if the output is 0.1 % too large everywhere.
+    """Compute the output's slope on the truth, minus 1: sum (o - t) t / sum t^2. 0.001 if all of it is 0.1 % too large.
 
     Least squares through the origin. A gain is seen where an L1 bound sees nothing, since noise of either sign cancels in it.
     Infinite where an element of the output is not finite, NaN where the truth is zero or nothing was compared.

@@ -32,37 +32,40 @@ class WorstQueries:
 
     @classmethod
     def none(cls) -> WorstQueries:
-        """No cell."""
+        """Return an instance without cells."""
         return cls(np.zeros((0, 6), np.int64), np.zeros((0, len(COLUMNS))), np.zeros((0, len(COLUMNS))))
 
     def chosen(self, cells: NDArray[np.bool_]) -> WorstQueries:
-        """Some of the cells (bool [cells])."""
+        """Return some of the cells (bool [cells])."""
         return WorstQueries(*(getattr(self, field.name)[cells] for field in fields(self)))
 
     def exchanged(self) -> WorstQueries:
-        """The same cells with the roles exchanged."""
+        """Exchange the roles in the same cells."""
         return WorstQueries(self.index, self.reference, self.candidate)
 
 
 def own_and_bound(rows: Floats) -> tuple[Floats, Floats]:
-    """Relative L1 of queries, [cells, 5] -> [cells], and the largest that noise explains; where the truth is zero, not relative."""
+    """Compute the relative L1 of queries, [cells, 5] -> [cells], and the largest that noise explains.
+
+    Where the truth is zero, they are not relative.
+    """
     size = np.where(rows[:, _SIZE] > 0, rows[:, _SIZE], 1.0)
     return rows[:, _OFF] / size, rows[:, _BOUND] / size
 
 
 def place(row: Floats) -> tuple[int, int]:
-    """Position and cached prefix of a query, [5]."""
+    """Return the position and cached prefix of a query, [5]."""
     return int(row[_POSITION]), int(row[_PREFIX])
 
 
 def excess(rows: Floats) -> Floats:
-    """Error over bound, [..., 5] -> [...]; 0 where nothing is off."""
+    """Compute error over bound, [..., 5] -> [...]; 0 where nothing is off."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(rows[..., _OFF] == 0, 0.0, rows[..., _OFF] / rows[..., _BOUND])
 
 
 def joined_queries(parts: Sequence[WorstQueries]) -> WorstQueries:
-    """The cells of several calls, layers or processes: of those with equal index, the worse query."""
+    """Join the cells of several calls, layers or processes: of those with equal index, the worse query."""
     every = [np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(WorstQueries)]
     index, at = np.unique(every[0], axis=0, return_inverse=True)
 

@@ -25,7 +25,7 @@ _OF_ID: dict[str, Lens] = {"q-scale-previous-block": [(250, 4)], "q-scale-next-b
 
 
 def example(hypothesis: Hypothesis) -> AttentionCall:
-    """A call in float64 on which the bug of a hypothesis shows, as few tokens as that takes; the same each time."""
+    """Make a call in float64 on which the bug of a hypothesis shows, as few tokens as that takes; the same each time."""
     call = call_of(_lens(hypothesis), _heads(hypothesis), 32, torch.float64, "cpu")
     if hypothesis.id == "scale-of-head-dim-v":
         return replace(call, q=call.q[..., :16].contiguous(), k=call.k[..., :16].contiguous()).with_spec(scale=16**-0.5)
@@ -56,12 +56,12 @@ def _heads(hypothesis: Hypothesis) -> tuple[int, int]:
 
 
 def _stepped(x: Tensor) -> Tensor:
-    """Rows of blocks of 64 tokens that differ in size, so that a neighbour's scale is wrong."""
+    """Make rows of blocks of 64 tokens that differ in size, so that a neighbour's scale is wrong."""
     return x * (1.0 + torch.arange(len(x)) // 64)[:, None, None]
 
 
 def _beyond(id_: str, call: AttentionCall) -> AttentionCall:
-    """The call with values, or q k products, beyond the limit of a format; a value that every query sees."""
+    """Make the call with values, or q k products, beyond the limit of a format; a value that every query sees."""
     limit = 448 if "e4m3" in id_ else 65504
     if id_.startswith("values"):
         v = call.v.clone()

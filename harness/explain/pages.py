@@ -102,17 +102,17 @@ class Page:
 
 
 def titles() -> dict[str, str]:
-    """Every id that has a page, with its title: hypotheses first."""
+    """Return every id that has a page, with its title: hypotheses first."""
     return {one.id: one.title for one in FAMILY} | {id_: one.title for id_, one in OTHERS.items()}
 
 
 def ids_of(kind: str) -> tuple[str, ...]:
-    """The ids of a kind, in their order."""
+    """List the ids of a kind, in their order."""
     return tuple(OTHERS) if kind == OTHER_KIND else tuple(one.id for one in FAMILY if one.kind == kind)
 
 
 def page(id_: str) -> Page:
-    """The page of an id.
+    """Make the page of an id.
 
     Raises:
         UsageError: there is no such id; the message names the nearest one.

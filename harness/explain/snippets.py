@@ -152,7 +152,7 @@ def attend(q, k, v, starts, b, scale):  # k and v of the whole batch, q of seque
 
 
 def _code(template: str, wrong: str, right: str, form: Form = "sequence") -> Code:
-    """A template with both contents of its hole."""
+    """Fill a template's hole with both contents."""
 
     def filled(put: str) -> str:
         return template.replace(HOLE * 2, "\0").replace(HOLE, put).replace("\0", HOLE)

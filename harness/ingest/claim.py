@@ -111,7 +111,7 @@ def verify(evidence: Sequence[Path], says: Sequence[str]) -> CheckedClaims:
 
 
 def parse(text: str) -> Claim:
-    """One claim.
+    """Parse one claim.
 
     "=" allows what rounds to the digits that are given; "~" one unit of the last digit; "~0.60+" is at least that.
     """
@@ -218,7 +218,7 @@ def _number(claim: Claim, stated: Sequence[Statement]) -> CheckedClaim:
 
 
 def _in_unit(claim: Claim, one: Statement) -> float:
-    """A number that is stated, in the unit of the claim."""
+    """Convert a stated number to the unit of the claim."""
     scale = one.unit.size / claim.unit.size if claim.unit and one.unit else 1.0
     return float(one.value) * scale
 
@@ -235,8 +235,10 @@ def _key(name: str) -> str:
 
 
 def _core(name: str) -> str:
-    """The name without a word for a score: what "MMLU", "MMLU score" and "mmlu_accuracy" have in common, and what "accuracy" and
-    "acc" have: nothing else."""
+    """Strip a name of a word for a score.
+
+    That is what "MMLU", "MMLU score" and "mmlu_accuracy" have in common, and what "accuracy" and "acc" have: nothing else.
+    """
     key = _key(name)
     return next((key.removesuffix(word) for word in _SCORE if key.endswith(word)), key)
 

@@ -16,7 +16,10 @@ LEVEL = 0.05
 
 
 def guessed_share(task: str) -> float | None:
-    """The score that guessing gets on a task, by its name or its longest known beginning (`mmlu_anatomy`); None if unknown."""
+    """Return the score that guessing gets on a task, by its name or its longest known beginning (`mmlu_anatomy`);
+
+    None if unknown.
+    """
     name = task.lower()
     known = [one for one in GUESSING if name == one or name.startswith(f"{one}_")]
     return GUESSING[max(known, key=len)] if known else None
@@ -25,7 +28,7 @@ def guessed_share(task: str) -> float | None:
 def below_guessing(
     task: str, score: float, count: int, where: str, evidence: Iterable[str], cites: tuple[Excerpt, ...]
 ) -> CitedFinding | None:
-    """The finding that a score is below what guessing gets, with its exact one-sided p-value; None if it is not.
+    """Return the finding that a score is below what guessing gets, with its exact one-sided p-value; None if it is not.
 
     Args:
         task: such as "mmlu" or "mmlu_anatomy".

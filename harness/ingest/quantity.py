@@ -35,7 +35,7 @@ class Unit(NamedTuple):
 
 
 def unit_of(text: str) -> Unit | None:
-    """The unit that a text is: "ms", "tok/s", "requests per second"; None if it is none of a time or a rate."""
+    """Parse a unit: "ms", "tok/s", "requests per second"; None if it is none of a time or a rate."""
     text = text.strip().lower()
     if text in _SECOND:
         return Unit("time", _SECOND[text])
@@ -79,7 +79,7 @@ def quantity(name: str) -> Quantity:
 
 
 def spelled(words: str) -> str:
-    """A name in the spelling that `quantity` uses."""
+    """Spell a name as `quantity` does."""
     words = " ".join(words.lower().replace("_", " ").split())
     for one, other in _SPELLINGS:
         words = words.replace(one, other)

@@ -54,7 +54,7 @@ class FileReader(Protocol):
 
 @cache
 def readers() -> tuple[FileReader, ...]:
-    """All readers. They are imported on the first call."""
+    """Return all readers. They are imported on the first call."""
     found: list[FileReader] = []
     for name in READERS:
         module = importlib.import_module(name)
@@ -63,7 +63,7 @@ def readers() -> tuple[FileReader, ...]:
 
 
 def reader_of(source: Source) -> FileReader | None:
-    """The reader that takes a file; None if none does."""
+    """Return the reader that takes a file; None if none does."""
     return next((one for one in readers() if one.recognises(source)), None)
 
 

@@ -82,14 +82,14 @@ class Source:
         return sum(one.stat().st_size for one in files if one.is_file())
 
     def encoding_notes(self) -> tuple[str, ...]:
-        """That lines were not in the file's encoding, in words; empty if all were. `lines` must have run."""
+        """Report that lines were not in the file's encoding; empty if all were. `lines` must have run."""
         if not self.foreign:
             return ()
         lead = "line is" if self.foreign == 1 else "lines are"
         return (f"{self.foreign:,} {lead} not {self.encoding.upper()} (the first is line {self.foreign_lines[0]})",)
 
     def sha256(self) -> str:
-        """The hash of the whole file, in hexadecimal; empty for a folder."""
+        """Hash the whole file, in hexadecimal; empty for a folder."""
         if self.path.is_dir():
             return ""
         with self.path.open("rb") as file:
@@ -109,7 +109,10 @@ class Source:
         )
 
     def lines(self) -> Iterator[Line]:
-        """Its lines in order, in memory a megabyte at a time. A line that does not decode is read as Windows-1252 and counted."""
+        """Yield the lines in order, reading a megabyte at a time.
+
+        A line that does not decode is read as Windows-1252 and counted.
+        """
         self.foreign, self.foreign_lines = 0, []
         if self.encoding != "utf-8":
             with self.path.open(encoding=self.encoding, errors="replace", newline="\n") as file:
@@ -135,7 +138,7 @@ class Source:
         return count + (last != b"\n")
 
     def _rows(self, raw: IO[bytes], number: int) -> list[bytes]:
-        """The next lines of about `BLOCK` bytes."""
+        """Read the next lines of about `BLOCK` bytes."""
         block = raw.read(BLOCK)
         if block and not block.endswith(b"\n"):
             rest = raw.readline(LONGEST_LINE)
@@ -152,7 +155,7 @@ class Source:
         )
 
     def _decoded(self, rows: list[bytes], first: int) -> list[str]:
-        """Lines without their ends: all at once where all of them decode, which is four times as fast."""
+        """Decode the lines without their ends: all at once where all of them decode, which is four times as fast."""
         try:
             text = b"".join(rows).decode()
         except UnicodeDecodeError:

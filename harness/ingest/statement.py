@@ -34,5 +34,5 @@ class States(Protocol):
     """A reader that can list what a file states. A reader without it serves `assay ingest` only."""
 
     def statements(self, source: Source) -> Iterable[Statement]:
-        """Everything that a claim may be about."""
+        """List everything that a claim may be about."""
         ...

@@ -17,7 +17,7 @@ TENTHS = "123456789"
 
 
 def cell(share: float) -> str:
-    """The cell of a column of which this share, from 0 to 1, is taken."""
+    """Return the cell of a column of which this share, from 0 to 1, is taken."""
     return NOTHING if share <= 0 else TENTHS[min(len(TENTHS) - 1, int(share * len(TENTHS) - 1e-9))]
 
 

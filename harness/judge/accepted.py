@@ -77,7 +77,7 @@ def compare_accepted(
     spec: RunSpec,
     non_inferior: bool = False,
 ) -> Comparison:
-    """The comparison from its two parts: paired answers, and own errors by layer and condition.
+    """Make the comparison of its two parts: paired answers, and own errors by layer and condition.
 
     Both runs stop asking when they have compared the candidate with the reference, so the questions that they share may be too few
     to show that nothing was lost in between. Where that is so, and nothing shows a loss beyond the margin, a candidate that is

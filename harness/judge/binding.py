@@ -85,14 +85,14 @@ def _disagreements(served: Served) -> Iterator[str]:
 
 
 def _earlier_processes(admissions: Sequence[Admission]) -> set[int]:
-    """Processes of servers that were stopped before the last one started, perhaps in the middle of a pass."""
+    """Return the processes of servers that were stopped before the last one started, perhaps in the middle of a pass."""
     last = {admission.process: number for number, admission in enumerate(admissions)}
     first_of_last = next(n for n, admission in enumerate(admissions) if admission.process == admissions[-1].process)
     return {process for process, number in last.items() if number < first_of_last}
 
 
 def _prefill_disagreements(counts: Sequence[CallCount], admitted: Sequence[Admission], tolerance: int) -> Iterator[str]:
-    """Where the calls of a process differ from the batches that it admitted, by more than `tolerance` passes."""
+    """Return where the calls of a process differ from the batches that it admitted, by more than `tolerance` passes."""
     extend = [count for count in counts if count.phase == "extend"]
     if any(count.captured for count in extend):
         yield "prefill ran in CUDA graphs, whose batches cannot be noted"
@@ -144,7 +144,7 @@ def _decode_disagreements(served: Served) -> Iterator[str]:
 
 
 def parsed_from_text(answers: Sequence[Answer], items: Sequence[Item]) -> list[Answer]:
-    """Answers with the letter, number or text that they give, whatever was recorded."""
+    """Parse the answers' letter, number or text again, whatever was recorded."""
     expected = {item.id: item.expected for item in items if item.suite == "mmlu"}
     return [
         answer.model_copy(update={"parsed": parse_answer(answer.text, expected.get(answer.item))})

@@ -113,7 +113,7 @@ class _Evidence:
 
 
 def build(folder: RunFolder) -> Report:
-    """The report of a run's folder, complete or not.
+    """Build the report of a run's folder, complete or not.
 
     Raises:
         EvidenceError: the folder is no run's, or is damaged, or was changed after the run had ended.
@@ -231,7 +231,7 @@ def _read(folder: RunFolder, spec: RunSpec, timed: bool) -> _Evidence:
 
 
 def _suites(evidence: _Evidence) -> list[SuiteResult]:
-    """The suites that ran, except latency, which depends on their verdicts."""
+    """Judge the suites that ran, except latency, which depends on their verdicts."""
     spec, status = evidence.spec, status_of(evidence.folder)
     suites = [accuracy_suite(spec, evidence.accuracy)] if evidence.questions else []
     if texts := evidence.pairings["greedy"].pairs:
@@ -285,7 +285,7 @@ def _checks(evidence: _Evidence, suites: Sequence[SuiteResult], latency: Latency
 
 
 def _ran(evidence: _Evidence) -> RunEnvelope:
-    """Where the run was made, as far as a certificate depends on it."""
+    """Return where the run was made, as far as a certificate depends on it."""
     manifest, layers = evidence.folder.manifest(), evidence.layers
     return RunEnvelope(
         engines=frozenset(server.engine.partition(" on ")[0] for server in evidence.servers.values()),
@@ -300,14 +300,14 @@ def _ran(evidence: _Evidence) -> RunEnvelope:
 
 
 def _check_required(spec: RunSpec, ran: Sequence[str], gate: bool) -> list[Check]:
-    """The suites that the policy requires ran: in a gate whose policy names none, every suite of a whole run."""
+    """Check that the suites that the policy requires ran: in a gate whose policy names none, every suite of a whole run."""
     if gate and "require" not in spec.policy.given_by:
         return rules.check_required(WHOLE, ran, f"a gate requires {listed(WHOLE)} (default)")
     return rules.check_required(spec.policy.require, ran, spec.policy.line("require"))
 
 
 def _answer_checks(evidence: _Evidence, compared: Sequence[Suite]) -> list[Check]:
-    """The checks of a run that compares two servers: their answers, or the logits alone."""
+    """List the checks of a run that compares two servers: their answers, or the logits alone."""
     servers, counts = evidence.servers, evidence.counts
     measured = measured_roles(evidence.folder)
     stored = "reference" not in measured
@@ -347,7 +347,7 @@ def _has_url(spec: RunSpec) -> bool:
 
 
 def _claimed(evidence: _Evidence) -> Sequence[str]:
-    """Phases that the candidate claims, as its server reported: a report can be made where the kernel cannot be imported."""
+    """Return the phases that the candidate claims, as its server reported: its kernel need not be importable here."""
     if candidate := evidence.servers.get("candidate"):
         return candidate.claimed_phases
     return evidence.layers.errors.headers[0].phases if evidence.layers else ()
@@ -356,7 +356,7 @@ def _claimed(evidence: _Evidence) -> Sequence[str]:
 def _findings(
     evidence: _Evidence, suites: Sequence[SuiteResult], latency: LatencySuite, reproduce: str
 ) -> list[Finding]:
-    """The cause that the layer diff names comes first, then what the answers show, then the times."""
+    """List the cause that the layer diff names, then what the answers show, then the times."""
     lost = any(suite.id == "mmlu" and suite.verdict == "regression" for suite in suites)
     erratic = erratic_reference(evidence.pairings["greedy"].pairs, evidence.answers, evidence.noise, reproduce)
     return [

@@ -34,7 +34,7 @@ class CallSummary(Part):
 
 
 def call_summaries(counts: Sequence[CallCount]) -> tuple[CallSummary, ...]:
-    """Counts by phase and kernel, those with and without a cached prefix added up."""
+    """Return the counts by phase and kernel, those with and without a cached prefix added up."""
     groups: dict[tuple[str, str, str, str], list[CallCount]] = {}
     for count in counts:
         groups.setdefault((count.phase, count.kernel, count.backend, count.delegated_by), []).append(count)

@@ -61,7 +61,7 @@ class _Part(NamedTuple):
 
 
 def check_certificate(spec: RunSpec, ran: RunEnvelope) -> Check:
-    """The certificate that the policy names, if it was made where the run was. It does not forbid a pass, unless it is damaged.
+    """Check that the policy's certificate was made where the run was. It does not rule out a pass, unless it is damaged.
 
     A certificate is cited only if everything agrees: level, device, machine, engine, reference, model, dtype, noise family and
     assay's own code; if it reaches as far as the policy's envelope, in every phase that the candidate claims; and if the whole
@@ -97,7 +97,7 @@ def check_certificate(spec: RunSpec, ran: RunEnvelope) -> Check:
 
 
 def _command(spec: RunSpec, ran: RunEnvelope) -> str:
-    """The command that makes a certificate of the noise of the run's candidate."""
+    """Return the command that makes a certificate of the noise of the run's candidate."""
     return "assay certify --level server" + (f" --candidate {shlex.quote(spec.candidate.backend)}" if ran.noise else "")
 
 

@@ -90,7 +90,7 @@ def _coverage(errors: ShadowErrors, phase: str, expected: Collection[int]) -> tu
 
 
 def check_logits(suites: Sequence[str], scored: bool) -> list[Check]:
-    """That logits were requested and nothing was scored; empty where they were compared, or not requested."""
+    """Report that logits were requested and nothing was scored; empty where they were compared, or not requested."""
     if scored or "logits" not in suites:
         return []
     return [
@@ -105,7 +105,7 @@ def check_logits(suites: Sequence[str], scored: bool) -> list[Check]:
 
 
 def check_accuracy_tested(suites: Sequence[str]) -> list[Check]:
-    """The check that accuracy was not tested; empty where it was. Own errors within bounds prove nothing about answers."""
+    """Report that accuracy was not tested; empty where it was. Own errors within bounds prove nothing about answers."""
     if "mmlu" in suites:
         return []
     return [
@@ -120,7 +120,7 @@ def check_accuracy_tested(suites: Sequence[str]) -> list[Check]:
 
 
 def only_declared(bounds: Mapping[str, float], noise: Mapping[Role, str]) -> list[str]:
-    """Noise of the candidate that the kernel alone declares: it widens every bound, and no line of policy says so.
+    """List noise of the candidate that the kernel alone declares: it widens every bound, and no line of policy states it.
 
     Args:
         bounds: the policy's, by noise family.
@@ -292,7 +292,7 @@ def check_same_servers(
 
 
 def _same_argument(flag: str, servers: Mapping[Role, ServerManifest]) -> bool:
-    """True if both servers report the argument of a flag, and the same value of it."""
+    """Return True if both servers report the argument of a flag, and the same value of it."""
     name = flag.removeprefix("--").replace("-", "_")
     reported = [server.arguments[name] for server in servers.values() if name in server.arguments]
     return len(reported) == len(servers) and all(value == reported[0] for value in reported)

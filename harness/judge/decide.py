@@ -45,8 +45,9 @@ class Judgement(Decided):
 
 
 def holm_corrected(suites: Sequence[Suite], alpha: float) -> list[Suite]:
-    """The suites' verdicts with Holm's correction over all of them, so that a run without any regression is called one at most
-    with probability `alpha`, however many suites it has.
+    """Correct the suites' verdicts by Holm's method over all of them.
+
+    A run without any regression is then called one at most with probability `alpha`, however many suites it has.
 
     A suite whose p value is not below alpha after the correction is inconclusive. A regression without a p value (an output that
     is not finite, a bug that was named) is certain, and counts as p = 0; a suite that tests nothing counts as p = 1. A pass needs
@@ -85,7 +86,7 @@ def decide(
     cause: Finding | None = None,
     shown: str = "",
 ) -> Judgement:
-    """The verdict of a run or a bench.
+    """Decide the verdict of a run or a bench.
 
     Args:
         candidate: its name.
@@ -144,7 +145,7 @@ def _wrong(regressed: Sequence[SuiteVerdict], cause: Finding | None) -> str:
 
 
 def _inside(sentence: str) -> str:
-    """A sentence as it continues another one."""
+    """Adapt a sentence to continue another one."""
     return f"the{sentence[3:]}" if sentence.startswith("The ") else sentence
 
 

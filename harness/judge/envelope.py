@@ -116,7 +116,7 @@ def _reached(
 
 
 def _compared(envelope: Envelope, counts: EnvelopeCounts, limits: EngineLimits, phase: str) -> dict[str, Ranges]:
-    """Id of a condition -> the lengths that were compared, and those that these stand for."""
+    """Return id of a condition -> the lengths that were compared, and those that these stand for."""
     wanted = envelope.reach(limits).lengths[phase]
     return {quantity: stood_for(counts.values(phase, quantity), points) for quantity, points in wanted.items()}
 

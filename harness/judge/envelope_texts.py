@@ -59,7 +59,7 @@ class EnvelopeTexts:
         return p_not_above(len(self.beyond), len(self.pairs), self.spec.policy.greedy_margin) if self.pairs else 1.0
 
     def combined(self, verdict: Verdict, why: str, *, trusted: bool) -> tuple[Verdict, str]:
-        """The verdict on greedy texts, with that on these, and the sentence that says why.
+        """Combine the verdict on greedy texts with that on these, and return the sentence that explains it.
 
         Args:
             verdict: on the greedy texts.
@@ -98,5 +98,5 @@ class EnvelopeTexts:
 
 
 def _change(one: Pair) -> float:
-    """The largest change of a log-probability or of log-odds, in nats, over the tokens with the same history."""
+    """Compute the largest change of a log-probability or of log-odds, in nats, over the tokens with the same history."""
     return floor_between(one.reference.tokens, one.candidate.tokens)

@@ -52,7 +52,7 @@ DIGITS = 4
 
 
 def own_errors(shadow: ShadowErrors) -> dict[tuple[str, str], Floats]:
-    """Own error of the finest cells, by phase and cached prefix, for those that were observed.
+    """Tabulate the own error of the finest cells, by phase and cached prefix, for those that were observed.
 
     Returns:
         (phase, prefix bucket) -> float64 [layers, heads, positions, places in the batch], relative L1: NaN where
@@ -78,7 +78,7 @@ def layers_result(
     not_observed: Sequence[str] = (),
     against_truth: Sequence[TruthRow] = (),
 ) -> LayersResult:
-    """Own errors, as a part of a report.
+    """Make the own errors a part of a report.
 
     Args:
         shadow: what was observed.
@@ -126,7 +126,7 @@ def depth_rows(
     inherited: Mapping[int, float] | None = None,
     against_truth: Sequence[TruthRow] = (),
 ) -> tuple[DepthRow, ...]:
-    """The error profile along depth.
+    """Return the error profile along depth.
 
     Args:
         shadow: what was observed; a layer's own error is its worst finest cell, in the phase that is most beyond its bound.
@@ -161,7 +161,7 @@ def depth_rows(
 
 
 def bounds_of(against: AgainstNoise) -> dict[tuple[int, str], float]:
-    """By layer and phase: how far the candidate may be from the reference at the worst cell, as noise in both explains it."""
+    """Compute by layer and phase how far the candidate may be from the reference at the worst cell, given noise in both."""
     found = {}
     for layer, phase in against.places:
         bound = against.apart.of(layer, phase).bound.max(initial=0.0)
@@ -171,7 +171,7 @@ def bounds_of(against: AgainstNoise) -> dict[tuple[int, str], float]:
 
 
 def truth_rows(against: AgainstNoise) -> tuple[TruthRow, ...]:
-    """The candidate and the reference against the truth, by phase and layer."""
+    """Compare candidate and reference with the truth, by phase and layer."""
     rows = []
     for layer, phase in against.places:
         cells, gains, reference, queries = (
@@ -198,7 +198,7 @@ def truth_rows(against: AgainstNoise) -> tuple[TruthRow, ...]:
 
 
 def _worst_of(measured: Measured) -> tuple[OwnError, float | None]:
-    """The number that is nearest to its bound or farthest beyond it, and this bound, as JSON holds them."""
+    """Return the number that is nearest to its bound or farthest beyond it, and this bound, as JSON holds them."""
     if not len(measured.index):
         return None, None
     worst = int(np.argmax(measured.excess))
@@ -207,7 +207,7 @@ def _worst_of(measured: Measured) -> tuple[OwnError, float | None]:
 
 
 def own_error(value: float) -> OwnError:
-    """An error as JSON holds it, to `DIGITS` significant digits; NaN is "not observed", infinity "not finite"."""
+    """Convert an error for JSON, to `DIGITS` significant digits; NaN is "not observed", infinity "not finite"."""
     if math.isnan(value):
         return None
     return NOT_FINITE if math.isinf(value) else float(f"{value:.{DIGITS}g}")
@@ -218,7 +218,7 @@ def _bound(bounds: Bounds, layer: int, phase: str) -> float | None:
 
 
 def _worst(errors: Floats, axis: tuple[int, ...] | None = None) -> Floats:
-    """The largest along some axes; NaN only where all are."""
+    """Compute the largest along some axes; NaN only where all are."""
     worst: Floats = np.fmax.reduce(errors, axis=axis)
     return worst
 

@@ -76,7 +76,7 @@ def check_kernels_executed(
 
 
 def kernel_patterns(traces: Sequence[KernelTrace]) -> tuple[str, ...]:
-    """Names by which a role's own kernels are recognised, as regular expressions; empty if none are known.
+    """Return the names by which a role's own kernels are recognised, as regular expressions; empty if none are known.
 
     They are those that the kernel declares, else the Triton functions of the package that it declares, else those that are known
     of an engine's own backend.
@@ -91,7 +91,7 @@ def kernel_patterns(traces: Sequence[KernelTrace]) -> tuple[str, ...]:
 
 
 def listed_passes(traces: Mapping[Role, Sequence[KernelTrace]]) -> tuple[PassKernels, ...]:
-    """The traced passes of both roles, as a report lists them.
+    """Return the traced passes of both roles, as a report lists them.
 
     Operators of PyTorch are left out where kernels of a lower level are known and no role's names match them.
     """
@@ -162,7 +162,7 @@ def _check(phase: str, status: CheckStatus, found: str, settles: str) -> Check:
 
 
 def _check_without_names(phase: str, claim: KernelClaim, passes: Sequence[TracedPass]) -> Check:
-    """A kernel whose launches are not known by name: it must name them if it claims more than plain PyTorch."""
+    """Check a kernel whose launches are not known by name: it must name them if it claims more than plain PyTorch."""
     settles = "name what it launches with declares(kernels=...)"
     claims = [f"the quantisation {claim.noise}"] if claim.noise else []
     claims += [f"the package {claim.package}"] if claim.package else []
@@ -173,13 +173,13 @@ def _check_without_names(phase: str, claim: KernelClaim, passes: Sequence[Traced
 
 
 def _never_ran(declared: Sequence[str], server: ServerManifest, traces: Sequence[KernelTrace]) -> list[str]:
-    """Declared names that did not occur in any traced pass of the claimed phases."""
+    """List the declared names that did not occur in any traced pass of the claimed phases."""
     kernels = [k for phase in server.claimed_phases for one in passes_of(traces, phase) for k in one.kernels]
     return [pattern for pattern in declared if not any(_matches(kernel, (pattern,)) for kernel in kernels)]
 
 
 def _foreign(passes: Sequence[TracedPass], own: Sequence[str], theirs: Sequence[str], what: str) -> str:
-    """Kernels of the other role that ran in these passes' attention, in words; empty for none, or if a role's are not known."""
+    """Name the other role's kernels that ran in these passes' attention; empty for none, or if a role's are not known."""
     if not own or not theirs:
         return ""
     found = {

@@ -7,7 +7,7 @@ from assay.harness.verdict import Check
 
 
 def with_common_settings(check: Check, common: CommonSettings | None) -> Check:
-    """The check that both servers had the same flags, with what they were given so that it could be met.
+    """Add to the check that both servers had the same flags what they were given so that it could be met.
 
     Args:
         check: `check_same_servers`.

@@ -137,7 +137,7 @@ def greedy_suite(
 def erratic_reference(
     pairs: Sequence[Pair], answers: Sequence[Answer], noise: Sequence[str], reproduce: str
 ) -> Finding | None:
-    """The finding that the reference, asked again, answers differently by more than noise; None if it does not.
+    """Make the finding that the reference, asked again, answers differently by more than noise; None if it does not.
 
     Args:
         pairs: greedy answers of both roles.
@@ -161,7 +161,7 @@ def erratic_reference(
 
 
 def _floors(pairs: Sequence[Pair], answers: Sequence[Answer]) -> list[float]:
-    """The differences between the reference's two answers, in nats, by prompt that it was asked twice."""
+    """Compute the differences between the reference's two answers, in nats, by prompt that it was asked twice."""
     again = {a.item: a for a in answers if a.suite == "greedy" and a.role == "reference" and a.repeat > 0}
     return [floor_between(p.reference.tokens, again[p.item.id].tokens) for p in pairs if p.item.id in again]
 
@@ -174,7 +174,7 @@ def _erratic_words(floors: Sequence[float], erratic: Sequence[float]) -> str:
 
 
 def _steady(floors: Sequence[float], explained: float) -> tuple[list[float], list[float]]:
-    """The floors of prompts that may set a limit, in nats, and those of an erratic reference, which may not.
+    """Split the floors, in nats, into those of prompts that may set a limit, and those of an erratic reference, which may not.
 
     Erratic is what exceeds `FLOOR_FACTOR` times the median, which a few answers do not move, and what noise explains; no floor
     raises the limit beyond `MAX_SWING`.
@@ -208,7 +208,7 @@ def _divergence(one: Pair, floor: float, limit: float, started: Mapping[Role, bo
 
 
 def _verdict(decision: ShareDecision, pairs: Sequence[Pair], started: Mapping[Role, bool]) -> tuple[Verdict, str]:
-    """The verdict on the share of texts apart, unless the reference is broken or too few prompts were asked."""
+    """Decide on the share of texts apart, unless the reference is broken or too few prompts were asked."""
     broken = sum(not is_finite(p.reference.tokens) for p in pairs)
     if broken:
         why = f"The reference's own log-probabilities are not finite in {broken} of {len(pairs)} texts, so nothing can be compared."

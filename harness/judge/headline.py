@@ -22,7 +22,7 @@ def shown_by(suites: Sequence[SuiteResult]) -> str:
 
 
 def _tokens(reached: Mapping[str, Mapping[str, int]]) -> int:
-    """The length that every phase reached."""
+    """Return the length that every phase reached."""
     return min((values.get("total-tokens", 0) for values in reached.values()), default=0)
 
 

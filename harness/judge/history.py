@@ -80,7 +80,7 @@ class RunList(Part):
 
 
 def list_runs(folder: Path) -> RunList:
-    """The runs in a folder: every folder in it that holds a report or a manifest of a run. Reports are read, not made again.
+    """List the runs in a folder: every folder in it that holds a report or a manifest of a run. Reports are read, not made again.
 
     Raises:
         UsageError: there is no such folder.
@@ -107,7 +107,7 @@ def compared(device: str, reference: str, model: str, treatment: Mapping[str, tu
 
 
 def check_repeated(run: Path, what: Compared, created: str) -> list[Check]:
-    """That a treatment was run before, with what came out: who repeats a run until it passes has had more than one chance.
+    """Report that a treatment was run before, with what came out: a run repeated until it passes has had more than one chance.
 
     A candidate that loses as much as the margin passes one run in twenty, and one of five in 23 % of cases.
 
@@ -147,7 +147,7 @@ def _changed(folder: Path) -> float:
 
 
 def find_run(named: Path | None, folder: Path) -> Path:
-    """The run that a user means.
+    """Find the run that a user means.
 
     Args:
         named: path of a run's folder or of its report; the unique beginning of such a folder's name, by itself for one in `folder`;
@@ -181,7 +181,7 @@ def find_run(named: Path | None, folder: Path) -> Path:
 
 
 def report_of(run: Path) -> Report:
-    """The report that a run has already, from its folder or its ``report.json``. Nothing is judged again.
+    """Read the report that a run has already, from its folder or its ``report.json``. Nothing is judged again.
 
     Raises:
         UsageError: there is no such folder, or it is not a run.

@@ -95,7 +95,7 @@ def judge_bench(folder: BenchFolder) -> LatencyResult:
 
 
 def _rows(measured: Mapping[Load, Sequence[SideBySide]], loads: Sequence[Load], spec: RunSpec) -> list[LatencyRow]:
-    """All ratios, decided together."""
+    """Decide on all ratios together."""
     keys = [(load, metric) for load in loads for metric in METRICS]
     logs = [
         (
@@ -169,14 +169,14 @@ def _load_row(shape: Shape, concurrency: int, found: Sequence[SideBySide]) -> Lo
 
 
 def _cached(blocks: Sequence[Block]) -> float | None:
-    """Share of the prompt tokens that came from the cache, over the blocks for which the server reports it."""
+    """Compute the share of the prompt tokens that came from the cache, over the blocks for which the server reports it."""
     reported = [block for block in blocks if block.cached_tokens is not None]
     prompt_tokens = sum(block.input_tokens for block in reported)
     return sum(block.cached_tokens or 0 for block in reported) / prompt_tokens if prompt_tokens else None
 
 
 def _load_verdict(rows: Sequence[LatencyRow]) -> SuiteVerdict:
-    """The verdict of a load: the worst of its metrics', and the metrics that made it, or the one nearest to the bound."""
+    """Decide on a load: the worst of its metrics' verdicts, and the metrics that made it, or the one nearest to the bound."""
     verdict = min((row.verdict for row in rows), key=WORST_FIRST.index)
     made = [row for row in rows if row.verdict == verdict]
     if verdict == "pass":

@@ -111,12 +111,12 @@ class LatencyResult(Judgement):
 
 
 def load_name(shape: str, concurrency: int) -> str:
-    """Such as "short, 4 in flight"."""
+    """Name a load, such as "short, 4 in flight"."""
     return f"{shape}, {concurrency} in flight"
 
 
 def worst_ratio(latency: LatencyResult) -> LatencyRow | None:
-    """The ratio that decided: of those with the worst verdict the one whose interval reaches furthest up."""
+    """Return the ratio that decided: of those with the worst verdict the one whose interval reaches furthest up."""
     return max(
         latency.rows,
         key=lambda row: (-WORST_FIRST.index(row.verdict), math.inf if row.high is None else row.high, row.ratio or 0.0),
@@ -125,7 +125,7 @@ def worst_ratio(latency: LatencyResult) -> LatencyRow | None:
 
 
 def ratio_text(value: float | None, low: float | None, high: float | None) -> str:
-    """Such as "1.034 (0.998 to 1.071)"; with too few ratios the interval is open."""
+    """Format a ratio, such as "1.034 (0.998 to 1.071)"; with too few ratios the interval is open."""
     if value is None:
         return "not measured"
     return f"{value:.3f} (too few ratios)" if low is None or high is None else f"{value:.3f} ({low:.3f} to {high:.3f})"

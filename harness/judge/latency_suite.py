@@ -51,7 +51,7 @@ def latency_suite(folder: RunFolder, spec: RunSpec) -> LatencySuite:
 
 
 def disbelieve(latency: LatencySuite, spec: RunSpec, wrong: Sequence[SuiteResult]) -> LatencySuite:
-    """A pass of the latency suite proves nothing if the candidate computes something else.
+    """Cap a pass of the latency suite, which proves nothing if the candidate computes something else.
 
     Args:
         latency: as judged without the other suites.
@@ -66,14 +66,14 @@ def disbelieve(latency: LatencySuite, spec: RunSpec, wrong: Sequence[SuiteResult
 
 
 def servers_of(folder: RunFolder) -> tuple[dict[Role, ServerManifest], dict[Role, list[CallCount]]]:
-    """Both servers that were timed, and the calls counted in them: for a run of latency alone."""
+    """Summarise both servers that were timed, and the calls counted in them: for a run of latency alone."""
     bench = bench_folder(folder)
     servers = {server.role: server for server in bench.manifest().servers}
     return servers, {role: bench.counters(role) for role in servers}
 
 
 def _no_gain(result: LatencyResult, wrong: Sequence[SuiteResult]) -> str:
-    """Why the times of a candidate that computes something else are no gain."""
+    """Explain why the times of a candidate that computes something else are no gain."""
     faster = any(row.high is not None and row.high < 1 for row in result.rows)
     suites = f"wrong answers ({', '.join(suite.title for suite in wrong)})"
     return f"No speed-up: {suites}." if faster else f"{suites[0].upper()}{suites[1:]}: the times prove nothing."

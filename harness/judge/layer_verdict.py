@@ -93,7 +93,7 @@ def judge_layers(spec: RunSpec, evidence: LayerEvidence) -> LayersJudgement:
 
 
 def _judge_replay(replay: ReplayResult) -> LayersJudgement | None:
-    """Regression if a recorded call is out of bounds, whatever the findings say, or if there is a serious finding."""
+    """Return regression if a recorded call is out of bounds, whatever the findings state, or if there is a serious finding."""
     outside = not replay.worst <= 1
     if wrong := serious(replay.findings):
         why = one_line(wrong[0].sentence, 400)
@@ -153,7 +153,7 @@ def findings(evidence: LayerEvidence, reproduce: str) -> list[Finding]:
 
 
 def _unnamed(evidence: LayerEvidence, cells: Measured) -> Measured:
-    """The tests of layers and phases in which no recorded call was out of bounds: the replay has no finding on them."""
+    """Return the tests of layers and phases in which no recorded call was out of bounds: the replay has no finding on them."""
     replay = evidence.replay
     named = (
         {(one.layer, one.phase) for one in replay.bounds if one.worst > 1} if replay and not evidence.foreign else set()
@@ -164,7 +164,7 @@ def _unnamed(evidence: LayerEvidence, cells: Measured) -> Measured:
 
 
 def wrong_reference(evidence: LayerEvidence) -> Finding | None:
-    """The finding that the reference is out of its own bounds, which says nothing about the candidate; None if it is not."""
+    """Make the finding that the reference is out of its own bounds, which shows nothing about the candidate; None if it is not."""
     against, title = evidence.against, "the reference is not right, so it proves nothing about the candidate"
     for measured, metric in ((against.reference, WORST_CELL), (against.reference_queries, WORST_QUERY)):
         if measured.flagged.any():
@@ -173,7 +173,7 @@ def wrong_reference(evidence: LayerEvidence) -> Finding | None:
 
 
 def quiet_finding(evidence: LayerEvidence) -> Finding | None:
-    """The finding that the candidate's declared quantisation cannot be seen; None if it can."""
+    """Make the finding that the candidate's declared quantisation cannot be seen; None if it can."""
     quiet = evidence.against.quiet
     if not quiet:
         return None
@@ -210,7 +210,7 @@ def _finding(
 
 
 def _sentence(metric: str, measured: Measured, errors: ShadowErrors, role: str = "candidate") -> str:
-    """Where numbers are out of bounds, and the worst of them."""
+    """Describe where numbers are out of bounds, and the worst of them."""
     worst = int(np.argmax(measured.excess))
     observed, bound = float(measured.observed[worst]), float(measured.bound[worst])
     what = {
@@ -234,7 +234,7 @@ def _query(measured: Measured, worst: int, errors: ShadowErrors, role: str) -> s
 
 
 def _where(index: NDArray[np.int64], errors: ShadowErrors) -> str:
-    """Tests in words: "extend, layer 2 of 4, all 4 heads, cached prefix >= 16"."""
+    """Describe the tests: "extend, layer 2 of 4, all 4 heads, cached prefix >= 16"."""
     phases = [CONDITIONS["phase"][number] for number in np.unique(index[:, PHASE])]
     parts = [" and ".join(phases)]
     if (layers := _numbers(index, LAYER)) is not None:
@@ -260,7 +260,7 @@ def _layers(errors: ShadowErrors) -> Collection[int]:
 
 
 def metrics_of(spec: RunSpec, evidence: LayerEvidence) -> list[Metric]:
-    """The numbers of the suite."""
+    """List the numbers of the suite."""
     against, replay = evidence.against, evidence.replay
     found = [
         _metric(
@@ -305,7 +305,7 @@ def _replayed_metric(replay: ReplayResult) -> Metric:
 
 
 def policy_metrics(spec: RunSpec, evidence: LayerEvidence) -> Sequence[Metric]:
-    """The largest own error, where the policy bounds that of the kernel's family."""
+    """Return the largest own error, where the policy bounds that of the kernel's family."""
     family = evidence.errors.headers[0].candidate_noise or "exact"
     if family not in spec.policy.bounds:
         return ()

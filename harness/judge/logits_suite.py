@@ -67,7 +67,7 @@ class _Test:
 
 
 def logits_suite(folder: RunFolder, spec: RunSpec, noise: Sequence[str]) -> SuiteResult | None:
-    """The suite of a run's folder; None where nothing was scored. See `judge_logits`.
+    """Judge the suite of a run's folder; None where nothing was scored. See `judge_logits`.
 
     Args:
         folder: of the run.
@@ -112,7 +112,7 @@ def judge_logits(comparison: LogitsComparison, spec: RunSpec, noise: Sequence[st
 
 
 def compare_logits(folder: Path, alpha: float, run: str = "") -> LogitsComparison:
-    """Both roles' scorings in a run's folder, compared by condition, with the floor.
+    """Compare both roles' scorings in a run's folder by condition, with the floor.
 
     Args:
         folder: the run's.
@@ -130,7 +130,7 @@ def compare_logits(folder: Path, alpha: float, run: str = "") -> LogitsCompariso
 def _judge(
     comparison: LogitsComparison, tests: Sequence[_Test], spec: RunSpec
 ) -> tuple[Verdict, str, str, float | None]:
-    """The verdict, the sentence that says why, the id of the metric that decided, and the p value of a regression."""
+    """Decide the verdict, with the sentence that explains it, the id of the deciding metric, and the p value of a regression."""
     rows = comparison.rows
     if bad := [row for row in rows if row.reference_nonfinite]:
         why = f"The reference's own log-probabilities are not finite at {_positions(bad)}, so nothing can be compared with them."
@@ -216,7 +216,7 @@ def _tests(comparison: LogitsComparison, spec: RunSpec, noise: Sequence[str]) ->
 
 
 def _far(prompts: PromptMeans, limit: float, tests: int, alpha: float) -> _Test:
-    """The share of prompts that are far beyond the limit of the mean."""
+    """Compute the share of prompts that are far beyond the limit of the mean."""
     n = len(prompts.kl)
     count = int((prompts.kl > FAR * limit).sum())
     share = clopper_pearson(count, n, alpha)
@@ -237,7 +237,7 @@ def _far(prompts: PromptMeans, limit: float, tests: int, alpha: float) -> _Test:
 
 
 def _heavy(prompts: PromptMeans, limit: float) -> str:
-    """That the tail of the KLs is too heavy for a mean, in a sentence; empty if it is not, or if no prompt is beyond the limit."""
+    """Report that the tail of the KLs is too heavy for a mean; empty if not, or if no prompt is beyond the limit."""
     spread = tail_spread(prompts.kl)
     if spread <= WIDEST_SPREAD or not (prompts.kl > limit).any():
         return ""
@@ -248,14 +248,16 @@ def _heavy(prompts: PromptMeans, limit: float) -> str:
 
 
 def tail_spread(values: Array) -> float:
-    """Standard deviation of the logarithms of the larger half of the values above 0, [n]; 0.0 where there are fewer than four."""
+    """Compute the standard deviation of the logs of the larger half of the values above 0, [n]; 0.0 where fewer than four are."""
     above = np.sort(values[values > 0])
     return float(np.log(above[len(above) // 2 :]).std(ddof=1)) if len(above) > 3 else 0.0
 
 
 def limit_of(prompts: PromptMeans, spec: RunSpec, noise: Sequence[str]) -> tuple[float, str]:
-    """The limit of the mean KL of prompts, and where it comes from: policy, else the larger of declared noise and floor, which an
-    erratic reference raises to `WIDEST_LOGITS_LIMIT` and no further.
+    """Compute the limit of the mean KL of prompts, and where it comes from.
+
+    That is policy, else the larger of declared noise and floor, which an erratic reference raises to `WIDEST_LOGITS_LIMIT` and
+    no further.
     """
     floor = float(prompts.floor.mean()) if len(prompts.floor) else None
     measured = "not measured" if floor is None else f"{floor:.2g} nats over {len(prompts.floor)} prompts"
@@ -289,7 +291,7 @@ def _positions(rows: Sequence[LogitsRow]) -> str:
 
 
 def _nats(value: float | None) -> str:
-    """With as many digits as the ends of an interval have in reports: fewer can lie outside of it."""
+    """Format with as many digits as the ends of an interval have in reports: fewer can lie outside of it."""
     return "an unknown number of nats" if value is None else f"{value:.3g} nats"
 
 

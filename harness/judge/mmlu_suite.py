@@ -73,7 +73,7 @@ def read_questions(
 
 
 def rule_of(spec: RunSpec, plan: QuestionPlan | None) -> Rule:
-    """The test's rule: levels and margin of the policy; only the size of the set comes from the record."""
+    """Make the test's rule: levels and margin of the policy; only the size of the set comes from the record."""
     return Rule(spec.policy.margin, spec.policy.alpha, spec.regression_alpha, plan.population if plan else None)
 
 
@@ -199,7 +199,7 @@ def _metrics(
 
 
 def loss_metric(spec: RunSpec, decision: Decision, id_: str, title: str, difference: str) -> Metric:
-    """A loss of accuracy in percentage points, with its interval and the margin.
+    """Express a loss of accuracy in percentage points, with its interval and the margin.
 
     Args:
         spec: whose margin is the bound.
@@ -238,7 +238,7 @@ def _flip(one: Pair, direction: Literal["lost", "gained"]) -> Flip:
 
 
 def accuracy_finding(pairs: Sequence[Pair], reproduce: str) -> Finding:
-    """Where a candidate that lost accuracy is wrong: the condition that separates right from wrong answers best.
+    """Find where a candidate that lost accuracy is wrong: the condition that separates right from wrong answers best.
 
     Args:
         pairs: the answers.

@@ -16,7 +16,7 @@ _WORST = "worst-of-matrix"
 
 
 def matrix_suite(record: MatrixRecord | None) -> SuiteResult | None:
-    """The verdict on the kernel by itself; None where the matrix was not run.
+    """Judge the kernel by itself; None where the matrix was not run.
 
     - *regression*: a call is out of bounds, or the kernel broke its contract, whatever the findings state.
     - *inconclusive*: the matrix could not be run, or computed no call, or a phase or a cached prefix was not tested.

@@ -79,7 +79,7 @@ def _untested(errors: ShadowErrors) -> Iterator[str]:
 
 
 def _free_running(folder: RunFolder, errors: ShadowErrors) -> tuple[dict[int, float], dict[int, float]]:
-    """By layer: the error of its output in a free-running candidate, and its inherited part; empty if nothing was traced."""
+    """Compute by layer the error of its output in a free-running candidate, and its inherited part; empty if not traced."""
     records = {role: folder.read(LAYER_DIFF, role) for role in ROLES}
     if not any(records.values()):
         return {}, {}

@@ -46,7 +46,7 @@ def out_of_bounds(error: OwnError, bound: float | None) -> bool:
 
 
 def excess(error: OwnError, bound: float | None) -> float:
-    """An error as a multiple of its bound, to order by: below zero where nothing was observed, infinite if not finite."""
+    """Express an error as a multiple of its bound, to order by: below 0 where nothing was observed, infinite if not finite."""
     if error is None:
         return -1.0
     return math.inf if error == NOT_FINITE else error / (bound or 1.0)

@@ -38,7 +38,7 @@ class ServedEnvelope:
 
 
 def envelope_pairs(answers: Sequence[Answer]) -> Sequence[Pair]:
-    """Both roles' answers to the requests of the envelope.
+    """Return both roles' answers to the requests of the envelope.
 
     Raises:
         EvidenceError: a role answered a request twice.
@@ -80,7 +80,7 @@ def served_envelope(
 
 
 def _compared_tokens(one: Pair) -> int:
-    """Tokens of the candidate's answer whose history is that of the reference's, the first differing one included."""
+    """Count the tokens of the candidate's answer whose history is that of the reference's, the first differing one included."""
     tokens = one.candidate.tokens
     parting = first_divergence(one.reference.tokens, tokens)
     return len(tokens) if parting is None else min(parting + 1, len(tokens))

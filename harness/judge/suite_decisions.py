@@ -180,7 +180,7 @@ def decide_share(
 
 
 def _items_needed(share: float, n: int, limit: float, alpha: float) -> int | None:
-    """Number of items that would decide at the same share; None where no practical number would."""
+    """Estimate how many items would decide at the same share; None where no practical number would."""
     from scipy.special import bdtr, bdtrc  # costs 0.2 s to import, and only an undecided share needs it
 
     sizes = np.arange(n + 1, MAX_NEEDED + 1)
@@ -205,7 +205,7 @@ def _points(share: float) -> str:
 
 
 def _change(loss: float) -> str:
-    """The loss in points, in words."""
+    """Describe the loss in points."""
     if _points(loss) == "0.0":
         return "No loss" if loss <= 0 else f"A loss of {100 * loss:.2g} points"
     return f"A loss of {_points(loss)} points" if loss > 0 else f"A gain of {_points(-loss)} points"

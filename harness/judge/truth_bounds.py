@@ -65,7 +65,7 @@ class Measured:
         return self.excess > 1
 
     def of(self, layer: int, phase: str) -> Measured:
-        """Those of a layer and phase."""
+        """Select those of a layer and phase."""
         here = (self.index[:, LAYER] == layer) & (self.index[:, PHASE] == PHASES.index(phase))
         return Measured(self.index[here], self.observed[here], self.bound[here])
 
@@ -144,7 +144,7 @@ def _quantises(noise: str) -> bool:
 
 
 def _apart(shadow: ShadowErrors, cells: Measured, reference: Measured) -> Measured:
-    """|candidate - reference| <= |candidate - truth| + |reference - truth|, each within its bound."""
+    """Bound |candidate - reference| <= |candidate - truth| + |reference - truth|, each within its bound."""
     largest: dict[tuple[int, int], float] = {}
     for layer, phase in {(int(a), int(b)) for a, b in cells.index[:, [LAYER, PHASE]]}:
         parts = [one.of(layer, PHASES[phase]).bound for one in (cells, reference)]
@@ -170,7 +170,7 @@ def _bounded(honest: Floats) -> bool:
 
 
 def _noise(errors: TruthErrors, honest: Floats) -> Floats:
-    """Relative L1 of each honest implementation, [members, cells]."""
+    """Compute the relative L1 of each honest implementation, [members, cells]."""
     return own_error(honest, errors.truth[:, None]).T
 
 
@@ -183,7 +183,7 @@ def _tolerance(header: ShadowHeader) -> float:
 
 
 def _gains(errors: TruthErrors, rate: float, tolerance: float) -> Measured:
-    """The candidate's gain at each level, against the root mean square of the members': their bias and their spread."""
+    """Test the candidate's gain at each level, against the root mean square of the members': their bias and their spread."""
     tests = []
     for level in _GAIN_LEVELS if _bounded(errors.candidate_honest) else ():
         merged = errors.merged(level)

@@ -30,7 +30,7 @@ class Axis:
 def by_axis(
     failing: Sequence[Conditions], right: Sequence[Conditions], left_out: Sequence[Conditions] = ()
 ) -> list[Axis]:
-    """Results by each axis; numbers in order of size, words in order of appearance. Calls that are left out were not made."""
+    """Group results by axis; numbers in order of size, words in order of appearance. Calls that are left out were not made."""
     everything = [*failing, *right]
     names = dict.fromkeys(name for one in everything for name in one)
     found = []
@@ -54,7 +54,7 @@ def _by_size(value: str) -> tuple[int, str]:
 def confining(
     failing: Sequence[Conditions], right: Sequence[Conditions], left_out: Sequence[Conditions] = ()
 ) -> list[Axis]:
-    """One axis, else two, whose failing values cover all failing calls and no correct one.
+    """Find one axis, else two, whose failing values cover all failing calls and no correct one.
 
     Of several, the choice with the fewest values: the simplest explanation. Empty if no call is correct, or no axis or pair of axes
     separates them. Axes with a value that only calls have which were not made are left out with these.
@@ -75,7 +75,7 @@ def narrowing(
     names: Collection[str],
     left_out: Sequence[Conditions] = (),
 ) -> list[Axis]:
-    """Axes of these names with a value that never fails: a necessary condition of the failure, perhaps not a sufficient one."""
+    """Find the axes of these names with a value that never fails: a necessary condition of the failure, perhaps not sufficient."""
     return [axis for axis in _telling(by_axis(failing, right, left_out)) if axis.name in names]
 
 
@@ -89,7 +89,7 @@ def holds(axes: Collection[Axis], one: Conditions) -> bool:
 
 
 def words(axes: Collection[Axis]) -> str:
-    """Axes in words: "head_dim is 128 and dtype is not float32"; lists failing or correct values, whichever are fewer."""
+    """Describe the axes: "head_dim is 128 and dtype is not float32"; lists failing or correct values, whichever are fewer."""
     return " and ".join(
         f"{axis.name} is not {' or '.join(axis.right)}"
         if len(axis.right) < len(axis.failing)

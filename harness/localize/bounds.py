@@ -48,7 +48,7 @@ _SMALL = 2**16
 
 
 def least_bound(call: AttentionCall, noise: str = "") -> float:
-    """A lower limit of every bound of the call that needs no simulation: an own error up to this is within the bound.
+    """Return a lower limit of every bound of the call that needs no simulation: an own error up to this is within the bound.
 
     Raises:
         ValueError: no such noise family.
@@ -58,7 +58,7 @@ def least_bound(call: AttentionCall, noise: str = "") -> float:
 
 
 def bound_of(call: AttentionCall, noise: str = "") -> float:
-    """Largest relative L1 that a correct kernel may have in any cell and head of this call: the largest of its cells' bounds.
+    """Compute the largest relative L1 that a correct kernel may have in any cell and head of this call.
 
     Args:
         call: the call.
@@ -127,7 +127,7 @@ class CallNoise:
         return float(self.bounds.max())
 
     def bounds_where(self, own: Tensor) -> Tensor:
-        """The bounds of the cells of which an own error needs one, float64 [cells, num_q_heads]; `least_bound` elsewhere.
+        """Compute the bounds of the cells whose own error needs one, float64 [cells, num_q_heads]; `least_bound` elsewhere.
 
         Only the cells with an own error above `least_bound` are simulated. An own error above the bound of a cell of few queries is
         compared with that of `MAX_MEMBERS` too, unless it is obviously wrong (`_OBVIOUS`), and with what `rare_excess` adds to it.
@@ -154,7 +154,7 @@ class CallNoise:
         return found
 
     def bounds_of(self, chosen: Sequence[int]) -> Tensor:
-        """The bounds of some cells, float64 [chosen, num_q_heads]. Only these are simulated, and each of them once."""
+        """Compute the bounds of some cells, float64 [chosen, num_q_heads]. Only these are simulated, and each of them once."""
         if self.at_once or "ensemble" in vars(self) or len(chosen) == len(self.cells.sequence):
             return self.bounds[list(chosen)]
         if missing := [cell for cell in chosen if cell not in self._known]:
@@ -179,7 +179,7 @@ _kept: ContextVar[dict[tuple[int, str], CallNoise] | None] = ContextVar("_kept",
 
 @contextmanager
 def noise_kept() -> Iterator[None]:
-    """Inside, the noise of a call is simulated once, however many kernels compute that very call; the calls must outlive it."""
+    """Simulate the noise of a call once in the context, however many kernels compute it; the calls must outlive it."""
     token = _kept.set({})
     try:
         yield
@@ -231,13 +231,13 @@ def _key_by_key(call: AttentionCall, rows: Tensor | None) -> Tensor:
 
 
 def _by_cell(call: AttentionCall, cells: CallCells, of_queries: Tensor) -> Tensor:
-    """Relative L1 of errors of queries, sums over head_dim [rows, num_q_heads] -> float64 [cells, num_q_heads], on the CPU."""
+    """Compute the relative L1 of queries' errors, [rows, num_q_heads] over head_dim -> float64 [cells, num_q_heads], on the CPU."""
     size = cells.sums(oracle(call, cells.rows).abs().sum(-1))
     return torch.where(size > 0, cells.sums(of_queries) / size, 0.0).cpu()
 
 
 def bounds_of_queries(call: AttentionCall, family: NoiseFamily, rows: Tensor, own: Tensor) -> Tensor:
-    """The largest error that noise explains in single queries, by head, and over all heads together.
+    """Compute the largest error that noise explains in single queries, by head, and over all heads together.
 
     Args:
         call: the call.
@@ -268,7 +268,7 @@ def bounds_of_queries(call: AttentionCall, family: NoiseFamily, rows: Tensor, ow
 
 
 def simulate(call: AttentionCall, family: NoiseFamily, cells: CallCells, members: int | None = None) -> Ensemble:
-    """An ensemble on some cells of a call; by default of `MEMBERS`, or of `MAX_MEMBERS` on few tokens."""
+    """Simulate an ensemble on some cells of a call; by default of `MEMBERS`, or of `MAX_MEMBERS` on few tokens."""
     rows = cells.rows
     scores = cells.of_row.numel() * call.k.shape[0] * call.q.shape[1]
     members = members or (MEMBERS if scores >= _SMALL else MAX_MEMBERS)
@@ -290,12 +290,12 @@ def simulate(call: AttentionCall, family: NoiseFamily, cells: CallCells, members
 
 
 def _off(outputs: Tensor, right: Tensor) -> Tensor:
-    """Outputs less the truth, 0 where an output is not finite; in the memory of the outputs."""
+    """Subtract the truth from the outputs, 0 where an output is not finite; in the memory of the outputs."""
     return outputs.sub_(right).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def _products(off: Tensor, right: Tensor, cells: CallCells) -> tuple[Tensor, Tensor]:
-    """Inner products of the members' errors by cell, [cells, heads, members, members], and with the truth, [members, heads].
+    """Compute the members' errors' inner products by cell, [cells, heads, members, members], and with the truth, [members, heads].
 
     A product of matrices for each cell and head: sums over its queries need no products of each query.
 

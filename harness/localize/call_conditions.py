@@ -52,13 +52,13 @@ class SequenceCondition:
 
 
 def sequence_shapes(call: AttentionCall) -> list[SequenceShape]:
-    """The shape of each sequence of a call."""
+    """Return the shape of each sequence of a call."""
     lens = list(zip(call.lens_q, call.prefixes, strict=True))
     return [SequenceShape(call.phase, new, prefix, len(lens), b) for b, (new, prefix) in enumerate(lens)]
 
 
 def separating(failing: Collection[SequenceShape], passing: Collection[SequenceShape]) -> list[SequenceCondition]:
-    """Conditions, else pairs of them, that all failing sequences meet and no passing one does; simplest first.
+    """List conditions, else pairs of them, that all failing sequences meet and no passing one does; simplest first.
 
     A usual limit is stated only if sequences lie close to it on both sides; else a limit is taken from the sequences themselves.
     Where all failing sequences have the same lengths, no limit is known, and those lengths are the condition.
@@ -103,7 +103,7 @@ def _is_close(words: str, failing: Collection[SequenceShape], passing: Collectio
 
 
 def _limits(failing: Collection[SequenceShape], passing: Collection[SequenceShape]) -> Iterable[SequenceCondition]:
-    """The least or the largest failing value of a quantity, if all passing ones lie beyond it."""
+    """Yield the least or the largest failing value of a quantity, if all passing ones lie beyond it."""
     if not failing or not passing:
         return
     for what, of in _QUANTITIES.items():
@@ -207,7 +207,7 @@ _COMPARISONS: dict[str, Callable[[int, int], bool]] = {
 
 
 def condition_of(where: str) -> SequenceCondition | None:
-    """The condition that a finding states in its `where`; None if it states none."""
+    """Find the condition that a finding states in its `where`; None if it states none."""
     for part in where.split(", "):
         stated = [_stated(words) for words in part.removeprefix("only where ").split(" and ")]
         if all(stated):

@@ -145,7 +145,7 @@ def _explain(results: Sequence[CallResult], layers: Sequence[int], compared: Com
 
 
 def _scaled(failing: Sequence[CallResult]) -> Hypothesis | None:
-    """The hypothesis of a scaled output, with the factor of the failing cells of the finest dtype; None if it is not finite."""
+    """Make the hypothesis of a scaled output, with the factor of the finest dtype's failing cells; None if not finite."""
     finest = min(torch.finfo(o.call.q.dtype).eps for o in failing)
     chosen = [o for o in failing if torch.finfo(o.call.q.dtype).eps == finest]
     products, squares = (
@@ -171,7 +171,7 @@ def _zero(call: AttentionCall, rows: Tensor | None = None, /) -> Tensor:
 
 
 def _choose(fits: Sequence[_Fit]) -> list[_Fit]:
-    """The fits that are indistinguishable from the best and need the fewest restrictions; leaks before all others."""
+    """Choose the fits that are indistinguishable from the best and need the fewest restrictions; leaks before all others."""
     best = min((f.error for f in fits), default=0.0)
     tied = [f for f in fits if f.error <= TIE_FACTOR * best + 1e-12]
     # A hypothesis that leaves much undefined matches anything there.
@@ -216,7 +216,7 @@ def _fit(
 
 
 def _violated(o: CallResult, off: Tensor, heads: Sequence[int]) -> Tensor:
-    """Cells of these heads, where the layer has them, that pass although the hypothesis predicts a failure."""
+    """Find the cells of these heads, where the layer has them, that pass although the hypothesis predicts a failure."""
     chosen = torch.zeros_like(o.failing)
     columns = [head - o.call.spec.first_head for head in heads]
     chosen[:, [column for column in columns if 0 <= column < chosen.shape[1]]] = True
@@ -235,7 +235,7 @@ def _positions(failing: Sequence[CallResult]) -> tuple[int, ...]:
 
 
 def _sequences(o: CallResult, cells: Tensor) -> list[int]:
-    """Sequences with one of these cells (bool [cells, num_q_heads])."""
+    """Return the sequences with one of these cells (bool [cells, num_q_heads])."""
     return sorted({o.cells.sequence[int(c)] for c in cells.any(1).nonzero()})
 
 

@@ -31,18 +31,18 @@ class CallCells:
     rows: Tensor | None = None
 
     def at(self, chosen: Tensor) -> CallCells:
-        """All cells, with some of their queries: `chosen` are places in `of_row`, int64, in increasing order."""
+        """Return all cells, with some of their queries: `chosen` are places in `of_row`, int64, in increasing order."""
         return CallCells(
             self.sequence, self.position, self.of_row[chosen], chosen if self.rows is None else self.rows[chosen]
         )
 
     def sums(self, by_row: Tensor) -> Tensor:
-        """Sums over the queries of each cell: float64 [rows, ...] -> [cells, ...], on the same device."""
+        """Sum over the queries of each cell: float64 [rows, ...] -> [cells, ...], on the same device."""
         total = torch.zeros(len(self.sequence), *by_row.shape[1:], dtype=torch.float64, device=by_row.device)
         return total.index_add_(0, self.of_row, by_row)
 
     def only(self, chosen: Sequence[int]) -> CallCells:
-        """Some of the cells, in the given order."""
+        """Return some of the cells, in the given order."""
         number = torch.full((len(self.sequence),), -1, dtype=torch.int64)
         number[torch.tensor(chosen, dtype=torch.int64)] = torch.arange(len(chosen))
         of_row = number.to(self.of_row.device)[self.of_row]
@@ -75,16 +75,16 @@ class Deviation:
         return ratio(self.difference, self.size)
 
     def __add__(self, other: Deviation) -> Deviation:
-        """That of the queries of both, which must differ."""
+        """Add the deviation of other queries, which must differ."""
         return Deviation(self.difference + other.difference, self.size + other.size, self.compared + other.compared)
 
     def over(self, chosen: Tensor) -> tuple[float, float, float]:
-        """Total difference, size and number of elements of the chosen cells (bool [cells, num_q_heads])."""
+        """Sum difference, size and number of elements over the chosen cells (bool [cells, num_q_heads])."""
         return tuple(float(t[chosen].sum()) for t in (self.difference, self.size, self.compared))  # type: ignore[return-value]
 
 
 def cells_of(call: AttentionCall, compared: Tensor | None = None) -> CallCells:
-    """The cells of a call that hold a query.
+    """Make the cells of a call that hold a query.
 
     Args:
         call: the call.
@@ -109,7 +109,7 @@ def cells_of(call: AttentionCall, compared: Tensor | None = None) -> CallCells:
 
 
 def deviation(out: Tensor, expected: Tensor, cells: CallCells) -> Deviation:
-    """The distance between `out` and `expected`, each [total_q, num_q_heads, head_dim_v] or [compared rows, ...].
+    """Compute the distance between `out` and `expected`, each [total_q, num_q_heads, head_dim_v] or [compared rows, ...].
 
     NaN in `expected` means undefined and is not compared. Infinity in it matches anything that is not finite.
     """
@@ -117,7 +117,7 @@ def deviation(out: Tensor, expected: Tensor, cells: CallCells) -> Deviation:
 
 
 def row_deviation(out: Tensor, expected: Tensor, cells: CallCells) -> Tensor:
-    """The same by query: float64 [rows, num_q_heads, 3], the fields of `Deviation`, on the device of `out`."""
+    """Compute the same by query: float64 [rows, num_q_heads, 3], the fields of `Deviation`, on the device of `out`."""
     a, b = (_compared(values.detach(), cells).double() for values in (out, expected))
     if bool(a.isfinite().all() & b.isfinite().all()):  # as usual
         sums = ((a - b).abs_().sum(-1), b.abs().sum(-1))
@@ -136,11 +136,11 @@ def merged(by_row: Tensor, cells: CallCells) -> Deviation:
 
 
 def size_of(out: Tensor, cells: CallCells) -> Tensor:
-    """Sum of the finite |out|, float64 [cells, num_q_heads], on the CPU; `out` as in `deviation`."""
+    """Sum the finite |out|, float64 [cells, num_q_heads], on the CPU; `out` as in `deviation`."""
     values = _compared(out.detach(), cells).double().abs()
     return cells.sums(torch.where(values.isfinite(), values, 0.0).sum(-1)).cpu()
 
 
 def _compared(values: Tensor, cells: CallCells) -> Tensor:
-    """The rows that are compared."""
+    """Return the rows that are compared."""
     return values if cells.rows is None or len(values) == len(cells.rows) else values[cells.rows]

@@ -55,7 +55,7 @@ def diagnose(run: KernelRun, reproduce: str = "") -> list[Finding]:
 
 
 def _joined(bugs: Sequence[Finding], pooled: Sequence[Finding]) -> list[Finding]:
-    """Both; what shows over all calls is further evidence of a bug of the same name."""
+    """Join both; what shows over all calls is further evidence of a bug of the same name."""
     found = list(bugs)
     for one in pooled:
         place = next((at for at, bug in enumerate(found) if bug.id == one.id), None)
@@ -116,7 +116,7 @@ def _diagnosis(cause: Cause, best: Hypothesis | None, layers: Sequence[int], hea
 
 
 def _spans(cause: Cause, layers: Sequence[int], heads: int) -> list[str]:
-    """Layers, heads, and query positions if they are part of what is known."""
+    """Describe layers, heads, and query positions if they are part of what is known."""
     parts = [some("layer", cause.layers, layers), some("head", cause.heads, range(heads))]
     if cause.positions and not cause.hypotheses:
         parts.append(f"query positions {', '.join(POSITION.labels[p] for p in cause.positions)}")
@@ -144,7 +144,7 @@ def _extent(cause: Cause) -> str:
 
 
 def _queries(cause: Cause) -> str:
-    """The worst of the queries that are out of bounds in cells within theirs, in words; empty if there is none."""
+    """Describe the worst of the queries that are out of bounds in cells within theirs; empty if there is none."""
     wrong = [(result, result.wrong_queries) for result in cause.failing if result.wrong_queries]
     if not wrong:
         return ""
@@ -188,7 +188,7 @@ def _over_all_calls(run: KernelRun, reproduce: str) -> list[Finding]:
 
 
 def _groups(groups: Sequence[Group]) -> str:
-    """Groups of calls in words, the widest first: "extend and decode, float16"; or, if they are no product of axes, one by one."""
+    """Describe groups of calls, the widest first: "extend and decode, float16"; one by one if they are no product of axes."""
     widest = [one for one in groups if not any(set(other) < set(one) for other in groups)]
     values: dict[str, list[str]] = {}
     for axis, value in (pair for one in widest for pair in one):
@@ -249,7 +249,7 @@ def _only_late(result: CallResult) -> bool:
 
 
 def describe(call: AttentionCall) -> str:
-    """A call in words: "layer 2 extend, new+prefix 20+77 3+0, 4 q heads on 2 kv heads, head_dim 64, bfloat16"."""
+    """Describe a call: "layer 2 extend, new+prefix 20+77 3+0, 4 q heads on 2 kv heads, head_dim 64, bfloat16"."""
     counts = (("q head", call.q.shape[1]), ("kv head", call.k.shape[1]))
     heads = [f"{count} {what}{'s' * (count != 1)}" for what, count in counts]
     lens = " ".join(f"{new}+{prefix}" for new, prefix in zip(call.lens_q, call.prefixes, strict=True))

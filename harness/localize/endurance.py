@@ -72,8 +72,9 @@ def _size(one: CallResult) -> tuple[int, int]:
 
 
 def _in_kept_buffers(results: Sequence[CallResult]) -> Iterator[tuple[CallResult, AttentionCall, str]]:
-    """Calls to make next, in buffers in which another call of the same shapes was just made: of each phase and dtype, with other
-    lengths and with the same, the smallest pair and the largest, if there are such.
+    """Yield the calls to make next, in buffers in which another call of the same shapes was just made.
+
+    Of each phase and dtype, with other lengths and with the same, the smallest pair and the largest, if there are such.
 
     What a kernel keeps by address, such as a plan or a quantised K, is then that of another call.
     """
@@ -103,7 +104,7 @@ def _lens(call: AttentionCall) -> tuple[list[int], list[int]]:
 
 
 def _shapes(call: AttentionCall) -> tuple[object, ...]:
-    """All that two calls must have in common for one to be made in the other's buffers."""
+    """Return all that two calls must have in common for one to be made in the other's buffers."""
     return (
         *((getattr(call, name).shape, getattr(call, name).dtype) for name in INPUTS),
         call.spec,

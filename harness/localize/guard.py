@@ -80,7 +80,7 @@ class Guard:
 
 
 def _span(tensor: Tensor) -> tuple[int, int]:
-    """The address of its first element, and that behind its last; (0, 0) if it has none."""
+    """Return the address of its first element, and that behind its last; (0, 0) if it has none."""
     if not tensor.numel():
         return 0, 0
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

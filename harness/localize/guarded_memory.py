@@ -70,7 +70,7 @@ class Guarded:
 
 
 def guarded(tensor: Tensor, name: str, around: int) -> Guarded:
-    """A contiguous copy of a tensor with at least this many elements of known numbers before and behind it."""
+    """Copy a tensor contiguously, with at least this many elements of known numbers before and behind it."""
     step = max(1, _ALIGNED // tensor.element_size())
     around = -(-around // step) * step
     numbers = _numbers(2 * around, tensor.dtype, str(tensor.device))
@@ -80,7 +80,7 @@ def guarded(tensor: Tensor, name: str, around: int) -> Guarded:
 
 @lru_cache(maxsize=64)
 def _numbers(count: int, dtype: torch.dtype, device: str) -> Tensor:
-    """Known numbers: from a seed, of normal size."""
+    """Draw known numbers: from a seed, of normal size."""
     drawn = torch.randn(count, generator=torch.Generator().manual_seed(_SEED), dtype=torch.float32)
     return drawn.to(device, dtype)
 
@@ -103,7 +103,7 @@ class GuardedKernel:
         return self.among(call, {})
 
     def among(self, call: AttentionCall, numbers: Mapping[tuple[str, Side], Tensor]) -> Tensor:
-        """The output with other numbers on some sides of some inputs, each as long as `Guarded.front`; see `guards_of`."""
+        """Compute the output with other numbers on some sides of some inputs, each as long as `Guarded.front`; see `guards_of`."""
         __tracebackhide__ = True
         inputs = guards_of(call)
         for one in inputs:
@@ -133,7 +133,7 @@ class GuardedKernel:
 
 
 def guards_of(call: AttentionCall) -> list[Guarded]:
-    """Guarded copies of the inputs of a call; an input that is no block of memory is left as it lies."""
+    """Make guarded copies of the inputs of a call; an input that is no block of memory is left as it lies."""
     found = []
     for name in GUARDED:
         tensor = getattr(call, name)

@@ -90,7 +90,7 @@ class CallResult:
     mutated: tuple[str, ...] = ()
 
     def updated(self, **changes: Any) -> CallResult:
-        """The result with other fields that say nothing of its error: what was simulated is kept."""
+        """Return the result with other fields that do not concern its error: what was simulated is kept."""
         names = {field.name for field in fields(self)}
         found = replace(self, **changes)
         vars(found).update({name: value for name, value in vars(self).items() if name not in names})
@@ -254,12 +254,12 @@ class KernelRun:
     refused: tuple[tuple[AttentionCall, str], ...] = ()
 
     def __add__(self, other: KernelRun) -> KernelRun:
-        """Both runs as one."""
+        """Join both runs."""
         return KernelRun(self.results + other.results, self.delegated + other.delegated, self.refused + other.refused)
 
 
 def worst_of(results: Sequence[CallResult]) -> CallResult | None:
-    """The result with the largest own error relative to its bound; None if there is none.
+    """Find the result with the largest own error relative to its bound; None if there is none.
 
     A bound is simulated, which costs more than the call, only where the result can still be the worst, and for no more than
     `_SIMULATED` results. Beyond these, another result may be a little worse, but it is within a lower limit of its bound.
@@ -312,7 +312,7 @@ def _require_contract(call: AttentionCall, out: object) -> None:
 
 
 def compute(kernel: Kernel, call: AttentionCall) -> Tensor:
-    """A kernel's output on a call. The kernel may write to the call.
+    """Compute a kernel's output on a call. The kernel may write to the call.
 
     Raises:
         AssayError: the output breaks the contract, or the kernel raised something; its traceback is among the details.
@@ -414,7 +414,7 @@ def same_values(a: Tensor, b: Tensor) -> bool:
 
 
 def _difference(result: CallResult, first: Tensor, other: Tensor) -> tuple[float, bool]:
-    """Largest relative L1 between two outputs of a call, and whether any bit differs."""
+    """Compute the largest relative L1 between two outputs of a call, and True with it if any bit differs."""
     if same_values(first, other):
         return 0.0, False
     expected = torch.where(first.isfinite(), first.double(), float("inf"))

@@ -17,7 +17,7 @@ MAX_CALLS = 3
 
 
 def over_reads(kernel: GuardedKernel, results: Sequence[CallResult]) -> tuple[AttentionCall, str] | None:
-    """A call in which a kernel reads outside of its inputs, and what, in words that follow "the kernel"; None if none was found.
+    """Find a call in which a kernel reads outside of its inputs, and describe what in words after "the kernel"; None if none is.
 
     Args:
         kernel: the kernel.
@@ -61,7 +61,7 @@ def _words(kernel: GuardedKernel, call: AttentionCall) -> str:
 def _heads(
     kernel: GuardedKernel, call: AttentionCall, usual: Tensor, guard: Guarded, side: Side, beyond: int
 ) -> list[int]:
-    """q heads whose output follows the numbers that are more than `beyond` elements outside on a side of an input."""
+    """List the q heads whose output follows the numbers more than `beyond` elements outside on a side of an input."""
     numbers = guard.side(side).clone()
     changed = numbers[beyond:] if side == "back" else numbers[: len(numbers) - beyond]
     changed.neg_()
@@ -72,7 +72,7 @@ def _heads(
 
 
 def _farthest(kernel: GuardedKernel, call: AttentionCall, usual: Tensor, guard: Guarded, side: Side) -> int:
-    """By how many elements the farthest number that is read is outside."""
+    """Find by how many elements the farthest number that is read is outside."""
     low, high = 0, len(guard.side(side))  # beyond `low` something is read, beyond `high` nothing
     while high - low > 1:
         middle = (low + high) // 2

@@ -71,7 +71,7 @@ class NotRun:
 
 
 def scaled(results: Sequence[CallResult]) -> Scaled | None:
-    """The groups of calls (by dtype, and by phase or head) whose output is scaled; None if there are none.
+    """Find the groups of calls (by dtype, and by phase or head) whose output is scaled; None if there are none.
 
     The slope of the output on the truth averages over all numbers of a call, so it sees a gain that is far below the noise of each
     number. The mean over calls is tested with Student's t, whose spread is that of the calls themselves.
@@ -114,7 +114,7 @@ class _Deviations:
 def _slope(
     results: Sequence[CallResult], heads: slice, rate: float, known: dict[int, _Deviations]
 ) -> tuple[float, float]:
-    """The mean deviation of the slope over calls from what it should be, and its limit; infinite for too few calls.
+    """Compute the slope's mean deviation over calls from what it should be, and its limit; infinite for too few calls.
 
     What is computed of a result is put into `known`: it is in several groups.
     """
@@ -152,7 +152,7 @@ def _tolerance(result: CallResult) -> float:
 
 
 def not_run(results: Sequence[CallResult]) -> NotRun | None:
-    """The groups of calls (by phase, dtype and head_dim) whose own error is smaller than their declared quantisation must cost."""
+    """Find the groups of calls (by phase, dtype and head_dim) whose own error is smaller than their quantisation must cost."""
     usable = [result for result in results if result.limits.family.quantises and not result.fails]
     groups = _grouped(usable, (("phase", "dtype", "head_dim"),))
     found = []
@@ -167,7 +167,7 @@ def not_run(results: Sequence[CallResult]) -> NotRun | None:
 
 
 def _share(results: Sequence[CallResult], rate: float) -> tuple[float, float]:
-    """The mean share of the declared noise that own errors have, and its limit; limit 0 where there is too little data."""
+    """Compute the mean share of the declared noise that own errors have, and its limit; limit 0 where there is too little data."""
     shares, freedom = [], 0.0
     for result in results:
         declared = result.limits.ensemble

@@ -20,12 +20,12 @@ _LIBRARIES = frozenset(("torch", "triton", "numpy", "contextlib", "functools"))
 
 
 def raised(error: BaseException) -> str:
-    """An exception in words that follow "the kernel": "raised ValueError: no such head (mine.py, line 12, in forward)"."""
+    """Describe an exception in words that follow "the kernel": "raised ValueError: no such head (mine.py, line 12, in forward)"."""
     return f"{RAISED}{type(error).__name__}: {_said(error)[:200]} ({place(error)})"
 
 
 def place(error: BaseException) -> str:
-    """File, line and function of the innermost frame that is the kernel's own.
+    """Return file, line and function of the innermost frame that is the kernel's own.
 
     Its own are the frame that assay called, unless that is a decorator of a library, and those of the same package or folder. The
     exceptions that this one was raised from are looked at too: Triton's interpreter and compiler wrap those of a kernel.
@@ -43,7 +43,7 @@ def place(error: BaseException) -> str:
 
 
 def traceback_of(error: BaseException) -> str:
-    """The traceback, without the frames of whoever called the kernel."""
+    """Format the traceback, without the frames of whoever called the kernel."""
     text = "".join(traceback.format_exception(error))
     kept: list[str] = []
     hidden = False
@@ -67,14 +67,14 @@ def _said(error: BaseException) -> str:
 
 
 def _frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
-    """Frames of its traceback, and their lines, outermost first; without those that call kernels."""
+    """Yield the frames of its traceback, and their lines, outermost first; without those that call kernels."""
     for frame, line in walk_tb(error.__traceback__):
         if not _module(frame).startswith(_CALLERS):
             yield frame, line
 
 
 def _module(frame: FrameType) -> str:
-    """The name of a frame's module, also of one that Python runs as ``__main__``."""
+    """Return the name of a frame's module, also of one that Python runs as ``__main__``."""
     spec = frame.f_globals.get("__spec__")
     return str(frame.f_globals.get("__name__", "") if spec is None else spec.name)
 

@@ -29,7 +29,7 @@ class Comparisons:
         self._known: dict[tuple[str, int], Deviation | None] = {}
 
     def explaining(self, hypothesis: Hypothesis, result: CallResult) -> Deviation | None:
-        """The distance of an output to that of a hypothesis.
+        """Compute the distance of an output to that of a hypothesis.
 
         None if the hypothesis does not show on the call, or does not explain a failing cell: its distance there is beyond the
         result's `fit_bounds`.
@@ -76,7 +76,7 @@ def _leaves_queries(hypothesis: Hypothesis, result: CallResult) -> bool:
 
 
 def _shares(result: CallResult) -> Iterator[Tensor | None]:
-    """Queries to compare at a time, as places among those of the cells, spread over the call; None for all of them."""
+    """Yield the queries to compare at a time, as places among those of the cells, spread over the call; None for all of them."""
     count = result.cells.of_row.numel()
     if count * result.call.k.shape[0] * result.call.q.shape[1] <= SMALL_SCORES:
         yield None

@@ -27,7 +27,7 @@ MAX_LITERALS = 4096
 
 
 def exceeds_bounds_of(kernel: Kernel) -> Callable[[AttentionCall, Tensor], bool]:
-    """A test of whether an output of this kernel is out of bounds: the failure that `shrink` preserves by default."""
+    """Make a test of whether an output of this kernel is out of bounds: the failure that `shrink` preserves by default."""
     noise = declaration(kernel).noise
     return lambda call, out: measure(call, out, noise).fails
 
@@ -39,7 +39,7 @@ def shrink(
     runs: int = MAX_RUNS,
     head_dims: Collection[int] | None = None,
 ) -> AttentionCall:
-    """The smallest call found that still fails: fewer sequences, heads and tokens, and a smaller head_dim.
+    """Find the smallest call that still fails: fewer sequences, heads and tokens, and a smaller head_dim.
 
     Deterministic and greedy: each step takes the first smaller call that fails, until none does or the runs are used up. A call
     that the kernel refuses does not fail. Prefixes lose their oldest tokens, new tokens their newest; complete groups of q heads
@@ -77,7 +77,7 @@ def shrink(
 
 
 def _smaller(call: AttentionCall, head_dims: Sequence[int]) -> Iterator[AttentionCall]:
-    """Calls that are one step smaller, largest steps first."""
+    """Yield the calls that are one step smaller, largest steps first."""
     batch, groups = len(call.lens_q), call.k.shape[1]
     if batch > 1:
         yield from (_pick(call, [(b, 0, 0)]) for b in range(batch))
@@ -100,13 +100,13 @@ def _smaller(call: AttentionCall, head_dims: Sequence[int]) -> Iterator[Attentio
 
 
 def _fewer(count: int, least: int) -> list[int]:
-    """Smaller counts to try, largest steps first."""
+    """Return the smaller counts to try, largest steps first."""
     steps = {least, least + 1, count // 4, count // 2, count * 3 // 4, count - 16, count - 4, count - 1}
     return sorted(n for n in steps if least <= n < count)
 
 
 def _pick(call: AttentionCall, kept: list[tuple[int, int, int]]) -> AttentionCall:
-    """Some sequences of a call, as (sequence, oldest prefix tokens to drop, newest tokens to drop)."""
+    """Take some sequences of a call, as (sequence, oldest prefix tokens to drop, newest tokens to drop)."""
     rows = sequences(call)
     q_rows = [torch.arange(rows[b][0].start, rows[b][0].stop - newest) for b, _, newest in kept]
     k_rows = [torch.arange(rows[b][1].start + oldest, rows[b][1].stop - newest) for b, oldest, newest in kept]
@@ -123,7 +123,7 @@ def _pick(call: AttentionCall, kept: list[tuple[int, int, int]]) -> AttentionCal
 
 
 def _groups(call: AttentionCall, kept: list[int]) -> AttentionCall:
-    """Some kv heads of a call, with the q heads that read them."""
+    """Take some kv heads of a call, with the q heads that read them."""
     readers = (call.heads.readers(g) for g in kept)
     heads = [h for some in readers for h in range(some.start, some.stop)]
     return replace(call, q=call.q[:, heads], k=call.k[:, kept], v=call.v[:, kept])
@@ -146,7 +146,7 @@ class Reproduction:
     noise: str
 
     def test(self, finding: Finding) -> str:
-        """The source of a pytest file that fails while the kernel's own error is out of bounds, in the words of the finding."""
+        """Write a pytest file that fails while the kernel's own error is out of bounds, in the words of the finding."""
         observed = f" Observed: {finding.observed}." if finding.observed else ""
         return f'''"""{_prose(finding.title)}: the smallest call that shows it."""
 
@@ -163,12 +163,12 @@ def test_the_kernel_is_correct() -> None:
 
 
 def as_pytest(call: AttentionCall, kernel_path: str, finding: Finding, noise: str | None = None) -> str:
-    """The source of a pytest file that runs a kernel on a call and fails while its own error is out of bounds: `reproduction`."""
+    """Write a pytest file that runs a kernel on a call and fails while its own error is out of bounds: `reproduction`."""
     return reproduction(call, kernel_path, noise).test(finding)
 
 
 def reproduction(call: AttentionCall, kernel_path: str, noise: str | None = None) -> Reproduction:
-    """A call as source. Its inputs come from a seed, if the kernel fails on such data of the same shape, else they are its numbers.
+    """Write a call as source: inputs from a seed, if the kernel fails on such data of the same shape, else its numbers.
 
     Args:
         call: a failing call, best a shrunk one.
@@ -224,7 +224,7 @@ SEEDS = 6
 
 
 def _drawn(call: AttentionCall, kernel: Kernel, noise: str) -> tuple[int, _Change] | None:
-    """The seed, and the change of its data, with which the kernel fails on a call of this shape; None if there is none."""
+    """Find the seed, and the change of its data, with which the kernel fails on a call of this shape; None if there is none."""
     if call.v.shape[2] != call.q.shape[2] or call.spec.layout != "packed" or call.spec.grad_mode:
         return None
     lens, heads = list(zip(call.lens_q, call.prefixes, strict=True)), (call.q.shape[1], call.k.shape[1])
@@ -245,7 +245,7 @@ def _fails(kernel: Kernel, call: AttentionCall, noise: str) -> bool:
 
 
 def _literal(tensor: Tensor) -> str:
-    """A tensor as source; the repr of a float64 is exact for every narrower dtype."""
+    """Format a tensor as source; the repr of a float64 is exact for every narrower dtype."""
     device = "" if tensor.device.type == "cpu" else f", device={str(tensor.device)!r}"
     values = tensor.tolist() if not tensor.is_floating_point() else tensor.double().tolist()
     text = repr(values).replace("nan", 'float("nan")').replace("inf", 'float("inf")')
@@ -253,5 +253,5 @@ def _literal(tensor: Tensor) -> str:
 
 
 def _prose(text: str) -> str:
-    """Text that is safe in a docstring."""
+    """Make text safe in a docstring."""
     return text.replace("\\", "/").replace('"', "'")

@@ -40,12 +40,12 @@ class Smallest:
     source: Reproduction | None = None
 
     def test(self, findings: Sequence[Finding]) -> str:
-        """The source of a pytest file that shows it, in the words of the first finding about outputs; empty if there is none."""
+        """Write a pytest file that shows it, in the words of the first finding about outputs; empty if there is none."""
         about = [one for one in serious(findings) if one.id != CONTRACT_BROKEN]
         return self.source.test(about[0]) if self.source and about else ""
 
     def named_in(self, findings: Sequence[Finding]) -> list[Finding]:
-        """The findings; the first one about outputs has this call as its smallest."""
+        """Name this call in the first finding about outputs, as its smallest; return all findings."""
         about = [one for one in serious(findings) if one.id != CONTRACT_BROKEN][:1]
         evidence = [
             _IN_EVIDENCE + self.words if self.words and line.startswith(_IN_EVIDENCE) else line
@@ -56,7 +56,7 @@ class Smallest:
 
 
 def smallest_call(guard: Guard, run: KernelRun, findings: Sequence[Finding], path: str) -> Smallest:
-    """The smallest call found that shows the first bug.
+    """Find the smallest call that shows the first bug.
 
     Args:
         guard: the kernel.
@@ -98,7 +98,7 @@ def _same_bug(guard: Guard, finding: str) -> Callable[[AttentionCall, Tensor], b
 
 
 def _until(kernel: Kernel, deadline: float) -> Kernel:
-    """The kernel, which refuses after the deadline."""
+    """Wrap the kernel to refuse after the deadline."""
 
     def timed(call: AttentionCall) -> Tensor:
         if time.monotonic() > deadline:

@@ -64,7 +64,7 @@ def diagnose_kernel(
 
 
 def smallest_of_each(calls: Sequence[AttentionCall]) -> list[AttentionCall]:
-    """The smallest call of each layer and phase, with and without a cached prefix; smallest first."""
+    """Choose the smallest call of each layer and phase, with and without a cached prefix; smallest first."""
     strata: dict[tuple[int, str, bool], AttentionCall] = {}
     for call in sorted(calls, key=lambda call: (call.k.shape[0], call.q.shape[0])):
         # More keys than queries means a cached prefix. Reading the lengths would synchronise with the GPU.

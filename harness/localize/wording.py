@@ -69,12 +69,12 @@ def does(bug: Hypothesis | None, condition: str) -> str:
 
 
 def when(condition: str) -> str:
-    """The condition as a headline says it: "once a prefix is cached"; empty for always."""
+    """Describe the condition as a headline does: "once a prefix is cached"; empty for always."""
     return _ONCE.get(condition, f"where {condition}") if condition else ""
 
 
 def place(phases: Sequence[str], condition: str, only_there: bool, spans: Sequence[str]) -> str:
-    """Where a bug shows: "in extend with a cached prefix (all 4 layers, all 4 heads)".
+    """Describe where a bug shows: "in extend with a cached prefix (all 4 layers, all 4 heads)".
 
     Args:
         phases: in which it shows.
@@ -90,7 +90,7 @@ def place(phases: Sequence[str], condition: str, only_there: bool, spans: Sequen
 
 
 def correct(otherwise: str) -> str:
-    """Where a kernel is correct, after "Correct": "without a cached prefix"."""
+    """Describe where a kernel is correct, after "Correct": "without a cached prefix"."""
     return _RIGHT.get(otherwise, f"at {otherwise}" if otherwise else "in all other calls")
 
 

@@ -160,12 +160,12 @@ class CheckResult:
         return html_of(self.verdict, self.summary(), self.findings)
 
     def summary(self) -> str:
-        """One sentence: what the kernel does wrong if that is known, how many calls are wrong, and the worst own error."""
+        """Summarise in a sentence: what the kernel does wrong if known, how many calls are wrong, and the worst own error."""
         cause = cause_of(self.findings)
         return self.extent(cause.does if cause else "")
 
     def extent(self, does: str = "") -> str:
-        """`summary` with other words for what the kernel does wrong; empty to leave them out."""
+        """Write `summary` with other words for what the kernel does wrong; empty to leave them out."""
         tried = len(self.computed) + len(self.broken)
         if self.exit_code == ExitCode.NO_VERDICT:
             verdict = f"No verdict on {self.kernel}: requirements of a pass were not tested"
@@ -485,7 +485,7 @@ def _asserted() -> Reader:
 
 
 def named(kernel: str | Kernel) -> tuple[str, Kernel]:
-    """A kernel and its name: ``module:function`` if it can be imported that way, else its own name.
+    """Return a kernel and its name: ``module:function`` if it can be imported that way, else its own name.
 
     Raises:
         UsageError: no such kernel.
@@ -512,7 +512,7 @@ def matrix_of(
     like: Sequence[str] | None = None,
     seed: int = 0,
 ) -> list[Case]:
-    """The cases of `check` for a kernel with this declaration, with the same arguments.
+    """List the cases of `check` for a kernel with this declaration, with the same arguments.
 
     Raises:
         UsageError: no such phase, dtype, size, device or model, or none that is both asked for and declared.
@@ -557,7 +557,7 @@ def matrix(
     head_dims_v: Sequence[int] = (),
     prefix: bool = True,
 ) -> list[Case]:
-    """The cases of `check` for a kernel without a declaration, with the same arguments.
+    """List the cases of `check` for a kernel without a declaration, with the same arguments.
 
     `head_dims_v` are head dims of v besides that of q and k; without `prefix`, no call has a cached prefix.
 
@@ -581,7 +581,7 @@ def matrix(
 
 
 def checked_device(device: str | None) -> str:
-    """A device of PyTorch that is here: the one named, or the default.
+    """Check that a device of PyTorch is here, and return it: the one named, or the default.
 
     Raises:
         UsageError: it is neither the CPU nor a GPU, or there is no such GPU.
@@ -602,7 +602,7 @@ def checked_device(device: str | None) -> str:
 
 
 def _counted(kernel: Kernel, total: int, progress: Callable[[int, int], None]) -> Kernel:
-    """The kernel, which says after each of its first `total` runs how many there were."""
+    """Wrap the kernel to report after each of its first `total` runs how many there were."""
     runs = itertools.count(1)
 
     def counted(call: AttentionCall) -> Tensor:
@@ -616,7 +616,7 @@ def _counted(kernel: Kernel, total: int, progress: Callable[[int, int], None]) -
 
 
 def _excluded(declared: kernels.Declaration, case: Case, call: AttentionCall) -> str:
-    """Why a declaration does not cover a call; empty if it does."""
+    """Explain why a declaration does not cover a call; empty if it does."""
     return excluded(family(declared.noise), case.condition.get("data", "")) or declared.excludes(call)
 
 
@@ -666,7 +666,7 @@ def _conditions(chosen: Sequence[Case]) -> list[dict[str, str]]:
 
 
 def _bugs(run: KernelRun, case_of: Mapping[int, Case], left_out: Sequence[Case], again: str) -> list[Finding]:
-    """The findings on computed cases. Unexplained errors are diagnosed again on the cases of the failing axis values alone."""
+    """Diagnose computed cases. Unexplained errors are diagnosed again on the cases of the failing axis values alone."""
     conditions = [(result, case_of[id(result.call)].condition) for result in run.results]
     failing = [condition for result, condition in conditions if result.fails]
     right = [condition for result, condition in conditions if not result.fails]
@@ -688,7 +688,7 @@ def _bugs(run: KernelRun, case_of: Mapping[int, Case], left_out: Sequence[Case],
 
 
 def _in_one_layer(results: Sequence[CallResult]) -> list[CallResult]:
-    """The results with all calls in the layer of most of them, unless the calls are spread over layers.
+    """Move all calls to the layer of most of them, unless the calls are spread over layers.
 
     A diagnosis looks at each layer by itself, and so would see in a few calls of another layer a bug of their own.
     """
@@ -705,7 +705,7 @@ def _breaches(
     left_out: Sequence[Case],
     again: str,
 ) -> list[Finding]:
-    """One finding for each kind of exception, and one for outputs that break the contract."""
+    """Make one finding for each kind of exception, and one for outputs that break the contract."""
     others = _conditions([one.case for one in computed])  # not those that it raised on too, and does not claim
     kinds: dict[str, list[tuple[Case, str]]] = {}
     for case, why in broken:
@@ -722,21 +722,21 @@ def _breaches(
 
 
 def _outside(how: str, where: str, call: AttentionCall, again: str) -> Finding:
-    """The finding that a kernel accesses memory outside of its tensors."""
+    """Make the finding that a kernel accesses memory outside of its tensors."""
     return breach(how, where, (f"for example {describe(call)}",), again).model_copy(
         update={"title": "memory outside of its tensors", "does": how}
     )
 
 
 def _outside_first(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """The findings; an access outside comes before an error that neither a hypothesis nor the read-out explains."""
+    """Order the findings: an access outside comes before an error that neither a hypothesis nor the read-out explains."""
     first = [one for one in findings if one.id == CONTRACT_BROKEN and one.does]
     unread = bool(findings) and findings[0].id == UNEXPLAINED and not findings[0].operator
     return (*first, *(one for one in findings if one not in first)) if unread else tuple(findings)
 
 
 def _not_endured(call: AttentionCall, how: str, again: str) -> Finding:
-    """The finding that a kernel became wrong after many runs."""
+    """Make the finding that a kernel became wrong after many runs."""
     return Finding(
         id=STATE_KEPT, title=TITLES[STATE_KEPT], severity="serious", where=f"{call.phase}, after many runs",
         diagnosis=f"the kernel {how}", evidence=(f"the call: {describe(call)}",), reproduce=again,
@@ -744,7 +744,7 @@ def _not_endured(call: AttentionCall, how: str, again: str) -> Finding:
 
 
 def breach(how: str, where: str, evidence: tuple[str, ...], again: str) -> Finding:
-    """The finding that a kernel broke its contract; `how` follows "the kernel"."""
+    """Make the finding that a kernel broke its contract; `how` follows "the kernel"."""
     return Finding(
         id=CONTRACT_BROKEN, title="kernel contract broken", severity="serious", where=where, diagnosis=f"the kernel {how}",
         evidence=evidence, reproduce=again,
@@ -752,7 +752,7 @@ def breach(how: str, where: str, evidence: tuple[str, ...], again: str) -> Findi
 
 
 def _missing(asked: Sequence[str], declared: kernels.Declaration, run: KernelRun) -> list[str]:
-    """Conditions that were not tested: every phase, with a cached prefix and (extend only) without."""
+    """List conditions that were not tested: every phase, with a cached prefix and (extend only) without."""
     calls = [result.call for result in run.results]
     found = []
     for phase in asked:

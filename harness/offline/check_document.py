@@ -111,7 +111,7 @@ class CheckDocument(Decided):
 
 
 def document_of(result: CheckResult, headline: str) -> CheckDocument:
-    """The document of a result, with the sentence that a report puts over it."""
+    """Make the document of a result, with the sentence that a report puts over it."""
     worst = result.worst
 
     def why(pairs: tuple[tuple[object, str], ...]) -> tuple[CaseWhy, ...]:

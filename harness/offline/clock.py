@@ -26,7 +26,7 @@ Clock = Callable[[Run], float]
 
 
 def clock(device: torch.device) -> Clock:
-    """A function that runs something once and returns its duration in seconds."""
+    """Make a function that runs something once and returns its duration in seconds."""
 
     def on_cpu(run: Run) -> float:
         begun = time.perf_counter()
@@ -52,7 +52,7 @@ def clock(device: torch.device) -> Clock:
 def time_pair(
     candidate: Kernel, reference: Kernel, call: AttentionCall, run: Clock, rng: random.Random, seconds: float
 ) -> list[Times]:
-    """Seconds by repeat. What a kernel prepares for all layers of a pass is not timed."""
+    """Time a pair of kernels, in seconds by repeat. What a kernel prepares for all layers of a pass is not timed."""
     with ExitStack() as stack:
         # Each kernel gets a copy: one that overwrites its inputs would change the other's work.
         turns = [_run(kernel, call.clone(), stack) for kernel in (reference, candidate)]

@@ -113,7 +113,7 @@ def end_all() -> None:
 
 
 def _living() -> list[int]:
-    """Descendants of this process that have not ended."""
+    """List the descendants of this process that have not ended."""
     own = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
     if own.exists() and not own.read_text():  # cheap, and mostly all
         return []

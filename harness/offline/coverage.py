@@ -56,7 +56,7 @@ class Reach:
     sequences: int
 
     def words(self, phase: str) -> str:
-        """The reach of the calls of a phase."""
+        """Describe the reach of the calls of a phase."""
         new = f"{self.new:,} new tokens, {self.behind:,} behind a cached prefix, " if phase == "extend" else ""
         return f"{phase} to {new}{self.keys:,} keys of a sequence and {counted(self.sequences, 'sequence')}"
 
@@ -153,7 +153,7 @@ class Coverage:
         return ". ".join([*parts, f"{self.runs:,} runs on {self.device}"])
 
     def _product(self) -> str:
-        """The product that was computed, in words."""
+        """Describe the product that was computed."""
         core = self.core
         each = f"each of {', '.join(core.dtypes)} with head_dim {_listed(core.head_dims)} and {_heads(core.heads)} q/kv heads"
         # Four conditions at a time are tried in some combinations only, so the line must not read as a product of its limits.
@@ -219,7 +219,7 @@ def _dtype(call: AttentionCall) -> str:
 
 
 def _core(phases: Mapping[str, Sequence[AttentionCall]]) -> Core:
-    """The largest product that was computed in each phase, and how far every one of its combinations reaches."""
+    """Find the largest product that was computed in each phase, and how far every one of its combinations reaches."""
     by_kind: dict[tuple[str, str, int, tuple[int, int]], list[AttentionCall]] = {}
     for phase, calls in phases.items():
         for call in calls:
@@ -239,7 +239,7 @@ def _core(phases: Mapping[str, Sequence[AttentionCall]]) -> Core:
 
 
 def _subsets(values: set[_Value]) -> Iterator[tuple[_Value, ...]]:
-    """All subsets but the empty one, the largest first."""
+    """Yield all subsets but the empty one, the largest first."""
     for size in range(len(values), 0, -1):
         yield from combinations(sorted(values), size)
 
@@ -287,7 +287,7 @@ def _beyond(core: Core, phases: Mapping[str, Sequence[AttentionCall]]) -> Iterat
 
 
 def _by_numbers(value: object) -> tuple[object, ...]:
-    """Sorts numbers, and pairs of them in words, by size."""
+    """Return a key that sorts numbers, and pairs of them in words, by size."""
     return tuple(int(part) for part in re.findall(r"\d+", str(value))) or (str(value),)
 
 
@@ -309,7 +309,7 @@ def _lengths(calls: Sequence[AttentionCall]) -> Lengths:
 
 
 def _left_out(cases: Sequence[Case]) -> list[Gap]:
-    """The gap of cases that were not run, as the kernel was clearly wrong before."""
+    """Make the gap of cases that were not run, as the kernel was clearly wrong before."""
     why = "not run, as the kernel was clearly wrong before; the matrix of size full is always run as a whole"
     return [Gap("the rest of the matrix", why, len(cases), cases[0].name)] if cases else []
 
@@ -320,7 +320,7 @@ def _gaps(
     excluded: Sequence[tuple[Case, str]],
     declined: Sequence[str],
 ) -> list[Gap]:
-    """Gaps: those that are declared first; refusals for one reason as one, with the values that separate them."""
+    """List the gaps: those that are declared first; refusals for one reason as one, with the values that separate them."""
     found = [Gap(what, DECLARED) for what in declined]
     for why, some in _by_reason([(case, why) for case, why in excluded]).items():
         found.append(Gap(why, DECLARED, len(some), some[0].name))
@@ -335,7 +335,7 @@ def _gaps(
 
 
 def _words(found: Sequence[axes.Axis]) -> str:
-    """The refused values of axes: "head_dim 80, 96"."""
+    """Describe the refused values of axes: "head_dim 80, 96"."""
     return " with ".join(
         "a cached prefix"
         if one.name == "cached prefix" and one.right == ("none",)
@@ -352,7 +352,7 @@ def _by_reason(pairs: Sequence[tuple[Case, str]]) -> dict[str, list[Case]]:
 
 
 def separating(refused: Sequence[axes.Conditions], computed: Sequence[axes.Conditions]) -> list[axes.Axis]:
-    """The axes that separate refused calls from computed ones, as a kernel may have meant it.
+    """Find the axes that separate refused calls from computed ones, as a kernel may have meant it.
 
     Of several that separate them equally well, that which a kernel can declare: dtype, head dim, cached prefix.
     """

@@ -25,7 +25,7 @@ _OVERHEAD = 8
 
 
 def in_order(made: Sequence[tuple[Case, AttentionCall]]) -> list[AttentionCall]:
-    """The calls in the order in which they are made: at each place that which shows most new conditions for what it costs.
+    """Order the calls as they are made: at each place that which shows most new conditions for what it costs.
 
     A condition is a value of an axis in a phase and dtype, with all, some or none of its sequences cached. Calls that show no new
     one come last, the cheapest of them first.
@@ -53,7 +53,7 @@ _KIND = ("phase", "dtype", "cached prefix")
 
 
 def _cost(call: AttentionCall) -> float:
-    """Tiles of a call, with its overhead."""
+    """Count the tiles of a call, with its overhead."""
     tiles = sum(
         -(-new // _TILE) * -(-(new + cached) // _TILE) for new, cached in zip(call.lens_q, call.prefixes, strict=True)
     )

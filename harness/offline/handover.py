@@ -94,7 +94,7 @@ class Handover:
         return True
 
     def watcher(self) -> Watcher:
-        """A watcher that hands over what it receives."""
+        """Make a watcher that hands over what it receives."""
         from assay.harness.offline.watcher import Records
 
         return Records(self.put)
@@ -113,7 +113,7 @@ class Handover:
         return Known(self.how, call, computed, results[-1] if results else None, asked)
 
     def _records(self) -> list[tuple[Any, ...]]:
-        """The records of the process that ended, as far as they are whole; empty if this is the first process."""
+        """Read the records of the process that ended, as far as they are whole; empty if this is the first process."""
         found: list[tuple[Any, ...]] = []
         if self._file is None or not self.how:
             return found

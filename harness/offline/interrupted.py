@@ -32,7 +32,7 @@ class Known:
 
     @property
     def end(self) -> str:
-        """How and where the process ended."""
+        """The way in which the process ended, and where."""
         return f"{self.how} {f'in {self.call}' if self.call else 'outside of a call'}"
 
     @property
@@ -42,7 +42,7 @@ class Known:
 
 
 def interrupted(known: Known) -> CheckResult:
-    """The result of a check whose process the kernel ended, once it was known what was asked.
+    """Make the result of a check whose process the kernel ended, once it was known what was asked.
 
     If the matrix was done, its verdict stands. If not, the calls before the end count: the kernel is wrong if one of them is, and
     else there is no verdict.
@@ -88,14 +88,14 @@ def interrupted(known: Known) -> CheckResult:
 
 
 def interrupted_replay(result: ReplayResult, known: Known) -> ReplayResult:
-    """The result of a replay as it stood when the kernel ended its process."""
+    """Make the result of a replay as it stood when the kernel ended its process."""
     if not serious(result.findings):
         return result
     return result.model_copy(update={"findings": _with_end(result.findings, known)})
 
 
 def _with_end(findings: Sequence[Finding], known: Known) -> tuple[Finding, ...]:
-    """The findings; the first serious one says how the process ended."""
+    """Add to the first serious finding how the process ended; return all findings."""
     first = serious(findings)[0]
     told = first.model_copy(update={"evidence": (*first.evidence, known.asked_for_more)})
     return tuple(told if one is first else one for one in findings)

@@ -80,7 +80,7 @@ def main() -> None:
 
 
 def watched(name: str, kernel: Kernel, note: Callable[[str], None]) -> Kernel:
-    """The kernel, with a note before each call, and one after it; on a GPU, once it has computed the call."""
+    """Wrap the kernel to note each call before it, and after it; on a GPU, once it has computed the call."""
 
     def forward(call: AttentionCall) -> Tensor:
         note(COMPUTES + describe(call))
@@ -99,7 +99,7 @@ def watched(name: str, kernel: Kernel, note: Callable[[str], None]) -> Kernel:
 
 
 def failing_first(job: MatrixJob, kernel: Kernel) -> str:
-    """Why a kernel can serve nothing: what it raised on all of the smallest calls of a phase; empty if it did not."""
+    """Explain why a kernel can serve nothing: what it raised on all of the smallest calls of a phase; empty if it did not."""
     with few_threads(()):
         calls = [case.make() for case in _cases(job, kernel)]
     for phase in dict.fromkeys(call.phase for call in calls):
@@ -131,7 +131,7 @@ def _cases(job: MatrixJob, kernel: Kernel) -> list[Case]:
 def matrix_record(
     job: MatrixJob, kernel: Kernel, reader: Reader, before_reading: Callable[[MatrixRecord], None]
 ) -> MatrixRecord:
-    """The result of a kernel on the matrix. `before_reading` receives it before a wrong kernel is read."""
+    """Run a kernel on the matrix. `before_reading` receives the result before a wrong kernel is read."""
     cases = _cases(job, kernel)
     again = f"assay check {job.record.kernel} --dtype {job.dtype} --head-dim {job.head_dim}"
 
@@ -148,7 +148,7 @@ def matrix_record(
 
 
 def _filled(record: MatrixRecord, result: CheckResult) -> MatrixRecord:
-    """A record with what it holds of a result."""
+    """Fill a record with what it holds of a result."""
     filled = {
         "computed": tuple(one.case.name for one in result.computed),
         "failing": tuple(case.name for case in result.failing),

@@ -161,7 +161,7 @@ class Reader:
         return said(found) if held(found, [result]).share >= _HELD_SHARE else ""
 
     def _read(self, kernel: Kernel, declared: Declaration, results: Sequence[CallResult]) -> ReadOut | str:
-        """The read-out of a kernel in a dtype in which it is wrong, on the device of its calls; or why there is none."""
+        """Read a kernel in a dtype in which it is wrong, on the device of its calls; or return why there is no read-out."""
         dtypes, device = _dtypes(declared, results), str(results[0].call.q.device)
         declared = replace(declared, dtypes=dtypes)
         for one, its, on, found in self._known:
@@ -181,7 +181,7 @@ def read_kernel(
     shapes: Collection[tuple[int, int]],
     compared: Sequence[Compared] = (),
 ) -> ReadOut | str:
-    """The read-out of a kernel, or why there is none. It is asked for these (head_dim, head_dim_v), and what it declares."""
+    """Read a kernel, or return why there is no read-out. It is asked for these (head_dim, head_dim_v), and what it declares."""
     try:
         asked = _declaring(kernel, declared)
         return read_out(asked, noise=declared.noise, seconds=seconds, device=device, shapes=shapes, compared=compared)
@@ -190,7 +190,7 @@ def read_kernel(
 
 
 def _telling(results: Sequence[CallResult]) -> list[Compared]:
-    """The calls that a read-out begins with: of each kind the smallest ones that fail, and some that do not."""
+    """Choose the calls that a read-out begins with: of each kind the smallest ones that fail, and some that do not."""
     found: list[CallResult] = []
     for fails, of_a_kind in ((True, _FAILING_OF_A_KIND), (False, 1)):
         kinds: Counter[tuple[object, ...]] = Counter()
@@ -204,7 +204,7 @@ def _telling(results: Sequence[CallResult]) -> list[Compared]:
 
 
 def recorded_outputs(results: Sequence[CallResult], others: Iterable[tuple[AttentionCall, Tensor]]) -> list[Recorded]:
-    """Recorded calls as they are read.
+    """Convert recorded calls to the form in which they are read.
 
     Args:
         results: calls that were compared with the oracle.
@@ -216,7 +216,7 @@ def recorded_outputs(results: Sequence[CallResult], others: Iterable[tuple[Atten
 
 
 def _tried(found: ReadOut, results: Sequence[CallResult]) -> ReadOut:
-    """A read-out that answers for the calls that were compared too: all that fail, and some that do not.
+    """Hold a read-out to the calls that were compared too: all that fail, and some that do not.
 
     What it does not give of their wrong outputs, or changes of their right ones, it is held to. A finding says in which dtypes,
     head dims and layouts the kernel fails, so only calls of these count. What depends on earlier calls cannot be tried on calls
@@ -284,7 +284,7 @@ def held(found: ReadOut, results: Sequence[CallResult]) -> Tally:
 
 
 def _spread(wrong: NDArray[np.bool_], most: int) -> NDArray[np.int64]:
-    """Queries from the first to the last, evenly: at most so many of the wrong ones, and of the right ones."""
+    """Choose queries from the first to the last, evenly: at most so many of the wrong ones, and of the right ones."""
     found = [np.flatnonzero(which) for which in (wrong, ~wrong)]
     return np.sort(
         np.concatenate([one[np.linspace(0, len(one) - 1, min(most, len(one))).astype(int)] for one in found])
@@ -292,7 +292,7 @@ def _spread(wrong: NDArray[np.bool_], most: int) -> NDArray[np.int64]:
 
 
 def picture_on(kernel: Kernel, declared: Declaration, result: CallResult) -> Picture | str:
-    """The picture of a failing call, read off the kernel now; or why there is none."""
+    """Draw the picture of a failing call, read off the kernel now; or return why there is none."""
     call = result.call
     ask = Prober(GuardedKernel(kernel), PICTURE_CALLS, time.monotonic() + PICTURE_S, str(call.q.device))
     out = ask(call)
@@ -326,7 +326,7 @@ def _reading(ask: Prober, call: AttentionCall, rows: Sequence[int]) -> Reading |
 def _with_picture(
     findings: Sequence[Finding], kernel: Kernel, declared: Declaration, results: Sequence[CallResult]
 ) -> list[Finding]:
-    """The findings; the first serious one has the picture of the smallest failing call, or says why there is none."""
+    """Add to the first serious finding the picture of the smallest failing call, or why there is none; return all findings."""
     first, smallest = serious(findings)[0], _smallest_failing(results)
     if smallest is None:
         return list(findings)
@@ -341,7 +341,7 @@ def _with_picture(
 
 
 def _light(found: ReadOut | str) -> ReadOut | None:
-    """A read-out without its calls."""
+    """Copy a read-out without its calls."""
     return None if isinstance(found, str) else replace(found, samples=())
 
 
@@ -351,19 +351,19 @@ def _with_evidence(findings: Sequence[Finding], line: str) -> list[Finding]:
 
 
 def _dtypes(declared: Declaration, results: Sequence[CallResult]) -> tuple[str, ...] | None:
-    """Dtypes in which a kernel is wrong; where no single call is, those that it declares."""
+    """List the dtypes in which a kernel is wrong; where no single call is, those that it declares."""
     wrong = [result for result in results if result.fails]
     return tuple(dict.fromkeys(str(one.call.q.dtype).removeprefix("torch.") for one in wrong)) or declared.dtypes
 
 
 def _smallest_failing(results: Sequence[CallResult]) -> CallResult | None:
-    """The failing call whose picture shows most; None if no call fails."""
+    """Find the failing call whose picture shows most; None if no call fails."""
     failing = sorted((one for one in results if one.fails), key=_size)
     return min(failing, key=lambda one: hides(one.call.q.shape[0], one.call.k.shape[0]), default=None)
 
 
 def _smallest(results: Sequence[CallResult]) -> list[CallResult]:
-    """The smallest calls that fail."""
+    """Find the smallest calls that fail."""
     return sorted((one for one in results if one.fails), key=_size)[:_HELD_ON]
 
 
@@ -372,12 +372,12 @@ def _size(result: CallResult) -> tuple[int, int]:
 
 
 def _most_rows(call: AttentionCall) -> int:
-    """Queries of a call whose weights can be held at once."""
+    """Compute the number of a call's queries whose weights can be held at once."""
     return max(1, _MAX_WEIGHTS // (call.q.shape[1] * call.k.shape[1] * call.k.shape[0]))
 
 
 def _declaring(kernel: Kernel, declared: Declaration) -> Kernel:
-    """The kernel with another declaration; what it writes beyond its tensors does no harm."""
+    """Wrap the kernel with another declaration; what it writes beyond its tensors does no harm."""
     within = GuardedKernel(kernel)
 
     def asked(call: AttentionCall) -> Tensor:

@@ -137,7 +137,7 @@ class _Child:
         self._code: int | None = None
 
     def poll(self, options: int = os.WNOHANG) -> int | None:
-        """Its exit code, -n for a signal n; None if it has not ended."""
+        """Return its exit code, -n for a signal n; None if it has not ended."""
         if self._code is None:
             try:
                 ended, status = os.waitpid(self._pid, options)
@@ -148,7 +148,7 @@ class _Child:
         return self._code
 
     def wait(self) -> int:
-        """Its exit code, once it has ended."""
+        """Wait until it has ended, and return its exit code."""
         return self.poll(0) or 0
 
     def terminate(self) -> None:
@@ -199,7 +199,7 @@ def _raised(error: BaseException) -> _Answer:
 def _answer(
     receiver: Connection, process: _Child | subprocess.Popen[bytes], shared: Sequence[object], callbacks: Callbacks
 ) -> _Answer:
-    """The answer of a process, or how it ended without one."""
+    """Receive the answer of a process, or how it ended without one."""
     while True:
         while not receiver.poll(_POLL_S) and process.poll() is None:
             pass
@@ -349,7 +349,7 @@ def how_ended(code: int) -> str:
 
 
 def ended_early(how: str, so: str) -> AssayError:
-    """The error that a kernel ended its process: how it did so, and what follows."""
+    """Make the error that a kernel ended its process: how it did so, and what follows."""
     return AssayError(
         f"The process that ran the kernel {how} before its work was done; {so}.",
         "a kernel that returns an output or raises an exception",

@@ -109,7 +109,7 @@ def replay(
 
 
 def _counted(guard: Guard, total: int, progress: Callable[[int, int], None]) -> Kernel:
-    """The kernel, with its runs counted. A call that it refuses is not run again, so `total` may not be reached."""
+    """Wrap the kernel to count its runs. A call that it refuses is not run again, so `total` may not be reached."""
     done = 0
 
     def run(call: AttentionCall) -> Tensor:
@@ -198,7 +198,7 @@ def replay_recorded(
 def _read_passively(
     result: ReplayResult, reader: Reader, examined: _Examined, run: KernelRun, served: bool
 ) -> ReplayResult:
-    """The result, with what can be read from the recorded outputs alone: further small calls are looked at too."""
+    """Add to the result what can be read from the recorded outputs alone: further small calls are looked at too."""
     if not serious(result.findings):
         return result
     known = {id(one) for one in examined.chosen}
@@ -210,7 +210,7 @@ def _read_passively(
 
 
 def diagnose_recorded(pack: Path, candidate: Backend, reproduce: str, served: bool = False) -> list[Finding]:
-    """The findings on recorded outputs alone, while servers run: no kernel runs, and nothing is read.
+    """Diagnose recorded outputs alone, while servers run: no kernel runs, and nothing is read.
 
     Arguments and errors are those of `replay_recorded`.
     """
@@ -218,7 +218,7 @@ def diagnose_recorded(pack: Path, candidate: Backend, reproduce: str, served: bo
 
 
 def _envelope(recorded: Sequence[RecordedCall]) -> str:
-    """Layers, new tokens and cached prefixes of calls, in words; empty without a call."""
+    """Describe layers, new tokens and cached prefixes of calls; empty without a call."""
     if not recorded:
         return ""
     layers = {one.layer for one in recorded}
@@ -243,7 +243,7 @@ class _Examined:
 
 
 def _recorded_run(pack: Path, candidate: Backend, served: bool) -> tuple[_Examined, KernelRun]:
-    """The recorded outputs of a candidate, and a choice of them, compared with the oracle."""
+    """Compare the recorded outputs of a candidate, and a choice of them, with the oracle."""
     phases, noise = candidate.phases, candidate.noise  # each look-up of a published kernel takes 20 ms
     recorded = [one for one in read_pack(pack) if one.phase in phases]
     recorded = [one for one in recorded if served or one.candidate is not None]
@@ -281,8 +281,10 @@ def _result(
 
 
 def choose(recorded: Sequence[RecordedCall]) -> list[RecordedCall]:
-    """The smallest, the median and the largest call of each layer and phase, with and without a prefix, and the worst call of each
-    layer and phase: enough to name a bug, to test the largest errors and what begins only in long calls.
+    """Choose the smallest, the median and the largest call of each layer and phase, with and without a prefix, and the worst.
+
+    The worst is that of each layer and phase. These are enough to name a bug, to test the largest errors and what begins only
+    in long calls.
     """
     strata: dict[tuple[int, str, bool], list[RecordedCall]] = {}
     for one in sorted(recorded, key=lambda one: (one.call.k.shape[0], one.call.q.shape[0])):
@@ -293,7 +295,7 @@ def choose(recorded: Sequence[RecordedCall]) -> list[RecordedCall]:
 
 
 def bounds_of(results: Sequence[CallResult]) -> list[LayerBound]:
-    """The largest bound of each layer and phase, and the largest own error as a multiple of its bound."""
+    """Compute the largest bound of each layer and phase, and the largest own error as a multiple of its bound."""
     found: dict[tuple[int, str], list[CallResult]] = {}
     for result in results:
         found.setdefault((result.call.layer, result.call.phase), []).append(result)
@@ -321,7 +323,7 @@ def _output(one: RecordedCall, served: bool) -> Tensor:
 
 
 def _on_device(call: AttentionCall) -> AttentionCall:
-    """The call on the GPU, if there is one."""
+    """Move the call to the GPU, if there is one."""
     return call.to(default_device())
 
 

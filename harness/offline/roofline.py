@@ -30,7 +30,7 @@ class Work:
 
 
 def work_of(call: AttentionCall) -> Work:
-    """The work of a call under the correct mask."""
+    """Count the work of a call under the correct mask."""
     heads = call.q.shape[1]
     spans = (call.spec.mask.span(np.arange(q), q, k) for q, k in zip(call.lens_q, call.lens_k, strict=True))
     pairs = sum(int((stop - first).clip(0).sum()) for first, stop in spans)
@@ -57,7 +57,7 @@ with sparsity, so half of that dense; FP32 67 (no tensor cores); 4.8 TB/s. Other
 
 
 def limit_s(call: AttentionCall, device: str, scheme: str = "") -> float | None:
-    """Least seconds that the device's arithmetic and memory allow for a call; None for a device or dtype without a known limit.
+    """Compute the least seconds that the device allows for a call's arithmetic and memory; None for an unknown device or dtype.
 
     Args:
         call: the call.

@@ -94,7 +94,7 @@ def _timed(
     seconds: float,
     device: torch.device,
 ) -> tuple[list[tuple[Sequence[AttentionCall], list[Times], float]], tuple[str, ...]]:
-    """Each group that both kernels compute, with its times and the candidate's worst own error; and why others were refused."""
+    """Time each group that both kernels compute, with the candidate's worst own error; and return why others were refused."""
     refused: list[str] = []
     timed: list[tuple[Sequence[AttentionCall], list[Times], float]] = []
     rng, run = random.Random(0), clock(device)
@@ -113,7 +113,7 @@ def _timed(
 
 
 def calls_of(pack: Path) -> list[AttentionCall]:
-    """The calls of a replay pack, on the GPU if there is one.
+    """Read the calls of a replay pack, on the GPU if there is one.
 
     Raises:
         UsageError: `pack` is not a pack.
@@ -216,7 +216,7 @@ def _impossible_speed(shape: ShapeTiming, reproduce: str) -> Finding:
 
 
 def _wrong_kernel(wrong: Sequence[ShapeTiming], shapes: int, named: Sequence[Finding], reproduce: str) -> Finding:
-    """The finding on shapes whose own error is out of bounds, of all `shapes`. `named` says why."""
+    """Make the finding on shapes whose own error is out of bounds, of all `shapes`. `named` names the bug."""
     speed = "Its times are for different work."
     if faster := [shape.ratio for shape in wrong if shape.high < 1]:
         speed = (

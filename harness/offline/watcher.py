@@ -28,16 +28,16 @@ class Watcher:
     """Receives what a check does. This one ignores it."""
 
     def asked(self, kernel: str, cases: Sequence[Case], again: str) -> None:
-        """The kernel's name, the cases that it is about to compute, and a command that repeats the check."""
+        """Take the kernel's name, the cases that it is about to compute, and a command that repeats the check."""
 
     def begins(self, call: AttentionCall) -> None:
-        """The kernel gets a call."""
+        """Note that the kernel gets a call."""
 
     def ends(self) -> None:
-        """It has returned, or raised."""
+        """Note that it has returned, or raised."""
 
     def computed(self, case: Case, fails: bool, own: float, bound: float) -> None:
-        """A case was computed: whether it is out of bounds, own error and bound of its worst cell and head.
+        """Take a case that was computed: whether it is out of bounds, own error and bound of its worst cell and head.
 
         Of a case that is less close to its bound than an earlier one, the bound may be a lower limit of its own.
         """
@@ -73,7 +73,7 @@ class Records(Watcher):
 
 
 def watched(kernel: Kernel, watcher: Watcher) -> Kernel:
-    """The kernel, which tells the watcher of each call; on a GPU, a call ends once it is computed.
+    """Wrap the kernel to report each call to the watcher; on a GPU, a call ends once it is computed.
 
     A copy of the process that the kernel forks ends where its call returns: it would go on with the check, and fork again. The
     kernel gets no further call then; each raises `CopiedError`.
@@ -103,6 +103,6 @@ def watched(kernel: Kernel, watcher: Watcher) -> Kernel:
 
 
 def unwatched(kernel: Kernel) -> Kernel:
-    """The kernel that `watched` was given; a kernel that it was not given is itself."""
+    """Return the kernel that `watched` was given; one that is not its result is returned as it is."""
     found: Kernel = getattr(kernel, "watched", kernel)
     return found

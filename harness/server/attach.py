@@ -44,7 +44,7 @@ class ControlReader:
         self._setting = Setting()
 
     def latest(self) -> Setting:
-        """The setting that applies now.
+        """Read the setting that applies now.
 
         Raises:
             EvidenceError: the file is damaged.
@@ -132,7 +132,7 @@ class Attachment:
         self, phase: Phase, qkv: tuple[Any, Any, Any], layer: Any, batch: Any, kwargs: dict[str, Any], out: Tensor,
         reference: str,
     ) -> Tensor:  # fmt: skip
-        """The output that the model uses, after everything that is switched on has received it."""
+        """Return the output that the model uses, after everything that is switched on has received it."""
         control, number = self._setting.control, layer.layer_id
         substitute = number in control.substitute
         try:
@@ -187,7 +187,7 @@ def _limits(runner: Any) -> EngineLimits:
 def _attachment(
     runner: Any, folder: Path, candidate: str, record_bytes: int, trace_bytes: int, model_hash: str
 ) -> Attachment:
-    """The one attachment of a server process."""
+    """Return the one attachment of a server process."""
     import sglang
     from sglang.srt.distributed.parallel_state import (
         get_tensor_model_parallel_rank,

@@ -31,7 +31,7 @@ class Candidate(Protocol):
         """Phases that it computes. May raise anything."""
 
     def run(self, call: EngineCall) -> Tensor:
-        """The output, [tokens, num_q_heads * head_dim_v]. May raise anything."""
+        """Compute the output, [tokens, num_q_heads * head_dim_v]. May raise anything."""
 
 
 class KernelCandidate:
@@ -89,7 +89,7 @@ class LazyCandidate:
         return self._candidate().noise
 
     def run(self, call: EngineCall) -> Tensor:
-        """The candidate's output. Raises KernelRefused if it cannot be built, and whatever the candidate raises."""
+        """Compute the candidate's output. Raises KernelRefused if it cannot be built, and whatever the candidate raises."""
         return self._candidate().run(call)
 
     def _candidate(self) -> Candidate:
@@ -105,7 +105,7 @@ class LazyCandidate:
 
 
 def output_of(candidate: Candidate, call: EngineCall, out: Tensor) -> Tensor:
-    """A candidate's output in the shape of the reference's, `out`.
+    """Reshape a candidate's output to that of the reference, `out`.
 
     Raises:
         KernelRefused: it has another size, dtype or device. Also whatever the candidate raises.
@@ -119,7 +119,7 @@ def output_of(candidate: Candidate, call: EngineCall, out: Tensor) -> Tensor:
 
 
 def packed_call(pages: Pages, call: EngineCall) -> AttentionCall:
-    """An engine call as a call of the kernel contract.
+    """Pack an engine call as a call of the kernel contract.
 
     Raises:
         KernelRefused: the pool's dtype is not that of q.
@@ -129,7 +129,7 @@ def packed_call(pages: Pages, call: EngineCall) -> AttentionCall:
 
 
 def make_candidate(name: str, runner: Any, pages: Pages) -> Candidate:
-    """The candidate of this name, built at its first use: a published kernel, a ``module:function``, or a backend of SGLang.
+    """Make the candidate of this name, built at its first use: a published kernel, a ``module:function``, or a backend of SGLang.
 
     Raises:
         KernelRefused: nothing has this name. Any other failure is raised at the first use.

@@ -129,7 +129,7 @@ def set_control(folder: Path, control: Control) -> str:
 
 
 def read_setting(folder: Path) -> Setting:
-    """A server's setting; the default, with everything off, if no control was set.
+    """Read a server's setting; the default, with everything off, if no control was set.
 
     Raises:
         EvidenceError: the control is damaged.
@@ -139,7 +139,7 @@ def read_setting(folder: Path) -> Setting:
 
 
 def substituted_calls(folder: Path) -> dict[int, int]:
-    """Substituted calls per layer since the control was set. Layers without any are left out.
+    """Count the substituted calls per layer since the control was set. Layers without any are left out.
 
     Under tensor parallelism each process counts its own share of a call.
 
@@ -154,12 +154,12 @@ def substituted_calls(folder: Path) -> dict[int, int]:
 
 
 def substitution_folder(folder: Path, token: str) -> Path:
-    """Where the substituted calls of one setting are counted (`assay.harness.evidence.counters`)."""
+    """Return the folder in which the substituted calls of a setting are counted (`assay.harness.evidence.counters`)."""
     return folder / _SUBSTITUTED / token
 
 
 def _session(folder: Path, fault: str) -> str:
-    """The running shadow session with this fault. Empty if there is none, or if the file is damaged: it is about to be replaced."""
+    """Return the running shadow session with this fault; empty if none or damaged: the file is about to be replaced."""
     try:
         setting = read_setting(folder)
         return setting.session if setting.control.fault == fault else ""

@@ -47,7 +47,7 @@ class Faults:
             CATALOGUE[fault].restart()
 
     def seeded(self, call: EngineCall, out: Tensor, noisy: bool = False) -> Tensor:
-        """The output with the fault that is switched on, in the shape of `out`, [tokens, num_q_heads * head_dim_v].
+        """Compute the output with the fault that is switched on, in the shape of `out`, [tokens, num_q_heads * head_dim_v].
 
         Args:
             call: the call.
@@ -72,7 +72,7 @@ class Faults:
         return wrong.reshape(out.shape).to(out.dtype).contiguous()
 
     def write(self) -> None:
-        """At the end of a pass, write how many calls had the fault.
+        """Write at the end of a pass how many calls had the fault.
 
         Raises:
             EvidenceError: the disk is full or not writable.
@@ -106,6 +106,6 @@ class FaultyCandidate:
         return self._candidate.phases
 
     def run(self, call: EngineCall) -> Tensor:
-        """The candidate's output with the fault. May raise anything."""
+        """Compute the candidate's output with the fault. May raise anything."""
         out = self._candidate.run(call).reshape(call.q.shape[0], -1)
         return self._faults.seeded(call, out, noisy=bool(self.noise))

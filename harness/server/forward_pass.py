@@ -32,7 +32,7 @@ class ForwardPass:
 
     @classmethod
     def of(cls, number: int, phase: Phase, batch: Any, rows: int) -> ForwardPass:
-        """The pass of an SGLang ``ForwardBatch``.
+        """Make the pass of an SGLang ``ForwardBatch``.
 
         Args:
             number: number of the pass.
@@ -49,7 +49,7 @@ class ForwardPass:
         return cls(number, tuple(new), tuple(prefix), tuple(batch.rids))
 
     def locate(self, row: int) -> tuple[int, int]:
-        """Sequence of a query row, and the query's position among the new tokens of that sequence."""
+        """Return the sequence of a query row, and the query's position among the new tokens of that sequence."""
         ends = np.cumsum(self.new)
         sequence = int(np.searchsorted(ends, row, side="right"))
         return sequence, row - int(ends[sequence]) + self.new[sequence]

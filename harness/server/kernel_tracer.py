@@ -101,7 +101,7 @@ class KernelTracer:
 
     @contextmanager
     def attention(self) -> Iterator[None]:
-        """The range of an attention call in a pass that is traced."""
+        """Mark the range of an attention call in a pass that is traced."""
         with record_function(_ATTENTION):
             self._in_attention = True
             try:
@@ -110,7 +110,7 @@ class KernelTracer:
                 self._in_attention = False
 
     def _wanted(self, batch: Any) -> tuple[str, bool] | None:
-        """Phase of a pass that is to be traced, and whether it has a cached prefix; None if it is not to be traced."""
+        """Return the phase of a pass that is to be traced, and whether it has a cached prefix; None if it is not to be traced."""
         label = self._reader.latest().control.profile
         if label != self._label:
             self._label, self._traced = label, set()
@@ -160,7 +160,7 @@ class KernelTracer:
 
 @cache
 def kernel_tracer(folder: Path) -> KernelTracer:
-    """The one tracer of a server process."""
+    """Return the one tracer of a server process."""
     return KernelTracer(folder)
 
 
@@ -171,7 +171,7 @@ def _order(item: tuple[_Seen, int]) -> tuple[Any, ...]:
 
 
 def kernels_in(events: Sequence[Any]) -> Counter[_Seen]:
-    """Launches by kernel, in the events of a profile.
+    """Count launches by kernel, in the events of a profile.
 
     Kernels on a device are listed wherever they were launched. PyTorch's operators are listed only inside of attention calls.
 
@@ -218,13 +218,13 @@ def _noted(interpreter: Any, note: Callable[[Any], None]) -> Iterator[None]:
 
 
 def interpreter_launches(note: Callable[[Any], None]) -> Any:
-    """A context within which `note` is called with the Python function of every kernel that Triton's interpreter runs."""
+    """Call `note` with the Python function of every kernel that Triton's interpreter runs, within the context."""
     interpreter = sys.modules.get(_INTERPRETER)
     return nullcontext() if interpreter is None else _noted(interpreter, note)
 
 
 def triton_functions(package: str) -> tuple[str, ...]:
-    """Names of the Triton functions that the imported modules of a distribution define; empty without one."""
+    """Return the names of the Triton functions that the imported modules of a distribution define; empty without one."""
     if not package or "triton" not in sys.modules:
         return ()
     from triton.runtime.jit import KernelInterface
@@ -238,7 +238,7 @@ def triton_functions(package: str) -> tuple[str, ...]:
 
 
 def _inner(function: Any) -> Any:
-    """The Python function inside of a Triton function, which an autotuner may wrap."""
+    """Return the Python function inside of a Triton function, which an autotuner may wrap."""
     while hasattr(function, "fn"):
         function = function.fn
     return function

@@ -17,7 +17,7 @@ EXTEND_MODES = ("EXTEND", "MIXED")
 
 
 def lengths(phase: str, batch: Any, who: str) -> tuple[list[int], list[int]]:
-    """New tokens and cached prefix per sequence of an SGLang ``ForwardBatch``.
+    """Return new tokens and cached prefix per sequence of an SGLang ``ForwardBatch``.
 
     Raises:
         KernelRefused: the batch's mode is not a phase of the contract.
@@ -76,7 +76,7 @@ class Pages:
     def packed_call(
         self, phase: Literal["extend", "decode"], q: Tensor, layer: Any, batch: Any, new: list[int], prefix: list[int]
     ) -> AttentionCall:
-        """The packed call: K and V of each complete sequence, gathered (copied) from the pool. q is a view.
+        """Pack the call: K and V of each complete sequence, gathered (copied) from the pool. q is a view.
 
         Args:
             phase: "extend" or "decode".

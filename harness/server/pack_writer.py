@@ -65,7 +65,7 @@ class PackWriter:
     def __init__(
         self, folder: Path, source: Source, budget_bytes: int, seed: int = 0, reservoir: int = RESERVOIR
     ) -> None:
-        """A pack in a new or empty folder, or one that replaces the pack in the folder; at most `reservoir` samples per stratum.
+        """Write a pack in a new or empty folder, or replace the folder's pack; at most `reservoir` samples per stratum.
 
         Raises:
             UsageError: the folder has other content, or the budget is not positive.
@@ -227,7 +227,7 @@ class PackWriter:
 
 
 def _part(call: AttentionCall, outputs: dict[str, Tensor], first: int, count: int, heads: slice) -> dict[str, Tensor]:
-    """The tensors of some sequences and q heads of a call, as views."""
+    """Take the tensors of some sequences and q heads of a call, as views."""
     cu_q, cu_k = (cu[first : first + count + 1] for cu in (call.cu_seqlens_q, call.cu_seqlens_k))
     rows_q, rows_k = (slice(int(cu[0]), int(cu[-1])) for cu in (cu_q, cu_k))
     kv = slice(call.heads.kv_head(heads.start), call.heads.kv_head(heads.stop))
@@ -236,7 +236,10 @@ def _part(call: AttentionCall, outputs: dict[str, Tensor], first: int, count: in
 
 
 def _window(tensors: dict[str, Tensor], new: int, worst: int, limit: float) -> slice | None:
-    """Queries of the one sequence in `tensors` that fit with their keys, up to the worst one or more; None if none do."""
+    """Choose the queries of the one sequence in `tensors` that fit with their keys, up to the worst one or more;
+
+    None if none do.
+    """
 
     def bytes_of(*names: str) -> int:
         return sum(tensors[name][0].numel() * tensors[name].element_size() for name in names if name in tensors)
@@ -252,8 +255,10 @@ def _window(tensors: dict[str, Tensor], new: int, worst: int, limit: float) -> s
 
 
 def _cut_queries(tensors: dict[str, Tensor], new: int, queries: slice) -> dict[str, Tensor]:
-    """Some queries of the one sequence in `tensors`, and the keys that the last of them sees. Causal attention is right-aligned, so
-    they get the same answers as a call of their own."""
+    """Take some queries of the one sequence in `tensors`, and the keys that the last of them sees.
+
+    Causal attention is right-aligned, so they get the same answers as a call of their own.
+    """
     keys = len(tensors["k"]) - new + queries.stop
     parts = {name: one[:keys] if name in ("k", "v") else one[queries] for name, one in tensors.items()}
     lens = {"cu_seqlens_q": queries.stop - queries.start, "cu_seqlens_k": keys}

@@ -77,7 +77,7 @@ class QueryMaxima:
             self._worst[condition] = np.take_along_axis(here, worst, 1)[:, 0]
 
     def cells(self, layer: int, first_head: int) -> WorstQueries:
-        """The cells with their layer and heads.
+        """Return the cells with their layer and heads.
 
         Args:
             layer: number of the layer.
@@ -97,7 +97,7 @@ class QueryMaxima:
 
 
 def _positions(call: AttentionCall, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Position in its sequence, cached prefix included, and cached prefix of each query."""
+    """Compute each query's position in its sequence, cached prefix included, and cached prefix."""
     ends = np.cumsum(call.lens_q)
     sequence = np.searchsorted(ends, rows, side="right")
     prefix = np.asarray(call.prefixes)[sequence]
@@ -105,7 +105,7 @@ def _positions(call: AttentionCall, rows: NDArray[np.int64]) -> tuple[NDArray[np
 
 
 def _mean(values: Floats, cell: NDArray[np.int64]) -> Floats:
-    """The mean over the queries of the same cell, [rows, ...] -> the same shape."""
+    """Compute the mean over the queries of the same cell, [rows, ...] -> the same shape."""
     total = np.zeros((cell.max() + 1, *values.shape[1:]))
     np.add.at(total, cell, values)
     found: Floats = (total / np.bincount(cell)[:, None])[cell]

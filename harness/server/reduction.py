@@ -37,7 +37,7 @@ class RowErrors:
 
 
 def row_errors(out: Tensor, reference: Tensor) -> RowErrors:
-    """Errors of a candidate's output relative to the reference's, by query and head.
+    """Compute the errors of a candidate's output relative to the reference's, by query and head.
 
     Products of two 16-bit floats are exact in float32, so 16-bit outputs are reduced in float32, and wider ones in float64.
 
@@ -101,7 +101,7 @@ class LayerSums:
         self._max_abs.scatter_reduce_(0, where, errors.max_abs.double(), "amax")
 
     def cells(self, layer: int, first_head: int) -> tuple[Integers, Floats, Floats]:
-        """The observed cells, as `index`, `sums` and `max_abs` of `ShadowErrors`.
+        """Return the observed cells, as `index`, `sums` and `max_abs` of `ShadowErrors`.
 
         Args:
             layer: number of the layer.

@@ -131,7 +131,9 @@ def reduce(
 
 
 def unpack(worst: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """The worst query and head by relative L1, and by the sum of |out - reference|: its number (float64 [], float32 precision) and
-    its index into [rows, heads] (int64 [])."""
+    """Unpack the worst query and head by relative L1, and by the sum of |out - reference|.
+
+    Each is its number (float64 [], float32 precision) and its index into [rows, heads] (int64 []).
+    """
     values = (worst >> 32).to(torch.int32).view(torch.float32).double()
     return list(zip(values, _LAST - (worst & 0xFFFFFFFF), strict=True))

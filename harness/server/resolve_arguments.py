@@ -14,7 +14,7 @@ from typing import Any
 
 
 def resolved(flags: list[str]) -> dict[str, Any]:
-    """The resolved arguments of a server with these flags, by name."""
+    """Resolve the arguments of a server with these flags, by name."""
     from sglang.srt.plugins import load_plugins
     from sglang.srt.server_args import prepare_server_args
 

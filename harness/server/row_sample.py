@@ -18,7 +18,7 @@ _BORDER_SHARE = 1 / 4
 
 
 def sampled_rows(new: Sequence[int], prefix: Sequence[int], random: np.random.Generator) -> NDArray[np.int64]:
-    """Rows of a call that are compared with the truth, ascending.
+    """Choose the rows of a call that are compared with the truth, ascending.
 
     All rows if there are at most `MAX_ROWS`. Otherwise of each sequence the first and the last query and one of each position
     bucket; then queries at block borders, counted from the first new token and from the first token of the prefix; then any.
@@ -44,7 +44,7 @@ def sampled_rows(new: Sequence[int], prefix: Sequence[int], random: np.random.Ge
 
 
 def _certain(start: int, length: int, random: np.random.Generator) -> list[int]:
-    """The first and the last query of a sequence, and one of each position bucket; `start` is the row of its first query."""
+    """Return the first and the last query of a sequence, and one of each position bucket; `start` is the row of its first query."""
     edges = [edge for edge in POSITION.starts if edge < length] + [length]
     drawn = [int(random.integers(low, high)) for low, high in pairwise(edges)]
     return sorted({start, start + length - 1, *(start + position for position in drawn)})

@@ -19,7 +19,7 @@ from assay.harness.server.kv_pool import Pages, lengths, refuse_unsupported
 
 
 def serve_kernel(name: str, kernel: Kernel, runner: Any, delegate: str) -> Any:
-    """An SGLang attention backend that runs `kernel` in the phases that it declares, and `delegate` in the others.
+    """Make an SGLang attention backend that runs `kernel` in the phases that it declares, and `delegate` in the others.
 
     Args:
         name: the backend's name.
@@ -57,7 +57,7 @@ def serve_kernel(name: str, kernel: Kernel, runner: Any, delegate: str) -> Any:
 
 
 def unmetered(create: Any) -> Any:
-    """The factory without meter and attachment, so that a delegated call is counted once."""
+    """Return the factory without meter and attachment, so that a delegated call is counted once."""
     return getattr(create, "assay_unmetered", create)
 
 
@@ -72,13 +72,16 @@ class _ServedKernel:
     def forward_extend(
         self, q: Tensor, k: Tensor, v: Tensor, layer: Any, forward_batch: Any, save_kv_cache: bool = True, **kwargs: Any
     ) -> Tensor:
-        """SGLang's signature: q [tokens, heads * head_dim]; k and v [tokens, kv heads, head_dim]. Returns the shape of q."""
+        """Run with SGLang's signature: q [tokens, heads * head_dim]; k and v [tokens, kv heads, head_dim].
+
+        Returns the shape of q.
+        """
         return self._run("extend", q, k, v, layer, forward_batch, save_kv_cache, kwargs)
 
     def forward_decode(
         self, q: Tensor, k: Tensor, v: Tensor, layer: Any, forward_batch: Any, save_kv_cache: bool = True, **kwargs: Any
     ) -> Tensor:
-        """As `forward_extend`, with one new token per sequence."""
+        """Run as `forward_extend` does, with one new token per sequence."""
         return self._run("decode", q, k, v, layer, forward_batch, save_kv_cache, kwargs)
 
     def _run(

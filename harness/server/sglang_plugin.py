@@ -19,7 +19,7 @@ from assay.harness.server.control import API_KEY, DELEGATE, EVIDENCE, FAULTS, KE
 
 
 def register() -> None:
-    """Entry point of the plugin group."""
+    """Register the hooks: the entry point of the plugin group."""
     from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
 
     names = set(kernels.published())

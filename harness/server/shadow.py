@@ -117,7 +117,7 @@ class Shadow:
             self.note_failure(call.layer.layer_id, call.phase, error)
 
     def _run(self, call: EngineCall, out: Tensor) -> Tensor | None:
-        """The candidate's output, [tokens, heads, head_dim_v]; None if it raised or does not compute the phase."""
+        """Compute the candidate's output, [tokens, heads, head_dim_v]; None if it raised or does not compute the phase."""
         if self._candidate is None:
             return None
         try:
@@ -188,7 +188,7 @@ class Shadow:
             self._untested.setdefault(layer, f"{type(error).__name__}: {error}"[:_MAX_TEXT])
 
     def _reference_noise(self, phase: Phase) -> str:
-        """The noise family of the serving backend in a phase that it computes itself; empty for what it delegates."""
+        """Return the noise family of the serving backend in a phase that it computes itself; empty for what it delegates."""
         own = (Backend.parse(name) for name in self.references)
         return next((backend.noise for backend in own if backend.noise and phase in backend.phases), "")
 
@@ -208,7 +208,7 @@ class Shadow:
         self._writer.add(metadata, packed, reference, relative_l1, worst_at, first_head, candidate)
 
     def end_pass(self) -> None:
-        """At the end of a pass, write if it is time or if there is a new write request."""
+        """Write at the end of a pass, if it is time or if there is a new write request."""
         token = latest_write_request(self._folder)
         started = self._clock()
         if token == self._written and started < self._next_write:

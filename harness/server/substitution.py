@@ -33,7 +33,7 @@ class Substitution:
         self._counters: CounterFile | None = None
 
     def output(self, call: EngineCall, out: Tensor, reference: str, setting: Setting) -> Tensor:
-        """The output that the model uses: the candidate's, in the shape of `out`, or `out` in a phase that it does not compute.
+        """Return the output for the model: the candidate's, in the shape of `out`, or `out` in a phase that it does not compute.
 
         Args:
             call: a call of a substituted layer.

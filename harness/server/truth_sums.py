@@ -95,11 +95,11 @@ class TruthSums:
             self._sums[condition] = new if known is None else (known[0] + new[0], known[1] + new[1])
 
     def queries(self, layer: int, first_head: int) -> WorstQueries:
-        """The worst query of each cell; arguments are those of `cells`."""
+        """Return the worst query of each cell; arguments are those of `cells`."""
         return self._queries.cells(layer, first_head)
 
     def cells(self, layer: int, first_head: int) -> TruthErrors:
-        """The cells with their layer and heads.
+        """Return the cells with their layer and heads.
 
         Args:
             layer: number of the layer.
@@ -130,7 +130,7 @@ class TruthSums:
 
 
 def _output_sums(outputs: Tensor, right: Tensor, defined: Tensor) -> Tensor:
-    """The sums of `OUTPUT_SUMS` over head_dim, float64 [outputs, rows, heads, 4].
+    """Compute the sums of `OUTPUT_SUMS` over head_dim, float64 [outputs, rows, heads, 4].
 
     Args:
         outputs: float64 [outputs, rows, heads, head_dim].

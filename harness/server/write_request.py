@@ -25,7 +25,7 @@ def request_write(folder: Path, token: str) -> None:
 
 
 def latest_write_request(folder: Path) -> str:
-    """The token of the latest write request; empty if there was none."""
+    """Read the token of the latest write request; empty if there was none."""
     try:
         return (folder / FOLDER / _FILE).read_text()
     except FileNotFoundError:

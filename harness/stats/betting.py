@@ -35,7 +35,7 @@ _EDGE = 1e-9
 
 
 def log_wealth(values: ArrayLike, null: float, low: float, high: float, population: int | None = None) -> Array:
-    """Logarithm of the wealth of bets that the mean is above `null`, after each value.
+    """Compute the logarithm of the wealth of bets that the mean is above `null`, after each value.
 
     The null hypothesis is "the mean is at most `null`", of the source that the values were drawn from independently, or of a
     finite set of `population` values that are drawn in random order, without putting any back. Under the second reading the mean
@@ -65,19 +65,19 @@ def log_wealth(values: ArrayLike, null: float, low: float, high: float, populati
 
 
 def log_wealth_below(values: ArrayLike, null: float, low: float, high: float, population: int | None = None) -> Array:
-    """`log_wealth` of bets that the mean is below `null`: the null hypothesis is "the mean is at least `null`"."""
+    """Compute `log_wealth` of bets that the mean is below `null`: the null hypothesis is "the mean is at least `null`"."""
     return log_wealth(-np.asarray(values, dtype=float), -null, -high, -low, population)
 
 
 def p_value(log_wealths: Array) -> float:
-    """Anytime-valid p value: 1 over the largest wealth so far, at most 1."""
+    """Compute the anytime-valid p value: 1 over the largest wealth so far, at most 1."""
     return math.exp(-max(0.0, float(log_wealths.max(initial=0.0))))
 
 
 def betting_interval(
     values: ArrayLike, alpha: float, low: float, high: float, population: int | None = None
 ) -> Interval:
-    """The means that no bets have rejected so far: an interval that holds at every look.
+    """Compute the interval of means that no bets have rejected so far: it holds at every look.
 
     Each end alone is a one-sided bound of error rate `alpha`, so the level is ``1 - 2 alpha``. An end is beyond a bound of the
     policy exactly if the test of that bound rejects. The interval always holds the mean of the values.
@@ -92,7 +92,7 @@ def betting_interval(
 
 
 def _lower_end(x: Array, alpha: float, low: float, high: float, population: int | None) -> float:
-    """The largest null hypothesis "the mean is at most this" that is rejected; `low` if none is."""
+    """Compute the largest null hypothesis "the mean is at most this" that is rejected; `low` if none is."""
 
     def short(null: float) -> float:
         return math.log(1 / alpha) - float(log_wealth(x, null, low, high, population).max())
@@ -104,7 +104,7 @@ def _lower_end(x: Array, alpha: float, low: float, high: float, population: int 
 
 
 def _fair_price(x: Array, null: float, population: int | None) -> Array:
-    """The largest expectation that each value can have under the null hypothesis, given those before it."""
+    """Compute the largest expectation that each value can have under the null hypothesis, given those before it."""
     if population is None:
         return np.full(x.size, null)
     seen = np.arange(x.size)

@@ -13,17 +13,17 @@ _NEGLIGIBLE = 1e-17
 
 
 def at_most(k: int, n: int, p: float) -> float:
-    """Probability of at most `k` of `n` independent events of probability `p` each."""
+    """Compute the probability of at most `k` of `n` independent events of probability `p` each."""
     return _at_most(k, n, p, 1 - p)
 
 
 def more_than(k: int, n: int, p: float) -> float:
-    """Probability of more than `k` of `n` independent events of probability `p` each."""
+    """Compute the probability of more than `k` of `n` independent events of probability `p` each."""
     return _at_most(n - k - 1, n, 1 - p, p)
 
 
 def _at_most(k: int, n: int, p: float, q: float) -> float:
-    """`at_most` from p and q = 1 - p; both are given because the smaller one would lose digits if computed."""
+    """Compute `at_most` from p and q = 1 - p; both are given because the smaller one would lose digits if computed."""
     if k < 0:
         return 0.0
     if k >= n or p == 0:
@@ -45,7 +45,7 @@ def _lower_tail(k: int, n: int, p: float, q: float) -> float:
 
 
 def hypergeometric_at_least(k: int, n: int, marked: int, total: int) -> float:
-    """Probability that at least `k` of `n` items drawn from `total`, without putting any back, are among the `marked` ones."""
+    """Compute the probability that at least `k` of `n` items drawn from `total` without replacement are among `marked` ones."""
     if k <= max(0, n + marked - total):
         return 1.0
     most = min(n, marked)
@@ -63,7 +63,7 @@ def hypergeometric_at_least(k: int, n: int, marked: int, total: int) -> float:
 
 
 def normal_quantile(p: float) -> float:
-    """The number that a standard normal variable is below with probability `p`."""
+    """Compute the number that a standard normal variable is below with probability `p`."""
     return NormalDist().inv_cdf(p)
 
 

@@ -43,14 +43,14 @@ class Mean:
     drawn: Floats
 
     def p_not_above(self, limit: float) -> float:
-        """P value of "the true mean is at most ``limit``": small where it is clearly above."""
+        """Compute the p value of "the true mean is at most ``limit``": small where it is clearly above."""
         if self.error == 0:
             return 1.0 / (DRAWS + 1) if self.value > limit else 1.0
         as_far = DRAWS - int(np.searchsorted(self.drawn, (self.value - limit) / self.error))
         return (1 + as_far) / (DRAWS + 1)
 
     def p_not_below(self, limit: float) -> float:
-        """P value of "the true mean is at least ``limit``": small where it is clearly below."""
+        """Compute the p value of "the true mean is at least ``limit``": small where it is clearly below."""
         if self.error == 0:
             return 1.0 / (DRAWS + 1) if self.value < limit else 1.0
         as_far = int(np.searchsorted(self.drawn, (self.value - limit) / self.error, side="right"))
@@ -58,7 +58,7 @@ class Mean:
 
 
 def bootstrap_t(values: npt.ArrayLike, alpha: float) -> Mean:
-    """The mean of independent values, with bounds that each have the error rate ``alpha``.
+    """Compute the mean of independent values, with bounds that each have the error rate ``alpha``.
 
     Args:
         values: finite, [n], at least one. A single one has no bounds.

@@ -8,7 +8,7 @@ import numpy as np
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Holm's correction: comparing the corrected p values with alpha keeps the family-wise error rate at alpha.
+    """Correct p values by Holm's method: compared with alpha, they keep the family-wise error rate at alpha.
 
     Written here because `statsmodels.stats.multitest`, which gives the same values, costs a second to import (the report of a
     finished run may cost 1.5 s in all) and collects all garbage at each call.

@@ -28,7 +28,7 @@ def cell_bounds(
     alpha: float = FALSE_FLAGS,
     common: ArrayLike = 0.0,
 ) -> Floats:
-    """The largest error that noise explains, by cell.
+    """Compute the largest error that noise explains, by cell.
 
     Args:
         errors: relative L1 of each member in each cell, [members, ...]. Not finite where the simulation overflowed: no noise, which
@@ -57,7 +57,7 @@ def cell_bounds(
 
 
 def freedom_of_spread(errors: ArrayLike) -> Floats:
-    """A lower estimate of the independent roundings in each cell, from the spread of the members' errors, [...].
+    """Estimate from below the independent roundings in each cell, from the spread of the members' errors, [...].
 
     The squares of one cell have the relative variance 2 / freedom. The variance of M values is known only to a factor; its upper
     limit of one percent is used, so that a cell whose members agree by chance does not get a tight bound.
@@ -78,13 +78,13 @@ def _squares(errors: ArrayLike) -> Floats:
 
 
 def chi2_quantile_below(rate: float, degrees: ArrayLike) -> Floats:
-    """The quantile of chi^2 / degrees below which it falls at a rate: Wilson and Hilferty's approximation (PNAS 17, 684, 1931)."""
+    """Compute the quantile of chi^2 / degrees below which it falls at a rate, as Wilson and Hilferty do (PNAS 17, 684, 1931)."""
     spread = 2 / (9 * np.asarray(degrees, dtype=float))
     return np.maximum(0.0, 1 - spread + normal_quantile(rate) * np.sqrt(spread)) ** 3
 
 
 def f_quantile_above(rate: float, top: ArrayLike, bottom: ArrayLike) -> Floats:
-    """The quantile of F(top, bottom) above which it lies at a rate.
+    """Compute the quantile of F(top, bottom) above which it lies at a rate.
 
     Paulson's approximation (Annals of Mathematical Statistics 13, 233, 1942), since scipy is no part of the base install: at rates
     of 1e-8 to 1e-3 and bottom >= 16 its root is at most 10 % above the exact one, and at most 1 % below.

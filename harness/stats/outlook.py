@@ -60,7 +60,7 @@ def forecast(loss: float, flips: float, margin: float, alpha: float, most: int) 
 
 
 def smallest_loss_shown(flips: float, margin: float, alpha: float, most: int, wanted: float = 0.8) -> float | None:
-    """The smallest true loss that `most` questions show to be above the margin with a power of `wanted`; None if none is.
+    """Compute the smallest true loss that `most` questions show to be above the margin with a power of `wanted`; None if none is.
 
     The wealth depends only on how many answers were lost, gained and equal. It is computed for a course whose sum of losses falls
     short by as many standard deviations as the power allows, and at its end: a wager may have won before and lost again, so the
@@ -77,7 +77,7 @@ def smallest_loss_shown(flips: float, margin: float, alpha: float, most: int, wa
 
 
 def _log_wealth(n: Array | np.ndarray, loss: float, flips: float, margin: float, unlucky: float) -> Array:
-    """Logarithm of the wealth after `n` questions of the wager that is right about the loss, in a course so unlucky."""
+    """Compute the logarithm of the wealth after `n` questions of the wager that is right about the loss, in a course so unlucky."""
     psi = max(flips, abs(loss))
     passes = loss < margin
     worse = unlucky * np.sqrt(n * (psi - loss * loss)) * (1 if passes else -1)
@@ -90,7 +90,7 @@ def _log_wealth(n: Array | np.ndarray, loss: float, flips: float, margin: float,
 
 
 def _log_wealth_of(won: Array, same: Array, lost: Array, price: float) -> Array:
-    """Logarithm of the wealth of bets against `price`, by how many values were 1, 0 and -1."""
+    """Compute the logarithm of the wealth of bets against `price`, by how many values were 1, 0 and -1."""
     excess = (np.array([1, 0, -1]) - price) / (price + 1)
     wealth = [
         np.log(weight)

@@ -20,7 +20,7 @@ class McNemar:
 
 
 def mcnemar_exact(lost: int, gained: int) -> McNemar:
-    """McNemar's exact (binomial) test of equal accuracies. Both p values are 1 where no answer flipped."""
+    """Run McNemar's exact (binomial) test of equal accuracies. Both p values are 1 where no answer flipped."""
     flips = lost + gained
     two_sided = min(1.0, 2 * at_most(min(lost, gained), flips, 0.5))
     return McNemar(two_sided=two_sided, loss=more_than(lost - 1, flips, 0.5))

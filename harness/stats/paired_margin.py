@@ -37,7 +37,7 @@ Floats = NDArray[np.float64]
 
 @lru_cache(maxsize=4096)
 def p_not_below(lost: int, gained: int, n: int, margin: float) -> float:
-    """Exact p value of "the loss is at least `margin`": small where it is shown to be below.
+    """Compute the exact p value of "the loss is at least `margin`": small where it is shown to be below.
 
     Args:
         lost: questions that only the reference got right.
@@ -62,12 +62,12 @@ def p_not_below(lost: int, gained: int, n: int, margin: float) -> float:
 
 
 def p_not_above(lost: int, gained: int, n: int, margin: float) -> float:
-    """Exact p value of "the loss is at most `margin`": small where it is shown to be above. See `p_not_below`."""
+    """Compute the exact p value of "the loss is at most `margin`": small where it is shown to be above. See `p_not_below`."""
     return p_not_below(gained, lost, n, -margin)
 
 
 def loss_interval(lost: int, gained: int, n: int, alpha: float) -> Interval:
-    """The losses that no exact test rejects at level `alpha`; its level is ``1 - 2 alpha``. [-1, 1] without questions."""
+    """Compute the losses that no exact test rejects at level `alpha`; its level is ``1 - 2 alpha``. [-1, 1] without questions."""
     if not n:
         return Interval(-1.0, 1.0, 1 - 2 * alpha)
     loss = (lost - gained) / n
@@ -87,7 +87,7 @@ def _end(rejected: Callable[[float], bool], inside: float) -> float:
 
 
 def _score(lost: Floats, gained: Floats, n: int, margin: float) -> Floats:
-    """Tango's score statistic of "the loss is `margin`": negative where the observed loss is below it."""
+    """Compute Tango's score statistic of "the loss is `margin`": negative where the observed loss is below it."""
     b = -lost - gained + (2 * n - lost + gained) * margin
     c = -gained * margin * (1 - margin)
     q = (np.sqrt(np.maximum(b * b - 8 * n * c, 0)) - b) / (4 * n)  # the share of gains under the null hypothesis
@@ -99,7 +99,7 @@ def _score(lost: Floats, gained: Floats, n: int, margin: float) -> Floats:
 
 
 def _most_lost(observed: float, flips: NDArray[np.int64], n: int, margin: float) -> NDArray[np.int64]:
-    """For each number of flips, the largest number of losses that is at least as extreme as what was observed; -1 for none."""
+    """Find for each number of flips the largest number of losses at least as extreme as what was observed; -1 for none."""
     low, high = np.full(flips.shape, -1), flips.copy()
     while (open_ := low < high).any():
         middle = (low + high + 1) // 2
@@ -110,7 +110,7 @@ def _most_lost(observed: float, flips: NDArray[np.int64], n: int, margin: float)
 
 
 def _probability(most: NDArray[np.int64], n: int, margin: float, share: float) -> float:
-    """Probability of at most `most[k]` losses among k flips, where each question flips with probability `share`."""
+    """Compute the probability of at most `most[k]` losses among k flips, where each question flips with probability `share`."""
     from scipy.special import bdtr, gammaln  # costs 0.2 s to import
 
     spread = 10 * math.sqrt(n * share * (1 - share)) + 10

@@ -35,7 +35,7 @@ _FREEDOM_SHARE = 0.5
 
 
 def query_bounds(off: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest error that noise explains in each query, by head, and over all heads together.
+    """Compute the largest error that noise explains in each query, by head, and over all heads together.
 
     An error is not divided by the size of its query: where values cancel, it is no smaller for that.
 
@@ -58,7 +58,7 @@ def query_bounds(off: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def rarest(freedom: float) -> float:
-    """The root mean square, in standard deviations, of the rarest draw of `freedom` independent roundings: 7.2 of a single one."""
+    """Compute the root mean square, in standard deviations, of the rarest draw of `freedom` independent roundings: 7.2 of one."""
     return float(np.sqrt(f_quantile_above(FALSE_FLAGS / 4 / QUERIES, freedom, 1e9)))
 
 
@@ -89,18 +89,18 @@ def rare_excess_of_queries(
 
 
 def least_error(dtype: torch.dtype) -> float:
-    """A lower limit of every bound on relative L1 in this dtype."""
+    """Return a lower limit of every bound on relative L1 in this dtype."""
     work = torch.promote_types(dtype, torch.float32)
     return _LEAST_ROUNDING * torch.finfo(dtype).eps + _LEAST_ACCUMULATION * torch.finfo(work).eps
 
 
 def with_all_heads(by_head: Tensor) -> Tensor:
-    """[..., heads] -> [..., heads + 1], the last column being the sum."""
+    """Append the sum over heads as a column, [..., heads] -> [..., heads + 1]."""
     return torch.cat([by_head, by_head.sum(-1, keepdim=True)], -1)
 
 
 def structure(products: Tensor) -> tuple[Tensor, Tensor]:
-    """Satterthwaite's freedom of what differs between members, and the share of their mean square that they have in common.
+    """Compute Satterthwaite's freedom of what differs between members, and the share of their mean square in common.
 
     Args:
         products: inner products of the members' error vectors, [..., members, members].

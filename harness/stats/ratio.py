@@ -67,7 +67,7 @@ class Ratio:
 
 
 def ratio_of(logs: Sequence[float], alpha: float) -> Ratio:
-    """The ratio and its interval of level ``1 - alpha``, from log ratios in the order of measurement.
+    """Compute the ratio and its interval of level ``1 - alpha``, from log ratios in the order of measurement.
 
     Without dependence it is the exact signed-rank interval, of this level or slightly more. Otherwise the variance of the statistic
     is multiplied by the dependence, and Student's t for the effective sample size replaces the normal distribution; the interval is
@@ -94,12 +94,12 @@ def ratio_of(logs: Sequence[float], alpha: float) -> Ratio:
 
 
 def _means(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The means of all pairs, including each value with itself, in ascending order."""
+    """Compute the means of all pairs, including each value with itself, in ascending order."""
     return np.sort(np.add.outer(values, values)[np.triu_indices(len(values))] / 2)
 
 
 def dependence(residuals: NDArray[np.float64]) -> float:
-    """The factor by which autocorrelation raises the variance of the signed-rank statistic: at least 1, which is independence.
+    """Compute the factor, at least 1 (independence), by which autocorrelation raises the signed-rank statistic's variance.
 
     It is the integrated autocorrelation time of the residuals' signed ranks (so that a stall counts for no more than its rank):
     1 + 2 (the sum of the autocorrelations). Sums of two consecutive autocorrelations are added, each at most as large as the one
@@ -132,14 +132,16 @@ def dependence(residuals: NDArray[np.float64]) -> float:
 
 
 def _moments(n: int) -> tuple[float, float]:
-    """Mean and standard deviation of the signed-rank statistic of n independent values."""
+    """Compute the mean and standard deviation of the signed-rank statistic of n independent values."""
     return n * (n + 1) / 4, math.sqrt(n * (n + 1) * (2 * n + 1) / 24)
 
 
 @cache
 def _beyond(n: int, tail: float) -> int:
-    """Number of ordered means of pairs outside each end of the interval: the largest k with P(signed-rank sum <= k) <= tail, or
-    -1."""
+    """Count the ordered means of pairs outside each end of the interval: the largest k with P(signed-rank sum <= k) <= tail.
+
+    -1 if there is none.
+    """
     if n > _EXACT_MAX_N:
         mean, spread = _moments(n)
         return math.floor(mean + normal_quantile(tail) * spread - 0.5)
@@ -153,7 +155,7 @@ def _beyond(n: int, tail: float) -> int:
 
 
 def p_at_most(logs: Sequence[float], bound: float) -> float:
-    """One-sided p value of "the ratio is at most ``bound``": small where the ratio is clearly above it.
+    """Compute the one-sided p value of "the ratio is at most ``bound``": small where the ratio is clearly above it.
 
     The larger of two p values: Wilcoxon's signed-rank test, which assumes no distribution but ignores dependence; and, where
     there is dependence, Student's t of the distance in standard errors, taken from the width of the interval, which accounts for
@@ -176,7 +178,7 @@ def p_at_most(logs: Sequence[float], bound: float) -> float:
 
 
 def _freedom(effective: float) -> float:
-    """Degrees of freedom of Student's t for an effective sample size."""
+    """Compute the degrees of freedom of Student's t for an effective sample size."""
     return max(2.0, effective - 1)
 
 
@@ -272,7 +274,7 @@ def extent(floor: Ratio) -> float:
 
 
 def ratios_needed(ratio: Ratio, bound: float) -> int | None:
-    """Number of ratios with which the interval would clear the bound, if it shrinks with the square root of their number.
+    """Estimate with how many ratios the interval would clear the bound, if it shrinks with the square root of their number.
 
     Returns:
         None where more than `MAX_RATIOS` would be needed; at least one more than were measured otherwise.
@@ -286,7 +288,7 @@ def ratios_needed(ratio: Ratio, bound: float) -> int | None:
 
 
 def warm_up(series: Sequence[Sequence[Sequence[float]]]) -> int:
-    """Number of rounds at the start that are warm-up.
+    """Count the rounds at the start that are warm-up.
 
     A round's level in a role is the median, over the role's series, of its time divided by the series' median over the second half
     of the run. The first round is always warm-up, and so is every round before the first in which both levels are at most

@@ -22,7 +22,7 @@ class Interval:
 
 
 def clopper_pearson(count: int, n: int, alpha: float) -> Interval:
-    """The exact two-sided interval of a share: its coverage is at least ``1 - alpha``.
+    """Compute the exact two-sided interval of a share: its coverage is at least ``1 - alpha``.
 
     Each end alone is a one-sided bound of level ``1 - alpha / 2``. ``n == 0`` gives [0, 1].
 
@@ -37,7 +37,7 @@ def clopper_pearson(count: int, n: int, alpha: float) -> Interval:
 
 
 def wilson(count: float, n: float, alpha: float) -> Interval:
-    """Wilson's score interval of a share: shorter than the exact one. ``n == 0`` gives [0, 1].
+    """Compute Wilson's score interval of a share: shorter than the exact one. ``n == 0`` gives [0, 1].
 
     Args:
         count: items with the property; need not be an integer where items count as fewer independent ones.
@@ -63,12 +63,12 @@ def _check(count: float, n: float) -> None:
 
 
 def p_not_above(count: int, n: int, chance: float) -> float:
-    """Exact p value of "the share is at most ``chance``": small where the share is clearly above it. 1 where ``n == 0``."""
+    """Compute the exact p value of "the share is at most ``chance``": small where it is clearly above. 1 where ``n == 0``."""
     return more_than(count - 1, n, chance) if n else 1.0
 
 
 def fisher_exact_greater(a: int, b: int, c: int, d: int) -> float:
-    """p value of Fisher's exact test that the share ``a / (a + b)`` is not larger than ``c / (c + d)``.
+    """Compute the p value of Fisher's exact test that the share ``a / (a + b)`` is not larger than ``c / (c + d)``.
 
     The hypergeometric tail from `a` upwards, as ``scipy.stats.fisher_exact([[a, b], [c, d]], alternative="greater")`` gives it.
     """
@@ -76,7 +76,7 @@ def fisher_exact_greater(a: int, b: int, c: int, d: int) -> float:
 
 
 def root(f: Callable[[float], float], low: float, high: float) -> float:
-    """The root of a function that changes its sign between `low` and `high`, by bisection to 1e-13.
+    """Find the root of a function that changes its sign between `low` and `high`, by bisection to 1e-13.
 
     Raises:
         ValueError: its signs there are the same.

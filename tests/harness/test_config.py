@@ -101,12 +101,12 @@ def test_a_byte_order_mark_and_utf8_are_read(work: Path) -> None:
         (
             "[run]\nmargin = 0.1",
             "the key 'margin' belongs to [policy]",
-            "move it there: [run] says what is run, [policy] the bounds that apply",
+            "move it there: [run] sets what is run, [policy] the bounds that apply",
         ),
         (
             "[policy]\nquestions = 1",
             "the key 'questions' belongs to [run]",
-            "move it there: [run] says what is run, [policy] the bounds that apply",
+            "move it there: [run] sets what is run, [policy] the bounds that apply",
         ),
         ("[policy]\nmargn = 0.1", "key 'margn' is unknown", "did you mean 'margin'?"),
     ],

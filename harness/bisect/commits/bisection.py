@@ -78,12 +78,12 @@ def _spec(repository: Repository, given: dict[str, Any]) -> BisectSpec:
 
 
 def default_folder(spec: BisectSpec) -> BisectFolder:
-    """The folder of a bisection without ``--out``, named after its settings."""
+    """Return the folder of a bisection without ``--out``, named after its settings."""
     return BisectFolder(RUNS / f"bisect-{spec.digest}")
 
 
 def latest_folder() -> BisectFolder:
-    """The folder in ``runs/`` whose bisection wrote its state last.
+    """Return the folder in ``runs/`` whose bisection wrote its state last.
 
     Raises:
         UsageError: there is none.
@@ -155,7 +155,7 @@ def probe_checkout(spec: BisectSpec) -> tuple[ProbeOutcome, Measurement]:
 
 
 def _calls(folder: Path, spec: BisectSpec) -> Path:
-    """The file of the calls, written once so that every commit computes the same ones."""
+    """Write the file of the calls once, so that every commit computes the same ones."""
     file = (folder / probe_calls.FILE).resolve()
     if not file.exists():
         if spec.pack:

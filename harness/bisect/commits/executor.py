@@ -122,7 +122,7 @@ def run_command(
 
 
 def tail(log: Path, most: int = 200) -> str:
-    """The end of a log, on one line."""
+    """Return the end of a log, on one line."""
     with suppress(OSError):
         return " ".join(log.read_text(errors="replace")[-4 * most :].split())[-most:] or "it printed nothing"
     return "it printed nothing"
@@ -279,7 +279,7 @@ def _reason(code: int | None, folder: Path, log: Path) -> str:
 
 
 def reproduce(spec: BisectSpec, bad: str) -> str:
-    """The command that asks the same question with another bad revision."""
+    """Return the command that asks the same question with another bad revision."""
     given = {"good": spec.good[:12], "bad": bad[:12]}
     defaults = ACCURACY_DEFAULTS if spec.measure_with == "accuracy" else {}
     flags: list[str] = []

@@ -35,7 +35,7 @@ def outcome_of(measurement: Measurement, spec: BisectSpec, good: Sequence[Measur
 def multiples(
     measurement: Measurement, spec: BisectSpec, good: Sequence[Measurement]
 ) -> list[tuple[CallErrors, tuple[float, ...]]]:
-    """Own error of each call and head, as a multiple of its limit; above 1 it is out of bounds.
+    """Compute the own error of each call and head, as a multiple of its limit; above 1 it is out of bounds.
 
     Against the good revision, the limit is `spec.times` its largest own error for that call and head, but at least what rounding
     explains: summing in another order is no regression.
@@ -109,7 +109,7 @@ def is_wrong(measurement: Measurement) -> bool:
 def _failing(
     measurement: Measurement, spec: BisectSpec, good: Sequence[Measurement]
 ) -> tuple[dict[str, set[str]], dict[str, tuple[str, ...]]]:
-    """By axis: the values with a failing call, and all values."""
+    """Group by axis the values with a failing call, and all values."""
     failing: dict[str, set[str]] = {}
     values: dict[str, set[str]] = {}
     for row, heads in multiples(measurement, spec, good):

@@ -43,12 +43,12 @@ class _Legends(Record):
 
 
 def matrix_calls(seed: int) -> list[ProbeCall]:
-    """The op-level matrix: calls on synthetic data, those of the seed case first."""
+    """Make the op-level matrix: calls on synthetic data, those of the seed case first."""
     return [ProbeCall(case.make(), case.condition) for case in cases(seed=seed)]
 
 
 def recorded_calls(calls: Sequence[AttentionCall]) -> list[ProbeCall]:
-    """Calls of a replay pack; their condition is phase, bucket of the longest cached prefix, and batch size."""
+    """Read the calls of a replay pack; their condition is phase, bucket of the longest cached prefix, and batch size."""
     return [ProbeCall(call, _condition(call)) for call in sorted(calls, key=lambda call: (call.layer, call.phase))]
 
 

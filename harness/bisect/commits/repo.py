@@ -55,7 +55,7 @@ class Repository:
         self._without_filters = self._off()
 
     def resolve(self, revision: str) -> str:
-        """The hash of a revision's commit.
+        """Resolve a revision to the hash of its commit.
 
         Raises:
             UsageError: there is no such commit.
@@ -68,7 +68,7 @@ class Repository:
         return found.stdout.strip()
 
     def between(self, good: str, bad: str, first_parent: bool) -> tuple[RangeCommit, ...]:
-        """Commits reachable from `bad` and not from `good`, parents before children.
+        """List the commits reachable from `bad` and not from `good`, parents before children.
 
         Raises:
             UsageError: `good` is not an ancestor of `bad`, or is the same commit.
@@ -98,7 +98,7 @@ class Repository:
         return tuple(listed)
 
     def describe(self, commit: str) -> CommitInfo:
-        """A commit's message and its diffstat against its first parent."""
+        """Return a commit's message and its diffstat against its first parent."""
         text = self._run("log", "-1", f"--format={_FIELDS}", commit).stdout
         full, parents, author, date, subject, body = text.rstrip("\n").split("\x1f")
         first = f"{commit}^1" if parents else self._run("hash-object", "-t", "tree", "/dev/null").stdout.strip()
@@ -110,7 +110,7 @@ class Repository:
 
     @contextmanager
     def worktree(self) -> Iterator[Worktree]:
-        """A worktree in a temporary folder, removed at the end. What a killed process left behind is removed first.
+        """Make a worktree in a temporary folder, removed at the end. What a killed process left behind is removed first.
 
         Raises:
             GitFailed: git cannot create one.
@@ -151,8 +151,9 @@ class Repository:
         lock.close()
 
     def _off(self) -> dict[str, str]:
-        """Settings of git that turn the filters off that the repository's own configuration names: their commands would run at
-        each checkout. Those of the user, as of Git LFS, stay.
+        """Return settings of git that turn off the filters that the repository's own configuration names.
+
+        Their commands would run at each checkout. Those of the user, as of Git LFS, stay.
         """
         names = r"^filter\..*\.(smudge|clean|process|required)$"
         found = self._run(

@@ -105,7 +105,7 @@ class History:
     """
 
     def __init__(self, commits: Sequence[str], parents: Sequence[Sequence[int]]) -> None:
-        """Commits with the indices of their parents within the range; parents come before children, the bad revision last.
+        """Take commits with the indices of their parents within the range; parents before children, the bad revision last.
 
         Raises:
             ValueError: there is none, or a parent does not come before its child.
@@ -135,7 +135,7 @@ class History:
         return (self._bits[:, i >> 3] & (128 >> (i & 7))).astype(bool)
 
     def mass(self, weights: Floats) -> Floats:
-        """Sums of the weights of each commit's ancestors, itself included; float64, in the shape of `weights`: [n] or [n, k]."""
+        """Sum the weights of each commit's ancestors, itself included; float64, in the shape of `weights`: [n] or [n, k]."""
         if len(self) <= _MAX_UNPACKED:
             return np.asarray(self._ancestry @ weights)
         found = np.empty_like(weights, dtype=np.float64)
@@ -150,7 +150,7 @@ class History:
         return np.unpackbits(self._bits, axis=1, count=len(self)).astype(np.float64)
 
     def upto(self, i: int) -> History:
-        """The history that ends with commit i: its ancestors and itself."""
+        """Return the history that ends with commit i: its ancestors and itself."""
         kept = np.flatnonzero(self.ancestors(i)).tolist()
         place = {old: new for new, old in enumerate(kept)}
         return History([self.commits[k] for k in kept], [[place[p] for p in self.parents[k]] for k in kept])
@@ -225,7 +225,7 @@ class Belief:
 
 
 def believe(history: History, counts: Mapping[str, OutcomeCounts], good: OutcomeCounts) -> Belief:
-    """Probability of each suspect given all outcomes.
+    """Compute the probability of each suspect given all outcomes.
 
     Args:
         history: the suspects, equally likely a priori.
@@ -258,7 +258,7 @@ def believe(history: History, counts: Mapping[str, OutcomeCounts], good: Outcome
 
 
 def _evidence(priors: Sequence[tuple[float, float] | None], wrong: Floats, right: Floats) -> tuple[Floats, Floats]:
-    """Log-probability of the outcomes, and the expected rate of wrong ones, by prior and suspect; each [priors, n]."""
+    """Compute the log-probability of the outcomes, and the expected rate of wrong ones, by prior and suspect; each [priors, n]."""
     logs, rates = [], []
     for prior in priors:
         if prior is None:
@@ -299,7 +299,7 @@ def prove_ends(good: OutcomeCounts, bad: OutcomeCounts, repeats: int) -> EndStep
 
 
 def more_often_bad(one: OutcomeCounts, other: OutcomeCounts) -> float:
-    """Probability that the first commit comes out bad at a higher rate than the second, each rate with Jeffreys' prior."""
+    """Compute the probability that the first commit is bad at a higher rate than the second, with Jeffreys' prior on each."""
     edges = np.linspace(0.0, 1.0, 2001)
     below = betainc(JEFFREYS + other.bad, JEFFREYS + other.good, edges)
     mass = np.diff(betainc(JEFFREYS + one.bad, JEFFREYS + one.good, edges))
@@ -313,7 +313,7 @@ def next_step(
     good: OutcomeCounts,
     confidence: float,
 ) -> Step:
-    """The next step.
+    """Choose the next step.
 
     Args:
         history: the range.
@@ -370,7 +370,7 @@ def _search(
 
 
 def _max_probes(commits: int) -> float:
-    """Outcomes after which a search is too flaky: far beyond what probes that are wrong one time in ten need."""
+    """Return the number of outcomes after which a search is too flaky: far more than probes wrong one time in ten need."""
     return 50 + 40 * math.log2(commits + 1)
 
 
@@ -396,7 +396,7 @@ def buildable(history: History, known: Mapping[str, OutcomeCounts], skipped: Col
 
 
 def information(history: History, belief: Belief) -> Floats:
-    """Bits that one more outcome of each commit carries about which suspect is the culprit; float64 [n].
+    """Compute the bits that one more outcome of each commit carries about which suspect is the culprit; float64 [n].
 
     The entropy of the outcome minus its expected entropy if the culprit were known, with each suspect's own expected rates.
     """

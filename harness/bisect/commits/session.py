@@ -48,12 +48,12 @@ Show = Callable[[BisectState, str], None]
 
 
 def history_of(state: BisectState) -> History:
-    """The range as a `History`."""
+    """Return the range as a `History`."""
     return History([one.commit for one in state.history], [one.parents for one in state.history])
 
 
 def count_outcomes(state: BisectState) -> tuple[dict[str, OutcomeCounts], OutcomeCounts, set[str]]:
-    """Outcomes by commit, outcomes of the good revision, and commits that cannot be probed.
+    """Count outcomes by commit and of the good revision, and list commits that cannot be probed.
 
     A commit that failed to build or import no more often than it was classified is retried; its outcomes count either way.
     """
@@ -121,12 +121,15 @@ class Session:
                 raise self._refuted(step, good, bad)
 
     def _end_counts(self, purpose: Purpose) -> OutcomeCounts:
-        """Outcomes of an end's own probes alone: ends that were proven stay so when a bisection is resumed."""
+        """Count the outcomes of an end's own probes alone: ends that were proven stay so when a bisection is resumed."""
         outcomes = [probe.outcome for probe in self.state.probes if probe.purpose == purpose]
         return OutcomeCounts(outcomes.count("good"), outcomes.count("bad"))
 
     def _refuted(self, step: EndStep, good: OutcomeCounts, bad: OutcomeCounts) -> UsageError:
-        """The error for ends that are not what the user stated. The next bisection starts again: the cause may be fixed by then."""
+        """Make the error for ends that are not as the user stated.
+
+        The next bisection starts again: the cause may be fixed by then.
+        """
         spec = self.state.spec
         seen = {
             end: f"{count.good} probes good and {count.bad} bad; last: {self._last(commit)}"
@@ -320,7 +323,7 @@ def _describe(probe: CommitProbe) -> str:
 
 
 def new_state(spec: BisectSpec, repository: Repository) -> BisectState:
-    """The state of a new bisection.
+    """Return the state of a new bisection.
 
     Raises:
         UsageError: the revisions span no range.

@@ -300,7 +300,7 @@ class BisectFolder:
         write_whole(self.state_file, state.model_dump_json(indent=1))
 
     def measurement(self, number: int) -> Measurement | None:
-        """The measurement of a probe; None if its file is gone."""
+        """Read the measurement of a probe; None if its file is gone."""
         path = self.probe_file(number)
         return read_json(path, Measurement, _DAMAGED) if path.exists() else None
 
@@ -309,11 +309,11 @@ class BisectFolder:
         write_whole(self.probe_file(number), measurement.model_dump_json(indent=1))
 
     def probe_file(self, number: int) -> Path:
-        """File of a probe's measurement."""
+        """Return the file of a probe's measurement."""
         return self.path / "probes" / f"{number:04d}.json"
 
     def log(self, number: int) -> Path:
-        """Output of a probe's build and kernel."""
+        """Return the log of a probe's build and kernel."""
         return self.path / "logs" / f"{number:04d}.log"
 
     @contextmanager

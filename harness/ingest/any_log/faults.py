@@ -39,7 +39,7 @@ _DIGIT = re.compile(r"\d")
 
 
 def fault(text: str) -> str:
-    """The id of the fault that a line reports; empty if it reports none."""
+    """Return the id of the fault that a line reports; empty if it reports none."""
     text = text[:LONGEST]
     lower = text.lower()
     for id, pattern in _COMPILED:
@@ -68,7 +68,7 @@ class Tracebacks:
         self._shape = self._frame = ""
 
     def line(self, number: int, text: str) -> Iterator[Traceback | None]:
-        """Nothing if a line is in no traceback, None if it is within one, and the traceback if it is the last."""
+        """Yield nothing if a line is in no traceback, None if it is within one, and the traceback if it is the last."""
         at = text.find(_TRACEBACK, 0, LONGEST)
         if at >= 0:
             yield from filter(None, [self.cut_off()])
@@ -92,7 +92,7 @@ class Tracebacks:
         yield None
 
     def cut_off(self) -> Traceback | None:
-        """The traceback that ends without an exception; None if none is open."""
+        """Return the traceback that ends without an exception; None if none is open."""
         if not self._first:
             return None
         found = Traceback(self._first, self._last, "", self._frame)
@@ -101,10 +101,10 @@ class Tracebacks:
 
 
 def _shape(prefix: str) -> str:
-    """A prefix without what changes from line to line."""
+    """Strip a prefix of what changes from line to line."""
     return _DIGIT.sub("0", prefix)
 
 
 def message(text: str) -> str:
-    """A line without its numbers: what two lines that report the same share."""
+    """Strip a line of its numbers: what two lines that report the same share."""
     return _DIGIT.sub("0", text[:LONGEST])

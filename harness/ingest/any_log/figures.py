@@ -63,7 +63,7 @@ class Figure(NamedTuple):
 
 
 def figures(text: str) -> Iterator[Figure]:
-    """The scores, times and rates that a line of prose or ``name: value`` states."""
+    """Yield the scores, times and rates that a line of prose or ``name: value`` states."""
     text = " ".join(text[:LONGEST].replace("\t", "  ").replace("  ", " \N{SYMBOL FOR SPACE} ").split())
     text = text.replace("\N{SYMBOL FOR SPACE} ", "").replace("\N{SYMBOL FOR SPACE}", "")
     if not _HINTS.search(text.lower()):
@@ -78,7 +78,7 @@ def figures(text: str) -> Iterator[Figure]:
 
 
 def _named(before: str) -> tuple[str, str]:
-    """The name that ends where a number begins, and the unit in parentheses behind it; both may be empty."""
+    """Return the name that ends where a number begins, and the unit in parentheses behind it; both may be empty."""
     words = before.rstrip()
     bare = words.removesuffix(":").removesuffix("=").rstrip()
     if bare == words and not _SCORE.search(words.lower()):
@@ -91,7 +91,7 @@ def _named(before: str) -> tuple[str, str]:
 
 
 def _figure(match: re.Match[str], own: str, label: str, given: str) -> Figure | None:
-    """The figure that a number is: `own` is its name, `label` the last name of the line, `given` its unit in parentheses."""
+    """Make the figure of a number: `own` is its name, `label` the line's last name, `given` its unit in parentheses."""
     unit = unit_of(match["unit"] or given)
     value = float(match["number"].replace(",", ""))
     name = own or (f"{label} per {match['per']}" if match["per"] else label)

@@ -79,7 +79,7 @@ class AnyLog:
         )
 
     def statements(self, source: Source) -> Iterable[Statement]:
-        """Each figure that is stated once; of one that is repeated, the lowest, the highest and the last."""
+        """Yield each figure that is stated once; of one that is repeated, the lowest, the highest and the last."""
         for name, one in _read(source).stated.items():
             where = f"{source.path}:{one.first}"
             first = one.figures[0]
@@ -196,7 +196,7 @@ def _findings(found: Text) -> Iterator[CitedFinding]:
 
 
 def _finding(id: str, title: str, diagnosis: str, cites: tuple[Excerpt, ...]) -> CitedFinding:
-    """A warning: that something failed proves no wrong answers."""
+    """Make a warning: that something failed proves no wrong answers."""
     return CitedFinding(
         id=id, title=title, severity="warning", where=f"line {cites[0].first:,}", diagnosis=diagnosis, evidence=(),
         reproduce="", cites=cites,

@@ -29,7 +29,7 @@ class AssayRun:
     title = "run of assay"
 
     def recognises(self, source: Source) -> bool:
-        """A folder with a manifest and items, or with a report; or JSON with the schema of a report."""
+        """Recognise a folder with a manifest and items, or with a report; or JSON with the schema of a report."""
         if source.path.is_dir():
             return _is_run(source.path) or (
                 (source.path / REPORT).is_file() and _is_report(Source.of(source.path / REPORT))
@@ -44,7 +44,7 @@ class AssayRun:
         return document.model_copy(update={"facts": (verdict, *document.facts)})
 
     def report(self, source: Source) -> Report:
-        """Its report: of a run's folder, made again from the evidence.
+        """Return its report: of a run's folder, made again from the evidence.
 
         Raises:
             EvidenceError: it is damaged, or was changed after the run had ended.
@@ -55,11 +55,11 @@ class AssayRun:
         return read_report(path / REPORT if path.is_dir() else path)
 
     def statements(self, source: Source) -> Iterable[Statement]:
-        """The verdicts, the checks, the candidate's scores and the metrics of its report."""
+        """Yield the verdicts, the checks, the candidate's scores and the metrics of its report."""
         return _stated(self.report(source), str(source.path))
 
     def results(self, source: Source, metric: str = "") -> Reading:
-        """The candidate's answers to the questions. A ``report.json`` has none. `metric` is not used.
+        """Read the candidate's answers to the questions. A ``report.json`` has none. `metric` is not used.
 
         Raises:
             EvidenceError: the folder is damaged.

@@ -106,13 +106,13 @@ def _result(
 
 
 def _headline(verdict: Verdict, reasons: Sequence[str]) -> str:
-    """The verdict with its first reasons: the cause, if it is known, and what decided."""
+    """Return the verdict with its first reasons: the cause, if it is known, and what decided."""
     word = {"pass": "B is as good as A", "regression": "B is worse than A"}.get(verdict, "No verdict")
     return f"{word}: {' '.join(reasons)}" if reasons else f"{word}."
 
 
 def final(decided: Verdict, checks: Iterable[Check]) -> tuple[Verdict, list[str]]:
-    """The verdict with its checks, and what they add to the reasons: what is missing forbids a pass, and hides no regression."""
+    """Combine the verdict with its checks and the reasons they add: what is missing rules out a pass, and hides no regression."""
     open_ = [one for one in checks if one.status in ("missing", "failed")]
     verdict: Verdict = "inconclusive" if decided == "pass" and open_ else decided
     return verdict, [
@@ -140,7 +140,7 @@ def _answers(left: Loaded, right: Loaded, limits: Limits) -> CompareResult:
 def compare_answers(
     left: Loaded, right: Loaded, limits: Limits
 ) -> tuple[ComparedTask, tuple[ComparedTask, ...], tuple[AnswerFlip, ...], list[Check]]:
-    """All tasks together, each task, the flips, and the checks of two results with answers."""
+    """Compare two results with answers: all tasks together, each task, the flips, and the checks."""
     mine, theirs = ({one.task: one for one in side.reading.sets} for side in (left, right))
     common = [name for name in mine if name in theirs]
     levels = Rule(limits.margin, limits.alpha, limits.alpha / (len(common) + 1) if len(common) > 1 else limits.alpha)
@@ -164,7 +164,7 @@ def compare_answers(
 
 
 def _pairing(a: ResultSet, b: ResultSet) -> ItemPairing:
-    """The pairs of a task; of runs that stop as their answers decide, those of the beginning that both asked."""
+    """Pair the answers of a task; of runs that stop as their answers decide, those of the beginning that both asked."""
     if not (a.adaptive and b.adaptive):
         return pair_items(a.items, b.items)
     shared = min(len(a.items), len(b.items))
@@ -278,7 +278,7 @@ _ROUNDED = 1e-3
 
 
 def _other_scores(*sides: dict[str, ResultSet]) -> str:
-    """Scores of tasks that their documents do not have: the files are of different runs, or one is damaged."""
+    """List the scores of tasks that their documents do not have: the files are of different runs, or one is damaged."""
     found = []
     for which, side in zip("AB", sides, strict=True):
         for one in side.values():
@@ -298,7 +298,7 @@ EXECUTION = Check(
 
 
 def _no_copy(left: Loaded, right: Loaded) -> Check:
-    """B is not A again: a result that is compared with its copy passes whatever the candidate computes."""
+    """Check that B is not A again: a result that is compared with its copy passes whatever the candidate computes."""
     same = "both hold the same bytes" if left.source.is_copy_of(right.source) else ""
     settles = (
         "name the candidate's result; where two results may be equal, the folders of their tools, which have the date"
@@ -361,7 +361,7 @@ def compare_two_runs(left: Loaded, right: Loaded, limits: Limits, a: Report, b: 
 
 
 def _capped(found: CompareResult, b: Report) -> CompareResult:
-    """A comparison that is no better than the new run's own verdict."""
+    """Cap a comparison at the new run's own verdict."""
     if WORST_FIRST.index(found.verdict) <= WORST_FIRST.index(b.verdict):
         return found
     said = f"B's own verdict is {b.verdict}: {b.headline}"

@@ -142,7 +142,7 @@ class CompareResult(Decided):
 
 
 def requirement(id: str, title: str, wrong: str, right: str, settles: str) -> Check:
-    """A requirement of a pass: missing where something is wrong.
+    """Make a requirement of a pass: missing where something is wrong.
 
     Args:
         id: of the check.

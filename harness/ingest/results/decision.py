@@ -104,7 +104,7 @@ def decide_pairs(pairs: Sequence[ItemPair], rule: Rule, adaptive: bool = False) 
 
 
 def _units(pairs: Sequence[ItemPair], adaptive: bool) -> np.ndarray:
-    """Mean loss of each document: in the order of a run, which is random; otherwise in the order of the keys' hashes.
+    """Compute the mean loss of each document: in the order of a run, which is random; otherwise in the order of the keys' hashes.
 
     Files are often sorted by subject, and bets win or lose on values that come in a random order.
     """

@@ -40,7 +40,7 @@ class InspectAi:
     title = "inspect_ai log"
 
     def recognises(self, source: Source) -> bool:
-        """A zip with a header and samples, or JSON with version, status, eval and plan."""
+        """Recognise a zip with a header and samples, or JSON with version, status, eval and plan."""
         if source.head.startswith(b"PK\x03\x04"):
             try:
                 with zipfile.ZipFile(source.path) as file:
@@ -60,7 +60,7 @@ class InspectAi:
         return statements_of(self.results(source))
 
     def results(self, source: Source, metric: str = "") -> Reading:
-        """The task of the log.
+        """Read the task of the log.
 
         Args:
             source: the log.
@@ -165,7 +165,7 @@ def _scorer(samples: list[dict[str, Any]], wanted: str, path: Path) -> str:
 
 
 def _messages(sample: Mapping[str, Any]) -> Iterator[str]:
-    """The prompt: what was sent before the model's first answer; attachments stand where inspect_ai moved long texts to."""
+    """Yield the prompt: what was sent before the model's first answer; attachments stand where inspect_ai moved long texts to."""
     attached = sample.get("attachments") or {}
     for message in sample.get("messages") or ():
         if message.get("role") == "assistant":

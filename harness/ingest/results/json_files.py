@@ -14,7 +14,7 @@ from assay.harness.reading import whole_file
 
 
 def json_object(data: bytes | str, where: str) -> dict[str, Any]:
-    """An object. NaN is admitted, which some tools write.
+    """Parse an object. NaN is admitted, which some tools write.
 
     Args:
         data: the text.
@@ -33,7 +33,7 @@ def json_object(data: bytes | str, where: str) -> dict[str, Any]:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The object in a file; empty if there is no such file.
+    """Read the object in a file; empty if there is no such file.
 
     Raises:
         EvidenceError: it is damaged, or no object.
@@ -42,7 +42,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def json_rows(source: Source, keys: Sequence[str], reading: Reading) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects of a file with one a line, with their lines; what is no object with these keys is counted as unread."""
+    """Yield the objects of a file with one a line, with their lines; what is no object with these keys is counted as unread."""
     for line in source.lines():
         try:
             row = json.loads(line.text)

@@ -20,7 +20,7 @@ class JUnit:
     title = "JUnit test results"
 
     def recognises(self, source: Source) -> bool:
-        """XML whose first elements are test suites."""
+        """Recognise XML whose first elements are test suites."""
         head = source.head_text.lstrip()
         return head.startswith("<") and any(f"<{name}" in head[:2_000] for name in ("testsuites", "testsuite"))
 
@@ -46,7 +46,7 @@ class JUnit:
             yield Statement("test", ("(a test that is not listed)",), "", str(source.path), text)
 
     def results(self, source: Source, metric: str = "") -> Reading:
-        """All tests of the file, with their outcomes: passed, failed, error or skipped. `metric` is not used.
+        """Read all tests of the file, with their outcomes: passed, failed, error or skipped. `metric` is not used.
 
         Raises:
             EvidenceError: it is no XML, or its document type declares entities.
@@ -71,7 +71,7 @@ class JUnit:
 
 
 def _read(source: Source) -> list[Any]:
-    """All tests of a file."""
+    """Read all tests of a file."""
     return [case for suite in _suites(source) for case in _cases(suite)]
 
 
@@ -81,7 +81,7 @@ def _stated_failures(source: Source) -> int:
 
 
 def _suites(source: Source) -> list[Any]:
-    """The outermost suites of a file."""
+    """Return the outermost suites of a file."""
     import junitparser
 
     if "<!DOCTYPE" in source.head_text or "<!ENTITY" in source.head_text:
@@ -96,7 +96,7 @@ def _suites(source: Source) -> list[Any]:
 
 
 def _cases(suite: Any) -> list[Any]:
-    """The tests of a suite and of the suites within it."""
+    """List the tests of a suite and of the suites within it."""
     return [*suite, *(case for inner in suite.testsuites() for case in _cases(inner))]
 
 

@@ -24,7 +24,7 @@ MOST_PAIRS = 1_000
 def compare_latencies(
     a: Sequence[ResultSet], b: Sequence[ResultSet], bound: float, alpha: float
 ) -> tuple[tuple[ComparedLatency, ...], list[Check]]:
-    """The ratio of each quantity, and the checks of a pass.
+    """Compute the ratio of each quantity, and the checks of a pass.
 
     Args:
         a: runs of the accepted server, in order; the second gives the floor.
@@ -64,7 +64,7 @@ def compare_latencies(
 
 
 def _untimed(*runs: ResultSet) -> str:
-    """Requests without a time to the first token, although they did not fail: the benchmark writes 0 where it saw no token."""
+    """Describe requests that did not fail and lack a time to the first token: the benchmark writes 0 where it saw no token."""
     counts = [
         sum(s is None for one in run.latencies if one.id == "ttft" for s in one.seconds) - run.failed for run in runs
     ]

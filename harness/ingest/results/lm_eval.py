@@ -43,7 +43,7 @@ class LmEval:
     title = "lm-eval results"
 
     def recognises(self, source: Source) -> bool:
-        """A line with the three hashes of a sample, a results file with configs and versions, or a folder that holds such files."""
+        """Recognise a sample's line with three hashes, a results file with configs and versions, or a folder with such files."""
         if source.path.is_dir():
             return any(self.recognises(Source.of(path)) for path in _files(source.path))
         head = source.head_text.lstrip()
@@ -66,14 +66,14 @@ class LmEval:
         return document.model_copy(update={"file": file, "tables": shown, "findings": tuple(found)})
 
     def statements(self, source: Source) -> Iterable[Statement]:
-        """The scores that lm-eval states, and those that its samples have."""
+        """Yield the scores that lm-eval states, and those that its samples have."""
         for _, results in _pairs(source.path):
             if results:
                 yield from _stated(results)
         yield from statements_of(self.results(source))
 
     def results(self, source: Source, metric: str = "") -> Reading:
-        """All tasks of the files.
+        """Read all tasks of the files.
 
         Args:
             source: a samples file, beside which its results file is looked for; a results file, beside which its samples are; or a
@@ -129,7 +129,7 @@ class _Score(NamedTuple):
 
 
 def _scores(path: Path) -> Iterator[_Score]:
-    """The scores of a results file: those of groups too, and without the standard errors."""
+    """Yield the scores of a results file: those of groups too, and without the standard errors."""
     text = whole_file(path).decode(errors="replace")
     found = json_object(text, str(path))
     members = found.get("group_subtasks") or {}
@@ -149,7 +149,7 @@ def _table(id: str, title: str, scores: Iterable[_Score]) -> Table:
 
 
 def _questions(task: str, counts: Mapping[str, Any], members: Mapping[str, Any], above: frozenset[str]) -> int:
-    """The questions of a task, or of all tasks of a group; `above` are the groups that it is in."""
+    """Count the questions of a task, or of all tasks of a group; `above` are the groups that it is in."""
     count = counts.get(task)
     if isinstance(count, dict):
         effective = count.get("effective")
@@ -167,7 +167,7 @@ def _stated(path: Path) -> Iterator[Statement]:
 
 
 def _below_guessing(path: Path) -> Iterator[CitedFinding]:
-    """Of groups and of tasks in none: a group of many tasks has some that are below guessing by chance."""
+    """Look for groups, and tasks in none, below guessing: a group of many tasks has some that are so by chance."""
     for one in _scores(path):
         if one.grouped or one.metric.partition(",")[0] not in _SHARES or not 0 <= one.value <= 1:
             continue
@@ -178,7 +178,7 @@ def _below_guessing(path: Path) -> Iterator[CitedFinding]:
 
 
 def _line(text: str, *keys: str) -> int:
-    """The line of a value, in JSON with a key a line: of `results`, a task, and a metric."""
+    """Return the line of a value, in JSON with a key a line: of `results`, a task, and a metric."""
     at = 0
     for key in ("results", *keys):
         at = max(at, text.find(f"{json.dumps(key)}:", at))
@@ -186,7 +186,7 @@ def _line(text: str, *keys: str) -> int:
 
 
 def _pairs(path: Path) -> Iterator[tuple[Path | None, Path | None]]:
-    """Each samples file with the results file of its run: both names end in the same date."""
+    """Yield each samples file with the results file of its run: both names end in the same date."""
     found = _files(path) if path.is_dir() else [path]
     if path.is_file() and path.suffix == ".json":
         found += sorted(path.parent.glob(f"samples_*_{_date(path)}.jsonl"))
@@ -237,7 +237,7 @@ def _task(samples: Path, found: Mapping[str, Any], metric: str, reading: Reading
 
 
 def _metric(rows: list[dict[str, Any]], wanted: str, samples: Path) -> tuple[str, str]:
-    """The metric and the filter that count."""
+    """Return the metric and the filter that count."""
     names = list(dict.fromkeys((one, row.get("filter", "none")) for row in rows for one in row.get("metrics", ())))
     scored = [
         (one, f)
@@ -284,7 +284,7 @@ def _items(rows: list[dict[str, Any]], metric: str) -> tuple[ResultItem, ...]:
 
 
 def _first(responses: Any) -> str:
-    """The first response of a document; all of them, as JSON, where there are several."""
+    """Return the first response of a document; all of them, as JSON, where there are several."""
     values = responses if isinstance(responses, list) else [responses]
     if len(values) > 1:
         return json.dumps(values, ensure_ascii=False)
@@ -299,7 +299,7 @@ def _shots(found: Mapping[str, Any], name: str) -> int | None:
 
 
 def _tokenizer(arguments: Any) -> str:
-    """The tokenizer, where the arguments of the model name one: a string "a=b,c=d", or a mapping (with ``--config``)."""
+    """Return the tokenizer, where the arguments of the model name one: a string "a=b,c=d", or a mapping (with ``--config``)."""
     given = (
         arguments
         if isinstance(arguments, dict)

@@ -32,7 +32,7 @@ class Choice(NamedTuple):
 
 
 def question(row: Mapping[str, Any]) -> str:
-    """The question of a sample: that of its document, or else the end of its prompt; empty if neither is there."""
+    """Return the question of a sample: that of its document, or else the end of its prompt; empty if neither is there."""
     doc = row.get("doc")
     named = [doc[name] for name in _QUESTION if isinstance(doc.get(name), str)] if isinstance(doc, dict) else []
     if named:
@@ -42,7 +42,7 @@ def question(row: Mapping[str, Any]) -> str:
 
 
 def choices(row: Mapping[str, Any]) -> tuple[Choice, ...]:
-    """The choices of a sample, in order; empty if it is not of a multiple-choice task, or damaged."""
+    """List the choices of a sample, in order; empty if it is not of a multiple-choice task, or damaged."""
     responses = row.get("resps")
     if not isinstance(responses, list) or len(responses) < 2:
         return ()
@@ -56,7 +56,7 @@ def choices(row: Mapping[str, Any]) -> tuple[Choice, ...]:
 
 
 def chosen(given: Sequence[Choice], metric: str) -> Choice:
-    """The choice that the model takes by a metric: `acc_norm` divides by the length of the text."""
+    """Return the choice that the model takes by a metric: `acc_norm` divides by the length of the text."""
     by_length = metric == "acc_norm" and all(one.text for one in given)
     return max(given, key=lambda one: one.loglikelihood / (len(one.text) if by_length else 1))
 
@@ -68,7 +68,7 @@ def described(given: Sequence[Choice], metric: str) -> str:
 
 
 def target(given: Sequence[Choice], written: object) -> str:
-    """The right choice with its letter: `written` is its index or its text."""
+    """Return the right choice with its letter: `written` is its index or its text."""
     text = str(written).strip()
     if text.isdigit() and int(text) < len(given) and all(one.text != text for one in given):
         return given[int(text)].shown
@@ -76,7 +76,7 @@ def target(given: Sequence[Choice], written: object) -> str:
 
 
 def _requests(row: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-    """The arguments of each request: the context and the continuation; lm-eval 0.4.5 and later name them."""
+    """List the arguments of each request: the context and the continuation; lm-eval 0.4.5 and later name them."""
     arguments = row.get("arguments")
     found = arguments.values() if isinstance(arguments, dict) else arguments if isinstance(arguments, list) else ()
     return [
@@ -85,7 +85,7 @@ def _requests(row: Mapping[str, Any]) -> list[tuple[Any, ...]]:
 
 
 def _loglikelihood(response: Any) -> float:
-    """The first number of a response, however deep it lies in lists; NaN if it is none."""
+    """Return the first number of a response, however deep it lies in lists; NaN if it is none."""
     for _ in range(4):
         if not (isinstance(response, list) and response):
             break

@@ -16,7 +16,7 @@ _BAD = ("failed", "error")
 def compare_outcomes(
     a: Sequence[ResultSet], b: Sequence[ResultSet]
 ) -> tuple[Verdict, str, tuple[OutcomeChange, ...], list[Check]]:
-    """The verdict, why, the tests with another outcome, and the checks of a pass.
+    """Compare outcomes: the verdict, why, the tests with another outcome, and the checks of a pass.
 
     - *regression*: a test that passed in A fails in B. A single flaky test is enough: a file cannot show that it is one.
     - *pass*: none does, every test of A that passed ran and passed in B, and no other test fails in B.
@@ -56,7 +56,7 @@ def compare_outcomes(
 
 
 def _outcomes(sets: Sequence[ResultSet]) -> tuple[dict[str, str], Counter[str]]:
-    """Outcome of each test that is there once, and the others with the number of their repeats."""
+    """Return the outcome of each test that is there once, and count the repeats of the others."""
     counted = Counter(item.key for one in sets for item in one.items)
     repeated = Counter({name: number - 1 for name, number in counted.items() if number > 1})
     return {item.key: item.answer for one in sets for item in one.items if not repeated[item.key]}, repeated

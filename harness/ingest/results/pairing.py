@@ -67,7 +67,7 @@ _TITLES = {
 
 
 def refusals(a: ResultSet, b: ResultSet) -> list[str]:
-    """Why two tasks cannot be compared at all, in words; empty if they can. What a tool does not record refuses nothing."""
+    """Explain why two tasks cannot be compared at all; empty if they can. What a tool does not record refuses nothing."""
     compared = {
         "the number of worked examples (n-shot)": (_text(a.shots), _text(b.shots)),
         "the tokenizer": (a.tokenizer, b.tokenizer),
@@ -143,6 +143,6 @@ def _count(result: ItemPairing, reason: str, key: _Key) -> None:
 
 
 def guessing(pairs: Sequence[ItemPair]) -> float:
-    """Accuracy of always giving the most frequent expected answer: a quarter for four balanced letters, near 0 for numbers."""
+    """Compute the accuracy of always giving the most frequent expected answer: 1/4 for 4 balanced letters, near 0 for numbers."""
     counted = Counter(one.a.target for one in pairs)
     return max(counted.values()) / len(pairs) if counted and any(counted) else 0.0

@@ -106,7 +106,7 @@ class Reading:
 
 
 def short_hash(text: str) -> str:
-    """First 16 hex digits of a text's SHA-256."""
+    """Return the first 16 hex digits of a text's SHA-256."""
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
 
 

@@ -14,7 +14,7 @@ LEAST_FACTOR = 1.1
 
 
 def changes_of(a: Report, b: Report) -> tuple[Change, ...]:
-    """Everything in which two reports differ, in the order in which a reader asks."""
+    """List everything in which two reports differ, in the order in which a reader asks."""
     return (*_verdicts(a, b), *_findings(a, b), *_layers(a, b), *_latency(a, b), *_environment(a, b))
 
 
@@ -36,7 +36,7 @@ def _verdicts(a: Report, b: Report) -> Iterator[Change]:
 
 
 def badness_of(verdict: str) -> int | None:
-    """Orders verdicts; None for one that does not say how good a candidate is: a suite that was not run, and an engine's error."""
+    """Order verdicts; None for one that does not tell how good a candidate is: a suite that was not run, an engine's error."""
     known = verdict in WORST_FIRST and verdict != "error"
     return len(WORST_FIRST) - 1 - WORST_FIRST.index(verdict) if known else None
 

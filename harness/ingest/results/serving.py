@@ -36,7 +36,7 @@ class Serving:
     title = "Results of a serving benchmark"
 
     def recognises(self, source: Source) -> bool:
-        """A JSON object with the benchmark's throughput and latencies, or with vLLM's names of model and tokenizer."""
+        """Recognise a JSON object with the benchmark's throughput and latencies, or with vLLM's names of model and tokenizer."""
         head = source.head_text.lstrip()
         first = head.partition("\n")[0]
         by_line = all(f'"{key}"' in first for key in _KEYS)
@@ -51,7 +51,7 @@ class Serving:
         return statements_of(self.results(source))
 
     def results(self, source: Source, metric: str = "") -> Reading:
-        """A set for each run of the file, in its order. `metric` is not used."""
+        """Make a set for each run of the file, in its order. `metric` is not used."""
         reading = Reading(unit="run")
         for number, row in _rows(source, reading):
             reading.sets.append(_set(source, row, number))
@@ -61,7 +61,7 @@ class Serving:
 
 
 def _rows(source: Source, reading: Reading) -> Iterable[tuple[int, Mapping[str, Any]]]:
-    """The runs of a file: one a line, or one object over several lines."""
+    """Read the runs of a file: one a line, or one object over several lines."""
     if source.head_text.strip().partition("\n")[0].rstrip() != "{":
         return json_rows(source, _KEYS, reading)
     row = json_object(whole_file(source.path), str(source.path))
@@ -113,7 +113,7 @@ def _latencies(row: Mapping[str, Any]) -> tuple[Latencies, ...]:
 
 
 def settings_that_differ(a: ResultSet, b: ResultSet) -> list[str]:
-    """The settings of the load that two runs do not share, in words."""
+    """List the settings of the load that two runs do not share."""
     return [
         f"{key} {a.settings.get(key, 'unknown')} and {b.settings.get(key, 'unknown')}"
         for key in _SETTINGS

@@ -32,7 +32,7 @@ class SglEval:
     title = "sgl-eval results"
 
     def recognises(self, source: Source) -> bool:
-        """A folder with the two kinds of files (or one folder that has them), or one of the files."""
+        """Recognise a folder with the two kinds of files (or one folder that has them), or one of the files."""
         if source.path.is_dir():
             return bool(_folders(source.path))
         head = source.head_text
@@ -50,7 +50,7 @@ class SglEval:
         return statements_of(self.results(source))
 
     def results(self, source: Source, metric: str = "") -> Reading:
-        """The benchmark of the folder. `metric` is not used: sgl-eval has one score.
+        """Read the benchmark of the folder. `metric` is not used: sgl-eval has one score.
 
         Raises:
             EvidenceError: the folder holds several runs, or its metrics.json is damaged.
@@ -78,7 +78,7 @@ class SglEval:
 
 
 def _folders(path: Path) -> list[Path]:
-    """The folders that have samples: `path`, or those below it."""
+    """Find the folders that have samples: `path`, or those below it."""
     return [one.parent for one in sorted(path.rglob("output-rs0.jsonl"))]
 
 

@@ -131,13 +131,13 @@ def _comparison(
 
 
 def _renamed(headline: str, name: str) -> str:
-    """A pair calls its second run B; here it may be C. What does not name it at all gets its name in front."""
+    """Rename the second run: a pair calls it B; here it may be C. What does not name it at all gets its name in front."""
     renamed = re.sub(r"\bB(?= is |'s )", name, headline)
     return renamed if renamed.startswith((f"{name} ", f"{name}'s ")) else f"{name}: {renamed}"
 
 
 def _rows(of_runs: Iterable[Sequence[_Fact]]) -> list[RunRow]:
-    """A row for each id that any run has, in the order of their groups."""
+    """Make a row for each id that any run has, in the order of their groups."""
     tables = [{one.id: one for one in facts} for facts in of_runs]
     merged = {id_: fact for table in reversed(tables) for id_, fact in table.items()}
     order = list(dict.fromkeys(id_ for table in tables for id_ in table))
@@ -171,7 +171,7 @@ def _worse(first: _Fact | None, one: _Fact | None) -> bool | None:
 def _facts(
     report: Report, pair: CompareResult | None, is_first: bool, pairs: Sequence[CompareResult]
 ) -> Iterator[_Fact]:
-    """Everything that one run has."""
+    """Yield all facts that one run has."""
     yield from _verdicts(report)
     yield from _questions(pairs[0] if is_first else pair, is_first)
     yield from _own_errors(report)
@@ -199,7 +199,7 @@ def _verdicts(report: Report) -> Iterator[_Fact]:
 
 
 def _questions(pair: CompareResult | None, is_first: bool) -> Iterator[_Fact]:
-    """Of the first run, its score in the first pair: each pair is of the questions that both runs asked."""
+    """Yield, for the first run, its score in the first pair: each pair is of the questions that both runs asked."""
     task = pair.overall if pair else None
     if task is None or not task.pairs:
         return
@@ -234,7 +234,7 @@ def _own_errors(report: Report) -> Iterator[_Fact]:
 
 
 def _own(error: OwnError, bound: float | None) -> tuple[str, float]:
-    """An own error in words, and its size; what is not finite is worse than any number."""
+    """Return an own error in words, and its size; what is not finite is worse than any number."""
     if not isinstance(error, float):
         return NOT_FINITE, math.inf
     return percent(error) + (f" ({two_digits(error / bound)}x its bound)" if bound else ""), error
@@ -253,7 +253,7 @@ def _beyond(grid: ErrorGrid) -> tuple[int, int, str]:
 
 
 def _maps(reports: Sequence[Report]) -> Iterator[HeadMaps]:
-    """The heat maps by layer and head, in the order of the first run that has them."""
+    """Yield the heat maps by layer and head, in the order of the first run that has them."""
     of_runs = [
         {grid.where: grid for grid in (report.layers.grids if report.layers else ()) if grid.columns == "head"}
         for report in reports

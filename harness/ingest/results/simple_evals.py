@@ -33,7 +33,7 @@ class SimpleEvals:
     title = "simple-evals results"
 
     def recognises(self, source: Source) -> bool:
-        """A report with its headings, or a JSON object of a score and its standard deviation."""
+        """Recognise a report with its headings, or a JSON object of a score and its standard deviation."""
         head = source.head_text
         if "<h1>Examples</h1>" in head and "<h3>Prompt conversation</h3>" in head:
             return True
@@ -50,14 +50,14 @@ class SimpleEvals:
         return document_of(source, self.id, self.title, self.results(source))
 
     def statements(self, source: Source) -> Iterable[Statement]:
-        """The mean score of the examples, and what the JSON sums up."""
+        """Yield the mean score of the examples, and what the JSON sums up."""
         reading = self.results(source)
         yield from statements_of(reading)
         for one in reading.sets:
             yield from figures(one)
 
     def results(self, source: Source, metric: str = "") -> Reading:
-        """The evaluation of the file. Of the JSON, the report beside it is read if there is one. `metric` is not used.
+        """Read the evaluation of the file. Of the JSON, the report beside it is read if there is one. `metric` is not used.
 
         Raises:
             EvidenceError: the JSON is damaged.

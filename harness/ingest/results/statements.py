@@ -10,7 +10,7 @@ from assay.harness.ingest.statement import Statement
 
 
 def statements_of(reading: Reading) -> Iterator[Statement]:
-    """Statements of all sets of answers and of latencies, in their order."""
+    """Yield the statements of all sets of answers and of latencies, in their order."""
     for one in reading.sets:
         yield from figures(one) if one.kind == "latencies" else _score(one)
 
@@ -34,7 +34,7 @@ def _score(one: ResultSet) -> Iterable[Statement]:
 
 
 def figures(one: ResultSet) -> Iterable[Statement]:
-    """The numbers that a tool summed up itself, and those among the settings of the set."""
+    """Yield the numbers that a tool summed up itself, and those among the settings of the set."""
     for name, written in (one.settings | one.figures).items():
         try:
             value = float(written)

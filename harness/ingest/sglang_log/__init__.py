@@ -29,7 +29,7 @@ class SglangLog:
     title = "SGLang or pytest log"
 
     def recognises(self, source: Source) -> bool:
-        """By a line that only these programs print."""
+        """Recognise the log by a line that only these programs print."""
         return _SIGNS.search(source.head_text) is not None
 
     def read(self, source: Source) -> Document:
@@ -37,7 +37,7 @@ class SglangLog:
         return document(read_log(source), source, self.id, self.title)
 
     def statements(self, source: Source) -> Iterable[Statement]:
-        """Metrics, scores and outcomes of tests."""
+        """Yield metrics, scores and outcomes of tests."""
         return statements(read_log(source), str(source.path))
 
 

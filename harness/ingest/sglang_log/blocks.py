@@ -76,7 +76,7 @@ class Blocks:
         return self._failed if self._section == "failures" else -1
 
     def record(self, number: int, message: str) -> str:
-        """A logged message that begins a block."""
+        """Read a logged message that begins a block."""
         if message.endswith(_TRACEBACK):
             self._begin(number)
             if message != _TRACEBACK:
@@ -86,7 +86,7 @@ class Blocks:
         return ""
 
     def bare(self, number: int, text: str) -> str:
-        """A line without a time that is known by its form. Its kind; empty otherwise."""
+        """Read a line without a time that is known by its form. Returns its kind; empty otherwise."""
         start = text[:1]
         if start == "=":
             return self._title(number, text)
@@ -156,7 +156,7 @@ class Blocks:
         return "pytest-detail" if pattern and pattern.fullmatch(text) else ""
 
     def _failure(self, number: int, text: str) -> None:
-        """A line of pytest's own report of a failure: the test, what it raised (``E``), and where (``path:line: Error``)."""
+        """Read a line of pytest's own report of a failure: the test, what it raised (``E``), and where (``path:line: Error``)."""
         title, raised, place = _FAILED.fullmatch(text), _RAISED.fullmatch(text), _AT.fullmatch(text)
         if title:
             self._failed = self._index(title["name"])
@@ -172,7 +172,7 @@ class Blocks:
             self._raised = None
 
     def _index(self, name: str) -> int:
-        """The test that a section of failures is about, by the end of its id: ``TestClass.test_name[case]``; -1 if none is."""
+        """Find the test that a section of failures is about, by its id's end: ``TestClass.test_name[case]``; -1 if none."""
         name = name.removeprefix("ERROR at setup of ").removeprefix("ERROR at teardown of ")
         ends = [at for id, at in self._log.ids.items() if id.partition("::")[2].replace("::", ".") == name]
         return ends[0] if len(ends) == 1 else -1
@@ -199,7 +199,7 @@ class Blocks:
         return "pytest-detail"
 
     def inside(self, number: int, text: str) -> str:
-        """A line that is known only by the block that it is in. Its kind; empty if it is in none."""
+        """Read a line that is known only by the block that it is in. Returns its kind; empty if it is in none."""
         trace = self._trace
         if trace and number - trace.last <= _PATIENCE:
             if self._source_due and text.startswith("    "):
@@ -219,7 +219,7 @@ class Blocks:
         return ""
 
     def end(self) -> None:
-        """The traceback that is open ends."""
+        """End the traceback that is open."""
         if self._trace and len(self._log.traces) < KEPT:
             self._log.traces.append(self._trace)
         self._trace, self._source_due = None, False

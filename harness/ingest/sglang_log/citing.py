@@ -9,7 +9,7 @@ from assay.harness.verdict import Severity
 
 
 def cite(*places: Where | tuple[int, str]) -> tuple[Excerpt, ...]:
-    """Lines, quoted: a range where there are several of a kind."""
+    """Quote lines: a range where there are several of a kind."""
     quoted = []
     for place in places:
         where = place if isinstance(place, Where) else Where(1, place[0], place[0], place[1])
@@ -19,14 +19,14 @@ def cite(*places: Where | tuple[int, str]) -> tuple[Excerpt, ...]:
 
 
 def test_name(log: Log, index: int) -> str:
-    """The name of a test without its file."""
+    """Return the name of a test without its file."""
     return log.tests[index].id.rpartition("::")[2] if index >= 0 else "the log"
 
 
 def finding(
     id: str, title: str, severity: Severity, where: str, diagnosis: str, evidence: list[str], cites: tuple[Excerpt, ...]
 ) -> CitedFinding:
-    """A finding without a command of its own: the document has the next steps."""
+    """Make a finding without a command of its own: the document has the next steps."""
     return CitedFinding(
         id=id,
         title=title,
@@ -45,12 +45,12 @@ def has_failed(log: Log, index: int) -> bool:
 
 
 def outcome(test: Test) -> tuple[int, str]:
-    """The line with a test's outcome."""
+    """Return the line with a test's outcome."""
     return test.outcome_line, test.outcome.upper()
 
 
 def runaway_bursts(log: Log, server: Server) -> list[Burst]:
-    """Answers that ended together, as many steps after they began as an answer may have tokens."""
+    """Find answers that ended together, as many steps after they began as an answer may have tokens."""
     if log.disordered.count:  # of several processes: nobody knows whose batches lie between
         return []
     limit = log.answer_limit[0]

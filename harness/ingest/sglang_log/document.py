@@ -19,7 +19,7 @@ _START = ("model", "dtype", "weights", "KV tokens", "graph batches", "graph seco
 
 
 def document(log: Log, source: Source, id: str, title: str) -> Document:
-    """The document of one log."""
+    """Make the document of one log."""
     unread = log.lines - log.read
     excerpts = [Excerpt(first=one.first, last=one.last, text=one_line(one.text)) for one in log.unread[:SHOWN]]
     file = FileRead.of(source, id, title, log.read, unread, excerpts=excerpts, notes=_notes(log, source))

@@ -27,13 +27,13 @@ _RULES = (
 
 
 def findings(log: Log) -> list[CitedFinding]:
-    """All findings, the serious ones first."""
+    """List all findings, the serious ones first."""
     order = ("serious", "warning", "info")
     return sorted((found for rule in _RULES for found in rule(log)), key=lambda found: order.index(found.severity))
 
 
 def next_steps(log: Log, found: Iterable[CitedFinding]) -> tuple[str, ...]:
-    """The commands that would prove what the log only suggests; none if it suggests nothing.
+    """List the commands that would prove what the log only suggests; none if it suggests nothing.
 
     Names come from the log, so they are used only if a shell takes them as they are. Where assay publishes a kernel that calls a
     package as the backend does (``sage_attn_as_shipped``), that kernel stands for the backend; its ``sage_attn`` is corrected.

@@ -43,7 +43,7 @@ class Hot:
         self._burst = Where()
 
     def prefill(self, number: int, text: str) -> bool:
-        """A prefill batch; False if the line is not one."""
+        """Read a prefill batch; False if the line is not one."""
         match = _PREFILL.fullmatch(text)
         if not match:
             return False
@@ -62,7 +62,7 @@ class Hot:
         return True
 
     def decode(self, number: int, text: str) -> bool:
-        """A decode batch; False if the line is not one."""
+        """Read a decode batch; False if the line is not one."""
         match = _DECODE.fullmatch(text)
         if not match:
             return False
@@ -80,7 +80,7 @@ class Hot:
         return True
 
     def request(self, number: int, text: str) -> bool:
-        """A line of the access log; False if the line is not one."""
+        """Read a line of the access log; False if the line is not one."""
         match = _REQUEST.fullmatch(text)
         if not match:
             return False

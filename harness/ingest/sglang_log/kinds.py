@@ -130,7 +130,7 @@ class Kinds:
 
     @lru_cache(4096)  # noqa: B019 - there are two tables, and logs repeat themselves
     def of(self, text: str) -> Rule | None:
-        """The rule that all of the text follows; None if there is none."""
+        """Find the rule that all of the text follows; None if there is none."""
         for rule in self._by_word.get(text.partition(" ")[0], ()):
             if rule.pattern.fullmatch(text):
                 return rule

@@ -47,7 +47,7 @@ class Numbers:
         self._log = log
 
     def bare(self, number: int, text: str, test: int, server: Server) -> str:
-        """A line without a time. Its kind; empty if it states no number."""
+        """Read a line without a time. Returns its kind; empty if it states no number."""
         match = _METRIC.fullmatch(text) if text[:1] == "[" else None
         kind = "metric"
         if not match:

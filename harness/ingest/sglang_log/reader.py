@@ -63,7 +63,7 @@ class LogReader:
         return log
 
     def _fast(self, number: int, text: str) -> bool:
-        """The kinds that most lines are of, without looking for other pieces on the line."""
+        """Read a line of the most frequent kinds, without looking for other pieces on it; False for any other line."""
         if text[:1] != "[" or text[20:22] != "] " or len(text) > 1_000:
             return False
         if text[1:20] != self._time and not self._at(number, text):
@@ -109,7 +109,7 @@ class LogReader:
         return bool(kind)
 
     def _record(self, number: int, text: str) -> str:
-        """A line that SGLang logged, with its time. Its kind; empty if there is no rule about it."""
+        """Read a line that SGLang logged, with its time. Returns its kind; empty if there is no rule about it."""
         stamp = self._at(number, text)
         if not stamp:
             return ""
@@ -137,7 +137,7 @@ class LogReader:
         return ""
 
     def _bare(self, number: int, text: str) -> str:
-        """A line without a time. Rules are tried only where a cheap look allows them: most lines are far from most rules."""
+        """Read a line without a time. Rules are tried only where a cheap look allows them: most lines are far from most rules."""
         kind = self._kernels.bare(number, text)
         if kind:
             return kind
@@ -181,7 +181,7 @@ class LogReader:
         return ""
 
     def start_test(self, number: int, name: str) -> None:
-        """A test begins."""
+        """Begin a test."""
         if len(self.log.tests) < KEPT:
             self.log.ids[name] = len(self.log.tests)
             self._open.append(len(self.log.tests))
@@ -190,7 +190,7 @@ class LogReader:
             self.log.beyond["tests"] += 1
 
     def end_test(self, number: int, text: str, outcome: str) -> None:
-        """An outcome is printed: of the test that is open, if there is just one."""
+        """Record a printed outcome: of the test that is open, if there is just one."""
         self.log.outcomes[outcome] += 1
         if len(self._open) == 1:
             test = self.log.tests[self._open[0]]
@@ -201,7 +201,7 @@ class LogReader:
             self._open = []
 
     def server(self, arguments: dict[str, str], number: int, whole: bool) -> None:
-        """A server starts: figures from here on are its own."""
+        """Begin a server: figures from here on are its own."""
         self._adopt()
         server = Server(len(self.log.servers) + 1, number, arguments, whole, self.test)
         if len(self.log.servers) < KEPT:
@@ -219,7 +219,7 @@ class LogReader:
             self.log.servers.append(server)
 
     def _at(self, number: int, text: str) -> re.Match[str] | None:
-        """The time of a line, which is remembered; None if it has none."""
+        """Return the time of a line, and remember it; None if it has none."""
         match = _TIME.match(text)
         if match and match[1] != self._time:
             if match[1] < self._time and seconds_between(match[1], self._time) > _BACK_SECONDS:
@@ -254,7 +254,7 @@ class LogReader:
 
 
 def seconds_between(earlier: str, later: str) -> float:
-    """From one time of a log to another; 0 where one of them is no time."""
+    """Compute the seconds from one time of a log to another; 0 where one of them is no time."""
     try:
         return (datetime.fromisoformat(later) - datetime.fromisoformat(earlier)).total_seconds()
     except ValueError:  # such as the 61st second

@@ -25,13 +25,13 @@ def questions(log: Log, metric: Metric) -> tuple[int, Where] | None:
 
 
 def scores(log: Log) -> list[tuple[str, Metric]]:
-    """Scores of known evaluations: ``[METRIC] mmlu_score=0.125``."""
+    """List the scores of known evaluations: ``[METRIC] mmlu_score=0.125``."""
     named = [(one.name.removesuffix("_score").removesuffix("_accuracy").lower(), one) for one in log.metrics]
     return [(name, one) for name, one in named if name != one.name.lower() and 0 <= one.value <= 1]
 
 
 def below_guessing(log: Log) -> Iterable[CitedFinding]:
-    """A score that is below what guessing gets, with its exact p-value. Without the number of questions nothing follows."""
+    """Yield a score that is below what guessing gets, with its exact p-value. Without the number of questions nothing follows."""
     for name, metric in scores(log):
         of = questions(log, metric)
         if of is None:
@@ -50,14 +50,14 @@ def _group(log: Log, metric: Metric) -> Group | None:
 
 
 def by_group(group: Group) -> str:
-    """Scores by group in a line, without their deviations."""
+    """Return the scores by group in a line, without their deviations."""
     return ", ".join(
         f"{key} {value:.3g}" for key, value in group.scores.items() if not key.endswith(":std") and key != "score"
     )
 
 
 def missed_bounds(log: Log) -> list[tuple[Trace, Metric, float]]:
-    """Assertions that failed because of a score that the log also states: where, the score, and the bound."""
+    """Find the assertions that failed because of a score that the log also states: where, the score, and the bound."""
     found = []
     stated = scores(log)
     for trace in log.traces:
@@ -70,7 +70,7 @@ def missed_bounds(log: Log) -> list[tuple[Trace, Metric, float]]:
 
 
 def below_bound(log: Log) -> Iterable[CitedFinding]:
-    """A test that failed because of a score."""
+    """Yield a test that failed because of a score."""
     for trace, metric, bound in missed_bounds(log):
         value, of = metric.value, questions(log, metric)
         evidence = [f"the assertion that failed: {one_line(trace.exception)}"]
@@ -95,7 +95,7 @@ def below_bound(log: Log) -> Iterable[CitedFinding]:
 
 
 def unparsed(log: Log) -> Iterable[CitedFinding]:
-    """Where a score is below guessing, answers are missing."""
+    """Find missing answers, where a score is below guessing."""
     for name, metric in scores(log):
         of = questions(log, metric)
         if name not in GUESSING or of is None or at_most(round(metric.value * of[0]), of[0], GUESSING[name]) >= LEVEL:

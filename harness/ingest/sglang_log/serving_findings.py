@@ -19,7 +19,7 @@ NO_DECODE_KERNEL = {"sage_attn": "SageAttention 1.0.6 has no kernel that reads a
 
 
 def runaways(log: Log) -> Iterable[CitedFinding]:
-    """Answers that ran to the token limit, seen by when they ended."""
+    """Yield the answers that ran to the token limit, seen by when they ended."""
     limit, said = log.answer_limit
     for server in log.servers:
         bursts = runaway_bursts(log, server)
@@ -48,7 +48,7 @@ def runaways(log: Log) -> Iterable[CitedFinding]:
 
 
 def prefix_untested(log: Log) -> Iterable[CitedFinding]:
-    """The test that failed reused prefixes, and those that passed did not."""
+    """Report that the test that failed reused prefixes, and those that passed did not."""
     shares: dict[str, list[Server]] = {}
     for server in log.servers:
         if server.test >= 0 and server.prefills.count:
@@ -88,7 +88,7 @@ def _cached(log: Log, server: Server) -> str:
 
 
 def decode_not_shown(log: Log) -> Iterable[CitedFinding]:
-    """No line states which kernel computed decode."""
+    """Report that no line states which kernel computed decode."""
     candidate, reference, server = roles(log)
     if (
         log.disordered.count
@@ -135,7 +135,7 @@ def decode_not_shown(log: Log) -> Iterable[CitedFinding]:
 
 
 def roles(log: Log) -> tuple[str, str, Server | None]:
-    """The candidate and the reference, as far as the log tells, and a server of the candidate.
+    """Return the candidate and the reference, as far as the log tells, and a server of the candidate.
 
     The candidate is the backend of a test that failed, or the one that most servers have; the reference is the other one.
     """
@@ -148,7 +148,7 @@ def roles(log: Log) -> tuple[str, str, Server | None]:
 
 
 def refused(log: Log) -> Iterable[CitedFinding]:
-    """Requests for an answer that got none."""
+    """Yield the requests for an answer that got none."""
     for server in log.servers:
         if server.refused.count:
             total = server.refused.count + server.answered.count
@@ -164,7 +164,7 @@ def refused(log: Log) -> Iterable[CitedFinding]:
 
 
 def hidden_by_retry(log: Log) -> Iterable[CitedFinding]:
-    """A failure that a retry wrapped, or that a later attempt covered up."""
+    """Report failures that a retry wrapped, or that a later attempt covered up."""
     for trace in log.traces:
         if "retry" not in trace.functions:
             continue
@@ -191,7 +191,7 @@ def hidden_by_retry(log: Log) -> Iterable[CitedFinding]:
 
 
 def failed_otherwise(log: Log) -> Iterable[CitedFinding]:
-    """Tests that failed for another reason than a score."""
+    """Yield the tests that failed for another reason than a score."""
     explained = {trace.test for trace, _, _ in missed_bounds(log)}
     for index, test in enumerate(log.tests):
         if test.outcome in ("failed", "error") and index not in explained:
@@ -210,7 +210,7 @@ def failed_otherwise(log: Log) -> Iterable[CitedFinding]:
 
 
 def not_finite(log: Log) -> Iterable[CitedFinding]:
-    """Kernels that returned NaN although none was given to them."""
+    """Yield the kernels that returned NaN although none was given to them."""
     for name, where in log.nan_from.items():
         yield finding(
             "kernel-returned-nan",
@@ -224,7 +224,7 @@ def not_finite(log: Log) -> Iterable[CitedFinding]:
 
 
 def notices(log: Log) -> Iterable[CitedFinding]:
-    """Lines that may matter by themselves."""
+    """Yield the lines that may matter by themselves."""
     about: dict[str, tuple[str, Severity, str]] = {
         "kernel-not-loaded": (
             "A kernel was not loaded",

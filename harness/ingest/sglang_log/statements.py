@@ -14,7 +14,7 @@ _AFTER_NUMBER = re.compile(r"^[^:]*: *\S+")
 
 
 def statements(log: Log, path: str) -> Iterable[Statement]:
-    """Statements in the order of their lines, but for those of a summary, which come last."""
+    """Yield the statements in the order of their lines, but for those of a summary, which come last."""
     for metric in log.metrics:
         names, unit = quantity(metric.name)
         unit = unit or unit_of(_AFTER_NUMBER.sub("", metric.text))
@@ -35,7 +35,7 @@ def statements(log: Log, path: str) -> Iterable[Statement]:
 
 
 def _loose(log: Log, path: str) -> Iterable[Statement]:
-    """Outcomes that no listed test has: those of several sessions in one file, and those that only the summary counts."""
+    """Yield the outcomes that no listed test has: those of several sessions in one file, and those that only the summary counts."""
     if log.loose_outcomes.count:
         for outcome, count in log.outcomes.items():
             if outcome not in _PASSING and count > sum(one.outcome == outcome for one in log.tests):

@@ -33,7 +33,7 @@ _memcmp.restype = ctypes.c_int
 
 
 def default_bound(dtype: torch.dtype) -> float:
-    """The error of a cell that rounding explains; 0 for integers."""
+    """Compute the error of a cell that rounding explains; 0 for integers."""
     if not dtype.is_floating_point:
         return 0.0
     eps = torch.finfo(dtype).eps
@@ -123,7 +123,7 @@ class _Buffers:
         self._one, self._two = torch.empty(elements, dtype=dtype), torch.empty(elements, dtype=dtype)
 
     def errors(self, a: Tensor, b: Tensor) -> NDArray[np.float32]:
-        """The `Cell.error` of each row of two [rows, dim] tensors: NaN where one side is not finite and the other differs."""
+        """Compute the `Cell.error` of each row of two [rows, dim] tensors: NaN where one is not finite and the other differs."""
         x, y = self._one[: a.numel()].view_as(a), self._two[: a.numel()].view_as(a)
         y.copy_(b)
         x.copy_(a)
@@ -141,7 +141,7 @@ class _Buffers:
 
 
 def _odd_row(a: Tensor, b: Tensor) -> float:
-    """The error of a row with infinities or NaNs: those that both sides have are equal."""
+    """Compute the error of a row with infinities or NaNs: those that both sides have are equal."""
     x, y = a.double(), b.double()
     same = (x == y) | (x.isnan() & y.isnan())
     if not bool((x[~same].isfinite() & y[~same].isfinite()).all()):
@@ -162,12 +162,12 @@ def _differing_bits(a: Tensor, b: Tensor) -> NDArray[np.bool_]:
 
 
 def _working(*dtypes: torch.dtype) -> torch.dtype:
-    """float32, in which sums of fewer than 2^20 16-bit terms are good to 1e-4; float64 for float64 and for integers."""
+    """Return float32, in which sums of fewer than 2^20 16-bit terms are good to 1e-4; float64 for float64 and for integers."""
     return torch.float32 if all(d.is_floating_point and d.itemsize <= 4 for d in dtypes) else torch.float64
 
 
 def _summary(a: Tensor, b: Tensor, layout: Layout, errors: NDArray[np.float32], out: NDArray[np.bool_]) -> Cells:
-    """`errors` and `out` (which cells are out of bounds): [rows], in the order of the tensor."""
+    """Summarise `errors` and `out` (which cells are out of bounds): [rows], in the order of the tensor."""
     order = layout.order
     by_place, out_by_place = (x.reshape(layout.lead).transpose(order) for x in (errors, out))
     axes = "".join(layout.axes[i] for i in order)

@@ -146,7 +146,7 @@ def _paired(a: Dump, b: Dump) -> tuple[list[_Pair], list[str]]:
 def _compare(
     pair: _Pair, exact: bool, tolerance: float | None, model: ModelShape | None, axes: str
 ) -> _Compared | str | None:
-    """The cells of a pair; a sentence if it cannot be compared; None if it is no tensor, such as a list of request ids."""
+    """Compare a pair by cells; a sentence if it cannot be compared; None if it is no tensor, such as a list of request ids."""
     try:
         with reading(f"{pair.a.path} or {pair.b.path}", "tensor file"):
             return _compare_mapped(pair, exact, tolerance, model, axes)
@@ -249,13 +249,13 @@ def _headline(compared: Sequence[_Compared], bad: Sequence[_Compared], problems:
 
 
 def cell_text(head: int | None, token: int | None, batch: int | None) -> str:
-    """Such as ", head 3, token 17"; empty parts are left out."""
+    """Describe a cell, such as ", head 3, token 17"; empty parts are left out."""
     named = (("sequence", batch), ("head", head), ("token", token))
     return "".join(f", {what} {number}" for what, number in named if number is not None)
 
 
 def _grids(compared: Sequence[_Compared]) -> list[ErrorGrid]:
-    """The worst error by layer and head over all tensors of a boundary, for boundaries that have layers."""
+    """Find the worst error by layer and head over all tensors of a boundary, for boundaries that have layers."""
     grids = []
     seen = Counter(one.pair.a.place.boundary for one in compared if one.pair.a.place.layer is not None)
     for boundary in seen:

@@ -81,14 +81,14 @@ TITLES = {
 
 
 def tensor_files(path: Path) -> list[Path]:
-    """The tensor files of a dump, sorted by name."""
+    """Return the tensor files of a dump, sorted by name."""
     if path.is_file():
         return [path] if path.suffix in SUFFIXES else []
     return sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
 
 
 def format_of(files: Iterable[Path]) -> str:
-    """The format of a dump, from the names of its files; empty if there are none."""
+    """Infer the format of a dump from the names of its files; empty if there are none."""
     first = next(iter(files), None)
     if first is None:
         return ""
@@ -161,7 +161,7 @@ def _from_dumper(file: Path, root: Path) -> Iterator[StoredTensor]:
 
 
 def dumped_value(file: Path) -> Tensor:
-    """The tensor of one file of SGLang's dumper, which holds ``{"value": ..., "meta": {...}}``.
+    """Read the tensor of one file of SGLang's dumper, which holds ``{"value": ..., "meta": {...}}``.
 
     Raises:
         Unreadable: it is damaged.
@@ -194,7 +194,7 @@ def _from_call(file: Path, root: Path) -> Iterator[StoredTensor]:
 
 
 def _from_file(file: Path, root: Path) -> Iterator[StoredTensor]:
-    """Any tensor file. A folder of several files pairs them by their paths within it."""
+    """Yield the tensors of any tensor file. A folder of several files pairs them by their paths within it."""
     inside = "" if root == file else f"{file.relative_to(root)}/"
     number = re.search(r"(\d+)$", file.stem)
     step = int(number.group(1)) if inside and number else 0
@@ -223,7 +223,7 @@ def _held(file: Path, name: str) -> Callable[[], Tensor]:
 
 @lru_cache(maxsize=4)
 def _held_in(file: Path) -> dict[str, Tensor]:
-    """The tensors of a .pt file, mapped. The last few files stay open: their tensors are asked for one after the other."""
+    """Read the tensors of a .pt file, mapped. The last few files stay open: their tensors are asked for one after the other."""
     return dict(leaves(load_torch(file)))
 
 

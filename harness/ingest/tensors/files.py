@@ -54,7 +54,7 @@ class SafetensorsEntry:
     offset: int
 
     def map(self, path: Path) -> Tensor:
-        """The tensor, mapped: its bytes are read when they are used, and writing to it changes no file."""
+        """Map the tensor: its bytes are read when they are used, and writing to it changes no file."""
         count = math.prod(self.shape)
         if not count:
             return torch.empty(self.shape, dtype=self.dtype)
@@ -148,7 +148,7 @@ def _load_torch(path: Path) -> Any:
 
 
 def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """The tensors in nested dicts, lists and tuples, with dotted names: ``{"a": [x, y]}`` has "a.0" and "a.1"."""
+    """Yield the tensors in nested dicts, lists and tuples, with dotted names: ``{"a": [x, y]}`` has "a.0" and "a.1"."""
     if isinstance(value, Tensor):
         yield name or "tensor", value
     elif isinstance(value, dict):

@@ -46,7 +46,7 @@ class _ApiCall:
 
 
 def flashinfer_calls(dump: Dump, problems: list[str]) -> Iterator[WholeCall]:
-    """The attention calls of a dump, in order. What cannot be used is added to `problems`."""
+    """Yield the attention calls of a dump, in order. What cannot be used is added to `problems`."""
     plans: dict[int | None, _ApiCall] = {}
     for folder in sorted({one.path.parent for one in dump.tensors}):
         if not (folder / "metadata.jsonl").exists():
@@ -78,7 +78,7 @@ def _api_call(folder: Path) -> _ApiCall:
 
 
 def _argument(name: str, shift: int) -> str:
-    """ "arg_2__0" as "arg_1__0" for a method, whose first argument is the wrapper; "kwarg_causal" as "causal"."""
+    """Convert "arg_2__0" to "arg_1__0" for a method, whose first argument is the wrapper, and "kwarg_causal" to "causal"."""
     found = re.match(r"arg_(\d+)(.*)", name)
     return f"arg_{int(found[1]) - shift}{found[2]}" if found else name.removeprefix("kwarg_")
 
@@ -91,7 +91,7 @@ def _tensors(folder: Path, stem: str) -> dict[str, Tensor]:
 
 
 def _planned(run: _ApiCall, plan: _ApiCall | None) -> WholeCall | str:
-    """The call, or why it cannot be used."""
+    """Return the call, or why it cannot be used."""
     if run.function.endswith(_SINGLE):
         given = _inputs(run)
         if given is None:
@@ -111,7 +111,7 @@ def _planned(run: _ApiCall, plan: _ApiCall | None) -> WholeCall | str:
 
 
 def _inputs(run: _ApiCall) -> tuple[Tensor, Tensor, Tensor] | None:
-    """q, k and v; None if one is missing or not [tokens, heads, dim]."""
+    """Return q, k and v; None if one is missing or not [tokens, heads, dim]."""
     q, k, v = (run.values.get(f"arg_{i}", run.values.get("qkv"[i])) for i in range(3))
     if isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor) and q.ndim == k.ndim == v.ndim == 3:
         return q, k, v
@@ -156,7 +156,7 @@ def _paged(run: _ApiCall, plan: dict[str, Any]) -> WholeCall | str:
 
 
 def _caches(run: _ApiCall, plan: dict[str, Any]) -> tuple[Tensor, Tensor] | None:
-    """Caches of k and v, [pages, page_size, kv_heads, head_dim], given as two tensors or as one of [pages, 2, ...]."""
+    """Return caches of k and v, [pages, page_size, kv_heads, head_dim], given as two tensors or as one of [pages, 2, ...]."""
     for name in ("arg_1", "paged_kv_cache"):
         k, v, both = run.values.get(f"{name}__0"), run.values.get(f"{name}__1"), run.values.get(name)
         if isinstance(both, Tensor) and both.ndim == 5:

@@ -125,14 +125,14 @@ class _Trace(BaseModel):
 
 
 def definition_name(call: AttentionCall) -> str:
-    """Such as "gqa_ragged_prefill_causal_h32_kv8_d128"; other dtypes than bfloat16, for which theirs are, are named at the end."""
+    """Name a definition, such as "gqa_ragged_prefill_causal_h32_kv8_d128"; dtypes other than theirs, bfloat16, come at the end."""
     dtype = {torch.bfloat16: "", torch.float16: "_fp16", torch.float32: "_fp32"}[call.q.dtype]
     causal = "_causal" if call.causal else ""
     return f"gqa_ragged_prefill{causal}_h{call.q.shape[1]}_kv{call.k.shape[1]}_d{call.q.shape[2]}{dtype}"
 
 
 def definition_of(call: AttentionCall) -> dict[str, Any]:
-    """The definition of a call's kernel, as JSON."""
+    """Make the definition of a call's kernel, as JSON."""
     dtype = str(call.q.dtype).removeprefix("torch.")
     const = {"num_qo_heads": call.q.shape[1], "num_kv_heads": call.k.shape[1], "head_dim": call.q.shape[2]}
     kv = {"shape": ["total_kv", "num_kv_heads", "head_dim"], "dtype": dtype}
@@ -223,7 +223,7 @@ def is_trace(folder: Path) -> bool:
 
 
 def calls_of(folder: Path, problems: list[str]) -> Iterator[AttentionCall]:
-    """The attention calls of a trace's workloads. What cannot be used is added to `problems`.
+    """Yield the attention calls of a trace's workloads. What cannot be used is added to `problems`.
 
     Inputs that a workload calls random are drawn here, from a normal distribution as flashinfer-bench draws them, with the
     workload's id as the seed.
@@ -252,7 +252,7 @@ def calls_of(folder: Path, problems: list[str]) -> Iterator[AttentionCall]:
 
 
 def _call(folder: Path, definition: _Definition, workload: _Workload) -> AttentionCall:
-    """Raises ValueError if the workload is not a call that assay knows, KeyError if an input is missing."""
+    """Read the call of a workload. Raises ValueError if assay does not know such a call, KeyError if an input is missing."""
     if definition.op_type not in ("gqa_ragged", "gqa_paged"):
         raise ValueError(f"op type {definition.op_type} is not gqa_ragged or gqa_paged")
     given = {name: _input(folder, definition, workload, name) for name in definition.inputs}
@@ -279,7 +279,7 @@ def _call(folder: Path, definition: _Definition, workload: _Workload) -> Attenti
 
 
 def _unpaged(given: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
-    """Keys, values and their cumulative lengths, from [pages, page_size, kv_heads, head_dim] and the page table."""
+    """Gather keys, values and their cumulative lengths from [pages, page_size, kv_heads, head_dim] and the page table."""
     cache_k, cache_v, indptr, indices = (
         given["k_cache"],
         given["v_cache"],

@@ -88,7 +88,7 @@ class Missing(EvidenceError):
 
 
 def lacking(number: int, what: str, do: str) -> Missing:
-    """The error for a pass that lacks something."""
+    """Make the error for a pass that lacks something."""
     return Missing(
         f"pass {number} lacks {what}", "q, k and v of every attention call, positions and sequence lengths", do
     )
@@ -97,7 +97,7 @@ def lacking(number: int, what: str, do: str) -> Missing:
 def split(
     number: int, positions: Tensor, lens: Sequence[int] | None, requests: Sequence[str], count: int | None = None
 ) -> tuple[SequencePart, ...]:
-    """The sequences of a pass.
+    """List the sequences of a pass.
 
     Args:
         number: of the pass.
@@ -149,7 +149,7 @@ def split(
 
 
 def heads_of(tensor: Tensor, head_dim: int | None, number: int) -> Tensor:
-    """[rows, heads * head_dim] as [rows, heads, head_dim].
+    """Split [rows, heads * head_dim] into [rows, heads, head_dim].
 
     Raises:
         Missing: the head dim is not known, or does not divide the width.
@@ -172,7 +172,7 @@ def heads_of(tensor: Tensor, head_dim: int | None, number: int) -> Tensor:
 
 
 def passes_of(dump: Dump, model: ModelShape | None, problems: list[str]) -> Iterator[ForwardPass]:
-    """The forward passes of a server's dump, in order. What cannot be used is added to `problems`."""
+    """Yield the forward passes of a server's dump, in order. What cannot be used is added to `problems`."""
     made: Iterable[tuple[int, Callable[[], ForwardPass]]]
     if dump.format == "kernel-api":
         made = ((number, partial(_api_pass, number, held, model)) for number, held in _api_passes(dump, model))
@@ -261,7 +261,7 @@ def _hooked_pass(number: int, held: list[StoredTensor], model: ModelShape | None
 
 
 def _api_passes(dump: Dump, model: ModelShape | None) -> Iterator[tuple[int, Any]]:
-    """Calls of attention, a layer each: passes begin where layer 0 does. Positions are those of the rotary embedding before."""
+    """Yield calls of attention, a layer each: passes begin with layer 0. Positions are the preceding rotary embedding's."""
     folders = sorted({one.path.parent for one in dump.tensors})
     calls: list[tuple[Path, Path | None]] = []
     rotary: Path | None = None
@@ -284,7 +284,7 @@ def _api_passes(dump: Dump, model: ModelShape | None) -> Iterator[tuple[int, Any
 
 
 def _is_rotary(folder: Path) -> bool:
-    """Rotary embedding takes positions, q and k, and gives q and k."""
+    """Return True if a call is a rotary embedding: it takes positions, q and k, and gives q and k."""
     try:
         about = json.loads(whole_file(folder / "metadata.json"))
         if about["input_tensor_keys"][:3] != ["arg_0", "arg_1", "arg_2"] or about["output_tensor_keys"] != [

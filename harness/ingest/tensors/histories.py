@@ -46,7 +46,7 @@ class History:
         return sum(piece.length for piece in self.pieces)
 
     def first(self, tokens: int) -> list[Piece]:
-        """The pieces of its first tokens."""
+        """List the pieces of its first tokens."""
         found: list[Piece] = []
         for piece in self.pieces:
             if tokens <= 0:
@@ -91,7 +91,7 @@ class Histories:
 
 
 def _fingerprint(pieces: list[Piece]) -> bytes:
-    """Equal for equal tokens: of their ids, or, without them, of the first layer's k, which no earlier token changes."""
+    """Hash tokens, equal for equal ones: their ids, or, without them, the first layer's k, which no earlier token changes."""
     told = hashlib.sha256()
     for piece in pieces:
         layer = piece.layers[min(piece.layers)]
@@ -101,7 +101,7 @@ def _fingerprint(pieces: list[Piece]) -> bytes:
 
 
 def keys_values(pieces: list[Piece], layer: int) -> tuple[list[Tensor], list[Tensor]] | None:
-    """k and v of some pieces in one layer; None if a pass did not dump that layer."""
+    """Return k and v of some pieces in one layer; None if a pass did not dump that layer."""
     if any(layer not in piece.layers for piece in pieces):
         return None
     parts = [(piece.layers[layer].k[piece.rows], piece.layers[layer].v[piece.rows]) for piece in pieces]
@@ -111,7 +111,7 @@ def keys_values(pieces: list[Piece], layer: int) -> tuple[list[Tensor], list[Ten
 def choose(
     candidates: Iterator[list[Piece]], fits: Callable[[list[Piece]], bool | None]
 ) -> tuple[list[Piece] | None, str]:
-    """The prefix that a sequence had.
+    """Choose the prefix that a sequence had.
 
     Args:
         candidates: what it may have been.

@@ -117,7 +117,7 @@ def layout_of(name: str, shape: Sequence[int], model: ModelShape | None = None, 
 
 
 def check_axes(axes: str) -> str:
-    """`axes`, if it is a layout.
+    """Return `axes`, if it is a layout.
 
     Raises:
         UsageError: it is not.

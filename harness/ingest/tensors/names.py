@@ -63,14 +63,14 @@ class Place:
         return self.step, layer, depth
 
     def __str__(self) -> str:
-        """Such as "layer 3, attention (self_attn.attn.output)"."""
+        """Describe the place, such as "layer 3, attention (self_attn.attn.output)"."""
         where = f"layer {self.layer}" if self.layer is not None else "outside of the layers"
         step = f", pass {self.step}" if self.step else ""
         return f"{where}, {self.boundary} ({self.name}){step}{f', {self.rank}' if self.rank else ''}"
 
 
 def place_of(name: str, step: int = 0, rank: str = "", layer: int | None = None) -> Place:
-    """The place that a module's or tensor's name stands for.
+    """Return the place that a module's or tensor's name stands for.
 
     Args:
         name: such as "model.layers.3.self_attn.attn".
@@ -87,7 +87,7 @@ def place_of(name: str, step: int = 0, rank: str = "", layer: int | None = None)
 
 
 def boundary_of(name: str) -> str:
-    """The boundary that a name without its layer stands for; "other" if it does not tell."""
+    """Return the boundary that a name without its layer stands for; "other" if it does not tell."""
     if name in ("layer", "output", "layer.output"):
         return "layer"
     lower = name.lower()
@@ -103,11 +103,11 @@ def has_heads(name: str) -> bool:
 
 
 def tags_of(stem: str) -> dict[str, str]:
-    """The tags in a file name of SGLang's dumper, without ".pt"; empty if it is no such name."""
+    """Parse the tags in a file name of SGLang's dumper, without ".pt"; empty if it is no such name."""
     parts = [part.partition("=") for part in stem.split(TAG)]
     return {key: value for key, equals, value in parts if equals} if parts[0][0] == "step" else {}
 
 
 def pairing_key(tags: dict[str, str]) -> str:
-    """The tags that the same tensor of another dump has too: not its number in the dump."""
+    """Keep the tags that the same tensor of another dump has too: not its number in the dump."""
     return TAG.join(f"{key}={value}" for key, value in tags.items() if key not in _UNSTABLE)

@@ -25,7 +25,7 @@ _HEADER = 1 << 16
 
 
 def arrays(path: Path) -> Iterator[tuple[str, int]]:
-    """The names of a file's arrays with the bytes of each; a ``.npy`` file has one, "tensor". Only headers are read.
+    """Yield the names of a file's arrays with the bytes of each; a ``.npy`` file has one, "tensor". Only headers are read.
 
     Raises:
         Unreadable: the file is damaged, or an array is of a type that no tensor has.
@@ -44,7 +44,7 @@ def arrays(path: Path) -> Iterator[tuple[str, int]]:
 
 
 def load_array(path: Path, name: str) -> Tensor:
-    """One array as a tensor, mapped where it is a file of its own.
+    """Load one array as a tensor, mapped where it is a file of its own.
 
     Raises:
         Unreadable: it is damaged.
@@ -71,7 +71,7 @@ def load_array(path: Path, name: str) -> Tensor:
 
 
 def _size(file: IO[bytes], whole: int) -> int:
-    """Bytes of the array whose header is next in a file of `whole` bytes.
+    """Compute the bytes of the array whose header is next in a file of `whole` bytes.
 
     Raises:
         ValueError: the header is damaged, the file is shorter than it states, or no tensor has the type.

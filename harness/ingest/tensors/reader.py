@@ -20,7 +20,7 @@ class TensorReader:
     title = "tensor dump"
 
     def recognises(self, source: Source) -> bool:
-        """A folder whose first tensor file is one, or a file that begins as safetensors, a PyTorch zip file, or one of NumPy."""
+        """Recognise a folder whose first tensor file is one, or a file that begins as safetensors, PyTorch's zip or NumPy's."""
         if source.path.is_dir():
             return bool(format_of(tensor_files(source.path)))
         length = int.from_bytes(source.head[:8], "little")

@@ -159,7 +159,7 @@ class _Maker:
 
 
 def call_of(one: ForwardPass, layer: int, parts: Sequence[tuple[SequencePart, list[Piece]]]) -> AttentionCall:
-    """The call of one layer for some of a pass's sequences, each with its prefix."""
+    """Make the call of one layer for some of a pass's sequences, each with its prefix."""
     tensors: LayerCall = one.layers[layer]
     q, k, v, lens_q, lens_k = [], [], [], [], []
     for part, prefix in parts:
@@ -178,7 +178,7 @@ def call_of(one: ForwardPass, layer: int, parts: Sequence[tuple[SequencePart, li
 
 
 def _masked_right(one: WholeCall) -> AttentionCall:
-    """The call with the mask that its output has: engines set it after what is dumped (FlashInfer's ``forward(causal=...)``)."""
+    """Give the call the mask that its output has: engines set it after what is dumped (FlashInfer's ``forward(causal=...)``)."""
     other = one.call.with_spec(mask=Mask(causal=not one.call.causal))
     if one.out is None or is_truth(one.call, one.out) or not is_truth(other, one.out):
         return one.call

@@ -23,8 +23,11 @@ class WholeCall:
 
 
 def hooked_calls(dump: Dump, problems: list[str]) -> Iterator[WholeCall]:
-    """Tensors named q, k, v (and out) of a layer: [batch, heads, tokens, dim], as Hugging Face's attention functions take them, or
-    [tokens, heads, dim] of one sequence."""
+    """Yield the tensors named q, k, v (and out) of a layer.
+
+    Shapes are [batch, heads, tokens, dim], as Hugging Face's attention functions take them, or [tokens, heads, dim] of one
+    sequence.
+    """
     groups: dict[str, dict[str, StoredTensor]] = defaultdict(dict)
     projections = 0
     for one in dump.tensors:

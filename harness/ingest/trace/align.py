@@ -22,7 +22,7 @@ class Block(NamedTuple):
 
 
 def align(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[Block] | None:
-    """The blocks that turn `a` into `b`, in order.
+    """List the blocks that turn `a` into `b`, in order.
 
     Returns:
         None if more than `MAX_EDITS` items would have to be inserted or deleted.
@@ -47,7 +47,7 @@ def _common(a: Sequence[Hashable], b: Sequence[Hashable], i: int, j: int, step: 
 
 
 def _matches(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[tuple[int, int]] | None:
-    """Indices of the items that a shortest edit script keeps."""
+    """Return the indices of the items that a shortest edit script keeps."""
     furthest, history = {1: 0}, []
     for edits in range(min(len(a) + len(b), MAX_EDITS) + 1):
         history.append(dict(furthest))
@@ -111,7 +111,7 @@ def _together(blocks: list[Block], a: Sequence[Hashable], b: Sequence[Hashable])
 
 
 def _moved(first: Block, equal: Block, last: Block, a: Sequence[Hashable], b: Sequence[Hashable]) -> list[Block] | None:
-    """The three blocks with the surplus of the last one moved into the first one; None if there is nothing to move."""
+    """Move the surplus of the last of three blocks into the first one; None if there is nothing to move."""
     if first.tag == "equal" or equal.tag != "equal" or last.tag == "equal":
         return None
     surplus = (last.a2 - last.a1) - (last.b2 - last.b1)

@@ -51,7 +51,7 @@ class LoadedProfile:
 
 
 def phase_of(name: str) -> SegmentKind:
-    """The phase that a name states: SGLang's ``step[DECODE bs=4]``, or a word in it; "other" if it states none."""
+    """Infer the phase that a name states: SGLang's ``step[DECODE bs=4]``, or a word in it; "other" if it states none."""
     if found := _STEP.match(name):
         return _PHASES.get(found[1], "other")
     lower = name.lower()
@@ -107,7 +107,7 @@ def _writer(spans: Spans, head: str) -> str:
 
 
 def _profile(spans: Spans) -> tuple[Track, ...]:
-    """The tracks of a profile: its devices, or its threads if no device ran anything; of another writer, all threads."""
+    """List the tracks of a profile: its devices, or its threads if no device ran anything; of another writer, all threads."""
     pool, categories = StepPool(), spans.categories()
     passes = Passes(spans.all(ANNOTATIONS))
     if categories & KERNELS:
@@ -150,7 +150,7 @@ class Passes:
         self._begins = {key: [one.ts for one in ones] for key, ones in self._by_thread.items()}
 
     def of(self, pid: str, tid: str, ts: float) -> Span | None:
-        """The pass in which a thread was at a time; None if it was in none."""
+        """Return the pass in which a thread was at a time; None if it was in none."""
         begins = self._begins.get((pid, tid))
         if not begins:
             return None
@@ -160,7 +160,7 @@ class Passes:
 
 
 def _passes(pool: StepPool, spans: list[Span], passes: Passes, launches: dict[int, Span]) -> tuple[Segment, ...]:
-    """Spans by the pass that launched them, and what runs between passes as segments of their own."""
+    """Group spans by the pass that launched them; what runs between passes becomes segments of its own."""
     spans.sort(key=lambda one: (one.ts, -one.dur, one.number))
     groups: dict[tuple[int, int], list[Span]] = defaultdict(list)
     found: dict[int, Span] = {}
@@ -193,7 +193,7 @@ def _segment(pool: StepPool, label: str, spans: Iterable[Span], outside: bool) -
 
 
 def _requests(spans: Spans) -> tuple[Track, ...]:
-    """The requests of MLC-LLM's recorder: the steps of the engine, and what its Python side did, name by name."""
+    """List the requests of MLC-LLM's recorder: the steps of the engine, and what its Python side did, name by name."""
     pool = StepPool()
     by_request: dict[str, list[Span]] = {}
     for span in spans.all():
@@ -221,7 +221,7 @@ def _requests(spans: Spans) -> tuple[Track, ...]:
 
 
 def _check_order(spans: Spans, request: int, segments: Sequence[Segment]) -> None:
-    """A request is prefilled before it is decoded."""
+    """Check that a request is prefilled before it is decoded."""
     kinds = [segment.kind for segment in segments]
     first = next((i for i, kind in enumerate(kinds) if kind == "decode"), len(kinds))
     if first < len(kinds) and not {"extend", "mixed"} & set(kinds[:first]):

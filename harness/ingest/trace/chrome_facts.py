@@ -106,7 +106,7 @@ def _passes(trace: Trace) -> Table:
 
 
 def timeline(trace: Trace) -> Timeline:
-    """A profile by track and phase: how much of each column something ran."""
+    """Draw a profile by track and phase: how much of each column something ran."""
     tracks = [track for track in trace.tracks if track.segments]
     begins = [time for track in tracks for segment in track.segments for time in segment.times[:1]]
     low = min(begins, default=0.0)

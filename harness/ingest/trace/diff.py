@@ -91,7 +91,7 @@ class Place(NamedTuple):
     after: bool = False
 
     def text(self, unit: str) -> str:
-        """In words, such as "line 12" or "after line 12"; empty if it is unknown."""
+        """Describe the place, such as "line 12" or "after line 12"; empty if it is unknown."""
         return f"{'after ' if self.after else ''}{unit} {self.at:,}" if self.at else ""
 
 
@@ -137,7 +137,7 @@ def compare(a: Side, b: Side, timelines: tuple[Timeline, ...] = ()) -> TraceDiff
 
 
 def _refusal(a: Side, b: Side) -> str:
-    """Why two traces cannot be compared; empty if they can."""
+    """Explain why two traces cannot be compared; empty if they can."""
     if a.trace.format != b.trace.format or a.trace.writer != b.trace.writer:
         return (
             f"The traces cannot be compared: one is by {a.trace.writer} ({a.file.title}), the other by {b.trace.writer} "
@@ -158,7 +158,7 @@ def _size(trace: Trace) -> str:
 
 
 def _differences(a: Trace, b: Trace, notes: list[str]) -> Iterator[Difference]:
-    """All differences, in the order of the traces: the setup, then the tracks, matched by their order."""
+    """Yield all differences, in the order of the traces: the setup, then the tracks, matched by their order."""
     runs = _RUNS[a.format]
     if a.setup is not None or b.setup is not None:
         empty = Segment("", "setup", (), ())
@@ -269,7 +269,7 @@ def _phrase(step: Step | None, runs: str, shorten: bool) -> str | None:
 
 
 def short_name(name: str) -> str:
-    """A kernel's name without the arguments of its templates and its parameters: ``flash_fwd_kernel`` of a C++ signature."""
+    """Strip a kernel's name of its templates' arguments and its parameters: ``flash_fwd_kernel`` of a C++ signature."""
     plain = name.removeprefix("void ").replace(_ANONYMOUS, "")
     return re.split(r"[<(]", plain, maxsplit=1)[0].strip() or name
 
@@ -288,7 +288,7 @@ def _output_difference(a: Track, b: Track) -> Difference:
 
 
 def _sentence(found: Difference, unit: str) -> str:
-    """A difference as a sentence, with both places where both are known."""
+    """Describe a difference in a sentence, with both places where both are known."""
     left, right = (f" ({place.text(unit)})" if place.at else "" for place in (found.a, found.b))
     if found.left is None:
         sentence = f"{found.subject} {found.right} in the second trace{right} and not in the first{left}."
@@ -300,7 +300,7 @@ def _sentence(found: Difference, unit: str) -> str:
 
 
 def _cites(found: Sequence[Difference]) -> tuple[Excerpt, ...]:
-    """The places of the first difference, with what each trace does there in words."""
+    """List the places of the first difference, with what each trace does there in words."""
     if not found:
         return ()
     says = zip((found[0].a, found[0].b), (found[0].left, found[0].right), ("first", "second"), strict=True)

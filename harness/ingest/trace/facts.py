@@ -50,7 +50,7 @@ def document(trace: Trace, file: FileRead, source: Source) -> Document:
 
 
 def _texts(source: Source, wanted: set[int]) -> dict[int, str]:
-    """The text of some lines, from a second pass over the file."""
+    """Read the text of some lines in a second pass over the file."""
     if not wanted:
         return {}
     last = max(wanted)
@@ -75,12 +75,12 @@ def _sequence(track: Track) -> tuple[str, int]:
 
 
 def _marked(track: Track) -> list[Segment]:
-    """The segments that stand between marks: not the prefill before the first of them."""
+    """List the segments that stand between marks: not the prefill before the first of them."""
     return [one for one in track.segments if one.steps and one.steps[0].name == "segment begins"]
 
 
 def tokens(track: Track) -> tuple[int, int]:
-    """Tokens that were sampled for a request: in prefills, and in everything else."""
+    """Count the tokens that were sampled for a request: in prefills, and in everything else."""
     sampled = [
         (segment.kind, sum(1 for step in segment.steps if step.name in mlc_lines.SAMPLE)) for segment in track.segments
     ]
@@ -167,7 +167,7 @@ def _calls(trace: Trace) -> Table:
 
 
 def timeline(trace: Trace) -> Timeline:
-    """An engine trace by request and action, a column for each segment, or for several where there are many."""
+    """Draw an engine trace by request and action, a column for each segment, or for several where there are many."""
     shown = trace.tracks[:MAX_TRACKS]
     longest = max((len(track.segments) for track in shown), default=0)
     per = max(1, -(-longest // MAX_COLUMNS))

@@ -65,7 +65,7 @@ class EventStream:
     head: str = field(default="", repr=False)
 
     def events(self) -> Iterator[Event]:
-        """All events in order."""
+        """Yield all events in order."""
         with self.path.open("rb") as raw:
             compressed = raw.read(2) == GZIP
             raw.seek(0)
@@ -78,7 +78,7 @@ class EventStream:
         yield decoder.decode(b"", True)
 
     def _unpacked(self, file: IO[bytes]) -> Iterator[bytes]:
-        """The unpacked bytes of a gzip file, up to where it is damaged, which Python's own reader does not give."""
+        """Yield the unpacked bytes of a gzip file, up to where it is damaged, which Python's own reader does not give."""
         member, begun = zlib.decompressobj(_GZIP_HEADER), False
         try:
             for chunk in _chunks(file):
@@ -127,7 +127,7 @@ class EventStream:
         self.ended = self.ended or "the array of events has no end"
 
     def _begin(self, chunks: Iterator[str]) -> tuple[str, int]:
-        """The text from the first event on."""
+        """Read the text from the first event on."""
         buffer = ""
         for text in chunks:
             buffer += text
@@ -149,7 +149,7 @@ def _chunks(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def _decoded(buffer: str, at: int) -> tuple[Any, int]:
-    """The JSON value at a place and where it ends; an end of 0 if there is none."""
+    """Decode the JSON value at a place and return where it ends; an end of 0 if there is none."""
     try:
         return _DECODER.raw_decode(buffer, at)
     except (json.JSONDecodeError, RecursionError, ValueError):  # ValueError: an integer with thousands of digits
@@ -157,8 +157,10 @@ def _decoded(buffer: str, at: int) -> tuple[Any, int]:
 
 
 def _within_depth(buffer: str, at: int) -> int:
-    """Where the search for the next event begins, behind a place at which there is no JSON value: behind it, or, where brackets are
-    nested deeper than any value that can be decoded, behind `DEEPEST` of them, so that each is tried once.
+    """Return where the search for the next event begins, behind a place at which there is no JSON value.
+
+    That is behind the place, or, where brackets are nested deeper than any value that can be decoded, behind `DEEPEST` of them,
+    so that each is tried once.
     """
     deep = 0
     for found in _BRACKET.finditer(buffer, at, at + _LOOKED_AHEAD):

@@ -58,11 +58,11 @@ class Balance(Generic[Key]):
         self._open: dict[Key, list[int]] = defaultdict(list)
 
     def begin(self, key: Key, place: int) -> None:
-        """Something begins at a place."""
+        """Begin something at a place."""
         self._open[key].append(place)
 
     def end(self, key: Key) -> int | None:
-        """Something ends: the place where it began, or None if it had not begun."""
+        """End something, and return the place where it began, or None if it had not begun."""
         waiting = self._open.get(key)
         if not waiting:
             return None
@@ -114,7 +114,7 @@ class EngineMachine:
             self._answered = True
 
     def finish(self, last: int) -> None:
-        """The file ends after so many lines: what is open stays open because of that, so it is one violation."""
+        """End the file after so many lines: what is open stays open because of that, so it is one violation."""
         open_ = [(at, what) for at, what in ((self._pass_at, "a forward pass"), (self._segment_at, "a segment")) if at]
         polled = self._unpolled()
         if self._added_at and not (open_ or polled or self._answered):

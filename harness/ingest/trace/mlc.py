@@ -116,13 +116,13 @@ class _Builder:
             self._request.segments.append(self.segment(self._part))
 
     def segment(self, part: _Part) -> Segment:
-        """A part as a segment."""
+        """Make a part a segment."""
         steps = self.pool.sequence(part.steps)
         kind: SegmentKind = "setup" if part is self.setup else computes(steps)
         return Segment("", kind, steps, compact(part.places))
 
     def tracks(self) -> tuple[Track, ...]:
-        """All requests, the last one closed."""
+        """Return all requests, the last one closed."""
         self._close()
         self._part = _Part()
         return tuple(

@@ -79,7 +79,7 @@ _FIXED: dict[str, Kind] = {
 
 
 def kind_of(line: str) -> Kind | None:
-    """The kind of a line that stands alone; None if no rule knows it.
+    """Find the kind of a line that stands alone; None if no rule knows it.
 
     The text of an answer goes on over further lines, which only their place tells: they follow an "output" line.
     """

@@ -56,7 +56,7 @@ class Segment:
         return self.places[-1] if len(self.places) else 0
 
     def actions(self) -> Iterator[tuple[str, int, tuple[str, ...]]]:
-        """Each action that was polled, with its place and the names of the calls that it made, in order."""
+        """Yield each action that was polled, with its place and the names of the calls that it made, in order."""
         name, place = "", 0
         calls: list[str] = []
         for step, at in zip(self.steps, self.places, strict=True):
@@ -137,20 +137,20 @@ class StepPool:
         self._sequences: dict[tuple[Step, ...], tuple[Step, ...]] = {}
 
     def step(self, kind: StepKind, name: str) -> Step:
-        """The step with this kind and name."""
+        """Intern the step with this kind and name."""
         known = self._steps.get((kind, name))
         if known is None:
             known = self._steps[kind, name] = Step(kind, name)
         return known
 
     def sequence(self, steps: Sequence[Step]) -> tuple[Step, ...]:
-        """These steps as a tuple."""
+        """Intern these steps as a tuple."""
         whole = tuple(steps)
         return self._sequences.setdefault(whole, whole)
 
 
 def compact(places: Sequence[int]) -> Sequence[int]:
-    """Increasing places as a range where they are consecutive, as an array where they are not."""
+    """Store increasing places as a range where they are consecutive, as an array where they are not."""
     if places and places[-1] - places[0] == len(places) - 1:
         return range(places[0], places[-1] + 1)
     return array("q", places)

@@ -18,12 +18,12 @@ def left_out(total: int) -> str:
 
 
 def quote(places: Iterable[int], texts: Mapping[int, str], otherwise: str = "") -> tuple[Excerpt, ...]:
-    """Places as excerpts, with the text that stands there."""
+    """Quote the places as excerpts, with the text that stands there."""
     return tuple(Excerpt(first=place, last=place, text=texts.get(place, otherwise)) for place in places if place)
 
 
 def finding_of(one: Violation, trace: Trace, texts: Mapping[int, str]) -> CitedFinding:
-    """A broken rule as a finding.
+    """Make a finding of a broken rule.
 
     Args:
         one: the first place where it is broken.

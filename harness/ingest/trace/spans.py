@@ -138,7 +138,7 @@ class Spans:
             self._end(key if name else self._top(lane), number, lane, ts)
 
     def _top(self, lane: tuple[str, str]) -> tuple[str, ...]:
-        """The span of a thread that an end without a name closes: the last one that is open."""
+        """Return the span of a thread that an end without a name closes: the last one that is open."""
         stack = self._stacks.get(lane, [])
         while stack:
             key, number = stack.pop()
@@ -161,7 +161,7 @@ class Spans:
         self._append(name, cat, lane, begun, max(0.0, ts - begun), place, -1)
 
     def finish(self) -> None:
-        """All events were added: what has not ended is a violation."""
+        """Finish once all events were added: what has not ended is a violation."""
         for key, number in self._balance.waiting():
             lane = where(key[0], key[1]) if key[0] != "async" else "asynchronous"
             self.found.add("trace-begin-not-closed", lane, f"{one_line(key[-1], 60)} begins, and does not end", number)
@@ -180,7 +180,7 @@ class Spans:
         self._correlation.append(correlation)
 
     def all(self, categories: frozenset[str] | None = None) -> list[Span]:
-        """The spans of some categories, or all, in the order of the file."""
+        """List the spans of some categories, or all, in the order of the file."""
         names, lanes = list(self._texts), list(self._lanes)
         wanted = None if categories is None else {self._texts[cat] for cat in categories if cat in self._texts}
         return [
@@ -193,28 +193,28 @@ class Spans:
         ]  # fmt: skip
 
     def categories(self) -> set[str]:
-        """Categories that occur among the spans."""
+        """Return the categories that occur among the spans."""
         names = list(self._texts)
         return {names[i] for i in set(self._cat)}
 
     def launches(self) -> dict[int, Span]:
-        """The calls that launched kernels, by correlation."""
+        """Return the calls that launched kernels, by correlation."""
         return {span.correlation: span for span in self.all(_LAUNCHES) if span.correlation >= 0}
 
     def bounds(self) -> tuple[float, float]:
-        """The first begin and the last end, in microseconds; zeros if there is no span."""
+        """Return the first begin and the last end, in microseconds; zeros if there is no span."""
         if not self._ts:
             return 0.0, 0.0
         return min(self._ts), max(ts + dur for ts, dur in zip(self._ts, self._dur, strict=True))
 
 
 def where(pid: str, tid: str) -> str:
-    """A process and a thread, in words."""
+    """Describe a process and a thread."""
     return one_line(f"process {pid}, thread {tid}", 100)
 
 
 def _finite(value: Any) -> float | None:
-    """A number of the file; None if it is none, or not finite."""
+    """Parse a number of the file; None if it is none, or not finite."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:

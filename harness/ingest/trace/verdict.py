@@ -7,12 +7,12 @@ from assay.harness.verdict import Verdict, exit_code_of, serious
 
 
 def verdict_of(document: Document) -> Verdict:
-    """The verdict: "regression" if a rule is broken, "inconclusive" if part of it was not understood or it is empty."""
+    """Return the verdict: "regression" if a rule is broken, "inconclusive" if part of it was not understood or it is empty."""
     if serious(document.findings):
         return "regression"
     return "inconclusive" if document.file.unread or not document.file.read else "pass"
 
 
 def exit_code(document: Document) -> int:
-    """The exit code of ``assay trace show``."""
+    """Return the exit code of ``assay trace show``."""
     return int(exit_code_of(verdict_of(document)))
