@@ -353,8 +353,9 @@ def _rounded_to(x: Tensor, format: NumberFormat) -> Tensor:
     """Round x to the nearest number of a floating-point format; beyond its range, to its largest."""
     assert format.mantissa is not None
     x = x.clamp(-format.largest, format.largest)
-    exponents = torch.frexp(x).exponent.sub_(1).clamp_(min=format.least)
-    step = torch.ldexp(torch.ones_like(x), exponents - format.mantissa)
+    if format.dtype:
+        return x.to(getattr(torch, format.dtype)).to(x.dtype)
+    step = x.abs().clamp_(min=2.0**format.least).log2_().floor_().sub_(format.mantissa).exp2_()
     return (x / step).round_().mul_(step)
 
 

@@ -118,6 +118,16 @@ def _as_many_new(number: int, new: int, prefix: int, long: int) -> Lens:
     return [*((new, 9 * n) for n in range(number - 2)), (new, prefix), (new, prefix + 69)]
 
 
+def _unlike(number: int, new: int, prefix: int, long: int) -> Lens:
+    """Sequences of which a long one comes before a shorter one that is long too."""
+    return [(new, prefix + more) for more in (0, -201, 301, -31, -190, 214, -286, 5, 230)[:number]]
+
+
+def _prompts(number: int, new: int, prefix: int, long: int) -> Lens:
+    """Sequences without a cached prefix, of different lengths."""
+    return [(new - less, prefix) for less in (0, 61, 40, 57, 4, 29, 65, 68, 50)[:number]]
+
+
 _WIDE: dict[str, Callable[[int, int, int], Lens]] = {
     "nine at borders": lambda new, prefix, long: [
         (new, prefix), (63, 0), (127, 16), (128, 0), (16, 48), (2, 200), (31, 33), (128, 128), (5, 59)
@@ -138,19 +148,26 @@ _WIDE: dict[str, Callable[[int, int, int], Lens]] = {
     "a single key first": lambda new, prefix, long: [(1, 0), (new, prefix)],
     "two long ones": lambda new, prefix, long: [(new, prefix), (new, prefix + 197)],
     **{f"{n} alike": partial(lambda n, new, prefix, long: [(new, prefix)] * n, n) for n in range(2, 10)},
+    **{f"{n} unlike": partial(_unlike, n) for n in range(4, 10)},
+    **{f"{n} prompts": partial(_prompts, n) for n in range(4, 10)},
     **{f"{n} with as many new tokens": partial(_as_many_new, n) for n in range(4, 10)},
 }  # fmt: skip
 """Batches of calls beyond the design."""
 _SIZES = range(4, 10)
 """Sizes of batches below and beside a vector of eight lengths. Five numbers of heads and six sizes meet once each."""
 _EVERY: dict[str, tuple[tuple[int, int, str], ...]] = {
-    "extend": ((34, 512, "one"), (17, 100, "{} alike"), (32, 331, "{} with as many new tokens")),
-    "decode": ((1, 400, "one"), (1, 333, "two long ones"), (1, 300, "{} alike")),
+    "extend": (
+        (66, 512, "one"),
+        (70, 0, "{} prompts"),
+        (32, 100, "{} alike"),
+        (17, 331, "{} with as many new tokens"),
+    ),
+    "decode": ((1, 400, "one"), (1, 333, "two long ones"), (1, 300, "{} unlike")),
 }
 """(new tokens, cached prefix, batch of a size of `_SIZES`) of calls that each dtype has with each head dim and number of heads.
 
 Kernels have a path for each of them, and go wrong in one alone: at a later block of keys, in a second partition, in a second
-sequence of several blocks, or in a batch of sequences that are alike. The first gets a layer, the second a scale.
+sequence of several blocks, in a batch of prompts alone, or of sequences that are alike. The first gets a layer, the second a scale.
 """
 _MANY = ("16 short ones", "24 short ones", "32 short ones", "40 short ones")
 """Batches of sizes for which engines capture graphs, and of more sequences than a warp has lanes."""
@@ -189,7 +206,7 @@ results and plans kept by shape, larger batches, new tokens that just fill a blo
 unless their own maximum is subtracted, and weights that a shortcut takes for zero.
 """
 _MANY_KEYS: dict[str, tuple[int, int]] = {"extend": (2, 4000), "decode": (1, 4000)}
-"""(new tokens, cached prefix) of a call in the first dtype, where the others beyond the design are in the last.
+"""(new tokens, cached prefix) of a call in each dtype of 16 bits, where the others beyond the design are in the last dtype.
 
 It shows sums that are kept in 16 bits. In float32 they hide on a GPU, where a correct kernel may compute in TF32.
 """
@@ -439,7 +456,9 @@ def _long(phase: str, size: Size, kinds: Sequence[torch.dtype], dims: Sequence[i
         for kind in kinds:  # as a padded row of a captured graph
             yield _Values(phase, 40, 1, "a single key first", heads, dims[-1], kind)
     new, prefix = _MANY_KEYS[phase]
-    yield _Values(phase, prefix, new, "one", heads, dims[0], kinds[0])
+    for kind, alike in zip(dict.fromkeys(kind for kind, _ in halves), cycle(("4 alike", "6 alike")), strict=False):
+        yield _Values(phase, prefix, new, "one", heads, dims[0], kind)
+        yield _Values(phase, 300, 1 if phase == "decode" else 9, alike, heads, dims[-1], kind)
 
 
 def _special(

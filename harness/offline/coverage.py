@@ -189,7 +189,11 @@ def coverage_of(
     for call in computed:
         phases.setdefault(call.phase, []).append(call)
     heads = {_heads_of(call) for call in computed}
-    core = _core(phases)
+    claimed: dict[str, list[AttentionCall]] = {}  # what nobody claims is tried in single calls alone
+    for call, case in zip(computed, cases, strict=True):
+        if not case.beyond:
+            claimed.setdefault(call.phase, []).append(call)
+    core = _core(claimed)
     return Coverage(
         dtypes=tuple(dict.fromkeys(sorted(str(call.q.dtype).removeprefix("torch.") for call in computed))),
         head_dims=_ascending(call.q.shape[2] for call in computed),
