@@ -167,7 +167,8 @@ _EVERY: dict[str, tuple[tuple[int, int, str], ...]] = {
 """(new tokens, cached prefix, batch of a size of `_SIZES`) of calls that each dtype has with each head dim and number of heads.
 
 Kernels have a path for each of them, and go wrong in one alone: at a later block of keys, in a second partition, in a second
-sequence of several blocks, in a batch of prompts alone, or of sequences that are alike. The first gets a layer, the second a scale.
+sequence of several blocks, in a batch of prompts alone, or of sequences that are alike. The first gets a layer, one
+of them another scale.
 """
 _MANY = ("16 short ones", "24 short ones", "32 short ones", "40 short ones")
 """Batches of sizes for which engines capture graphs, and of more sequences than a warp has lanes."""
@@ -413,7 +414,7 @@ def _every(
                 heads,
                 dim,
                 kind,
-                _SCALES[number % len(_SCALES)] if place == 1 else "normal",
+                _SCALES[number % len(_SCALES)] if place == number % len(_EVERY[phase]) else "normal",
                 layer=_LAYERS[(number + number // len(_LAYERS)) % len(_LAYERS)] if place == 0 else 0,
                 head_dim_v=dim_v if dim_v != dim else 0,
             )
@@ -448,13 +449,13 @@ def _long(phase: str, size: Size, kinds: Sequence[torch.dtype], dims: Sequence[i
     for batch, (kind, dim) in zip(_MANY, cycle(halves), strict=False):
         yield _Values(phase, 1, 1 if phase == "decode" else 4, batch, heads, dim, kind)
     if phase == "extend":
-        for kind in kinds:
-            yield _Values(phase, 30, 9, "some without new tokens", heads, dims[-1], kind, beyond=("batch",))
+        for others, kind in zip(HEADS[size], cycle(kinds), strict=False):
+            yield _Values(phase, 30, 9, "some without new tokens", others, dims[-1], kind, beyond=("batch",))
         for (new, prefix), (kind, dim) in zip(_LONG_CHUNKS, cycle(reversed(halves)), strict=False):
             yield _Values(phase, prefix, new, "one", heads, dim, kind)
     else:
-        for kind in kinds:  # as a padded row of a captured graph
-            yield _Values(phase, 40, 1, "a single key first", heads, dims[-1], kind)
+        for others, kind in zip(HEADS[size], cycle(kinds), strict=False):  # as a padded row of a captured graph
+            yield _Values(phase, 40, 1, "a single key first", others, dims[-1], kind)
     new, prefix = _MANY_KEYS[phase]
     for kind, alike in zip(dict.fromkeys(kind for kind, _ in halves), cycle(("4 alike", "6 alike")), strict=False):
         yield _Values(phase, prefix, new, "one", heads, dims[0], kind)
