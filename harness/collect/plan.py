@@ -13,9 +13,9 @@ from assay.evals.questions import AnyQuestion, prompt_hash
 from assay.harness.backend import Backend
 from assay.harness.collect.preflight import check_certificate, check_environment
 from assay.harness.config import RunSpec
-from assay.harness.engines.catalog import checked_backend
-from assay.harness.engines.launch import check_engine_args
 from assay.harness.engines.model import fit_of, resolve_model
+from assay.harness.engines.sglang.catalog import checked_backend
+from assay.harness.engines.sglang.launch import check_engine_args
 from assay.harness.evidence.records import Item, Suite
 from assay.harness.sides import ROLES, Role
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from assay.harness.backend import Backend
 from assay.harness.config import Device, RunSpec
-from assay.harness.engines import memory
+from assay.harness.engines.sglang import memory
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.certificate import read_certificate
 from assay.harness.sides import Role, Side

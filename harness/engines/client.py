@@ -42,6 +42,8 @@ MAX_RETRY_AFTER_S = 60.0
 EXCERPT = 300
 MOST_TOKENS = 1 << 32
 """No request has so many: a server that says so counts something else."""
+INFO_TIMEOUT_S = 60.0
+"""Seconds that a server may take to describe itself."""
 BROKEN = (aiohttp.ClientError, OSError)
 """Raised if a server does not answer; a time-out is an OSError."""
 
@@ -415,3 +417,20 @@ def excerpt(body: str) -> str:
 def reason(error: BaseException) -> str:
     """An exception in words, for an error message."""
     return f"{type(error).__name__}: {error}".rstrip(": .")
+
+
+def served_models(client: Client, timeout_s: float = INFO_TIMEOUT_S) -> list[str]:
+    """Return the names of the models that a server lists.
+
+    Raises:
+        EngineError: it lists none in OpenAI's format, or does not answer within `timeout_s` seconds.
+    """
+    listed = client.get("/v1/models", timeout_s)
+    try:
+        return [str(model["id"]) for model in listed["data"]]
+    except (TypeError, KeyError):
+        raise EngineError(
+            f"{client.who} answered /v1/models with {str(listed)[:300]}.",
+            "a list of models in OpenAI's format",
+            "name the URL of an OpenAI-compatible server",
+        ) from None

@@ -16,8 +16,16 @@ import aiohttp
 from pydantic import BaseModel, ValidationError
 
 from assay.harness.engines.base import ChatRequest, Engine, Reply
-from assay.harness.engines.client import BROKEN, BadReply, Client, Usage, excerpt, read_response, reason
-from assay.harness.engines.sglang import served_models
+from assay.harness.engines.client import (
+    BROKEN,
+    BadReply,
+    Client,
+    Usage,
+    excerpt,
+    read_response,
+    reason,
+    served_models,
+)
 
 _DATA, _DONE = "data: ", "[DONE]"
 

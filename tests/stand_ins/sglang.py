@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.faults import rounded_oracle
+from assay.harness.engines.sglang.kv_pool import Pages
 from assay.harness.evidence.faults import SENSITIVITY
-from assay.harness.server.attach import Attachment
+from assay.harness.server.attachment import Attachment
 from assay.harness.server.candidates import Candidate
 from assay.harness.server.faults import Faults, FaultyCandidate
-from assay.harness.server.kv_pool import Pages
 from assay.harness.server.shadow import Shadow
 from assay.harness.server.substitution import Substitution
 from assay.harness.server.tracer import Tracer

@@ -13,8 +13,8 @@ from assay.harness.collect.plan import Plan, prepare
 from assay.harness.collect.run_folder import open_folder
 from assay.harness.collect.servers import make_run_engine
 from assay.harness.config import RunSpec
-from assay.harness.engines.launch import Launch, command
-from assay.harness.engines.sglang import SGLangServer
+from assay.harness.engines.sglang.launch import Launch, command
+from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.common_settings import COMMON_SETTINGS, CommonSettings
 from assay.harness.judge.forced_settings import with_common_settings

@@ -10,7 +10,7 @@ import pytest
 
 from assay.harness.evidence.envelope import EngineLimits, EnvelopeCounts, read_envelope
 from assay.harness.server.envelope_tally import EnvelopeTally
-from assay.harness.server.forward_pass import EngineCall, ForwardPass
+from assay.harness.server.observed_call import EngineCall, ForwardPass
 
 LAYERS = 2
 

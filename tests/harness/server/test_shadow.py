@@ -22,6 +22,7 @@ from assay.harness.attention.honest import MEMBERS
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.oracle import oracle
 from assay.harness.backend import Backend
+from assay.harness.engines.sglang.kv_pool import Pages
 from assay.harness.evidence.pack import Source, rank_folder, read_pack
 from assay.harness.evidence.shadow_errors import ShadowErrors, read_shadow_errors
 from assay.harness.evidence.truth_errors import OUTPUT_SUMS, TRUTH_SUMS, own_error
@@ -32,7 +33,6 @@ from assay.harness.offline.replay import diagnose_recorded
 from assay.harness.server import row_sample
 from assay.harness.server.candidates import BackendCandidate, KernelCandidate
 from assay.harness.server.control import Control, set_control
-from assay.harness.server.kv_pool import Pages
 from assay.harness.server.pack_writer import PackWriter
 from assay.harness.server.shadow import Shadow
 from assay.harness.server.write_request import is_written, request_write

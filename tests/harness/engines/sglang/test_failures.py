@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from assay.harness.engines.failures import ended, read
-from assay.harness.engines.known_causes import CAUSES, ENDINGS, Situation
+from assay.harness.engines.sglang.failures import ended, read
+from assay.harness.engines.sglang.known_causes import CAUSES, ENDINGS, Situation
 
 LOGS = Path(__file__).parents[2] / "data" / "server_failures"
 EXPECTED = tomllib.loads((LOGS / "expected.toml").read_text())

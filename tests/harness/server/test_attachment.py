@@ -22,6 +22,7 @@ from assay.harness.attention.faults import rounded_oracle as right
 from assay.harness.attention.honest import family as noise_family
 from assay.harness.attention.honest import honest_outputs
 from assay.harness.attention.kernels import declares
+from assay.harness.engines.sglang.kv_pool import Pages
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.counters import read_counters
 from assay.harness.evidence.faults import SENSITIVITY, read_seeded_calls
@@ -30,7 +31,6 @@ from assay.harness.evidence.shadow_errors import read_shadow_errors
 from assay.harness.evidence.trace import read_trace
 from assay.harness.server.candidates import BackendCandidate, Candidate, KernelCandidate, LazyCandidate, make_candidate
 from assay.harness.server.control import Control, set_control, substituted_calls
-from assay.harness.server.kv_pool import Pages
 from assay.harness.server.pack_writer import PackWriter
 from assay.harness.server.shadow import Shadow
 from assay.harness.server.tracer import MAX_ROWS, rows_of
