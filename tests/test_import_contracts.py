@@ -38,7 +38,7 @@ BREACHES = [
     ("judge-reads-evidence", "harness/judge/build.py", "assay.harness.engines.sglang.server"),
     ("judge-reads-evidence", "harness/judge/build.py", "assay.harness.offline.check"),
     ("judge-reads-evidence", "harness/judge/build.py", "assay.harness.server.shadow"),
-    ("one-room-knows-sglang", "harness/engines/sglang/launch.py", "sglang"),
+    ("one-room-knows-sglang", "harness/engines/remote.py", "sglang"),
     ("one-room-knows-sglang", "harness/server/meter.py", "sglang"),
     ("base-install", "harness/localize/bounds.py", "scipy.stats"),
 ]

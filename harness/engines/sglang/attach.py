@@ -108,12 +108,12 @@ def attach(
     if getattr(runner, "is_draft_worker", False):
         return backend  # the kernel contract does not cover the calls of a speculative draft model
     attachment = _attachment(runner, folder, candidate, record_bytes, trace_bytes, model_hash)
-    attachment.attached_to(name)
-    return _wrapped(backend, name, attachment, _pages(runner))
+    return observe(backend, name, attachment, _pages(runner))
 
 
-def _wrapped(backend: Any, name: str, attachment: Attachment, pages: Pages) -> Any:
+def observe(backend: Any, name: str, attachment: Attachment, pages: Pages) -> Any:
     """Give every call of a backend object to the attachment from now on, and return the object."""
+    attachment.attached_to(name)
 
     def attached(phase: Phase, forward: Any) -> Any:
         def call(q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:

@@ -46,7 +46,7 @@ def test_both_servers_get_what_one_backend_forces_and_it_is_found_out_once(
         seen.append([launches[role].backend for role in ROLES])
         return FORCED
 
-    monkeypatch.setattr(servers, "agree", agree)
+    monkeypatch.setattr("assay.harness.engines.sglang.server.agree", agree)
     plan = planned()
     folder = open_folder(plan, tmp_path / "run")
     for role in (*ROLES, "candidate"):  # a resumed run makes one again
@@ -61,7 +61,7 @@ def test_both_servers_get_what_one_backend_forces_and_it_is_found_out_once(
 def test_nothing_is_looked_for_where_nothing_can_differ(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str]
 ) -> None:
-    monkeypatch.setattr(servers, "agree", lambda launches: pytest.fail("it was looked for"))
+    monkeypatch.setattr("assay.harness.engines.sglang.server.agree", lambda launches: pytest.fail("it was looked for"))
     plan = planned(**changes)
     folder = open_folder(plan, tmp_path / "run")
     for role in ROLES:

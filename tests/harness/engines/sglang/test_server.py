@@ -32,7 +32,7 @@ from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.errors import EngineError
 
 pytestmark = pytest.mark.server
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 ServerPair = tuple[SGLangServer, SGLangServer]
 HEADER = "Facts, trades with: Jungal bawexn . Koven solfinn ."
 
