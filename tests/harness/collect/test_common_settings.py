@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from assay.harness.collect import servers
 from assay.harness.collect.plan import Plan, prepare
 from assay.harness.collect.run_folder import open_folder
 from assay.harness.collect.servers import make_run_engine
