@@ -98,7 +98,7 @@ class Reach:
 
     @property
     def is_split(self) -> bool:
-        """Whether the engine splits the long prompt."""
+        """True if the engine splits the long prompt."""
         return self.chunk is not None and self.chunk <= self.tokens
 
     @property
@@ -108,7 +108,7 @@ class Reach:
 
     @property
     def has_full_later_chunk(self) -> bool:
-        """Whether a later chunk of the long prompt is as long as a chunk can be."""
+        """True if a later chunk of the long prompt has the full chunk size."""
         return self.is_split and self.long >= 2 * self.at_once
 
     @cached_property

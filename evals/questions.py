@@ -56,13 +56,13 @@ class Question:
 
     @property
     def own(self) -> str:
-        """What it asks: the prompt without the instructions, which all prompts share."""
+        """The prompt without the instructions that all prompts share."""
         options = "\n".join(f"{letter}) {option}" for letter, option in zip(LETTERS, self.options, strict=True))
         return f"{self.text}\n\n{options}"
 
     @property
     def unit(self) -> str:
-        """What it is drawn with: its cluster; the same for all questions of a subject that follow one passage; else its own id.
+        """Id of its unit: its cluster; one id for all questions of a subject that follow the same passage; else its own id.
 
         The passage is all but the last line of the text, if that is long enough to be one; the last line asks.
         """
@@ -98,7 +98,7 @@ class OpenQuestion:
 
     @property
     def unit(self) -> str:
-        """What it is drawn with: its cluster, or its own id."""
+        """Id of its unit: its cluster, or its own id."""
         return self.cluster or self.id
 
     @property

@@ -4,7 +4,7 @@ A question lists a few facts about invented names and asks for one of them, so i
 nothing can be known beforehand, and a model whose attention is wrong drops to chance or below. The sets are endless and
 deterministic: question ``i`` of seed ``s`` is the same on every machine.
 
-These questions are *synthetic*, and every report says so: they gate an attention backend; they do not grade a model.
+These questions are *synthetic*, and every report states that: they gate an attention backend; they do not grade a model.
 """
 
 from __future__ import annotations

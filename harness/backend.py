@@ -26,7 +26,7 @@ _NATIVE_KERNELS = {
 
 
 def is_server_url(text: str) -> bool:
-    """Whether a text that begins as a URL has a host, and a port that can be one if it has a port."""
+    """Return True if a text that begins like a URL has a host and, if it has a port, a valid one."""
     try:
         parts = urlsplit(text)
         return bool(parts.hostname) and parts.port != 0
@@ -57,12 +57,12 @@ class Backend:
 
     @property
     def is_url(self) -> bool:
-        """Whether it is a running server, which assay can neither start nor instrument."""
+        """True if it is a running server, which assay can neither start nor instrument."""
         return self.kind == "url"
 
     @property
     def is_kernel(self) -> bool:
-        """Whether it is a kernel of the contract."""
+        """True if it is a kernel of the contract."""
         return self.kind == "kernel"
 
     @property

@@ -64,7 +64,7 @@ def key_of(manifest: Manifest, role: Role) -> Key:
 
 
 def find(keys: Mapping[Role, Key], baselines: Mapping[str, Baseline]) -> Status:
-    """Which baseline matches each role, and why the others of its backend do not."""
+    """Match each role with a baseline, or give the reasons why the others of its backend do not match."""
     matching = {role: [name for name, b in baselines.items() if b.key == key] for role, key in keys.items()}
     used = {role: names[0] for role, names in matching.items() if names}
     stale = {}
@@ -110,7 +110,7 @@ def _adopt(folder: RunFolder) -> None:
 
 
 def status_of(folder: RunFolder) -> Status | None:
-    """What `attach_baselines` found; None where a run was not compared with baselines.
+    """Return what `attach_baselines` found; None if the run was not compared with baselines.
 
     Raises:
         EvidenceError: the file is damaged.
@@ -167,7 +167,7 @@ class Difference:
 
 
 def differences(before: Baseline | None, now: Baseline) -> list[Difference]:
-    """What accepting `now` would change. Worse means: less accurate, more own error, or no longer measured."""
+    """Compare `now` with the baseline that it would replace. Worse means: less accurate, more own error, or no longer measured."""
     found = []
     for numbers in ("numbers", "own_errors"):
         old: dict[str, float] = getattr(before, numbers) if before else {}
@@ -205,7 +205,7 @@ class Proposal:
 
     @property
     def changes(self) -> list[Difference]:
-        """What accepting it would change."""
+        """The differences that accepting it would make."""
         return differences(self.before, self.now)
 
 

@@ -128,12 +128,12 @@ def border_of(total: int) -> int:
 
 
 def has_cached_prefix(prefixes: Sequence[int]) -> bool:
-    """Whether a sequence of a call has a cached prefix of at least `CACHED_PREFIX_TOKENS` tokens."""
+    """Return True if a sequence of a call has a cached prefix of at least `CACHED_PREFIX_TOKENS` tokens."""
     return max(prefixes, default=0) >= CACHED_PREFIX_TOKENS
 
 
 def has_any_prefix(prefixes: Sequence[int]) -> bool:
-    """Whether a sequence of a call has a prefix at all; one token is enough for a mask to be misaligned."""
+    """Return True if a sequence of a call has a prefix at all; one token is enough for a mask to be misaligned."""
     return any(prefixes)
 
 

@@ -1,6 +1,6 @@
 """``assay.toml`` and flags -> `RunSpec`, validated once: two sides, a workload and a policy.
 
-A key in ``assay.toml`` has the name of its flag. ``[run]`` says what is run, ``[policy]`` the bounds that apply. Flags override the
+A key in ``assay.toml`` has the name of its flag. ``[run]`` sets what is run, ``[policy]`` the bounds that apply. Flags override the
 file, the file overrides the profile of the device. The policy records where each of its lines came from, so that every number of a
 verdict can name the line that decided it.
 """
@@ -146,7 +146,7 @@ class RunSpec(Settings):
 
     @property
     def treatment(self) -> dict[str, tuple[str, str]]:
-        """What differs between the sides, as asked: (reference, candidate) by name of the setting."""
+        """The settings in which the sides differ, as asked: (reference, candidate) by name of the setting."""
         return treatment(self.reference, self.candidate)
 
     def side(self, role: Role) -> Side:
@@ -292,7 +292,7 @@ def read_file(file: Path | None) -> dict[str, Any]:
             raise UsageError(
                 f"{path}, [{section}]: the key {moved[0]!r} belongs to [{other}].",
                 f"{moved[0]} under [{other}]",
-                "move it there: [run] says what is run, [policy] the bounds that apply",
+                "move it there: [run] sets what is run, [policy] the bounds that apply",
             )
         _refuse_unknown(table, keys, f"{path}, [{section}], key")
         merged |= table
@@ -358,7 +358,7 @@ def listed_or(words: Collection[str]) -> str:
 
 
 def expectation(message: str) -> str:
-    """What was expected, of a message of pydantic or click: "greater than 0", "a whole number", "one of 'skip', 'bad'"."""
+    """Extract what was expected from a message of pydantic or click: "greater than 0", "a whole number", "one of 'skip', 'bad'"."""
     plain = (
         message.removeprefix("Value error, ").removeprefix("Input should be ").replace("Input ", "it ", 1).rstrip(".")
     )
@@ -370,7 +370,7 @@ def expectation(message: str) -> str:
 
 
 def points_meant(given: str, value: object) -> str:
-    """What to do about points where a fraction is wanted: "5 points = 0.05: give --margin 0.05"; empty for any other value.
+    """Advise on points given for a fraction: "5 points = 0.05: give --margin 0.05"; empty for any other value.
 
     Args:
         given: the flag, or the key of an ``assay.toml``.
@@ -382,5 +382,5 @@ def points_meant(given: str, value: object) -> str:
 
 
 def flag(name: str) -> str:
-    """How a field is spelled on a command line: ``--engine-arg`` for "engine_arg"."""
+    """Spell a field as on a command line: ``--engine-arg`` for "engine_arg"."""
     return "--" + name.replace("_", "-")

@@ -88,7 +88,7 @@ def _python(spec: RunSpec) -> Examined:
 
 
 def _check(spec: RunSpec) -> Examined:
-    """Whether a kernel can be checked here: all that takes is the base install."""
+    """Examine if a kernel can be checked here: all that takes is the base install."""
     if missing := missing_packages():
         return _result("check", False, f"not installed: {', '.join(missing)}", f'pip install "{DISTRIBUTION}"')
     import torch
@@ -247,13 +247,13 @@ def _call(backend: Backend, device: str) -> tuple[Tensor, tuple[int, ...]]:
         raise UsageError(
             f"its first call ({phase}) raised {type(error).__name__}: {error}",
             "an output of the shape of q",
-            f"assay check {backend.name}, which says on which calls it does so",
+            f"assay check {backend.name}, which lists the calls on which it does so",
         ) from None
     return out, tuple(out.shape)
 
 
 def _kind(backend: Backend) -> str:
-    return "a server of somebody else's" if backend.is_url else "one of SGLang's own backends"
+    return "a server that assay did not start" if backend.is_url else "one of SGLang's own backends"
 
 
 def _result(id_: str, enough: bool, found: str, do: str) -> Examined:
@@ -261,7 +261,7 @@ def _result(id_: str, enough: bool, found: str, do: str) -> Examined:
 
 
 def _optional(id_: str, needed: bool, found: str, do: str) -> Examined:
-    """What is absent, and may not be needed."""
+    """Report something absent that may not be needed."""
     return Examined(id=id_, status="missing" if needed else "not needed", found=found, do=do if needed else "")
 
 

@@ -1,6 +1,6 @@
 """Errors and their exit codes.
 
-An error says what was found, what was expected and what to do. The user sees nothing else.
+An error states what was found, what was expected and what to do. The user sees nothing else.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class FolderLock:
 
 
 def is_unused(folder: Path, remains: Iterable[str] = ()) -> bool:
-    """Whether a folder does not exist, or holds nothing but a lock, unfinished files, and `remains`."""
+    """Return True if a folder does not exist, or holds nothing but a lock, unfinished files, and `remains`."""
     if not folder.exists():
         return True
     ignored = {LOCK, *remains}

@@ -11,16 +11,16 @@ from pydantic import Field, model_validator
 from assay.harness.schema import Part
 
 MAX_QUERIES, MAX_KEYS = 32, 64
-"""Most queries and keys in a picture: what a page shows side by side, in cells that can be told apart, and a report can hold."""
+"""Most queries and keys in a picture: what a page shows side by side, in cells that can be distinguished, and a report can hold."""
 
 SAME, NONE, UNSEEN, WRONGLY_SEEN, WRONG_WEIGHT, ELSEWHERE = "#", ".", "o", "!", "~", "x"
-"""What a cell of a picture says of a query and a key; see `Picture.cells`."""
+"""What a cell of a picture shows of a query and a key; see `Picture.cells`."""
 WRONG = (UNSEEN, WRONGLY_SEEN, WRONG_WEIGHT, ELSEWHERE)
 """The cells that differ from what is right."""
 CELLS = "".join((SAME, NONE, *WRONG))
 
 RowKind = Literal["read", "shifted", "nonlinear", "right", "wrong", "nan", "infinite", "zero", "constant"]
-"""What a row of a picture says of a query; see `Picture.rows`."""
+"""What a row of a picture shows of a query; see `Picture.rows`."""
 WITH_WEIGHTS: tuple[RowKind, ...] = ("read", "shifted", "nonlinear")
 """Rows that have weights."""
 

@@ -81,7 +81,7 @@ class Policy(Settings):
     def _decides_something(cls, limit: float | None, info: ValidationInfo) -> float | None:
         widest = WIDEST_GREEDY_MARGIN if info.field_name == "greedy_margin" else WIDEST_LOGITS_LIMIT
         if limit is not None and limit > widest:
-            raise ValueError(f"at most {widest:g}: a wider one would pass a candidate that says something else")
+            raise ValueError(f"at most {widest:g}: a wider one would pass a candidate that answers something else")
         return limit
 
     def line(self, name: str) -> str:

@@ -139,7 +139,7 @@ class _State(ProgressColumn):
 
 
 def eta(seconds: float, done: int, left: int, may_stop: bool = False) -> str:
-    """How long the rest takes at the rate so far, in words; empty while too little was timed.
+    """Estimate how long the rest takes at the rate so far, in words; empty while too little was timed.
 
     Args:
         seconds: how long `done` steps took.

@@ -50,7 +50,7 @@ def clip(text: str, limit: int) -> str:
 
 
 def some(what: str, chosen: Collection[int], of: Collection[int]) -> str:
-    """Which of several, in words: "all 4 layers", "layer 2 of 4", "heads 0-2, 7 of 8"."""
+    """Name some of several: "all 4 layers", "layer 2 of 4", "heads 0-2, 7 of 8"."""
     if len(chosen) == len(of):
         return f"all {len(of)} {what}s" if len(of) > 1 else f"{what} {next(iter(of))}"
     return f"{what}{'s' if len(chosen) > 1 else ''} {ranges(chosen)} of {len(of)}"

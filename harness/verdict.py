@@ -123,13 +123,13 @@ class Finding(Part):
     only: str = Field(
         "",
         description='values of the axes of a matrix outside of which it does not show, such as "head_dim is 128"; empty if there '
-        "are none, or if what was read says where it shows",
+        "are none, or if what was read tells where it shows",
     )
     diagnosis: str
     does: str = Field(
         "",
         description='what the kernel does and when, in words that follow its name, such as "applies a top-left causal mask once a '
-        'prefix is cached"; the diagnosis then says where; empty for findings that are no bug of a kernel',
+        'prefix is cached"; the diagnosis then states where; empty for findings that are no bug of a kernel',
     )
     evidence: tuple[str, ...]
     reproduce: str
@@ -144,12 +144,12 @@ class Finding(Part):
 
     @property
     def sentence(self) -> str:
-        """What is wrong and where, with one full stop at its end."""
+        """The diagnosis and the place, with one full stop at the end."""
         text = self.diagnosis if self.does else f"{self.where}: {self.diagnosis}"
         text = f"Only where {self.only}: {text}" if self.only else text
         return f"{text.rstrip('.')}."
 
     @property
     def observed(self) -> str:
-        """What the kernel was observed to compute, unless the diagnosis says it itself; empty if there is nothing to add."""
+        """The operator that the kernel was observed to compute, unless the diagnosis states it; empty if nothing is to be added."""
         return "" if self.operator in self.diagnosis else self.operator

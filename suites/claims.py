@@ -1,4 +1,4 @@
-"""A report's checks and suites as tests: a claim that is not proven fails, and says what would prove it."""
+"""A report's checks and suites as tests: a claim that is not proven fails, and states what would prove it."""
 
 from __future__ import annotations
 

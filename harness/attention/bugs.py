@@ -224,7 +224,7 @@ def _products(r: Request) -> Tensor:
 
 
 def _reaches(r: Request, limit: float) -> bool:
-    """Whether a q k product of any query is beyond a limit."""
+    """Return True if a q·k product of any query is beyond a limit."""
     if float(r.q.norm(dim=-1).amax()) * float(r.k.norm(dim=-1).amax()) <= limit:  # Cauchy-Schwarz
         return False
     return bool((_products(replace(r, asked=None)).abs() > limit).any())

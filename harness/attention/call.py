@@ -46,7 +46,7 @@ class Mask:
         return 0, (rows + len_k - len_q + 1 if self.causal else rows * 0 + len_k)
 
     def visible(self, rows: Tensor, len_q: int | Tensor, len_k: int | Tensor, keys: Tensor | None = None) -> Tensor:
-        """Whether queries see keys, bool [*rows.shape, len_k], on the device of `rows`.
+        """Return which keys each query sees, bool [*rows.shape, len_k], on the device of `rows`.
 
         Args:
             rows: int64, see `span`.
@@ -146,7 +146,7 @@ class AttentionCall:
 
     @property
     def causal(self) -> bool:
-        """Whether the mask is the right-aligned causal one; else every query sees every key."""
+        """True if the mask is the right-aligned causal one; else every query sees every key."""
         return self.spec.mask.causal
 
     @property
@@ -161,7 +161,7 @@ class AttentionCall:
 
     @property
     def heads(self) -> HeadMap:
-        """Which kv head each q head reads."""
+        """The kv head that each q head reads."""
         return HeadMap(self.q.shape[1], self.k.shape[1])
 
     @property

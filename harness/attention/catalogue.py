@@ -1,6 +1,6 @@
 """The catalogue of seeded faults: bugs that were reported in public, and what has no report yet, each where such bugs sit.
 
-A link is a report of a bug of the same kind; the fault is a model of it in PyTorch. Faults without a link say that none is known.
+A link is a report of a bug of the same kind; the fault is a model of it in PyTorch. For faults without a link none is known.
 Equivalent faults change nothing that matters: to flag one is a false alarm.
 """
 

@@ -53,7 +53,7 @@ def covering(
     words = {combination: repr(combination) for _, left in table for combination in left}
 
     def gains(row: Row, axis: str, values: Sequence[Any]) -> list[int]:
-        """How many missing combinations that include the axis the row covers with each of these values for it."""
+        """Count, for each of these values of the axis, the missing combinations including the axis that the row would cover."""
         found = [0] * len(values)
         for group, left in (missing[number] for number in of_axis[axis]):
             if not left or any(one.axis != axis and one.axis not in row for one in group):

@@ -82,7 +82,7 @@ def here(family: NoiseFamily, call: AttentionCall) -> NoiseFamily:
 
 
 def members_by_way(call: AttentionCall, family: NoiseFamily, members: int = MEMBERS) -> list[int]:
-    """How many members implement attention in the same way, in the order of `honest_outputs`.
+    """Count the members that implement attention in each way, in the order of `honest_outputs`.
 
     Where scales depend on blocks there are four ways of few members each, and what is drawn outweighs them: these count as one.
     """
@@ -102,7 +102,7 @@ def honest_outputs(
     seed: int = 0,
     stretch: float = 1.0,
 ) -> Tensor:
-    """What honest implementations of a family answer on a call. The same arguments give the same answers.
+    """Compute the outputs of honest implementations of a family on a call. The same arguments give the same outputs.
 
     Memory does not grow with the call beyond the result itself and `oracle.NUMBERS_AT_ONCE`, or one member's keys.
 
@@ -241,12 +241,12 @@ class _Draw:
 
     @property
     def cuts_operands(self) -> bool:
-        """Whether operands lose bits of their dtype: in TF32, which holds 16-bit numbers exactly."""
+        """True if operands lose bits of their dtype: in TF32, which holds 16-bit numbers exactly."""
         return self.family.accumulation == "tf32" and self.dtype == torch.float32
 
     @property
     def scores_are_coarse(self) -> bool:
-        """Whether storing Q or K in 8 bits or fewer costs a score at least a thousand times what adding it up does."""
+        """True if storing Q or K in 8 bits or fewer costs a score at least a thousand times what its summation does."""
         return self.family.accumulation != "fp16" and any(
             stored is not None and FORMATS[stored.format].scaled for stored in (self.family.q, self.family.k)
         )
@@ -430,7 +430,7 @@ def _summed(scores: Tensor, of_q: Tensor, of_k: Tensor, draw: _Draw, members: in
 
 
 def _block_tops(scores: Tensor, top: Tensor, way: _Way) -> Tensor:
-    """What is subtracted from the scores of each block of keys before their exponentials are rounded.
+    """Return what is subtracted from the scores of each block of keys before their exponentials are rounded.
 
     Args:
         scores: [..., rows, keys], -inf where a key is not seen.

@@ -55,7 +55,7 @@ def _refusing(
 
 
 def _dot_is_right(interpreter: Any, dot: Callable[..., Any]) -> bool:
-    """Whether a product of two matrices of ones is the number of its terms."""
+    """Return True if each element of a product of two matrices of ones equals the number of its terms."""
     ones = np.full((_TERMS, _TERMS), _ONE, np.uint16)
     a, b = (interpreter.TensorHandle(ones.copy(), interpreter.tl.bfloat16) for _ in range(2))
     start = interpreter.TensorHandle(np.zeros((_TERMS, _TERMS), np.float32), interpreter.tl.float32)
@@ -66,7 +66,7 @@ def _dot_is_right(interpreter: Any, dot: Callable[..., Any]) -> bool:
 
 
 def _product_is_right(interpreter: Any, binary: Callable[..., Any]) -> bool:
-    """Whether 2 times 1 is 2."""
+    """Return True if 2 times 1 is 2."""
     a, b = (interpreter.TensorHandle(np.full(1, bits, np.uint16), interpreter.tl.bfloat16) for bits in (_TWO, _ONE))
     try:
         return bool((binary(interpreter.interpreter_builder, a, b, np.multiply).data == _TWO).all())

@@ -210,7 +210,7 @@ class _Plans:
         return out
 
     def _described(self, value: Any, handles: list[Any]) -> Any:
-        """What a plan depends on of an argument, hashable; None in it for what cannot be told. Adds its tensors' handles."""
+        """Describe what a plan depends on in an argument, hashable, with None for what is unknown. Adds its tensors' handles."""
         kind = type(value)
         if kind is self._tensor:
             attributes = value.__dict__
@@ -248,12 +248,12 @@ class _Plans:
 
 
 def _is_told(key: Any) -> bool:
-    """Whether nothing in a description is missing."""
+    """Return True if nothing in a description is missing."""
     return key is not None and (not isinstance(key, tuple) or all(_is_told(one) for one in key))
 
 
 def _depends(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], tensor: type) -> bool:
-    """Whether the steps of a load or store depend on what a tensor holds: `other`, or the mask of a pointer that is no block."""
+    """Return True if the steps of a load or store depend on values: of `other`, or of the mask of a pointer that is no block."""
     given = {**dict(zip(_MEMORY.get(name, ()), args, strict=False)), **kwargs}
     pointer, mask = given.get("pointer"), given.get("mask")
     alone = not (isinstance(pointer, tensor) and pointer.type.is_block())  # type: ignore[attr-defined]

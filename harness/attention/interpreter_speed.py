@@ -222,7 +222,7 @@ def _dot(interpreter: Any, dot: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_exact(x: NDArray[Any], y: NDArray[Any]) -> bool:
-    """Whether float32 holds every partial sum of x @ y: -128, which quantised values avoid, would allow fewer terms."""
+    """Return True if float32 holds every partial sum of x @ y: -128, which quantised values avoid, would allow fewer terms."""
     return x.shape[1] <= MAX_EXACT_INT8_TERMS and int(x.min(initial=0)) > -128 and int(y.min(initial=0)) > -128
 
 

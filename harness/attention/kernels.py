@@ -237,7 +237,7 @@ def _exits_raised() -> Iterator[None]:
 
 
 def find(flag: str, name: str) -> Kernel:
-    """Load the kernel that a user named: `load`, with a usage error that says what to do.
+    """Load the kernel that a user named: `load`, with a usage error that states the remedy.
 
     Args:
         flag: the flag that named it, for the error; empty for an argument.
@@ -271,7 +271,7 @@ def find(flag: str, name: str) -> Kernel:
 
 
 def _advice_on_path(name: str, cause: BaseException | None) -> str:
-    """What to do about a ``module:function`` that is no kernel, if not for want of a module.
+    """Advise on a ``module:function`` path that is not a kernel; a missing module is advised on elsewhere.
 
     Args:
         name: the path.
@@ -281,7 +281,7 @@ def _advice_on_path(name: str, cause: BaseException | None) -> str:
     if not module or not function:
         return f"name both, as {module or 'MODULE'}:{function or 'FUNCTION'}"
     if isinstance(cause, Exception) and not isinstance(cause, AttributeError):
-        return f"mend the module until this says nothing: python -c 'import {module}'"
+        return f"fix the module until this runs cleanly: python -c 'import {module}'"
     found = getattr(sys.modules.get(module), function, None)
     if callable(found):
         return "name a function of one argument, an AttentionCall, or an instance of a class that has such a __call__"
@@ -300,7 +300,7 @@ def _respelt(name: str) -> str:
 
 
 def _is_module(name: str) -> bool:
-    """Whether a name is that of a module that can be imported here. A package around it is imported to find out."""
+    """Return True if a module of this name can be imported here. Imports the package around it to find out."""
     try:
         with working_folder_searched(name):
             return all(part.isidentifier() for part in name.split(".")) and importlib.util.find_spec(name) is not None
@@ -319,7 +319,7 @@ def missing_package(error: ImportError) -> UsageError:
 
 
 def _advice(error: ImportError, module: str = "") -> str:
-    """What to do about an ImportError. `module` is the kernel's own; empty if it was not named by its module."""
+    """Advise on an ImportError. `module` is the kernel's own; empty if it was not named by its module."""
     missing = error.name or "the missing package"
     if not isinstance(error, ModuleNotFoundError) and error.name:  # it is there, without what is imported from it
         return f"correct the import, or install the version of {missing.partition('.')[0]} that it was written for"
@@ -329,12 +329,12 @@ def _advice(error: ImportError, module: str = "") -> str:
 
 
 def output_fault(call: AttentionCall, out: object) -> str:
-    """How an output breaks the contract, "found, expected ..."; empty if its shape, dtype and device are right."""
+    """Describe how an output breaks the contract, "found, expected ..."; empty if its shape, dtype and device are right."""
     return tensor_fault(out, call.q, (*call.q.shape[:2], call.v.shape[2]))
 
 
 def tensor_fault(out: object, like: Tensor, shape: tuple[int, ...]) -> str:
-    """How an output differs from a tensor of `shape` with the dtype and device of `like`; empty if it does not."""
+    """Describe how an output differs from a tensor of `shape` with the dtype and device of `like`; empty if it does not."""
     import torch
 
     found = type(out).__name__

@@ -113,7 +113,7 @@ class NoiseFamily:
 
     @property
     def quantises(self) -> bool:
-        """Whether something is stored in 8 bits or fewer, whose cost cannot be hidden by the rounding of fp16."""
+        """True if something is stored in 8 bits or fewer, whose cost the rounding of fp16 cannot hide."""
         return any(
             isinstance(stored, Quantised) and FORMATS[stored.format].scaled
             for stored in (getattr(self, f.name) for f in fields(self))

@@ -19,7 +19,7 @@ def published() -> dict[str, str]:
 
 
 def is_path(name: str) -> bool:
-    """Whether a name is a ``module:function`` path, not a published name or a URL."""
+    """Return True if a name is a ``module:function`` path, not a published name or a URL."""
     return ":" in name and "/" not in name
 
 

@@ -69,12 +69,12 @@ class Where:
 
     @property
     def counts(self) -> bool:
-        """Whether it depends on how many calls came before."""
+        """True if it depends on the number of calls before."""
         return self.from_call > 0 or self.share < 1
 
     @property
     def chooses_sequences(self) -> bool:
-        """Whether it is restricted to some sequences or batches."""
+        """True if it is restricted to some sequences or batches."""
         return (self.new, self.prefix, self.length, self.batch) != (ANY,) * 4 or self.unaligned > 1
 
     @property
@@ -96,7 +96,7 @@ class Where:
         return ", ".join(parts)
 
     def chooses(self, call: AttentionCall) -> bool:
-        """Whether a call is restricted to, whenever it is made; sequences and heads are not considered."""
+        """Return True if the restriction includes a call, whenever it is made; sequences and heads are ignored."""
         if self.layers is not None and call.layer not in self.layers:
             return False
         if self.phase and call.phase != self.phase:
@@ -104,7 +104,7 @@ class Where:
         return _within(len(call.cu_seqlens_q) - 1, self.batch)
 
     def chooses_number(self, call: AttentionCall, number: int) -> bool:
-        """Whether a call is restricted to as the number-th of its layer and phase."""
+        """Return True if the restriction includes a call as the number-th of its layer and phase."""
         if number < self.from_call:
             return False
         return self.share >= 1 or random.Random(f"{self.seed} {call.layer} {call.phase} {number}").random() < self.share

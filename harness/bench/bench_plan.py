@@ -56,7 +56,7 @@ class BenchPlan:
 
     @property
     def eager(self) -> bool:
-        """Whether both servers run without CUDA graphs; by default if a kernel of the contract computes decode."""
+        """True if both servers run without CUDA graphs; by default if a kernel of the contract computes decode."""
         return self.run.has_decode_kernel if self.cuda_graphs is None else not self.cuda_graphs
 
     @property

@@ -153,14 +153,14 @@ class _AnswerCache:
         self._probed: list[ProbedSet] = []
 
     def right(self, candidate: Collection[int]) -> bool:
-        """Whether the task is right with the candidate in these layers. Raises _Undecided if that cannot be decided."""
+        """Return True if the task is right with the candidate in these layers. Raises _Undecided if that cannot be decided."""
         key = frozenset(candidate)
         if key not in self._known:
             self._known[key] = self._ask(key)
         return self._known[key]
 
     def knows(self, candidate: Collection[int]) -> bool:
-        """Whether this set was probed."""
+        """Return True if this set was probed."""
         return frozenset(candidate) in self._known
 
     def _ask(self, key: frozenset[int]) -> bool:
@@ -266,7 +266,7 @@ def _grow(layers: Sequence[int], answers: _AnswerCache) -> list[int]:
 
 
 def _explain(layers: Sequence[int], restored: Sequence[int], answers: _AnswerCache) -> tuple[RestoredLayer, ...]:
-    """Which of the restored layers are wrong alone, and for the others, which layers they are wrong together with."""
+    """Find which of the restored layers are wrong alone and, for the others, which layers they are wrong together with."""
     kept = [layer for layer in layers if layer not in restored]
     explained = []
     for layer in restored:

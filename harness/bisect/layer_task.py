@@ -153,7 +153,7 @@ def answer_noise(unstable: int, asked: int, prompts: int, alpha: float) -> float
 
 
 def can_fail(by: Criterion, right: int, prompts: int, alpha: float) -> bool:
-    """Whether a broken candidate would be noticed, given that the reference gets `right` of `prompts` right.
+    """Return True if a broken candidate would be noticed, given that the reference gets `right` of `prompts` right.
 
     The loss of all right prompts must be significant (McNemar's exact test). For answers, the reference must also be clearly better
     than guessing, because guesses are right again and again.
@@ -176,7 +176,7 @@ def choose_criterion(items: Sequence[Item], own: Sequence[str], alpha: float) ->
 
 
 def right_prompts(by: Criterion, items: Sequence[Item], own: Sequence[str], texts: Sequence[str]) -> list[bool]:
-    """Which texts are right: those that give the expected letter, or those that are identical to the reference's own."""
+    """Mark the texts that are right: those that give the expected letter, or those identical to the reference's own."""
     if by == "text":
         return [text == first for text, first in zip(texts, own, strict=True)]
     return [item.is_right(parse_answer(text, item.expected)) for item, text in zip(items, texts, strict=True)]

@@ -17,7 +17,7 @@ from assay.harness.localize.cells import cells_of, deviation
 
 
 def largest_effect(fault: SeededFault, calls: Sequence[WideCall], noise: str) -> float | None:
-    """What a fault alone changes, as a multiple of what a noise family costs: the largest over the cells and heads of all calls.
+    """Compute what a fault alone changes, in multiples of a noise family's cost: the largest over all calls' cells and heads.
 
     The change is the relative L1 between the outputs with and without the fault in float64; what the family costs is the root mean
     square of the relative L1 of its honest implementations.

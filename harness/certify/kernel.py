@@ -44,7 +44,7 @@ class CertifiedKernel:
 
     @property
     def declared(self) -> Declaration:
-        """What the kernel declares."""
+        """The kernel's declaration."""
         return declaration(self.kernel)
 
     @property

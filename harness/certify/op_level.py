@@ -101,7 +101,7 @@ def honest(name: str, seed: int) -> Kernel:
 
 
 def examine_fault(fault: SeededFault, level: OpLevel, checker: Checker = checked) -> Examined:
-    """What the op level makes of a fault, or of an equivalent one."""
+    """Check a kernel with a fault, or with an equivalent one, at the op level."""
     begun = time.monotonic()
     calls = 0
     for number in range(ROUNDS if fault.where.share < 1 else 1):
@@ -135,7 +135,7 @@ def examine_fault(fault: SeededFault, level: OpLevel, checker: Checker = checked
 
 
 def examine_honest(id: str, title: str, kernel: Kernel, level: OpLevel, checker: Checker = checked) -> Examined:
-    """Whether the op level leaves a kernel alone that is right."""
+    """Check a correct kernel at the op level, which should leave it alone."""
     begun = time.monotonic()
     result = checker(kernel, level.cases)
     flagged = bool(serious(result.findings))
@@ -153,7 +153,7 @@ class _ReadOut(TypedDict):
 
 
 def _read(result: CheckResult) -> _ReadOut:
-    """What was read off the kernel of a result."""
+    """Return what was read off the kernel of a result."""
     found = result.read_out
     if found is None:
         return {"read": None, "read_exact": None}

@@ -45,7 +45,7 @@ def _honest(id: str, title: str, kernel: Kernel, level: OpLevel, checker: Checke
 
 
 def op_envelope(level: OpLevel, read_out: bool = False) -> CertifiedEnvelope:
-    """The envelope of the op-level matrix, as far as the certified kernel computes it; `read_out` says whether kernels are read."""
+    """The envelope of the op-level matrix, as far as the certified kernel computes it; `read_out` sets whether kernels are read."""
     calls, kernel, declared = level.calls, level.kernel, level.kernel.declared
     return CertifiedEnvelope(
         level="op", device=level.device,

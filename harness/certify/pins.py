@@ -1,4 +1,4 @@
-"""Whether findings name a fault, and whether they say where it sits: no more and no less than where it shows."""
+"""Whether findings name a fault, and whether they state where it sits: no more and no less than where it shows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CHANGING = (NONDETERMINISM, STATE_KEPT)
 
 
 def is_named(fault: SeededFault, findings: Sequence[Finding]) -> bool | None:
-    """Whether a finding has the name of a fault, or one that these calls cannot tell from it; None if it has no name.
+    """Return True if a finding names a fault, or one that these calls cannot tell from it; None if the fault has no name.
 
     A fault that comes and goes is named as such: its calls, repeated, differ.
     """
@@ -29,7 +29,7 @@ def is_named(fault: SeededFault, findings: Sequence[Finding]) -> bool | None:
 def is_pinned(
     fault: SeededFault, shown: Footprint, calls: Sequence[AttentionCall], findings: Sequence[Finding]
 ) -> bool:
-    """Whether every bug that was found lies in the layers, heads and phases in which the fault shows.
+    """Return True if every bug found lies in the layers, heads and phases in which the fault shows.
 
     If the fault is restricted to some sequences, the finding must state a condition that covers those that it changes and none that
     it is not restricted to.

@@ -125,7 +125,7 @@ class ServerLevel:
 
     @property
     def spec(self) -> RunSpec:
-        """What is run."""
+        """The spec of the run."""
         return self._opened.plan.spec
 
     @property
@@ -237,7 +237,7 @@ class ServerLevel:
 
 
 def examine(fault: SeededFault, level: ServerLevel) -> Examined:
-    """What the suites of a run make of a fault in running servers.
+    """Examine a fault in running servers with the suites of a run.
 
     Raises:
         EngineError: a server failed.
@@ -266,7 +266,7 @@ def examine(fault: SeededFault, level: ServerLevel) -> Examined:
 
 
 def findings_of(fault: SeededFault, kernel: CertifiedKernel, calls: Sequence[AttentionCall]) -> list[Finding]:
-    """What a report would name: the findings on recorded calls of the certified kernel with the fault.
+    """List what a report would name: the findings on recorded calls of the certified kernel with the fault.
 
     The calls are those that the run without a fault recorded, and the fault sits on the certified kernel in assay's own process, as
     `assay replay` would run it.
@@ -283,7 +283,7 @@ def effect_of(fault: SeededFault, calls: Sequence[AttentionCall], noise: str) ->
 
 
 def looks_at(level: ServerLevel, under: Under) -> tuple[Look, ...]:
-    """What each suite saw, by the measure of the run's own check of its sensitivity."""
+    """List what each suite saw, by the measure of the run's own check of its sensitivity."""
     spec, folder, answers = level.spec, level.folder, level.folder.answers()
     noise = list(folder.manifest().noise.values())
     items = {item.id: item for item in folder.items() if item.suite == "greedy"}
@@ -309,7 +309,7 @@ def flagged_places(against: AgainstNoise) -> frozenset[tuple[int, int, int]]:
 
 
 def is_pinned_in(fault: SeededFault, flagged: Collection[tuple[int, int, int]], model: ModelShape) -> bool:
-    """Whether what was flagged lies in the layers, heads and phases that the fault is restricted to, and in every such layer.
+    """Return True if all that was flagged lies where the fault is restricted to, and in every such layer.
 
     A fault that comes and goes may miss a layer by chance.
     """
@@ -323,7 +323,7 @@ def is_pinned_in(fault: SeededFault, flagged: Collection[tuple[int, int, int]], 
 
 
 def flagged_words(flagged: Collection[tuple[int, int, int]], model: ModelShape) -> str:
-    """What was flagged, in words."""
+    """Describe what was flagged."""
     layers = sorted({layer for layer, _, _ in flagged if layer >= 0})
     heads = sorted({head for _, head, _ in flagged if head >= 0})
     phases = " and ".join(PHASES[phase] for phase in sorted({phase for _, _, phase in flagged}))
@@ -333,7 +333,7 @@ def flagged_words(flagged: Collection[tuple[int, int, int]], model: ModelShape) 
 
 
 def examine_run(level: ServerLevel) -> Examined:
-    """Whether the run without a fault leaves the certified kernel alone.
+    """Examine the run without a fault, which should leave the certified kernel alone.
 
     Raises:
         CannotContinueError: the servers did not start, or the run failed.

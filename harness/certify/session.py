@@ -101,7 +101,7 @@ def certify(
 
     Raises:
         EvidenceError: the folder cannot be written, or a result in it is damaged.
-        CannotContinueError: an examination says that no other can be made either.
+        CannotContinueError: an examination reports that no other can be made either.
     """
     kept = _Kept.open(folder, envelope)
     with display, noise_kept():
@@ -187,7 +187,7 @@ class _Kept:
         jsonl.append(self._results, [one])
 
     def attempts(self, id: str) -> int:
-        """How often an examination ended the whole process."""
+        """Count how often an examination ended the whole process."""
         return _lines(self._running).count(id)
 
     def begin(self, id: str) -> None:

@@ -36,7 +36,7 @@ ReadOut = Annotated[
 ]
 """An option of the commands that run a kernel."""
 COMMANDS = {
-    "run": ("run", "Ask both servers the same questions, and say whether the candidate may be merged."),
+    "run": ("run", "Ask both servers the same questions, and decide if the candidate may be merged."),
     "report": ("run", "Rebuild a run's report from its evidence, and rewrite its files."),
     "runs": ("runs", "List the runs of a folder: verdict, treatment, date, worst own error, and the history of each suite."),
     "show": ("runs", "Show the report that a run has already. Nothing is judged again; `assay report` does that."),
@@ -48,7 +48,7 @@ COMMANDS = {
     ),
     "record": ("diff", "Record a replay pack: q, k, v and outputs of chosen calls, to run kernels on without a server."),
     "replay": ("diff", "Run a kernel on recorded calls, without a server or a model, and name what is wrong with it."),
-    "pack": ("pack", "Make a replay pack of somebody else's dump or trace, or write a pack for their tools."),
+    "pack": ("pack", "Make a replay pack of another tool's dump or trace, or write a pack for that tool."),
     "check": ("check", "Run a kernel on the op-level matrix, without a server or a model, and name what is wrong with it."),
     "explain": ("explain", "Explain a finding: its picture, wrong and right code, and public bugs of its kind."),
     "bench": (
@@ -59,13 +59,13 @@ COMMANDS = {
     "certify": ("certify", "Seed a catalogue of faults, and certify which of them are caught, named and pinned."),
     "gate": ("gate", "For CI: run, compare with the policy and the accepted baselines, and exit with the verdict."),
     "baseline": ("gate", "Manage accepted results, kept in files that a team commits."),
-    "ingest": ("ingest", "Read other people's logs, results, traces and dumps, and say what follows from them."),
+    "ingest": ("ingest", "Read other tools' logs, results, traces and dumps, and report what follows from them."),
     "compare": ("compare", "Compare results that are there: two of an evaluation tool, a benchmark or tests; or two or more runs."),
     "trace": ("trace", "Read a trace of an engine or a profiler, compare two, or record one."),
     "tensors": ("tensors", "Compare dumps of tensors: layer, head and token of the first and the worst difference."),
     "doctor": ("doctor", "Examine this environment: what a run needs, what is here, and what to do about the rest."),
     "init": ("init", "Write an assay.toml, a test and a CI workflow for the repository in this folder."),
-    "verify-claim": ("verify_claim", "Check what somebody says of a run against the evidence: its log, results or report."),
+    "verify-claim": ("verify_claim", "Check a claim about a run against the evidence: its log, results or report."),
 }  # fmt: skip
 """Commands in the order of ``assay --help``: the module of this package that has it, and the first line of its help."""
 
@@ -141,7 +141,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help: nothing is cut off in a narrow terminal, and a pipe gets no boxes
     help="Compare a candidate attention backend with a reference inside the same serving engine.\n\n"
-    "Exit codes: 0 pass, 1 regression, 2 usage error, 3 no verdict (the report says why).",
+    "Exit codes: 0 pass, 1 regression, 2 usage error, 3 no verdict (the report states why).",
 )
 console = Console()
 errors = Console(stderr=True)
@@ -215,7 +215,7 @@ def command_name(context: Any) -> str:
 
 
 def _given(names: list[str]) -> str | None:
-    """What the command line gives an option; None if it is not given, or more than once."""
+    """Return the value that the command line gives an option; None if it is given never or more than once."""
     words = sys.argv[1:]
     found = [after for word, after in pairwise(words) if word in names]
     found += [word.partition("=")[2] for word in words if "=" in word and word.partition("=")[0] in names]

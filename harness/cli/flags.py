@@ -66,7 +66,7 @@ STARTED = {
     "reference": "attention backend of the reference",
     "candidate": "attention backend of the candidate, or a kernel as module:function",
 }
-"""What the flags of the backends say where assay must start both itself, and a URL is refused."""
+"""Help of the backends' flags where assay must start both itself, and a URL is refused."""
 
 
 def spec_flags(
@@ -80,7 +80,7 @@ def spec_flags(
         names: fields.
         short: a prefix of field names that a flag may leave out: with "latency_", ``--bound`` is ``--latency-bound``. The short
             form works, but help shows only the long one, which all commands share.
-        hidden: fields whose flags work but are not offered, since the command refuses what they usually say.
+        hidden: fields whose flags work but are not offered, since the command refuses their usual values.
         about: descriptions of fields that mean less here than elsewhere.
     """
 
@@ -159,7 +159,7 @@ def _option(name: str, spelled: str, hidden: bool, panel: str | None, about: str
 
 
 def default_text(name: str) -> str:
-    """The default of a field, as its flag would be given; empty where there is none, or the description says it."""
+    """The default of a field, as its flag would be given; empty where there is none, or the description states it."""
     if name in PROFILES["cpu"]:
         by_device = {device: profile[name] for device, profile in PROFILES.items()}
         if len(set(by_device.values())) == 1:

@@ -100,7 +100,7 @@ def list_(
         accuracy = one.numbers.get("accuracy")
         shown = "" if accuracy is None else f"{accuracy:.3f}"
         cells = (name, one.key.backend, one.key.engine, one.accepted, shown, one.run_id)
-        table.add_row(*(Text(visible(cell)) for cell in cells))  # what a file says is text, and moves no terminal
+        table.add_row(*(Text(visible(cell)) for cell in cells))  # a file's content is text, and moves no terminal
     console.print(table if table.row_count else f"No baseline in {root}.")
 
 

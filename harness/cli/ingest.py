@@ -20,7 +20,7 @@ def ingest(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Read other people's logs, results, traces and dumps, and say what follows from them."""
+    """Read other tools' logs, results, traces and dumps, and report what follows from them."""
     from assay.harness.ingest.recognise import ingest as read
     from assay.reports.ingest import ingest_document
 

@@ -69,7 +69,7 @@ def _write(path: Path, text: str) -> bool:
 
 
 def _installed_from() -> str:
-    """What installs this assay elsewhere: its repository's URL and commit, if pip installed it from there (PEP 610); else empty."""
+    """Return the URL and commit from which pip installed this assay (PEP 610), to install it elsewhere; else empty."""
     try:
         origin = json.loads(distribution(DISTRIBUTION).read_text("direct_url.json") or "{}")
     except (PackageNotFoundError, ValueError):

@@ -11,14 +11,14 @@ from assay.harness.cli.app import app, console, say
 from assay.harness.cli.output import Json, new_folder, print_json
 
 pack_app = typer.Typer(
-    no_args_is_help=True, help="Make a replay pack of somebody else's dump or trace, or write a pack for their tools."
+    no_args_is_help=True, help="Make a replay pack of another tool's dump or trace, or write a pack for that tool."
 )
 app.add_typer(pack_app, name="pack")
 
 
 @pack_app.callback()
 def _pack() -> None:
-    """Make a replay pack of somebody else's dump or trace, or write a pack for their tools."""
+    """Make a replay pack of another tool's dump or trace, or write a pack for that tool."""
 
 
 @pack_app.command(name="import")
@@ -29,14 +29,14 @@ def import_(
     out: Annotated[Path, typer.Option(help="A new folder for the pack.", callback=new_folder)],
     model: Annotated[
         Path | None,
-        typer.Option(help="The model's folder: its config.json tells heads and layers where a dump does not."),
+        typer.Option(help="The model's folder: its config.json gives heads and layers where a dump does not."),
     ] = None,
     budget_mb: Annotated[
         int, typer.Option(help="Largest size of the replay pack, in MiB; calls are sampled.", min=1)
     ] = 256,
     json: Json = False,
 ) -> None:
-    """Make a replay pack of a dump, and say what of it could not be used."""
+    """Make a replay pack of a dump, and report what of it could not be used."""
     from assay.harness.ingest.tensors import to_pack
     from assay.harness.ingest.tensors.dump import open_dump
     from assay.harness.ingest.tensors.flashinfer_trace import is_trace

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @app.command()
 @spec_flags(RUN_FLAGS)
 def run(flags: dict[str, Any], out: Out = None, config: Config = None, json: Json = False) -> None:
-    """Ask both servers the same questions, and say whether the candidate may be merged."""
+    """Ask both servers the same questions, and decide if the candidate may be merged."""
     raise typer.Exit(run_and_report(make_spec(flags, config), out, json=json).exit_code)
 
 

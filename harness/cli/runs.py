@@ -76,7 +76,7 @@ def open_(run: Run = None) -> None:
 
 
 def _opens(page: Path) -> bool:
-    """Whether a browser with a window of its own opened a page: one that runs in the terminal is not started."""
+    """Open a page in a browser with a window of its own, not one that runs in the terminal; return True if that worked."""
     on_linux = sys.platform.startswith("linux")
     if on_linux and not any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")):
         return False

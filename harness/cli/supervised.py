@@ -1,7 +1,7 @@
 """The entry point of ``assay``: a command that runs a kernel does so in a process of its own, which a supervisor waits for.
 
 A kernel can end its process with any exit code (``os._exit(0)``), crash it, or compute forever. Since exit code 0 means pass, an
-exit code counts only if the command itself named it at its end. What the command had found before is said by a second process.
+exit code counts only if the command itself named it at its end. A second process reports what the command had found before.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def runs_kernel(arguments: Sequence[str]) -> bool:
-    """Whether a command runs a kernel in its own process."""
+    """Return True if a command runs a kernel in its own process."""
     name = arguments[0] if arguments else ""
     if name == "certify":
         return any(word.partition("=")[0] == "--candidate" for word in arguments)
@@ -50,7 +50,7 @@ def runs_kernel(arguments: Sequence[str]) -> bool:
 
 
 def wait_passively(arguments: Sequence[str]) -> None:
-    """Let OpenMP's threads sleep while they wait, for commands that do not time a kernel and unless the user says otherwise.
+    """Let OpenMP's threads sleep while they wait, for commands that do not time a kernel and unless the user has set it.
 
     It has to be done before torch is imported. Calls of the small matrix take less time than threads spend waiting for each other:
     with ``OMP_NUM_THREADS=2`` on two busy cores, checking a correct kernel took 19 s of CPU, and takes 3 s.
@@ -62,7 +62,7 @@ def wait_passively(arguments: Sequence[str]) -> None:
 def supervise(command: Callable[[], None]) -> int:
     """Run a command in a forked process, which has to be done before anything starts a thread, and wait for it.
 
-    If it does not come to its end, but had found something, it runs once more to say so: without the kernel.
+    If it does not come to its end, but had found something, it runs once more to report that: without the kernel.
 
     Returns:
         The command's exit code, or "no verdict" if it did not come to its end.

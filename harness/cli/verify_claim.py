@@ -1,4 +1,4 @@
-"""What somebody says of a run, against its evidence: ``assay verify-claim``."""
+"""Check a claim about a run against its evidence: ``assay verify-claim``."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def verify_claim(
     ],
     json: Json = False,
 ) -> None:
-    """Check what somebody says of a run against the evidence: its log, results or report.
+    """Check a claim about a run against the evidence: its log, results or report.
 
-    Exit codes: 0 the evidence says so, 1 it says otherwise, 3 it says nothing.
+    Exit codes: 0 the evidence confirms it, 1 it refutes it, 3 it does neither.
     """
     from assay.harness.extras import require
 

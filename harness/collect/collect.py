@@ -52,12 +52,12 @@ def collect(plan: Plan, folder: RunFolder, display: ProgressDisplay, ready: Sequ
 
 
 def _asked_together(plan: Plan, folder: RunFolder, ready: Sequence[Engine]) -> bool:
-    """Whether both roles are asked at the same time."""
+    """Return True if both roles are asked at the same time."""
     return asked_roles(plan, folder) == ROLES and (bool(ready) or together(plan))
 
 
 def _rounds(stop: QuestionStop) -> list[int]:
-    """How many of the questions the servers get, from round to round: in turn, few first, since those will usually decide."""
+    """Return how many questions the servers have got after each round: few at first, since those usually decide."""
     most = len(stop.items)
     return [most] if stop.together or most <= FIRST_IN_TURN else [FIRST_IN_TURN, most]
 
@@ -99,7 +99,7 @@ def _record_stop(folder: RunFolder, stop: QuestionStop, display: ProgressDisplay
 
 
 def _is_pending(plan: Plan, folder: RunFolder, role: Role, answered: set[AnswerKey], stop: QuestionStop) -> bool:
-    """Whether a role's server still has something to do."""
+    """Return True if a role's server still has something to do."""
     compared = not plan.has_layer_diff or folder.read(LAYER_DIFF, role) is not None
     traced = not plan.compares_answers or plan.backend(role).is_url or is_traced(folder, role)
     done = compared and traced and is_answered(plan, role, answered, stop)

@@ -132,7 +132,7 @@ def waves_for(load: Load, missing: set[tuple[str, str]] | None) -> Sequence[Wave
 
 
 def _missing(plan: Plan, counts: EnvelopeCounts | None) -> set[tuple[str, str]]:
-    """What is not yet covered in the phases that the candidate computes: phase, and id of the condition."""
+    """List what is not yet covered in the phases that the candidate computes: phase, and id of the condition."""
     if counts is None:
         return set()
     return {(one.phase, one.quantity) for one in Envelope.of(plan.spec).missing(counts, plan.candidate.phases)}

@@ -24,7 +24,7 @@ AnswerKey = tuple[str, str, str, int]
 """`Answer.key`: suite, role, item, repeat."""
 CHUNK, LEAD = 4, 2
 """Questions that are asked at once, and by how many a role may be ahead of the other when it asks for more, as multiples of the
-requests in flight: what only one role answers is asked in vain."""
+requests in flight: what only one role answers is wasted."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def _questions(plan: Plan, role: Role, stop: QuestionStop) -> tuple[_Stage, _Sta
 
 
 def _after_questions(plan: Plan, role: Role, answered: set[AnswerKey], stop: QuestionStop) -> list[_Stage]:
-    """What a role has not answered yet and is asked once the questions are over."""
+    """List the stages that a role has not answered yet and that follow the questions."""
     greedy = plan.of("greedy")
 
     def stage(title: str, items: list[Item], repeat: int, max_tokens: int, top_logprobs: int = 0) -> _Stage:
@@ -65,7 +65,7 @@ def _after_questions(plan: Plan, role: Role, answered: set[AnswerKey], stop: Que
 
 
 def is_answered(plan: Plan, role: Role, answered: set[AnswerKey], stop: QuestionStop) -> bool:
-    """Whether a role has answered everything that it is to be asked."""
+    """Return True if a role has answered everything that it is to be asked."""
     return not stop.open_items(role) and not _after_questions(plan, role, answered, stop)
 
 
@@ -79,7 +79,7 @@ def interview(
 ) -> None:
     """Ask a server everything it has not answered: some questions with an empty cache, then the rest with the header cached.
 
-    Questions are asked until `stop` says that they have decided; those with an empty cache, of which there are few, in any case.
+    Questions are asked until `stop` reports that they have decided; those with an empty cache, of which there are few, in any case.
 
     Raises:
         EngineError: the server failed; what it answered before is in the folder.

@@ -81,14 +81,14 @@ def try_kernel(plan: Plan, folder: RunFolder) -> None:
         raise EngineError(
             f"No server was started: {why or f'the kernel {said[0]}'}.",
             "an output of at least one of the smallest calls of each phase",
-            f"mend the kernel; assay check {plan.candidate.name} calls it without a server (its output is in {LOG})",
+            f"fix the kernel; assay check {plan.candidate.name} calls it without a server (its output is in {LOG})",
         )
 
 
 def _attempt(jobs: Jobs, plan: Plan, folder: RunFolder, display: ProgressDisplay, stop: threading.Event) -> None:
     """Have a process do the jobs, and keep each result; if it fails, the first job without a result fails.
 
-    A result that was there before the kernel was read is kept as it was, with the reason why it says no more.
+    A result that was there before the kernel was read is kept as it was, with the reason why it states no more.
     """
     drafts: dict[str, str] = {}
 
@@ -160,7 +160,7 @@ def _draft(line: str) -> tuple[str, str]:
 
 
 def _unread(line: str, why: str) -> str:
-    """A line that keeps a result whose first serious finding says why the kernel could not be read."""
+    """A line that keeps a result whose first serious finding states why the kernel could not be read."""
     kind, text = _draft(line)
     result = (ReplayResult if kind == CAUSE else MatrixRecord).model_validate_json(text.removeprefix(kind))
     [first, *_] = serious(result.findings)
@@ -170,7 +170,7 @@ def _unread(line: str, why: str) -> str:
 
 
 def _ended(process: ServerProcess, notes: _Notes) -> str:
-    """How a process ended that has not done its jobs, in words."""
+    """Describe how a process that left jobs unfinished ended."""
     place = f"in a call ({notes.call})" if notes.call else "outside of a call"
     if process.exit_status == TOO_MANY:
         return f"the kernel's process {how_ended(TOO_MANY)} {place}"
@@ -180,7 +180,7 @@ def _ended(process: ServerProcess, notes: _Notes) -> str:
 
 
 def _hangs(plan: Plan, notes: _Notes) -> str:
-    """What takes too long, in words; empty if nothing does. What assay computes between two calls is not limited."""
+    """Describe what takes too long; empty if nothing does. What assay computes between two calls has no limit."""
     limit_s, load_limit_s = plan.spec.request_timeout, plan.spec.startup_timeout
     if notes.call and notes.silent_s > limit_s:
         return f"the kernel did not return from a call within {limit_s:g} s ({notes.call})"

@@ -103,7 +103,7 @@ class Handover:
 
 
 def is_scored(folder: Path, role: Role) -> bool:
-    """Whether nothing is left to score for a role, the reference's floor included."""
+    """Return True if nothing is left to score for a role, the reference's floor included."""
     return all(logits_path(folder, role, repeat).exists() for repeat in _repeats(role))
 
 

@@ -30,7 +30,7 @@ _HASHED = ("*.safetensors", "*.bin", "*.gguf", "tokenizer*", "chat_template*", "
 
 
 def origin_of(plan: Plan, command: str, nonce: str) -> Origin:
-    """What is run here and now, with which software, on which machine.
+    """Describe what runs here and now, with which software, on which machine.
 
     Args:
         plan: the checked run.

@@ -45,7 +45,7 @@ def job_of(plan: Plan, folder: RunFolder) -> MatrixJob:
 def impossible(job: MatrixJob) -> str:
     """Why a matrix cannot be made; empty if it can."""
     known = job.q_heads and job.kv_heads and job.head_dim
-    return "" if known else "the model's configuration does not say how many heads it has"
+    return "" if known else "the model's configuration does not state how many heads it has"
 
 
 def keep_matrix(folder: RunFolder, record: MatrixRecord, display: ProgressDisplay) -> None:

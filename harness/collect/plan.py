@@ -60,27 +60,27 @@ class Plan:
 
     @property
     def compares_answers(self) -> bool:
-        """Whether both roles answer questions or prompts."""
+        """True if both roles answer questions or prompts."""
         return bool({"mmlu", "greedy"} & set(self.spec.workload.suites))
 
     @property
     def has_url(self) -> bool:
-        """Whether a role is a running server, which assay cannot instrument."""
+        """True if a role is a running server, which assay cannot instrument."""
         return self.reference.is_url or self.candidate.is_url
 
     @property
     def has_layer_diff(self) -> bool:
-        """Whether the layer diff was asked for and is possible."""
+        """True if the layer diff was asked for and is possible."""
         return "layers" in self.spec.workload.suites and not self.has_url
 
     @property
     def has_kernel(self) -> bool:
-        """Whether a role is a kernel of the contract."""
+        """True if a role is a kernel of the contract."""
         return self.reference.is_kernel or self.candidate.is_kernel
 
     @property
     def has_decode_kernel(self) -> bool:
-        """Whether a kernel of the contract computes decode in either role.
+        """True if a kernel of the contract computes decode in either role.
 
         Such a kernel resolves its paging in Python, so a CUDA graph cannot capture its decode calls.
         """

@@ -87,7 +87,7 @@ def check_gpu() -> None:
     """Refuse ``--device=cuda`` where PyTorch sees no GPU.
 
     Raises:
-        UsageError: it sees none; the message says whether it could.
+        UsageError: it sees none; the message states whether it could.
     """
     import torch
 
@@ -101,7 +101,7 @@ def check_gpu() -> None:
     raise UsageError(
         f"--device is cuda, and there is no GPU that can be used: {found}.",
         "a GPU that nvidia-smi lists, and a CUDA build of PyTorch",
-        "use --device=cpu, or mend the driver, CUDA_VISIBLE_DEVICES or PyTorch (nvidia-smi lists what the driver sees)",
+        "use --device=cpu, or fix the driver, CUDA_VISIBLE_DEVICES or PyTorch (nvidia-smi lists what the driver sees)",
     )
 
 

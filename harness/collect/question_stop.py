@@ -26,11 +26,11 @@ and in six at 5 %. If they do not decide, both servers start once more."""
 WAIT_S = 0.25
 """Seconds after which a role that waits for the other checks that its server is still alive."""
 FLIPS = (0.0, 0.02, 0.05)
-"""Shares of flipped answers for which the plan says how many questions it expects."""
+"""Shares of flipped answers for which the plan states how many questions it expects."""
 
 
 class QuestionStop:
-    """Looks at the answers of both roles as they arrive, and says when they have decided.
+    """Looks at the answers of both roles as they arrive, and reports when they have decided.
 
     The verdict never depends on it: it is computed from the answers on disk, by the same test.
 
@@ -43,7 +43,7 @@ class QuestionStop:
         items: the questions in their order.
         first: where the roles are asked in turn: how many of the order the reference answers before the candidate is asked.
         soonest: how many of the order a pass needs at least. No more are asked before these are answered: what is in flight when
-            the answers decide was asked in vain, and a slow kernel needs seconds for it.
+            the answers decide is wasted, and a slow kernel needs seconds for it.
         reason: why asking stops; None before.
     """
 
@@ -72,7 +72,7 @@ class QuestionStop:
             self._changed.notify_all()
 
     def enough(self) -> bool:
-        """Whether no further question needs to be asked."""
+        """Return True if no further question needs to be asked."""
         return self.reason in ("decided", "hopeless")
 
     @property
@@ -106,7 +106,7 @@ class QuestionStop:
         """The questions to ask a role next, once there are some; none if no further one needs to be asked.
 
         Where the roles are asked at the same time, a role waits while it is more than `lead` questions ahead, or has answered all
-        that the soonest pass needs: what one role answers and the other never will is asked in vain.
+        that the soonest pass needs: what one role answers and the other never will is wasted.
 
         Args:
             role: which role.
@@ -164,7 +164,7 @@ class QuestionStop:
 
 
 def outlook(spec: RunSpec, most: int) -> list[str]:
-    """What the plan of the questions promises, in lines for a person.
+    """Explain what the plan of the questions promises, in lines for a person.
 
     Args:
         spec: of the run.

@@ -82,7 +82,7 @@ def note_changed_kernels(plan: Plan, folder: RunFolder) -> None:
 
 
 def _code(plan: Plan) -> dict[Role, dict[str, str]]:
-    """What the kernels of a run are made of, by role."""
+    """Hash the code of the kernels of a run, by role."""
     return {role: source_hashes(plan.backend(role).name) for role in ROLES if plan.backend(role).is_kernel}
 
 

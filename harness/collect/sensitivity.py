@@ -4,7 +4,7 @@ Nothing is restarted: the control switches the fault on and off. In the candidat
 answers and logits; in the server with the shadow it is in the shadowed candidate, for the layers. Afterwards the prefix cache is
 emptied, since K and V of later layers were computed with the fault.
 
-`serve_fault` and `shadow_fault` measure any fault of the catalogue; `assay.harness.judge.sensitivity` says whether it was seen.
+`serve_fault` and `shadow_fault` measure any fault of the catalogue; `assay.harness.judge.sensitivity` decides whether it was seen.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class FaultLoad:
 
 
 def is_open(plan: Plan, folder: RunFolder, role: Role) -> bool:
-    """Whether a role's server still has to measure something under the fault."""
+    """Return True if a role's server still has something to measure under the fault."""
     return bool(_parts(plan, folder, role)) and folder.read(SENSITIVITY_RECORD, role) is None
 
 
@@ -181,7 +181,7 @@ def switched_on(engine: Engine, place: Path, control: Control) -> Iterator[str]:
 
 
 def _parts(plan: Plan, folder: RunFolder, role: Role) -> set[str]:
-    """What a role's server measures under a fault: "shadow", "answers", "logits"."""
+    """List what a role's server measures under a fault: "shadow", "answers", "logits"."""
     if plan.backend(role).is_url:
         return set()
     asked, shadowed = asked_roles(plan, folder), shadowed_role(plan, folder)

@@ -135,7 +135,7 @@ def core_of(device: str, number: int = 0) -> int | None:
 
 
 def together(plan: Plan) -> bool:
-    """Whether both servers run at the same time: as the spec says, or as memory allows."""
+    """Return True if both servers run at the same time: as the spec sets it, or as memory allows."""
     spec = plan.spec
     if spec.servers != "auto":
         return spec.servers == "together"
@@ -195,7 +195,7 @@ def _last_words(engines: Sequence[Engine]) -> str:
 
 
 def manifest_of(engine: Engine) -> ServerManifest:
-    """What a running server reports about itself.
+    """Read what a running server reports about itself.
 
     Raises:
         EngineError: it does not answer.

@@ -15,7 +15,7 @@ from assay.harness.sides import Role
 
 _LABEL = "kernels"
 _COMPLETE = "complete"
-"""File that says that the requests were answered; it holds the nonce of the run."""
+"""File that marks the requests as answered; it holds the nonce of the run."""
 _ANSWER_TOKENS = 4
 """Token limit of the answers: the first token comes from the extend pass, the others from decode steps."""
 _CONTINUATION = (
@@ -25,7 +25,7 @@ _CONTINUATION = (
 
 
 def is_traced(folder: RunFolder, role: Role) -> bool:
-    """Whether a role's server has listed its kernels."""
+    """Return True if a role's server has listed its kernels."""
     path = folder.server_folder(role) / FOLDER / _COMPLETE
     return path.exists() and path.read_text() == folder.nonce
 

@@ -31,7 +31,7 @@ class AnswerLengths(Part):
 
     @property
     def informative(self) -> bool:
-        """Whether any pair of answers ended before the limit, in either role: where none did, every length is the limit."""
+        """True if any pair of answers ended before the limit, in either role: where none did, every length is the limit."""
         return min(self.reference_cut, self.candidate_cut) < self.prompts
 
 

@@ -22,7 +22,7 @@ class Pair:
     candidate: Answer
 
     def right(self, role: Role) -> bool:
-        """Whether the role's answer was parsed and is the expected one."""
+        """Return True if the role's answer was parsed and is the expected one."""
         return self.item.is_right(self.of(role).parsed)
 
     @property
@@ -134,7 +134,7 @@ class Flips:
 
 
 def flips(pairs: Sequence[Pair]) -> Flips:
-    """Which questions the candidate lost and gained."""
+    """List the questions that the candidate lost and gained."""
     both_right = sum(p.right("reference") and p.right("candidate") for p in pairs)
     lost = tuple(p for p in pairs if p.right("reference") and not p.right("candidate"))
     gained = tuple(p for p in pairs if p.right("candidate") and not p.right("reference"))

@@ -50,7 +50,7 @@ def first_divergence(first: Sequence[Token], second: Sequence[Token]) -> int | N
 
 
 def is_finite(tokens: Sequence[Token]) -> bool:
-    """Whether every token's log-probability is finite."""
+    """Return True if every token's log-probability is finite."""
     return all(math.isfinite(token.logprob) for token in tokens)
 
 

@@ -123,7 +123,7 @@ def prefix_of(items: Sequence[Item], pairs: Sequence[Pair]) -> Prefix:
 
 
 def soonest_pass(items: Sequence[Item], pairs: Sequence[Pair], rule: Rule) -> int:
-    """How many questions of the order a pass needs at least: those it takes if all that is still open shows no difference.
+    """Count the questions of the order that a pass needs at least: those it takes if all that is still open shows no difference.
 
     Args:
         items: the questions in their order, each prompt once.
@@ -162,12 +162,12 @@ class Outcome:
 
     @property
     def decided(self) -> bool:
-        """Whether there is a verdict."""
+        """True if there is a verdict."""
         return self.reason in ("regression", "non-inferior")
 
     @property
     def over(self) -> bool:
-        """Whether asking on is pointless."""
+        """True if asking on is pointless."""
         return self.decided or self.hopeless
 
 
@@ -240,7 +240,7 @@ def outcome_of(prefix: Prefix, rule: Rule) -> Outcome:
 
 
 def _more_than(unparsed: int, of: int, alpha: float) -> bool:
-    """Whether the share of unparsed answers is clearly above the limit, in whatever order they came.
+    """Return True if the share of unparsed answers is clearly above the limit, in whatever order they came.
 
     The wealth after `of` bets with a stake chosen for a share of a half (a likelihood ratio): it only ends asking, which claims
     nothing.

@@ -41,7 +41,7 @@ MAX_RETRY_AFTER_S = 60.0
 """The longest ``Retry-After`` that is followed, as in the openai client."""
 EXCERPT = 300
 MOST_TOKENS = 1 << 32
-"""No request has so many: a server that says so counts something else."""
+"""No request has so many: a server that reports so many counts something else."""
 INFO_TIMEOUT_S = 60.0
 """Seconds that a server may take to describe itself."""
 BROKEN = (aiohttp.ClientError, OSError)
@@ -98,7 +98,7 @@ class _Completion(BaseModel):
 
 
 class BadReply(ValueError):
-    """A body that is not a valid completion; the message says what is wrong with it."""
+    """A body that is not a valid completion; the message states what is wrong with it."""
 
 
 def read_reply(body: str, ask: ChatRequest, latency_s: float) -> Reply:
@@ -152,7 +152,7 @@ class Response:
 
     @property
     def is_success(self) -> bool:
-        """Whether the status is 2xx."""
+        """True if the status is 2xx."""
         return 200 <= self.status < 300
 
 
@@ -202,7 +202,7 @@ class Client:
         """POST ``body`` to ``path`` and return the JSON response, within the time-out of a request.
 
         Raises:
-            EngineError: no JSON came back. If the server died, the error says so.
+            EngineError: no JSON came back. If the server died, the error states that.
         """
         try:
             return self._document(path, self._call("POST", path, self.timeout_s, body))
@@ -351,7 +351,7 @@ class Client:
             ) from None
 
     async def _send(self, session: aiohttp.ClientSession, path: str, body: Mapping[str, Any]) -> Response:
-        """POST, and again after a pause if the connection breaks or the server says that it is busy or failing."""
+        """POST, and again after a pause if the connection breaks or the server reports that it is busy or failing."""
         for pause_s in RETRY_PAUSES_S:
             try:
                 response = await self._exchange(session, "POST", path, body)
@@ -401,7 +401,7 @@ def chat_body(ask: ChatRequest) -> dict[str, Any]:
 
 
 def _retry_after_s(response: Response) -> float:
-    """Seconds to wait as the server says; 0 if it says nothing valid."""
+    """Seconds to wait, as the server asks; 0 if that is not valid."""
     try:
         seconds = float(response.retry_after)
     except ValueError:

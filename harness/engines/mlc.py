@@ -60,7 +60,7 @@ class MlcServer(RemoteServer):
         return events
 
     def flush_cache(self) -> None:
-        """Reset the engine, which empties its prefix cache. A server without ``--enable-debug`` keeps it, and says so.
+        """Reset the engine, which empties its prefix cache. A server without ``--enable-debug`` keeps it, and reports that.
 
         Raises:
             EngineError: the server refuses.

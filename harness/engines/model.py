@@ -18,7 +18,7 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
 
 
 def is_hub_name(name: str) -> bool:
-    """Whether a model's name has the form of a hub name, OWNER/NAME, and is no path."""
+    """Return True if a model's name has the form of a hub name, OWNER/NAME, and is no path."""
     return name.count("/") == 1 and not name.startswith((".", "/", "~"))
 
 
@@ -81,12 +81,12 @@ def _read_json(path: Path, name: str) -> dict[str, Any]:
     raise UsageError(
         f"{path.name} of --model {name} {problem}.",
         "a JSON object, as save_pretrained writes it",
-        f"download {path.name} again, or mend it",
+        f"download {path.name} again, or fix it",
     )
 
 
 def _check_whole(path: Path, name: str) -> None:
-    """Refuse a safetensors file that is shorter or longer than its header says. Raises UsageError."""
+    """Refuse a safetensors file that is shorter or longer than its header states. Raises UsageError."""
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -94,7 +94,7 @@ def _check_whole(path: Path, name: str) -> None:
     try:
         header = json.loads(text)
         ends = [tensor["data_offsets"][1] for key, tensor in header.items() if key != "__metadata__"]
-        problem = f"has {size:,} bytes, and its header says {(whole := 8 + length + max(ends, default=0)):,}"
+        problem = f"has {size:,} bytes, and its header states {(whole := 8 + length + max(ends, default=0)):,}"
         if size == whole:
             return
     except (ValueError, AttributeError, TypeError, LookupError):
@@ -107,16 +107,16 @@ def _check_whole(path: Path, name: str) -> None:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What a model's configuration says of its size.
+    """The size of a model, as its configuration states it.
 
     Attributes:
         vocabulary: size of the vocabulary.
         context: longest sequence, in tokens.
-        q_heads: query heads of a layer; 0 if the configuration does not say.
-        kv_heads: key and value heads of a layer; 0 if it does not say.
-        head_dim: size of a head; 0 if it does not say.
-        dtype: of the weights, such as "bfloat16"; empty if it does not say.
-        layers: number of layers; 0 if it does not say.
+        q_heads: query heads of a layer; 0 if the configuration does not state it.
+        kv_heads: key and value heads of a layer; 0 if not stated.
+        head_dim: size of a head; 0 if not stated.
+        dtype: of the weights, such as "bfloat16"; empty if not stated.
+        layers: number of layers; 0 if not stated.
     """
 
     vocabulary: int
@@ -160,7 +160,7 @@ TEMPLATE_TOKENS = 64
 
 
 def fit_of(model: Path, answer: int) -> Fit:
-    """What fits into the model in a folder, beside an answer of so many tokens.
+    """Compute how much fits into the context of the model in a folder, beside an answer of this many tokens.
 
     Raises:
         UsageError: its context is not known, or its tokenizer cannot be read without the engine.

@@ -120,7 +120,7 @@ class ServerProcess:
 
     @property
     def ran_out_of_memory(self) -> bool:
-        """Whether the system has killed a process for want of memory since the launch."""
+        """True if the OOM killer has killed a process since launch."""
         return oom_kills() > self._oom_kills
 
     def log_tail(self) -> str:
@@ -138,7 +138,7 @@ class ServerProcess:
         return next((line for line in reversed(_lines(self.recent_log())) if not _WARNS.search(line)), "")
 
     def wrote(self, text: str) -> bool:
-        """Whether ``text`` (in lower case) occurs, in any case, in the last `TAIL_BYTES` of this launch's log."""
+        """Return True if ``text`` (in lower case) occurs, in any case, in the last `TAIL_BYTES` of this launch's log."""
         return text in self.recent_log().lower()
 
     def recent_log(self) -> str:
@@ -150,10 +150,10 @@ class ServerProcess:
         return text.replace(self._secret, "***") if self._secret else text
 
     def trouble(self, essential: str) -> Trouble | None:
-        """What a process of the server has come to; None if nothing is wrong. Looks at most once in `LOOK_INTERVAL_S`.
+        """Examine the server's processes, at most once in `LOOK_INTERVAL_S`; None if nothing is wrong.
 
         Only what two looks in a row have seen counts: a debugger stops a process for a moment, and a server whose process has died
-        may be about to end. A process without a name yet, which may end by right, counts only if it failed. Once the main process
+        may be about to end. A process without a name yet, which may end normally, counts only if it failed. Once the main process
         has ended, nothing counts but how it did: `exit_status` has that when the others have ended, too.
 
         Args:
@@ -212,7 +212,10 @@ def _stat(pid: int) -> list[str]:
 
 
 def _exit_status(pid: int) -> int | None:
-    """How a process ended whose parent has not asked yet, as `subprocess` has it; None if the system does not tell."""
+    """Return the exit status of a process that its parent has not reaped, as `subprocess` has it;
+
+    None if the system does not tell.
+    """
     try:
         return os.waitstatus_to_exitcode(int(_stat(pid)[49]))
     except (IndexError, ValueError):
@@ -220,7 +223,7 @@ def _exit_status(pid: int) -> int | None:
 
 
 def oom_kills() -> int:
-    """How many processes the system has killed for want of memory since it was started; 0 where it does not count them."""
+    """Count the processes that the OOM killer has killed since boot; 0 if the system does not count them."""
     try:
         lines = Path("/proc/vmstat").read_text().splitlines()
     except OSError:
@@ -229,7 +232,7 @@ def oom_kills() -> int:
 
 
 def name_of(pid: int) -> str:
-    """What a process calls itself, for example "sglang::scheduler"."""
+    """Return the name that a process gives itself, for example "sglang::scheduler"."""
     try:
         title = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
         if _SPAWNED in title:

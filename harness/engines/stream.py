@@ -189,7 +189,7 @@ class Streamer:
         engine: a running engine. A stream fails after its request time-out without a token.
 
     Raises:
-        EngineError: the server does not say which model it serves.
+        EngineError: the server does not report which model it serves.
     """
 
     def __init__(self, engine: Engine) -> None:

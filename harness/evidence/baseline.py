@@ -51,7 +51,7 @@ class Key(Record):
         return f"{file_name(self.backend)}-{hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:8]}"
 
     def differing(self, other: Key) -> list[str]:
-        """How `other` differs, in words."""
+        """Describe each way in which `other` differs."""
         return [
             f"{name.replace('_', ' ')} was {_short(getattr(other, name))}, now {_short(getattr(self, name))}"
             for name in type(self).model_fields

@@ -75,7 +75,7 @@ class BenchFolder:
 
     @property
     def complete(self) -> bool:
-        """Whether the bench was played to its end: the counts of both servers are written last."""
+        """True if the bench was played to its end: the counts of both servers are written last."""
         return (self.path / COUNTERS).exists()
 
     def write_manifest(self, manifest: BenchManifest) -> None:
@@ -88,7 +88,7 @@ class BenchFolder:
         write_whole(self.path / MANIFEST, manifest.model_dump_json(indent=2))
 
     def manifest(self) -> BenchManifest:
-        """What was timed.
+        """Read the record of what was timed.
 
         Raises:
             EvidenceError: it is missing or damaged, or of another run.

@@ -144,5 +144,5 @@ def foreign_cause(result: ReplayResult, candidate: str, phases: Collection[str],
 
 
 def _stratum(entry: PackEntry) -> tuple[int, str, str]:
-    """What is examined of a pack, at least one call each: the worst and the other calls of a layer and phase."""
+    """Return an entry's stratum: layer, phase, and whether it is a worst call. At least one call of each is examined."""
     return entry.spec.layer, entry.spec.phase, entry.chosen

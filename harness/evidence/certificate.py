@@ -88,7 +88,7 @@ class Look(Part):
     Attributes:
         suite: "op-level", "layers", "logits", "greedy" or "mmlu".
         caught: whether it flagged the fault.
-        after: calls or questions up to the first that was flagged; None if none was, or if it cannot be told.
+        after: calls or questions up to the first that was flagged; None if none was, or if it is unknown.
         of: calls or questions that it looked at.
     """
 
@@ -114,7 +114,7 @@ class Examined(Part):
         pinned: whether the findings give its layers, heads, phases and restriction, and no others; None if nothing was caught.
         found: ids of the findings.
         where: where the first finding lies, in its own words.
-        read: what was read off the kernel, in a sentence; empty if that says nothing, None if the kernel was not read.
+        read: what was read off the kernel, in a sentence; empty if that states nothing, None if the kernel was not read.
         read_exact: whether what was read gives every output that was seen; None if the kernel was not read.
         effect: of a missed fault, the largest change of a cell as a multiple of what the declared noise costs there; None without a
             declared noise, or where it was not measured.
@@ -143,7 +143,7 @@ class Examined(Part):
 
     @property
     def hidden(self) -> bool:
-        """Whether it was missed because the noise that the kernel declares hides it: a correct kernel may err as much."""
+        """True if it was missed because the noise that the kernel declares hides it: a correct kernel may err as much."""
         return self.outcome == "missed" and self.effect is not None and self.effect <= HIDDEN
 
 
@@ -165,7 +165,7 @@ class Certificate(Decided):
         return sum(one.seconds for one in self.examined) / 60
 
     def having(self, *outcomes: Outcome) -> list[Examined]:
-        """What ended with one of these outcomes."""
+        """List what ended with one of these outcomes."""
         return [one for one in self.examined if one.outcome in outcomes]
 
 

@@ -103,7 +103,7 @@ ENVELOPE_FILES = RunFile(f"{FOLDER}/*.json", EnvelopeCounts, durable=False)
 
 
 def read_envelope(server: Path, nonce: str = "") -> EnvelopeCounts | None:
-    """What all processes of a server counted; None if none wrote anything.
+    """Sum what all processes of a server counted; None if none wrote anything.
 
     Processes that share the heads of a layer (tensor parallelism) see the same calls, so the smallest of their counts holds.
 
@@ -119,7 +119,7 @@ def read_envelope(server: Path, nonce: str = "") -> EnvelopeCounts | None:
 
 
 def envelope_of(folder: RunFolder) -> EnvelopeCounts | None:
-    """What was counted in a run, whichever server the shadow ran in; None without a layer diff.
+    """Read what was counted in a run, whichever server the shadow ran in; None without a layer diff.
 
     Raises:
         EvidenceError: a file is damaged, or of another run.
@@ -172,7 +172,7 @@ class Envelope:
         return cls(spec.policy.envelope_tokens, BATCH[spec.device], DEPTH[spec.device])
 
     def reach(self, limits: EngineLimits) -> Reach:
-        """How far an engine can be taken into it."""
+        """Compute how far an engine can be taken into it."""
         tokens = longest(self.tokens, limits.context_tokens, self.depth)
         return Reach(tokens, limits.context_tokens, limits.chunk_tokens, limits.page_tokens, self.depth)
 
@@ -208,7 +208,7 @@ class Envelope:
         ]
 
     def missing(self, counts: EnvelopeCounts, phases: Collection[str]) -> list[Missing]:
-        """What some layer did not compare, in the phases that a candidate claims: `gaps`, and conditions without a call."""
+        """List what some layer did not compare, in the phases that a candidate claims: `gaps`, and conditions without a call."""
         found = self.gaps(counts, phases)
         if counts.limits is None:
             return found

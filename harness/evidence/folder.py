@@ -56,7 +56,7 @@ class RunFolder:
         """
         folder = cls(path)
         written = folder._file("manifest.json")
-        # A run that could not write its manifest, for want of space on the disk, has begun nothing.
+        # A run that could not write its manifest, as on a full disk, has begun nothing.
         if not written.exists() and not is_unused(path, remains=("items.jsonl",)):
             raise UsageError(
                 f"{path} exists and is not the folder of a run.", "a new or empty folder", "name another one with --out"
@@ -102,7 +102,7 @@ class RunFolder:
         return self._nonce
 
     def read(self, file: RunFile[Kind], role: Role | None = None) -> Kind | None:
-        """What a file of the run holds, or of a role's server; None if there is none.
+        """Read a file of the run, or of a role's server; None if there is none.
 
         Raises:
             EvidenceError: it is damaged, or of another run.
@@ -148,7 +148,7 @@ class RunFolder:
         check_seal(self.path, progress.sealed, progress.stated)
 
     def items(self) -> list[Item]:
-        """What both servers are asked.
+        """Read the items that both servers are asked.
 
         Raises:
             EvidenceError: the file is damaged, or its items are not those that the manifest names.
@@ -231,7 +231,7 @@ class RunFolder:
 
 
 def _differing(earlier: Manifest, now: Manifest) -> list[str]:
-    """What makes `now` a different run from `earlier`, in words."""
+    """Describe each way in which `now` is a different run from `earlier`."""
     before, after = _settings(earlier.spec), _settings(now.spec)
     found = [
         f"{key} was {before.get(key)!r}, now {after.get(key)!r}"

@@ -60,7 +60,7 @@ class ScoredSequence(Record):
         return self.length - self.start - 1
 
     def honoured(self, condition: CacheState) -> bool:
-        """Whether the server's cache was in the state that the condition names."""
+        """Return True if the server's cache was in the state that the condition names."""
         cached = self.cached[condition]
         return cached <= MAX_COLD_TOKENS if condition == "cold" else cached >= CACHED_PREFIX_TOKENS
 

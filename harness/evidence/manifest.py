@@ -34,7 +34,7 @@ class ServerManifest(Record):
 
     @property
     def started(self) -> bool:
-        """Whether assay started it. A server behind a URL cannot be instrumented, so it claims no phase."""
+        """True if assay started it. A server behind a URL cannot be instrumented, so it claims no phase."""
         return bool(self.claimed_phases)
 
 

@@ -42,7 +42,7 @@ class Item(Record):
     cold: bool = False
 
     def is_right(self, parsed: str | None) -> bool:
-        """Whether an answer was parsed and is the expected one."""
+        """Return True if an answer was parsed and is the expected one."""
         return parsed is not None and parsed == self.expected
 
 

@@ -51,7 +51,7 @@ class RunFile(Generic[Kind]):
         write_whole(path, record.model_dump_json(indent=1 if self.durable else None), durable=self.durable)
 
     def read(self, folder: Path, nonce: str = "") -> Kind | None:
-        """What the file holds; None if there is none.
+        """Read the file; None if there is none.
 
         Args:
             folder: the folder of the run or server.
@@ -64,7 +64,7 @@ class RunFile(Generic[Kind]):
         return self._read(path, nonce) if path.exists() else None
 
     def read_each(self, folder: Path, nonce: str = "") -> dict[str, Kind]:
-        """What the file of each process holds, by what the ``*`` stands for, in that order.
+        """Read the file of each process, by what the ``*`` stands for, in that order.
 
         Arguments and errors are those of `read`.
         """

@@ -1,4 +1,4 @@
-"""Kernels with one bug each, to see what assay says of it: ``assay check assay.harness.explain.broken:mask_top_left``.
+"""Kernels with one bug each, to see what assay reports: ``assay check assay.harness.explain.broken:mask_top_left``.
 
 Every hypothesis has one, under its id with underscores.
 """

@@ -73,5 +73,5 @@ def _beyond(id_: str, call: AttentionCall) -> AttentionCall:
 
 
 def is_exact(id_: str) -> bool:
-    """Whether the right code of a bug gives the oracle's output, rather than that of a kernel that quantises."""
+    """Return True if the right code of a bug gives the oracle's output, rather than that of a kernel that quantises."""
     return BY_ID[id_].kind != "quantisation-scale" and id_ != "k-smoothing-lost"

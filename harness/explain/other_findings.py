@@ -48,7 +48,7 @@ OTHERS: dict[str, OtherFinding] = {
     OPERATOR: OtherFinding(
         "another operator",
         "The kernel was asked what it computes, and the answer is exact: it is neither attention nor a known bug. The finding's "
-        "sentence says what it is instead, and its picture shows it on the smallest telling call.",
+        "sentence states what it is instead, and its picture shows it on the smallest telling call.",
         "Compare the sentence with what the kernel is meant to compute. If it is meant, it is no attention backend for this model.",
         CHECK,
     ),
@@ -136,7 +136,7 @@ OTHERS: dict[str, OtherFinding] = {
     "reference-erratic": OtherFinding(
         "erratic reference",
         "The reference was asked some prompts twice, and its log-odds changed by more than noise explains. "
-        "What it says of the candidate is then in doubt: such a run is no pass.",
+        "Its evidence about the candidate is then in doubt: such a run is no pass.",
         "Find out what makes the reference differ from run to run: batching, another load on the machine, or a race in its kernel.",
         RUN,
         "warning",

@@ -53,7 +53,7 @@ BEYOND_MATRIX = frozenset({
 """Hypotheses that show on no call of the small op-level matrix: it has no sequence of 4,096 tokens, no other head_dim of V, and no
 values beyond fp16. A test holds it against the matrix."""
 _COMPARE = "Compare the kernel with the right code."
-_AFTER_A_FIX = "After a fix, assay check says whether it is right under all conditions."
+_AFTER_A_FIX = "After a fix, assay check shows if it is right under all conditions."
 _NOT_IN_MATRIX = (
     "The matrix of assay check has no call on which this shows: record calls of a model that has them with assay record, "
     "and replay them."
@@ -158,13 +158,13 @@ def _sentence(about: str) -> str:
 
 
 def output(of: Hypothesis, call: AttentionCall) -> Tensor:
-    """What a kernel with the bug answers, float64 [total_q, num_q_heads, head_dim_v]; the right output where it does not show."""
+    """Compute a kernel's output with the bug, float64 [total_q, num_q_heads, head_dim_v]; the right one where it does not show."""
     found = of.compute(call)
     return oracle(call) if found is None else found
 
 
 def picture(of: Hypothesis, call: AttentionCall) -> Picture:
-    """What a bug does to the weights of a call, read off the hypothesis as it would be read off a kernel."""
+    """Draw what a bug does to the weights of a call, read off the hypothesis as it would be read off a kernel."""
     reading = read(partial(output, of), call, range(len(call.q)))
     if reading is not None:
         return picture_of(reading, relative=_EXACT)

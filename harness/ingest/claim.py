@@ -1,7 +1,7 @@
-"""What somebody says of a run, checked against its evidence.
+"""A claim about a run, checked against its evidence.
 
 A claim is ``METRIC OP NUMBER`` (``MMLU >= 0.60``, ``accuracy ~ 60 %``, ``MMLU ~0.60+``), ``all tests passed`` or ``TEST passed``.
-Whatever else is said is named as what no evidence can decide.
+Any other text is reported as undecidable.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Claim(NamedTuple):
         high: greatest one.
         strict: whether the limits themselves are excluded.
         number: as it was written, a percentage as a share.
-        outcome: that a test is said to have.
+        outcome: that a test is claimed to have.
         unit: of the number, if one was given.
     """
 
@@ -64,7 +64,7 @@ class Claim(NamedTuple):
 
 
 class CheckedClaim(Part):
-    """One claim and what the evidence says."""
+    """One claim and what the evidence states."""
 
     claim: str
     outcome: Outcome
@@ -104,7 +104,7 @@ def verify(evidence: Sequence[Path], says: Sequence[str]) -> CheckedClaims:
     """
     claims = [parse(one) for text in says for one in re.split(r"[,;]\s+|\n", text) if one.strip()]
     if not claims:
-        raise UsageError("No claim was given.", 'for example --says "MMLU >= 0.60"', "say what is to be checked")
+        raise UsageError("No claim was given.", 'for example --says "MMLU >= 0.60"', "name what is to be checked")
     stated = [one for path in evidence for one in statements_of(path)]
     checked = tuple(check(claim, stated) for claim in claims)
     return CheckedClaims(evidence=tuple(map(str, evidence)), claims=checked)
@@ -150,7 +150,7 @@ def _of_number(text: str, match: re.Match[str]) -> Claim:
 
 
 def check(claim: Claim, stated: Sequence[Statement]) -> CheckedClaim:
-    """What the statements say of a claim."""
+    """Check a claim against the statements."""
     tests = [one for one in stated if one.kind == "test"]
     if claim.kind == "all tests":
         return _all_tests(claim, tests)
@@ -203,7 +203,7 @@ def _number(claim: Claim, stated: Sequence[Statement]) -> CheckedClaim:
     shares = all(0 <= float(one.value) <= 1 for one in found) and any(float(one.value) > 0 for one in found)
     if shares and claim.number > 1 and any(_key(name).endswith(_SCORE) for one in found for name in one.names):
         return _checked(
-            claim, "undecided", f"{claim.name} is a share from 0 to 1; say {claim.number:g} % if that is meant", found
+            claim, "undecided", f"{claim.name} is a share from 0 to 1; write {claim.number:g} % if that is meant", found
         )
     if claim.unit:
         fitting = [one for one in found if one.unit and one.unit.kind == claim.unit.kind]
@@ -213,8 +213,8 @@ def _number(claim: Claim, stated: Sequence[Statement]) -> CheckedClaim:
     against = [one for one in found if not _holds(claim, _in_unit(claim, one))]
     values = listed(list(dict.fromkeys(f"{_in_unit(claim, one):g}" for one in against or found)))
     if against:
-        return _checked(claim, "refuted", f"the evidence says {values}", against)
-    return _checked(claim, "confirmed", f"the evidence says {values}", found)
+        return _checked(claim, "refuted", f"the evidence states {values}", against)
+    return _checked(claim, "confirmed", f"the evidence states {values}", found)
 
 
 def _in_unit(claim: Claim, one: Statement) -> float:

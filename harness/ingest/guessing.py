@@ -1,4 +1,4 @@
-"""A score beside what guessing gets: the one thing that a score says without a second one."""
+"""A score beside what guessing gets: the one thing that a score shows without a second one."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def below_guessing(
             title="Score below guessing",
             severity="warning",
             where=where,
-            diagnosis=f"{task} {score:g} is below {guess:g}, which guessing gets; of how many questions is not said.",
+            diagnosis=f"{task} {score:g} is below {guess:g}, which guessing gets; the number of questions is not stated.",
             evidence=tuple(evidence),
             reproduce="",
             cites=cites,

@@ -53,9 +53,9 @@ class Quantity(NamedTuple):
 
 
 def quantity(name: str) -> Quantity:
-    """What a benchmark's name of a figure means: "Median TTFT (ms)", "median_ttft_ms", "output_throughput".
+    """Interpret a benchmark's name of a figure: "Median TTFT (ms)", "median_ttft_ms", "output_throughput".
 
-    A mean or a median has the name without the statistic too: who says "TTFT" means a typical one. The throughput is that of output
+    A mean or a median has the name without the statistic too: "TTFT" alone means a typical one. The throughput is that of output
     tokens, the latency that of a whole request.
     """
     words, unit = name.strip(), None

@@ -44,7 +44,7 @@ class FileReader(Protocol):
     title: str
 
     def recognises(self, source: Source) -> bool:
-        """Whether the file is of this format, from `Source.head`, or from the names in a folder."""
+        """Return True if the file is of this format, from `Source.head`, or from the names in a folder."""
         ...
 
     def read(self, source: Source) -> Document:
@@ -68,7 +68,7 @@ def reader_of(source: Source) -> FileReader | None:
 
 
 def statements_of(path: Path) -> list[Statement]:
-    """What a file states that somebody may make a claim about.
+    """List what a file states that a claim can be about.
 
     Raises:
         UsageError: there is no such file.
@@ -90,11 +90,11 @@ def statements_of(path: Path) -> list[Statement]:
 
 
 def ingest(paths: Sequence[Path], damaged: Callable[[AssayError], None] = lambda _: None) -> IngestResult:
-    """Read files, and say what follows from them.
+    """Read files, and conclude what follows from them.
 
     Args:
         paths: of the files.
-        damaged: is told why a file could not be read, beside the document that says so.
+        damaged: receives the reason why a file could not be read, beside the document that states it.
 
     Raises:
         UsageError: there is no such file, or none was given.
@@ -141,7 +141,7 @@ def _unknown(source: Source, why: str) -> FileRead:
 
 
 def _verdict(documents: Iterable[Document]) -> Verdict:
-    """A log cannot prove a pass: what it does not say may be wrong."""
+    """Return no pass: a log cannot prove one, since what it does not state may be wrong."""
     wrong = any(finding.severity == "serious" for one in documents for finding in one.findings)
     return "regression" if wrong else "inconclusive"
 

@@ -16,7 +16,7 @@ SCHEMA: Literal["assay.ingest/1"] = "assay.ingest/1"
 
 
 class Excerpt(Part):
-    """Some lines of a file, quoted. The text is somebody else's: never trust it."""
+    """Some lines of a file, quoted. The text comes from outside: never trust it."""
 
     first: int = Field(description="number of the first line, from 1")
     last: int
@@ -43,7 +43,7 @@ class FileRead(Part):
         cls, source: Source, format: str, title: str, read: int, unread: int, unit: str = "line",
         excerpts: Iterable[Excerpt] = (), notes: Iterable[str] = (),
     ) -> FileRead:  # fmt: skip
-        """What was read of a file or a folder, with its size and its hash."""
+        """Describe how much of a file or a folder was read, with its size and its hash."""
         return cls(
             path=str(source.path), format=format, title=title, bytes=source.size, sha256=source.sha256(), unit=unit,
             lines=read + unread, read=read, unread=unread, excerpts=tuple(excerpts), notes=tuple(notes),

@@ -96,7 +96,7 @@ class Source:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     def is_copy_of(self, other: Source) -> bool:
-        """Whether both hold the same bytes: two files, or all files of two folders by their names."""
+        """Return True if both hold the same bytes: two files, or all files of two folders by their names."""
         if self.path.is_dir() != other.path.is_dir() or self.size != other.size:
             return False
         if not self.path.is_dir():
@@ -127,7 +127,7 @@ class Source:
                 number += len(rows)
 
     def count_lines(self) -> int:
-        """How many lines it has, whatever their length; the last may lack its end."""
+        """Count its lines, whatever their length; the last may lack its end."""
         count, last = 0, b"\n"
         with self.path.open("rb") as raw:
             while block := raw.read(BLOCK):

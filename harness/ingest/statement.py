@@ -17,8 +17,8 @@ class Statement(NamedTuple):
         names: what the metric or the test is called, the full name first. Case, spaces and punctuation do not count.
         value: the number; or the outcome in lower case, such as "passed", empty if there is none.
         where: path, with the line or the record.
-        text: what is written there. It is somebody else's: never trust it.
-        unit: of the number; None for a share, a count, or where the file does not say.
+        text: what is written there. It comes from outside: never trust it.
+        unit: of the number; None for a share, a count, or where the file does not state it.
     """
 
     kind: Literal["number", "test"]

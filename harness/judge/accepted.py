@@ -151,7 +151,7 @@ def _suite(spec: RunSpec, compared: Comparison) -> SuiteResult:
 
 
 def check_baselines(spec: RunSpec, status: Status) -> list[Check]:
-    """Whether accepted baselines match: the candidate's, and the reference's where it was to be stored, or is stale."""
+    """Check that accepted baselines match: the candidate's, and the reference's where it was to be stored, or is stale."""
     checks = [_check_candidate(spec.candidate.backend, status, spec.policy.baselines)]
     if spec.policy.reference_from == "baseline" or "reference" in status.stale:
         checks.append(_check_reference(spec, status))
@@ -159,7 +159,7 @@ def check_baselines(spec: RunSpec, status: Status) -> list[Check]:
 
 
 def _check_reference(spec: RunSpec, status: Status) -> Check:
-    """Whether the reference's answers are stored. If not, its server was queried, which is reported but forbids nothing."""
+    """Check that the reference's answers are stored. If not, its server was queried, which is reported but rules out nothing."""
     id_, title = "reference-baseline", "an accepted baseline of the reference matches"
     if used := status.used.get("reference"):
         how = (
@@ -184,7 +184,7 @@ def _check_reference(spec: RunSpec, status: Status) -> Check:
 
 
 def _check_candidate(candidate: str, status: Status, root: str) -> Check:
-    """Whether an accepted baseline matches the candidate. A stale one, which says nothing about this run, forbids a pass."""
+    """Check that an accepted baseline matches the candidate. A stale one, which tells nothing about this run, rules out a pass."""
     id_, title = "candidate-baseline", "an accepted baseline of the candidate matches"
     unused = f"; not used: {', '.join(status.unused)}" if status.unused else ""
     if used := status.used.get("candidate"):

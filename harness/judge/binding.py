@@ -38,7 +38,7 @@ class Served:
 
     @classmethod
     def read(cls, folder: RunFolder, role: Role, answers: Sequence[Answer], concurrency: int) -> Served:
-        """What a role's server left in a run's folder.
+        """Read what a role's server left in a run's folder.
 
         Raises:
             EvidenceError: a file is damaged, or of another run.
@@ -48,7 +48,7 @@ class Served:
 
 
 def check_reconciled(served: Sequence[Served], servers: Mapping[Role, ServerManifest]) -> Check:
-    """Whether the counted attention calls are those of the requests that were admitted and answered.
+    """Check that the counted attention calls are those of the requests that were admitted and answered.
 
     Each layer must have computed every prefill batch once, in each process, and behind a cached prefix where the batch had one.
     Every answered request must have been admitted, with the cached prefix that its answer reports. Decode is counted against
@@ -155,7 +155,7 @@ def parsed_from_text(answers: Sequence[Answer], items: Sequence[Item]) -> list[A
 
 
 def check_parsed(recorded: Sequence[Answer], parsed: Sequence[Answer]) -> list[Check]:
-    """Whether the recorded letters are those that the texts give; no check where no question was answered.
+    """Check that the recorded letters are those that the texts give; no check where no question was answered.
 
     Args:
         recorded: answers as recorded.

@@ -92,12 +92,12 @@ class _Evidence:
 
     @cached_property
     def sensitivity(self) -> SensitivityResult | None:
-        """What the suites saw of the fault that was seeded; None where none was."""
+        """The effect on each suite of the fault that was seeded; None where none was."""
         return sensitivity_result(self.folder, self.spec, self.faults, _claimed(self), self.noise)
 
     @cached_property
     def served(self) -> ServedEnvelope | None:
-        """What the candidate's own server answered of the envelope; None where no such answer is compared."""
+        """The candidate's own server's answers of the envelope; None where no such answer is compared."""
         if self.envelope is None or self.envelope.limits is None or not self.over_envelope:
             return None
         admissions = self.folder.admissions("candidate")
@@ -368,7 +368,7 @@ def _findings(
 
 
 def _causes(evidence: _Evidence) -> list[Finding]:
-    """What the layer diff and the op-level matrix found wrong with the kernel."""
+    """List what the layer diff and the op-level matrix found wrong with the kernel."""
     found = evidence.layers.findings if evidence.layers else ()
     return [*found, *(evidence.matrix.findings if evidence.matrix else ())]
 

@@ -1,4 +1,4 @@
-"""Does a certificate say what the harness catches in this run's envelope? The check ``certificate``."""
+"""The check ``certificate``: does a certificate state what the harness catches in this run's envelope?"""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from assay.harness.text import listed
 from assay.harness.verdict import Check, CheckStatus
 
 CHECK = "certificate"
-_TITLE = "a certificate says which faults the harness catches in this envelope"
+_TITLE = "a certificate states which faults the harness catches in this envelope"
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def _command(spec: RunSpec, ran: RunEnvelope) -> str:
 
 
 def _parts(found: Certificate, spec: RunSpec, ran: RunEnvelope) -> Sequence[_Part]:
-    """What a certificate depends on, there and here."""
+    """Compare what a certificate depends on, there and here."""
     made = found.envelope
     pairs = [("level", made.level, "server"), ("device", made.device, spec.device)]
     if spec.device == "cuda":
@@ -136,7 +136,7 @@ def _is_gpu_of(machine: str, hardware: str) -> bool:
 
 
 def _envelope(parts: Sequence[_Part]) -> str:
-    """What a certificate and a run have in common, in words."""
+    """Describe what a certificate and a run have in common."""
     return "made in this envelope: " + ", ".join(f"{one.name} {one.made}" for one in parts)
 
 

@@ -28,8 +28,7 @@ def check_layers(
     *,
     has_url: bool = False,
 ) -> Check:
-    """Whether the candidate's output was compared with the truth, on the reference's inputs, in every phase that it claims, in
-    every head of every layer.
+    """Check that the candidate's output was compared with the truth, on the same inputs, in every claimed phase, layer and head.
 
     Args:
         suites: suites that were requested.
@@ -73,7 +72,7 @@ def check_layers(
 
 
 def _coverage(errors: ShadowErrors, phase: str, expected: Collection[int]) -> tuple[str, bool]:
-    """Which layers and heads of a phase were compared with the truth, in words, and whether these are all.
+    """Describe which layers and heads of a phase were compared with the truth, and return True with it if these are all.
 
     The processes that share a layer's heads say how many there are; a layer that none of them saw is missing anyway.
     """
@@ -132,7 +131,7 @@ def only_declared(bounds: Mapping[str, float], noise: Mapping[Role, str]) -> lis
 
 
 def check_policy(weakened: Sequence[str]) -> Check:
-    """Whether the policy is as strict as the default. A weaker one is the user's to choose, and is not chosen in silence.
+    """Check that the policy is as strict as the default. A weaker one is the user's to choose, and is not chosen in silence.
 
     Args:
         weakened: the lines of policy that pass more than their defaults do, and what `only_declared` found.
@@ -147,7 +146,7 @@ def check_policy(weakened: Sequence[str]) -> Check:
 
 
 def check_required(require: Sequence[str], ran: Sequence[str], line: str) -> list[Check]:
-    """Whether the suites ran that the policy requires; `line` is the policy's."""
+    """Check that the suites ran that the policy requires; `line` is the policy's."""
     return [
         Check(
             id=f"required-{suite}",
@@ -163,7 +162,7 @@ def check_required(require: Sequence[str], ran: Sequence[str], line: str) -> lis
 def check_kernel_ran(
     server: ServerManifest | None, counts: Sequence[CallCount], reference: Sequence[CallCount]
 ) -> list[Check]:
-    """Whether the candidate's own kernel computed every phase that it claims, in every layer, and nothing else did.
+    """Check that the candidate's own kernel computed every phase that it claims, in every layer, and nothing else did.
 
     Args:
         server: the candidate's server; None if it never started.
@@ -217,7 +216,7 @@ def _check_phase(
 
 
 def check_compiled(servers: Mapping[Role, ServerManifest], counts: Mapping[Role, Sequence[CallCount]]) -> list[Check]:
-    """Whether decode ran mostly as compiled code, in each server that was started with ``--enable-torch-compile``.
+    """Check that decode ran mostly as compiled code, in each server that was started with ``--enable-torch-compile``.
 
     SGLang compiles only what it captures into CUDA graphs: without them it silently ignores the flag, and batches larger than
     the captured ones run uncompiled.
@@ -300,7 +299,7 @@ def _same_argument(flag: str, servers: Mapping[Role, ServerManifest]) -> bool:
 
 
 def check_all_answered(asked: int, answered: int, mismatched: Sequence[str]) -> Check:
-    """Whether both roles answered every question.
+    """Check that both roles answered every question.
 
     Args:
         asked: questions, counted once for each role.
@@ -322,7 +321,7 @@ def check_all_answered(asked: int, answered: int, mismatched: Sequence[str]) -> 
 
 
 def check_cached_prefix(answers: Sequence[Answer]) -> Check:
-    """Whether enough of the candidate's questions hit a cached prefix, according to the server."""
+    """Check that enough of the candidate's questions hit a cached prefix, as the server reports."""
     known = [answer for answer in answers if answer.cached_tokens is not None]
     met = [answer for answer in known if (answer.cached_tokens or 0) >= CACHED_PREFIX_TOKENS]
     found = (
@@ -340,7 +339,7 @@ def check_cached_prefix(answers: Sequence[Answer]) -> Check:
 
 
 def check_cached_prefix_of_layers(errors: ShadowErrors) -> Check:
-    """Whether the layer diff compared calls with a cached prefix, where no question was asked."""
+    """Check that the layer diff compared calls with a cached prefix, where no question was asked."""
     longest = CACHED_PREFIX.labels[-1]
     met = bool(np.nansum(errors.table((), {"prefix": longest}).elements))
     found = f"{'some' if met else 'no'} compared calls had {longest} cached tokens"

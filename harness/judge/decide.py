@@ -135,7 +135,7 @@ def decide(
 
 
 def _wrong(regressed: Sequence[SuiteVerdict], cause: Finding | None) -> str:
-    """What the candidate does wrong, in words that follow its name."""
+    """Describe what the candidate does wrong, in words that follow its name."""
     if cause is not None and cause.does:
         return cause.does
     ids = {one.id for one in regressed}

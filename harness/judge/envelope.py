@@ -59,7 +59,7 @@ class EnvelopeResult(Part):
 def envelope_result(
     spec: RunSpec, counts: EnvelopeCounts | None, claimed: Sequence[str], served: ServedEnvelope | None = None
 ) -> EnvelopeResult | None:
-    """What a verdict covers; None where no call was compared.
+    """Determine what a verdict covers; None where no call was compared.
 
     Args:
         spec: the run's.
@@ -151,7 +151,7 @@ def _served_sentence(envelope: Envelope, served: ServedEnvelope, limits: EngineL
 def _outside(
     counts: EnvelopeCounts, limits: EngineLimits, reached: dict[str, dict[str, int]], phases: Sequence[str]
 ) -> list[str]:
-    """What lies outside of the counted conditions, in words."""
+    """Describe what lies outside of the counted conditions."""
     found = []
     for phase, values in reached.items():
         more = {
@@ -180,7 +180,7 @@ def _outside(
 
 
 def check_envelope(spec: RunSpec, counts: EnvelopeCounts | None, claimed: Sequence[str]) -> Check:
-    """Whether calls were compared in every layer under every condition of the policy's envelope, in each phase that is claimed.
+    """Check that every layer was compared under every condition of the policy's envelope, in each claimed phase.
 
     Args:
         spec: the run's.
@@ -205,7 +205,7 @@ def check_envelope(spec: RunSpec, counts: EnvelopeCounts | None, claimed: Sequen
 def check_served(
     spec: RunSpec, counts: EnvelopeCounts | None, served: ServedEnvelope | None, claimed: Sequence[str]
 ) -> Check:
-    """Whether the candidate's own server answered, and was compared, with every length of the policy's envelope.
+    """Check that the candidate's own server answered, and was compared, with every length of the policy's envelope.
 
     What runs in the shadow is the same kernel, but not what serves: not with its own KV cache, and not in CUDA graphs.
 

@@ -63,7 +63,7 @@ class PassKernels(Part):
 def check_kernels_executed(
     server: ServerManifest | None, traces: Mapping[Role, Sequence[KernelTrace]], stored: bool = False
 ) -> list[Check]:
-    """Whether the candidate's own kernels ran in the traced passes of each phase that it claims, and the reference's did not.
+    """Check that the candidate's own kernels ran in the traced passes of each phase it claims, and the reference's did not.
 
     Args:
         server: the candidate's server; without one that assay started, `check_kernel_ran` says so, and nothing is said here.
@@ -192,7 +192,7 @@ def _foreign(passes: Sequence[TracedPass], own: Sequence[str], theirs: Sequence[
 
 
 def _what_ran(passes: Sequence[TracedPass], only: Sequence[str] = ()) -> str:
-    """What attention launched, in words: "ran: _attn_fwd 4 times, …"."""
+    """Describe what attention launched: "ran: _attn_fwd 4 times, …"."""
     launches: dict[str, int] = {}
     kernels = [k for one in passes for k in one.kernels if k.attention is not False]
     lower = [k for k in kernels if k.kind != "operator"] or kernels
@@ -203,7 +203,7 @@ def _what_ran(passes: Sequence[TracedPass], only: Sequence[str] = ()) -> str:
 
 
 def _weight(name: str) -> bool:
-    """Whether a name is likely to be attention's, so that it is shown first."""
+    """Return True if a name is likely to be attention's, so that it is shown first."""
     return re.search(r"attention|attn|flash|fmha|softmax|bmm|quant", name, re.IGNORECASE) is not None
 
 

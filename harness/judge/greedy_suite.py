@@ -29,7 +29,7 @@ _APART = "texts-apart"
 def greedy_suite(
     spec: RunSpec, pairs: Sequence[Pair], answers: Sequence[Answer], noise: Sequence[str], envelope: Sequence[Pair] = ()
 ) -> SuiteResult:
-    """Whether few enough texts differ by more than noise, by the policy's greedy margin. Ties and close texts do not count.
+    """Judge if few enough texts differ by more than noise, by the policy's greedy margin. Ties and close texts do not count.
 
     The limit of "close" is the larger of what the declared noise explains and `FLOOR_FACTOR` times the reference's own floor, which
     erratic answers do not raise: they rule out a pass, and where they are a larger share than the margin a regression too. Fewer
@@ -185,14 +185,19 @@ def _steady(floors: Sequence[float], explained: float) -> tuple[list[float], lis
 
 
 def _told(answer: Answer, started: Mapping[Role, bool]) -> bool:
-    """Whether an answer came with its log-probabilities. Of a server that assay started, one that is not finite is the candidate's
-    doing; an endpoint may leave them out, or fill them with anything.
+    """Return True if an answer came with its log-probabilities.
+
+    From a server that assay started, one that is not finite is the candidate's doing; an endpoint may leave them out, or fill
+    them with anything.
     """
     return answer.text == "" or (bool(answer.tokens) and (started[answer.role] or is_finite(answer.tokens)))
 
 
 def _divergence(one: Pair, floor: float, limit: float, started: Mapping[Role, bool]) -> TextDivergence | None:
-    """How two texts differ. The texts are believed over their tokens; equal ones differ only where both have log-probabilities."""
+    """Classify how two texts differ.
+
+    The texts are believed over their tokens; equal ones differ only where both have log-probabilities.
+    """
     equal = one.reference.text == one.candidate.text
     if equal and not all(_told(answer, started) for answer in (one.reference, one.candidate)):
         return None

@@ -11,7 +11,7 @@ from assay.harness.text import one_line
 
 
 def shown_by(suites: Sequence[SuiteResult]) -> str:
-    """How a regression shows: accuracies if they regressed, else the deciding number of the first suite that did."""
+    """Describe how a regression shows: accuracies if they regressed, else the deciding number of the first suite that did."""
     for suite in (one for one in suites if one.verdict == "regression"):
         if suite.id == "mmlu" and len(suite.tallies) == 2:
             before, after = (one.right / one.total if one.total else 0.0 for one in suite.tallies)
@@ -29,7 +29,7 @@ def _tokens(reached: Mapping[str, Mapping[str, int]]) -> int:
 def scope_of(
     model: str, questions: int, synthetic: bool, envelope: EnvelopeResult | None, claimed: Sequence[str]
 ) -> str:
-    """What a pass covers: "on the tiny model: 260 synthetic questions, up to 256 tokens; decode is the reference's".
+    """Describe what a pass covers: "on the tiny model: 260 synthetic questions, up to 256 tokens; decode is the reference's".
 
     The tokens are those up to which calls were compared without a gap; with what was served, where that is less.
 

@@ -56,7 +56,7 @@ class RunLine(Part):
 
     @property
     def compared(self) -> Compared:
-        """What was compared: runs of one treatment of one model on one device have one history."""
+        """The comparison that it belongs to: runs of one treatment of one model on one device have one history."""
         return compared(self.device, self.reference, self.model, self.treatment)
 
 
@@ -221,7 +221,7 @@ def worst_own(report: Report) -> Worst | None:
 
 
 def line_of(report: Report, folder: str) -> RunLine:
-    """What a report tells in one line."""
+    """Summarise a report in one line."""
     found = serious(report.findings)
     return RunLine(
         folder=folder,
@@ -242,7 +242,7 @@ def line_of(report: Report, folder: str) -> RunLine:
 
 
 def _is_run(path: Path) -> bool:
-    """Whether a folder is a run's: it has a run's manifest, or a report of a run; a bisection's report.json is another's."""
+    """Return True if a folder is a run's: with a run's manifest, or a report of a run, not of a bisection."""
     if not path.is_dir():
         return False
     if (path / MANIFEST).is_file() and (path / "items.jsonl").is_file():

@@ -213,7 +213,7 @@ def _server_checks(manifest: BenchManifest, calls: Mapping[Role, Sequence[CallCo
 
 
 def _load_checks(manifest: BenchManifest, shapes: Sequence[Shape], loads: Sequence[LoadRow]) -> list[Check]:
-    """Whether chunked loads were prefilled in chunks, and shared prefixes came from the cache."""
+    """Check that chunked loads were prefilled in chunks, and that shared prefixes came from the cache."""
     checks = [_check_chunked(manifest, shape) for shape in shapes if shape.chunked]
     return checks + [_check_shared_prefix(load) for load in loads if load.shared_tokens and load.rounds]
 

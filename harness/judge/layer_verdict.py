@@ -56,7 +56,7 @@ class LayersJudgement(NamedTuple):
 
 
 def judge_layers(spec: RunSpec, evidence: LayerEvidence) -> LayersJudgement:
-    """Whether the candidate is as right as noise allows, in every layer, head and condition that the shadow saw.
+    """Judge if the candidate is as right as noise allows, in every layer, head and condition that the shadow saw.
 
     - *regression*: in a cell the candidate's own error is out of bounds, or that of a single query, or its gain in a head, layer or
       phase; or over all queries it is farther from the reference than the bounds of both allow; or a recorded call is out of
@@ -105,7 +105,7 @@ def _judge_replay(replay: ReplayResult) -> LayersJudgement | None:
 
 
 def _missing(evidence: LayerEvidence) -> str:
-    """What a pass lacks, in a sentence; empty if nothing."""
+    """Describe what a pass lacks, in a sentence; empty if nothing."""
     errors, against, replay = evidence.errors, evidence.against, evidence.replay
     if not len(against.cells.index):
         return "Nothing was compared with the truth."
@@ -126,14 +126,14 @@ def _missing(evidence: LayerEvidence) -> str:
 
 
 def _queries(errors: ShadowErrors) -> str:
-    """How much was compared, in words."""
+    """Describe how much was compared."""
     header = errors.headers[0]
     of = f"{header.sampled_rows:,} of {header.rows:,}" if header.sampled_rows < header.rows else f"all {header.rows:,}"
     return f"{of} queries, {header.passes:,} passes"
 
 
 def findings(evidence: LayerEvidence, reproduce: str) -> list[Finding]:
-    """What the cells show, beside what a replay named.
+    """List what the cells show, beside what a replay named.
 
     Args:
         evidence: the evidence.
@@ -225,7 +225,7 @@ def _sentence(metric: str, measured: Measured, errors: ShadowErrors, role: str =
 
 
 def _query(measured: Measured, worst: int, errors: ShadowErrors, role: str) -> str:
-    """Which query a test of queries is about: "position 701 of a request, 512 of them cached, layer 2, head 3"."""
+    """Name the query that a test of queries is about: "position 701 of a request, 512 of them cached, layer 2, head 3"."""
     same = (errors.queries.index == measured.index[worst]).all(1)
     position, prefix = place(getattr(errors.queries, role)[int(np.flatnonzero(same)[0])])
     head = int(measured.index[worst, HEAD])
@@ -248,7 +248,7 @@ def _where(index: NDArray[np.int64], errors: ShadowErrors) -> str:
 
 
 def _numbers(index: NDArray[np.int64], column: int) -> list[int] | None:
-    """What tests cover in a dimension; None if one of them covers all of it."""
+    """List what tests cover in a dimension; None if one of them covers all of it."""
     found = sorted({int(number) for number in index[:, column]})
     return None if -1 in found else found
 

@@ -83,7 +83,7 @@ def logits_suite(folder: RunFolder, spec: RunSpec, noise: Sequence[str]) -> Suit
 
 
 def judge_logits(comparison: LogitsComparison, spec: RunSpec, noise: Sequence[str]) -> SuiteResult:
-    """Whether the candidate's distributions are as near to the reference's as its declared noise explains.
+    """Judge if the candidate's distributions are as near to the reference's as its declared noise explains.
 
     - *regression*: a log-probability of the candidate is not finite where the reference's is, or a mean, or the share of prompts
       that are far beyond the limit, is above its own (one-sided, corrected for the number of tests by Bonferroni's rule).
@@ -161,7 +161,7 @@ def _judge(
 
 
 def _found(test: _Test, spec: RunSpec, prompts: int) -> str:
-    """What a test measured, as the beginning of a sentence."""
+    """Describe what a test measured, as the beginning of a sentence."""
     number, _, condition = test.metric.title.rpartition(", ")
     if test.metric.id.startswith(_FAR_PROMPTS):
         return f"Scored {condition}, {test.metric.text} are more than {FAR:g} limits away from the reference"
@@ -178,7 +178,7 @@ def _limit(metric: Metric) -> str:
 
 
 def _unseen(prompts: int, spec: RunSpec) -> str:
-    """What so many prompts cannot show: the share of prompts that may be wrong, though none of those that were asked is."""
+    """Describe what so many prompts cannot show: the share of prompts that may be wrong though all those asked are right."""
     share = clopper_pearson(0, prompts, 2 * spec.policy.alpha).high
     return f"A bug in less than {percent(share)} of prompts may have met none of them."
 

@@ -45,7 +45,7 @@ class Questions:
 
     @property
     def outcome(self) -> Outcome:
-        """What the test says."""
+        """The result of the test."""
         return outcome_of(self.prefix, self.rule)
 
     @property
@@ -78,7 +78,7 @@ def rule_of(spec: RunSpec, plan: QuestionPlan | None) -> Rule:
 
 
 def check_question_plan(spec: RunSpec, questions: Questions) -> Check:
-    """Whether order and stopping rule were recorded before the first question was asked, and are those of the run."""
+    """Check that order and stopping rule were recorded before the first question was asked, and are those of the run."""
     plan, expected = (
         questions.plan,
         (spec.workload.order_seed, spec.policy.margin, spec.policy.alpha, spec.regression_alpha),
@@ -104,7 +104,7 @@ def _question_plan(status: Literal["ok", "missing"], found: str, settles: str = 
 
 
 def accuracy_suite(spec: RunSpec, questions: Questions) -> SuiteResult:
-    """Whether the candidate's accuracy is non-inferior, within the policy's margin."""
+    """Judge if the candidate's accuracy is non-inferior, within the policy's margin."""
     # Only what the test read: one set of answers for every number of the suite. Answers that arrived after the verdict are in none.
     pairs = questions.prefix.pairs
     flipped = flips(pairs)
@@ -126,7 +126,7 @@ def accuracy_suite(spec: RunSpec, questions: Questions) -> SuiteResult:
 
 
 def _units(items: Sequence[Item]) -> str:
-    """How many questions share a unit, in words that end a sentence; empty if none does."""
+    """Describe how many questions share a unit, in words that end a sentence; empty if none does."""
     sizes = Counter(item.unit for item in items if item.unit)
     if not sizes:
         return ""

@@ -18,7 +18,7 @@ _WORST = "worst-of-matrix"
 def matrix_suite(record: MatrixRecord | None) -> SuiteResult | None:
     """The verdict on the kernel by itself; None where the matrix was not run.
 
-    - *regression*: a call is out of bounds, or the kernel broke its contract, whatever the findings say.
+    - *regression*: a call is out of bounds, or the kernel broke its contract, whatever the findings state.
     - *inconclusive*: the matrix could not be run, or computed no call, or a phase or a cached prefix was not tested.
     """
     if record is None:
@@ -51,7 +51,7 @@ def matrix_suite(record: MatrixRecord | None) -> SuiteResult | None:
 
 
 def check_matrix(spec: RunSpec, record: MatrixRecord | None, kernel: bool) -> list[Check]:
-    """Whether the matrix was run with the candidate; no check where the candidate is no kernel, or no layers were asked for.
+    """Check that the matrix ran with the candidate; no check where that is no kernel, or no layers were asked for.
 
     Args:
         spec: the run's.
@@ -66,7 +66,7 @@ def check_matrix(spec: RunSpec, record: MatrixRecord | None, kernel: bool) -> li
         found = f"a result of {record.kernel}, not of {spec.candidate.backend}"
     elif record and record.error:
         ran, found = False, one_line(record.error, 300)
-        settles = f"see what assay check {spec.candidate.backend} says, and repeat the run with a new --out"
+        settles = f"see what assay check {spec.candidate.backend} reports, and repeat the run with a new --out"
     return [
         Check(
             id=CHECK,
@@ -79,7 +79,7 @@ def check_matrix(spec: RunSpec, record: MatrixRecord | None, kernel: bool) -> li
 
 
 def _outside(record: MatrixRecord) -> bool:
-    """Whether a call is out of bounds or broken: the numbers count, also without a finding."""
+    """Return True if a call is out of bounds or broken: the numbers count, also without a finding."""
     return bool(record.failing) or not (record.worst or 0.0) <= 1
 
 
@@ -90,7 +90,7 @@ def _why(record: MatrixRecord, missing: tuple[str, ...]) -> str:
         return f"{len(record.failing)} of {len(record.computed)} calls are out of bounds{worst}: {named.rstrip('.')}."
     if _outside(record):
         worst = two_digits(record.worst or 0.0)
-        return f"{len(record.failing)} calls are out of bounds, at worst {worst}x what noise explains; no finding says why."
+        return f"{len(record.failing)} calls are out of bounds, at worst {worst}x what noise explains; no finding explains it."
     if missing:
         return f"Not tested: {'; '.join(one_line(one, 300) for one in missing)}."
     refused = f"; {len(record.refused)} more were refused" if record.refused else ""

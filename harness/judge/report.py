@@ -39,7 +39,7 @@ OwnError = FiniteFloat | Literal["not finite"] | None
 
 
 def out_of_bounds(error: OwnError, bound: float | None) -> bool:
-    """Whether noise does not explain an error: what is not finite exceeds any bound, and without a bound nothing does."""
+    """Return True if noise does not explain an error: what is not finite exceeds any bound, and without a bound nothing does."""
     if error is None or bound is None:
         return False
     return error == NOT_FINITE or error > bound

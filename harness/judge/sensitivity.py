@@ -40,7 +40,7 @@ class FaultEvidence(NamedTuple):
 
 
 def read_fault_evidence(folder: RunFolder, items: Sequence[Item], answers: Sequence[Answer]) -> FaultEvidence:
-    """What the servers of a run did under the fault.
+    """Read what the servers of a run did under the fault.
 
     Raises:
         EvidenceError: a file is damaged, or of another run.
@@ -52,7 +52,7 @@ def read_fault_evidence(folder: RunFolder, items: Sequence[Item], answers: Seque
 def sensitivity_result(
     folder: RunFolder, spec: RunSpec, evidence: FaultEvidence, claimed: Sequence[str], noise: Sequence[str]
 ) -> SensitivityResult | None:
-    """What each suite of a run saw of the fault; None where none was seeded.
+    """Determine what each suite of a run saw of the fault; None where none was seeded.
 
     Args:
         folder: the run's.
@@ -80,7 +80,7 @@ def sensitivity_result(
 
 
 def answers_see(spec: RunSpec, items: Sequence[Item], answers: Sequence[Answer], faulty: Sequence[Answer]) -> FaultSeen:
-    """Whether answers with a fault lose more than the margin against the reference's, at the policy's alpha.
+    """Test if answers with a fault lose more than the margin against the reference's, at the policy's alpha.
 
     Args:
         spec: the policy.
@@ -96,7 +96,7 @@ def answers_see(spec: RunSpec, items: Sequence[Item], answers: Sequence[Answer],
 
 
 def logits_see(spec: RunSpec, folder: Path, place: Path, noise: Sequence[str], nonce: str = "") -> FaultSeen:
-    """Whether the mean KL of prompts that were scored with a fault is above the limit of the suite, behind a cached prefix.
+    """Test if the mean KL of prompts scored with a fault is above the limit of the suite, behind a cached prefix.
 
     Args:
         spec: the policy.
@@ -126,7 +126,7 @@ def logits_see(spec: RunSpec, folder: Path, place: Path, noise: Sequence[str], n
 
 
 def layers_see(place: Path, claimed: Sequence[str], role: Role = "reference", nonce: str = "") -> FaultSeen:
-    """Whether a cell of the shadow of a faulty candidate is out of the bounds of noise.
+    """Test if a cell of the shadow of a faulty candidate is out of the bounds of noise.
 
     Args:
         place: the folder with the shadow's errors under the fault.
@@ -149,7 +149,7 @@ def layers_see(place: Path, claimed: Sequence[str], role: Role = "reference", no
 def check_sensitive(
     spec: RunSpec, result: SensitivityResult | None, records: Mapping[Role, SensitivityRecord], url: bool
 ) -> Check:
-    """Whether every suite of the run saw the fault.
+    """Check that every suite of the run saw the fault.
 
     Args:
         spec: the run's.

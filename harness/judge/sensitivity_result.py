@@ -29,7 +29,7 @@ class SensitivityResult(Part):
 
     @property
     def sentence(self) -> str:
-        """Which suites saw it, in words."""
+        """The suites that saw it, in words."""
         return f"{self.fault}: " + "; ".join(
             f"{'seen' if one.seen else 'not seen'} by {one.suite} ({one.found})" for one in self.parts
         )

@@ -51,7 +51,7 @@ def envelope_pairs(answers: Sequence[Answer]) -> Sequence[Pair]:
 def served_envelope(
     limits: EngineLimits, pairs: Sequence[Pair], admissions: Iterable[Admission], counts: Iterable[CallCount]
 ) -> ServedEnvelope | None:
-    """What the candidate's own server answered; None where no answer is compared.
+    """Determine what the candidate's own server answered; None where no answer is compared.
 
     Args:
         limits: the engine's limits.

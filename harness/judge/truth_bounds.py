@@ -165,7 +165,7 @@ def _cells(errors: TruthErrors, output: Floats, honest: Floats, rate: float) -> 
 
 
 def _bounded(honest: Floats) -> bool:
-    """Whether there are cells, and at least two honest implementations, without which there is no bound."""
+    """Return True if there are cells, and at least two honest implementations, without which there is no bound."""
     return len(honest) > 0 and honest.shape[1] >= 2
 
 
@@ -175,7 +175,7 @@ def _noise(errors: TruthErrors, honest: Floats) -> Floats:
 
 
 def _tolerance(header: ShadowHeader) -> float:
-    """How much an honest kernel may scale its output however many calls are averaged."""
+    """Return how much an honest kernel may scale its output however many calls are averaged."""
     if header.dtype == "float32" and header.accumulation == "tf32":
         return GAIN_TF32
     coarsest = "float16" if header.accumulation == "fp16" and header.dtype == "float32" else header.dtype

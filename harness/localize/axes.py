@@ -84,7 +84,7 @@ def _telling(some: Sequence[Axis]) -> list[Axis]:
 
 
 def holds(axes: Collection[Axis], one: Conditions) -> bool:
-    """Whether a call has a failing value in each of these axes."""
+    """Return True if a call has a failing value in each of these axes."""
     return all(one.get(axis.name) in axis.failing for axis in axes)
 
 

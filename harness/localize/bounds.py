@@ -188,7 +188,7 @@ def noise_kept() -> Iterator[None]:
 
 
 def noise_on(call: AttentionCall, noise: str, cells: CallCells) -> CallNoise:
-    """What noise explains on a call.
+    """Compute what noise explains on a call.
 
     Raises:
         ValueError: no such noise family.
@@ -200,7 +200,7 @@ def noise_on(call: AttentionCall, noise: str, cells: CallCells) -> CallNoise:
 
 
 def rare_excess(call: AttentionCall, family: NoiseFamily, cells: CallCells) -> Tensor:
-    """What a rare draw costs beyond its multiple of the usual noise, relative L1, float64 [cells, num_q_heads].
+    """Compute what a rare draw costs beyond its multiple of the usual noise, relative L1, float64 [cells, num_q_heads].
 
     Storing Q and K shifts scores, and weights follow exponentially: where two keys are far apart and scores are coarse, a draw of
     five standard deviations makes another key win, which no ensemble of usual draws shows. Each member's shifts are therefore
@@ -216,17 +216,17 @@ def rare_excess(call: AttentionCall, family: NoiseFamily, cells: CallCells) -> T
 
 
 def _may_add_key_by_key(call: AttentionCall, family: NoiseFamily) -> bool:
-    """Whether what adding key by key costs can show: in float32, without a quantisation, whose noise is far larger."""
+    """Return True if the cost of adding key by key can show: in float32, without quantisation, whose noise is far larger."""
     return call.q.dtype == torch.float32 and _is_exact(call, family)
 
 
 def _is_exact(call: AttentionCall, family: NoiseFamily) -> bool:
-    """Whether a kernel of this family adds in float32 on the call's device, and quantises nothing."""
+    """Return True if a kernel of this family adds in float32 on the call's device, and quantises nothing."""
     return here(family, call).accumulation == "fp32" and not any((family.q, family.k, family.v, family.p))
 
 
 def _key_by_key(call: AttentionCall, rows: Tensor | None) -> Tensor:
-    """What adding key by key costs each query at worst: sum of |output - truth| over head_dim, float64 [rows, num_q_heads]."""
+    """Bound each query's cost of adding key by key: sum of |output - truth| over head_dim, float64 [rows, num_q_heads]."""
     return (added_key_by_key(call, rows) - oracle(call, rows)).abs().sum(-1).nan_to_num(posinf=0.0).amax(0)
 
 

@@ -93,7 +93,7 @@ def _lengths(new: int, prefix: int) -> SequenceCondition:
 
 
 def _is_close(words: str, failing: Collection[SequenceShape], passing: Collection[SequenceShape]) -> bool:
-    """Whether failing and passing sequences lie within an eighth of a limit, each on its side; true of what is no limit."""
+    """Return True if failing and passing sequences lie within an eighth of a limit, each on its side; also if it is no limit."""
     limit = _LIMIT.fullmatch(words)
     if not limit or not failing or not passing:
         return True

@@ -85,7 +85,7 @@ class _Fit:
 
 
 def causes(run: KernelRun) -> list[Cause]:
-    """What explains the cells that are out of bounds; empty if there are none.
+    """Find what explains the cells that are out of bounds; empty if there are none.
 
     First, the search is for one bug that explains all failing layers together; if there is none, each layer is explained alone,
     and layers with the same bug, heads and conditions become one cause. Within its layers and heads, a hypothesis must match the

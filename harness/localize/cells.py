@@ -130,7 +130,7 @@ def row_deviation(out: Tensor, expected: Tensor, cells: CallCells) -> Tensor:
 
 
 def merged(by_row: Tensor, cells: CallCells) -> Deviation:
-    """What `row_deviation` returned, by cell."""
+    """Sum what `row_deviation` returned by cell."""
     # One transfer for all three: each synchronises with the GPU.
     return Deviation(*cells.sums(by_row).cpu().unbind(-1))
 

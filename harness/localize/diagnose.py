@@ -38,7 +38,7 @@ MAX_PREFIXES = 12
 
 
 def diagnose(run: KernelRun, reproduce: str = "") -> list[Finding]:
-    """What is wrong with a kernel: named bugs first (a leak across requests before all others), then its behaviour.
+    """Diagnose what is wrong with a kernel: named bugs first (a leak across requests before all others), then its behaviour.
 
     Args:
         run: its results.
@@ -96,7 +96,7 @@ def _bug(cause: Cause, layers: Sequence[int], reproduce: str) -> Finding:
 
 
 def _diagnosis(cause: Cause, best: Hypothesis | None, layers: Sequence[int], heads: int) -> str:
-    """What is computed, where, how far that is from the named formula and from attention, and where the kernel is correct."""
+    """Describe what is computed, where, how far from the named formula and from attention, and where the kernel is correct."""
     condition = cause.conditions[0].words if cause.conditions else ""
     place = wording.place(cause.phases, condition, cause.only_there, _spans(cause, layers, heads))
     away = f"correct attention differs by {percent(cause.oracle_error)}"
@@ -131,7 +131,7 @@ def _where(cause: Cause, layers: Sequence[int], heads: int) -> str:
 
 
 def _extent(cause: Cause) -> str:
-    """How many calls fail, by how much at worst, and with which cached prefixes."""
+    """Describe how many calls fail, by how much at worst, and with which cached prefixes."""
     worst = max(cause.failing, key=lambda result: result.worst)
     own, bound = worst.worst_cell
     more = ", ..." if len(cause.prefixes) > MAX_PREFIXES else ""
@@ -161,7 +161,7 @@ def _queries(cause: Cause) -> str:
 
 
 def _over_all_calls(run: KernelRun, reproduce: str) -> list[Finding]:
-    """What no single call shows; see `assay.harness.localize.pooled`."""
+    """Find what no single call shows; see `assay.harness.localize.pooled`."""
 
     def finding(id: str, groups: Sequence[Group], diagnosis: str, evidence: str) -> Finding:
         return Finding(

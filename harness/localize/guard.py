@@ -89,7 +89,7 @@ def _span(tensor: Tensor) -> tuple[int, int]:
 
 
 def runs_of(calls: int, repeats: int = MAX_REPEATED) -> int:
-    """How many times `run_guarded` runs a kernel that computes all of so many calls."""
+    """Count how many times `run_guarded` runs a kernel that computes all of so many calls."""
     return calls + 2 * len(range(0, calls, _step(calls, repeats)))
 
 

@@ -51,11 +51,11 @@ class Guarded:
     fill: Tensor
 
     def side(self, side: Side) -> Tensor:
-        """What lies in front of the tensor, or behind it."""
+        """Return the memory in front of the tensor, or behind it."""
         return self.whole[: self.before] if side == "front" else self.whole[self.before + self.tensor.numel() :]
 
     def written(self) -> str:
-        """What was written around it: "beyond the end of the output, up to 32 elements"; empty if nothing was."""
+        """Describe what was written around it: "beyond the end of the output, up to 32 elements"; empty if nothing was."""
         found = []
         for side, actual, expected in (
             ("before the start", self.side("front"), self.fill[: self.before]),

@@ -180,7 +180,7 @@ class CallResult:
 
     @property
     def fails(self) -> bool:
-        """Whether any cell is out of bounds."""
+        """True if any cell is out of bounds."""
         return bool(self.failing.any())
 
     @property
@@ -409,7 +409,7 @@ def repeat(kernel: Kernel, result: CallResult) -> CallResult:
 
 
 def same_values(a: Tensor, b: Tensor) -> bool:
-    """Whether both hold the same values; NaN equals NaN."""
+    """Return True if both hold the same values; NaN equals NaN."""
     return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
 
 

@@ -38,7 +38,7 @@ def over_reads(kernel: GuardedKernel, results: Sequence[CallResult]) -> tuple[At
 
 
 def _words(kernel: GuardedKernel, call: AttentionCall) -> str:
-    """What the heads of a call read outside of its inputs; empty if nothing, or if the output is not the same each time."""
+    """Describe what the heads of a call read outside of its inputs; empty if nothing, or if the output varies."""
     usual = kernel(call.clone()).clone()
     if not _same(usual, kernel(call.clone())):
         return ""

@@ -167,7 +167,7 @@ def not_run(results: Sequence[CallResult]) -> NotRun | None:
 
 
 def _share(results: Sequence[CallResult], rate: float) -> tuple[float, float]:
-    """The mean share of the declared noise that own errors have, and its limit; limit 0 where too little can be told."""
+    """The mean share of the declared noise that own errors have, and its limit; limit 0 where there is too little data."""
     shares, freedom = [], 0.0
     for result in results:
         declared = result.limits.ensemble

@@ -61,7 +61,7 @@ def traceback_of(error: BaseException) -> str:
 
 
 def _said(error: BaseException) -> str:
-    """What an exception says, in one line: the first, or the last of a compiler's, which begins with "at 12:8:" and the source."""
+    """Return an exception's message in one line: the first; a compiler's last, after "at 12:8:" and the source."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return "" if not lines else lines[-1] if re.fullmatch(r"at \d+:\d+:", lines[0]) else lines[0]
 
@@ -84,7 +84,7 @@ def _package(frame: FrameType) -> str:
 
 
 def _belongs(frame: FrameType, entry: FrameType) -> bool:
-    """Whether a frame is of the package or the folder of another one, outside of libraries."""
+    """Return True if a frame is of the package or the folder of another one, outside of libraries."""
     if frame.f_code.co_filename == entry.f_code.co_filename:
         return True
     if _package(frame) in _LIBRARIES | sys.stdlib_module_names:

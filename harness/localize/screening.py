@@ -57,7 +57,7 @@ def _explaining(hypothesis: Hypothesis, result: CallResult) -> Deviation | None:
 
 
 def _leaves_queries(hypothesis: Hypothesis, result: CallResult) -> bool:
-    """Whether a query out of bounds in a cell within its own stays out of bounds: its cell would excuse any hypothesis."""
+    """Return True if a query out of bounds stays so in a cell within its own: its cell would excuse any hypothesis."""
     if not result.wrong_queries:
         return False
     places = torch.tensor(sorted({one.place for one in result.wrong_queries}), device=result.cells.of_row.device)
@@ -90,7 +90,7 @@ def _shares(result: CallResult) -> Iterator[Tensor | None]:
 
 
 def _ruled_out(some: Deviation, result: CallResult) -> bool:
-    """Whether the distance over all queries is beyond the bounds of a failing cell, seen from some of the queries.
+    """Return True if the distance over all queries exceeds a failing cell's bounds, judging from some of the queries.
 
     Let d be the difference over some queries, D that over all, and S the size of what is expected. S is at most |out| + D and D at
     least d, so D / S is at least d / (|out| + d).

@@ -83,7 +83,7 @@ def smallest_call(guard: Guard, run: KernelRun, findings: Sequence[Finding], pat
 
 
 def _same_bug(guard: Guard, finding: str) -> Callable[[AttentionCall, Tensor], bool]:
-    """Whether an output is out of bounds, and within bounds of the hypothesis that named the bug."""
+    """Return a test: an output is out of bounds, and within bounds of the hypothesis that named the bug."""
     if finding not in BY_ID:
         return exceeds_bounds_of(guard)
 

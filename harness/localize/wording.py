@@ -58,7 +58,7 @@ _RIGHT = {"prefix 0": "without a cached prefix", "a cached prefix": "with a cach
 
 
 def does(bug: Hypothesis | None, condition: str) -> str:
-    """What the kernel does and when, in words that follow its name.
+    """Describe what the kernel does and when, in words that follow its name.
 
     Args:
         bug: the hypothesis; None if none fits.

@@ -70,7 +70,7 @@ CALLS: dict[Size, int] = {"small": 1000, "full": 2000}
 `ENDURANCE_S` seconds."""
 ENDURANCE_S: dict[Size, float] = {"small": 2.0, "full": 20.0}
 ONE_LAYER = 0.8
-"""Share of calls in one layer from which on layers are not told apart, unless the failing calls are those of some layers."""
+"""Share of calls in one layer from which on layers are not distinguished, unless the failing calls are those of some layers."""
 ASSERTED_S = 10.0
 """Most seconds in which a kernel is read that fails an assertion on one call."""
 _NARROWING_AXES = ("cached prefix", "heads", "head_dim", "dtype", "data", "page")
@@ -130,7 +130,7 @@ class CheckResult:
         again: a command that repeats the check; empty for a kernel that no command can name.
         seconds: time taken.
         read_out: what was read off the kernel, in how many calls and seconds; None where nothing is serious, or it was not to be
-            read. The first serious finding says it.
+            read. The first serious finding states it.
         coverage: what the computed cases cover, and the gaps.
         traceback: of the first exception that the kernel raised, from its own first frame on; empty if it raised none.
         left_out: cases of the small matrix that were not run, as the kernel was clearly wrong before.
@@ -203,7 +203,7 @@ class CheckResult:
     @property
     def where(self) -> str:
         """Values of at most two axes that cover all failing cases and no correct one; empty if there are none, or if what was read
-        off the kernel says which cases fail.
+        off the kernel tells which cases fail.
         """
         if self.read_out is not None and self.read_out.whole:
             return ""
@@ -244,7 +244,7 @@ def check(
 ) -> CheckResult:
     """Run a kernel on the op-level matrix and compare every output with the oracle, within the bound of its call.
 
-    A kernel with serious findings is then read: it is asked on further calls what it computes, and the first of them says so.
+    A kernel with serious findings is then read: it is asked on further calls what it computes, and the first of them states it.
 
     Args:
         kernel: a published name, ``module:function``, or the kernel itself.
@@ -266,7 +266,7 @@ def check(
         read_out: most seconds that reading a wrong kernel takes, 0 not to read it; or what reads it, and keeps that. None for 60 s.
         before_reading: receives the result before a wrong kernel is read, which a kernel that hangs does not survive.
         progress: receives how many times the kernel has run on the matrix, of how many times in all, after each.
-        watcher: is told of each call, and of what is known so far.
+        watcher: receives each call, and what is known so far.
 
     Raises:
         UsageError: no such kernel, phase, dtype, noise, size or device, no case, or a package that the kernel imports is not
@@ -433,14 +433,14 @@ def assert_correct(
 ) -> None:
     """Raise unless a kernel is correct on a call: its own error against the oracle is within the bound of the call.
 
-    A kernel that is wrong is read, for at most 10 seconds; the message says what it was observed to
+    A kernel that is wrong is read, for at most 10 seconds; the message states what it was observed to
     compute, if that gives its output on this call.
 
     Args:
         kernel: a published name, ``module:function``, or the kernel itself.
         call: the call.
         noise: quantisation whose noise is allowed, for example "int8_qk"; None for what the kernel declares.
-        watcher: is told of each call.
+        watcher: receives each call.
 
     Raises:
         AssertionError: the error is out of bounds, and the message names the bug where a hypothesis fits; or the kernel writes
@@ -478,7 +478,7 @@ def assert_correct(
 
 @cache
 def _asserted() -> Reader:
-    """What reads kernels that fail an assertion, and keeps what it read."""
+    """Make the reader of kernels that fail an assertion, which keeps what it read."""
     from assay.harness.offline.observed import Reader
 
     return Reader(ASSERTED_S)
@@ -535,7 +535,7 @@ def _declined(
     dtypes: Sequence[torch.dtype | str] | None,
     head_dims: Sequence[int] | None,
 ) -> tuple[str, ...]:
-    """What a declaration leaves out of the usual matrix, where nothing else is asked for: "float32", "head_dim 128"."""
+    """List what a declaration leaves out of the usual matrix, where nothing else is asked for: "float32", "head_dim 128"."""
     every = [str(dtype).removeprefix("torch.") for dtype in DTYPES]
     kinds = (
         [] if declared.dtypes is None or dtypes is not None else [one for one in every if one not in declared.dtypes]
@@ -621,7 +621,7 @@ def _excluded(declared: kernels.Declaration, case: Case, call: AttentionCall) ->
 
 
 def _claims(computed: Sequence[Case]) -> Callable[[Case], bool]:
-    """Whether a kernel claims a case: it computed others of the same phase with each value that no kernel claims by itself."""
+    """Return a test: a kernel claims a case if it computed others of its phase with each value that no kernel claims by itself."""
     seen = {(case.condition["phase"], axis, case.condition[axis]) for case in computed for axis in case.beyond}
     return lambda case: all((case.condition["phase"], axis, case.condition[axis]) in seen for axis in case.beyond)
 
@@ -771,14 +771,14 @@ def _missing(asked: Sequence[str], declared: kernels.Declaration, run: KernelRun
 
 
 def _hardly_declared(excluded: int, left: int) -> list[str]:
-    """What a declaration excludes, if that is nearly everything."""
+    """Report what a declaration excludes, if that is nearly everything."""
     asked = excluded + left
     hardly = left < LEAST_LEFT * asked
     return [f"its declaration excludes {excluded} of {asked} calls that were asked for"] * hardly
 
 
 def _refused(made: Sequence[Case], computed_cases: Sequence[Case]) -> list[str]:
-    """What a kernel refused too much of: values of an axis without a computed call, and phases with too few."""
+    """List what a kernel refused too much of: values of an axis without a computed call, and phases with too few."""
     computed = [case.condition for case in computed_cases if not case.beyond]
     found = []
     for phase in dict.fromkeys(case.condition["phase"] for case in made):

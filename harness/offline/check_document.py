@@ -92,7 +92,7 @@ class CheckDocument(Decided):
     failing: tuple[str, ...] = Field(description="names of the cases that are out of bounds or broken")
     where: str = Field(
         description="values of at most two axes that cover all failing cases and no correct one; empty if there are none, or if "
-        "what was read off the kernel says which cases fail"
+        "what was read off the kernel tells which cases fail"
     )
     worst_own: float | None = Field(
         description="relative L1 of the worst case; null if none was computed or it is not finite"

@@ -89,7 +89,7 @@ def reaped(worker: int) -> int | None:
 
 
 def too_many() -> bool:
-    """Whether this process has more than `PROCESSES` descendants. Then none of them runs on: each is stopped."""
+    """Return True if this process has more than `PROCESSES` descendants. All of them are then stopped."""
     if len(_living()) <= PROCESSES:
         return False
     stopped = set[int]()

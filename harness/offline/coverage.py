@@ -140,7 +140,7 @@ class Coverage:
 
     @property
     def sentence(self) -> str:
-        """What was covered, in one line; empty if nothing was."""
+        """The coverage in one line; empty if nothing was covered."""
         if not self.lengths:
             return ""
         core = self.core
@@ -174,7 +174,7 @@ def coverage_of(
     left_out: Sequence[Case],
     runs: int,
 ) -> Coverage:
-    """What the computed calls cover.
+    """Determine what the computed calls cover.
 
     Args:
         computed: calls that the kernel computed.
@@ -245,7 +245,7 @@ def _subsets(values: set[_Value]) -> Iterator[tuple[_Value, ...]]:
 
 
 def _reach(calls: Sequence[AttentionCall]) -> Reach:
-    """How far some of the calls reach."""
+    """Measure how far some of the calls reach."""
     lens = [pair for call in calls for pair in zip(call.lens_q, call.prefixes, strict=True)]
     return Reach(
         new=max(new for new, _ in lens),
@@ -257,12 +257,12 @@ def _reach(calls: Sequence[AttentionCall]) -> Reach:
 
 
 def _least(reached: Sequence[Reach]) -> Reach:
-    """How far all of them reach."""
+    """Return how far all of them reach."""
     return Reach(**{one.name: min(getattr(each, one.name) for each in reached) for one in fields(Reach)})
 
 
 def _beyond(core: Core, phases: Mapping[str, Sequence[AttentionCall]]) -> Iterator[str]:
-    """What single calls reach beyond the core, in words; each value with the fewest keys to which one of them reaches."""
+    """Describe what single calls reach beyond the core; each value with the fewest keys to which one of them reaches."""
     every = [call for calls in phases.values() for call in calls]
     values: tuple[tuple[str, Callable[[AttentionCall], object], Iterable[object]], ...] = (
         ("dtype {}", _dtype, core.dtypes),
@@ -363,7 +363,7 @@ def separating(refused: Sequence[axes.Conditions], computed: Sequence[axes.Condi
 
 
 def advice_on(axis: str, computed: Sequence[str]) -> str:
-    """How a kernel declares the values of an axis that it computes, in words; empty for what is not declared."""
+    """Explain how a kernel declares the values of an axis that it computes; empty for what is not declared."""
     values = sorted(dict.fromkeys(computed), key=lambda value: (len(value), value) if value.isdecimal() else (0, value))
     if axis == "cached prefix" and set(values) == {"none"}:
         return "; declare what it supports: prefix=False"

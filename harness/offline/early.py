@@ -61,7 +61,7 @@ def _cost(call: AttentionCall) -> float:
 
 
 def clearly_wrong(results: Sequence[tuple[Case, CallResult]], runs: int, cases: Sequence[Case]) -> bool:
-    """Whether further calls would change neither a kernel's verdict nor what is said of where it is wrong.
+    """Return True if further calls would change neither a kernel's verdict nor where it is reported to be wrong.
 
     At least `WRONG` calls are wrong by a wide margin, some in each phase and dtype that the kernel computes: one that is right in
     some of them is run on all calls, which say where. So is one whose failing calls an axis separates from the others, until each

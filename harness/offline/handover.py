@@ -43,7 +43,7 @@ def dumps(what: object, shared: Sequence[object] = ()) -> bytes:
 
 
 def loads(data: bytes, shared: Sequence[object] = ()) -> Any:
-    """What another process has pickled with `dumps`, and the same `shared`."""
+    """Unpickle what another process has pickled with `dumps`, and the same `shared`."""
     return _Unpickler(io.BytesIO(data), shared).load()
 
 
@@ -94,13 +94,13 @@ class Handover:
         return True
 
     def watcher(self) -> Watcher:
-        """A watcher that hands over what it is told."""
+        """A watcher that hands over what it receives."""
         from assay.harness.offline.watcher import Records
 
         return Records(self.put)
 
     def known(self) -> Known | None:
-        """What a process left that has ended; None if none has, or it left nothing."""
+        """Read what a process left that has ended; None if none has, or it left nothing."""
         from assay.harness.offline.interrupted import Known
 
         if not (records := self._records()):

@@ -2,7 +2,7 @@
 
     python -m assay.harness.offline.kernel_jobs NOTES JOBS
 
-JOBS is a `Jobs` as JSON. What `assay.harness.evidence.kernel_jobs` says is appended to the file NOTES; output is the kernel's.
+JOBS is a `Jobs` as JSON. What `assay.harness.evidence.kernel_jobs` defines is appended to the file NOTES; output is the kernel's.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def failing_first(job: MatrixJob, kernel: Kernel) -> str:
 
 
 def _raised(kernel: Kernel, call: AttentionCall) -> str:
-    """What a kernel raises on a call, with the call, in words that follow "the kernel"; empty if it answers or refuses."""
+    """Describe what a kernel raises on a call, with the call, in words that follow "the kernel"; empty if it answers or refuses."""
     try:
         kernel(call)
     except KernelRefused:

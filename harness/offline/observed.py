@@ -80,7 +80,7 @@ class Reader:
         self._known: list[tuple[Kernel, Declaration, str, ReadOut | str]] = []
 
     def wants(self, findings: Sequence[Finding], results: Sequence[CallResult]) -> bool:
-        """Whether a kernel is to be read: some output is wrong, rather than missing, and there is time."""
+        """Return True if a kernel is to be read: some output is wrong, rather than missing, and there is time."""
         return self.seconds > 0 and bool(results) and any(one.id != CONTRACT_BROKEN for one in serious(findings))
 
     def observe(
@@ -154,7 +154,7 @@ class Reader:
         return Observed(tuple(shown), _light(found.read))
 
     def sentence(self, kernel: Kernel, declared: Declaration, result: CallResult) -> str:
-        """What was read, if it gives the wrong outputs of a failing call; empty if not."""
+        """Return what was read, if it gives the wrong outputs of a failing call; empty if not."""
         found = self._read(kernel, declared, [result])
         if isinstance(found, str) or not said(found):
             return ""
@@ -242,12 +242,12 @@ def _tried(found: ReadOut, results: Sequence[CallResult]) -> ReadOut:
 
 
 def _unspoken(call: AttentionCall) -> tuple[object, ...]:
-    """What no operator speaks of."""
+    """Return what no operator describes."""
     return call.q.dtype, call.q.shape[2], call.v.shape[2], call.spec.layout, call.spec.grad_mode
 
 
 def _remembers(found: ReadOut, call: AttentionCall) -> bool:
-    """Whether the operator gives other outputs of a call after other calls."""
+    """Return True if the operator gives other outputs of a call after other calls."""
     rows = np.arange(min(len(call.q), _HELD_ROWS, _most_rows(call)))
     other = replace(call, k=-call.k, v=call.v + 1).with_spec(layer=call.layer + 1)
     out = torch.ones(*call.q.shape[:2], call.v.shape[2], dtype=torch.float64)
@@ -257,7 +257,7 @@ def _remembers(found: ReadOut, call: AttentionCall) -> bool:
 
 
 def held(found: ReadOut, results: Sequence[CallResult]) -> Tally:
-    """How an operator does on calls that were compared: on `_HELD_ROWS` of the wrong queries of each, and as many right ones.
+    """Test an operator on the calls that were compared: on `_HELD_ROWS` of the wrong queries of each, and as many right ones.
 
     Args:
         found: the operator.

@@ -159,7 +159,7 @@ class _Child:
 
 
 def _done(work: Work[T], handover: Handover, names: Sequence[str], sender: Connection) -> _Answer:
-    """What comes of the work in this process. A copy of the process that a kernel has forked does not come back from here."""
+    """Do the work in this process. A copy of the process that a kernel has forked does not return from here."""
     process = os.getpid()
 
     def forwarded(name: str) -> Callable[..., None]:
@@ -183,7 +183,10 @@ def _done(work: Work[T], handover: Handover, names: Sequence[str], sender: Conne
 
 
 def _raised(error: BaseException) -> _Answer:
-    """What was raised. An exception that is no error, such as the outcome of a test, is not the work's: a kernel raised it."""
+    """Make an answer of an exception.
+
+    One that is no error, such as the outcome of a test, is not the work's: a kernel raised it.
+    """
     if not isinstance(error, (Exception, KeyboardInterrupt)):
         return _Answer(_ENDED, f"raised {type(error).__name__}: {error}")
     if isinstance(error, Exception) and not isinstance(error, (AssayError, AssertionError)):
@@ -337,7 +340,7 @@ def enable_faulthandler() -> None:
 
 
 def how_ended(code: int) -> str:
-    """How a process ended, in words that follow "it". `code` is its exit code, -n for a signal n."""
+    """Describe how a process ended, in words that follow "it". `code` is its exit code, -n for a signal n."""
     if code == TOO_MANY:
         return f"was ended, since the kernel had started more than {PROCESSES} processes at a time,"
     from assay.harness.text import how_ended as in_words  # commands start faster without its expressions

@@ -46,7 +46,7 @@ def replay(
 ) -> ReplayResult:
     """Run a kernel on recorded calls and name what is wrong with it.
 
-    A kernel with serious findings is then read: the first of them shows the weights of the smallest failing call and says what the
+    A kernel with serious findings is then read: the first of them shows the weights of the smallest failing call and what the
     kernel was observed to compute on further calls, if that gives the wrong outputs of the recorded ones too.
 
     Args:
@@ -56,7 +56,7 @@ def replay(
         on_first: receives the first findings at once, if there are any; they may still change.
         read_out: most seconds that reading a wrong kernel takes, 60 by default; 0 not to read it.
         progress: receives how many times the kernel has run, of how many times in all, after each.
-        watcher: is told of the result before a wrong kernel is read, and of the calls that it then gets.
+        watcher: receives the result before a wrong kernel is read, and the calls that it then gets.
 
     Raises:
         UsageError: there is no such kernel, or a package that it imports is not installed; `pack` is not a pack, or holds no call
@@ -125,7 +125,7 @@ def _counted(guard: Guard, total: int, progress: Callable[[int, int], None]) -> 
 
 
 def _breaches(guard: Guard, calls: Sequence[AttentionCall], reproduce: str) -> list[Finding]:
-    """How a kernel broke its contract on these calls."""
+    """Describe how a kernel broke its contract on these calls."""
     return [
         breach(how, f"{len(calls)} recorded calls", (f"for example {describe(calls[0])}",), reproduce)
         for how in sorted(guard.breaches)
@@ -314,7 +314,7 @@ def _measured(one: RecordedCall, noise: str, served: bool) -> CallResult:
 
 
 def _output(one: RecordedCall, served: bool) -> Tensor:
-    """What the candidate computed, [total_q, num_q_heads, head_dim_v]."""
+    """Return what the candidate computed, [total_q, num_q_heads, head_dim_v]."""
     out = one.reference if served else one.candidate
     assert out is not None
     return out

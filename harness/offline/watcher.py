@@ -1,4 +1,4 @@
-"""Who is told what a check does: of a kernel that ends its process, somebody then knows what was found before."""
+"""Watchers of a check: if a kernel ends its process, they know what was found before."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class CopiedError(Exception):
 
 
 class Watcher:
-    """Is told what a check does. This one does nothing with it."""
+    """Receives what a check does. This one ignores it."""
 
     def asked(self, kernel: str, cases: Sequence[Case], again: str) -> None:
         """The kernel's name, the cases that it is about to compute, and a command that repeats the check."""
@@ -43,11 +43,11 @@ class Watcher:
         """
 
     def stands(self, result: CheckResult | ReplayResult) -> None:
-        """What is known so far. The kernel is about to get calls beyond the matrix."""
+        """Take what is known so far. The kernel is about to get calls beyond the matrix."""
 
 
 class Records(Watcher):
-    """Makes a record of what it is told: a name, and what belongs to it.
+    """Makes a record of what it receives: a name, and what belongs to it.
 
     Args:
         put: receives each record.

@@ -37,7 +37,7 @@ TRACE = "ASSAY_TRACE"
 """Environment variable: byte budget per process of all traces of attention outputs. Needs `EVIDENCE`. Without it, a trace is
 refused."""
 FAULTS = "ASSAY_FAULTS"
-"""Environment variable: not empty in a server that may be told to seed a fault (`Control.fault`). Needs `EVIDENCE`."""
+"""Environment variable: not empty in a server that may be asked to seed a fault (`Control.fault`). Needs `EVIDENCE`."""
 MODEL_HASH = "ASSAY_MODEL_HASH"
 """Environment variable: hash of the model's files, noted in the replay pack."""
 
@@ -71,7 +71,7 @@ class Control(Record):
 
     @property
     def observes(self) -> bool:
-        """Whether what is attached to the calls has something to do. A profile has not: it lists the kernels of any pass."""
+        """True if what is attached to the calls has something to do. A profile has not: it lists the kernels of any pass."""
         return self.shadow or bool(self.substitute or self.trace or self.fault)
 
     @field_validator("substitute")

@@ -90,7 +90,7 @@ class GraphCounts:
 
 
 def capturing() -> bool:
-    """Whether the current stream is being captured into a CUDA graph."""
+    """Return True if the current stream is being captured into a CUDA graph."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 

@@ -143,7 +143,7 @@ def kernel_tracer(folder: Path) -> KernelTracer:
 
 
 def _order(item: tuple[_Seen, int]) -> tuple[Any, ...]:
-    """What attention launched first, then by launches."""
+    """Return a sort key: what attention launched first, then by launches."""
     seen, launches = item
     return seen.attention is False, seen.kind, -launches, seen.name
 

@@ -90,7 +90,7 @@ class PackWriter:
         self._changed = True
 
     def wants(self, metadata: CallMetadata) -> bool:
-        """Whether the sample takes this call. Counts the call as offered, so ask once per call."""
+        """Return True if the sample takes this call. Counts the call as offered, so ask once per call."""
         self._seen += 1
         stratum = metadata.stratum
         self._offered[stratum] = offered = self._offered.get(stratum, 0) + 1
@@ -98,7 +98,7 @@ class PackWriter:
         return offered <= self._reservoir or self._random.randrange(offered) < self._reservoir
 
     def wants_worst(self, metadata: CallMetadata, relative_l1: float) -> bool:
-        """Whether this error is the largest so far in its layer and phase."""
+        """Return True if this error is the largest so far in its layer and phase."""
         known = self._worst.get((metadata.layer, metadata.phase))
         return relative_l1 > 0 and (known is None or relative_l1 > (known.relative_l1 or 0.0))
 

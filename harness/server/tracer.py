@@ -108,5 +108,5 @@ class Tracer:
 
 
 def rows_of(new: int) -> np.ndarray:
-    """Which of a sequence's new tokens are kept: at most `MAX_ROWS`, evenly spaced, always including the last; int64."""
+    """Choose which of a sequence's new tokens to keep: at most `MAX_ROWS`, evenly spaced, always including the last; int64."""
     return np.unique(np.linspace(new - 1, 0, min(new, MAX_ROWS)).round().astype(np.int64))

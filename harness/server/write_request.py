@@ -33,7 +33,7 @@ def latest_write_request(folder: Path) -> str:
 
 
 def is_written(folder: Path, token: str) -> bool:
-    """Whether every living process that writes has served this request, and at least one has."""
+    """Return True if every living process that writes has served this request, and at least one has."""
     served = [latest for process, latest in written_requests(folder).items() if Path(f"/proc/{process}").exists()]
     return bool(served) and all(latest == token for latest in served)
 

@@ -65,7 +65,7 @@ def rarest(freedom: float) -> float:
 def rare_excess_of_queries(
     call: AttentionCall, family: NoiseFamily, rows: Tensor | None, right: Tensor, rare: float
 ) -> Tensor:
-    """What a draw of `rare` standard deviations of stored Q and K costs each query beyond that multiple of its usual error.
+    """Compute what a draw of `rare` standard deviations of stored Q and K costs each query beyond that multiple of its usual error.
 
     Args:
         call: the call.

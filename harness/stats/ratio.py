@@ -262,7 +262,7 @@ def _decide(ratio: Ratio, floor: Ratio, p: float, bound: float, alpha: float) ->
 
 
 def extent(floor: Ratio) -> float:
-    """How far from 1 a true ratio of 1 may be measured, by its interval, as a factor of at least 1.
+    """Return how far from 1 a true ratio of 1 may be measured, by its interval, as a factor of at least 1.
 
     A busy machine slows one server's processes down for seconds at a time: its blocks agree with each other, and no interval shows
     it. Without this condition, 2 of 20 measurements of 5 s on two busy cores called one of two equal servers a regression.

@@ -60,7 +60,7 @@ def _largest(measurements: Sequence[Measurement]) -> Mapping[int, list[float]]:
 def changes(
     commit: Measurement, before: Measurement | None, spec: BisectSpec, good: Sequence[Measurement]
 ) -> tuple[Change, ...]:
-    """What fails at a commit but not before it, by layer, head and each axis of the conditions.
+    """List what fails at a commit but not before it, by layer, head and each axis of the conditions.
 
     Args:
         commit: measurement of the commit.
@@ -82,7 +82,7 @@ def changes(
 
 
 def operator_change(commit: Measurement, before: Measurement) -> str:
-    """How a commit changed what a kernel computes that was wrong before it too, in words; empty if either was not read.
+    """Describe how a commit changed what an already wrong kernel computes; empty if either side was not read.
 
     Args:
         commit: measurement of the commit, with what was read.
@@ -102,7 +102,7 @@ def operator_change(commit: Measurement, before: Measurement) -> str:
 
 
 def is_wrong(measurement: Measurement) -> bool:
-    """Whether a call is out of its bound, whatever it is compared with."""
+    """Return True if a call is out of its bound, whatever it is compared with."""
     return any(own > row.bound for row in measurement.rows for own in row.own)
 
 

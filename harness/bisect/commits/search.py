@@ -88,12 +88,12 @@ class OutcomeCounts:
 
     @property
     def mixed(self) -> bool:
-        """Whether it came out both ways."""
+        """True if it came out both ways."""
         return bool(self.good and self.bad)
 
     @property
     def is_bad(self) -> bool:
-        """Whether it came out bad more often than good."""
+        """True if it came out bad more often than good."""
         return self.bad > self.good
 
 
@@ -127,11 +127,11 @@ class History:
         return len(self.commits)
 
     def ancestors(self, i: int) -> Booleans:
-        """Which commits are commit i or an ancestor of it; bool [n]."""
+        """Return which commits are commit i or one of its ancestors; bool [n]."""
         return np.unpackbits(self._bits[i], count=len(self)).astype(bool)
 
     def descendants(self, i: int) -> Booleans:
-        """Which commits are commit i or a descendant of it; bool [n]."""
+        """Return which commits are commit i or one of its descendants; bool [n]."""
         return (self._bits[:, i >> 3] & (128 >> (i & 7))).astype(bool)
 
     def mass(self, weights: Floats) -> Floats:
@@ -146,7 +146,7 @@ class History:
 
     @cached_property
     def _ancestry(self) -> Floats:
-        """Which commits are ancestors of which, itself included; 0 or 1, float64 [n, n]."""
+        """The matrix of ancestry: 1 if the column's commit is the row's or an ancestor of it, else 0; float64 [n, n]."""
         return np.unpackbits(self._bits, axis=1, count=len(self)).astype(np.float64)
 
     def upto(self, i: int) -> History:
@@ -156,7 +156,7 @@ class History:
         return History([self.commits[k] for k in kept], [[place[p] for p in self.parents[k]] for k in kept])
 
     def indistinguishable(self, i: int, probed: Booleans) -> Booleans:
-        """Which commits probes of the commits in `probed` cannot distinguish from commit i (bool [n]); bool [n]."""
+        """Return which commits no probe of the commits in `probed` (bool [n]) can distinguish from commit i; bool [n]."""
         same = np.ones(len(self), dtype=bool)
         own = self.descendants(i)
         rows = np.flatnonzero(probed)
@@ -275,7 +275,7 @@ EndStep = Literal["probe-good", "probe-bad", "proven", "good-refuted", "bad-refu
 
 
 def prove_ends(good: OutcomeCounts, bad: OutcomeCounts, repeats: int) -> EndStep:
-    """Which end to probe next, or what its outcomes prove: the bad revision must come out bad more often than the good one.
+    """Choose which end to probe next, or prove that the bad revision comes out bad more often than the good one.
 
     Args:
         good: outcomes of the good revision.
@@ -375,7 +375,7 @@ def _max_probes(commits: int) -> float:
 
 
 def buildable(history: History, known: Mapping[str, OutcomeCounts], skipped: Collection[str]) -> Floats:
-    """How likely each commit is to build, relative to a commit far from any that does not; float64 [n].
+    """Estimate how likely each commit is to build, relative to one far from any that does not; float64 [n].
 
     Breakage persists over several commits: at distance d from k broken ones with no working one in between, d / (d + 2^(k - 1)),
     so the step away doubles with each further broken commit. Distances are in topological order.

@@ -254,7 +254,7 @@ class Session:
         return result.model_copy(update=update)
 
     def _operator_change(self, parents: Sequence[str], measured: Measurement) -> tuple[str, ...]:
-        """How what the kernel computes changed at the commit, if it was wrong before; a parent is then read too."""
+        """Describe how the commit changed what a kernel that was wrong before computes; a parent is then read too."""
         for parent in parents:
             if measured.operator and any(is_wrong(one) for one in self._measurements(parent)):
                 number = self._probe(parent, "name", name_bug=True).number
@@ -264,7 +264,7 @@ class Session:
         return ()
 
     def _later_regression(self, measured: Measurement, good: Sequence[Measurement]) -> tuple[str, ...]:
-        """What fails at the bad revision but not at the commit: another regression after it."""
+        """List what fails at the bad revision but not at the commit: another regression after it."""
         last = next((m for m in self._measurements(self.state.spec.bad) if m.rows), None)
         if last is None:
             return ()

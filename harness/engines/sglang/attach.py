@@ -32,7 +32,7 @@ from assay.harness.server.tracer import Tracer
 
 
 def _limits(runner: Any) -> EngineLimits:
-    """What the engine cannot exceed, as SGLang resolved its arguments."""
+    """Return what the engine cannot exceed, as SGLang resolved its arguments."""
     arguments = runner.server_args
     chunk = getattr(arguments, "chunked_prefill_size", None) or -1
     return EngineLimits(

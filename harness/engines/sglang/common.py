@@ -1,7 +1,7 @@
 """What an attention backend forces on its server, found out before either server starts, and given to both.
 
 SGLang resolves some arguments by the backend: with torch_native, for example, it captures no CUDA graphs. Two servers with
-different backends would then differ in more than the backend. `common_settings` says which flags make them agree; `agree` asks
+different backends would then differ in more than the backend. `common_settings` has the flags that make them agree; `agree` asks
 SGLang itself, in processes that resolve a command line and start nothing, until nothing differs or nothing more can be done.
 """
 
@@ -125,10 +125,10 @@ def agree(
 
 
 def resolved_arguments(launch: Launch) -> dict[str, Any]:
-    """What SGLang makes of a launch's command line, in a process that starts no server.
+    """Resolve a launch's command line with SGLang's own parser, in a process that starts no server.
 
     Raises:
-        EngineError: it refuses the command line, or says nothing in time.
+        EngineError: it refuses the command line, or does not answer in time.
     """
     argv = launching.command(launch, 1, "assay")
     module = argv.index("-m") + 1

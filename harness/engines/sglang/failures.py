@@ -1,4 +1,4 @@
-"""What a failed server's log says: the line that names the cause, and for a known cause what to do about it.
+"""What a failed server's log shows: the line that names the cause, and for a known cause what to do about it.
 
 SGLang runs in several processes that write to one log. The process that fails writes a traceback; the others then fail because of
 it, and the main process ends all of them with SIGKILL. So neither the end of the log nor the exit status names the cause.
@@ -30,7 +30,7 @@ LINE_LIMIT = 300
 
 @dataclass(frozen=True)
 class Told:
-    """What a log tells.
+    """What a log states about a failure.
 
     Attributes:
         line: the line that names the cause, such as "ValueError: Loaded weights leave no GPU memory …"; empty if there is none.
@@ -50,7 +50,7 @@ _SIGNALS = {"Segmentation fault": "SIGSEGV", "Illegal instruction": "SIGILL", "B
 _FAULT = re.compile(r"Fatal Python error: (.+)")
 _FAULT_FRAME = re.compile(r'\s+File "([^"]+)", line (\d+) in (\S+)')
 _NOT_OURS = re.compile(r"/lib/python3[^/]*/|^<")
-# What SGLang's main process says of a process of its own that has ended: its watchdog, and its start.
+# What SGLang's main process prints about a process of its own that has ended: its watchdog, and its start.
 _DEATH = re.compile(
     r"Subprocess (\w+?)(?:_\d+)? \(pid=\d+\) crashed with exit code (-?\d+)"
     r"|Rank \d+ (scheduler) died during initialization \(exit code: (-?\d+)\)"
@@ -90,7 +90,7 @@ class _Raised:
     Attributes:
         text: its line, and those of its message.
         chained: whether it was raised because of the one before.
-        final: whether SGLang says that it ended a process.
+        final: whether SGLang reports that it ended a process.
         kernel: where in a kernel it was raised, as "mine.py, line 12, in forward"; empty if not in one.
     """
 
@@ -101,7 +101,7 @@ class _Raised:
 
 
 def read(log: str, situation: Situation = ANYWHERE) -> Told:
-    """What a server's log tells about its failure.
+    """Find in a server's log why it failed.
 
     Args:
         log: what the server wrote, from its launch on.
@@ -156,7 +156,7 @@ def ended(
         tail: the end of its log, as it is shown.
         situation: what the remedy depends on.
         process: which of its processes ended, as "sglang::scheduler"; empty for its main process, and so all of it.
-        out_of_memory: whether the system has killed a process for want of memory since the server was started.
+        out_of_memory: whether the OOM killer has killed a process since the server was started.
     """
     told = read(log, situation)
     itself = "SIGKILL" in how and bool(_ENDS_ITSELF.search(log))
@@ -180,7 +180,7 @@ def ended(
 
 
 def _death(lines: list[str], situation: Situation) -> Told | None:
-    """What a log says of a process that ended without an exception; with status 1, which an exception has, not its cause."""
+    """Find in a log why a process ended without an exception; an exit status of 1, which exceptions give too, is no cause."""
     for number, line in enumerate(lines):
         if (match := _FAULT.search(line)) and (name := next((n for n in _SIGNALS if match[1].startswith(n)), "")):
             cause, do = ENDINGS[_SIGNALS[name]]
@@ -215,7 +215,7 @@ def _fault_place(lines: list[str]) -> str:
 
 
 def _last_words(lines: list[str]) -> str:
-    """What a process printed before it ended, where that is no entry of a log."""
+    """Return what a process printed before it ended outside of its log's entries."""
     before = next((n for n, line in enumerate(lines) if _TRACEBACK in line and "hit an" not in line), len(lines))
     words = next((line for line in reversed(lines[:before]) if line.strip() and not _ANSWERED.search(line)), "")
     return "" if not words or _NO_LAST_WORDS.match(words) else f', after it wrote "{one_line(words, 160)}"'

@@ -1,4 +1,4 @@
-"""Known causes of a server's failure: what an exception or a signal of that cause says, and the one remedy that fits the run."""
+"""Known causes of a server's failure: its exception's message or its signal, and the one remedy that fits the run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Situation:
     Attributes:
         device: "cpu" or "cuda".
         alone: whether no other server of the run is up, so that running them in turn changes nothing.
-        share: the memory share that the server was given; 0 if its log does not say.
+        share: the memory share that the server was given; 0 if its log does not state it.
     """
 
     device: str = "cuda"
@@ -41,7 +41,7 @@ class Cause:
 
     Attributes:
         id: stable, in kebab-case.
-        pattern: what an exception that has this cause says.
+        pattern: matches the message of an exception of this cause.
         do: the remedy, with the pattern's groups as {0}, {1}, … and conditional parts (`Situation.words`); or a function of the
             match and the situation.
         anywhere: whether `pattern` is specific enough to count outside of an exception, as what a compiler prints.
@@ -194,7 +194,7 @@ CAUSES = (
     _cause(
         "config",
         r"config\.json|JSONDecodeError|Unrecognized model in|not a valid JSON file|Can't load the configuration",
-        "mend config.json in the model's folder, or download the model again",
+        "fix config.json in the model's folder, or download the model again",
     ),
     _cause(
         "weights-missing",
@@ -232,7 +232,7 @@ CAUSES = (
     _cause(
         "nccl",
         r"NCCL (?:error|WARN|failure)|ncclInternalError|ncclSystemError|ncclUnhandledCudaError",
-        "repeat the command with NCCL_DEBUG=INFO, and mend what NCCL then names in the server's log",
+        "repeat the command with NCCL_DEBUG=INFO, and fix what NCCL then names in the server's log",
     ),
     _cause(
         "context-length",

@@ -27,7 +27,7 @@ _WEIGHTS = ("*.safetensors", "*.bin")
 def hold_both(
     device: Device, model_bytes: int | None, available_bytes: int, mem_fraction: float = CUDA_MEM_FRACTION
 ) -> bool:
-    """Whether two servers of the same model fit side by side.
+    """Return True if two servers of the same model fit side by side.
 
     Args:
         device: where they run.

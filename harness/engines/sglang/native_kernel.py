@@ -40,7 +40,7 @@ _GROUPS = ("tp", "pp", "attn_tp", "attn_cp", "attn_dp", "attn_dcp", "dcp")
 _ONE_RANK: dict[str, int] = dict.fromkeys([f"{group}_size" for group in _GROUPS], 1) | dict.fromkeys(
     [f"{group}_rank" for group in _GROUPS] + ["dcp_enabled"], 0
 )
-"""What SGLang is told about its groups of ranks, instead of initialising ``torch.distributed``. The kit says less, which is too
+"""What SGLang gets as its groups of ranks, instead of initialising ``torch.distributed``. The kit gives less, which is too
 little for flashinfer in 0.5.17."""
 _HALF = ("float16", "bfloat16")
 _DTYPES = {"fa3": _HALF, "fa4": _HALF, "flashinfer": _HALF, "trtllm_mha": _HALF}
@@ -55,7 +55,7 @@ _KEPT = 32
 """Runners that are kept. The small matrix needs 18 for its heads, head dims and dtypes, and a few more for its long calls."""
 
 Attend = Callable[[bool], Tensor]
-"""Computes a call that is laid out: [total_q, num_q_heads, head_dim]. The argument says whether the new tokens' K and V are
+"""Computes a call that is laid out: [total_q, num_q_heads, head_dim]. The argument tells whether the new tokens' K and V are
 written to the pool first, as in a layer of a model."""
 
 

@@ -102,7 +102,7 @@ class _Written(BaseModel):
     output_top_logprobs: list[list[_Entry] | None]
 
     def reply(self, seconds: float) -> Reply:
-        """What was generated, in this time."""
+        """Return what was generated in this time as a reply."""
         tokens = tuple(
             Token(
                 text=str(id_),

@@ -127,7 +127,7 @@ class SGLangServer(Engine):
         if client.status("/v1/models", PROBE_TIMEOUT_S, authorized=False) != 401:
             raise client.error(
                 "answers requests without the key that it was given.",
-                "HTTP 401, so that nobody else's requests are counted",
+                "HTTP 401, so that only this run's requests are counted",
                 "install assay where the server's Python finds it: its plugin sets the key",
             )
 
@@ -227,7 +227,7 @@ class SGLangServer(Engine):
 
 
 def _plain(title: str) -> str:
-    """What people call a process of SGLang, by its title, which the system may cut: "scheduler" for "sglang::schedul"."""
+    """Name a process of SGLang in plain words, by its title, which the system may cut: "scheduler" for "sglang::schedul"."""
     cut = title.removeprefix(_ESSENTIAL)
     return next((name for name in ("scheduler", "detokenizer") if cut and name.startswith(cut)), title)
 

@@ -58,7 +58,7 @@ class Figure(NamedTuple):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What it may be called."""
+        """The names by which it may be called."""
         return (*quantity(self.name).names, *filter(None, [self.task]))
 
 
@@ -117,7 +117,7 @@ class Tables:
         self._above: list[str] = []
 
     def row(self, text: str) -> tuple[Figure, ...] | None:
-        """What a line of a table states, which may be nothing; None if it belongs to no table."""
+        """Return the figures in a line of a table, which may be none; None if the line belongs to no table."""
         text = text[:LONGEST].strip()
         if not (text.startswith("|") and text.endswith("|") and len(text) > 1):
             self._before = self._columns = ()

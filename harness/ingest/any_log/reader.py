@@ -1,4 +1,4 @@
-"""The generic reader: faults, scores, times and rates with their lines, and how many lines say nothing that it knows."""
+"""The generic reader: faults, scores, times and rates with their lines, and how many lines state nothing that it knows."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Fault:
 
 @dataclass
 class Text:
-    """What a text says."""
+    """What a text states."""
 
     lines: int = 0
     read: int = 0
@@ -58,7 +58,7 @@ class AnyLog:
     title = "Text of an unknown program"
 
     def recognises(self, source: Source) -> bool:
-        """Whether it is text, and one of its lines says something."""
+        """Return True if the source is text and one of its lines states something."""
         if source.path.is_dir() or not source.head or "\0" in source.head_text:
             return False
         read = _Reading()
@@ -69,7 +69,7 @@ class AnyLog:
         found = _read(source)
         notes = (
             *source.encoding_notes(),
-            "only errors, tracebacks, scores, times and rates were looked for: what the other lines say is not known",
+            "only errors, tracebacks, scores, times and rates were looked for: what the other lines state is not known",
         )
         return Document(
             file=FileRead.of(source, self.id, self.title, found.read, found.lines - found.read, notes=notes),
@@ -98,7 +98,7 @@ class _Reading:
         self._tables, self._tracebacks = Tables(), Tracebacks()
 
     def line(self, number: int, text: str) -> bool:
-        """Read a line; whether it says anything."""
+        """Read a line; return True if it states anything."""
         self.text.lines += 1
         within = list(self._tracebacks.line(number, text))
         self._keep(within)

@@ -1,4 +1,4 @@
-"""Results that other tools wrote, and assay's own, in one form (`result_set.ResultSet`); what two of them say of each other."""
+"""Results that other tools wrote, and assay's own, in one form (`result_set.ResultSet`), and the comparison of two."""
 
 from assay.harness.ingest.results.assay_run import AssayRun
 from assay.harness.ingest.results.inspect_ai import InspectAi

@@ -1,4 +1,4 @@
-"""Two results -> `CompareResult`: pairs what can be paired, says why the rest cannot, and decides."""
+"""Two results -> `CompareResult`: pairs what can be paired, explains why the rest cannot be, and decides."""
 
 from __future__ import annotations
 
@@ -334,7 +334,7 @@ def _runs(left: Loaded, right: Loaded, limits: Limits) -> CompareResult:
 def compare_two_runs(left: Loaded, right: Loaded, limits: Limits, a: Report, b: Report) -> CompareResult:
     """Compare two runs whose reports are at hand: by the answers to the questions that both asked, with what changed beside.
 
-    The verdict is no better than that of the new run itself: answers say nothing of layers, logits or kernels that did not run.
+    The verdict is no better than that of the new run itself: answers show nothing of layers, logits or kernels that did not run.
 
     Args:
         left: the accepted run.
@@ -372,7 +372,7 @@ def _capped(found: CompareResult, b: Report) -> CompareResult:
 
 
 def _new_cause(a: Report, b: Report) -> list[str]:
-    """What the new run's candidate does wrong, if the accepted one does not do it too; nothing where no kernel was seen to."""
+    """List what the new run's candidate does wrong and the accepted one does not; nothing where no kernel was seen to."""
     before, cause = cause_of(a.findings), cause_of(b.findings)
     if cause is None or not cause.does or (before is not None and before.does == cause.does):
         return []

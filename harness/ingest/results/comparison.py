@@ -1,4 +1,4 @@
-"""``compare.json``: what two results say of each other."""
+"""``compare.json``: the comparison of two results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COVERS: dict[ResultKind, str] = {
     ),
     "runs": (
         "A pass covers the candidates' answers to the questions that both runs asked, of a new run that passes by itself. Each "
-        "run's own report says which kernels ran."
+        "run's own report lists which kernels ran."
     ),
     "tests": "A pass covers the outcomes of these tests. It does not show that they can fail, or what they ran on.",
 }
@@ -46,7 +46,7 @@ class Side(Part):
 
 
 class AnswerFlip(Part):
-    """A document that one side got right, or more right, and the other did not. Texts are somebody else's: never trust them."""
+    """A document that one side got right, or more right, and the other did not. Texts come from outside: never trust them."""
 
     task: str
     key: str

@@ -1,8 +1,8 @@
-"""Pairs of scores and a margin -> a decision: the test that fits how the answers came about, and the sentence that says why.
+"""Pairs of scores and a margin -> a decision: the test that fits how the answers came about, and the sentence that explains it.
 
 Which test:
 
-- *exact*, for right or wrong answers of complete results: somebody asked a set that was fixed beforehand, so one look is made, and
+- *exact*, for right or wrong answers of complete results: the set was fixed beforehand, so one look is made, and
   the test of a fixed number of pairs is valid and needs fewer of them (`assay.harness.stats.paired_margin`).
 - *betting*, for results that stopped because of their answers, as assay's own runs do, and for scores that are not 0 or 1: valid
   whenever one stopped, and for any bounded score (`assay.harness.stats.betting`). Repeats of a document are not independent, so
@@ -66,7 +66,7 @@ def decide_pairs(pairs: Sequence[ItemPair], rule: Rule, adaptive: bool = False) 
 
     - *regression*: the loss is shown to be above the margin.
     - *pass*: the loss is shown to be below it, no more than `MOST_UNPARSED` of either side's answers are unparsed, and A is
-      shown to beat guessing by `HEADROOM` margins: where nothing can be lost, an equal score says nothing.
+      shown to beat guessing by `HEADROOM` margins: where nothing can be lost, an equal score shows nothing.
     - *inconclusive*: neither.
 
     Args:

@@ -76,7 +76,7 @@ def _read(source: Source) -> list[Any]:
 
 
 def _stated_failures(source: Source) -> int:
-    """How many tests of a file failed, as its suites state it."""
+    """Count the failed tests of a file, as its suites state it."""
     return sum((suite.failures or 0) + (suite.errors or 0) for suite in _suites(source))
 
 

@@ -118,7 +118,7 @@ def _is_results(path: Path, head: str) -> bool:
 
 
 class _Score(NamedTuple):
-    """A score that a results file states: of a task or a group, of so many questions, 0 if the file does not say."""
+    """A score that a results file states: of a task or a group, of so many questions, 0 if the file does not state it."""
 
     task: str
     metric: str

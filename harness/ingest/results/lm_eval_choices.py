@@ -27,7 +27,7 @@ class Choice(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """The letter, with the text where it says more."""
+        """The letter, with the text where it adds to it."""
         return self.letter if self.text in (self.letter, "") else f"{self.letter}: {self.text}"
 
 
@@ -62,7 +62,7 @@ def chosen(given: Sequence[Choice], metric: str) -> Choice:
 
 
 def described(given: Sequence[Choice], metric: str) -> str:
-    """What the model takes, and the log-likelihood of each choice."""
+    """Describe the choice that the model takes, and the log-likelihood of each."""
     each = ", ".join(f"{one.letter} {one.loglikelihood:.2f}" for one in given)
     return f"{chosen(given, metric).shown} ({each})"
 

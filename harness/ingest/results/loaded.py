@@ -35,13 +35,13 @@ class Loaded:
 
     @property
     def kind(self) -> ResultKind:
-        """What it holds."""
+        """The kind of its results."""
         if self.reader.id == "assay-run":
             return "runs"
         return self.reading.sets[0].kind if self.reading.sets else "answers"
 
     def side(self, name: str) -> Side:
-        """How the comparison names it."""
+        """Return it as a side of the comparison, under this name."""
         first = self.reading.sets[0] if self.reading.sets else None
         return Side(
             name="A" if name == "A" else "B",

@@ -91,7 +91,7 @@ def pair_items(a: Sequence[ResultItem], b: Sequence[ResultItem]) -> ItemPairing:
     """Join the answers to the same document: same key, same repeat, same prompt, same expected answer.
 
     A document that both hold equally often is one question asked again: the first answers count. Held more often by one side, it
-    cannot be told which answer belongs to which.
+    is unknown which answer belongs to which.
     """
     result = ItemPairing()
     left, right = _by_key(a), _by_key(b)

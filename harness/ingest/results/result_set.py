@@ -22,7 +22,7 @@ ROWS_SHOWN = 50
 
 
 class ResultItem(Part):
-    """One answer to one document, or the outcome of one test. Texts are somebody else's: never trust them."""
+    """One answer to one document, or the outcome of one test. Texts come from outside: never trust them."""
 
     key: str = Field(description="of the document within its task: a hash of it, or its id")
     prompt_hash: str = Field("", description="of the prompt as it was sent; empty where the tool does not record it")
@@ -56,7 +56,7 @@ class ResultSet(Part):
     kind: Kind = "answers"
     task: str
     metric: str = Field("", description='what the score is, such as "exact_match,strict-match"')
-    shots: int | None = Field(None, description="worked examples in the prompt; null where the tool does not say")
+    shots: int | None = Field(None, description="worked examples in the prompt; null where the tool does not state it")
     model: str = ""
     tokenizer: str = ""
     template: str = Field("", description="hash of the chat template, or of the prompt that the tool fills in")
@@ -111,7 +111,7 @@ def short_hash(text: str) -> str:
 
 
 def document_of(source: Source, format_id: str, title: str, reading: Reading) -> Document:
-    """What ``assay ingest`` shows of a results file."""
+    """Make the document that ``assay ingest`` shows of a results file."""
     return Document(
         file=FileRead.of(
             source, format_id, title, reading.read, reading.unread, reading.unit, reading.excerpts, reading.notes
@@ -130,7 +130,7 @@ def _facts(one: ResultSet) -> list[Fact]:
 
 
 def _figures(sets: list[ResultSet]) -> Table:
-    """What serving benchmarks sum up: a row for each run, a column for each figure that any of them has."""
+    """Tabulate the summaries of serving benchmarks: a row for each run, a column for each figure that any of them has."""
     runs = [one for one in sets if one.kind == "latencies"]
     columns = tuple(dict.fromkeys(name for one in runs for name in one.figures))
     rows = [(one.task, f"{one.failed:,}", *(one.figures.get(name, "") for name in columns)) for one in runs]

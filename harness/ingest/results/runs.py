@@ -106,7 +106,7 @@ def _environment(a: Report, b: Report) -> Iterator[Change]:
 
 
 def environment_of(report: Report) -> dict[str, str]:
-    """What was compared and where, by name; a package as "package NAME"."""
+    """List what was compared and where, by name; a package as "package NAME"."""
     here = report.environment
     named = {
         "candidate": report.candidate.backend,

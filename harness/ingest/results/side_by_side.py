@@ -48,7 +48,7 @@ class _Fact:
 
 
 def are_runs(paths: Iterable[Path]) -> bool:
-    """Whether all of some paths hold runs of assay, by what they look like.
+    """Return True if all of these paths look like runs of assay.
 
     Raises:
         UsageError: one does not exist.
@@ -241,7 +241,7 @@ def _own(error: OwnError, bound: float | None) -> tuple[str, float]:
 
 
 def _beyond(grid: ErrorGrid) -> tuple[int, int, str]:
-    """How many of the observed heads of all layers are out of bounds, of how many, and the worst of them."""
+    """Count the observed heads of all layers that are out of bounds, and all of them; name the worst."""
     cells = [
         (excess(error, bound), f"worst layer {layer}, head {head}", out_of_bounds(error, bound))
         for layer, bound, row in zip(grid.row_labels, grid.bounds, grid.values, strict=True)

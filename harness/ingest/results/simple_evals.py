@@ -94,7 +94,7 @@ def _check_total(written: dict[str, object], items: list[ResultItem], reading: R
     score, scores = written.get("score"), [item.score for item in items if item.score is not None]
     if isinstance(score, (int, float)) and scores and abs(sum(scores) / len(scores) - score) > 1e-6:
         reading.notes.append(
-            f"the examples have a mean score of {sum(scores) / len(scores):.4f}, and the JSON says {score:.4f}"
+            f"the examples have a mean score of {sum(scores) / len(scores):.4f}, and the JSON states {score:.4f}"
         )
 
 

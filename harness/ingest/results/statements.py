@@ -1,4 +1,4 @@
-"""What results state that somebody may make a claim about: mean scores, and figures of a benchmark."""
+"""What results state and a claim can be about: mean scores, and figures of a benchmark."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def statements_of(reading: Reading) -> Iterator[Statement]:
 
 
 def score_names(task: str, metric: str) -> tuple[str, ...]:
-    """What a score may be called: by its task, by its metric with and without the filter, by both, or just a score.
+    """List the names that a score may have: its task, its metric with and without the filter, both, or just a score.
 
     Args:
         task: such as "gsm8k".

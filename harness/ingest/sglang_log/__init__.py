@@ -42,7 +42,7 @@ class SglangLog:
 
 
 def read_log(source: Source) -> Log:
-    """What the log says, before anything is concluded from it."""
+    """Read what the log states, before anything is concluded from it."""
     return LogReader().read(source.lines())
 
 

@@ -40,7 +40,7 @@ def finding(
 
 
 def has_failed(log: Log, index: int) -> bool:
-    """Whether a test failed; what is outside of all tests may have."""
+    """Return True if a test failed. What is outside of all tests may have, and counts as failed."""
     return index < 0 or log.tests[index].outcome in ("failed", "error")
 
 

@@ -48,7 +48,7 @@ def _notes(log: Log, source: Source) -> Iterable[str]:
     if log.disordered.count:
         yield (
             f"the time goes back {log.disordered.count} times (first in line {log.disordered.first}): the log may be of several "
-            "processes, whose figures are then not told apart"
+            "processes, whose figures are then not separated"
         )
     if log.loose_outcomes.count:
         yield (
@@ -97,7 +97,7 @@ def _tests(log: Log) -> Table:
     rows = tuple(
         (
             one.id.rpartition("::")[2],
-            one.outcome or "not said",
+            one.outcome or "not stated",
             _duration(one.began, one.ended, one.seconds),
             f"{one.line}–{one.outcome_line or '?'}",
         )
@@ -110,7 +110,7 @@ def _tests(log: Log) -> Table:
 def _duration(began: str, ended: str, seconds: float | None) -> str:
     if seconds is not None:
         return f"{seconds:g}"
-    return f"about {seconds_between(began, ended):.0f}" if began and ended else "not said"
+    return f"about {seconds_between(began, ended):.0f}" if began and ended else "not stated"
 
 
 def _servers(log: Log) -> Table:

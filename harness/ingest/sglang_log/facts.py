@@ -1,4 +1,4 @@
-"""What a log says, counted while it streams by. Only lists of what is rare grow with the log, and those are bounded."""
+"""What a log states, counted while it streams by. Only lists of what is rare grow with the log, and those are bounded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ KEPT = 10_000
 
 @dataclass
 class Where:
-    """Lines that say the same: how many, the first and the last, and the text of the first.
+    """Lines that state the same: how many, the first and the last, and the text of the first.
 
     Attributes:
         first: its number; 0 while there is none.
@@ -82,7 +82,7 @@ class Server:
 
     @property
     def backend(self) -> str:
-        """Its attention backend; "?" if the log does not say."""
+        """Its attention backend; "?" if the log does not state it."""
         return self.arguments.get("attention_backend", "?").strip("'\"")
 
     @property

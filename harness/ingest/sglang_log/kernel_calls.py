@@ -31,7 +31,7 @@ class KernelCalls:
         self._name, self._section, self._finite = "", "", True
 
     def record(self, number: int, message: str) -> str:
-        """A message that begins a call, or says that it failed. Its kind; empty for any other."""
+        """A message that begins a call, or reports that it failed. Its kind; empty for any other."""
         if message.startswith(_CALL):
             self._name, self._section, self._finite = message.removeprefix(_CALL), "", True
             if self._name in self._log.calls or len(self._log.calls) < KEPT:
@@ -57,7 +57,7 @@ class KernelCalls:
         return KIND if _DUMPED.fullmatch(text) else ""
 
     def _not_finite(self, number: int, text: str) -> None:
-        """NaN in a result of a call whose inputs had none. Inputs may be buffers that nobody has written to."""
+        """NaN in a result of a call whose inputs had none. Inputs may be buffers that were never written to."""
         if self._section == "input":
             self._finite = False
         elif self._finite and (self._name in self._log.nan_from or len(self._log.nan_from) < KEPT):

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 _GB = r"-?[\d.]+ GB"
 _CHOICE = r"(?:Us(?:e|ing)|Detected|Auto-\w+|Automatically|Inferred|Defaulting|Set(?:ting)?|Enabl(?:e|ed|ing)|Resolved)"
-"""How SGLang begins to say which option it chose by itself."""
+"""How a line of SGLang begins that reports an option it chose by itself."""
 
 
 class Rule(NamedTuple):

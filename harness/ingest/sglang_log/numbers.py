@@ -32,7 +32,7 @@ _COMPILED = {kind: tuple((name, re.compile(p)) for name, p in rows) for kind, ro
 
 
 def asserted(exception: str) -> tuple[float, str, float] | None:
-    """What a failed comparison of unittest or pytest says: the value, the comparison in unittest's words, and the bound."""
+    """Parse a failed comparison of unittest or pytest: the value, the comparison in unittest's words, and the bound."""
     match = _ASSERTED.search(exception) or _COMPARED.search(exception)
     if not match:
         return None
@@ -82,7 +82,7 @@ class Numbers:
         return "scores"
 
     def start_up(self, kind: str, number: int, message: str, server: Server) -> None:
-        """What a server reports while it starts."""
+        """Collect what a server reports while it starts."""
         for name, pattern in _COMPILED.get(kind, ()):
             match = pattern.search(message)
             if match:

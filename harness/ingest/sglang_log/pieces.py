@@ -42,7 +42,7 @@ class Piece(NamedTuple):
 
 
 def plain(text: str) -> bool:
-    """Whether nothing on the line points to more than one piece; `split` is then not needed."""
+    """Return True if nothing on the line points to more than one piece; `split` is then not needed."""
     return (
         "\r" not in text
         and not any(mark in text for mark in _MARKS)

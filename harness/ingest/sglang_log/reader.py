@@ -1,4 +1,4 @@
-"""Reads a log line by line: which kind each piece of a line is, and what it says."""
+"""Reads a log line by line: the kind of each piece of a line, and what it states."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _WORDS = {"ok": "passed", "FAIL": "failed", "ERROR": "error", "XFAIL": "xfailed"
 
 
 class LogReader:
-    """Takes lines, and counts what they say in `log`."""
+    """Takes lines, and counts what they state in `log`."""
 
     def __init__(self) -> None:
         self.log = Log()

@@ -15,7 +15,7 @@ from assay.harness.text import one_line
 
 
 def questions(log: Log, metric: Metric) -> tuple[int, Where] | None:
-    """How many questions a score is of: the total of a progress bar of its test that makes a whole number of right answers."""
+    """Infer how many questions a score is of: a progress bar's total, in its test, of which the score is a whole number."""
     for bar in reversed(list(log.bars.values())):
         if bar.test == metric.test and not bar.label and bar.done == bar.total > 1:
             right = metric.value * bar.total

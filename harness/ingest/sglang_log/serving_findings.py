@@ -88,7 +88,7 @@ def _cached(log: Log, server: Server) -> str:
 
 
 def decode_not_shown(log: Log) -> Iterable[CitedFinding]:
-    """No line says which kernel computed decode."""
+    """No line states which kernel computed decode."""
     candidate, reference, server = roles(log)
     if (
         log.disordered.count
@@ -127,7 +127,7 @@ def decode_not_shown(log: Log) -> Iterable[CitedFinding]:
         "Nothing shows that the candidate computed decode",
         "warning",
         candidate,
-        f"No line says which kernel computed decode with {candidate}"
+        f"No line states which kernel computed decode with {candidate}"
         + (f", and {candidate} must hand it to another backend." if candidate in NO_DECODE_KERNEL else "."),
         evidence,
         cite(*(one.decodes for one in own), *([graph[1]] if graph else []), *([same[1]] if same else [])),
@@ -203,7 +203,7 @@ def failed_otherwise(log: Log) -> Iterable[CitedFinding]:
                 "A test failed",
                 "warning",
                 test_name(log, index),
-                one_line(last.exception) if last else "The log does not say why.",
+                one_line(last.exception) if last else "The log does not state why.",
                 [],
                 cite(*([(last.exception_line, last.exception)] if last else []), outcome(test)),
             )
@@ -234,13 +234,13 @@ def notices(log: Log) -> Iterable[CitedFinding]:
         "offline-retry": (
             "The hub was not reachable",
             "info",
-            "Files came from the local cache: nobody checked that they are the newest.",
+            "Files came from the local cache: they were not checked for newer versions.",
         ),
         "fallback": ("A fallback was announced", "warning", "Something else ran than was asked for."),
         "crash": (
             "A process crashed",
             "warning",
-            "A process crashed: what the log says of accuracy from there on is not to be relied on.",
+            "A process crashed: do not rely on what the log states about accuracy from there on.",
         ),
         "retract": ("Requests were retracted", "info", "The KV cache was full, and requests were computed again."),
     }

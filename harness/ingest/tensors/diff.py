@@ -86,7 +86,7 @@ class TensorDiff(Decided):
     )
     not_compared: tuple[str, ...] = Field(description=f"what could not be compared, and why: at most {LISTED}")
     not_compared_count: int
-    empty: int = Field(0, description="pairs without an element, which say nothing")
+    empty: int = Field(0, description="pairs without an element, which show nothing")
     grids: tuple[ErrorGrid, ...] = Field((), description="the worst error by layer and head, one heat map per boundary")
 
 
@@ -206,7 +206,7 @@ def _result(
 
 
 def _badness(one: _Compared) -> tuple[bool, float]:
-    """How far a tensor's worst cell is out of bounds: what is not finite first, then by multiples of the bound."""
+    """Rank a tensor by its worst cell: first what is not finite, then by multiples of the bound."""
     assert one.cells.worst is not None
     error = one.cells.worst.error
     return math.isnan(error), error / one.bound if one.bound else error

@@ -67,10 +67,10 @@ class SafetensorsEntry:
 
 
 def safetensors_entries(path: Path) -> dict[str, SafetensorsEntry]:
-    """What a safetensors file holds, in the order of its header, and nothing of its data.
+    """List the tensors of a safetensors file, in the order of its header, without reading their data.
 
     Raises:
-        Unreadable: the header is damaged, or the file is shorter than the header says.
+        Unreadable: the header is damaged, or the file is shorter than the header states.
         EvidenceError: it is no regular file.
     """
     size = regular_file(path).st_size
@@ -109,7 +109,7 @@ def _entries(header: dict[str, Any], start: int, size: int) -> Iterator[tuple[st
 
 
 def load_torch(path: Path) -> Any:
-    """What a PyTorch file holds: tensors, mapped where possible, in plain containers.
+    """Load a PyTorch file: tensors, mapped where possible, in plain containers.
 
     Raises:
         Unreadable: the file is damaged, or holds objects that only code could restore.

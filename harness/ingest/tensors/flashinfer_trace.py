@@ -218,7 +218,7 @@ def _write_workload(folder: Path, name: str, one: RecordedCall) -> str:
 
 
 def is_trace(folder: Path) -> bool:
-    """Whether a folder is a FlashInfer Trace."""
+    """Return True if a folder is a FlashInfer Trace."""
     return (folder / "definitions").is_dir() and (folder / "workloads").is_dir()
 
 
@@ -310,7 +310,7 @@ def _input(folder: Path, definition: _Definition, workload: _Workload, name: str
         if shape is None and tensor.numel() == 1:
             return tensor.item()
         if shape is None or list(tensor.shape) != shape:
-            raise ValueError(f"{name} is {list(tensor.shape)}, its definition says {shape}")
+            raise ValueError(f"{name} is {list(tensor.shape)}, its definition states {shape}")
         return tensor
     dtype = _TORCH.get(spec.dtype)
     if shape is None:

@@ -64,7 +64,7 @@ class Histories:
         self._all: list[History] = []
 
     def prefixes(self, part: SequencePart) -> Iterator[list[Piece]]:
-        """What may have been the cached prefix of a sequence, distinct, the likeliest first: its own request, then others."""
+        """Yield the possible cached prefixes of a sequence, distinct, the likeliest first: its own request, then others."""
         if not part.prefix:
             yield []
             return
@@ -131,7 +131,7 @@ def choose(
     if None in verdicts:
         return (
             None,
-            f"{len(tried)} earlier requests could have left its cached prefix, and no output was dumped that tells which",
+            f"{len(tried)} earlier requests could have left its cached prefix, and no output was dumped that shows which",
         )
     right = [one for one, good in zip(tried, verdicts, strict=True) if good]
     if not right:

@@ -54,7 +54,7 @@ class ModelShape:
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UsageError(
-                f"{path} does not tell a model's heads: {error.strerror if isinstance(error, OSError) else repr(error)}.",
+                f"{path} does not state a model's heads: {error.strerror if isinstance(error, OSError) else repr(error)}.",
                 "a model's folder with config.json, as Hugging Face writes it",
                 "give another --model",
             ) from None
@@ -81,7 +81,7 @@ class Layout:
 
 
 def layout_of(name: str, shape: Sequence[int], model: ModelShape | None = None, axes: str = "") -> Layout:
-    """How to read a tensor.
+    """Infer how to read a tensor.
 
     Args:
         name: of the tensor, which tells whether it has heads.

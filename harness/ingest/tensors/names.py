@@ -1,4 +1,4 @@
-"""What the name of a dumped tensor says: layer, boundary, pass and process, and which tensor of another dump it pairs with.
+"""What the name of a dumped tensor states: layer, boundary, pass and process, and which tensor of another dump it pairs with.
 
 Names as written by SGLang 0.5.23 (``debug_utils/dumper.py``: ``step=0___rank=0___dump_index=7___name=...___layer_id=3.pt``;
 ``debug_utils/tensor_dump_forward_hook.py``: module names such as ``model.layers.3.self_attn.attn``) and by forward hooks on Hugging
@@ -98,7 +98,7 @@ def boundary_of(name: str) -> str:
 
 
 def has_heads(name: str) -> bool:
-    """Whether the last dimension of such a tensor holds heads: q, k, v, or the output of attention, before o_proj."""
+    """Return True if the last dimension of such a tensor holds heads: q, k, v, or the output of attention, before o_proj."""
     return boundary_of(name) in ("attention", "rotary") or bool(_SIDES.search(name.lower()))
 
 

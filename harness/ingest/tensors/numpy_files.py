@@ -74,7 +74,7 @@ def _size(file: IO[bytes], whole: int) -> int:
     """Bytes of the array whose header is next in a file of `whole` bytes.
 
     Raises:
-        ValueError: the header is damaged, the file is shorter than it says, or no tensor has the type.
+        ValueError: the header is damaged, the file is shorter than it states, or no tensor has the type.
     """
     version = np.lib.format.read_magic(file)
     read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(version)

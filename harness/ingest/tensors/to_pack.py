@@ -43,7 +43,7 @@ def to_pack(
 
     Raises:
         UsageError: the folder has other content.
-        EvidenceError: the dump holds no call that can be replayed; it says why.
+        EvidenceError: the dump holds no call that can be replayed; the message states why.
     """
     made = _Maker(dump.path, TITLES[dump.format], folder, model_name, budget_mb)
     made.problems += [f"not read: {why}" for why in dump.refused]
@@ -63,7 +63,7 @@ def trace_to_pack(trace: Path, folder: Path, budget_mb: int = BUDGET_MB) -> Impo
 
     Raises:
         UsageError: the folder has other content.
-        EvidenceError: the trace holds no attention call that can be replayed; it says why.
+        EvidenceError: the trace holds no attention call that can be replayed; the message states why.
     """
     made = _Maker(trace, "FlashInfer Trace", folder, "", budget_mb, reservoir=ALL)
     made.add_whole(WholeCall(call, None) for call in calls_of(trace, made.problems))
@@ -186,7 +186,7 @@ def _masked_right(one: WholeCall) -> AttentionCall:
 
 
 def _fits(one: ForwardPass, part: SequencePart, pieces: list[Piece]) -> bool | None:
-    """Whether this prefix gives the dumped output of the first layer that has one; None if none has."""
+    """Return True if this prefix gives the dumped output of the first layer that has one; None if none has."""
     for layer, tensors in one.layers.items():
         if tensors.out is not None and keys_values(pieces, layer) is not None:
             return is_truth(call_of(one, layer, [(part, pieces)]), tensors.out[part.rows])
@@ -194,5 +194,5 @@ def _fits(one: ForwardPass, part: SequencePart, pieces: list[Piece]) -> bool | N
 
 
 def is_truth(call: AttentionCall, out: Tensor) -> bool:
-    """Whether an output is the attention of its call, within the bound that a kernel of its dtype has."""
+    """Return True if an output is the attention of its call, within the bound of a kernel of its dtype."""
     return measure(call, out.contiguous()).worst <= 1.0

@@ -39,7 +39,7 @@ def align(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[Block] | None:
 
 
 def _common(a: Sequence[Hashable], b: Sequence[Hashable], i: int, j: int, step: int) -> int:
-    """How many items are equal from here on, forwards or backwards."""
+    """Count the items that are equal from here on, forwards or backwards."""
     length = 0
     while 0 <= i < len(a) and 0 <= j < len(b) and a[i] == b[j]:
         i, j, length = i + step, j + step, length + 1

@@ -61,7 +61,7 @@ def phase_of(name: str) -> SegmentKind:
 
 
 def is_chrome_trace(source: Source) -> bool:
-    """Whether a file begins as Chrome trace events, compressed or not."""
+    """Return True if a file begins like Chrome trace events, compressed or not."""
     if source.head.startswith(GZIP):
         stream = EventStream(source.path)
         first = next(stream.events(), None)
@@ -245,7 +245,7 @@ class ChromeReader:
     id, title = _ID, _TITLE
 
     def recognises(self, source: Source) -> bool:
-        """Whether the file begins with trace events, compressed or not."""
+        """Return True if the file begins with trace events, compressed or not."""
         return is_chrome_trace(source)
 
     def read(self, source: Source) -> Document:

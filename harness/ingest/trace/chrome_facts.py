@@ -23,7 +23,7 @@ _WITHOUT_CATEGORY = {
 
 
 def document(loaded: LoadedProfile) -> Document:
-    """What a profile states."""
+    """Make the document of what a profile states."""
     trace = loaded.trace
     return Document(
         file=loaded.file,

@@ -242,7 +242,7 @@ def _segment_differences(name: str, a: Segment, b: Segment, runs: str, notes: li
 def _step_difference(
     where: str, name: str, a: Segment, b: Segment, i: tuple[int | None, int], j: tuple[int | None, int], runs: str
 ) -> Difference:
-    """What both do at a step; an index of None stands for nothing, after the step before the second one."""
+    """Compare what both do at a step; an index of None stands for nothing, after the step before the second one."""
     (ours, at), (theirs, other) = _step_at(a, *i), _step_at(b, *j)
     if ours is not None and theirs is not None and ours.name in _ONE and theirs.name in _ONE:
         return Difference(where, name, _ONE[ours.name][0], _ONE[theirs.name][1], at, other)
@@ -324,7 +324,7 @@ def _summary(found: Sequence[Difference], unit: str) -> tuple[tuple[DifferenceKi
 
 
 def _steps(a: Trace, b: Trace) -> tuple[tuple[StepRow, ...], int]:
-    """How often each step occurs, by the kind of its segment."""
+    """Count how often each step occurs, by the kind of its segment."""
     (ours, our_us), (theirs, their_us) = totals(a), totals(b)
     keys = sorted(
         ours.keys() | theirs.keys(), key=lambda key: (ours[key] == theirs[key], -max(ours[key], theirs[key]), key)
@@ -344,7 +344,7 @@ def _steps(a: Trace, b: Trace) -> tuple[tuple[StepRow, ...], int]:
 
 
 def totals(trace: Trace) -> tuple[Counter[tuple[str, str]], dict[tuple[str, str], float]]:
-    """How often each call and action occurs by the kind of its segment, and its microseconds where there are times."""
+    """Count each call and action by the kind of its segment, and sum their microseconds where there are times."""
     counts: Counter[tuple[str, str]] = Counter()
     times: dict[tuple[str, str], float] = defaultdict(float)
     repeated: Counter[tuple[str, tuple[Step, ...]]] = Counter()

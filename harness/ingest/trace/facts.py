@@ -27,7 +27,7 @@ _KINDS: dict[str, Literal["extend", "decode"]] = {mlc_lines.PREFILL: "extend", m
 
 
 def document(trace: Trace, file: FileRead, source: Source) -> Document:
-    """What an engine trace states.
+    """Make the document of what an engine trace states.
 
     Args:
         trace: as it was read.
@@ -64,7 +64,7 @@ def _texts(source: Source, wanted: set[int]) -> dict[int, str]:
 
 
 def _sequence(track: Track) -> tuple[str, int]:
-    """How a request got its sequence, and in which line; nothing if it got none or several."""
+    """Return how a request got its sequence, and in which line; nothing if it got none or several."""
     found = [
         (step.name, place)
         for segment in track.segments
@@ -193,7 +193,7 @@ def _lanes(track: Track, per: int) -> TimelineTrack:
 
 
 def _cell(group: Sequence[Segment], name: str) -> str:
-    """What an action does in some segments."""
+    """Return a table's cell: what an action does in some segments."""
     polled = computed = 0
     for segment in group:
         for action, _, calls in segment.actions():

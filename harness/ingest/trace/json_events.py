@@ -175,7 +175,7 @@ def _is_event(value: Any) -> bool:
 
 
 def _incomplete(buffer: str, at: int) -> bool:
-    """Whether a value may only lack its end, which is still to be read."""
+    """Return True if a value may only lack its end, which is still to be read."""
     try:
         _DECODER.raw_decode(buffer, at)
     except json.JSONDecodeError as error:

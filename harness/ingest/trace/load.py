@@ -13,7 +13,7 @@ from assay.harness.reading import reading
 
 
 def document_of(path: Path) -> Document:
-    """What a trace states, and the rules that it breaks.
+    """Make the document of a trace: what it states, and the rules that it breaks.
 
     Raises:
         UsageError: there is no such file.
@@ -62,5 +62,5 @@ def _unknown(path: Path) -> EvidenceError:
     return EvidenceError(
         f"{path} is no trace that assay knows.",
         "the lines of an MLC-LLM engine, or Chrome trace events in JSON (.json or .json.gz)",
-        "give a trace; assay ingest says what a file is",
+        "give a trace; assay ingest reports what a file is",
     )

@@ -72,7 +72,7 @@ class Balance(Generic[Key]):
         return begun
 
     def waiting(self) -> list[tuple[Key, int]]:
-        """What has not ended, in the order of its begin."""
+        """List what has not ended, in the order of its begin."""
         return sorted(((key, place) for key, places in self._open.items() for place in places), key=lambda one: one[1])
 
 
@@ -174,7 +174,7 @@ class EngineMachine:
         self._segment_at = 0
 
     def _unpolled(self) -> bool:
-        """Whether a step of the engine is under way that neither computed something nor polled all actions."""
+        """Return True if a step of the engine is under way that neither computed something nor polled all actions."""
         return bool(self._action) and not self._worked and self._action != lines.POLLING_ORDER[-1]
 
     def _end_step(self, at: int) -> None:

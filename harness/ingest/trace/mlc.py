@@ -59,7 +59,7 @@ class _Builder:
         self._in_output = False
 
     def continues_output(self, line: Line, kind: Kind | None) -> bool:
-        """Whether a line goes on with the text of an answer."""
+        """Return True if a line goes on with the text of an answer."""
         if not self._in_output or (kind is not None and kind.kind != "blank"):
             return False
         return not mlc_lines.belongs_to_engine(line.text)
@@ -136,7 +136,7 @@ class _Builder:
 
 @lru_cache(4096)
 def computes(steps: tuple[Step, ...]) -> SegmentKind:
-    """What a segment of an engine trace computes, by the functions of the model that it calls."""
+    """Tell the kind of a segment of an engine trace from the functions of the model that it calls."""
     names = {step.name for step in steps if step.kind == "call"}
     prefills, decodes = names & mlc_lines.PREFILLS, names & (mlc_lines.DECODES | mlc_lines.VERIFIES)
     if prefills and decodes:
@@ -145,7 +145,7 @@ def computes(steps: tuple[Step, ...]) -> SegmentKind:
 
 
 def is_engine_trace(source: Source) -> bool:
-    """Whether a file begins as an engine trace: by a line of the engine that a rule knows."""
+    """Return True if a file begins like an engine trace: with a line of the engine that a rule knows."""
     for text in source.head_text.splitlines()[:400]:
         kind = mlc_lines.kind_of(text.rstrip("\r"))
         if kind is not None and kind.kind in ("engine", "setup-call", "add-request", "action", "call"):
@@ -193,7 +193,7 @@ class MlcReader:
     id, title = _ID, _TITLE
 
     def recognises(self, source: Source) -> bool:
-        """Whether the file begins with lines of the engine."""
+        """Return True if the file begins with lines of the engine."""
         return is_engine_trace(source)
 
     def read(self, source: Source) -> Document:

@@ -94,5 +94,5 @@ def kind_of(line: str) -> Kind | None:
 
 
 def belongs_to_engine(line: str) -> bool:
-    """Whether a line has the engine's or the driver's prefix, and so cannot be the text of an answer."""
+    """Return True if a line has the engine's or the driver's prefix, and so cannot be the text of an answer."""
     return line.startswith((_ENGINE, _NOTE)) or _REQUEST_MARK.fullmatch(line) is not None

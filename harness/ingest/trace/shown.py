@@ -13,7 +13,7 @@ ROWS_SHOWN = 100
 
 
 def left_out(total: int) -> str:
-    """How many rows a table lacks, in words; empty if it has all."""
+    """Describe how many rows a table lacks; empty if it has all."""
     return f"{total - ROWS_SHOWN:,} more are not shown" if total > ROWS_SHOWN else ""
 
 

@@ -94,14 +94,14 @@ def test_numbers(claim: str, value: float, outcome: str) -> None:
 def test_one_contradiction_is_enough() -> None:
     found = check(parse("MMLU >= 0.6"), [number("mmlu_score", 0.7), number("mmlu_score", 0.5)])
     assert (found.outcome, found.cites) == ("refuted", ("x.log:7: mmlu_score=0.5",))
-    assert found.why == "the evidence says 0.5"
+    assert found.why == "the evidence states 0.5"
 
 
 @pytest.mark.parametrize("said", ["score", "Accuracy", "acc"])
 def test_a_score_without_a_name_is_any_word_for_it(said: str) -> None:
     stated = [number("Score", 0.5), number("mmlu_score", 0.9)]
     found = check(parse(f"{said} >= 0.6"), stated)
-    assert (found.outcome, found.why) == ("refuted", "the evidence says 0.5")
+    assert (found.outcome, found.why) == ("refuted", "the evidence states 0.5")
 
 
 def test_the_score_of_another_metric_is_not_taken() -> None:

@@ -42,5 +42,5 @@ def test_deep_brackets_do_no_harm() -> None:
 
 def test_differences_leave_out_what_differs_anyway() -> None:
     servers = [{"a": "1", "port": "1"}, {"a": "2", "port": "2"}, {"a": "2", "port": "3", "b": "0"}]
-    assert differences(servers) == [("a", ("1", "2", "2")), ("b", ("not said", "not said", "0"))]
+    assert differences(servers) == [("a", ("1", "2", "2")), ("b", ("not stated", "not stated", "0"))]
     assert differences([]) == []

@@ -118,7 +118,7 @@ def _edit(trace: Path, change: Callable[[dict[str, Any]], object]) -> None:
             "there is no definition or input 'nope'",
         ),
         (lambda one: one.update(definition="nope"), "there is no definition or input 'nope'"),
-        (lambda one: one["workload"]["axes"].update(total_q=9), "its definition says"),
+        (lambda one: one["workload"]["axes"].update(total_q=9), "its definition states"),
         (
             lambda one: one["workload"]["inputs"].update(qo_indptr={"type": "random"}),
             "random, so that the lengths are not known",

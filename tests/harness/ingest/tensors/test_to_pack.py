@@ -108,7 +108,7 @@ def test_two_requests_may_have_left_a_prefix_and_the_output_tells_which(
     by_output = next(one for one in read_pack(tmp_path / "checked") if one.entry.prefix == (16,))
     dump = edited(lambda name, held: "attn.output" not in name)
     made = _made(dump, tmp_path / "pack")
-    assert any("no output was dumped that tells which" in reason for reason, _ in made.refused)
+    assert any("no output was dumped that shows which" in reason for reason, _ in made.refused)
     assert (16,) not in [one.entry.prefix for one in read_pack(tmp_path / "pack")]
     donor = torch.load(next((DATA / "sglang_dumper").rglob("step=5_*attn.inputs.1_*")), weights_only=True)["value"]
     assert torch.equal(by_output.call.k[:16, 0], donor[:16])
@@ -227,5 +227,5 @@ def test_the_command_imports_and_says_what_it_refused(tmp_path: Path) -> None:
 
 def test_a_model_without_heads_is_a_usage_error(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(UsageError, match="does not tell a model's heads"):
+    with pytest.raises(UsageError, match="does not state a model's heads"):
         ModelShape.of(tmp_path)
