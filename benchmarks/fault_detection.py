@@ -132,9 +132,9 @@ def main() -> None:
 def run(folder: Path, names: Sequence[str], rng: random.Random) -> list[Result]:
     """Examine one fault after another in one server."""
     from assay.harness.collect.servers import core_of
-    from assay.harness.engines.launch import Launch
     from assay.harness.engines.model import TINY_MODEL
-    from assay.harness.engines.sglang import SGLangServer
+    from assay.harness.engines.sglang.launch import Launch
+    from assay.harness.engines.sglang.server import SGLangServer
 
     os.environ[SEEDED] = str(folder / "fault.json")  # the kernel runs in this process as well
     os.environ["PYTHONPATH"] = python_path()

@@ -31,9 +31,9 @@ from torch import Tensor
 
 from assay.harness.collect.servers import core_of
 from assay.harness.config import Device
-from assay.harness.engines.launch import Launch
 from assay.harness.engines.model import TINY_MODEL
-from assay.harness.engines.sglang import SGLangServer
+from assay.harness.engines.sglang.launch import Launch
+from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.server.control import EVIDENCE, SHADOW, Control, set_control
 from assay.harness.server.meter import meter
 

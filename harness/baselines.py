@@ -52,7 +52,9 @@ def key_of(manifest: Manifest, role: Role) -> Key:
     """Return the key of a role's results in a run."""
     spec = recorded_spec(manifest.spec)
     return Key(
-        engine=engine_label(manifest.packages.get("sglang", "not installed"), spec.device),
+        engine=engine_label(
+            spec.side(role).engine, manifest.packages.get(spec.side(role).engine, "not installed"), spec.device
+        ),
         backend=spec.side(role).backend,
         model_hash=manifest.model_hashes[role],
         hardware=manifest.hardware,

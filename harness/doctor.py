@@ -105,7 +105,7 @@ def _packages(spec: RunSpec) -> Examined:
 
 def _sglang(spec: RunSpec) -> Examined:
     from assay.harness.collect.machine import installed_packages
-    from assay.harness.engines.catalog import MIN_SGLANG, sglang_backends
+    from assay.harness.engines.sglang.catalog import MIN_SGLANG, sglang_backends
 
     backends = sglang_backends()
     version = installed_packages().get("sglang", "")
@@ -128,8 +128,8 @@ def _gpu(spec: RunSpec) -> Examined:
 
 def _memory(spec: RunSpec) -> Examined:
     from assay.harness.collect.preflight import check_memory
-    from assay.harness.engines import memory
     from assay.harness.engines.model import is_hub_name, resolve_model
+    from assay.harness.engines.sglang import memory
 
     if is_hub_name(spec.reference.model) and not Path(spec.reference.model).exists():  # a run would download it
         return Examined(id="memory", status="not needed", found=f"{spec.reference.model} is not on this machine yet")
@@ -204,7 +204,7 @@ def _ports(spec: RunSpec) -> Examined:
 
 
 def _candidate(spec: RunSpec) -> Examined:
-    from assay.harness.engines.catalog import checked_backend
+    from assay.harness.engines.sglang.catalog import checked_backend
 
     backend = Backend.parse(spec.candidate.backend)
     if not backend.is_kernel:

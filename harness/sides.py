@@ -9,6 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 BUILTIN_MODEL = "tiny"
 Engine = Literal["sglang"]
+ENGINES: dict[Engine, str] = {"sglang": "SGLang"}
+"""Engines that assay starts, by their package, and their names."""
 Role = Literal["reference", "candidate"]
 ROLES: tuple[Role, Role] = ("reference", "candidate")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
+import signal
 from collections.abc import Collection, Sequence
 
 # C0 and C1 controls, direction marks, invisible characters, line separators that only some readers honour, lone surrogates,
@@ -101,3 +102,14 @@ def two_digits(ratio: float) -> str:
         if unit <= rounded < 1_000 * unit:
             return f"{rounded / unit:g}{name}"
     return f"{rounded:,g}"
+
+
+def how_ended(status: int) -> str:
+    """Describe how a process ended, by its exit status or the negative number of a signal: "was killed by SIGKILL"."""
+    if status >= 0:
+        return f"exited with status {status}"
+    return (
+        f"was killed by {signal.Signals(-status).name}"
+        if -status in set(signal.Signals)
+        else f"was killed by signal {-status}"
+    )

@@ -9,7 +9,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 GROUP = "assay.kernels"
-_NATIVE_KERNELS = {"sglang": "assay.harness.engines.native_kernel:kernel"}
+_NATIVE_KERNELS = {"sglang": "assay.harness.engines.sglang.native_kernel:kernel"}
 """Engine -> the function, as ``module:function``, that makes a kernel of one of the engine's own attention backends."""
 
 

@@ -14,8 +14,8 @@ from assay.harness.collect.run_folder import given_flags
 from assay.harness.collect.servers import check_together
 from assay.harness.compare.blocks import Load
 from assay.harness.config import BENCH_FLAGS, RunSpec
-from assay.harness.engines.launch import CHUNK_FLAG
 from assay.harness.engines.model import model_shape
+from assay.harness.engines.sglang.launch import CHUNK_FLAG
 from assay.harness.sides import Role
 
 MIN_REQUESTS = 2

@@ -100,7 +100,7 @@ def backends(json: Json = False) -> None:
     """List the attention backends and kernels."""
     from assay.harness.attention import kernels
     from assay.harness.attention.call import KernelRefused
-    from assay.harness.engines import catalog
+    from assay.harness.engines.sglang import catalog
 
     listed: list[dict[str, object]] = []
     for name, path in sorted(kernels.published().items()):

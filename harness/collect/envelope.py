@@ -14,9 +14,9 @@ from assay.evals.questions import prompt_hash
 from assay.harness.collect.interview import TOP_LOGPROBS
 from assay.harness.collect.plan import Plan
 from assay.harness.engines.base import Engine, Reply, Scorer
-from assay.harness.engines.launch import CHUNK_FLAG
 from assay.harness.engines.model import model_shape
-from assay.harness.engines.score import generate_all
+from assay.harness.engines.sglang.launch import CHUNK_FLAG
+from assay.harness.engines.sglang.score import generate_all
 from assay.harness.evidence.envelope import EngineLimits, Envelope, EnvelopeCounts, read_envelope
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.records import Answer

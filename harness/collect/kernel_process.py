@@ -15,8 +15,8 @@ from contextlib import AbstractContextManager
 from assay.harness.collect.find_cause import cause_job, examine_here, keep_cause
 from assay.harness.collect.op_matrix import impossible, job_of, keep_matrix, matrix_job
 from assay.harness.collect.plan import Plan
-from assay.harness.engines.launch import kernel_settings
 from assay.harness.engines.process import ServerProcess
+from assay.harness.engines.sglang.launch import kernel_settings
 from assay.harness.errors import EngineError, EvidenceError
 from assay.harness.evidence.cause import ReplayResult
 from assay.harness.evidence.folder import RunFolder

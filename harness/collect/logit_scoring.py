@@ -23,7 +23,7 @@ from rich.console import Console
 
 from assay.harness.conditions import CACHED_PREFIX_TOKENS
 from assay.harness.engines.base import Scorer
-from assay.harness.engines.score import Generation, Score, generate, score
+from assay.harness.engines.sglang.score import Generation, Score, generate, score
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.logit_files import (
     CACHE_STATES,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from assay.evals.greedy import greedy_prompts
@@ -12,10 +12,10 @@ from assay.evals.question_sets import draw
 from assay.evals.questions import AnyQuestion, prompt_hash
 from assay.harness.backend import Backend
 from assay.harness.collect.preflight import check_certificate, check_environment
-from assay.harness.config import RunSpec
-from assay.harness.engines.catalog import checked_backend
-from assay.harness.engines.launch import check_engine_args
+from assay.harness.config import RunSpec, Workload
 from assay.harness.engines.model import fit_of, resolve_model
+from assay.harness.engines.sglang.catalog import checked_backend
+from assay.harness.engines.sglang.launch import check_engine_args
 from assay.harness.evidence.records import Item, Suite
 from assay.harness.sides import ROLES, Role
 
@@ -103,36 +103,54 @@ def prepare(spec: RunSpec) -> Plan:
         UsageError: an unknown backend, an incomplete model, a certificate that cannot be read, an unknown shape of requests, a
             device that is not there or cannot hold the model, or questions that cannot be read.
     """
-    reference = checked_backend("--reference", spec.reference.backend)
-    candidate = checked_backend("--candidate", spec.candidate.backend)
+    check_spec(spec)
+    return _with_items(_on_this_machine(spec))
+
+
+def check_spec(spec: RunSpec) -> None:
+    """Check what a spec says by itself; nothing is read.
+
+    Raises:
+        UsageError: flags that assay sets itself, or an unknown shape of requests.
+    """
     for role in ROLES:
         check_engine_args(spec.side(role).flags)
-    check_certificate(spec.policy.certificate)
     shapes_of(spec.workload.latency_shapes, spec.device)
+
+
+def _on_this_machine(spec: RunSpec) -> Plan:
+    """Find backends, models, certificate and device."""
+    reference = checked_backend("--reference", spec.reference.backend)
+    candidate = checked_backend("--candidate", spec.candidate.backend)
+    check_certificate(spec.policy.certificate)
     models: dict[Role, Path] = {role: resolve_model(spec.side(role).model, spec.side(role).flags) for role in ROLES}
-    check_environment(spec, models, (reference, candidate))
-    plan = Plan(spec, models, (), reference, candidate)
-    asked = spec.workload.questions if "mmlu" in spec.workload.suites else 0
+    sides = {role: spec.side(role) for role in ROLES}
+    check_environment(spec.device, sides, models, (reference, candidate))
+    return Plan(spec, models, (), reference, candidate)
+
+
+def _with_items(plan: Plan) -> Plan:
+    """Draw the questions and prompts."""
+    workload = plan.spec.workload
+    asked = workload.questions if "mmlu" in workload.suites else 0
     traced = COLD_QUESTIONS + WARM_QUESTIONS if plan.has_layer_diff else 0
-    prompts = {suite: count for suite, count in _prompt_counts(spec).items() if suite in spec.workload.suites}
+    prompts = {suite: count for suite, count in _prompt_counts(workload).items() if suite in workload.suites}
     most = max(asked, traced, *prompts.values(), 1)
-    drawn = draw(
-        spec.workload.data, most, spec.workload.order_seed, lambda: fit_of(plan.model, spec.workload.token_limit)
-    )
+    drawn = draw(workload.data, most, workload.order_seed, lambda: fit_of(plan.model, workload.token_limit))
     questions = drawn.questions
     items = [_item("mmlu", question, place) for place, question in enumerate(questions[:asked])]
     items += [_item("layers", question) for question in questions[:traced]]
     for suite, count in prompts.items():
         items += [
             Item(suite=suite, id=id_, prompt=prompt, prompt_hash=prompt_hash(prompt))
-            for id_, prompt in greedy_prompts(questions, count, spec.workload.synthetic)
+            for id_, prompt in greedy_prompts(questions, count, workload.synthetic)
         ]
-    return Plan(spec, models, tuple(items), reference, candidate, drawn.units)
+    return replace(plan, items=tuple(items), units=drawn.units)
 
 
-def _prompt_counts(spec: RunSpec) -> dict[Suite, int]:
+def _prompt_counts(workload: Workload) -> dict[Suite, int]:
     """Count the prompts of the suites of texts and logits. The logits' prompts are the first greedy ones, with the same ids."""
-    return {"greedy": spec.workload.greedy_prompts, "logits": spec.workload.logits_prompts}
+    return {"greedy": workload.greedy_prompts, "logits": workload.logits_prompts}
 
 
 def _item(suite: Suite, question: AnyQuestion, place: int | None = None) -> Item:

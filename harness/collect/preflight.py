@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from assay.harness.backend import Backend
-from assay.harness.config import Device, RunSpec
-from assay.harness.engines import memory
+from assay.harness.config import Device
+from assay.harness.engines.sglang import memory
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.certificate import read_certificate
 from assay.harness.sides import Role, Side
@@ -22,23 +22,31 @@ _SMALLER = ("--quantization", "--load-format", "--cpu-offload-gb")
 """Flags with which a model takes less memory than its files, by an amount that is not known before."""
 
 
-def check_environment(spec: RunSpec, models: Mapping[Role, Path], backends: Sequence[Backend]) -> None:
+def check_environment(
+    device: Device, sides: Mapping[Role, Side], models: Mapping[Role, Path], backends: Sequence[Backend]
+) -> None:
     """Refuse a device that is not there, and a model of which the device cannot hold even one server.
 
     A role that is a URL runs elsewhere: if both do, nothing is checked.
+
+    Args:
+        device: of both servers.
+        sides: what serves in each role.
+        models: folder of each role's model.
+        backends: of both roles.
 
     Raises:
         UsageError: it is not there, or the model does not fit.
     """
     if all(backend.is_url for backend in backends):
         return
-    if spec.device == "cuda":
+    if device == "cuda":
         check_gpu()
     else:
         _check_cpu([backend.name for backend in backends if not backend.is_url and not backend.is_kernel])
-    free = memory.available_bytes(spec.device)
+    free = memory.available_bytes(device)
     for role, folder in models.items():
-        check_memory(spec.device, spec.side(role), memory.model_bytes(folder), free)
+        check_memory(device, sides[role], memory.model_bytes(folder), free)
 
 
 def check_certificate(name: str) -> None:

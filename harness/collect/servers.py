@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 
 from assay.harness.backend import Backend
@@ -13,12 +12,11 @@ from assay.harness.collect import layer_diff
 from assay.harness.collect.envelope import chunk_argument
 from assay.harness.collect.plan import Plan
 from assay.harness.collect.run_folder import shadowed_role
-from assay.harness.engines import memory
 from assay.harness.engines.base import Engine, start_together
-from assay.harness.engines.common import agree
-from assay.harness.engines.launch import Launch
 from assay.harness.engines.remote import RemoteServer
-from assay.harness.engines.sglang import SGLangServer
+from assay.harness.engines.sglang import memory
+from assay.harness.engines.sglang.launch import Launch
+from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.errors import UsageError
 from assay.harness.evidence.common_settings import COMMON_SETTINGS
 from assay.harness.evidence.folder import RunFolder
@@ -94,18 +92,14 @@ def make_run_engine(plan: Plan, folder: RunFolder, role: Role, *, alone: bool) -
         alone: whether the other role's server is not up at the same time.
     """
     engine = _run_engine(plan, folder, role, alone)
-    if not may_differ(plan) or not isinstance(engine, SGLangServer):
+    if not may_differ(plan):
         return engine
     common = folder.read(COMMON_SETTINGS)
     if common is None:
-        pair = {
-            one: other.launch
-            for one in ROLES
-            if isinstance(other := _run_engine(plan, folder, one, alone), SGLangServer)
-        }
-        common = agree(pair, asked=plan.spec.treatment)
+        reference, candidate = (_run_engine(plan, folder, one, alone) for one in ROLES)
+        common = reference.settle_with(candidate, plan.spec.treatment)
         folder.write(COMMON_SETTINGS, common)
-    return SGLangServer(replace(engine.launch, common=common.flags))
+    return engine.with_flags(common.flags)
 
 
 def may_differ(plan: Plan) -> bool:
@@ -197,7 +191,7 @@ def running(engines: Sequence[Engine], device: str, display: ProgressDisplay | N
 
 def _last_words(engines: Sequence[Engine]) -> str:
     """Return the last line, warnings apart, that a server logged which is not ready yet; of several, the last one's."""
-    starting = [one for one in engines if isinstance(one, SGLangServer) and one.startup_s is None]
+    starting = [one for one in engines if one.startup_s is None]
     lines = [f"{one.role}: {line}" for one in starting if (line := one.last_step())]
     return lines[-1] if lines else ""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from assay.evals.questions import PROMPT_HEADER
+from assay.harness.evidence.common_settings import CommonSettings
 from assay.harness.evidence.records import Token
 from assay.harness.sides import Role
 
@@ -118,6 +119,26 @@ class Engine(Protocol):
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments as the server resolved them; empty if it does not report them."""
+
+    def settle_with(self, candidate: Engine, asked: Collection[str]) -> CommonSettings:
+        """Find the flags that make the arguments of two servers agree; none by default.
+
+        Args:
+            candidate: the other one; this is the reference, and neither has started.
+            asked: settings that were asked to differ.
+
+        Raises:
+            EngineError: the engine does not resolve its arguments.
+        """
+        return CommonSettings()
+
+    def with_flags(self, flags: tuple[str, ...]) -> Engine:
+        """Return this engine with further flags of its server, which has not started; itself by default."""
+        return self
+
+    def last_step(self) -> str:
+        """Return the last line that it logged since it was started, warnings left out; empty if there is none."""
+        return ""
 
     def flush_cache(self) -> None:
         """Empty the prefix cache."""

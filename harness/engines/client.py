@@ -45,6 +45,8 @@ LARGEST_ANSWER = 1 << 26
 tokens are half of it."""
 MOST_TOKENS = 1 << 32
 """No request has so many: a server that reports so many counts something else."""
+INFO_TIMEOUT_S = 60.0
+"""Seconds that a server may take to describe itself."""
 BROKEN = (aiohttp.ClientError, OSError)
 """Raised if a server does not answer; a time-out is an OSError."""
 
@@ -433,3 +435,22 @@ def excerpt(body: str) -> str:
 def reason(error: BaseException) -> str:
     """Describe an exception for an error message."""
     return f"{type(error).__name__}: {error}".rstrip(": .")
+
+
+def served_models(client: Client, timeout_s: float = INFO_TIMEOUT_S) -> list[str]:
+    """Return the names of the models that a server lists.
+
+    Raises:
+        EngineError: it lists none in OpenAI's format, or does not answer within `timeout_s` seconds.
+    """
+    listed = client.get("/v1/models", timeout_s)
+    try:
+        names = [str(model["id"]) for model in listed["data"]]
+        "".join(names).encode()  # a request with half of a surrogate pair cannot be sent
+        return names
+    except (TypeError, KeyError, UnicodeEncodeError):
+        raise EngineError(
+            f"{client.who} answered /v1/models with {str(listed)[:300]}.",
+            "a list of models in OpenAI's format",
+            "name the URL of an OpenAI-compatible server",
+        ) from None

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from assay.harness.engines import guardian
-from assay.harness.engines.failures import how_ended
 from assay.harness.portable import shown
+from assay.harness.text import how_ended
 
 GRACE_S = 2.0
 """Seconds from SIGTERM to SIGKILL. SGLang checks for a SIGTERM every 5 s and has nothing to save that is worth the wait."""

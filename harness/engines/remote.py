@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from assay.harness.engines.base import ChatRequest, Engine, Reply, never
-from assay.harness.engines.client import AnyClient, Client, Response, whole
-from assay.harness.engines.sglang import INFO_TIMEOUT_S, served_models
+from assay.harness.engines.client import INFO_TIMEOUT_S, AnyClient, Client, Response, served_models, whole
 from assay.harness.sides import Role
 
 if TYPE_CHECKING:  # the openai client takes a second to import

@@ -17,8 +17,17 @@ import aiohttp
 from pydantic import BaseModel, ValidationError
 
 from assay.harness.engines.base import ChatRequest, Engine, Reply
-from assay.harness.engines.client import BROKEN, LARGEST_ANSWER, BadReply, Client, Usage, excerpt, read_response, reason
-from assay.harness.engines.sglang import served_models
+from assay.harness.engines.client import (
+    BROKEN,
+    LARGEST_ANSWER,
+    BadReply,
+    Client,
+    Usage,
+    excerpt,
+    read_response,
+    reason,
+    served_models,
+)
 
 _DATA, _DONE = "data: ", "[DONE]"
 _EVENT = b"data:"

@@ -13,12 +13,12 @@ from assay.harness.errors import AssayError, EngineError
 from assay.harness.evidence.nonce import RunRecord
 from assay.harness.evidence.records import Item
 from assay.harness.schema import Record
-from assay.harness.sides import Role
+from assay.harness.sides import ENGINES, Engine, Role
 
 
-def engine_label(version: str, device: str) -> str:
-    """Name an engine as evidence and reports do: "SGLang 0.5.23 on cpu"."""
-    return f"SGLang {version} on {device}"
+def engine_label(engine: Engine, version: str, device: str) -> str:
+    """Name an engine for evidence and reports: "SGLang 0.5.23 on cpu"."""
+    return f"{ENGINES[engine]} {version} on {device}"
 
 
 class ServerManifest(Record):
@@ -88,7 +88,8 @@ class Failure(Record):
         found: what was found, on one line; by default the message's first.
         do: what to do about it.
         details: lines that show it, such as the end of a log.
-        cause: id of a known cause of a server's failure (`assay.harness.engines.known_causes.CAUSES`); empty if it is not known.
+        cause: id of a known cause of a server's failure (`assay.harness.engines.sglang.known_causes.CAUSES`); empty if it is
+            not known.
     """
 
     kind: str

@@ -10,7 +10,7 @@ from assay.harness.backend import Backend
 from assay.harness.baselines import counts_of, measured_roles, status_of
 from assay.harness.compare.answers import Pair, Pairing, pair
 from assay.harness.config import RunSpec, recorded_spec
-from assay.harness.engines.arguments import differences
+from assay.harness.engines.sglang.arguments import differences
 from assay.harness.evidence.certificate import installed_version, source_hash
 from assay.harness.evidence.common_settings import COMMON_SETTINGS
 from assay.harness.evidence.counters import CallCount

@@ -21,7 +21,7 @@ from assay.harness.compare.blocks import (
 )
 from assay.harness.conditions import MIN_CACHED_SHARE
 from assay.harness.config import RunSpec, recorded_spec
-from assay.harness.engines.arguments import differences
+from assay.harness.engines.sglang.arguments import differences
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.bench_folder import BenchFolder, BenchManifest
 from assay.harness.evidence.counters import CallCount

@@ -343,7 +343,7 @@ def how_ended(code: int) -> str:
     """Describe how a process ended, in words that follow "it". `code` is its exit code, -n for a signal n."""
     if code == TOO_MANY:
         return f"was ended, since the kernel had started more than {PROCESSES} processes at a time,"
-    from assay.harness.engines.failures import how_ended as in_words  # commands start faster without its expressions
+    from assay.harness.text import how_ended as in_words  # commands start faster without its expressions
 
     return in_words(code)
 

@@ -7,9 +7,7 @@ from pathlib import Path
 from assay.harness.evidence.envelope import ENVELOPE_FILES, EngineLimits
 from assay.harness.evidence.envelope_counting import EnvelopeCounting, Values
 from assay.harness.evidence.nonce import nonce_of_process
-from assay.harness.server.forward_pass import EngineCall, ForwardPass
-
-_MIXED = "MIXED"
+from assay.harness.server.observed_call import ForwardPass, ObservedCall
 
 
 class EnvelopeTally:
@@ -30,7 +28,7 @@ class EnvelopeTally:
         self._pass: ForwardPass | None = None
         self._values: Values = {}
 
-    def count(self, call: EngineCall) -> None:
+    def count(self, call: ObservedCall) -> None:
         """Count a call that was compared."""
         of_pass = call.forward_pass
         if of_pass is not self._pass:
@@ -38,9 +36,8 @@ class EnvelopeTally:
             if call.phase == "decode":
                 self._values = self._counting.decode(of_pass.prefix, of_pass.requests)
             else:
-                mixed = call.batch.forward_mode.name == _MIXED
-                self._values = self._counting.extend(of_pass.new, of_pass.prefix, of_pass.requests, mixed=mixed)
-        self._counting.count(call.phase, call.layer.layer_id, self._values)
+                self._values = self._counting.extend(of_pass.new, of_pass.prefix, of_pass.requests, mixed=of_pass.mixed)
+        self._counting.count(call.phase, call.layer, self._values)
 
     def write(self) -> None:
         """Write the counts.

@@ -17,9 +17,8 @@ from assay.harness.attention.faults import CATALOGUE
 from assay.harness.attention.oracle import oracle
 from assay.harness.evidence.faults import FOLDER, SEEDED_CALLS, SeededCalls
 from assay.harness.evidence.nonce import nonce_of_process
-from assay.harness.server.candidates import Candidate, packed_call
-from assay.harness.server.forward_pass import EngineCall
-from assay.harness.server.kv_pool import Pages, refuse_unsupported
+from assay.harness.server.candidates import Candidate
+from assay.harness.server.observed_call import ObservedCall
 
 
 class Faults:
@@ -27,11 +26,10 @@ class Faults:
 
     Args:
         folder: the server's folder (``ASSAY_EVIDENCE``).
-        pages: the server's KV pool.
     """
 
-    def __init__(self, folder: Path, pages: Pages) -> None:
-        self._folder, self._pages = folder, pages
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self._fault = self._token = ""
         self._calls = self._changed = self._refused = 0
         self._why = ""
@@ -46,7 +44,7 @@ class Faults:
         if fault in CATALOGUE:
             CATALOGUE[fault].restart()
 
-    def seeded(self, call: EngineCall, out: Tensor, noisy: bool = False) -> Tensor:
+    def seeded(self, call: ObservedCall, out: Tensor, noisy: bool = False) -> Tensor:
         """Compute the output with the fault that is switched on, in the shape of `out`, [tokens, num_q_heads * head_dim_v].
 
         Args:
@@ -56,11 +54,10 @@ class Faults:
         """
         self._calls += 1
         try:
-            refuse_unsupported(call.layer, call.kwargs, "a seeded fault")
             if self._fault not in CATALOGUE:
                 raise KernelRefused(f"there is no fault {self._fault!r} in the catalogue of this version")
-            packed = packed_call(self._pages, call)
-            right = out.view(len(out), call.layer.tp_q_head_num, -1)
+            packed = call.pack("a seeded fault")
+            right = out.view(len(out), call.heads, -1)
             wrong = CATALOGUE[self._fault].apply(packed, right, oracle(packed) if noisy else None)
         except KernelRefused as error:
             self._refused += 1
@@ -105,7 +102,7 @@ class FaultyCandidate:
         """Phases of the candidate. May raise anything."""
         return self._candidate.phases
 
-    def run(self, call: EngineCall) -> Tensor:
+    def run(self, call: ObservedCall) -> Tensor:
         """Compute the candidate's output with the fault. May raise anything."""
-        out = self._candidate.run(call).reshape(call.q.shape[0], -1)
+        out = self._candidate.run(call).reshape(sum(call.forward_pass.new), -1)
         return self._faults.seeded(call, out, noisy=bool(self.noise))

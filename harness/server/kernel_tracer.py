@@ -23,7 +23,6 @@ from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from assay.harness.attention.kernels import Declaration
-from assay.harness.conditions import has_cached_prefix
 from assay.harness.evidence.executed import (
     KERNEL_TRACES,
     ExecutedKernel,
@@ -33,7 +32,7 @@ from assay.harness.evidence.executed import (
     TracedPass,
 )
 from assay.harness.evidence.nonce import nonce_of_process
-from assay.harness.server.attach import ControlReader
+from assay.harness.server.attachment import ControlReader
 from assay.harness.server.graph_counts import capturing
 
 _ATTENTION = "assay::attention"
@@ -70,34 +69,30 @@ class KernelTracer:
         self._label = ""
         self._traced: set[tuple[str, bool]] = set()
         self._passes: list[TracedPass] = []
-        self._watched: list[Any] = []
         self._in_attention = False
         self.on = False
         """Whether the current pass is traced."""
 
-    def watch(self, runner: Any, name: str, backend: Any) -> None:
-        """Trace the passes of an SGLang ModelRunner from now on, while the control names a profile.
+    def served_by(self, backend: str, declared: Declaration) -> None:
+        """Note the attention backend of the passes, and what its kernel declares."""
+        self._backend, self._declared = backend, declared
+
+    def run(self, forward: Callable[[], Any], kind: Callable[[], tuple[str, bool] | None]) -> Any:
+        """Run a pass, and trace it if the control names a profile that has no pass of its kind yet.
 
         Args:
-            runner: the ModelRunner. Watching it twice traces nothing twice.
-            name: name of its attention backend.
-            backend: the backend object; ``serve_kernel`` sets its `assay_declared`, what the kernel declares.
+            forward: runs it.
+            kind: returns its phase, and whether it has a cached prefix; None for what is neither phase or serves no request.
         """
-        self._backend, self._declared = name, getattr(backend, "assay_declared", Declaration())
-        if runner in self._watched:
-            return
-        self._watched.append(runner)
-        forward = runner.forward
-
-        def watched(forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
-            kind = self._wanted(forward_batch)
-            if kind is None:
-                return forward(forward_batch, *args, **kwargs)
-            out, kernels = self._trace(lambda: forward(forward_batch, *args, **kwargs))
-            self._keep(kind, kernels)
-            return out
-
-        runner.forward = watched
+        label = self._reader.latest().control.profile
+        if label != self._label:
+            self._label, self._traced = label, set()
+        of = None if not label or capturing() else kind()
+        if of is None or of in self._traced:
+            return forward()
+        out, kernels = self._trace(forward)
+        self._keep(of, kernels)
+        return out
 
     @contextmanager
     def attention(self) -> Iterator[None]:
@@ -108,23 +103,6 @@ class KernelTracer:
                 yield
             finally:
                 self._in_attention = False
-
-    def _wanted(self, batch: Any) -> tuple[str, bool] | None:
-        """Return the phase of a pass that is to be traced, and whether it has a cached prefix; None if it is not to be traced."""
-        label = self._reader.latest().control.profile
-        if label != self._label:
-            self._label, self._traced = label, set()
-        # Batches without a request are SGLang's own: warm-up and capture of CUDA graphs.
-        if not label or not getattr(batch, "rids", None) or capturing():
-            return None
-        mode = batch.forward_mode
-        if mode.is_decode():
-            kind = "decode", True
-        elif mode.is_extend():
-            kind = "extend", has_cached_prefix(batch.extend_prefix_lens_cpu or ())
-        else:
-            return None
-        return None if kind in self._traced else kind
 
     def _trace(self, run: Callable[[], Any]) -> tuple[Any, Counter[_Seen]]:
         interpreted: Counter[_Seen] = Counter()

@@ -31,10 +31,9 @@ from assay.harness.evidence.shadow_errors import (
 )
 from assay.harness.evidence.truth_errors import joined
 from assay.harness.evidence.worst_queries import joined_queries
-from assay.harness.server.candidates import Candidate, output_of, packed_call
+from assay.harness.server.candidates import Candidate, output_of
 from assay.harness.server.envelope_tally import EnvelopeTally
-from assay.harness.server.forward_pass import EngineCall, ForwardPass, Phase
-from assay.harness.server.kv_pool import Pages, refuse_unsupported
+from assay.harness.server.observed_call import ForwardPass, ObservedCall, Phase
 from assay.harness.server.pack_writer import PackWriter
 from assay.harness.server.reduction import LayerSums
 from assay.harness.server.row_sample import sampled_rows
@@ -55,7 +54,6 @@ class Shadow:
         folder: the server's folder (``ASSAY_EVIDENCE``).
         candidate: what runs in the shadow; None to only record.
         new_writer: creates the pack writer of a session, which replaces the pack of the session before; None to record nothing.
-        pages: the server's KV pool.
         rank: rank of this process among those that share the heads (tensor parallelism).
         ranks: number of these processes.
         seed: of the draw of queries that are compared with the truth; None to draw one.
@@ -63,10 +61,10 @@ class Shadow:
     """
 
     def __init__(
-        self, folder: Path, candidate: Candidate | None, new_writer: Callable[[], PackWriter] | None, pages: Pages,
+        self, folder: Path, candidate: Candidate | None, new_writer: Callable[[], PackWriter] | None,
         rank: int = 0, ranks: int = 1, seed: int | None = None, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        self._folder, self._candidate, self._new_writer, self._pages = folder, candidate, new_writer, pages
+        self._folder, self._candidate, self._new_writer = folder, candidate, new_writer
         self._rank, self._ranks, self._clock = rank, ranks, clock
         self._seed = secrets.randbits(32) if seed is None else seed
         self.references: set[str] = set()
@@ -99,12 +97,12 @@ class Shadow:
         self._conditions = torch.empty(0, dtype=torch.int64)
         self._count = self._row_count = self._sampled = 0
 
-    def observe(self, call: EngineCall, out: Tensor) -> None:
+    def observe(self, call: ObservedCall, out: Tensor) -> None:
         """Run the candidate on a call. `out`, [tokens, num_q_heads * head_dim_v], is the reference's output."""
         try:
             self._enter(call, out)
             metadata = _metadata(call)
-            reference = out.view(out.shape[0], call.layer.tp_q_head_num, -1)
+            reference = out.view(out.shape[0], call.heads, -1)
             got = self._run(call, out)
             if self._writer is not None and self._writer.wants(metadata):
                 self._record(metadata, call, reference, got)
@@ -114,9 +112,9 @@ class Shadow:
                 if self.tally is not None:
                     self.tally.count(call)
         except Exception as error:  # the model has its output already
-            self.note_failure(call.layer.layer_id, call.phase, error)
+            self.note_failure(call.layer, call.phase, error)
 
-    def _run(self, call: EngineCall, out: Tensor) -> Tensor | None:
+    def _run(self, call: ObservedCall, out: Tensor) -> Tensor | None:
         """Compute the candidate's output, [tokens, heads, head_dim_v]; None if it raised or does not compute the phase."""
         if self._candidate is None:
             return None
@@ -124,9 +122,9 @@ class Shadow:
             self._phases = self._candidate.phases
             if call.phase not in self._phases:
                 return None
-            return output_of(self._candidate, call, out).view(len(out), call.layer.tp_q_head_num, -1)
+            return output_of(self._candidate, call, out).view(len(out), call.heads, -1)
         except Exception as error:  # a candidate may raise anything; the call is recorded all the same
-            self.note_failure(call.layer.layer_id, call.phase, error)
+            self.note_failure(call.layer, call.phase, error)
             return None
 
     def note_failure(self, layer: int, phase: Phase, error: Exception) -> None:
@@ -136,7 +134,7 @@ class Shadow:
         calls = known.calls + 1 if known else 1
         self._failed[layer, phase] = FailedCalls(layer=layer, phase=phase, calls=calls, text=text)
 
-    def _enter(self, call: EngineCall, out: Tensor) -> None:
+    def _enter(self, call: ObservedCall, out: Tensor) -> None:
         """Take note of the call's pass if it is a new one."""
         if call.forward_pass is self._pass:
             return
@@ -152,7 +150,7 @@ class Shadow:
         self._row_count += len(numbers)
         self._sampled += len(self._rows)
 
-    def _measure(self, metadata: CallMetadata, call: EngineCall, got: Tensor, reference: Tensor) -> list[int]:
+    def _measure(self, metadata: CallMetadata, call: ObservedCall, got: Tensor, reference: Tensor) -> list[int]:
         """Add the differences of a call; return the queries that differ most, by relative L1 and by the difference itself."""
         layer, heads = metadata.layer, reference.shape[1]
         if layer not in self._sums:
@@ -169,13 +167,12 @@ class Shadow:
             self._record(metadata, call, reference, got, float(value), (sequence, head, position))
         return (torch.stack([at, farthest]) // heads).tolist()
 
-    def _compare_with_truth(self, call: EngineCall, got: Tensor, reference: Tensor, worst: list[int]) -> None:
+    def _compare_with_truth(self, call: ObservedCall, got: Tensor, reference: Tensor, worst: list[int]) -> None:
         """Compare sampled queries with the truth, and those in `worst`: a wrong query differs from the reference."""
         assert self._candidate is not None
-        layer = call.layer.layer_id
+        layer = call.layer
         try:
-            refuse_unsupported(call.layer, call.kwargs, "the oracle")
-            packed = packed_call(self._pages, call)
+            packed = call.pack("the oracle")
             if (layer, call.phase) not in self._truth:
                 self._noise = self._candidate.noise
                 families = (self._noise, self._reference_noise(call.phase))
@@ -193,14 +190,13 @@ class Shadow:
         return next((backend.noise for backend in own if backend.noise and phase in backend.phases), "")
 
     def _record(
-        self, metadata: CallMetadata, call: EngineCall, reference: Tensor, candidate: Tensor | None,
+        self, metadata: CallMetadata, call: ObservedCall, reference: Tensor, candidate: Tensor | None,
         relative_l1: float | None = None, worst_at: tuple[int, int, int] = (0, 0, 0),
     ) -> None:  # fmt: skip
         assert self._writer is not None
         try:
-            refuse_unsupported(call.layer, call.kwargs, "a replay pack")
             # Gathered again: the candidate may have written to the call that it received.
-            packed = packed_call(self._pages, call)
+            packed = call.pack("a replay pack")
         except KernelRefused as error:
             self._unrecorded.setdefault(metadata.layer, str(error))
             return
@@ -279,6 +275,6 @@ class Shadow:
         )
 
 
-def _metadata(call: EngineCall) -> CallMetadata:
+def _metadata(call: ObservedCall) -> CallMetadata:
     of_pass = call.forward_pass
-    return CallMetadata(call.layer.layer_id, call.phase, of_pass.new, of_pass.prefix, of_pass.requests)
+    return CallMetadata(call.layer, call.phase, of_pass.new, of_pass.prefix, of_pass.requests)

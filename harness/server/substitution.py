@@ -16,7 +16,7 @@ from assay.harness.conditions import has_cached_prefix
 from assay.harness.evidence.counters import CounterFile, CounterRow
 from assay.harness.server.candidates import Candidate, output_of
 from assay.harness.server.control import Setting, substitution_folder
-from assay.harness.server.forward_pass import EngineCall
+from assay.harness.server.observed_call import ObservedCall
 
 
 class Substitution:
@@ -32,7 +32,7 @@ class Substitution:
         self._token = ""
         self._counters: CounterFile | None = None
 
-    def output(self, call: EngineCall, out: Tensor, reference: str, setting: Setting) -> Tensor:
+    def output(self, call: ObservedCall, out: Tensor, reference: str, setting: Setting) -> Tensor:
         """Return the output for the model: the candidate's, in the shape of `out`, or `out` in a phase that it does not compute.
 
         Args:
@@ -54,7 +54,7 @@ class Substitution:
         self._count(call, reference, setting.token)
         return got.contiguous()
 
-    def _count(self, call: EngineCall, reference: str, token: str) -> None:
+    def _count(self, call: ObservedCall, reference: str, token: str) -> None:
         assert self._candidate is not None
         if self._counters is None or token != self._token:
             self._token = token
@@ -65,4 +65,4 @@ class Substitution:
             phase=call.phase,
             cached_prefix=call.phase == "decode" or has_cached_prefix(call.forward_pass.prefix),
         )
-        self._counters.add(self._counters.row(row), call.layer.layer_id)
+        self._counters.add(self._counters.row(row), call.layer)

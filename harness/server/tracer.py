@@ -14,7 +14,7 @@ from torch import Tensor
 
 from assay.harness.evidence.nonce import nonce_of_process
 from assay.harness.evidence.trace import TraceHeader, write_pass, write_refusal
-from assay.harness.server.forward_pass import EngineCall, ForwardPass, Phase
+from assay.harness.server.observed_call import ForwardPass, ObservedCall, Phase
 
 MAX_ROWS = 32
 """Most rows kept per extend call: the last row, and others evenly spaced."""
@@ -58,7 +58,7 @@ class Tracer:
         self._label: _Label | None = None
         self._bytes = 0
 
-    def keep(self, label: str, call: EngineCall, used: Tensor) -> None:
+    def keep(self, label: str, call: ObservedCall, used: Tensor) -> None:
         """Keep rows of the output that the model uses, [tokens, num_q_heads * head_dim_v]."""
         if label in self._refused:
             return
@@ -70,14 +70,14 @@ class Tracer:
             return
         if kept.pending is None:
             rows = torch.from_numpy(rows_of(call.forward_pass.new[0])).to(used.device)
-            kept.pending = _Pending(call.forward_pass, call.phase, rows, call.batch.input_ids[rows])
-        outputs = used[kept.pending.rows].view(len(kept.pending.rows), call.layer.tp_q_head_num, -1)
+            kept.pending = _Pending(call.forward_pass, call.phase, rows, call.forward_pass.tokens[rows])
+        outputs = used[kept.pending.rows].view(len(kept.pending.rows), call.heads, -1)
         if self._bytes + outputs.nbytes > self._budget:
             self.refuse(label, f"the traces of a process would exceed {self._budget} bytes")
             return
         self._bytes += outputs.nbytes
         self._label = kept
-        kept.pending.outputs[call.layer.layer_id] = outputs
+        kept.pending.outputs[call.layer] = outputs
 
     def refuse(self, label: str, why: str) -> None:
         """Refuse a trace: keep nothing under its label from now on, and note why."""

@@ -12,8 +12,8 @@ import pytest
 from assay.harness import cli
 from assay.harness.attention import kernels
 from assay.harness.cli.app import COMMANDS, load_command
-from assay.harness.engines import catalog
 from assay.harness.engines.model import TINY_MODEL
+from assay.harness.engines.sglang import catalog
 from assay.harness.errors import UsageError
 
 SAGE = "assay.harness.attention.sage:sage_attn"

@@ -12,7 +12,7 @@ import torch
 from assay.harness import cli, doctor
 from assay.harness.config import make_spec
 from assay.harness.doctor import Examination, Examined, examine
-from assay.harness.engines import catalog
+from assay.harness.engines.sglang import catalog
 from assay.harness.errors import UsageError
 
 KERNELS = """
@@ -73,7 +73,7 @@ def test_without_sglang_and_without_a_gpu_the_rest_is_examined(monkeypatch: pyte
 
     monkeypatch.setattr(catalog, "sglang_backends", none)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr("assay.harness.engines.memory.available_bytes", lambda device: 0)
+    monkeypatch.setattr("assay.harness.engines.sglang.memory.available_bytes", lambda device: 0)
     monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
     monkeypatch.setattr(doctor, "missing_packages", lambda extra="": ["aiohttp"] if extra else [])
     found = examined(device="cuda", candidate="kernels_of_the_doctor:right")

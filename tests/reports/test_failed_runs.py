@@ -13,8 +13,8 @@ import pytest
 from junitparser import JUnitXml
 from rich.console import Console
 
-from assay.harness.engines.failures import ended
 from assay.harness.engines.process import telling_lines
+from assay.harness.engines.sglang.failures import ended
 from assay.harness.evidence.manifest import Failure
 from assay.harness.judge.decide import decide
 from assay.harness.judge.report import FailureResult, Report

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.faults import rounded_oracle
+from assay.harness.engines.sglang.attach import observe
+from assay.harness.engines.sglang.kv_pool import Pages
 from assay.harness.evidence.faults import SENSITIVITY
-from assay.harness.server.attach import Attachment
+from assay.harness.server.attachment import Attachment
 from assay.harness.server.candidates import Candidate
 from assay.harness.server.faults import Faults, FaultyCandidate
-from assay.harness.server.kv_pool import Pages
 from assay.harness.server.shadow import Shadow
 from assay.harness.server.substitution import Substitution
 from assay.harness.server.tracer import Tracer
@@ -120,9 +121,10 @@ def attach(
     trace_bytes: int = 10**6, rank: int = 0, ranks: int = 1,
 ) -> None:  # fmt: skip
     """Attach to a server's backend as the plugin does."""
-    shadow = shadow or Shadow(folder, candidate, None, Pages(server.runner))
+    shadow = shadow or Shadow(folder, candidate, None)
     tracer = Tracer(folder, trace_bytes, rank, ranks)
-    faults = Faults(folder, Pages(server.runner))
+    faults = Faults(folder)
     faulty = FaultyCandidate(candidate, faults) if candidate else None
-    behind = Shadow(folder / SENSITIVITY, faulty, None, Pages(server.runner))
-    Attachment(folder, shadow, Substitution(folder, candidate), tracer, faults, behind).attach(server.backend, "mine")
+    behind = Shadow(folder / SENSITIVITY, faulty, None)
+    attachment = Attachment(folder, shadow, Substitution(folder, candidate), tracer, faults, behind)
+    observe(server.backend, "mine", attachment, Pages(server.runner))

@@ -24,7 +24,7 @@ from assay.harness.errors import EvidenceError, ExitCode, UsageError
 from assay.harness.evidence.counters import CounterFile, CounterRow
 from assay.harness.evidence.records import Item
 from assay.harness.progress import ProgressDisplay
-from assay.harness.server.attach import ControlReader
+from assay.harness.server.attachment import ControlReader
 from assay.harness.server.control import substituted_calls, substitution_folder
 
 LAYERS = frozenset(range(4))

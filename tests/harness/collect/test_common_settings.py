@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from assay.harness.collect import servers
 from assay.harness.collect.plan import Plan, prepare
 from assay.harness.collect.run_folder import open_folder
 from assay.harness.collect.servers import make_run_engine
 from assay.harness.config import RunSpec
-from assay.harness.engines.launch import Launch, command
-from assay.harness.engines.sglang import SGLangServer
+from assay.harness.engines.sglang.launch import Launch, command
+from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.common_settings import COMMON_SETTINGS, CommonSettings
 from assay.harness.judge.forced_settings import with_common_settings
@@ -46,7 +45,7 @@ def test_both_servers_get_what_one_backend_forces_and_it_is_found_out_once(
         seen.append([launches[role].backend for role in ROLES])
         return FORCED
 
-    monkeypatch.setattr(servers, "agree", agree)
+    monkeypatch.setattr("assay.harness.engines.sglang.server.agree", agree)
     plan = planned()
     folder = open_folder(plan, tmp_path / "run")
     for role in (*ROLES, "candidate"):  # a resumed run makes one again
@@ -61,7 +60,7 @@ def test_both_servers_get_what_one_backend_forces_and_it_is_found_out_once(
 def test_nothing_is_looked_for_where_nothing_can_differ(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str]
 ) -> None:
-    monkeypatch.setattr(servers, "agree", lambda launches: pytest.fail("it was looked for"))
+    monkeypatch.setattr("assay.harness.engines.sglang.server.agree", lambda launches: pytest.fail("it was looked for"))
     plan = planned(**changes)
     folder = open_folder(plan, tmp_path / "run")
     for role in ROLES:

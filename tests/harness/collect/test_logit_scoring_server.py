@@ -16,10 +16,10 @@ from assay.evals.synthetic import BUILTIN_SEED, questions
 from assay.harness.collect.logit_scoring import TOP_K, score_role
 from assay.harness.compare.logits import LogitsComparison
 from assay.harness.engines.base import ChatRequest, Reply
-from assay.harness.engines.launch import Launch
 from assay.harness.engines.model import TINY_MODEL
-from assay.harness.engines.score import score
-from assay.harness.engines.sglang import SGLangServer
+from assay.harness.engines.sglang.launch import Launch
+from assay.harness.engines.sglang.score import score
+from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.evidence.logit_files import logits_path, read_logits
 from assay.harness.evidence.records import Answer, Item
 from assay.harness.judge.logits_suite import compare_logits

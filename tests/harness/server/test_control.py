@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from assay.harness.errors import EvidenceError
-from assay.harness.server.attach import ControlReader
+from assay.harness.server.attachment import ControlReader
 from assay.harness.server.control import Control, set_control, substituted_calls
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 
 from assay.harness.evidence.envelope import EngineLimits, EnvelopeCounts, read_envelope
 from assay.harness.server.envelope_tally import EnvelopeTally
-from assay.harness.server.forward_pass import EngineCall, ForwardPass
+from assay.harness.server.observed_call import ForwardPass, ObservedCall
 
 LAYERS = 2
 
@@ -24,12 +24,12 @@ class Passes:
 
     def step(self, phase: Any, lens: list[tuple[int, int]], rids: list[str], mode: str = "EXTEND") -> None:
         new, prefix = tuple(n for n, _ in lens), tuple(p for _, p in lens)
-        forward_pass = ForwardPass(self.number, new, prefix, tuple(rids))
+        forward_pass = ForwardPass(
+            self.number, new, prefix, tuple(rids), torch.zeros(sum(new), dtype=torch.int64), mode == "MIXED"
+        )
         self.number += 1
-        batch = SimpleNamespace(forward_mode=SimpleNamespace(name=mode))
         for layer in range(LAYERS):
-            fields: Any = SimpleNamespace(layer_id=layer)
-            self.tally.count(EngineCall(phase, *cast(Any, (None, None, None)), fields, batch, forward_pass, {}))
+            self.tally.count(ObservedCall(layer, phase, 4, forward_pass, cast(Any, None), None))
 
     def counts(self) -> EnvelopeCounts:
         self.tally.write()

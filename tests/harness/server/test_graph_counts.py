@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from assay.harness.engines.sglang.meter import meter
 from assay.harness.evidence.counters import CounterFile, CounterRow, read_counters
 from assay.harness.server.graph_counts import READ_INTERVAL_S, GraphCounts
-from assay.harness.server.meter import meter
 
 LAYERS = 3
 MODEL = [SimpleNamespace(layer_id=number) for number in range(LAYERS)]

@@ -13,9 +13,10 @@ import torch
 from assay.harness.attention import kernels
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.attention.sdpa import torch_sdpa
+from assay.harness.engines.sglang.meter import watch
 from assay.harness.evidence.executed import KERNEL_TRACES, KernelTrace, passes_of
 from assay.harness.server.control import Control, set_control
-from assay.harness.server.kernel_tracer import KernelTracer, kernels_in, triton_functions
+from assay.harness.server.kernel_tracer import KernelTracer, kernel_tracer, kernels_in, triton_functions
 
 CALL = call_of([(20, 0)], heads=(2, 2), head_dim=64, dtype=torch.float16, device="cpu")
 
@@ -38,7 +39,7 @@ class Runner:
 
 
 def watched(folder: Path, kernel: Any) -> tuple[Runner, KernelTracer]:
-    tracer = KernelTracer(folder)
+    tracer = kernel_tracer(folder)
 
     def attend() -> None:
         if tracer.on:
@@ -47,8 +48,8 @@ def watched(folder: Path, kernel: Any) -> tuple[Runner, KernelTracer]:
 
     runner = Runner(attend)
     backend = SimpleNamespace(assay_declared=kernels.declaration(kernel))
-    tracer.watch(runner, "mine", backend)
-    tracer.watch(runner, "mine", backend)
+    watch(runner, "mine", backend, folder)
+    watch(runner, "mine", backend, folder)
     return runner, tracer
 
 
@@ -141,7 +142,7 @@ def test_kernels_of_a_replayed_graph_are_listed_and_attention_is_told_from_the_r
     torch.cuda.synchronize()
     with torch.cuda.graph(graph):
         attend(q, q, q)
-    tracer = KernelTracer(tmp_path)
+    tracer = kernel_tracer(tmp_path)
 
     def eager() -> None:
         with tracer.attention():
@@ -155,7 +156,7 @@ def test_kernels_of_a_replayed_graph_are_listed_and_attention_is_told_from_the_r
             run()
 
         runner = SimpleNamespace(forward=passes)
-        tracer.watch(runner, "mine", object())
+        watch(runner, "mine", object(), tmp_path)
         set_control(tmp_path, Control(profile=phase))
         runner.forward(batch(phase))
         seen[phase] = traced(tmp_path)

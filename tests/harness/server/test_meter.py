@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from assay.harness.engines.sglang.meter import meter
 from assay.harness.evidence.counters import read_counters
-from assay.harness.server.meter import meter
 
 
 class Backend:

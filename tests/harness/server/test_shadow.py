@@ -22,6 +22,7 @@ from assay.harness.attention.honest import MEMBERS
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.oracle import oracle
 from assay.harness.backend import Backend
+from assay.harness.engines.sglang.native_candidate import BackendCandidate
 from assay.harness.evidence.pack import Source, rank_folder, read_pack
 from assay.harness.evidence.shadow_errors import ShadowErrors, read_shadow_errors
 from assay.harness.evidence.truth_errors import OUTPUT_SUMS, TRUTH_SUMS, own_error
@@ -30,9 +31,8 @@ from assay.harness.judge.checks import check_layers
 from assay.harness.judge.truth_bounds import AgainstNoise, compare_with_noise
 from assay.harness.offline.replay import diagnose_recorded
 from assay.harness.server import row_sample
-from assay.harness.server.candidates import BackendCandidate, KernelCandidate
+from assay.harness.server.candidates import KernelCandidate
 from assay.harness.server.control import Control, set_control
-from assay.harness.server.kv_pool import Pages
 from assay.harness.server.pack_writer import PackWriter
 from assay.harness.server.shadow import Shadow
 from assay.harness.server.write_request import is_written, request_write
@@ -56,11 +56,10 @@ def shadowing(stand_in: ModuleType, tmp_path: Path) -> Shadowing:
 
     def make(kernel: Kernel | None, budget: int = 0, clock: Callable[[], float] = time.monotonic) -> tuple[Any, Shadow]:
         server = stand_in.Server()
-        pages = Pages(server.runner)
         source = Source(engine="e", model="m", model_hash="", reference="mine", candidate="other")
         writer = partial(PackWriter, tmp_path / "pack", source, budget) if budget else None
-        candidate = KernelCandidate("other", kernel, pages) if kernel else None
-        shadow = Shadow(tmp_path, candidate, writer, pages, clock=clock)
+        candidate = KernelCandidate("other", kernel) if kernel else None
+        shadow = Shadow(tmp_path, candidate, writer, clock=clock)
         stand_in.attach(server, tmp_path, candidate, shadow)
         set_control(tmp_path, Control(shadow=True))
         return server, shadow
@@ -213,7 +212,7 @@ def test_arguments_without_a_value_are_not_refused(shadowing: Shadowing, tmp_pat
 def test_an_sglang_backend_is_prepared_once_per_batch_and_writes_nothing(stand_in: ModuleType, tmp_path: Path) -> None:
     server = stand_in.Server()
     other = stand_in.Backend(server.runner)
-    shadow = Shadow(tmp_path, BackendCandidate("other", other), None, Pages(server.runner))
+    shadow = Shadow(tmp_path, BackendCandidate("other", other), None)
     stand_in.attach(server, tmp_path, shadow=shadow)
     set_control(tmp_path, Control(shadow=True))
     server.step("extend", [(4, 0)])
@@ -353,10 +352,9 @@ def test_processes_that_share_the_heads_are_joined(
     def process(rank: int, kernel: Kernel) -> None:
         monkeypatch.setattr(os, "getpid", lambda: 1000 + rank)
         server = stand_in.Server(rank)
-        pages = Pages(server.runner)
         source = Source(engine="e", model="m", model_hash="", reference="mine", candidate="other")
         writer = partial(PackWriter, rank_folder(tmp_path / "pack", rank), source, 10**6)
-        shadow = Shadow(tmp_path, KernelCandidate("other", kernel, pages), writer, pages, rank=rank, ranks=2)
+        shadow = Shadow(tmp_path, KernelCandidate("other", kernel), writer, rank=rank, ranks=2)
         stand_in.attach(server, tmp_path, shadow=shadow)
         server.step("extend", [(5, 0), (3, 2)])
         server.step("extend", [(4, 7)])

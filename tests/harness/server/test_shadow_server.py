@@ -17,9 +17,9 @@ from assay.evals.synthetic import questions
 from assay.harness.attention.oracle import oracle
 from assay.harness.compare.traces import compare, split
 from assay.harness.engines.base import ChatRequest, Reply
-from assay.harness.engines.launch import Launch
 from assay.harness.engines.model import TINY_MODEL
-from assay.harness.engines.sglang import SGLangServer
+from assay.harness.engines.sglang.launch import Launch
+from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.evidence.counters import read_counters
 from assay.harness.evidence.error_sums import SUMS, elements
 from assay.harness.evidence.pack import RecordedCall, read_manifest, read_pack

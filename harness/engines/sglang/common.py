@@ -15,14 +15,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-from assay.harness.engines import launch as launching
-from assay.harness.engines.arguments import ABSENT, differences
-from assay.harness.engines.launch import Launch
+from assay.harness.engines.sglang import launch as launching
+from assay.harness.engines.sglang.arguments import ABSENT, differences
+from assay.harness.engines.sglang.launch import Launch
 from assay.harness.errors import EngineError
 from assay.harness.evidence.common_settings import CommonSettings
 from assay.harness.sides import ROLES, Role
 
-_RESOLVER = "assay.harness.server.resolve_arguments"
+_RESOLVER = "assay.harness.engines.sglang.resolve_arguments"
 _TIMEOUT_S = 300.0
 _ROUNDS = 3
 """Most rounds of resolving: a flag may change what SGLang derives from it."""

@@ -11,7 +11,7 @@ import torch
 
 from assay.harness.attention.call import KernelRefused
 from assay.harness.attention.faults import rounded_oracle
-from assay.harness.server.sglang_backend import serve_kernel
+from assay.harness.engines.sglang.served_kernel import serve_kernel
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def server(stand_in: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Any:
     registry = ModuleType("registry")
     registry.__dict__["ATTENTION_BACKENDS"] = {"torch_native": stand_in.Backend}
     monkeypatch.setitem(sys.modules, "sglang.srt.layers.attention.attention_registry", registry)
-    monkeypatch.setattr("assay.harness.server.kv_pool.Pages.write", lambda *_: None)
+    monkeypatch.setattr("assay.harness.engines.sglang.kv_pool.Pages.write", lambda *_: None)
     server = stand_in.Server()
     server.backend = serve_kernel("mine", rounded_oracle, server.runner, "")
     return server

@@ -7,11 +7,10 @@ it, and the main process ends all of them with SIGKILL. So neither the end of th
 from __future__ import annotations
 
 import re
-import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from assay.harness.engines.known_causes import (
+from assay.harness.engines.sglang.known_causes import (
     ANYWHERE,
     CAUSES,
     ENDINGS,
@@ -23,7 +22,7 @@ from assay.harness.engines.known_causes import (
     remedy,
 )  # fmt: skip
 from assay.harness.errors import EngineError
-from assay.harness.text import one_line
+from assay.harness.text import how_ended, one_line
 
 LINE_LIMIT = 300
 """Characters of the line that names the cause; PyTorch's out-of-memory message goes on for three times as many."""
@@ -177,17 +176,6 @@ def ended(
         told.do,
         details=f"{known} {when}.\n{tail}",
         cause=told.cause,
-    )
-
-
-def how_ended(status: int) -> str:
-    """Describe how a process ended, by its exit status or the negative number of a signal: "was killed by SIGKILL"."""
-    if status >= 0:
-        return f"exited with status {status}"
-    return (
-        f"was killed by {signal.Signals(-status).name}"
-        if -status in set(signal.Signals)
-        else f"was killed by signal {-status}"
     )
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from assay.harness.engines.arguments import differences
-from assay.harness.engines.common import agree, common_settings, resolved_arguments
-from assay.harness.engines.launch import Launch, command
 from assay.harness.engines.model import TINY_MODEL
+from assay.harness.engines.sglang.arguments import differences
+from assay.harness.engines.sglang.common import agree, common_settings, resolved_arguments
+from assay.harness.engines.sglang.launch import Launch, command
 from assay.harness.errors import EngineError
 from assay.harness.sides import Role
 
@@ -152,7 +152,7 @@ def test_common_flags_come_before_the_users() -> None:
 def test_sglang_resolves_cuda_graphs_by_the_backend_and_a_common_flag_mends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The real resolution of the installed version, on the CPU, without the flag that assay gives there."""
     monkeypatch.setattr(
-        "assay.harness.engines.launch.command",
+        "assay.harness.engines.sglang.launch.command",
         lambda one, port, name: (
             [flag for flag in command(one, port, name) if flag != "--disable-cuda-graph"] + list(one.common)
         ),

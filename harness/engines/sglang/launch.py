@@ -50,7 +50,7 @@ class Launch:
         startup_timeout: seconds until it must be ready.
         request_timeout: seconds until an answer must be complete.
         engine_args: the user's flags; they come last, so they override assay's.
-        common: flags that both servers get because one of the backends forces them (`assay.harness.engines.common`).
+        common: flags that both servers get because one of the backends forces them (`assay.harness.engines.sglang.common`).
         cpu_core: the core that a CPU server computes on; None leaves the choice to SGLang (or SGLANG_CPU_OMP_THREADS_BIND).
         alone: whether the other role's server is not up at the same time; remedies then do not propose that.
         eager: no CUDA graphs. Must be the same for both servers, and True if either backend cannot be captured.

@@ -22,15 +22,15 @@ from assay.harness.attention.faults import rounded_oracle as right
 from assay.harness.attention.honest import family as noise_family
 from assay.harness.attention.honest import honest_outputs
 from assay.harness.attention.kernels import declares
+from assay.harness.engines.sglang.native_candidate import BackendCandidate, make_candidate
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.counters import read_counters
 from assay.harness.evidence.faults import SENSITIVITY, read_seeded_calls
 from assay.harness.evidence.pack import Source, read_pack
 from assay.harness.evidence.shadow_errors import read_shadow_errors
 from assay.harness.evidence.trace import read_trace
-from assay.harness.server.candidates import BackendCandidate, Candidate, KernelCandidate, LazyCandidate, make_candidate
+from assay.harness.server.candidates import Candidate, KernelCandidate, LazyCandidate
 from assay.harness.server.control import Control, set_control, substituted_calls
-from assay.harness.server.kv_pool import Pages
 from assay.harness.server.pack_writer import PackWriter
 from assay.harness.server.shadow import Shadow
 from assay.harness.server.tracer import MAX_ROWS, rows_of
@@ -46,7 +46,7 @@ def attached(stand_in: ModuleType, tmp_path: Path) -> Attached:
 
     def make(kernel: Kernel | None = None, **options: Any) -> Any:
         server = stand_in.Server()
-        candidate = KernelCandidate("other", kernel, Pages(server.runner)) if kernel else None
+        candidate = KernelCandidate("other", kernel) if kernel else None
         stand_in.attach(server, tmp_path, candidate, **options)
         return server
 
@@ -108,12 +108,9 @@ def test_switching_the_shadow_off_writes_what_it_observed(attached: Attached, tm
 
 def test_a_new_session_forgets_the_one_before(stand_in: ModuleType, tmp_path: Path) -> None:
     server, wrong = stand_in.Server(), [True]
-    pages, source = (
-        Pages(server.runner),
-        Source(engine="e", model="m", model_hash="", reference="mine", candidate="other"),
-    )
-    candidate = KernelCandidate("other", lambda call: right(call) * (2 if wrong[0] else 1), pages)
-    shadow = Shadow(tmp_path, candidate, partial(PackWriter, tmp_path / "pack", source, 10**6), pages)
+    source = Source(engine="e", model="m", model_hash="", reference="mine", candidate="other")
+    candidate = KernelCandidate("other", lambda call: right(call) * (2 if wrong[0] else 1))
+    shadow = Shadow(tmp_path, candidate, partial(PackWriter, tmp_path / "pack", source, 10**6))
     stand_in.attach(server, tmp_path, candidate, shadow)
 
     def ends() -> tuple[int, float, set[int], set[int]]:
@@ -191,16 +188,15 @@ def test_a_candidate_is_built_at_its_first_use_and_an_unknown_name_is_refused_at
     registry.__dict__["ATTENTION_BACKENDS"] = {"known": metered}
     monkeypatch.setitem(sys.modules, "sglang.srt.layers.attention.attention_registry", registry)
     runner = stand_in.Server().runner
-    pages = Pages(runner)
 
-    known, kernel = make_candidate("known", runner, pages), make_candidate("no.such.module:kernel", runner, pages)
+    known, kernel = make_candidate("known", runner), make_candidate("no.such.module:kernel", runner)
     assert (known.name, kernel.name, built) == ("known", "no.such.module:kernel", [])
     assert known.phases == ("extend", "decode")
     assert built == ["bare"]
     with pytest.raises(KernelRefused, match=r"no\.such\.module:kernel cannot be built"):
         _ = kernel.phases
     with pytest.raises(KernelRefused, match="unknown candidate 'unknown'; expected"):
-        make_candidate("unknown", runner, pages)
+        make_candidate("unknown", runner)
 
 
 # Substitution

@@ -9,24 +9,26 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from assay.harness.engines import arguments, failures, launch
 from assay.harness.engines.base import ChatRequest, Engine, Reply, Scorer, never
-from assay.harness.engines.client import AnyClient, Client
-from assay.harness.engines.known_causes import Situation
-from assay.harness.engines.launch import Launch
+from assay.harness.engines.client import INFO_TIMEOUT_S, AnyClient, Client, served_models
 from assay.harness.engines.process import ServerProcess, Trouble
+from assay.harness.engines.sglang import arguments, failures, launch
+from assay.harness.engines.sglang.common import agree
+from assay.harness.engines.sglang.known_causes import Situation
+from assay.harness.engines.sglang.launch import Launch
 from assay.harness.errors import EngineError, EvidenceError
+from assay.harness.evidence.common_settings import CommonSettings
 from assay.harness.evidence.manifest import engine_label
 from assay.harness.server.control import API_KEY
 from assay.harness.text import one_line
 
 PORT_ATTEMPTS = 3
 POLL_INTERVAL_S, PROBE_TIMEOUT_S = 0.25, 5.0
-INFO_TIMEOUT_S = 60.0
 FLUSH_TIMEOUT_S = 10
 LAST_LINE = 160
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -100,7 +102,7 @@ class SGLangServer(Engine):
         self.startup_s = time.monotonic() - started
         info = self._client.get("/server_info", INFO_TIMEOUT_S)
         self._arguments = json.loads(json.dumps(info).replace(self._key, "***"))  # its command line has the key, too
-        self.label = engine_label(self._arguments.get("version", ""), self.launch.device)
+        self.label = engine_label("sglang", self._arguments.get("version", ""), self.launch.device)
 
     def _wait_until_ready(self, client: Client, process: ServerProcess, started: float) -> None:
         while client.status("/health", PROBE_TIMEOUT_S) != 200:
@@ -180,6 +182,13 @@ class SGLangServer(Engine):
             out_of_memory=process.ran_out_of_memory,
         )
 
+    def settle_with(self, candidate: Engine, asked: Collection[str]) -> CommonSettings:
+        assert isinstance(candidate, SGLangServer)
+        return agree({"reference": self.launch, "candidate": candidate.launch}, asked=asked)
+
+    def with_flags(self, flags: tuple[str, ...]) -> SGLangServer:
+        return SGLangServer(replace(self.launch, common=flags))
+
     def last_step(self) -> str:
         """Return the last line that it logged since it was started, warnings left out; empty if there is none."""
         return self._process.last_step() if self._process is not None else ""
@@ -221,25 +230,6 @@ def _plain(title: str) -> str:
     """Name a process of SGLang in plain words, by its title, which the system may cut: "scheduler" for "sglang::schedul"."""
     cut = title.removeprefix(_ESSENTIAL)
     return next((name for name in ("scheduler", "detokenizer") if cut and name.startswith(cut)), title)
-
-
-def served_models(client: Client, timeout_s: float = INFO_TIMEOUT_S) -> list[str]:
-    """Return the names of the models that a server lists.
-
-    Raises:
-        EngineError: it lists none in OpenAI's format, or does not answer within `timeout_s` seconds.
-    """
-    listed = client.get("/v1/models", timeout_s)
-    try:
-        names = [str(model["id"]) for model in listed["data"]]
-        "".join(names).encode()  # a request with half of a surrogate pair cannot be sent
-        return names
-    except (TypeError, KeyError, UnicodeEncodeError):
-        raise EngineError(
-            f"{client.who} answered /v1/models with {str(listed)[:300]}.",
-            "a list of models in OpenAI's format",
-            "name the URL of an OpenAI-compatible server",
-        ) from None
 
 
 def free_port() -> int:

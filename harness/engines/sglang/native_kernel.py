@@ -29,7 +29,7 @@ from assay.harness.attention import kernels
 from assay.harness.attention.call import AttentionCall, KernelRefused, default_device
 from assay.harness.attention.kernels import Declaration
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.engines.launch import STAND_INS
+from assay.harness.engines.sglang.launch import STAND_INS
 from assay.harness.text import did_you_mean
 
 STALE = 57.0
@@ -180,7 +180,7 @@ def _power_of_two(number: int, least: int) -> int:
 
 @cache
 def _sglang() -> Any:
-    """Import SGLang, with its plugins. Without a GPU, it is set up for the CPU, as `assay.harness.engines.launch` does it.
+    """Import SGLang, with its plugins. Without a GPU, it is set up for the CPU, as `assay.harness.engines.sglang.launch` does it.
 
     Raises:
         ImportError: it is not installed.

@@ -3,7 +3,7 @@
     python dense_kit.py BACKEND [HEAD_DIM]
 
 Runs in a separate process, because the kit changes SGLang's global state. On the CPU it needs what a CPU server needs (see
-``harness/engines/launch.py``).
+``harness/engines/sglang/launch.py``).
 """
 
 from __future__ import annotations

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from assay.harness.engines.failures import ended, read
-from assay.harness.engines.known_causes import CAUSES, ENDINGS, Situation
+from assay.harness.engines.sglang.failures import ended, read
+from assay.harness.engines.sglang.known_causes import CAUSES, ENDINGS, Situation
 
-LOGS = Path(__file__).parents[2] / "data" / "server_failures"
+LOGS = Path(__file__).parents[3] / "data" / "server_failures"
 EXPECTED = tomllib.loads((LOGS / "expected.toml").read_text())
 SILENT = "silent"
 """The log of a server that was killed before it could say anything."""

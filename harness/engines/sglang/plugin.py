@@ -44,7 +44,7 @@ def _ask_for_key() -> None:
 
 def _factory(name: str) -> Any:
     def create(runner: Any) -> Any:
-        from assay.harness.server.sglang_backend import serve_kernel
+        from assay.harness.engines.sglang.served_kernel import serve_kernel
 
         return serve_kernel(name, kernels.load(name), runner, os.environ.get(DELEGATE, ""))
 
@@ -64,12 +64,11 @@ def _meter_all(backends: dict[str, Any], folder: Path) -> None:
 
     def metered(name: str, create: Any) -> Any:
         def build(runner: Any) -> Any:
-            from assay.harness.server.kernel_tracer import kernel_tracer
-            from assay.harness.server.meter import meter
+            from assay.harness.engines.sglang.meter import meter, watch
 
             backend = create(runner)
             if not getattr(runner, "is_draft_worker", False):
-                kernel_tracer(folder).watch(runner, name, backend)
+                watch(runner, name, backend, folder)
             return meter(backend, name, folder, str(runner.device))
 
         build.__dict__["assay_unmetered"] = create
@@ -86,7 +85,7 @@ def _attach_all(backends: dict[str, Any], folder: Path) -> None:
 
     def attached(name: str, create: Any) -> Any:
         def build(runner: Any) -> Any:
-            from assay.harness.server.attach import attach
+            from assay.harness.engines.sglang.attach import attach
 
             return attach(
                 create(runner),

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from assay.harness.server import eager_passes
-from assay.harness.server.eager_passes import refuse_while, run_eagerly_while
+from assay.harness.engines.sglang import eager_passes
+from assay.harness.engines.sglang.eager_passes import refuse_while, run_eagerly_while
 
 
 def test_a_graph_serves_a_batch_only_while_nothing_is_observed() -> None:

@@ -21,17 +21,18 @@ import psutil
 import pytest
 
 from assay.harness.engines import process as process_module
-from assay.harness.engines import sglang
-from assay.harness.engines.arguments import differences
 from assay.harness.engines.base import ChatRequest, Reply
+from assay.harness.engines.client import served_models
 from assay.harness.engines.guardian import shared_files
-from assay.harness.engines.launch import Launch
 from assay.harness.engines.model import TINY_MODEL
-from assay.harness.engines.sglang import SGLangServer, served_models
+from assay.harness.engines.sglang import server as sglang
+from assay.harness.engines.sglang.arguments import differences
+from assay.harness.engines.sglang.launch import Launch
+from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.errors import EngineError
 
 pytestmark = pytest.mark.server
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 ServerPair = tuple[SGLangServer, SGLangServer]
 HEADER = "Facts, trades with: Jungal bawexn . Koven solfinn ."
 

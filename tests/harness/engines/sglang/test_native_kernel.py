@@ -19,9 +19,9 @@ from assay.harness.attention.call import AttentionCall, KernelRefused, Mask
 from assay.harness.attention.faults import rounded_oracle
 from assay.harness.attention.kernels import Declaration
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.engines import native_kernel
-from assay.harness.engines.catalog import checked_backend
-from assay.harness.engines.native_kernel import NativeKernel
+from assay.harness.engines.sglang import native_kernel
+from assay.harness.engines.sglang.catalog import checked_backend
+from assay.harness.engines.sglang.native_kernel import NativeKernel
 from assay.harness.errors import UsageError
 from assay.harness.evidence.pack import CallMetadata, Source
 from assay.harness.server.pack_writer import PackWriter

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.harness.engines import memory
-from assay.harness.engines.memory import GIB, hold_both, mem_fraction, model_bytes
+from assay.harness.engines.sglang import memory
+from assay.harness.engines.sglang.memory import GIB, hold_both, mem_fraction, model_bytes
 from assay.harness.errors import UsageError
 
 TINY = 8 * 1024**2

@@ -1,4 +1,4 @@
-from assay.harness.engines.arguments import differences, settled
+from assay.harness.engines.sglang.arguments import differences, settled
 
 # From /server_info of two SGLang 0.5.23 servers, shortened.
 REFERENCE = {

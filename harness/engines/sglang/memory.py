@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from assay.harness.config import Device
-from assay.harness.engines.launch import CUDA_MEM_FRACTION
+from assay.harness.engines.sglang.launch import CUDA_MEM_FRACTION
 from assay.harness.errors import UsageError
 
 GIB = 1024**3

@@ -18,8 +18,8 @@ import numpy.typing as npt
 from pydantic import AliasChoices, BaseModel, Field, ValidationError
 
 from assay.harness.engines.base import ChatRequest, Reply, Scorer
-from assay.harness.engines.catalog import MIN_SGLANG
 from assay.harness.engines.client import chat_body
+from assay.harness.engines.sglang.catalog import MIN_SGLANG
 from assay.harness.errors import EngineError
 from assay.harness.evidence.records import Token
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from assay.harness.engines.score import generate, score
+from assay.harness.engines.sglang.score import generate, score
 from assay.harness.errors import EngineError
 
 IDS = (0, 2, 45, 46, 13, 916)

@@ -17,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from assay.harness.attention import kernels
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.engines import native_kernel
+from assay.harness.engines.sglang import native_kernel
 from assay.harness.offline.check import check, matrix
 
 kernels.load("sglang:torch_native@16")  # sets SGLang up, before it is imported here

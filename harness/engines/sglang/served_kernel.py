@@ -15,7 +15,7 @@ from torch import Tensor
 
 from assay.harness.attention.call import Kernel, KernelRefused
 from assay.harness.attention.kernels import declaration, run_kernel, title
-from assay.harness.server.kv_pool import Pages, lengths, refuse_unsupported
+from assay.harness.engines.sglang.kv_pool import Pages, lengths, refuse_unsupported
 
 
 def serve_kernel(name: str, kernel: Kernel, runner: Any, delegate: str) -> Any:

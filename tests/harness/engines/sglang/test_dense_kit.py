@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from assay.harness.engines.launch import STAND_INS
+from assay.harness.engines.sglang.launch import STAND_INS
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.interpreter]
 

@@ -1,0 +1,136 @@
+"""Attaches shadow, layer substitution, faults and trace to SGLang's attention backends.
+
+Attaching wraps a backend's ``forward_extend`` and ``forward_decode``.
+"""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from assay.harness.engines.sglang.eager_passes import run_eagerly_while
+from assay.harness.engines.sglang.engine_call import SGLangCall
+from assay.harness.engines.sglang.kv_pool import Pages
+from assay.harness.engines.sglang.native_candidate import make_candidate
+from assay.harness.evidence.envelope import EngineLimits
+from assay.harness.evidence.faults import SENSITIVITY
+from assay.harness.evidence.layer_diff_record import PACK_FOLDER
+from assay.harness.evidence.manifest import engine_label
+from assay.harness.evidence.nonce import nonce_of_process
+from assay.harness.evidence.pack import Source, rank_folder
+from assay.harness.server.attachment import Attachment, ControlReader
+from assay.harness.server.envelope_tally import EnvelopeTally
+from assay.harness.server.faults import Faults, FaultyCandidate
+from assay.harness.server.observed_call import Phase
+from assay.harness.server.pack_writer import PackWriter
+from assay.harness.server.shadow import Shadow
+from assay.harness.server.substitution import Substitution
+from assay.harness.server.tracer import Tracer
+
+
+def _limits(runner: Any) -> EngineLimits:
+    """Return what the engine cannot exceed, as SGLang resolved its arguments."""
+    arguments = runner.server_args
+    chunk = getattr(arguments, "chunked_prefill_size", None) or -1
+    return EngineLimits(
+        chunk_tokens=chunk if chunk > 0 else None,
+        context_tokens=int(runner.model_config.context_len),
+        page_tokens=int(getattr(arguments, "page_size", None) or 1),
+        batch=getattr(runner, "max_running_requests", None),
+        prefix_cache=not getattr(arguments, "disable_radix_cache", False),
+        mixed=bool(getattr(arguments, "enable_mixed_chunk", False)),
+    )
+
+
+@cache
+def _attachment(
+    runner: Any, folder: Path, candidate: str, record_bytes: int, trace_bytes: int, model_hash: str
+) -> Attachment:
+    """Return the one attachment of a server process."""
+    import sglang
+    from sglang.srt.distributed.parallel_state import (
+        get_tensor_model_parallel_rank,
+        get_tensor_model_parallel_world_size,
+    )
+
+    rank, ranks, new_writer = int(get_tensor_model_parallel_rank()), int(get_tensor_model_parallel_world_size()), None
+    if record_bytes:
+        source = Source(
+            engine=engine_label("sglang", sglang.__version__, runner.device),
+            model=str(runner.server_args.model_path),
+            model_hash=model_hash,
+            reference=str(runner.server_args.attention_backend),
+            candidate=candidate,
+            run=nonce_of_process(),
+        )
+        new_writer = partial(PackWriter, rank_folder(folder / PACK_FOLDER, rank), source, record_bytes // ranks)
+    built = make_candidate(candidate, runner) if candidate else None
+    faults = Faults(folder)
+    shadow = Shadow(folder, built, new_writer, rank, ranks)
+    reader = ControlReader(folder)
+    run_eagerly_while(lambda: reader.latest().control.observes)
+    shadow.tally = EnvelopeTally(folder, _limits(runner))
+    faulty = FaultyCandidate(built, faults) if built else None
+    return Attachment(
+        folder,
+        shadow,
+        Substitution(folder, built),
+        Tracer(folder, trace_bytes, rank, ranks),
+        faults,
+        Shadow(folder / SENSITIVITY, faulty, None, rank, ranks),
+    )
+
+
+def attach(
+    backend: Any, name: str, runner: Any, folder: Path, candidate: str, record_bytes: int, trace_bytes: int,
+    model_hash: str,
+) -> Any:  # fmt: skip
+    """Attach to an SGLang backend object, and return it.
+
+    Args:
+        backend: the reference. The model uses its outputs unless the control says otherwise.
+        name: name of the reference.
+        runner: SGLang's ModelRunner.
+        folder: the server's folder (``ASSAY_EVIDENCE``).
+        candidate: a published kernel, a ``module:function`` or an SGLang backend; empty to only record and trace.
+        record_bytes: byte budget of the replay pack; 0 records nothing. Under tensor parallelism each process records its own
+            heads.
+        trace_bytes: byte budget of all traces of a process.
+        model_hash: hash of the model, noted in the pack.
+
+    Raises:
+        KernelRefused: no candidate has this name.
+        UsageError: the pack's folder holds something else.
+    """
+    if getattr(runner, "is_draft_worker", False):
+        return backend  # the kernel contract does not cover the calls of a speculative draft model
+    attachment = _attachment(runner, folder, candidate, record_bytes, trace_bytes, model_hash)
+    return observe(backend, name, attachment, _pages(runner))
+
+
+def observe(backend: Any, name: str, attachment: Attachment, pages: Pages) -> Any:
+    """Give every call of a backend object to the attachment from now on, and return the object."""
+    attachment.attached_to(name)
+
+    def attached(phase: Phase, forward: Any) -> Any:
+        def call(q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
+            out = forward(q, k, v, layer, forward_batch, *args, **kwargs)
+            if torch.compiler.is_compiling():
+                return out  # compiled code is captured in CUDA graphs, which cannot be observed
+            extra = {key: value for key, value in kwargs.items() if key != "save_kv_cache"}
+            return attachment.output(SGLangCall(phase, q, k, v, layer, forward_batch, extra, pages), out, name)
+
+        return call
+
+    backend.forward_extend = attached("extend", backend.forward_extend)
+    backend.forward_decode = attached("decode", backend.forward_decode)
+    return backend
+
+
+@cache
+def _pages(runner: Any) -> Pages:
+    """The one view of a runner's KV pool: prefill and decode share its paging."""
+    return Pages(runner)

@@ -1,0 +1,74 @@
+"""SGLang's attention calls, for whatever is attached to the server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from assay.harness.attention.call import AttentionCall, KernelRefused
+from assay.harness.engines.sglang.kv_pool import Pages, lengths, refuse_unsupported
+from assay.harness.server.graph_counts import capturing
+from assay.harness.server.observed_call import ForwardPass, ObservedCall, Phase
+
+_MIXED = "MIXED"
+
+
+@dataclass
+class SGLangCall:
+    """An attention call as SGLang makes it, with what the backend's forward method receives; see `EngineCall`.
+
+    Attributes:
+        phase: "extend" or "decode".
+        q: [tokens, heads * head_dim].
+        k: [tokens, kv heads, head_dim], or None where the layer reads another one's.
+        v: as k.
+        radix_attention: SGLang's layer.
+        batch: SGLang's ForwardBatch.
+        arguments: further arguments, without ``save_kv_cache``.
+        pages: the KV pool.
+    """
+
+    phase: Phase
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    radix_attention: Any
+    batch: Any
+    arguments: dict[str, Any]
+    pages: Pages
+
+    @property
+    def layer(self) -> int:
+        """Number of the layer."""
+        return int(self.radix_attention.layer_id)
+
+    @property
+    def is_served(self) -> bool:
+        """True if the batch has requests and is not captured in a CUDA graph."""
+        return bool(getattr(self.batch, "rids", None)) and not capturing()
+
+    def forward_pass(self, number: int) -> ForwardPass:
+        """Describe the pass.
+
+        Raises:
+            KernelRefused: the batch is padded, or its mode is not a phase of the contract.
+        """
+        new, prefix = lengths(self.phase, self.batch, "the attached candidate")
+        rows = self.q.shape[0]
+        if sum(new) != rows:
+            raise KernelRefused(f"a batch of {sum(new)} tokens has {rows} rows; start the server without padding")
+        mixed = self.phase == "extend" and self.batch.forward_mode.name == _MIXED
+        return ForwardPass(number, tuple(new), tuple(prefix), tuple(self.batch.rids), self.batch.input_ids, mixed)
+
+    def observed(self, forward_pass: ForwardPass) -> ObservedCall:
+        """Return the call; its K and V are in the pool."""
+        heads = int(self.radix_attention.tp_q_head_num)
+        return ObservedCall(self.layer, self.phase, heads, forward_pass, partial(self._pack, forward_pass), self)
+
+    def _pack(self, forward_pass: ForwardPass, who: str) -> AttentionCall:
+        refuse_unsupported(self.radix_attention, self.arguments, who)
+        new, prefix = list(forward_pass.new), list(forward_pass.prefix)
+        return self.pages.packed_call(self.phase, self.q, self.radix_attention, self.batch, new, prefix)

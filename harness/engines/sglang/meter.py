@@ -1,0 +1,93 @@
+"""Meters SGLang's attention backends: counts their calls, notes prefill batches, and traces the kernels of passes.
+
+Metering wraps a backend's ``forward_extend`` and ``forward_decode``, and a ModelRunner's ``forward``.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from assay.harness.attention.kernels import Declaration
+from assay.harness.conditions import has_cached_prefix
+from assay.harness.server.graph_counts import capturing
+from assay.harness.server.kernel_tracer import kernel_tracer
+from assay.harness.server.meter import Meter, Metered, admissions
+
+
+def meter(backend: Any, name: str, folder: Path, device: str) -> Any:
+    """Count every attention call of an SGLang backend object from now on, and return the object.
+
+    ``serve_kernel`` sets `backend.assay_titles`, `backend.assay_delegates` and `backend.assay_interpreted`: the kernel's title, the
+    delegated phases, and whether Triton's interpreter runs it. For SGLang's own backends the kernel's title is the backend's name.
+
+    Args:
+        backend: the backend object.
+        name: the engine's name for it.
+        folder: the server's folder (``ASSAY_EVIDENCE``).
+        device: torch device on which it computes.
+    """
+    of = Metered(
+        name,
+        getattr(backend, "assay_titles", {"extend": name, "decode": name}),
+        getattr(backend, "assay_delegates", {}),
+        getattr(backend, "assay_interpreted", False),
+    )
+    tracer, noted = kernel_tracer(folder), admissions(folder)
+
+    def counted(phase: str, forward: Any) -> Any:
+        calls = Meter(folder, of, phase, device)
+
+        def call(q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                out = forward(q, k, v, layer, forward_batch, *args, **kwargs)
+                calls.count_compiled(layer.layer_id)
+                return out
+            with tracer.attention() if tracer.on else nullcontext():
+                out = forward(q, k, v, layer, forward_batch, *args, **kwargs)
+            cached = phase == "decode" or has_cached_prefix(forward_batch.extend_prefix_lens_cpu or ())
+            calls.count(layer.layer_id, cached)
+            if phase == "extend" and not capturing():
+                lens = forward_batch.extend_seq_lens_cpu, forward_batch.extend_prefix_lens_cpu
+                noted.note(layer.layer_id, forward_batch.rids or (), *lens)
+            return out
+
+        return call
+
+    backend.forward_extend = counted("extend", backend.forward_extend)
+    backend.forward_decode = counted("decode", backend.forward_decode)
+    return backend
+
+
+def watch(runner: Any, name: str, backend: Any, folder: Path) -> None:
+    """Trace the passes of an SGLang ModelRunner from now on, while the control names a profile.
+
+    Args:
+        runner: the ModelRunner. Watching it twice traces nothing twice.
+        name: name of its attention backend.
+        backend: the backend object; ``serve_kernel`` sets its `assay_declared`, what the kernel declares.
+        folder: the server's folder (``ASSAY_EVIDENCE``).
+    """
+    tracer = kernel_tracer(folder)
+    tracer.served_by(name, getattr(backend, "assay_declared", Declaration()))
+    forward = runner.forward
+    if getattr(forward, "assay_watched", False):
+        return
+
+    def watched(forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
+        return tracer.run(lambda: forward(forward_batch, *args, **kwargs), lambda: _kind_of(forward_batch))
+
+    watched.__dict__["assay_watched"] = True
+    runner.forward = watched
+
+
+def _kind_of(batch: Any) -> tuple[str, bool] | None:
+    # Batches without a request are SGLang's own: warm-up and capture of CUDA graphs.
+    if not getattr(batch, "rids", None):
+        return None
+    if batch.forward_mode.is_decode():
+        return "decode", True
+    return ("extend", has_cached_prefix(batch.extend_prefix_lens_cpu or ())) if batch.forward_mode.is_extend() else None
