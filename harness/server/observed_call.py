@@ -83,7 +83,7 @@ class EngineCall(Protocol):
 
     @property
     def batch(self) -> Any:
-        """What all layers of a pass have in common; compared by identity."""
+        """The engine's batch, which all layers of a pass have in common; compared by identity."""
 
     @property
     def is_served(self) -> bool:
