@@ -75,7 +75,7 @@ def longest(tokens: int, context: int, depth: int) -> int:
 
 @dataclass(frozen=True)
 class Reach:
-    """How far a load reaches in an engine.
+    """The reach of a load in an engine.
 
     Attributes:
         tokens: total length, cached and new.

@@ -30,7 +30,7 @@ OPTIONS_VARY = 16
 
 @dataclass(frozen=True)
 class Fit:
-    """What fits into a model.
+    """The limit of a prompt in the context of a model.
 
     Attributes:
         context: tokens of prompt and answer together.

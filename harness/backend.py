@@ -36,7 +36,7 @@ def is_server_url(text: str) -> bool:
 
 @dataclass(frozen=True)
 class Backend:
-    """What computes attention in one role.
+    """The implementation of attention in one role.
 
     Parsing imports nothing. `phases` and `noise` import the kernel that declares them, and raise `KernelRefused` if that fails.
 

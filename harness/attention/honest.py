@@ -225,7 +225,7 @@ def _nothing(call: AttentionCall, rows: Tensor | None, *lead: int) -> Tensor:
 
 @dataclass(frozen=True)
 class _Draw:
-    """What the members of one way draw from, and the types that they compute in."""
+    """The random source of the members of one way, and the types that they compute in."""
 
     generator: torch.Generator
     family: NoiseFamily

@@ -52,7 +52,7 @@ class Overrun:
 
 
 class Memory:
-    """What the kernel of a launch may access, and what it accessed besides.
+    """The memory that the kernel of a launch may access, and what it accessed besides.
 
     Attributes:
         inside: of a storage that is larger than its tensor: first byte -> first byte and end of the tensor.

@@ -62,7 +62,7 @@ class ProbeRecord(SetComparison):
 
 
 class LayerSetup(Record):
-    """What is bisected.
+    """The setup of a bisection by layers.
 
     Attributes:
         engine: engine, version and device.
@@ -86,7 +86,7 @@ class LayerSetup(Record):
 
 
 class Floors(Record):
-    """What had to be right, and how repeatable the answers are.
+    """The floors: what had to be right, and how repeatable the answers are.
 
     Attributes:
         by: what had to be right; `by_why` gives the reason for that choice.

@@ -34,7 +34,7 @@ class WideCall:
 
 @dataclass(frozen=True)
 class Footprint:
-    """Where a fault changes outputs.
+    """The places where a fault changes outputs.
 
     Attributes:
         calls: indices of the calls that it changes, in order.

@@ -47,7 +47,7 @@ def read(kernel: Kernel, cases: Sequence[Case]) -> CheckResult:
 
 @dataclass(frozen=True)
 class OpLevel:
-    """What the certified kernel computes of the op-level matrix, each call in one of several layers.
+    """The part of the op-level matrix that the certified kernel computes, each call in one of several layers.
 
     Attributes:
         device: where it runs.

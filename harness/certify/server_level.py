@@ -82,7 +82,7 @@ HONEST = "honest-served"
 
 @dataclass(frozen=True)
 class Under:
-    """What the servers did under one fault.
+    """The record of what the servers did under one fault.
 
     Attributes:
         served: answers and logits of the candidate's server.

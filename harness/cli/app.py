@@ -148,7 +148,7 @@ errors = Console(stderr=True)
 
 
 class _Detail:
-    """How much a command prints besides its result; ``--quiet`` silences `console`."""
+    """The amount that a command prints besides its result; ``--quiet`` silences `console`."""
 
     verbose = False
 

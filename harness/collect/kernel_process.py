@@ -190,7 +190,7 @@ def _hangs(plan: Plan, notes: _Notes) -> str:
 
 
 class _Notes(AbstractContextManager["_Notes"]):
-    """What the kernel's process notes, in memory: nothing is left, and what was noted can be read after the process has ended.
+    """Notes of the kernel's process, in memory: nothing is left on disk, and they can be read after the process has ended.
 
     Attributes:
         path: a file to which the process appends.

@@ -48,7 +48,7 @@ SHADOWED = 2
 
 @dataclass(frozen=True)
 class FaultLoad:
-    """What is asked of a server while a fault is switched on.
+    """The load of a server while a fault is switched on.
 
     Attributes:
         items: multiple-choice questions that the reference answered.

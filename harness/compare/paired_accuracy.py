@@ -49,7 +49,7 @@ Reason = Literal["regression", "non-inferior", "nothing", "no headroom", "unpars
 
 @dataclass(frozen=True)
 class Rule:
-    """What the test is made with.
+    """The parameters of the test.
 
     Attributes:
         margin: largest loss that still passes, as a share of 1.
@@ -146,7 +146,7 @@ def soonest_pass(items: Sequence[Item], pairs: Sequence[Pair], rule: Rule) -> in
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the test says of a prefix.
+    """The result of the test on a prefix.
 
     Attributes:
         reason: "regression" and "non-inferior" are verdicts; the others say why there is none.

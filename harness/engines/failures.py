@@ -31,7 +31,7 @@ LINE_LIMIT = 300
 
 @dataclass(frozen=True)
 class Told:
-    """What a log states about a failure.
+    """The statement of a log about a failure.
 
     Attributes:
         line: the line that names the cause, such as "ValueError: Loaded weights leave no GPU memory …"; empty if there is none.

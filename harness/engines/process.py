@@ -43,7 +43,7 @@ UNNAMED = "a process without a name yet"
 
 @dataclass(frozen=True)
 class Trouble:
-    """What a process of a server has come to.
+    """The state of a process of a server with which something is wrong.
 
     Attributes:
         process: what it calls itself.

@@ -53,7 +53,7 @@ class TracedPass(Record):
 
 
 class KernelClaim(Record):
-    """What the served kernel declares about what it launches; empty for a backend of the engine.
+    """The served kernel's declaration of what it launches; empty for a backend of the engine.
 
     Attributes:
         noise: the declared quantisation; empty for none.
@@ -69,7 +69,7 @@ class KernelClaim(Record):
 
 
 class KernelTrace(RunRecord):
-    """What one process saw.
+    """The trace of one process.
 
     Attributes:
         backend: name of the attention backend that was served.

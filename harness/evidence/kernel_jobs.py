@@ -55,7 +55,7 @@ class MatrixJob(Record):
 
 
 class Jobs(Record):
-    """What one process does, in this order.
+    """The jobs of one process, in this order.
 
     Attributes:
         candidate: the kernel's name.

@@ -15,7 +15,7 @@ from assay.harness.evidence.run_file import RunFile
 
 
 class SensitivityRecord(RunRecord):
-    """What a server did under a seeded fault, written when it was done.
+    """The record of what a server did under a seeded fault, written when it was done.
 
     Attributes:
         fault: id of the fault.

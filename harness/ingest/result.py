@@ -70,7 +70,7 @@ class Table(Part):
 
 
 class Document(Part):
-    """What one reader made of one file."""
+    """The result of one reader on one file."""
 
     file: FileRead
     facts: tuple[Fact, ...] = ()

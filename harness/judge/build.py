@@ -58,7 +58,7 @@ ANSWERED: tuple[Suite, ...] = ("mmlu", "greedy")
 
 @dataclass(frozen=True)
 class _Evidence:
-    """What a run's folder holds, read once.
+    """The contents of a run's folder, read once.
 
     Attributes:
         pairings: pairs of answers to multiple-choice questions and of greedy texts, by suite.

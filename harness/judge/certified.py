@@ -21,7 +21,7 @@ _TITLE = "a certificate states which faults the harness catches in this envelope
 
 @dataclass(frozen=True)
 class RunEnvelope:
-    """Where a run was made, as far as a certificate depends on it.
+    """The envelope of a run, as far as a certificate depends on it.
 
     Attributes:
         engines: engines of its servers, such as "SGLang 0.5.23".

@@ -38,7 +38,7 @@ class EnvelopeRow(Part):
 
 
 class EnvelopeResult(Part):
-    """What a verdict covers: the conditions of the calls that were compared in every layer, as counted."""
+    """The coverage of a verdict: the conditions of the calls that were compared in every layer, as counted."""
 
     policy: str = Field(description='the line of policy, such as "envelope_tokens = 512 (default)"')
     sentence: str = Field(description="which lengths were compared in the shadow, in words")

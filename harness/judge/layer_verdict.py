@@ -31,7 +31,7 @@ _CACHED = (DIMENSIONS.index("prefix"), CACHED_PREFIX.labels.index(CACHED_PREFIX.
 
 @dataclass(frozen=True)
 class LayerEvidence:
-    """What the verdict on layers rests on.
+    """The evidence for the verdict on layers.
 
     Attributes:
         errors: what the shadow summed up.

@@ -32,7 +32,7 @@ _TITLE = "the workload is sensitive: a fault that was seeded in the running serv
 
 
 class FaultEvidence(NamedTuple):
-    """What a run's servers did under a fault, by role. The answers are those to compare with."""
+    """The record of what a run's servers did under a fault, by role. The answers are those to compare with."""
 
     records: Mapping[Role, SensitivityRecord]
     items: Sequence[Item]

@@ -14,7 +14,7 @@ SUITES: tuple[Suite, ...] = ("mmlu", "logits", "layers")
 
 
 class FaultSeen(Part):
-    """Whether a suite saw a fault, with the numbers."""
+    """A suite's answer to whether it saw a fault, with the numbers."""
 
     suite: Suite
     seen: bool
@@ -22,7 +22,7 @@ class FaultSeen(Part):
 
 
 class SensitivityResult(Part):
-    """What the suites saw of a fault that was seeded in the running servers."""
+    """The suites' answers to whether they saw a fault that was seeded in the running servers."""
 
     fault: str = Field(description="id of the fault")
     parts: tuple[FaultSeen, ...]

@@ -24,7 +24,7 @@ _ANY_LAYER = 0
 
 @dataclass(frozen=True)
 class ServedEnvelope:
-    """What the candidate's own server answered.
+    """The conditions that the candidate's own server answered.
 
     Attributes:
         counts: its passes by condition, as of one layer. The batches of decode are not known.

@@ -20,7 +20,7 @@ _SEVERAL = 256
 
 @dataclass(frozen=True)
 class Endured:
-    """What came of it.
+    """The result of the endurance test.
 
     Attributes:
         runs: how many times the kernel had run at the end, the runs before included.

@@ -64,7 +64,7 @@ class GapFound(Part):
 
 
 class CoverageFound(Part):
-    """What the computed calls cover."""
+    """The coverage of the computed calls."""
 
     dtypes: tuple[str, ...]
     head_dims: tuple[int, ...]

@@ -39,7 +39,7 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Reach:
-    """How far calls reach, each by itself.
+    """The reach of calls, each quantity by itself.
 
     Attributes:
         new: most new tokens of a sequence.
@@ -105,7 +105,7 @@ class Gap:
 
 @dataclass(frozen=True)
 class Coverage:
-    """What a check covered.
+    """The coverage of a check.
 
     `core` is a product that holds. The others list each axis by itself.
 

@@ -14,7 +14,7 @@ from assay.harness.verdict import UNEXPLAINED, Finding, serious
 
 @dataclass(frozen=True)
 class Known:
-    """What a process left that a kernel ended.
+    """The record that a process left whose kernel ended it.
 
     Attributes:
         how: how it ended, for example "was killed by SIGABRT".

@@ -57,7 +57,7 @@ _ROW_SPREAD = 3.0
 
 @dataclass(frozen=True)
 class Observed:
-    """What came of reading a kernel.
+    """The result of reading a kernel.
 
     Attributes:
         findings: the findings; the first serious one says what was read.

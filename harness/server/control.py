@@ -47,7 +47,7 @@ _SUBSTITUTED = "substituted"
 
 
 class Control(Record):
-    """What a server with an attached candidate (``ASSAY_SHADOW``) does in the passes that start from now on.
+    """The setting of a server with an attached candidate (``ASSAY_SHADOW``) for the passes that start from now on.
 
     Attributes:
         shadow: the candidate runs in the shadow: its errors are summed up, and calls are recorded (``ASSAY_RECORD``). Switching it

@@ -16,7 +16,7 @@ Phase = Literal["extend", "decode"]
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """What all layers of a forward pass share.
+    """The data that all layers of a forward pass share.
 
     Attributes:
         number: unique in the process.

@@ -18,7 +18,7 @@ simulation takes 8 ms and knows a power to 0.045."""
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a number of questions will do.
+    """The forecast for a number of questions.
 
     Attributes:
         questions: median number of questions until the right verdict; None if it is more than the limit.

@@ -50,7 +50,7 @@ Booleans = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Scenario:
-    """How often outcomes may be wrong.
+    """The rates at which outcomes may be wrong.
 
     Attributes:
         weight: prior probability of the scenario.
@@ -76,7 +76,7 @@ a larger first weight saves probes of steady histories and names more wrong comm
 
 @dataclass(frozen=True)
 class OutcomeCounts:
-    """How often a commit came out good and bad."""
+    """The numbers of times that a commit came out good and bad."""
 
     good: int = 0
     bad: int = 0

@@ -170,7 +170,7 @@ class CommitProbe(ProbeOutcome):
 
 
 class Change(Record):
-    """What fails at the named commit along one axis.
+    """The change at the named commit along one axis: what fails there.
 
     Attributes:
         axis: "layer", "head", or an axis of the conditions.

@@ -42,7 +42,7 @@ class Fault:
 
 @dataclass
 class Text:
-    """What a text states."""
+    """The statements of a text."""
 
     lines: int = 0
     read: int = 0

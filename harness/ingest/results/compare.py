@@ -33,7 +33,7 @@ TEXT_KEPT = 400
 
 @dataclass(frozen=True)
 class Limits:
-    """What a user sets: the largest loss and the largest ratio of times that pass, and the level of each test."""
+    """The limits that a user sets: the largest loss and the largest ratio of times that pass, and the level of each test."""
 
     margin: float = 0.02
     alpha: float = 0.05

@@ -81,7 +81,7 @@ class ResultSet(Part):
 
 @dataclass
 class Reading:
-    """What a reader made of a file, counted unit by unit.
+    """The result of a reader on a file, counted unit by unit.
 
     Attributes:
         sets: one for each task.

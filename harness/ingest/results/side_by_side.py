@@ -32,7 +32,7 @@ LEAST_DIFFERENCE = 0.01
 
 @dataclass(frozen=True)
 class _Fact:
-    """What one run has, under the id that all runs share.
+    """A fact of one run, under the id that all runs share.
 
     Attributes:
         badness: orders the facts of an id: what is `factor` times another's, or greater if `factor` is 1, is worse. None where

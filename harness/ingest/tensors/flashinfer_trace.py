@@ -73,7 +73,7 @@ def run(q, k, v, qo_indptr, kv_indptr, sm_scale):
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written.
+    """The files that were written.
 
     Attributes:
         definitions: their names.

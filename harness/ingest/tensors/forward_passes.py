@@ -51,7 +51,7 @@ class SequencePart:
 
 @dataclass(frozen=True)
 class LayerCall:
-    """What one layer's attention was given in a pass, for its new tokens only.
+    """The inputs of one layer's attention in a pass, for its new tokens only.
 
     Attributes:
         q: [new, heads, head_dim].

@@ -38,7 +38,7 @@ _UNSTABLE = frozenset({"dump_index"})
 
 @dataclass(frozen=True)
 class Place:
-    """Where in a forward pass a tensor was taken.
+    """The place in a forward pass where a tensor was taken.
 
     Attributes:
         step: number of the forward pass in the dump; 0 if the dump does not count them.

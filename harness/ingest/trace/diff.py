@@ -46,7 +46,7 @@ class DifferenceKind(Part):
 
 
 class StepRow(Part):
-    """How often a step occurs in the segments of one kind, and how long it takes in all."""
+    """The number of times that a step occurs in the segments of one kind, and how long it takes in all."""
 
     phase: str
     name: str
@@ -85,7 +85,7 @@ class Side(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where something is, or, if `after`, the last step before the place where something is missing. 0 is unknown."""
+    """The place of something, or, if `after`, the last step before the place where something is missing. 0 is unknown."""
 
     at: int
     after: bool = False
