@@ -219,7 +219,7 @@ def conclude(
             "could not look worse."
         )
         search = LayerSearch(outcome="inconclusive", why=why, restored=(), monotone=True, probed=())
-    cached = min((one.with_prefix for one in probes if one.candidate == setup.layers), default=0)
+    cached = min((probe.with_prefix for probe in probes if probe.candidate == setup.layers), default=0)
     if search.outcome == "nothing" and cached < MIN_CACHED_SHARE * setup.prompts:
         why = (
             f"The task is right with the candidate in all {len(setup.layers)} layers, but only {cached} of {setup.prompts} prompts "

@@ -72,7 +72,7 @@ def _below_folder(param: typer.CallbackParam, path: Path | None) -> Path | None:
             raise UsageError(
                 f"{_named(param)}: {one} is a link that leads nowhere.", "a path", "remove it, or name another path"
             )
-    there = path if path.exists() else next(one for one in path.absolute().parents if one.exists())
+    there = path if path.exists() else next(parent for parent in path.absolute().parents if parent.exists())
     if there != path and not there.is_dir():
         raise UsageError(
             f"{_named(param)} {path}: {there.name} is a file.", "a folder in its place", "name another folder"

@@ -52,5 +52,5 @@ def p_within(divergences: Sequence[float], limit: float) -> float:
     """
     from scipy.stats import binomtest  # slow to import, and few runs get here
 
-    above = sum(not one <= limit for one in divergences)
+    above = sum(not divergence <= limit for divergence in divergences)
     return float(binomtest(above, len(divergences), 0.5, alternative="greater").pvalue) if divergences else 1.0

@@ -181,7 +181,7 @@ class Envelope:
         reach = self.reach(limits)
         found = {
             phase: {
-                quantity: tuple(dict.fromkeys(ENVELOPE[quantity].label(one) for one in points))
+                quantity: tuple(dict.fromkeys(ENVELOPE[quantity].label(point) for point in points))
                 for quantity, points in lengths.items()
             }
             for phase, lengths in reach.lengths.items()

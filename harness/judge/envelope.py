@@ -111,7 +111,7 @@ def _reached(
             for quantity, ranges in known.items()
         }
         others = [one for one in ("batch", "depth") if one in ENVELOPE_OF[phase]]
-        found[phase] = lengths | {one: counts.reached(phase, one) for one in others}
+        found[phase] = lengths | {other: counts.reached(phase, other) for other in others}
     return found
 
 

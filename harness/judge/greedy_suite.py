@@ -43,7 +43,7 @@ def greedy_suite(
         noise: noise families that the roles declare.
         envelope: answers of both roles to the envelope's requests.
     """
-    asked = list({one.item.prompt_hash: one for one in reversed(pairs)}.values())[::-1]
+    asked = list({pair.item.prompt_hash: pair for pair in reversed(pairs)}.values())[::-1]
     # Where neither role says anything, nothing was compared.
     pairs = [one for one in asked if any(a.text or a.tokens for a in (one.reference, one.candidate))]
     floors = _floors(pairs, answers)
@@ -181,7 +181,7 @@ def _steady(floors: Sequence[float], explained: float) -> tuple[list[float], lis
     """
     usual = min(FLOOR_FACTOR * median(floors), MAX_SWING / FLOOR_FACTOR) if floors else 0.0
     most = max(explained, usual)
-    return [one for one in floors if one <= most], [one for one in floors if one > most]
+    return [floor for floor in floors if floor <= most], [floor for floor in floors if floor > most]
 
 
 def _told(answer: Answer, started: Mapping[Role, bool]) -> bool:

@@ -31,5 +31,5 @@ class SensitivityResult(Part):
     def sentence(self) -> str:
         """The suites that saw it, in words."""
         return f"{self.fault}: " + "; ".join(
-            f"{'seen' if one.seen else 'not seen'} by {one.suite} ({one.found})" for one in self.parts
+            f"{'seen' if part.seen else 'not seen'} by {part.suite} ({part.found})" for part in self.parts
         )

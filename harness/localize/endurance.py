@@ -46,7 +46,7 @@ def endure(guard: Guard, results: Sequence[CallResult], before: int, runs: int, 
         runs: how many times it is to have run in all.
         seconds: most time that this takes.
     """
-    right = sorted((one for one in results if not one.fails), key=_size)
+    right = sorted((result for result in results if not result.fails), key=_size)
     cheapest: dict[tuple[object, ...], CallResult] = {}
     for one in right:
         cheapest.setdefault((one.call.phase, one.call.q.dtype, max(one.call.lens_k) > _SEVERAL), one)
@@ -79,8 +79,8 @@ def _in_kept_buffers(results: Sequence[CallResult]) -> Iterator[tuple[CallResult
     What a kernel keeps by address, such as a plan or a quantised K, is then that of another call.
     """
     by_shape: dict[tuple[object, ...], list[CallResult]] = {}
-    for one in results:
-        by_shape.setdefault(_shapes(one.call), []).append(one)
+    for result in results:
+        by_shape.setdefault(_shapes(result.call), []).append(result)
     smallest: dict[tuple[object, ...], tuple[CallResult, CallResult]] = {}
     largest: dict[tuple[object, ...], tuple[CallResult, CallResult]] = {}
     for pair in (pair for some in by_shape.values() for pair in combinations(some, 2)):

@@ -23,7 +23,9 @@ def over_reads(kernel: GuardedKernel, results: Sequence[CallResult]) -> tuple[At
         kernel: the kernel.
         results: calls that it computed; of those that fail, the smallest are tried.
     """
-    failing = sorted((one.call for one in results if one.fails), key=lambda call: (call.k.numel(), call.q.numel()))
+    failing = sorted(
+        (result.call for result in results if result.fails), key=lambda call: (call.k.numel(), call.q.numel())
+    )
     for call in failing[:MAX_CALLS]:
         try:
             if words := _words(kernel, call):

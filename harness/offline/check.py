@@ -730,9 +730,9 @@ def _outside(how: str, where: str, call: AttentionCall, again: str) -> Finding:
 
 def _outside_first(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """Order the findings: an access outside comes before an error that neither a hypothesis nor the read-out explains."""
-    first = [one for one in findings if one.id == CONTRACT_BROKEN and one.does]
+    first = [finding for finding in findings if finding.id == CONTRACT_BROKEN and finding.does]
     unread = bool(findings) and findings[0].id == UNEXPLAINED and not findings[0].operator
-    return (*first, *(one for one in findings if one not in first)) if unread else tuple(findings)
+    return (*first, *(finding for finding in findings if finding not in first)) if unread else tuple(findings)
 
 
 def _not_endured(call: AttentionCall, how: str, again: str) -> Finding:

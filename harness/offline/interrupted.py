@@ -98,4 +98,4 @@ def _with_end(findings: Sequence[Finding], known: Known) -> tuple[Finding, ...]:
     """Add to the first serious finding how the process ended; return all findings."""
     first = serious(findings)[0]
     told = first.model_copy(update={"evidence": (*first.evidence, known.asked_for_more)})
-    return tuple(told if one is first else one for one in findings)
+    return tuple(told if finding is first else finding for finding in findings)

@@ -83,7 +83,11 @@ def replay(
             broken, seconds = _breaches(guard, calls, reproduce), time.monotonic() - start
             return _result(Backend.parse(candidate), KernelRun(()), examined, broken, seconds, seconds, ())
         broken = _breaches(guard, [call for call, why in found.run.refused if why in guard.breaches], reproduce)
-        named = [one for one in found.findings if one.id != CALL_REFUSED or one.diagnosis not in guard.breaches]
+        named = [
+            finding
+            for finding in found.findings
+            if finding.id != CALL_REFUSED or finding.diagnosis not in guard.breaches
+        ]
         broken += [
             breach(how, "recorded calls", (f"for example {describe(call)}",), reproduce)
             for call, how in within.written[:1]

@@ -114,7 +114,7 @@ def measure_commit(task: Task, before_reading: Callable[[Measurement], None] = l
         return Measurement(status="measured", origin=origin)
     calls = read_calls(task.calls, default_device())
     try:
-        run = run_and_repeat(kernel, [one.call for one in calls])
+        run = run_and_repeat(kernel, [call.call for call in calls])
     except BaseException as error:
         traceback.print_exc()
         return Measurement(status="raised", reason=_describe(error), origin=origin)

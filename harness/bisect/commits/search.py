@@ -243,9 +243,9 @@ def believe(history: History, counts: Mapping[str, OutcomeCounts], good: Outcome
             total = OutcomeCounts(total.good + count.good, total.bad + count.bad)
     wrong_bad, right_good = total.bad - right_bad + good.bad, total.good - wrong_good + good.good
     # [scenarios, n]
-    good_logs, good_as_bad = _evidence([one.good_as_bad for one in SCENARIOS], wrong_bad, right_good)
-    bad_logs, bad_as_good = _evidence([one.bad_as_good for one in SCENARIOS], wrong_good, right_bad)
-    logs = np.log([[one.weight] for one in SCENARIOS]) + good_logs + bad_logs
+    good_logs, good_as_bad = _evidence([scenario.good_as_bad for scenario in SCENARIOS], wrong_bad, right_good)
+    bad_logs, bad_as_good = _evidence([scenario.bad_as_good for scenario in SCENARIOS], wrong_good, right_bad)
+    logs = np.log([[scenario.weight] for scenario in SCENARIOS]) + good_logs + bad_logs
     joint = np.exp(logs - logs.max())
     weights = joint.sum(axis=0)
     scenarios = joint / np.maximum(weights, np.finfo(float).tiny)

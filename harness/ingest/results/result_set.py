@@ -132,8 +132,8 @@ def _facts(one: ResultSet) -> list[Fact]:
 def _figures(sets: list[ResultSet]) -> Table:
     """Tabulate the summaries of serving benchmarks: a row for each run, a column for each figure that any of them has."""
     runs = [one for one in sets if one.kind == "latencies"]
-    columns = tuple(dict.fromkeys(name for one in runs for name in one.figures))
-    rows = [(one.task, f"{one.failed:,}", *(one.figures.get(name, "") for name in columns)) for one in runs]
+    columns = tuple(dict.fromkeys(name for run in runs for name in run.figures))
+    rows = [(run.task, f"{run.failed:,}", *(run.figures.get(name, "") for name in columns)) for run in runs]
     return Table(id="figures", title="Serving", columns=("load", "failed", *columns), rows=tuple(rows[:ROWS_SHOWN]))
 
 

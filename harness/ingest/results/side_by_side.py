@@ -112,7 +112,7 @@ def _comparison(
         )
         for name, one, report, pair in zip(names, loaded, reports, (None, *pairs), strict=True)
     ]
-    worst = min(columns[1:], key=lambda one: WORST_FIRST.index(one.compared or "pass"))
+    worst = min(columns[1:], key=lambda column: WORST_FIRST.index(column.compared or "pass"))
     assert worst.compared is not None
     maps = tuple(_maps(reports))
     return RunsComparison(

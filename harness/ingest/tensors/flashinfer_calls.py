@@ -48,7 +48,7 @@ class _ApiCall:
 def flashinfer_calls(dump: Dump, problems: list[str]) -> Iterator[WholeCall]:
     """Yield the attention calls of a dump, in order. What cannot be used is added to `problems`."""
     plans: dict[int | None, _ApiCall] = {}
-    for folder in sorted({one.path.parent for one in dump.tensors}):
+    for folder in sorted({tensor.path.parent for tensor in dump.tensors}):
         if not (folder / "metadata.jsonl").exists():
             continue
         try:

@@ -173,11 +173,11 @@ def export_pack(pack: Path, folder: Path) -> Exported:
     lines: dict[str, list[str]] = {}
     refused: list[str] = []
     with_prefix = 0
-    for one in read_pack(pack):
-        call = one.call
+    for recorded in read_pack(pack):
+        call = recorded.call
         if call.q.dtype not in _TORCH.values() or call.v.shape[2] != call.q.shape[2]:
             refused.append(
-                f"{one.entry.file}: {call.q.dtype}, head dim {call.q.shape[2]} and {call.v.shape[2]} of v have no definition"
+                f"{recorded.entry.file}: {call.q.dtype}, head dim {call.q.shape[2]} and {call.v.shape[2]} of v have no definition"
             )
             continue
         name = definition_name(call)
@@ -187,7 +187,7 @@ def export_pack(pack: Path, folder: Path) -> Exported:
                 json.dumps(definition_of(call), indent=2),
                 durable=False,
             )
-        lines.setdefault(name, []).append(_write_workload(folder, name, one))
+        lines.setdefault(name, []).append(_write_workload(folder, name, recorded))
         with_prefix += max(call.prefixes) > 0
     if not lines:
         raise EvidenceError(

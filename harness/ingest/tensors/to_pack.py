@@ -51,7 +51,7 @@ def to_pack(
         made.add_passes(passes_of(dump, model, made.problems))
     elif dump.format == "kernel-api":
         made.add_whole(flashinfer_calls(dump, made.problems))
-        if any((one.path.parent / "metadata.json").exists() for one in dump.tensors[:1]):
+        if any((tensor.path.parent / "metadata.json").exists() for tensor in dump.tensors[:1]):
             made.add_passes(passes_of(dump, model, made.problems))
     else:
         made.add_whole(hooked_calls(dump, made.problems))
@@ -115,9 +115,9 @@ class _Maker:
 
     def add_whole(self, calls: Iterable[WholeCall]) -> None:
         """Add calls that a dump holds with all their keys and values."""
-        for one in calls:
+        for call in calls:
             self.passes += 1
-            self._add(_masked_right(one), one.out, tuple("" for _ in one.call.lens_q))
+            self._add(_masked_right(call), call.out, tuple("" for _ in call.call.lens_q))
 
     def _add(self, call: AttentionCall, out: Tensor | None, requests: tuple[str, ...]) -> None:
         phase = "decode" if call.phase == "decode" else "extend"

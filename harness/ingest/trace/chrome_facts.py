@@ -29,7 +29,7 @@ def document(loaded: LoadedProfile) -> Document:
         file=loaded.file,
         facts=_facts(loaded),
         tables=(_kernels(trace), _passes(trace)),
-        findings=tuple(finding_of(one, trace, {}) for one in trace.violations),
+        findings=tuple(finding_of(violation, trace, {}) for violation in trace.violations),
         timeline=timeline(trace),
     )
 

@@ -181,7 +181,7 @@ def _first(track: Track) -> int:
 
 
 def _track_differences(a: Track, b: Track, runs: str, notes: list[str]) -> Iterator[Difference]:
-    ours, theirs = [_signature(one) for one in a.segments], [_signature(one) for one in b.segments]
+    ours, theirs = [_signature(segment) for segment in a.segments], [_signature(segment) for segment in b.segments]
     blocks = align(ours, theirs)
     if blocks is None:
         notes.append(f"The segments of {a.name} differ so much that they were compared by their order alone.")
