@@ -275,9 +275,9 @@ def _score(what: str, some: frozenset[int], search: LayerSearch, probes: Sequenc
     return f"{what}: {probe.right} {right}, the reference alone {total} ({change})"
 
 
-def _alone(one: RestoredLayer) -> str:
-    if one.alone:
+def _alone(restored: RestoredLayer) -> str:
+    if restored.alone:
         return "wrong alone"
-    if one.partners:
-        return f"right alone, wrong together with {ranges(one.partners)}: it is enough that one of these runs the reference"
+    if restored.partners:
+        return f"right alone, wrong together with {ranges(restored.partners)}: it is enough that one of these runs the reference"
     return "right alone, wrong only together with several others: small errors add up"

@@ -217,10 +217,10 @@ def _number(claim: Claim, stated: Sequence[Statement]) -> CheckedClaim:
     return _checked(claim, "confirmed", f"the evidence states {values}", found)
 
 
-def _in_unit(claim: Claim, one: Statement) -> float:
+def _in_unit(claim: Claim, statement: Statement) -> float:
     """Convert a stated number to the unit of the claim."""
-    scale = one.unit.size / claim.unit.size if claim.unit and one.unit else 1.0
-    return float(one.value) * scale
+    scale = statement.unit.size / claim.unit.size if claim.unit and statement.unit else 1.0
+    return float(statement.value) * scale
 
 
 def _holds(claim: Claim, value: float) -> bool:
@@ -243,12 +243,12 @@ def _core(name: str) -> str:
     return next((key.removesuffix(word) for word in _SCORE if key.endswith(word)), key)
 
 
-def _means(said: str, one: Statement) -> bool:
-    return any(_core(word) == _core(name) for name in one.names for word in (said, spelled(said)))
+def _means(said: str, statement: Statement) -> bool:
+    return any(_core(word) == _core(name) for name in statement.names for word in (said, spelled(said)))
 
 
-def _short(one: Statement) -> str:
-    return one.names[0].rpartition("::")[2]
+def _short(statement: Statement) -> str:
+    return statement.names[0].rpartition("::")[2]
 
 
 def _nearest(name: str, among: Iterable[Statement]) -> str:

@@ -243,13 +243,13 @@ def _some_words(lacking: Sequence[Missing]) -> str:
     return ", ".join(words) + (f" and {len(lacking) - _MOST_WORDS} more" if len(lacking) > _MOST_WORDS else "")
 
 
-def _words(one: Missing) -> str:
+def _words(missing: Missing) -> str:
     title = (
         f"an end against borders of {BORDER_TOKENS} tokens"
-        if one.quantity == "border"
-        else ENVELOPE[one.quantity].title
+        if missing.quantity == "border"
+        else ENVELOPE[missing.quantity].title
     )
-    return f"{one.phase}: {title} {one.label}"
+    return f"{missing.phase}: {title} {missing.label}"
 
 
 def _settles(lacking: Sequence[Missing], limits: EngineLimits | None) -> str:

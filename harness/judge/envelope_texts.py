@@ -97,6 +97,6 @@ class EnvelopeTexts:
         ]
 
 
-def _change(one: Pair) -> float:
+def _change(pair: Pair) -> float:
     """Compute the largest change of a log-probability or of log-odds, in nats, over the tokens with the same history."""
-    return floor_between(one.reference.tokens, one.candidate.tokens)
+    return floor_between(pair.reference.tokens, pair.candidate.tokens)

@@ -222,18 +222,18 @@ def loss_metric(spec: RunSpec, decision: Decision, id_: str, title: str, differe
     )
 
 
-def _flip(one: Pair, direction: Literal["lost", "gained"]) -> Flip:
+def _flip(pair: Pair, direction: Literal["lost", "gained"]) -> Flip:
     return Flip(
-        item=one.item.id,
-        group=one.item.group,
+        item=pair.item.id,
+        group=pair.item.group,
         direction=direction,
-        prompt=one.item.prompt,
-        expected=one.item.expected or "",
-        reference_text=one.reference.text,
-        candidate_text=one.candidate.text,
-        reference_parsed=one.reference.parsed,
-        candidate_parsed=one.candidate.parsed,
-        candidate_cached_tokens=one.candidate.cached_tokens,
+        prompt=pair.item.prompt,
+        expected=pair.item.expected or "",
+        reference_text=pair.reference.text,
+        candidate_text=pair.candidate.text,
+        reference_parsed=pair.reference.parsed,
+        candidate_parsed=pair.candidate.parsed,
+        candidate_cached_tokens=pair.candidate.cached_tokens,
     )
 
 

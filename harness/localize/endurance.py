@@ -67,8 +67,8 @@ def endure(guard: Guard, results: Sequence[CallResult], before: int, runs: int, 
     return Endured(before + guard.runs)
 
 
-def _size(one: CallResult) -> tuple[int, int]:
-    return one.call.q.numel() + one.call.k.numel(), one.call.k.shape[0]
+def _size(result: CallResult) -> tuple[int, int]:
+    return result.call.q.numel() + result.call.k.numel(), result.call.k.shape[0]
 
 
 def _in_kept_buffers(results: Sequence[CallResult]) -> Iterator[tuple[CallResult, AttentionCall, str]]:

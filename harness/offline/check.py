@@ -316,9 +316,9 @@ def check(
     with few_threads([call for _, call in made]):
         case_of = {id(call): case for case, call in made}
 
-        def computed_one(one: CallResult) -> None:
+        def computed_one(result: CallResult) -> None:
             if watcher is not None:
-                watcher.computed(case_of[id(one.call)], one.fails, *one.judged_cell)
+                watcher.computed(case_of[id(result.call)], result.fails, *result.judged_cell)
 
         def enough(results: Sequence[CallResult]) -> bool:
             return (

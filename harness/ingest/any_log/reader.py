@@ -123,12 +123,12 @@ class _Reading:
         room = KEPT - len(self.text.tracebacks)
         self.text.tracebacks += [one for one in found if one][:room]
 
-    def _state(self, one: Figure, number: int, text: str) -> None:
-        if one.name not in self.text.stated and len(self.text.stated) >= KEPT:
+    def _state(self, figure: Figure, number: int, text: str) -> None:
+        if figure.name not in self.text.stated and len(self.text.stated) >= KEPT:
             return
-        stated = self.text.stated.setdefault(one.name, Stated(first=number, text=one_line(text)))
+        stated = self.text.stated.setdefault(figure.name, Stated(first=number, text=one_line(text)))
         if len(stated.figures) < KEPT:
-            stated.figures.append(one)
+            stated.figures.append(figure)
         stated.last = number
 
     def _report(self, id: str, number: int, text: str) -> None:

@@ -184,14 +184,14 @@ def _pairing(a: ResultSet, b: ResultSet) -> ItemPairing:
 
 
 def _task(
-    one: ResultSet | None, pairing: ItemPairing, rule: Rule, refused: Sequence[str], adaptive: bool
+    result_set: ResultSet | None, pairing: ItemPairing, rule: Rule, refused: Sequence[str], adaptive: bool
 ) -> ComparedTask:
     found = decide_pairs(pairing.pairs, rule, adaptive)
     why = f"It cannot be compared: {'; '.join(refused)}." if refused else found.why
     return ComparedTask(
-        task=one.task if one else "",
-        metric=one.metric if one else "",
-        shots=one.shots if one else None,
+        task=result_set.task if result_set else "",
+        metric=result_set.metric if result_set else "",
+        shots=result_set.shots if result_set else None,
         verdict=found.verdict,
         why=why,
         test=found.test,

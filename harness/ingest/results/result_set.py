@@ -121,11 +121,19 @@ def document_of(source: Source, format_id: str, title: str, reading: Reading) ->
     )
 
 
-def _facts(one: ResultSet) -> list[Fact]:
-    found = {"model": one.model, "tokenizer": one.tokenizer, **one.sampling, **one.settings}
+def _facts(result_set: ResultSet) -> list[Fact]:
+    found = {"model": result_set.model, "tokenizer": result_set.tokenizer, **result_set.sampling, **result_set.settings}
     text = ", ".join(f"{name} {value}" for name, value in found.items() if value)
     return (
-        [Fact(id=f"settings-of-{one.task}", title=f"{one.tool} {one.version}, {one.task}", text=text)] if text else []
+        [
+            Fact(
+                id=f"settings-of-{result_set.task}",
+                title=f"{result_set.tool} {result_set.version}, {result_set.task}",
+                text=text,
+            )
+        ]
+        if text
+        else []
     )
 
 

@@ -118,9 +118,9 @@ def _inputs(run: _ApiCall) -> tuple[Tensor, Tensor, Tensor] | None:
     return None
 
 
-def _named(one: _ApiCall, names: tuple[str, ...]) -> dict[str, Any]:
-    positional = {name: one.values[f"arg_{i}"] for i, name in enumerate(names) if f"arg_{i}" in one.values}
-    return positional | {_ALIASES.get(name, name): value for name, value in one.values.items()}
+def _named(api_call: _ApiCall, names: tuple[str, ...]) -> dict[str, Any]:
+    positional = {name: api_call.values[f"arg_{i}"] for i, name in enumerate(names) if f"arg_{i}" in api_call.values}
+    return positional | {_ALIASES.get(name, name): value for name, value in api_call.values.items()}
 
 
 def _ragged(run: _ApiCall, plan: dict[str, Any]) -> WholeCall | str:

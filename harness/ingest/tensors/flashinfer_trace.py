@@ -200,9 +200,9 @@ def export_pack(pack: Path, folder: Path) -> Exported:
     return Exported(tuple(lines), sum(map(len, lines.values())), with_prefix, tuple(refused))
 
 
-def _write_workload(folder: Path, name: str, one: RecordedCall) -> str:
+def _write_workload(folder: Path, name: str, recorded_call: RecordedCall) -> str:
     """Write the tensors of a call; returns its line of the workloads."""
-    call, told = one.call, str(uuid.uuid5(_NAMESPACE, one.entry.sha256))
+    call, told = recorded_call.call, str(uuid.uuid5(_NAMESPACE, recorded_call.entry.sha256))
     place = f"blob/workloads/{OP_TYPE}/{name}/{name}_{told}.safetensors"
     tensors = {"q": call.q, "k": call.k, "v": call.v, "qo_indptr": call.cu_seqlens_q, "kv_indptr": call.cu_seqlens_k}
     write_whole(

@@ -194,10 +194,10 @@ def _by_step(dump: Dump) -> Iterator[tuple[int, list[StoredTensor]]]:
     yield from sorted(by_step.items())
 
 
-def _value(one: StoredTensor | None, number: int, name: str) -> Any:
-    if one is None:
+def _value(stored_tensor: StoredTensor | None, number: int, name: str) -> Any:
+    if stored_tensor is None:
         raise lacking(number, name, "dump with DUMPER_NON_INTRUSIVE_MODE=all and without a filter")
-    return load_torch(one.path)["value"]
+    return load_torch(stored_tensor.path)["value"]
 
 
 def _dumper_pass(number: int, held: list[StoredTensor], model: ModelShape | None) -> ForwardPass:

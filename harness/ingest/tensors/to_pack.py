@@ -100,7 +100,9 @@ class _Maker:
                 for layer in one.layers:
                     self._add_layer(one, layer, parts)
 
-    def _add_layer(self, one: ForwardPass, layer: int, parts: Sequence[tuple[SequencePart, list[Piece]]]) -> None:
+    def _add_layer(
+        self, forward_pass: ForwardPass, layer: int, parts: Sequence[tuple[SequencePart, list[Piece]]]
+    ) -> None:
         here = [(part, prefix) for part, prefix in parts if keys_values(prefix, layer) is not None]
         if len(here) < len(parts):
             self._refused[f"a sequence of layer {layer}: an earlier pass did not dump that layer"] += len(parts) - len(
@@ -108,8 +110,8 @@ class _Maker:
             )
         if not here:
             return
-        made = call_of(one, layer, here)
-        out = one.layers[layer].out
+        made = call_of(forward_pass, layer, here)
+        out = forward_pass.layers[layer].out
         rows = torch.cat([torch.arange(part.rows.start, part.rows.stop) for part, _ in here])
         self._add(made, None if out is None else out[rows], tuple(part.request for part, _ in here))
 
@@ -158,9 +160,9 @@ class _Maker:
         return Imported(manifest, self.passes, self.checked, with_prefix, refused)
 
 
-def call_of(one: ForwardPass, layer: int, parts: Sequence[tuple[SequencePart, list[Piece]]]) -> AttentionCall:
+def call_of(forward_pass: ForwardPass, layer: int, parts: Sequence[tuple[SequencePart, list[Piece]]]) -> AttentionCall:
     """Make the call of one layer for some of a pass's sequences, each with its prefix."""
-    tensors: LayerCall = one.layers[layer]
+    tensors: LayerCall = forward_pass.layers[layer]
     q, k, v, lens_q, lens_k = [], [], [], [], []
     for part, prefix in parts:
         cached = keys_values(prefix, layer)
@@ -177,19 +179,19 @@ def call_of(one: ForwardPass, layer: int, parts: Sequence[tuple[SequencePart, li
     )  # fmt: skip
 
 
-def _masked_right(one: WholeCall) -> AttentionCall:
+def _masked_right(whole_call: WholeCall) -> AttentionCall:
     """Give the call the mask that its output has: engines set it after what is dumped (FlashInfer's ``forward(causal=...)``)."""
-    other = one.call.with_spec(mask=Mask(causal=not one.call.causal))
-    if one.out is None or is_truth(one.call, one.out) or not is_truth(other, one.out):
-        return one.call
+    other = whole_call.call.with_spec(mask=Mask(causal=not whole_call.call.causal))
+    if whole_call.out is None or is_truth(whole_call.call, whole_call.out) or not is_truth(other, whole_call.out):
+        return whole_call.call
     return other
 
 
-def _fits(one: ForwardPass, part: SequencePart, pieces: list[Piece]) -> bool | None:
+def _fits(forward_pass: ForwardPass, part: SequencePart, pieces: list[Piece]) -> bool | None:
     """Return True if this prefix gives the dumped output of the first layer that has one; None if none has."""
-    for layer, tensors in one.layers.items():
+    for layer, tensors in forward_pass.layers.items():
         if tensors.out is not None and keys_values(pieces, layer) is not None:
-            return is_truth(call_of(one, layer, [(part, pieces)]), tensors.out[part.rows])
+            return is_truth(call_of(forward_pass, layer, [(part, pieces)]), tensors.out[part.rows])
     return None
 
 
