@@ -67,7 +67,7 @@ class Backend:
 
     @property
     def path(self) -> str:
-        """Where a kernel given as ``module:function`` is; empty for a published name and for what is no kernel."""
+        """The path of a kernel given as ``module:function``; empty for a published name and for what is no kernel."""
         return self.name if is_path(self.name) else ""
 
     @property

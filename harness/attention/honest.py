@@ -238,7 +238,7 @@ class _Draw:
 
     @property
     def eps(self) -> float:
-        """Of the accumulator."""
+        """Machine epsilon of the accumulator."""
         return torch.finfo(torch.float16 if self.family.accumulation == "fp16" else self.work).eps
 
     @property

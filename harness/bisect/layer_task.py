@@ -1,4 +1,4 @@
-"""What a layer bisection decides: which prompts are right, when a set of layers is wrong, and the result with its file."""
+"""The decisions of a layer bisection: right prompts, wrong sets of layers, and the result with its file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a seeded fault shows: measured in float64 on the calls themselves, apart from everything that is to find it."""
+"""The footprint of a seeded fault: measured in float64 on the calls themselves, apart from everything that is to find it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a fault is hidden by the noise that the certified kernel declares: measured apart from everything that is to find it.
+"""Faults hidden by the noise that the certified kernel declares: measured apart from everything that is to find them.
 
 The bounds of a check are left out on purpose: if they were far too wide, they would hide every fault.
 """

@@ -1,4 +1,4 @@
-"""Whether findings name a fault, and whether they state where it sits: no more and no less than where it shows."""
+"""Tests of findings: do they name a fault, and state where it sits, no more and no less than where it shows?"""
 
 from __future__ import annotations
 

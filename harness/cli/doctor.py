@@ -1,4 +1,4 @@
-"""What a run needs of this environment: ``assay doctor``."""
+"""``assay doctor``: the requirements of a run in this environment."""
 
 from __future__ import annotations
 

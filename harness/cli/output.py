@@ -1,4 +1,4 @@
-"""What every command offers for its output: ``--json``, ``-q``, ``-v``, a progress display, and a last line with the verdict."""
+"""Output options of every command: ``--json``, ``-q``, ``-v``, a progress display, and a last line with the verdict."""
 
 from __future__ import annotations
 

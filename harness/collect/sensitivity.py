@@ -1,4 +1,4 @@
-"""Is the run's workload sensitive? A fault is seeded in the running servers for a few requests, and every suite has to see it.
+"""The sensitivity of a run's workload: a fault is seeded in the running servers, and every suite has to see it.
 
 Nothing is restarted: the control switches the fault on and off. In the candidate's own server it is in what the model uses, for
 answers and logits; in the server with the shadow it is in the shadowed candidate, for the layers. Afterwards the prefix cache is

@@ -1,4 +1,4 @@
-"""Whether answers and logits show a fault that was seeded: the tests, with the numbers that they rest on."""
+"""Tests of whether answers and logits show a seeded fault, with the numbers that they rest on."""
 
 from __future__ import annotations
 

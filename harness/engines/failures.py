@@ -1,4 +1,4 @@
-"""What a failed server's log shows: the line that names the cause, and for a known cause what to do about it.
+"""Reads a failed server's log: the line that names the cause, and for a known cause what to do about it.
 
 SGLang runs in several processes that write to one log. The process that fails writes a traceback; the others then fail because of
 it, and the main process ends all of them with SIGKILL. So neither the end of the log nor the exit status names the cause.

@@ -112,7 +112,7 @@ class ServerProcess:
 
     @property
     def how_it_ended(self) -> str:
-        """In words: "exited with status 2", "was killed by SIGKILL"."""
+        """The end in words: "exited with status 2", "was killed by SIGKILL"."""
         status = self.exit_status
         if status is None:
             return "is running"

@@ -1,4 +1,4 @@
-"""Which kernels ran inside a server: what its processes saw in the forward passes that the harness had them trace.
+"""The kernels that ran inside a server, as its processes saw them in the forward passes that the harness had them trace.
 
 Each process writes one file, ``kernels/<pid>.json`` in its server's folder, and replaces it after every traced pass.
 """

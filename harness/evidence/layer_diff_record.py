@@ -1,4 +1,4 @@
-"""What a layer diff leaves in the folders of a run's servers: its record, the errors of the shadow, and the replay pack."""
+"""The files of a layer diff in the folders of a run's servers: its record, the errors of the shadow, and the replay pack."""
 
 from __future__ import annotations
 

@@ -77,5 +77,5 @@ class Answer(RunRecord):
 
     @property
     def key(self) -> tuple[str, str, str, int]:
-        """Identifies the answer: (suite, role, item, repeat)."""
+        """Identity of the answer: (suite, role, item, repeat)."""
         return (self.suite, self.role, self.item, self.repeat)

@@ -1,4 +1,4 @@
-"""Which reader takes a file: by its content, never by its name alone."""
+"""Finds the reader that takes a file: by its content, never by its name alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was read of other people's files, and what follows from it."""
+"""The result of reading other tools' files, and what follows from it."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class Source:
 
     @property
     def encoding(self) -> str:
-        """By its byte order mark; UTF-8 without one."""
+        """Encoding by its byte order mark; UTF-8 without one."""
         return next((name for mark, name in _BOMS if self.head.startswith(mark)), "utf-8")
 
     @property

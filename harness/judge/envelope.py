@@ -1,4 +1,4 @@
-"""What a pass covers: the counted conditions of the compared calls, against the policy's envelope."""
+"""The coverage of a pass: the counted conditions of the compared calls, against the policy's envelope."""
 
 from __future__ import annotations
 

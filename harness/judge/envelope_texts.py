@@ -40,7 +40,7 @@ class EnvelopeTexts:
 
     @cached_property
     def divergences(self) -> list[tuple[Pair, TextDivergence]]:
-        """Where texts differ, by how much."""
+        """Pairs whose texts differ, and by how much."""
         found = [
             (pair, compare_text(pair.reference.tokens, pair.candidate.tokens, self.floor, self.limit))
             for pair in self.pairs

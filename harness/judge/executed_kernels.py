@@ -51,7 +51,7 @@ class PassKernels(Part):
 
     @property
     def sentence(self) -> str:
-        """Such as "candidate, extend without a cached prefix: _attn_fwd (4), quant_per_block_int8_kernel (8); 12 others"."""
+        """Row in words: "candidate, extend without a cached prefix: _attn_fwd (4), quant_per_block_int8_kernel (8); 12 others"."""
         own = [kernel for kernel in self.kernels if kernel.of and kernel.attention is not False]
         rest = len(self.kernels) - len(own)
         named = (

@@ -1,4 +1,4 @@
-"""What the headline of a run says beside its verdict and its cause: how a regression shows, and what a pass covers."""
+"""The headline of a run beside its verdict and its cause: how a regression shows, and what a pass covers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the suites of a run saw of a fault that was seeded in its servers: the part of a report."""
+"""The part of a report on a seeded fault: which suites of the run saw it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which heads read beyond their inputs: what lies around the inputs is changed, and where the output follows, it was read."""
+"""Finds heads that read beyond their inputs: what lies around the inputs is changed, and where the output follows, it was read."""
 
 from __future__ import annotations
 

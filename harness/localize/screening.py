@@ -1,4 +1,4 @@
-"""How far outputs are from hypotheses: a few queries at a time, until a hypothesis is ruled out.
+"""Compares outputs with hypotheses: a few queries at a time, until a hypothesis is ruled out.
 
 Most hypotheses are wrong by far, and some queries of a call are enough to see it. The limit is rigorous, so the answer is the one
 that all queries give.

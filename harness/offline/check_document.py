@@ -1,4 +1,4 @@
-"""What ``assay check --json`` prints."""
+"""The document that ``assay check --json`` prints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a check covered: the dtypes, head dims, ratios of heads and lengths of the calls that a kernel computed, and the gaps."""
+"""The coverage of a check: dtypes, head dims, ratios of heads and lengths of the calls that a kernel computed, and the gaps."""
 
 from __future__ import annotations
 

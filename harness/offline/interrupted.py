@@ -1,4 +1,4 @@
-"""What is known of a kernel that ended its process before its check had come to an end."""
+"""The result for a kernel that ended its process before its check had come to an end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a wrong kernel is observed to compute: it is read, and its findings say what was read."""
+"""Reads a wrong kernel, and adds what it was observed to compute to its findings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is attached to a server's attention backends: shadow, layer substitution and trace, switched by the control.
+"""Attachments of a server's attention backends: shadow, layer substitution and trace, switched by the control.
 
 Attaching wraps a backend's ``forward_extend`` and ``forward_decode``. The control (`assay.harness.server.control`) is read when a
 forward pass starts. While everything is off, a call costs one more comparison.

@@ -1,4 +1,4 @@
-"""How many questions a betting test is likely to need, and its power: what a run prints before it asks anything."""
+"""The likely number of questions of a betting test, and its power: what a run prints before it asks anything."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What runs in a commit's own process: import its kernel from its worktree, verify its origin, run it on the calls, and save the
-measurement.
+"""The probe in a commit's own process: import its kernel from its worktree, verify its origin, run it, and save the measurement.
 
 The process is forked from one that has imported torch and assay but no kernel, so it pays for the kernel's imports only.
 """

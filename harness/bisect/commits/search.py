@@ -1,4 +1,4 @@
-"""What to probe next, and when to stop: probabilistic bisection over a history with merges.
+"""The choice of the next probe, and when to stop: probabilistic bisection over a history with merges.
 
 The culprit is one commit of the range; a commit is bad if it is the culprit or descends from it. A probe may misclassify: good
 commits come out bad with one unknown rate, bad ones good with another. What these rates are like is one of a few `SCENARIOS`;

@@ -1,5 +1,4 @@
-"""What an evaluation tool wrote down, in one form: the answers of one task, the latencies of one benchmark, or the outcomes of
-tests."""
+"""One form for what evaluation tools write: the answers of one task, the latencies of one benchmark, or the outcomes of tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What results state and a claim can be about: mean scores, and figures of a benchmark."""
+"""The statements of results that a claim can be about: mean scores, and figures of a benchmark."""
 
 from __future__ import annotations
 

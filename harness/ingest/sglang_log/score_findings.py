@@ -1,4 +1,4 @@
-"""What follows from scores: below guessing, below the bound of the test, and answers that were not parsed."""
+"""Findings from scores: below guessing, below the bound of the test, and answers that were not parsed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What follows from how requests were served: endless answers, prefixes, decode, retries, and notices."""
+"""Findings from how requests were served: endless answers, prefixes, decode, retries, and notices."""
 
 from __future__ import annotations
 

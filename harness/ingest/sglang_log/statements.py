@@ -1,4 +1,4 @@
-"""What a log states and a claim can be about: metrics, scores and outcomes of tests."""
+"""The statements of a log that a claim can be about: metrics, scores and outcomes of tests."""
 
 from __future__ import annotations
 

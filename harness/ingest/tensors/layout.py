@@ -1,4 +1,4 @@
-"""Which dimensions of a dumped tensor are tokens, heads and the place in the batch."""
+"""The dimensions of a dumped tensor that are tokens, heads and the place in the batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a dump of tensors holds: `assay ingest` on a folder of tensor files, or one such file."""
+"""The contents of a dump of tensors: `assay ingest` on a folder of tensor files, or one such file."""
 
 from __future__ import annotations
 

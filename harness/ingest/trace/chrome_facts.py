@@ -1,4 +1,4 @@
-"""What a profile states: its passes by phase, its kernels by name, what does not begin or end, and its timeline."""
+"""The facts of a profile: its passes by phase, its kernels by name, what does not begin or end, and its timeline."""
 
 from __future__ import annotations
 

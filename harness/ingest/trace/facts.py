@@ -1,4 +1,4 @@
-"""What a trace states: facts and tables with their places, the rules that it breaks, and its timeline."""
+"""The document of a trace: facts and tables with their places, the rules that it breaks, and its timeline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the documents of engine traces and of profiles have in common: findings of broken rules, and the size of tables."""
+"""Parts that the documents of engine traces and of profiles share: findings of broken rules, and the size of tables."""
 
 from __future__ import annotations
 
