@@ -75,7 +75,7 @@ def longest(tokens: int, context: int, depth: int) -> int:
 
 @dataclass(frozen=True)
 class Reach:
-    """How far a load reaches in an engine.
+    """The reach of a load in an engine.
 
     Attributes:
         tokens: total length, cached and new.
@@ -137,7 +137,7 @@ class Reach:
         total = self.tokens // 2 // BORDER * BORDER
         while total >= 2 * BORDER:
             blocks = range(BORDER, total, BORDER)
-            found |= {(one, min(total - one, self.at_once)) for one in blocks if one % self.page == 0}
+            found |= {(block, min(total - block, self.at_once)) for block in blocks if block % self.page == 0}
             total = total // 2 // BORDER * BORDER
         # A full chunk behind a prefix that does not fit into the envelope is the long prompt's own.
         return sorted(
@@ -204,7 +204,7 @@ def short_load(reach: Reach, vocabulary: int, seed: str) -> tuple[Wave, ...]:
     prompts = _Prompts(reach, vocabulary, seed)
     some = max(1, reach.tokens // 2 // BORDER) * BORDER
     lengths = ((8, BORDER - 9), (some, BORDER), (0, BORDER + 1), (0, 10), (0, 2 * BORDER - _BEFORE))
-    return (Request(prompts.long, 0, reach.depth),), tuple(prompts.request(*one, reach.depth) for one in lengths)
+    return (Request(prompts.long, 0, reach.depth),), tuple(prompts.request(*length, reach.depth) for length in lengths)
 
 
 class _Prompts:
@@ -248,12 +248,12 @@ def _batch(prompts: _Prompts, size: int, output: int) -> Wave:
 def _packed(requests: Sequence[Request], at_once: int) -> Iterator[Wave]:
     """Yield waves of at most `at_once` new tokens, in whole blocks, the longest first; a longer prompt is alone in its wave."""
     waves: list[tuple[list[Request], int]] = []
-    for one in sorted(requests, key=lambda one: one.cached - len(one.ids)):
-        size = -(-(len(one.ids) - one.cached) // BORDER) * BORDER
+    for request in sorted(requests, key=lambda request: request.cached - len(request.ids)):
+        size = -(-(len(request.ids) - request.cached) // BORDER) * BORDER
         place = next((n for n, (_, used) in enumerate(waves) if used + size <= at_once), None)
         if place is None:
-            waves.append(([one], size))
+            waves.append(([request], size))
         else:
-            waves[place][0].append(one)
+            waves[place][0].append(request)
             waves[place] = (waves[place][0], waves[place][1] + size)
     yield from (tuple(wave) for wave, _ in waves)

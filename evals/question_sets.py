@@ -1,4 +1,4 @@
-"""What ``--data`` names -> questions: the sets, and where each is made."""
+"""Question sets by what ``--data`` names, and where each is made."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ OPTIONS_VARY = 16
 
 @dataclass(frozen=True)
 class Fit:
-    """What fits into a model.
+    """The limit of a prompt in the context of a model.
 
     Attributes:
         context: tokens of prompt and answer together.
@@ -61,7 +61,7 @@ def draw_retrieval(lengths: str, most: int, seed: int, fit: Fit) -> Drawn:
     chosen = _lengths(lengths, fit)
     haystacks = max(1, most // PER_HAYSTACK)
     questions = [one for place in range(haystacks) for one in _haystack(chosen[place % len(chosen)], place, seed, fit)]
-    return Drawn(tuple(questions), len({one.unit for one in questions}))
+    return Drawn(tuple(questions), len({question.unit for question in questions}))
 
 
 def _lengths(given: str, fit: Fit) -> tuple[int, ...]:

@@ -36,7 +36,7 @@ def is_server_url(text: str) -> bool:
 
 @dataclass(frozen=True)
 class Backend:
-    """What computes attention in one role.
+    """The implementation of attention in one role.
 
     Parsing imports nothing. `phases` and `noise` import the kernel that declares them, and raise `KernelRefused` if that fails.
 
@@ -67,7 +67,7 @@ class Backend:
 
     @property
     def path(self) -> str:
-        """Where a kernel given as ``module:function`` is; empty for a published name and for what is no kernel."""
+        """The path of a kernel given as ``module:function``; empty for a published name and for what is no kernel."""
         return self.name if is_path(self.name) else ""
 
     @property

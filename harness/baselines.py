@@ -233,7 +233,7 @@ def refuse_worse(proposals: Sequence[Proposal]) -> None:
     Raises:
         UsageError: a number is worse, and there is no reason to accept it.
     """
-    if any(change.worse for one in proposals if not one.now.reason for change in one.changes):
+    if any(change.worse for proposal in proposals if not proposal.now.reason for change in proposal.changes):
         raise UsageError(
             "Some numbers are worse than the accepted ones.",
             "numbers at least as good, or a reason",
@@ -251,8 +251,8 @@ def accept(folder: RunFolder, proposals: Sequence[Proposal], root: Path) -> list
     refuse_worse(proposals)
     answers = folder.answers()
     return [
-        stored.write_baseline(root, one.now, [answer for answer in answers if answer.role == one.role])
-        for one in proposals
+        stored.write_baseline(root, proposal.now, [answer for answer in answers if answer.role == proposal.role])
+        for proposal in proposals
     ]
 
 

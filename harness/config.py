@@ -40,7 +40,7 @@ up to there, since interpreted SageAttention takes 0.5 s for a call of 512 token
 
 
 class Workload(Settings):
-    """What both sides are asked."""
+    """The questions and prompts of both sides."""
 
     suites: tuple[SuiteName, ...] = Field(
         ("mmlu", "greedy", "logits", "layers"),

@@ -1,4 +1,4 @@
-"""What a run needs of this environment, one finding each: what is here, and what to do where something is missing.
+"""The requirements of a run in this environment, one finding each: what is here, and what to do where something is missing.
 
 Nothing is started and nothing is installed; the candidate's kernel is called once. It works where only the base install is there.
 """

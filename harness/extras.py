@@ -1,4 +1,4 @@
-"""What pip knows assay by, its optional dependencies, and the error if they are missing.
+"""The name by which pip knows assay, its optional dependencies, and the error if they are missing.
 
 The packages of an extra are those that the distribution's own metadata lists, so ``pyproject.toml`` is the only list.
 """

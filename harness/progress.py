@@ -26,7 +26,7 @@ _FEWEST_FOR_ETA = 2
 
 @dataclass
 class _Count:
-    """What is counted: when it was first seen, how much was done then, when it was last said, and its bar."""
+    """The state of a count: when it was first seen, how much was done then, when it was last shown, and its bar."""
 
     since: float
     before: int

@@ -30,7 +30,7 @@ class Settings(BaseModel):
 
 
 class Side(Settings):
-    """What serves in one role. Nothing in it depends on the other role."""
+    """The server of one role. Nothing in it depends on the other role."""
 
     engine: Engine = Field("sglang", description="engine that assay starts; ignored where the backend is a URL")
     backend: str = Field(

@@ -63,7 +63,10 @@ def cause_of(findings: Sequence[Finding]) -> Finding | None:
 
 def html_of(verdict: Verdict, summary: str, findings: Iterable[Finding]) -> str:
     """Format a verdict as a notebook shows it: the summary, and what is wrong."""
-    wrong = [f"<li>{escape(' '.join(filter(None, [one.sentence, one.observed])))}</li>" for one in serious(findings)]
+    wrong = [
+        f"<li>{escape(' '.join(filter(None, [finding.sentence, finding.observed])))}</li>"
+        for finding in serious(findings)
+    ]
     return f"<p><strong>{verdict}</strong>: {escape(summary)}</p>" + (f"<ul>{''.join(wrong)}</ul>" if wrong else "")
 
 

@@ -27,7 +27,7 @@ Ints = TypeVar("Ints", int, "NDArray[np.int64]", "Tensor")
 
 @dataclass(frozen=True)
 class Mask:
-    """Which keys of its own sequence a query sees. Everything that needs to know asks `span` or `visible`.
+    """The keys of its own sequence that each query sees. Everything that needs to know asks `span` or `visible`.
 
     Attributes:
         causal: right-aligned: query i of a sequence sees keys j <= i + (len_k - len_q). False: every query sees every key.
@@ -65,7 +65,7 @@ class Mask:
 
 @dataclass(frozen=True)
 class HeadMap:
-    """Which kv head each q head reads: consecutive q heads share one.
+    """The kv head that each q head reads: consecutive q heads share one.
 
     Attributes:
         q_heads: number of q heads.
@@ -91,7 +91,7 @@ class HeadMap:
 
 @dataclass(frozen=True)
 class CallSpec:
-    """What a call asks for: all of it that is no tensor.
+    """The request of a call: all of it that is no tensor.
 
     Attributes:
         scale: softmax scale, natural-exponent convention: weights are softmax(scale * q k^T).
@@ -233,7 +233,7 @@ def default_device() -> str:
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a kernel may return in place of its output alone.
+    """The outputs that a kernel may return in place of its output alone.
 
     Attributes:
         out: [total_q, num_q_heads, head_dim_v] in the dtype of q.

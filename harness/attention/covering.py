@@ -17,7 +17,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Feature:
-    """What counts of an axis: its value, or a coarser word for it.
+    """The part of an axis that counts: its value, or a coarser word for it.
 
     Attributes:
         axis: the axis.

@@ -1,4 +1,4 @@
-"""What public bugs do to a right output, beyond the hypotheses: each a function of a call and its right output.
+"""The effects of public bugs on a right output, beyond the hypotheses: each a function of a call and its right output.
 
 `changes` turns a bug on one sequence (`assay.harness.attention.bugs.Change`) into an effect; the other effects change the output
 itself. An effect gives None where the bug cannot show.

@@ -225,7 +225,7 @@ def _nothing(call: AttentionCall, rows: Tensor | None, *lead: int) -> Tensor:
 
 @dataclass(frozen=True)
 class _Draw:
-    """What the members of one way draw from, and the types that they compute in."""
+    """The random source of the members of one way, and the types that they compute in."""
 
     generator: torch.Generator
     family: NoiseFamily
@@ -238,7 +238,7 @@ class _Draw:
 
     @property
     def eps(self) -> float:
-        """Of the accumulator."""
+        """Machine epsilon of the accumulator."""
         return torch.finfo(torch.float16 if self.family.accumulation == "fp16" else self.work).eps
 
     @property

@@ -45,14 +45,14 @@ class Overrun:
 
     @property
     def words(self) -> str:
-        """For example "writes 32 elements beyond the end of out_ptr (mine.py, line 40, in _attend)"."""
+        """The access in words, for example "writes 32 elements beyond the end of out_ptr (mine.py, line 40, in _attend)"."""
         count = abs(self.elements)
         side = "beyond the end" if self.elements > 0 else "before the start"
         return f"{self.does} {count:,} element{'s' * (count != 1)} {side} of {self.argument} ({self.line})"
 
 
 class Memory:
-    """What the kernel of a launch may access, and what it accessed besides.
+    """The memory that the kernel of a launch may access, and what it accessed besides.
 
     Attributes:
         inside: of a storage that is larger than its tensor: first byte -> first byte and end of the tensor.

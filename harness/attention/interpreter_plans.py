@@ -35,7 +35,9 @@ _MOST_PLANS = 4096
 def plan_operators(interpreter: Any) -> None:
     """Have the interpreter follow plans. One of another form is left as it is: slower, but right."""
     core = sys.modules.get("triton.language.core")  # the package is being imported, and lacks its names
-    if not all(hasattr(interpreter, name) for name in _NEEDED) or not all(hasattr(core, one) for one in _NEEDED_TYPES):
+    if not all(hasattr(interpreter, name) for name in _NEEDED) or not all(
+        hasattr(core, needed_type) for needed_type in _NEEDED_TYPES
+    ):
         return
     patch = interpreter._patch_attr
     if [*inspect.signature(patch).parameters] != ["obj", "name", "member", "builder", "scope"]:
@@ -101,13 +103,13 @@ class _Recorder:
         return noted
 
     def _note(self, name: str, args: tuple[Any, ...], kwargs: Any, result: Any) -> None:
-        taken = any(isinstance(one, self._handle) for one in args)
+        taken = any(isinstance(argument, self._handle) for argument in args)
         if kwargs or (taken and not isinstance(result, self._handle | None)):
             self._is_whole = False
         elif isinstance(result, self._handle) and name.startswith("get_") and not taken:
             self._places.setdefault(id(result), ("constant", self._constant(result)))
         elif taken or isinstance(result, self._handle):
-            self._steps.append((name, tuple(self._place(one) for one in args), result))
+            self._steps.append((name, tuple(self._place(argument) for argument in args), result))
             self._places.setdefault(id(result), ("step", len(self._steps) - 1))
 
     def _place(self, value: Any) -> tuple[str, int]:
@@ -174,7 +176,7 @@ class _Plans:
                 return member(*args, **kwargs, _semantic=_semantic)  # part of an operator that is being planned
             semantic = interpreter.interpreter_semantic
             handles: list[Any] = []
-            key: Any = (of, *[describe(one, handles) for one in args])
+            key: Any = (of, *[describe(argument, handles) for argument in args])
             if kwargs:
                 key = key, describe(tuple(kwargs.items()), handles)
             plan = plans.get(key)

@@ -41,7 +41,7 @@ _LETTERS = ("", "a", "k", "_", ":", "0")
 
 @dataclass(frozen=True)
 class Declaration:
-    """What a kernel declares.
+    """A kernel's declaration.
 
     Attributes:
         phases: phases that it computes. The others are delegated to the reference backend, and the report says so.

@@ -55,7 +55,7 @@ FORMATS = {
 
 @dataclass(frozen=True)
 class Quantised:
-    """How a tensor is stored.
+    """The format in which a tensor is stored.
 
     Attributes:
         format: a name of `FORMATS`.
@@ -81,7 +81,7 @@ class Quantised:
 
 @dataclass(frozen=True)
 class NoiseFamily:
-    """What a kernel stores and computes in fewer bits than the call's dtype.
+    """The values that a kernel stores and computes in fewer bits than the call's dtype.
 
     Attributes:
         q: storage of Q; None for the call's dtype.

@@ -39,7 +39,7 @@ class Recomputed:
 
 @dataclass(frozen=True)
 class Where:
-    """Where a fault is seeded. Every restriction must hold; the defaults restrict nothing.
+    """The place where a fault is seeded. Every restriction must hold; the defaults restrict nothing.
 
     Attributes:
         layers: layers; None for all.

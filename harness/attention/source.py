@@ -1,4 +1,4 @@
-"""What a kernel is made of: hashes of its source files, and of the installed packages that it imports. Runs none of them.
+"""The identity of a kernel's code: hashes of its source files, and of the installed packages that it imports. Runs none of them.
 
 A run that is resumed must not combine answers of one kernel with those of another, and a kernel's name says nothing about its code.
 """

@@ -1,4 +1,4 @@
-"""Which layers must run the reference for a task to be right again: the search. No server, no clock; it calls a probe.
+"""The search for the layers that must run the reference for a task to be right again. No server, no clock; it calls a probe.
 
 A probe receives the set of layers that run the candidate; all others run the reference. The search looks for a set R of layers
 such that the task is right with the candidate everywhere but in R, and wrong again as soon as any one layer of R is switched

@@ -1,4 +1,4 @@
-"""What a layer bisection decides: which prompts are right, when a set of layers is wrong, and the result with its file."""
+"""The decisions of a layer bisection: right prompts, wrong sets of layers, and the result with its file."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class ProbeRecord(SetComparison):
 
 
 class LayerSetup(Record):
-    """What is bisected.
+    """The setup of a bisection by layers.
 
     Attributes:
         engine: engine, version and device.
@@ -86,7 +86,7 @@ class LayerSetup(Record):
 
 
 class Floors(Record):
-    """What had to be right, and how repeatable the answers are.
+    """The floors: what had to be right, and how repeatable the answers are.
 
     Attributes:
         by: what had to be right; `by_why` gives the reason for that choice.
@@ -219,7 +219,7 @@ def conclude(
             "could not look worse."
         )
         search = LayerSearch(outcome="inconclusive", why=why, restored=(), monotone=True, probed=())
-    cached = min((one.with_prefix for one in probes if one.candidate == setup.layers), default=0)
+    cached = min((probe.with_prefix for probe in probes if probe.candidate == setup.layers), default=0)
     if search.outcome == "nothing" and cached < MIN_CACHED_SHARE * setup.prompts:
         why = (
             f"The task is right with the candidate in all {len(setup.layers)} layers, but only {cached} of {setup.prompts} prompts "
@@ -275,9 +275,9 @@ def _score(what: str, some: frozenset[int], search: LayerSearch, probes: Sequenc
     return f"{what}: {probe.right} {right}, the reference alone {total} ({change})"
 
 
-def _alone(one: RestoredLayer) -> str:
-    if one.alone:
+def _alone(restored: RestoredLayer) -> str:
+    if restored.alone:
         return "wrong alone"
-    if one.partners:
-        return f"right alone, wrong together with {ranges(one.partners)}: it is enough that one of these runs the reference"
+    if restored.partners:
+        return f"right alone, wrong together with {ranges(restored.partners)}: it is enough that one of these runs the reference"
     return "right alone, wrong only together with several others: small errors add up"

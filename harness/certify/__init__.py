@@ -1,1 +1,1 @@
-"""Which seeded faults the harness catches, names and pins, and what it wrongly flags: the certificate."""
+"""The certificate: which seeded faults the harness catches, names and pins, and what it wrongly flags."""

@@ -1,4 +1,4 @@
-"""Where a seeded fault shows: measured in float64 on the calls themselves, apart from everything that is to find it."""
+"""The footprint of a seeded fault: measured in float64 on the calls themselves, apart from everything that is to find it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class WideCall:
 
 @dataclass(frozen=True)
 class Footprint:
-    """Where a fault changes outputs.
+    """The places where a fault changes outputs.
 
     Attributes:
         calls: indices of the calls that it changes, in order.

@@ -1,4 +1,4 @@
-"""Whether a fault is hidden by the noise that the certified kernel declares: measured apart from everything that is to find it.
+"""Faults hidden by the noise that the certified kernel declares: measured apart from everything that is to find them.
 
 The bounds of a check are left out on purpose: if they were far too wide, they would hide every fault.
 """
@@ -35,9 +35,9 @@ def largest_effect(fault: SeededFault, calls: Sequence[WideCall], noise: str) ->
         return None
     fault.restart()
     found = 0.0
-    for one in calls:
-        limits = noise_on(one.narrow, noise, cells_of(one.narrow))
-        changed = deviation(fault.apply(one.call, one.out), one.out, limits.cells).relative_l1
+    for call in calls:
+        limits = noise_on(call.narrow, noise, cells_of(call.narrow))
+        changed = deviation(fault.apply(call.call, call.out), call.out, limits.cells).relative_l1
         if bool(changed.any()):
             ratio = torch.where(changed > 0, changed / limits.ensemble.noise, 0.0)
             found = max(found, float(ratio.max()))

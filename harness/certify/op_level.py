@@ -47,7 +47,7 @@ def read(kernel: Kernel, cases: Sequence[Case]) -> CheckResult:
 
 @dataclass(frozen=True)
 class OpLevel:
-    """What the certified kernel computes of the op-level matrix, each call in one of several layers.
+    """The part of the op-level matrix that the certified kernel computes, each call in one of several layers.
 
     Attributes:
         device: where it runs.
@@ -125,7 +125,7 @@ def examine_fault(fault: SeededFault, level: OpLevel, checker: Checker = checked
         looks=(Look(suite=SUITE, caught=flagged, after=None if after is None else calls + after, of=looked),),
         named=is_named(fault, result.findings) if flagged else None,
         pinned=is_pinned(fault, shown, now.calls, result.findings) if flagged else None,
-        found=tuple(one.id for one in result.findings),
+        found=tuple(finding.id for finding in result.findings),
         where=result.findings[0].where if result.findings else "",
         **_read(result),
         effect=effect,
@@ -142,7 +142,7 @@ def examine_honest(id: str, title: str, kernel: Kernel, level: OpLevel, checker:
     return Examined(
         id=id, kind="honest", title=title, outcome="false alarm" if flagged else "quiet",
         looks=(Look(suite=SUITE, caught=flagged, after=_first_failing(result, level.cases), of=len(level.cases)),),
-        found=tuple(one.id for one in result.findings), where=result.findings[0].where if result.findings else "",
+        found=tuple(finding.id for finding in result.findings), where=result.findings[0].where if result.findings else "",
         **_read(result), why=result.findings[0].sentence if flagged else "", seed=level.seed, seconds=time.monotonic() - begun,
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""What is examined at the op level, and the envelope in which it is."""
+"""The examinations at the op level, and their envelope."""
 
 from __future__ import annotations
 

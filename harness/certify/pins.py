@@ -1,4 +1,4 @@
-"""Whether findings name a fault, and whether they state where it sits: no more and no less than where it shows."""
+"""Tests of findings: do they name a fault, and state where it sits, no more and no less than where it shows?"""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def is_named(fault: SeededFault, findings: Sequence[Finding]) -> bool | None:
 
     A fault that comes and goes is named as such: its calls, repeated, differ.
     """
-    ids = {id for one in findings for id in (one.id, *one.equivalent)}
+    ids = {id for finding in findings for id in (finding.id, *finding.equivalent)}
     if fault.where.counts:
         return bool(ids & {*_CHANGING, fault.hypothesis})
     return fault.hypothesis in ids if fault.hypothesis else None
@@ -40,16 +40,16 @@ def is_pinned(
         calls: the calls.
         findings: what was found on them.
     """
-    bugs = [one for one in findings if one.id not in _CHANGING]
+    bugs = [finding for finding in findings if finding.id not in _CHANGING]
     layers = some("layer", shown.layers, range(max(call.layer for call in calls) + 1))
     heads = some("head", shown.heads, range(max(call.q.shape[1] for call in calls)))
     phases = " and ".join(shown.phases)
     if fault.where.counts:  # which calls it hits is chance: it is pinned by what it is restricted to
         needed = [layers] * (fault.where.layers is not None) + [heads] * (fault.where.heads is not None)
-        return all(words in one.where for one in bugs for words in needed)
+        return all(words in bug.where for bug in bugs for words in needed)
     return bool(bugs) and all(
-        one.where.startswith(phases) and layers in one.where and heads in one.where and _condition_holds(fault, shown, calls, one)
-        for one in bugs
+        bug.where.startswith(phases) and layers in bug.where and heads in bug.where and _condition_holds(fault, shown, calls, bug)
+        for bug in bugs
     )  # fmt: skip
 
 

@@ -82,7 +82,7 @@ HONEST = "honest-served"
 
 @dataclass(frozen=True)
 class Under:
-    """What the servers did under one fault.
+    """The record of what the servers did under one fault.
 
     Attributes:
         served: answers and logits of the candidate's server.
@@ -146,7 +146,7 @@ class ServerLevel:
                 f"{self.folder.path} has no recorded call.", "a replay pack", "remove it, and certify again"
             )
         phases = self.kernel.declared.phases
-        chosen = choose([one for one in read_pack(pack) if one.phase in phases])
+        chosen = choose([recorded for recorded in read_pack(pack) if recorded.phase in phases])
         return [one.call.to(default_device()) for one in chosen]
 
     @property
@@ -258,7 +258,7 @@ def examine(fault: SeededFault, level: ServerLevel) -> Examined:
         id=fault.id, kind="equivalent" if fault.equivalent else "fault", title=fault.title, links=fault.links,
         restricted=fault.where.words, outcome=outcome, looks=looks,
         named=is_named(fault, findings) if caught and not fault.equivalent else None,
-        pinned=is_pinned_in(fault, flagged, level.model) if flagged else None, found=tuple(one.id for one in findings),
+        pinned=is_pinned_in(fault, flagged, level.model) if flagged else None, found=tuple(finding.id for finding in findings),
         where=flagged_words(flagged, level.model) if flagged else "",
         effect=effect, why="" if outcome in ("caught", "quiet") else unseen,
         seed=fault.where.seed, seconds=time.monotonic() - begun,
@@ -341,12 +341,15 @@ def examine_run(level: ServerLevel) -> Examined:
     begun = time.monotonic()
     report = level.report()
     looks = tuple(
-        Look(suite=one.id, caught=one.verdict == "regression", of=0) for one in report.suites if one.id in SUITES
+        Look(suite=suite.id, caught=suite.verdict == "regression", of=0)
+        for suite in report.suites
+        if suite.id in SUITES
     )
     flagged = report.verdict == "regression"
     return Examined(
         id=HONEST, kind="honest", title="honest kernel in a whole run", outcome="false alarm" if flagged else "quiet", looks=looks,
-        found=tuple(one.id for one in report.findings), why=report.headline if flagged else "", seconds=time.monotonic() - begun,
+        found=tuple(finding.id for finding in report.findings), why=report.headline if flagged else "",
+        seconds=time.monotonic() - begun,
     )  # fmt: skip
 
 

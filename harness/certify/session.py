@@ -181,10 +181,10 @@ class _Kept:
         jsonl.drop_cut_line(path)
         return cls(folder, envelope, {one.id: one for one in jsonl.read(path, Examined)})
 
-    def add(self, one: Examined) -> None:
+    def add(self, examined: Examined) -> None:
         """Keep a result."""
-        self.results[one.id] = one
-        jsonl.append(self._results, [one])
+        self.results[examined.id] = examined
+        jsonl.append(self._results, [examined])
 
     def attempts(self, id: str) -> int:
         """Count how often an examination ended the whole process."""

@@ -1,4 +1,4 @@
-"""What all commands share: the application, which imports a command only when it runs, the consoles, and error handling."""
+"""The part that all commands share: the application, which imports a command only when it runs, consoles, and error handling."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ errors = Console(stderr=True)
 
 
 class _Detail:
-    """How much a command prints besides its result; ``--quiet`` silences `console`."""
+    """The amount that a command prints besides its result; ``--quiet`` silences `console`."""
 
     verbose = False
 

@@ -1,4 +1,4 @@
-"""What a run needs of this environment: ``assay doctor``."""
+"""``assay doctor``: the requirements of a run in this environment."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def doctor(
 
     from assay.harness.doctor import Examination, Examined, examine
 
-    def show(one: Examined) -> Examined:
+    def show(examined: Examined) -> Examined:
         if not json:
-            say(f"{_SIGNS[one.status]} {one.id:<10}  {one.found}")
-            if one.do:
-                say(f"  {'':<10}  What to do: {one.do}")
-        return one
+            say(f"{_SIGNS[examined.status]} {examined.id:<10}  {examined.found}")
+            if examined.do:
+                say(f"  {'':<10}  What to do: {examined.do}")
+        return examined
 
     spec = make_spec(flags, config)
     made = Examination(device=spec.device, examined=tuple(show(one) for one in examine(spec)))

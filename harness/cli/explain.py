@@ -1,4 +1,4 @@
-"""What a hypothesis or a finding is: ``assay explain``."""
+"""``assay explain``: the meaning of a hypothesis or a finding."""
 
 from __future__ import annotations
 

@@ -71,8 +71,8 @@ def accept(
     folder = RunFolder(run)
     root = baselines or Path(make_spec({}, config).policy.baselines)
     proposals = accepted.propose(folder, build(folder).verdict, root, widen)
-    for one in proposals:
-        console.print(_table(one))
+    for proposal in proposals:
+        console.print(_table(proposal))
     accepted.refuse_worse(proposals)
     if not (yes or typer.confirm(f"Write to {root}?", default=False)):
         raise typer.Exit(ExitCode.NO_VERDICT)

@@ -1,4 +1,4 @@
-"""What every command offers for its output: ``--json``, ``-q``, ``-v``, a progress display, and a last line with the verdict."""
+"""Output options of every command: ``--json``, ``-q``, ``-v``, a progress display, and a last line with the verdict."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _below_folder(param: typer.CallbackParam, path: Path | None) -> Path | None:
             raise UsageError(
                 f"{_named(param)}: {one} is a link that leads nowhere.", "a path", "remove it, or name another path"
             )
-    there = path if path.exists() else next(one for one in path.absolute().parents if one.exists())
+    there = path if path.exists() else next(parent for parent in path.absolute().parents if parent.exists())
     if there != path and not there.is_dir():
         raise UsageError(
             f"{_named(param)} {path}: {there.name} is a file.", "a folder in its place", "name another folder"

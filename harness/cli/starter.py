@@ -1,4 +1,4 @@
-"""What ``assay init`` writes, and for which kernel: pure, but for reading the repository's files."""
+"""The files that ``assay init`` writes, and for which kernel: pure, but for reading the repository's files."""
 
 from __future__ import annotations
 

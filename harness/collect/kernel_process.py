@@ -165,7 +165,7 @@ def _unread(line: str, why: str) -> str:
     result = (ReplayResult if kind == CAUSE else MatrixRecord).model_validate_json(text.removeprefix(kind))
     [first, *_] = serious(result.findings)
     said = first.model_copy(update={"evidence": (*first.evidence, f"the kernel could not be read: {why}")})
-    findings = tuple(said if one is first else one for one in result.findings)
+    findings = tuple(said if finding is first else finding for finding in result.findings)
     return kind + result.model_copy(update={"findings": findings}).model_dump_json()
 
 
@@ -190,7 +190,7 @@ def _hangs(plan: Plan, notes: _Notes) -> str:
 
 
 class _Notes(AbstractContextManager["_Notes"]):
-    """What the kernel's process notes, in memory: nothing is left, and what was noted can be read after the process has ended.
+    """Notes of the kernel's process, in memory: nothing is left on disk, and they can be read after the process has ended.
 
     Attributes:
         path: a file to which the process appends.

@@ -57,7 +57,7 @@ _Sequence = tuple[ScoredSequence, tuple[int, ...]]
 
 
 class Handover:
-    """What the reference's scoring hands to the candidate's, sequence by sequence, while both run.
+    """Data that the reference's scoring hands to the candidate's, sequence by sequence, while both run.
 
     Args:
         count: number of sequences.

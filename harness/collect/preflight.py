@@ -1,4 +1,4 @@
-"""Whether this environment can serve a run at all, found out before anything starts."""
+"""Tests of whether this environment can serve a run at all, before anything starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is the run's workload sensitive? A fault is seeded in the running servers for a few requests, and every suite has to see it.
+"""The sensitivity of a run's workload: a fault is seeded in the running servers, and every suite has to see it.
 
 Nothing is restarted: the control switches the fault on and off. In the candidate's own server it is in what the model uses, for
 answers and logits; in the server with the shadow it is in the shadowed candidate, for the layers. Afterwards the prefix cache is
@@ -48,7 +48,7 @@ SHADOWED = 2
 
 @dataclass(frozen=True)
 class FaultLoad:
-    """What is asked of a server while a fault is switched on.
+    """The load of a server while a fault is switched on.
 
     Attributes:
         items: multiple-choice questions that the reference answered.

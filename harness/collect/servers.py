@@ -191,7 +191,7 @@ def running(engines: Sequence[Engine], device: str, display: ProgressDisplay | N
 
 def _last_words(engines: Sequence[Engine]) -> str:
     """Return the last line, warnings apart, that a server logged which is not ready yet; of several, the last one's."""
-    starting = [one for one in engines if one.startup_s is None]
+    starting = [engine for engine in engines if engine.startup_s is None]
     lines = [f"{one.role}: {line}" for one in starting if (line := one.last_step())]
     return lines[-1] if lines else ""
 

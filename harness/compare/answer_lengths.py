@@ -39,7 +39,9 @@ def compare_lengths(lengths: Sequence[AnswerLength], alpha: float) -> AnswerLeng
     """Compare both roles' lengths, prompt by prompt."""
     from scipy.stats import wilcoxon  # takes a second to import
 
-    by_role = {role: {one.item: one for one in lengths if one.role == role} for role in ("reference", "candidate")}
+    by_role = {
+        role: {length.item: length for length in lengths if length.role == role} for role in ("reference", "candidate")
+    }
     reference, candidate = by_role["reference"], by_role["candidate"]
     pairs = [(reference[item], candidate[item]) for item in reference if item in candidate]
     differences = [theirs.tokens - ours.tokens for ours, theirs in pairs]

@@ -1,4 +1,4 @@
-"""Whether answers and logits show a fault that was seeded: the tests, with the numbers that they rest on."""
+"""Tests of whether answers and logits show a seeded fault, with the numbers that they rest on."""
 
 from __future__ import annotations
 
@@ -52,5 +52,5 @@ def p_within(divergences: Sequence[float], limit: float) -> float:
     """
     from scipy.stats import binomtest  # slow to import, and few runs get here
 
-    above = sum(not one <= limit for one in divergences)
+    above = sum(not divergence <= limit for divergence in divergences)
     return float(binomtest(above, len(divergences), 0.5, alternative="greater").pvalue) if divergences else 1.0

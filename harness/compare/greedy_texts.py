@@ -20,7 +20,7 @@ Kind = Literal["tie", "close", "apart"]
 
 
 class TextDivergence(Part):
-    """Where the candidate's generation diverges from the reference's."""
+    """The place where the candidate's generation diverges from the reference's."""
 
     kind: Kind = Field(
         description='"tie": the log-odds of both tokens change by no more than the reference\'s own run-to-run floor; "close": '

@@ -80,7 +80,7 @@ class LogitsRow(Part):
 
 @dataclass(frozen=True)
 class PromptMeans:
-    """What each prompt's positions are on average under one condition, in nats. A prompt without a finite position is left out.
+    """Means over each prompt's positions under one condition, in nats. A prompt without a finite position is left out.
 
     Attributes:
         condition: "cold" or "cached".

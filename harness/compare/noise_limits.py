@@ -1,4 +1,4 @@
-"""How far a declared noise family may move next-token distributions: limits in nats for the suites ``greedy`` and ``logits``.
+"""Limits, in nats, of how far a declared noise family may move next-token distributions: for ``greedy`` and ``logits``.
 
 Rounding of a relative size e in the attention of a model changes its logits in proportion to e, and a divergence in proportion to
 e squared. The size follows from how the family stores Q, K, V and the softmax weights: independent rounding errors add up in

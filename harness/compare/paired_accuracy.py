@@ -49,7 +49,7 @@ Reason = Literal["regression", "non-inferior", "nothing", "no headroom", "unpars
 
 @dataclass(frozen=True)
 class Rule:
-    """What the test is made with.
+    """The parameters of the test.
 
     Attributes:
         margin: largest loss that still passes, as a share of 1.
@@ -87,7 +87,7 @@ class Prefix:
     @property
     def chance(self) -> float:
         """Accuracy of guessing: `CHANCE` if any answer is a letter."""
-        return CHANCE if not self.pairs or any(one.item.expected in LETTERS for one in self.pairs) else 0.0
+        return CHANCE if not self.pairs or any(pair.item.expected in LETTERS for pair in self.pairs) else 0.0
 
     def unparsed_share(self, role: Role) -> float:
         """Compute the share of a role's answers without a letter."""
@@ -101,7 +101,7 @@ def prefix_of(items: Sequence[Item], pairs: Sequence[Pair]) -> Prefix:
         items: the questions in their order, each prompt once.
         pairs: those that both roles answered.
     """
-    by_item = {one.item.id: one for one in pairs}
+    by_item = {pair.item.id: pair for pair in pairs}
     units: list[list[Pair]] = []
     complete = True
     for _, unit in groupby(items, key=lambda item: item.unit or item.id):
@@ -133,7 +133,7 @@ def soonest_pass(items: Sequence[Item], pairs: Sequence[Pair], rule: Rule) -> in
     Returns:
         At most the number of `items`, also if they cannot show a pass any more.
     """
-    losses = {one.item.id: one.loss for one in pairs}
+    losses = {pair.item.id: pair.loss for pair in pairs}
     units = [list(unit) for _, unit in groupby(items, key=lambda item: item.unit or item.id)]
     cached = [[losses.get(item.id, 0) for item in unit if not item.cold] for unit in units]
     bets = np.array([sum(unit) / len(unit) for unit in cached if unit], dtype=float)
@@ -146,7 +146,7 @@ def soonest_pass(items: Sequence[Item], pairs: Sequence[Pair], rule: Rule) -> in
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the test says of a prefix.
+    """The result of the test on a prefix.
 
     Attributes:
         reason: "regression" and "non-inferior" are verdicts; the others say why there is none.

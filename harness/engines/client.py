@@ -147,7 +147,7 @@ def _number(value: float | None) -> float:
 
 @dataclass(frozen=True)
 class Response:
-    """What came back over HTTP, read completely."""
+    """An HTTP response, read completely."""
 
     status: int
     text: str

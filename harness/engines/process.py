@@ -43,7 +43,7 @@ UNNAMED = "a process without a name yet"
 
 @dataclass(frozen=True)
 class Trouble:
-    """What a process of a server has come to.
+    """The state of a process of a server with which something is wrong.
 
     Attributes:
         process: what it calls itself.
@@ -112,7 +112,7 @@ class ServerProcess:
 
     @property
     def how_it_ended(self) -> str:
-        """In words: "exited with status 2", "was killed by SIGKILL"."""
+        """The end in words: "exited with status 2", "was killed by SIGKILL"."""
         status = self.exit_status
         if status is None:
             return "is running"

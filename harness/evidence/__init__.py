@@ -1,1 +1,1 @@
-"""What a run leaves on disk: manifest, items and answers, counters, errors of the shadow, traces, logits, packs, timings."""
+"""The files of a run: manifest, items and answers, counters, errors of the shadow, traces, logits, packs, timings."""

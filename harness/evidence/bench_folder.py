@@ -21,7 +21,7 @@ MANIFEST, TIMINGS, LENGTHS, COUNTERS = "manifest.json", "timings.jsonl", "length
 
 
 class BenchManifest(Origin):
-    """What was timed, with what, on what.
+    """The record of what was timed, with what, on what.
 
     Attributes:
         seed: seed of the prompts and of the order of blocks.

@@ -27,7 +27,7 @@ COMPLETE: tuple[Outcome, ...] = ("caught", "missed", "not shown", "quiet", "fals
 
 
 class CertifiedEnvelope(Part):
-    """Where a certificate was made: a fault elsewhere may go unseen.
+    """The envelope of a certificate: a fault elsewhere may go unseen.
 
     Attributes:
         level: "op" for the op-level matrix, "server" for a pair of servers.
@@ -83,7 +83,7 @@ class CertifiedEnvelope(Part):
 
 
 class Look(Part):
-    """What one suite saw of a fault.
+    """One suite's view of a fault.
 
     Attributes:
         suite: "op-level", "layers", "logits", "greedy" or "mmlu".
@@ -99,7 +99,7 @@ class Look(Part):
 
 
 class Examined(Part):
-    """What became of one fault, equivalent fault or honest kernel.
+    """The outcome of one fault, equivalent fault or honest kernel.
 
     Attributes:
         id: of the fault, or "honest-" and the noise family, or "honest-candidate" for the certified kernel itself.

@@ -7,7 +7,7 @@ from assay.harness.evidence.run_file import RunFile
 
 
 class CommonSettings(RunRecord):
-    """What makes two servers' arguments agree.
+    """The settings that make two servers' arguments agree.
 
     Attributes:
         flags: flags of both servers, in addition to assay's own; empty if they agree without any.

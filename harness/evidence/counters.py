@@ -27,7 +27,7 @@ _TABLE = "{}.calls.i64"
 
 
 class CounterRow(Record):
-    """What one row counts.
+    """The key of what one row counts.
 
     Attributes:
         backend: name of the attention backend that computed the call.
@@ -63,7 +63,7 @@ class CallCount(CounterRow):
 
 
 class Legend(RunRecord):
-    """What the rows of a counter file count, in order, and in which run."""
+    """The keys of the rows of a counter file, in order, and the run."""
 
     rows: tuple[CounterRow, ...]
 

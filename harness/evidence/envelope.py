@@ -28,7 +28,7 @@ FOLDER = "envelope"
 
 
 class EngineLimits(Record):
-    """What an engine cannot exceed, as its process was configured.
+    """The limits of an engine, as its process was configured.
 
     Attributes:
         chunk_tokens: most tokens that are prefilled at once; None for no limit.
@@ -154,7 +154,7 @@ def _merged(found: list[EnvelopeCounts]) -> EnvelopeCounts:
 
 @dataclass(frozen=True)
 class Envelope:
-    """How far a policy wants calls to be compared.
+    """The conditions under which a policy wants calls to be compared.
 
     Attributes:
         tokens: new tokens, cached prefix and total length.
@@ -181,7 +181,7 @@ class Envelope:
         reach = self.reach(limits)
         found = {
             phase: {
-                quantity: tuple(dict.fromkeys(ENVELOPE[quantity].label(one) for one in points))
+                quantity: tuple(dict.fromkeys(ENVELOPE[quantity].label(point) for point in points))
                 for quantity, points in lengths.items()
             }
             for phase, lengths in reach.lengths.items()
@@ -224,7 +224,7 @@ class Envelope:
 
 
 class Missing(NamedTuple):
-    """What some layer did not compare: a phase, the id of a condition, and its kinds or values in words."""
+    """A gap that some layer did not compare: a phase, the id of a condition, and its kinds or values in words."""
 
     phase: str
     quantity: str

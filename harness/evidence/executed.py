@@ -1,4 +1,4 @@
-"""Which kernels ran inside a server: what its processes saw in the forward passes that the harness had them trace.
+"""The kernels that ran inside a server, as its processes saw them in the forward passes that the harness had them trace.
 
 Each process writes one file, ``kernels/<pid>.json`` in its server's folder, and replaces it after every traced pass.
 """
@@ -53,7 +53,7 @@ class TracedPass(Record):
 
 
 class KernelClaim(Record):
-    """What the served kernel declares about what it launches; empty for a backend of the engine.
+    """The served kernel's declaration of what it launches; empty for a backend of the engine.
 
     Attributes:
         noise: the declared quantisation; empty for none.
@@ -69,7 +69,7 @@ class KernelClaim(Record):
 
 
 class KernelTrace(RunRecord):
-    """What one process saw.
+    """The trace of one process.
 
     Attributes:
         backend: name of the attention backend that was served.

@@ -1,4 +1,4 @@
-"""How many calls of a running server had a seeded fault: ``faults/<setting>/<pid>.json`` in the server's folder."""
+"""Counts of the calls of a running server that had a seeded fault: ``faults/<setting>/<pid>.json`` in the server's folder."""
 
 from __future__ import annotations
 

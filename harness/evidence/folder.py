@@ -29,7 +29,7 @@ _PROGRESS = RunFile("progress.json", Progress, _DAMAGED)
 
 
 class AnyManifest(BaseModel):
-    """What the manifests of runs and benches have in common, as far as it is needed here."""
+    """The fields that the manifests of runs and benches have in common, as far as they are needed here."""
 
     nonce: str
 

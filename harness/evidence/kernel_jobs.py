@@ -1,4 +1,4 @@
-"""What a run asks of the process in which it runs the candidate's kernel, and what that process notes.
+"""The jobs that a run gives the process in which it runs the candidate's kernel, and the notes of that process.
 
 See `assay.harness.offline.kernel_jobs`. Notes are lines: the call that the kernel begins to compute, an empty line when it has
 returned, and the results, most of them as JSON. A result with serious findings is noted twice: before the kernel is read, and with
@@ -55,7 +55,7 @@ class MatrixJob(Record):
 
 
 class Jobs(Record):
-    """What one process does, in this order.
+    """The jobs of one process, in this order.
 
     Attributes:
         candidate: the kernel's name.

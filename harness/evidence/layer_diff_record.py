@@ -1,4 +1,4 @@
-"""What a layer diff leaves in the folders of a run's servers: its record, the errors of the shadow, and the replay pack."""
+"""The files of a layer diff in the folders of a run's servers: its record, the errors of the shadow, and the replay pack."""
 
 from __future__ import annotations
 
@@ -89,16 +89,16 @@ def with_roles_exchanged(cells: ShadowErrors, claimed: Sequence[str]) -> ShadowE
     swapped |= {other: name for name, other in swapped.items()}
     sums = cells.sums[own][:, [SUMS.index(swapped.get(name, name)) for name in SUMS]]
     headers = (
-        one.model_copy(
+        header.model_copy(
             update={
-                "reference": one.candidate,
-                "candidate": one.reference,
-                "reference_noise": one.candidate_noise,
-                "candidate_noise": one.reference_noise,
+                "reference": header.candidate,
+                "candidate": header.reference,
+                "reference_noise": header.candidate_noise,
+                "candidate_noise": header.reference_noise,
                 "phases": tuple(claimed),
             }
         )
-        for one in cells.headers
+        for header in cells.headers
     )
     truth = cells.truth.chosen(np.isin(cells.truth.index[:, DIMENSIONS.index("phase")], phases)).exchanged()
     queries = cells.queries.chosen(np.isin(cells.queries.index[:, DIMENSIONS.index("phase")], phases)).exchanged()

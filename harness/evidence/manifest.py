@@ -39,7 +39,7 @@ class ServerManifest(Record):
 
 
 class Origin(Record):
-    """Where evidence comes from.
+    """The origin of evidence.
 
     Attributes:
         nonce: random name of this run or bench, which every file of its evidence carries.
@@ -65,7 +65,7 @@ class Origin(Record):
 
 
 class Manifest(Origin):
-    """What identifies a run: it decides whether the run can be resumed, and lets a reader check and repeat it.
+    """The identity of a run: it decides whether the run can be resumed, and lets a reader check and repeat it.
 
     Attributes:
         code: of the roles whose backend is a kernel, what it is made of, with hashes (`assay.harness.attention.source`).
@@ -80,7 +80,7 @@ class Manifest(Origin):
 
 
 class Failure(Record):
-    """What ended a run before it was complete.
+    """The reason why a run ended before it was complete.
 
     Attributes:
         kind: "engine", "disk", "interrupted", "changed" or "bug".

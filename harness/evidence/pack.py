@@ -146,7 +146,7 @@ class RecordedCall:
 
 @dataclass(frozen=True)
 class CallMetadata:
-    """What is known of a call without its tensors.
+    """The known facts about a call without its tensors.
 
     Attributes:
         layer: the calling layer.

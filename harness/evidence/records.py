@@ -24,7 +24,7 @@ class Token(Record):
 
 
 class Item(Record):
-    """What is asked: one line of ``items.jsonl``, the same for both roles.
+    """One question or prompt: one line of ``items.jsonl``, the same for both roles.
 
     Attributes:
         unit: what the question was drawn with: the same for all questions about one passage; empty for one drawn alone.
@@ -77,5 +77,5 @@ class Answer(RunRecord):
 
     @property
     def key(self) -> tuple[str, str, str, int]:
-        """Identifies the answer: (suite, role, item, repeat)."""
+        """Identity of the answer: (suite, role, item, repeat)."""
         return (self.suite, self.role, self.item, self.repeat)

@@ -1,4 +1,4 @@
-"""What was measured of a server while a fault was switched on in it: ``sensitivity/`` in the server's folder.
+"""Measurements of a server while a fault was switched on in it: ``sensitivity/`` in the server's folder.
 
 The folder holds the record of the answers, a scoring of logits (`assay.harness.evidence.logit_files`) and the errors of a shadow
 (`assay.harness.evidence.shadow_errors`). No verdict on the candidate reads them.
@@ -15,7 +15,7 @@ from assay.harness.evidence.run_file import RunFile
 
 
 class SensitivityRecord(RunRecord):
-    """What a server did under a seeded fault, written when it was done.
+    """The record of what a server did under a seeded fault, written when it was done.
 
     Attributes:
         fault: id of the fault.

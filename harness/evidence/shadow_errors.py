@@ -104,7 +104,7 @@ class FailedCalls(Record):
 
 
 class ShadowHeader(RunRecord):
-    """What the sums of a file describe.
+    """The description of the sums of a file.
 
     Attributes:
         reference: the serving backend, or backends.

@@ -33,7 +33,7 @@ _REFUSED = ".refused"
 
 
 class TraceHeader(RunRecord):
-    """What one file of a trace contains.
+    """The contents of one file of a trace.
 
     Attributes:
         request: the engine's request id.

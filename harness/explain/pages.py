@@ -68,7 +68,7 @@ MEASURED = {
 
 @dataclass(frozen=True)
 class Page:
-    """What assay knows about one id.
+    """All that assay knows about one id.
 
     Attributes:
         id: of the hypothesis or finding.

@@ -105,7 +105,7 @@ def verify(evidence: Sequence[Path], says: Sequence[str]) -> CheckedClaims:
     claims = [parse(one) for text in says for one in re.split(r"[,;]\s+|\n", text) if one.strip()]
     if not claims:
         raise UsageError("No claim was given.", 'for example --says "MMLU >= 0.60"', "name what is to be checked")
-    stated = [one for path in evidence for one in statements_of(path)]
+    stated = [statement for path in evidence for statement in statements_of(path)]
     checked = tuple(check(claim, stated) for claim in claims)
     return CheckedClaims(evidence=tuple(map(str, evidence)), claims=checked)
 
@@ -155,7 +155,7 @@ def check(claim: Claim, stated: Sequence[Statement]) -> CheckedClaim:
     if claim.kind == "all tests":
         return _all_tests(claim, tests)
     if claim.kind == "test":
-        return _one_test(claim, [one for one in tests if _means(claim.name, one)], tests)
+        return _one_test(claim, [test for test in tests if _means(claim.name, test)], tests)
     if claim.kind == "number":
         return _number(claim, stated)
     return _checked(
@@ -171,10 +171,10 @@ def _checked(claim: Claim, outcome: Outcome, why: str, cites: Iterable[Statement
 def _all_tests(claim: Claim, tests: list[Statement]) -> CheckedClaim:
     if not tests:
         return _checked(claim, "undecided", "the evidence has no tests")
-    bad = [one for one in tests if one.value in ("failed", "error")]
+    bad = [test for test in tests if test.value in ("failed", "error")]
     if bad:
         return _checked(claim, "refuted", f"{listed(sorted({_short(one) for one in bad}))} failed", bad)
-    open_ = [one for one in tests if one.value not in _SAME_AS_PASSED]
+    open_ = [test for test in tests if test.value not in _SAME_AS_PASSED]
     if open_:
         return _checked(
             claim, "undecided", f"{len(open_)} of {len(tests)} tests have no outcome, or were skipped", open_
@@ -217,10 +217,10 @@ def _number(claim: Claim, stated: Sequence[Statement]) -> CheckedClaim:
     return _checked(claim, "confirmed", f"the evidence states {values}", found)
 
 
-def _in_unit(claim: Claim, one: Statement) -> float:
+def _in_unit(claim: Claim, statement: Statement) -> float:
     """Convert a stated number to the unit of the claim."""
-    scale = one.unit.size / claim.unit.size if claim.unit and one.unit else 1.0
-    return float(one.value) * scale
+    scale = statement.unit.size / claim.unit.size if claim.unit and statement.unit else 1.0
+    return float(statement.value) * scale
 
 
 def _holds(claim: Claim, value: float) -> bool:
@@ -243,12 +243,12 @@ def _core(name: str) -> str:
     return next((key.removesuffix(word) for word in _SCORE if key.endswith(word)), key)
 
 
-def _means(said: str, one: Statement) -> bool:
-    return any(_core(word) == _core(name) for name in one.names for word in (said, spelled(said)))
+def _means(said: str, statement: Statement) -> bool:
+    return any(_core(word) == _core(name) for name in statement.names for word in (said, spelled(said)))
 
 
-def _short(one: Statement) -> str:
-    return one.names[0].rpartition("::")[2]
+def _short(statement: Statement) -> str:
+    return statement.names[0].rpartition("::")[2]
 
 
 def _nearest(name: str, among: Iterable[Statement]) -> str:

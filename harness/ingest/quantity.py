@@ -1,4 +1,4 @@
-"""What benchmarks call a time or a rate, and in which unit: so that a claim of one spelling finds the number of another."""
+"""Names and units of times and rates in benchmarks: a claim of one spelling finds the number of another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which reader takes a file: by its content, never by its name alone."""
+"""Finds the reader that takes a file: by its content, never by its name alone."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def readers() -> tuple[FileReader, ...]:
 
 def reader_of(source: Source) -> FileReader | None:
     """Return the reader that takes a file; None if none does."""
-    return next((one for one in readers() if one.recognises(source)), None)
+    return next((reader for reader in readers() if reader.recognises(source)), None)
 
 
 def statements_of(path: Path) -> list[Statement]:
@@ -108,7 +108,7 @@ def ingest(paths: Sequence[Path], damaged: Callable[[AssayError], None] = lambda
         created=timestamp(),
         headline=_headline(documents, verdict),
         documents=documents,
-        next_steps=tuple(dict.fromkeys(step for one in documents for step in one.next_steps)),
+        next_steps=tuple(dict.fromkeys(step for document in documents for step in document.next_steps)),
     )
 
 
@@ -142,13 +142,13 @@ def _unknown(source: Source, why: str) -> FileRead:
 
 def _verdict(documents: Iterable[Document]) -> Verdict:
     """Return no pass: a log cannot prove one, since what it does not state may be wrong."""
-    wrong = any(finding.severity == "serious" for one in documents for finding in one.findings)
+    wrong = any(finding.severity == "serious" for document in documents for finding in document.findings)
     return "regression" if wrong else "inconclusive"
 
 
 def _headline(documents: Sequence[Document], verdict: Verdict) -> str:
-    found = [finding for one in documents for finding in one.findings]
-    unknown = [one.file.path for one in documents if one.file.format == UNKNOWN]
+    found = [finding for document in documents for finding in document.findings]
+    unknown = [document.file.path for document in documents if document.file.format == UNKNOWN]
     if len(unknown) == len(documents):
         return f"No reader knows {listed(unknown)}, so nothing was read."
     also = f" No reader knows {listed(unknown)}." if unknown else ""

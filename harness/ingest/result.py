@@ -1,4 +1,4 @@
-"""What was read of other people's files, and what follows from it."""
+"""The result of reading other tools' files, and what follows from it."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Table(Part):
 
 
 class Document(Part):
-    """What one reader made of one file."""
+    """The result of one reader on one file."""
 
     file: FileRead
     facts: tuple[Fact, ...] = ()

@@ -67,7 +67,7 @@ class Source:
 
     @property
     def encoding(self) -> str:
-        """By its byte order mark; UTF-8 without one."""
+        """Encoding by its byte order mark; UTF-8 without one."""
         return next((name for mark, name in _BOMS if self.head.startswith(mark)), "utf-8")
 
     @property
@@ -79,7 +79,7 @@ class Source:
     def size(self) -> int:
         """Bytes of the file, or of all files in the folder."""
         files = self.path.rglob("*") if self.path.is_dir() else (self.path,)
-        return sum(one.stat().st_size for one in files if one.is_file())
+        return sum(file.stat().st_size for file in files if file.is_file())
 
     def encoding_notes(self) -> tuple[str, ...]:
         """Report that lines were not in the file's encoding; empty if all were. `lines` must have run."""

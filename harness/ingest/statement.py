@@ -1,4 +1,4 @@
-"""What a piece of evidence states: the small interface between readers and the checker of claims."""
+"""The statement of a piece of evidence: the small interface between readers and the checker of claims."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class TimelineTrack(Part):
 
 
 class Timeline(Part):
-    """What ran when, by track."""
+    """A timeline of what ran, by track."""
 
     axis: str = Field(description='what the columns count: "segment", or "ms" from the first event')
     low: float = Field(description="where the first column begins, on that axis")

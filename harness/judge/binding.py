@@ -20,7 +20,7 @@ _MOST_WORDS = 3
 
 @dataclass(frozen=True)
 class Served:
-    """What a role's server left behind.
+    """The evidence that a role's server left behind.
 
     Attributes:
         role: the role.

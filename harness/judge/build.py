@@ -58,7 +58,7 @@ ANSWERED: tuple[Suite, ...] = ("mmlu", "greedy")
 
 @dataclass(frozen=True)
 class _Evidence:
-    """What a run's folder holds, read once.
+    """The contents of a run's folder, read once.
 
     Attributes:
         pairings: pairs of answers to multiple-choice questions and of greedy texts, by suite.
@@ -254,7 +254,7 @@ def _checks(evidence: _Evidence, suites: Sequence[SuiteResult], latency: Latency
     served = answered or ("logits" in spec.workload.suites and layers is None)
     checks = _answer_checks(evidence, answered) if served else []
     if "mmlu" in answered or layers is None:
-        checks.append(rules.check_cached_prefix([one.candidate for one in evidence.questions]))
+        checks.append(rules.check_cached_prefix([question.candidate for question in evidence.questions]))
     else:
         checks.append(rules.check_cached_prefix_of_layers(layers.errors))
     folder, manifest = evidence.folder, evidence.folder.manifest()

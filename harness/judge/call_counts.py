@@ -27,7 +27,7 @@ class CallSummary(Part):
 
     @property
     def sentence(self) -> str:
-        """Such as "decode: torch_native 1,020 calls, delegated"."""
+        """The row in words, such as "decode: torch_native 1,020 calls, delegated"."""
         text = f"{self.phase}: {self.kernel} {self.calls:,} calls" + (", delegated" if self.delegated_by else "")
         kinds = {"in CUDA graphs": self.calls_in_graphs, "compiled": self.calls_compiled}
         return text + "".join(f", {calls:,} of them {kind}" for kind, calls in kinds.items() if calls)

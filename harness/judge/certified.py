@@ -21,7 +21,7 @@ _TITLE = "a certificate states which faults the harness catches in this envelope
 
 @dataclass(frozen=True)
 class RunEnvelope:
-    """Where a run was made, as far as a certificate depends on it.
+    """The envelope of a run, as far as a certificate depends on it.
 
     Attributes:
         engines: engines of its servers, such as "SGLang 0.5.23".
@@ -80,7 +80,7 @@ def check_certificate(spec: RunSpec, ran: RunEnvelope) -> Check:
     except EvidenceError as error:
         return _check("missing", error.found, error.do)
     parts = _parts(found, spec, ran)
-    agreeing, outside = [one for one in parts if one.agrees], [one for one in parts if not one.agrees]
+    agreeing, outside = [part for part in parts if part.agrees], [part for part in parts if not part.agrees]
     if outside:
         differing = "; ".join(f"{one.name} {one.made or 'not recorded'} instead of {one.here}" for one in outside)
         same = f"; the same: {listed([one.name for one in agreeing])}" if agreeing else ""
@@ -137,7 +137,7 @@ def _is_gpu_of(machine: str, hardware: str) -> bool:
 
 def _envelope(parts: Sequence[_Part]) -> str:
     """Describe what a certificate and a run have in common."""
-    return "made in this envelope: " + ", ".join(f"{one.name} {one.made}" for one in parts)
+    return "made in this envelope: " + ", ".join(f"{part.name} {part.made}" for part in parts)
 
 
 def _counts(found: Certificate) -> str:

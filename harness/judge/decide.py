@@ -110,21 +110,21 @@ def decide(
     partial = "Partial run: " if left_out else ""
     unmet = [check for check in checks if check.status in ("failed", "missing")]
     reasons = [f"{check.title}: {check.found}. To resolve: {check.settles}." for check in unmet]
-    regressed = [one for one in suites if one.verdict == "regression"]
+    regressed = [suite for suite in suites if suite.verdict == "regression"]
     if regressed and not any(check.status == "failed" for check in unmet):
         return Judgement(
             verdict="regression",
             headline=f"{partial}Do not merge: {candidate} {_wrong(regressed, cause)}{shown and f' ({shown})'}.",
             reasons=(*([cause.sentence] if cause else []), *map(_sentence, regressed), *reasons),
         )
-    undecided = [one for one in suites if one.verdict != "pass"]
+    undecided = [suite for suite in suites if suite.verdict != "pass"]
     if unmet or undecided or not suites:
         return Judgement(
             verdict="inconclusive",
             headline=f"{partial}Inconclusive: not enough evidence about {candidate}.",
             reasons=(*reasons, *(map(_sentence, undecided) if suites else ["No suite ran."])),
         )
-    passed = listed([one.id for one in suites])
+    passed = listed([suite.id for suite in suites])
     out = f"{listed(left_out)} {'was' if len(left_out) == 1 else 'were'} left out"
     return Judgement(
         verdict="pass",

@@ -1,4 +1,4 @@
-"""What a pass covers: the counted conditions of the compared calls, against the policy's envelope."""
+"""The coverage of a pass: the counted conditions of the compared calls, against the policy's envelope."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class EnvelopeRow(Part):
 
 
 class EnvelopeResult(Part):
-    """What a verdict covers: the conditions of the calls that were compared in every layer, as counted."""
+    """The coverage of a verdict: the conditions of the calls that were compared in every layer, as counted."""
 
     policy: str = Field(description='the line of policy, such as "envelope_tokens = 512 (default)"')
     sentence: str = Field(description="which lengths were compared in the shadow, in words")
@@ -111,7 +111,7 @@ def _reached(
             for quantity, ranges in known.items()
         }
         others = [one for one in ("batch", "depth") if one in ENVELOPE_OF[phase]]
-        found[phase] = lengths | {one: counts.reached(phase, one) for one in others}
+        found[phase] = lengths | {other: counts.reached(phase, other) for other in others}
     return found
 
 
@@ -243,13 +243,13 @@ def _some_words(lacking: Sequence[Missing]) -> str:
     return ", ".join(words) + (f" and {len(lacking) - _MOST_WORDS} more" if len(lacking) > _MOST_WORDS else "")
 
 
-def _words(one: Missing) -> str:
+def _words(missing: Missing) -> str:
     title = (
         f"an end against borders of {BORDER_TOKENS} tokens"
-        if one.quantity == "border"
-        else ENVELOPE[one.quantity].title
+        if missing.quantity == "border"
+        else ENVELOPE[missing.quantity].title
     )
-    return f"{one.phase}: {title} {one.label}"
+    return f"{missing.phase}: {title} {missing.label}"
 
 
 def _settles(lacking: Sequence[Missing], limits: EngineLimits | None) -> str:

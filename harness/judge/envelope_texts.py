@@ -40,10 +40,10 @@ class EnvelopeTexts:
 
     @cached_property
     def divergences(self) -> list[tuple[Pair, TextDivergence]]:
-        """Where texts differ, by how much."""
+        """Pairs whose texts differ, and by how much."""
         found = [
-            (one, compare_text(one.reference.tokens, one.candidate.tokens, self.floor, self.limit))
-            for one in self.pairs
+            (pair, compare_text(pair.reference.tokens, pair.candidate.tokens, self.floor, self.limit))
+            for pair in self.pairs
         ]
         return [(one, divergence) for one, divergence in found if divergence is not None]
 
@@ -51,7 +51,7 @@ class EnvelopeTexts:
     def beyond(self) -> list[Pair]:
         """The answers that differ by more than the limit: in their texts, or in the log-probabilities of equal tokens."""
         apart = {one.item.id for one, divergence in self.divergences if divergence.kind == "apart"}
-        return [one for one in self.pairs if one.item.id in apart or _change(one) > self.limit]
+        return [pair for pair in self.pairs if pair.item.id in apart or _change(pair) > self.limit]
 
     @property
     def p(self) -> float:
@@ -73,7 +73,7 @@ class EnvelopeTexts:
         more = f" and {len(self.beyond) - _MOST_NAMED} more" if len(self.beyond) > _MOST_NAMED else ""
         said = f"{len(self.beyond)} of {asked} answers over the envelope differ by more than noise: {named}{more}."
         share = decide_share(len(self.beyond), asked, self.spec.policy.greedy_margin, self.spec.policy.alpha)
-        finite = all(is_finite(one.reference.tokens) for one in self.pairs)
+        finite = all(is_finite(pair.reference.tokens) for pair in self.pairs)
         if share.verdict == "regression" and trusted and finite:
             return "regression", f"{said} {why}"
         return ("regression", f"{why} {said}") if verdict == "regression" else ("inconclusive", f"{said} {why}")
@@ -97,6 +97,6 @@ class EnvelopeTexts:
         ]
 
 
-def _change(one: Pair) -> float:
+def _change(pair: Pair) -> float:
     """Compute the largest change of a log-probability or of log-odds, in nats, over the tokens with the same history."""
-    return floor_between(one.reference.tokens, one.candidate.tokens)
+    return floor_between(pair.reference.tokens, pair.candidate.tokens)

@@ -51,7 +51,7 @@ class PassKernels(Part):
 
     @property
     def sentence(self) -> str:
-        """Such as "candidate, extend without a cached prefix: _attn_fwd (4), quant_per_block_int8_kernel (8); 12 others"."""
+        """Row in words: "candidate, extend without a cached prefix: _attn_fwd (4), quant_per_block_int8_kernel (8); 12 others"."""
         own = [kernel for kernel in self.kernels if kernel.of and kernel.attention is not False]
         rest = len(self.kernels) - len(own)
         named = (
@@ -104,9 +104,9 @@ def listed_passes(traces: Mapping[Role, Sequence[KernelTrace]]) -> tuple[PassKer
     )
 
 
-def _rows(one: TracedPass, patterns: Mapping[Role, Sequence[str]]) -> Iterable[KernelRow]:
-    lower = any(kernel.kind != "operator" for kernel in one.kernels)
-    for kernel in one.kernels:
+def _rows(traced_pass: TracedPass, patterns: Mapping[Role, Sequence[str]]) -> Iterable[KernelRow]:
+    lower = any(kernel.kind != "operator" for kernel in traced_pass.kernels)
+    for kernel in traced_pass.kernels:
         of = [role for role in ROLES if _matches(kernel, patterns[role])]
         if of or not lower or kernel.kind != "operator":
             yield KernelRow(

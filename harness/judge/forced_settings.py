@@ -1,4 +1,4 @@
-"""What both servers were given because a backend forces it -> the words of the check that they agree."""
+"""Settings that both servers were given because a backend forces them -> the words of the check that they agree."""
 
 from __future__ import annotations
 

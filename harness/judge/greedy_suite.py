@@ -43,7 +43,7 @@ def greedy_suite(
         noise: noise families that the roles declare.
         envelope: answers of both roles to the envelope's requests.
     """
-    asked = list({one.item.prompt_hash: one for one in reversed(pairs)}.values())[::-1]
+    asked = list({pair.item.prompt_hash: pair for pair in reversed(pairs)}.values())[::-1]
     # Where neither role says anything, nothing was compared.
     pairs = [one for one in asked if any(a.text or a.tokens for a in (one.reference, one.candidate))]
     floors = _floors(pairs, answers)
@@ -181,7 +181,7 @@ def _steady(floors: Sequence[float], explained: float) -> tuple[list[float], lis
     """
     usual = min(FLOOR_FACTOR * median(floors), MAX_SWING / FLOOR_FACTOR) if floors else 0.0
     most = max(explained, usual)
-    return [one for one in floors if one <= most], [one for one in floors if one > most]
+    return [floor for floor in floors if floor <= most], [floor for floor in floors if floor > most]
 
 
 def _told(answer: Answer, started: Mapping[Role, bool]) -> bool:
@@ -193,15 +193,15 @@ def _told(answer: Answer, started: Mapping[Role, bool]) -> bool:
     return answer.text == "" or (bool(answer.tokens) and (started[answer.role] or is_finite(answer.tokens)))
 
 
-def _divergence(one: Pair, floor: float, limit: float, started: Mapping[Role, bool]) -> TextDivergence | None:
+def _divergence(pair: Pair, floor: float, limit: float, started: Mapping[Role, bool]) -> TextDivergence | None:
     """Classify how two texts differ.
 
     The texts are believed over their tokens; equal ones differ only where both have log-probabilities.
     """
-    equal = one.reference.text == one.candidate.text
-    if equal and not all(_told(answer, started) for answer in (one.reference, one.candidate)):
+    equal = pair.reference.text == pair.candidate.text
+    if equal and not all(_told(answer, started) for answer in (pair.reference, pair.candidate)):
         return None
-    found = compare_text(one.reference.tokens, one.candidate.tokens, floor, limit)
+    found = compare_text(pair.reference.tokens, pair.candidate.tokens, floor, limit)
     if found is None and not equal:
         return TextDivergence(kind="apart", position=0, gap=None)
     return found
@@ -224,12 +224,12 @@ def _verdict(decision: ShareDecision, pairs: Sequence[Pair], started: Mapping[Ro
     return decision.verdict, decision.why
 
 
-def _row(one: Pair, divergence: TextDivergence) -> DivergenceRow:
+def _row(pair: Pair, divergence: TextDivergence) -> DivergenceRow:
     return DivergenceRow(
         **dict(divergence),
-        item=one.item.id,
-        prompt=one.item.prompt,
-        reference_text=one.reference.text,
-        candidate_text=one.candidate.text,
-        candidate_cached_tokens=one.candidate.cached_tokens,
+        item=pair.item.id,
+        prompt=pair.item.prompt,
+        reference_text=pair.reference.text,
+        candidate_text=pair.candidate.text,
+        candidate_cached_tokens=pair.candidate.cached_tokens,
     )

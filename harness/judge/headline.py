@@ -1,4 +1,4 @@
-"""What the headline of a run says beside its verdict and its cause: how a regression shows, and what a pass covers."""
+"""The headline of a run beside its verdict and its cause: how a regression shows, and what a pass covers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def shown_by(suites: Sequence[SuiteResult]) -> str:
     """Describe how a regression shows: accuracies if they regressed, else the deciding number of the first suite that did."""
     for suite in (one for one in suites if one.verdict == "regression"):
         if suite.id == "mmlu" and len(suite.tallies) == 2:
-            before, after = (one.right / one.total if one.total else 0.0 for one in suite.tallies)
+            before, after = (tally.right / tally.total if tally.total else 0.0 for tally in suite.tallies)
             return f"accuracy {before:.3f} -> {after:.3f}"
         if suite.deciding_metric and suite.id != BASELINE:
             return f"{suite.deciding_metric.title} {suite.deciding_metric.text}"

@@ -73,9 +73,9 @@ class RunList(Part):
     def histories(self) -> list[list[RunLine]]:
         """The runs with a verdict by treatment, each oldest first; the treatment that ran last comes first."""
         found: dict[Compared, list[RunLine]] = {}
-        for one in self.runs:
-            if one.verdict is not None:
-                found.setdefault(one.compared, []).insert(0, one)
+        for run in self.runs:
+            if run.verdict is not None:
+                found.setdefault(run.compared, []).insert(0, run)
         return list(found.values())
 
 
@@ -161,7 +161,7 @@ def find_run(named: Path | None, folder: Path) -> Path:
         UsageError: the beginning is that of several runs, or there is no run with a report.
     """
     if named is None:
-        newest = next((one for one in list_runs(folder).runs if one.verdict is not None), None)
+        newest = next((run for run in list_runs(folder).runs if run.verdict is not None), None)
         if newest is None:
             raise UsageError(
                 f"No run in {folder} has a report.", "a run that has ended", "name one, or make one: assay run"

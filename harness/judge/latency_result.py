@@ -45,7 +45,7 @@ class LatencyRow(Part):
 
     @property
     def where(self) -> str:
-        """Such as "short, 4 in flight"."""
+        """The load in words, such as "short, 4 in flight"."""
         return load_name(self.shape, self.concurrency)
 
 
@@ -71,7 +71,7 @@ class LoadRow(Part):
 
     @property
     def where(self) -> str:
-        """Such as "short, 4 in flight"."""
+        """The load in words, such as "short, 4 in flight"."""
         return load_name(self.shape, self.concurrency)
 
 

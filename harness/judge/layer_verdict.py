@@ -31,7 +31,7 @@ _CACHED = (DIMENSIONS.index("prefix"), CACHED_PREFIX.labels.index(CACHED_PREFIX.
 
 @dataclass(frozen=True)
 class LayerEvidence:
-    """What the verdict on layers rests on.
+    """The evidence for the verdict on layers.
 
     Attributes:
         errors: what the shadow summed up.
@@ -156,7 +156,9 @@ def _unnamed(evidence: LayerEvidence, cells: Measured) -> Measured:
     """Return the tests of layers and phases in which no recorded call was out of bounds: the replay has no finding on them."""
     replay = evidence.replay
     named = (
-        {(one.layer, one.phase) for one in replay.bounds if one.worst > 1} if replay and not evidence.foreign else set()
+        {(bound.layer, bound.phase) for bound in replay.bounds if bound.worst > 1}
+        if replay and not evidence.foreign
+        else set()
     )
     places = [(int(row[LAYER]), CONDITIONS["phase"][row[PHASE]]) for row in cells.index]
     rest = np.array([place not in named for place in places], bool)

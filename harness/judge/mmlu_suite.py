@@ -51,7 +51,7 @@ class Questions:
     @property
     def needed(self) -> set[str]:
         """Ids of the questions that both roles must have answered: all, unless a beginning of them ended the test."""
-        return {one.item.id for one in self.prefix.pairs} if self.outcome.over else {item.id for item in self.items}
+        return {pair.item.id for pair in self.prefix.pairs} if self.outcome.over else {item.id for item in self.items}
 
 
 def read_questions(
@@ -60,7 +60,7 @@ def read_questions(
     """Read how the questions were planned, and cut the pairs to what the test may read."""
     plan = folder.read(QUESTION_PLAN)
     distinct = tuple(item for item in items if item.suite == "mmlu" and item.id not in pairing.repeated)
-    first = {one.item.id: one for one in pairing.pairs}
+    first = {pair.item.id: pair for pair in pairing.pairs}
     again = [a for a in answers if a.suite == "mmlu" and a.role == "reference" and a.repeat > 0 and a.item in first]
     return Questions(
         items=distinct,
@@ -222,18 +222,18 @@ def loss_metric(spec: RunSpec, decision: Decision, id_: str, title: str, differe
     )
 
 
-def _flip(one: Pair, direction: Literal["lost", "gained"]) -> Flip:
+def _flip(pair: Pair, direction: Literal["lost", "gained"]) -> Flip:
     return Flip(
-        item=one.item.id,
-        group=one.item.group,
+        item=pair.item.id,
+        group=pair.item.group,
         direction=direction,
-        prompt=one.item.prompt,
-        expected=one.item.expected or "",
-        reference_text=one.reference.text,
-        candidate_text=one.candidate.text,
-        reference_parsed=one.reference.parsed,
-        candidate_parsed=one.candidate.parsed,
-        candidate_cached_tokens=one.candidate.cached_tokens,
+        prompt=pair.item.prompt,
+        expected=pair.item.expected or "",
+        reference_text=pair.reference.text,
+        candidate_text=pair.candidate.text,
+        reference_parsed=pair.reference.parsed,
+        candidate_parsed=pair.candidate.parsed,
+        candidate_cached_tokens=pair.candidate.cached_tokens,
     )
 
 

@@ -73,8 +73,8 @@ def layer_diff(folder: RunFolder, spec: RunSpec) -> LayerDiff | None:
 
 
 def _untested(errors: ShadowErrors) -> Iterator[str]:
-    for one in errors.headers:
-        for layer, why in sorted(one.untested.items()):
+    for header in errors.headers:
+        for layer, why in sorted(header.untested.items()):
             yield f"truth, layer {layer}: a call could not be compared with it: {one_line(why)}"
 
 
@@ -85,7 +85,7 @@ def _free_running(folder: RunFolder, errors: ShadowErrors) -> tuple[dict[int, fl
         return {}, {}
     # Prefer the candidate's own server: there it wrote the keys and values too.
     where = {role: role if records[role] else next(r for r in ROLES if records[r]) for role in ROLES}
-    labels = next(one.traced for one in records.values() if one)
+    labels = next(record.traced for record in records.values() if record)
     pairs = [
         [read_trace(folder.server_folder(where[role]), f"{role}-{label}", folder.nonce) for role in ROLES]
         for label in labels

@@ -64,7 +64,7 @@ class ServerSummary(Part):
 
 
 class Environment(Part):
-    """Where the run took place."""
+    """The environment of the run."""
 
     device: str
     hardware: str
@@ -238,7 +238,7 @@ class LayersResult(Part):
 
 
 class FailureResult(Part):
-    """What ended a run before it was complete."""
+    """The reason why a run ended before it was complete."""
 
     kind: str = Field(description='"engine", "disk", "interrupted", "changed" or "bug"')
     cause: str = Field(description='id of a known cause of a server\'s failure, such as "memory-share"; empty for none')

@@ -32,7 +32,7 @@ _TITLE = "the workload is sensitive: a fault that was seeded in the running serv
 
 
 class FaultEvidence(NamedTuple):
-    """What a run's servers did under a fault, by role. The answers are those to compare with."""
+    """The record of what a run's servers did under a fault, by role. The answers are those to compare with."""
 
     records: Mapping[Role, SensitivityRecord]
     items: Sequence[Item]
@@ -111,10 +111,10 @@ def logits_see(spec: RunSpec, folder: Path, place: Path, noise: Sequence[str], n
     faulty = read_logits(logits_path(place, "candidate", 0), nonce)
     reference = read_logits(logits_path(folder, "reference", 0), nonce)
     order = {one.item: number for number, one in enumerate(reference.header.sequences)}
-    same = reference.only([order[one.item] for one in faulty.header.sequences])
+    same = reference.only([order[sequence.item] for sequence in faulty.header.sequences])
     compared = compare_roles(same, faulty, None, alpha=spec.policy.alpha)
     lost = next((row.nonfinite - row.reference_nonfinite for row in compared.rows if row.condition == "cached"), 0)
-    cached = next((one for one in compared.prompts if one.condition == "cached"), None)
+    cached = next((prompt for prompt in compared.prompts if prompt.condition == "cached"), None)
     if cached is None or not len(cached.kl):
         found = f"{lost} positions not finite" if lost else "no prompt was scored behind a cached prefix"
         return FaultSeen(suite="logits", seen=lost > 0, found=found)
@@ -140,8 +140,8 @@ def layers_see(place: Path, claimed: Sequence[str], role: Role = "reference", no
     errors = read_shadow_errors(place, nonce)
     against = compare_with_noise(errors if role == "reference" else with_roles_exchanged(errors, claimed))
     tests = (against.cells, against.gains, against.apart, against.reference)
-    flagged, compared = sum(int(one.flagged.sum()) for one in tests), len(against.cells.index)
-    worst = max((float(one.excess.max(initial=0.0)) for one in tests), default=0.0)
+    flagged, compared = sum(int(test.flagged.sum()) for test in tests), len(against.cells.index)
+    worst = max((float(test.excess.max(initial=0.0)) for test in tests), default=0.0)
     found = f"{flagged:,} tests out of bounds in {compared:,} cells, at worst {worst:.3g} times"
     return FaultSeen(suite="layers", seen=flagged > 0, found=found)
 
@@ -171,7 +171,7 @@ def check_sensitive(
             else "repeat the command, which resumes"
         )
         return _missing(found, settles)
-    seen = {one.suite: one for one in result.parts}
+    seen = {part.suite: part for part in result.parts}
     if idle := [one for record in records.values() for one in (record.served, record.shadowed) if _is_idle(one)]:
         why = f": {idle[0].why}" if idle[0].why else ", since none had a cached prefix"
         return _missing(f"{result.fault} changed none of {idle[0].calls:,} calls{why}", _HEADER)

@@ -1,4 +1,4 @@
-"""What the suites of a run saw of a fault that was seeded in its servers: the part of a report."""
+"""The part of a report on a seeded fault: which suites of the run saw it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SUITES: tuple[Suite, ...] = ("mmlu", "logits", "layers")
 
 
 class FaultSeen(Part):
-    """Whether a suite saw a fault, with the numbers."""
+    """A suite's answer to whether it saw a fault, with the numbers."""
 
     suite: Suite
     seen: bool
@@ -22,7 +22,7 @@ class FaultSeen(Part):
 
 
 class SensitivityResult(Part):
-    """What the suites saw of a fault that was seeded in the running servers."""
+    """The suites' answers to whether they saw a fault that was seeded in the running servers."""
 
     fault: str = Field(description="id of the fault")
     parts: tuple[FaultSeen, ...]
@@ -31,5 +31,5 @@ class SensitivityResult(Part):
     def sentence(self) -> str:
         """The suites that saw it, in words."""
         return f"{self.fault}: " + "; ".join(
-            f"{'seen' if one.seen else 'not seen'} by {one.suite} ({one.found})" for one in self.parts
+            f"{'seen' if part.seen else 'not seen'} by {part.suite} ({part.found})" for part in self.parts
         )

@@ -24,7 +24,7 @@ _ANY_LAYER = 0
 
 @dataclass(frozen=True)
 class ServedEnvelope:
-    """What the candidate's own server answered.
+    """The conditions that the candidate's own server answered.
 
     Attributes:
         counts: its passes by condition, as of one layer. The batches of decode are not known.
@@ -43,7 +43,7 @@ def envelope_pairs(answers: Sequence[Answer]) -> Sequence[Pair]:
     Raises:
         EvidenceError: a role answered a request twice.
     """
-    asked = {one.item: one for one in answers if one.suite == "envelope"}
+    asked = {answer.item: answer for answer in answers if answer.suite == "envelope"}
     items = [Item(suite="envelope", id=id_, prompt=id_, prompt_hash=one.prompt_hash) for id_, one in asked.items()]
     return pair(items, answers, "envelope").pairs
 
@@ -75,7 +75,7 @@ def served_envelope(
         for step in range(_compared_tokens(one) - 1):
             length = one.candidate.prompt_tokens + step
             counting.count("decode", _ANY_LAYER, counting.decode([length], [one.candidate.request_id]))
-    graphs = any(one.captured and one.phase == "decode" and one.calls for one in counts)
+    graphs = any(count.captured and count.phase == "decode" and count.calls for count in counts)
     return ServedEnvelope(counting.counts(""), len(pairs), graphs)
 
 

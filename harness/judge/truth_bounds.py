@@ -61,7 +61,7 @@ class Measured:
 
     @property
     def flagged(self) -> Flags:
-        """Where noise does not explain the number."""
+        """Numbers that noise does not explain."""
         return self.excess > 1
 
     def of(self, layer: int, phase: str) -> Measured:

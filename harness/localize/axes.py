@@ -83,9 +83,9 @@ def _telling(some: Sequence[Axis]) -> list[Axis]:
     return [axis for axis in some if axis.failing and axis.right and not axis.unknown]
 
 
-def holds(axes: Collection[Axis], one: Conditions) -> bool:
+def holds(axes: Collection[Axis], conditions: Conditions) -> bool:
     """Return True if a call has a failing value in each of these axes."""
-    return all(one.get(axis.name) in axis.failing for axis in axes)
+    return all(conditions.get(axis.name) in axis.failing for axis in axes)
 
 
 def words(axes: Collection[Axis]) -> str:

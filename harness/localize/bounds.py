@@ -72,7 +72,7 @@ def bound_of(call: AttentionCall, noise: str = "") -> float:
 
 @dataclass(frozen=True)
 class Ensemble:
-    """What honest implementations answer on a call, by cell and head; on the CPU.
+    """The answers of honest implementations on a call, by cell and head; on the CPU.
 
     Attributes:
         errors: relative L1 of each member, float64 [members, cells, num_q_heads]; 0 where its output is not finite.
@@ -95,7 +95,7 @@ class Ensemble:
 
 
 class CallNoise:
-    """What noise explains on a call, simulated when it is first needed.
+    """The error that noise explains on a call, simulated when it is first needed.
 
     Attributes:
         call: the call.

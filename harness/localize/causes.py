@@ -1,4 +1,4 @@
-"""Which bug explains a kernel's errors, in which layers and heads, and under which conditions."""
+"""Finds the bug that explains a kernel's errors, in which layers and heads, and under which conditions."""
 
 from __future__ import annotations
 

@@ -70,7 +70,9 @@ def _joined(bugs: Sequence[Finding], pooled: Sequence[Finding]) -> list[Finding]
 def _bug(cause: Cause, layers: Sequence[int], reproduce: str) -> Finding:
     heads = max(result.call.spec.first_head + result.call.q.shape[1] for result in cause.failing)
     evidence = [_extent(cause), f"smallest failing call: {describe(cause.failing[0].call)}"]
-    if telling := [one for one in cause.conditions[1:] if "% " not in one.words or "!=" not in one.words]:
+    if telling := [
+        condition for condition in cause.conditions[1:] if "% " not in condition.words or "!=" not in condition.words
+    ]:
         first, second, *further = cause.conditions[0], *telling  # nearly every number is no multiple of 64
         more = f" ({len(further)} more fit as well)" if further else ""
         evidence.append(f"on these calls, {first.words} is equivalent to {second.words}{more}")
@@ -149,7 +151,7 @@ def _queries(cause: Cause) -> str:
     if not wrong:
         return ""
     result, queries = max(wrong, key=lambda pair: pair[1][0].excess)
-    worst, rows = queries[0], {one.row for one in queries}
+    worst, rows = queries[0], {query.row for query in queries}
     sequence = bisect_right(list(itertools.accumulate(result.call.lens_q)), worst.row)
     at = worst.row - sum(result.call.lens_q[:sequence])
     heads = "all heads together" if worst.head is None else f"head {result.call.spec.first_head + worst.head}"
@@ -189,7 +191,7 @@ def _over_all_calls(run: KernelRun, reproduce: str) -> list[Finding]:
 
 def _groups(groups: Sequence[Group]) -> str:
     """Describe groups of calls, the widest first: "extend and decode, float16"; one by one if they are no product of axes."""
-    widest = [one for one in groups if not any(set(other) < set(one) for other in groups)]
+    widest = [group for group in groups if not any(set(other) < set(group) for other in groups)]
     values: dict[str, list[str]] = {}
     for axis, value in (pair for one in widest for pair in one):
         values.setdefault(axis, []).append(value)

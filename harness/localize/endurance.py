@@ -20,7 +20,7 @@ _SEVERAL = 256
 
 @dataclass(frozen=True)
 class Endured:
-    """What came of it.
+    """The result of the endurance test.
 
     Attributes:
         runs: how many times the kernel had run at the end, the runs before included.
@@ -46,7 +46,7 @@ def endure(guard: Guard, results: Sequence[CallResult], before: int, runs: int, 
         runs: how many times it is to have run in all.
         seconds: most time that this takes.
     """
-    right = sorted((one for one in results if not one.fails), key=_size)
+    right = sorted((result for result in results if not result.fails), key=_size)
     cheapest: dict[tuple[object, ...], CallResult] = {}
     for one in right:
         cheapest.setdefault((one.call.phase, one.call.q.dtype, max(one.call.lens_k) > _SEVERAL), one)
@@ -67,8 +67,8 @@ def endure(guard: Guard, results: Sequence[CallResult], before: int, runs: int, 
     return Endured(before + guard.runs)
 
 
-def _size(one: CallResult) -> tuple[int, int]:
-    return one.call.q.numel() + one.call.k.numel(), one.call.k.shape[0]
+def _size(result: CallResult) -> tuple[int, int]:
+    return result.call.q.numel() + result.call.k.numel(), result.call.k.shape[0]
 
 
 def _in_kept_buffers(results: Sequence[CallResult]) -> Iterator[tuple[CallResult, AttentionCall, str]]:
@@ -79,8 +79,8 @@ def _in_kept_buffers(results: Sequence[CallResult]) -> Iterator[tuple[CallResult
     What a kernel keeps by address, such as a plan or a quantised K, is then that of another call.
     """
     by_shape: dict[tuple[object, ...], list[CallResult]] = {}
-    for one in results:
-        by_shape.setdefault(_shapes(one.call), []).append(one)
+    for result in results:
+        by_shape.setdefault(_shapes(result.call), []).append(result)
     smallest: dict[tuple[object, ...], tuple[CallResult, CallResult]] = {}
     largest: dict[tuple[object, ...], tuple[CallResult, CallResult]] = {}
     for pair in (pair for some in by_shape.values() for pair in combinations(some, 2)):

@@ -119,7 +119,7 @@ def run_guarded(
     place = {id(call): number for number, call in enumerate(calls)}
     run = replace(
         run,
-        results=tuple(sorted(run.results, key=lambda one: place[id(one.call)])),
+        results=tuple(sorted(run.results, key=lambda result: place[id(result.call)])),
         refused=tuple(sorted(run.refused, key=lambda one: place[id(one[0])])),
     )
     step = _step(len(run.results), repeats)

@@ -136,8 +136,10 @@ class CallResult:
     def failing(self) -> Tensor:
         """Cells and heads whose own error is out of bounds, or that of a query in them, bool [cells, num_q_heads]."""
         failing = self.own > self.bounds
-        for one in self.wrong_queries:
-            failing[self.cells.of_row[one.place], slice(None) if one.head is None else one.head] = True
+        for wrong_query in self.wrong_queries:
+            failing[
+                self.cells.of_row[wrong_query.place], slice(None) if wrong_query.head is None else wrong_query.head
+            ] = True
         return failing
 
     @cached_property
@@ -204,7 +206,7 @@ class CallResult:
     @property
     def wrong_queries(self) -> tuple[QueryError, ...]:
         """Queries out of their bounds in cells that are within theirs, worst first; all heads together only where no head is."""
-        wrong = [one for one in self.queries if one.excess > 1]
+        wrong = [query for query in self.queries if query.excess > 1]
         by_head = {one.place for one in wrong if one.head is not None}
         return tuple(one for one in wrong if one.head is not None or one.place not in by_head)
 

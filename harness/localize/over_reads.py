@@ -1,4 +1,4 @@
-"""Which heads read beyond their inputs: what lies around the inputs is changed, and where the output follows, it was read."""
+"""Finds heads that read beyond their inputs: what lies around the inputs is changed, and where the output follows, it was read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ def over_reads(kernel: GuardedKernel, results: Sequence[CallResult]) -> tuple[At
         kernel: the kernel.
         results: calls that it computed; of those that fail, the smallest are tried.
     """
-    failing = sorted((one.call for one in results if one.fails), key=lambda call: (call.k.numel(), call.q.numel()))
+    failing = sorted(
+        (result.call for result in results if result.fails), key=lambda call: (call.k.numel(), call.q.numel())
+    )
     for call in failing[:MAX_CALLS]:
         try:
             if words := _words(kernel, call):

@@ -1,4 +1,4 @@
-"""What shows only over many calls: an output that is scaled by a factor within the noise, and a quantisation that did not run.
+"""Errors that show only over many calls: an output scaled by a factor within the noise, and a quantisation that did not run.
 
 Both look at calls that are within their bounds. `assay.harness.localize.causes` names what is out of bounds, a scaled output too.
 """

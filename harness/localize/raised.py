@@ -1,4 +1,4 @@
-"""Where in a kernel an exception was raised, whoever called the kernel and whatever it called."""
+"""The place in a kernel where an exception was raised, whoever called the kernel and whatever it called."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far outputs are from hypotheses: a few queries at a time, until a hypothesis is ruled out.
+"""Compares outputs with hypotheses: a few queries at a time, until a hypothesis is ruled out.
 
 Most hypotheses are wrong by far, and some queries of a call are enough to see it. The limit is rigorous, so the answer is the one
 that all queries give.
@@ -60,7 +60,9 @@ def _leaves_queries(hypothesis: Hypothesis, result: CallResult) -> bool:
     """Return True if a query out of bounds stays so in a cell within its own: its cell would excuse any hypothesis."""
     if not result.wrong_queries:
         return False
-    places = torch.tensor(sorted({one.place for one in result.wrong_queries}), device=result.cells.of_row.device)
+    places = torch.tensor(
+        sorted({wrong_query.place for wrong_query in result.wrong_queries}), device=result.cells.of_row.device
+    )
     cells = result.cells.at(places)
     expected = hypothesis.compute(result.call, cells.rows)
     if expected is None:
@@ -69,9 +71,9 @@ def _leaves_queries(hypothesis: Hypothesis, result: CallResult) -> bool:
     size = with_all_heads(result.by_row[..., 1]).cpu()
     at = {int(place): number for number, place in enumerate(places)}
     return any(
-        float(off[at[one.place], -1 if one.head is None else one.head])
-        > one.bound * float(size[one.place, -1 if one.head is None else one.head])
-        for one in result.wrong_queries
+        float(off[at[wrong_query.place], -1 if wrong_query.head is None else wrong_query.head])
+        > wrong_query.bound * float(size[wrong_query.place, -1 if wrong_query.head is None else wrong_query.head])
+        for wrong_query in result.wrong_queries
     )
 
 

@@ -41,18 +41,21 @@ class Smallest:
 
     def test(self, findings: Sequence[Finding]) -> str:
         """Write a pytest file that shows it, in the words of the first finding about outputs; empty if there is none."""
-        about = [one for one in serious(findings) if one.id != CONTRACT_BROKEN]
+        about = [finding for finding in serious(findings) if finding.id != CONTRACT_BROKEN]
         return self.source.test(about[0]) if self.source and about else ""
 
     def named_in(self, findings: Sequence[Finding]) -> list[Finding]:
         """Name this call in the first finding about outputs, as its smallest; return all findings."""
-        about = [one for one in serious(findings) if one.id != CONTRACT_BROKEN][:1]
+        about = [finding for finding in serious(findings) if finding.id != CONTRACT_BROKEN][:1]
         evidence = [
             _IN_EVIDENCE + self.words if self.words and line.startswith(_IN_EVIDENCE) else line
             for one in about
             for line in one.evidence
         ]
-        return [one.model_copy(update={"evidence": tuple(evidence)}) if one in about else one for one in findings]
+        return [
+            finding.model_copy(update={"evidence": tuple(evidence)}) if finding in about else finding
+            for finding in findings
+        ]
 
 
 def smallest_call(guard: Guard, run: KernelRun, findings: Sequence[Finding], path: str) -> Smallest:

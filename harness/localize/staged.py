@@ -14,7 +14,7 @@ from assay.harness.verdict import Finding
 
 @dataclass(frozen=True)
 class StagedDiagnosis:
-    """What is wrong with a kernel on recorded calls.
+    """The diagnosis of a kernel on recorded calls.
 
     Attributes:
         findings: what is wrong, named where a hypothesis fits; from all calls that were run.

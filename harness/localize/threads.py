@@ -1,4 +1,4 @@
-"""How many threads PyTorch uses on a CPU."""
+"""The number of threads that PyTorch uses on a CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a kernel with a named bug does, as a headline says it: "applies a top-left causal mask once a prefix is cached"."""
+"""The headline of a kernel with a named bug: "applies a top-left causal mask once a prefix is cached"."""
 
 from __future__ import annotations
 

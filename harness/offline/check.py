@@ -316,9 +316,9 @@ def check(
     with few_threads([call for _, call in made]):
         case_of = {id(call): case for case, call in made}
 
-        def computed_one(one: CallResult) -> None:
+        def computed_one(result: CallResult) -> None:
             if watcher is not None:
-                watcher.computed(case_of[id(one.call)], one.fails, *one.judged_cell)
+                watcher.computed(case_of[id(result.call)], result.fails, *result.judged_cell)
 
         def enough(results: Sequence[CallResult]) -> bool:
             return (
@@ -730,9 +730,9 @@ def _outside(how: str, where: str, call: AttentionCall, again: str) -> Finding:
 
 def _outside_first(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """Order the findings: an access outside comes before an error that neither a hypothesis nor the read-out explains."""
-    first = [one for one in findings if one.id == CONTRACT_BROKEN and one.does]
+    first = [finding for finding in findings if finding.id == CONTRACT_BROKEN and finding.does]
     unread = bool(findings) and findings[0].id == UNEXPLAINED and not findings[0].operator
-    return (*first, *(one for one in findings if one not in first)) if unread else tuple(findings)
+    return (*first, *(finding for finding in findings if finding not in first)) if unread else tuple(findings)
 
 
 def _not_endured(call: AttentionCall, how: str, again: str) -> Finding:

@@ -1,4 +1,4 @@
-"""What ``assay check --json`` prints."""
+"""The document that ``assay check --json`` prints."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class GapFound(Part):
 
 
 class CoverageFound(Part):
-    """What the computed calls cover."""
+    """The coverage of the computed calls."""
 
     dtypes: tuple[str, ...]
     head_dims: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""What a check covered: the dtypes, head dims, ratios of heads and lengths of the calls that a kernel computed, and the gaps."""
+"""The coverage of a check: dtypes, head dims, ratios of heads and lengths of the calls that a kernel computed, and the gaps."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Reach:
-    """How far calls reach, each by itself.
+    """The reach of calls, each quantity by itself.
 
     Attributes:
         new: most new tokens of a sequence.
@@ -105,7 +105,7 @@ class Gap:
 
 @dataclass(frozen=True)
 class Coverage:
-    """What a check covered.
+    """The coverage of a check.
 
     `core` is a product that holds. The others list each axis by itself.
 
@@ -232,7 +232,7 @@ def _core(phases: Mapping[str, Sequence[AttentionCall]]) -> Core:
     heads = sorted({kind[3] for kind in by_kind})
     best = Core()
     for dtypes, dims in product(_subsets({kind[1] for kind in by_kind}), _subsets({kind[2] for kind in by_kind})):
-        all_ = tuple(one for one in heads if all((*kind, one) in by_kind for kind in product(phases, dtypes, dims)))
+        all_ = tuple(head for head in heads if all((*kind, head) in by_kind for kind in product(phases, dtypes, dims)))
         if len(dtypes) * len(dims) * len(all_) > len(best.dtypes) * len(best.head_dims) * len(best.heads):
             best = Core(dtypes, dims, all_)
     combinations_ = list(product(best.dtypes, best.head_dims, best.heads))
@@ -272,7 +272,7 @@ def _beyond(core: Core, phases: Mapping[str, Sequence[AttentionCall]]) -> Iterat
         ("dtype {}", _dtype, core.dtypes),
         ("head_dim {}", lambda call: call.q.shape[2], core.head_dims),
         ("head_dim_v {}", lambda call: call.v.shape[2] if call.v.shape[2] != call.q.shape[2] else 0, (0,)),
-        ("{} q/kv heads", lambda call: _heads([_heads_of(call)]), [_heads([one]) for one in core.heads]),
+        ("{} q/kv heads", lambda call: _heads([_heads_of(call)]), [_heads([head]) for head in core.heads]),
         ("inputs {}", lambda call: call.spec.layout, ("packed",)),
         ("layers {}", lambda call: call.layer, (0,)),
     )

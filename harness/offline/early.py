@@ -1,4 +1,4 @@
-"""Which calls of a matrix are made first, and when a kernel is so clearly wrong that the others need not be made."""
+"""The order of a matrix's calls, and the point at which a kernel is so clearly wrong that the others need not be made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process that runs a kernel leaves to the one that waits for it: a kernel may end its process at any call."""
+"""Passes on what a process that runs a kernel has found, to the one that waits: a kernel may end its process at any call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of a kernel that ended its process before its check had come to an end."""
+"""The result for a kernel that ended its process before its check had come to an end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from assay.harness.verdict import UNEXPLAINED, Finding, serious
 
 @dataclass(frozen=True)
 class Known:
-    """What a process left that a kernel ended.
+    """The record that a process left whose kernel ended it.
 
     Attributes:
         how: how it ended, for example "was killed by SIGABRT".
@@ -98,4 +98,4 @@ def _with_end(findings: Sequence[Finding], known: Known) -> tuple[Finding, ...]:
     """Add to the first serious finding how the process ended; return all findings."""
     first = serious(findings)[0]
     told = first.model_copy(update={"evidence": (*first.evidence, known.asked_for_more)})
-    return tuple(told if one is first else one for one in findings)
+    return tuple(told if finding is first else finding for finding in findings)

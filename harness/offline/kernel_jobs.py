@@ -1,4 +1,4 @@
-"""What a run has a kernel compute outside of a server, in a process of its own: a kernel may end its process, crash it, or hang.
+"""Jobs of a run's kernel outside of a server, in a process of its own: a kernel may end its process, crash it, or hang.
 
     python -m assay.harness.offline.kernel_jobs NOTES JOBS
 

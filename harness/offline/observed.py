@@ -1,4 +1,4 @@
-"""What a wrong kernel is observed to compute: it is read, and its findings say what was read."""
+"""Reads a wrong kernel, and adds what it was observed to compute to its findings."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _ROW_SPREAD = 3.0
 
 @dataclass(frozen=True)
 class Observed:
-    """What came of reading a kernel.
+    """The result of reading a kernel.
 
     Attributes:
         findings: the findings; the first serious one says what was read.
@@ -81,7 +81,9 @@ class Reader:
 
     def wants(self, findings: Sequence[Finding], results: Sequence[CallResult]) -> bool:
         """Return True if a kernel is to be read: some output is wrong, rather than missing, and there is time."""
-        return self.seconds > 0 and bool(results) and any(one.id != CONTRACT_BROKEN for one in serious(findings))
+        return (
+            self.seconds > 0 and bool(results) and any(finding.id != CONTRACT_BROKEN for finding in serious(findings))
+        )
 
     def observe(
         self, findings: Sequence[Finding], kernel: Kernel, declared: Declaration, results: Sequence[CallResult]
@@ -167,7 +169,7 @@ class Reader:
         for one, its, on, found in self._known:
             if one is unwatched(kernel) and (its, on) == (declared, device):
                 return found
-        shapes = {(one.call.q.shape[2], one.call.v.shape[2]) for one in results}
+        shapes = {(result.call.q.shape[2], result.call.v.shape[2]) for result in results}
         made = read_kernel(kernel, declared, device, self.seconds, shapes, _telling(results))
         self._known = [*self._known[1 - _KEPT :], (unwatched(kernel), declared, device, made)]
         return made
@@ -194,7 +196,7 @@ def _telling(results: Sequence[CallResult]) -> list[Compared]:
     found: list[CallResult] = []
     for fails, of_a_kind in ((True, _FAILING_OF_A_KIND), (False, 1)):
         kinds: Counter[tuple[object, ...]] = Counter()
-        for one in sorted((one for one in results if one.fails == fails), key=_size):
+        for one in sorted((result for result in results if result.fails == fails), key=_size):
             call = one.call
             kind = (call.q.dtype, call.phase, any(call.prefixes), len(call.lens_q) > 1, call.causal)
             kinds[kind] += 1
@@ -210,7 +212,7 @@ def recorded_outputs(results: Sequence[CallResult], others: Iterable[tuple[Atten
         results: calls that were compared with the oracle.
         others: further calls with their outputs; they are held to the widest bound of the results.
     """
-    limits = [_ROW_SPREAD * float(one.fit_bounds.max()) for one in results]
+    limits = [_ROW_SPREAD * float(result.fit_bounds.max()) for result in results]
     found = [recorded(one.call, one.out, limit) for one, limit in zip(results, limits, strict=True)]
     return found + [recorded(call, out, max(limits, default=0.0)) for call, out in others]
 
@@ -222,7 +224,7 @@ def _tried(found: ReadOut, results: Sequence[CallResult]) -> ReadOut:
     head dims and layouts the kernel fails, so only calls of these count. What depends on earlier calls cannot be tried on calls
     whose order is not known: then it is not exact.
     """
-    known = [one for one in results if not _remembers(found, one.call)]
+    known = [result for result in results if not _remembers(found, result.call)]
     failing = [one for one in known if one.fails]
     kinds = {_unspoken(one.call) for one in failing}
     passing = [one for one in known if not one.fails and _unspoken(one.call) in kinds]
@@ -337,7 +339,7 @@ def _with_picture(
         picture = f"the call could not be read: {type(error).__name__}: {str(error)[:200]}"
     if isinstance(picture, str):
         return _with_evidence(findings, picture)
-    return [one.model_copy(update={"picture": picture}) if one is first else one for one in findings]
+    return [finding.model_copy(update={"picture": picture}) if finding is first else finding for finding in findings]
 
 
 def _light(found: ReadOut | str) -> ReadOut | None:
@@ -347,7 +349,10 @@ def _light(found: ReadOut | str) -> ReadOut | None:
 
 def _with_evidence(findings: Sequence[Finding], line: str) -> list[Finding]:
     first = serious(findings)[0]
-    return [one.model_copy(update={"evidence": (*one.evidence, line)}) if one is first else one for one in findings]
+    return [
+        finding.model_copy(update={"evidence": (*finding.evidence, line)}) if finding is first else finding
+        for finding in findings
+    ]
 
 
 def _dtypes(declared: Declaration, results: Sequence[CallResult]) -> tuple[str, ...] | None:
@@ -358,13 +363,13 @@ def _dtypes(declared: Declaration, results: Sequence[CallResult]) -> tuple[str, 
 
 def _smallest_failing(results: Sequence[CallResult]) -> CallResult | None:
     """Find the failing call whose picture shows most; None if no call fails."""
-    failing = sorted((one for one in results if one.fails), key=_size)
+    failing = sorted((result for result in results if result.fails), key=_size)
     return min(failing, key=lambda one: hides(one.call.q.shape[0], one.call.k.shape[0]), default=None)
 
 
 def _smallest(results: Sequence[CallResult]) -> list[CallResult]:
     """Find the smallest calls that fail."""
-    return sorted((one for one in results if one.fails), key=_size)[:_HELD_ON]
+    return sorted((result for result in results if result.fails), key=_size)[:_HELD_ON]
 
 
 def _size(result: CallResult) -> tuple[int, int]:

@@ -38,7 +38,7 @@ _RETURNED, _RAISED, _ENDED, _UNFIT, _CALLED = "returned", "raised", "ended", "un
 
 @dataclass(frozen=True)
 class _Answer:
-    """What came of the work: what it returned or raised, how its process ended; or that this process cannot do it."""
+    """The result of the work: what it returned or raised, how its process ended; or that this process cannot do it."""
 
     kind: str
     value: Any = None

@@ -83,7 +83,11 @@ def replay(
             broken, seconds = _breaches(guard, calls, reproduce), time.monotonic() - start
             return _result(Backend.parse(candidate), KernelRun(()), examined, broken, seconds, seconds, ())
         broken = _breaches(guard, [call for call, why in found.run.refused if why in guard.breaches], reproduce)
-        named = [one for one in found.findings if one.id != CALL_REFUSED or one.diagnosis not in guard.breaches]
+        named = [
+            finding
+            for finding in found.findings
+            if finding.id != CALL_REFUSED or finding.diagnosis not in guard.breaches
+        ]
         broken += [
             breach(how, "recorded calls", (f"for example {describe(call)}",), reproduce)
             for call, how in within.written[:1]
@@ -310,14 +314,14 @@ def bounds_of(results: Sequence[CallResult]) -> list[LayerBound]:
     ]
 
 
-def _measured(one: RecordedCall, noise: str, served: bool) -> CallResult:
-    call = _on_device(one.call)
-    return measure(call, _output(one, served).to(call.q.device), noise)
+def _measured(recorded_call: RecordedCall, noise: str, served: bool) -> CallResult:
+    call = _on_device(recorded_call.call)
+    return measure(call, _output(recorded_call, served).to(call.q.device), noise)
 
 
-def _output(one: RecordedCall, served: bool) -> Tensor:
+def _output(recorded_call: RecordedCall, served: bool) -> Tensor:
     """Return what the candidate computed, [total_q, num_q_heads, head_dim_v]."""
-    out = one.reference if served else one.candidate
+    out = recorded_call.reference if served else recorded_call.candidate
     assert out is not None
     return out
 

@@ -25,7 +25,7 @@ class Work:
 
     @property
     def flops(self) -> int:
-        """Both products."""
+        """Operations of both products."""
         return self.qk_flops + self.pv_flops
 
 

@@ -120,7 +120,7 @@ def calls_of(pack: Path) -> list[AttentionCall]:
         EvidenceError: it is damaged.
     """
     device = default_device()
-    return [one.call.to(device) for one in read_pack(pack)]
+    return [recorded.call.to(device) for recorded in read_pack(pack)]
 
 
 def _by_shape(calls: Sequence[AttentionCall]) -> list[list[AttentionCall]]:

@@ -1,4 +1,4 @@
-"""How the harness controls a server that it started: environment variables at its start, and a file while it runs.
+"""Control of a server that the harness started: environment variables at its start, and a file while it runs.
 
 The server reads this file, the control, at the start of each pass: a scheduler reacts to nothing but requests. A request that is
 sent after `set_control` has returned is certain to see the new control. A server without the file does nothing.
@@ -47,7 +47,7 @@ _SUBSTITUTED = "substituted"
 
 
 class Control(Record):
-    """What a server with an attached candidate (``ASSAY_SHADOW``) does in the passes that start from now on.
+    """The setting of a server with an attached candidate (``ASSAY_SHADOW``) for the passes that start from now on.
 
     Attributes:
         shadow: the candidate runs in the shadow: its errors are summed up, and calls are recorded (``ASSAY_RECORD``). Switching it

@@ -1,4 +1,4 @@
-"""Which queries of a call are compared with the truth: all of a small call, and a stratified sample of a large one."""
+"""The queries of a call that are compared with the truth: all of a small call, and a stratified sample of a large one."""
 
 from __future__ import annotations
 

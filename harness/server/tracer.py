@@ -22,7 +22,7 @@ MAX_ROWS = 32
 
 @dataclass(eq=False)
 class _Pending:
-    """What is kept of the current pass."""
+    """The part of the current pass that is kept."""
 
     forward_pass: ForwardPass
     phase: Phase

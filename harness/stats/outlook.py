@@ -1,4 +1,4 @@
-"""How many questions a betting test is likely to need, and its power: what a run prints before it asks anything."""
+"""The likely number of questions of a betting test, and its power: what a run prints before it asks anything."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ simulation takes 8 ms and knows a power to 0.045."""
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a number of questions will do.
+    """The forecast for a number of questions.
 
     Attributes:
         questions: median number of questions until the right verdict; None if it is more than the limit.

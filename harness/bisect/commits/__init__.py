@@ -1,4 +1,4 @@
-"""Which commit broke a kernel.
+"""Find the commit that broke a kernel.
 
 ``git bisect`` trusts every outcome, counts only commits, and steps away from a commit that cannot be tested by a pseudo-random
 distance. Here each outcome is evidence: the probability that a commit is the culprit follows from all outcomes so far and from

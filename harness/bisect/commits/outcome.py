@@ -51,7 +51,7 @@ def multiples(
 
 def _largest(measurements: Sequence[Measurement]) -> Mapping[int, list[float]]:
     largest: dict[int, list[float]] = {}
-    for row in (row for one in measurements for row in one.rows):
+    for row in (row for measurement in measurements for row in measurement.rows):
         before = largest.get(row.number, list(row.own))
         largest[row.number] = [max(pair) for pair in zip(before, row.own, strict=True)]
     return largest

@@ -1,5 +1,4 @@
-"""What runs in a commit's own process: import its kernel from its worktree, verify its origin, run it on the calls, and save the
-measurement.
+"""The probe in a commit's own process: import its kernel from its worktree, verify its origin, run it, and save the measurement.
 
 The process is forked from one that has imported torch and assay but no kernel, so it pays for the kernel's imports only.
 """
@@ -114,7 +113,7 @@ def measure_commit(task: Task, before_reading: Callable[[Measurement], None] = l
         return Measurement(status="measured", origin=origin)
     calls = read_calls(task.calls, default_device())
     try:
-        run = run_and_repeat(kernel, [one.call for one in calls])
+        run = run_and_repeat(kernel, [call.call for call in calls])
     except BaseException as error:
         traceback.print_exc()
         return Measurement(status="raised", reason=_describe(error), origin=origin)

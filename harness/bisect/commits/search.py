@@ -1,4 +1,4 @@
-"""What to probe next, and when to stop: probabilistic bisection over a history with merges.
+"""The choice of the next probe, and when to stop: probabilistic bisection over a history with merges.
 
 The culprit is one commit of the range; a commit is bad if it is the culprit or descends from it. A probe may misclassify: good
 commits come out bad with one unknown rate, bad ones good with another. What these rates are like is one of a few `SCENARIOS`;
@@ -50,7 +50,7 @@ Booleans = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Scenario:
-    """How often outcomes may be wrong.
+    """The rates at which outcomes may be wrong.
 
     Attributes:
         weight: prior probability of the scenario.
@@ -76,7 +76,7 @@ a larger first weight saves probes of steady histories and names more wrong comm
 
 @dataclass(frozen=True)
 class OutcomeCounts:
-    """How often a commit came out good and bad."""
+    """The numbers of times that a commit came out good and bad."""
 
     good: int = 0
     bad: int = 0
@@ -243,9 +243,9 @@ def believe(history: History, counts: Mapping[str, OutcomeCounts], good: Outcome
             total = OutcomeCounts(total.good + count.good, total.bad + count.bad)
     wrong_bad, right_good = total.bad - right_bad + good.bad, total.good - wrong_good + good.good
     # [scenarios, n]
-    good_logs, good_as_bad = _evidence([one.good_as_bad for one in SCENARIOS], wrong_bad, right_good)
-    bad_logs, bad_as_good = _evidence([one.bad_as_good for one in SCENARIOS], wrong_good, right_bad)
-    logs = np.log([[one.weight] for one in SCENARIOS]) + good_logs + bad_logs
+    good_logs, good_as_bad = _evidence([scenario.good_as_bad for scenario in SCENARIOS], wrong_bad, right_good)
+    bad_logs, bad_as_good = _evidence([scenario.bad_as_good for scenario in SCENARIOS], wrong_good, right_bad)
+    logs = np.log([[scenario.weight] for scenario in SCENARIOS]) + good_logs + bad_logs
     joint = np.exp(logs - logs.max())
     weights = joint.sum(axis=0)
     scenarios = joint / np.maximum(weights, np.finfo(float).tiny)

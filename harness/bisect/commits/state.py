@@ -1,4 +1,4 @@
-"""What a bisection leaves on disk: one state file, replaced atomically, and one measurement file per probe.
+"""The files of a bisection: one state file, replaced atomically, and one measurement file per probe.
 
 A state is resumed only by a version with the same schema, so this schema has no readers for older ones: an older bisection is
 repeated in another folder.
@@ -170,7 +170,7 @@ class CommitProbe(ProbeOutcome):
 
 
 class Change(Record):
-    """What fails at the named commit along one axis.
+    """The change at the named commit along one axis: what fails there.
 
     Attributes:
         axis: "layer", "head", or an axis of the conditions.

@@ -1,4 +1,4 @@
-"""What an attention backend forces on its server, found out before either server starts, and given to both.
+"""The settings that an attention backend forces on its server, found out before either server starts, and given to both.
 
 SGLang resolves some arguments by the backend: with torch_native, for example, it captures no CUDA graphs. Two servers with
 different backends would then differ in more than the backend. `common_settings` has the flags that make them agree; `agree` asks

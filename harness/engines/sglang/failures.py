@@ -1,4 +1,4 @@
-"""What a failed server's log shows: the line that names the cause, and for a known cause what to do about it.
+"""Reads a failed server's log: the line that names the cause, and for a known cause what to do about it.
 
 SGLang runs in several processes that write to one log. The process that fails writes a traceback; the others then fail because of
 it, and the main process ends all of them with SIGKILL. So neither the end of the log nor the exit status names the cause.
@@ -30,7 +30,7 @@ LINE_LIMIT = 300
 
 @dataclass(frozen=True)
 class Told:
-    """What a log states about a failure.
+    """The statement of a log about a failure.
 
     Attributes:
         line: the line that names the cause, such as "ValueError: Loaded weights leave no GPU memory …"; empty if there is none.

@@ -12,7 +12,7 @@ UNKNOWN_REMEDY = "read its log; `assay doctor` checks this environment"
 
 @dataclass(frozen=True)
 class Situation:
-    """What a remedy depends on besides its cause.
+    """The circumstances that a remedy depends on besides its cause.
 
     Attributes:
         device: "cpu" or "cuda".

@@ -108,7 +108,7 @@ class Pages:
 
 @dataclass(frozen=True)
 class _Paging:
-    """Where the tokens of a batch are in the pool: the same for every layer."""
+    """The places of a batch's tokens in the pool: the same for every layer."""
 
     batch: Any
     lens: tuple[list[int], list[int]]

@@ -1,4 +1,4 @@
-"""How an SGLang server is launched: `Launch` -> its command line and environment."""
+"""Launching an SGLang server: `Launch` -> its command line and environment."""
 
 from __future__ import annotations
 

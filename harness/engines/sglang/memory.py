@@ -1,4 +1,4 @@
-"""Whether memory holds both servers at the same time (``servers = "auto"``)."""
+"""Tests of whether memory holds both servers at the same time (``servers = "auto"``)."""
 
 from __future__ import annotations
 

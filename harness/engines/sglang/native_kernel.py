@@ -212,7 +212,7 @@ def _registry() -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Shape:
-    """What a runner is built for: at most `batch` sequences of at most `length` tokens."""
+    """The shape that a runner is built for: at most `batch` sequences of at most `length` tokens."""
 
     backend: str
     device: str

@@ -1,4 +1,4 @@
-"""Resolves an SGLang command line without starting a server: ``python -m assay.harness.engines.sglang.resolve_arguments FLAGS``.
+"""SGLang's reading of a command line, without a server: ``python -m assay.harness.engines.sglang.resolve_arguments FLAGS``.
 
 Prints the resolved arguments as JSON, on the last line of its output. They are those that ``/server_info`` of the started server
 would show, except for what only a running server knows.

@@ -176,7 +176,7 @@ def generate_all(
     replies = server.send(path, body)
     seconds = time.monotonic() - begun
     try:
-        found = [_Answered.model_validate(one).meta_info for one in replies]
+        found = [_Answered.model_validate(reply).meta_info for reply in replies]
     except (TypeError, ValidationError) as error:
         words = _first(error) if isinstance(error, ValidationError) else str(replies)[:300]
         raise _bad(server, path, words, "generated tokens with log-probabilities") from None

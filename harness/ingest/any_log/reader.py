@@ -42,7 +42,7 @@ class Fault:
 
 @dataclass
 class Text:
-    """What a text states."""
+    """The statements of a text."""
 
     lines: int = 0
     read: int = 0
@@ -123,12 +123,12 @@ class _Reading:
         room = KEPT - len(self.text.tracebacks)
         self.text.tracebacks += [one for one in found if one][:room]
 
-    def _state(self, one: Figure, number: int, text: str) -> None:
-        if one.name not in self.text.stated and len(self.text.stated) >= KEPT:
+    def _state(self, figure: Figure, number: int, text: str) -> None:
+        if figure.name not in self.text.stated and len(self.text.stated) >= KEPT:
             return
-        stated = self.text.stated.setdefault(one.name, Stated(first=number, text=one_line(text)))
+        stated = self.text.stated.setdefault(figure.name, Stated(first=number, text=one_line(text)))
         if len(stated.figures) < KEPT:
-            stated.figures.append(one)
+            stated.figures.append(figure)
         stated.last = number
 
     def _report(self, id: str, number: int, text: str) -> None:
@@ -148,9 +148,11 @@ def _read(source: Source) -> Text:
 
 
 def _facts(found: Text) -> Iterator[Fact]:
-    for one in found.tracebacks[:SHOWN]:
-        text = one_line(one.raised or "a traceback that does not end") + (f" ({one.frame})" if one.frame else "")
-        yield Fact(id="traceback", title="Traceback", text=text, cites=(_cite(one.first, one.last, text),))
+    for traceback in found.tracebacks[:SHOWN]:
+        text = one_line(traceback.raised or "a traceback that does not end") + (
+            f" ({traceback.frame})" if traceback.frame else ""
+        )
+        yield Fact(id="traceback", title="Traceback", text=text, cites=(_cite(traceback.first, traceback.last, text),))
     for fault_ in list(found.faults.values())[:SHOWN]:
         text = (f"{fault_.count}×: " if fault_.count > 1 else "") + fault_.text
         yield Fact(
@@ -173,7 +175,7 @@ def _table(found: Text) -> Table:
 def _findings(found: Text) -> Iterator[CitedFinding]:
     for id, title in TITLES.items():
         reported = [one for one in found.faults.values() if one.id == id]
-        raised = [one for one in found.tracebacks if fault(one.raised) == id]
+        raised = [traceback for traceback in found.tracebacks if fault(traceback.raised) == id]
         cites = [_cite(one.first, one.last, one.text) for one in reported]
         cites += [_cite(one.first, one.last, one.raised) for one in raised]
         cites.sort(key=lambda cite: cite.first)
@@ -181,11 +183,11 @@ def _findings(found: Text) -> Iterator[CitedFinding]:
             number = f"{len(cites):,} different ones; the first: " if len(cites) > 1 else ""
             yield _finding(id, title, f"{number}{cites[0].text}", tuple(cites[:5]))
     if found.tracebacks:
-        last = next((one for one in reversed(found.tracebacks) if one.raised), found.tracebacks[-1])
+        last = next((traceback for traceback in reversed(found.tracebacks) if traceback.raised), found.tracebacks[-1])
         which = "The" if len(found.tracebacks) == 1 else f"The last of {len(found.tracebacks):,}"
         ends = f"ends in: {one_line(last.raised)}" if last.raised else "does not end"
         said = f"{which} traceback{'s' if which != 'The' else ''} {ends}"
-        cites = [_cite(one.first, one.last, one.raised) for one in found.tracebacks[:5]]
+        cites = [_cite(traceback.first, traceback.last, traceback.raised) for traceback in found.tracebacks[:5]]
         yield _finding("traceback", "Traceback", said, tuple(cites))
     for name, one in found.stated.items():
         stated = one.figures[-1]

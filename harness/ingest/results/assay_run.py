@@ -74,7 +74,11 @@ class AssayRun:
         items = folder.items()
         answers = parsed_from_text(folder.answers(), items)
         reading.read = len(answers)
-        given = {one.item: one for one in answers if one.suite == SUITE and one.role == "candidate" and one.repeat == 0}
+        given = {
+            answer.item: answer
+            for answer in answers
+            if answer.suite == SUITE and answer.role == "candidate" and answer.repeat == 0
+        }
         asked = [item for item in items if item.suite == SUITE]
         reading.sets.append(
             ResultSet(

@@ -33,7 +33,7 @@ TEXT_KEPT = 400
 
 @dataclass(frozen=True)
 class Limits:
-    """What a user sets: the largest loss and the largest ratio of times that pass, and the level of each test."""
+    """The limits that a user sets: the largest loss and the largest ratio of times that pass, and the level of each test."""
 
     margin: float = 0.02
     alpha: float = 0.05
@@ -113,7 +113,7 @@ def _headline(verdict: Verdict, reasons: Sequence[str]) -> str:
 
 def final(decided: Verdict, checks: Iterable[Check]) -> tuple[Verdict, list[str]]:
     """Combine the verdict with its checks and the reasons they add: what is missing rules out a pass, and hides no regression."""
-    open_ = [one for one in checks if one.status in ("missing", "failed")]
+    open_ = [check for check in checks if check.status in ("missing", "failed")]
     verdict: Verdict = "inconclusive" if decided == "pass" and open_ else decided
     return verdict, [
         f"{one.title}: {one.found}" + (f" To resolve: {one.settles}." if one.settles else "") for one in open_
@@ -123,7 +123,7 @@ def final(decided: Verdict, checks: Iterable[Check]) -> tuple[Verdict, list[str]
 def _answers(left: Loaded, right: Loaded, limits: Limits) -> CompareResult:
     overall, tasks, flips, checks = compare_answers(left, right, limits)
     decided: Verdict = overall.verdict
-    worse = [one for one in tasks if one.verdict == "regression"]
+    worse = [task for task in tasks if task.verdict == "regression"]
     if decided != "regression" and worse:
         decided = "regression"
     checks.append(_no_copy(left, right))
@@ -184,14 +184,14 @@ def _pairing(a: ResultSet, b: ResultSet) -> ItemPairing:
 
 
 def _task(
-    one: ResultSet | None, pairing: ItemPairing, rule: Rule, refused: Sequence[str], adaptive: bool
+    result_set: ResultSet | None, pairing: ItemPairing, rule: Rule, refused: Sequence[str], adaptive: bool
 ) -> ComparedTask:
     found = decide_pairs(pairing.pairs, rule, adaptive)
     why = f"It cannot be compared: {'; '.join(refused)}." if refused else found.why
     return ComparedTask(
-        task=one.task if one else "",
-        metric=one.metric if one else "",
-        shots=one.shots if one else None,
+        task=result_set.task if result_set else "",
+        metric=result_set.metric if result_set else "",
+        shots=result_set.shots if result_set else None,
         verdict=found.verdict,
         why=why,
         test=found.test,
@@ -216,15 +216,15 @@ def _flips(task: str, pairs: Iterable[ItemPair]) -> list[AnswerFlip]:
     return [
         AnswerFlip(
             task=task,
-            key=one.a.key,
-            direction="lost" if one.loss > 0 else "gained",
-            question=one.a.question[:TEXT_KEPT],
-            target=one.a.target[:TEXT_KEPT],
-            a=one.a.answer[:TEXT_KEPT],
-            b=one.b.answer[:TEXT_KEPT],
+            key=pair.a.key,
+            direction="lost" if pair.loss > 0 else "gained",
+            question=pair.a.question[:TEXT_KEPT],
+            target=pair.a.target[:TEXT_KEPT],
+            a=pair.a.answer[:TEXT_KEPT],
+            b=pair.b.answer[:TEXT_KEPT],
         )
-        for one in pairs
-        if one.loss
+        for pair in pairs
+        if pair.loss
     ]
 
 
@@ -244,7 +244,10 @@ def _checks(
     unpaired = [(one, task) for task in tasks for one in task.unpaired if one.id != BEYOND]
     total = sum(one.count for one, _ in unpaired)
     detail = "; ".join(f"{one.count:,} {one.title} ({task.task}: {', '.join(one.examples)})" for one, task in unpaired)
-    paired, unverified = sum(len(one.pairs) for one in pairings), sum(one.unverified for one in pairings)
+    paired, unverified = (
+        sum(len(pairing.pairs) for pairing in pairings),
+        sum(pairing.unverified for pairing in pairings),
+    )
     unread = left.reading.unread + right.reading.unread
     gaps = f"{total:,} documents were not paired: {detail}" if total else ""
     lost = f"{unread:,} records were not" if unread else ""
@@ -309,10 +312,10 @@ def _no_copy(left: Loaded, right: Loaded) -> Check:
 def _latencies(left: Loaded, right: Loaded, limits: Limits) -> CompareResult:
     rows, checks = compare_latencies(left.reading.sets, right.reading.sets, limits.latency_bound, limits.alpha)
     checks = [*checks, _no_copy(left, right)]
-    verdicts = {one.verdict for one in rows}
+    verdicts = {row.verdict for row in rows}
     decided: Verdict = "regression" if "regression" in verdicts else "pass" if verdicts == {"pass"} else "inconclusive"
     verdict, more = final(decided, checks)
-    order = [one for one in rows if one.verdict == decided] or rows
+    order = [row for row in rows if row.verdict == decided] or rows
     reasons = [f"{one.title}: {one.why}" for one in order]
     reasons = [*more, *reasons] if verdict == "inconclusive" else [*reasons, *more]
     return _result(left, right, limits, verdict, reasons, checks, latencies=rows)

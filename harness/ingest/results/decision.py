@@ -79,9 +79,9 @@ def decide_pairs(pairs: Sequence[ItemPair], rule: Rule, adaptive: bool = False) 
         return PairDecision(
             "inconclusive", nothing, "exact", 0, 0, 0, 0, 0, Interval(-1, 1, 1 - 2 * rule.alpha), 1, 1, 1
         )
-    lost, gained = (sum(one.loss * sign > 0 for one in pairs) for sign in (1, -1))
-    binary = all(one.a.score in (0, 1) and one.b.score in (0, 1) for one in pairs)
-    alone = len({one.a.key for one in pairs}) == len(pairs)
+    lost, gained = (sum(pair.loss * sign > 0 for pair in pairs) for sign in (1, -1))
+    binary = all(pair.a.score in (0, 1) and pair.b.score in (0, 1) for pair in pairs)
+    alone = len({pair.a.key for pair in pairs}) == len(pairs)
     test: Test = "exact" if binary and alone and not adaptive else "betting"
     if test == "exact":
         n = len(pairs)
@@ -94,7 +94,7 @@ def decide_pairs(pairs: Sequence[ItemPair], rule: Rule, adaptive: bool = False) 
         p_inferior = p_value(log_wealth_below(values, rule.margin, -1, 1))
         p_regression = p_value(log_wealth(values, rule.margin, -1, 1))
         loss = float(np.mean(values))
-    a, b = (float(np.mean([getattr(one, side).score for one in pairs])) for side in ("a", "b"))
+    a, b = (float(np.mean([getattr(pair, side).score for pair in pairs])) for side in ("a", "b"))
     p_two_sided = mcnemar_exact(lost, gained).two_sided
     found = PairDecision(
         "inconclusive", "", test, a, b, lost, gained, loss, interval, p_two_sided, p_inferior, p_regression
@@ -109,8 +109,8 @@ def _units(pairs: Sequence[ItemPair], adaptive: bool) -> np.ndarray:
     Files are often sorted by subject, and bets win or lose on values that come in a random order.
     """
     units: dict[str, list[float]] = {}
-    for one in pairs:
-        units.setdefault(one.a.key, []).append(one.loss)
+    for pair in pairs:
+        units.setdefault(pair.a.key, []).append(pair.loss)
     keys = list(units) if adaptive else sorted(units, key=lambda key: hashlib.sha256(key.encode()).digest())
     return np.array([sum(units[key]) / len(units[key]) for key in keys])
 
@@ -122,7 +122,7 @@ def _verdict(pairs: Sequence[ItemPair], rule: Rule, found: PairDecision) -> tupl
     level = percent(found.interval.level)
     measured = f"Loss {100 * found.loss + 0.0:.1f} points ({ends} with {level} confidence; {seen})"
     name = "exact" if found.test == "exact" else "anytime-valid"
-    shares = [sum(getattr(one, side).parsed is None for one in pairs) / len(pairs) for side in ("a", "b")]
+    shares = [sum(getattr(pair, side).parsed is None for pair in pairs) / len(pairs) for side in ("a", "b")]
     guess, right = guessing(pairs), found.a
     lower = clopper_pearson(int(right * len(pairs)), len(pairs), 2 * rule.alpha).low
     reason = reason_of(

@@ -56,7 +56,7 @@ class LmEval:
         """See `FileReader`. Scores that a results file states are shown where it has no samples beside it."""
         document = document_of(source, self.id, self.title, self.results(source))
         pairs = [(samples, results) for samples, results in _pairs(source.path) if results]
-        alone = [one for samples, results in pairs if samples is None for one in _scores(results)]
+        alone = [score for samples, results in pairs if samples is None for score in _scores(results)]
         found = [one for results in dict.fromkeys(results for _, results in pairs) for one in _below_guessing(results)]
         if not alone:
             return document.model_copy(update={"findings": tuple(found)})
@@ -143,7 +143,8 @@ def _scores(path: Path) -> Iterator[_Score]:
 
 def _table(id: str, title: str, scores: Iterable[_Score]) -> Table:
     rows = tuple(
-        (one.task, one.metric, f"{one.value:.4f}", f"{one.questions:,}" if one.questions else "") for one in scores
+        (score.task, score.metric, f"{score.value:.4f}", f"{score.questions:,}" if score.questions else "")
+        for score in scores
     )
     return Table(id=id, title=title, columns=("task", "metric", "score", "questions"), rows=rows)
 
@@ -161,18 +162,18 @@ def _questions(task: str, counts: Mapping[str, Any], members: Mapping[str, Any],
 
 
 def _stated(path: Path) -> Iterator[Statement]:
-    for one in _scores(path):
-        text = f"{one.task}: {one.metric} {one.value:.4f}"
-        yield Statement("number", score_names(one.task, one.metric), one.value, f"{path}:{one.line}", text)
+    for score in _scores(path):
+        text = f"{score.task}: {score.metric} {score.value:.4f}"
+        yield Statement("number", score_names(score.task, score.metric), score.value, f"{path}:{score.line}", text)
 
 
 def _below_guessing(path: Path) -> Iterator[CitedFinding]:
     """Look for groups, and tasks in none, below guessing: a group of many tasks has some that are so by chance."""
-    for one in _scores(path):
-        if one.grouped or one.metric.partition(",")[0] not in _SHARES or not 0 <= one.value <= 1:
+    for score in _scores(path):
+        if score.grouped or score.metric.partition(",")[0] not in _SHARES or not 0 <= score.value <= 1:
             continue
-        said = Excerpt(first=one.line, last=one.line, text=f"{one.task}: {one.metric} {one.value:.4f}")
-        found = below_guessing(one.task, one.value, one.questions, one.task, (), (said,))
+        said = Excerpt(first=score.line, last=score.line, text=f"{score.task}: {score.metric} {score.value:.4f}")
+        found = below_guessing(score.task, score.value, score.questions, score.task, (), (said,))
         if found:
             yield found
 
@@ -191,10 +192,10 @@ def _pairs(path: Path) -> Iterator[tuple[Path | None, Path | None]]:
     if path.is_file() and path.suffix == ".json":
         found += sorted(path.parent.glob(f"samples_*_{_date(path)}.jsonl"))
     samples = [one for one in found if one.suffix == ".jsonl"]
-    for one in samples:
-        beside = one.with_name(f"results_{_date(one)}.json")
-        yield one, beside if beside.is_file() else None
-    dated = {_date(one) for one in samples}
+    for sample in samples:
+        beside = sample.with_name(f"results_{_date(sample)}.json")
+        yield sample, beside if beside.is_file() else None
+    dated = {_date(sample) for sample in samples}
     yield from ((None, one) for one in found if one.suffix == ".json" and _date(one) not in dated)
 
 

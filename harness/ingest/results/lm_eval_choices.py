@@ -46,7 +46,7 @@ def choices(row: Mapping[str, Any]) -> tuple[Choice, ...]:
     responses = row.get("resps")
     if not isinstance(responses, list) or len(responses) < 2:
         return ()
-    scores = [_loglikelihood(one) for one in responses]
+    scores = [_loglikelihood(response) for response in responses]
     if any(math.isnan(one) for one in scores):
         return ()
     texts = [str(one[1]).strip() if len(one) > 1 else "" for one in _requests(row)]

@@ -144,5 +144,5 @@ def _count(result: ItemPairing, reason: str, key: _Key) -> None:
 
 def guessing(pairs: Sequence[ItemPair]) -> float:
     """Compute the accuracy of always giving the most frequent expected answer: 1/4 for 4 balanced letters, near 0 for numbers."""
-    counted = Counter(one.a.target for one in pairs)
+    counted = Counter(pair.a.target for pair in pairs)
     return max(counted.values()) / len(pairs) if counted and any(counted) else 0.0

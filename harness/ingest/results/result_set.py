@@ -1,5 +1,4 @@
-"""What an evaluation tool wrote down, in one form: the answers of one task, the latencies of one benchmark, or the outcomes of
-tests."""
+"""One form for what evaluation tools write: the answers of one task, the latencies of one benchmark, or the outcomes of tests."""
 
 from __future__ import annotations
 
@@ -81,7 +80,7 @@ class ResultSet(Part):
 
 @dataclass
 class Reading:
-    """What a reader made of a file, counted unit by unit.
+    """The result of a reader on a file, counted unit by unit.
 
     Attributes:
         sets: one for each task.
@@ -121,19 +120,27 @@ def document_of(source: Source, format_id: str, title: str, reading: Reading) ->
     )
 
 
-def _facts(one: ResultSet) -> list[Fact]:
-    found = {"model": one.model, "tokenizer": one.tokenizer, **one.sampling, **one.settings}
+def _facts(result_set: ResultSet) -> list[Fact]:
+    found = {"model": result_set.model, "tokenizer": result_set.tokenizer, **result_set.sampling, **result_set.settings}
     text = ", ".join(f"{name} {value}" for name, value in found.items() if value)
     return (
-        [Fact(id=f"settings-of-{one.task}", title=f"{one.tool} {one.version}, {one.task}", text=text)] if text else []
+        [
+            Fact(
+                id=f"settings-of-{result_set.task}",
+                title=f"{result_set.tool} {result_set.version}, {result_set.task}",
+                text=text,
+            )
+        ]
+        if text
+        else []
     )
 
 
 def _figures(sets: list[ResultSet]) -> Table:
     """Tabulate the summaries of serving benchmarks: a row for each run, a column for each figure that any of them has."""
     runs = [one for one in sets if one.kind == "latencies"]
-    columns = tuple(dict.fromkeys(name for one in runs for name in one.figures))
-    rows = [(one.task, f"{one.failed:,}", *(one.figures.get(name, "") for name in columns)) for one in runs]
+    columns = tuple(dict.fromkeys(name for run in runs for name in run.figures))
+    rows = [(run.task, f"{run.failed:,}", *(run.figures.get(name, "") for name in columns)) for run in runs]
     return Table(id="figures", title="Serving", columns=("load", "failed", *columns), rows=tuple(rows[:ROWS_SHOWN]))
 
 

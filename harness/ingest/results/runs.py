@@ -42,7 +42,7 @@ def badness_of(verdict: str) -> int | None:
 
 
 def _findings(a: Report, b: Report) -> Iterator[Change]:
-    mine, theirs = ({one.id: one.title for one in report.findings} for report in (a, b))
+    mine, theirs = ({finding.id: finding.title for finding in report.findings} for report in (a, b))
     for name in dict.fromkeys((*mine, *theirs)):
         if (name in mine) != (name in theirs):
             x, y = ("found" if name in side else "not found" for side in (mine, theirs))

@@ -26,7 +26,7 @@ class RunColumn(Part):
 
 
 class RunCell(Part):
-    """What one run has in a row."""
+    """The entry of one run in a row."""
 
     text: str = Field(description="a dash where the run does not have it")
     worse: bool | None = Field(None, description="than A; null where neither is better, or the difference is noise")

@@ -32,7 +32,7 @@ LEAST_DIFFERENCE = 0.01
 
 @dataclass(frozen=True)
 class _Fact:
-    """What one run has, under the id that all runs share.
+    """A fact of one run, under the id that all runs share.
 
     Attributes:
         badness: orders the facts of an id: what is `factor` times another's, or greater if `factor` is 1, is worse. None where
@@ -112,7 +112,7 @@ def _comparison(
         )
         for name, one, report, pair in zip(names, loaded, reports, (None, *pairs), strict=True)
     ]
-    worst = min(columns[1:], key=lambda one: WORST_FIRST.index(one.compared or "pass"))
+    worst = min(columns[1:], key=lambda column: WORST_FIRST.index(column.compared or "pass"))
     assert worst.compared is not None
     maps = tuple(_maps(reports))
     return RunsComparison(

@@ -1,4 +1,4 @@
-"""What results state and a claim can be about: mean scores, and figures of a benchmark."""
+"""The statements of results that a claim can be about: mean scores, and figures of a benchmark."""
 
 from __future__ import annotations
 
@@ -26,20 +26,22 @@ def score_names(task: str, metric: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys((f"{task} {metric}", f"{task} {short}", task, metric, short, "score")))
 
 
-def _score(one: ResultSet) -> Iterable[Statement]:
-    if one.accuracy is not None:
-        count = sum(item.score is not None for item in one.items)
-        text = f"{one.task}: mean {one.metric} of {count:,} answers is {one.accuracy:.4f}"
-        yield Statement("number", score_names(one.task, one.metric), one.accuracy, one.source, text)
+def _score(result_set: ResultSet) -> Iterable[Statement]:
+    if result_set.accuracy is not None:
+        count = sum(item.score is not None for item in result_set.items)
+        text = f"{result_set.task}: mean {result_set.metric} of {count:,} answers is {result_set.accuracy:.4f}"
+        yield Statement(
+            "number", score_names(result_set.task, result_set.metric), result_set.accuracy, result_set.source, text
+        )
 
 
-def figures(one: ResultSet) -> Iterable[Statement]:
+def figures(result_set: ResultSet) -> Iterable[Statement]:
     """Yield the numbers that a tool summed up itself, and those among the settings of the set."""
-    for name, written in (one.settings | one.figures).items():
+    for name, written in (result_set.settings | result_set.figures).items():
         try:
             value = float(written)
         except ValueError:
             continue
         names, unit = quantity(name)
-        spelt = score_names(one.task, name) if name == "score" else (*names, f"{one.task} {name}")
-        yield Statement("number", spelt, value, one.source, f"{one.task}: {name} {written}", unit)
+        spelt = score_names(result_set.task, name) if name == "score" else (*names, f"{result_set.task} {name}")
+        yield Statement("number", spelt, value, result_set.source, f"{result_set.task}: {name} {written}", unit)

@@ -182,7 +182,7 @@ class Blocks:
         if not match:
             return ""
         index = self._log.ids.get(match["id"])
-        known = index is not None and any(one.test == index for one in self._log.traces)
+        known = index is not None and any(trace.test == index for trace in self._log.traces)
         if index is not None and match["why"] and not known and len(self._log.traces) < KEPT:
             self._log.traces.append(Trace(number, number, (), match["why"], number, index))
         if index is not None and not self._log.tests[index].outcome:

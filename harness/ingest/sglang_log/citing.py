@@ -55,4 +55,4 @@ def runaway_bursts(log: Log, server: Server) -> list[Burst]:
         return []
     limit = log.answer_limit[0]
     interval = server.decode_steps // server.decodes.count if server.decodes.count else 0
-    return [one for one in server.bursts if limit and interval and abs(one.steps - limit) <= interval]
+    return [burst for burst in server.bursts if limit and interval and abs(burst.steps - limit) <= interval]

@@ -57,7 +57,7 @@ def _notes(log: Log, source: Source) -> Iterable[str]:
         )
     for name, count in log.beyond.items():
         yield f"{count} {name} beyond the first {KEPT:,} are counted but not listed, and nothing follows from them"
-    cut = [one.line for one in log.servers if not one.whole]
+    cut = [server.line for server in log.servers if not server.whole]
     if cut:
         yield f"the arguments of the server in line {ranges(cut)} are cut off"
 
@@ -96,12 +96,12 @@ def _facts(log: Log) -> Iterable[Fact]:
 def _tests(log: Log) -> Table:
     rows = tuple(
         (
-            one.id.rpartition("::")[2],
-            one.outcome or "not stated",
-            _duration(one.began, one.ended, one.seconds),
-            f"{one.line}–{one.outcome_line or '?'}",
+            test.id.rpartition("::")[2],
+            test.outcome or "not stated",
+            _duration(test.began, test.ended, test.seconds),
+            f"{test.line}–{test.outcome_line or '?'}",
         )
-        for one in log.tests[:SHOWN]
+        for test in log.tests[:SHOWN]
     )
     note = ", ".join(f"{count} {outcome}" for outcome, count in log.outcomes.items())
     return Table(id="tests", title="Tests", columns=("test", "outcome", "seconds", "lines"), rows=rows, note=note)
@@ -116,20 +116,20 @@ def _duration(began: str, ended: str, seconds: float | None) -> str:
 def _servers(log: Log) -> Table:
     rows = tuple(
         (
-            str(one.number),
-            one.backend,
-            log.tests[one.test].id.rpartition("::")[2] if one.test >= 0 else "–",
-            f"{one.prefills.count:,}",
-            f"{one.sequences:,}",
-            f"{one.new_tokens:,}",
-            f"{one.cached_tokens:,}",
-            percent(one.cached_share) if one.prefills.count else "–",
-            f"{one.decodes.count:,}",
-            f"{one.throughput:,.1f}" if one.throughput else "–",
-            f"{one.answered.count:,}",
-            str(one.line),
+            str(server.number),
+            server.backend,
+            log.tests[server.test].id.rpartition("::")[2] if server.test >= 0 else "–",
+            f"{server.prefills.count:,}",
+            f"{server.sequences:,}",
+            f"{server.new_tokens:,}",
+            f"{server.cached_tokens:,}",
+            percent(server.cached_share) if server.prefills.count else "–",
+            f"{server.decodes.count:,}",
+            f"{server.throughput:,.1f}" if server.throughput else "–",
+            f"{server.answered.count:,}",
+            str(server.line),
         )
-        for one in log.servers[:SHOWN]
+        for server in log.servers[:SHOWN]
     )
     columns = (
         "server",
@@ -150,15 +150,15 @@ def _servers(log: Log) -> Table:
 
 def _started(log: Log) -> Table:
     rows = tuple(
-        (str(one.number), *(one.facts[name][0] if name in one.facts else "–" for name in _START))
-        for one in log.servers[:SHOWN]
-        if one.facts
+        (str(server.number), *(server.facts[name][0] if name in server.facts else "–" for name in _START))
+        for server in log.servers[:SHOWN]
+        if server.facts
     )
     return Table(id="start", title="Start, memory and CUDA graphs", columns=("server", *_START), rows=rows)
 
 
 def _arguments(log: Log) -> Table:
-    known = [one for one in log.servers[:SHOWN] if one.arguments]
+    known = [server for server in log.servers[:SHOWN] if server.arguments]
     differing = server_args.differences([one.arguments for one in known])
     most = max((len(one.arguments) for one in known), default=0)
     note = f"{most} arguments; not compared: {', '.join(sorted(server_args.PER_SERVER))}"
@@ -174,12 +174,12 @@ def _arguments(log: Log) -> Table:
 def _metrics(log: Log) -> Table:
     rows = tuple(
         (
-            one.name,
-            f"{one.value:g}",
-            log.tests[one.test].id.rpartition("::")[2] if one.test >= 0 else "–",
-            str(one.line),
+            metric.name,
+            f"{metric.value:g}",
+            log.tests[metric.test].id.rpartition("::")[2] if metric.test >= 0 else "–",
+            str(metric.line),
         )
-        for one in log.metrics[:SHOWN]
+        for metric in log.metrics[:SHOWN]
     )
     return Table(id="metrics", title="Metrics", columns=("metric", "value", "test", "line"), rows=rows)
 

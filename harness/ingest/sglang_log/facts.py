@@ -1,4 +1,4 @@
-"""What a log states, counted while it streams by. Only lists of what is rare grow with the log, and those are bounded."""
+"""The facts of a log, counted while it streams by. Only lists of what is rare grow with the log, and those are bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What follows from a log alone. Each finding cites the lines that it follows from, and states no more than they do."""
+"""Findings from a log alone. Each cites the lines that it follows from, and states no more than they do."""
 
 from __future__ import annotations
 

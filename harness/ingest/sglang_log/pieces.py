@@ -26,7 +26,7 @@ _PREFIX = re.compile(r"(?P<name>Output|Error|stdout|stderr): (?=\[|$)")
 
 
 class Bar(NamedTuple):
-    """How far a progress bar is: the text before its colon, and the numbers as they are written."""
+    """The state of a progress bar: the text before its colon, and the numbers as they are written."""
 
     label: str
     done: str

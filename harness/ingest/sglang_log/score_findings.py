@@ -1,4 +1,4 @@
-"""What follows from scores: below guessing, below the bound of the test, and answers that were not parsed."""
+"""Findings from scores: below guessing, below the bound of the test, and answers that were not parsed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def questions(log: Log, metric: Metric) -> tuple[int, Where] | None:
 
 def scores(log: Log) -> list[tuple[str, Metric]]:
     """List the scores of known evaluations: ``[METRIC] mmlu_score=0.125``."""
-    named = [(one.name.removesuffix("_score").removesuffix("_accuracy").lower(), one) for one in log.metrics]
+    named = [(metric.name.removesuffix("_score").removesuffix("_accuracy").lower(), metric) for metric in log.metrics]
     return [(name, one) for name, one in named if name != one.name.lower() and 0 <= one.value <= 1]
 
 
@@ -45,7 +45,7 @@ def below_guessing(log: Log) -> Iterable[CitedFinding]:
 
 
 def _group(log: Log, metric: Metric) -> Group | None:
-    found = (one for one in log.groups if one.test == metric.test and one.scores.get("score") == metric.value)
+    found = (group for group in log.groups if group.test == metric.test and group.scores.get("score") == metric.value)
     return next(found, None)
 
 
@@ -101,7 +101,9 @@ def unparsed(log: Log) -> Iterable[CitedFinding]:
         if name not in GUESSING or of is None or at_most(round(metric.value * of[0]), of[0], GUESSING[name]) >= LEVEL:
             continue
         right = round(metric.value * of[0])
-        endless = [one for server in log.servers if server.test == metric.test for one in runaway_bursts(log, server)]
+        endless = [
+            burst for server in log.servers if server.test == metric.test for burst in runaway_bursts(log, server)
+        ]
         ran = sum(one.size for one in endless)
         evidence = [
             f"{right} right answers are what guessing on {right / GUESSING[name]:.0f} questions gives, not on {of[0]}"

@@ -68,6 +68,6 @@ def _add(arguments: dict[str, str], one: str) -> None:
 
 def differences(servers: list[dict[str, str]]) -> list[tuple[str, tuple[str, ...]]]:
     """List the arguments that differ between servers, without `PER_SERVER`: the name, and each server's value, or "not stated"."""
-    names = dict.fromkeys(name for one in servers for name in one if name not in PER_SERVER)
-    rows = [(name, tuple(one.get(name, "not stated") for one in servers)) for name in names]
+    names = dict.fromkeys(name for server in servers for name in server if name not in PER_SERVER)
+    rows = [(name, tuple(server.get(name, "not stated") for server in servers)) for name in names]
     return [(name, values) for name, values in rows if any(a != b for a, b in pairwise(values))]

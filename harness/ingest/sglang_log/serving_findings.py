@@ -1,4 +1,4 @@
-"""What follows from how requests were served: endless answers, prefixes, decode, retries, and notices."""
+"""Findings from how requests were served: endless answers, prefixes, decode, retries, and notices."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def runaways(log: Log) -> Iterable[CitedFinding]:
         bursts = runaway_bursts(log, server)
         if not bursts:
             continue
-        count = sum(one.size for one in bursts)
-        seconds = [one for one in log.metrics if one.test == server.test and one.name.endswith("_latency")]
+        count = sum(burst.size for burst in bursts)
+        seconds = [metric for metric in log.metrics if metric.test == server.test and metric.name.endswith("_latency")]
         evidence = [
-            f"{one.size} answers end together, {one.steps} decode steps after they began, of at most {limit}"
-            for one in bursts
+            f"{burst.size} answers end together, {burst.steps} decode steps after they began, of at most {limit}"
+            for burst in bursts
         ]
         evidence.append(
             f"about {server.decode_tokens / max(1, server.answered.count):,.0f} generated tokens per answered request"
@@ -43,7 +43,7 @@ def runaways(log: Log) -> Iterable[CitedFinding]:
             f"{count} answers ran to the limit of {limit} tokens instead of ending"
             + (f"; the evaluation took {seconds[0].value:.0f} s." if seconds else "."),
             evidence,
-            cite(said, *(one.where for one in bursts), *((one.line, one.text) for one in seconds[:1])),
+            cite(said, *(burst.where for burst in bursts), *((one.line, one.text) for one in seconds[:1])),
         )
 
 
@@ -78,8 +78,8 @@ def prefix_untested(log: Log) -> Iterable[CitedFinding]:
 
 
 def _share(servers: list[Server]) -> float:
-    cached = sum(one.cached_tokens for one in servers)
-    return cached / max(1, cached + sum(one.new_tokens for one in servers))
+    cached = sum(server.cached_tokens for server in servers)
+    return cached / max(1, cached + sum(server.new_tokens for server in servers))
 
 
 def _cached(log: Log, server: Server) -> str:
@@ -116,7 +116,7 @@ def decode_not_shown(log: Log) -> Iterable[CitedFinding]:
     same = twin.facts.get("graph memory") if twin else None
     if graph and same and graph[0] == same[0]:
         evidence.append(f"its decode graphs take the memory that those of {reference} take, {graph[0]}")
-    rates = [one for block in log.blocks for one in block.rows if "utput token throughput" in one[0]]
+    rates = [row for block in log.blocks for row in block.rows if "utput token throughput" in row[0]]
     evidence += (
         [f"the throughput of {rates[0][1]} tok/s that the log reports is of decode, so it may not be {candidate}'s"]
         if rates

@@ -1,4 +1,4 @@
-"""What a log states and a claim can be about: metrics, scores and outcomes of tests."""
+"""The statements of a log that a claim can be about: metrics, scores and outcomes of tests."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _loose(log: Log, path: str) -> Iterable[Statement]:
     """Yield the outcomes that no listed test has: those of several sessions in one file, and those that only the summary counts."""
     if log.loose_outcomes.count:
         for outcome, count in log.outcomes.items():
-            if outcome not in _PASSING and count > sum(one.outcome == outcome for one in log.tests):
+            if outcome not in _PASSING and count > sum(test.outcome == outcome for test in log.tests):
                 where = log.loose_outcomes
                 yield Statement("test", ("(a test)",), outcome, f"{path}:{where.first}", where.text)
     selected, line, text = log.collected
@@ -48,5 +48,5 @@ def _loose(log: Log, path: str) -> Iterable[Statement]:
         yield Statement("test", ("(a collected test)",), "", f"{path}:{line}", text)
     text, line = log.summary
     for count, outcome in re.findall(r"(\d+) (failed|passed|error)s?\b", text):
-        if int(count) > sum(one.outcome == outcome for one in log.tests):
+        if int(count) > sum(test.outcome == outcome for test in log.tests):
             yield Statement("test", ("(summary)",), outcome, f"{path}:{line}", text)

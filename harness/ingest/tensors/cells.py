@@ -60,7 +60,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Cells:
-    """What differs between two tensors of one shape.
+    """The differences between two tensors of one shape.
 
     Attributes:
         differing: cells that are out of bounds.

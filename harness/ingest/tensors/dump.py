@@ -69,7 +69,7 @@ class Dump:
     @property
     def bytes(self) -> int:
         """Size of its tensor files."""
-        return sum(path.stat().st_size for path in {one.path for one in self.tensors})
+        return sum(path.stat().st_size for path in {tensor.path for tensor in self.tensors})
 
 
 TITLES = {
@@ -143,9 +143,9 @@ def open_dump(path: Path) -> Dump:
 def _distinct(tensors: Iterable[StoredTensor]) -> Iterator[StoredTensor]:
     """Number the tensors that have the same key: what a pass dumps several times under one name."""
     seen: Counter[str] = Counter()
-    for one in tensors:
-        seen[one.key] += 1
-        yield one if seen[one.key] == 1 else replace(one, key=f"{one.key} #{seen[one.key]}")
+    for tensor in tensors:
+        seen[tensor.key] += 1
+        yield tensor if seen[tensor.key] == 1 else replace(tensor, key=f"{tensor.key} #{seen[tensor.key]}")
 
 
 def _from_dumper(file: Path, root: Path) -> Iterator[StoredTensor]:

@@ -48,7 +48,7 @@ class _ApiCall:
 def flashinfer_calls(dump: Dump, problems: list[str]) -> Iterator[WholeCall]:
     """Yield the attention calls of a dump, in order. What cannot be used is added to `problems`."""
     plans: dict[int | None, _ApiCall] = {}
-    for folder in sorted({one.path.parent for one in dump.tensors}):
+    for folder in sorted({tensor.path.parent for tensor in dump.tensors}):
         if not (folder / "metadata.jsonl").exists():
             continue
         try:
@@ -118,9 +118,9 @@ def _inputs(run: _ApiCall) -> tuple[Tensor, Tensor, Tensor] | None:
     return None
 
 
-def _named(one: _ApiCall, names: tuple[str, ...]) -> dict[str, Any]:
-    positional = {name: one.values[f"arg_{i}"] for i, name in enumerate(names) if f"arg_{i}" in one.values}
-    return positional | {_ALIASES.get(name, name): value for name, value in one.values.items()}
+def _named(api_call: _ApiCall, names: tuple[str, ...]) -> dict[str, Any]:
+    positional = {name: api_call.values[f"arg_{i}"] for i, name in enumerate(names) if f"arg_{i}" in api_call.values}
+    return positional | {_ALIASES.get(name, name): value for name, value in api_call.values.items()}
 
 
 def _ragged(run: _ApiCall, plan: dict[str, Any]) -> WholeCall | str:

@@ -73,7 +73,7 @@ def run(q, k, v, qo_indptr, kv_indptr, sm_scale):
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written.
+    """The files that were written.
 
     Attributes:
         definitions: their names.
@@ -173,11 +173,11 @@ def export_pack(pack: Path, folder: Path) -> Exported:
     lines: dict[str, list[str]] = {}
     refused: list[str] = []
     with_prefix = 0
-    for one in read_pack(pack):
-        call = one.call
+    for recorded in read_pack(pack):
+        call = recorded.call
         if call.q.dtype not in _TORCH.values() or call.v.shape[2] != call.q.shape[2]:
             refused.append(
-                f"{one.entry.file}: {call.q.dtype}, head dim {call.q.shape[2]} and {call.v.shape[2]} of v have no definition"
+                f"{recorded.entry.file}: {call.q.dtype}, head dim {call.q.shape[2]} and {call.v.shape[2]} of v have no definition"
             )
             continue
         name = definition_name(call)
@@ -187,7 +187,7 @@ def export_pack(pack: Path, folder: Path) -> Exported:
                 json.dumps(definition_of(call), indent=2),
                 durable=False,
             )
-        lines.setdefault(name, []).append(_write_workload(folder, name, one))
+        lines.setdefault(name, []).append(_write_workload(folder, name, recorded))
         with_prefix += max(call.prefixes) > 0
     if not lines:
         raise EvidenceError(
@@ -200,9 +200,9 @@ def export_pack(pack: Path, folder: Path) -> Exported:
     return Exported(tuple(lines), sum(map(len, lines.values())), with_prefix, tuple(refused))
 
 
-def _write_workload(folder: Path, name: str, one: RecordedCall) -> str:
+def _write_workload(folder: Path, name: str, recorded_call: RecordedCall) -> str:
     """Write the tensors of a call; returns its line of the workloads."""
-    call, told = one.call, str(uuid.uuid5(_NAMESPACE, one.entry.sha256))
+    call, told = recorded_call.call, str(uuid.uuid5(_NAMESPACE, recorded_call.entry.sha256))
     place = f"blob/workloads/{OP_TYPE}/{name}/{name}_{told}.safetensors"
     tensors = {"q": call.q, "k": call.k, "v": call.v, "qo_indptr": call.cu_seqlens_q, "kv_indptr": call.cu_seqlens_k}
     write_whole(

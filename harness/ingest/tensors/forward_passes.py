@@ -51,7 +51,7 @@ class SequencePart:
 
 @dataclass(frozen=True)
 class LayerCall:
-    """What one layer's attention was given in a pass, for its new tokens only.
+    """The inputs of one layer's attention in a pass, for its new tokens only.
 
     Attributes:
         q: [new, heads, head_dim].
@@ -188,16 +188,16 @@ def passes_of(dump: Dump, model: ModelShape | None, problems: list[str]) -> Iter
 
 def _by_step(dump: Dump) -> Iterator[tuple[int, list[StoredTensor]]]:
     by_step: dict[int, list[StoredTensor]] = defaultdict(list)
-    for one in dump.tensors:
-        if not one.place.rank or one.place.rank == "TP0_PP0":
-            by_step[one.place.step].append(one)
+    for tensor in dump.tensors:
+        if not tensor.place.rank or tensor.place.rank == "TP0_PP0":
+            by_step[tensor.place.step].append(tensor)
     yield from sorted(by_step.items())
 
 
-def _value(one: StoredTensor | None, number: int, name: str) -> Any:
-    if one is None:
+def _value(stored_tensor: StoredTensor | None, number: int, name: str) -> Any:
+    if stored_tensor is None:
         raise lacking(number, name, "dump with DUMPER_NON_INTRUSIVE_MODE=all and without a filter")
-    return load_torch(one.path)["value"]
+    return load_torch(stored_tensor.path)["value"]
 
 
 def _dumper_pass(number: int, held: list[StoredTensor], model: ModelShape | None) -> ForwardPass:
@@ -262,7 +262,7 @@ def _hooked_pass(number: int, held: list[StoredTensor], model: ModelShape | None
 
 def _api_passes(dump: Dump, model: ModelShape | None) -> Iterator[tuple[int, Any]]:
     """Yield calls of attention, a layer each: passes begin with layer 0. Positions are the preceding rotary embedding's."""
-    folders = sorted({one.path.parent for one in dump.tensors})
+    folders = sorted({tensor.path.parent for tensor in dump.tensors})
     calls: list[tuple[Path, Path | None]] = []
     rotary: Path | None = None
     for folder in folders:

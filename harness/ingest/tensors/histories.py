@@ -1,4 +1,4 @@
-"""What was in the KV cache: k and v of a cached prefix, put together from the passes that computed it.
+"""The contents of the KV cache: k and v of a cached prefix, put together from the passes that computed it.
 
 A prefix belongs to the same request, or, where a radix cache served it, to an earlier one that began with the same tokens. Which
 one cannot be read from a dump, but it can be checked: only the right k and v give the output that was dumped.

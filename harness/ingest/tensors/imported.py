@@ -1,4 +1,4 @@
-"""What became of a dump that was made a replay pack."""
+"""The outcome of making a dump a replay pack."""
 
 from __future__ import annotations
 

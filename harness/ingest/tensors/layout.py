@@ -1,4 +1,4 @@
-"""Which dimensions of a dumped tensor are tokens, heads and the place in the batch."""
+"""The dimensions of a dumped tensor that are tokens, heads and the place in the batch."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class Layout:
-    """How a tensor's leading dimensions are read. Its last dimension is summed over, per cell.
+    """The meaning of a tensor's leading dimensions. Its last dimension is summed over, per cell.
 
     Attributes:
         axes: a letter of "bth" for each leading dimension.

@@ -1,4 +1,4 @@
-"""What the name of a dumped tensor states: layer, boundary, pass and process, and which tensor of another dump it pairs with.
+"""The meaning of a dumped tensor's name: layer, boundary, pass and process, and which tensor of another dump it pairs with.
 
 Names as written by SGLang 0.5.23 (``debug_utils/dumper.py``: ``step=0___rank=0___dump_index=7___name=...___layer_id=3.pt``;
 ``debug_utils/tensor_dump_forward_hook.py``: module names such as ``model.layers.3.self_attn.attn``) and by forward hooks on Hugging
@@ -38,7 +38,7 @@ _UNSTABLE = frozenset({"dump_index"})
 
 @dataclass(frozen=True)
 class Place:
-    """Where in a forward pass a tensor was taken.
+    """The place in a forward pass where a tensor was taken.
 
     Attributes:
         step: number of the forward pass in the dump; 0 if the dump does not count them.
@@ -56,7 +56,7 @@ class Place:
 
     @property
     def depth(self) -> tuple[int, int, int]:
-        """Sorts places of formats that do not keep the order of execution: pass, layer, boundary."""
+        """Sort key of places of formats that do not keep the order of execution: pass, layer, boundary."""
         depth = _DEPTH.get(self.boundary, len(_DEPTH))
         before = _DEPTH["attention norm"] > depth
         layer = self.layer if self.layer is not None else (-1 if before else 1 << 30)

@@ -1,4 +1,4 @@
-"""What a dump of tensors holds: `assay ingest` on a folder of tensor files, or one such file."""
+"""The contents of a dump of tensors: `assay ingest` on a folder of tensor files, or one such file."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class TensorReader:
 
 
 def _facts(dump: Dump) -> list[Fact]:
-    layers = {one.place.layer for one in dump.tensors if one.place.layer is not None}
-    passes = {one.place.step for one in dump.tensors}
+    layers = {tensor.place.layer for tensor in dump.tensors if tensor.place.layer is not None}
+    passes = {tensor.place.step for tensor in dump.tensors}
     says = f"{len(dump.tensors):,} tensors, {dump.bytes / 1e6:,.1f} MB, {len(passes):,} passes or calls"
     return [
         Fact(id="tensors", title="Tensors", text=says),
@@ -57,6 +57,6 @@ def _facts(dump: Dump) -> list[Fact]:
 
 
 def _table(dump: Dump) -> Table:
-    counts = Counter(one.place.boundary for one in dump.tensors)
+    counts = Counter(tensor.place.boundary for tensor in dump.tensors)
     rows = tuple((boundary, f"{count:,}") for boundary, count in counts.most_common())
     return Table(id="boundaries", title="Tensors by boundary", columns=("boundary", "tensors"), rows=rows)

@@ -51,7 +51,7 @@ def to_pack(
         made.add_passes(passes_of(dump, model, made.problems))
     elif dump.format == "kernel-api":
         made.add_whole(flashinfer_calls(dump, made.problems))
-        if any((one.path.parent / "metadata.json").exists() for one in dump.tensors[:1]):
+        if any((tensor.path.parent / "metadata.json").exists() for tensor in dump.tensors[:1]):
             made.add_passes(passes_of(dump, model, made.problems))
     else:
         made.add_whole(hooked_calls(dump, made.problems))
@@ -100,7 +100,9 @@ class _Maker:
                 for layer in one.layers:
                     self._add_layer(one, layer, parts)
 
-    def _add_layer(self, one: ForwardPass, layer: int, parts: Sequence[tuple[SequencePart, list[Piece]]]) -> None:
+    def _add_layer(
+        self, forward_pass: ForwardPass, layer: int, parts: Sequence[tuple[SequencePart, list[Piece]]]
+    ) -> None:
         here = [(part, prefix) for part, prefix in parts if keys_values(prefix, layer) is not None]
         if len(here) < len(parts):
             self._refused[f"a sequence of layer {layer}: an earlier pass did not dump that layer"] += len(parts) - len(
@@ -108,16 +110,16 @@ class _Maker:
             )
         if not here:
             return
-        made = call_of(one, layer, here)
-        out = one.layers[layer].out
+        made = call_of(forward_pass, layer, here)
+        out = forward_pass.layers[layer].out
         rows = torch.cat([torch.arange(part.rows.start, part.rows.stop) for part, _ in here])
         self._add(made, None if out is None else out[rows], tuple(part.request for part, _ in here))
 
     def add_whole(self, calls: Iterable[WholeCall]) -> None:
         """Add calls that a dump holds with all their keys and values."""
-        for one in calls:
+        for call in calls:
             self.passes += 1
-            self._add(_masked_right(one), one.out, tuple("" for _ in one.call.lens_q))
+            self._add(_masked_right(call), call.out, tuple("" for _ in call.call.lens_q))
 
     def _add(self, call: AttentionCall, out: Tensor | None, requests: tuple[str, ...]) -> None:
         phase = "decode" if call.phase == "decode" else "extend"
@@ -158,9 +160,9 @@ class _Maker:
         return Imported(manifest, self.passes, self.checked, with_prefix, refused)
 
 
-def call_of(one: ForwardPass, layer: int, parts: Sequence[tuple[SequencePart, list[Piece]]]) -> AttentionCall:
+def call_of(forward_pass: ForwardPass, layer: int, parts: Sequence[tuple[SequencePart, list[Piece]]]) -> AttentionCall:
     """Make the call of one layer for some of a pass's sequences, each with its prefix."""
-    tensors: LayerCall = one.layers[layer]
+    tensors: LayerCall = forward_pass.layers[layer]
     q, k, v, lens_q, lens_k = [], [], [], [], []
     for part, prefix in parts:
         cached = keys_values(prefix, layer)
@@ -177,19 +179,19 @@ def call_of(one: ForwardPass, layer: int, parts: Sequence[tuple[SequencePart, li
     )  # fmt: skip
 
 
-def _masked_right(one: WholeCall) -> AttentionCall:
+def _masked_right(whole_call: WholeCall) -> AttentionCall:
     """Give the call the mask that its output has: engines set it after what is dumped (FlashInfer's ``forward(causal=...)``)."""
-    other = one.call.with_spec(mask=Mask(causal=not one.call.causal))
-    if one.out is None or is_truth(one.call, one.out) or not is_truth(other, one.out):
-        return one.call
+    other = whole_call.call.with_spec(mask=Mask(causal=not whole_call.call.causal))
+    if whole_call.out is None or is_truth(whole_call.call, whole_call.out) or not is_truth(other, whole_call.out):
+        return whole_call.call
     return other
 
 
-def _fits(one: ForwardPass, part: SequencePart, pieces: list[Piece]) -> bool | None:
+def _fits(forward_pass: ForwardPass, part: SequencePart, pieces: list[Piece]) -> bool | None:
     """Return True if this prefix gives the dumped output of the first layer that has one; None if none has."""
-    for layer, tensors in one.layers.items():
+    for layer, tensors in forward_pass.layers.items():
         if tensors.out is not None and keys_values(pieces, layer) is not None:
-            return is_truth(call_of(one, layer, [(part, pieces)]), tensors.out[part.rows])
+            return is_truth(call_of(forward_pass, layer, [(part, pieces)]), tensors.out[part.rows])
     return None
 
 

@@ -30,11 +30,11 @@ def hooked_calls(dump: Dump, problems: list[str]) -> Iterator[WholeCall]:
     """
     groups: dict[str, dict[str, StoredTensor]] = defaultdict(dict)
     projections = 0
-    for one in dump.tensors:
-        base, _, last = one.key.rpartition(".")
+    for tensor in dump.tensors:
+        base, _, last = tensor.key.rpartition(".")
         kind = next((kind for kind, names in (("q", _Q), ("k", _K), ("v", _V), ("out", _OUT)) if last in names), None)
         if kind:
-            groups[base][kind] = one
+            groups[base][kind] = tensor
         projections += last in ("q_proj", "k_proj", "v_proj")
     for base, group in groups.items():
         if not {"q", "k", "v"} <= set(group):

@@ -141,7 +141,10 @@ class Passes:
             lambda name: phase_of(name) != "other",
             lambda name: _PROFILER_STEP.fullmatch(name) is not None,
         )
-        chosen = next((found for rule in rules if (found := [one for one in annotations if rule(one.name)])), [])
+        chosen = next(
+            (found for rule in rules if (found := [annotation for annotation in annotations if rule(annotation.name)])),
+            [],
+        )
         self._by_thread: dict[tuple[str, str], list[Span]] = defaultdict(list)
         for one in sorted(chosen, key=lambda one: (one.ts, -one.dur)):
             thread = self._by_thread[one.pid, one.tid]
@@ -183,7 +186,7 @@ def _passes(pool: StepPool, spans: list[Span], passes: Passes, launches: dict[in
 
 def _segment(pool: StepPool, label: str, spans: Iterable[Span], outside: bool) -> Segment:
     # By stream: how kernels of different streams interleave differs from run to run.
-    ones = sorted(spans, key=lambda one: (one.tid, one.ts, -one.dur, one.number))
+    ones = sorted(spans, key=lambda span: (span.tid, span.ts, -span.dur, span.number))
     kind: SegmentKind = "other" if outside else phase_of(label)
     return Segment(
         label, kind, pool.sequence([pool.step("call", one.name) for one in ones]),
@@ -230,12 +233,12 @@ def _check_order(spans: Spans, request: int, segments: Sequence[Segment]) -> Non
 
 
 def _step(pool: StepPool, spans: list[Span]) -> Segment:
-    kinds = {phase_of(one.name) for one in spans} - {"other"}
+    kinds = {phase_of(span.name) for span in spans} - {"other"}
     kind: SegmentKind = next(iter(kinds)) if len(kinds) == 1 else "mixed" if kinds else "other"
     return Segment(
-        "", kind, pool.sequence([pool.step("call", one.name) for one in spans]),
-        array("q", (one.number for one in spans)), array("d", (one.ts for one in spans)),
-        array("d", (one.dur for one in spans)),
+        "", kind, pool.sequence([pool.step("call", span.name) for span in spans]),
+        array("q", (span.number for span in spans)), array("d", (span.ts for span in spans)),
+        array("d", (span.dur for span in spans)),
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""What a profile states: its passes by phase, its kernels by name, what does not begin or end, and its timeline."""
+"""The facts of a profile: its passes by phase, its kernels by name, what does not begin or end, and its timeline."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def document(loaded: LoadedProfile) -> Document:
         file=loaded.file,
         facts=_facts(loaded),
         tables=(_kernels(trace), _passes(trace)),
-        findings=tuple(finding_of(one, trace, {}) for one in trace.violations),
+        findings=tuple(finding_of(violation, trace, {}) for violation in trace.violations),
         timeline=timeline(trace),
     )
 

@@ -46,7 +46,7 @@ class DifferenceKind(Part):
 
 
 class StepRow(Part):
-    """How often a step occurs in the segments of one kind, and how long it takes in all."""
+    """The number of times that a step occurs in the segments of one kind, and how long it takes in all."""
 
     phase: str
     name: str
@@ -85,7 +85,7 @@ class Side(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where something is, or, if `after`, the last step before the place where something is missing. 0 is unknown."""
+    """The place of something, or, if `after`, the last step before the place where something is missing. 0 is unknown."""
 
     at: int
     after: bool = False
@@ -181,7 +181,7 @@ def _first(track: Track) -> int:
 
 
 def _track_differences(a: Track, b: Track, runs: str, notes: list[str]) -> Iterator[Difference]:
-    ours, theirs = [_signature(one) for one in a.segments], [_signature(one) for one in b.segments]
+    ours, theirs = [_signature(segment) for segment in a.segments], [_signature(segment) for segment in b.segments]
     blocks = align(ours, theirs)
     if blocks is None:
         notes.append(f"The segments of {a.name} differ so much that they were compared by their order alone.")

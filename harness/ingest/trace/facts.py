@@ -1,4 +1,4 @@
-"""What a trace states: facts and tables with their places, the rules that it breaks, and its timeline."""
+"""The document of a trace: facts and tables with their places, the rules that it breaks, and its timeline."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _sequence(track: Track) -> tuple[str, int]:
 
 def _marked(track: Track) -> list[Segment]:
     """List the segments that stand between marks: not the prefill before the first of them."""
-    return [one for one in track.segments if one.steps and one.steps[0].name == "segment begins"]
+    return [segment for segment in track.segments if segment.steps and segment.steps[0].name == "segment begins"]
 
 
 def tokens(track: Track) -> tuple[int, int]:

@@ -39,7 +39,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass
 class Violations:
-    """What was found so far: the first `KEPT` of each rule, and how many there are."""
+    """The violations found so far: the first `KEPT` of each rule, and how many there are."""
 
     kept: list[Violation] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)

@@ -61,7 +61,7 @@ _SEGMENT = {
 
 
 class Kind(NamedTuple):
-    """What a line is, and the part of it that varies."""
+    """The kind of a line, and the part of it that varies."""
 
     kind: LineKind
     name: str = ""

@@ -1,4 +1,4 @@
-"""What the documents of engine traces and of profiles have in common: findings of broken rules, and the size of tables."""
+"""Parts that the documents of engine traces and of profiles share: findings of broken rules, and the size of tables."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ def quote(places: Iterable[int], texts: Mapping[int, str], otherwise: str = "") 
     return tuple(Excerpt(first=place, last=place, text=texts.get(place, otherwise)) for place in places if place)
 
 
-def finding_of(one: Violation, trace: Trace, texts: Mapping[int, str]) -> CitedFinding:
+def finding_of(violation: Violation, trace: Trace, texts: Mapping[int, str]) -> CitedFinding:
     """Make a finding of a broken rule.
 
     Args:
-        one: the first place where it is broken.
+        violation: the first place where it is broken.
         trace: counts the others.
         texts: of lines, where the file has lines.
     """
-    count = trace.broken[one.rule]
-    places = (f"{trace.unit} {place:,}{f': {texts[place]}' if place in texts else ''}" for place in one.places)
+    count = trace.broken[violation.rule]
+    places = (f"{trace.unit} {place:,}{f': {texts[place]}' if place in texts else ''}" for place in violation.places)
     return CitedFinding(
-        id=one.rule,
-        title=RULES[one.rule],
+        id=violation.rule,
+        title=RULES[violation.rule],
         severity="warning",
-        where=one.where,
-        diagnosis=f"{one.says[0].upper()}{one.says[1:]}.",
+        where=violation.where,
+        diagnosis=f"{violation.says[0].upper()}{violation.says[1:]}.",
         evidence=(*places, *((f"{count:,} such places in the trace",) if count > 1 else ())),
         reproduce="",
-        cites=quote(one.places, texts, one.says),
+        cites=quote(violation.places, texts, violation.says),
     )

@@ -1,4 +1,4 @@
-"""What a trace shows of itself: whether all of it was understood, and whether it keeps the rules of the state machine."""
+"""The verdict on a trace: was all of it understood, and does it keep the rules of the state machine?"""
 
 from __future__ import annotations
 
