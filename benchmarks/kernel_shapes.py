@@ -17,7 +17,8 @@ from assay.harness.attention import kernels
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.attention.sdpa import torch_sdpa
 from assay.harness.offline.timing import time_kernels
-from assay.reports.kernel_timing_terminal import render_timing
+from assay.reports.kernel_timing import timing_document
+from assay.reports.terminal import render
 
 SHAPES = {
     "cpu": ((64, 0), (64, 64)),
@@ -44,7 +45,7 @@ def main() -> None:
     for name in args.candidate or ["sage_attn", "sage_attn_as_shipped"]:
         names = (name, "torch_sdpa")
         timing = time_kernels(kernels.load(name), torch_sdpa, calls, BOUND, ALPHA, args.seconds, command, names)
-        render_timing(timing, Console(width=250))
+        render(timing_document(timing), Console(width=250))
 
 
 if __name__ == "__main__":

@@ -9,18 +9,19 @@ from assay.harness.attention.hypotheses import BY_ID
 from assay.harness.errors import ExitCode
 from assay.harness.localize.axes import Axis
 from assay.harness.offline.check import CheckResult
+from assay.harness.offline.check_document import document_of
 from assay.harness.offline.coverage import DECLARED
 from assay.harness.text import counted, one_line, two_digits
 from assay.harness.verdict import serious
 from assay.reports.document import Block, Case, Cell, Code, Document, Findings, Items, Line, Only, Section, Suite, Table
-from assay.reports.terminal import finding_lines, verdict_line
+from assay.reports.terminal import finding_lines
 
 MAX_REFUSALS = 3
 MAX_CAUSES = 3
 """Most wrong kernels whose causes one line names."""
 MAX_TEST = 3000
 """Most characters of a test that a terminal or an assertion shows: more are numbers."""
-TEST_OF_NUMBERS = "A test that reproduces it holds the numbers of the call: --json and --html have it."
+_TEST = "A test that reproduces it"
 
 
 def rows(axes: Sequence[Axis]) -> list[tuple[str, str, str]]:
@@ -158,6 +159,7 @@ def check_document(result: CheckResult, verbose: bool = False) -> Document:
         ],
         body=[*body, *_again(result)],
         suites=[_suite(result)],
+        result=document_of(result, summary),
         name="assay check",
     )
 
@@ -173,14 +175,20 @@ def _where(result: CheckResult) -> list[Block]:
 
 def _again(result: CheckResult) -> list[Block]:
     blocks: list[Block] = [Line(f"Smallest failing call: {result.smallest}")] if result.smallest else []
-    if result.test:
-        blocks.append(Only("page", [Code(result.test, "A test that reproduces it")]))
-        short: list[Block] = [Line("A test that reproduces it:\n"), Code(result.test)]
-        shown = short if len(result.test) <= MAX_TEST else [Line(TEST_OF_NUMBERS)]
-        # the test may have filled the screen
-        blocks.append(Only("terminal", [*shown, Line(verdict_line(result.verdict, f"{result.summary()}."))]))
+    blocks += reproducing(result.test)
     blocks += [Only("page", [Code(result.again, "Repeat this check")])] if result.again else []
     return [Section("again", "See it again", blocks)] if blocks else []
+
+
+def reproducing(test: str) -> list[Block]:
+    """A test that reproduces a wrong output; none where there is no such test. A terminal shows none of numbers."""
+    if not test:
+        return []
+    short: list[Block] = [Line(f"{_TEST}:\n"), Code(test)]
+    shown = (
+        short if len(test) <= MAX_TEST else [Line(f"{_TEST} holds the numbers of the call: --json and --html have it.")]
+    )
+    return [Only("page", [Code(test, _TEST)]), Only("terminal", shown)]
 
 
 def _suite(result: CheckResult) -> Suite:

@@ -16,9 +16,9 @@ from assay.reports.document import (
     Checks,
     Code,
     Document,
-    Embedded,
     Facts,
     Fold,
+    HeatMaps,
     Items,
     Line,
     Only,
@@ -28,10 +28,8 @@ from assay.reports.document import (
     Words,
     more,
 )
-from assay.reports.layer_diff_view import GridView, grid_data, grid_views
 from assay.reports.runs import worst_text
 from assay.reports.summary import VERDICTS, when
-from assay.reports.terminal import verdict_line
 
 SHOWN, FLIPS_SHOWN, ROWS_SHOWN, MOST_MAPS = 20, 5, 12, 24
 """Rows of each kind, flips, and rows of a group that the terminal shows; heat maps that the page draws."""
@@ -42,11 +40,7 @@ LATENCY_COLUMNS = ("quantity", "requests", "A", "B", "ratio", "verdict")
 def compare_document(result: CompareResult) -> Document:
     """Both sides, the tables, what changed, the checks, and the verdict, which a terminal shows last."""
     reasons = [one_line(reason, 700) for reason in result.reasons]
-    closing: list[Block] = [
-        Line(verdict_line(result.verdict, result.headline)),
-        Items(reasons[1:]),
-        Line(f"  {result.covers}"),
-    ]
+    closing: list[Block] = [Items(reasons[1:]), Line(f"  {result.covers}")]
     repeat: list[Block] = [Code(result.reproduce, "Repeat this comparison")] if result.reproduce else []
     body: list[Block] = [
         Facts([_side(side) for side in (result.a, result.b)]),
@@ -197,7 +191,6 @@ def runs_compared_document(result: RunsComparison) -> Document:
         *_equal(result),
         *_beside(result),
         Section("covers", "What this covers", [Line(f"  {result.covers}"), Only("page", repeat)]),
-        Only("page", [Embedded("grids.html.jinja", {"data": grid_data(grids)})]),
     ]
     return Document(
         command="compare",
@@ -208,7 +201,6 @@ def runs_compared_document(result: RunsComparison) -> Document:
         created=result.created,
         suites=[_suite(result, {one.name: one.run.folder for one in result.runs}, cases)],
         result=result,
-        scripts=("page.js", "layer_diff.js"),
     )
 
 
@@ -229,7 +221,7 @@ def _runs(result: RunsComparison) -> list[Block]:
         card += [Cell(own, "quiet"), Cell(one_line(run.folder, 160), code=True)]
         card += [one.sentence] if one.sentence and len(result.runs) > 2 else []
         cards.append(tuple(card))
-    return [Only("terminal", lines), Only("page", [Facts(cards, cards=True)])]
+    return [Only("terminal", lines), Only("page", [Facts(cards, "cards")])]
 
 
 def _group(result: RunsComparison, group: str, grids: Sequence[ErrorGrid]) -> Section:
@@ -239,9 +231,9 @@ def _group(result: RunsComparison, group: str, grids: Sequence[ErrorGrid]) -> Se
     blocks: list[Block] = [_rows(result, changed)] if changed else [Only("page", [Line("No difference.", "empty")])]
     if group == "own error" and grids:
         left = sum(grid is not None for maps in result.maps for grid in maps.grids) - len(grids)
-        blocks.append(
-            Embedded("head_maps.html.jinja", {"maps": _by_condition(result, grid_views(grids)), "left_out": left})
-        )
+        maps: list[Block] = [Line("Own error by layer and head", "strong"), HeatMaps(grids, small=True)]
+        maps += [Line(f"{left} more heat maps are in the runs' own reports.", "quiet")] if left else []
+        blocks.append(Only("page", maps))
     blocks += [Fold(f"{len(equal)} equal or within noise", [_rows(result, equal)])] if equal else []
     return Section(group.replace(" ", "-"), title, blocks, announced=bool(changed))
 
@@ -294,10 +286,3 @@ def _named(result: RunsComparison, maps: HeadMaps) -> list[ErrorGrid]:
         for run, grid in zip(result.runs, maps.grids, strict=True)
         if grid is not None
     ]
-
-
-def _by_condition(result: RunsComparison, views: list[GridView]) -> list[tuple[str, list[GridView]]]:
-    found: dict[str, list[GridView]] = {maps.where: [] for maps in result.maps}
-    for view in views:
-        found[view.grid.where].append(view)
-    return [(where, here) for where, here in found.items() if here]

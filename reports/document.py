@@ -1,12 +1,12 @@
 """One document for whatever a command shows, and for every medium: what is said, in which order. Renderers decide how it looks.
 
-A function for each kind of result makes its `Document`. `assay.reports.terminal`, `page` and `junit` render any document; its
-JSON is that of the result itself.
+A function for each kind of result makes its `Document`. `assay.reports.terminal`, `page`, `markdown` and `junit` render any
+document; its JSON is that of the result itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from assay.harness.picture import Picture
 from assay.harness.text import counted, one_line
-from assay.harness.verdict import Check, CheckStatus, Finding, Verdict
+from assay.harness.verdict import Check, CheckStatus, Finding, Verdict, exit_code_of
 
 Medium = Literal["terminal", "page", "markdown"]
 Outcome = Verdict | Literal["ok", "failed", "missing", "not checked"]
@@ -41,7 +41,7 @@ class Cell:
     sign: Verdict | None = None
 
 
-Words = str | Cell
+Words = str | Cell | tuple[str | Cell, ...]
 
 
 @dataclass(frozen=True)
@@ -49,27 +49,28 @@ class Line:
     """A paragraph.
 
     Attributes:
-        style: "strong", "quiet" or "empty" (there is nothing to show); empty for plain text.
+        style: "strong", "deciding" (the sentence of a section), "quiet" or "empty" (there is none); empty for plain text.
     """
 
-    text: str | Sequence[Words]
-    style: Literal["", "strong", "quiet", "empty"] = ""
+    text: Words
+    style: Literal["", "strong", "deciding", "quiet", "empty"] = ""
 
 
 @dataclass(frozen=True)
 class Items:
-    """Lines of a list."""
+    """Lines of a list, of which a terminal and Markdown show so many; None for all."""
 
-    lines: Sequence[str | Cell]
+    lines: Sequence[Words]
     ordered: bool = False
+    most: int | None = None
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Names with their values; what follows a value stands below it. On a page, side by side or as cards."""
+    """Names with their values; what follows a value stands below it. On a page side by side, as cards, or in a small grid."""
 
     rows: Sequence[tuple[Words, ...]]
-    cards: bool = False
+    style: Literal["", "cards", "small"] = ""
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class Table:
         title: of the table; empty where the section's says it.
         numbers: indices of the columns of numbers.
         style: classes of the style sheet.
-        most: rows that a terminal shows; None for all.
+        most: rows that a terminal and Markdown show; None for all.
     """
 
     columns: Sequence[str]
@@ -113,6 +114,7 @@ class Code:
 
     text: str
     label: str = ""
+    language: str = "text"
 
 
 @dataclass(frozen=True)
@@ -125,17 +127,30 @@ class Weights:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A picture for a page, as an ``<svg>`` element."""
+    """A chart for a page, as an ``<svg>`` element; a wide one scrolls in its own frame. An empty one is not shown."""
 
     svg: str
+    wide: bool = True
 
 
 @dataclass(frozen=True)
-class Embedded:
-    """A part of a page that has a template of its own, such as heat maps."""
+class HeatMaps:
+    """Errors by layer and head or condition, for a page: one large map at a time, or small ones beside each other.
 
-    template: str
-    values: Mapping[str, Any]
+    Attributes:
+        grids: `assay.harness.judge.report.ErrorGrid`s, whose module takes too long to import for the pytest plugin.
+    """
+
+    grids: Sequence[Any]
+    small: bool = False
+
+
+@dataclass(frozen=True)
+class Box:
+    """Blocks that a page shows together, by a class of the style sheet, such as beside each other."""
+
+    style: str
+    blocks: Sequence[Block]
 
 
 @dataclass(frozen=True)
@@ -156,7 +171,8 @@ class Fold:
 
 @dataclass(frozen=True)
 class Section:
-    """Blocks below a heading. A terminal shows the heading if `announced`, and a blank line above it."""
+    """Blocks below a heading. A terminal shows the heading if `announced`, and a blank line above it. A part of another section
+    needs no id."""
 
     id: str
     title: str
@@ -164,7 +180,9 @@ class Section:
     announced: bool = False
 
 
-Block = Line | Items | Facts | Table | Findings | Checks | Code | Weights | Drawing | Embedded | Only | Fold | Section
+Block = (
+    Line | Items | Facts | Table | Findings | Checks | Code | Weights | Drawing | HeatMaps | Box | Only | Fold | Section
+)
 
 
 @dataclass(frozen=True)
@@ -202,10 +220,11 @@ class Document:
 
     Attributes:
         command: that made it, such as "compare".
-        title: of the page in a browser's tab, after the verdict's word if the header has that.
+        title: of the page in a browser's tab, after the word of the header.
         verdict: None for a document that has none.
+        exit_code: of the command, where it is not that of the verdict.
         word: in the header; empty for that of the verdict.
-        headline: one sentence, below the word.
+        headline: one sentence, below the word; a terminal shows it last.
         meaning: what the headline does not say; None for what the verdict means and the exit code.
         created: ISO 8601; empty if it does not matter.
         crumbs: above the word: what was examined.
@@ -213,7 +232,6 @@ class Document:
         foot: what a page says at its end, before the command that made it.
         suites: for JUnit.
         result: what its JSON holds; None for a document without.
-        scripts: of the page.
         name: of the JUnit document.
     """
 
@@ -222,6 +240,7 @@ class Document:
     verdict: Verdict | None
     headline: str
     body: Sequence[Block]
+    exit_code: int | None = None
     word: str = ""
     meaning: str | None = None
     created: str = ""
@@ -229,15 +248,37 @@ class Document:
     foot: str = ""
     suites: Sequence[Suite] = ()
     result: BaseModel | None = None
-    scripts: Sequence[str] = ("page.js",)
     name: str = "assay"
+
+    @property
+    def code(self) -> int:
+        """The exit code of the command; 0 for a document that decides nothing."""
+        decided = 0 if self.verdict is None else int(exit_code_of(self.verdict))
+        return decided if self.exit_code is None else self.exit_code
+
+    @property
+    def conclusion(self) -> str:
+        """The last line of an output, which stays on the screen: verdict, exit code and why; empty if nothing is decided."""
+        if self.exit_code is None and self.verdict is None:
+            return ""
+        if self.exit_code is not None:
+            return one_line(self.headline, 700) + (f" (exit code {self.exit_code})" if self.exit_code else "")
+        return one_line(f"{(self.word or self.verdict or '').upper()} (exit code {self.code}): {self.headline}", 700)
 
 
 def plain(words: Words) -> str:
     """Words without markup, on one line."""
-    if isinstance(words, str):
-        return one_line(words, 700)
-    return one_line(words.text, 700) + (f" ({one_line(words.note)})" if words.note else "")
+    parts = words if isinstance(words, tuple) else (words,)
+    notes = (one if isinstance(one, str) else one.text + (f" ({one.note})" if one.note else "") for one in parts)
+    return one_line("".join(notes), 700)
+
+
+def blocks_of(blocks: Sequence[Block]) -> Iterator[Block]:
+    """All blocks for a page, those within others included, in order."""
+    for block in blocks:
+        yield block
+        if isinstance(block, (Box, Fold, Section)) or (isinstance(block, Only) and block.medium == "page"):
+            yield from blocks_of(block.blocks)
 
 
 def more(left: int, what: str) -> list[Block]:

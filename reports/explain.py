@@ -66,7 +66,7 @@ def explain_document(page: Page) -> Document:
         do.append(Line(f"Of the same kind: {', '.join(page.variants)}", "quiet"))
     blocks.append(Section("do", "What to do", do, announced=True))
     return Document(
-        command="explain", title=f"{page.id}: {page.title}", verdict=None, word=page.title, headline=page.about, crumbs=[page.id],
+        command="explain", title=page.id, verdict=None, word=page.title, headline=page.about, crumbs=[page.id],
         body=blocks,
     )  # fmt: skip
 

@@ -48,7 +48,9 @@ def claims_document(checked: CheckedClaims) -> Document:
         body.append(Line(f"{_SIGNS[one.outcome]} {one.outcome}: {one_line(one.claim)}: {one_line(one.why, 400)}"))
         body.append(Items([f"  {one_line(line, 300)}" for line in one.cites]))
     said = "; ".join(f"{one.outcome}: {one.claim}" for one in checked.claims)
-    return Document(command="verify-claim", title=said, verdict=None, headline=said, body=body, result=checked)
+    return Document(
+        command="verify-claim", title=said, verdict=None, exit_code=checked.exit_code, headline=said, body=body, result=checked
+    )  # fmt: skip
 
 
 def ingest_document(result: IngestResult) -> Document:

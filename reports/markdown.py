@@ -1,35 +1,20 @@
-"""``report.md``: a pull request comment or a step summary, at most 60 lines."""
+"""Any document as GitHub Markdown, in which what others wrote is shown literally."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 
-from assay.harness.judge.report import Check, Finding, Report
 from assay.harness.text import one_line, visible
-from assay.reports.document import CHECK_SIGNS
+from assay.harness.verdict import Check, Finding, Verdict
+from assay.reports import document as doc
 from assay.reports.operator_picture import text as picture_text
-from assay.reports.summary import (
-    VERDICTS,
-    envelope_lines,
-    failure_lines,
-    latency_lines,
-    layer_diff_lines,
-    main_finding,
-    suite_line,
-    unmet,
-)
+from assay.reports.summary import VERDICTS
 from assay.reports.terminal import PLAIN_WIDTH, explaining
 
-_REASONS, _SUITES, _CHECKS, _FINDINGS, _LAYERS, _COMMAND_LINES = 5, 7, 5, 2, 3, 3
-"""Most rows of each part; a run has at most seven suites."""
-_FINDINGS_BESIDE_LATENCY = 1
-_COMMAND_CHARACTERS = 2_000
-_LOG_LINES, _LOG_CHARACTERS = 16, 300
-LINES = 60
-"""Most lines of a comment."""
-_SIGNS = {"pass": "✅", "regression": "❌", "inconclusive": "❓", "error": "⚠️"}
-
+SIGNS: dict[Verdict, str] = {"pass": "✅", "regression": "❌", "inconclusive": "❓", "error": "⚠️"}
+COMMAND = 2_000
+"""Most characters of a command."""
 # Characters with a meaning in CommonMark, GitHub's tables or strike-through. An underscore inside a word has none, and
 # names of backends are full of them.
 _SPECIAL = re.compile(r"[\\`*{}\[\]<>|~$&]|(?<![^\W_])_|_(?![^\W_])|^(?=[#+=-]+(?:\s|$))|^\d+(?=[.)](?:\s|$))")
@@ -37,54 +22,15 @@ _SPECIAL = re.compile(r"[\\`*{}\[\]<>|~$&]|(?<![^\W_])_|_(?![^\W_])|^(?=[#+=-]+(
 _LINKED = re.compile(r"@(?=\w)|#(?=\d)|:(?=//)|(?<=www)\.", re.IGNORECASE)
 
 
-def to_markdown(report: Report) -> str:
-    """Verdict, cause and suites, and below a fold the unmet checks, further findings and what was compared, as GitHub Markdown."""
-    mark = VERDICTS[report.verdict]
-    candidate, reference = code(report.candidate.backend), code(report.reference.backend)
-    lines = [f"### {_SIGNS[report.verdict]} {mark.word}: {candidate} against {reference}", ""]
-    lines += [f"**{escape(report.headline, 400)}**", ""]
-    cause = main_finding(report)
-    lines += _cause(cause) if cause else []
-    after_cause = len(lines)
-    said = cause.sentence if cause else ""
-    lines += _list([escape(reason, 300) for reason in report.reasons if reason != said], _REASONS)
-    lines += _failure(report)
-    lines += _suite_table(report)
-    where = f"{escape(report.environment.device)}, model {code(report.environment.model)}, run {code(report.run_id)}"
-    foot = f"<sub>assay · exit code {report.exit_code} · {escape(report.candidate.engine)} · {where}</sub>"
-    end = ["</details>", "", *_command(report.reproduce), foot]
-    lines += ["<details><summary>Checks, layers, and what the verdict covers</summary>", ""]
-    further = [finding for finding in report.findings if finding is not cause]
-    most = _FINDINGS if report.latency is None else _FINDINGS_BESIDE_LATENCY
-    # The picture of the cause says more than a further finding, which is in report.html as well.
-    by_count = [_folded(report, further, count) for count in range(most, -1, -1)]
-    pictures = [_picture(cause, LINES - len(lines) - len(end) - len(folded)) for folded in by_count]
-    chosen = next((at for at, drawn in enumerate(pictures) if drawn), 0)
-    return "\n".join([*lines[:after_cause], *pictures[chosen], *lines[after_cause:], *by_count[chosen], *end]) + "\n"
+def to_markdown(document: doc.Document, level: int = 2) -> str:
+    """A document as Markdown, its heading of this level.
 
-
-def _cause(cause: Finding) -> list[str]:
-    """What is wrong and how to reproduce it, in the first lines."""
-    observed = f" Observed: {escape(cause.observed, 400)}" if cause.observed else ""
-    explained = "".join(f" (explained by {_span(command)})" for command in explaining(cause))
-    lines = [f"**Cause**: {escape(cause.sentence, 500)}{observed}{explained}"]
-    return [*lines, "", *([f"Reproduce: {_span(cause.reproduce)}", ""] if cause.reproduce else [])]
-
-
-def _folded(report: Report, further: Sequence[Finding], most: int) -> list[str]:
-    """What a reader looks up, with at most so many further findings."""
-    lines = [*_checks(unmet(report)), *_findings(further, most)]
-    if report.layers:
-        lines += [
-            "**Layer diff**",
-            "",
-            *_list([escape(line, 400) for line in layer_diff_lines(report.layers)], _LAYERS),
-        ]
-    if report.envelope:
-        lines += [f"**Envelope**: {' '.join(escape(line, 800) for line in envelope_lines(report))}", ""]
-    if report.latency:
-        lines += [f"**Latency**: {' '.join(escape(line, 400) for line in latency_lines(report.latency))}", ""]
-    return lines
+    A table has all its rows; of checks those that are not ok are shown; charts and heat maps are left to the page.
+    """
+    word = document.word or (VERDICTS[document.verdict].word if document.verdict else "")
+    sign = f"{SIGNS[document.verdict]} " if document.verdict else ""
+    said = f"{sign}**{escape(word)}**. {escape(document.headline, 700)}"
+    return "\n".join([f"{'#' * level} {document.title}", "", said, "", *_blocks(document.body, level + 1)])
 
 
 def escape(text: str, limit: int = 200) -> str:
@@ -102,6 +48,13 @@ def code(text: str, limit: int = 200) -> str:
     return f"{fence}{pad}{shown}{pad}{fence}"
 
 
+def fenced(text: str, language: str = "text") -> list[str]:
+    """`text` as a block of code, in a fence that it cannot end, with a blank line after it."""
+    lines = visible(text).rstrip("\n").split("\n")
+    fence = "`" * max(3, max(map(_longest_backticks, lines)) + 1)
+    return [f"{fence}{language}", *lines, fence, ""]
+
+
 def _escaped(found: str) -> str:
     if found.isdigit():
         return f"{found}\\"
@@ -112,93 +65,80 @@ def _longest_backticks(text: str) -> int:
     return max(map(len, re.findall("`+", text)), default=0)
 
 
-def _suite_table(report: Report) -> list[str]:
-    if not report.suites:
-        return []
-    lines = [
-        "| Suite | Verdict | Reference | Candidate | Differences | Measured (interval) | Bound |",
-        "| --- | --- | ---: | ---: | --- | --- | --- |",
-    ]
-    for suite in report.suites[:_SUITES]:
-        row = suite_line(suite)
-        bound = f"{row.bound}, set by {row.policy}" if row.policy else row.bound
-        cells = (row.suite, row.reference, row.candidate, row.differences, row.measured, bound)
-        name, *rest = (escape(cell) for cell in cells)
-        lines.append(f"| {name} | {_SIGNS[row.verdict]} {row.verdict} | {' | '.join(rest)} |")
-    if len(report.suites) > _SUITES:
-        lines.append(f"| and {len(report.suites) - _SUITES} more, in report.html | | | | | | |")
-    return [*lines, ""]
+def _words(words: doc.Words) -> str:
+    if isinstance(words, tuple):
+        return "".join(map(_words, words))
+    if isinstance(words, str):  # the spaces at its ends join it to its neighbours
+        return f"{' ' * words.startswith(' ')}{escape(words, 700)}{' ' * words.endswith(' ')}"
+    text = f"**{escape(words.text, 700)}**" if words.status == "strong" else escape(words.text, 700)
+    text = f"[{text}]({words.link})" if words.link else text
+    return f"{text} ({escape(words.note)})" if words.note else text
 
 
-def _checks(checks: Sequence[Check]) -> list[str]:
-    if not checks:
-        return []
-    rows = []
-    for check in checks:
-        settles = f" To resolve: {escape(check.settles)}" if check.settles else ""
-        rows.append(
-            f"{CHECK_SIGNS[check.status]} {check.status}: **{escape(check.title)}**: {escape(check.found)}.{settles}"
-        )
-    return ["**Checks that are not ok**", "", *_list(rows, _CHECKS)]
+def _blocks(blocks: Iterable[doc.Block], level: int) -> list[str]:
+    return [line for block in blocks for line in _block(block, level)]
 
 
-def _findings(findings: Sequence[Finding], most: int) -> list[str]:
-    if not findings:
-        return []
-    rows = []
-    for finding in findings:
-        parts = [f"**{escape(finding.title)}**: {escape(finding.sentence, 500)}"]
-        if finding.observed:
-            parts[0] += f" Observed: {escape(finding.observed, 400)}"
-        parts[0] += "".join(f" (explained by {_span(command)})" for command in explaining(finding))
-        if finding.evidence:
-            parts.append("; ".join(escape(line, 160) for line in finding.evidence[:3]))
-        if finding.reproduce:
-            parts.append(_span(finding.reproduce))
-        rows.append("\n  - ".join(parts))
-    return ["**Further findings**", "", *"\n".join(_list(rows, most)).split("\n")]
+def _block(block: doc.Block, level: int) -> list[str]:
+    match block:
+        case doc.Line():
+            return [f"**{_words(block.text)}**" if block.style == "strong" else _words(block.text), ""]
+        case doc.Items():
+            lines = [f"{'1.' if block.ordered else '-'} {_words(line)}" for line in block.lines[: block.most]]
+            return [*lines, *_left(len(block.lines), block.most), ""] if lines else []
+        case doc.Facts():
+            rows = ((_words(name), "; ".join(map(_words, values))) for name, *values in block.rows)
+            return [*(f"- **{name}**: {values}" for name, values in rows), ""]
+        case doc.Table():
+            return _table(block)
+        case doc.Findings():
+            return [line for finding in block.findings for line in _finding(finding)] + [""]
+        case doc.Checks():
+            unmet = [check for check in block.checks if check.status != "ok"]
+            return [*map(_check, unmet), ""] if unmet else []
+        case doc.Code():
+            return [*([f"{escape(block.label)}:", ""] if block.label else []), *fenced(block.text, block.language)]
+        case doc.Weights():
+            return [*fenced(picture_text(block.picture, PLAIN_WIDTH).plain), escape(block.says, 700), ""]
+        case doc.Fold():
+            inner = _blocks(block.blocks, level)
+            return [f"<details><summary>{escape(block.summary)}</summary>", "", *inner, "</details>", ""]
+        case doc.Section():
+            return [f"{'#' * level} {escape(block.title)}", "", *_blocks(block.blocks, level + 1)]
+        case doc.Box() | doc.Only(medium="markdown"):
+            return _blocks(block.blocks, level)
+        case _:
+            return []
 
 
-def _failure(report: Report) -> list[str]:
-    """The log of what failed, folded."""
-    rows = failure_lines(report, _LOG_LINES)
-    if not rows:
-        return []
-    fence = "`" * max(3, max(map(_longest_backticks, rows)) + 1)
-    shown = [row[:_LOG_CHARACTERS] for row in rows]
-    return ["<details><summary>Its log</summary>", "", f"{fence}text", *shown, fence, "", "</details>", ""]
+def _left(of: int, most: int | None) -> list[str]:
+    return [f"- and {of - most} more, on the page"] if most is not None and of > most else []
 
 
-def _picture(cause: Finding | None, room: int) -> list[str]:
-    """The picture of the cause, if it fits into so many lines. In characters: a comment cannot show SVG."""
-    if cause is None or cause.picture is None:
-        return []
-    rows = picture_text(cause.picture, PLAIN_WIDTH).plain.split("\n")
-    if len(rows) + 3 > room:
-        return []
-    fence = "`" * max(3, max(map(_longest_backticks, rows)) + 1)
-    return [f"{fence}text", *rows, fence, ""]
+def _table(table: doc.Table) -> list[str]:
+    sides = ("---:" if number in table.numbers else "---" for number in range(len(table.columns)))
+    lines = [f"**{escape(table.title)}**", ""] if table.title else []
+    for row in (map(escape, table.columns), sides, *(map(_words, row) for row in table.rows[: table.most])):
+        lines.append(f"| {' | '.join(row)} |")
+    return [*lines, "", *_left(len(table.rows), table.most), *([escape(table.note, 700), ""] if table.note else [])]
+
+
+def _finding(finding: Finding) -> list[str]:
+    """A finding as a line of a list, with its evidence and the command that reproduces it below."""
+    observed = f" Observed: {escape(finding.observed, 400)}" if finding.observed else ""
+    explained = "".join(f" (explained by {_span(command)})" for command in explaining(finding))
+    lines = [f"- **{escape(finding.title)}**: {escape(finding.sentence, 500)}{observed}{explained}"]
+    lines += [f"  - {'; '.join(escape(line, 160) for line in finding.evidence[:3])}"] if finding.evidence else []
+    return lines + ([f"  - {_span(finding.reproduce)}"] if finding.reproduce else [])
 
 
 def _span(command: str) -> str:
     joined = command.replace("\\\n", " ").strip()
-    if "\n" in joined or len(joined) > _COMMAND_CHARACTERS:
-        return "the command that reproduces it is in report.html"
-    return code(joined, _COMMAND_CHARACTERS)
+    return "its command is on the page" if "\n" in joined or len(joined) > COMMAND else code(joined, COMMAND)
 
 
-def _list(rows: Sequence[str], most: int) -> list[str]:
-    if not rows:
-        return []
-    more = [f"- and {len(rows) - most} more, in report.html"] if len(rows) > most else []
-    return [*(f"- {row}" for row in rows[:most]), *more, ""]
-
-
-def _command(command: str) -> list[str]:
-    if not command:
-        return []
-    lines = visible(command).split("\n")
-    if len(lines) > _COMMAND_LINES or len(command) > _COMMAND_CHARACTERS:
-        return ["The command that repeats this run is in report.html.", ""]
-    fence = "`" * max(3, _longest_backticks(command) + 1)
-    return ["**Repeat this run**", "", f"{fence}sh", *lines, fence, ""]
+def _check(check: Check) -> str:
+    settles = f" To resolve: {escape(check.settles)}" if check.settles else ""
+    return (
+        f"- {doc.CHECK_SIGNS[check.status]} {check.status}: **{escape(check.title)}**: {escape(check.found)}.{settles}"
+    )

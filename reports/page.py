@@ -21,7 +21,8 @@ from assay.harness.judge.latency_result import ratio_text
 from assay.harness.text import clip, counted, one_line, visible
 from assay.harness.verdict import Verdict, exit_code_of
 from assay.reports import operator_picture, summary
-from assay.reports.document import CHECK_SIGNS, Document
+from assay.reports.document import CHECK_SIGNS, Document, HeatMaps, blocks_of
+from assay.reports.heat_maps import grid_data, grid_says, worst_grid
 from assay.reports.svg import PALETTE
 from assay.reports.terminal import explaining
 
@@ -58,9 +59,17 @@ def to_html(document: Document) -> str:
         code = "" if document.verdict is None else f"Exit code {int(exit_code_of(document.verdict))}."
         meaning = " ".join(filter(None, [mark.meaning if mark else "", code]))
     word = document.word or (mark.word if mark else "")
-    title = document.title if document.word else f"{word}: {document.title}"
-    values = {"document": document, "title": title, "word": word, "meaning": meaning}
-    return to_page("document.html.jinja", document.verdict, document.scripts, **values)
+    grids = [grid for block in blocks_of(document.body) if isinstance(block, HeatMaps) for grid in block.grids]
+    values = {
+        "document": document,
+        "title": f"{word}: {document.title}" if word else document.title,
+        "word": word,
+        "meaning": meaning,
+        "grids": grids,
+        "numbers": {id(grid): number for number, grid in enumerate(grids)},
+    }
+    scripts = ("page.js", "layer_diff.js") if grids else ("page.js",)
+    return to_page("document.html.jinja", document.verdict, scripts, **values)
 
 
 def write_page(document: Document, path: Path) -> None:
@@ -148,5 +157,9 @@ _ENVIRONMENT.filters |= {
     "explaining": explaining,
     "kind": lambda block: type(block).__name__,
     "svg": Markup,
+    "grid_data": grid_data,
+    "grid_says": grid_says,
+    "worst_grid": worst_grid,
+    "id": id,
 }
 _ENVIRONMENT.globals |= {"check_signs": CHECK_SIGNS, "verdicts": summary.VERDICTS}

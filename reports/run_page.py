@@ -9,10 +9,11 @@ from itertools import groupby
 
 from markupsafe import Markup
 
+from assay.harness.judge.latency_result import ratio_text, worst_ratio
 from assay.harness.judge.report import ConditionRow, DivergenceRow, Flip, Metric, Report, SuiteResult
 from assay.harness.text import clip, listed, visible
 from assay.reports import charts, summary
-from assay.reports.latency_view import latency_view
+from assay.reports.latency import latency_blocks
 from assay.reports.layer_diff_view import layer_diff_view
 from assay.reports.page import TEXT_SHOWN, to_page
 
@@ -74,7 +75,9 @@ def to_html(report: Report) -> str:
         report=report,
         mark=summary.VERDICTS[report.verdict],
         layer_diff=layer_diff_view(report.layers) if report.layers else None,
-        latency=latency_view(report.latency) if report.latency else None,
+        latency=latency_blocks(report.latency) if report.latency else None,
+        worst=_worst(report),
+        numbers={},
         suites=[_suite_view(suite, i) for i, suite in enumerate(report.suites, start=1)],
         cause=cause,
         further=[finding for finding in report.findings if finding is not cause],
@@ -85,6 +88,11 @@ def to_html(report: Report) -> str:
         met=[check for check in report.checks if check.status == "ok"],
         roles=(("reference", report.reference), ("candidate", report.candidate)),
     )
+
+
+def _worst(report: Report) -> str:
+    worst = worst_ratio(report.latency) if report.latency else None
+    return summary.NOTHING if worst is None else ratio_text(worst.ratio, worst.low, worst.high)
 
 
 def _shown(report: Report) -> tuple[str, str, str] | None:

@@ -47,8 +47,9 @@ def runs_document(listed: RunList, beside: Path) -> Document:
         body.append(Section("unread", "Without a report", [Items(lines)], announced=True))
     return Document(
         command="runs",
-        title=f"Runs in {one_line(listed.folder, 60)}",
+        title=one_line(listed.folder, 60),
         verdict=newest.verdict if newest else None,
+        exit_code=0,
         word=counted(len(listed.runs), "run"),
         headline=f"The newest: {one_line(newest.headline, 400)}" if newest else "None of them has a verdict.",
         meaning=f"{when(newest.created)}, {treated}." if newest else "",

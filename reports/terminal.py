@@ -12,18 +12,20 @@ from rich.table import Table
 from rich.text import Text
 
 from assay.harness.text import counted, one_line, visible
-from assay.harness.verdict import Finding, Verdict, exit_code_of
+from assay.harness.verdict import Finding
 from assay.reports import document as doc
 from assay.reports.operator_picture import text as picture_text
 
 STYLES = {
     "pass": "green", "ok": "green", "regression": "red", "failed": "red", "serious": "red", "inconclusive": "yellow",
     "missing": "yellow", "warning": "yellow", "error": "magenta", "not checked": "dim", "info": "dim",
-    "worse": "red", "better": "green", "strong": "bold", "quiet": "dim",
+    "worse": "red", "beyond": "red", "better": "green", "strong": "bold", "deciding": "bold", "quiet": "dim",
 }  # fmt: skip
 """Colours of verdicts, of the status of checks, of the severity of findings, of what changed, and of emphasis."""
 PLAIN_WIDTH = 100
 """Columns that a picture may take in plain text, such as the message of an assertion."""
+CELL_WIDTH = 60
+"""Most characters of a cell in a table with lines: a kernel's name may have hundreds."""
 
 
 def say(console: Console, text: str | Text) -> None:
@@ -32,11 +34,6 @@ def say(console: Console, text: str | Text) -> None:
     begins with "$ ".
     """
     copy(console, folded(console, text) if console.is_terminal else text)
-
-
-def verdict_line(verdict: Verdict, sentence: str) -> str:
-    """A verdict with its exit code and why, for the last line of an output, which stays on the screen."""
-    return one_line(f"{verdict.upper()} (exit code {int(exit_code_of(verdict))}): {sentence}", 700)
 
 
 def copy(console: Console, text: str | Text) -> None:
@@ -109,27 +106,8 @@ def picture_lines(finding: Finding, width: int, indent: int) -> list[Text]:
     return [Text(" " * indent) + line for line in picture_text(finding.picture, width - indent).split("\n")]
 
 
-def print_rows(console: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows as a table on a terminal that is wide enough, otherwise each row as one line that is never wrapped."""
-    table = Table(title=one_line(title) or None)
-    for column in columns:
-        table.add_column(column, no_wrap=True)
-    for row in rows:
-        table.add_row(*(Text(visible(cell)) for cell in row))  # a str would be read as markup
-    if (
-        console.is_terminal
-        and Measurement.get(console, console.options.update(width=1_000), table).maximum <= console.width
-    ):
-        console.print(table)
-        return
-    if title:
-        say(console, one_line(title))
-    for row in rows:
-        say(console, "  " + "; ".join(f"{column} {cell}" for column, cell in zip(columns, row, strict=True)))
-
-
 def render(document: doc.Document, console: Console) -> None:
-    """Print a document. Its header and its last line are part of its body, where they belong on a terminal."""
+    """Print the body of a document. Its conclusion is the last line of a command, below what else that prints."""
     _blocks(document.body, console)
 
 
@@ -143,17 +121,11 @@ def _blocks(blocks: Iterable[doc.Block], console: Console) -> None:
 def _block(block: doc.Block, console: Console) -> None:
     match block:
         case doc.Line():
-            style = STYLES.get(block.style, "")
-            parts = [block.text] if isinstance(block.text, str) else block.text
-            say(
-                console,
-                Text.assemble(
-                    *((one if isinstance(one, str) else one.text, _style(one)) for one in parts), style=style
-                ),
-            )
+            say(console, _text(block.text, STYLES.get(block.style, "")))
         case doc.Items():
-            for line in block.lines:
+            for line in block.lines[: block.most]:
                 copy(console, f"  {doc.plain(line)}")
+            _left(console, len(block.lines), block.most)
         case doc.Facts():
             for name, value, *notes in block.rows:
                 say(console, f"{doc.plain(name)}: {doc.plain(value)}")
@@ -164,7 +136,7 @@ def _block(block: doc.Block, console: Console) -> None:
         case doc.Findings():
             for finding in block.findings:
                 say(console, finding_text(finding, console.width))
-                if block.commands:
+                if block.commands and finding.reproduce:
                     say(console, f"  $ {finding.reproduce}")
         case doc.Checks():
             for check in block.checks:
@@ -183,7 +155,7 @@ def _block(block: doc.Block, console: Console) -> None:
             for row in picture_text(block.picture, console.width - 2).split("\n"):
                 copy(console, Text("  ") + row)
             say(console, f"  {block.says}")
-        case doc.Only(medium="terminal"):
+        case doc.Box() | doc.Only(medium="terminal"):
             _blocks(block.blocks, console)
         case doc.Section():
             if block.announced:
@@ -194,17 +166,42 @@ def _block(block: doc.Block, console: Console) -> None:
 def _table(table: doc.Table, console: Console) -> None:
     rows = table.rows[: table.most]
     title = f"{table.title} ({table.note})" if table.note and table.title else table.title
-    if "side-by-side" not in table.style:
-        print_rows(console, title, table.columns, [[doc.plain(cell) for cell in row] for row in rows])
-    elif console.is_terminal:
+    if "side-by-side" in table.style and console.is_terminal:
         _side_by_side(console, table.columns, rows)
     else:
-        for name, *cells in rows:
-            named = zip(table.columns[1:], cells, strict=True)
-            say(console, f"  {doc.plain(name)}: {'; '.join(f'{column} {doc.plain(cell)}' for column, cell in named)}")
-    left = len(table.rows) - len(rows)
-    if left:
-        say(console, f"  … and {counted(left, 'more row')}: see --json or --html")
+        _rows(console, one_line(title), table, rows)
+    _left(console, len(table.rows), table.most)
+
+
+def _left(console: Console, of: int, most: int | None) -> None:
+    if most is not None and of > most:
+        say(console, f"  … and {counted(of - most, 'more row')}: see --json or --html")
+
+
+def lined(table: doc.Table, title: str = "") -> Table:
+    """A table with lines, with the first rows of it, for a terminal that is wide enough."""
+    made = Table(title=Text(title) if title else None)
+    for number, column in enumerate(table.columns):
+        made.add_column(Text(column), no_wrap=True, justify="right" if number in table.numbers else "left")
+    for row in table.rows[: table.most]:
+        made.add_row(*(Text(one_line(doc.plain(cell), CELL_WIDTH), style=_style(cell)) for cell in row))
+    return made
+
+
+def _rows(console: Console, title: str, table: doc.Table, rows: Sequence[Sequence[doc.Words]]) -> None:
+    """Print rows as a table on a terminal that is wide enough, otherwise each row as one line that is never wrapped."""
+    made = lined(table, title)
+    options = console.options.update(width=1_000)
+    if console.is_terminal and Measurement.get(console, options, made).maximum <= console.width:
+        console.print(made)
+        return
+    if title:
+        say(console, title)
+    for name, *cells in rows:
+        beside = "side-by-side" in table.style
+        first = f"{doc.plain(name)}: " if beside else f"{table.columns[0]} {doc.plain(name)}; "
+        named = zip(table.columns[1:], cells, strict=True)
+        say(console, "  " + first + "; ".join(f"{column} {doc.plain(cell)}" for column, cell in named))
 
 
 def _side_by_side(console: Console, columns: Sequence[str], rows: Sequence[Sequence[doc.Words]]) -> None:
@@ -219,4 +216,9 @@ def _side_by_side(console: Console, columns: Sequence[str], rows: Sequence[Seque
 
 
 def _style(words: doc.Words) -> str:
-    return "" if isinstance(words, str) else STYLES.get(words.status, "")
+    return STYLES.get(words.status, "") if isinstance(words, doc.Cell) else ""
+
+
+def _text(words: doc.Words, style: str) -> Text:
+    parts = words if isinstance(words, tuple) else (words,)
+    return Text.assemble(*((one if isinstance(one, str) else one.text, _style(one)) for one in parts), style=style)

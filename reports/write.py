@@ -9,7 +9,7 @@ from assay.harness.files import write_whole
 from assay.harness.judge.report import Report
 from assay.reports.json_report import to_json
 from assay.reports.junit import to_junit
-from assay.reports.markdown import to_markdown
+from assay.reports.run_markdown import to_markdown
 from assay.reports.run_page import to_html
 
 # report.json comes first: the others can be rebuilt from it.

@@ -16,7 +16,7 @@ from assay.harness import cli
 from assay.harness.explain.pages import page, titles
 from assay.reports import run_page, run_terminal
 from assay.reports.junit import to_junit
-from assay.reports.markdown import to_markdown
+from assay.reports.run_markdown import to_markdown
 
 ROOT = Path(__file__).parent.parent
 

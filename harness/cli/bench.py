@@ -8,13 +8,13 @@ from typing import Annotated, Any
 import typer
 
 from assay.harness.attention.interpreter import interpret_without_gpu
-from assay.harness.cli.app import app, as_given, console
+from assay.harness.cli.app import app, as_given
 from assay.harness.cli.flags import Config, spec_flags
-from assay.harness.cli.output import Json, conclude, new_file, new_folder, outcome, print_json, progress
+from assay.harness.cli.output import Json, deliver, new_file, new_folder, progress
 from assay.harness.config import BENCH_FLAGS, flag, make_spec
 from assay.harness.errors import UsageError
 from assay.harness.extras import require
-from assay.harness.text import one_line
+from assay.harness.files import write_whole
 
 bench_app = typer.Typer(invoke_without_command=True, add_completion=False)
 app.add_typer(bench_app, name="bench")
@@ -52,20 +52,14 @@ def bench(
 
     from assay.harness.collect.run_folder import default_folder
     from assay.harness.run import bench_servers
-    from assay.reports.bench_page import write_bench
-    from assay.reports.latency_terminal import render_latency
-    from assay.reports.terminal import verdict_line
+    from assay.reports.latency import bench_document
 
     spec = make_spec(flags, config)
     folder = out or Path(f"{default_folder(spec)}-bench")
     with progress() as display:
         result = bench_servers(spec, folder, seed=seed, cuda_graphs=cuda_graphs, display=display)
-    page = write_bench(result, folder)
-    render_latency(result, console)
-    if json:
-        print_json(result.model_dump_json(indent=2))
-    conclude(verdict_line(result.verdict, f"{one_line(result.headline, 400)} Report: {page}"))
-    raise typer.Exit(result.exit_code)
+    write_whole(folder / "bench.json", result.model_dump_json(indent=2) + "\n")
+    raise typer.Exit(deliver(bench_document(result), json, folder / "bench.html"))
 
 
 def _spelled(name: str) -> str:
@@ -94,7 +88,7 @@ def kernel(
     from assay.harness.attention import kernels
     from assay.harness.attention.sdpa import TORCH_SDPA
     from assay.harness.offline.timing import calls_of, time_kernels
-    from assay.reports.kernel_timing_terminal import render_timing, write_timing
+    from assay.reports.kernel_timing import timing_document
 
     reference, bound = reference or TORCH_SDPA, policy.latency_bound
     loaded = [kernels.find("--candidate", candidate), kernels.find("--reference", reference)]
@@ -103,8 +97,5 @@ def kernel(
         loaded[0], loaded[1], calls_of(pack), bound, policy.alpha, seconds or latency_seconds, as_given(), names
     )
     if out:
-        write_timing(result, out)
-    render_timing(result, console)
-    if json:
-        print_json(result.model_dump_json(indent=2))
-    raise typer.Exit(outcome(result.exit_code, f"{result.verdict.upper()}: {candidate} against {reference}"))
+        write_whole(out, result.model_dump_json(indent=2) + "\n")
+    raise typer.Exit(deliver(timing_document(result), json))

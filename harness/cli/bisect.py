@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from assay.harness.cli.app import app, console, say
+from assay.harness.cli.app import app, say
 from assay.harness.cli.flags import STARTED, Config, instrumented_spec, spec_flags
-from assay.harness.cli.output import Json, new_folder, outcome, print_json, progress
+from assay.harness.cli.output import Json, deliver, new_folder, progress
 from assay.harness.config import BISECT_FLAGS
 from assay.harness.extras import require
 
@@ -45,15 +45,12 @@ def layers(
     from assay.harness.bisect.layer_probes import bisect_layers
     from assay.harness.collect.plan import prepare
     from assay.harness.collect.run_folder import default_folder
-    from assay.reports.layer_bisection_terminal import render_layers
+    from assay.reports.layer_bisection import layers_document
 
     spec = instrumented_spec(flags | {"questions": questions, "suites": "mmlu,layers"}, config)
     plan = prepare(spec)
     folder = out or default_folder(spec)
     with progress() as display:
         result = bisect_layers(plan, by, folder, display)
-    render_layers(result, console)
     say(f"Details: {folder / 'bisect.json'}")
-    if json:
-        print_json(result.model_dump_json(indent=2))
-    raise typer.Exit(outcome(result.exit_code, f"Layers that must run the reference: {result.outcome}"))
+    raise typer.Exit(deliver(layers_document(result), json))

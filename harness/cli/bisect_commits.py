@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 from typer.core import TyperCommand
@@ -15,11 +15,8 @@ from typer.core import TyperCommand
 from assay.harness.cli.app import console, errors, report_error, say, wrong_use
 from assay.harness.cli.bisect import bisect_app
 from assay.harness.cli.flags import existing
-from assay.harness.cli.output import Json, new_folder, print_json
+from assay.harness.cli.output import Json, deliver, new_folder
 from assay.harness.errors import GIT_ABORT, AssayError, ExitCode
-
-if TYPE_CHECKING:
-    from assay.harness.bisect.commits.state import BisectState
 
 GIT_CODES = {"good": 0, "bad": 1, "skip": 125}
 """Exit codes of ``git bisect run``, by outcome."""
@@ -105,11 +102,11 @@ def commits(
     """
     from assay.harness.bisect.commits.bisection import bisect_commits, bisection_spec, default_folder, latest_folder
     from assay.harness.bisect.commits.state import BisectFolder
-    from assay.reports.commit_bisection_page import write_bisection
-    from assay.reports.commit_bisection_terminal import ProgressView
+    from assay.harness.files import write_whole
+    from assay.reports.commit_bisection import ProgressView, bisection_document
 
     if status and (out or not kernel):
-        _show((BisectFolder(out) if out else latest_folder()).read(), json)
+        deliver(bisection_document((BisectFolder(out) if out else latest_folder()).read()), json)
         return
     spec = bisection_spec(repo, {
         "good": good, "bad": bad, "kernel": kernel, "build": build, "sources": source, "first_parent": first_parent,
@@ -119,22 +116,14 @@ def commits(
     })  # fmt: skip
     folder = BisectFolder(out) if out else default_folder(spec)
     if status:
-        _show(folder.read(), json)
+        deliver(bisection_document(folder.read()), json)
         return
     with _stoppable(), ProgressView(console, folder.path) as view:
         state = bisect_commits(spec, folder, view)
     assert state.result is not None
-    _show(state, json)
-    say(f"Report: {write_bisection(state, folder)}")
+    write_whole(folder.path / "report.json", state.model_dump_json(indent=1))
+    deliver(bisection_document(state), json, folder.path / "report.html")
     raise typer.Exit(state.result.exit_code)
-
-
-def _show(state: BisectState, json: bool) -> None:
-    from assay.reports.commit_bisection_terminal import render
-
-    render(state, console)
-    if json:
-        print_json(state.model_dump_json(indent=2))
 
 
 @contextmanager
@@ -187,7 +176,7 @@ def probe(
     """
     try:
         from assay.harness.bisect.commits.bisection import probe_checkout, probe_spec
-        from assay.reports.commit_bisection_terminal import probe_line
+        from assay.reports.commit_bisection import probe_line
 
         spec = probe_spec(repo, {
             "kernel": kernel, "build": build, "pack": pack, "conditions": condition, "calls": calls, "sources": source,

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from assay.harness.attention.interpreter import interpret_without_gpu
-from assay.harness.cli.app import app, console, errors, say
-from assay.harness.cli.output import Json, new_folder, outcome, print_json, progress
+from assay.harness.cli.app import app, errors, say
+from assay.harness.cli.output import Json, deliver, new_folder, progress
 from assay.harness.errors import UsageError
 
 MATRIX = "certificate.md"
@@ -68,7 +68,8 @@ def certify(
     from assay.harness.certify.session import certify as run
     from assay.harness.files import write_whole
     from assay.harness.offline.check import checked_device
-    from assay.reports.certificate_text import headline, markdown, render
+    from assay.reports.certificate import certificate_document
+    from assay.reports.markdown import to_markdown
 
     display, device, kernel = progress(errors), checked_device(device), certified_kernel(candidate)
     if level == "op":
@@ -89,9 +90,7 @@ def certify(
         with display, servers.ServerLevel(spec, out / "run", display, kernel) as pair:
             tasks, known = servers.server_tasks(pair, fault or ()), [task.id for task in servers.server_tasks(pair)]
             certificate = run(tasks, servers.server_envelope(pair), out, display, time_limit or 1200, known)
-    write_whole(out / MATRIX, markdown(certificate))
-    render(certificate, console)
+    document = certificate_document(certificate)
+    write_whole(out / MATRIX, to_markdown(document))
     say(f"Written: {out / MATRIX}, {out / 'certificate.json'}")
-    if json:
-        print_json(certificate.model_dump_json(indent=2))
-    raise typer.Exit(outcome(certificate.exit_code, headline(certificate)))
+    raise typer.Exit(deliver(document, json))

@@ -9,7 +9,7 @@ import typer
 
 from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.cli.app import ReadOut, app, as_given, console, detail, errors, handover
-from assay.harness.cli.output import Html, Json, Junit, deliver, outcome, print_json
+from assay.harness.cli.output import Html, Json, Junit, deliver
 from assay.harness.errors import UsageError
 from assay.harness.extras import require
 
@@ -105,12 +105,7 @@ def check(
                 read_out=read_out, before_reading=announce,
                 progress=lambda done, total: count(display, done, total), watcher=handover.watcher(),
             )  # fmt: skip
-    deliver(check_document(result, detail.verbose), False, html, junit)
-    if json:
-        from assay.harness.offline.check_document import document_of
-
-        print_json(document_of(result, result.summary()).model_dump_json(indent=2))
-    raise typer.Exit(outcome(result.exit_code, result.summary()))
+    raise typer.Exit(deliver(check_document(result, detail.verbose), json, html, junit))
 
 
 def _words(given: list[str] | None) -> list[str] | None:

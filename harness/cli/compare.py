@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from assay.harness.cli.app import app, as_given
-from assay.harness.cli.output import Html, Json, Junit, conclude, deliver, outcome
+from assay.harness.cli.output import Html, Json, Junit, deliver
 from assay.harness.config import points_meant
 from assay.harness.errors import UsageError
 from assay.harness.policy import WIDEST_MARGIN
-
-if TYPE_CHECKING:
-    from assay.harness.ingest.results.compare import Limits
 
 
 def _fraction(margin: float) -> float:
@@ -60,33 +57,18 @@ def compare(
         raise UsageError(f"Only {results[0]} was named.", "two results, or two or more runs", "name the other one too")
     limits = Limits(margin, alpha, latency_bound)
     if are_runs(results):
-        raise typer.Exit(_compare_runs(results, limits, json, html, junit))
+        from assay.harness.ingest.results.side_by_side import compare_runs
+        from assay.reports.compare import runs_compared_document
+
+        raise typer.Exit(deliver(runs_compared_document(compare_runs(results, limits, as_given())), json, html, junit))
     if len(results) > 2:
         raise UsageError(
             f"{len(results)} results were named, and not all of them are runs of assay.",
             "two results; only of runs more than two",
             "compare them in pairs",
         )
-    raise typer.Exit(_compare_two(results[0], results[1], limits, metric, json, html, junit))
-
-
-def _compare_two(
-    a: Path, b: Path, limits: Limits, metric: str, json: bool, html: Path | None, junit: Path | None
-) -> int:
     from assay.harness.ingest.results.compare import compare as run
     from assay.reports.compare import compare_document
 
-    result = run(a, b, limits, metric, reproduce=as_given())
-    deliver(compare_document(result), json, html, junit)
-    return outcome(result.exit_code, f"{result.verdict.upper()}: {result.headline}")
-
-
-def _compare_runs(runs: list[Path], limits: Limits, json: bool, html: Path | None, junit: Path | None) -> int:
-    from assay.harness.ingest.results.side_by_side import compare_runs
-    from assay.reports.compare import runs_compared_document
-    from assay.reports.terminal import verdict_line
-
-    result = compare_runs(runs, limits, as_given())
-    deliver(runs_compared_document(result), json, html, junit)
-    conclude(verdict_line(result.verdict, result.headline))
-    return result.exit_code
+    result = run(results[0], results[1], limits, metric, reproduce=as_given())
+    raise typer.Exit(deliver(compare_document(result), json, html, junit))

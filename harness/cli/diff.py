@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from assay.harness.attention.interpreter import interpret_without_gpu
-from assay.harness.cli.app import ReadOut, app, console, errors, handover, say
+from assay.harness.cli.app import ReadOut, app, errors, handover, say
 from assay.harness.cli.flags import STARTED, Config, Out, instrumented_spec, spec_flags
-from assay.harness.cli.output import Json, new_folder, outcome, print_json, progress
+from assay.harness.cli.output import Json, deliver, new_folder, progress
 from assay.harness.config import SERVER_FLAGS
 from assay.harness.errors import UsageError
 
@@ -49,14 +49,12 @@ def record(
     """Record a replay pack: q, k, v and outputs of chosen calls, to run kernels on without a server."""
     from assay.harness.collect.plan import prepare
     from assay.harness.collect.record_pack import record_pack
-    from assay.reports.replay_terminal import render_pack
+    from assay.reports.replay import pack_document
 
     spec = instrumented_spec(flags | {"suites": "layers"}, config)
     with progress() as display:
         manifest = record_pack(prepare(spec), pack, display)
-    if json:
-        print_json(manifest.model_dump_json(indent=2))
-    render_pack(manifest, pack, console)
+    deliver(pack_document(manifest, pack), json)
 
 
 @app.command()
@@ -70,7 +68,7 @@ def replay(
     from assay.harness.evidence.cause import ReplayResult
     from assay.harness.offline import replay as replaying
     from assay.harness.offline.interrupted import interrupted_replay
-    from assay.reports.replay_terminal import render_replay
+    from assay.reports.replay import replay_document
 
     interpret_without_gpu()
 
@@ -89,8 +87,4 @@ def replay(
                 progress=lambda done, total: display.count(f"{candidate}: runs on recorded calls", done, total),
                 watcher=handover.watcher(),
             )
-    render_replay(result, console)
-    if json:
-        print_json(result.model_dump_json(indent=2))
-    found = result.findings[0].diagnosis if result.findings else "every own error is within its bound"
-    raise typer.Exit(outcome(result.exit_code, f"{result.verdict.upper()}: {candidate}: {found}"))
+    raise typer.Exit(deliver(replay_document(result), json))

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from assay.harness.attention.interpreter import interpret_without_gpu
-from assay.harness.cli.app import app, say
+from assay.harness.cli.app import app, console
 from assay.harness.cli.flags import Config, spec_flags
-from assay.harness.cli.output import Json, print_json
+from assay.harness.cli.output import Json, deliver
 from assay.harness.config import SERVER_FLAGS, make_spec
-from assay.harness.errors import ExitCode
+
+if TYPE_CHECKING:
+    from assay.harness.doctor import Examination
+    from assay.reports.document import Document
 
 
 @app.command()
@@ -24,25 +28,37 @@ def doctor(
     """Examine this environment: what a run needs, what is here, and what to do about the rest."""
     interpret_without_gpu()
 
-    from assay.harness.doctor import Examination, Examined, examine
-
-    def show(examined: Examined) -> Examined:
-        if not json:
-            say(f"{_SIGNS[examined.status]} {examined.id:<10}  {examined.found}")
-            if examined.do:
-                say(f"  {'':<10}  What to do: {examined.do}")
-        return examined
+    from assay.harness.doctor import Examination, examine
+    from assay.reports.terminal import render
 
     spec = make_spec(flags, config)
-    made = Examination(device=spec.device, examined=tuple(show(one) for one in examine(spec)))
-    if json:
-        print_json(made.model_dump_json(indent=2, by_alias=True))
-    elif made.exit_code == ExitCode.PASS:
-        say(f"Everything that a run on {spec.device} needs is here.")
-    else:
-        missing = [one.id for one in made.examined if one.status == "missing"]
-        say(f"A run on {spec.device} would fail: {', '.join(missing)}.")
-    raise typer.Exit(made.exit_code)
+    examined = []
+    for one in examine(spec):  # shown at once: the last of them calls a kernel, which may hang
+        render(_document(Examination(device=spec.device, examined=(one,))), console)
+        examined.append(one)
+    document = _document(Examination(device=spec.device, examined=tuple(examined)))
+    raise typer.Exit(deliver(replace(document, body=()), json))
 
 
 _SIGNS = {"ok": "ok     ", "missing": "MISSING", "not needed": "-      "}
+
+
+def _document(made: Examination) -> Document:
+    """A line for each thing that a run needs, and what to do where it is missing."""
+    from assay.reports.document import Block, Cell, Document, Line
+
+    lines: list[Block] = []
+    for one in made.examined:
+        lines.append(Line((Cell(_SIGNS[one.status], one.status), f" {one.id:<10}  {one.found}")))
+        lines += [Line(f"  {'':<10}  What to do: {one.do}")] if one.do else []
+    missing = [one.id for one in made.examined if one.status == "missing"]
+    fails = f"A run on {made.device} would fail: {', '.join(missing)}."
+    return Document(
+        command="doctor",
+        title=made.device,
+        verdict=None,
+        exit_code=int(made.exit_code),
+        headline=fails if missing else f"Everything that a run on {made.device} needs is here.",
+        body=lines,
+        result=made,
+    )

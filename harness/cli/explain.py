@@ -30,4 +30,4 @@ def explain(
         return
     with few_threads(()):
         found = page(id)
-    deliver(explain_document(found), False, html)
+    deliver(explain_document(found), html=html)

@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from assay.harness.cli.app import app, say, trace
-from assay.harness.cli.output import Json, deliver, new_folder, outcome
+from assay.harness.cli.app import app, trace
+from assay.harness.cli.output import Json, deliver, new_folder
+from assay.harness.extras import require
 
 
 @app.command()
@@ -21,25 +22,15 @@ def ingest(
     json: Json = False,
 ) -> None:
     """Read other tools' logs, results, traces and dumps, and report what follows from them."""
+    if out is not None:
+        require("reports", "assay ingest --out")
+    from assay.harness.files import write_whole
     from assay.harness.ingest.recognise import ingest as read
     from assay.reports.ingest import ingest_document
 
     result = read(files, trace)
     document = ingest_document(result)
-    deliver(document, json)
-    if out is not None:
-        from assay.harness.extras import require
-
-        require("reports", "assay ingest --out")
-        from assay.harness.files import write_whole
-        from assay.reports.junit import document_junit
-        from assay.reports.page import to_html
-
-        for name, text in (
-            ("ingest.json", result.model_dump_json(indent=2) + "\n"),
-            ("ingest.html", to_html(document)),
-            ("ingest.junit.xml", document_junit(document)),
-        ):
-            write_whole(out / name, text)
-        say(f"\nReport: {out / 'ingest.html'}")
-    raise typer.Exit(outcome(result.exit_code, f"{result.verdict.upper()}: {result.headline}"))
+    if out is None:
+        raise typer.Exit(deliver(document, json))
+    write_whole(out / "ingest.json", result.model_dump_json(indent=2) + "\n")
+    raise typer.Exit(deliver(document, json, out / "ingest.html", out / "ingest.junit.xml"))

@@ -12,7 +12,6 @@ from typer.core import TyperGroup
 
 from assay.harness.cli.app import console, detail, say
 from assay.harness.errors import UsageError
-from assay.harness.text import one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -96,13 +95,16 @@ def print_json(document: str) -> None:
     sys.stdout.write(document.rstrip("\n") + "\n")
 
 
-def deliver(document: Document, json: bool, html: Path | None = None, junit: Path | None = None) -> None:
-    """Print a document, or with ``--json`` its result, and write its page and its cases where they were asked for."""
-    if not json:
-        from assay.reports.terminal import render
+def deliver(document: Document, json: bool = False, html: Path | None = None, junit: Path | None = None) -> int:
+    """Print a document, with ``--json`` its result, and last its conclusion; write its page and its cases if they were asked for.
 
-        render(document, console)
-    elif document.result is not None:
+    Returns:
+        The exit code of the command.
+    """
+    from assay.reports.terminal import render
+
+    render(document, console)
+    if json and document.result is not None:
         print_json(document.result.model_dump_json(indent=2, by_alias=True))
     if junit:
         from assay.reports.junit import write_junit
@@ -114,13 +116,9 @@ def deliver(document: Document, json: bool, html: Path | None = None, junit: Pat
 
         write_page(document, html)
         say(f"Report: {html}")
-
-
-def outcome(exit_code: int, sentence: str) -> int:
-    """Return the exit code of a command whose report is printed; with ``--quiet``, print this sentence instead."""
-    if console.quiet:
-        conclude(f"{one_line(sentence, 400)} (exit code {exit_code})")
-    return int(exit_code)
+    if document.conclusion:
+        conclude(document.conclusion)
+    return document.code
 
 
 def conclude(line: str) -> None:

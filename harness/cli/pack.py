@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from assay.harness.cli.app import app, console, say
-from assay.harness.cli.output import Json, new_folder, print_json
+from assay.harness.cli.app import app, say
+from assay.harness.cli.output import Json, deliver, new_folder
 
 pack_app = typer.Typer(
     no_args_is_help=True, help="Make a replay pack of another tool's dump or trace, or write a pack for that tool."
@@ -42,8 +42,7 @@ def import_(
     from assay.harness.ingest.tensors.flashinfer_trace import is_trace
     from assay.harness.ingest.tensors.layout import ModelShape
     from assay.harness.reading import reading
-    from assay.reports.replay_terminal import render_pack
-    from assay.reports.tensor_diff_terminal import import_lines
+    from assay.reports.replay import pack_document
 
     with reading(dump, "dump"):
         if is_trace(dump):
@@ -51,11 +50,7 @@ def import_(
         else:
             shape = ModelShape.of(model) if model else None
             made = to_pack.to_pack(open_dump(dump), out, shape, str(model or ""), budget_mb)
-    for line in import_lines(made):
-        say(line)
-    render_pack(made.manifest, out, console)
-    if json:
-        print_json(made.manifest.model_dump_json(indent=2))
+    deliver(pack_document(made.manifest, out, made), json)
 
 
 @pack_app.command()

@@ -79,9 +79,11 @@ def _show(made: Report, folder: Path, json: bool) -> None:
 def last_line(made: Report, folder: Path) -> str:
     """Summarise a run in its last line: its verdict, why, and where its report is."""
     from assay.harness.judge.history import PAGE
-    from assay.reports.terminal import verdict_line
 
-    return verdict_line(made.verdict, f"{one_line(made.headline, 400)} Report: {folder / PAGE}")
+    said = (
+        f"{made.verdict.upper()} (exit code {made.exit_code}): {one_line(made.headline, 400)} Report: {folder / PAGE}"
+    )
+    return one_line(said, 700)
 
 
 @app.command()

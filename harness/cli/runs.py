@@ -34,10 +34,6 @@ def runs(
     from assay.harness.judge.history import list_runs
     from assay.reports.runs import runs_document
 
-    if html:
-        from assay.harness.extras import require
-
-        require("reports", "assay runs --html")
     deliver(runs_document(list_runs(folder), (html or Path()).parent), json, html)
 
 

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from assay.harness.cli.app import app, console, say
-from assay.harness.cli.output import Html, Json, outcome, print_json
+from assay.harness.cli.app import app
+from assay.harness.cli.output import Html, Json, deliver
 from assay.harness.errors import UsageError
 
 tensors_app = typer.Typer(
@@ -54,22 +54,11 @@ def diff(
     from assay.harness.ingest.tensors import diff as comparing
     from assay.harness.ingest.tensors.dump import open_dump
     from assay.harness.ingest.tensors.layout import ModelShape, check_axes
-    from assay.reports.tensor_diff_terminal import render_tensor_diff
+    from assay.reports.tensors import tensor_diff_document
 
     if exact and tolerance is not None:
         raise UsageError("--exact and --tolerance are both given.", "one of them", "drop one")
     two(a, b, "dumps")
     shape, axes = ModelShape.of(model) if model else None, check_axes(layout)
     result = comparing.diff(open_dump(a), open_dump(b), exact=exact, tolerance=tolerance, model=shape, axes=axes)
-    render_tensor_diff(result, console)
-    if json:
-        print_json(result.model_dump_json(indent=1))
-    if html:
-        from assay.harness.extras import require
-
-        require("reports", "assay tensors diff --html")
-        from assay.reports.tensor_diff_page import write_tensor_diff
-
-        write_tensor_diff(result, html)
-        say(f"Report: {html}")
-    raise typer.Exit(outcome(result.exit_code, f"{result.verdict.upper()}: {result.headline}"))
+    raise typer.Exit(deliver(tensor_diff_document(result), json, html))

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from assay.harness.cli.app import app, console, say
-from assay.harness.cli.output import Html, Json, new_file, outcome, print_json
+from assay.harness.cli.app import app, say
+from assay.harness.cli.output import Html, Json, deliver, new_file
 from assay.harness.extras import require
 
 trace_app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -28,23 +28,10 @@ def show(
 
     Exit codes: 0 if all of it was understood and no rule is broken, 1 if rules are broken, 3 if part of it was not understood.
     """
-    if html:
-        require("reports", "assay trace show --html")
     from assay.harness.ingest.trace.load import document_of
-    from assay.harness.ingest.trace.verdict import exit_code
-    from assay.reports.trace_terminal import render_trace
+    from assay.reports.trace import trace_document
 
-    document = document_of(file)
-    render_trace(document, console)
-    if json:
-        print_json(document.model_dump_json(indent=2))
-    if html:
-        from assay.reports.trace_page import write_trace
-
-        write_trace(document, html)
-        say(f"Report: {html}")
-    said = document.findings[0].diagnosis if document.findings else "no rule is broken"
-    raise typer.Exit(outcome(exit_code(document), said))
+    raise typer.Exit(deliver(trace_document(document_of(file)), json, html))
 
 
 @trace_app.command()
@@ -58,21 +45,10 @@ def diff(
 
     Exit codes: 0 if they are equal, 1 if they differ, 3 if they cannot be compared.
     """
-    if html:
-        require("reports", "assay trace diff --html")
     from assay.harness.ingest.trace.load import diff_files
-    from assay.reports.trace_terminal import render_diff
+    from assay.reports.trace import trace_diff_document
 
-    result = diff_files(a, b)
-    render_diff(result, console)
-    if json:
-        print_json(result.model_dump_json(indent=2))
-    if html:
-        from assay.reports.trace_page import write_diff
-
-        write_diff(result, html)
-        say(f"Report: {html}")
-    raise typer.Exit(outcome(result.exit_code, f"{result.verdict.upper()}: {result.headline}"))
+    raise typer.Exit(deliver(trace_diff_document(diff_files(a, b)), json, html))
 
 
 @trace_app.command()

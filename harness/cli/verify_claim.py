@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from assay.harness.cli.app import app
-from assay.harness.cli.output import Json, deliver, outcome
+from assay.harness.cli.output import Json, deliver
 
 
 @app.command(name="verify-claim")
@@ -35,7 +35,4 @@ def verify_claim(
     from assay.harness.ingest.claim import verify
     from assay.reports.ingest import claims_document
 
-    checked = verify(evidence, says)
-    document = claims_document(checked)
-    deliver(document, json)
-    raise typer.Exit(outcome(checked.exit_code, document.headline))
+    raise typer.Exit(deliver(claims_document(verify(evidence, says)), json))

@@ -20,7 +20,7 @@ from assay.harness.judge.decide import decide
 from assay.harness.judge.report import FailureResult, Report
 from assay.reports.github import workflow_commands
 from assay.reports.junit import to_junit
-from assay.reports.markdown import to_markdown
+from assay.reports.run_markdown import to_markdown
 from assay.reports.run_page import to_html
 from assay.reports.run_terminal import render
 

@@ -15,7 +15,7 @@ from assay.harness.judge.latency_result import worst_ratio
 from assay.harness.judge.report import Report
 from assay.reports.charts import ratio_chart, ratio_ends
 from assay.reports.junit import to_junit
-from assay.reports.markdown import to_markdown
+from assay.reports.run_markdown import to_markdown
 from assay.reports.run_page import to_html
 from assay.reports.run_terminal import render
 from assay.reports.summary import latency_lines

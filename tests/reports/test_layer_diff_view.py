@@ -15,7 +15,7 @@ from assay.harness.text import percent
 from assay.reports.charts import WIDE, cells_chart, layers_chart
 from assay.reports.junit import to_junit
 from assay.reports.layer_diff_view import layer_diff_view
-from assay.reports.markdown import to_markdown
+from assay.reports.run_markdown import to_markdown
 from assay.reports.run_page import to_html
 from assay.reports.summary import layer_diff_lines, layer_rows, worst_cells
 
@@ -86,7 +86,7 @@ def test_what_a_reader_without_scripts_sees(report: Report) -> None:
 def test_the_map_with_the_worst_cell_is_shown_first(layer_diffs: ModuleType) -> None:
     view = layer_diff_view(layer_diffs.one_head(8, 8))
     assert view.worst_heads is not None
-    assert view.worst_heads.grid.id == "extend-cached-prefix-by-head"
+    assert view.worst_heads.id == "extend-cached-prefix-by-head"
     assert [head.says for head in view.heads] == ["within bounds", "2 out of bounds", "within bounds"]
 
 

@@ -11,7 +11,7 @@ from markdown_it.token import Token
 
 from assay.harness.judge.latency_result import LatencyResult
 from assay.harness.judge.report import Check, Finding, LayersResult, Report
-from assay.reports.markdown import code, escape, to_markdown
+from assay.reports.run_markdown import code, escape, to_markdown
 
 PARSER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
 TEXT = st.text(st.characters(codec=None, exclude_categories=()), max_size=60)

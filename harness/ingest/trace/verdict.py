@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from assay.harness.ingest.result import Document
-from assay.harness.verdict import Verdict, exit_code_of, serious
+from assay.harness.verdict import Verdict, serious
 
 
 def verdict_of(document: Document) -> Verdict:
@@ -11,8 +11,3 @@ def verdict_of(document: Document) -> Verdict:
     if serious(document.findings):
         return "regression"
     return "inconclusive" if document.file.unread or not document.file.read else "pass"
-
-
-def exit_code(document: Document) -> int:
-    """Return the exit code of ``assay trace show``."""
-    return int(exit_code_of(verdict_of(document)))

@@ -65,8 +65,10 @@ def test_diff(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     assert call(monkeypatch, "diff", ENGINE, again) == 0
     assert "Both traces take the same steps" in capsys.readouterr().out
     assert call(monkeypatch, "diff", FLASH, MATH, "--html", tmp_path / "diff.html") == 1
-    first = capsys.readouterr().out.splitlines()[0]
-    assert first.startswith("Device 0 runs pytorch_flash::flash_fwd_kernel (event 577) where the other runs ")
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith(
+        "DIFFERENT (exit code 1): Device 0 runs pytorch_flash::flash_fwd_kernel (event 577) where the other runs "
+    )
     page = (tmp_path / "diff.html").read_text()
     assert "Different" in page
     assert page.count("<svg xmlns") == 2

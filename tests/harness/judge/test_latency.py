@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from io import StringIO
 from typing import Any
 
@@ -11,9 +12,10 @@ from assay.harness.compare.blocks import METRICS
 from assay.harness.errors import EvidenceError
 from assay.harness.judge.latency import judge_bench
 from assay.harness.judge.latency_result import LatencyResult
-from assay.reports.bench_page import write_bench
-from assay.reports.latency_terminal import render_latency
+from assay.reports.latency import bench_document
+from assay.reports.page import to_html
 from assay.reports.summary import latency_lines
+from assay.reports.terminal import render
 
 MakeBench = Any
 SHAPES = ("short", "shared", "chunked")
@@ -110,22 +112,23 @@ def test_a_folder_without_a_complete_round_is_no_evidence(make_bench: MakeBench)
 def test_what_is_written_comes_back_and_is_shown(make_bench: MakeBench) -> None:
     folder = make_bench(slow={"shared": 1.3}, lengths=(12, 5))
     result = judge_bench(folder)
-    page, written = write_bench(result, folder.path), folder.path / "bench.json"
-    assert json.loads(written.read_text())["schema"] == "assay.bench/2"
-    assert LatencyResult.model_validate_json(written.read_text()) == result
-    assert '<h1 id="verdict">Regression</h1>' in page.read_text()
+    written, document = result.model_dump_json(), bench_document(result)
+    assert json.loads(written)["schema"] == "assay.bench/2"
+    assert LatencyResult.model_validate_json(written) == result
+    assert '<h1 id="verdict">Regression</h1>' in to_html(document)
+    assert document.conclusion.startswith("REGRESSION (exit code 1): ")
     assert len(result.rows) == 3 * 2 * 4
     for terminal in (False, True):
         shown = StringIO()
-        render_latency(result, Console(file=shown, width=200, force_terminal=terminal))
-        for part in ("REGRESSION (exit code 1)", "1.30", "the first 1 discarded as warm-up", "answers are shorter"):
-            assert part in shown.getvalue(), shown.getvalue()
-    assert shown.getvalue().count("ttft") == 6
+        render(document, Console(file=shown, width=200, force_terminal=terminal))
+        for part in ("1.30", "the first 1 discarded as warm-up", "answers are shorter"):
+            assert part in " ".join(shown.getvalue().split()), shown.getvalue()
+    assert len(re.findall("ttft +│", shown.getvalue())) == 6
 
 
 def test_too_few_rounds_are_written_and_shown_too(make_bench: MakeBench) -> None:
     folder = make_bench(rounds=2)
     result = judge_bench(folder)
-    assert "2 rounds" in " ".join(write_bench(result, folder.path).read_text().split())
-    assert LatencyResult.model_validate_json((folder.path / "bench.json").read_text()).rows[0].high is None
-    render_latency(result, Console(file=StringIO(), width=200))
+    assert "2 rounds" in " ".join(to_html(bench_document(result)).split())
+    assert LatencyResult.model_validate_json(result.model_dump_json()).rows[0].high is None
+    render(bench_document(result), Console(file=StringIO(), width=200))

@@ -24,7 +24,8 @@ from assay.harness.ingest.tensors.dump import open_dump
 from assay.harness.ingest.tensors.files import Unreadable
 from assay.harness.ingest.tensors.layout import ModelShape, check_axes
 from assay.harness.judge.report import NOT_FINITE
-from assay.reports.tensor_diff_page import to_html
+from assay.reports.page import to_html
+from assay.reports.tensors import tensor_diff_document
 
 DATA = Path(__file__).parents[3] / "data" / "tensors"
 LAYERS = 3
@@ -262,7 +263,8 @@ def test_the_command_exits_with_the_verdict(
 
 
 def test_the_page_has_the_maps(tmp_path: Path) -> None:
-    page = to_html(_compared(tmp_path, lambda dump: dump["model.layers.2.self_attn.attn"].mul_(2)))
+    result = _compared(tmp_path, lambda dump: dump["model.layers.2.self_attn.attn"].mul_(2))
+    page = to_html(tensor_diff_document(result))
     assert "1 of 9 tensors differ" in page
     grids = json.loads(re.search(r'<script type="application/json" id="grids">(.*?)</script>', page, re.S)[1])  # type: ignore[index]
     attention = next(grid for grid in grids if "attention" in grid["title"])

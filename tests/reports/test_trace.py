@@ -12,7 +12,8 @@ from assay.harness.ingest.source import Source
 from assay.harness.ingest.timeline import Lane, Timeline, TimelineTrack, cell
 from assay.harness.ingest.trace.chrome import ChromeReader
 from assay.harness.ingest.trace.load import diff_files, document_of
-from assay.reports.trace_page import diff_html, trace_html
+from assay.reports.page import to_html
+from assay.reports.trace import trace_diff_document, trace_document
 from assay.reports.trace_timeline import timeline_svg
 
 TRACES = Path(__file__).parents[1] / "data" / "traces"
@@ -28,7 +29,7 @@ def test_an_engine_trace_by_request_and_action() -> None:
         ("Batch jump forward", ".oooo"),
         ("Batch decode", ".999o"),
     ]
-    page = trace_html(document)
+    page = to_html(trace_document(document))
     assert "request 2: forks its sequence, 4 tokens" in page
     assert "Answer to request 1, line 75" in page
     assert "style=" not in page
@@ -43,7 +44,7 @@ def test_a_large_engine_trace_has_a_small_picture(tmp_path: Path, requests: int)
     assert document.timeline is not None
     assert document.timeline.left_out == max(0, requests - 16)
     assert "9" in document.timeline.tracks[0].lanes[2].cells
-    assert len(trace_html(document)) < 300_000
+    assert len(to_html(trace_document(document))) < 300_000
 
 
 def test_a_picture_of_100_000_events_is_bounded(tmp_path: Path) -> None:
@@ -57,7 +58,7 @@ def test_a_picture_of_100_000_events_is_bounded(tmp_path: Path) -> None:
     document = ChromeReader().read(Source.of(path))
     assert document.timeline is not None
     assert (len(document.timeline.tracks), document.timeline.left_out) == (16, 24)
-    assert len(trace_html(document)) < 2_000_000
+    assert len(to_html(trace_document(document))) < 2_000_000
     assert len(document.model_dump_json()) < 100_000
 
 
@@ -75,7 +76,7 @@ def test_names_from_a_file_are_inert(tmp_path: Path) -> None:
     paths = tmp_path / "a.json", tmp_path / "b.json"
     paths[0].write_text(json.dumps([event]))
     paths[1].write_text(json.dumps([{**event, "name": "other"}]))
-    for page in (trace_html(document_of(paths[0])), diff_html(diff_files(*paths))):
+    for page in (to_html(trace_document(document_of(paths[0]))), to_html(trace_diff_document(diff_files(*paths)))):
         assert "<script>alert" not in page
         assert "\u202e" not in page
 

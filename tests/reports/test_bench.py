@@ -10,13 +10,19 @@ import pytest
 
 from assay.harness.errors import EvidenceError
 from assay.harness.judge.call_counts import CallSummary
+from assay.harness.judge.latency_result import LatencyResult
 from assay.harness.verdict import Verdict
-from assay.reports.bench_page import to_html, write_bench
+from assay.reports import page
+from assay.reports.latency import bench_document
 
 COMPILED = CallSummary(
     phase="decode", kernel="triton", backend="triton", calls=1_912, calls_with_cached_prefix=1_912, calls_in_graphs=1_624,
     calls_compiled=1_500, layers=32,
 )  # fmt: skip
+
+
+def to_html(result: LatencyResult) -> str:
+    return page.to_html(bench_document(result))
 
 
 def text_of(page: str) -> str:
@@ -59,4 +65,4 @@ def test_text_of_a_server_stays_text(examples: ModuleType) -> None:
 def test_a_full_disk_is_an_error_that_says_so(examples: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(EvidenceError, match="cannot be written"):
-        write_bench(examples.latency(), tmp_path / "file")
+        page.write_page(bench_document(examples.latency()), tmp_path / "file" / "bench.html")

@@ -15,7 +15,8 @@ from assay.harness.bisect.commits.state import (
     Measurement,
     RangeCommit,
 )
-from assay.reports.commit_bisection_terminal import ProgressView, probe_line, progress, render, to_lines
+from assay.reports.commit_bisection import ProgressView, bisection_document, probe_line, progress
+from assay.reports.terminal import render
 
 HASHES = [f"{i:02x}" * 20 for i in range(9)]
 PROBES = (
@@ -82,7 +83,7 @@ def test_progress_says_how_many_commits_are_left() -> None:
     assert "2 probes, 0 commits skipped; 8 of 8 commits left" in progress(state(2))
     assert "4 probes, 1 commits skipped; 5 of 8 commits left" in progress(state(4))
     made = console(terminal=False)
-    render(state(4), made)
+    render(bisection_document(state(4)), made)
     assert "5 of 8 commits left" in written(made)
 
 
@@ -101,9 +102,12 @@ def test_without_a_culprit_the_suspects_are_listed(outcome: str, says: str) -> N
             "outvoted": 1,
         }
     )
-    lines = to_lines(state(4, result), result)
-    assert says in lines[0]
-    assert lines[1] == f"  {HASHES[4][:12]} Change [3]"
+    document, made = bisection_document(state(4, result)), console(terminal=False)
+    render(document, made)
+    lines = written(made).splitlines()
+    assert says in document.conclusion
+    assert document.code == result.exit_code
+    assert f"  {HASHES[4][:12]} Change [3]" in lines
     assert "4 probes (1 good end, 1 bad end, 2 search; 1 of them skipped)" in lines[-1]
     assert "4, 1 of them outvoted; estimated misclassification: 10.0 % of good commits, 20.0 % of bad ones" in lines[-1]
 

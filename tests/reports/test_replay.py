@@ -10,7 +10,8 @@ from assay.harness.errors import ExitCode
 from assay.harness.evidence.cause import ReplayResult
 from assay.harness.evidence.pack import PackManifest, Source
 from assay.harness.verdict import Finding, Severity
-from assay.reports.replay_terminal import render_pack, render_replay
+from assay.reports.replay import pack_document, replay_document
+from assay.reports.terminal import render
 
 
 def finding(severity: Severity) -> Finding:
@@ -38,8 +39,11 @@ def test_a_replay_without_a_cached_prefix_is_no_pass(
         seconds=1.0,
     )  # fmt: skip
     assert replay.exit_code == code
-    render_replay(replay, Console(file=out))
-    assert ("No verdict" in out.getvalue()) == (code == ExitCode.NO_VERDICT)
+    render(replay_document(replay), Console(file=out))
+    assert replay_document(replay).code == code
+    assert ("record a pack with the prefix cache on" in replay_document(replay).conclusion) == (
+        code == ExitCode.NO_VERDICT
+    )
     assert f"{with_prefix} with a cached prefix" in out.getvalue()
 
 
@@ -47,7 +51,7 @@ def test_the_command_that_replays_a_pack_can_be_pasted() -> None:
     out = StringIO()
     source = Source(engine="e", model="m", model_hash="h", reference="r")
     manifest = PackManifest(source=source, budget_bytes=1, seen=0, too_large=0, calls=())
-    render_pack(manifest, Path("my packs/one"), Console(file=out))
+    render(pack_document(manifest, Path("my packs/one")), Console(file=out))
     assert "assay replay 'my packs/one' --candidate module:function" in out.getvalue()
 
 
@@ -57,7 +61,7 @@ def test_an_output_that_is_not_finite_is_said_in_words() -> None:
         candidate="mine", noise="", calls=8, recorded=8, with_prefix=4, worst=float("inf"), bounds=(),
         findings=(finding("serious"),), seconds=1.0,
     )  # fmt: skip
-    render_replay(replay, Console(file=out, width=200))
+    render(replay_document(replay), Console(file=out, width=200))
     assert "in 1.0 s. An output is not finite." in out.getvalue()
 
 
@@ -68,7 +72,6 @@ def test_what_the_kernel_does_is_the_first_line_and_the_last_below_the_test() ->
         candidate="mine", noise="", calls=8, recorded=8, with_prefix=4, worst=7.0, bounds=(), findings=(wrong,), seconds=1.0,
         test="def test_it() -> None: ...",
     )  # fmt: skip
-    render_replay(replay, Console(file=out, width=200))
-    first, *_, last = out.getvalue().splitlines()
-    assert first == "mine applies no causal mask."
-    assert last == "REGRESSION (exit code 1): mine applies no causal mask."
+    render(replay_document(replay), Console(file=out, width=200))
+    assert out.getvalue().splitlines()[0] == "mine applies no causal mask."
+    assert replay_document(replay).conclusion == "REGRESSION (exit code 1): mine applies no causal mask."

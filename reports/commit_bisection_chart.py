@@ -1,18 +1,11 @@
-"""``report.html`` and ``report.json`` of a commit bisection: the commit, the error by commit, and every probe."""
+"""The chart of a commit bisection: the error by commit."""
 
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
-from markupsafe import Markup
-
-from assay.harness.bisect.commits.state import PURPOSES, BisectFolder, BisectResult, BisectState, CommitProbe
-from assay.harness.files import write_whole
-from assay.harness.verdict import Verdict
+from assay.harness.bisect.commits.state import BisectResult, BisectState, CommitProbe
 from assay.reports import charts
-from assay.reports.commit_bisection_terminal import effort, error_of, headline, newly
-from assay.reports.page import to_page
 from assay.reports.svg import (
     AXIS_HEIGHT,
     FORBIDDEN,
@@ -32,53 +25,8 @@ from assay.reports.svg import (
     ticks,
 )
 
-HTML, JSON = "report.html", "report.json"
 COLOURS = {"good": "chart-right", "bad": "chart-forbidden", "skip": "chart-muted"}
 SHAPES: dict[str, Shape] = {"good": "circle", "bad": "diamond", "skip": "cross"}
-HEADINGS = {"found": "Found", "ambiguous": "Ambiguous", "flaky": "Too flaky"}
-CLASSES: dict[str, Verdict] = {"found": "pass", "ambiguous": "inconclusive", "flaky": "inconclusive"}
-
-
-def write_bisection(state: BisectState, folder: BisectFolder) -> Path:
-    """Write ``report.json`` (the complete state) and ``report.html`` into a bisection's folder.
-
-    Returns:
-        The path of the page.
-
-    Raises:
-        EvidenceError: the disk is full or not writable.
-        ValueError: the bisection has no result yet.
-    """
-    write_whole(folder.path / JSON, state.model_dump_json(indent=1))
-    page = folder.path / HTML
-    write_whole(page, to_html(state))
-    return page
-
-
-def to_html(state: BisectState) -> str:
-    """Render a bisection that has a result.
-
-    Raises:
-        ValueError: the bisection has no result.
-    """
-    result = state.result
-    if result is None:
-        raise ValueError("the bisection has no result yet; expected one that has ended")
-    return to_page(
-        "commit_bisection.html.jinja",
-        CLASSES[result.outcome],
-        state=state,
-        spec=state.spec,
-        result=result,
-        heading=HEADINGS[result.outcome],
-        headline=headline(state, result),
-        newly=newly(result),
-        effort=effort(state, result),
-        purposes=PURPOSES,
-        subjects={one.commit: one.subject for one in state.history},
-        errors={probe.number: error_of(probe) for probe in state.probes},
-        chart=Markup(error_chart(state, result)),
-    )
 
 
 def error_chart(state: BisectState, result: BisectResult) -> str:

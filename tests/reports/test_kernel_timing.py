@@ -12,7 +12,8 @@ from assay.harness.attention.sample_calls import call_of
 from assay.harness.offline.timing import time_kernels
 from assay.harness.offline.timing_result import KernelTiming
 from assay.harness.verdict import Verdict
-from assay.reports.kernel_timing_terminal import render_timing
+from assay.reports.kernel_timing import timing_document
+from assay.reports.terminal import render
 
 
 def result_of(kernel: Kernel) -> KernelTiming:
@@ -25,18 +26,18 @@ def result_of(kernel: Kernel) -> KernelTiming:
 
 @pytest.mark.parametrize("terminal", [False, True])
 def test_the_time_of_a_wrong_kernel_is_not_reported_as_a_ratio(terminal: bool) -> None:
-    shown = StringIO()
-    render_timing(result_of(fault("mask-top-left")), Console(file=shown, width=240, force_terminal=terminal))
+    shown, document = StringIO(), timing_document(result_of(fault("mask-top-left")))
+    render(document, Console(file=shown, width=240, force_terminal=terminal))
     text = shown.getvalue()
-    said = "REGRESSION (exit code 1): the candidate is wrong on 1 of 2 shapes"
-    for part in ("not reported: wrong output", "WRONG", said, "2 x 3-8", "top-left"):
+    assert document.conclusion == "REGRESSION (exit code 1): the candidate is wrong on 1 of 2 shapes."
+    for part in ("not reported: wrong output", "WRONG", "2 x 3-8", "top-left"):
         assert part in text, text
     assert "of the limit" not in text  # none is known of a CPU
 
 
 def test_lines_are_not_wrapped_without_a_terminal() -> None:
     shown = StringIO()
-    render_timing(result_of(rounded_oracle), Console(file=shown, width=40))
+    render(timing_document(result_of(rounded_oracle)), Console(file=shown, width=40))
     lines = [line for line in shown.getvalue().splitlines() if "phase extend" in line]
     assert len(lines) == 2
     assert all("own error" in line and "ratio" in line for line in lines)
@@ -58,10 +59,8 @@ def test_the_verdict_says_which_shapes_decided() -> None:
 
     def said(*verdicts: Verdict, refused: tuple[str, ...] = ()) -> str:
         shapes = tuple(right.model_copy(update={"verdict": verdict}) for verdict in verdicts)
-        shown, result = StringIO(), result_of(rounded_oracle)
-        changed = result.model_copy(update={"shapes": shapes, "refused": refused, "verdict": "pass", "bound": 1.1})
-        render_timing(changed, Console(file=shown, width=240))
-        return shown.getvalue().splitlines()[-1]
+        update = {"shapes": shapes, "refused": refused, "verdict": "pass", "bound": 1.1}
+        return timing_document(result_of(rounded_oracle).model_copy(update=update)).conclusion
 
     assert said("pass", "pass").endswith(
         ": the candidate is right, and its ratio below the bound of 1.1, on all 2 shapes."
@@ -74,5 +73,5 @@ def test_the_verdict_says_which_shapes_decided() -> None:
 def test_the_share_of_a_known_limit_is_shown() -> None:
     result, shown = result_of(rounded_oracle), StringIO()
     shapes = tuple(shape.model_copy(update={"reference_share": 0.4}) for shape in result.shapes)
-    render_timing(result.model_copy(update={"shapes": shapes}), Console(file=shown, width=240))
+    render(timing_document(result.model_copy(update={"shapes": shapes})), Console(file=shown, width=240))
     assert "of the limit 40 % and not known" in shown.getvalue()

@@ -8,7 +8,8 @@ from rich.console import Console
 from assay.harness.bisect.layer_search import RestoredLayer
 from assay.harness.bisect.layer_task import LayerBisection, ProbeRecord
 from assay.harness.verdict import Finding
-from assay.reports.layer_bisection_terminal import render_layers
+from assay.reports.layer_bisection import layers_document
+from assay.reports.terminal import render
 
 PROBES = tuple(
     ProbeRecord(
@@ -31,7 +32,7 @@ FOUND = LayerBisection(
 
 def shown(result: LayerBisection) -> str:
     out = StringIO()
-    render_layers(result, Console(file=out, width=120))
+    render(layers_document(result), Console(file=out, width=160, force_terminal=True, color_system=None))
     return out.getvalue()
 
 
@@ -54,8 +55,10 @@ def test_the_finding_comes_with_its_command() -> None:
     ("outcome", "says"), [("nothing", "No layer needs the reference: "), ("inconclusive", "No verdict: ")]
 )
 def test_the_heading_states_that_no_layer_was_found(outcome: str, says: str) -> None:
-    text = shown(FOUND.model_copy(update={"outcome": outcome, "findings": (), "probes": ()}))
-    assert says in text
+    result = FOUND.model_copy(update={"outcome": outcome, "findings": (), "probes": ()})
+    text = shown(result)
+    assert layers_document(result).conclusion.startswith(says)
+    assert layers_document(result).code == result.exit_code
     assert "serious" not in text
     assert "outcome" not in text, "no empty table"
 

@@ -1,39 +1,35 @@
-"""The result of timing a kernel: as JSON, and on the terminal, where every time comes with the own error."""
+"""The document of a timed kernel, in which every time comes with the own error."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from rich.console import Console
-
-from assay.harness.files import write_whole
 from assay.harness.offline.timing_result import KernelTiming, ShapeTiming
 from assay.harness.text import one_line, two_digits
-from assay.reports.terminal import finding_lines, print_rows, say, verdict_line
+from assay.reports.document import Document, Findings, Line, Table
 
 
-def write_timing(result: KernelTiming, path: Path) -> None:
-    """Write the result as JSON.
-
-    Raises:
-        EvidenceError: the disk is full or not writable.
-    """
-    write_whole(path, result.model_dump_json(indent=2) + "\n")
-
-
-def render_timing(result: KernelTiming, console: Console) -> None:
-    """Print a line per shape, refusals, findings, and the verdict."""
-    title = f"{result.candidate} / {result.reference} on {result.device}: ratios of times, above 1 is slower"
+def timing_document(result: KernelTiming) -> Document:
+    """A row per shape, refusals and findings."""
     limited = any(row.reference_share is not None or row.candidate_share is not None for row in result.shapes)
-    columns = [column for column in _COLUMNS if limited or column != _LIMIT]
-    rows = [dict(zip(_COLUMNS, _cells(row), strict=True)) for row in result.shapes]
-    print_rows(console, title, columns, [[row[column] for column in columns] for row in rows])
-    for refused in result.refused:
-        say(console, one_line(f"refused: {refused}", 400))
-    for finding in result.findings:
-        for line in finding_lines(finding):
-            say(console, line)
-    say(console, verdict_line(result.verdict, f"{_why(result)}."))
+    rows = [_cells(row) if limited else (*_cells(row)[:-2], _cells(row)[-1]) for row in result.shapes]
+    return Document(
+        command="bench kernel",
+        title=result.candidate,
+        verdict=result.verdict,
+        headline=f"{_why(result)}.",
+        body=[
+            Table(
+                (*_COLUMNS, "of the limit", "own error") if limited else (*_COLUMNS, "own error"),
+                rows,
+                f"{result.candidate} / {result.reference} on {result.device}: ratios of times, above 1 is slower",
+            ),
+            *(Line(one_line(f"refused: {refused}", 400)) for refused in result.refused),
+            Findings(result.findings),
+        ],
+        result=result,
+    )
+
+
+_COLUMNS = ("phase", "new", "prefix", "reference", "candidate", "ratio", "TFLOP/s")
 
 
 def _why(result: KernelTiming) -> str:
@@ -48,10 +44,6 @@ def _why(result: KernelTiming) -> str:
     parts = [f"{what} on {count} of {len(shapes)} shapes" for what, count in counted if count]
     parts += [f"further shapes that were refused: {len(result.refused)}"] if result.refused else []
     return "; ".join(parts) or f"the candidate is right, and its ratio below {bound}, on all {len(shapes)} shapes"
-
-
-_LIMIT = "of the limit"
-_COLUMNS = ("phase", "new", "prefix", "reference", "candidate", "ratio", "TFLOP/s", _LIMIT, "own error")
 
 
 def _cells(row: ShapeTiming) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""A bisection on the terminal: a live table, plain lines without a terminal, and the result as text."""
+"""The document of a commit bisection, and its progress: a live table, or plain lines without a terminal."""
 
 from __future__ import annotations
 
@@ -11,17 +11,37 @@ from typing import Self
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from assay.harness.bisect.commits.search import believe
 from assay.harness.bisect.commits.session import SEARCH_PURPOSES, count_outcomes, history_of
 from assay.harness.bisect.commits.state import PURPOSES, BisectResult, BisectState, Measurement, ProbeOutcome
-from assay.harness.text import some
-from assay.reports.terminal import finding_lines, say
+from assay.harness.text import clip, one_line, some
+from assay.harness.verdict import Verdict
+from assay.reports.commit_bisection_chart import error_chart
+from assay.reports.document import (
+    Block,
+    Cell,
+    Code,
+    Document,
+    Drawing,
+    Facts,
+    Findings,
+    Items,
+    Line,
+    Only,
+    Section,
+    Table,
+)
+from assay.reports.page import TEXT_SHOWN
+from assay.reports.terminal import lined, say
 
 _MAX_ROWS = 12
-_COLOURS = {"good": "green", "bad": "red", "skip": "yellow"}
+_COLUMNS = ("probe", "for", "commit", "outcome", "error / limit", "where, or why skipped", "seconds")
+_STATUS = {"good": "pass", "bad": "regression", "skip": "warning"}
+_WORDS = {"found": "Found", "ambiguous": "Ambiguous", "flaky": "Too flaky"}
+_VERDICTS: dict[str, Verdict] = {"found": "pass", "ambiguous": "inconclusive", "flaky": "inconclusive"}
+_SUSPECTS = 100
 
 
 class ProgressView(AbstractContextManager["ProgressView"]):
@@ -51,7 +71,7 @@ class ProgressView(AbstractContextManager["ProgressView"]):
             begun = f"{len(state.history)} commits in {self._folder}; {len(state.probes)} probes are already done."
             say(self._console, f"Bisecting {begun}")
         if self._live:
-            self._live.update(Group(table(state, _MAX_ROWS), Text(progress(state)), Text(doing, style="dim")))
+            self._live.update(Group(lined(_probes(state, _MAX_ROWS)), Text(progress(state)), Text(doing, style="dim")))
         elif len(state.probes) > self._printed:
             self._print_last(state)
         self._printed = len(state.probes)
@@ -59,23 +79,89 @@ class ProgressView(AbstractContextManager["ProgressView"]):
     def _print_last(self, state: BisectState) -> None:
         probe = state.probes[-1]
         text = " ".join(
-            filter(None, [PURPOSES[probe.purpose], probe.commit[:12], probe.outcome, error_of(probe), probe.reason])
+            filter(None, [PURPOSES[probe.purpose], probe.commit[:12], probe.outcome, _error(probe), probe.reason])
         )
         begun = f"[{time.monotonic() - self._begun:5.1f} s]"
         say(self._console, f"{begun} {probe.number}: {text} ({probe.seconds:.1f} s)")
 
 
-def table(state: BisectState, most: int) -> Table:
-    """The last probes of a bisection."""
-    subjects = {one.commit: one.subject for one in state.history}
-    made = Table("probe", "for", "commit", "subject", "outcome", "worst own error / limit", "seconds", expand=True)
-    for probe in state.probes[-most:]:
-        made.add_row(
-            str(probe.number), PURPOSES[probe.purpose], probe.commit[:12], Text(subjects.get(probe.commit, "")[:60]),
-            Text(probe.outcome, style=_COLOURS[probe.outcome]), Text(error_of(probe) or probe.reason[:60]),
-            f"{probe.seconds:.1f}",
+def bisection_document(state: BisectState) -> Document:
+    """The commit, what changed in it, the error by commit and every probe; of a bisection that has not ended, its progress."""
+    result = state.result
+    if result is None:
+        body: list[Block] = [_probes(state, _MAX_ROWS), Line(progress(state))]
+        return Document(
+            command="bisect commits", title=state.spec.kernel, verdict=None, headline=progress(state), body=body, result=state
         )  # fmt: skip
-    return made
+    profile: list[Block] = [Drawing(error_chart(state, result))]
+    probes = [Only("page", [_probes(state), Code(state.command, "Repeat this bisection, in a new folder")])]
+    return Document(
+        command="bisect commits",
+        title=one_line(state.spec.kernel, 60),
+        verdict=_VERDICTS[result.outcome],
+        word=_WORDS[result.outcome],
+        headline=_headline(state, result),
+        meaning=result.commit.subject if result.commit else "",
+        crumbs=[state.spec.repo],
+        body=[
+            _asked(state),
+            _named(state, result),
+            _changed(result),
+            Section("profile", "Error by commit", [*profile, *(Line(f"Note: {note}.") for note in result.notes)]),
+            Section("probes", "Probes", [Line(_effort(state, result), "quiet"), *probes]),
+        ],
+        foot=f"{state.schema_id}. Next to this file: report.json, the complete state, and probes/, the measurement of each.",
+        result=state,
+    )
+
+
+def _asked(state: BisectState) -> Facts:
+    spec = state.spec
+    bound = "the bound of each call" if spec.against == "bound" else "the good revision's"
+    by = "an assay run" if spec.measure_with == "accuracy" else f"layer error, compared with {bound}"
+    named = [("kernel", spec.kernel), ("good", spec.good[:12]), ("bad", spec.bad[:12])]
+    return Facts([*((name, Cell(value, code=True)) for name, value in named), ("classified by", by)])
+
+
+def _named(state: BisectState, result: BisectResult) -> Section:
+    """The commit; the suspects where none could be named."""
+    if (note := result.commit) is None:
+        subjects = {one.commit: one.subject for one in state.history}
+        suspects = [
+            (Cell(commit[:12], code=True), f" {one_line(subjects[commit])}") for commit in result.suspects[:_SUSPECTS]
+        ]
+        return Section("suspects", "Suspects", [Items(suspects, ordered=True)], announced=True)
+    blocks: list[Block] = [
+        Line(note.subject, "deciding"),
+        Line((Cell(note.commit, code=True), f" by {note.author}, {note.date}"), "quiet"),
+        *([Code(clip(note.body, TEXT_SHOWN), "Message")] if note.body else []),
+        Code(clip(note.diffstat, TEXT_SHOWN), "Changed"),
+        Line(f"Checked: {result.checked}."),
+    ]
+    return Section("commit", "The commit", blocks, announced=True)
+
+
+def _changed(result: BisectResult) -> Section:
+    lines: list[Block] = [Line(line) for line in _newly(result)] or [Line("Not measured.", "empty")]
+    found = [Findings(result.findings, commands=True)] if result.findings else []
+    return Section("changed", "What changed in it", [*lines, *found], announced=True)
+
+
+def _probes(state: BisectState, last: int = 0) -> Table:
+    subjects = {one.commit: one.subject for one in state.history}
+    rows = [
+        (
+            str(probe.number),
+            PURPOSES[probe.purpose],
+            (Cell(probe.commit[:12], code=True), f" {one_line(subjects.get(probe.commit, ''), 60)}"),
+            Cell(probe.outcome, _STATUS[probe.outcome]),
+            _error(probe) or "–",
+            one_line(probe.where or probe.reason),
+            f"{probe.seconds:.1f}",
+        )
+        for probe in state.probes[-last:]
+    ]
+    return Table(_COLUMNS, rows, numbers=(0, 4, 6))
 
 
 def progress(state: BisectState) -> str:
@@ -93,43 +179,7 @@ def progress(state: BisectState) -> str:
     return text + f"{suspects}; likeliest {history.commits[best][:12]} with probability {belief.weights[best]:.3f}"
 
 
-def render(state: BisectState, console: Console) -> None:
-    """Print the result of a bisection, or its progress."""
-    if state.result is None:
-        console.print(table(state, _MAX_ROWS))
-        say(console, progress(state))
-        return
-    for line in to_lines(state, state.result):
-        say(console, line)
-
-
-def to_lines(state: BisectState, result: BisectResult) -> list[str]:
-    """The result as text, line by line."""
-    lines = [headline(state, result)]
-    if result.commit is not None:
-        note = result.commit
-        lines += [
-            "",
-            f"commit {note.commit}",
-            f"Author: {note.author}",
-            f"Date:   {note.date}",
-            "",
-            f"    {note.subject}",
-        ]
-        lines += [f"    {line}" for line in note.body.splitlines()]
-        lines += ["", note.diffstat, "", f"Checked: {result.checked}."]
-    else:
-        subjects = {one.commit: one.subject for one in state.history}
-        lines += [f"  {commit[:12]} {subjects[commit]}" for commit in result.suspects]
-    lines += newly(result)
-    for finding in result.findings:
-        lines += [*finding_lines(finding), f"  $ {finding.reproduce}"]
-    lines += [f"Note: {note}." for note in result.notes]
-    lines.append(effort(state, result))
-    return lines
-
-
-def headline(state: BisectState, result: BisectResult) -> str:
+def _headline(state: BisectState, result: BisectResult) -> str:
     """The result in one sentence."""
     many = len(state.history)
     if result.outcome == "found":
@@ -144,7 +194,7 @@ def headline(state: BisectState, result: BisectResult) -> str:
     return f"No commit could be named: outcomes are too flaky. The likeliest of {many} has probability {result.confidence:.4f}."
 
 
-def newly(result: BisectResult) -> list[str]:
+def _newly(result: BisectResult) -> list[str]:
     """What fails at the commit but not before it; axes on which all values do share a line."""
     lines = []
     complete = []
@@ -163,7 +213,7 @@ def newly(result: BisectResult) -> list[str]:
     return [*lines, *([f"Newly out of bounds at every value of: {', '.join(complete)}."] if complete else [])]
 
 
-def effort(state: BisectState, result: BisectResult) -> str:
+def _effort(state: BisectState, result: BisectResult) -> str:
     """The cost of the result, and what its probability rests on."""
     counts = {
         kind: sum(p.purpose == kind for p in state.probes) for kind in dict.fromkeys(p.purpose for p in state.probes)
@@ -182,12 +232,12 @@ def probe_line(outcome: ProbeOutcome, measured: Measurement) -> str:
     """The outcome of a single probe, in one line."""
     found = outcome.reason
     if outcome.worst is not None:
-        worst = error_of(outcome) + (" times its bound" if math.isfinite(outcome.worst) else "")
+        worst = _error(outcome) + (" times its bound" if math.isfinite(outcome.worst) else "")
         found = f"worst own error {worst}, {outcome.where}"
     return f"{outcome.outcome}: {found} ({measured.origin or 'not imported'})"
 
 
-def error_of(probe: ProbeOutcome) -> str:
+def _error(probe: ProbeOutcome) -> str:
     """A probe's worst error as a multiple of its limit; empty if it has none."""
     if probe.worst is None:
         return ""

@@ -5,7 +5,9 @@ import io
 from rich.console import Console
 
 from assay.harness.evidence.certificate import Certificate, CertifiedEnvelope, Examined, Look, verdict_on
-from assay.reports.certificate_text import headline, markdown, not_caught, render
+from assay.reports.certificate import certificate_document, not_caught
+from assay.reports.markdown import to_markdown
+from assay.reports.terminal import render
 
 LOOK = Look(suite="op-level", caught=True, after=3, of=111)
 EXAMINED = (
@@ -27,10 +29,14 @@ def certificate() -> Certificate:
     return Certificate(verdict=verdict_on(EXAMINED, ()), made="2026-01-02", envelope=envelope, examined=EXAMINED)
 
 
+def markdown(made: Certificate) -> str:
+    return to_markdown(certificate_document(made))
+
+
 def test_the_headline_counts() -> None:
-    assert headline(certificate()) == (
+    assert certificate_document(certificate()).headline == (
         "1 of 2 faults caught; 1 of 1 with a name named; 1 of 1 pinned; 0 false alarms on 2 equivalent faults and honest kernels; "
-        "1 not examined to the end; 2.0 minutes"
+        "1 not examined to the end; 2.0 minutes."
     )
 
 
@@ -40,19 +46,17 @@ def test_what_was_not_caught_is_listed_with_its_reason() -> None:
 
 def test_the_matrix_in_markdown() -> None:
     lines = markdown(certificate()).splitlines()
-    assert (
-        "| lost | layer 2 | [name#12](https://github.com/owner/name/issues/12) | op-level | 3 of 111 calls | yes | yes |  | 30.0 |"
-        in lines
-    )
+    reported = "[name#<!-- -->12](https://github.com/owner/name/issues/12)"
+    assert f"| lost | layer 2 | {reported} | op-level | 3 of 111 calls | yes | yes |  | 30.0 |" in lines
     assert "| unseen | everywhere | no public bug known | missed |  |  |  |  | 30.0 |" in lines
-    assert "| honest-exact | everywhere |  |  |  |  |  | crash: boom / bang | 30.0 |" in lines
-    widths = {line.count("|") for line in lines if line.startswith("|")}
+    assert "| honest-exact | everywhere |  |  |  |  |  | crash: boom \\| bang | 30.0 |" in lines
+    widths = {line.replace("\\|", "").count("|") for line in lines if line.startswith("|")}
     assert widths == {10}
 
 
 def test_the_terminal_shows_every_fault() -> None:
     out = io.StringIO()
-    render(certificate(), Console(file=out, width=120))
+    render(certificate_document(certificate()), Console(file=out, width=120))
     assert all(one.id in out.getvalue() for one in EXAMINED)
     assert "boom | bang" in out.getvalue()
 
@@ -68,10 +72,12 @@ def test_what_was_read_has_a_column_where_it_was_asked_for() -> None:
     read = made.model_copy(
         update={"envelope": made.envelope.model_copy(update={"read_out": True}), "examined": examined}
     )
-    rows = [line.split("|")[10].strip() for line in markdown(read).splitlines() if line.startswith("|")]
+    rows = [
+        line.replace("\\|", "/").split("|")[10].strip() for line in markdown(read).splitlines() if line.startswith("|")
+    ]
     assert rows == ["read", "---", "query i sees / all", "", "most of it (not exact)", "nothing"]
     out = io.StringIO()
-    render(read, Console(file=out, width=200))
+    render(certificate_document(read), Console(file=out, width=200))
     assert "query i sees | all" in out.getvalue()
     assert "| read |" not in markdown(made)
 
@@ -81,6 +87,6 @@ def test_what_the_declared_noise_hides_is_counted_and_listed() -> None:
     made = certificate()
     envelope = made.envelope.model_copy(update={"candidate": "mine:int8", "phases": ("extend",), "noise": "int8_qk"})
     made = made.model_copy(update={"envelope": envelope, "examined": (EXAMINED[0], faint)})
-    assert headline(made).startswith("1 of 2 faults caught, 1 hidden by the noise of int8_qk; ")
+    assert certificate_document(made).headline.startswith("1 of 2 faults caught, 1 hidden by the noise of int8_qk; ")
     assert not_caught(made) == ["unseen: missed: changes 3 calls (hidden by it)"]
     assert "Envelope: faults in mine:int8, extend only, noise family int8_qk, 111 calls" in markdown(made)

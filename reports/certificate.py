@@ -1,22 +1,51 @@
-"""A certificate as a table for the terminal, and as a matrix in Markdown."""
+"""The document of a certificate."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from assay.harness.evidence.certificate import Certificate, CertifiedEnvelope, Examined, Look
 from assay.harness.text import one_line
-from assay.reports.terminal import say
+from assay.reports.document import Block, Cell, Document, Items, Line, Only, Section, Table, Words
 
-_COLUMNS = ("fault", "seeded", "public bug", "caught by", "after", "named", "pinned", "crash, time-out", "s")
+_COLUMNS = ("fault", "seeded", "public bug", "caught by", "after", "named", "pinned", "crash, time-out", "s", "read")
+_BRIEF = (0, 3, 4, 5, 6, 9, 8)
+"""Columns that a terminal has room for."""
 _NUMBERED = {"op-level": "calls", "layers": "calls", "logits": "prompts", "greedy": "prompts", "mmlu": "questions"}
+_KINDS = {"fault": "Faults", "equivalent": "Equivalent faults", "honest": "Honest kernels"}
 
 
-def headline(certificate: Certificate) -> str:
+def certificate_document(certificate: Certificate) -> Document:
+    """What was caught, named and pinned, and in which envelope: briefly on a terminal, with links and by kind in Markdown."""
+    columns = [number for number in range(len(_COLUMNS)) if _COLUMNS[number] != "read" or certificate.envelope.read_out]
+    brief = [number for number in _BRIEF if number in columns]
+    sections = []
+    for kind, title in _KINDS.items():
+        examined = [one for one in certificate.examined if one.kind == kind]
+        sections += [Section(kind, title, [_table(examined, columns)])] if examined else []
+    body: list[Block] = [
+        Only("terminal", [_table(certificate.examined, brief)]),
+        Line(f"Envelope: {_envelope(certificate.envelope)}."),
+        Items(not_caught(certificate)),
+        Only("markdown", sections),
+    ]
+    return Document(
+        command="certify",
+        title="Certificate",
+        verdict=certificate.verdict,
+        headline=f"{_headline(certificate)}.",
+        created=certificate.made,
+        body=body,
+        result=certificate,
+    )
+
+
+def _table(examined: Sequence[Examined], columns: Sequence[int]) -> Table:
+    rows = [[row[number] for number in columns] for row in map(_row, examined)]
+    return Table([_COLUMNS[number] for number in columns], rows)
+
+
+def _headline(certificate: Certificate) -> str:
     """One sentence: how many faults were caught, named and pinned, and how many false alarms there were."""
     faults = [one for one in certificate.having("caught", "missed") if one.kind == "fault"]
     caught = [one for one in faults if one.outcome == "caught"]
@@ -40,7 +69,7 @@ def headline(certificate: Certificate) -> str:
     return f"{text}; {certificate.minutes:.1f} minutes"
 
 
-def envelope_words(envelope: CertifiedEnvelope) -> str:
+def _envelope(envelope: CertifiedEnvelope) -> str:
     """Where the certificate was made, in words."""
     parts = [
         f"faults in {envelope.candidate}" if envelope.candidate else "",
@@ -66,43 +95,7 @@ def not_caught(certificate: Certificate) -> list[str]:
     return [f"{one.id}: {one.outcome}: {one_line(one.why)}" for one in wrong]
 
 
-def render(certificate: Certificate, console: Console) -> None:
-    """Print the certificate to a terminal, without its links and restrictions, which the Markdown has."""
-    read = certificate.envelope.read_out
-    table = Table("fault", "caught by", "after", "named", "pinned", *["read"] * read, "s")
-    for one in certificate.examined:
-        id, _, _, by, after, named, pinned, _, seconds = _row(one, links=False)
-        cells = (id, by or one.outcome, after, named, pinned, *[_read(one)] * read, seconds)
-        table.add_row(*map(Text, cells))
-    console.print(table)
-    say(console, f"{headline(certificate)}.")
-    say(console, f"Envelope: {envelope_words(certificate.envelope)}.")
-    for line in not_caught(certificate):
-        say(console, line)
-
-
-def markdown(certificate: Certificate) -> str:
-    """The certificate as Markdown: the headline, the envelope, and the matrix by kind."""
-    lines = [f"{headline(certificate)}.", "", f"Envelope: {envelope_words(certificate.envelope)}."]
-    if wrong := not_caught(certificate):
-        lines += ["", *(f"- {line}" for line in wrong)]
-    for kind, title in (("fault", "Faults"), ("equivalent", "Equivalent faults"), ("honest", "Honest kernels")):
-        rows = [(*_row(one, links=True), _read(one)) for one in certificate.examined if one.kind == kind]
-        if rows:
-            columns = (*_COLUMNS, "read")[: None if certificate.envelope.read_out else -1]
-            lines += ["", f"### {title}", "", *_table(columns, [row[: len(columns)] for row in rows])]
-    return "\n".join(lines) + "\n"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return [
-        f"| {' | '.join(head)} |",
-        f"|{'---|' * len(head)}",
-        *(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows),
-    ]
-
-
-def _row(one: Examined, *, links: bool) -> tuple[str, ...]:
+def _row(one: Examined) -> tuple[Words, ...]:
     by = [look for look in one.looks if look.caught]
     unfinished = one.outcome in ("crash", "time-out")
     no_name = (
@@ -114,10 +107,10 @@ def _row(one: Examined, *, links: bool) -> tuple[str, ...]:
     )
     shown = ", ".join(look.suite for look in by) or ("" if unfinished else one.outcome)
     return (
-        one.id, one.restricted or "everywhere", _reports(one, links) if one.kind == "fault" else "",
+        one.id, one.restricted or "everywhere", _reports(one) if one.kind == "fault" else "",
         shown if one.outcome != "false alarm" else f"FALSE ALARM: {shown}",
         ", ".join(_after(look) for look in by), _yes(one.named, no_name), _yes(one.pinned, ""),
-        f"{one.outcome}: {one_line(one.why)}" if unfinished else "", f"{one.seconds:.1f}",
+        f"{one.outcome}: {one_line(one.why)}" if unfinished else "", f"{one.seconds:.1f}", _read(one),
     )  # fmt: skip
 
 
@@ -128,15 +121,9 @@ def _read(one: Examined) -> str:
     return f"{one_line(one.read) or 'nothing'}{'' if one.read_exact or not one.read else ' (not exact)'}"
 
 
-def _reports(one: Examined, links: bool) -> str:
-    if not one.links:
-        return "no public bug known"
-    names = [_name(link) for link in one.links]
-    return (
-        ", ".join(f"[{name}]({link})" for name, link in zip(names, one.links, strict=True))
-        if links
-        else ", ".join(names)
-    )
+def _reports(one: Examined) -> Words:
+    names = [Cell(_name(link), link=link) for link in one.links]
+    return tuple(part for name in names for part in (", ", name))[1:] or "no public bug known"
 
 
 def _name(link: str) -> str:

@@ -1,0 +1,162 @@
+"""The document of a bench, whose section on latency is also part of a run's report."""
+
+from __future__ import annotations
+
+from assay.harness.judge.call_counts import CallSummary
+from assay.harness.judge.latency_result import LatencyResult, LatencyRow, LoadRow, load_name, ratio_text
+from assay.harness.text import one_line
+from assay.reports import charts
+from assay.reports.document import (
+    Block,
+    Box,
+    Cell,
+    Checks,
+    Code,
+    Document,
+    Drawing,
+    Facts,
+    Findings,
+    Items,
+    Line,
+    Only,
+    Section,
+    Table,
+    Words,
+)
+from assay.reports.summary import latency_lines, number
+
+_COLUMNS = ("load", "metric", "reference", "candidate", "ratio", "reference / reference", "verdict")
+_CALLS = ("phase", "kernel", "calls", "cached prefix", "in graphs", "compiled", "layers")
+
+
+def bench_document(result: LatencyResult) -> Document:
+    """What was timed, why it is so, the findings, the ratios, and the environment."""
+    why = Section("why", "Why", [Items([one_line(reason, 600) for reason in result.reasons], ordered=True)])
+    names = ("device", "hardware", "git", "model")
+    environment: list[tuple[Words, ...]] = [(name.capitalize(), getattr(result, name) or "–") for name in names]
+    environment.append(("Engine flags", Cell(" ".join(result.engine_args) or "–", code=True)))
+    facts = Facts([*environment, *result.packages.items()], "small")
+    return Document(
+        command="bench",
+        title=f"latency of {one_line(result.candidate, 60)} against {one_line(result.reference, 60)}",
+        verdict=result.verdict,
+        headline=result.headline,
+        created=result.created,
+        crumbs=[f"{result.seconds:.0f} s"],
+        body=[
+            Facts([(name, Cell(getattr(result, name), code=True)) for name in ("reference", "candidate", "model")]),
+            *([why] if result.reasons and result.verdict != "pass" else []),
+            Section("findings", "Findings", [Findings(result.findings)]),
+            Section("latency", "Latency", latency_blocks(result), announced=True),
+            Only("page", [Section("environment", "Environment", [facts])]),
+        ],
+        foot=f"{result.schema_id}. Next to this file: bench.json, the complete result, and timings.jsonl, the time of every token.",
+        result=result,
+    )
+
+
+def latency_blocks(result: LatencyResult) -> list[Block]:
+    """Latency in sentences, the ratios of all loads with their charts, answer lengths, checks, and what was counted."""
+    first, *lines = latency_lines(result)
+    titles = "; ".join(f"{metric}: {title}" for metric, title in {row.metric: row.title for row in result.rows}.items())
+    about = (
+        "A ratio is the candidate’s time divided by the reference’s on the same prompts: above 1 is slower. "
+        f"{result.rounds} rounds side by side in random order, the first {result.warm_up_rounds} discarded as warm-up; "
+        f"{_graphs(result)}. Timed on separate servers without a layer diff. {titles[:1].upper()}{titles[1:]}."
+    )
+    rows = [_row(row) for row in result.rows]
+    blocks: list[Block] = [Line(first, "deciding"), *(Line(line, "quiet") for line in [*lines, about])]
+    blocks.append(Table(_COLUMNS, rows, numbers=(2, 3, 4, 5), style="stacked"))
+    ends = charts.ratio_ends(result.rows)  # one axis for all, so that loads can be compared by eye
+    blocks.append(Box("split", [_load(load, result, ends) for load in result.loads]))
+    if (lengths := result.lengths) is not None:
+        means = [
+            (Cell("reference", "reference"), f"{lengths.reference:.1f}", f"{lengths.reference_cut}"),
+            (Cell("candidate", "candidate"), f"{lengths.candidate:.1f}", f"{lengths.candidate_cut}"),
+        ]
+        note = (
+            f"{lengths.prompts} prompts; the candidate is longer on {lengths.longer} and shorter on {lengths.shorter}, p = "
+            f"{number(lengths.p)}. The ratios above were measured at one forced length."
+        )
+        title = "Answer lengths when not forced"
+        blocks.append(
+            Only("page", [Table(("Role", "Mean tokens", "Ran to limit"), means, title, note, numbers=(1, 2))])
+        )
+    blocks.append(Section("", "Checks of the timing", [Checks(result.checks)]))
+    if result.reference_calls or result.candidate_calls:
+        counted = [
+            *calls_blocks("reference", result.reference_calls),
+            *calls_blocks("candidate", result.candidate_calls),
+        ]
+        blocks.append(Section("", "Attention calls counted during timing", [Box("pair", counted)]))
+    return [*blocks, Only("page", [Code(result.reproduce, "Repeat this timing")])]
+
+
+def _load(load: LoadRow, result: LatencyResult, ends: tuple[float, float]) -> Box:
+    rows = [row for row in result.rows if (row.shape, row.concurrency) == (load.shape, load.concurrency)]
+    shared = f", {load.shared_tokens} of them shared" if load.shared_tokens else ""
+    asked = f"{load.prompt_tokens} tokens in{shared}, {load.output_tokens} out; {load.rounds} rounds. "
+    words = f"{load.where}, reference vs candidate: {_throughputs(load)}."
+    drawn = [Line(load.where, "strong"), Line(f"{asked}Reference vs candidate: {_throughputs(load)}.", "quiet")]
+    chart = Drawing(charts.ratio_chart(rows, ends), wide=False)
+    return Box("condition", [Only("page", [*drawn, chart]), Only("terminal", [Line(words)])])
+
+
+def calls_blocks(role: str, calls: tuple[CallSummary, ...], about: str = "") -> list[Block]:
+    """The attention calls that were counted in the server of a role: a table of a page, a line of a terminal."""
+    rows: list[tuple[Words, ...]] = [
+        (
+            call.phase,
+            Cell(call.kernel, note=f"delegated by {call.delegated_by}" if call.delegated_by else ""),
+            *(
+                f"{count:,}"
+                for count in (call.calls, call.calls_with_cached_prefix, call.calls_in_graphs, call.calls_compiled)
+            ),
+            f"{call.layers}",
+        )
+        for call in calls
+    ]
+    none = Line("None were counted, so it is unknown which kernel ran here.", "empty")
+    head = [Line((Cell(role, role),)), *([Line(about, "quiet")] if about else [])]
+    table = Table(_CALLS, rows, numbers=range(2, 7), style="calls") if rows else none
+    said = "; ".join(one_line(call.sentence, 300) for call in calls) or "none counted"
+    return [Box("", [Only("page", [*head, table]), Only("terminal", [Line(f"{role}: {said}")])])]
+
+
+def _row(row: LatencyRow) -> tuple[Words, ...]:
+    return (
+        one_line(load_name(row.shape, row.concurrency)),
+        row.metric,
+        _time(row, row.reference_s),
+        _time(row, row.candidate_s),
+        Cell(ratio_text(row.ratio, row.low, row.high), "beyond" if row.verdict == "regression" else ""),
+        ratio_text(row.floor, row.floor_low, row.floor_high),
+        Cell(row.verdict, row.verdict),
+    )
+
+
+def _time(row: LatencyRow, seconds: float) -> str:
+    """A time in milliseconds; for the metric throughput, tokens per second."""
+    if row.metric == "throughput":
+        return f"{1 / seconds:,.0f} tok/s" if seconds else "-"
+    return f"{1e3 * seconds:.2f} ms"
+
+
+def _graphs(result: LatencyResult) -> str:
+    """Whether decode ran in CUDA graphs, in words."""
+    if result.device == "cpu":
+        return "on the CPU"
+    return "without CUDA graphs" if result.eager else "CUDA graphs as the engine configures them"
+
+
+def _throughputs(load: LoadRow) -> str:
+    """Throughputs, 99th percentile of inter-token latency and cached share of a load, reference vs candidate."""
+    parts = [
+        f"{load.reference_input_throughput:,.0f} vs {load.candidate_input_throughput:,.0f} prompt tokens/s",
+        f"{load.reference_output_throughput:,.0f} vs {load.candidate_output_throughput:,.0f} answer tokens/s",
+        f"99th percentile of inter-token latency {1e3 * load.reference_itl_p99_s:.2f} vs {1e3 * load.candidate_itl_p99_s:.2f} ms",
+    ]
+    if load.shared_tokens and load.reference_cached is not None and load.candidate_cached is not None:
+        shares = f"{100 * load.reference_cached:.0f} % vs {100 * load.candidate_cached:.0f} %"
+        parts.append(f"{shares} of the prompt tokens cached")
+    return "; ".join(parts)

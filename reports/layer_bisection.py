@@ -1,0 +1,53 @@
+"""The document of a layer bisection: every probe, the layers that must run the reference, and the finding."""
+
+from __future__ import annotations
+
+from assay.harness.bisect.layer_task import LayerBisection
+from assay.harness.text import one_line, ranges
+from assay.reports.document import Cell, Code, Document, Findings, Line, Table
+
+_HEADINGS = {"found": "Layers found", "nothing": "No layer needs the reference", "inconclusive": "No verdict"}
+
+
+def layers_document(result: LayerBisection) -> Document:
+    """The probes, what they were judged by, and the finding with the command that reproduces it."""
+    right = "answers right" if result.by == "answers" else "texts identical to the reference's"
+    candidate = f"{one_line(result.candidate)} in layers"
+    columns = ("probe", candidate, f"{right} of {result.prompts}", "lost", "gained", "p (no loss)", "outcome")
+    rows = [
+        (
+            str(number),
+            ranges(probe.candidate),
+            str(probe.right),
+            str(probe.lost),
+            str(probe.gained),
+            f"{probe.p:.2g}",
+            Cell(probe.outcome, "regression" if probe.outcome == "wrong" else "pass"),
+        )
+        for number, probe in enumerate(result.probes, 1)
+    ]
+    sets = len({probe.candidate for probe in result.probes})
+    title = f"Layer bisection by {result.by}: {len(rows)} probes of {sets} sets over {len(result.layers)} layers"
+    repeats = f"each set is probed until alpha = {result.alpha:g} is met" if result.noise else "each set is probed once"
+    twice = (
+        f"When asked twice, the reference changed {result.floor} texts and the candidate {result.candidate_floor}; "
+        f"{result.unstable} of them changed between right and wrong: {repeats}."
+    )
+    return Document(
+        command="bisect layers",
+        title=result.candidate,
+        verdict=None,
+        exit_code=int(result.exit_code),
+        headline=f"{_HEADINGS[result.outcome]}: {result.why}",
+        body=[
+            *([Table(columns, rows, title, numbers=(0, 2, 3, 4, 5))] if rows else []),
+            Line(
+                f"Compared by {result.by} ({result.by_why}); the reference alone: {result.reference_right} of {result.prompts}."
+            ),
+            *([Line(twice)] if rows else []),
+            Line(f"The candidate computes {' and '.join(result.phases)}."),
+            Findings(result.findings),
+            Code(f"  $ {result.reproduce}"),
+        ],
+        result=result,
+    )
