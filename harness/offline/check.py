@@ -55,8 +55,7 @@ from assay.harness.verdict import (
 )
 
 if TYPE_CHECKING:  # importing what reads a wrong kernel takes a third of a second, which a right one does not need
-    from assay.harness.offline.observed import Reader
-    from assay.harness.readout.readout import ReadOut
+    from assay.harness.offline.observed import Reader, ReadOut
 
 _SHORT = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}
 """Other words for a dtype, as engines and PyTorch have them."""

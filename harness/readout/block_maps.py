@@ -16,8 +16,8 @@ from typing import Literal, get_args
 import numpy as np
 
 from assay.harness.attention.call import AttentionCall
+from assay.harness.localize.reading import Flags
 from assay.harness.readout.features import Ints
-from assay.harness.readout.reading import Flags
 from assay.harness.readout.sources import shift
 
 SIZES = (4, 8, 16, 32, 64, 128)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from assay.harness.localize.reading import Numbers
 from assay.harness.readout.block_maps import (
     BEYONDS,
     SIZES,
@@ -24,7 +25,6 @@ from assay.harness.readout.elsewhere import Moved
 from assay.harness.readout.features import Ints
 from assay.harness.readout.mining import ALWAYS
 from assay.harness.readout.queries import Flags, Queries
-from assay.harness.readout.reading import Numbers
 
 _MOST_ROWS, _MOST_KEYS = 8, 512
 """Wrong queries that maps are compared with, one of a call; and keys beyond which a sequence is left out."""

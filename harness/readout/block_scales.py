@@ -8,11 +8,11 @@ from itertools import product
 
 import numpy as np
 
-from assay.harness.readout.features import Ints, own_keys
+from assay.harness.localize.reading import Numbers, own_keys
+from assay.harness.readout.features import Ints
 from assay.harness.readout.mining import ALWAYS, Condition, Literal, Term
 from assay.harness.readout.operators import Effect
 from assay.harness.readout.queries import Queries, softmax
-from assay.harness.readout.reading import Numbers
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
+from assay.harness.localize.reading import Asked, Numbers
 from assay.harness.readout.dims import DIM_TERMS, dim_table, dims_where
 from assay.harness.readout.features import Ints
 from assay.harness.readout.mining import Condition, Literal, Term, mine
 from assay.harness.readout.operators import Effect
-from assay.harness.readout.probing import Asked, Prober, with_values
+from assay.harness.readout.probing import Prober
 from assay.harness.readout.queries import Flags, Queries
-from assay.harness.readout.reading import Numbers
 from assay.harness.readout.samples import Sample
 
 _PARTS = 8
@@ -89,7 +89,7 @@ def blocks_apart(ask: Asked, samples: Sequence[Sample]) -> list[DimBlock]:
         of_dim = answers.setdefault(call.v.shape[2], [])
         if (
             len(of_dim) < _ASKED
-            and (out := ask(with_values(call, call.v[..., :1].expand_as(call.v).clone()))) is not None
+            and (out := ask(replace(call, v=call.v[..., :1].expand_as(call.v).clone()))) is not None
         ):
             size = _WRONG * sample.error * np.abs(sample.queries.right).mean(-1, keepdims=True)
             finite = np.isfinite(given := out.numpy()[sample.queries.rows]).all(-1)

@@ -8,11 +8,11 @@ from functools import partial
 
 import numpy as np
 
+from assay.harness.localize.reading import Numbers
 from assay.harness.readout.features import Ints
 from assay.harness.readout.mining import Condition, Literal, Term, mine
 from assay.harness.readout.operators import Effect
 from assay.harness.readout.queries import Flags, Queries, einsum
-from assay.harness.readout.reading import Numbers
 from assay.harness.readout.sources import shift
 
 Answer = tuple[Queries, Numbers, Flags]

@@ -12,6 +12,7 @@ from typing import Literal
 
 import numpy as np
 
+from assay.harness.localize.reading import Numbers
 from assay.harness.readout.explained import Explained, every
 from assay.harness.readout.expressions import SIZES, Amount, Search, Sum, amounts_of
 from assay.harness.readout.features import DIVISORS, HISTORY, Ints, chosen, expressions, joined
@@ -19,7 +20,6 @@ from assay.harness.readout.forms import Fit
 from assay.harness.readout.mining import Table
 from assay.harness.readout.operators import Effect
 from assay.harness.readout.queries import Flags, Queries, weighted_softmax
-from assay.harness.readout.reading import Numbers
 
 Mode = Literal["", "also", "less"]
 

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from assay.harness.readout.features import own_keys
+from assay.harness.localize.reading import Numbers, own_keys
 from assay.harness.readout.formulas import Formula
 from assay.harness.readout.operators import Effect
 from assay.harness.readout.queries import Flags, Queries, einsum
-from assay.harness.readout.reading import Numbers
 
 
 @dataclass(frozen=True)

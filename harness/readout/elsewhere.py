@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
+from assay.harness.localize.reading import Numbers
 from assay.harness.readout.features import Ints
 from assay.harness.readout.maps import Rows
 from assay.harness.readout.mining import Condition, Value
 from assay.harness.readout.operators import Effect
 from assay.harness.readout.queries import Flags, Queries, einsum, softmax
-from assay.harness.readout.reading import Numbers
 from assay.harness.readout.sources import Source
 
 

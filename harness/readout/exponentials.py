@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from assay.harness.localize.reading import Numbers
 from assay.harness.readout.operators import Effect
 from assay.harness.readout.queries import Queries
-from assay.harness.readout.reading import Numbers
 
 DEGREES = range(1, 9)
 """Degrees of the Taylor polynomials that are tried: from degree 9 on, they miss exp(x) on scores of ordinary size by too little."""

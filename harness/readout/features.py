@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -161,12 +160,6 @@ class Pairs(Mapping[str, Ints]):
 
     def __len__(self) -> int:
         return len(self._queries) + len(self._OF_KEY)
-
-
-def own_keys(call: AttentionCall) -> list[tuple[slice, slice]]:
-    """Rows of q and of k of each sequence."""
-    q, k = call.cu_seqlens_q.tolist(), call.cu_seqlens_k.tolist()
-    return [(slice(*a), slice(*b)) for a, b in zip(pairwise(q), pairwise(k), strict=True)]
 
 
 def _named(*terms: tuple[str, float]) -> list[Term]:

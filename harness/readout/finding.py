@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, Mask
+from assay.harness.localize.reading import Asked, Reading, read, row_errors
 from assay.harness.readout.addresses import addresses
 from assay.harness.readout.block_moves import block_moves
 from assay.harness.readout.candidates import effects_of
@@ -34,7 +35,6 @@ from assay.harness.readout.mining import Condition, Literal, Term, mine_further
 from assay.harness.readout.operators import Clause, Effect, Operator
 from assay.harness.readout.probing import (
     STEEP,
-    Asked,
     BudgetSpentError,
     Plan,
     Prober,
@@ -47,7 +47,6 @@ from assay.harness.readout.probing import (
 )
 from assay.harness.readout.queries import Flags, Queries, einsum
 from assay.harness.readout.ranges import limits
-from assay.harness.readout.reading import Reading, read, row_errors
 from assay.harness.readout.samples import LOOSE, Exactness, Sample, Tally, close
 from assay.harness.readout.solving import solve
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from assay.harness.localize.reading import Flags, Numbers
 from assay.harness.readout.features import Ints
-from assay.harness.readout.reading import Flags, Numbers
 from assay.harness.readout.rows import Fit, Row
 
 _MOVED = 400

@@ -11,9 +11,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from assay.harness.localize.reading import Flags, Numbers
 from assay.harness.readout.exponentials import laws_of
 from assay.harness.readout.features import Ints
-from assay.harness.readout.reading import Flags, Numbers
 from assay.harness.readout.rows import BLANK, Fit, Row
 
 _FACTORS = 3

@@ -10,9 +10,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from assay.harness.readout.features import own_keys
+from assay.harness.localize.reading import Numbers, own_keys
 from assay.harness.readout.queries import Queries
-from assay.harness.readout.reading import Numbers
 
 
 @dataclass(frozen=True)

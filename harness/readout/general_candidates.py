@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from assay.harness.localize.reading import Numbers
 from assay.harness.readout.block_scales import block_scales
 from assay.harness.readout.dims import DIMS, Answer, lost_dims
 from assay.harness.readout.effects import ATOMS, Kept, Plus, RunningAverage, ScaleAndTimes, Times, WithAtom, kept_output
@@ -21,7 +22,6 @@ from assay.harness.readout.mining import ALWAYS, Condition, Literal, Term
 from assay.harness.readout.online_softmax import online_softmaxes
 from assay.harness.readout.operators import Effect
 from assay.harness.readout.queries import Queries
-from assay.harness.readout.reading import Numbers
 from assay.harness.readout.sources import SOURCES
 
 _FIRST_KEYS = tuple(Condition((Literal(Term("j", cost=0.2), "<", n),)) for n in (1, 2, 4, 8, 16)) + tuple(

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from assay.harness.localize.reading import Numbers
 from assay.harness.readout.expressions import Blocks, Sum
 from assay.harness.readout.forms import BLANK
 from assay.harness.readout.mining import Condition, Value
 from assay.harness.readout.operators import Effect
 from assay.harness.readout.queries import Flags, Queries, weighted_softmax
-from assay.harness.readout.reading import Numbers
 
 FACTORS = (0.5, 2.0, math.log(2), 1 / math.log(2))
 """Factors of scores that bugs have: half, double, and a confusion of exp with exp2."""

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from assay.harness.localize.reading import Numbers
 from assay.harness.readout.explained import Explained, common, every, near
 from assay.harness.readout.features import DERIVED_PAIR_TERMS, PAIR_TERMS, Ints, chosen, joined
 from assay.harness.readout.key_factors import FACTORS, KeyFactors, Part
 from assay.harness.readout.mining import Table, mine, mine_further
 from assay.harness.readout.queries import Flags, Queries
-from assay.harness.readout.reading import Numbers
 
 _PLAIN = 3.5
 """Cost of a rule that is plain enough not to look for another."""

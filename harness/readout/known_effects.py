@@ -10,9 +10,9 @@ import torch
 from assay.harness.attention.bugs import Change
 from assay.harness.attention.fault_effects import denominator_rounded, keys_rounded, scores_rounded, weights_rounded
 from assay.harness.attention.hypotheses import FAMILY, Compute, changed_output
+from assay.harness.localize.reading import Numbers
 from assay.harness.readout.operators import Effect
 from assay.harness.readout.queries import Queries
-from assay.harness.readout.reading import Numbers
 
 
 @dataclass(frozen=True)

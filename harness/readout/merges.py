@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from assay.harness.localize.reading import Numbers
 from assay.harness.readout.features import Ints
 from assay.harness.readout.operators import Effect
 from assay.harness.readout.queries import Queries, einsum
-from assay.harness.readout.reading import Numbers
 
 LAWS = ("equal", "max", "base2", "base-e", "next head", "mean")
 """See `Merged.law`: log-sum-exps that are lost, replaced by the maximum, read in the wrong base (kernels that use exp2 store them

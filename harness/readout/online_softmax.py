@@ -8,10 +8,9 @@ from itertools import product
 
 import numpy as np
 
-from assay.harness.readout.features import own_keys
+from assay.harness.localize.reading import Numbers, own_keys
 from assay.harness.readout.operators import Effect
 from assay.harness.readout.queries import Queries
-from assay.harness.readout.reading import Numbers
 
 _POWERS = {
     "neither": (0, 0), "numerator": (1, 0), "denominator": (0, 1), "inverse": (-1, -1), "numerator twice": (2, 1),

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from assay.harness.localize.reading import Numbers
 from assay.harness.readout.mining import ALWAYS, Condition
 from assay.harness.readout.queries import Flags, Queries
-from assay.harness.readout.reading import Numbers
 
 
 class Effect(ABC):

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, KernelRefused
+from assay.harness.localize.reading import Reading, row_errors
 from assay.harness.localize.threads import few_threads
 from assay.harness.readout.explained import Explained
 from assay.harness.readout.features import Ints
@@ -25,7 +26,6 @@ from assay.harness.readout.forms import CallContext, Fit, Row, fits
 from assay.harness.readout.operators import Operator
 from assay.harness.readout.probing import BudgetSpentError, Prober, budget_clock, plan_of
 from assay.harness.readout.queries import Queries
-from assay.harness.readout.reading import Reading, row_errors
 from assay.harness.readout.readout import ReadOut
 from assay.harness.readout.samples import Exactness, Sample
 from assay.harness.readout.sentences import sentence

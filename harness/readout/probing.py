@@ -412,11 +412,3 @@ class Prober:
 def same(a: Tensor, b: Tensor) -> bool:
     """Whether both hold the same values; NaN equals NaN."""
     return bool(((a == b) | ((a != a) & (b != b))).all())
-
-
-def with_values(call: AttentionCall, v: Tensor) -> AttentionCall:
-    """The same call with other values."""
-    return replace(call, v=v)
-
-
-Asked = Callable[[AttentionCall], "Tensor | None"]

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.oracle import oracle
-from assay.harness.readout.features import Ints, Pairs, in_units, own_keys, row_table
+from assay.harness.localize.reading import Numbers, own_keys, right_weights, scores_of, visible
+from assay.harness.readout.features import Ints, Pairs, in_units, row_table
 from assay.harness.readout.probing import History
-from assay.harness.readout.reading import Numbers, right_weights, scores_of, visible
 
 Flags = NDArray[np.bool_]
 _MOST_EXPONENT = 700.0

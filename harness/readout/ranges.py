@@ -13,8 +13,9 @@ from torch import Tensor
 
 from assay.harness.attention.bugs import E4M3_MAX, FP16_MAX
 from assay.harness.attention.call import AttentionCall
+from assay.harness.localize.reading import Asked
 from assay.harness.readout.effects import Limited
-from assay.harness.readout.probing import Asked, Plan
+from assay.harness.readout.probing import Plan
 
 _EXACT = 5e-4
 """Relative width to which a limit is bisected: limits are given with three digits."""

@@ -11,9 +11,9 @@ from typing import Literal
 
 import numpy as np
 
+from assay.harness.localize.reading import Flags, Numbers, Reading, own_keys, right_weights, scores_of, visible
 from assay.harness.readout.exponentials import Law
-from assay.harness.readout.features import Ints, own_keys
-from assay.harness.readout.reading import Flags, Numbers, Reading, right_weights, scores_of, visible
+from assay.harness.readout.features import Ints
 
 Form = Literal[
     "right", "zero", "constant", "keys", "keys-of-all", "keys-and-mass", "kv", "scale", "slopes", "capped", "bent", "biased",

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from assay.harness.attention.call import AttentionCall
+from assay.harness.localize.reading import Numbers, Reading
 from assay.harness.readout.explained import Explained
 from assay.harness.readout.forms import Tolerance
 from assay.harness.readout.probing import Plan
 from assay.harness.readout.queries import Flags, Queries
-from assay.harness.readout.reading import Numbers, Reading
 
 LOOSE = 2e-2
 """Relative error of a query from which on it is wrong where scores are of all sizes: a float32 score of 1e4 is off by 1e-3."""

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
-from assay.harness.readout.features import Ints, own_keys
-from assay.harness.readout.reading import Flags, Numbers, Reading
+from assay.harness.localize.reading import Flags, Numbers, Reading, own_keys
+from assay.harness.readout.features import Ints
 from assay.harness.readout.rows import Tolerance
 
 UNKNOWNS = 0.75

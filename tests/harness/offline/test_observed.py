@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -428,3 +430,36 @@ def test_a_kernel_is_read_on_head_dims_that_it_declares() -> None:
 
     checked(textbook)
     assert asked == {(32, 32), (64, 64)}
+
+
+def test_a_check_works_without_the_read_out(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import torch\n\ndef zeros(call):\n    return torch.zeros(*call.q.shape[:2], call.v.shape[2], dtype=call.q.dtype)\n"
+    )
+    program = """
+import sys
+
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith("assay.harness.readout"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Hidden())
+from assay.harness.offline import observed, replay, supervised
+from assay.harness.offline.check import assert_correct, check
+from mine import zeros
+
+result = check(zeros, dtypes=["float32"], size="small")
+assert result.findings and result.read_out is None, result
+assert result.findings[0].title == "output not written"
+print("checked")
+"""
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.stdout == "checked\n", done.stderr

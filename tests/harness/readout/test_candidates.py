@@ -14,6 +14,7 @@ from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.sample_calls import call_of
+from assay.harness.localize.reading import read
 from assay.harness.readout.block_scales import BlockScale
 from assay.harness.readout.candidates import effects_of
 from assay.harness.readout.dims import DIMS, Answer, Dims, lost_dims
@@ -43,7 +44,6 @@ from assay.harness.readout.mining import ALWAYS, Condition, Literal, Term, Value
 from assay.harness.readout.operators import Clause, Effect, Operator
 from assay.harness.readout.probing import History
 from assay.harness.readout.queries import Queries
-from assay.harness.readout.reading import read
 from assay.harness.readout.rows import CallContext, Row, Tolerance
 from assay.harness.readout.sentences import sentence
 from assay.harness.readout.sources import SOURCES

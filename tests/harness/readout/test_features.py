@@ -10,6 +10,7 @@ import torch
 
 from assay.harness.attention.call import Mask
 from assay.harness.attention.sample_calls import call_of
+from assay.harness.localize.reading import own_keys
 from assay.harness.readout.features import (
     HISTORY,
     PAIR_TERMS,
@@ -20,7 +21,6 @@ from assay.harness.readout.features import (
     Pairs,
     chosen,
     joined,
-    own_keys,
     row_table,
 )
 from assay.harness.readout.mining import Term

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from assay.harness.attention.call import AttentionCall
+from assay.harness.localize.reading import Flags, Numbers, Reading, right_weights, scores_of, visible
 from assay.harness.readout.forms import BLANK, CallContext, Fit, Row, Tolerance, fits
 from assay.harness.readout.probing import Plan
-from assay.harness.readout.reading import Flags, Numbers, Reading, right_weights, scores_of, visible
 
 CALL = Plan(((6, 10), (5, 9)), (4, 2), 32, seed=3).make()
 KEYS = 30

@@ -9,7 +9,7 @@ import pytest
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
-from assay.harness.attention.catalogue import ALL
+from assay.harness.attention.catalogue import ALL, public_reports
 from assay.harness.attention.faults import fault, rounded_oracle
 from assay.harness.attention.hypotheses import BY_ID, FAMILY
 from assay.harness.attention.seeded import SeededFault
@@ -19,7 +19,7 @@ from assay.harness.localize.wording import does
 from assay.harness.readout.effects import Constant
 from assay.harness.readout.known_effects import Known
 from assay.harness.readout.mining import Condition, Literal, Term
-from assay.harness.readout.named import name_of, public_reports, said, with_operator
+from assay.harness.readout.named import name_of, said, with_operator
 from assay.harness.readout.operators import Clause, Effect, Operator
 from assay.harness.readout.probing import Plan
 from assay.harness.readout.queries import Queries

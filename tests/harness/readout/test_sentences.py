@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from assay.harness.localize.reading import Numbers
 from assay.harness.readout.block_scales import BlockScale, block_scales
 from assay.harness.readout.dims import DIMS
 from assay.harness.readout.edges import Edge
@@ -39,7 +40,6 @@ from assay.harness.readout.online_softmax import OnlineSoftmax
 from assay.harness.readout.operators import Clause, Effect, Operator
 from assay.harness.readout.queries import Queries
 from assay.harness.readout.query_phrases import only
-from assay.harness.readout.reading import Numbers
 from assay.harness.readout.sentences import legend, sentence
 from assay.harness.readout.sources import SOURCES
 
