@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from assay.harness.readout.features import Ints
 from assay.harness.readout.mining import Table, column, strangeness
-from assay.harness.readout.symbols import SYMBOLS, plus, symbol_of
+from assay.harness.readout.words import SYMBOLS, plus, symbol_of
 
 Rounding = Literal["", "up", "down", "mod", "gap"]
 

@@ -21,7 +21,7 @@ from assay.harness.readout.queries import Flags
 from assay.harness.readout.readout import ReadOut
 from assay.harness.readout.samples import Sample
 from assay.harness.readout.sentences import where
-from assay.harness.readout.symbols import legend
+from assay.harness.readout.words import legend
 from assay.harness.text import one_line, percent
 from assay.harness.verdict import OPERATOR, OPERATOR_SHOWN, UNEXPLAINED, Finding, serious
 

@@ -17,10 +17,9 @@ from assay.harness.readout.forms import Tolerance
 from assay.harness.readout.mining import Condition, Literal
 from assay.harness.readout.operators import Operator
 from assay.harness.readout.probing import REFUSED, BudgetSpentError, Plan, Prober, budget_clock
-from assay.harness.readout.query_phrases import only
 from assay.harness.readout.samples import Exactness, Sample, Tally
 from assay.harness.readout.sentences import sentence
-from assay.harness.readout.symbols import real_words
+from assay.harness.readout.words import only
 
 CALLS, SECONDS = 3000, 60.0
 """The budget of a read-out."""
@@ -178,7 +177,7 @@ def _between(literal: Literal, wrong: int, right: int) -> str:
     low, high = sorted((wrong, right))
     text = only([Condition((literal,))])
     if unit := literal.term.unit:
-        return f"{text}: the limit lies between {real_words(low, unit)} and {real_words(high, unit)}, where no query was seen"
+        return f"{text}: the limit lies between {low * unit:.7g} and {high * unit:.7g}, where no query was seen"
     return f"{text}: the limit lies between {low} and {high}, where no call was made"
 
 

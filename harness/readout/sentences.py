@@ -27,14 +27,12 @@ from assay.harness.readout.exponentials import LEAST, MOST, Exponential
 from assay.harness.readout.forms import BLANK
 from assay.harness.readout.formulas import Formula
 from assay.harness.readout.key_factors import KeyFactors, Part
-from assay.harness.readout.key_phrases import ALL_BUT, Keys, keys, of_keys
 from assay.harness.readout.known_effects import Known
 from assay.harness.readout.merges import Merged
 from assay.harness.readout.mining import Condition, Literal, Term, Value
 from assay.harness.readout.online_softmax import OnlineSoftmax
 from assay.harness.readout.operators import Clause, Effect, Operator
-from assay.harness.readout.query_phrases import only
-from assay.harness.readout.symbols import legend, plus, small, value_words
+from assay.harness.readout.words import ALL_BUT, Keys, keys, legend, of_keys, only, plus, value_words
 from assay.harness.text import percent
 
 __all__ = ["legend", "sentence", "where"]
@@ -435,7 +433,7 @@ def _shifted_mask(term: Term, op: str, by: int) -> str:
     """A causal mask that is too narrow by some keys, or too wide by minus as many; empty if the term is not a distance."""
     if (term.name, term.minus) != ("pos", "j") or (op == "==" and by not in (1, -1)):
         return ""
-    size = f"{small(abs(by))} key{'s' * (abs(by) > 1)} too {'narrow' if by > 0 else 'wide'}"
+    size = f"{abs(by)} key{'s' * (abs(by) > 1)} too {'narrow' if by > 0 else 'wide'}"
     if by == 1:
         return f"causal mask {size}: query i does not see its own key"
     if by == -1:
