@@ -34,7 +34,7 @@ try:
     from assay.harness.readout.named import said, with_operator
     from assay.harness.readout.operators import Operator
     from assay.harness.readout.passive import Recorded, read_recorded, recorded
-    from assay.harness.readout.probing import BudgetSpentError, History, Prober
+    from assay.harness.readout.probing import BudgetSpentError, Prober
     from assay.harness.readout.queries import Queries
     from assay.harness.readout.readout import ReadOut as ReadOut
     from assay.harness.readout.readout import read_out
@@ -278,11 +278,8 @@ def _unspoken(call: AttentionCall) -> tuple[object, ...]:
 def _remembers(found: ReadOut, call: AttentionCall) -> bool:
     """Whether the operator gives other outputs of a call after other calls."""
     rows = np.arange(min(len(call.q), _HELD_ROWS, _most_rows(call)))
-    other = replace(call, k=-call.k, v=call.v + 1).with_spec(layer=call.layer + 1)
-    out = torch.ones(*call.q.shape[:2], call.v.shape[2], dtype=torch.float64)
-    first, later = Queries(call, rows), Queries(call, rows, _LATER, _LATER, History().after(other, out))
-    uncertain = bool(found.operator.uncertain(first).any())
-    return uncertain or not np.array_equal(found.operator.outputs(first), found.operator.outputs(later), equal_nan=True)
+    first, later = Queries(call, rows), Queries(call, rows, _LATER, _LATER)
+    return not np.array_equal(found.operator.outputs(first), found.operator.outputs(later), equal_nan=True)
 
 
 def held(found: ReadOut, results: Sequence[CallResult]) -> Tally:

@@ -14,15 +14,14 @@ from functools import partial
 import numpy as np
 
 from assay.harness.attention.call import AttentionCall
-from assay.harness.readout.elsewhere import Moved
-from assay.harness.readout.explained import Explained, every
-from assay.harness.readout.expressions import Amount, Sum, amounts_of
+from assay.harness.readout.edges import Amount, Sum, amounts_of
+from assay.harness.readout.elsewhere import Map, Moved
 from assay.harness.readout.features import Ints
 from assay.harness.readout.forms import Fit
-from assay.harness.readout.maps import Map
 from assay.harness.readout.mining import ALWAYS, Table
 from assay.harness.readout.operators import Effect
 from assay.harness.readout.queries import Flags
+from assay.harness.readout.samples import Explained, every
 
 _MOST_ROWS, _LEAST_KEYS = 40, 4
 """Rows that expressions are compared with, and keys of a row from which on it says something."""

@@ -2,35 +2,148 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
-from torch import Tensor
 
+from assay.harness.attention.call import AttentionCall
 from assay.harness.localize.reading import Numbers
 from assay.harness.readout.features import Ints
-from assay.harness.readout.maps import Rows
 from assay.harness.readout.mining import Condition, Value
 from assay.harness.readout.operators import Effect
-from assay.harness.readout.queries import Flags, Queries, einsum, softmax
-from assay.harness.readout.sources import Source
+from assay.harness.readout.queries import Flags, Queries, softmax
+from assay.harness.readout.sources import Source, shift
+
+Rows = Callable[[AttentionCall], Ints]
+"""(call) -> the packed row that each packed key is read from, int64 [total_k]; negative where it is not moved."""
+Map = tuple[str, Rows]
+"""The other row in words, as seen from key j, and the row."""
+
+
+def _packed(call: AttentionCall) -> tuple[Ints, Ints, Ints]:
+    """Where sequences start, and the sequence and index of each packed key."""
+    starts = np.array(call.cu_seqlens_k.tolist())
+    of = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+    return starts, of, np.arange(starts[-1]) - starts[of]
+
+
+def _key(to: Callable[[Ints], Ints], call: AttentionCall) -> Ints:
+    """Another key of the sequence, as far as there is one."""
+    starts, of, j = _packed(call)
+    target = to(j)
+    length = np.diff(starts)[of]
+    return np.where((target >= 0) & (target < length), starts[of] + target, -1)
+
+
+def _plus(by: int, j: Ints) -> Ints:
+    return j + by
+
+
+def _modulo(size: int, j: Ints) -> Ints:
+    return j % size
+
+
+def _folded(size: int, j: Ints) -> Ints:
+    """The first half of a tile in place of the second."""
+    return j // size * size + j % (size // 2)
+
+
+def _first_of_block(size: int, j: Ints) -> Ints:
+    return j // size * size
+
+
+def _flipped(bit: int, j: Ints) -> Ints:
+    return j ^ bit
+
+
+def _clamped(by: int, call: AttentionCall) -> Ints:
+    starts, of, j = _packed(call)
+    return starts[of] + np.clip(j + by, 0, np.diff(starts)[of] - 1)
+
+
+def _wrapped(by: int, call: AttentionCall) -> Ints:
+    starts, of, j = _packed(call)
+    return starts[of] + (j + by) % np.diff(starts)[of]
+
+
+def _packed_row(by: int, call: AttentionCall) -> Ints:
+    starts, _, _ = _packed(call)
+    to = np.arange(starts[-1]) + by
+    return np.where((to >= 0) & (to < starts[-1]), to, -1)
+
+
+def _of_neighbour(by: int, call: AttentionCall) -> Ints:
+    starts, of, j = _packed(call)
+    to = of + by
+    inside = (to >= 0) & (to < len(starts) - 1)
+    safe = np.clip(to, 0, len(starts) - 2)
+    return np.where(inside & (j < np.diff(starts)[safe]), starts[safe] + j, -1)
+
+
+def _of_first(call: AttentionCall) -> Ints:
+    starts, _, j = _packed(call)
+    return np.where(j < starts[1], j, -1)
+
+
+def _last(call: AttentionCall) -> Ints:
+    starts, of, _ = _packed(call)
+    return starts[of + 1] - 1
+
+
+def _newest(size: int, call: AttentionCall) -> Ints:
+    """A ring of `size` keys that was never filled from its start: key j is the j-th of the newest ones."""
+    starts, of, j = _packed(call)
+    length = np.diff(starts)[of]
+    return np.where(length >= size, starts[of] + (length - size + j) % np.maximum(length, 1), -1)
+
+
+def unmoved(call: AttentionCall) -> Ints:
+    """Each packed key's own row."""
+    return np.arange(call.k.shape[0])
+
+
+def shifted(by: int) -> Map:
+    """The key that is `by` further, as far as there is one."""
+    return f"key {shift('j', by)}", partial(_key, partial(_plus, by))
+
+
+SHIFTS = (1, -1, 2, -2, 3, -3, 4, -4, 8, -8, 16, -16, 32, -32, 64, -64, 128, -128)
+"""Shifts that are always tried: small slips, and vectors, pages and tiles. Others are tried where a reading shows them."""
+MAPS: tuple[Map, ...] = (
+    *(shifted(by) for by in SHIFTS),
+    *((f"key {shift('j', by)} (the {'last' if by > 0 else 'first'} key where there is none)", partial(_clamped, by))
+      for by in SHIFTS if abs(by) <= 16),
+    *((f"key {shift('j', by)} modulo the sequence length", partial(_wrapped, by)) for by in SHIFTS if abs(by) <= 2),
+    *((f"key j mod {n}", partial(_key, partial(_modulo, n))) for n in (8, 16, 32, 64, 128)),
+    *((f"key j - j mod {n} + j mod {n // 2}", partial(_key, partial(_folded, n))) for n in (16, 32, 64, 128)),
+    *((f"the first key of its block of {n}", partial(_key, partial(_first_of_block, n))) for n in (4, 8, 16, 32, 64)),
+    *((f"key j XOR {n}", partial(_key, partial(_flipped, n))) for n in (1, 2, 4, 8, 16, 32, 64)),
+    ("the first key of its sequence", partial(_key, partial(_modulo, 1))),
+    ("the last key of its sequence", _last),
+    *((f"key total - {n} + j, modulo total", partial(_newest, n)) for n in (16, 32, 64)),
+    ("the next packed row", partial(_packed_row, 1)),
+    ("the previous packed row", partial(_packed_row, -1)),
+    ("key j of the previous sequence", partial(_of_neighbour, -1)),
+    ("key j of the next sequence", partial(_of_neighbour, 1)),
+    ("key j of the first sequence", _of_first),
+)  # fmt: skip
+"""Rows that a kernel confuses: an index that slips, is clamped or wraps at the end of its sequence; a page or tile that is read
+for another one (modulo, first of a block, neighbouring blocks swapped); a row beside the sequence; another sequence's cache."""
 
 
 @dataclass(frozen=True)
 class FromElsewhere(Effect):
-    """Another query's output, or its q, in place of this one's; or a mixture of the right output and another's.
+    """Another query's output, or its q, in place of this one's.
 
     Attributes:
         source: of the other query.
-        what: "output"; "query": q alone, behind this query's own mask; "weights": q and the keys of its kv head, for its own
-            values.
-        share: shares of the right one and of the other: of the output, of q, or of the weights.
+        what: "output"; or "query", q alone, behind this query's own mask.
     """
 
     source: Source
     what: str = "output"
-    share: tuple[float, float] = (0.0, 1.0)
     cost: float = 1.0
 
     def outputs(self, queries: Queries) -> Numbers:
@@ -40,16 +153,11 @@ class FromElsewhere(Effect):
         needed, place = np.unique(np.maximum(rows, 0), return_inverse=True)
         others = Queries(queries.call, needed)
         at, head = place.reshape(shape), np.clip(heads, 0, queries.heads - 1).reshape(shape)
-        right, other = self.share
         if self.what == "query":
-            scores = right * queries.own_scores + other * others.scores[at, head, np.broadcast_to(queries.own, shape)]
-            mixed = queries.attended(scores)
-        elif self.what == "weights":
-            scores = others.scores[at, head, queries.own[head]]
-            mixed = right * queries.right + other * queries.attended(scores)
+            found = queries.attended(others.scores[at, head, np.broadcast_to(queries.own, shape)])
         else:
-            mixed = right * queries.right + other * others.right[at, head]
-        return np.where(there, mixed, queries.right)
+            found = others.right[at, head]
+        return np.where(there, found, queries.right)
 
 
 @dataclass(frozen=True)
@@ -76,7 +184,7 @@ class OtherKvHead(Effect):
 
 @dataclass(frozen=True)
 class Moved(Effect):
-    """Rows of K, V or both are read from elsewhere, or are blended with rows from elsewhere.
+    """Rows of K, V or both are read from elsewhere.
 
     Attributes:
         what: "k", "v" or "kv".
@@ -84,9 +192,6 @@ class Moved(Effect):
         words: the other row in words, as seen from key j: "key j + 1"; empty for the same row.
         row: (call) -> packed row of each packed key; negative where it does not move, total_k for a row of zeros.
         kv: by how many kv heads further.
-        share: shares of the right row and of the other.
-        stale: whether the other rows are those of the call before.
-        of: what is read from there, in words, where it is not key j: "page p".
     """
 
     what: str
@@ -94,13 +199,23 @@ class Moved(Effect):
     words: str
     row: Rows = field(compare=False)
     kv: int = 0
-    share: tuple[float, float] = (0.0, 1.0)
-    stale: bool = False
-    of: str = "key j"
     cost: float = 1.0
 
     def outputs(self, queries: Queries) -> Numbers:
-        return _moved(queries, (self,))
+        to = self.row(queries.call)
+        if not ((moves := self.moves(queries, to)) & queries.visible[:, None]).any():
+            return queries.right
+        index, kv = np.maximum(to, 0), (np.arange(queries.kv_heads) + self.kv) % queries.kv_heads
+        scores = queries.own_scores
+        if "k" in self.what:
+            moved = _padded(_own(queries, kv), -1)[..., index]
+            scores = np.where(moves, moved, scores)
+        weights = softmax(scores, queries.visible[:, None])
+        if "v" not in self.what:
+            return queries.of_own(weights)
+        v = _padded(queries.values, 0)
+        away = np.where(moves, weights, 0.0)
+        return queries.of_own(weights - away) + queries.of_own(away, v[index][:, kv])
 
     def moves(self, queries: Queries, to: Ints) -> Flags:
         """Which keys move for which queries, bool [rows, heads, total_k]."""
@@ -108,58 +223,6 @@ class Moved(Effect):
         if not self.condition.always:
             found = found & self.condition.holds(queries.pairs).reshape(found.shape)
         return found
-
-    def rows(self, queries: Queries) -> Ints | None:
-        """The row that each packed key is read from, negative where it does not move; None if there are no rows of this shape."""
-        to = self.row(queries.call)
-        if not self.stale:
-            return to
-        k, v = queries.history.k, queries.history.v
-        if k is None or v is None or k.shape[1:] != queries.k.shape[1:] or v.shape[1:] != queries.values.shape[1:]:
-            return None
-        return np.where(to < len(k), to, -1)
-
-
-@dataclass(frozen=True)
-class MovedInParts(Effect):
-    """Rows of K, V or both are read from elsewhere, some from here and some from there, as when two pages are swapped.
-
-    Attributes:
-        parts: what moves where; a key moves in one of them.
-    """
-
-    parts: tuple[Moved, ...]
-    cost: float = 2.0
-
-    def outputs(self, queries: Queries) -> Numbers:
-        return _moved(queries, self.parts)
-
-
-def _moved(queries: Queries, parts: Sequence[Moved]) -> Numbers:
-    """The output with rows of K and V that moved."""
-    found: list[tuple[Moved, Flags, Ints, Ints]] = []
-    for part in parts:
-        to = part.rows(queries)
-        if to is not None and ((moves := part.moves(queries, to)) & queries.visible[:, None]).any():
-            found.append((part, moves, np.maximum(to, 0), (np.arange(queries.kv_heads) + part.kv) % queries.kv_heads))
-    if not found:
-        return queries.right
-    scores = queries.own_scores
-    for part, moves, index, kv in found:
-        if "k" in part.what:
-            moved = _stale_scores(queries, index) if part.stale else _padded(_own(queries, kv), -1)[..., index]
-            right, other = part.share
-            scores = np.where(moves, moved if part.share == (0.0, 1.0) else right * scores + other * moved, scores)
-    weights = softmax(scores, queries.visible[:, None])
-    stays, gained = weights, np.zeros_like(queries.right)
-    for part, moves, index, kv in found:
-        if "v" in part.what:
-            v = _wide(queries.history.v) if part.stale else _padded(queries.values, 0)
-            right, other = part.share
-            away = np.where(moves, weights, 0.0)
-            stays = stays - away if not right else stays - (1 - right) * away
-            gained = gained + queries.of_own(away if other == 1 else other * away, v[index][:, kv])
-    return queries.of_own(stays) + gained
 
 
 def _padded(x: Numbers, axis: int) -> Numbers:
@@ -172,18 +235,4 @@ def _own(queries: Queries, kv: Ints) -> Numbers:
     if (kv == np.arange(queries.kv_heads)).all():
         return queries.own_scores
     found: Numbers = queries.scores[:, np.arange(queries.heads), kv[queries.own]]
-    return found
-
-
-def _stale_scores(queries: Queries, index: Ints) -> Numbers:
-    """Scores with rows of the K of the call before, of the own kv head, [rows, heads, total_k]."""
-    rows, heads = queries.shape
-    by_group = queries.q.reshape(rows, queries.kv_heads, queries.call.heads.group, -1)
-    k = _wide(queries.history.k)[index]
-    return queries.call.scale * einsum("tcgd,kcd->tcgk", by_group, k).reshape(rows, heads, -1)
-
-
-def _wide(x: Tensor | None) -> Numbers:
-    assert x is not None  # a part with rows of the call before has a call before
-    found: Numbers = x.double().cpu().numpy()
     return found

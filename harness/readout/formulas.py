@@ -94,19 +94,13 @@ def _largest_q(tile: int, other: str, queries: Queries) -> Numbers:
 
 
 def _largest(of: str, other: str, queries: Queries) -> Numbers:
-    """The scale of K or V of another kv head, sequence or call over that of the own kv head of this sequence or call."""
+    """The scale of K or V of another kv head or sequence over that of the own kv head of this sequence."""
     kv, seq = queries.table["kv"], queries.table["seq"]
     x = queries.k if of == "k" else queries.values
     if other in ("next", "previous", "zero"):
         size: Numbers = np.abs(x).max((0, 2))
         to = {"next": (kv + 1) % queries.kv_heads, "previous": kv - 1, "zero": 0 * kv}[other]
         used, own = size[to], size[kv]
-    elif other == "call":
-        before = queries.history.k if of == "k" else queries.history.v
-        if before is None or before.shape[1] != queries.kv_heads:
-            return np.full(len(kv), np.nan)
-        own = np.abs(x).max((0, 2))[kv]
-        used = before.double().cpu().abs().amax((0, 2)).numpy()[kv]
     else:
         sizes = np.array([np.abs(x[keys]).max((0, 2)) for _, keys in own_keys(queries.call)])
         there = 0 * seq if other == "first sequence" else np.maximum(seq - 1, 0)
@@ -129,7 +123,7 @@ _Q_HEADS = {
     "zero": "q head 0", "group": "all q heads of its group",
 }  # fmt: skip
 _WHOSE = {
-    "next": "the next kv head", "previous": "the previous kv head", "zero": "kv head 0", "call": "the previous call",
+    "next": "the next kv head", "previous": "the previous kv head", "zero": "kv head 0",
     "sequence": "the previous sequence", "first sequence": "the first sequence",
 }  # fmt: skip
 QUANTISED: tuple[Formula, ...] = (

@@ -9,21 +9,18 @@ from functools import cached_property
 
 import numpy as np
 
-from assay.harness.readout.elsewhere import Moved, MovedInParts
-from assay.harness.readout.explained import Explained, every
+from assay.harness.readout.elsewhere import MAPS, SHIFTS, Map, Moved, shifted, unmoved
 from assay.harness.readout.features import PAIR_TERMS, Ints, chosen, joined
 from assay.harness.readout.forms import Fit
-from assay.harness.readout.maps import MAPS, SHIFTS, Map, shifted, unmoved
 from assay.harness.readout.mining import ALWAYS, Condition, mine
 from assay.harness.readout.operators import Effect
 from assay.harness.readout.queries import Flags, Queries
+from assay.harness.readout.samples import Explained, every
 
 _MOST_ROWS = 60
 """Rows that maps are compared with."""
 _MOST_MOVES = 8
 """Moves that are tried, of values and of keys."""
-_MOST_PARTS = 4
-"""Shifts of a move in parts: two pages that are swapped have two, a mix-up of three pages up to four."""
 _ALL = 0.97
 """Share of the keys that were seen astray that the shifts must account for; a few are taken for others with an equal score."""
 _SUBSETS = 4
@@ -81,30 +78,6 @@ def moves(readings: Sequence[Explained]) -> Iterable[Effect]:
         for _, effect in sorted(options, key=lambda option: -option[0])[:_MOST_MOVES]:
             yield effect
             yield replace(effect, what="kv")
-        for parts in _in_parts(rows, what):
-            yield MovedInParts(parts, cost=1.0 + sum(1.0 + part.condition.cost for part in parts))
-            both = tuple(replace(part, what="kv") for part in parts)
-            yield MovedInParts(both, cost=1.0 + sum(1.0 + part.condition.cost for part in both))
-
-
-def _in_parts(rows: Sequence[_Row], what: str) -> Iterable[tuple[Moved, ...]]:
-    """Moves by two to four shifts, each with its own rule, that together say of every key where it was seen."""
-    shifts: Counter[int] = Counter()
-    for row in rows:
-        shifts.update((row.seen - row.home)[row.astray].tolist())
-    chosen_shifts = [by for by, count in shifts.most_common(_MOST_PARTS) if count > (1 - _ALL) * shifts.total()]
-    if len(chosen_shifts) < 2 or sum(shifts[by] for by in chosen_shifts) < _ALL * shifts.total():
-        return
-    known = [np.flatnonzero(row.seen >= 0) for row in rows]
-    parts: list[list[Moved]] = []
-    for by in chosen_shifts:
-        words, to = shifted(by)
-        rules = _rules([(row, keys, (row.seen - row.home)[keys] == by) for row, keys in zip(rows, known, strict=True)])
-        if not rules:
-            return
-        parts.append([Moved(what, rule, words, to) for rule in rules])
-    yield tuple(options[0] for options in parts)
-    yield tuple(options[-1] for options in parts)
 
 
 def _row(one: Explained, place: int, fit: Fit) -> _Row:

@@ -15,7 +15,7 @@ from assay.harness.localize.picturing import hides, picture_of
 from assay.harness.localize.reading import Numbers
 from assay.harness.localize.wording import does
 from assay.harness.picture import Picture
-from assay.harness.readout.known_effects import Known
+from assay.harness.readout.effects import Known
 from assay.harness.readout.operators import Operator
 from assay.harness.readout.queries import Flags
 from assay.harness.readout.readout import ReadOut

@@ -5,7 +5,6 @@ Features with a letter of their own are compared as symbols; `legend` says what 
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,30 +28,25 @@ SYMBOLS = {
     "after": "(new - 1 - i)", "left": "(total - 1 - j)", "fresh": "(j - prefix)", "ahead": "(j - i)", "kv": "the kv head",
     "member": "h mod G", "layer": "the layer", "from_last": "the number of later sequences", "seqs": "the number of sequences",
     "call": "the number of earlier calls", "nth": "the number of earlier calls of the layer and phase", "group": "G",
-    "heads": "the number of q heads", "kv_heads": "the number of kv heads", "head_dim": "head_dim", "decode": "decode", "causal": "causal",
+    "heads": "the number of q heads", "kv_heads": "the number of kv heads", "head_dim": "head_dim", "decode": "decode",
+    "causal": "causal",
     "other": "the offset of its sequence", "key_seq": "the index of its sequence", "key_row": "its packed row",
-    "peers_after": "the number of later q heads of its group", "top": "the key of the largest score",
-    "lse": "the log-sum-exp of the scores", "maximum": "the largest score", "score": "the scaled score",
+    "peers_after": "the number of later q heads of its group",
     "k_start": "cu_seqlens_k[b]", "q_start": "cu_seqlens_q[b]", "previous_start": "cu_seqlens_k[b - 1]",
     "next_start": "cu_seqlens_k[b + 1]", "second_previous_start": "cu_seqlens_k[b - 2]",
-    "same_layer": "the previous call was of this layer", "same_phase": "the previous call was of this phase",
     "ranked_total": "total of the sequence whose place is the rank of this one, the longest first",
     **{f"{key}_{length}": f"{length} of {whose}" for key, whose in {
         "previous": "the previous sequence", "next": "the next sequence", "first": "the first sequence",
-        "alike": "its place in the first call with as many sequences", "initial": "the first call", "last": "the previous call",
     }.items() for length in ("new", "total", "prefix")},
     **{f"most_{length}": f"the largest {length} of the batch" for length in ("new", "total", "prefix")},
     "least_prefix": "the smallest prefix of the batch",
     **{f"{end}_{name}": f"p of the {end} query in its tile of {words}"
        for end in ("first", "last") for name, words in TILE_WORDS.items()},
-    **{f"tile_{name}": f"the index of its tile of {words} in the batch" for name, words in TILE_WORDS.items()},
-    **{f"tiles_{name}": f"the number of tiles of {words} of the batch" for name, words in TILE_WORDS.items()},
-    **{f"grid_{name}": f"cdiv(total_q, {words})" for name, words in TILE_WORDS.items()},
 }  # fmt: skip
 """How a sentence calls each feature in an expression."""
-_OF_KEY = frozenset({"j", "left", "other", "key_seq", "key_row", "fresh", "ahead", "score"})
+_OF_KEY = frozenset({"j", "left", "other", "key_seq", "key_row", "fresh", "ahead"})
 """Features of a key rather than a query."""
-_FLAGS = frozenset({"decode", "causal", "same_layer", "same_phase"})
+_FLAGS = frozenset({"decode", "causal"})
 _PLACES = {"layer": "layer", "head": "q head", "kv": "kv head"}
 """Features whose values are names."""
 _FIXED = {
@@ -61,10 +55,7 @@ _FIXED = {
     ("prefix", "==", 0): "where no prefix is cached", ("prefix", ">=", 1): "where a prefix is cached",
     ("seqs", "==", 1): "in calls of one sequence", ("seqs", ">=", 2): "in batches",
     ("seq", "==", 0): "in the first sequence of a batch", ("from_last", "==", 0): "in the last sequence of a batch",
-    ("call", "==", 0): "in the first call", ("same_layer", "==", 1): "where the previous call was of the same layer",
-    ("same_layer", "==", 0): "where the previous call was of another layer",
-    ("same_phase", "==", 1): "where the previous call was of the same phase",
-    ("same_phase", "==", 0): "where the previous call was of the other phase",
+    ("call", "==", 0): "in the first call",
 }  # fmt: skip
 """The usual words for some comparisons."""
 FLIPPED = {">=": "<=", "<": ">", "==": "==", "!=": "!=", "<=": ">=", ">": "<"}
@@ -145,24 +136,10 @@ def _blocks(name: str, block: int) -> str:
 def _compared(literal: Literal) -> str:
     """Spell a comparison: "total mod 16 = 0", "prefix > new"."""
     term, op, value = literal.term, literal.op, literal.value
-    if term.unit:
-        return _real(term, op, value)
     if term.modulo or not term.minus:
         return " ".join((term_words(term), *map(str, _plainest(op, value, False))))
     plain, gap = _plainest(op, value, True)
     return f"{_blocks(term.name, term.block)} {plain} {plus(_subtracted(term), gap)}"
-
-
-def _real(term: Term, op: str, value: int) -> str:
-    """Spell a threshold on a real number; the difference of two logs is that of the weight."""
-    number = value * term.unit
-    if not term.minus:
-        return f"{SYMBOLS[term.name]} {op} {number:.7g}"
-    power = number / math.log(2)
-    whole = abs(number) > term.unit and abs(power - round(power)) < 2 * term.unit
-    weight = f"2^{round(power)}" if whole else f"{math.exp(number):.4g}"
-    of = {("maximum", "lse"): "the largest softmax weight", ("score", "lse"): "the softmax weight"}
-    return f"{of.get((term.name, term.minus), 'exp(score - maximum)')} {op} {weight}"
 
 
 def _plainest(op: str, gap: int, symbolic: bool) -> tuple[str, int]:
@@ -205,7 +182,7 @@ def _phrases(literals: Sequence[Literal]) -> list[str]:
 def _upper(literal: Literal, literals: Sequence[Literal]) -> Literal | None:
     """Find the upper bound on a term of which a literal is the lower one; None if there is none."""
     term = literal.term
-    if literal.op != ">=" or term.minus or term.unit:
+    if literal.op != ">=" or term.minus:
         return None
     return next((other for other in literals if (other.term, other.op) == (term, "<")), None)
 
@@ -217,7 +194,7 @@ def _second(literal: Literal, literals: Sequence[Literal]) -> bool:
 
 def _phrase(literal: Literal) -> str:
     term, op, value = literal.term, literal.op, literal.value
-    plain = term.block == 1 and not (term.modulo or term.minus or term.unit)
+    plain = term.block == 1 and not (term.modulo or term.minus)
     if term.name in _FLAGS and op == "!=":
         op, value = "==", 1 - value
     if plain and op == "<" and value == 1 + (term.name in ("seqs", "new", "total")):
@@ -305,7 +282,7 @@ def keys(literals: Sequence[Literal], universe: str = "seen") -> Keys:
 def _bounds(literal: Literal) -> list[_Bound] | None:
     """Rewrite a literal as comparisons of j; None if it is none."""
     term, op, value = literal.term, literal.op, literal.value
-    if term.modulo or op == "!=" or term.unit:
+    if term.modulo or op == "!=":
         return None
     if term.name == "j" and not term.minus and term.block > 1 and op == "==":
         return [_Bound(">=", "", value * term.block), _Bound("<", "", (value + 1) * term.block)]

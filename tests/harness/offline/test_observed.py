@@ -32,10 +32,7 @@ from assay.harness.offline.check import CheckResult, assert_correct, check
 from assay.harness.offline.observed import Reader, held, picture_on
 from assay.harness.offline.replay import replay, replay_recorded
 from assay.harness.picture import Picture
-from assay.harness.readout.effects import Constant, Kept
-from assay.harness.readout.operators import Clause, Operator
 from assay.harness.readout.readout import ReadOut, read_out
-from assay.harness.readout.samples import Tally
 from assay.harness.server.pack_writer import PackWriter
 from assay.harness.verdict import OPERATOR, UNEXPLAINED, Finding
 
@@ -288,16 +285,6 @@ def test_a_call_that_passes_counts_against_an_operator_that_changes_it() -> None
     assert not observed._tried(read, [failing, passing]).exact
 
 
-def test_what_depends_on_earlier_calls_is_not_tried_on_calls_without_an_order() -> None:
-    kept = ReadOut(Operator((Clause(Kept((0.0, 1.0))),)), all=Tally(10, 10, 0))
-    [call] = [CASES[0].make()]
-    wrong = measure(call, NO_MASK(call), "")
-    assert observed._tried(kept, [wrong]) == replace(kept, unsure=True)
-    assert not observed._tried(kept, [wrong]).exact
-    other = ReadOut(Operator((Clause(Constant(0.0)),)), all=Tally(10, 10, 0))
-    assert not observed._tried(other, [wrong]).exact
-
-
 # Recorded calls
 
 
@@ -445,9 +432,9 @@ class Hidden:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Hidden())
-from assay.harness.offline import observed, replay, supervised
-from assay.harness.offline.check import assert_correct, check
-from mine import zeros
+from assay.harness.offline import (observed, replay, supervised)
+from assay.harness.offline.check import (assert_correct, check)
+from mine import (zeros)
 
 result = check(zeros, dtypes=["float32"], size="small")
 assert result.findings and result.read_out is None, result

@@ -14,11 +14,11 @@ from assay.harness.attention.oracle import sequences
 from assay.harness.localize.reading import read
 from assay.harness.readout.addresses import addresses
 from assay.harness.readout.elsewhere import Moved
-from assay.harness.readout.explained import Explained
 from assay.harness.readout.forms import CallContext, Row, Tolerance, fits
 from assay.harness.readout.operators import Clause, Operator
 from assay.harness.readout.probing import Plan, Prober
 from assay.harness.readout.queries import Queries
+from assay.harness.readout.samples import Explained
 from assay.harness.readout.sentences import sentence
 
 LENS = [((9, 16), (12, 5)), ((1, 20), (1, 33), (1, 7)), ((20, 15),), ((6, 3), (5, 18), (7, 40))]

@@ -12,13 +12,12 @@ from torch import Tensor
 from assay.harness.attention.call import AttentionCall, Mask
 from assay.harness.attention.oracle import sequences
 from assay.harness.localize.reading import read
-from assay.harness.readout.edges import Edge, edges
-from assay.harness.readout.explained import Explained
-from assay.harness.readout.expressions import Amount, Sum
+from assay.harness.readout.edges import Amount, Edge, Sum, edges
 from assay.harness.readout.forms import CallContext, Row, Tolerance, fits
 from assay.harness.readout.operators import Clause, Operator
 from assay.harness.readout.probing import Plan, Prober
 from assay.harness.readout.queries import Queries
+from assay.harness.readout.samples import Explained
 from assay.harness.readout.sentences import sentence
 
 LENS = [((40, 21),), ((9, 16), (23, 5)), ((1, 70), (1, 33)), ((33, 0),), ((7, 130),)]

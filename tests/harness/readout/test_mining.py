@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -263,28 +262,3 @@ def reals(seed: int, threshold: float, count: int = 3000) -> tuple[dict[str, NDA
     """Examples of a real number, positive below a threshold, beside an integer that says nothing."""
     x = np.random.default_rng(seed).normal(0.0, 3.0, count)
     return table(count, names="a") | {"x": np.floor(x / 1e-6).astype(np.int64)}, x < threshold
-
-
-@pytest.mark.parametrize("threshold", [0.0, 2.5, -4.0, math.log(2**-6), math.log(0.01)])
-@pytest.mark.parametrize("seed", range(3))
-def test_a_threshold_on_a_real_number_is_the_round_one_between_its_neighbours(threshold: float, seed: int) -> None:
-    examples, below = reals(seed, threshold)
-    found = conditions(examples, below, (A, Term("x", unit=1e-6)))[0]
-    assert [(one.term.name, one.op) for one in found.literals] == [("x", "<")]
-    assert found.literals[0].value == pytest.approx(threshold / 1e-6, abs=1)
-    others = conditions(examples, ~below, (A, Term("x", unit=1e-6)))[0]
-    assert [(one.op, one.value) for one in others.literals] == [(">=", found.literals[0].value)]
-
-
-def test_a_threshold_without_a_round_number_between_its_neighbours_is_one_of_few_digits() -> None:
-    examples, below = reals(0, 1.23456)
-    value = conditions(examples, below, (Term("x", unit=1e-6),))[0].literals[0].value
-    x = examples["x"]
-    assert x[below].max() < value <= x[~below].min()
-    assert value % 1000 == 0  # three digits behind the point tell its neighbours apart
-
-
-def test_a_few_examples_are_not_told_apart_by_a_real_number() -> None:
-    examples, _ = reals(0, 0.0, 200)
-    few = examples["x"] >= np.sort(examples["x"])[-3]
-    assert not mine(examples, few, (Term("x", unit=1e-6),))

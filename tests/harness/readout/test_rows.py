@@ -8,8 +8,8 @@ import torch
 
 from assay.harness.attention.oracle import oracle
 from assay.harness.localize.reading import read
+from assay.harness.readout.forms import CallContext, Row, Tolerance
 from assay.harness.readout.probing import Plan
-from assay.harness.readout.rows import CallContext, Row, Tolerance
 
 CALL = Plan(((3, 4), (5, 0)), (4, 2), 32).make()
 READ = [1, 5]
