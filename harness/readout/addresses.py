@@ -166,41 +166,14 @@ def _without_gaps(size: int, call: AttentionCall) -> Ints:
     return _slots(size, call)[: call.k.shape[0]]
 
 
-def _by_table(size: int, width: str, call: AttentionCall) -> Ints:
-    """Each packed key is looked for in a table of pages that is as wide as the longest sequence needs, and is thought to be as wide
-    as so many keys need; behind a sequence are zeros."""
-    table, total = key_table(call), np.array(call.lens_k)
-    seq, page = np.divmod(table["seq"] * -(-table[width] // size) + table["j"] // size, -(-int(total.max()) // size))
-    index, seqs = page * size + table["j"] % size, np.minimum(seq, len(total) - 1)
-    found: Ints = np.where(
-        (seq < len(total)) & (index < total[seqs]), (np.cumsum(total) - total)[seqs] + index, total.sum()
-    )
-    return found
-
-
 POOLS: tuple[Map, ...] = tuple(
-    found
-    for size in (8, 16, 32, 64, 128)
-    for found in (
-        (
-            f"the slot of its packed row, in a pool of pages of {size} whose empty slots are not counted",
-            partial(_without_gaps, size),
-        ),
-        *(
-            (
-                f"entry b x (pages of {whose}) + j // {size} of a table of pages of {size}, as wide as the longest sequence",
-                partial(_by_table, size, of),
-            )
-            for whose, of in (
-                ("its sequence", "total"),
-                ("the first sequence", "first_total"),
-                ("its cached keys", "prefix"),
-                ("its new keys", "new"),
-            )
-        ),
+    (
+        f"the slot of its packed row, in a pool of pages of {size} whose empty slots are not counted",
+        partial(_without_gaps, size),
     )
+    for size in (8, 16, 32, 64, 128)
 )
-"""Pools that are read as if they had no empty slots, and tables of pages that are read with a wrong stride."""
+"""Pools that are read as if they had no empty slots."""
 
 
 def _pooled(rows: Sequence[_Row], what: str) -> Iterable[Moved]:

@@ -25,11 +25,11 @@ from assay.harness.readout.effects import (
 )
 from assay.harness.readout.elsewhere import FromElsewhere, OtherKvHead
 from assay.harness.readout.exponentials import Exponential
-from assay.harness.readout.features import DERIVED_PAIR_TERMS, PAIR_TERMS, ROW_TERMS, Ints, chosen, joined
+from assay.harness.readout.features import PAIR_TERMS, ROW_TERMS, Ints, chosen, joined
 from assay.harness.readout.forms import Fit
 from assay.harness.readout.formulas import DESCALES, QUANTISED, SCALES, TIMES, constant_formula
 from assay.harness.readout.key_factors import FACTORS, KeyFactors, Part
-from assay.harness.readout.mining import Table, Term, Value, mine, mine_further, mine_values
+from assay.harness.readout.mining import Table, Term, Value, mine, mine_values
 from assay.harness.readout.moves import moves
 from assay.harness.readout.online_softmax import online_softmaxes
 from assay.harness.readout.operators import Effect
@@ -145,7 +145,7 @@ def _rules(rows: Sequence[_Row], most: int) -> list[tuple[Part, ...]]:
             flags = np.isclose(values, factor, rtol=3e-3, atol=1e-6)
             if not flags.any():
                 continue
-            rules = mine_further(table, flags, PAIR_TERMS, DERIVED_PAIR_TERMS, most)
+            rules = mine(table, flags, PAIR_TERMS, most)
             if not rules:
                 return []
             parts.append([Part(name, rule, factor) for rule in rules])

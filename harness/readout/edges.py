@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.harness.localize.reading import Numbers
-from assay.harness.readout.features import DIVISORS, Ints, chosen, expressions, joined
+from assay.harness.readout.features import Ints, chosen, joined
 from assay.harness.readout.forms import Fit
-from assay.harness.readout.mining import Table, column, strangeness
+from assay.harness.readout.mining import Table, strangeness
 from assay.harness.readout.operators import Effect
 from assay.harness.readout.queries import Flags, Queries, weighted_softmax
 from assay.harness.readout.samples import Explained, every
-from assay.harness.readout.words import SYMBOLS, plus, symbol_of
+from assay.harness.readout.words import SYMBOLS, plus
 
 Rounding = Literal["", "up", "down", "mod", "gap"]
 
@@ -47,7 +47,7 @@ class Amount:
 
     def of(self, table: Table) -> Ints:
         """Its value for each example, int64 [examples]."""
-        x = column(table, self.name)
+        x = table[self.name]
         if self.times:
             return x * table[self.times]
         return rounded(x, self.rounding, self.size)
@@ -55,7 +55,7 @@ class Amount:
     @property
     def words(self) -> str:
         """In words: "(total rounded up to 16)"."""
-        symbol = symbol_of(self.name)
+        symbol = SYMBOLS[self.name]
         if self.times:
             stride = "b" if self.times == "seq" else SYMBOLS[self.times]
             return f"{stride} x {f'({symbol})' if ' ' in symbol else symbol}"
@@ -339,17 +339,6 @@ _THREE: tuple[Amount, ...] = (
 """Of what sums may have three."""
 _LAST = Search((*AMOUNTS, *_ENDS), _TILED, _THREE)
 _FIRST = Search(AMOUNTS, _TILED, _THREE, 8192)
-_DERIVED: tuple[Amount, ...] = (
-    *(Amount(name, cost=cost) for name, cost in _PLAIN),
-    *(Amount(name, cost=0.8) for name in expressions(("i", "pos", "new", "total", "prefix"), ("//", "%", "*"))),
-    *(
-        Amount(f"{times} * {by}", cost=0.9)
-        for times in ("2", "3", "4", "8", "16", "32", "64", "seq")
-        for by in DIVISORS
-    ),
-)
-_FURTHER = Search(_DERIVED)
-"""How edges are searched that no sum of lengths and roundings gives: with quotients, remainders and products of two features."""
 """How edges are searched: the last key is off by one or two, the first one is a window away."""
 _MOST_ROWS = 200
 _LEAST_ROWS = 6
@@ -390,7 +379,7 @@ def _edges(rows: Sequence[_Run | None], kept: Table, counted: bool) -> Iterable[
         for edge in _last_edges(table, last, right, end, kept):
             yield replace(edge, counted=counted)
     if (last == right).all() and not counted:
-        sums = _sums(_FIRST, table, first, first > 0, 0)
+        sums = _sums(_FIRST, table, first, first > 0)
         for at in _best([at for at in sums if (at.of(table) <= first).all()], lambda at: at.of(kept) > 0):
             yield Edge("first", at, cost=_BASE + at.cost)
 
@@ -409,7 +398,7 @@ def _best(sums: Sequence[Sum], changes: Callable[[Sum], Flags]) -> list[Sum]:
 def _last_edges(table: Table, last: Ints, right: Ints, end: Ints, kept: Table) -> Iterable[Edge]:
     beyond = bool((last > end).any())
     known = np.ones(len(last), bool) if beyond else last < end
-    sums = _sums(_LAST, table, last, known, 1)
+    sums = _sums(_LAST, table, last, known)
     sums = [at for at in sums if (at.of(table) >= last).all()]  # an edge behind the end of a sequence is cut off
     place = np.where(kept["causal"] == 1, kept["pos"], kept["total"] - 1)
     room = kept["total"] - 1 if not beyond else np.full_like(place, np.iinfo(np.int64).max)
@@ -490,33 +479,8 @@ def _counted(one: Explained, place: int, fit: Fit) -> _Run | None:
     return _Run(features, 0, last, right, int(own.sum()) - 1)
 
 
-def _sums(search: Search, table: Table, wanted: Ints, known: Flags, behind: int) -> list[Sum]:
-    """The cheapest sums that give what is wanted of every row of which it is known.
-
-    Args:
-        search: where they are sought first; then with unusual roundings, and with expressions of two features.
-        table: features of the rows.
-        wanted: the edges, int64 [rows].
-        known: of which rows it is known, bool [rows].
-        behind: how far behind its edge a tile or a page begins: 1 behind the last key that is seen, 0 for the first.
-    """
+def _sums(search: Search, table: Table, wanted: Ints, known: Flags) -> list[Sum]:
+    """Find the cheapest sums that give what is wanted, int64 [rows], of every row of which it is known, bool [rows]."""
     if known.sum() < _LEAST_ROWS:
         return []
-    some, target = {name: column[known] for name, column in table.items()}, wanted[known]
-    return search(some, target) or _unusual(search.largest, some, target, behind) or _FURTHER(some, target)
-
-
-def _unusual(largest: int, table: Table, target: Ints, behind: int) -> list[Sum]:
-    """Sums that are rounded to a size that is not always tried: one that divides all edges, from key 0 or the first new one."""
-    common = [int(np.gcd.reduce(target + behind - start)) for start in (0, table["prefix"])]
-    sizes = {size // by for size in common for by in (1, 2, 3) if size % by == 0} - set(SIZES)
-    found: list[Sum] = []
-    for size in sorted(size for size in sizes if _LEAST_SIZE <= size <= SIZES[-1]):
-        plain = tuple(Amount(name, cost=cost) for name, cost in _PLAIN)
-        search = Search((*plain, *amounts_of(_PLAIN, (size,))), plain, largest=largest, sizes=(size,))
-        found += search(table, target)
-    return sorted(found, key=lambda one: one.cost)
-
-
-_LEAST_SIZE = 3
-"""Least number of keys of a tile or a page of unusual size: every other number is even."""
+    return search({name: column[known] for name, column in table.items()}, wanted[known])

@@ -229,6 +229,9 @@ class Known(Effect):
     compute: Compute = field(compare=False)
     cost: float = 3.0
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return _known, (self.id,)  # formulas of hypotheses cannot be sent to another process
+
     def outputs(self, queries: Queries) -> Numbers:
         out = self.compute(queries.call, torch.from_numpy(queries.rows).to(queries.call.q.device))
         if out is None:
@@ -274,3 +277,7 @@ def known_effects() -> list[Known]:
 
 def _rounding(id: str, about: str, change: Change) -> Known:
     return Known(id, about, partial(changed_output, change), cost=_ROUNDING_COST)
+
+
+def _known(id: str) -> Known:
+    return next(effect for effect in known_effects() if effect.id == id)

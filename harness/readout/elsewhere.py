@@ -45,27 +45,8 @@ def _modulo(size: int, j: Ints) -> Ints:
     return j % size
 
 
-def _folded(size: int, j: Ints) -> Ints:
-    """The first half of a tile in place of the second."""
-    return j // size * size + j % (size // 2)
-
-
 def _first_of_block(size: int, j: Ints) -> Ints:
     return j // size * size
-
-
-def _flipped(bit: int, j: Ints) -> Ints:
-    return j ^ bit
-
-
-def _clamped(by: int, call: AttentionCall) -> Ints:
-    starts, of, j = _packed(call)
-    return starts[of] + np.clip(j + by, 0, np.diff(starts)[of] - 1)
-
-
-def _wrapped(by: int, call: AttentionCall) -> Ints:
-    starts, of, j = _packed(call)
-    return starts[of] + (j + by) % np.diff(starts)[of]
 
 
 def _packed_row(by: int, call: AttentionCall) -> Ints:
@@ -92,13 +73,6 @@ def _last(call: AttentionCall) -> Ints:
     return starts[of + 1] - 1
 
 
-def _newest(size: int, call: AttentionCall) -> Ints:
-    """A ring of `size` keys that was never filled from its start: key j is the j-th of the newest ones."""
-    starts, of, j = _packed(call)
-    length = np.diff(starts)[of]
-    return np.where(length >= size, starts[of] + (length - size + j) % np.maximum(length, 1), -1)
-
-
 def unmoved(call: AttentionCall) -> Ints:
     """Each packed key's own row."""
     return np.arange(call.k.shape[0])
@@ -113,24 +87,18 @@ SHIFTS = (1, -1, 2, -2, 3, -3, 4, -4, 8, -8, 16, -16, 32, -32, 64, -64, 128, -12
 """Shifts that are always tried: small slips, and vectors, pages and tiles. Others are tried where a reading shows them."""
 MAPS: tuple[Map, ...] = (
     *(shifted(by) for by in SHIFTS),
-    *((f"key {shift('j', by)} (the {'last' if by > 0 else 'first'} key where there is none)", partial(_clamped, by))
-      for by in SHIFTS if abs(by) <= 16),
-    *((f"key {shift('j', by)} modulo the sequence length", partial(_wrapped, by)) for by in SHIFTS if abs(by) <= 2),
     *((f"key j mod {n}", partial(_key, partial(_modulo, n))) for n in (8, 16, 32, 64, 128)),
-    *((f"key j - j mod {n} + j mod {n // 2}", partial(_key, partial(_folded, n))) for n in (16, 32, 64, 128)),
     *((f"the first key of its block of {n}", partial(_key, partial(_first_of_block, n))) for n in (4, 8, 16, 32, 64)),
-    *((f"key j XOR {n}", partial(_key, partial(_flipped, n))) for n in (1, 2, 4, 8, 16, 32, 64)),
     ("the first key of its sequence", partial(_key, partial(_modulo, 1))),
     ("the last key of its sequence", _last),
-    *((f"key total - {n} + j, modulo total", partial(_newest, n)) for n in (16, 32, 64)),
     ("the next packed row", partial(_packed_row, 1)),
     ("the previous packed row", partial(_packed_row, -1)),
     ("key j of the previous sequence", partial(_of_neighbour, -1)),
     ("key j of the next sequence", partial(_of_neighbour, 1)),
     ("key j of the first sequence", _of_first),
 )  # fmt: skip
-"""Rows that a kernel confuses: an index that slips, is clamped or wraps at the end of its sequence; a page or tile that is read
-for another one (modulo, first of a block, neighbouring blocks swapped); a row beside the sequence; another sequence's cache."""
+"""Rows that a kernel confuses: an index that slips; a page or tile that is read for another one; a row beside the sequence; another
+sequence's cache. What other arithmetic gives is sought as an address."""
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -12,11 +13,7 @@ from assay.harness.localize.reading import Numbers
 from assay.harness.readout.operators import Effect
 from assay.harness.readout.queries import Queries
 
-DEGREES = range(1, 9)
-"""Degrees of the Taylor polynomials that are tried: from degree 9 on, they miss exp(x) on scores of ordinary size by too little."""
-POWERS = (2, 4, 8, 16, 32, 64, 128, 256, 1024)
-"""n of (1 + x / n)^n."""
-_FIRST_DEGREES = (1, 2, 3)
+_DEGREES = (1, 2, 3)
 """Degrees of the polynomials of the fraction in a product with a power of two: beyond 3, they are as exact as bfloat16."""
 
 
@@ -37,42 +34,12 @@ class Law:
     fitted: bool = False
 
 
-def _log(function: Callable[[Numbers], Numbers]) -> Callable[[Numbers, float], Numbers]:
-    """The log of a function without a parameter."""
-
-    def found(x: Numbers, _: float) -> Numbers:
-        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            value: Numbers = np.log(np.maximum(function(x), 0.0))
-        return np.nan_to_num(value, nan=-np.inf, neginf=-np.inf, posinf=np.inf)
-
-    return found
-
-
-def _taylor(degree: int) -> Callable[[Numbers], Numbers]:
-    """The Taylor polynomial of exp(x) around 0."""
-    coefficients = [1 / math.factorial(n) for n in range(degree, -1, -1)]
-
-    def found(x: Numbers) -> Numbers:
-        value: Numbers = np.asarray(np.polyval(coefficients, x), np.float64)
-        return value
-
-    return found
-
-
-def _power(n: int) -> Callable[[Numbers], Numbers]:
-    return lambda x: np.maximum(1 + x / n, 0.0) ** n
-
-
-def _split_log(degree: int) -> Callable[[Numbers, float], Numbers]:
+def _split(degree: int, x: Numbers, _: float) -> Numbers:
     """The log of a power of two times a polynomial of the fraction: 1 + f, as a float's bits have it, or that of Taylor for 2^f."""
     coefficients = [1.0, 1.0] if degree == 1 else [math.log(2) ** n / math.factorial(n) for n in range(degree, -1, -1)]
-
-    def found(x: Numbers, _: float) -> Numbers:
-        y = np.maximum(x, -1e6) / math.log(2)
-        whole = np.floor(y)
-        value: Numbers = whole * math.log(2) + np.log(np.polyval(coefficients, y - whole))
-        return value
-
+    y = np.maximum(x, -1e6) / math.log(2)
+    whole = np.floor(y)
+    found: Numbers = whole * math.log(2) + np.log(np.polyval(coefficients, y - whole))
     return found
 
 
@@ -89,14 +56,12 @@ LEAST = Law("scaled scores are clamped to at least {t:.4g}", _floor, False, True
 MOST = Law("scaled scores are clamped to at most {t:.4g}", _ceiling, False, True)
 LAWS: tuple[Law, ...] = (
     FLOOR, LEAST, MOST,
-    *(Law(f"its Taylor polynomial of degree {n}", _log(_taylor(n)), relative) for relative in (True, False) for n in DEGREES),
-    *(Law(f"(1 + x / {n})^{n}", _log(_power(n)), relative) for relative in (True, False) for n in POWERS),
-    *(Law(f"2^n {polynomial}, where n + f = x log2(e) and 0 <= f < 1", _split_log(degree))
-      for degree, polynomial in zip(_FIRST_DEGREES, ("(1 + f)", "times the Taylor polynomial of degree 2 of 2^f",
-                                                     "times the Taylor polynomial of degree 3 of 2^f"), strict=True)),
+    *(Law(f"2^n {polynomial}, where n + f = x log2(e) and 0 <= f < 1", partial(_split, degree))
+      for degree, polynomial in zip(_DEGREES, ("(1 + f)", "times the Taylor polynomial of degree 2 of 2^f",
+                                               "times the Taylor polynomial of degree 3 of 2^f"), strict=True)),
 )  # fmt: skip
-"""What kernels compute in place of exp(x): an exponent that is clamped, a Taylor polynomial, a power of a number near 1, and the
-exponent and the fraction of a float apart (Schraudolph, A Fast, Compact Approximation of the Exponential Function, 1999)."""
+"""What kernels compute in place of exp(x): an exponent that is clamped, and the exponent and the fraction of a float apart
+(Schraudolph, A Fast, Compact Approximation of the Exponential Function, 1999)."""
 
 
 def laws_of(x: Numbers, logs: Numbers, top: float, close: float) -> Iterator[tuple[Law, float]]:

@@ -174,26 +174,6 @@ ROW_TERMS: tuple[Term, ...] = (
 )  # fmt: skip
 """What the rule of a query may speak of."""
 
-DIVISORS = ("group", "heads", "kv_heads", "seqs", "new")
-"""Features that kernels divide by and multiply with; none is 0."""
-
-
-def expressions(of: Iterable[str], operations: Iterable[str]) -> Iterator[str]:
-    """Expressions of a feature and a divisor, as `assay.harness.readout.mining.column` reads them."""
-    yield from (f"{a} {op} {b}" for a in of for op in operations for b in DIVISORS if a != b)
-
-
-DERIVED_ROW_TERMS: tuple[Term, ...] = (
-    *(Term(name, cost=1.3, words=True) for name in expressions(("i", "pos", "new", "total", "prefix", "row", "head"), ("%",))
-      if not name.startswith("new % new")),
-    *(Term(name, cost=1.4) for name in expressions(("i", "pos", "total", "prefix", "row"), ("//", "*"))),
-    *(Term(name, minus, cost=1.5) for name in ("i * group", "seq * new", "seqs * new", "i // group")
-      for minus in ("prefix", "total", "pos", "new")),
-    *(Term("i * group", block=b, modulo=m, cost=1.5 + 0.3 * (m > 0)) for b in _BLOCKS for m in (0, 2, 3, 4)),
-    *(Term("i // group", modulo=m, cost=1.6) for m in _RESIDUES),
-)  # fmt: skip
-"""What the rule of a query may speak of where `ROW_TERMS` have none."""
-
 _ROUNDED: tuple[tuple[str, str, tuple[Literal["up", "down", "mod"], ...]], ...] = (
     ("j", "total", ("up", "down")), ("j", "prefix", ("up", "down")), ("j", "pos", ("up", "down")),
     ("j", "least_prefix", ("down",)), ("fresh", "i", ("up", "down", "mod")),
@@ -222,16 +202,6 @@ PAIR_TERMS: tuple[Term, ...] = (
     *(replace(term, single=True, cost=term.cost + 0.3) for term in ROW_TERMS),
 )  # fmt: skip
 """What the rule of a pair of a query and a key may speak of."""
-
-DERIVED_PAIR_TERMS: tuple[Term, ...] = (
-    *(Term(name, words=True, cost=1.1) for name in expressions(("j", "key_row"), ("%",))),
-    *(Term(name, cost=1.2) for name in expressions(("j",), ("//",))),
-    *(Term(of, minus, cost=1.2) for of in ("fresh", "j") for op in ("//", "*") for minus in expressions(("i", "pos"), (op,))),
-    *(Term(f"j {op} {by}", f"{minus} {op} {by}", cost=1.2) for op in ("//", "%") for by in DIVISORS for minus in ("i", "pos")),
-    *(Term("j", f"{times} * {by}", cost=1.2) for times in ("seq", "2", "4", "8", "16", "prefix") for by in DIVISORS),
-    *(Term(term.name, term.minus, term.block, term.modulo, term.cost + 0.3, term.words) for term in DERIVED_ROW_TERMS),
-)  # fmt: skip
-"""What the rule of a pair may speak of where `PAIR_TERMS` have none."""
 
 
 def joined(tables: Sequence[Table]) -> dict[str, Ints]:

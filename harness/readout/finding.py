@@ -18,10 +18,10 @@ from assay.harness.readout.addresses import addresses
 from assay.harness.readout.candidates import effects_of, general_effects, key_factors
 from assay.harness.readout.effects import Constant, known_effects
 from assay.harness.readout.elsewhere import Moved
-from assay.harness.readout.features import DERIVED_ROW_TERMS, ROW_TERMS, chosen, joined
+from assay.harness.readout.features import ROW_TERMS, chosen, joined
 from assay.harness.readout.forms import CallContext, Row, fits
 from assay.harness.readout.key_factors import KeyFactors
-from assay.harness.readout.mining import Condition, Literal, mine_further
+from assay.harness.readout.mining import Condition, Literal, mine
 from assay.harness.readout.operators import Clause, Effect, Operator
 from assay.harness.readout.probing import (
     STEEP,
@@ -347,7 +347,7 @@ class Finder:
                 flags.append(positive[use])
         if hits < max(1.0, _LEAST * (hits + strange)):
             return 0, []
-        conditions = mine_further(joined(tables), np.concatenate(flags), ROW_TERMS, DERIVED_ROW_TERMS)
+        conditions = mine(joined(tables), np.concatenate(flags), ROW_TERMS)
         whole = all(not p or not n for p, n in calls)
         wrong = sum(p > 0 for p, _ in calls)
         # One wrong call differs from all others in something, whatever made it wrong.

@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from assay.harness.localize.reading import Flags, Numbers, Reading, own_keys, right_weights, scores_of, visible
+from assay.harness.localize.reading import Flags, Numbers, Reading, own_keys, right_weights, scores_of
 from assay.harness.readout.exponentials import Law, laws_of
 from assay.harness.readout.features import Ints
 
@@ -90,110 +90,58 @@ class CallContext:
 
     Args:
         reading: of some queries of the call.
+
+    Attributes:
+        own_keys: rows of q and of k of each sequence.
     """
 
     def __init__(self, reading: Reading) -> None:
-        self.reading = reading
-        self.call = reading.call
-        self.rows: Ints = np.arange(self.call.q.shape[0])
+        self.reading, self.call, self.own_keys = reading, reading.call, own_keys(reading.call)
 
     @cached_property
     def scores(self) -> Numbers:
         """As `Reading.scores`, of all queries."""
-        return scores_of(self.call, self.rows)
-
-    @cached_property
-    def right(self) -> Numbers:
-        """As `Reading.expected`, of all queries."""
-        return right_weights(self.call, self.rows, self.scores)
+        return scores_of(self.call, np.arange(len(self.call.q)))
 
     @cached_property
     def flat(self) -> Numbers:
         """The right weights of all queries and heads, [total_q * num_q_heads, num_kv_heads * total_k]."""
-        return self.right.reshape(len(self.rows) * self.call.q.shape[1], -1)
-
-    @cached_property
-    def visible(self) -> Flags:
-        """As `Reading.visible`, of all queries."""
-        return visible(self.call, self.rows)
-
-    @cached_property
-    def own_keys(self) -> list[tuple[slice, slice]]:
-        """See `features.own_keys`."""
-        return own_keys(self.call)
+        right = right_weights(self.call, np.arange(len(self.call.q)), self.scores)
+        return right.reshape(right.shape[0] * right.shape[1], -1)
 
 
-@dataclass(frozen=True)
 class Row:
     """The reading of one query and head.
 
-    Attributes:
+    Args:
         context: of the call.
         place: of the query among those that were read.
         head: q head.
         tolerance: of the reading.
+
+    Attributes:
+        row: the packed row of q.
+        own: the kv head that it should read.
+        weights: what was read, [num_kv_heads, total_k].
+        expected: the right weights, likewise.
+        scores: scale * q k^T, likewise.
+        visible: the keys that it should see, bool [total_k].
+        constant: what does not come from V, [head_dim_v].
+        off: see `Reading.off`.
+        keys: the keys of its sequence.
     """
 
-    context: CallContext
-    place: int
-    head: int
-    tolerance: Tolerance
-
-    @property
-    def row(self) -> int:
-        """The packed row of q."""
-        return int(self.context.reading.rows[self.place])
-
-    @cached_property
-    def weights(self) -> Numbers:
-        """What was read, [num_kv_heads, total_k]."""
-        found: Numbers = self.context.reading.weights[self.place, self.head]
-        return found
-
-    @cached_property
-    def expected(self) -> Numbers:
-        """The right weights, [num_kv_heads, total_k]."""
-        found: Numbers = self.context.reading.expected[self.place, self.head]
-        return found
-
-    @cached_property
-    def scores(self) -> Numbers:
-        """scale * q k^T, [num_kv_heads, total_k]."""
-        found: Numbers = self.context.reading.scores[self.place, self.head]
-        return found
-
-    @property
-    def visible(self) -> Flags:
-        """The keys that it should see, bool [total_k]."""
-        found: Flags = self.context.reading.visible[self.place]
-        return found
-
-    @property
-    def constant(self) -> Numbers:
-        """What does not come from V, [head_dim_v]."""
-        found: Numbers = self.context.reading.constant[self.place, self.head]
-        return found
-
-    @property
-    def off(self) -> float:
-        """See `Reading.off`."""
-        return float(self.context.reading.off[self.place, self.head])
-
-    @property
-    def own(self) -> int:
-        """The kv head that it should read."""
-        call = self.context.call
-        return call.heads.kv_head(self.head)
-
-    @property
-    def itself(self) -> tuple[int, int]:
-        """(packed row of q, q head), as in `Fit.source`."""
-        return self.row, self.head
-
-    @cached_property
-    def keys(self) -> slice:
-        """The keys of its sequence."""
-        return next(k for q, k in self.context.own_keys if q.start <= self.row < q.stop)
+    def __init__(self, context: CallContext, place: int, head: int, tolerance: Tolerance) -> None:
+        reading = context.reading
+        self.context, self.head, self.tolerance = context, head, tolerance
+        self.row, self.own = int(reading.rows[place]), context.call.heads.kv_head(head)
+        self.weights: Numbers = reading.weights[place, head]
+        self.expected: Numbers = reading.expected[place, head]
+        self.scores: Numbers = reading.scores[place, head]
+        self.visible: Flags = reading.visible[place]
+        self.constant: Numbers = reading.constant[place, head]
+        self.off = float(reading.off[place, head])
+        self.keys = next(k for q, k in context.own_keys if q.start <= self.row < q.stop)
 
     def near(self, weights: Numbers) -> bool:
         """Whether these are the weights that were read, up to the tolerance."""
@@ -221,17 +169,17 @@ _FACTORS = 3
 """Most different factors of a row: not seen, seen once, seen twice are three. With more, any row fits."""
 
 
-def right(row: Row) -> Fit | None:
+def _right(row: Row) -> Fit | None:
     """The weights are right, and nothing is added to the values."""
     return Fit("right") if row.near(row.expected) and np.abs(row.constant).max() < row.tolerance.weight else None
 
 
-def zero(row: Row) -> Fit | None:
+def _zero(row: Row) -> Fit | None:
     """The output is zero."""
     return Fit("zero") if np.abs(row.weights).sum() + np.abs(row.constant).max() < row.tolerance.weight else None
 
 
-def constant(row: Row) -> Fit | None:
+def _constant(row: Row) -> Fit | None:
     """The output is one number, which V does not change."""
     low, high = row.constant.min(), row.constant.max()
     if np.abs(row.weights).sum() > row.tolerance.weight or high - low > 1e-4 * max(1, abs(high)) or abs(high) < 1e-3:
@@ -239,12 +187,12 @@ def constant(row: Row) -> Fit | None:
     return Fit("constant", number=float(high))
 
 
-def seen_keys(row: Row) -> Fit | None:
+def _seen_keys(row: Row) -> Fit | None:
     """Other keys are seen than should be, or some count more than once."""
     return _multiplied(row, row.own)
 
 
-def other_kv(row: Row) -> Fit | None:
+def _other_kv(row: Row) -> Fit | None:
     """The keys and values of another kv head are read, and nothing else is wrong."""
     kv = int(np.abs(row.weights).sum(-1).argmax())
     if kv == row.own:
@@ -329,7 +277,7 @@ def _denominated(fit: Fit, denominator: float, counted: float, row: Row) -> Fit:
     return replace(fit, form="keys-and-mass", mass=counted / denominator, phantom=phantom)
 
 
-def scaled(row: Row) -> Fit | None:
+def _scaled(row: Row) -> Fit | None:
     """All scores are multiplied by a number."""
     found = row.own_logs(3)
     if found is None:
@@ -350,7 +298,7 @@ def scaled(row: Row) -> Fit | None:
     return Fit("scale", number=slope)
 
 
-def slopes(row: Row) -> Fit | None:
+def _slopes(row: Row) -> Fit | None:
     """The scores of some keys are multiplied by a number, those of at least a fifth are right."""
     found = row.own_logs(6)
     if found is None:
@@ -376,7 +324,7 @@ def slopes(row: Row) -> Fit | None:
     return Fit("slopes", factors, number=middle)
 
 
-def bent(row: Row) -> Iterator[Fit]:
+def _bent(row: Row) -> Iterator[Fit]:
     """Weights are in proportion to another function than exp(score)."""
     if (found := row.own_logs(4)) is None:
         return
@@ -389,7 +337,7 @@ def bent(row: Row) -> Iterator[Fit]:
         yield Fit("bent", law=law, number=number)
 
 
-def pieces(row: Row) -> Fit | None:
+def _pieces(row: Row) -> Fit | None:
     """A factor that is constant over runs of keys: the logs of the factors, for whoever finds out what they follow."""
     found = row.own_logs(8)
     if found is None:
@@ -412,7 +360,7 @@ _RELATIVE = 1e-4
 """Relative difference of two weights that count as the same: float32 leaves 2e-6, and in a long row other weights are close too."""
 
 
-def output(row: Row) -> Iterator[Fit]:
+def _output(row: Row) -> Iterator[Fit]:
     """The output of another query or head."""
     if abs(row.weights.sum() - 1) > 3 * row.tolerance.weight:
         return
@@ -421,7 +369,7 @@ def output(row: Row) -> Iterator[Fit]:
         yield Fit("output", source=source)
 
 
-def query(row: Row) -> Iterator[Fit]:
+def _query(row: Row) -> Iterator[Fit]:
     """The weights that another query's q has here: in place of this row's, behind this row's mask."""
     found = row.own_logs(3)
     if found is None:
@@ -439,19 +387,15 @@ def _sources(row: Row, fitting: Flags) -> Iterator[tuple[int, int]]:
     heads = row.context.call.q.shape[1]
     for place in np.flatnonzero(fitting):
         source = divmod(int(place), heads)
-        if source != row.itself:
+        if source != (row.row, row.head):
             yield source
 
 
-def values_moved(row: Row) -> Fit | None:
+def _values_moved(row: Row) -> Fit | None:
     """Each weight is the right one of another key: values are read from elsewhere."""
     if abs(row.weights.sum() - 1) > 3 * row.tolerance.weight:
         return None
-    return _exchanged(row) or _gained(row)
-
-
-def _exchanged(row: Row) -> Fit | None:
-    """Each row of V has the weight of one key, its own or another; or one row has those of all keys that are not at home."""
+    # Each row of V has the weight of one key, its own or another; or one row has those of all keys that are not at home.
     flat, expected = row.weights.ravel(), row.expected[row.own]
     margin = _RELATIVE * expected + row.tolerance.least
     home = row.own * len(expected) + np.arange(len(expected))
@@ -473,27 +417,7 @@ def _exchanged(row: Row) -> Fit | None:
     return Fit("values", keys=to.astype(float))
 
 
-def _gained(row: Row) -> Fit | None:
-    """Some keys have lost their weight, which is added to that of others: the others' values are read twice."""
-    flat, expected = row.weights.ravel(), row.expected[row.own]
-    margin = _RELATIVE * expected + row.tolerance.least
-    home = row.own * len(expected) + np.arange(len(expected))
-    lost = row.visible & (flat[home] <= row.tolerance.least) & (expected > margin)
-    gains = flat.copy()
-    gains[home[~lost]] -= expected[~lost]
-    targets = np.flatnonzero(gains > 10 * row.tolerance.least)
-    if not lost.any() or not len(targets) or lost.sum() > _MOVED or (gains[home] < -margin).any():
-        return None
-    sources = np.flatnonzero(lost)
-    near = np.abs(gains[targets][:, None] - expected[sources]) <= margin[sources] + _RELATIVE * flat[targets][:, None]
-    if (near.sum(0) != 1).any() or (near.sum(1) != 1).any():
-        return None
-    to = np.where(row.visible & ~lost & (expected > 10 * row.tolerance.least), home, -1)
-    to[sources] = targets[near.argmax(0)]
-    return Fit("values", keys=to.astype(float))
-
-
-def keys_moved(row: Row) -> Fit | None:
+def _keys_moved(row: Row) -> Fit | None:
     """Each log weight is the score of another key: keys are read from elsewhere, values are not."""
     if row.reads_also(row.own):
         return None
@@ -528,9 +452,9 @@ def _distance(ranked: Numbers, wanted: Numbers) -> tuple[Ints, Numbers]:
     return np.where(nearer, above, above - 1), np.where(nearer, gap_above, gap_below)
 
 
-_CHEAP: tuple[Callable[[Row], Fit | None], ...] = (zero, constant, seen_keys, other_kv, scaled)
-_DEAR: tuple[Callable[[Row], Fit | None], ...] = (slopes, values_moved, keys_moved, pieces)
-_SEVERAL: tuple[Callable[[Row], Iterator[Fit]], ...] = (bent, output, query)
+_CHEAP: tuple[Callable[[Row], Fit | None], ...] = (_zero, _constant, _seen_keys, _other_kv, _scaled)
+_DEAR: tuple[Callable[[Row], Fit | None], ...] = (_slopes, _values_moved, _keys_moved, _pieces)
+_SEVERAL: tuple[Callable[[Row], Iterator[Fit]], ...] = (_bent, _output, _query)
 """Forms that may fit in several ways."""
 _MANY_KEYS = 256
 """Keys from which on dear forms are tried only where no plain one fits."""
@@ -543,7 +467,7 @@ say nothing. Right float32 kernels are off by 2e-6 at most."""
 
 def fits(row: Row) -> list[Fit]:
     """The forms that fit a query and head; only "right" where that fits, and none where no form does."""
-    if found := right(row):
+    if found := _right(row):
         return [found]
     if row.off > _NOT_LINEAR * row.tolerance.weight:
         return []

@@ -40,8 +40,6 @@ _MAX_VALUES = 12
 """A residue or a name with more values than this is not told from each of those that it does not have, only from 0."""
 _NO_NEGATION = 4.0
 """Cost of a condition that is plain enough not to look for a negation."""
-_NOT_FAR = 5.0
-"""Cost of a condition up to which it is taken for the rule, so that no further terms are looked at: that of two plain literals."""
 _WIDE = 4096
 """Between two values that are further apart than this, constants are not compared one by one."""
 
@@ -53,7 +51,7 @@ class Term:
     What is subtracted may be rounded first: ``name - minus rounded to a multiple of size``.
 
     Attributes:
-        name: a feature, or an expression of two; see `column`.
+        name: a feature.
         minus: what is subtracted, of the same kind; empty for nothing.
         block: both are counted in blocks of this many.
         modulo: remainder by this; 0 for the number itself.
@@ -76,32 +74,12 @@ class Term:
 
     def of(self, table: Table) -> NDArray[np.int64]:
         """Its value for each example, int64 [examples]."""
-        value = column(table, self.name) // self.block
+        value = table[self.name] // self.block
         if self.rounding:
-            value = value - _rounded(column(table, self.minus), self.rounding, self.size)
+            value = value - _rounded(table[self.minus], self.rounding, self.size)
         elif self.minus:
-            value = value - column(table, self.minus) // self.block
+            value = value - table[self.minus] // self.block
         return value % self.modulo if self.modulo else value
-
-
-def column(table: Table, name: str) -> NDArray[np.int64]:
-    """A feature of each example, or a quotient, remainder or product of two, int64 [examples].
-
-    Args:
-        table: the examples.
-        name: a feature; or "a // b", "a % b", "a * b" of a feature b and a feature or a number a. A divisor is at least 1.
-    """
-    if name in table:
-        return table[name]
-    first, operation, second = name.split(" ")
-    b = table[second]
-    if operation == "*":
-        return (int(first) if first.isdigit() else table[first]) * b
-    found: NDArray[np.int64] = _QUOTIENTS[operation](table[first], b)
-    return found
-
-
-_QUOTIENTS = {"//": np.floor_divide, "%": np.remainder}
 
 
 def _rounded(x: NDArray[np.int64], rounding: str, size: int) -> NDArray[np.int64]:
@@ -187,21 +165,6 @@ def mine(table: Table, positive: Flags, terms: Sequence[Term], most: int = 6, se
     if not found or found[0].cost > _NO_NEGATION:
         others = _conjunctions(table, ~positive, terms, most, seed)
         found += [Condition(one.literals, negated=True) for one in others]
-    return sorted(found, key=lambda one: one.cost)[:most]
-
-
-def mine_further(
-    table: Table, positive: Flags, terms: Sequence[Term], further: Sequence[Term], most: int = 6
-) -> list[Condition]:
-    """Conditions as `mine` finds them; where they are far-fetched or there are none, `further` terms are tried besides.
-
-    Returns:
-        The cheapest conditions, cheapest first; empty if there is none.
-    """
-    found = mine(table, positive, terms, most)
-    if found and found[0].cost <= _NOT_FAR:
-        return found
-    found = list(dict.fromkeys([*found, *mine(table, positive, (*terms, *further), most)]))
     return sorted(found, key=lambda one: one.cost)[:most]
 
 

@@ -73,6 +73,18 @@ def _query(of: Callable[[dict[str, Ints]], Ints], queries: Queries) -> Ints:
     return _in_sequence(queries, queries.table["seq"], of(queries.table))
 
 
+def _shifted(by: int, queries: Queries) -> Ints:
+    return _query(lambda table: table["i"] + by, queries)
+
+
+def _first_of_block(size: int, queries: Queries) -> Ints:
+    return _query(lambda table: table["i"] // size * size, queries)
+
+
+def _remainder(size: int, queries: Queries) -> Ints:
+    return _query(lambda table: table["i"] % size, queries)
+
+
 def _sequence(of: Callable[[dict[str, Ints]], Ints], queries: Queries) -> Ints:
     """Give the same query of another sequence, by its place."""
     return _in_sequence(queries, of(queries.table), queries.table["i"])
@@ -93,7 +105,7 @@ def _strided(name: str, queries: Queries) -> Ints:
 
 _QUERIES: tuple[_Option, ...] = (
     ("", lambda q: q.table["row"], 0.0),
-    *((f"query {shift('i', by)}", partial(_query, lambda t, by=by: t["i"] + by), 0.2 + 0.1 * abs(by))
+    *((f"query {shift('i', by)}", partial(_shifted, by), 0.2 + 0.1 * abs(by))
       for by in (-1, 1, -2, 2, -4, 4, -8, 8, -16, 16)),
     ("the first query of its sequence", partial(_query, lambda t: 0 * t["i"]), 0.4),
     ("the last query of its sequence", partial(_query, lambda t: t["new"] - 1), 0.4),
@@ -103,8 +115,8 @@ _QUERIES: tuple[_Option, ...] = (
     ("the first query of the batch", lambda q: 0 * q.table["row"], 0.6),
     ("the last query of the batch", lambda q: 0 * q.table["row"] + q.call.q.shape[0] - 1, 0.6),
     ("the query in packed row cu_seqlens_k[b] + i, or the last one", _from_start_of_keys, 0.7),
-    *((f"the first query of its block of {n}", partial(_query, lambda t, n=n: t["i"] // n * n), 0.7) for n in (16, 32, 64, 128)),
-    *((f"query i mod {n}", partial(_query, lambda t, n=n: t["i"] % n), 0.8) for n in (16, 32, 64, 128)),
+    *((f"the first query of its block of {n}", partial(_first_of_block, n), 0.7) for n in (16, 32, 64, 128)),
+    *((f"query i mod {n}", partial(_remainder, n), 0.8) for n in (16, 32, 64, 128)),
 )  # fmt: skip
 """Rows that a kernel confuses: neighbours and what is one vector of rows away; a sequence index that is off; an offset into q that
 stays at the start of a sequence or of a tile."""

@@ -76,15 +76,6 @@ def legend(sentence: str) -> str:
 # Expressions
 
 
-def symbol_of(name: str) -> str:
-    """Spell a feature, or an expression of two: "i // G"; see `assay.harness.readout.mining.column`."""
-    if " " not in name:
-        return SYMBOLS[name]
-    first, operation, second = name.split(" ")
-    a, b = (bracketed(SYMBOLS.get(feature, feature)) for feature in (first, second))
-    return f"{a} {'mod' if operation == '%' else operation} {b}"
-
-
 def bracketed(text: str) -> str:
     """Put a text in brackets, if it has several words and none yet."""
     return f"({text})" if " " in text and not text.startswith("(") else text
@@ -123,14 +114,14 @@ def _subtracted(term: Term) -> str:
     if not term.minus:
         return ""
     if term.rounding == "mod":
-        return f"({symbol_of(term.minus)} mod {term.size})"
+        return f"({SYMBOLS[term.minus]} mod {term.size})"
     if term.rounding:
-        return f"({symbol_of(term.minus)} rounded {term.rounding} to {term.size})"
+        return f"({SYMBOLS[term.minus]} rounded {term.rounding} to {term.size})"
     return _blocks(term.minus, term.block)
 
 
 def _blocks(name: str, block: int) -> str:
-    return f"{bracketed(symbol_of(name))} // {block}" if block > 1 else symbol_of(name)
+    return f"{bracketed(SYMBOLS[name])} // {block}" if block > 1 else SYMBOLS[name]
 
 
 def _compared(literal: Literal) -> str:
@@ -250,7 +241,7 @@ class _Bound:
 
 def of_keys(literal: Literal) -> bool:
     """True if a literal speaks of a key, not of a query alone."""
-    return bool({*literal.term.name.split(), *literal.term.minus.split()} & _OF_KEY)
+    return bool({literal.term.name, literal.term.minus} & _OF_KEY)
 
 
 def keys(literals: Sequence[Literal], universe: str = "seen") -> Keys:
@@ -290,7 +281,7 @@ def _bounds(literal: Literal) -> list[_Bound] | None:
         return None
     base = _subtracted(term)
     if term.minus == "j":
-        return [_Bound(FLIPPED[op], symbol_of(term.name), -value)]
+        return [_Bound(FLIPPED[op], SYMBOLS[term.name], -value)]
     if term.name in ("j", "fresh", "ahead"):
         start = {"j": "", "fresh": "prefix", "ahead": "i"}[term.name]
         return [_Bound(op, " + ".join(filter(None, (start, base))), value)]

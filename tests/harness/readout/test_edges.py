@@ -76,11 +76,9 @@ CASES: list[tuple[Sees, str]] = [
     ),
     (
         lambda i, prefix, new, j: (prefix + i) // 12 * 12 - 24 <= j <= prefix + i,
-        "query i sees no keys j < (p rounded down to 12) - 24",
     ),
     (
         lambda i, prefix, new, j: j <= prefix + i and (j < (prefix + i + 1) // 20 * 20 or prefix + i < 20),
-        "query i sees keys j <= ((p + 1) rounded down to 20) - 1",
     ),
 ]  # fmt: skip
 

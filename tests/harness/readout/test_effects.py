@@ -447,11 +447,7 @@ def other_key(words: str, s: int, j: int, starts: list[int]) -> int | None:
     total = sum(LENS[s])
     own = {
         "key j + 1": j + 1 if j + 1 < total else None, "key j - 2": j - 2 if j >= 2 else None,
-        "key j + 2 (the last key where there is none)": min(j + 2, total - 1),
-        "key j - 2 (the first key where there is none)": max(j - 2, 0),
-        "key j - 1 modulo the sequence length": (j - 1) % total,
-        "key j + 1 modulo the sequence length": (j + 1) % total, "key j mod 8": j % 8,
-        "the first key of its block of 4": j // 4 * 4, "key j XOR 2": j ^ 2 if j ^ 2 < total else None,
+        "key j mod 8": j % 8, "the first key of its block of 4": j // 4 * 4,
         "the first key of its sequence": 0, "the last key of its sequence": total - 1,
     }  # fmt: skip
     if words in own:
@@ -465,13 +461,6 @@ def other_key(words: str, s: int, j: int, starts: list[int]) -> int | None:
         "key j of the next sequence": starts[s + 1] + j if s + 1 < len(LENS) and j < sum(LENS[s + 1]) else None,
         "key j of the first sequence": j if j < sum(LENS[0]) else None,
     }[words]
-
-
-def test_the_newest_keys_are_read_from_a_ring() -> None:
-    lens = [(2, 18)]
-    row = dict(MAPS)["key total - 16 + j, modulo total"]
-    assert row(call_of(lens, HEADS, DIM, torch.float64, "cpu")).tolist() == [(20 - 16 + j) % 20 for j in range(20)]
-    assert set(row(call_of([(2, 9)], HEADS, DIM, torch.float64, "cpu")).tolist()) == {-1}
 
 
 # Merges
@@ -544,9 +533,7 @@ def test_the_q_is_that_of_another_query(words: str, call: AttentionCall) -> None
 
 @pytest.mark.parametrize("what", ["k", "v", "kv"])
 @pytest.mark.parametrize("words", [
-    "key j + 1", "key j - 2", "key j + 2 (the last key where there is none)", "key j - 2 (the first key where there is none)",
-    "key j - 1 modulo the sequence length", "key j + 1 modulo the sequence length",
-    "key j mod 8", "the first key of its block of 4", "key j XOR 2",
+    "key j + 1", "key j - 2", "key j mod 8", "the first key of its block of 4",
     "the first key of its sequence", "the last key of its sequence", "the next packed row", "the previous packed row",
     "key j of the previous sequence", "key j of the next sequence", "key j of the first sequence",
 ])  # fmt: skip

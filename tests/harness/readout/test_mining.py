@@ -19,9 +19,7 @@ from assay.harness.readout.mining import (
     Table,
     Term,
     Value,
-    column,
     mine,
-    mine_further,
     mine_values,
 )
 
@@ -246,16 +244,6 @@ def test_a_threshold_may_exclude_the_least_value_alone() -> None:
     found = conditions(examples, positive, terms)
     assert set(found[0].literals) == {Literal(terms[0], ">=", 1), Literal(terms[1], "==", 1)}
     assert {one.value for rule in found for one in rule.literals if one.term.name == "a"} >= {1, 6}
-
-
-def test_further_terms_are_tried_only_where_the_plain_ones_give_no_rule() -> None:
-    table = {"a": np.array([6, 7, 9, 8, 10, 15]), "b": np.array([3, 3, 3, 4, 4, 5])}
-    multiples = table["a"] % table["b"] == 0
-    plain, further = [Term("a", cost=0.3), Term("b", cost=0.3)], [Term("a % b", words=True)]
-    assert [str(one.literals[0].term.name) for one in mine_further(table, multiples, plain, further)] == ["a % b"]
-    assert all(" " not in one.literals[0].term.name for one in mine_further(table, table["a"] > 8, plain, further))
-    assert column(table, "a // b").tolist() == [2, 2, 3, 2, 2, 3]
-    assert column(table, "2 * b").tolist() == [6, 6, 6, 8, 8, 10]
 
 
 def reals(seed: int, threshold: float, count: int = 3000) -> tuple[dict[str, NDArray[np.int64]], Flags]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 import re
 from dataclasses import replace
 
@@ -433,3 +434,6 @@ def test_every_effect_of_the_tables_has_words() -> None:
     texts = [said(one) for one in effects]
     assert all(text and not ODD_WORDS.search(text) for text in texts)
     assert len(set(texts)) == len(texts), "two effects have the same words"
+    assert [said(pickle.loads(pickle.dumps(one))) for one in effects] == texts, (
+        "an effect is read in a process of its own"
+    )
