@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from assay.harness.localize.reading import Numbers
+from assay.harness.readout.addresses import moves
 from assay.harness.readout.dims import TAILS, Answer, lost_dims
 from assay.harness.readout.edges import Blocks, Search, amounts_of, edges
 from assay.harness.readout.effects import (
@@ -23,19 +24,16 @@ from assay.harness.readout.effects import (
     Times,
     block_scales,
 )
-from assay.harness.readout.elsewhere import FromElsewhere, OtherKvHead
-from assay.harness.readout.exponentials import Exponential
+from assay.harness.readout.elsewhere import SOURCES, FromElsewhere, OtherKvHead, Source
 from assay.harness.readout.features import PAIR_TERMS, ROW_TERMS, Ints, chosen, joined
 from assay.harness.readout.forms import Fit
 from assay.harness.readout.formulas import DESCALES, QUANTISED, SCALES, TIMES, constant_formula
 from assay.harness.readout.key_factors import FACTORS, KeyFactors, Part
 from assay.harness.readout.mining import Table, Term, Value, mine, mine_values
-from assay.harness.readout.moves import moves
-from assay.harness.readout.online_softmax import online_softmaxes
 from assay.harness.readout.operators import Effect
 from assay.harness.readout.queries import Flags, Queries
 from assay.harness.readout.samples import Explained, common, every, near
-from assay.harness.readout.sources import SOURCES, Source
+from assay.harness.readout.softmaxes import Exponential, online_softmaxes
 
 _PLAIN = 3.5
 """Cost of a rule that is plain enough not to look for another."""

@@ -14,7 +14,161 @@ from assay.harness.readout.features import Ints
 from assay.harness.readout.mining import Condition, Value
 from assay.harness.readout.operators import Effect
 from assay.harness.readout.queries import Flags, Queries, softmax
-from assay.harness.readout.sources import Source, shift
+
+Of = Callable[[Queries], Ints]
+"""(queries) -> a packed row of q, or a q head, for each row and head, int64 [rows * heads]."""
+_Option = tuple[str, Of, float]
+"""A place in words, the place, and its cost."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a query takes something from: (packed row, q head) as functions of the query.
+
+    Attributes:
+        query: the other query in words, such as "query i - 1"; empty for the same one.
+        in_head: its q head in words, such as "the next q head"; empty for the same one.
+        row: (queries) -> packed row of q for each row and head; negative where there is none.
+        head: (queries) -> q head, likewise.
+        cost: how far-fetched it is.
+    """
+
+    query: str
+    in_head: str
+    row: Of = field(compare=False)
+    head: Of = field(compare=False)
+    cost: float = 1.0
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _source, (self.query, self.in_head)  # functions of a table need not be sent to another process
+
+    @property
+    def words(self) -> str:
+        """The source in words, such as "query i - 1 of the next q head"."""
+        return " of ".join(filter(None, (self.query, self.in_head)))
+
+    @property
+    def taker(self) -> str:
+        """Who takes from it: "query i", "q head h", or "query i of q head h"."""
+        return " of ".join(filter(None, ("query i" * bool(self.query), "q head h" * bool(self.in_head))))
+
+
+def _source(query: str, in_head: str) -> Source:
+    return next(source for source in SOURCES if (source.query, source.in_head) == (query, in_head))
+
+
+def shift(name: str, by: int) -> str:
+    """Spell an index and a shift: "i - 1"."""
+    return f"{name} {'+' if by > 0 else '-'} {abs(by)}"
+
+
+def _in_sequence(queries: Queries, seq: Ints, i: Ints) -> Ints:
+    """Give the packed row of query i of a sequence; -1 where there is none."""
+    edges = np.array(queries.call.cu_seqlens_q.tolist())
+    starts, stops = edges[:-1], edges[1:]
+    inside = (seq >= 0) & (seq < len(starts))
+    safe = np.clip(seq, 0, len(starts) - 1)
+    row = starts[safe] + i
+    return np.where(inside & (i >= 0) & (row < stops[safe]), row, -1)
+
+
+def _query(of: Callable[[dict[str, Ints]], Ints], queries: Queries) -> Ints:
+    """Give another query of the sequence, by its index."""
+    return _in_sequence(queries, queries.table["seq"], of(queries.table))
+
+
+def _shifted(by: int, queries: Queries) -> Ints:
+    return _query(lambda table: table["i"] + by, queries)
+
+
+def _first_query_of_block(size: int, queries: Queries) -> Ints:
+    return _query(lambda table: table["i"] // size * size, queries)
+
+
+def _remainder(size: int, queries: Queries) -> Ints:
+    return _query(lambda table: table["i"] % size, queries)
+
+
+def _sequence(of: Callable[[dict[str, Ints]], Ints], queries: Queries) -> Ints:
+    """Give the same query of another sequence, by its place."""
+    return _in_sequence(queries, of(queries.table), queries.table["i"])
+
+
+def _from_start_of_keys(queries: Queries) -> Ints:
+    starts = np.array(queries.call.cu_seqlens_k.tolist())
+    found: Ints = np.minimum(starts[queries.table["seq"]] + queries.table["i"], queries.call.q.shape[0] - 1)
+    return found
+
+
+def _strided(name: str, queries: Queries) -> Ints:
+    """Give query i of a sequence that is thought to begin at a stride times its number; without a name, at its number."""
+    table = queries.table
+    row = table["i"] + table["seq"] * (table[name] if name else 1)
+    return np.where(row < queries.call.q.shape[0], row, -1)
+
+
+_QUERIES: tuple[_Option, ...] = (
+    ("", lambda q: q.table["row"], 0.0),
+    *((f"query {shift('i', by)}", partial(_shifted, by), 0.2 + 0.1 * abs(by))
+      for by in (-1, 1, -2, 2, -4, 4, -8, 8, -16, 16)),
+    ("the first query of its sequence", partial(_query, lambda t: 0 * t["i"]), 0.4),
+    ("the last query of its sequence", partial(_query, lambda t: t["new"] - 1), 0.4),
+    *((f"query i of the {whose} sequence", partial(_sequence, of), cost) for whose, of, cost in (
+        ("first", lambda t: 0 * t["seq"], 0.6), ("previous", lambda t: t["seq"] - 1, 0.5),
+        ("next", lambda t: t["seq"] + 1, 0.5), ("last", lambda t: t["seqs"] - 1, 0.7))),
+    ("the first query of the batch", lambda q: 0 * q.table["row"], 0.6),
+    ("the last query of the batch", lambda q: 0 * q.table["row"] + q.call.q.shape[0] - 1, 0.6),
+    ("the query in packed row cu_seqlens_k[b] + i, or the last one", _from_start_of_keys, 0.7),
+    *((f"the first query of its block of {n}", partial(_first_query_of_block, n), 0.7) for n in (16, 32, 64, 128)),
+    *((f"query i mod {n}", partial(_remainder, n), 0.8) for n in (16, 32, 64, 128)),
+)  # fmt: skip
+"""Rows that a kernel confuses: neighbours and what is one vector of rows away; a sequence index that is off; an offset into q that
+stays at the start of a sequence or of a tile."""
+_HEADS: tuple[_Option, ...] = (
+    ("", lambda q: q.table["head"], 0.0),
+    ("the next q head", lambda q: (q.table["head"] + 1) % q.heads, 0.3),
+    ("the previous q head", lambda q: (q.table["head"] - 1) % q.heads, 0.3),
+    ("q head 0", lambda q: 0 * q.table["head"], 0.4),
+    ("the last q head", lambda q: 0 * q.table["head"] + q.heads - 1, 0.5),
+    ("the other q head of its pair", lambda q: q.table["head"] ^ 1, 0.5),
+    ("the first q head of its group", lambda q: q.table["head"] - q.table["member"], 0.5),
+    ("q head h + num_q_heads / num_kv_heads", lambda q: (q.table["head"] + q.table["group"]) % q.heads, 0.6),
+)
+"""Heads that a kernel confuses: neighbours, one that is fixed, heads in pairs, and those of a group."""
+
+
+def _flat(of_rows: bool, part: bool, queries: Queries) -> Ints:
+    """Give the row or head of what lies in the place of a row and head, if a tensor [rows, heads] is read as [heads, rows].
+
+    Args:
+        of_rows: whether the tensor is [rows, heads], rather than read as such.
+        part: whether it is the second index of the place in the tensor.
+        queries: the rows.
+    """
+    rows, (row, head) = queries.call.q.shape[0], (queries.table["row"], queries.table["head"])
+    place, width = (head * rows + row, queries.heads) if of_rows else (row * queries.heads + head, rows)
+    return np.divmod(place, width)[int(part)]
+
+
+_LAYOUTS = (
+    *(Source(f"the query in packed row {words} + i", "", partial(_strided, name), _HEADS[0][1], 1.0) for name, words in (
+        ("", "b"), ("new", "b x (new)"), ("first_new", "b x (new of the first sequence)"), ("most_new", "b x (the largest new)"))),
+    *(Source(f"the query and q head that lie there in memory as {layout}", "", partial(_flat, of_rows, not of_rows),
+             partial(_flat, of_rows, of_rows))
+      for layout, of_rows in (("[heads, tokens]", False), ("[tokens, heads]", True))),
+)  # fmt: skip
+"""Tensors that are stored with one stride or in one layout and read with another."""
+SOURCES = (
+    tuple(
+        Source(query, in_head, row, head, row_cost + head_cost + 0.5 * bool(query and in_head))
+        for query, row, row_cost in _QUERIES
+        for in_head, head, head_cost in _HEADS
+        if query or in_head
+    )
+    + _LAYOUTS
+)
+"""Places that a query may be confused with: every row with every head, but its own."""
+
 
 Rows = Callable[[AttentionCall], Ints]
 """(call) -> the packed row that each packed key is read from, int64 [total_k]; negative where it is not moved."""

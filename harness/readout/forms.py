@@ -14,8 +14,8 @@ from typing import Literal
 import numpy as np
 
 from assay.harness.localize.reading import Flags, Numbers, Reading, own_keys, right_weights, scores_of
-from assay.harness.readout.exponentials import Law, laws_of
 from assay.harness.readout.features import Ints
+from assay.harness.readout.softmaxes import Law, laws_of
 
 Form = Literal[
     "right", "zero", "constant", "keys", "keys-of-all", "keys-and-mass", "kv", "scale", "slopes", "bent", "pieces",

@@ -205,18 +205,10 @@ def _key_sets(call: AttentionCall, row: int, most: int) -> Iterator[Ints]:
     yield every[first:last]
     yield every[first:stop]
     yield every[max(first, last - most) : last]
-    yield every[max(first, min(stop, last + most // 4) - most) : min(stop, last + most // 4)]
-    yield every[max(first, stop - most) : stop]
-    ends = [every[first : min(last, first + most // 4)], every[max(first, last - most // 2) : last]]
-    yield np.unique(np.concatenate(ends))
-    yield every[max(0, last - most) : last]
-    yield every[first : first + most]
     others = [k for n, (_, k) in enumerate(spans) if n != place][:_MOST_SEQUENCES]
     for other in others:
         yield every[other][:most]
         yield np.union1d(every[first:last], every[other])
-        yield np.union1d(every[max(first, last - most // 2) : last], every[other][: most // 2])
-        yield np.union1d(every[max(first, last - most // 2) : last], every[other][-(most // 2) :])
     yield every
 
 
@@ -268,14 +260,12 @@ class Passive:
             from.
         solved: wrong outputs (queries x heads) whose weights were solved for.
         tried: those for which that was tried: in small calls.
-        rivals: other operators that give the same outputs.
         reading: the weights of one q head of the smallest telling call, and that head; None if none was solved.
     """
 
     read: ReadOut
     solved: int = 0
     tried: int = 0
-    rivals: tuple[Operator, ...] = ()
     reading: tuple[Reading, int] | None = None
 
 
@@ -308,7 +298,7 @@ def read_recorded(calls: Sequence[Recorded], seconds: float = SECONDS) -> Passiv
             len(search.samples), time.monotonic() - begun, time.process_time() - cpu, complete, search.notes(),
             tuple(search.samples), passive=True,
         )  # fmt: skip
-        return Passive(read, search.solved, search.tried, tuple(search.rivals), search.telling())
+        return Passive(read, search.solved, search.tried, search.telling())
 
 
 class _Search:
@@ -326,7 +316,6 @@ class _Search:
         self._right = [sample for sample in every if not sample.bad.any()][:_MOST_RIGHT]
         self.samples = [*self._wrong, *self._right]
         self.operator = Operator()
-        self.rivals: list[Operator] = []
         self.solved = self.tried = 0
         self._read: list[tuple[Sample, Solved]] = []
         dtype = calls[0].call.q.dtype if calls else torch.float32
@@ -355,19 +344,11 @@ class _Search:
             left = [sample for sample in left if sample.fresh]
             operators = self.finder.fit()
         self.operator = operators[0]
-        tally = self.finder.tally(self.operator, self.samples)
-        others = operators[1:] if tally.explained else []
-        self.rivals = [one for one in others if self.finder.tally(one, self.samples) == tally]
 
     def notes(self) -> tuple[str, ...]:
-        """What the read-out rests on, and what it leaves open."""
-        found = [f"the weights of {self.solved:,} of {self.tried:,} wrong outputs of small calls were solved for"]
-        if self.rivals:
-            other = (
-                f"the recorded calls do not tell it from {len(self.rivals)} other rule{'s' * (len(self.rivals) > 1)}"
-            )
-            found.append(f"{other}, such as: {sentence(self.rivals[0])}")
-        return tuple(found) if self.tried else ()
+        """Say what the read-out rests on."""
+        solved = f"the weights of {self.solved:,} of {self.tried:,} wrong outputs of small calls were solved for"
+        return (solved,) if self.tried else ()
 
     def telling(self) -> tuple[Reading, int] | None:
         """The weights of one q head of the smallest call that shows more than a few keys, and that head."""

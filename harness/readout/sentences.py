@@ -10,13 +10,12 @@ from assay.harness.readout.dims import Dims
 from assay.harness.readout.edges import Edge
 from assay.harness.readout.effects import WHOSE, BlockScale, Constant, Known, Merged, Scale, ScaleAndTimes, Times
 from assay.harness.readout.elsewhere import FromElsewhere, Moved, OtherKvHead
-from assay.harness.readout.exponentials import LEAST, MOST, Exponential
 from assay.harness.readout.forms import BLANK
 from assay.harness.readout.formulas import Formula
 from assay.harness.readout.key_factors import KeyFactors, Part
 from assay.harness.readout.mining import Condition, Literal, Term, Value
-from assay.harness.readout.online_softmax import OnlineSoftmax
 from assay.harness.readout.operators import Clause, Effect, Operator
+from assay.harness.readout.softmaxes import LEAST, MOST, Exponential, OnlineSoftmax
 from assay.harness.readout.words import ALL_BUT, Keys, keys, legend, of_keys, only, plus, value_words
 
 __all__ = ["legend", "sentence", "where"]

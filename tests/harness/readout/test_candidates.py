@@ -18,7 +18,7 @@ from assay.harness.localize.reading import read
 from assay.harness.readout.candidates import effects_of, general_effects, key_factors
 from assay.harness.readout.dims import TAILS, Answer, Dims, lost_dims
 from assay.harness.readout.effects import BlockScale, Constant, Merged, Scale, Times, known_effects
-from assay.harness.readout.elsewhere import MAPS, FromElsewhere, Moved, OtherKvHead, shifted, unmoved
+from assay.harness.readout.elsewhere import MAPS, SOURCES, FromElsewhere, Moved, OtherKvHead, shifted, unmoved
 from assay.harness.readout.forms import CallContext, Row, Tolerance, fits
 from assay.harness.readout.formulas import SCALES, TIMES, constant_formula
 from assay.harness.readout.key_factors import KeyFactors, Part
@@ -27,7 +27,6 @@ from assay.harness.readout.operators import Clause, Effect, Operator
 from assay.harness.readout.queries import Queries
 from assay.harness.readout.samples import Explained, common
 from assay.harness.readout.sentences import sentence
-from assay.harness.readout.sources import SOURCES
 
 CALLS = ([(9, 0)], [(5, 12), (6, 7)], [(1, 20), (1, 9)])
 
@@ -95,7 +94,7 @@ GROUPED = Times(next(one for one in TIMES if "per kv head" in one.words))
     OtherKvHead(Value(Term("head"))), OtherKvHead(Value(None, 1)),
     source("query i - 1"), source("the next q head"), source("query i of the previous sequence"),
     replace(source("query i - 1"), what="query"),
-    moved("v", "key j + 1"), moved("k", "key j + 1"), moved("kv", "key j mod 8"), moved("v", "key j + 1", CACHED),
+    moved("v", "key j + 1"), moved("k", "key j + 1"), moved("v", "key j + 1", CACHED),
     Moved("v", ALWAYS, "key j of the next kv head", unmoved, kv=1),
     Moved("v", ALWAYS, *shifted(5)), Merged(0, "equal"), Merged(0, "cached base2"), Merged(0, "max"),
 ], ids=lambda effect: words([effect])[0])  # fmt: skip

@@ -28,14 +28,13 @@ from assay.harness.readout.effects import (
     Times,
     block_scales,
 )
-from assay.harness.readout.elsewhere import MAPS, FromElsewhere, Moved, OtherKvHead, unmoved
+from assay.harness.readout.elsewhere import MAPS, SOURCES, FromElsewhere, Moved, OtherKvHead, unmoved
 from assay.harness.readout.forms import BLANK
 from assay.harness.readout.formulas import DESCALES, QUANTISED, SCALES, TIMES, Formula, constant_formula
 from assay.harness.readout.key_factors import KeyFactors, Part
 from assay.harness.readout.mining import ALWAYS, Condition, Literal, Term, Value
 from assay.harness.readout.operators import Clause, Effect, Operator
 from assay.harness.readout.queries import Queries
-from assay.harness.readout.sources import SOURCES
 
 Numbers = NDArray[np.float64]
 LENS = [(3, 5), (4, 0), (2, 7)]

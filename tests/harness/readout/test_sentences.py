@@ -25,17 +25,16 @@ from assay.harness.readout.effects import (
     block_scales,
     known_effects,
 )
-from assay.harness.readout.elsewhere import MAPS, FromElsewhere, Moved, OtherKvHead, unmoved
+from assay.harness.readout.elsewhere import MAPS, SOURCES, FromElsewhere, Moved, OtherKvHead, unmoved
 from assay.harness.readout.features import PAIR_TERMS, ROW_TERMS
 from assay.harness.readout.forms import BLANK
 from assay.harness.readout.formulas import DESCALES, SCALES, TIMES, constant_formula
 from assay.harness.readout.key_factors import KeyFactors, Part
 from assay.harness.readout.mining import Condition, Literal, Term, Value
-from assay.harness.readout.online_softmax import OnlineSoftmax
 from assay.harness.readout.operators import Clause, Effect, Operator
 from assay.harness.readout.queries import Queries
 from assay.harness.readout.sentences import legend, sentence
-from assay.harness.readout.sources import SOURCES
+from assay.harness.readout.softmaxes import OnlineSoftmax
 from assay.harness.readout.words import keys, of_keys, only
 
 
