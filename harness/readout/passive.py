@@ -205,6 +205,12 @@ def _key_sets(call: AttentionCall, row: int, most: int) -> Iterator[Ints]:
     yield every[first:last]
     yield every[first:stop]
     yield every[max(first, last - most) : last]
+    yield every[max(first, min(stop, last + most // 4) - most) : min(stop, last + most // 4)]
+    yield every[max(first, stop - most) : stop]
+    ends = [every[first : min(last, first + most // 4)], every[max(first, last - most // 2) : last]]
+    yield np.unique(np.concatenate(ends))
+    yield every[max(0, last - most) : last]
+    yield every[first : first + most]
     others = [k for n, (_, k) in enumerate(spans) if n != place][:_MOST_SEQUENCES]
     for other in others:
         yield every[other][:most]
