@@ -139,7 +139,7 @@ def test_a_kernel_that_only_raises_is_not_read() -> None:
 
 
 def test_a_kernel_without_a_known_bug_gets_the_sentence_as_its_diagnosis() -> None:
-    result = checked(lambda call: rounded_oracle(call).flip(-1))
+    result = checked(lambda call: rounded_oracle(call).roll(-1, 1))
     assert first(result).id == OPERATOR
     assert first(result).diagnosis == first(result).operator != ""
 
