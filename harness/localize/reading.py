@@ -22,9 +22,6 @@ Numbers = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 Asked = Callable[[AttentionCall], "Tensor | None"]
 """A kernel that is asked: the output, float64 [total_q, num_q_heads, head_dim_v] on the CPU, or None where there is none."""
-DARK = -1e30
-"""The score of a key that is not seen. Beside any score of a real call, its exp is 0. It is finite, since the difference of two
-infinite scores is NaN."""
 _SMALLEST = 1e-12
 """Least size of an output that an error is relative to: far below what float32 leaves of one, but not zero."""
 
@@ -88,14 +85,23 @@ def visible(call: AttentionCall, rows: NDArray[np.int64]) -> Flags:
     return found
 
 
+def softmax(scores: Numbers, seen: Flags) -> Numbers:
+    """Give the weights of the keys that are seen, which broadcast to the scores; zero where no key is."""
+    masked = np.where(seen, scores, -np.inf)
+    top = masked.max(-1, keepdims=True)
+    masked -= np.where(np.isfinite(top), top, 0.0)
+    np.exp(masked, out=masked)
+    total = masked.sum(-1, keepdims=True)
+    masked /= np.where(total > 0, total, 1.0)
+    return masked
+
+
 def right_weights(call: AttentionCall, rows: NDArray[np.int64], scores: Numbers) -> Numbers:
     """The right weights, float64 in the shape of the scores."""
     heads = np.arange(call.heads.q_heads)
     own = call.heads.kv_head(heads)
-    seen = np.where(visible(call, rows)[:, None], scores[:, heads, own], DARK)
-    weights = np.exp(seen - seen.max(-1, keepdims=True))
     found = np.zeros_like(scores)
-    found[:, heads, own] = weights / weights.sum(-1, keepdims=True)
+    found[:, heads, own] = softmax(scores[:, heads, own], visible(call, rows)[:, None])
     return found
 
 

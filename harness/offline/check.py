@@ -262,7 +262,7 @@ def check(
         repeats: most calls that are repeated, to see whether the kernel is deterministic.
         calls: how often the kernel runs in all, the matrix included: the rest on one cheap call of each phase. None for 1,000, for
             2,000 with the full matrix, and for none but the matrix where `cases` are given.
-        read_out: most seconds that reading a wrong kernel takes, 0 not to read it; or what reads it, and keeps that. None for 60 s.
+        read_out: most seconds that reading a wrong kernel takes, 0 not to read it; or what reads it, and keeps that. None for 30 s.
         before_reading: receives the result before a wrong kernel is read, which a kernel that hangs does not survive.
         progress: receives how many times the kernel has run on the matrix, of how many times in all, after each.
         watcher: is told of each call, and of what is known so far.

@@ -47,7 +47,7 @@ except ModuleNotFoundError as missing:
 else:
     _READS = True
 
-READ_OUT_S = 60.0
+READ_OUT_S = 30.0
 """Most seconds that reading a wrong kernel takes, unless the user says otherwise."""
 PICTURE_CALLS, PICTURE_S = 300, 10.0
 """Budget of reading one call for its picture."""

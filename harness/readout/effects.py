@@ -14,12 +14,12 @@ import torch
 from assay.harness.attention.bugs import Change
 from assay.harness.attention.fault_effects import denominator_rounded, keys_rounded, scores_rounded, weights_rounded
 from assay.harness.attention.hypotheses import FAMILY, Compute, changed_output
-from assay.harness.localize.reading import Numbers, own_keys
+from assay.harness.localize.reading import Numbers, own_keys, softmax
 from assay.harness.readout.features import Ints
 from assay.harness.readout.formulas import Formula
 from assay.harness.readout.mining import ALWAYS, Condition, Literal, Term
 from assay.harness.readout.operators import Effect
-from assay.harness.readout.queries import Queries, einsum, softmax
+from assay.harness.readout.queries import Queries, einsum
 
 
 @dataclass(frozen=True)

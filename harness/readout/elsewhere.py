@@ -9,11 +9,11 @@ from functools import partial
 import numpy as np
 
 from assay.harness.attention.call import AttentionCall
-from assay.harness.localize.reading import Numbers
+from assay.harness.localize.reading import Numbers, softmax
 from assay.harness.readout.features import Ints
 from assay.harness.readout.mining import Condition, Value
 from assay.harness.readout.operators import Effect
-from assay.harness.readout.queries import Flags, Queries, softmax
+from assay.harness.readout.queries import Flags, Queries
 
 Of = Callable[[Queries], Ints]
 """(queries) -> a packed row of q, or a q head, for each row and head, int64 [rows * heads]."""

@@ -218,7 +218,7 @@ def _key_sets(call: AttentionCall, row: int, most: int) -> Iterator[Ints]:
     yield every
 
 
-SECONDS = 60.0
+SECONDS = 30.0
 """Most time that recorded calls are searched for a rule."""
 WRONG_CALLS, RIGHT_CALLS = 24, 12
 """Calls that are mined at first, of those with wrong outputs and of the others: at most half of them."""

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from assay.harness.attention.call import AttentionCall
-from assay.harness.localize.reading import Numbers, own_keys, right_weights, scores_of, visible
+from assay.harness.localize.reading import Numbers, own_keys, right_weights, scores_of, softmax, visible
 from assay.harness.readout.features import Ints, Pairs, row_table
 
 Flags = NDArray[np.bool_]
@@ -172,17 +172,6 @@ class Queries:
     def attended(self, scores: Numbers) -> Numbers:
         """The output with other scores of the keys that should be seen, [rows, heads, total_k] -> [rows, heads, head_dim_v]."""
         return self.of_own(softmax(scores, self.visible[:, None]))
-
-
-def softmax(scores: Numbers, seen: Flags) -> Numbers:
-    """Weights of the keys that are seen, which broadcast to the scores; zero where no key is."""
-    masked = np.where(seen, scores, -np.inf)
-    top = masked.max(-1, keepdims=True)
-    masked -= np.where(np.isfinite(top), top, 0.0)
-    np.exp(masked, out=masked)
-    total = masked.sum(-1, keepdims=True)
-    masked /= np.where(total > 0, total, 1.0)
-    return masked
 
 
 def weighted_softmax(

@@ -21,7 +21,7 @@ from assay.harness.readout.samples import Exactness, Sample, Tally
 from assay.harness.readout.sentences import sentence
 from assay.harness.readout.words import only
 
-CALLS, SECONDS = 3000, 60.0
+CALLS, SECONDS = 3000, 30.0
 """The budget of a read-out."""
 SLOW_S = 0.03
 """A kernel that takes longer on a small call gets fewer and shorter ones."""

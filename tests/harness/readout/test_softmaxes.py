@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.localize.reading import Numbers
-from assay.harness.readout.queries import Queries, softmax
+from assay.harness.localize.reading import Numbers, softmax
+from assay.harness.readout.queries import Queries
 from assay.harness.readout.softmaxes import FLOOR, LAWS, LEAST, MOST, Exponential, Law, laws_of
 
 SCORES = np.random.default_rng(0).normal(0.0, 1.5, 60)
