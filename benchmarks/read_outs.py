@@ -218,17 +218,17 @@ def tried(operator: Operator, kernel: Kernel) -> tuple[int, int, int, int]:
     prober = Prober(kernel, until=time.monotonic() + 600)
     counts = np.zeros(4, np.int64)
     for call in random_calls(1_000, TRIED // 2):
-        asked, nth, history = prober.asked, prober.of_kind[call.layer, call.phase], prober.history
+        asked, nth = prober.asked, prober.of_kind[call.layer, call.phase]
         out = prober(call)
         if out is None or (not call.causal and _as_causal(prober, call, out)):
             continue
         rows = np.unique(np.linspace(0, len(call.q) - 1, 24).astype(np.int64))
-        queries = Queries(call, rows, asked, nth, history)
+        queries = Queries(call, rows, asked, nth)
         actual, size = out.numpy()[rows], np.abs(queries.right).sum(-1)
         bad = ~close(actual, queries.right, size, CLOSE)
         given = operator.outputs(queries)
         size = np.maximum(size, np.nan_to_num(np.abs(given).sum(-1), posinf=0.0))
-        agrees = close(given, actual, size, 2 * CLOSE) | (operator.uncertain(queries) & ~bad)
+        agrees = close(given, actual, size, 2 * CLOSE)
         counts += [bad.sum(), (bad & agrees).sum(), (~bad).sum(), (~bad & ~agrees).sum()]
     wrong, explained, right, false = counts.tolist()
     return wrong, explained, right, false

@@ -10,8 +10,8 @@ from torch import Tensor
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.faults import fault
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.readout.picture import picture_of
-from assay.harness.readout.reading import read
+from assay.harness.localize.picturing import picture_of
+from assay.harness.localize.reading import read
 from assay.reports.operator_picture import svg
 
 IMAGE = Path(__file__).parent.parent / "docs" / "operator.svg"

@@ -261,3 +261,9 @@ ALL = (
     + EQUIVALENT
 )
 """Every seeded fault, by group."""
+
+
+def public_reports(hypothesis: str) -> tuple[str, ...]:
+    """Give the addresses of public reports of bugs that a hypothesis names; empty if none is known."""
+    faults = (fault for fault in ALL if fault.hypothesis == hypothesis)
+    return tuple(dict.fromkeys(link for fault in faults for link in fault.links))

@@ -54,7 +54,7 @@ def check(
             help="How often the kernel runs in all, to see it become wrong; by default 1,000, in full 2,000.", min=0
         ),
     ] = None,
-    read_out: ReadOut = 60.0,
+    read_out: ReadOut = 30.0,
     html: Html = None,
     junit: Junit = None,
     json: Json = False,

@@ -61,7 +61,7 @@ def record(
 def replay(
     pack: Annotated[Path, typer.Argument(help="Folder of a replay pack, recorded by `assay record` or `assay diff`.")],
     candidate: Annotated[str, typer.Option(help="A kernel: a published name, module:function, or sglang:BACKEND.")],
-    read_out: ReadOut = 60.0,
+    read_out: ReadOut = 30.0,
     json: Json = False,
 ) -> None:
     """Run a kernel on recorded calls, without a server or a model, and name what is wrong with it."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.catalogue import public_reports
 from assay.harness.attention.hypotheses import BY_ID, FAMILY, Hypothesis
 from assay.harness.attention.oracle import oracle
 from assay.harness.errors import UsageError
@@ -17,10 +18,9 @@ from assay.harness.explain import broken
 from assay.harness.explain.examples import example
 from assay.harness.explain.other_findings import OTHERS
 from assay.harness.explain.snippets import CODE, Code
+from assay.harness.localize.picturing import picture_of, unread_picture
+from assay.harness.localize.reading import read
 from assay.harness.picture import Picture
-from assay.harness.readout.named import public_reports
-from assay.harness.readout.picture import picture_of, unread_picture
-from assay.harness.readout.reading import read
 from assay.harness.verdict import Severity
 
 KIND_TITLES = {

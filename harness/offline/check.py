@@ -55,8 +55,7 @@ from assay.harness.verdict import (
 )
 
 if TYPE_CHECKING:  # importing what reads a wrong kernel takes a third of a second, which a right one does not need
-    from assay.harness.offline.observed import Reader
-    from assay.harness.readout.readout import ReadOut
+    from assay.harness.offline.observed import Reader, ReadOut
 
 _SHORT = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}
 """Other words for a dtype, as engines and PyTorch have them."""
@@ -263,7 +262,7 @@ def check(
         repeats: most calls that are repeated, to see whether the kernel is deterministic.
         calls: how often the kernel runs in all, the matrix included: the rest on one cheap call of each phase. None for 1,000, for
             2,000 with the full matrix, and for none but the matrix where `cases` are given.
-        read_out: most seconds that reading a wrong kernel takes, 0 not to read it; or what reads it, and keeps that. None for 60 s.
+        read_out: most seconds that reading a wrong kernel takes, 0 not to read it; or what reads it, and keeps that. None for 30 s.
         before_reading: receives the result before a wrong kernel is read, which a kernel that hangs does not survive.
         progress: receives how many times the kernel has run on the matrix, of how many times in all, after each.
         watcher: receives each call, and what is known so far.

@@ -1,4 +1,8 @@
-"""Reads a wrong kernel, and adds what it was observed to compute to its findings."""
+"""Reads a wrong kernel, and adds what it was observed to compute to its findings.
+
+This is the door of the read-out: no other module outside of it imports `assay.harness.readout`. Without that room nothing is read,
+and all else stays as it is.
+"""
 
 from __future__ import annotations
 
@@ -18,21 +22,32 @@ from assay.harness.localize.diagnose import describe
 from assay.harness.localize.guard import CONTRACT_BROKEN
 from assay.harness.localize.guarded_memory import GuardedKernel
 from assay.harness.localize.kernel_runs import CallResult, measure
+from assay.harness.localize.picturing import BEFORE, hides, picture_of, unread_picture
+from assay.harness.localize.reading import Reading, read, row_errors
 from assay.harness.localize.threads import few_threads
 from assay.harness.offline.watcher import unwatched
 from assay.harness.picture import MAX_QUERIES, Picture
-from assay.harness.readout.finding import Compared
-from assay.harness.readout.named import said, with_operator
-from assay.harness.readout.passive import Recorded, read_recorded, recorded
-from assay.harness.readout.picture import BEFORE, hides, picture_of, unread_picture
-from assay.harness.readout.probing import BudgetSpentError, History, Prober
-from assay.harness.readout.queries import Queries
-from assay.harness.readout.reading import Reading, read, row_errors
-from assay.harness.readout.readout import SECONDS, ReadOut, read_out
-from assay.harness.readout.samples import Tally
 from assay.harness.verdict import Finding, serious
 
-READ_OUT_S = SECONDS
+try:
+    from assay.harness.readout.finding import Compared
+    from assay.harness.readout.named import said, with_operator
+    from assay.harness.readout.operators import Operator
+    from assay.harness.readout.passive import Recorded, read_recorded, recorded
+    from assay.harness.readout.probing import BudgetSpentError, Prober
+    from assay.harness.readout.queries import Queries
+    from assay.harness.readout.readout import ReadOut as ReadOut
+    from assay.harness.readout.readout import read_out
+    from assay.harness.readout.samples import Tally
+    from assay.harness.readout.sentences import sentence
+except ModuleNotFoundError as missing:
+    if not str(missing.name).startswith("assay.harness.readout"):
+        raise
+    _READS = False
+else:
+    _READS = True
+
+READ_OUT_S = 30.0
 """Most seconds that reading a wrong kernel takes, unless the user says otherwise."""
 PICTURE_CALLS, PICTURE_S = 300, 10.0
 """Budget of reading one call for its picture."""
@@ -67,6 +82,13 @@ class Observed:
     findings: tuple[Finding, ...]
     read: ReadOut | None = None
 
+    @property
+    def clauses(self) -> tuple[str, ...]:
+        """Each clause of the operator that was read, in words; empty if nothing is said of it."""
+        if self.read is None or not said(self.read):
+            return ()
+        return tuple(sentence(Operator((clause,))) for clause in self.read.operator.clauses)
+
 
 class Reader:
     """Reads wrong kernels: each once, however often its findings are given.
@@ -82,7 +104,10 @@ class Reader:
     def wants(self, findings: Sequence[Finding], results: Sequence[CallResult]) -> bool:
         """Return True if a kernel is to be read: some output is wrong, rather than missing, and there is time."""
         return (
-            self.seconds > 0 and bool(results) and any(finding.id != CONTRACT_BROKEN for finding in serious(findings))
+            _READS
+            and self.seconds > 0
+            and bool(results)
+            and any(finding.id != CONTRACT_BROKEN for finding in serious(findings))
         )
 
     def observe(
@@ -133,15 +158,22 @@ class Reader:
             named = _with_picture(named, kernel, declared, results)
         return Observed(tuple(named), _light(found))
 
-    def observe_outputs(self, findings: Sequence[Finding], calls: Sequence[Recorded]) -> Observed:
+    def observe_outputs(
+        self,
+        findings: Sequence[Finding],
+        results: Sequence[CallResult],
+        others: Iterable[tuple[AttentionCall, Tensor]] = (),
+    ) -> Observed:
         """Read a backend that cannot be asked, and is wrong on recorded calls, from their outputs.
 
         Args:
             findings: on the recorded calls.
-            calls: recorded calls.
+            results: recorded calls that were compared with the oracle.
+            others: further calls with their outputs; they are held to the widest bound of the results.
         """
-        if not (self.seconds > 0 and calls and serious(findings)):
+        if not (_READS and self.seconds > 0 and results and serious(findings)):
             return Observed(tuple(findings))
+        calls = _recorded_outputs(results, others)
         try:
             found = read_recorded(calls, self.seconds)
             picture = None if found.reading is None else picture_of(found.reading[0], found.reading[1])
@@ -157,7 +189,7 @@ class Reader:
 
     def sentence(self, kernel: Kernel, declared: Declaration, result: CallResult) -> str:
         """Return what was read, if it gives the wrong outputs of a failing call; empty if not."""
-        found = self._read(kernel, declared, [result])
+        found = self._read(kernel, declared, [result]) if _READS else ""
         if isinstance(found, str) or not said(found):
             return ""
         return said(found) if held(found, [result]).share >= _HELD_SHARE else ""
@@ -205,13 +237,8 @@ def _telling(results: Sequence[CallResult]) -> list[Compared]:
     return [(one.call, _ROW_SPREAD * float(one.fit_bounds.max())) for one in found]
 
 
-def recorded_outputs(results: Sequence[CallResult], others: Iterable[tuple[AttentionCall, Tensor]]) -> list[Recorded]:
-    """Convert recorded calls to the form in which they are read.
-
-    Args:
-        results: calls that were compared with the oracle.
-        others: further calls with their outputs; they are held to the widest bound of the results.
-    """
+def _recorded_outputs(results: Sequence[CallResult], others: Iterable[tuple[AttentionCall, Tensor]]) -> list[Recorded]:
+    """Convert recorded calls to the form in which they are read; see `Reader.observe_outputs`."""
     limits = [_ROW_SPREAD * float(result.fit_bounds.max()) for result in results]
     found = [recorded(one.call, one.out, limit) for one, limit in zip(results, limits, strict=True)]
     return found + [recorded(call, out, max(limits, default=0.0)) for call, out in others]
@@ -251,11 +278,8 @@ def _unspoken(call: AttentionCall) -> tuple[object, ...]:
 def _remembers(found: ReadOut, call: AttentionCall) -> bool:
     """Return True if the operator gives other outputs of a call after other calls."""
     rows = np.arange(min(len(call.q), _HELD_ROWS, _most_rows(call)))
-    other = replace(call, k=-call.k, v=call.v + 1).with_spec(layer=call.layer + 1)
-    out = torch.ones(*call.q.shape[:2], call.v.shape[2], dtype=torch.float64)
-    first, later = Queries(call, rows), Queries(call, rows, _LATER, _LATER, History().after(other, out))
-    uncertain = bool(found.operator.uncertain(first).any())
-    return uncertain or not np.array_equal(found.operator.outputs(first), found.operator.outputs(later), equal_nan=True)
+    first, later = Queries(call, rows), Queries(call, rows, _LATER, _LATER)
+    return not np.array_equal(found.operator.outputs(first), found.operator.outputs(later), equal_nan=True)
 
 
 def held(found: ReadOut, results: Sequence[CallResult]) -> Tally:

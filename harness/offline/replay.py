@@ -24,7 +24,7 @@ from assay.harness.localize.smallest import smallest_call
 from assay.harness.localize.staged import diagnose_kernel, smallest_of_each
 from assay.harness.localize.threads import few_threads
 from assay.harness.offline.check import breach
-from assay.harness.offline.observed import READ_OUT_S, Reader, recorded_outputs
+from assay.harness.offline.observed import READ_OUT_S, Reader
 from assay.harness.offline.watcher import Watcher, watched
 from assay.harness.text import ranges
 from assay.harness.verdict import Finding, serious
@@ -209,7 +209,7 @@ def _read_passively(
     small = sorted(examined.recorded, key=lambda one: one.call.k.shape[0])
     others = [(one.call, _output(one, served)) for one in small if id(one) not in known][:_MORE_CALLS]
     with few_threads([one.call for one in run.results]):
-        observed = reader.observe_outputs(result.findings, recorded_outputs(run.results[: len(known)], others))
+        observed = reader.observe_outputs(result.findings, run.results[: len(known)], others)
     return result.model_copy(update={"findings": observed.findings})
 
 

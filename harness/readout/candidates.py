@@ -3,28 +3,219 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from assay.harness.readout.edges import edges
-from assay.harness.readout.effects import Biased, Constant, Limited, Scale, Times
-from assay.harness.readout.elsewhere import FromElsewhere, OtherKvHead
-from assay.harness.readout.explained import Explained, common, every, near
-from assay.harness.readout.exponentials import Exponential
-from assay.harness.readout.expressions import Blocks, Search, amounts_of
-from assay.harness.readout.features import ROW_TERMS, Ints, chosen, joined
+from assay.harness.localize.reading import Numbers
+from assay.harness.readout.addresses import moves
+from assay.harness.readout.dims import TAILS, Answer, lost_dims
+from assay.harness.readout.edges import Blocks, Search, amounts_of, edges
+from assay.harness.readout.effects import (
+    MERGES,
+    PART_MERGES,
+    PARTS,
+    Constant,
+    Merged,
+    Scale,
+    ScaleAndTimes,
+    Times,
+    block_scales,
+)
+from assay.harness.readout.elsewhere import SOURCES, FromElsewhere, OtherKvHead, Source
+from assay.harness.readout.features import PAIR_TERMS, ROW_TERMS, Ints, chosen, joined
 from assay.harness.readout.forms import Fit
-from assay.harness.readout.formulas import QUANTISED, SCALES, TIMES, constant_formula
-from assay.harness.readout.key_factors import KeyFactors
-from assay.harness.readout.merges import BLOCKS, LAWS, PART_LAWS, Merged
-from assay.harness.readout.mining import Table, Term, Value, mine_values
-from assay.harness.readout.moves import moves
+from assay.harness.readout.formulas import DESCALES, QUANTISED, SCALES, TIMES, constant_formula
+from assay.harness.readout.key_factors import FACTORS, KeyFactors, Part
+from assay.harness.readout.mining import Table, Term, Value, mine, mine_values
 from assay.harness.readout.operators import Effect
-from assay.harness.readout.queries import Queries
-from assay.harness.readout.sources import SOURCES, Source
+from assay.harness.readout.queries import Flags, Queries
+from assay.harness.readout.samples import Explained, common, every, near
+from assay.harness.readout.softmaxes import Exponential, online_softmaxes
+
+_PLAIN = 3.5
+"""Cost of a rule that is plain enough not to look for another."""
+_RIGHT_ROWS, _OTHER_ROWS = 12, 4
+"""Right rows that a rule is tried on: of a reading, and of queries that were not read."""
+_SCORED_ROWS = 80
+"""Rows in which factors of scores are looked at."""
+_FAINT = 1e-5
+"""A right weight below this says little on whether its key is seen."""
+_MANY_KEYS = 160
+"""Keys of a row from which on only some are looked at: odd ones, their neighbours, the ends, and some between."""
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A query and head, and the factor of each packed key, [total_k]; None for a right one."""
+
+    queries: Queries
+    place: int
+    factors: Numbers | None
+
+    @property
+    def index(self) -> tuple[int, int]:
+        """Row and head."""
+        return divmod(self.place, self.queries.heads)
+
+    def table(self, keys: Ints) -> Table:
+        """Features of some keys."""
+        return chosen(self.queries.pairs, keys + self.place * self.queries.call.k.shape[0])
+
+
+def key_factors(readings: Sequence[Explained], negatives: Sequence[Queries] = (), most: int = 6) -> list[KeyFactors]:
+    """Rules on which keys are seen and how much, mined from what was read; cheapest first.
+
+    Args:
+        readings: readings of wrong rows.
+        negatives: queries on which the kernel is right.
+        most: most rules to return, for each way of looking at the rows.
+    """
+    found = [(one, place, fit) for one, place, fit in every(readings, "keys", "keys-of-all") if fit.keys is not None]
+    scored = _score_factors(readings)
+    if not found:
+        return scored
+    # In a short row either form may fit; most rows say which it is.
+    of_all = sum(fit.form == "keys-of-all" for _, _, fit in found) > len(found) / 2
+    denominator = "all" if of_all else "counted"
+    found = [one for one in found if of_all == (one[2].form == "keys-of-all")]
+    wrong = [_Row(one.queries, place, fit.keys) for one, place, fit in found]
+    right = _right_rows(readings, negatives)
+    counted = [_Row(row.queries, row.place, _counted(row.factors)) for row in wrong if row.factors is not None]
+    rules: list[KeyFactors] = []
+    # With the right rows, a rule says also where the effect shows; without them, that is left to the condition on queries.
+    for rows in ([*wrong, *right], wrong, [*counted, *right], counted):
+        for parts in _rules(rows, most):
+            cost = sum(0.4 + part.condition.cost + 0.3 * (part.factor != 0) for part in parts)
+            rules.append(KeyFactors(parts, denominator, cost=cost))
+        if rows is wrong and any(rule.cost < _PLAIN for rule in rules):
+            break
+    return sorted(dict.fromkeys([*rules, *scored]), key=lambda one: one.cost)
+
+
+def _right_rows(readings: Sequence[Explained], negatives: Sequence[Queries]) -> list[_Row]:
+    found = [_Row(one.queries, int(n), None) for one in readings for n in np.flatnonzero(one.right)[:_RIGHT_ROWS]]
+    draw = np.random.default_rng(0)
+    for queries in negatives:
+        places = draw.permutation(len(queries.table["row"]))[:_OTHER_ROWS]
+        found += [_Row(queries, int(place), None) for place in places]
+    return found
+
+
+def _score_factors(readings: Sequence[Explained]) -> list[KeyFactors]:
+    """Factors of the scores of some keys."""
+    found = every(readings, "slopes")
+    if not found:
+        return []
+    read = common([fit.number for _, _, fit in found], 1)[0]
+    value = next((one for one in FACTORS if near(one, read, 5e-3)), read)
+    # In a short row, every key may be one of those.
+    found += [(one, place, fit) for one, place, fit in every(readings, "scale") if near(fit.number, read, 5e-3)]
+    found = found[:: len(found) // _SCORED_ROWS + 1]
+    tables, flags = [], []
+    for one, place, fit in found:
+        factors = np.full(one.queries.call.k.shape[0], fit.number) if fit.keys is None else fit.keys
+        row = _Row(one.queries, place, factors)
+        known = np.flatnonzero(one.queries.visible[row.index[0]] & ~np.isnan(factors))
+        tables.append(row.table(known))
+        flags.append(factors[known] != 1)
+    rules = mine(joined(tables), np.concatenate(flags), PAIR_TERMS, 2)
+    return [KeyFactors((Part("seen", rule, value, "score"),), cost=1.4 + rule.cost) for rule in rules]
+
+
+def _counted(factors: Numbers) -> Numbers:
+    """Factors as multiples of the smallest: which of two weights is the right one cannot be told from one row."""
+    least = factors[factors > 0].min() if (factors > 0).any() else 1.0
+    return np.where(factors > 0, factors / least, factors)
+
+
+def _rules(rows: Sequence[_Row], most: int) -> list[tuple[Part, ...]]:
+    """Parts that explain the rows: the cheapest, and with one of them replaced by a rival; empty if some factor follows no rule."""
+    parts: list[list[Part]] = []
+    for name, table, values in _universes(rows):
+        usual = float(name == "seen")
+        odd = common([v for v in values.tolist() if not near(v, usual)], 4) if (values != usual).any() else []
+        if len(odd) > 3:
+            return []
+        for factor in odd:
+            flags = np.isclose(values, factor, rtol=3e-3, atol=1e-6)
+            if not flags.any():
+                continue
+            rules = mine(table, flags, PAIR_TERMS, most)
+            if not rules:
+                return []
+            parts.append([Part(name, rule, factor) for rule in rules])
+    if not parts:
+        return []
+    leaders = tuple(options[0] for options in parts)
+    return [leaders] + [
+        (*leaders[:n], rival, *leaders[n + 1 :]) for n, options in enumerate(parts) for rival in options[1:]
+    ]  # fmt: skip
+
+
+def _universes(rows: Sequence[_Row]) -> Iterable[tuple[str, Table, Numbers]]:
+    """For each universe of `Part` that has keys: features of the keys that are looked at, and their factors."""
+    found: dict[str, list[tuple[Table, Numbers]]] = {"seen": [], "hidden": [], "foreign": []}
+    draw = np.random.default_rng(0)
+    for row in rows:
+        queries, (t, h) = row.queries, row.index
+        seen, own = queries.visible[t], queries.own_rows[t]
+        actual = seen.astype(float) if row.factors is None else row.factors
+        faint = seen & (queries.weights[t, h, queries.own[h]] < _FAINT)
+        for name, inside in (("seen", seen & ~faint), ("hidden", own & ~seen), ("foreign", ~own)):
+            keys = _looked_at(inside, actual != float(name == "seen"), draw)
+            if len(keys):
+                found[name].append((row.table(keys), actual[keys]))
+    for name, pieces in found.items():
+        if pieces:
+            yield name, joined([table for table, _ in pieces]), np.concatenate([values for _, values in pieces])
+
+
+def _looked_at(inside: Flags, odd: Flags, draw: np.random.Generator) -> Ints:
+    """Keys of a row that are looked at."""
+    where = np.flatnonzero(inside)
+    if len(where) <= _MANY_KEYS:
+        return where
+    wrong = where[odd[where]]
+    ends = np.concatenate([where[:10], where[-40:], where[np.linspace(0, len(where) - 1, 60).astype(int)]])
+    beside = np.intersect1d(np.concatenate([wrong[:1] - 1, wrong[-1:] + 1]), where)
+    return np.unique(np.concatenate([draw.permutation(wrong)[:60], wrong[:2], wrong[-2:], beside, ends]))
+
+
+_ROWS = 6
+"""Rows of a call in which a factor is fitted."""
+_FLAT = 1e-3
+"""Relative error up to which an output is the right one times a number."""
+
+
+def general_effects(answers: Sequence[Answer]) -> Iterable[Effect]:
+    """Yield effects that are tried whatever was read.
+
+    Args:
+        answers: what the kernel answered.
+    """
+    yield from lost_dims(answers)
+    yield from TAILS
+    yield from (Times(formula, cost=1.5) for formula in TIMES)
+    yield from (ScaleAndTimes(*both) for both in DESCALES)
+    yield from block_scales()
+    yield from online_softmaxes()
+    yield from _multiplied(answers)
+
+
+def _multiplied(answers: Sequence[Answer]) -> Iterable[Effect]:
+    """Yield factors of outputs, fitted by least squares."""
+    factors: list[float] = []
+    for queries, actual, bad in answers:
+        given, right = (x.reshape(len(bad), -1)[bad] for x in (actual, queries.right))
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            factor: Numbers = (given * right).sum(-1) / (right * right).sum(-1)
+            gaps = np.abs(given - factor[:, None] * right).sum(-1) / np.abs(given).sum(-1)
+        factors += factor[np.nan_to_num(gaps, nan=np.inf) < _FLAT][:_ROWS].tolist()
+    yield from (Times(constant_formula(factor), cost=1.4) for factor in (common(factors, 2) if factors else []))
+
 
 _MOST_SOURCES = 16
 """Sets of rows, each of which other sources explain, that are tried for one form."""
@@ -47,11 +238,10 @@ def effects_of(readings: Sequence[Explained], negatives: Sequence[Queries] = ())
     """
     yield from _constants(readings)
     yield from _scales(readings)
-    yield from _bent(readings)
     yield from _exponentials(readings)
     yield from _masses(readings)
     yield from _kv_heads(readings)
-    for form in ("output", "query", "mixture", "query-mixture"):
+    for form in ("output", "query"):
         yield from _sources(readings, form)
     yield from edges(readings, negatives)
     yield from moves(readings)
@@ -77,16 +267,6 @@ def _scales(readings: Sequence[Explained]) -> Iterable[Effect]:
             yield Scale(formula, cost=0.8 + 0.6 * (formula in QUANTISED))
     for value in common([fit.number for _, _, fit in found]):
         yield Scale(constant_formula(value), cost=1.2)
-
-
-def _bent(readings: Sequence[Explained]) -> Iterable[Effect]:
-    """Soft caps, and biases by distance."""
-    if caps := [float(f"{fit.number:.2g}") for _, _, fit in every(readings, "capped")]:
-        for value in common(caps, 2):
-            yield Limited("scores", value, "capped")
-    if slopes := [float(f"{fit.number:.3g}") for _, _, fit in every(readings, "biased")]:
-        for value in common(slopes, 2):
-            yield Biased(value)
 
 
 def _exponentials(readings: Sequence[Explained]) -> Iterable[Effect]:
@@ -118,21 +298,17 @@ def _masses(readings: Sequence[Explained]) -> Iterable[Effect]:
 
 
 def _phantoms(found: Sequence[tuple[Explained, int, Fit]]) -> Iterable[Effect]:
-    """Denominators that count too many keys: the sum of their exp(score) is a whole number of equal terms."""
-    sums = np.array([fit.phantom for _, _, fit in found])
-    for score in _PHANTOM_SCORES:
-        counts = sums / math.exp(score)
-        whole = np.abs(counts - np.round(counts)) < np.minimum(0.02 * np.maximum(1, np.abs(counts)), 0.1)
-        if whole.mean() < 0.6 or (np.round(counts[whole]) <= 0).mean() > 0.2:
-            continue
-        wanted = np.round(counts[whole]).astype(np.int64)
-        far = 0.5 * bool(score)
-        for number, _ in Counter(wanted.tolist()).most_common(2):
-            yield KeyFactors((), phantom=Value(None, int(number)), phantom_score=score, cost=1.4 + far)
-        for value in mine_values(chosen(_table(found), whole), wanted, PHANTOMS, 2):
-            yield KeyFactors((), phantom=value, phantom_score=score, cost=1.6 + far)
-        if not score:
-            yield from _counted_in_vain(chosen(_table(found), whole), wanted)
+    """Denominators that count too many keys: what is too much is a whole number, since exp(0) = 1."""
+    counts = np.array([fit.phantom for _, _, fit in found])
+    whole = np.abs(counts - np.round(counts)) < np.minimum(0.02 * np.maximum(1, np.abs(counts)), 0.1)
+    if whole.mean() < 0.6 or (np.round(counts[whole]) <= 0).mean() > 0.2:
+        return
+    wanted, table = np.round(counts[whole]).astype(np.int64), chosen(_table(found), whole)
+    for number, _ in Counter(wanted.tolist()).most_common(2):
+        yield KeyFactors((), phantom=Value(None, int(number)), cost=1.4)
+    for value in mine_values(table, wanted, PHANTOMS, 2):
+        yield KeyFactors((), phantom=value, cost=1.6)
+    yield from _counted_in_vain(table, wanted)
 
 
 def _counted_in_vain(table: Table, wanted: Ints) -> Iterable[Effect]:
@@ -161,11 +337,7 @@ _COUNTS = Search(
 """How many keys, or blocks of keys, are missing to the next block, or to the longest sequence of the batch."""
 
 
-_PHANTOM_SCORES = (0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5, 3.0, 4.0)
-"""Scaled scores of keys that are counted in vain: 0 for rows of zeros, and small numbers that a kernel may fill in."""
-
-
-PHANTOMS: tuple[Term, ...] = tuple(term for term in ROW_TERMS if not (term.words or term.minus or term.unit))
+PHANTOMS: tuple[Term, ...] = tuple(term for term in ROW_TERMS if not (term.words or term.minus))
 """What the number of keys that are counted in vain may follow: amounts of one feature, such as a length or its rest in a block."""
 
 
@@ -209,11 +381,9 @@ def _other_kv_heads(found: Sequence[tuple[Explained, int, int]], what: str) -> I
 def _sources(readings: Sequence[Explained], form: str) -> Iterable[Effect]:
     """Sources that many rows of a form are explained by."""
     wanted: dict[int, dict[int, set[tuple[int, int]]]] = {}
-    shares: Counter[tuple[float, float]] = Counter()
     for number, one in enumerate(readings):
         for place, fit in one.having(form):
             wanted.setdefault(number, {}).setdefault(place, set()).add(fit.source)
-            shares[round(fit.share[0], 3), round(fit.share[1], 3)] += 1
     total = sum(len(places) for places in wanted.values())
     if not total:
         return
@@ -228,17 +398,12 @@ def _sources(readings: Sequence[Explained], form: str) -> Iterable[Effect]:
     plain = {which: sorted(some, key=lambda one: one.cost)[:_RIVALS] for which, some in alike.items()}
     best = sorted(plain, key=lambda which: sum(which) / total - _FAR * plain[which][0].cost, reverse=True)
     for source in (source for which in best[:_MOST_SOURCES] for source in plain[which]):
-        if form in ("output", "query"):
-            yield FromElsewhere(source, form, cost=1.0 + source.cost + 0.3 * (form == "query"))
-            continue
-        for share, _ in shares.most_common(2):
-            what = "output" if form == "mixture" else "query"
-            yield FromElsewhere(source, what, share, cost=2.0 + source.cost)
+        yield FromElsewhere(source, form, cost=1.0 + source.cost + 0.3 * (form == "query"))
 
 
 def _merges(readings: Sequence[Explained]) -> Iterable[Effect]:
     if every(readings, "pieces"):
-        for block, law in itertools.product(BLOCKS, LAWS):
+        for block, law in itertools.product(PARTS, MERGES):
             yield Merged(block, law)
-        for law in PART_LAWS:
+        for law in PART_MERGES:
             yield Merged(0, law)

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
 
 import numpy as np
+import torch
 
-from assay.harness.readout.features import own_keys
+from assay.harness.attention.bugs import Change
+from assay.harness.attention.fault_effects import denominator_rounded, keys_rounded, scores_rounded, weights_rounded
+from assay.harness.attention.hypotheses import FAMILY, Compute, changed_output
+from assay.harness.localize.reading import Numbers, own_keys, softmax
+from assay.harness.readout.features import Ints
 from assay.harness.readout.formulas import Formula
+from assay.harness.readout.mining import ALWAYS, Condition, Literal, Term
 from assay.harness.readout.operators import Effect
-from assay.harness.readout.queries import Flags, Queries, einsum
-from assay.harness.readout.reading import Numbers
+from assay.harness.readout.queries import Queries, einsum
 
 
 @dataclass(frozen=True)
@@ -49,23 +57,6 @@ class ScaleAndTimes(Effect):
 
 
 @dataclass(frozen=True)
-class Plus(Effect):
-    """Something is added to every number of the output.
-
-    Attributes:
-        value: what.
-        relative: whether it is in units of the mean size of the call's right output.
-    """
-
-    value: float
-    relative: bool = False
-    cost: float = 1.2
-
-    def outputs(self, queries: Queries) -> Numbers:
-        return queries.right + self.value * (queries.mean_size if self.relative else 1.0)
-
-
-@dataclass(frozen=True)
 class Constant(Effect):
     """The output is this number, which may be NaN or infinite."""
 
@@ -76,172 +67,217 @@ class Constant(Effect):
         return np.full_like(queries.right, self.value)
 
 
+MERGES = ("equal", "max", "base2", "base-e", "mean")
+"""See `Merged.law`: log-sum-exps that are lost, replaced by the maximum, read in the wrong base (kernels that use exp2 store them
+in base 2); and K that is smoothed by parts, which shifts the scores of each."""
+PART_MERGES = ("cached base2", "cached base-e", "new base2", "new base-e")
+"""The same where only cached, or only new keys go through a kernel that uses another base, which is how the two are cascaded."""
+PARTS = (0, 8, 16, 32, 64, 128, 256)
+"""See `Merged.block`: tiles and splits of common kernels."""
+
+
 @dataclass(frozen=True)
-class Kept(Effect):
-    """A mixture with the output of the call before, where that has the same shape.
+class Merged(Effect):
+    """Parts of the keys are merged with wrong weights.
 
     Attributes:
-        share: shares of the right output and of the one before.
+        block: keys of a part; 0 for cached and new keys.
+        law: "equal", all parts count alike; "base2" or "base-e", their log-sum-exp is taken for that of the other base ("cached
+            base2" or "new base2" and so on, that of cached or new keys alone); "max", their largest score in place of their
+            log-sum-exp; "mean", each part's scores lose their mean over its keys' K.
     """
 
-    share: tuple[float, float]
-    cost: float = 1.6
+    block: int
+    law: str
+    cost: float = 1.5
 
     def outputs(self, queries: Queries) -> Numbers:
-        before = kept_output(queries)
-        if before is None:
-            return queries.right
-        found: Numbers = self.share[0] * queries.right + self.share[1] * before
+        return queries.attended(queries.own_scores + self.offsets(queries))
+
+    def offsets(self, queries: Queries) -> Numbers:
+        """What is added to each score, [rows, heads, total_k]."""
+        label, cached = self._parts(queries)
+        found = np.zeros_like(queries.own_scores)
+        logits = np.where(queries.visible[:, None], queries.own_scores, -np.inf)
+        for one in np.unique(label):
+            here = label == one
+            if self.law == "mean":
+                k = queries.k[here].mean(0)[queries.own]  # [heads, dim]
+                found[:, :, here] = -queries.call.scale * einsum("thd,hd->th", queries.q, k)[..., None]
+            elif not self.law.startswith("new " if cached[here].any() else "cached "):
+                found[:, :, here] = self._offset(logits[:, :, here])[..., None]
         return found
 
+    def _parts(self, queries: Queries) -> tuple[Ints, Ints]:
+        """A number for the part of each packed key, and whether a key is cached, int64 [total_k]."""
+        starts = np.array(queries.call.cu_seqlens_k.tolist())
+        of = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+        j = np.arange(len(of)) - starts[of]
+        cached = (j < np.array(queries.call.prefixes)[of]).astype(np.int64)
+        part = j // self.block if self.block else 1 - cached
+        return of * (part.max() + 1) + part, cached
 
-def kept_output(queries: Queries) -> Numbers | None:
-    """The output of the call before in the places of the queries; None if it has another shape."""
-    before = queries.history.output
-    if before is None or before.shape != (*queries.call.q.shape[:2], queries.call.v.shape[2]):
-        return None
-    found: Numbers = before.numpy()[queries.rows]
-    return found
+    def _offset(self, logits: Numbers) -> Numbers:
+        """What is added to the scores of a part, [rows, heads, keys] -> [rows, heads]; 0 for parts that are not seen."""
+        top = logits.max(-1)
+        safe = np.where(np.isfinite(top), top, 0.0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            lse = np.log(np.exp(logits - safe[..., None]).sum(-1)) + safe
+            off = {
+                "equal": -lse,
+                "max": safe - lse,
+                "base2": lse * (1 / math.log(2) - 1),
+                "base-e": lse * (math.log(2) - 1),
+            }[self.law.removeprefix("cached ").removeprefix("new ")]
+        return np.where(np.isfinite(off), off, 0.0)
 
 
 @dataclass(frozen=True)
-class RunningAverage(Effect):
-    """A mixture with the output of the query before, which is itself such a mixture; the first query of a sequence is right.
+class BlockScale(Effect):
+    """K or V of a block of keys are dequantised with the scale of another block, as far as there is one.
+
+    A scale is the largest size of a number in a block of one kv head, as symmetric quantisation takes it. The effect is data of the
+    call: it can be computed, but not read from weights, since values that say who they are change the scale.
 
     Attributes:
-        share: shares of the right output and of the query before.
-    """
-
-    share: tuple[float, float]
-    cost: float = 1.8
-
-    def outputs(self, queries: Queries) -> Numbers:
-        right, before = self.share
-        found = np.empty_like(queries.right)
-        for q, _ in own_keys(queries.call):
-            here = np.flatnonzero((queries.rows >= q.start) & (queries.rows < q.stop))
-            if not len(here):
-                continue
-            rows = np.arange(q.start, int(queries.rows[here].max()) + 1)
-            mixed = Queries(queries.call, rows).right.copy()
-            for n in range(1, len(rows)):
-                mixed[n] = right * mixed[n] + before * mixed[n - 1]
-            found[here] = mixed[queries.rows[here] - q.start]
-        return found
-
-
-@dataclass(frozen=True)
-class Limited(Effect):
-    """Values or scores beyond a limit are not what they should be.
-
-    Attributes:
-        what: "values", or "scores".
-        limit: the limit.
-        how: "clamped", "capped" (a soft cap: limit * tanh(x / limit), after the scale), or "infinite" and "NaN" outputs.
-        scaled: whether the limit is that of scaled scores, not of products of q and k.
+        what: "k" or "v".
+        size: keys of a block.
+        whose: one of `WHOSE`.
+        condition: on the keys.
     """
 
     what: str
-    limit: float
-    how: str
-    scaled: bool = False
-    cost: float = 1.5
+    size: int
+    whose: str
+    condition: Condition = ALWAYS
+    cost: float = 2.0
 
     def outputs(self, queries: Queries) -> Numbers:
-        if self.how == "capped":
-            return queries.attended(self.limit * np.tanh(queries.own_scores / self.limit))
-        if self.how == "clamped" and self.what == "values":
-            return einsum("thck,kcd->thd", queries.weights, np.clip(queries.values, -self.limit, self.limit))
-        scale = 1.0 if self.scaled else queries.call.scale
-        if self.how == "clamped":
-            return queries.attended(np.clip(queries.own_scores / scale, -self.limit, self.limit) * scale)
-        if self.what == "values":
-            beyond = (np.abs(queries.values) > self.limit).astype(float)
-            seen = np.repeat(queries.visible[:, None], queries.heads, 1).astype(float)
-            reached = queries.of_own(seen, beyond)
-        else:
-            reached = (queries.visible[:, None] & (queries.own_scores / scale > self.limit)).sum(-1, keepdims=True)
-        return np.where(reached > 0, np.nan if self.how == "NaN" else np.inf, queries.right)
+        factors = self._factors(queries)[:, queries.own].T[None]
+        if not self.condition.always:
+            holds = self.condition.holds(queries.pairs).reshape(queries.own_scores.shape)
+            factors = np.where(holds, factors, 1.0)
+        if self.what == "k":
+            return queries.attended(queries.own_scores * factors)
+        weights: Numbers = softmax(queries.own_scores, queries.visible[:, None]) * factors
+        return queries.of_own(weights)
+
+    def _factors(self, queries: Queries) -> Numbers:
+        """The wrong scale over the right one of each key, [total_k, kv heads]."""
+        x = np.abs(queries.k if self.what == "k" else queries.values).max(-1)
+        found: Numbers = np.ones_like(x)
+        keys = [k for _, k in own_keys(queries.call)]
+        scales = [np.maximum.reduceat(x[k], np.arange(0, k.stop - k.start, self.size), axis=0) for k in keys]
+        every = np.concatenate(scales)
+        for seq, (k, own) in enumerate(zip(keys, scales, strict=True)):
+            block = np.arange(k.stop - k.start) // self.size
+            wrong = self._wrong(seq, k.start, block, scales, every)
+            found[k] = wrong / np.maximum(own[block], 1e-30)
+        return found
+
+    def _wrong(self, seq: int, start: int, block: Ints, scales: Sequence[Numbers], every: Numbers) -> Numbers:
+        """The scale that each key of a sequence gets, [keys, kv heads]."""
+        own = scales[seq]
+        if self.whose in ("next", "previous"):
+            return own[np.clip(block + (1 if self.whose == "next" else -1), 0, len(own) - 1)]
+        if self.whose == "packed":
+            return every[np.minimum(start // self.size + block, len(every) - 1)]
+        if self.whose == "first block":
+            return own[0 * block]
+        if self.whose == "next head":
+            return np.roll(own, -1, 1)[block]
+        other = scales[0 if self.whose == "first sequence" else max(seq - 1, 0)]
+        return np.where((block < len(other))[:, None], other[np.minimum(block, len(other) - 1)], own[block])
+
+
+WHOSE = {
+    "next": "the next block of {size} keys", "previous": "the previous block of {size} keys",
+    "packed": "block cu_seqlens_k[b] // {size} + j // {size} of all blocks of {size} keys of the batch",
+    "first block": "the first block of {size} keys", "next head": "its block of {size} keys of the next kv head",
+    "first sequence": "the same block of {size} keys of the first sequence",
+    "previous sequence": "the same block of {size} keys of the previous sequence",
+}  # fmt: skip
+"""Whose scale a block may get: one beside it, or one that is found by a wrong index into the scales of the batch."""
+BLOCK_SIZES = (4, 8, 16, 32, 64, 128)
+"""Keys of a block that quantisations and pages have."""
+
+
+def block_scales() -> Iterator[BlockScale]:
+    """Every block; and of those beside it, each of the first blocks alone."""
+    for what, size, whose in product("kv", BLOCK_SIZES, WHOSE):
+        yield BlockScale(what, size, whose)
+        if whose not in ("next", "previous"):
+            continue
+        block = Term("j", block=size, cost=0.6, words=True)
+        for number in range(4):
+            condition = Condition((Literal(block, "==", number),))
+            yield BlockScale(what, size, whose, condition, cost=2.0 + condition.cost)
 
 
 @dataclass(frozen=True)
-class Biased(Effect):
-    """Scores change with the distance of a key.
+class Known(Effect):
+    """The effect of a known bug.
 
     Attributes:
-        slope: what a scaled score gains per token of distance.
-        cost: how far-fetched it is.
+        id: of the hypothesis, or of a rounding.
+        about: what goes wrong, as a sentence without its full stop.
+        compute: (call, rows) -> output.
     """
 
-    slope: float
-    cost: float = 1.5
+    id: str
+    about: str
+    compute: Compute = field(compare=False)
+    cost: float = 3.0
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _known, (self.id,)  # formulas of hypotheses cannot be sent to another process
 
     def outputs(self, queries: Queries) -> Numbers:
-        distance = np.abs(queries.pairs["pos"] - queries.pairs["j"]).reshape(queries.own_scores.shape)
-        return queries.attended(queries.own_scores + self.slope * distance)
+        out = self.compute(queries.call, torch.from_numpy(queries.rows).to(queries.call.q.device))
+        if out is None:
+            return queries.right
+        found: Numbers = out.double().cpu().numpy()
+        return found
 
 
-@dataclass(frozen=True)
-class Atom:
-    """Something that may be mixed into an output: a mean of some values.
-
-    Attributes:
-        words: in words.
-        of: (queries) -> the keys whose values are averaged, bool [rows, total_k].
-    """
-
-    words: str
-    of: Callable[[Queries], Flags] = field(compare=False)
-
-    def outputs(self, queries: Queries) -> Numbers:
-        """The mean of these values for each query, float64 [rows, heads, head_dim_v]; zero where there are none."""
-        chosen = np.repeat(self.of(queries)[:, None], queries.heads, 1).astype(float)
-        return queries.of_own(chosen / np.maximum(chosen.sum(-1, keepdims=True), 1.0))
-
-
-def _seen(queries: Queries) -> Flags:
-    return queries.visible
-
-
-def _of_sequence(queries: Queries) -> Flags:
-    return queries.own_rows
-
-
-def _first_key(queries: Queries) -> Flags:
-    found: Flags = queries.own_rows & (np.cumsum(queries.own_rows, 1) == 1)
-    return found
-
-
-def _own_key(queries: Queries) -> Flags:
-    """The key at the position of the query."""
-    found = np.zeros_like(queries.visible)
-    for q, k in own_keys(queries.call):
-        here = np.flatnonzero((queries.rows >= q.start) & (queries.rows < q.stop))
-        found[here, k.stop - q.stop + queries.rows[here]] = True
-    return found
-
-
-ATOMS: tuple[Atom, ...] = (
-    Atom("the mean of the values that the query sees", _seen),
-    Atom("the value of the query's own token", _own_key),
-    Atom("the first value of its sequence", _first_key),
-    Atom("the mean of all values of its sequence", _of_sequence),
+_FORMATS = (
+    (torch.float8_e4m3fn, "FP8 E4M3"),
+    (torch.float8_e5m2, "FP8 E5M2"),
+    (torch.bfloat16, "bfloat16"),
+    (torch.float16, "float16"),
 )
-"""What may be mixed into an output: uniform attention, a residual connection, a sink, and uniform attention without a mask."""
+"""The formats in which kernels keep Q, K, V, scores and weights."""
+_INPUTS = (
+    ("q", "Q is"), ("k", "K is"), ("v", "V is"), ("kv", "K and V are"), ("qk", "Q and K are"), ("qkv", "Q, K and V are")
+)  # fmt: skip
+"""What is rounded together: one input, the KV cache, what is multiplied first, or all."""
+_ROUNDING_COST = 3.5
+"""More than that of a hypothesis: on calls without much cancellation, one rounding is much like another."""
 
 
-@dataclass(frozen=True)
-class WithAtom(Effect):
-    """A mixture of the right output and something simple.
+def known_effects() -> list[Known]:
+    """The effects of all hypotheses, and of roundings that nobody declared."""
+    found = [Known(one.id, one.about, one.compute) for one in FAMILY]
+    for dtype, name in _FORMATS:
+        for what, words in _INPUTS:
+            found.append(
+                _rounding(f"rounded-{what}-{name}", f"{words} rounded to {name}", partial(keys_rounded, dtype, what))
+            )
+        found += [
+            _rounding(f"rounded-p-{name}", f"softmax weights are rounded to {name}", partial(weights_rounded, dtype)),
+            _rounding(
+                f"rounded-s-{name}", f"scores are rounded to {name} before the softmax", partial(scores_rounded, dtype)
+            ),
+        ]
+    found.append(
+        _rounding("rounded-sum-bfloat16", "the softmax denominator is accumulated in bfloat16", denominator_rounded)
+    )
+    return found
 
-    Attributes:
-        atom: what.
-        share: shares of both.
-    """
 
-    atom: Atom
-    share: tuple[float, float]
-    cost: float = 1.8
+def _rounding(id: str, about: str, change: Change) -> Known:
+    return Known(id, about, partial(changed_output, change), cost=_ROUNDING_COST)
 
-    def outputs(self, queries: Queries) -> Numbers:
-        return self.share[0] * queries.right + self.share[1] * self.atom.outputs(queries)
+
+def _known(id: str) -> Known:
+    return next(effect for effect in known_effects() if effect.id == id)

@@ -2,35 +2,270 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
-from torch import Tensor
 
+from assay.harness.attention.call import AttentionCall
+from assay.harness.localize.reading import Numbers, softmax
 from assay.harness.readout.features import Ints
-from assay.harness.readout.maps import Rows
 from assay.harness.readout.mining import Condition, Value
 from assay.harness.readout.operators import Effect
-from assay.harness.readout.queries import Flags, Queries, einsum, softmax
-from assay.harness.readout.reading import Numbers
-from assay.harness.readout.sources import Source
+from assay.harness.readout.queries import Flags, Queries
+
+Of = Callable[[Queries], Ints]
+"""(queries) -> a packed row of q, or a q head, for each row and head, int64 [rows * heads]."""
+_Option = tuple[str, Of, float]
+"""A place in words, the place, and its cost."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a query takes something from: (packed row, q head) as functions of the query.
+
+    Attributes:
+        query: the other query in words, such as "query i - 1"; empty for the same one.
+        in_head: its q head in words, such as "the next q head"; empty for the same one.
+        row: (queries) -> packed row of q for each row and head; negative where there is none.
+        head: (queries) -> q head, likewise.
+        cost: how far-fetched it is.
+    """
+
+    query: str
+    in_head: str
+    row: Of = field(compare=False)
+    head: Of = field(compare=False)
+    cost: float = 1.0
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _source, (self.query, self.in_head)  # functions of a table need not be sent to another process
+
+    @property
+    def words(self) -> str:
+        """The source in words, such as "query i - 1 of the next q head"."""
+        return " of ".join(filter(None, (self.query, self.in_head)))
+
+    @property
+    def taker(self) -> str:
+        """Who takes from it: "query i", "q head h", or "query i of q head h"."""
+        return " of ".join(filter(None, ("query i" * bool(self.query), "q head h" * bool(self.in_head))))
+
+
+def _source(query: str, in_head: str) -> Source:
+    return next(source for source in SOURCES if (source.query, source.in_head) == (query, in_head))
+
+
+def shift(name: str, by: int) -> str:
+    """Spell an index and a shift: "i - 1"."""
+    return f"{name} {'+' if by > 0 else '-'} {abs(by)}"
+
+
+def _in_sequence(queries: Queries, seq: Ints, i: Ints) -> Ints:
+    """Give the packed row of query i of a sequence; -1 where there is none."""
+    edges = np.array(queries.call.cu_seqlens_q.tolist())
+    starts, stops = edges[:-1], edges[1:]
+    inside = (seq >= 0) & (seq < len(starts))
+    safe = np.clip(seq, 0, len(starts) - 1)
+    row = starts[safe] + i
+    return np.where(inside & (i >= 0) & (row < stops[safe]), row, -1)
+
+
+def _query(of: Callable[[dict[str, Ints]], Ints], queries: Queries) -> Ints:
+    """Give another query of the sequence, by its index."""
+    return _in_sequence(queries, queries.table["seq"], of(queries.table))
+
+
+def _shifted(by: int, queries: Queries) -> Ints:
+    return _query(lambda table: table["i"] + by, queries)
+
+
+def _first_query_of_block(size: int, queries: Queries) -> Ints:
+    return _query(lambda table: table["i"] // size * size, queries)
+
+
+def _remainder(size: int, queries: Queries) -> Ints:
+    return _query(lambda table: table["i"] % size, queries)
+
+
+def _sequence(of: Callable[[dict[str, Ints]], Ints], queries: Queries) -> Ints:
+    """Give the same query of another sequence, by its place."""
+    return _in_sequence(queries, of(queries.table), queries.table["i"])
+
+
+def _from_start_of_keys(queries: Queries) -> Ints:
+    starts = np.array(queries.call.cu_seqlens_k.tolist())
+    found: Ints = np.minimum(starts[queries.table["seq"]] + queries.table["i"], queries.call.q.shape[0] - 1)
+    return found
+
+
+def _strided(name: str, queries: Queries) -> Ints:
+    """Give query i of a sequence that is thought to begin at a stride times its number; without a name, at its number."""
+    table = queries.table
+    row = table["i"] + table["seq"] * (table[name] if name else 1)
+    return np.where(row < queries.call.q.shape[0], row, -1)
+
+
+_QUERIES: tuple[_Option, ...] = (
+    ("", lambda q: q.table["row"], 0.0),
+    *((f"query {shift('i', by)}", partial(_shifted, by), 0.2 + 0.1 * abs(by))
+      for by in (-1, 1, -2, 2, -4, 4, -8, 8, -16, 16)),
+    ("the first query of its sequence", partial(_query, lambda t: 0 * t["i"]), 0.4),
+    ("the last query of its sequence", partial(_query, lambda t: t["new"] - 1), 0.4),
+    *((f"query i of the {whose} sequence", partial(_sequence, of), cost) for whose, of, cost in (
+        ("first", lambda t: 0 * t["seq"], 0.6), ("previous", lambda t: t["seq"] - 1, 0.5),
+        ("next", lambda t: t["seq"] + 1, 0.5), ("last", lambda t: t["seqs"] - 1, 0.7))),
+    ("the first query of the batch", lambda q: 0 * q.table["row"], 0.6),
+    ("the last query of the batch", lambda q: 0 * q.table["row"] + q.call.q.shape[0] - 1, 0.6),
+    ("the query in packed row cu_seqlens_k[b] + i, or the last one", _from_start_of_keys, 0.7),
+    *((f"the first query of its block of {n}", partial(_first_query_of_block, n), 0.7) for n in (16, 32, 64, 128)),
+    *((f"query i mod {n}", partial(_remainder, n), 0.8) for n in (16, 32, 64, 128)),
+)  # fmt: skip
+"""Rows that a kernel confuses: neighbours and what is one vector of rows away; a sequence index that is off; an offset into q that
+stays at the start of a sequence or of a tile."""
+_HEADS: tuple[_Option, ...] = (
+    ("", lambda q: q.table["head"], 0.0),
+    ("the next q head", lambda q: (q.table["head"] + 1) % q.heads, 0.3),
+    ("the previous q head", lambda q: (q.table["head"] - 1) % q.heads, 0.3),
+    ("q head 0", lambda q: 0 * q.table["head"], 0.4),
+    ("the last q head", lambda q: 0 * q.table["head"] + q.heads - 1, 0.5),
+    ("the other q head of its pair", lambda q: q.table["head"] ^ 1, 0.5),
+    ("the first q head of its group", lambda q: q.table["head"] - q.table["member"], 0.5),
+    ("q head h + num_q_heads / num_kv_heads", lambda q: (q.table["head"] + q.table["group"]) % q.heads, 0.6),
+)
+"""Heads that a kernel confuses: neighbours, one that is fixed, heads in pairs, and those of a group."""
+
+
+def _flat(of_rows: bool, part: bool, queries: Queries) -> Ints:
+    """Give the row or head of what lies in the place of a row and head, if a tensor [rows, heads] is read as [heads, rows].
+
+    Args:
+        of_rows: whether the tensor is [rows, heads], rather than read as such.
+        part: whether it is the second index of the place in the tensor.
+        queries: the rows.
+    """
+    rows, (row, head) = queries.call.q.shape[0], (queries.table["row"], queries.table["head"])
+    place, width = (head * rows + row, queries.heads) if of_rows else (row * queries.heads + head, rows)
+    return np.divmod(place, width)[int(part)]
+
+
+_LAYOUTS = (
+    *(Source(f"the query in packed row {words} + i", "", partial(_strided, name), _HEADS[0][1], 1.0) for name, words in (
+        ("", "b"), ("new", "b x (new)"), ("first_new", "b x (new of the first sequence)"), ("most_new", "b x (the largest new)"))),
+    *(Source(f"the query and q head that lie there in memory as {layout}", "", partial(_flat, of_rows, not of_rows),
+             partial(_flat, of_rows, of_rows))
+      for layout, of_rows in (("[heads, tokens]", False), ("[tokens, heads]", True))),
+)  # fmt: skip
+"""Tensors that are stored with one stride or in one layout and read with another."""
+SOURCES = (
+    tuple(
+        Source(query, in_head, row, head, row_cost + head_cost + 0.5 * bool(query and in_head))
+        for query, row, row_cost in _QUERIES
+        for in_head, head, head_cost in _HEADS
+        if query or in_head
+    )
+    + _LAYOUTS
+)
+"""Places that a query may be confused with: every row with every head, but its own."""
+
+
+Rows = Callable[[AttentionCall], Ints]
+"""(call) -> the packed row that each packed key is read from, int64 [total_k]; negative where it is not moved."""
+Map = tuple[str, Rows]
+"""The other row in words, as seen from key j, and the row."""
+
+
+def _packed(call: AttentionCall) -> tuple[Ints, Ints, Ints]:
+    """Where sequences start, and the sequence and index of each packed key."""
+    starts = np.array(call.cu_seqlens_k.tolist())
+    of = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+    return starts, of, np.arange(starts[-1]) - starts[of]
+
+
+def _key(to: Callable[[Ints], Ints], call: AttentionCall) -> Ints:
+    """Another key of the sequence, as far as there is one."""
+    starts, of, j = _packed(call)
+    target = to(j)
+    length = np.diff(starts)[of]
+    return np.where((target >= 0) & (target < length), starts[of] + target, -1)
+
+
+def _plus(by: int, j: Ints) -> Ints:
+    return j + by
+
+
+def _modulo(size: int, j: Ints) -> Ints:
+    return j % size
+
+
+def _first_of_block(size: int, j: Ints) -> Ints:
+    return j // size * size
+
+
+def _packed_row(by: int, call: AttentionCall) -> Ints:
+    starts, _, _ = _packed(call)
+    to = np.arange(starts[-1]) + by
+    return np.where((to >= 0) & (to < starts[-1]), to, -1)
+
+
+def _of_neighbour(by: int, call: AttentionCall) -> Ints:
+    starts, of, j = _packed(call)
+    to = of + by
+    inside = (to >= 0) & (to < len(starts) - 1)
+    safe = np.clip(to, 0, len(starts) - 2)
+    return np.where(inside & (j < np.diff(starts)[safe]), starts[safe] + j, -1)
+
+
+def _of_first(call: AttentionCall) -> Ints:
+    starts, _, j = _packed(call)
+    return np.where(j < starts[1], j, -1)
+
+
+def _last(call: AttentionCall) -> Ints:
+    starts, of, _ = _packed(call)
+    return starts[of + 1] - 1
+
+
+def unmoved(call: AttentionCall) -> Ints:
+    """Each packed key's own row."""
+    return np.arange(call.k.shape[0])
+
+
+def shifted(by: int) -> Map:
+    """The key that is `by` further, as far as there is one."""
+    return f"key {shift('j', by)}", partial(_key, partial(_plus, by))
+
+
+SHIFTS = (1, -1, 2, -2, 3, -3, 4, -4, 8, -8, 16, -16, 32, -32, 64, -64, 128, -128)
+"""Shifts that are always tried: small slips, and vectors, pages and tiles. Others are tried where a reading shows them."""
+MAPS: tuple[Map, ...] = (
+    *(shifted(by) for by in SHIFTS),
+    *((f"key j mod {n}", partial(_key, partial(_modulo, n))) for n in (8, 16, 32, 64, 128)),
+    *((f"the first key of its block of {n}", partial(_key, partial(_first_of_block, n))) for n in (4, 8, 16, 32, 64)),
+    ("the first key of its sequence", partial(_key, partial(_modulo, 1))),
+    ("the last key of its sequence", _last),
+    ("the next packed row", partial(_packed_row, 1)),
+    ("the previous packed row", partial(_packed_row, -1)),
+    ("key j of the previous sequence", partial(_of_neighbour, -1)),
+    ("key j of the next sequence", partial(_of_neighbour, 1)),
+    ("key j of the first sequence", _of_first),
+)  # fmt: skip
+"""Rows that a kernel confuses: an index that slips; a page or tile that is read for another one; a row beside the sequence; another
+sequence's cache. What other arithmetic gives is sought as an address."""
 
 
 @dataclass(frozen=True)
 class FromElsewhere(Effect):
-    """Another query's output, or its q, in place of this one's; or a mixture of the right output and another's.
+    """Another query's output, or its q, in place of this one's.
 
     Attributes:
         source: of the other query.
-        what: "output"; "query": q alone, behind this query's own mask; "weights": q and the keys of its kv head, for its own
-            values.
-        share: shares of the right one and of the other: of the output, of q, or of the weights.
+        what: "output"; or "query", q alone, behind this query's own mask.
     """
 
     source: Source
     what: str = "output"
-    share: tuple[float, float] = (0.0, 1.0)
     cost: float = 1.0
 
     def outputs(self, queries: Queries) -> Numbers:
@@ -40,16 +275,11 @@ class FromElsewhere(Effect):
         needed, place = np.unique(np.maximum(rows, 0), return_inverse=True)
         others = Queries(queries.call, needed)
         at, head = place.reshape(shape), np.clip(heads, 0, queries.heads - 1).reshape(shape)
-        right, other = self.share
         if self.what == "query":
-            scores = right * queries.own_scores + other * others.scores[at, head, np.broadcast_to(queries.own, shape)]
-            mixed = queries.attended(scores)
-        elif self.what == "weights":
-            scores = others.scores[at, head, queries.own[head]]
-            mixed = right * queries.right + other * queries.attended(scores)
+            found = queries.attended(others.scores[at, head, np.broadcast_to(queries.own, shape)])
         else:
-            mixed = right * queries.right + other * others.right[at, head]
-        return np.where(there, mixed, queries.right)
+            found = others.right[at, head]
+        return np.where(there, found, queries.right)
 
 
 @dataclass(frozen=True)
@@ -76,7 +306,7 @@ class OtherKvHead(Effect):
 
 @dataclass(frozen=True)
 class Moved(Effect):
-    """Rows of K, V or both are read from elsewhere, or are blended with rows from elsewhere.
+    """Rows of K, V or both are read from elsewhere.
 
     Attributes:
         what: "k", "v" or "kv".
@@ -84,9 +314,6 @@ class Moved(Effect):
         words: the other row in words, as seen from key j: "key j + 1"; empty for the same row.
         row: (call) -> packed row of each packed key; negative where it does not move, total_k for a row of zeros.
         kv: by how many kv heads further.
-        share: shares of the right row and of the other.
-        stale: whether the other rows are those of the call before.
-        of: what is read from there, in words, where it is not key j: "page p".
     """
 
     what: str
@@ -94,13 +321,23 @@ class Moved(Effect):
     words: str
     row: Rows = field(compare=False)
     kv: int = 0
-    share: tuple[float, float] = (0.0, 1.0)
-    stale: bool = False
-    of: str = "key j"
     cost: float = 1.0
 
     def outputs(self, queries: Queries) -> Numbers:
-        return _moved(queries, (self,))
+        to = self.row(queries.call)
+        if not ((moves := self.moves(queries, to)) & queries.visible[:, None]).any():
+            return queries.right
+        index, kv = np.maximum(to, 0), (np.arange(queries.kv_heads) + self.kv) % queries.kv_heads
+        scores = queries.own_scores
+        if "k" in self.what:
+            moved = _padded(_own(queries, kv), -1)[..., index]
+            scores = np.where(moves, moved, scores)
+        weights = softmax(scores, queries.visible[:, None])
+        if "v" not in self.what:
+            return queries.of_own(weights)
+        v = _padded(queries.values, 0)
+        away = np.where(moves, weights, 0.0)
+        return queries.of_own(weights - away) + queries.of_own(away, v[index][:, kv])
 
     def moves(self, queries: Queries, to: Ints) -> Flags:
         """Which keys move for which queries, bool [rows, heads, total_k]."""
@@ -108,58 +345,6 @@ class Moved(Effect):
         if not self.condition.always:
             found = found & self.condition.holds(queries.pairs).reshape(found.shape)
         return found
-
-    def rows(self, queries: Queries) -> Ints | None:
-        """The row that each packed key is read from, negative where it does not move; None if there are no rows of this shape."""
-        to = self.row(queries.call)
-        if not self.stale:
-            return to
-        k, v = queries.history.k, queries.history.v
-        if k is None or v is None or k.shape[1:] != queries.k.shape[1:] or v.shape[1:] != queries.values.shape[1:]:
-            return None
-        return np.where(to < len(k), to, -1)
-
-
-@dataclass(frozen=True)
-class MovedInParts(Effect):
-    """Rows of K, V or both are read from elsewhere, some from here and some from there, as when two pages are swapped.
-
-    Attributes:
-        parts: what moves where; a key moves in one of them.
-    """
-
-    parts: tuple[Moved, ...]
-    cost: float = 2.0
-
-    def outputs(self, queries: Queries) -> Numbers:
-        return _moved(queries, self.parts)
-
-
-def _moved(queries: Queries, parts: Sequence[Moved]) -> Numbers:
-    """The output with rows of K and V that moved."""
-    found: list[tuple[Moved, Flags, Ints, Ints]] = []
-    for part in parts:
-        to = part.rows(queries)
-        if to is not None and ((moves := part.moves(queries, to)) & queries.visible[:, None]).any():
-            found.append((part, moves, np.maximum(to, 0), (np.arange(queries.kv_heads) + part.kv) % queries.kv_heads))
-    if not found:
-        return queries.right
-    scores = queries.own_scores
-    for part, moves, index, kv in found:
-        if "k" in part.what:
-            moved = _stale_scores(queries, index) if part.stale else _padded(_own(queries, kv), -1)[..., index]
-            right, other = part.share
-            scores = np.where(moves, moved if part.share == (0.0, 1.0) else right * scores + other * moved, scores)
-    weights = softmax(scores, queries.visible[:, None])
-    stays, gained = weights, np.zeros_like(queries.right)
-    for part, moves, index, kv in found:
-        if "v" in part.what:
-            v = _wide(queries.history.v) if part.stale else _padded(queries.values, 0)
-            right, other = part.share
-            away = np.where(moves, weights, 0.0)
-            stays = stays - away if not right else stays - (1 - right) * away
-            gained = gained + queries.of_own(away if other == 1 else other * away, v[index][:, kv])
-    return queries.of_own(stays) + gained
 
 
 def _padded(x: Numbers, axis: int) -> Numbers:
@@ -172,18 +357,4 @@ def _own(queries: Queries, kv: Ints) -> Numbers:
     if (kv == np.arange(queries.kv_heads)).all():
         return queries.own_scores
     found: Numbers = queries.scores[:, np.arange(queries.heads), kv[queries.own]]
-    return found
-
-
-def _stale_scores(queries: Queries, index: Ints) -> Numbers:
-    """Scores with rows of the K of the call before, of the own kv head, [rows, heads, total_k]."""
-    rows, heads = queries.shape
-    by_group = queries.q.reshape(rows, queries.kv_heads, queries.call.heads.group, -1)
-    k = _wide(queries.history.k)[index]
-    return queries.call.scale * einsum("tcgd,kcd->tcgk", by_group, k).reshape(rows, heads, -1)
-
-
-def _wide(x: Tensor | None) -> Numbers:
-    assert x is not None  # a part with rows of the call before has a call before
-    found: Numbers = x.double().cpu().numpy()
     return found

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -14,10 +13,6 @@ from assay.harness.attention.call import AttentionCall
 from assay.harness.readout.mining import Table, Term
 
 Ints = NDArray[np.int64]
-UNIT = 1e-6
-"""What log-sum-exps, maxima and scores are counted in, so that tables hold integers."""
-_LARGEST = 1e12
-"""Most units: beyond the scores of any call."""
 _BLOCKS = (16, 32, 64, 128)
 _RESIDUES = (2, 3, 4, 5, 7, 8, 16, 32, 64, 128)
 
@@ -53,7 +48,7 @@ def row_table(call: AttentionCall, rows: Sequence[int], number: int = 0, nth: in
         "first_prefix": prefix[0] * one, "most_total": total.max() * one, "most_new": new.max() * one, "first_new": new[0] * one,
         "least_prefix": prefix.min() * one,
         "peers_after": call.heads.group - 1 - head % call.heads.group, "most_prefix": prefix.max() * one,
-        **_tiles(seq, i, new, prefix, call.heads.group),
+        **_tiles(i, new[seq], prefix[seq], call.heads.group),
         "ranked_total": total[np.argsort(np.argsort(-total, kind="stable"), kind="stable")][seq],
     }  # fmt: skip
 
@@ -70,41 +65,21 @@ TILES = (*map(str, _TILES), *(f"packed_{rows}" for rows in _ROWS))
 """Names of the sizes of tiles."""
 
 
-def _tiles(seq: Ints, i: Ints, new: Ints, prefix: Ints, group: int) -> dict[str, Ints]:
-    """Positions of the first and the last query of a query's tile of new tokens, of each size; and what a launch counts: the index
-    of that tile within the batch, how many tiles the batch has, and how many it would have if no tile ended with its sequence.
+def _tiles(i: Ints, new: Ints, prefix: Ints, group: int) -> dict[str, Ints]:
+    """Give the positions of the first and the last query of a query's tile of new tokens, for each size of a tile.
 
     Args:
-        seq: index of a query's sequence in its batch.
         i: its index among the new tokens of its sequence.
-        new: new tokens of each sequence of the batch.
-        prefix: cached tokens of each sequence of the batch.
+        new: new tokens of its sequence.
+        prefix: cached tokens of its sequence.
         group: q heads per kv head.
     """
     found: dict[str, Ints] = {}
     sizes = (*_TILES, *(max(1, rows // group) for rows in _ROWS))
     for name, size in zip(TILES, sizes, strict=True):
-        found[f"first_{name}"] = i // size * size + prefix[seq]
-        found[f"last_{name}"] = np.minimum(i // size * size + size, new[seq]) - 1 + prefix[seq]
-        until = np.cumsum(-(-new // size))
-        found[f"tile_{name}"] = until[seq] - -(-new // size)[seq] + i // size
-        found[f"tiles_{name}"] = np.full_like(i, until[-1])
-        found[f"grid_{name}"] = np.full_like(i, -(-new.sum() // size))
+        found[f"first_{name}"] = i // size * size + prefix
+        found[f"last_{name}"] = np.minimum(i // size * size + size, new) - 1 + prefix
     return found
-
-
-def in_units(x: NDArray[np.float64]) -> Ints:
-    """Real numbers counted in `UNIT`, rounded down, so that a threshold of whole units holds for the same numbers."""
-    found: Ints = np.floor(np.clip(x / UNIT, -_LARGEST, _LARGEST)).astype(np.int64)
-    return found
-
-
-HISTORY = (
-    "initial_new", "initial_total", "initial_prefix", "last_new", "last_total", "last_prefix",
-    "alike_new", "alike_total", "alike_prefix",
-)  # fmt: skip
-"""Lengths that a kernel may have kept: of the first sequence of the first call, and of the call before; and of the sequence at the
-same place in the first call with as many sequences, which a graph or a plan that is kept by batch size has."""
 
 
 class Pairs(Mapping[str, Ints]):
@@ -113,23 +88,22 @@ class Pairs(Mapping[str, Ints]):
     They are made when they are asked for. Those of the query, and of the key: ``j``, its index in its sequence; ``fresh``, its
     index among the new tokens of the query's sequence, negative for a cached key; ``ahead``, by how much j is more than the
     query's i; ``key_seq``, the place of its sequence in the batch; ``other``, by how much that is more than the query's;
-    ``key_row``, its packed row; ``left``, how many keys of its sequence come after it; ``score``, its scaled score.
+    ``key_row``, its packed row; ``left``, how many keys of its sequence come after it.
 
     Args:
         call: the call.
         queries: the features of its queries, as `row_table` gives them.
-        scores: () -> the scaled scores of the pairs, counted in `UNIT`.
     """
 
-    _OF_KEY = ("j", "left", "other", "key_seq", "key_row", "fresh", "ahead", "score")
+    _OF_KEY = ("j", "left", "other", "key_seq", "key_row", "fresh", "ahead")
 
-    def __init__(self, call: AttentionCall, queries: Table, scores: Callable[[], Ints]) -> None:
+    def __init__(self, call: AttentionCall, queries: Table) -> None:
         total = np.array(call.lens_k)
         self._of = np.repeat(np.arange(len(total)), total)
         starts = np.array(call.cu_seqlens_k.tolist())
         self._j = np.arange(int(total.sum())) - starts[self._of]
         self._left = total[self._of] - 1 - self._j
-        self._queries, self._scores, self._made = queries, scores, dict[str, Ints]()
+        self._queries, self._made = queries, dict[str, Ints]()
 
     def __getitem__(self, name: str) -> Ints:
         if name not in self._made:
@@ -142,8 +116,6 @@ class Pairs(Mapping[str, Ints]):
             return np.tile(self._j, count)
         if name == "left":
             return np.tile(self._left, count)
-        if name == "score":
-            return self._scores()
         if name == "fresh":
             return self["j"] - self["prefix"]
         if name == "ahead":
@@ -161,12 +133,6 @@ class Pairs(Mapping[str, Ints]):
 
     def __len__(self) -> int:
         return len(self._queries) + len(self._OF_KEY)
-
-
-def own_keys(call: AttentionCall) -> list[tuple[slice, slice]]:
-    """Rows of q and of k of each sequence."""
-    q, k = call.cu_seqlens_q.tolist(), call.cu_seqlens_k.tolist()
-    return [(slice(*a), slice(*b)) for a, b in zip(pairwise(q), pairwise(k), strict=True)]
 
 
 def _named(*terms: tuple[str, float]) -> list[Term]:
@@ -187,9 +153,6 @@ def _in_blocks(name: str, cost: float) -> list[Term]:
     return found + [Term(name, block=b, modulo=m, cost=cost + 0.4) for b in _BLOCKS for m in (2, 3, 4)]
 
 
-_REAL = 1.6
-"""Cost of a real number: more than that of an integer that goes with it, as a length does with the log-sum-exp."""
-
 ROW_TERMS: tuple[Term, ...] = (
     *_named(("decode", 0.2), ("head", 0.3), ("kv", 0.35), ("layer", 0.3), ("causal", 0.4), ("member", 0.6), ("head_dim", 0.7)),
     *_amounts(("seq", 0.5), ("from_last", 0.5), ("seqs", 0.4), ("prefix", 0.3), ("new", 0.3), ("total", 0.3), ("pos", 0.5),
@@ -198,9 +161,6 @@ ROW_TERMS: tuple[Term, ...] = (
               ("heads", 0.9), ("previous_total", 1.2), ("previous_prefix", 1.3), ("next_total", 1.3),
               ("first_total", 1.3), ("first_prefix", 1.3), ("most_total", 1.1), ("most_new", 1.2),
               ("most_prefix", 1.2), ("row", 1.2)),
-    *_amounts(*((name, 1.3) for name in HISTORY)), *_named(("same_layer", 1.0), ("same_phase", 1.0)),
-    *(Term(now, before, cost=1.4) for now, before in (("total", "initial_total"), ("total", "last_total"), ("new", "initial_new"),
-      ("new", "last_new"), ("prefix", "initial_prefix"), ("prefix", "last_prefix"), ("pos", "initial_total"))),
     Term("call", cost=1.0, single=False), Term("nth", cost=0.9, single=False),
     Term("prefix", "new", cost=1.2), Term("total", "most_total", cost=1.2), Term("total", "first_total", cost=1.4),
     Term("total", "previous_total", cost=1.4), Term("total", "next_total", cost=1.4), Term("i", "prefix", cost=1.2),
@@ -209,36 +169,10 @@ ROW_TERMS: tuple[Term, ...] = (
     *(term for name in ("i", "pos") for term in _in_blocks(name, 0.9)),
     *_residues("layer", 1.0, (2, 3, 4)), *_residues("head", 1.0, (2, 3, 4)),
     *_residues("call", 1.3, range(2, 13)), *_residues("nth", 1.2, range(2, 13)),
-    *(Term(name, cost=_REAL, unit=UNIT) for name in ("lse", "maximum")),
-    Term("maximum", "lse", cost=_REAL + 0.1, unit=UNIT), Term("top", cost=1.2), Term("pos", "top", cost=1.5),
-    *(Term("top", "pos", block=b, cost=1.5) for b in _BLOCKS),
     *_residues("row", 1.6), *(Term("pos", "total", block=b, cost=1.2) for b in _BLOCKS),
     *(Term("i", "new", block=b, cost=1.2) for b in _BLOCKS), *_residues("seq", 1.2, (2, 3)),
 )  # fmt: skip
 """What the rule of a query may speak of."""
-
-DIVISORS = ("group", "heads", "kv_heads", "seqs", "new")
-"""Features that kernels divide by and multiply with; none is 0."""
-
-
-def expressions(of: Iterable[str], operations: Iterable[str]) -> Iterator[str]:
-    """Expressions of a feature and a divisor, as `assay.harness.readout.mining.column` reads them."""
-    yield from (f"{a} {op} {b}" for a in of for op in operations for b in DIVISORS if a != b)
-
-
-DERIVED_ROW_TERMS: tuple[Term, ...] = (
-    *(Term(name, cost=1.3, words=True) for name in expressions(("i", "pos", "new", "total", "prefix", "row", "head"), ("%",))
-      if not name.startswith("new % new")),
-    *(Term(name, cost=1.4) for name in expressions(("i", "pos", "total", "prefix", "row"), ("//", "*"))),
-    *(Term(name, minus, cost=1.5) for name in ("i * group", "seq * new", "seqs * new", "i // group")
-      for minus in ("prefix", "total", "pos", "new")),
-    *(Term("i * group", block=b, modulo=m, cost=1.5 + 0.3 * (m > 0)) for b in _BLOCKS for m in (0, 2, 3, 4)),
-    *(Term("i // group", modulo=m, cost=1.6) for m in _RESIDUES),
-    *(term for size in TILES
-      for term in (Term(f"tile_{size}", cost=1.3), Term(f"tile_{size}", f"grid_{size}", cost=1.3),
-                   Term(f"tile_{size}", f"tiles_{size}", cost=1.4), *_residues(f"tile_{size}", 1.4, (2, 3, 4, 8)))),
-)  # fmt: skip
-"""What the rule of a query may speak of where `ROW_TERMS` have none."""
 
 _ROUNDED: tuple[tuple[str, str, tuple[Literal["up", "down", "mod"], ...]], ...] = (
     ("j", "total", ("up", "down")), ("j", "prefix", ("up", "down")), ("j", "pos", ("up", "down")),
@@ -253,10 +187,9 @@ PAIR_TERMS: tuple[Term, ...] = (
     Term("key_row", cost=1.0), Term("j", "new", cost=0.9), Term("j", "total", cost=0.9),
     Term("j", "least_prefix", cost=1.2), Term("j", "previous_prefix", cost=1.2), Term("j", "next_prefix", cost=1.3),
     Term("j", "first_prefix", cost=1.2), Term("j", "first_total", cost=1.2),
-    Term("j", "previous_total", cost=1.3), *(Term("j", name, cost=1.3) for name in HISTORY),
+    Term("j", "previous_total", cost=1.3),
     Term("left", "new", cost=1.2), Term("left", "i", cost=1.2),
-    *(Term("ahead", name, cost=0.9)
-      for name in ("previous_prefix", "next_prefix", "first_prefix", "initial_prefix", "last_prefix", "alike_prefix")),
+    *(Term("ahead", name, cost=0.9) for name in ("previous_prefix", "next_prefix", "first_prefix")),
     *(Term(name, minus, rounding=rounding, size=b, cost=0.8 + 0.2 * (rounding == "mod"))
       for name, minus, roundings in _ROUNDED for rounding in roundings for b in _BLOCKS),
     *(Term("fresh", "i", block=b, cost=0.7) for b in _BLOCKS),
@@ -266,21 +199,9 @@ PAIR_TERMS: tuple[Term, ...] = (
     *(Term("j", "prefix", block=b, cost=0.9) for b in _BLOCKS), *(Term("i", "j", block=b, cost=0.9) for b in _BLOCKS),
     *_residues("j", 0.7), *_in_blocks("j", 0.6), *(Term("pos", "j", modulo=m, cost=0.9) for m in _RESIDUES),
     *(Term("j", "prefix", modulo=m, cost=1.2) for m in _RESIDUES), *_residues("left", 1.2),
-    Term("score", "maximum", cost=_REAL, unit=UNIT), Term("score", "lse", cost=_REAL + 0.1, unit=UNIT),
-    Term("score", cost=_REAL, unit=UNIT),
     *(replace(term, single=True, cost=term.cost + 0.3) for term in ROW_TERMS),
 )  # fmt: skip
 """What the rule of a pair of a query and a key may speak of."""
-
-DERIVED_PAIR_TERMS: tuple[Term, ...] = (
-    *(Term(name, words=True, cost=1.1) for name in expressions(("j", "key_row"), ("%",))),
-    *(Term(name, cost=1.2) for name in expressions(("j",), ("//",))),
-    *(Term(of, minus, cost=1.2) for of in ("fresh", "j") for op in ("//", "*") for minus in expressions(("i", "pos"), (op,))),
-    *(Term(f"j {op} {by}", f"{minus} {op} {by}", cost=1.2) for op in ("//", "%") for by in DIVISORS for minus in ("i", "pos")),
-    *(Term("j", f"{times} * {by}", cost=1.2) for times in ("seq", "2", "4", "8", "16", "prefix") for by in DIVISORS),
-    *(Term(term.name, term.minus, term.block, term.modulo, term.cost + 0.3, term.words) for term in DERIVED_ROW_TERMS),
-)  # fmt: skip
-"""What the rule of a pair may speak of where `PAIR_TERMS` have none."""
 
 
 def joined(tables: Sequence[Table]) -> dict[str, Ints]:

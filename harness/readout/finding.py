@@ -5,51 +5,39 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import replace
-from itertools import count, islice
+from itertools import islice
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, Mask
+from assay.harness.localize.reading import Reading, read, row_errors
 from assay.harness.readout.addresses import addresses
-from assay.harness.readout.block_moves import block_moves
-from assay.harness.readout.candidates import effects_of
-from assay.harness.readout.dim_blocks import BlockProber, InDims, blocks_apart
-from assay.harness.readout.effects import Constant, Kept
+from assay.harness.readout.candidates import effects_of, general_effects, key_factors
+from assay.harness.readout.effects import Constant, known_effects
 from assay.harness.readout.elsewhere import Moved
-from assay.harness.readout.explained import Explained
-from assay.harness.readout.exponentials import MOST, Exponential
-from assay.harness.readout.features import DERIVED_ROW_TERMS, ROW_TERMS, chosen, joined
-from assay.harness.readout.forms import CallContext, Fit, Row, Tolerance, fits
-from assay.harness.readout.general_candidates import general_effects
+from assay.harness.readout.features import ROW_TERMS, chosen, joined
+from assay.harness.readout.forms import CallContext, Row, fits
 from assay.harness.readout.key_factors import KeyFactors
-from assay.harness.readout.key_rules import key_factors
-from assay.harness.readout.known_effects import known_effects
-from assay.harness.readout.layouts import layout_notes
-from assay.harness.readout.mining import Condition, Literal, Term, mine_further
+from assay.harness.readout.mining import Condition, Literal, mine
 from assay.harness.readout.operators import Clause, Effect, Operator
 from assay.harness.readout.probing import (
     STEEP,
-    Asked,
     BudgetSpentError,
     Plan,
     Prober,
     drawn_plans,
+    extreme_plans,
     fixed_plans,
     plan_of,
     repeated_plans,
     steep_plans,
     varied_plans,
 )
-from assay.harness.readout.queries import Flags, Queries, einsum
-from assay.harness.readout.ranges import limits
-from assay.harness.readout.reading import Reading, read, row_errors
-from assay.harness.readout.samples import LOOSE, Exactness, Sample, Tally, close
-from assay.harness.readout.solving import solve
+from assay.harness.readout.queries import Flags, Queries
+from assay.harness.readout.samples import LOOSE, Exactness, Explained, Sample, Tally, close
 
 Compared = tuple[AttentionCall, float]
 """A call that a kernel was given before, and the relative error of a query, L1, from which on it is wrong."""
@@ -59,8 +47,6 @@ _FEW_HEADS = 300
 """Keys from which on a call that is made has two q heads, where it may."""
 READ_AT_ONCE, READ_AGAIN = 8, 5
 """Calls that are read before a rule is sought, and those that contradict it that are read after."""
-_WITHOUT_MASK_S = 5.0
-"""Most seconds for calls without a causal mask, where they are wrong in a way of their own: most kernels are never called so."""
 LITTLE = 0.1
 """Share of the wrong outputs below which a round that explains no more than the one before is the last."""
 _LEAST = 0.05
@@ -86,8 +72,6 @@ _FAR = 0.02
 """What one more of cost costs an effect, in shares of the wrong queries explained."""
 _RIVALS = 3
 """Effects that are tried of those that do the same on a few calls."""
-_PERIODS = 24
-"""Equal calls that are made where something is wrong now and then: twice the longest period that rules speak of."""
 _Rated = tuple[float, bytes, Effect]
 """An effect, how well it does on a few calls, and what is the same for effects that do the same there."""
 _FIRST, _TINY = 3, 3
@@ -100,11 +84,6 @@ _ASKED = frozenset((*_TOTALS, *_PREFIXES, *_NEW, *_POSITIONS, *_SEQUENCES))
 """Features of a query of which calls with any value can be made."""
 _HALVINGS = 8
 """Calls that are asked for at a threshold, each halfway between a wrong and a right query: enough for lengths of a few hundred."""
-_DRAWS = 40
-"""The same at a threshold on a real number, of which other data draw a value by chance."""
-_CLOSE = 0.02
-"""Distance of the nearest wrong and right log-sum-exps, maxima or scores at a threshold: one of the half steps of a round number
-lies between them by chance in one of 25 cases."""
 _TELLING = 6
 """Calls that are drawn to tell rivals apart, in each round."""
 
@@ -139,15 +118,11 @@ class Finder:
         """What was seen so far."""
         self.operator = Operator()
         """What is known so far."""
-        self.layout_notes: tuple[str, ...] = ()
-        """In which layouts in memory the kernel computes something else, in words."""
         self.causal_only = False
         """Whether calls without a causal mask are left out."""
         self.not_causal_note = False
-        """Whether calls without a causal mask are wrong in another way, which was not found."""
+        """Whether calls without a causal mask are wrong in a way of their own, which is not read: most kernels get none."""
         self._apart: list[Plan] = []
-        self._before: AttentionCall | None = None
-        self._limited: list[Effect] = []
         self._few: list[Sample] = []
         self._general: dict[bytes, list[_Rated]] = {}
         self._draw = np.random.default_rng(self._seed)
@@ -158,90 +133,30 @@ class Finder:
         """Whether anything was seen to be wrong."""
         return any(sample.bad.any() for sample in self.samples)
 
-    def layouts(self) -> None:
-        """Find out in which layouts in memory the kernel computes something else.
-
-        Raises:
-            BudgetSpentError: the budget is spent.
-        """
-        plans = [Plan(lens, dtype=self.dtype, data=self.data) for lens in (((9, 20), (6, 0)), ((1, 30), (1, 5)))]
-        self.layout_notes = layout_notes(self.prober, plans[: 1 if self.slow else 2], self.exactness.error)
-
     def run(self) -> None:
         """Find the operator; what is known so far stands in `operator` and `samples`.
 
         Raises:
             BudgetSpentError: the budget is spent.
         """
-        self._search()
-        if self._apart:
-            self._search_without_mask()
-
-    def _search_without_mask(self) -> None:
-        """Find what the kernel computes without a causal mask too, where it is wrong in all such calls and not in all others.
-
-        Most kernels are never called so. What is known of causal calls stays, unless one operator gives both.
-        """
-        known, samples, until = self.operator, list(self.samples), self.prober.until
-        self.causal_only = False
-        self.prober.until = min(until, self.prober.clock() + _WITHOUT_MASK_S)
-        try:
-            self.screen([*self._apart, *(replace(plan, seed=plan.seed + 1) for plan in self._apart)])
-            self.screen(plan for plan in fixed_plans(self.data, self.dtype, not self.slow) if not plan.causal)
-            self._refine()
-            found = self.tally(self.operator, self.samples).exact
-        except BudgetSpentError:
-            found = False
-        self.prober.until = until
-        if not found:
-            self.operator, self.samples, self.causal_only, self.not_causal_note = known, samples, True, True
-
-    def _search(self) -> None:
-        """Find the operator of the calls that may be made."""
         self.screen(repeated_plans(self.data, self.dtype))
         self._ask_compared()
         self.screen(fixed_plans(self.data, self.dtype, not self.slow))
-        self._limits()
         if self.data == "normal":  # what is rounded as declared is exact on no others
             self.screen(steep_plans(self.dtype))
+            if (
+                not self.wrong and self.dtype == torch.float32 and self.prober.device == "cpu"
+            ):  # 16 bits and TF32 are less exact
+                self.screen(extreme_plans())
+        if not self.wrong and self._apart:
+            self.causal_only = False
+            self.screen(self._apart)
+            self.screen(plan for plan in fixed_plans(self.data, self.dtype, not self.slow) if not plan.causal)
+        self.not_causal_note = self.causal_only and bool(self._apart)
         if not self.wrong:
             self.screen(islice(self._drawn, FRESH // 2 if self.slow else FRESH))
-        if self.wrong and not self._read_blocks():
+        if self.wrong:
             self._refine()
-
-    def _read_blocks(self) -> bool:
-        """Find what the kernel computes in each block of output dims, where they differ; whether that gives every output.
-
-        At most half of the time that is left is taken.
-        """
-        asking, clock = self.prober, self.prober.clock
-        clauses: list[Clause] = []
-        blocks = blocks_apart(asking, self.samples)
-        for number, block in enumerate(blocks):
-            until = clock() + (asking.until - clock()) / 2 / (len(blocks) - number)
-            inside = BlockProber(
-                asking.kernel,
-                asking.calls_left,
-                until,
-                asking.device,
-                asking.shapes,
-                clock=clock,
-                whole=asking,
-                block=block,
-            )
-            inner = Finder(inside, self.data, self.dtype, self.exactness, self._seed, self.slow, self._compared)
-            inner.causal_only = self.causal_only
-            with suppress(BudgetSpentError):
-                inner._search()
-            if not inner.operator.clauses:
-                return False
-            clauses += [replace(clause, effect=InDims(block, clause.effect)) for clause in inner.operator.clauses]
-        found = Operator(tuple(clauses))
-        if not clauses or not self.tally(found, self.samples).exact:
-            return False
-        self.operator = found
-        self.screen([*self.edges([found]), *islice(self._drawn, FRESH // 2 if self.slow else FRESH)], fresh=True)
-        return self.tally(found, self.samples).exact
 
     def _refine(self) -> None:
         """Read calls, seek rules, and try them on others, until none contradicts them."""
@@ -258,15 +173,12 @@ class Finder:
             plans = [plan for plan in dict.fromkeys(plans) if replace(plan, seed=0) not in tried and plan not in asked]
             tried |= {replace(plan, seed=0) for plan in plans}
             plans += islice(drawn, FRESH // 2 if self.slow else FRESH)
-            if any(_of_call_before(clause.effect) for clause in self.operator.clauses):
-                plans = [again for plan in plans for again in (replace(plan, seed=plan.seed + 500_000), plan)]
             self.screen(plans, fresh=True)
             if not self.slow:
                 self.bisect(self.operator)
             against = [sample for sample in self.samples if not self.agreed(self.operator, sample).all()]
             share = self.tally(self.operator, self.samples).share
-            uncertain = any(clause.sometimes < 1 for clause in self.operator.clauses)
-            if (not against and not uncertain) or (share < LITTLE and share <= explained):
+            if not against or (share < LITTLE and share <= explained):
                 break  # nothing contradicts it; or what was read in a second round did not help
             explained = share
             if share >= LITTLE:
@@ -307,24 +219,23 @@ class Finder:
         return {"scores": LOOSE, "steep": STEEP * self.exactness.error}.get(plan.data, self.exactness.error)
 
     def _ask(self, plan: Plan, call: AttentionCall, error: float, fresh: bool = False) -> None:
-        number, nth, history = self.prober.asked, self.prober.of_kind[call.layer, call.phase], self.prober.history
+        number, nth = self.prober.asked, self.prober.of_kind[call.layer, call.phase]
         out = self.prober(call)
         if out is None:
             return
         wrong = row_errors(call, out) > error
         some: Flags = np.asarray(wrong.any(1))
         rows = self._rows(some)
-        queries = Queries(call, rows, number, nth, history)
+        queries = Queries(call, rows, number, nth)
         actual = out[torch.from_numpy(rows)].numpy()
         bad = wrong[rows].ravel()
-        self.samples.append(Sample(plan, queries, actual, bad, error, fresh, self._before))
-        self._before = call
+        self.samples.append(Sample(plan, queries, actual, bad, error, fresh))
 
     def leave_out_not_causal(self) -> None:
         """Find out whether the kernel computes calls without a causal mask at all, and ask for calls that have one if it does not.
 
-        It does not if it answers them as if they had one, rightly or wrongly, as many kernels do. If they are wrong otherwise, and
-        not all others, what is wrong with them is found apart.
+        It does not if it answers them as if they had one, rightly or wrongly, as many kernels do. If they are wrong otherwise, they
+        are asked for where nothing else is wrong: most kernels are never called so.
         """
         plans = [Plan(lens, dtype=self.dtype, data=self.data) for lens in (((9, 0), (3, 0)), ((12, 20), (5, 6)))]
         before = len(self.samples)
@@ -340,15 +251,14 @@ class Finder:
         if not (as_causal or any(right)):
             return
         self.causal_only = bool(found)
+        self._apart = [] if as_causal else without
         del self.samples[before:]
-        if not as_causal:
-            self._apart = without
 
     @staticmethod
     def _as_causal(sample: Sample) -> bool:
         """Whether the answer is that of the same call with a causal mask."""
         one = sample.queries
-        causal = Queries(one.call.with_spec(mask=Mask(causal=True)), one.rows, one.number, one.nth, one.history)
+        causal = Queries(one.call.with_spec(mask=Mask(causal=True)), one.rows, one.number, one.nth)
         return bool(sample.agrees(causal.right).all())
 
     def _ignores_causal(self, plans: Sequence[Plan]) -> bool:
@@ -383,55 +293,16 @@ class Finder:
             return
         queries = sample.queries
         reading = read(self.prober, queries.call, queries.rows.tolist(), queries.number)
-        if sample.before is not None and (reading is None or self._vanished(sample, reading)):
-            again = read(self._after(sample.before), queries.call, queries.rows.tolist(), queries.number)
-            reading = again or reading
-        if reading is not None and self._gives(reading, sample):
-            self._explain(sample, reading, [self.exactness.tolerance] * len(sample.bad), sample.bad)
-            return
-        # What it computed then it does not compute when it is asked again. The one output that there is may say it.
-        solved = solve(queries.call, queries.rows, sample.actual, self._rounding())
-        known = sample.bad & solved.known.ravel()
-        if known.any():
-            tolerances = [solved.tolerance(*divmod(place, queries.heads)) for place in range(len(sample.bad))]
-            self._explain(sample, solved.reading, tolerances, known)
-        elif reading is not None:
-            self._explain(sample, reading, [self.exactness.tolerance] * len(sample.bad), sample.bad)
+        if reading is not None:
+            self._explain(sample, reading)
 
-    def _explain(self, sample: Sample, reading: Reading, tolerances: Sequence[Tolerance], known: Flags) -> None:
-        """Find the forms that fit the rows of which the weights are known."""
-        queries, context = sample.queries, CallContext(reading)
-        found: list[tuple[Fit, ...]] = []
-        for place, tolerance in enumerate(tolerances):
-            row = Row(context, *divmod(place, queries.heads), tolerance)
-            found.append(tuple(fits(row)) if known[place] else ())
+    def _explain(self, sample: Sample, reading: Reading) -> None:
+        """Find the forms that fit the wrong rows."""
+        queries, context, tolerance = sample.queries, CallContext(reading), self.exactness.tolerance
+        rows = [Row(context, *divmod(place, queries.heads), tolerance) for place in range(len(sample.bad))]
+        found = tuple(tuple(fits(row)) if bad else () for row, bad in zip(rows, sample.bad, strict=True))
         sample.reading = reading
-        sample.explained = Explained(queries, tuple(found), ~sample.bad)
-
-    def _gives(self, reading: Reading, sample: Sample) -> bool:
-        """Whether what was read gives most of the wrong outputs, as far as they are finite."""
-        out = einsum("thck,kcd->thd", np.nan_to_num(reading.weights), sample.queries.values) + reading.constant
-        finite = np.isfinite(sample.actual).all(-1).ravel() & sample.bad
-        return not finite.any() or bool(sample.agrees(out)[finite].mean() > 0.5)
-
-    def _rounding(self) -> float:
-        """Relative error of a right output."""
-        errors = np.concatenate([sample.errors[~sample.bad] for sample in self.samples])
-        return max(float(np.median(errors)) if len(errors) else 0.0, 1e-7)
-
-    def _vanished(self, sample: Sample, reading: Reading) -> bool:
-        """Whether most of what was wrong is right when it is read: it depends on the call before."""
-        gaps = np.abs(reading.weights - reading.expected).sum((-1, -2)).ravel()[sample.bad]
-        return bool((gaps <= self.exactness.tolerance.weight).mean() > 0.5)
-
-    def _after(self, before: AttentionCall) -> Asked:
-        """The kernel, which gets another call before each."""
-
-        def ask(call: AttentionCall) -> Tensor | None:
-            self.prober(before)
-            return self.prober(call)
-
-        return ask
+        sample.explained = Explained(queries, found, ~sample.bad)
 
     def to_read(self, samples: Sequence[Sample], most: int) -> list[Sample]:
         """Samples that are worth reading: small ones first, of each kind some."""
@@ -452,23 +323,6 @@ class Finder:
         ranks = [rank(sample) for sample in plain]
         order = sorted(range(len(plain)), key=lambda n: (ranks[n], n))
         return [plain[n] for n in order[:most]]
-
-    def _limits(self) -> None:
-        """Find where the range of values and scores ends, and ask for calls beyond it."""
-        if self.data != "normal":
-            return  # a quantisation is not exact on numbers of all sizes
-        plan = Plan(((1, 0),), (4, 2), 64, self.dtype)
-        found = limits(self.prober, plan)
-        clamps = [one for one in found if (one.what, one.how) == ("scores", "clamped")]
-        scale = plan.head_dim**-0.5  # whether products or scaled scores are clamped shows where head dims differ
-        scaled = [replace(one, limit=one.limit * scale, scaled=True) for one in clamps]
-        self._limited = [*found, *scaled, *(Exponential(MOST, one.limit) for one in scaled)]
-        lens = (((9, 0),), ((5, 20),), ((1, 40),), ((4, 8), (7, 0)), ((1, 6), (1, 30)), ((30, 0),))
-        for effect in found:
-            self.screen(
-                Plan(one, (4, 2), (64, 128)[n % 2], self.dtype, layer=n, data=effect.what, seed=n)
-                for n, one in enumerate(lens)
-            )
 
     # Explaining
 
@@ -493,15 +347,13 @@ class Finder:
                 flags.append(positive[use])
         if hits < max(1.0, _LEAST * (hits + strange)):
             return 0, []
-        conditions = mine_further(joined(tables), np.concatenate(flags), ROW_TERMS, DERIVED_ROW_TERMS)
-        found = [Clause(effect, condition) for condition in conditions]
+        conditions = mine(joined(tables), np.concatenate(flags), ROW_TERMS)
         whole = all(not p or not n for p, n in calls)
         wrong = sum(p > 0 for p, _ in calls)
         # One wrong call differs from all others in something, whatever made it wrong.
-        coincidence = not found or _by_chance(found[0].condition, wrong, len(calls))
-        if not strange and whole and coincidence and wrong < len(calls):
-            found.insert(0, Clause(effect, sometimes=wrong / len(calls)))
-        return hits, found
+        if not strange and whole and wrong < len(calls) and conditions and _by_chance(conditions[0], wrong, len(calls)):
+            return hits, []
+        return hits, [Clause(effect, condition) for condition in conditions]
 
     def fit(self) -> list[Operator]:
         """The operator that explains most of the samples, and rivals that explain as much."""
@@ -567,14 +419,13 @@ class Finder:
                 readings.append(Explained(sample.queries, kept, sample.explained.right))
         right = [s.queries for s in self.samples if not s.bad.any()]
         answers = [(s.queries, s.actual, s.bad & o) for s, o in few]
-        rated = self._rated([*_undefined(left), *self._limited], few)
+        rated = self._rated(_undefined(left), few)
 
         def settled() -> bool:
             return any(one[0] > 0.9 * total for one in rated)
 
         rated += self._rated(key_factors(readings, right), few)
         if not settled():
-            rated += self._rated(block_moves(answers, self.exactness.error), few)
             rated += self._rated(effects_of(readings, right), few)
         if not settled():
             rated += self._rated(addresses(readings), few)
@@ -624,7 +475,7 @@ class Finder:
         open_ = (sample.bad & left).reshape(queries.shape)
         wrong = np.flatnonzero(open_.any(1))
         rows = np.unique(wrong[np.linspace(0, len(wrong) - 1, _TINY).astype(int)])
-        fewer = Queries(queries.call, queries.rows[rows], queries.number, queries.nth, queries.history)
+        fewer = Queries(queries.call, queries.rows[rows], queries.number, queries.nth)
         bad = sample.bad.reshape(queries.shape)[rows].ravel()
         return (
             Sample(sample.plan, fewer, sample.actual[rows], bad, sample.error),
@@ -634,8 +485,8 @@ class Finder:
     # Trying
 
     def agreed(self, operator: Operator, sample: Sample) -> Flags:
-        """Where an operator gives the kernel's answer, or may."""
-        return sample.agrees(operator.outputs(sample.queries)) | (operator.uncertain(sample.queries) & ~sample.bad)
+        """Where an operator gives the kernel's answer."""
+        return sample.agrees(operator.outputs(sample.queries))
 
     def tally(self, operator: Operator, samples: Sequence[Sample]) -> Tally:
         """How an operator does."""
@@ -648,10 +499,7 @@ class Finder:
     def again(self) -> list[Plan]:
         """Some calls that were wrong, with other data: what is wrong now and then is right this time."""
         wrong = sorted((s.plan for s in self.samples if s.bad.any() and not s.fresh), key=lambda plan: plan.size)
-        found = [replace(plan, seed=plan.seed + 50_000, data=self._made(plan)) for plan in wrong[:3]]
-        if any(clause.sometimes < 1 for clause in self.operator.clauses):  # so often that a period shows
-            found += [replace(wrong[0], seed=60_000 + n, data=self._made(wrong[0])) for n in range(_PERIODS)]
-        return found
+        return [replace(plan, seed=plan.seed + 50_000, data=self._made(plan)) for plan in wrong[:3]]
 
     def _made(self, plan: Plan) -> str:
         """The data of a call that is made as one was."""
@@ -675,20 +523,15 @@ class Finder:
         for condition in _conditions(operator):
             for literal in condition.literals:
                 gap = self._gap(condition, literal)
-                for _ in range(_DRAWS if literal.term.unit else _HALVINGS):
-                    if gap is None or abs(gap[0] - gap[1]) <= _closest(literal.term):
+                asked = {sample.plan for sample in self.samples}
+                for _ in range(_HALVINGS):
+                    if gap is None or abs(gap[0] - gap[1]) <= 1:
                         break
-                    self.screen(self._between(literal.term, *gap), fresh=True)
-                    if (now := self._gap(condition, literal)) == gap and not literal.term.unit:
+                    between = self._at(literal.term.name, (gap[0] + gap[1]) // 2, [gap[2]])
+                    self.screen([plan for plan in between if plan not in asked][:1], fresh=True)
+                    if (now := self._gap(condition, literal)) == gap:
                         break
                     gap = now
-
-    def _between(self, term: Term, wrong: int, right: int, base: Plan) -> list[Plan]:
-        """A call between a wrong and a right query at a threshold: halfway, or with other data, of which real numbers follow."""
-        asked = {sample.plan for sample in self.samples}
-        if term.unit:
-            return [next(plan for n in count(80_000) if (plan := replace(base, seed=n)) not in asked)]
-        return [plan for plan in self._at(term.name, (wrong + right) // 2, [base]) if plan not in asked][:1]
 
     def open_limits(self) -> list[tuple[Literal, int, int]]:
         """Thresholds of the operator whose nearest wrong and right queries are not neighbours, with the values of these two."""
@@ -696,7 +539,7 @@ class Finder:
         for condition in _conditions(self.operator):
             for literal in condition.literals:
                 gap = self._gap(condition, literal)
-                if gap is not None and abs(gap[0] - gap[1]) > _closest(literal.term):
+                if gap is not None and abs(gap[0] - gap[1]) > 1:
                     found.append((literal, gap[0], gap[1]))
         return found
 
@@ -707,7 +550,8 @@ class Finder:
         """
         term = literal.term
         if (
-            not (term.unit or (term.name in _ASKED and not term.minus))
+            term.name not in _ASKED
+            or term.minus
             or literal.op not in (">=", "<")
             or term.modulo
             or term.block > 1
@@ -773,9 +617,7 @@ class Finder:
                 break
             call = plan.make()
             rows = np.arange(call.q.shape[0])[:: max(1, call.q.shape[0] // 6)]
-            queries = Queries(
-                call, rows, self.prober.asked, self.prober.of_kind[call.layer, call.phase], self.prober.history
-            )
+            queries = Queries(call, rows, self.prober.asked, self.prober.of_kind[call.layer, call.phase])
             size = np.abs(queries.right).sum(-1)
             said = operators[0].outputs(queries)
             split = [o for o in undecided if not close(o.outputs(queries), said, size, self.exactness.error).all()]
@@ -794,16 +636,11 @@ def _by_chance(condition: Condition, wrong: int, calls: int) -> bool:
     return condition.cost > FAR_FETCHED and bits < _BITS * len(condition.literals)
 
 
-def _of_call_before(effect: Effect) -> bool:
-    """Whether an effect takes data from the call before, which shows where that had the same shape."""
-    return isinstance(effect, Kept) or (isinstance(effect, Moved) and effect.stale)
-
-
 def _literals(operator: Operator) -> Iterable[Literal]:
     for condition in _conditions(operator):
         yield from condition.literals
     for clause in operator.clauses:
-        effect = clause.effect.effect if isinstance(clause.effect, InDims) else clause.effect
+        effect = clause.effect
         of_keys: list[Condition] = []
         if isinstance(effect, KeyFactors):
             of_keys += [part.condition for part in effect.parts]
@@ -816,11 +653,6 @@ def _literals(operator: Operator) -> Iterable[Literal]:
 def _conditions(operator: Operator) -> list[Condition]:
     """The conditions on queries."""
     return [clause.condition for clause in operator.clauses]
-
-
-def _closest(term: Term) -> int:
-    """How far apart the nearest wrong and right values of a threshold are at most: 1, or `_CLOSE` of a real number."""
-    return round(_CLOSE / term.unit) if term.unit else 1
 
 
 def _sides(literal: Literal) -> tuple[int, ...]:

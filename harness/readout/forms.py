@@ -6,43 +6,455 @@ Each form says what became of the weights, without saying why. All forms that fi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import islice
+from typing import Literal
 
 import numpy as np
 
-from assay.harness.readout.forms_from_elsewhere import keys_moved, mixture, output, query, query_mixture, values_moved
-from assay.harness.readout.forms_of_weights import (
-    bent,
-    biased,
-    capped,
-    constant,
-    other_kv,
-    pieces,
-    right,
-    scaled,
-    seen_keys,
-    slopes,
-    zero,
-)
-from assay.harness.readout.rows import BLANK as BLANK
-from assay.harness.readout.rows import CallContext as CallContext
-from assay.harness.readout.rows import Fit as Fit
-from assay.harness.readout.rows import Form as Form
-from assay.harness.readout.rows import Row as Row
-from assay.harness.readout.rows import Tolerance as Tolerance
+from assay.harness.localize.reading import Flags, Numbers, Reading, own_keys, right_weights, scores_of
+from assay.harness.readout.features import Ints
+from assay.harness.readout.softmaxes import Law, laws_of
 
-_CHEAP: tuple[Callable[[Row], Fit | None], ...] = (zero, constant, seen_keys, other_kv, scaled)
-_DEAR: tuple[Callable[[Row], Fit | None], ...] = (
-    slopes,
-    capped,
-    biased,
-    values_moved,
-    keys_moved,
-    mixture,
-    query_mixture,
-    pieces,
-)
-_SEVERAL: tuple[Callable[[Row], Iterator[Fit]], ...] = (bent, output, query)
+Form = Literal[
+    "right", "zero", "constant", "keys", "keys-of-all", "keys-and-mass", "kv", "scale", "slopes", "bent", "pieces",
+    "output", "query", "values", "scored",
+]  # fmt: skip
+"""What the weights of a query are. In terms of the right weights, in proportion to exp(score):
+
+- "right"; "zero": the weights and the output are zero; "constant": the weights are zero, and the output is one number;
+- "keys": times a factor for each key, mostly 0 (not seen), 1 or 2 (seen twice), and normalised; "keys-of-all": but normalised by
+  the sum over the keys that should be seen; "keys-and-mass": but normalised by something else;
+- "kv": right, of another kv head;
+- "bent": in proportion to another function than exp(score);
+- "scale": scores times a factor; "slopes": scores of some keys times a factor; "pieces": a factor that is constant over runs of
+  keys;
+- "output": the right weights of another query or head; "query": the weights that the q of another query or head gives here;
+- "values": right, but on the V of other keys; "scored": by the K of other keys, on the right V.
+"""
+
+BLANK = -1.0
+"""Stands in place of a factor, which is never negative, for a key whose K and V are zero to the kernel: it adds nothing to the
+output, and exp(0) = 1 to the denominator."""
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How exact a reading is. The defaults are for float32.
+
+    Read off right float32 kernels (PyTorch's, and blockwise and split ones) on all of `fixed_plans`, weights miss the right ones by
+    at most 5e-7 of their sum, and log weights by at most 2e-6: float32 rounds by 6e-8, and scores are of size 1 to 10. The defaults
+    leave a hundred times that, for kernels that round more; the smallest fault that is sought shifts 1e-4 of the weight.
+
+    Attributes:
+        weight: total weight of a query that may be misplaced.
+        log: error of a log weight.
+        least: weights below this are not told from zero: beside a weight of 1, float32 loses them.
+    """
+
+    weight: float = 5e-5
+    log: float = 2e-4
+    least: float = 1e-7
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A form that fits the weights of one query.
+
+    Attributes:
+        form: which one.
+        keys: for a form that speaks of keys, a number for each packed key, float64 [total_k]. "keys…", "kv" and "slopes": its
+            factor, or `BLANK`, or NaN if it cannot be told; "pieces": the log of its factor, NaN if it is not seen; "values" and
+            "scored": the packed row of V or K in its place, counted through all kv heads (kv head * total_k + row), or -1.
+        number: for a form with a parameter, its value.
+        law: "bent": the function.
+        source: for a form in which the query takes another's place: (packed row of q, q head).
+        kv: kv head that is read.
+        mass: what the weights add up to, where the denominator is not that of the keys that were counted.
+        phantom: keys with a score of zero that the denominator counts too.
+    """
+
+    form: Form
+    keys: Numbers | None = field(default=None, compare=False)
+    number: float = 0.0
+    law: Law | None = None
+    source: tuple[int, int] = (0, 0)
+    kv: int = 0
+    mass: float = 1.0
+    phantom: float = 0.0
+
+
+class CallContext:
+    """What all rows of a call have in common: the scores and right weights of every query, read or not.
+
+    Args:
+        reading: of some queries of the call.
+
+    Attributes:
+        own_keys: rows of q and of k of each sequence.
+    """
+
+    def __init__(self, reading: Reading) -> None:
+        self.reading, self.call, self.own_keys = reading, reading.call, own_keys(reading.call)
+
+    @cached_property
+    def scores(self) -> Numbers:
+        """As `Reading.scores`, of all queries."""
+        return scores_of(self.call, np.arange(len(self.call.q)))
+
+    @cached_property
+    def flat(self) -> Numbers:
+        """The right weights of all queries and heads, [total_q * num_q_heads, num_kv_heads * total_k]."""
+        right = right_weights(self.call, np.arange(len(self.call.q)), self.scores)
+        return right.reshape(right.shape[0] * right.shape[1], -1)
+
+
+class Row:
+    """The reading of one query and head.
+
+    Args:
+        context: of the call.
+        place: of the query among those that were read.
+        head: q head.
+        tolerance: of the reading.
+
+    Attributes:
+        row: the packed row of q.
+        own: the kv head that it should read.
+        weights: what was read, [num_kv_heads, total_k].
+        expected: the right weights, likewise.
+        scores: scale * q k^T, likewise.
+        visible: the keys that it should see, bool [total_k].
+        constant: what does not come from V, [head_dim_v].
+        off: see `Reading.off`.
+        keys: the keys of its sequence.
+    """
+
+    def __init__(self, context: CallContext, place: int, head: int, tolerance: Tolerance) -> None:
+        reading = context.reading
+        self.context, self.head, self.tolerance = context, head, tolerance
+        self.row, self.own = int(reading.rows[place]), context.call.heads.kv_head(head)
+        self.weights: Numbers = reading.weights[place, head]
+        self.expected: Numbers = reading.expected[place, head]
+        self.scores: Numbers = reading.scores[place, head]
+        self.visible: Flags = reading.visible[place]
+        self.constant: Numbers = reading.constant[place, head]
+        self.off = float(reading.off[place, head])
+        self.keys = next(k for q, k in context.own_keys if q.start <= self.row < q.stop)
+
+    def near(self, weights: Numbers) -> bool:
+        """Whether these are the weights that were read, up to the tolerance."""
+        return bool(np.abs(self.weights - weights).sum() <= self.tolerance.weight * max(1.0, np.abs(weights).sum()))
+
+    def reads_also(self, kv: int) -> bool:
+        """Whether kv heads besides this one have weight."""
+        return float(np.abs(self.weights).sum() - np.abs(self.weights[kv]).sum()) > self.tolerance.weight
+
+    def own_logs(self, least: int) -> tuple[Flags, Numbers] | None:
+        """The keys of the own kv head with weight, bool [total_k], and the logs of these weights.
+
+        None if there are fewer than `least`, if one of them should not be seen, or if other kv heads have weight too.
+        """
+        if self.reads_also(self.own):
+            return None
+        weights = self.weights[self.own]
+        seen = weights > self.tolerance.least
+        if seen.sum() < least or (seen & ~self.visible).any():
+            return None
+        return seen, np.log(weights[seen])
+
+
+_FACTORS = 3
+"""Most different factors of a row: not seen, seen once, seen twice are three. With more, any row fits."""
+
+
+def _right(row: Row) -> Fit | None:
+    """The weights are right, and nothing is added to the values."""
+    return Fit("right") if row.near(row.expected) and np.abs(row.constant).max() < row.tolerance.weight else None
+
+
+def _zero(row: Row) -> Fit | None:
+    """The output is zero."""
+    return Fit("zero") if np.abs(row.weights).sum() + np.abs(row.constant).max() < row.tolerance.weight else None
+
+
+def _constant(row: Row) -> Fit | None:
+    """The output is one number, which V does not change."""
+    low, high = row.constant.min(), row.constant.max()
+    if np.abs(row.weights).sum() > row.tolerance.weight or high - low > 1e-4 * max(1, abs(high)) or abs(high) < 1e-3:
+        return None
+    return Fit("constant", number=float(high))
+
+
+def _seen_keys(row: Row) -> Fit | None:
+    """Other keys are seen than should be, or some count more than once."""
+    return _multiplied(row, row.own)
+
+
+def _other_kv(row: Row) -> Fit | None:
+    """The keys and values of another kv head are read, and nothing else is wrong."""
+    kv = int(np.abs(row.weights).sum(-1).argmax())
+    if kv == row.own:
+        return None
+    found = _multiplied(row, kv)
+    if found is None or found.form != "keys" or found.keys is None or not (found.keys == row.visible).all():
+        return None
+    return replace(found, form="kv")
+
+
+def _multiplied(row: Row, kv: int) -> Fit | None:
+    """Weights in proportion to exp(score), times a factor of few values: 0 for a key that is not seen, 2 for one seen twice."""
+    if row.reads_also(kv):
+        return None
+    weights, scores, should = row.weights[kv], row.scores[kv], row.visible
+    seen = weights > row.tolerance.least
+    if not seen.any():
+        return None
+    found: list[Fit] = []
+    for base, of_seen in _factors(np.log(weights[seen]) - scores[seen], should[seen], row.tolerance.log):
+        factors = np.zeros(len(weights))
+        factors[seen] = of_seen
+        counted = float((factors * np.exp(scores)).sum())
+        faint = should & ~seen & (np.exp(scores + base) < 10 * row.tolerance.least)
+        factors[faint] = 1.0  # too small to be seen: nothing says that it is left out
+        found.append(_denominated(Fit("keys", factors, kv=kv), float(np.exp(-base)), counted, row))
+    if found and found[0].form == "keys-and-mass":  # then the factor of most keys may not be 1
+        return next((fit for fit in found if fit.form == "keys-of-all"), found[0])
+    return found[0] if found else None
+
+
+def _factors(gaps: Numbers, should: Flags, tolerance: float) -> list[tuple[float, Numbers]]:
+    """What log weights minus scores say: that of a factor of 1, and the factor of each key; empty if they are too many.
+
+    Args:
+        gaps: of the keys with weight.
+        should: which of them should be seen: the factor of most of these is 1, which comes first.
+        tolerance: of a log weight.
+    """
+    group = _groups(gaps, tolerance)
+    counts = np.bincount(group)
+    if len(counts) > _FACTORS or np.ptp(gaps[group == counts.argmax()]) > 20 * tolerance:
+        return []
+    inside = np.bincount(group[should], minlength=len(counts)) if should.any() else counts
+    found = []
+    for usual in np.argsort(-inside, kind="stable"):
+        base = float(gaps[group == usual].mean())
+        values = np.array([np.exp(gaps[group == number].mean() - base) for number in range(len(counts))])
+        whole = np.round(values)
+        found.append((base, np.where(np.abs(values - whole) < 3 * tolerance, whole, values)[group]))
+    return found
+
+
+def _groups(values: Numbers, gap: float) -> Ints:
+    """A group number for each value: sorted values belong together up to a gap."""
+    order = np.argsort(values)
+    found = np.empty(len(values), np.int64)
+    found[order] = np.concatenate([[0], np.cumsum(np.diff(values[order]) > gap)])
+    return found
+
+
+def _denominated(fit: Fit, denominator: float, counted: float, row: Row) -> Fit:
+    """The fit, with what its denominator is.
+
+    Args:
+        fit: the factors of keys.
+        denominator: sum of exp(score) that the weights were divided by.
+        counted: the same sum over the keys with weight, times their factors.
+        row: the row.
+    """
+    assert fit.keys is not None
+    close = 3 * row.tolerance.log
+    if abs(denominator / counted - 1) < close:
+        return fit
+    phantom = denominator - counted
+    of_all = float(np.exp(row.scores[fit.kv][row.visible]).sum())
+    if abs(denominator / of_all - 1) < close:
+        return replace(fit, form="keys-of-all")
+    unseen = row.visible & (fit.keys == 0)
+    if unseen.any() and abs(phantom / unseen.sum() - 1) < close * denominator / unseen.sum():
+        return replace(fit, keys=np.where(unseen, BLANK, fit.keys))
+    return replace(fit, form="keys-and-mass", mass=counted / denominator, phantom=phantom)
+
+
+def _scaled(row: Row) -> Fit | None:
+    """All scores are multiplied by a number."""
+    found = row.own_logs(3)
+    if found is None:
+        return None
+    seen, logs = found
+    scores = row.scores[row.own]
+    centred = scores[seen] - scores[seen].mean()
+    spread = float(centred @ centred)
+    if not spread > 1e-6:
+        return None  # equal scores have no slope
+    slope = float(centred @ logs) / spread
+    changed = np.where(row.visible, slope * scores, -np.inf)
+    weights = np.exp(changed - changed.max())
+    expected = np.zeros_like(row.weights)
+    expected[row.own] = weights / weights.sum()
+    if abs(slope - 1) < row.tolerance.log or not row.near(expected):
+        return None
+    return Fit("scale", number=slope)
+
+
+def _slopes(row: Row) -> Fit | None:
+    """The scores of some keys are multiplied by a number, those of at least a fifth are right."""
+    found = row.own_logs(6)
+    if found is None:
+        return None
+    seen, logs = found
+    scores = row.scores[row.own][seen]
+    gaps = logs - scores
+    group = _groups(gaps, row.tolerance.log)
+    counts = np.bincount(group)
+    if counts.max() < max(3, 0.2 * len(group)):
+        return None
+    usual = group == counts.argmax()
+    far = np.abs(scores) > 50 * row.tolerance.log  # the slope of a score near zero is not known
+    odd = ~usual & far
+    if odd.sum() < 2:
+        return None
+    ratios = (logs - gaps[usual].mean())[odd] / scores[odd]
+    middle = float(np.median(ratios))
+    if np.abs(ratios - middle).max() > 0.01 * max(abs(middle), 0.1) + 5 * row.tolerance.log:
+        return None
+    factors = np.ones(len(seen))
+    factors[seen] = np.where(odd, middle, np.where(far, 1.0, np.nan))
+    return Fit("slopes", factors, number=middle)
+
+
+def _bent(row: Row) -> Iterator[Fit]:
+    """Weights are in proportion to another function than exp(score)."""
+    if (found := row.own_logs(4)) is None:
+        return
+    seen, logs = found
+    scores = row.scores[row.own]
+    if np.ptp(logs - scores[seen]) < 5 * row.tolerance.log:
+        return  # in proportion to exp(score)
+    top = float(scores[row.visible].max())
+    for law, number in laws_of(scores[seen], logs, top, 5 * row.tolerance.log):
+        yield Fit("bent", law=law, number=number)
+
+
+def _pieces(row: Row) -> Fit | None:
+    """A factor that is constant over runs of keys: the logs of the factors, for whoever finds out what they follow."""
+    found = row.own_logs(8)
+    if found is None:
+        return None
+    seen, logs = found
+    scores = row.scores[row.own]
+    gaps = np.full(len(seen), np.nan)
+    gaps[seen] = logs - scores[seen]
+    inner = gaps[row.keys]
+    jumps = np.abs(np.diff(inner)) > row.tolerance.log
+    known = ~np.isnan(inner[1:]) & ~np.isnan(inner[:-1])
+    if (jumps & known).sum() > max(1, known.sum() // 8):
+        return None  # runs of fewer than eight keys are no runs
+    return Fit("pieces", keys=gaps + np.log(np.exp(scores[row.visible]).sum()))
+
+
+_MOVED = 400
+"""Most weights that are paired with each other, since that takes their number squared."""
+_RELATIVE = 1e-4
+"""Relative difference of two weights that count as the same: float32 leaves 2e-6, and in a long row other weights are close too."""
+
+
+def _output(row: Row) -> Iterator[Fit]:
+    """The output of another query or head."""
+    if abs(row.weights.sum() - 1) > 3 * row.tolerance.weight:
+        return
+    gaps = np.abs(row.context.flat - row.weights.ravel()).sum(-1)
+    for source in _sources(row, gaps <= row.tolerance.weight):
+        yield Fit("output", source=source)
+
+
+def _query(row: Row) -> Iterator[Fit]:
+    """The weights that another query's q has here: in place of this row's, behind this row's mask."""
+    found = row.own_logs(3)
+    if found is None:
+        return
+    seen, logs = found
+    if not (seen == row.visible)[row.expected[row.own] > 1e-5].all():
+        return
+    scores = row.context.scores[:, :, row.own].reshape(-1, len(seen))[:, seen]
+    for source in _sources(row, np.ptp(logs - scores, axis=-1) <= 20 * row.tolerance.log):
+        yield Fit("query", source=source)
+
+
+def _sources(row: Row, fitting: Flags) -> Iterator[tuple[int, int]]:
+    """(packed row of q, q head) of the queries and heads that fit, bool [total_q * num_q_heads], without this row itself."""
+    heads = row.context.call.q.shape[1]
+    for place in np.flatnonzero(fitting):
+        source = divmod(int(place), heads)
+        if source != (row.row, row.head):
+            yield source
+
+
+def _values_moved(row: Row) -> Fit | None:
+    """Each weight is the right one of another key: values are read from elsewhere."""
+    if abs(row.weights.sum() - 1) > 3 * row.tolerance.weight:
+        return None
+    # Each row of V has the weight of one key, its own or another; or one row has those of all keys that are not at home.
+    flat, expected = row.weights.ravel(), row.expected[row.own]
+    margin = _RELATIVE * expected + row.tolerance.least
+    home = row.own * len(expected) + np.arange(len(expected))
+    unmoved = row.visible & (np.abs(flat[home] - expected) <= margin)
+    to = np.where(unmoved, home, -1)
+    sources = np.flatnonzero(row.visible & ~unmoved)
+    targets = np.setdiff1d(np.flatnonzero(flat > row.tolerance.least), to[unmoved])
+    if not len(sources) or not len(targets) or len(sources) > _MOVED:
+        return None
+    near = np.abs(flat[targets][:, None] - expected[sources]) <= margin[sources]
+    for target, hits in zip(targets, near, strict=True):
+        if hits.sum() == 1:
+            to[sources[hits]] = target
+    missing, left = sources[to[sources] < 0], np.setdiff1d(targets, to)
+    if len(left) == 1 and abs(flat[left[0]] - expected[missing].sum()) <= row.tolerance.weight:
+        to[missing] = left[0]  # several keys are read from one row, whose weight is their sum
+    elif len(missing):
+        return None
+    return Fit("values", keys=to.astype(float))
+
+
+def _keys_moved(row: Row) -> Fit | None:
+    """Each log weight is the score of another key: keys are read from elsewhere, values are not."""
+    if row.reads_also(row.own):
+        return None
+    weights = row.weights[row.own]
+    seen = row.visible & (weights > 10 * row.tolerance.least)
+    if seen.sum() < 4 or abs(weights[row.visible].sum() - 1) > 3 * row.tolerance.weight:
+        return None
+    places, logs = np.flatnonzero(seen), np.log(weights[seen])
+    home = row.own * len(weights) + places
+    margin = row.tolerance.log / 5  # among hundreds of scores, some are within the tolerance by chance
+    scores = row.scores.ravel()
+    order = np.argsort(scores)
+    ranked = scores[order]
+    offsets = np.unique(np.concatenate([logs[n] - scores for n in (0, len(places) // 2, len(places) - 1)]))
+    for one in logs:
+        offsets = offsets[_distance(ranked, one - offsets)[1] <= margin]
+    if not len(offsets):
+        return None
+    unmoved = [np.abs(scores[home] - (logs - offset)) <= margin for offset in offsets]
+    best = int(np.argmax([at_home.sum() for at_home in unmoved]))
+    nearest, _ = _distance(ranked, logs - offsets[best])
+    to = np.full(len(weights), -1.0)
+    to[places] = np.where(unmoved[best], home, order[nearest])
+    return Fit("scored", keys=to)
+
+
+def _distance(ranked: Numbers, wanted: Numbers) -> tuple[Ints, Numbers]:
+    """The index of the number nearest to each that is wanted, among numbers in ascending order, and its distance."""
+    above = np.searchsorted(ranked, wanted).clip(1, len(ranked) - 1)
+    gap_above, gap_below = np.abs(ranked[above] - wanted), np.abs(ranked[above - 1] - wanted)
+    nearer = gap_above < gap_below
+    return np.where(nearer, above, above - 1), np.where(nearer, gap_above, gap_below)
+
+
+_CHEAP: tuple[Callable[[Row], Fit | None], ...] = (_zero, _constant, _seen_keys, _other_kv, _scaled)
+_DEAR: tuple[Callable[[Row], Fit | None], ...] = (_slopes, _values_moved, _keys_moved, _pieces)
+_SEVERAL: tuple[Callable[[Row], Iterator[Fit]], ...] = (_bent, _output, _query)
 """Forms that may fit in several ways."""
 _MANY_KEYS = 256
 """Keys from which on dear forms are tried only where no plain one fits."""
@@ -55,7 +467,7 @@ say nothing. Right float32 kernels are off by 2e-6 at most."""
 
 def fits(row: Row) -> list[Fit]:
     """The forms that fit a query and head; only "right" where that fits, and none where no form does."""
-    if found := right(row):
+    if found := _right(row):
         return [found]
     if row.off > _NOT_LINEAR * row.tolerance.weight:
         return []

@@ -10,9 +10,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from assay.harness.readout.features import own_keys
+from assay.harness.localize.reading import Numbers, own_keys
 from assay.harness.readout.queries import Queries
-from assay.harness.readout.reading import Numbers
 
 
 @dataclass(frozen=True)
@@ -95,19 +94,13 @@ def _largest_q(tile: int, other: str, queries: Queries) -> Numbers:
 
 
 def _largest(of: str, other: str, queries: Queries) -> Numbers:
-    """The scale of K or V of another kv head, sequence or call over that of the own kv head of this sequence or call."""
+    """The scale of K or V of another kv head or sequence over that of the own kv head of this sequence."""
     kv, seq = queries.table["kv"], queries.table["seq"]
     x = queries.k if of == "k" else queries.values
     if other in ("next", "previous", "zero"):
         size: Numbers = np.abs(x).max((0, 2))
         to = {"next": (kv + 1) % queries.kv_heads, "previous": kv - 1, "zero": 0 * kv}[other]
         used, own = size[to], size[kv]
-    elif other == "call":
-        before = queries.history.k if of == "k" else queries.history.v
-        if before is None or before.shape[1] != queries.kv_heads:
-            return np.full(len(kv), np.nan)
-        own = np.abs(x).max((0, 2))[kv]
-        used = before.double().cpu().abs().amax((0, 2)).numpy()[kv]
     else:
         sizes = np.array([np.abs(x[keys]).max((0, 2)) for _, keys in own_keys(queries.call)])
         there = 0 * seq if other == "first sequence" else np.maximum(seq - 1, 0)
@@ -130,7 +123,7 @@ _Q_HEADS = {
     "zero": "q head 0", "group": "all q heads of its group",
 }  # fmt: skip
 _WHOSE = {
-    "next": "the next kv head", "previous": "the previous kv head", "zero": "kv head 0", "call": "the previous call",
+    "next": "the next kv head", "previous": "the previous kv head", "zero": "kv head 0",
     "sequence": "the previous sequence", "first sequence": "the first sequence",
 }  # fmt: skip
 QUANTISED: tuple[Formula, ...] = (
@@ -167,23 +160,23 @@ use exp2; head_dim taken from the wrong tensor or dimension. A power of the scal
 
 
 _UNNORMALISED, _TWICE = "it is not divided by the softmax denominator", "it is divided by the softmax denominator twice"
-_OF_LSE: tuple[tuple[str, Callable[[Numbers, Numbers], Numbers], str], ...] = (
-    ("exp(lse - m), lse the log-sum-exp, m the maximum", lambda lse, top: np.exp(lse - top), _UNNORMALISED),
-    ("exp(m - lse), lse the log-sum-exp, m the maximum", lambda lse, top: np.exp(top - lse), _TWICE),
-    ("exp(lse), lse the log-sum-exp", lambda lse, _: np.exp(lse), "exp(score) is not divided by its sum"),
-    ("exp(-lse), lse the log-sum-exp", lambda lse, _: np.exp(-lse), "it is divided by the sum of exp(score) twice"),
-    ("exp(m), m the maximum", lambda _, top: np.exp(top), "the maximum is subtracted in the denominator only"),
-    ("exp(-m), m the maximum", lambda _, top: np.exp(-top), "the maximum is subtracted in the numerator only"),
-    ("1 / (1 + exp(lse)), lse the log-sum-exp", lambda lse, _: 1 / (1 + np.exp(lse)), "the sign of lse is the wrong one"),
-    ("lse, the log-sum-exp", lambda lse, _: lse, ""),
-)  # fmt: skip
+_OF_LSE: dict[str, tuple[Callable[[Numbers, Numbers], Numbers], str]] = {
+    "exp(lse - m), lse the log-sum-exp, m the maximum": (lambda lse, top: np.exp(lse - top), _UNNORMALISED),
+    "exp(m - lse), lse the log-sum-exp, m the maximum": (lambda lse, top: np.exp(top - lse), _TWICE),
+    "exp(lse), lse the log-sum-exp": (lambda lse, _: np.exp(lse), "exp(score) is not divided by its sum"),
+    "exp(-lse), lse the log-sum-exp": (lambda lse, _: np.exp(-lse), "it is divided by the sum of exp(score) twice"),
+    "exp(m), m the maximum": (lambda _, top: np.exp(top), "the maximum is subtracted in the denominator only"),
+    "exp(-m), m the maximum": (lambda _, top: np.exp(-top), "the maximum is subtracted in the numerator only"),
+    "1 / (1 + exp(lse)), lse the log-sum-exp": (lambda lse, _: 1 / (1 + np.exp(lse)), "the sign of lse is the wrong one"),
+    "lse, the log-sum-exp": (lambda lse, _: lse, ""),
+}  # fmt: skip
 """Functions of a query's log-sum-exp and maximum. With 1 / (1 + exp(-lse)), a key with a score of 0 counts in the denominator."""
 
 
-def _of_lse(function: Callable[[Numbers, Numbers], Numbers], queries: Queries) -> Numbers:
-    """A function of the log-sum-exp and the maximum of each query's scores."""
+def _of_lse(words: str, queries: Queries) -> Numbers:
+    """A function of the log-sum-exp and the maximum of each query's scores; by its words, which can be sent to another process."""
     with np.errstate(over="ignore", invalid="ignore"):
-        return np.asarray(function(queries.lse, queries.maximum)).ravel()
+        return np.asarray(_OF_LSE[words][0](queries.lse, queries.maximum)).ravel()
 
 
 TIMES: tuple[Formula, ...] = (
@@ -191,7 +184,7 @@ TIMES: tuple[Formula, ...] = (
       for other, words in _WHOSE.items()),
     Formula("max |k| / max |v| of its kv head", partial(_k_for_v, False), "V is dequantised with the scale of K"),
     Formula("max |k| / max |v| of its sequence and kv head", partial(_k_for_v, True), "V is dequantised with the scale of K"),
-    *(Formula(words, partial(_of_lse, function), bug) for words, function, bug in _OF_LSE),
+    *(Formula(words, partial(_of_lse, words), bug) for words, (_, bug) in _OF_LSE.items()),
     Formula("the number of q heads per kv head", partial(_power_of_feature, "group", 1)),
     Formula("1 / the number of q heads per kv head", partial(_power_of_feature, "group", -1)),
 )  # fmt: skip

@@ -1,13 +1,12 @@
 """Mining rules: the simplest exact conditions over integer features that tell two sets of examples apart.
 
-A table holds one integer of each feature for each example; real numbers are counted in a small unit. A `Term` is an integer made of
+A table holds one integer of each feature for each example. A `Term` is an integer made of
 one or two features, a `Literal` compares a term with a constant, a `Condition` is a conjunction of literals or the negation of one.
 `mine` finds the cheapest conditions that hold for all positive examples and for no negative one. It knows nothing of attention.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -41,14 +40,6 @@ _MAX_VALUES = 12
 """A residue or a name with more values than this is not told from each of those that it does not have, only from 0."""
 _NO_NEGATION = 4.0
 """Cost of a condition that is plain enough not to look for a negation."""
-_NOT_FAR = 5.0
-"""Cost of a condition up to which it is taken for the rule, so that no further terms are looked at: that of two plain literals."""
-_FEW = 8
-"""Examples of either kind from which on a real number may tell them apart: fewer are apart in one of some numbers by chance."""
-_STEPS, _LOGS, _LEADS = (10.0, 5.0, 1.0, 0.5), (math.log(2),), (1.0, 5.0, 2.0)
-"""Steps of round numbers, of logs of round numbers, and first digits of the numbers below 1 whose logs are round too."""
-_DECIMALS = 6
-"""Digits behind the point of a threshold."""
 _WIDE = 4096
 """Between two values that are further apart than this, constants are not compared one by one."""
 
@@ -60,7 +51,7 @@ class Term:
     What is subtracted may be rounded first: ``name - minus rounded to a multiple of size``.
 
     Attributes:
-        name: a feature, or an expression of two; see `column`.
+        name: a feature.
         minus: what is subtracted, of the same kind; empty for nothing.
         block: both are counted in blocks of this many.
         modulo: remainder by this; 0 for the number itself.
@@ -69,8 +60,6 @@ class Term:
         rounding: "up" or "down", to a multiple of `size`, or "mod", the remainder by it, of `minus`; empty for none.
         size: see `rounding`.
         single: whether one value of it may matter; of the number of a call, only from which on, and every how many.
-        unit: of a real number, what it is counted in, so that a table holds integers: thresholds on it are round numbers of which
-            1 is `1 / unit`; 0 for an integer.
     """
 
     name: str
@@ -82,36 +71,15 @@ class Term:
     single: bool = True
     rounding: Choice["", "up", "down", "mod"] = ""
     size: int = 1
-    unit: float = 0.0
 
     def of(self, table: Table) -> NDArray[np.int64]:
         """Its value for each example, int64 [examples]."""
-        value = column(table, self.name) // self.block
+        value = table[self.name] // self.block
         if self.rounding:
-            value = value - _rounded(column(table, self.minus), self.rounding, self.size)
+            value = value - _rounded(table[self.minus], self.rounding, self.size)
         elif self.minus:
-            value = value - column(table, self.minus) // self.block
+            value = value - table[self.minus] // self.block
         return value % self.modulo if self.modulo else value
-
-
-def column(table: Table, name: str) -> NDArray[np.int64]:
-    """A feature of each example, or a quotient, remainder or product of two, int64 [examples].
-
-    Args:
-        table: the examples.
-        name: a feature; or "a // b", "a % b", "a * b" of a feature b and a feature or a number a. A divisor is at least 1.
-    """
-    if name in table:
-        return table[name]
-    first, operation, second = name.split(" ")
-    b = table[second]
-    if operation == "*":
-        return (int(first) if first.isdigit() else table[first]) * b
-    found: NDArray[np.int64] = _QUOTIENTS[operation](table[first], b)
-    return found
-
-
-_QUOTIENTS = {"//": np.floor_divide, "%": np.remainder}
 
 
 def _rounded(x: NDArray[np.int64], rounding: str, size: int) -> NDArray[np.int64]:
@@ -200,21 +168,6 @@ def mine(table: Table, positive: Flags, terms: Sequence[Term], most: int = 6, se
     return sorted(found, key=lambda one: one.cost)[:most]
 
 
-def mine_further(
-    table: Table, positive: Flags, terms: Sequence[Term], further: Sequence[Term], most: int = 6
-) -> list[Condition]:
-    """Conditions as `mine` finds them; where they are far-fetched or there are none, `further` terms are tried besides.
-
-    Returns:
-        The cheapest conditions, cheapest first; empty if there is none.
-    """
-    found = mine(table, positive, terms, most)
-    if found and found[0].cost <= _NOT_FAR:
-        return found
-    found = list(dict.fromkeys([*found, *mine(table, positive, (*terms, *further), most)]))
-    return sorted(found, key=lambda one: one.cost)[:most]
-
-
 def _conjunctions(table: Table, positive: Flags, terms: Sequence[Term], most: int, seed: int) -> list[Condition]:
     """Conjunctions that are exact on all examples, sought among some of them and tried on all."""
     draw = np.random.default_rng(seed)
@@ -238,9 +191,6 @@ def _literals(holding: Table, against: Table, terms: Sequence[Term]) -> list[Lit
     for term in terms:
         inside, other = term.of(holding), term.of(against)
         low, high = int(inside.min()), int(inside.max())
-        if term.unit:
-            found += _thresholds(term, inside, other)
-            continue
         if term.single and low == high and (other != low).any():
             found.append(Literal(term, "==", low))
         values = np.unique(other)
@@ -258,47 +208,6 @@ def _literals(holding: Table, against: Table, terms: Sequence[Term]) -> list[Lit
         if len(above):
             found += [Literal(term, "<", c) for c in _between(high + 1, int(above[0]))]
     return found
-
-
-def _thresholds(term: Term, inside: NDArray[np.int64], other: NDArray[np.int64]) -> list[Literal]:
-    """Thresholds on a real number, round ones between the nearest values on both sides; none between few examples."""
-    if min(len(inside), len(other)) < _FEW:
-        return []
-    low, high = int(inside.min()), int(inside.max())
-    below, above = other[other < low], other[other > high]
-    found: list[Literal] = []
-    if len(below):
-        found.append(Literal(term, ">=", _roundest(int(below.max()), low, term.unit)))
-    if len(above):
-        found.append(Literal(term, "<", _roundest(high, int(above.min()), term.unit)))
-    return found
-
-
-def _roundest(below: int, last: int, unit: float) -> int:
-    """Of the numbers above one and up to another, all counted in units, the roundest.
-
-    That is 0, or a multiple of 10, 5, 1 or 0.5; the log of a power of two, or of 1, 2 or 5 times a power of ten, as thresholds on a
-    weight are; else the one with the fewest digits.
-    """
-    first = below + 1
-    for step in (*_STEPS, *_LOGS):
-        size = step / unit
-        least = math.ceil((first - 0.5) / size)  # the log of a number is a whole number of units up to rounding
-        multiples = [
-            number for number in (least, math.floor((last + 0.5) / size)) if first <= round(number * size) <= last
-        ]
-        if multiples:
-            return round(0 if first <= 0 <= last else min(multiples, key=abs) * size)
-    for step in _LEADS:
-        powers = range(-_DECIMALS, 0)
-        found = [round(math.log(step * 10.0**power) / unit) for power in powers]
-        if between := [one for one in found if first <= one <= last]:
-            return between[-1]
-    for digits in range(1, _DECIMALS):
-        size = 10.0**-digits / unit
-        if first <= round(math.ceil(first / size) * size) <= last:
-            return round(math.ceil(first / size) * size)
-    return last
 
 
 @lru_cache(maxsize=2**12)

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from functools import cache
 
 import numpy as np
 
-from assay.harness.attention.catalogue import ALL
+from assay.harness.attention.catalogue import public_reports
 from assay.harness.attention.hypotheses import BY_ID, FAMILY, Hypothesis
 from assay.harness.attention.oracle import oracle
 from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN, OUTPUT_SCALED
 from assay.harness.localize.diagnose import TITLES
+from assay.harness.localize.picturing import hides, picture_of
+from assay.harness.localize.reading import Numbers
 from assay.harness.localize.wording import does
 from assay.harness.picture import Picture
-from assay.harness.readout.known_effects import Known
+from assay.harness.readout.effects import Known
 from assay.harness.readout.operators import Operator
-from assay.harness.readout.picture import hides, picture_of
 from assay.harness.readout.queries import Flags
-from assay.harness.readout.reading import Numbers
 from assay.harness.readout.readout import ReadOut
 from assay.harness.readout.samples import Sample
 from assay.harness.readout.sentences import where
-from assay.harness.readout.symbols import legend
+from assay.harness.readout.words import legend
 from assay.harness.text import one_line, percent
 from assay.harness.verdict import OPERATOR, OPERATOR_SHOWN, UNEXPLAINED, Finding, serious
 
@@ -57,20 +56,6 @@ def name_of(operator: Operator, samples: Sequence[Sample]) -> Hypothesis | None:
         return None
     fits = (one for one in FAMILY if all(_gives(one, s)[s.bad].all() for s in few))
     return next((one for one in fits if any(_defined(one, s).any() for s in few)), None)
-
-
-def public_reports(id: str) -> tuple[str, ...]:
-    """Addresses of public reports of a bug of this name; empty if none is known."""
-    return _reports().get(id, ())
-
-
-@cache
-def _reports() -> dict[str, tuple[str, ...]]:
-    found: dict[str, tuple[str, ...]] = {}
-    for fault in ALL:
-        if fault.hypothesis:
-            found[fault.hypothesis] = tuple(dict.fromkeys((*found.get(fault.hypothesis, ()), *fault.links)))
-    return found
 
 
 def said(read: ReadOut) -> str:

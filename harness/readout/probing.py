@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import (
-    INPUTS,
     AttentionCall,
     CallSpec,
     Kernel,
@@ -124,20 +123,20 @@ _FIXED: tuple[Lens, ...] = (
 """Lengths that are always tried: around page and block sizes, with and without a prefix, alone and in batches."""
 _NOT_CAUSAL: tuple[Lens, ...] = (((20, 150),), ((9, 40), (30, 0)), ((70, 60),), ((3, 17),), ((1, 70), (1, 20)))
 """Lengths of calls without a causal mask."""
-_TWICE: tuple[Lens, ...] = (((90, 40),), ((20, 70), (9, 150)), ((1, 150), (1, 80)), ((70, 0),), ((1, 260),))
-"""Lengths of longer calls that are made twice in a row."""
 _LONG: tuple[Lens, ...] = (((4, 600),), ((600, 0),), ((1, 700),), ((2, 1100),), ((1, 2200),), ((2, 4200),))
 """Long ones, with few heads."""
 _HEADS = ((4, 2), (8, 2), (4, 4), (4, 1), (6, 3))
 """q and kv heads: groups of 2, 4 and 1, one kv head for all, and counts that are no powers of two."""
 _STEEP: tuple[Lens, ...] = (((40, 200),), ((1, 260),), ((30, 0), (9, 150)))
 """Lengths of calls with steep scores."""
+_OF_ALL_SIZES: tuple[Lens, ...] = (((9, 0),), ((5, 20),), ((1, 40),), ((4, 8), (7, 0)))
+"""Lengths of calls with values and scores of all sizes."""
 _EDGES = (1, 2, 8, 16, 32, 64, 128, 192, 256)
 """Sizes of pages and blocks."""
 
 
 def repeated_plans(data: str, dtype: torch.dtype) -> list[Plan]:
-    """Calls with outputs of one shape, one after the other: what a kernel keeps, and what it does now and then, shows in them."""
+    """Calls of a few lengths, one after the other: what a kernel does in every so many calls, or from one on, shows in them."""
     of_one = [Plan(((6, 9 + n % 5),), dtype=dtype, data=data, seed=3000 + n) for n in range(8)]
     of_two = [Plan(((5, 13 + n % 3), (4, 8 + n % 5)), dtype=dtype, data=data, seed=3050 + n) for n in range(8)]
     decode = [
@@ -145,12 +144,7 @@ def repeated_plans(data: str, dtype: torch.dtype) -> list[Plan]:
         for n in range(12)
     ]
     # Batches come first: a fault that begins at a call and shows only in batches would else seem to have been there always.
-    found = [*of_two[:5], *decode[:5], *of_one, *decode[5:], *of_two[5:]]
-    # What is kept of a call shows where the next one has the same shape, which may be long.
-    return found + [
-        Plan(lens, dtype=dtype, data=data, layer=n % 2, seed=3200 + 10 * n + again)
-        for n, lens in enumerate(_TWICE) for again in range(2)
-    ]  # fmt: skip
+    return [*of_two[:5], *decode[:5], *of_one, *decode[5:], *of_two[5:]]
 
 
 def fixed_plans(data: str, dtype: torch.dtype, long: bool = True) -> list[Plan]:
@@ -171,8 +165,16 @@ def fixed_plans(data: str, dtype: torch.dtype, long: bool = True) -> list[Plan]:
 
 
 def steep_plans(dtype: torch.dtype) -> list[Plan]:
-    """Calls whose scores spread widely."""
+    """Make calls whose scores spread widely."""
     return [Plan(lens, _HEADS[n % 2], 64, dtype, True, n, "steep", 2600 + n) for n, lens in enumerate(_STEEP)]
+
+
+def extreme_plans() -> list[Plan]:
+    """Make calls in float32 with values and with scores of all sizes, in which a format of 8 or 16 bits saturates or overflows."""
+    return [
+        Plan(lens, (4, 2), (64, 128)[n % 2], torch.float32, True, n, data, 2700 + n)
+        for data in ("values", "scores") for n, lens in enumerate(_OF_ALL_SIZES)
+    ]  # fmt: skip
 
 
 _MOST_VARIED = 2500
@@ -233,38 +235,6 @@ def _length(draw: random.Random, most: int) -> int:
     return draw.randrange(most)
 
 
-@dataclass(frozen=True)
-class History:
-    """What a kernel got before a call, as far as it may have kept it.
-
-    Attributes:
-        initial: (new, total) of the first sequence of the first call; zeros before it.
-        alike: (new, total) of each sequence of the first call with as many sequences, by their number.
-        previous: the same of the call before.
-        layer: layer of the call before; -1 before the first.
-        phase: phase of the call before.
-        output: output of the call before, [total_q, num_q_heads, head_dim_v].
-        k: keys of the call before.
-        v: values of the call before.
-    """
-
-    initial: tuple[int, int] = (0, 0)
-    alike: Mapping[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
-    previous: tuple[int, int] = (0, 0)
-    layer: int = -1
-    phase: str = ""
-    output: Tensor | None = None
-    k: Tensor | None = None
-    v: Tensor | None = None
-
-    def after(self, call: AttentionCall, out: Tensor) -> History:
-        """The history once a call was answered."""
-        lens = tuple(zip(call.lens_q, call.lens_k, strict=True))
-        initial = self.initial if self.layer >= 0 else lens[0]
-        alike = {len(lens): lens, **self.alike}
-        return History(initial, alike, lens[0], call.layer, call.phase, out, call.k, call.v)
-
-
 REFUSED = "refused"
 """The reason of a call that a kernel raised `KernelRefused` for, in `Prober.raised`."""
 
@@ -304,9 +274,6 @@ class Prober:
         asked: calls that it got.
         raised: calls that it did not answer, by the reason.
         of_kind: calls that it got, by layer and phase.
-        written: inputs that it wrote to, and in how many calls.
-        overwritten: outputs that it changed in the next call, by phase.
-        history: of the calls that it got.
         clock: seconds; see `budget_clock`.
     """
 
@@ -319,11 +286,7 @@ class Prober:
     asked: int = 0
     raised: dict[str, int] = field(default_factory=dict)
     of_kind: Counter[tuple[int, str]] = field(default_factory=Counter)
-    written: Counter[str] = field(default_factory=Counter)
-    overwritten: Counter[str] = field(default_factory=Counter)
-    history: History = field(default_factory=History)
     clock: Callable[[], float] = time.monotonic
-    _last: tuple[Tensor, Tensor] | None = None
     _shapes_seen: set[tuple[object, ...]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -365,13 +328,7 @@ class Prober:
         if fault := output_fault(call, out):
             self.raised[fault] = self.raised.get(fault, 0) + 1
             return None
-        found = out.detach().to("cpu", torch.float64, copy=True)
-        self.written.update(name for name in INPUTS if not same(getattr(given, name), getattr(call, name)))
-        if self._last is not None and not same(*self._last):
-            self.overwritten[self.history.phase] += 1
-        self._last = (out, out.clone())
-        self.history = self.history.after(call, found)
-        return found
+        return out.detach().to("cpu", torch.float64, copy=True)
 
     def _leave_out_compilation(self, call: AttentionCall, seconds: float) -> None:
         """Give the time of a first call of its shape back: a compiler specialises on dtype, heads and head dims."""
@@ -412,11 +369,3 @@ class Prober:
 def same(a: Tensor, b: Tensor) -> bool:
     """Whether both hold the same values; NaN equals NaN."""
     return bool(((a == b) | ((a != a) & (b != b))).all())
-
-
-def with_values(call: AttentionCall, v: Tensor) -> AttentionCall:
-    """The same call with other values."""
-    return replace(call, v=v)
-
-
-Asked = Callable[[AttentionCall], "Tensor | None"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
@@ -10,10 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from assay.harness.attention.call import AttentionCall
-from assay.harness.attention.oracle import oracle
-from assay.harness.readout.features import Ints, Pairs, in_units, own_keys, row_table
-from assay.harness.readout.probing import History
-from assay.harness.readout.reading import Numbers, right_weights, scores_of, visible
+from assay.harness.localize.reading import Numbers, own_keys, right_weights, scores_of, softmax, visible
+from assay.harness.readout.features import Ints, Pairs, row_table
 
 Flags = NDArray[np.bool_]
 _MOST_EXPONENT = 700.0
@@ -34,7 +32,6 @@ class Queries:
         rows: packed rows of q.
         number: of the call among those that the kernel computed.
         nth: of the call among those of its layer and phase.
-        history: what the kernel got before.
     """
 
     def __init__(
@@ -43,10 +40,8 @@ class Queries:
         rows: Sequence[int] | Ints,
         number: int = 0,
         nth: int = 0,
-        history: History | None = None,
     ) -> None:
         self.call, self.rows, self.number, self.nth = call, np.asarray(rows, dtype=np.int64), number, nth
-        self.history = history or History()
 
     @property
     def heads(self) -> int:
@@ -71,35 +66,12 @@ class Queries:
     @cached_property
     def table(self) -> dict[str, Ints]:
         """Features of each query and head, int64 [rows * heads] each."""
-        table = row_table(self.call, self.rows.tolist(), self.number, self.nth)
-        one = np.ones_like(table["row"])
-        (new, total), (last_new, last_total) = self.history.initial, self.history.previous
-        alike_new, alike_total = self._alike(table)
-        return table | {
-            "initial_new": new * one, "initial_total": total * one, "initial_prefix": (total - new) * one,
-            "alike_new": alike_new, "alike_total": alike_total, "alike_prefix": alike_total - alike_new,
-            "last_new": last_new * one, "last_total": last_total * one, "last_prefix": (last_total - last_new) * one,
-            "same_layer": int(self.history.layer in (-1, self.call.layer)) * one,
-            "same_phase": int(self.history.phase in ("", self.call.phase)) * one,
-            "lse": in_units(self.lse.ravel()), "maximum": in_units(self.maximum.ravel()), "top": self._top,
-        }  # fmt: skip
-
-    def _alike(self, table: Mapping[str, Ints]) -> tuple[Ints, Ints]:
-        """New tokens and length of the sequence at the same place in the first call with as many sequences, maybe this one."""
-        lens = self.history.alike.get(len(self.call.lens_q))
-        if lens is None:
-            return table["new"], table["total"]
-        kept = np.array(lens)[table["seq"]]
-        return kept[:, 0], kept[:, 1]
+        return row_table(self.call, self.rows.tolist(), self.number, self.nth)
 
     @cached_property
     def pairs(self) -> Pairs:
         """Features of each query, head and packed key, int64 [rows * heads * total_k] each."""
-        return Pairs(self.call, self.table, self._score_units)
-
-    def _score_units(self) -> Ints:
-        """The own scores in units, int64 [rows * heads * total_k]. No closure, so that queries can be sent to another process."""
-        return in_units(self.own_scores.ravel())
+        return Pairs(self.call, self.table)
 
     @cached_property
     def q(self) -> Numbers:
@@ -152,14 +124,6 @@ class Queries:
         found: Numbers = self.maximum + np.log(np.exp(self._seen_scores - self.maximum[..., None]).sum(-1))
         return found
 
-    @property
-    def _top(self) -> Ints:
-        """Index of the first key with the largest score, up to which the running maximum rises, int64 [rows * heads]."""
-        starts = np.array([k.start for _, k in own_keys(self.call)])
-        begins = starts[np.searchsorted(self.call.cu_seqlens_q.tolist(), self.rows, "right") - 1]
-        found: Ints = (self._seen_scores.argmax(-1) - begins[:, None]).ravel()
-        return found
-
     @cached_property
     def own_rows(self) -> Flags:
         """Keys of the query's own sequence, bool [rows, total_k]."""
@@ -189,11 +153,6 @@ class Queries:
         """The right output, float64 [rows, heads, head_dim_v]."""
         return self.of(self.weights)
 
-    @cached_property
-    def mean_size(self) -> float:
-        """Mean size of the numbers of the call's right output."""
-        return float(oracle(self.call).abs().mean())
-
     def of(self, weights: Numbers) -> Numbers:
         """The output of weights of every kv head, [rows, heads, kv heads, total_k] -> [rows, heads, head_dim_v]."""
         return einsum("thck,kcd->thd", weights, self.values)
@@ -213,17 +172,6 @@ class Queries:
     def attended(self, scores: Numbers) -> Numbers:
         """The output with other scores of the keys that should be seen, [rows, heads, total_k] -> [rows, heads, head_dim_v]."""
         return self.of_own(softmax(scores, self.visible[:, None]))
-
-
-def softmax(scores: Numbers, seen: Flags) -> Numbers:
-    """Weights of the keys that are seen, which broadcast to the scores; zero where no key is."""
-    masked = np.where(seen, scores, -np.inf)
-    top = masked.max(-1, keepdims=True)
-    masked -= np.where(np.isfinite(top), top, 0.0)
-    np.exp(masked, out=masked)
-    total = masked.sum(-1, keepdims=True)
-    masked /= np.where(total > 0, total, 1.0)
-    return masked
 
 
 def weighted_softmax(

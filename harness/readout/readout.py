@@ -17,12 +17,11 @@ from assay.harness.readout.forms import Tolerance
 from assay.harness.readout.mining import Condition, Literal
 from assay.harness.readout.operators import Operator
 from assay.harness.readout.probing import REFUSED, BudgetSpentError, Plan, Prober, budget_clock
-from assay.harness.readout.query_phrases import only
 from assay.harness.readout.samples import Exactness, Sample, Tally
 from assay.harness.readout.sentences import sentence
-from assay.harness.readout.symbols import real_words
+from assay.harness.readout.words import only
 
-CALLS, SECONDS = 3000, 60.0
+CALLS, SECONDS = 3000, 30.0
 """The budget of a read-out."""
 SLOW_S = 0.03
 """A kernel that takes longer on a small call gets fewer and shorter ones."""
@@ -48,7 +47,7 @@ class ReadOut:
         seconds: time taken.
         cpu_seconds: CPU time taken.
         complete: whether the budget sufficed.
-        notes: what the kernel did besides: wrote to its inputs, raised, gave other outputs to the same call.
+        notes: what the kernel did besides, such as raise.
         samples: what was seen.
         unsure: whether something stays open: a threshold between two values that were not asked for, or the calls whose findings
             it explains, on which it could not be tried.
@@ -121,7 +120,6 @@ def read_out(
             finder = _finder(prober, "levels" if family else "normal", seed, compared)
             if finder is not None:
                 finder.run()
-                finder.layouts()
         except BudgetSpentError:
             complete = False
         if finder is None:
@@ -134,7 +132,7 @@ def read_out(
         open_ = tuple(_between(*one) for one in finder.open_limits())
     return ReadOut(
         finder.operator, sentence(finder.operator), every, fresh, prober.asked, time.monotonic() - begun,
-        time.process_time() - cpu, complete, (*open_, *_without_mask(finder), *finder.layout_notes, *_notes(prober)),
+        time.process_time() - cpu, complete, (*open_, *_without_mask(finder), *_notes(prober)),
         tuple(finder.samples), unsure=bool(open_),
     )  # fmt: skip
 
@@ -177,8 +175,6 @@ def _exactness(samples: Sequence[Sample], base: float, data: str, device: str) -
 def _between(literal: Literal, wrong: int, right: int) -> str:
     low, high = sorted((wrong, right))
     text = only([Condition((literal,))])
-    if unit := literal.term.unit:
-        return f"{text}: the limit lies between {real_words(low, unit)} and {real_words(high, unit)}, where no query was seen"
     return f"{text}: the limit lies between {low} and {high}, where no call was made"
 
 
@@ -188,14 +184,9 @@ def _without_mask(finder: Finder) -> tuple[str, ...]:
 
 
 def _notes(prober: Prober) -> tuple[str, ...]:
-    found = [f"the kernel writes to its input {name}, in {_calls(n)}" for name, n in sorted(prober.written.items())]
-    found += [
-        f"the output of {'an' if phase == 'extend' else 'a'} {phase} call is overwritten by the next one, in {_calls(n)}"
-        for phase, n in sorted(prober.overwritten.items())
-    ]
     # A refusal says that the kernel does not compute such calls, which is no fault.
     raised = sorted((why, n) for why, n in prober.raised.items() if why != REFUSED)
-    return (*found, *(f"not answered: {why}, in {_calls(n)}" for why, n in raised))
+    return tuple(f"not answered: {why}, in {_calls(n)}" for why, n in raised)
 
 
 def _calls(number: int) -> str:

@@ -6,81 +6,42 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from assay.harness.readout.block_scales import WHOSE, BlockScale
-from assay.harness.readout.dim_blocks import InDims
 from assay.harness.readout.dims import Dims
 from assay.harness.readout.edges import Edge
-from assay.harness.readout.effects import (
-    Biased,
-    Constant,
-    Kept,
-    Limited,
-    Plus,
-    RunningAverage,
-    Scale,
-    ScaleAndTimes,
-    Times,
-    WithAtom,
-)
-from assay.harness.readout.elsewhere import FromElsewhere, Moved, MovedInParts, OtherKvHead
-from assay.harness.readout.exponentials import LEAST, MOST, Exponential
+from assay.harness.readout.effects import WHOSE, BlockScale, Constant, Known, Merged, Scale, ScaleAndTimes, Times
+from assay.harness.readout.elsewhere import FromElsewhere, Moved, OtherKvHead
 from assay.harness.readout.forms import BLANK
 from assay.harness.readout.formulas import Formula
 from assay.harness.readout.key_factors import KeyFactors, Part
-from assay.harness.readout.key_phrases import ALL_BUT, Keys, keys, of_keys
-from assay.harness.readout.known_effects import Known
-from assay.harness.readout.merges import Merged
 from assay.harness.readout.mining import Condition, Literal, Term, Value
-from assay.harness.readout.online_softmax import OnlineSoftmax
 from assay.harness.readout.operators import Clause, Effect, Operator
-from assay.harness.readout.query_phrases import only
-from assay.harness.readout.symbols import legend, plus, small, value_words
-from assay.harness.text import percent
+from assay.harness.readout.softmaxes import LEAST, MOST, Exponential, OnlineSoftmax
+from assay.harness.readout.words import ALL_BUT, Keys, keys, legend, of_keys, only, plus, value_words
 
 __all__ = ["legend", "sentence", "where"]
 
 Said = tuple[str, list[Condition]]
 """An effect in words, and the conditions on queries that its own conditions hold in common."""
 _CAUSAL = Literal(Term("causal"), "==", 1)
-_REST = "; the others are attention"
 
 
 def sentence(operator: Operator) -> str:
-    """What a kernel computes, as one sentence for each clause, without the last full stop; empty if it computes attention.
+    """Say what a kernel computes, one sentence for each clause, without the last full stop; empty if it computes attention.
 
-    A later sentence begins with "Elsewhere": of the clauses that show on a query, the first one counts. Blocks of output dims are
-    read apart, so that a sentence of another block begins anew.
+    A later sentence begins with "Elsewhere": of the clauses that show on a query, the first one counts.
     """
-    blocks = [clause.effect.block if isinstance(clause.effect, InDims) else None for clause in operator.clauses]
-    found = ""
-    for number, clause in enumerate(operator.clauses):
-        text = _clause(clause)
-        if len(set(blocks)) > 1:
-            text = text.replace(_REST, "", 1)
-        if number:
-            same = blocks[number] == blocks[number - 1]
-            text = f". Elsewhere, {text}" if same else f". {text[0].upper()}{text[1:]}"
-        found += text
-    return found
+    return ". Elsewhere, ".join(", ".join(filter(None, _text_and_place(clause))) for clause in operator.clauses)
 
 
 def where(operator: Operator) -> str | None:
     """Where an operator shows, as its sentence ends: "only in decode"; empty for always; None if one clause does not say it."""
-    if len(operator.clauses) != 1 or operator.clauses[0].sometimes < 1:
+    if len(operator.clauses) != 1:
         return None
     return _text_and_place(operator.clauses[0])[1]
 
 
-def _clause(clause: Clause) -> str:
-    found = ", ".join(filter(None, _text_and_place(clause)))
-    return found if clause.sometimes == 1 else f"{found}; it shows in {percent(clause.sometimes)} of these calls"
-
-
 def _text_and_place(clause: Clause) -> tuple[str, str]:
     """What a clause does, and where."""
-    if isinstance(clause.effect, InDims):
-        text, place = _text_and_place(replace(clause, effect=clause.effect.effect))
-        return f"{clause.effect.block.words}: {text}{_REST}", place
     mask = _mask(clause)
     if mask:
         text, conditions = mask, [_without_causal(clause.condition)]
@@ -104,36 +65,18 @@ def _effect(effect: Effect) -> Said:
             return f"the output is multiplied by {_formula(effect.factor)}", []
         case ScaleAndTimes():
             return f"scores are multiplied by {_formula(effect.scores)}; the output by {_formula(effect.output)}", []
-        case Plus():
-            return _added(effect), []
         case Constant():
             return _constant(effect.value), []
-        case Kept():
-            if effect.share == (0.0, 1.0):
-                return "the output of the previous call is returned", []
-            return _mixed("the output", "the output of the previous call", effect.share), []
-        case RunningAverage():
-            return _running(effect), []
         case Edge():
             return _edge(effect), []
         case BlockScale():
             return _block_scale(effect)
-        case Limited():
-            return _limited(effect), []
         case Exponential():
             return _exponential(effect), []
-        case Biased():
-            does = "gains" if effect.slope > 0 else "loses"
-            return f"each scaled score {does} {abs(effect.slope):.3g} per token of distance |p - j|, as with ALiBi", []
-        case WithAtom():
-            return _mixed("the output", effect.atom.words, effect.share), []
         case FromElsewhere():
             return _elsewhere(effect), []
         case OtherKvHead():
             return _kv_head(effect.kv, effect.what), []
-        case MovedInParts():
-            texts = [_moved(part) for part in effect.parts]
-            return "; ".join(text for text, _ in texts), texts[0][1]
         case Merged():
             return _merged(effect), []
         case OnlineSoftmax():
@@ -158,28 +101,6 @@ def _formula(formula: Formula) -> str:
     return f"{formula.words}: {formula.bug}" if formula.bug else formula.words
 
 
-def _mixed(what: str, other: str, share: tuple[float, float]) -> str:
-    """A mixture: "the output is 0.7 times the right one plus 0.3 times that of the previous call"."""
-    right, rest = share
-    if right == 1:
-        return f"{_number(rest)} times {other} is added to {what.replace('the output of', 'that of')}"
-    other = other.replace("the output of", "that of")
-    mine = f"{_number(right)} times the right one plus " if right else ""
-    return f"{what} is {mine}{_number(rest)} times {other}"
-
-
-def _running(effect: RunningAverage) -> str:
-    right, before = (_number(share) for share in effect.share)
-    return f"the output of query i is {right} times the right one plus {before} times the output of query i - 1"
-
-
-def _added(effect: Plus) -> str:
-    of = " times the mean |output| of the call" if effect.relative else ""
-    if effect.value < 0:
-        return f"{_number(-effect.value)}{of} is subtracted from every element of the output"
-    return f"{_number(effect.value)}{of} is added to every element of the output"
-
-
 NOT_WRITTEN = "the output is not written: it is zero"
 """What is zero was most likely never stored; nothing is scaled by zero."""
 
@@ -192,18 +113,6 @@ def _constant(value: float) -> str:
     return NOT_WRITTEN if value == 0 else f"every element of the output is {_number(value)}"
 
 
-def _limited(effect: Limited) -> str:
-    limit = _number(effect.limit)
-    if effect.how == "capped":
-        return f"scaled scores are soft-capped at {limit}: s becomes {limit} tanh(s / {limit})"
-    scores = "scaled scores" if effect.scaled else "q k products (unscaled)"
-    what = "values" if effect.what == "values" else scores
-    if effect.how == "clamped":
-        return f"{what} are clamped to +-{limit}"
-    of = "|V|" if effect.what == "values" else "an unscaled q k product"
-    return f"the output is {effect.how} wherever {of} exceeds {limit}"
-
-
 def _exponential(effect: Exponential) -> str:
     law = effect.law.words.format(t=effect.parameter)
     if effect.law in (LEAST, MOST):
@@ -212,23 +121,9 @@ def _exponential(effect: Exponential) -> str:
 
 
 def _elsewhere(effect: FromElsewhere) -> str:
-    source, taker, (right, other) = effect.source.words, effect.source.taker, effect.share
-    alone = effect.share == (0.0, 1.0)
-    mine = f"{_number(right)} times its own" + " plus" if right else ""
-    if effect.what == "query":
-        given = (
-            f"the q of {source}"
-            if alone
-            else f"{mine} q plus {_number(other)} times that of {source}".replace(" plus q", " q")
-        )
-        return f"{taker} is scored with {given}"
-    if effect.what == "weights":
-        if alone:
-            return f"{taker} applies the softmax weights of {source} to its own values"
-        return f"the softmax weights of {taker} are {mine} {_number(other)} times those of {source}".replace("  ", " ")
-    if alone:
-        return f"{taker} gets the output of {source}"
-    return _mixed(f"the output of {taker}", f"the output of {source}", effect.share)
+    source = effect.source
+    does = "is scored with the q of" if effect.what == "query" else "gets the output of"
+    return f"{source.taker} {does} {source.words}"
 
 
 def _kv_head(kv: Value, what: str) -> str:
@@ -255,7 +150,6 @@ def _merged(effect: Merged) -> str:
         "cached base-e": f"{parts} are merged in base 2, but the log-sum-exp of the cached keys is in base e",
         "new base2": f"{parts} are merged in base e, but the log-sum-exp of the new keys is in base 2",
         "new base-e": f"{parts} are merged in base 2, but the log-sum-exp of the new keys is in base e",
-        "next head": f"{parts} are merged by the log-sum-exps of the next q head",
         "mean": f"K is smoothed by the mean of {each}, not by that of the sequence",
     }[effect.law]
 
@@ -281,16 +175,11 @@ def _online(effect: OnlineSoftmax) -> str:
 def _moved(effect: Moved) -> Said:
     what = {"k": "K", "v": "V", "kv": "K and V"}[effect.what]
     which, inner = _split(effect.condition)
-    source = "the same packed row of the previous call" if effect.stale else effect.words
-    of = f"{what} of {which.text if which else effect.of}"
-    if which is None and (effect.stale or source.startswith("key j of ")):
+    source = effect.words
+    of = f"{what} of {which.text if which else 'key j'}"
+    if which is None and source.startswith("key j of "):
         of, source = what, source.removeprefix("key j of ")
-    if effect.share == (0.0, 1.0):
-        return f"{of} {'are' if effect.what == 'kv' else 'is'} read from {source}", inner
-    right, other = effect.share
-    those = "those" if effect.what == "kv" else "that"
-    mine = f"{_number(right)} times {'their' if effect.what == 'kv' else 'its'} own plus " if right else ""
-    return f"{of} {'are' if effect.what == 'kv' else 'is'} {mine}{_number(other)} times {those} of {source}", inner
+    return f"{of} {'are' if effect.what == 'kv' else 'is'} read from {source}", inner
 
 
 def _split(condition: Condition, universe: str = "seen") -> tuple[Keys | None, list[Condition]]:
@@ -344,7 +233,7 @@ def _key_factors(effect: KeyFactors) -> Said:
     if effect.phantom is not None:
         number = value_words(effect.phantom) if isinstance(effect.phantom, Value) else effect.phantom.words
         extra = f"the softmax denominator counts {number} extra {'key' if number == '1' else 'keys'}"
-        extra += f" with a score of {effect.phantom_score:g}"
+        extra += " with a score of 0"
         text = "; ".join(filter(None, (text, extra)))
     return text, common
 
@@ -435,7 +324,7 @@ def _shifted_mask(term: Term, op: str, by: int) -> str:
     """A causal mask that is too narrow by some keys, or too wide by minus as many; empty if the term is not a distance."""
     if (term.name, term.minus) != ("pos", "j") or (op == "==" and by not in (1, -1)):
         return ""
-    size = f"{small(abs(by))} key{'s' * (abs(by) > 1)} too {'narrow' if by > 0 else 'wide'}"
+    size = f"{abs(by)} key{'s' * (abs(by) > 1)} too {'narrow' if by > 0 else 'wide'}"
     if by == 1:
         return f"causal mask {size}: query i does not see its own key"
     if by == -1:

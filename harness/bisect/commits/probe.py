@@ -35,9 +35,6 @@ from assay.harness.localize.bounds import bound_of
 from assay.harness.localize.diagnose import diagnose
 from assay.harness.localize.kernel_runs import KernelRun, run_and_repeat
 from assay.harness.offline.observed import Reader
-from assay.harness.readout.named import said
-from assay.harness.readout.operators import Operator
-from assay.harness.readout.sentences import sentence
 
 _OWN = {"torch", "numpy", *sys.stdlib_module_names}
 """Never imported from a worktree unless the kernel has that name: they are already loaded, and cannot be loaded twice."""
@@ -130,9 +127,7 @@ def measure_commit(task: Task, before_reading: Callable[[Measurement], None] = l
         return measured
     before_reading(measured)
     seen = reader.observe(findings, kernel, kernels.declaration(kernel), run.results)
-    clauses = seen.read.operator.clauses if seen.read and said(seen.read) else ()
-    operator = tuple(sentence(Operator((clause,))) for clause in clauses)
-    return measured.model_copy(update={"findings": seen.findings, "operator": operator})
+    return measured.model_copy(update={"findings": seen.findings, "operator": seen.clauses})
 
 
 def _rows(run: KernelRun, calls: Sequence[ProbeCall]) -> tuple[CallErrors, ...]:

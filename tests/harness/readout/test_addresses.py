@@ -11,14 +11,14 @@ from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.oracle import sequences
+from assay.harness.localize.reading import read
 from assay.harness.readout.addresses import addresses
 from assay.harness.readout.elsewhere import Moved
-from assay.harness.readout.explained import Explained
 from assay.harness.readout.forms import CallContext, Row, Tolerance, fits
 from assay.harness.readout.operators import Clause, Operator
 from assay.harness.readout.probing import Plan, Prober
 from assay.harness.readout.queries import Queries
-from assay.harness.readout.reading import read
+from assay.harness.readout.samples import Explained
 from assay.harness.readout.sentences import sentence
 
 LENS = [((9, 16), (12, 5)), ((1, 20), (1, 33), (1, 7)), ((20, 15),), ((6, 3), (5, 18), (7, 40))]
@@ -71,15 +71,6 @@ def in_pool(call: AttentionCall, number: int, start: int, j: int) -> int:
     return -1
 
 
-def by_table(call: AttentionCall, number: int, start: int, j: int) -> int:
-    """The key that a table of pages of 8 leads to whose row of a sequence is sought behind as many entries as its own has."""
-    pages = [-(-length // 8) for length in call.lens_k]
-    table = [(seq, page) for seq, count in enumerate(pages) for page in [*range(count), *[-1] * (max(pages) - count)]]
-    seq, page = table[number * pages[number] + j // 8]
-    index = page * 8 + j % 8
-    return int(call.cu_seqlens_k[seq]) + index if 0 <= index < call.lens_k[seq] else -1
-
-
 def pool_starts(call: AttentionCall) -> list[int]:
     found = [0]
     for length in call.lens_k:
@@ -100,9 +91,6 @@ CASES: list[tuple[Where, str, str]] = [
     (lambda call, b, start, j: start + j // 16 * 16 + j % 4, "k", "K of key j is read from key (j rounded down to 16) + (j mod 4)"),
     (in_pool, "kv",
      "K and V of key j are read from the slot of its packed row, in a pool of pages of 8 whose empty slots are not counted"),
-    (by_table, "kv",
-     "K and V of key j are read from entry b x (pages of its sequence) + j // 8 of a table of pages of 8, as wide as the longest "
-     "sequence"),
 ]  # fmt: skip
 
 

@@ -11,14 +11,13 @@ from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, Mask
 from assay.harness.attention.oracle import sequences
-from assay.harness.readout.edges import Edge, edges
-from assay.harness.readout.explained import Explained
-from assay.harness.readout.expressions import Amount, Sum
+from assay.harness.localize.reading import read
+from assay.harness.readout.edges import Amount, Edge, Sum, edges
 from assay.harness.readout.forms import CallContext, Row, Tolerance, fits
 from assay.harness.readout.operators import Clause, Operator
 from assay.harness.readout.probing import Plan, Prober
 from assay.harness.readout.queries import Queries
-from assay.harness.readout.reading import read
+from assay.harness.readout.samples import Explained
 from assay.harness.readout.sentences import sentence
 
 LENS = [((40, 21),), ((9, 16), (23, 5)), ((1, 70), (1, 33)), ((33, 0),), ((7, 130),)]
@@ -77,11 +76,9 @@ CASES: list[tuple[Sees, str]] = [
     ),
     (
         lambda i, prefix, new, j: (prefix + i) // 12 * 12 - 24 <= j <= prefix + i,
-        "query i sees no keys j < (p rounded down to 12) - 24",
     ),
     (
         lambda i, prefix, new, j: j <= prefix + i and (j < (prefix + i + 1) // 20 * 20 or prefix + i < 20),
-        "query i sees keys j <= ((p + 1) rounded down to 20) - 1",
     ),
 ]  # fmt: skip
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from assay.harness.readout.expressions import Amount, Blocks, Search, Sum, amounts_of
+from assay.harness.readout.edges import Amount, Blocks, Search, Sum, amounts_of
 
 RANDOM = np.random.default_rng(3)
 TABLE = {name: RANDOM.integers(1, 300, 60) for name in ("prefix", "new", "i", "seq", "first_total", "most_new")}

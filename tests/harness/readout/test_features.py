@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 import torch
 
 from assay.harness.attention.call import Mask
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.readout.features import (
-    HISTORY,
-    PAIR_TERMS,
-    ROW_TERMS,
-    TILES,
-    UNIT,
-    Ints,
-    Pairs,
-    chosen,
-    joined,
-    own_keys,
-    row_table,
-)
+from assay.harness.localize.reading import own_keys
+from assay.harness.readout.features import PAIR_TERMS, ROW_TERMS, Pairs, chosen, joined, row_table
 from assay.harness.readout.mining import Term
-from assay.harness.readout.probing import History
-from assay.harness.readout.queries import Queries
 
 LENS = [(3, 4), (1, 0), (2, 6)]
 HEADS, KV_HEADS = 4, 2
@@ -33,20 +18,64 @@ ROWS = [0, 2, 3, 5]
 CALL = call_of(LENS, (HEADS, KV_HEADS), 8, torch.float32, "cpu")
 
 
-def no_scores() -> Ints:
-    raise AssertionError("scores are not asked for here")
+def test_a_tile_that_packs_heads_has_fewer_tokens() -> None:
+    call = call_of([(80, 5)], (4, 2), 8, torch.float32, "cpu")
+    found = row_table(call, [0, 31, 32, 70])
+    assert found["first_packed_64"][::4].tolist() == [5, 5, 37, 69]
+    assert found["last_packed_64"][::4].tolist() == [36, 36, 68, 84]
+    assert found["first_64"][::4].tolist() == [5, 5, 5, 69]
+    assert found["last_64"][::4].tolist() == [68, 68, 68, 84]
 
 
-def test_tiles_are_counted_within_the_batch() -> None:
-    lens = [(40, 3), (0, 5), (17, 0), (64, 9)]
-    call = call_of(lens, (4, 1), 8, torch.float32, "cpu")
-    found = row_table(call, range(40 + 17 + 64))
-    for name, size in (("16", 16), ("64", 64), ("packed_64", 16)):
-        tiles = [(seq, i // size) for seq, (new, _) in enumerate(lens) for i in range(new)]
-        order = list(dict.fromkeys(tiles))
-        assert found[f"tile_{name}"][::4].tolist() == [order.index(one) for one in tiles]
-        assert set(found[f"tiles_{name}"]) == {len(order)}
-        assert set(found[f"grid_{name}"]) == {math.ceil(len(tiles) / size)}
+def test_the_features_of_a_query_and_a_key() -> None:
+    queries = row_table(CALL, ROWS)
+    pairs = Pairs(CALL, queries)
+    place = 0
+    for query in range(len(ROWS) * HEADS):
+        seq, i, prefix = (int(queries[name][query]) for name in ("seq", "i", "prefix"))
+        for other, (new, cached) in enumerate(LENS):
+            for j in range(new + cached):
+                expected = {
+                    "j": j, "left": new + cached - 1 - j, "other": other - seq, "fresh": j - prefix, "ahead": j - i,
+                    "key_seq": other, "key_row": sum(a + b for a, b in LENS[:other]) + j,
+                    "head": int(queries["head"][query]), "row": int(queries["row"][query]),
+                }  # fmt: skip
+                assert {name: int(pairs[name][place]) for name in expected} == expected
+                place += 1
+    assert all(len(pairs[name]) == place for name in pairs)
+    assert len(pairs) == len(list(pairs))
+
+
+def test_pairs_are_made_when_they_are_asked_for_and_once() -> None:
+    some = {name: row_table(CALL, ROWS)[name] for name in ("row", "prefix")}
+    pairs = Pairs(CALL, some)
+    assert pairs["fresh"] is pairs["fresh"]
+    with pytest.raises(KeyError, match="i"):
+        pairs["ahead"]  # needs a feature that is not there
+
+
+def test_the_phase_and_the_mask_are_features() -> None:
+    decode = call_of([(1, 5)], (2, 1), 8, torch.float32, "cpu")
+    other = decode.with_spec(phase="decode", mask=Mask(causal=False), layer=3)
+    found = row_table(other, [0])
+    assert (found["decode"].tolist(), found["causal"].tolist(), found["layer"].tolist()) == ([1, 1], [0, 0], [3, 3])
+
+
+def test_the_own_keys_of_each_sequence() -> None:
+    assert own_keys(CALL) == [
+        (slice(0, 3), slice(0, 7)),
+        (slice(3, 4), slice(7, 8)),
+        (slice(4, 6), slice(8, 16)),
+    ]
+
+
+def test_tables_are_joined_and_examples_chosen() -> None:
+    both = joined([row_table(CALL, [0]), row_table(CALL, [5])])
+    assert both["row"].tolist() == [0] * HEADS + [5] * HEADS
+    assert chosen(both, np.array([0, 7]))["row"].tolist() == [0, 5]
+    assert chosen(both, both["row"] == 5)["head"].tolist() == [0, 1, 2, 3]
+    pairs = Pairs(CALL, row_table(CALL, [0]))
+    assert chosen({"j": pairs["j"]}, np.array([6, 7]))["j"].tolist() == [6, 0]
 
 
 def test_the_features_of_a_query() -> None:
@@ -73,8 +102,6 @@ def test_the_features_of_a_query() -> None:
                 **{f"last_{size}": prefix + new - 1 for size in (16, 32, 64, 128)},
                 **{f"first_packed_{rows}": prefix for rows in (64, 128)},
                 **{f"last_packed_{rows}": prefix + new - 1 for rows in (64, 128)},
-                **{f"tile_{name}": seq for name in TILES}, **{f"tiles_{name}": 3 for name in TILES},
-                **{f"grid_{name}": 1 for name in TILES},
             })  # fmt: skip
     assert found.keys() == expected[0].keys()
     for name, column in found.items():
@@ -82,136 +109,8 @@ def test_the_features_of_a_query() -> None:
         assert column.tolist() == [one[name] for one in expected], name
 
 
-def test_a_tile_that_packs_heads_has_fewer_tokens() -> None:
-    call = call_of([(80, 5)], (4, 2), 8, torch.float32, "cpu")
-    found = row_table(call, [0, 31, 32, 70])
-    assert found["first_packed_64"][::4].tolist() == [5, 5, 37, 69]
-    assert found["last_packed_64"][::4].tolist() == [36, 36, 68, 84]
-    assert found["first_64"][::4].tolist() == [5, 5, 5, 69]
-    assert found["last_64"][::4].tolist() == [68, 68, 68, 84]
-
-
-def test_the_features_of_a_query_and_a_key() -> None:
-    queries = row_table(CALL, ROWS)
-    scores = np.arange(len(ROWS) * HEADS * sum(new + cached for new, cached in LENS))
-    pairs = Pairs(CALL, queries, lambda: scores)
-    place = 0
-    for query in range(len(ROWS) * HEADS):
-        seq, i, prefix = (int(queries[name][query]) for name in ("seq", "i", "prefix"))
-        for other, (new, cached) in enumerate(LENS):
-            for j in range(new + cached):
-                expected = {
-                    "j": j, "left": new + cached - 1 - j, "other": other - seq, "fresh": j - prefix, "ahead": j - i,
-                    "key_seq": other, "key_row": sum(a + b for a, b in LENS[:other]) + j,
-                    "head": int(queries["head"][query]), "row": int(queries["row"][query]),
-                }  # fmt: skip
-                assert {name: int(pairs[name][place]) for name in expected} == expected
-                assert pairs["score"][place] == place
-                place += 1
-    assert all(len(pairs[name]) == place for name in pairs)
-    assert len(pairs) == len(list(pairs))
-
-
-def test_pairs_are_made_when_they_are_asked_for_and_once() -> None:
-    some = {name: row_table(CALL, ROWS)[name] for name in ("row", "prefix")}
-    pairs = Pairs(CALL, some, no_scores)
-    assert pairs["fresh"] is pairs["fresh"]
-    with pytest.raises(KeyError, match="i"):
-        pairs["ahead"]  # needs a feature that is not there
-
-
-def test_the_phase_and_the_mask_are_features() -> None:
-    decode = call_of([(1, 5)], (2, 1), 8, torch.float32, "cpu")
-    other = decode.with_spec(phase="decode", mask=Mask(causal=False), layer=3)
-    found = row_table(other, [0])
-    assert (found["decode"].tolist(), found["causal"].tolist(), found["layer"].tolist()) == ([1, 1], [0, 0], [3, 3])
-
-
-def kept(history: History, lens: list[tuple[int, int]] = LENS) -> dict[str, list[int]]:
-    """Features of the first head of each query, in a call after these."""
-    call = call_of(lens, (HEADS, KV_HEADS), 8, torch.float32, "cpu")
-    table = Queries(call, range(len(call.q)), history=history).table
-    return {name: table[name][::HEADS].tolist() for name in (*HISTORY, "same_layer", "same_phase")}
-
-
-def after(*some: tuple[list[tuple[int, int]], int, str]) -> History:
-    """The history of calls with these lengths, layers and phases."""
-    history = History()
-    for lens, layer, phase in some:
-        call = call_of(lens, (2, 1), 8, torch.float32, "cpu").with_spec(layer=layer, phase=phase)
-        history = history.after(call, torch.zeros(0))
-    return history
-
-
-def test_before_the_first_call_nothing_is_kept_and_its_own_lengths_are_those_of_its_place() -> None:
-    found = kept(History())
-    assert all(found[f"{name}_{of}"] == [0] * 6 for name in ("initial", "last") for of in ("new", "total", "prefix"))
-    assert found["alike_new"] == [3, 3, 3, 1, 2, 2]
-    assert found["alike_total"] == [7, 7, 7, 1, 8, 8]
-    assert found["alike_prefix"] == [4, 4, 4, 0, 6, 6]
-    assert found["same_layer"] == found["same_phase"] == [1] * 6
-
-
-def test_the_lengths_of_the_first_call_and_of_the_one_before() -> None:
-    found = kept(after(([(5, 2), (1, 1)], 0, "extend"), ([(1, 9)], 2, "decode")))
-    assert [found[f"initial_{of}"][0] for of in ("new", "total", "prefix")] == [5, 7, 2]
-    assert [found[f"last_{of}"][0] for of in ("new", "total", "prefix")] == [1, 10, 9]
-    assert found["same_layer"] == found["same_phase"] == [0] * 6
-    found = kept(after(([(1, 9)], 2, "decode"), ([(1, 9)], 0, "extend")))
-    assert found["same_layer"] == found["same_phase"] == [1] * 6
-
-
-def test_the_lengths_at_the_same_place_in_the_first_call_with_as_many_sequences() -> None:
-    of_three, of_two = [(2, 5), (4, 0), (1, 9)], [(8, 8), (9, 9)]
-    history = after((of_two, 0, "extend"), (of_three, 0, "extend"), ([(6, 6)] * 3, 0, "extend"))
-    assert set(history.alike) == {2, 3}
-    found = kept(history)
-    assert found["alike_new"] == [2, 2, 2, 4, 1, 1]
-    assert found["alike_total"] == [7, 7, 7, 4, 10, 10]
-    assert found["alike_prefix"] == [5, 5, 5, 0, 9, 9]
-    assert kept(history, [(1, 0), (1, 3)])["alike_total"] == [16, 18]
-    assert kept(history, [(1, 3)])["alike_total"] == [4]  # its own, as the first of its kind
-
-
-def test_the_own_keys_of_each_sequence() -> None:
-    assert own_keys(CALL) == [
-        (slice(0, 3), slice(0, 7)),
-        (slice(3, 4), slice(7, 8)),
-        (slice(4, 6), slice(8, 16)),
-    ]
-
-
-def test_tables_are_joined_and_examples_chosen() -> None:
-    both = joined([row_table(CALL, [0]), row_table(CALL, [5])])
-    assert both["row"].tolist() == [0] * HEADS + [5] * HEADS
-    assert chosen(both, np.array([0, 7]))["row"].tolist() == [0, 5]
-    assert chosen(both, both["row"] == 5)["head"].tolist() == [0, 1, 2, 3]
-    pairs = Pairs(CALL, row_table(CALL, [0]), no_scores)
-    assert chosen({"j": pairs["j"]}, np.array([6, 7]))["j"].tolist() == [6, 0]
-
-
 @pytest.mark.parametrize(("terms", "of_key"), [(ROW_TERMS, ()), (PAIR_TERMS, Pairs._OF_KEY)], ids=["row", "pair"])
 def test_terms_speak_of_features_that_exist(terms: tuple[Term, ...], of_key: tuple[str, ...]) -> None:
-    known = {*row_table(CALL, [0]), *HISTORY, "same_layer", "same_phase", "lse", "maximum", "top", *of_key}
+    known = {*row_table(CALL, [0]), *of_key}
     assert {name for term in terms for name in (term.name, term.minus) if name} <= known
     assert len(set(terms)) == len(terms)
-
-
-def test_the_log_sum_exp_the_maximum_and_the_key_of_the_largest_score() -> None:
-    queries = Queries(CALL, ROWS)
-    sequences = [(seq, i) for seq, (new, _) in enumerate(LENS) for i in range(new)]
-    place = 0
-    for row in ROWS:
-        seq, i = sequences[row]
-        start = sum(a + b for a, b in LENS[:seq])
-        for head in range(HEADS):
-            seen = range(start, start + LENS[seq][1] + i + 1)
-            scores = [CALL.scale * float(CALL.q[row, head].double() @ CALL.k[key, head // 2].double()) for key in seen]
-            assert queries.table["lse"][place] * UNIT == pytest.approx(
-                math.log(sum(map(math.exp, scores))), abs=2 * UNIT
-            )
-            assert queries.table["maximum"][place] * UNIT == pytest.approx(max(scores), abs=2 * UNIT)
-            assert queries.table["top"][place] == scores.index(max(scores))
-            of_keys = queries.pairs["score"].reshape(len(ROWS) * HEADS, -1)[place, start : start + len(scores)]
-            np.testing.assert_allclose(of_keys * UNIT, scores, atol=2 * UNIT)
-            place += 1

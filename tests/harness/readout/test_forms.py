@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from assay.harness.attention.call import AttentionCall
+from assay.harness.localize.reading import Flags, Numbers, Reading, right_weights, scores_of, visible
 from assay.harness.readout.forms import BLANK, CallContext, Fit, Row, Tolerance, fits
 from assay.harness.readout.probing import Plan
-from assay.harness.readout.reading import Flags, Numbers, Reading, right_weights, scores_of, visible
 
 CALL = Plan(((6, 10), (5, 9)), (4, 2), 32, seed=3).make()
 KEYS = 30
@@ -92,6 +92,8 @@ def split() -> Numbers:
 
 ALL_OF_ROW = float((VISIBLE * np.exp(OF_ROW)).sum())
 HALF_SLOPE = np.where(np.arange(KEYS) < 5, 0.5, 1.0)
+
+
 CASES: dict[str, Callable[[], Row]] = {
     "right": lambda: row_of(RIGHT[QUERY, HEAD]),
     "zero": lambda: row_of(np.zeros((2, KEYS))),
@@ -106,16 +108,11 @@ CASES: dict[str, Callable[[], Row]] = {
     "kv and unseen": lambda: row_of(on_own(softmax(SCORES[QUERY, HEAD, 0], factors(key3=0)), kv=0)),
     "scale": lambda: row_of(on_own(softmax(1.4 * OF_ROW))),
     "slopes": lambda: row_of(on_own(softmax(HALF_SLOPE * OF_ROW))),
-    "capped": lambda: row_of(on_own(softmax(3 * np.tanh(OF_ROW / 3)))),
-    "biased": lambda: row_of(on_own(softmax(OF_ROW - 0.05 * (13 - np.arange(KEYS))))),
     "pieces": lambda: row_of(split()),
     "output": lambda: row_of(RIGHT[4, 3]),
     "query": lambda: row_of(on_own(softmax(SCORES[9, 1, OWN]))),
     "values": lambda: row_of(moved_values()),
-    "query mixture": lambda: row_of(on_own(softmax(0.6 * OF_ROW + 0.4 * SCORES[9, 1, OWN]))),
-    "read twice": lambda: row_of(read_twice()),
     "scored": lambda: row_of(moved_keys()),
-    "mixture": lambda: row_of(0.75 * RIGHT[QUERY, HEAD] + 0.25 * RIGHT[8, 0]),
 }
 
 
@@ -135,16 +132,12 @@ CASES: dict[str, Callable[[], Row]] = {
         ("kv and unseen", set()),
         ("scale", {"scale"}),
         ("slopes", {"slopes"}),
-        ("capped", {"capped"}),
-        ("biased", {"biased"}),
         ("pieces", {"keys", "pieces"}),
         ("output", {"output"}),
         ("query", {"query"}),
         ("values", {"values"}),
         ("scored", {"keys", "scored"}),  # two keys, two factors
-        ("mixture", {"mixture"}),
-        ("query mixture", {"query-mixture"}),
-        ("read twice", {"keys", "values"}),  # four keys, four factors
+        # four keys, four factors
     ],
 )
 def test_the_forms_that_fit(case: str, forms: set[str]) -> None:
@@ -162,20 +155,10 @@ def fit_of(case: str, form: str) -> Fit:
         ("constant", "constant", 0.75),
         ("scale", "scale", 1.4),
         ("slopes", "slopes", 0.5),
-        ("capped", "capped", 3.0),
-        ("biased", "biased", -0.05),
     ],
 )
 def test_the_number_of_a_form(case: str, form: str, number: float) -> None:
     assert fit_of(case, form).number == pytest.approx(number, rel=1e-4)
-
-
-@pytest.mark.parametrize("cap", [0.5, 15.0, 50.0])
-def test_caps_of_all_sizes(cap: float) -> None:
-    large = replace(CALL, q=3 * CALL.q)  # scores up to ten
-    scores = scores_of(large, ROWS)[QUERY, HEAD, OWN]
-    found = fits(row_of(on_own(softmax(cap * np.tanh(scores / cap))), call=large))
-    assert [fit.number for fit in found if fit.form == "capped"] == [pytest.approx(cap, rel=1e-3)]
 
 
 @pytest.mark.parametrize(
@@ -201,15 +184,6 @@ def test_what_the_denominator_counts_in_vain() -> None:
     found = fit_of("phantoms", "keys-and-mass")
     assert found.phantom == pytest.approx(3, rel=1e-4)
     assert found.mass == pytest.approx(ALL_OF_ROW / (ALL_OF_ROW + 3))
-
-
-def test_the_kv_head_and_the_source() -> None:
-    assert fit_of("kv", "kv").kv == 0
-    assert fit_of("unseen", "keys").kv == OWN
-    assert fit_of("output", "output").source == (4, 3)
-    assert fit_of("query", "query").source == (9, 1)
-    mixture = fit_of("mixture", "mixture")
-    assert (mixture.source, mixture.share) == ((8, 0), (0.75, 0.25))
 
 
 def test_the_slopes_of_keys() -> None:
@@ -258,40 +232,6 @@ def test_where_values_come_from() -> None:
     wanted = np.where(VISIBLE, OWN * KEYS + np.arange(KEYS), -1)
     wanted[4], wanted[[8, 9]] = OWN * KEYS + 20, 2
     assert found.tolist() == wanted.tolist()
-
-
-def test_values_that_are_read_twice() -> None:
-    found = fit_of("read twice", "values").keys
-    assert found is not None
-    wanted = np.where(VISIBLE, OWN * KEYS + np.arange(KEYS), -1)
-    wanted[[4, 5]] = OWN * KEYS + np.array([8, 7])
-    assert found.tolist() == wanted.tolist()
-
-
-def test_what_two_keys_gained_must_be_what_two_others_lost() -> None:
-    weights = read_twice()
-    weights[OWN, 8] *= 1.01
-    weights[OWN, 7] += 1 - weights.sum()
-    assert "values" not in {fit.form for fit in fits(row_of(weights))}
-    swapped = RIGHT[QUERY, HEAD].copy()
-    swapped[OWN, [4, 5]] = swapped[OWN, [5, 4]]
-    (found,) = [fit for fit in fits(row_of(swapped)) if fit.form == "values"]
-    assert found.keys is not None
-    assert found.keys[[4, 5, 6]].tolist() == [OWN * KEYS + 5, OWN * KEYS + 4, OWN * KEYS + 6]
-
-
-def test_a_mixture_of_queries_says_whose_and_in_which_shares() -> None:
-    fit = fit_of("query mixture", "query-mixture")
-    assert fit.source == (9, 1)
-    assert fit.share == pytest.approx((0.6, 0.4), abs=2e-3)
-    short = Plan(((1, 4), (5, 9)), (4, 2), 32, seed=3).make()
-    scores = scores_of(short, np.arange(6))
-    every = right_weights(short, np.arange(6), scores)
-    mixed = 0.6 * scores[0, HEAD, OWN] + 0.4 * scores[3, 1, OWN]
-    every[0, HEAD, OWN] = softmax(mixed, np.arange(19) < 5)
-    reading = Reading(short, np.arange(6), every, np.zeros((6, 4, 32)), np.zeros((6, 4)))
-    found = fits(Row(CallContext(reading), 0, HEAD, Tolerance()))
-    assert "query-mixture" not in {one.form for one in found}  # two shares fit almost any short row
 
 
 def test_where_keys_come_from() -> None:
@@ -399,3 +339,10 @@ def test_the_tolerance_follows_the_dtype(dtype: torch.dtype) -> None:
     loose = Row(narrow.context, QUERY, HEAD, Tolerance(2 * rounding, 8 * rounding, rounding / 1000))
     assert "scale" not in {fit.form for fit in fits(narrow)}
     assert "scale" in {fit.form for fit in fits(loose)}
+
+
+def test_the_kv_head_and_the_source() -> None:
+    assert fit_of("kv", "kv").kv == 0
+    assert fit_of("unseen", "keys").kv == OWN
+    assert fit_of("output", "output").source == (4, 3)
+    assert fit_of("query", "query").source == (9, 1)

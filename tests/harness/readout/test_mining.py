@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -20,9 +19,7 @@ from assay.harness.readout.mining import (
     Table,
     Term,
     Value,
-    column,
     mine,
-    mine_further,
     mine_values,
 )
 
@@ -249,42 +246,7 @@ def test_a_threshold_may_exclude_the_least_value_alone() -> None:
     assert {one.value for rule in found for one in rule.literals if one.term.name == "a"} >= {1, 6}
 
 
-def test_further_terms_are_tried_only_where_the_plain_ones_give_no_rule() -> None:
-    table = {"a": np.array([6, 7, 9, 8, 10, 15]), "b": np.array([3, 3, 3, 4, 4, 5])}
-    multiples = table["a"] % table["b"] == 0
-    plain, further = [Term("a", cost=0.3), Term("b", cost=0.3)], [Term("a % b", words=True)]
-    assert [str(one.literals[0].term.name) for one in mine_further(table, multiples, plain, further)] == ["a % b"]
-    assert all(" " not in one.literals[0].term.name for one in mine_further(table, table["a"] > 8, plain, further))
-    assert column(table, "a // b").tolist() == [2, 2, 3, 2, 2, 3]
-    assert column(table, "2 * b").tolist() == [6, 6, 6, 8, 8, 10]
-
-
 def reals(seed: int, threshold: float, count: int = 3000) -> tuple[dict[str, NDArray[np.int64]], Flags]:
     """Examples of a real number, positive below a threshold, beside an integer that says nothing."""
     x = np.random.default_rng(seed).normal(0.0, 3.0, count)
     return table(count, names="a") | {"x": np.floor(x / 1e-6).astype(np.int64)}, x < threshold
-
-
-@pytest.mark.parametrize("threshold", [0.0, 2.5, -4.0, math.log(2**-6), math.log(0.01)])
-@pytest.mark.parametrize("seed", range(3))
-def test_a_threshold_on_a_real_number_is_the_round_one_between_its_neighbours(threshold: float, seed: int) -> None:
-    examples, below = reals(seed, threshold)
-    found = conditions(examples, below, (A, Term("x", unit=1e-6)))[0]
-    assert [(one.term.name, one.op) for one in found.literals] == [("x", "<")]
-    assert found.literals[0].value == pytest.approx(threshold / 1e-6, abs=1)
-    others = conditions(examples, ~below, (A, Term("x", unit=1e-6)))[0]
-    assert [(one.op, one.value) for one in others.literals] == [(">=", found.literals[0].value)]
-
-
-def test_a_threshold_without_a_round_number_between_its_neighbours_is_one_of_few_digits() -> None:
-    examples, below = reals(0, 1.23456)
-    value = conditions(examples, below, (Term("x", unit=1e-6),))[0].literals[0].value
-    x = examples["x"]
-    assert x[below].max() < value <= x[~below].min()
-    assert value % 1000 == 0  # three digits behind the point tell its neighbours apart
-
-
-def test_a_few_examples_are_not_told_apart_by_a_real_number() -> None:
-    examples, _ = reals(0, 0.0, 200)
-    few = examples["x"] >= np.sort(examples["x"])[-3]
-    assert not mine(examples, few, (Term("x", unit=1e-6),))

@@ -9,17 +9,16 @@ import pytest
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
-from assay.harness.attention.catalogue import ALL
+from assay.harness.attention.catalogue import ALL, public_reports
 from assay.harness.attention.faults import fault, rounded_oracle
 from assay.harness.attention.hypotheses import BY_ID, FAMILY
 from assay.harness.attention.seeded import SeededFault
 from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN, OUTPUT_SCALED
 from assay.harness.localize.diagnose import STATE_KEPT
 from assay.harness.localize.wording import does
-from assay.harness.readout.effects import Constant
-from assay.harness.readout.known_effects import Known
+from assay.harness.readout.effects import Constant, Known
 from assay.harness.readout.mining import Condition, Literal, Term
-from assay.harness.readout.named import name_of, public_reports, said, with_operator
+from assay.harness.readout.named import name_of, said, with_operator
 from assay.harness.readout.operators import Clause, Effect, Operator
 from assay.harness.readout.probing import Plan
 from assay.harness.readout.queries import Queries
@@ -29,9 +28,8 @@ from assay.harness.readout.sentences import sentence
 from assay.harness.verdict import OPERATOR, UNEXPLAINED, Finding, Severity, cause_of
 
 
-def flipped(call: AttentionCall) -> Tensor:
-    """What no hypothesis is."""
-    return rounded_oracle(call).flip(-1)
+def next_head(call: AttentionCall) -> Tensor:
+    return rounded_oracle(call).roll(-1, 1)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +39,7 @@ def missing_mask() -> ReadOut:
 
 @pytest.fixture(scope="module")
 def unlisted() -> ReadOut:
-    return read_out(flipped)
+    return read_out(next_head)
 
 
 def finding(id: str, severity: Severity = "serious", equivalent: tuple[str, ...] = ()) -> Finding:
@@ -164,7 +162,7 @@ def test_a_headline_says_the_condition_that_was_read(missing_mask: ReadOut) -> N
     read = replace(missing_mask, operator=operator, sentence=sentence(operator))
     given = finding("mask-missing").model_copy(update={"does": "applies no causal mask where batch > 1"})
     [first] = with_operator([given], read)
-    assert first.does == "applies no causal mask, only where 64 or more tokens are cached"
+    assert first.does == "applies no causal mask, only where prefix >= 64"
     assert first.diagnosis == read.sentence
     assert "on the calls that were compared: it is wrong" in first.evidence
 

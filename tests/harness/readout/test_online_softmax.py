@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.readout.online_softmax import LAWS, TILES, OnlineSoftmax, online_softmaxes
 from assay.harness.readout.queries import Queries
+from assay.harness.readout.softmaxes import RESCALED, TILES, OnlineSoftmax, online_softmaxes
 
 CALL = call_of([(3, 20), (1, 9)], (2, 1), 16, torch.float64, "cpu", seed=2)
 QUERIES = Queries(CALL, np.arange(len(CALL.q)))
@@ -52,7 +52,7 @@ def by_loop(effect: OnlineSoftmax, row: int, head: int) -> np.ndarray:
 
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("tile", [1, 4, 16])
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("law", RESCALED)
 def test_sums_are_rescaled_as_the_law_says(law: str, tile: int, backward: bool) -> None:
     effect = OnlineSoftmax(tile, law, 1.0, backward)
     expected = np.array([[by_loop(effect, row, head) for head in range(2)] for row in range(len(CALL.q))])
@@ -61,10 +61,10 @@ def test_sums_are_rescaled_as_the_law_says(law: str, tile: int, backward: bool) 
 
 
 def test_one_tile_is_right_whatever_the_law() -> None:
-    for law in LAWS:
+    for law in RESCALED:
         np.testing.assert_allclose(OnlineSoftmax(64, law, 1.0).outputs(QUERIES), QUERIES.right, rtol=1e-9)
 
 
 def test_every_law_is_tried_with_every_tile_in_both_orders() -> None:
     found = {(one.tile, one.law, one.backward) for one in online_softmaxes()}
-    assert found == {(tile, law, backward) for tile in TILES for law in LAWS for backward in (False, True)}
+    assert found == {(tile, law, backward) for tile in TILES for law in RESCALED for backward in (False, True)}

@@ -12,9 +12,9 @@ from torch import Tensor
 from assay.harness.attention.call import AttentionCall, Kernel
 from assay.harness.attention.faults import fault, rounded_oracle
 from assay.harness.attention.sample_calls import call_of
+from assay.harness.localize.picturing import picture_of
 from assay.harness.readout.named import name_of, said
 from assay.harness.readout.passive import Passive, Recorded, read_recorded, recorded
-from assay.harness.readout.picture import picture_of
 
 LENS: tuple[tuple[tuple[int, int], ...], ...] = (
     ((7, 0),), ((40, 0),), ((30, 25),), ((17, 16),), ((12, 33), (7, 0)), ((9, 0), (20, 0)), ((33, 31),), ((3, 200),), ((90, 120),),

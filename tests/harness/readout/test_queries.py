@@ -6,7 +6,7 @@ import pickle
 
 import numpy as np
 
-from assay.harness.readout.layouts import Plan
+from assay.harness.readout.probing import Plan
 from assay.harness.readout.queries import Queries
 
 

@@ -11,8 +11,8 @@ import torch
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.faults import rounded_oracle
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.readout.reading import Numbers, right_weights, scores_of
-from assay.harness.readout.solving import Solved, solve, tolerance_of
+from assay.harness.localize.reading import Numbers, right_weights, scores_of
+from assay.harness.readout.passive import Solved, solve, tolerance_of
 
 NOISE = {torch.float32: 1e-6, torch.bfloat16: 4e-3}
 

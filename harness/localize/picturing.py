@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
+from assay.harness.localize.reading import Numbers, Reading, own_keys, right_weights, scores_of
 from assay.harness.picture import (
     ELSEWHERE,
     MAX_KEYS,
@@ -24,8 +25,6 @@ from assay.harness.picture import (
     Picture,
     RowKind,
 )
-from assay.harness.readout.features import own_keys
-from assay.harness.readout.reading import Numbers, Reading, right_weights, scores_of
 from assay.harness.text import ranges
 
 Flags = NDArray[np.bool_]

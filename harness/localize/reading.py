@@ -5,9 +5,10 @@ Attention is linear in V, so values that say who they are come out as weights.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -16,14 +17,11 @@ from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.oracle import oracle
-from assay.harness.readout.features import own_keys
-from assay.harness.readout.probing import Asked, with_values
 
 Numbers = NDArray[np.float64]
 Flags = NDArray[np.bool_]
-DARK = -1e30
-"""The score of a key that is not seen. Beside any score of a real call, its exp is 0. It is finite, since the difference of two
-infinite scores is NaN."""
+Asked = Callable[[AttentionCall], "Tensor | None"]
+"""A kernel that is asked: the output, float64 [total_q, num_q_heads, head_dim_v] on the CPU, or None where there is none."""
 _SMALLEST = 1e-12
 """Least size of an output that an error is relative to: far below what float32 leaves of one, but not zero."""
 
@@ -65,6 +63,12 @@ class Reading:
         return visible(self.call, self.rows)
 
 
+def own_keys(call: AttentionCall) -> list[tuple[slice, slice]]:
+    """Rows of q and of k of each sequence."""
+    q, k = call.cu_seqlens_q.tolist(), call.cu_seqlens_k.tolist()
+    return [(slice(*a), slice(*b)) for a, b in zip(pairwise(q), pairwise(k), strict=True)]
+
+
 def scores_of(call: AttentionCall, rows: NDArray[np.int64]) -> Numbers:
     """scale * q k^T of some rows with every key of every kv head, float64 [rows, num_q_heads, num_kv_heads, total_k]."""
     q, k = call.q[torch.from_numpy(rows).to(call.q.device)].double().cpu(), call.k.double().cpu()
@@ -81,14 +85,23 @@ def visible(call: AttentionCall, rows: NDArray[np.int64]) -> Flags:
     return found
 
 
+def softmax(scores: Numbers, seen: Flags) -> Numbers:
+    """Give the weights of the keys that are seen, which broadcast to the scores; zero where no key is."""
+    masked = np.where(seen, scores, -np.inf)
+    top = masked.max(-1, keepdims=True)
+    masked -= np.where(np.isfinite(top), top, 0.0)
+    np.exp(masked, out=masked)
+    total = masked.sum(-1, keepdims=True)
+    masked /= np.where(total > 0, total, 1.0)
+    return masked
+
+
 def right_weights(call: AttentionCall, rows: NDArray[np.int64], scores: Numbers) -> Numbers:
     """The right weights, float64 in the shape of the scores."""
     heads = np.arange(call.heads.q_heads)
     own = call.heads.kv_head(heads)
-    seen = np.where(visible(call, rows)[:, None], scores[:, heads, own], DARK)
-    weights = np.exp(seen - seen.max(-1, keepdims=True))
     found = np.zeros_like(scores)
-    found[:, heads, own] = weights / weights.sum(-1, keepdims=True)
+    found[:, heads, own] = softmax(scores[:, heads, own], visible(call, rows)[:, None])
     return found
 
 
@@ -107,7 +120,7 @@ def read(ask: Asked, call: AttentionCall, rows: Sequence[int], number: int = 0) 
     keys, kv_heads, dim = call.v.shape
     chosen = torch.as_tensor(list(rows))
     weights = torch.zeros(len(rows), call.q.shape[1], kv_heads, keys, dtype=torch.float64)
-    empty = ask(with_values(call, torch.zeros_like(call.v)))
+    empty = ask(replace(call, v=torch.zeros_like(call.v)))
     if empty is None:
         return None
     # A kernel that divides by the largest value may answer NaN to values that are all zero, and only to those.
@@ -118,7 +131,7 @@ def read(ask: Asked, call: AttentionCall, rows: Sequence[int], number: int = 0) 
         v = torch.zeros_like(call.v)
         for head in range(kv_heads):
             v[torch.arange(start, stop), head, head * width + torch.arange(stop - start)] = 1.0
-        out = ask(with_values(call, v))
+        out = ask(replace(call, v=v))
         if out is None or not bool(out[chosen].isfinite().all()):
             return None
         codes = (out[chosen] - constant)[..., : kv_heads * width]

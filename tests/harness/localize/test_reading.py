@@ -15,8 +15,8 @@ from assay.harness.attention.bugs import FP16_MAX
 from assay.harness.attention.call import AttentionCall, Mask
 from assay.harness.attention.faults import rounded_oracle
 from assay.harness.attention.oracle import oracle
+from assay.harness.localize.reading import Numbers, Reading, read, right_weights, row_errors, scores_of, visible
 from assay.harness.readout.probing import Plan
-from assay.harness.readout.reading import Numbers, Reading, read, right_weights, row_errors, scores_of, visible
 
 LENS = ((3, 4), (2, 5), (1, 0))
 DIM = 32

@@ -1,0 +1,324 @@
+"""Conditions in words: where a rule shows ("only in decode and where p mod 16 = 0"), and of which keys it speaks ("keys j < 16").
+
+Features with a letter of their own are compared as symbols; `legend` says what the symbols of a sentence stand for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from assay.harness.readout.mining import Condition, Literal, Term, Value
+from assay.harness.text import listed
+
+_LETTERS = {
+    "i": "query i: the i-th new token of its sequence", "p": "p: its position, cached prefix included",
+    "j": "key j: the j-th of the sequence", "r": "r: a packed row of q", "h": "h: a q head",
+    "b": "b: the index of a sequence in its batch", "G": "G: the number of q heads per kv head",
+}  # fmt: skip
+_LENGTHS = {"prefix": "cached", "new": "new", "total": "all"}
+TILE_WORDS = {
+    **{str(size): str(size) for size in (16, 32, 64, 128)},
+    **{f"packed_{rows}": f"{rows} // (q heads per kv head)" for rows in (64, 128)},
+}
+"""How a sentence calls the new tokens of a tile."""
+SYMBOLS = {
+    "i": "i", "pos": "p", "j": "j", "row": "r", "head": "h", "seq": "b", "prefix": "prefix", "new": "new", "total": "total",
+    "after": "(new - 1 - i)", "left": "(total - 1 - j)", "fresh": "(j - prefix)", "ahead": "(j - i)", "kv": "the kv head",
+    "member": "h mod G", "layer": "the layer", "from_last": "the number of later sequences", "seqs": "the number of sequences",
+    "call": "the number of earlier calls", "nth": "the number of earlier calls of the layer and phase", "group": "G",
+    "heads": "the number of q heads", "kv_heads": "the number of kv heads", "head_dim": "head_dim", "decode": "decode",
+    "causal": "causal",
+    "other": "the offset of its sequence", "key_seq": "the index of its sequence", "key_row": "its packed row",
+    "peers_after": "the number of later q heads of its group",
+    "k_start": "cu_seqlens_k[b]", "q_start": "cu_seqlens_q[b]", "previous_start": "cu_seqlens_k[b - 1]",
+    "next_start": "cu_seqlens_k[b + 1]", "second_previous_start": "cu_seqlens_k[b - 2]",
+    "ranked_total": "total of the sequence whose place is the rank of this one, the longest first",
+    **{f"{key}_{length}": f"{length} of {whose}" for key, whose in {
+        "previous": "the previous sequence", "next": "the next sequence", "first": "the first sequence",
+    }.items() for length in ("new", "total", "prefix")},
+    **{f"most_{length}": f"the largest {length} of the batch" for length in ("new", "total", "prefix")},
+    "least_prefix": "the smallest prefix of the batch",
+    **{f"{end}_{name}": f"p of the {end} query in its tile of {words}"
+       for end in ("first", "last") for name, words in TILE_WORDS.items()},
+}  # fmt: skip
+"""How a sentence calls each feature in an expression."""
+_OF_KEY = frozenset({"j", "left", "other", "key_seq", "key_row", "fresh", "ahead"})
+"""Features of a key rather than a query."""
+_FLAGS = frozenset({"decode", "causal"})
+_PLACES = {"layer": "layer", "head": "q head", "kv": "kv head"}
+"""Features whose values are names."""
+_FIXED = {
+    ("decode", "==", 1): "in decode", ("decode", "==", 0): "in extend",
+    ("causal", "==", 1): "behind a causal mask", ("causal", "==", 0): "without a causal mask",
+    ("prefix", "==", 0): "where no prefix is cached", ("prefix", ">=", 1): "where a prefix is cached",
+    ("seqs", "==", 1): "in calls of one sequence", ("seqs", ">=", 2): "in batches",
+    ("seq", "==", 0): "in the first sequence of a batch", ("from_last", "==", 0): "in the last sequence of a batch",
+    ("call", "==", 0): "in the first call",
+}  # fmt: skip
+"""The usual words for some comparisons."""
+FLIPPED = {">=": "<=", "<": ">", "==": "==", "!=": "!=", "<=": ">=", ">": "<"}
+"""Operators with their sides exchanged."""
+
+
+def legend(sentence: str) -> str:
+    """Say what the letters and lengths in a sentence stand for; empty if it has none."""
+    words = set(re.findall(r"(?<![\w.])[a-zG](?![\w.])", sentence))
+    letters = [text for letter, text in _LETTERS.items() if letter in words]
+    lengths = [
+        f"{name}: its number of {kind} tokens" for name, kind in _LENGTHS.items()
+        if re.search(rf"[-+<>=(] ?{name}\b|\b{name} (mod|//|rounded|[-+<>=])", sentence)
+    ]  # fmt: skip
+    return "; ".join((*letters, *lengths, *("all from 0" for _ in letters[:1])))
+
+
+# Expressions
+
+
+def bracketed(text: str) -> str:
+    """Put a text in brackets, if it has several words and none yet."""
+    return f"({text})" if " " in text and not text.startswith("(") else text
+
+
+def plus(text: str, number: int) -> str:
+    """Spell a sum: "p - 16", "p"; the number alone without a text."""
+    if not text:
+        return str(number)
+    return f"{text} {'+' if number > 0 else '-'} {abs(number)}" if number else text
+
+
+def term_words(term: Term) -> str:
+    """Spell a term as an expression: "(p - j) mod 4"."""
+    text = _blocks(term.name, term.block)
+    if term.minus:
+        text = f"{text} - {_subtracted(term)}"
+    if not term.modulo:
+        return text
+    return f"({text}) mod {term.modulo}" if term.minus or term.block > 1 else f"{text} mod {term.modulo}"
+
+
+def value_words(value: Value) -> str:
+    """Spell an integer as an expression: "16 - total mod 16"."""
+    if value.term is None:
+        return str(value.plus)
+    text = term_words(value.term)
+    if value.times > 0:
+        return plus(text, value.plus)
+    text = f"({text})" if value.term.minus and not value.term.modulo else text
+    return f"{value.plus} - {text}" if value.plus else f"-{text}"
+
+
+def _subtracted(term: Term) -> str:
+    """Spell what a term subtracts: "prefix", "(i mod 128)", "(total rounded up to 16)"; empty for nothing."""
+    if not term.minus:
+        return ""
+    if term.rounding == "mod":
+        return f"({SYMBOLS[term.minus]} mod {term.size})"
+    if term.rounding:
+        return f"({SYMBOLS[term.minus]} rounded {term.rounding} to {term.size})"
+    return _blocks(term.minus, term.block)
+
+
+def _blocks(name: str, block: int) -> str:
+    return f"{bracketed(SYMBOLS[name])} // {block}" if block > 1 else SYMBOLS[name]
+
+
+def _compared(literal: Literal) -> str:
+    """Spell a comparison: "total mod 16 = 0", "prefix > new"."""
+    term, op, value = literal.term, literal.op, literal.value
+    if term.modulo or not term.minus:
+        return " ".join((term_words(term), *map(str, _plainest(op, value, False))))
+    plain, gap = _plainest(op, value, True)
+    return f"{_blocks(term.name, term.block)} {plain} {plus(_subtracted(term), gap)}"
+
+
+def _plainest(op: str, gap: int, symbolic: bool) -> tuple[str, int]:
+    """Give the operator and gap that read best for integers: "> p" for ">= p + 1", "<= p" for "< p + 1"."""
+    if op == "<" and symbolic and gap:
+        op, gap = "<=", gap - 1
+    if op == ">":
+        op, gap = ">=", gap + 1
+    if op == "<=" and (not symbolic or gap == -1):
+        op, gap = "<", gap + 1
+    if op == ">=" and symbolic and gap == 1:
+        op, gap = ">", 0
+    return {"==": "="}.get(op, op), gap
+
+
+# Where a rule shows
+
+
+def only(conditions: Sequence[Condition]) -> str:
+    """Say where conditions on queries hold: "only in decode and where a prefix is cached"; empty if they always do."""
+    holding = _phrases([literal for condition in conditions if not condition.negated for literal in condition.literals])
+    found = [f"only {listed(holding)}"] if holding else []
+    found += [
+        f"except {' and '.join(_phrases(condition.literals))}"
+        for condition in conditions if condition.negated and condition.literals
+    ]  # fmt: skip
+    return ", ".join(dict.fromkeys(found))
+
+
+def _phrases(literals: Sequence[Literal]) -> list[str]:
+    """Say each literal; comparisons come last, behind one "where", and two bounds on one amount make a range."""
+    phrases = list(dict.fromkeys(_phrase(literal) for literal in literals if not _second(literal, literals)))
+    ranges = {low: high for low in literals if (high := _upper(low, literals)) is not None}
+    phrases += [f"where {low.value} <= {term_words(low.term)} < {high.value}" for low, high in ranges.items()]
+    where = [phrase.removeprefix("where ") for phrase in phrases if phrase.startswith("where ")]
+    plain = [phrase for phrase in phrases if not phrase.startswith("where ")]
+    return plain + ([f"where {' and '.join(where)}"] if where else [])
+
+
+def _upper(literal: Literal, literals: Sequence[Literal]) -> Literal | None:
+    """Find the upper bound on a term of which a literal is the lower one; None if there is none."""
+    term = literal.term
+    if literal.op != ">=" or term.minus:
+        return None
+    return next((other for other in literals if (other.term, other.op) == (term, "<")), None)
+
+
+def _second(literal: Literal, literals: Sequence[Literal]) -> bool:
+    """True if a literal is one of two bounds, which are said together."""
+    return any(literal in (low, _upper(low, literals)) for low in literals if _upper(low, literals) is not None)
+
+
+def _phrase(literal: Literal) -> str:
+    term, op, value = literal.term, literal.op, literal.value
+    plain = term.block == 1 and not (term.modulo or term.minus)
+    if term.name in _FLAGS and op == "!=":
+        op, value = "==", 1 - value
+    if plain and op == "<" and value == 1 + (term.name in ("seqs", "new", "total")):
+        op, value = "==", value - 1
+    if plain and (words := _FIXED.get((term.name, op, value))):
+        return words
+    if plain and op == "==" and term.name in _PLACES:
+        return f"in {_PLACES[term.name]} {value}"
+    return f"where {_compared(Literal(term, op, value))}"
+
+
+# Which keys a rule speaks of
+
+ALL_BUT = "all keys but "
+_KEY = {
+    "p": "its own key", "0": "key 0", "prefix": "the first new key", "prefix - 1": "the last cached key",
+    "total - 1": "the last key",
+}  # fmt: skip
+_SOME = {("<", "prefix"): "cached keys", (">=", "prefix"): "new keys"}
+"""Usual names of one key, and of several."""
+_SEQUENCES = {
+    ("==", -1): "of the previous sequence", ("==", 1): "of the next sequence", ("<", 0): "of earlier sequences",
+    (">=", 1): "of later sequences", ("==", 0): "of its own sequence", ("!=", 0): "of other sequences",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Some keys in words.
+
+    Attributes:
+        text: in words.
+        plural: whether they are several.
+    """
+
+    text: str
+    plural: bool = True
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """A comparison of j with ``base + gap``; without a base, with a number."""
+
+    op: str
+    base: str
+    gap: int
+
+    @property
+    def words(self) -> tuple[str, str]:
+        op, gap = _plainest(self.op, self.gap, bool(self.base))
+        return op, plus(self.base, gap)
+
+
+def of_keys(literal: Literal) -> bool:
+    """True if a literal speaks of a key, not of a query alone."""
+    return bool({literal.term.name, literal.term.minus} & _OF_KEY)
+
+
+def keys(literals: Sequence[Literal], universe: str = "seen") -> Keys:
+    """Say for which keys literals hold.
+
+    Args:
+        literals: literals that speak of keys.
+        universe: see `Part.universe`.
+    """
+    bounds, clauses, sequence = list[_Bound](), list[str](), ""
+    for literal in literals:
+        term = literal.term
+        if (some := _bounds(literal)) is not None:
+            bounds += some
+        elif term.name == "other" and (literal.op, literal.value) in _SEQUENCES and not (term.modulo or term.minus):
+            sequence = _SEQUENCES[literal.op, literal.value]
+        else:
+            clauses.append(f"with {_compared(literal)}")
+    if universe == "hidden":
+        bounds = _after_own(bounds)
+    if universe == "foreign":
+        sequence = sequence or "of other sequences"
+    noun, plural, rest = _noun(bounds)
+    if not bounds and not clauses:
+        noun = "all keys"
+    return Keys(" ".join(filter(None, (noun, rest, " and ".join(clauses), sequence))), plural)
+
+
+def _bounds(literal: Literal) -> list[_Bound] | None:
+    """Rewrite a literal as comparisons of j; None if it is none."""
+    term, op, value = literal.term, literal.op, literal.value
+    if term.modulo or op == "!=":
+        return None
+    if term.name == "j" and not term.minus and term.block > 1 and op == "==":
+        return [_Bound(">=", "", value * term.block), _Bound("<", "", (value + 1) * term.block)]
+    if term.block > 1:
+        return None
+    base = _subtracted(term)
+    if term.minus == "j":
+        return [_Bound(FLIPPED[op], SYMBOLS[term.name], -value)]
+    if term.name in ("j", "fresh", "ahead"):
+        start = {"j": "", "fresh": "prefix", "ahead": "i"}[term.name]
+        return [_Bound(op, " + ".join(filter(None, (start, base))), value)]
+    if term.name == "left":
+        return [_Bound(FLIPPED[op], f"total - {base}" if base else "total", -1 - value)]
+    return None
+
+
+def _after_own(bounds: list[_Bound]) -> list[_Bound]:
+    """Give the bounds of keys that should be hidden, which all come after the query's own."""
+    if not bounds:
+        return [_Bound(">", "p", 0)]
+    if len(bounds) == 1 and bounds[0].base == "p" and bounds[0].op in ("<", "<="):
+        last = bounds[0].gap - (bounds[0].op == "<")
+        return [_Bound("==", "p", 1)] if last == 1 else [_Bound(">", "p", 0), _Bound("<=", "p", last)]
+    return bounds
+
+
+def _noun(bounds: Sequence[_Bound]) -> tuple[str, bool, str]:
+    """Give a noun for the keys within bounds, whether it is a plural, and what follows it."""
+    equal = [bound for bound in bounds if bound.op == "==" or (bound.op, bound.base, bound.gap) == ("<", "", 1)]
+    if equal:
+        text = plus(equal[0].base, equal[0].gap) if equal[0].op == "==" else "0"
+        rest = [bound for bound in bounds if bound is not equal[0]]
+        return _KEY.get(text, f"key {text}"), False, f"where {_relations(rest)}" if rest else ""
+    if len(bounds) == 1 and (words := _SOME.get((bounds[0].op, plus(bounds[0].base, bounds[0].gap)))) is not None:
+        return words, True, ""
+    return "keys", True, _relations(bounds)
+
+
+def _relations(bounds: Sequence[_Bound]) -> str:
+    """Put bounds in one expression: "prefix <= j < p - 2"."""
+    plain = [bound.words for bound in bounds]
+    low, high = ([words for words in plain if words[0] in ops] for ops in ((">", ">="), ("<", "<=")))
+    rest = [f"j {op} {text}" for op, text in (*low[1:], *high[1:], *(words for words in plain if words[0] == "="))]
+    if low and high:
+        both = f"{low[0][1]} {FLIPPED[low[0][0]]} j {high[0][0]} {high[0][1]}"
+    else:
+        both = "".join(f"j {op} {text}" for op, text in (*low[:1], *high[:1]))
+    return " and ".join(filter(None, [both, *rest]))
