@@ -71,7 +71,9 @@ class ProgressView(AbstractContextManager["ProgressView"]):
             begun = f"{len(state.history)} commits in {self._folder}; {len(state.probes)} probes are already done."
             say(self._console, f"Bisecting {begun}")
         if self._live:
-            self._live.update(Group(lined(_probes(state, _MAX_ROWS)), Text(progress(state)), Text(doing, style="dim")))
+            self._live.update(
+                Group(lined(self._console, _probes(state, _MAX_ROWS)), Text(progress(state)), Text(doing, style="dim"))
+            )
         elif len(state.probes) > self._printed:
             self._print_last(state)
         self._printed = len(state.probes)

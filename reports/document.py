@@ -49,11 +49,11 @@ class Line:
     """A paragraph.
 
     Attributes:
-        style: "strong", "deciding" (the sentence of a section), "quiet" or "empty" (there is none); empty for plain text.
+        style: "strong", "deciding" (the sentence of a section), "quiet", "empty" (there is none), or another of the style sheet.
     """
 
     text: Words
-    style: Literal["", "strong", "deciding", "quiet", "empty"] = ""
+    style: str = ""
 
 
 @dataclass(frozen=True)
@@ -67,10 +67,11 @@ class Items:
 
 @dataclass(frozen=True)
 class Facts:
-    """Names with their values; what follows a value stands below it. On a page side by side, as cards, or in a small grid."""
+    """Names with their values; what follows a value stands below it. On a page side by side, as cards, in a small grid, or as cards
+    that lead to a section ("jumps")."""
 
     rows: Sequence[tuple[Words, ...]]
-    style: Literal["", "cards", "small"] = ""
+    style: Literal["", "cards", "small", "jumps"] = ""
 
 
 @dataclass(frozen=True)
@@ -95,17 +96,21 @@ class Table:
 
 @dataclass(frozen=True)
 class Findings:
-    """What is wrong; none is said, too. A terminal shows the commands that reproduce them if `commands`."""
+    """What is wrong; none is said, too. A terminal shows the commands that reproduce them if `commands`, a page folds the evidence
+    and leaves out the command of a kernel's bug if `brief`, and Markdown shows so many; None for all."""
 
     findings: Sequence[Finding]
     commands: bool = False
+    brief: bool = False
+    most: int | None = None
 
 
 @dataclass(frozen=True)
 class Checks:
-    """The requirements of a pass. A terminal shows those that are not met."""
+    """The requirements of a pass. A terminal and Markdown show those that are not met, and Markdown so many; None for all."""
 
     checks: Sequence[Check]
+    most: int | None = None
 
 
 @dataclass(frozen=True)
@@ -146,6 +151,33 @@ class HeatMaps:
 
 
 @dataclass(frozen=True)
+class Entry:
+    """One of `Entries`.
+
+    Attributes:
+        where: less prominent.
+        texts: heading, text, and a rest of it that is marked.
+        kinds: a value for each filter.
+    """
+
+    status: Cell
+    name: str
+    about: Words
+    where: str
+    texts: Sequence[tuple[str, str, str]]
+    kinds: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Entries:
+    """A list for a page, whose entries unfold to texts of others, and which can be filtered."""
+
+    title: str
+    entries: Sequence[Entry]
+    filters: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
 class Box:
     """Blocks that a page shows together, by a class of the style sheet, such as beside each other."""
 
@@ -163,25 +195,53 @@ class Only:
 
 @dataclass(frozen=True)
 class Fold:
-    """Blocks that a page folds below a summary; a terminal shows neither."""
+    """Blocks that a page and Markdown fold below a summary; a terminal shows neither."""
 
-    summary: str
+    summary: Words
     blocks: Sequence[Block]
 
 
 @dataclass(frozen=True)
 class Section:
-    """Blocks below a heading. A terminal shows the heading if `announced`, and a blank line above it. A part of another section
-    needs no id."""
+    """Blocks below a heading.
+
+    Attributes:
+        id: empty for a part of another section.
+        announced: whether a terminal shows the heading, and a blank line above it.
+        short: title in the contents of a page; empty for the whole.
+        sign: verdict whose sign stands there.
+        style: class of the style sheet.
+        lead: sentence below the title.
+        folded: whether a page folds the blocks; None if they cannot be folded.
+    """
 
     id: str
-    title: str
+    title: Words
     blocks: Sequence[Block]
     announced: bool = False
+    short: str = ""
+    sign: Verdict | None = None
+    style: str = ""
+    lead: str = ""
+    folded: bool | None = None
 
 
 Block = (
-    Line | Items | Facts | Table | Findings | Checks | Code | Weights | Drawing | HeatMaps | Box | Only | Fold | Section
+    Line
+    | Items
+    | Facts
+    | Table
+    | Findings
+    | Checks
+    | Code
+    | Weights
+    | Drawing
+    | HeatMaps
+    | Entries
+    | Box
+    | Only
+    | Fold
+    | Section
 )
 
 
@@ -225,10 +285,12 @@ class Document:
         exit_code: of the command, where it is not that of the verdict.
         word: in the header; empty for that of the verdict.
         headline: one sentence, below the word; a terminal shows it last.
+        remedy: what to do at once, below the headline.
         meaning: what the headline does not say; None for what the verdict means and the exit code.
         created: ISO 8601; empty if it does not matter.
         crumbs: above the word: what was examined.
         body: in order.
+        contents: whether a page begins with links to its sections.
         foot: what a page says at its end, before the command that made it.
         suites: for JUnit.
         result: what its JSON holds; None for a document without.
@@ -242,9 +304,11 @@ class Document:
     body: Sequence[Block]
     exit_code: int | None = None
     word: str = ""
+    remedy: str = ""
     meaning: str | None = None
     created: str = ""
     crumbs: Sequence[Words] = ()
+    contents: bool = False
     foot: str = ""
     suites: Sequence[Suite] = ()
     result: BaseModel | None = None

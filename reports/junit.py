@@ -1,4 +1,4 @@
-"""``report.junit.xml``: what CI systems show of a run.
+"""A document as JUnit XML: what CI systems show of it.
 
 An unproven claim must not look green, nor like a loss of accuracy:
 
@@ -14,37 +14,23 @@ the ids of findings and conditions.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
 from assay.harness.files import write_whole
-from assay.harness.judge.report import Report, SuiteResult
 from assay.harness.text import one_line, visible
-from assay.reports import summary
 from assay.reports.document import Case, Document, Suite
-from assay.reports.terminal import PLAIN_WIDTH, explained_by, picture_lines
 
 OUTPUT_LIMIT = 10_000
 
 
-def to_junit(report: Report) -> str:
-    """The report as JUnit XML: a test suite with the verdict and the checks, and one per suite of the run."""
-    prefix = f"assay.{_name(report.candidate.backend)}"
-    verdict = Case("verdict", prefix, report.verdict, report.headline, _why(report), report.seconds)
-    cases = [verdict, *(Case.of(check, f"{prefix}.checks") for check in report.checks)]
-    suites = [Suite("assay", cases, dict(_properties(report)), report.created)]
-    ended_early = report.failure is not None
-    suites += [_suite(suite, f"{prefix}.{_name(suite.id)}", ended_early) for suite in report.suites]
-    return to_xml("assay", suites)
-
-
-def document_junit(document: Document) -> str:
+def to_junit(document: Document) -> str:
     """The cases of a document as JUnit XML."""
-    return to_xml(document.name, document.suites)
+    made = JUnitXml(document.name)
+    for suite in document.suites:
+        made.add_testsuite(_suite(suite))
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + str(made.tostring().decode("utf-8")) + "\n"
 
 
 def write_junit(document: Document, path: Path) -> None:
@@ -53,22 +39,18 @@ def write_junit(document: Document, path: Path) -> None:
     Raises:
         EvidenceError: the disk is full or not writable.
     """
-    write_whole(path, document_junit(document))
+    write_whole(path, to_junit(document))
 
 
-def to_xml(name: str, suites: Iterable[Suite]) -> str:
-    """Suites of cases as JUnit XML."""
-    document = JUnitXml(name)
-    for suite in suites:
-        made = TestSuite(one_line(suite.name))
-        if suite.created:
-            made.timestamp = one_line(suite.created)
-        for key, value in suite.properties.items():
-            made.add_property(one_line(key), one_line(value))
-        for case in suite.cases:
-            made.add_testcase(_case(case))
-        document.add_testsuite(made)
-    return '<?xml version="1.0" encoding="utf-8"?>\n' + str(document.tostring().decode("utf-8")) + "\n"
+def _suite(suite: Suite) -> TestSuite:
+    made = TestSuite(one_line(suite.name))
+    if suite.created:
+        made.timestamp = one_line(suite.created)
+    for key, value in suite.properties.items():
+        made.add_property(one_line(key), one_line(value))
+    for case in suite.cases:
+        made.add_testcase(_case(case))
+    return made
 
 
 _KINDS = {
@@ -89,63 +71,3 @@ def _case(case: Case) -> TestCase:
     result.text = text
     made.result = [result]
     return made
-
-
-def _properties(report: Report) -> Iterable[tuple[str, str]]:
-    yield "verdict", report.verdict
-    yield "exit_code", str(report.exit_code)
-    yield "run_id", report.run_id
-    yield "reference", report.reference.backend
-    yield "candidate", report.candidate.backend
-    yield "engine", report.candidate.engine
-    yield "device", report.environment.device
-    yield "model", report.environment.model
-    yield "model_hash", report.environment.model_hash
-    yield "reproduce", report.reproduce
-
-
-def _suite(suite: SuiteResult, classname: str, ended_early: bool) -> Suite:
-    properties = {"synthetic": str(suite.synthetic).lower()}
-    for metric in suite.metrics:
-        properties[metric.id] = metric.text
-        if metric.bound is not None:
-            properties[f"bound of {metric.id}"] = summary.bound_and_policy(metric)
-    line = summary.suite_line(suite)
-    output = [
-        f"{line.suite}: {suite.why}",
-        *([f"accuracy: reference {line.reference}, candidate {line.candidate}"] if suite.tallies else []),
-        f"differences: {line.differences}",
-        *(
-            f"{row.id} ({row.title} {row.bucket}): reference {row.reference_right}/{row.items}, "
-            f"candidate {row.candidate_right}/{row.items}, unparsed {row.candidate_unparsed}"
-            for row in suite.conditions
-            if row.items
-        ),
-    ]
-    case = Case("verdict", classname, suite.verdict, f"{line.suite}: {suite.why}", output)
-    if ended_early and suite.verdict != "pass":  # one cause is one error: that of the run
-        case = replace(case, outcome="not checked", message=f"the run ended early; {suite.why}", lines=())
-    return Suite(suite.id, [case], properties)
-
-
-def _why(report: Report) -> list[str]:
-    lines = list(report.reasons)
-    if report.failure and report.failure.details:
-        lines += ["", report.failure.details]
-    for finding in report.findings:
-        lines += ["", f"{finding.severity}: {finding.id}: {finding.sentence}"]
-        lines += [f"  observed: {finding.observed}"] if finding.observed else []
-        lines += [row.plain for row in picture_lines(finding, PLAIN_WIDTH, 2)]
-        lines += [f"  {line}" for line in finding.evidence]
-        lines += [f"  {line}" for line in explained_by(finding)]
-        lines += [f"  to reproduce: {finding.reproduce}"] if finding.reproduce else []
-    if report.layers:
-        lines += ["", *summary.layer_diff_lines(report.layers)]
-    if report.latency:
-        lines += ["", *summary.latency_lines(report.latency)]
-    return [*lines, "", f"to repeat this run: {report.reproduce}"]
-
-
-def _name(text: str) -> str:
-    """`text` as one part of a class name: CI systems split them at dots, so a URL or a `module:function` must not add any."""
-    return re.sub(r"[^\w-]+", "_", one_line(text, 100)) or "_"

@@ -25,12 +25,15 @@ _LINKED = re.compile(r"@(?=\w)|#(?=\d)|:(?=//)|(?<=www)\.", re.IGNORECASE)
 def to_markdown(document: doc.Document, level: int = 2) -> str:
     """A document as Markdown, its heading of this level.
 
-    A table has all its rows; of checks those that are not ok are shown; charts and heat maps are left to the page.
+    Of checks those that are not ok are shown; charts and heat maps are left to the page.
     """
-    word = document.word or (VERDICTS[document.verdict].word if document.verdict else "")
-    sign = f"{SIGNS[document.verdict]} " if document.verdict else ""
-    said = f"{sign}**{escape(word)}**. {escape(document.headline, 700)}"
-    return "\n".join([f"{'#' * level} {document.title}", "", said, "", *_blocks(document.body, level + 1)])
+    heading, said, foot = escape(document.title), f"**{escape(document.word)}**. {escape(document.headline, 700)}", ""
+    if document.verdict:
+        word = document.word or VERDICTS[document.verdict].word
+        heading, said = f"{SIGNS[document.verdict]} {word}: {heading}", f"**{escape(document.headline, 700)}**"
+        foot = f"<sub>{' · '.join(['assay', *map(_words, document.crumbs)])}</sub>"
+    lines = [f"{'#' * level} {heading}", "", said, "", *markdown_lines(document.body, level + 1)]
+    return "\n".join([*lines, *([foot] if foot else [])]).rstrip("\n") + "\n"
 
 
 def escape(text: str, limit: int = 200) -> str:
@@ -71,11 +74,13 @@ def _words(words: doc.Words) -> str:
     if isinstance(words, str):  # the spaces at its ends join it to its neighbours
         return f"{' ' * words.startswith(' ')}{escape(words, 700)}{' ' * words.endswith(' ')}"
     text = f"**{escape(words.text, 700)}**" if words.status == "strong" else escape(words.text, 700)
+    text = f"{SIGNS[words.sign]} {text}" if words.sign else text
     text = f"[{text}]({words.link})" if words.link else text
     return f"{text} ({escape(words.note)})" if words.note else text
 
 
-def _blocks(blocks: Iterable[doc.Block], level: int) -> list[str]:
+def markdown_lines(blocks: Iterable[doc.Block], level: int = 3) -> list[str]:
+    """Blocks as lines of Markdown, below a heading of the level before this one."""
     return [line for block in blocks for line in _block(block, level)]
 
 
@@ -92,35 +97,39 @@ def _block(block: doc.Block, level: int) -> list[str]:
         case doc.Table():
             return _table(block)
         case doc.Findings():
-            return [line for finding in block.findings for line in _finding(finding)] + [""]
+            found = [line for finding in block.findings[: block.most] for line in _finding(finding)]
+            return [*found, *_left(len(block.findings), block.most), ""] if block.findings else []
         case doc.Checks():
             unmet = [check for check in block.checks if check.status != "ok"]
-            return [*map(_check, unmet), ""] if unmet else []
+            return [*map(_check, unmet[: block.most]), *_left(len(unmet), block.most), ""] if unmet else []
         case doc.Code():
             return [*([f"{escape(block.label)}:", ""] if block.label else []), *fenced(block.text, block.language)]
         case doc.Weights():
-            return [*fenced(picture_text(block.picture, PLAIN_WIDTH).plain), escape(block.says, 700), ""]
+            says = [escape(block.says, 700), ""] if block.says else []
+            return [*fenced(picture_text(block.picture, PLAIN_WIDTH).plain), *says]
         case doc.Fold():
-            inner = _blocks(block.blocks, level)
-            return [f"<details><summary>{escape(block.summary)}</summary>", "", *inner, "</details>", ""]
+            inner = markdown_lines(block.blocks, level)
+            return [f"<details><summary>{_words(block.summary)}</summary>", "", *inner, "</details>", ""]
         case doc.Section():
-            return [f"{'#' * level} {escape(block.title)}", "", *_blocks(block.blocks, level + 1)]
+            return [f"{'#' * level} {_words(block.title)}", "", *markdown_lines(block.blocks, level + 1)]
         case doc.Box() | doc.Only(medium="markdown"):
-            return _blocks(block.blocks, level)
+            return markdown_lines(block.blocks, level)
         case _:
             return []
 
 
 def _left(of: int, most: int | None) -> list[str]:
-    return [f"- and {of - most} more, on the page"] if most is not None and of > most else []
+    return [f"- and {of - most} more, in report.html"] if most is not None and of > most else []
 
 
 def _table(table: doc.Table) -> list[str]:
     sides = ("---:" if number in table.numbers else "---" for number in range(len(table.columns)))
     lines = [f"**{escape(table.title)}**", ""] if table.title else []
-    for row in (map(escape, table.columns), sides, *(map(_words, row) for row in table.rows[: table.most])):
+    left = _left(len(table.rows), table.most)
+    more = [[left[0].removeprefix("- "), *[""] * (len(table.columns) - 1)]] if left else []
+    for row in (map(escape, table.columns), sides, *(map(_words, row) for row in table.rows[: table.most]), *more):
         lines.append(f"| {' | '.join(row)} |")
-    return [*lines, "", *_left(len(table.rows), table.most), *([escape(table.note, 700), ""] if table.note else [])]
+    return [*lines, "", *([escape(table.note, 700), ""] if table.note else [])]
 
 
 def _finding(finding: Finding) -> list[str]:
@@ -134,7 +143,11 @@ def _finding(finding: Finding) -> list[str]:
 
 def _span(command: str) -> str:
     joined = command.replace("\\\n", " ").strip()
-    return "its command is on the page" if "\n" in joined or len(joined) > COMMAND else code(joined, COMMAND)
+    return (
+        "the command that reproduces it is in report.html"
+        if "\n" in joined or len(joined) > COMMAND
+        else code(joined, COMMAND)
+    )
 
 
 def _check(check: Check) -> str:

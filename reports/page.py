@@ -21,7 +21,7 @@ from assay.harness.judge.latency_result import ratio_text
 from assay.harness.text import clip, counted, one_line, visible
 from assay.harness.verdict import Verdict, exit_code_of
 from assay.reports import operator_picture, summary
-from assay.reports.document import CHECK_SIGNS, Document, HeatMaps, blocks_of
+from assay.reports.document import CHECK_SIGNS, Document, HeatMaps, Section, blocks_of, plain
 from assay.reports.heat_maps import grid_data, grid_says, worst_grid
 from assay.reports.svg import PALETTE
 from assay.reports.terminal import explaining
@@ -65,6 +65,7 @@ def to_html(document: Document) -> str:
         "title": f"{word}: {document.title}" if word else document.title,
         "word": word,
         "meaning": meaning,
+        "sections": [block for block in blocks_of(document.body) if isinstance(block, Section) and block.id],
         "grids": grids,
         "numbers": {id(grid): number for number, grid in enumerate(grids)},
     }
@@ -157,6 +158,7 @@ _ENVIRONMENT.filters |= {
     "explaining": explaining,
     "kind": lambda block: type(block).__name__,
     "svg": Markup,
+    "plain": plain,
     "grid_data": grid_data,
     "grid_says": grid_says,
     "worst_grid": worst_grid,

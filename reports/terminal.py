@@ -22,6 +22,7 @@ STYLES = {
     "worse": "red", "beyond": "red", "better": "green", "strong": "bold", "deciding": "bold", "quiet": "dim",
 }  # fmt: skip
 """Colours of verdicts, of the status of checks, of the severity of findings, of what changed, and of emphasis."""
+_PLAIN = str.maketrans({"≥": ">=", "≤": "<=", "→": "->", "–": "-", "−": "-", "✓": "+", "✕": "x", "…": "...", "±": "+-"})
 PLAIN_WIDTH = 100
 """Columns that a picture may take in plain text, such as the message of an assertion."""
 CELL_WIDTH = 60
@@ -38,11 +39,17 @@ def say(console: Console, text: str | Text) -> None:
 
 def copy(console: Console, text: str | Text) -> None:
     """Print code or commands, to be copied: never wrapped. What could move a terminal's cursor or hide is made visible."""
-    if isinstance(text, str):
-        text = visible(text)
-    elif visible(text.plain) != text.plain:
-        text.plain = visible(text.plain)
+    text = Text(text) if isinstance(text, str) else text
+    if (shown := _encodable(console, visible(text.plain))) != text.plain:
+        text.plain = shown
     console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _encodable(console: Console, text: str) -> str:
+    """Text in characters that the stream can encode."""
+    if console.encoding.startswith("utf"):
+        return text
+    return text.translate(_PLAIN).encode(console.encoding, "replace").decode(console.encoding)
 
 
 def folded(console: Console, text: str | Text) -> Text:
@@ -124,7 +131,7 @@ def _block(block: doc.Block, console: Console) -> None:
             say(console, _text(block.text, STYLES.get(block.style, "")))
         case doc.Items():
             for line in block.lines[: block.most]:
-                copy(console, f"  {doc.plain(line)}")
+                say(console, f"  {doc.plain(line)}")
             _left(console, len(block.lines), block.most)
         case doc.Facts():
             for name, value, *notes in block.rows:
@@ -140,11 +147,12 @@ def _block(block: doc.Block, console: Console) -> None:
                     say(console, f"  $ {finding.reproduce}")
         case doc.Checks():
             for check in block.checks:
-                if check.status != "ok":
-                    say(
-                        console,
-                        one_line(f"{doc.CHECK_SIGNS[check.status]} {check.status}: {check.title}: {check.found}", 600),
-                    )
+                if check.status == "ok":
+                    continue
+                sign = (f"{doc.CHECK_SIGNS[check.status]} {check.status}", STYLES[check.status])
+                say(console, Text.assemble(sign, one_line(f": {check.title}: {check.found}", 600)))
+                if check.settles:
+                    say(console, f"  to resolve: {one_line(check.settles, 400)}")
         case doc.Code():
             if block.label:
                 say(console, f"\n{block.label}:")
@@ -159,7 +167,7 @@ def _block(block: doc.Block, console: Console) -> None:
             _blocks(block.blocks, console)
         case doc.Section():
             if block.announced:
-                say(console, Text(block.title, style="bold"))
+                say(console, _text(block.title, "bold"))
             _blocks(block.blocks, console)
 
 
@@ -169,7 +177,7 @@ def _table(table: doc.Table, console: Console) -> None:
     if "side-by-side" in table.style and console.is_terminal:
         _side_by_side(console, table.columns, rows)
     else:
-        _rows(console, one_line(title), table, rows)
+        _rows(console, one_line(title), table)
     _left(console, len(table.rows), table.most)
 
 
@@ -178,30 +186,29 @@ def _left(console: Console, of: int, most: int | None) -> None:
         say(console, f"  … and {counted(of - most, 'more row')}: see --json or --html")
 
 
-def lined(table: doc.Table, title: str = "") -> Table:
-    """A table with lines, with the first rows of it, for a terminal that is wide enough."""
+def lined(console: Console, table: doc.Table, title: str = "") -> Table:
+    """The first rows of a table, with lines between its cells, for a terminal that is wide enough."""
     made = Table(title=Text(title) if title else None)
     for number, column in enumerate(table.columns):
         made.add_column(Text(column), no_wrap=True, justify="right" if number in table.numbers else "left")
     for row in table.rows[: table.most]:
-        made.add_row(*(Text(one_line(doc.plain(cell), CELL_WIDTH), style=_style(cell)) for cell in row))
+        cells = ((_encodable(console, one_line(doc.plain(cell), CELL_WIDTH)), _style(cell)) for cell in row)
+        made.add_row(*(Text(*cell) for cell in cells))
     return made
 
 
-def _rows(console: Console, title: str, table: doc.Table, rows: Sequence[Sequence[doc.Words]]) -> None:
+def _rows(console: Console, title: str, table: doc.Table) -> None:
     """Print rows as a table on a terminal that is wide enough, otherwise each row as one line that is never wrapped."""
-    made = lined(table, title)
+    made = lined(console, table, title)
     options = console.options.update(width=1_000)
     if console.is_terminal and Measurement.get(console, options, made).maximum <= console.width:
         console.print(made)
         return
     if title:
         say(console, title)
-    for name, *cells in rows:
-        beside = "side-by-side" in table.style
-        first = f"{doc.plain(name)}: " if beside else f"{table.columns[0]} {doc.plain(name)}; "
+    for name, *cells in table.rows[: table.most]:
         named = zip(table.columns[1:], cells, strict=True)
-        say(console, "  " + first + "; ".join(f"{column} {doc.plain(cell)}" for column, cell in named))
+        say(console, f"  {doc.plain(name)}: {'; '.join(f'{column} {doc.plain(cell)}' for column, cell in named)}")
 
 
 def _side_by_side(console: Console, columns: Sequence[str], rows: Sequence[Sequence[doc.Words]]) -> None:

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from assay.harness.files import write_whole
 from assay.harness.judge.report import Report
 from assay.reports.json_report import to_json
 from assay.reports.junit import to_junit
-from assay.reports.run_markdown import to_markdown
-from assay.reports.run_page import to_html
-
-# report.json comes first: the others can be rebuilt from it.
-RENDERERS: dict[str, Callable[[Report], str]] = {
-    "report.json": to_json,
-    "report.html": to_html,
-    "report.junit.xml": to_junit,
-    "report.md": to_markdown,
-}
+from assay.reports.markdown import to_markdown
+from assay.reports.page import to_html
+from assay.reports.run import run_document
 
 
 def write_reports(report: Report, folder: Path) -> list[Path]:
@@ -29,9 +21,13 @@ def write_reports(report: Report, folder: Path) -> list[Path]:
     Raises:
         EvidenceError: the folder or a file cannot be written, for instance because the disk is full.
     """
-    written = []
-    for name, render in RENDERERS.items():
-        path = folder / name
-        write_whole(path, render(report))
-        written.append(path)
-    return written
+    write_whole(folder / "report.json", to_json(report))  # first: the others can be rebuilt from it
+    document = run_document(report)
+    rendered = {
+        "report.html": to_html(document),
+        "report.junit.xml": to_junit(document),
+        "report.md": to_markdown(document),
+    }
+    for name, text in rendered.items():
+        write_whole(folder / name, text)
+    return [folder / name for name in ("report.json", *rendered)]

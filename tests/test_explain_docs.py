@@ -14,9 +14,9 @@ from rich.console import Console
 
 from assay.harness import cli
 from assay.harness.explain.pages import page, titles
-from assay.reports import run_page, run_terminal
-from assay.reports.junit import to_junit
-from assay.reports.run_markdown import to_markdown
+from assay.reports import junit, markdown, terminal
+from assay.reports import page as pages
+from assay.reports.run import run_document
 
 ROOT = Path(__file__).parent.parent
 
@@ -78,7 +78,8 @@ def test_findings_name_their_page_everywhere(examples: ModuleType) -> None:
     command = f"assay explain {finding.id}"
     assert finding.id in titles()
     shown = io.StringIO()
-    run_terminal.render(report, Console(file=shown, width=100))
-    texts = (shown.getvalue(), to_markdown(report), run_page.to_html(report), to_junit(report))
+    document = run_document(report)
+    terminal.render(document, Console(file=shown, width=100))
+    texts = (shown.getvalue(), markdown.to_markdown(document), pages.to_html(document), junit.to_junit(document))
     for text in texts:
         assert text.count(command) == 1

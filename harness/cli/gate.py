@@ -40,7 +40,8 @@ def gate(flags: dict[str, Any], out: Out = None, config: Config = None, json: Js
     """Run in CI: compare with the policy and the accepted baselines, and exit with the verdict."""
     from assay.harness.cli.run import run_and_report
     from assay.reports.github import workflow_commands
-    from assay.reports.run_markdown import to_markdown
+    from assay.reports.markdown import to_markdown
+    from assay.reports.run import run_document
 
     existing("a folder of accepted baselines")(Path(flags["baselines"]) if "baselines" in flags else None)
     made = run_and_report(make_spec(flags, config), out, baselines=True, json=json)
@@ -49,7 +50,7 @@ def gate(flags: dict[str, Any], out: Out = None, config: Config = None, json: Js
         typer.echo(workflow_commands(made), nl=False, err=json)
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
         with Path(summary).open("a", encoding="utf-8") as file:
-            file.write(to_markdown(made))
+            file.write(to_markdown(run_document(made)))
     raise typer.Exit(made.exit_code)
 
 

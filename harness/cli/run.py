@@ -65,12 +65,13 @@ def _show_interrupted(made: Report, folder: Path, json: bool) -> None:
 
 def _show(made: Report, folder: Path, json: bool) -> None:
     from assay.reports.json_report import to_json
-    from assay.reports.run_terminal import render
+    from assay.reports.run import run_document
+    from assay.reports.terminal import render
     from assay.reports.write import write_reports
 
     with too_late():
         write_reports(made, folder)
-        render(made, console)
+        render(run_document(made), console)
         if json:
             print_json(to_json(made))
         conclude(last_line(made, folder))

@@ -42,7 +42,8 @@ def show(run: Run = None, json: Json = False) -> None:
     """Show the report that a run has already. Nothing is judged again; `assay report` does that."""
     from assay.harness.judge.history import find_run, report_of
     from assay.reports.json_report import to_json
-    from assay.reports.run_terminal import render
+    from assay.reports.run import run_document
+    from assay.reports.terminal import render
 
     run = find_run(run, RUNS)
     made = report_of(run)
@@ -50,7 +51,7 @@ def show(run: Run = None, json: Json = False) -> None:
     if json:
         print_json(to_json(made))
     else:
-        render(made, console)
+        render(run_document(made), console)
     conclude(last_line(made, folder))
     raise typer.Exit(made.exit_code)
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from assay.harness.judge.report import Report
-from assay.reports.run_page import to_html
+from assay.reports.page import to_html
+from assay.reports.run import run_document
 
 
 def _program(*names: str) -> str:
@@ -56,7 +57,7 @@ def visit(chrome: Any, screenshot: Any, tmp_path: Path) -> Iterator[Callable[...
 
     def visit(report: Report, width: int = 1200, height: int = 900, add: str = "") -> Any:
         page = tmp_path / "report.html"
-        page.write_text(to_html(report).replace("</body>", add + "</body>"), encoding="utf-8")
+        page.write_text(to_html(run_document(report)).replace("</body>", add + "</body>"), encoding="utf-8")
         screenshot.resize(chrome, width, height)
         assert script_errors(chrome) == []
         chrome.get_log("performance")

@@ -14,10 +14,15 @@ from typing import Any
 import pytest
 
 from assay.harness.judge.report import Report
-from assay.reports.run_page import to_html
+from assay.reports import page
+from assay.reports.run import run_document
 
 pytestmark = pytest.mark.browser
 WIDTH, HEIGHT = 1200, 900
+
+
+def to_html(report: Report) -> str:
+    return page.to_html(run_document(report))
 
 
 def _requests(chrome: Any) -> list[str]:
@@ -234,7 +239,7 @@ def test_answer_cause_picture_and_what_to_do_are_in_the_first_screen(visit: Any,
         update={"does": "masks wrongly", "diagnosis": 'Computes "causal mask top-left". ' * 4}
     )
     chrome = visit(report.model_copy(update={"findings": (named, *report.findings[1:])}), 1280, 800)
-    for selector in (".headline", "#cause", "section[aria-labelledby=cause] svg", "#next", ".steps li pre"):
+    for selector in (".headline", "#cause", "section[aria-labelledby=cause] svg", "#next", ".steps pre"):
         box = chrome.execute_script(
             "return document.querySelector(arguments[0]).getBoundingClientRect().toJSON()", selector
         )

@@ -14,7 +14,8 @@ import pytest
 
 from assay.harness.judge.report import ErrorGrid, LayersResult, Report
 from assay.harness.text import percent
-from assay.reports.run_page import to_html
+from assay.reports import page
+from assay.reports.run import run_document
 
 pytestmark = pytest.mark.browser
 
@@ -33,6 +34,10 @@ const box = canvas.getBoundingClientRect();
 const [x, y] = [(arguments[1] - box.left) * ratio, (arguments[2] - box.top) * ratio];
 return [...canvas.getContext('2d').getImageData(Math.round(x), Math.round(y), 1, 1).data];
 """
+
+
+def to_html(report: Report) -> str:
+    return page.to_html(run_document(report))
 
 
 @pytest.fixture
@@ -71,8 +76,13 @@ def _choose(chrome: Any, number: int) -> None:
     chrome.find_element("css selector", f"{MAIN} option[value='{number}']").click()
 
 
+def _in_order(layers: LayersResult) -> list[ErrorGrid]:
+    """The heat maps in the order of the page."""
+    return sorted(layers.grids, key=lambda grid: grid.columns != "head")
+
+
 def _number(layers: LayersResult, id_: str) -> int:
-    [number] = [i for i, grid in enumerate(layers.grids) if grid.id == id_]
+    [number] = [i for i, grid in enumerate(_in_order(layers)) if grid.id == id_]
     return number
 
 
@@ -85,7 +95,7 @@ def test_hovering_reads_the_numbers_of_the_report(see: Any, layer_diffs: ModuleT
     for name in ("extend-no-cached-prefix-by-head", "extend-cached-prefix-by-head"):
         number = _number(layers, name)
         _choose(chrome, number)
-        grid = layers.grids[number]
+        grid = _in_order(layers)[number]
         for row, column in {
             (0, 0),
             (size - 1, 0),
@@ -110,7 +120,7 @@ def test_colours_distinguish_the_kinds_of_cells(see: Any, layer_diffs: ModuleTyp
     layers = layer_diffs.one_head(12, 12)
     chrome = see(layers)
     number = _number(layers, "extend-cached-prefix-by-head")
-    grid = layers.grids[number]
+    grid = _in_order(layers)[number]
     assert chrome.find_element("css selector", f"{MAIN} select").get_property("value") == str(number), "the worst first"
     within, beyond, unfinite = (_colour(chrome, grid, *cell) for cell in ((0, 0), (7, 2), (9, 10)))
     assert within[2] > within[0] + 20, f"{within} is no blue"
@@ -128,8 +138,8 @@ def test_a_worse_cell_has_a_stronger_colour_and_the_bound_divides_blue_from_oran
 ) -> None:
     layers = layer_diffs.seed_case()
     number = _number(layers, "extend-no-cached-prefix-by-head")
-    values = ((0.0, 0.0005, 0.02, 0.0467), (0.0469, 0.2, 3.0, 4.0), *layers.grids[number].values[2:])
-    grid = layers.grids[number].model_copy(update={"values": values, "bounds": (0.0468,) * 4})
+    values = ((0.0, 0.0005, 0.02, 0.0467), (0.0469, 0.2, 3.0, 4.0), *_in_order(layers)[number].values[2:])
+    grid = _in_order(layers)[number].model_copy(update={"values": values, "bounds": (0.0468,) * 4})
     grids = tuple(grid if i == number else other for i, other in enumerate(layers.grids))
     chrome = see(layers.model_copy(update={"grids": grids}))
     _choose(chrome, number)
@@ -163,9 +173,9 @@ def test_small_maps_read_like_the_large_one(see: Any, layer_diffs: ModuleType) -
     chrome = see(layers)
     number = _number(layers, "extend-by-prefix")
     where = f".heat.small[data-grid='{number}']"
-    _hover(chrome, *_place(chrome, layers.grids[number], 2, 3, where))
+    _hover(chrome, *_place(chrome, _in_order(layers)[number], 2, 3, where))
     assert _tip(chrome, where).startswith(
-        f"layer 2, cached prefix >= 16\nrelative L1 {percent(layers.grids[number].values[2][3])}"
+        f"layer 2, cached prefix >= 16\nrelative L1 {percent(_in_order(layers)[number].values[2][3])}"
     )
     assert len(chrome.find_elements("css selector", ".heat.small canvas")) == sum(
         g.columns != "head" for g in layers.grids
@@ -201,7 +211,7 @@ def test_a_narrow_page_shows_every_cell_and_does_not_scroll_sideways(
     chrome = see(layers, width=400, height=800)
     assert chrome.execute_script("return document.documentElement.scrollWidth") == 400
     number = int(chrome.find_element("css selector", f"{MAIN} select").get_property("value"))
-    _hover(chrome, *_place(chrome, layers.grids[number], size - 1, size - 1))
+    _hover(chrome, *_place(chrome, _in_order(layers)[number], size - 1, size - 1))
     assert _tip(chrome).startswith(f"layer {size - 1}, head {size - 1}")
     box = chrome.execute_script("return document.querySelector('.heat .tip').getBoundingClientRect().toJSON()")
     assert 0 <= box["left"] < box["right"] <= 400
@@ -227,7 +237,7 @@ def test_dark_paper_has_its_own_colours_and_print_the_light_ones(
     layers = layer_diffs.one_head(12, 12)
     page = tmp_path / "report.html"
     page.write_text(to_html(examples.regression().model_copy(update={"layers": layers})), encoding="utf-8")
-    grid = layers.grids[_number(layers, "extend-cached-prefix-by-head")]
+    grid = _in_order(layers)[_number(layers, "extend-cached-prefix-by-head")]
     with browser(scheme="dark") as chrome:
         chrome.get(page.as_uri())
         dark = _colour(chrome, grid, 0, 0), _colour(chrome, grid, 9, 10)
@@ -262,7 +272,7 @@ def test_hostile_labels_do_not_run_and_are_shown_as_text(visit: Any, examples: M
     assert report.layers
     data = json.loads(chrome.execute_script("return document.getElementById('grids').textContent"))
     assert data[0]["rows"][0].startswith("</script></style>")
-    _hover(chrome, *_place(chrome, report.layers.grids[0], 0, 0))
+    _hover(chrome, *_place(chrome, _in_order(report.layers)[0], 0, 0))
     assert "layer </script></style>" in _tip(chrome)
     assert chrome.execute_script("return typeof window.pwned") == "undefined"
     assert chrome.get_log("browser") == []

@@ -74,11 +74,11 @@ def test_the_terminal_shows_flips_notes_checks_changes_and_the_other_reasons() -
     assert "  a note" in lines
     assert any(line.startswith("– not checked: the kernel under test computed the answers") for line in lines)
     assert "  the second reason" in lines
-    assert "  What x0; A 1; B 2;  worse" in lines
-    assert "  What x1; A 1; B 2;  better" in lines
-    assert "  What x2; A 1; B 2" in [line.rstrip("; ") for line in lines]
-    assert "  Test test_19; A passed; B failed" in lines
-    assert "  Test test_20; A passed; B failed" not in lines
+    assert "  x0: A 1; B 2;  worse" in lines
+    assert "  x1: A 1; B 2;  better" in lines
+    assert "  x2: A 1; B 2" in [line.rstrip("; ") for line in lines]
+    assert "  test_19: A passed; B failed" in lines
+    assert "  test_20: A passed; B failed" not in lines
     assert "  … and 5 more rows: see --json or --html" in lines
     assert "verdict refused" in terminal(more)
 

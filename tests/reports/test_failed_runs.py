@@ -18,14 +18,25 @@ from assay.harness.engines.sglang.failures import ended
 from assay.harness.evidence.manifest import Failure
 from assay.harness.judge.decide import decide
 from assay.harness.judge.report import FailureResult, Report
+from assay.reports import junit, markdown, page
 from assay.reports.github import workflow_commands
-from assay.reports.junit import to_junit
-from assay.reports.run_markdown import to_markdown
-from assay.reports.run_page import to_html
-from assay.reports.run_terminal import render
+from assay.reports.run import run_document
+from assay.reports.terminal import render
 
 LOGS = sorted((Path(__file__).parents[1] / "data" / "server_failures").glob("*.log"))
 WHO = "the candidate server (mine:forward)"
+
+
+def to_html(report: Report) -> str:
+    return page.to_html(run_document(report))
+
+
+def to_markdown(report: Report) -> str:
+    return markdown.to_markdown(run_document(report))
+
+
+def to_junit(report: Report) -> str:
+    return junit.to_junit(run_document(report))
 
 
 def failed(examples: ModuleType, log: Path) -> Report:
@@ -43,7 +54,7 @@ def failed(examples: ModuleType, log: Path) -> Report:
 
 def printed(report: Report) -> str:
     shown = StringIO()
-    render(report, Console(file=shown, width=80))
+    render(run_document(report), Console(file=shown, width=80))
     return shown.getvalue()
 
 

@@ -43,7 +43,7 @@ def to_html(result: IngestResult) -> str:
 
 
 def to_junit(result: IngestResult) -> str:
-    return junit.document_junit(ingest_document(result))
+    return junit.to_junit(ingest_document(result))
 
 
 def shown(page: str) -> str:

@@ -9,7 +9,12 @@ from hypothesis import strategies as st
 from junitparser import JUnitXml
 
 from assay.harness.judge.report import Check, CheckStatus, Report
-from assay.reports.junit import to_junit
+from assay.reports import junit
+from assay.reports.run import run_document
+
+
+def to_junit(report: Report) -> str:
+    return junit.to_junit(run_document(report))
 
 
 def _case(text: str, name: str) -> ET.Element:

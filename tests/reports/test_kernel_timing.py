@@ -38,7 +38,7 @@ def test_the_time_of_a_wrong_kernel_is_not_reported_as_a_ratio(terminal: bool) -
 def test_lines_are_not_wrapped_without_a_terminal() -> None:
     shown = StringIO()
     render(timing_document(result_of(rounded_oracle)), Console(file=shown, width=40))
-    lines = [line for line in shown.getvalue().splitlines() if "phase extend" in line]
+    lines = [line for line in shown.getvalue().splitlines() if "  extend: new" in line]
     assert len(lines) == 2
     assert all("own error" in line and "ratio" in line for line in lines)
 

@@ -13,18 +13,29 @@ from rich.console import Console
 
 from assay.harness.judge.latency_result import worst_ratio
 from assay.harness.judge.report import Report
+from assay.reports import junit, markdown, page
 from assay.reports.charts import ratio_chart, ratio_ends
-from assay.reports.junit import to_junit
-from assay.reports.run_markdown import to_markdown
-from assay.reports.run_page import to_html
-from assay.reports.run_terminal import render
+from assay.reports.run import run_document
 from assay.reports.summary import latency_lines
+from assay.reports.terminal import render
+
+
+def to_html(report: Report) -> str:
+    return page.to_html(run_document(report))
+
+
+def to_markdown(report: Report) -> str:
+    return markdown.to_markdown(run_document(report))
+
+
+def to_junit(report: Report) -> str:
+    return junit.to_junit(run_document(report))
 
 
 def printed(report: Report, width: int | None = None) -> str:
     out = StringIO()
     console = Console(file=out, width=width or 400, force_terminal=width is not None, no_color=True)
-    render(report, console)
+    render(run_document(report), console)
     return out.getvalue()
 
 

@@ -12,12 +12,26 @@ import pytest
 
 from assay.harness.judge.report import DepthRow, LayersResult, Report, excess, out_of_bounds
 from assay.harness.text import percent
+from assay.reports import junit, markdown, page
 from assay.reports.charts import WIDE, cells_chart, layers_chart
-from assay.reports.junit import to_junit
-from assay.reports.layer_diff_view import layer_diff_view
-from assay.reports.run_markdown import to_markdown
-from assay.reports.run_page import to_html
+from assay.reports.document import HeatMaps, blocks_of
+from assay.reports.heat_maps import grid_says, worst_grid
+from assay.reports.layer_diff import layer_diff_section
+from assay.reports.run import run_document
 from assay.reports.summary import layer_diff_lines, layer_rows, worst_cells
+
+
+def to_html(report: Report) -> str:
+    return page.to_html(run_document(report))
+
+
+def to_markdown(report: Report) -> str:
+    return markdown.to_markdown(run_document(report))
+
+
+def to_junit(report: Report) -> str:
+    return junit.to_junit(run_document(report))
+
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -57,7 +71,8 @@ def test_the_findings_with_their_command_come_first(report: Report) -> None:
 def test_the_embedded_numbers_are_those_of_the_report(report: Report) -> None:
     assert report.layers
     [data] = re.findall(r'<script type="application/json" id="grids">(.*?)</script>', to_html(report), re.DOTALL)
-    for embedded, grid in zip(json.loads(data), report.layers.grids, strict=True):
+    grids = sorted(report.layers.grids, key=lambda grid: grid.columns != "head")  # in the order of the page
+    for embedded, grid in zip(json.loads(data), grids, strict=True):
         assert embedded["values"] == [list(row) for row in grid.values]
         assert embedded["bounds"] == list(grid.bounds)
         beyond = [
@@ -84,10 +99,12 @@ def test_what_a_reader_without_scripts_sees(report: Report) -> None:
 
 
 def test_the_map_with_the_worst_cell_is_shown_first(layer_diffs: ModuleType) -> None:
-    view = layer_diff_view(layer_diffs.one_head(8, 8))
-    assert view.worst_heads is not None
-    assert view.worst_heads.id == "extend-cached-prefix-by-head"
-    assert [head.says for head in view.heads] == ["within bounds", "2 out of bounds", "within bounds"]
+    blocks = blocks_of(layer_diff_section(layer_diffs.one_head(8, 8)).blocks)
+    heads = next(block for block in blocks if isinstance(block, HeatMaps) and not block.small)
+    worst = worst_grid(heads.grids)
+    assert worst is not None
+    assert worst.id == "extend-cached-prefix-by-head"
+    assert list(map(grid_says, heads.grids)) == ["within bounds", "2 out of bounds", "within bounds"]
 
 
 def test_without_bounds_nothing_is_called_within_them(report: Report) -> None:

@@ -11,12 +11,18 @@ from markdown_it.token import Token
 
 from assay.harness.judge.latency_result import LatencyResult
 from assay.harness.judge.report import Check, Finding, LayersResult, Report
-from assay.reports.run_markdown import code, escape, to_markdown
+from assay.reports import markdown
+from assay.reports.markdown import code, escape
+from assay.reports.run import run_document
 
 PARSER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
 TEXT = st.text(st.characters(codec=None, exclude_categories=()), max_size=60)
 FOLD = "<details><summary>Checks, layers, and what the verdict covers</summary>"
 MARKED = st.text(st.sampled_from(list("`*_[]()<>#|~\\-+=!&;:@1.) \n\tabw/")), max_size=40)
+
+
+def to_markdown(report: Report) -> str:
+    return markdown.to_markdown(run_document(report))
 
 
 def _tokens(text: str) -> list[Token]:

@@ -14,10 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assay.harness.judge.report import DivergenceRow, Report
-from assay.reports import run_page
+from assay.reports import page, run
+from assay.reports.run import run_document
 from assay.reports.summary import VERDICTS
 
 VOID = {"meta", "link", "input", "br", "img", "hr"}
+
+
+def to_html(report: Report) -> str:
+    return page.to_html(run_document(report))
 
 
 class Page(HTMLParser):
@@ -65,7 +70,7 @@ def _with_text(report: Report, text: str) -> Report:
 
 
 def test_verdict_is_the_one_main_heading(any_report: Report) -> None:
-    page = Page(run_page.to_html(any_report))
+    page = Page(to_html(any_report))
     assert [text.strip() for text in page.texts["h1"]] == [VERDICTS[any_report.verdict].word]
     assert [a for a in page.all("header") if a.get("class") == f"verdict {any_report.verdict}"]
     assert page.unbalanced == []
@@ -73,7 +78,7 @@ def test_verdict_is_the_one_main_heading(any_report: Report) -> None:
 
 
 def test_everything_that_was_found_is_on_the_page(any_report: Report) -> None:
-    text = re.sub(r"\s+", " ", Page(run_page.to_html(any_report)).text)
+    text = re.sub(r"\s+", " ", Page(to_html(any_report)).text)
     wanted: list[str] = [
         any_report.headline,
         *any_report.reasons,
@@ -94,7 +99,7 @@ def test_everything_that_was_found_is_on_the_page(any_report: Report) -> None:
 
 def test_a_number_and_its_percent_sign_stay_on_one_line(examples: ModuleType) -> None:
     report = examples.regression().model_copy(update={"reasons": ("Lost 12 % of them.",)})
-    assert "Lost 12\N{NO-BREAK SPACE}% of them." in run_page.to_html(report)
+    assert "Lost 12\N{NO-BREAK SPACE}% of them." in to_html(report)
 
 
 def _section(page: str, id_: str) -> str:
@@ -106,7 +111,7 @@ def test_the_cause_comes_first_with_its_picture_and_what_to_do(examples: ModuleT
     report = examples.regression()
     does = {"does": "masks wrongly", "diagnosis": "Computes something.", "operator": "query i sees keys j <= i"}
     finding = report.findings[0].model_copy(update=does)
-    page = run_page.to_html(report.model_copy(update={"findings": (finding, *report.findings[1:])}))
+    page = to_html(report.model_copy(update={"findings": (finding, *report.findings[1:])}))
     cause = _section(page, "cause")
     assert [part in cause for part in ("Computes something.", "query i sees keys j <= i", "<svg")] == [True] * 3
     assert f"{finding.where}:" not in cause, "the sentence says where"
@@ -117,14 +122,14 @@ def test_the_cause_comes_first_with_its_picture_and_what_to_do(examples: ModuleT
 
 def test_what_passed_is_folded_and_the_rest_is_open(examples: ModuleType) -> None:
     for name, opened in (("passing", False), ("regression", True)):
-        page = run_page.to_html(getattr(examples, name)())
+        page = to_html(getattr(examples, name)())
         folds = re.findall(r'<section class="suite"[^>]*>\s*<details class="fold"( open)?>', page)
         assert [bool(fold) for fold in folds] == [opened] * len(folds)
         assert folds
 
 
 def test_the_contents_lead_to_every_section_in_their_order(any_report: Report) -> None:
-    page = run_page.to_html(any_report)
+    page = to_html(any_report)
     (contents,) = re.findall(r'<nav class="contents".*?</nav>', page, re.DOTALL)
     led_to = re.findall(r'href="#([^"]+)"', contents)
     assert led_to
@@ -133,7 +138,7 @@ def test_the_contents_lead_to_every_section_in_their_order(any_report: Report) -
 
 
 def test_the_date_is_that_of_the_run(examples: ModuleType) -> None:
-    page = run_page.to_html(examples.passing().model_copy(update={"created": "2026-11-22T20:43:19Z"}))
+    page = to_html(examples.passing().model_copy(update={"created": "2026-11-22T20:43:19Z"}))
     assert '<time datetime="2026-11-22T20:43:19Z">2026-11-22 20:43 UTC</time>' in page
 
 
@@ -142,7 +147,7 @@ def test_a_condition_that_all_questions_share_is_a_line_and_no_chart(examples: M
     suite = report.suites[0]
     seen = next(row for row in suite.conditions if row.items)
     alone = suite.model_copy(update={"conditions": (seen,)})
-    page = run_page.to_html(report.model_copy(update={"suites": (alone,)}))
+    page = to_html(report.model_copy(update={"suites": (alone,)}))
     assert html.escape(f"All questions have {seen.title} {seen.bucket}.", quote=False) in page
     assert "Accuracy by condition" not in page
 
@@ -151,7 +156,7 @@ def test_a_card_shows_a_number_where_a_finding_decided(examples: ModuleType) -> 
     report = examples.regression()
     suites = tuple(suite.model_copy(update={"decided_by": ""}) for suite in report.suites)
     bare = suites[0].model_copy(update={"id": "bare", "metrics": (), "tallies": (), "why": "Nothing was measured."})
-    page = run_page.to_html(report.model_copy(update={"suites": (*suites, bare)}))
+    page = to_html(report.model_copy(update={"suites": (*suites, bare)}))
     jumps = re.findall(r'<a class="jump.*?</a>', page, re.DOTALL)
     assert not any("–" in jump for jump in jumps)
     assert any("Nothing was measured." in jump for jump in jumps)
@@ -159,13 +164,13 @@ def test_a_card_shows_a_number_where_a_finding_decided(examples: ModuleType) -> 
 
 def test_synthetic_suites_carry_a_badge_and_others_do_not(examples: ModuleType) -> None:
     report = examples.passing()
-    assert run_page.to_html(report).count("synthetic questions</span>") == len(report.suites)
+    assert to_html(report).count("synthetic questions</span>") == len(report.suites)
     real = tuple(suite.model_copy(update={"synthetic": False}) for suite in report.suites)
-    assert "synthetic questions</span>" not in run_page.to_html(report.model_copy(update={"suites": real}))
+    assert "synthetic questions</span>" not in to_html(report.model_copy(update={"suites": real}))
 
 
 def test_the_page_makes_no_request(any_report: Report) -> None:
-    page = run_page.to_html(any_report)
+    page = to_html(any_report)
     for _, attributes in Page(page).elements:
         for name in ("src", "href", "action", "data", "poster", "srcset"):
             value = attributes.get(name) or "#"
@@ -175,7 +180,7 @@ def test_the_page_makes_no_request(any_report: Report) -> None:
 
 
 def test_policy_admits_this_style_and_this_script_only(examples: ModuleType) -> None:
-    page = run_page.to_html(examples.hostile())
+    page = to_html(examples.hostile())
     policy = next(a["content"] for a in Page(page).all("meta") if a.get("http-equiv") == "Content-Security-Policy")
     assert policy is not None
     assert policy.startswith("default-src 'none'; ")
@@ -187,7 +192,7 @@ def test_policy_admits_this_style_and_this_script_only(examples: ModuleType) -> 
 
 
 def test_hostile_text_stays_text(examples: ModuleType) -> None:
-    page = Page(run_page.to_html(examples.hostile()))
+    page = Page(to_html(examples.hostile()))
     assert page.unbalanced == []
     assert page.all("img") == []
     assert [a.get("type", "runs") for a in page.all("script")] == ["application/json", "runs"]
@@ -210,24 +215,24 @@ def test_hostile_text_stays_text(examples: ModuleType) -> None:
 )
 def test_any_text_leaves_the_elements_as_they_are(examples: ModuleType, text: str) -> None:
     base = examples.passing()
-    expected = [tag for tag, _ in Page(run_page.to_html(_with_text(base, "x"))).elements]
-    page = run_page.to_html(_with_text(base, text))
+    expected = [tag for tag, _ in Page(to_html(_with_text(base, "x"))).elements]
+    page = to_html(_with_text(base, text))
     page.encode()
     assert [tag for tag, _ in Page(page).elements] == expected
 
 
 def test_leading_newlines_of_an_answer_are_kept(examples: ModuleType) -> None:
-    page = run_page.to_html(_with_text(examples.passing(), "\n\nfirst"))
+    page = to_html(_with_text(examples.passing(), "\n\nfirst"))
     # A parser drops one newline after <pre>; the text's own two must follow it.
     assert '<pre class="model" tabindex="0">\n\n\nfirst</pre>' in page
 
 
 def test_five_thousand_flips_are_capped_and_the_rest_is_named(examples: ModuleType) -> None:
     report = examples.many_flips(5_000)
-    page = run_page.to_html(report)
+    page = to_html(report)
     parsed = Page(page)
     shown = [a for a in parsed.all("details") if "data-direction" in a]
-    assert len(shown) == run_page.FLIPS_SHOWN
+    assert len(shown) == run.FLIPS_SHOWN
     assert {a["data-direction"] for a in shown} == {"lost", "gained"}
     assert len({a["data-group"] for a in shown}) == 4
     assert "256 of 5,000" in parsed.text
@@ -237,20 +242,20 @@ def test_five_thousand_flips_are_capped_and_the_rest_is_named(examples: ModuleTy
 
 
 def test_long_answers_are_cut_and_the_page_stays_small(examples: ModuleType) -> None:
-    page = run_page.to_html(examples.hostile())
+    page = to_html(examples.hostile())
     assert "characters left out" in page
     assert len(page) < 300_000
 
 
 def test_choose_flips_keeps_order_and_takes_turns(examples: ModuleType) -> None:
     flips = examples.many_flips(1_000).suites[0].flips
-    chosen = run_page.choose_flips(flips, 50)
+    chosen = run.choose_flips(flips, 50)
     assert len(chosen) == 50
     assert [flip.item for flip in chosen] == sorted(flip.item for flip in chosen)
     kinds = [(flip.direction, flip.group) for flip in chosen]
     counts = {kind: kinds.count(kind) for kind in {(flip.direction, flip.group) for flip in flips}}
     assert max(counts.values()) - min(counts.values()) <= 1
-    assert run_page.choose_flips(flips[:3], 50) == flips[:3]
+    assert run.choose_flips(flips[:3], 50) == flips[:3]
 
 
 @pytest.mark.parametrize(
@@ -271,33 +276,33 @@ def test_split_divergence(
         item="i", kind="apart", position=1, gap=None, prompt="", reference_text=reference, candidate_text=candidate,
         candidate_cached_tokens=None,
     )  # fmt: skip
-    view = run_page.split_divergence(divergence)
-    assert (view.common, view.reference_rest, view.candidate_rest) == (common, reference_rest, candidate_rest)
+    assert run.split_divergence(divergence) == (common, reference_rest, candidate_rest)
 
 
 def test_what_was_not_seen_is_not_zero(examples: ModuleType) -> None:
-    page = Page(run_page.to_html(examples.regression()))
+    page = Page(to_html(examples.regression()))
     assert "".join(page.texts["td"]).count("no items") == 2
-    error = run_page.to_html(examples.error())
+    error = to_html(examples.error())
     assert "it is unknown which kernel ran here" in error
 
 
 def test_same_report_same_page(any_report: Report) -> None:
-    assert run_page.to_html(any_report) == run_page.to_html(any_report)
+    assert to_html(any_report) == to_html(any_report)
 
 
 def test_argument_differences_are_listed(examples: ModuleType) -> None:
     report: Any = examples.passing()
     environment = report.environment.model_copy(update={"argument_differences": {"page_size": ("1", "64")}})
-    page = run_page.to_html(report.model_copy(update={"environment": environment}))
-    assert "<code>page_size</code></th><td><code>1</code></td><td><code>64</code>" in page
+    page = to_html(report.model_copy(update={"environment": environment}))
+    row = re.sub(r"<td[^>]*>", "<td>", re.sub(r">\s+<", "><", page))
+    assert "<code>page_size</code></th><td><code>1</code></td><td><code>64</code>" in row
 
 
 def test_the_logits_of_a_suite_are_a_table_in_its_section(layer_diffs: ModuleType, examples: ModuleType) -> None:
     rows = (layer_diffs.logits_row("cold", 0.00012, 0.998), layer_diffs.logits_row("cached", 4.83, 0.031))
     report = examples.passing()
     suite = report.suites[0].model_copy(update={"id": "logits", "title": "Logits", "logits": rows})
-    page = run_page.to_html(report.model_copy(update={"suites": (suite,), "layers": None}))
+    page = to_html(report.model_copy(update={"suites": (suite,), "layers": None}))
     assert page.count('<table class="logits">') == 1
     assert ">4.83<" in page
     assert "The reference&#39;s 20 most probable tokens are compared one by one" in page.replace("'", "&#39;")

@@ -9,15 +9,16 @@ from rich.console import Console
 
 from assay.harness.judge.report import Report
 from assay.harness.text import percent
-from assay.reports.run_terminal import MAX_LAYERS, render
+from assay.reports.run import MAX_LAYERS, run_document
 from assay.reports.summary import suite_line
+from assay.reports.terminal import render
 
 
 def _printed(report: Report, terminal: bool, width: int = 80, encoding: str = "utf-8") -> str:
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding=encoding, newline="")
     render(
-        report,
+        run_document(report),
         Console(file=stream, force_terminal=terminal, width=width, legacy_windows=False),
     )
     stream.flush()
@@ -63,7 +64,7 @@ def test_operator_and_picture_come_before_the_evidence(examples: ModuleType, enc
     report = report.model_copy(update={"findings": (found.model_copy(update={"picture": drawn}),)})
     text = _printed(report, terminal=False, encoding=encoding)
     parts = [
-        found.diagnosis, "observed: query i does not see keys j > i", "      2     ###...    #.....    #oo...\n",
+        found.diagnosis, "observed: query i does not see keys j > i", "\n  2     ###...    #.....    #oo...\n",
         "layer 0 … extend" if encoding == "utf-8" else "layer 0 ... extend", found.evidence[0],
     ]  # fmt: skip
     assert [part for part in parts if part not in text] == []
@@ -76,7 +77,7 @@ def test_plain_lines_have_no_colour_and_are_not_wrapped(any_report: Report) -> N
     lines = text.splitlines()
     for suite in any_report.suites:
         [line] = [line for line in lines if line.strip().startswith(suite.title)]
-        assert f": {suite.verdict}; " in line
+        assert f": Verdict {suite.verdict}; " in line
     assert any(line.strip() == any_report.headline for line in lines)
 
 
@@ -87,8 +88,8 @@ def test_a_terminal_line_is_never_wider_than_the_terminal_but_a_command(examples
 
 
 def test_wide_terminals_get_a_table(examples: ModuleType) -> None:
-    assert "Measured (interval)" in _printed(examples.regression(), terminal=True, width=120)
-    assert "Measured (interval)" not in _printed(examples.regression(), terminal=True, width=70)
+    assert "┃ Measured (interval)" in _uncoloured(_printed(examples.regression(), terminal=True, width=160))
+    assert "┃ Measured (interval)" not in _uncoloured(_printed(examples.regression(), terminal=True, width=70))
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -103,7 +104,7 @@ def test_hostile_text_cannot_steer_the_terminal(examples: ModuleType, terminal: 
 def test_a_stream_that_cannot_encode_signs_gets_plain_ones(examples: ModuleType) -> None:
     text = _printed(examples.regression(), terminal=False, encoding="ascii")
     assert "x REGRESSION" in text
-    assert "bound <= 5" in text
+    assert "Bound <= 5" in text
     _printed(examples.hostile(), terminal=True, encoding="ascii")
 
 
@@ -111,7 +112,7 @@ def test_a_stream_that_cannot_encode_signs_gets_plain_ones(examples: ModuleType)
 def test_the_layer_diff_is_a_short_block(examples: ModuleType, layer_diffs: ModuleType, terminal: bool) -> None:
     report = examples.regression().model_copy(update={"layers": layer_diffs.seed_case()})
     text = re.sub(r"\s+", " ", _uncoloured(_printed(report, terminal, width=110)))
-    assert "Layer diff - Worst own error: layer 0, head 2, extend, cached prefix: 143 %, 31x its bound 4.7 %" in text
+    assert "Layer diff Worst own error: layer 0, head 2, extend, cached prefix: 143 %, 31x its bound 4.7 %" in text
     shown = percent(layer_diffs.seed_case().grids[2].values[0][0])
     assert f"layer 0 extend, prefix 0: {shown}; extend, prefix >= 16: 143 %, out of bounds layer 1 " in text
     assert "Layer diff" not in _printed(examples.regression(), terminal)

@@ -1,0 +1,124 @@
+"""The section "Layer diff" of a run's page."""
+
+from __future__ import annotations
+
+from assay.harness.evidence.pack import replay_command
+from assay.harness.judge.report import LayersResult, OwnError, TruthRow
+from assay.harness.text import one_line
+from assay.reports import charts
+from assay.reports.document import Block, Box, Cell, Code, Drawing, Fold, HeatMaps, Items, Line, Section, Table, Words
+from assay.reports.summary import error_percent, layer_diff_lines, worst_cells
+
+_SHOWN = 10
+_TRUTH = ("Layer", "Phase", "Cells", "Own error", "Bound", "Gain", "Bound", "Reference’s own error", "Bound")
+_CALLS = ("Layer", "Head", "Phase", "Error", "Position", "Prefix", "New", "Batch size", "Request")
+
+
+def layer_diff_section(layers: LayersResult) -> Section:
+    """How far each layer is from the truth or the reference: charts, heat maps, and the worst cells and calls."""
+    judged = any(row.bound is not None for row in layers.depth)
+    blocks: list[Block] = [
+        Line(_about(layers, judged), "quiet after"),
+        *_profiles(layers),
+        *_truth(layers),
+        *_maps(layers),
+    ]
+    blocks.append(Fold("Worst cells and calls", [Box("split", [*_cells(layers), *_calls(layers)])]))
+    if layers.not_observed:
+        blocks.append(Section("", "Not observed", [Items(layers.not_observed)]))
+    if layers.candidate_errors:
+        errors = [one_line(line, 400) for line in layers.candidate_errors[:_SHOWN]]
+        blocks.append(Section("", "Calls that the candidate failed to compute", [Items(errors)]))
+    if layers.pack:
+        about = "Run another kernel over the recorded calls, without a server or a model"
+        blocks.append(Code(replay_command(layers.pack), about))
+    return Section(
+        "layer-diff", "Layer diff", blocks, short="Layers", style="layer-diff", lead=layer_diff_lines(layers)[0],
+        folded=judged and not layers.sources,
+    )  # fmt: skip
+
+
+def _about(layers: LayersResult, judged: bool) -> str:
+    against = (
+        "Its output is compared with the truth (attention in float64) on sampled queries, and with the reference’s output on all "
+        "of them. Relative L1, Σ|candidate − expected| / Σ|expected|."
+        if layers.against_truth
+        else "The outputs are compared. Relative L1, Σ|candidate − reference| / Σ|reference|."
+    )
+    bound = "A bound is the error that noise explains at the worst cell." if judged else "No bound applies."
+    return (
+        f"Own error: {layers.candidate} computes each attention call of {layers.reference} from the same q, k and v. {against} "
+        f"{layers.layers} layers, {layers.heads} heads, {layers.passes:,} forward passes. {bound}"
+    )
+
+
+def _profiles(layers: LayersResult) -> list[Block]:
+    blocks: list[Block] = []
+    if cells := charts.cells_chart(layers.depth):
+        truth = ", against the truth" if layers.against_truth else ""
+        blocks.append(Section("", f"Worst cell of each layer{truth}", [Box("profile", [Drawing(cells)])]))
+    if whole := charts.layers_chart(layers.depth):
+        about = (
+            "Total: a layer’s output where the candidate serves, against the reference’s. Inherited: the part that comes from the "
+            "layers before. Own: the rest. A cell is a part of a layer, so its error may be larger."
+        )
+        drawn: list[Block] = [Line(about, "quiet"), Box("profile", [Drawing(whole)])]
+        blocks.append(Section("", "Whole layers, against the reference", drawn))
+    return blocks
+
+
+def _truth(layers: LayersResult) -> list[Block]:
+    note = (
+        "Errors are those of the cell that is nearest to its bound or farthest beyond it. The gain is over all heads, without its "
+        "sign. Marked: a cell, or the gain of a head, is out of bounds."
+    )
+    table = Table(
+        _TRUTH, list(map(_truth_row, layers.against_truth)), note=note, numbers=(0, *range(2, 9)), style="cells"
+    )
+    return [Fold("Against the truth, by layer and phase", [table])] if layers.against_truth else []
+
+
+def _truth_row(row: TruthRow) -> tuple[Words, ...]:
+    errors = (row.bound, row.gain, row.gain_bound, row.reference_own, row.reference_bound)
+    own = _error(row.own, row.out_of_bounds)
+    return (str(row.layer), one_line(row.phase), f"{row.cells:,}", own, *map(error_percent, errors))
+
+
+def _error(error: OwnError, beyond: bool) -> Cell:
+    return Cell(error_percent(error), "beyond" if beyond else "")
+
+
+def _maps(layers: LayersResult) -> list[Block]:
+    heads = [grid for grid in layers.grids if grid.columns == "head"]
+    others = [grid for grid in layers.grids if grid.columns != "head"]
+    if not heads:
+        return []
+    title = "Difference from the reference" if layers.against_truth else "Own error"
+    about = Line("Each cell is the worst over query positions and places in the batch, not the average.", "quiet")
+    small: list[Block] = [HeatMaps(others, small=True)] if others else []
+    return [Section("", f"{title} by layer and head", [about, HeatMaps(heads), *small])]
+
+
+def _cells(layers: LayersResult) -> list[Block]:
+    error = "Difference" if layers.against_truth else "Own error"
+    rows: list[tuple[Words, ...]] = []
+    for cell in worst_cells(layers, _SHOWN):
+        shown = _error(cell.error, cell.out_of_bounds)
+        rows.append((one_line(cell.layer), one_line(cell.head), one_line(cell.where), shown, error_percent(cell.bound)))
+    table = Table(("Layer", "Head", "Calls", error, "Bound"), rows, "Worst cells", numbers=(0, 1, 3, 4), style="cells")
+    return [Box("", [table])] if rows else []
+
+
+def _calls(layers: LayersResult) -> list[Block]:
+    rows: list[tuple[Words, ...]] = []
+    for call in layers.worst[:_SHOWN]:
+        counts = map(str, (call.position, call.prefix, call.new, call.sequences))
+        where = (str(call.layer), str(call.head), call.phase, error_percent(call.relative_l1))
+        rows.append((*where, *counts, Cell(one_line(call.request, 10), code=True)))
+    left = len(layers.worst) - len(rows)
+    note = (
+        "Each row is one query and one head, the worst of its layer and phase. A single query may exceed a bound, which applies to "
+        f"a cell of many.{f' The other {left} are in report.json.' if left else ''}"
+    )
+    table = Table(_CALLS, rows, "Worst calls", note, numbers=(0, 1, *range(3, 8)), style="calls")
+    return [Box("", [table])] if rows else []
