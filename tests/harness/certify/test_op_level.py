@@ -37,6 +37,7 @@ class FewCases(OpLevel):
 
 FEW, ALL = FewCases(), OpLevel()
 INT8 = FewCases(kernel=CertifiedKernel(honest("int8_qk", 3), "mine:int8"))
+FP4 = FewCases(kernel=CertifiedKernel(honest("fp4_kv", 3), "mine:fp4"))
 """The same cases, with faults in a kernel that quantises."""
 
 
@@ -169,20 +170,20 @@ def test_what_the_kernel_does_not_declare_is_outside_the_envelope() -> None:
 
 
 def test_a_fault_that_the_declared_noise_hides_is_missed_and_fails_no_certificate(tmp_path: Path) -> None:
-    made = run(tmp_path, op_tasks(INT8, ["scores-in-bf16", "mask-top-left"]), level=INT8)
+    made = run(tmp_path, op_tasks(FP4, ["scores-in-bf16", "mask-top-left"]), level=FP4)
     [hidden] = made.having("missed")
     assert (hidden.id, hidden.hidden) == ("scores-in-bf16", True)
     assert hidden.effect is not None
-    assert f"at most {hidden.effect:.2g} times what the noise of int8_qk costs there (hidden by it)" in hidden.why
+    assert f"at most {hidden.effect:.2g} times what the noise of fp4_kv costs there (hidden by it)" in hidden.why
     assert made.exit_code == ExitCode.PASS
-    assert run(tmp_path, op_tasks(INT8, ["scores-in-bf16"]), level=INT8).exit_code == ExitCode.NO_VERDICT
+    assert run(tmp_path, op_tasks(FP4, ["scores-in-bf16"]), level=FP4).exit_code == ExitCode.NO_VERDICT
 
 
 def test_bounds_that_are_far_too_wide_are_not_taken_for_noise(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     right = CallNoise._bounds
     monkeypatch.setattr(CallNoise, "_bounds", lambda self, ensemble: 1e9 * right(self, ensemble))
     monkeypatch.setattr("assay.harness.localize.diagnose.scaled", lambda results: None)
-    made = run(tmp_path, op_tasks(INT8, ["mask-top-left", "scores-in-bf16"]), level=INT8)
+    made = run(tmp_path, op_tasks(FP4, ["mask-top-left", "scores-in-bf16"]), level=FP4)
     assert [(one.id, one.hidden) for one in made.having("missed")] == [
         ("mask-top-left", False),
         ("scores-in-bf16", True),
