@@ -1,4 +1,4 @@
-"""Rows of K and V that are read from elsewhere: which ones, as rules on keys, or as a start and an index that follow from lengths.
+"""Rows of K and V that are read from elsewhere: the packed row at which a kernel looks for a key, as a start and an index.
 
 A page table, a stride or a ring that is wrong reads key j from another row: from where another sequence begins, or from another
 index. Which rows were read is known from the weights: one by one where only V or only K is read from elsewhere, and otherwise how
@@ -7,139 +7,21 @@ often each row counts. Expressions are sought that give the same.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
 from assay.harness.attention.call import AttentionCall
+from assay.harness.localize.reading import Numbers
 from assay.harness.readout.edges import Amount, Sum, amounts_of
-from assay.harness.readout.elsewhere import MAPS, SHIFTS, Map, Moved, shifted, unmoved
-from assay.harness.readout.features import PAIR_TERMS, Ints, chosen, joined
+from assay.harness.readout.features import Ints
 from assay.harness.readout.forms import Fit
-from assay.harness.readout.mining import ALWAYS, Condition, Table, mine
+from assay.harness.readout.mining import Table
 from assay.harness.readout.operators import Effect
 from assay.harness.readout.queries import Flags, Queries
 from assay.harness.readout.samples import Explained, every
-
-_MOST_SEEN = 60
-"""Rows that maps are compared with."""
-_MOST_MOVES = 8
-"""Moves that are tried, of values and of keys."""
-_ALL = 0.97
-"""Share of the keys that were seen astray that the shifts must account for; a few are taken for others with an equal score."""
-_SUBSETS = 4
-"""Halves of the rows in which a rule is sought that does not hold in all."""
-_EXPLAINED = 0.6
-"""Share of the keys that were seen astray that a map must put in their place."""
-
-
-@dataclass(frozen=True)
-class _Seen:
-    """A row, and where each key was seen to be read from: `kv head * total_k + packed row`, negative where that is not known."""
-
-    queries: Queries
-    place: int
-    seen: Ints
-
-    @cached_property
-    def keys(self) -> int:
-        return len(self.seen)
-
-    @cached_property
-    def own(self) -> int:
-        """The kv head that it should read."""
-        return int(self.queries.own[self.place % self.queries.heads])
-
-    @cached_property
-    def home(self) -> Ints:
-        """Where each key should be read from."""
-        return self.own * self.keys + np.arange(self.keys)
-
-    @cached_property
-    def astray(self) -> Flags:
-        """Keys that were read from elsewhere."""
-        found: Flags = (self.seen >= 0) & (self.seen != self.home)
-        return found
-
-
-def moves(readings: Sequence[Explained]) -> Iterable[Effect]:
-    """Effects that read rows of V, of K or of both from elsewhere."""
-    for form, what in (("values", "v"), ("scored", "k")):
-        found = every(readings, form)
-        rows = [_seen(*one) for one in found[:: len(found) // _MOST_SEEN + 1]]
-        if not rows:
-            continue
-        calls = {id(row.queries): row.queries.call for row in rows}
-        options: list[tuple[float, Moved]] = []
-        for words, to in (("", unmoved), *MAPS, *_seen_maps(rows)):
-            there = {of: to(call) for of, call in calls.items()}
-            for kv in (0, 1, -1) if words else (1, -1):
-                hits, conditions = _mined(rows, there, kv)
-                where = f"{words or 'key j'} of the {'next' if kv > 0 else 'previous'} kv head" if kv else words
-                for condition in conditions:
-                    cost = 1.5 + condition.cost + 0.5 * bool(kv)
-                    options.append((hits - cost, Moved(what, condition, where, to, kv, cost=cost)))
-        for _, effect in sorted(options, key=lambda option: -option[0])[:_MOST_MOVES]:
-            yield effect
-            yield replace(effect, what="kv")
-
-
-def _seen(one: Explained, place: int, fit: Fit) -> _Seen:
-    assert fit.keys is not None
-    return _Seen(one.queries, place, fit.keys.astype(np.int64))
-
-
-def _mined(rows: Sequence[_Seen], there: Mapping[int, Ints], kv: int) -> tuple[int, list[Condition]]:
-    """How many keys a map puts in the place where they were seen, and rules on which it moves; no rule if it explains too little.
-
-    Args:
-        rows: the rows.
-        there: the packed row that each key is read from, by the id of the row's queries.
-        kv: by how many kv heads further.
-    """
-    hits = total = 0
-    places: list[tuple[_Seen, Flags, Flags]] = []
-    for row in rows:
-        to = there[id(row.queries)]
-        target = (row.own + kv) % row.queries.kv_heads * row.keys + to
-        known = (row.seen >= 0) & (to >= 0) & (target != row.home)
-        moved = known & (row.seen == target)
-        hits, total = hits + int(moved.sum()), total + int(row.astray.sum())
-        places.append((row, known, moved))
-    if not hits or hits < _EXPLAINED * total:
-        return 0, []
-    # A weight may be taken for that of another key. Rows that the map explains throughout have no such mistake.
-    whole = [(row, known, moved) for row, known, moved in places if (moved == row.astray).all()] or places
-    return hits, [ALWAYS, *_rules([(row, np.flatnonzero(known), moved[known]) for row, known, moved in whole])]
-
-
-def _rules(rows: Sequence[tuple[_Seen, Ints, Flags]]) -> list[Condition]:
-    """Rules on which of some keys of each row move: of all rows, or of some of them if hardly a key of the others disagrees."""
-    tables = [chosen(row.queries.pairs, keys + row.place * row.keys) for row, keys, _ in rows]
-    every, moved = joined(tables), np.concatenate([flags for *_, flags in rows])
-    found = mine(every, moved, PAIR_TERMS, 2) if moved.any() else []
-    draw = np.random.default_rng(0)
-    for _ in range(_SUBSETS):
-        if found or len(rows) < 4:
-            break
-        some = draw.permutation(len(rows))[: len(rows) // 2]
-        flags = np.concatenate([rows[n][2] for n in some])
-        if flags.any():
-            rules = mine(joined([tables[n] for n in some]), flags, PAIR_TERMS, 2)
-            found = [rule for rule in rules if (rule.holds(every) == moved).mean() >= _ALL]
-    return found
-
-
-def _seen_maps(rows: Sequence[_Seen]) -> list[Map]:
-    """Shifts that rows were seen to have, besides those that are always tried."""
-    shifts: Counter[int] = Counter()
-    for row in rows:
-        shifts.update((row.seen - row.home)[row.astray].tolist())
-    return [shifted(by) for by in dict(shifts.most_common(3)) if by not in SHIFTS]
-
 
 _MOST_ROWS, _LEAST_KEYS = 40, 4
 """Rows that expressions are compared with, and keys of a row from which on it says something."""
@@ -151,6 +33,37 @@ _WHOLE = 2e-3
 """By how much a number of times that a row is counted may miss a whole one."""
 _MOST_READ = 512
 """Keys of a row beyond which it is left out: expressions are computed for each key."""
+
+
+Rows = Callable[[AttentionCall], Ints]
+"""(call) -> the packed row that each packed key is read from, int64 [total_k]; total_k for a row of zeros."""
+
+
+@dataclass(frozen=True)
+class Moved(Effect):
+    """Rows of K, V or both are read from elsewhere.
+
+    Attributes:
+        what: "k", "v" or "kv".
+        words: the other row in words, as seen from key j: "key j + 1".
+        row: where it is.
+    """
+
+    what: str
+    words: str
+    row: Rows = field(compare=False)
+    cost: float = 1.0
+
+    def outputs(self, queries: Queries) -> Numbers:
+        to, scores, v = self.row(queries.call), queries.own_scores, queries.values
+        if "k" in self.what:
+            scores = _padded(scores, -1)[..., to]
+        return queries.attended(scores, _padded(v, 0)[to] if "v" in self.what else v)
+
+
+def _padded(x: Numbers, axis: int) -> Numbers:
+    """With zeros for the row behind the last one."""
+    return np.concatenate([x, np.zeros_like(x.take([0], axis))], axis)
 
 
 def key_table(call: AttentionCall) -> dict[str, Ints]:
@@ -265,7 +178,7 @@ def addresses(readings: Sequence[Explained]) -> Iterable[Effect]:
         options = [Address(start=one) for one in _matching(rows, _start_sums(), "start")]
         options += [Address(index=one) for one in _matching(rows, _index_sums(), "index")]
         for one in sorted(options, key=lambda one: one.cost)[:_RIVALS]:
-            yield Moved(what, ALWAYS, one.words, one, cost=_COST + one.cost)
+            yield Moved(what, one.words, one, cost=_COST + one.cost)
 
 
 def _slots(size: int, call: AttentionCall) -> Ints:
@@ -284,7 +197,7 @@ def _without_gaps(size: int, call: AttentionCall) -> Ints:
     return _slots(size, call)[: call.k.shape[0]]
 
 
-POOLS: tuple[Map, ...] = tuple(
+POOLS: tuple[tuple[str, Rows], ...] = tuple(
     (
         f"the slot of its packed row, in a pool of pages of {size} whose empty slots are not counted",
         partial(_without_gaps, size),
@@ -298,7 +211,7 @@ def _pooled(rows: Sequence[_Row], what: str) -> Iterable[Moved]:
     for words, to in POOLS:
         found = {id(row.call): to(row.call) for row in rows}
         if all(row.given(found[id(row.call)][row.keys][None]).all() for row in rows):
-            yield Moved(what, ALWAYS, words, to, cost=_COST + 0.5)
+            yield Moved(what, words, to, cost=_COST + 0.5)
 
 
 def _start_sums() -> list[Sum]:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from assay.harness.localize.reading import Numbers
-from assay.harness.readout.addresses import moves
 from assay.harness.readout.dims import TAILS, Answer, lost_dims
 from assay.harness.readout.edges import Blocks, Search, amounts_of, edges
 from assay.harness.readout.effects import (
@@ -28,7 +27,7 @@ from assay.harness.readout.elsewhere import SOURCES, FromElsewhere, OtherKvHead,
 from assay.harness.readout.features import PAIR_TERMS, ROW_TERMS, Ints, chosen, joined
 from assay.harness.readout.forms import Fit
 from assay.harness.readout.formulas import DESCALES, QUANTISED, SCALES, TIMES, constant_formula
-from assay.harness.readout.key_factors import FACTORS, KeyFactors, Part
+from assay.harness.readout.key_factors import KeyFactors, Part
 from assay.harness.readout.mining import Table, Term, Value, mine, mine_values
 from assay.harness.readout.operators import Effect
 from assay.harness.readout.queries import Flags, Queries
@@ -39,8 +38,6 @@ _PLAIN = 3.5
 """Cost of a rule that is plain enough not to look for another."""
 _RIGHT_ROWS, _OTHER_ROWS = 12, 4
 """Right rows that a rule is tried on: of a reading, and of queries that were not read."""
-_SCORED_ROWS = 80
-"""Rows in which factors of scores are looked at."""
 _FAINT = 1e-5
 """A right weight below this says little on whether its key is seen."""
 _MANY_KEYS = 160
@@ -74,9 +71,8 @@ def key_factors(readings: Sequence[Explained], negatives: Sequence[Queries] = ()
         most: most rules to return, for each way of looking at the rows.
     """
     found = [(one, place, fit) for one, place, fit in every(readings, "keys", "keys-of-all") if fit.keys is not None]
-    scored = _score_factors(readings)
     if not found:
-        return scored
+        return []
     # In a short row either form may fit; most rows say which it is.
     of_all = sum(fit.form == "keys-of-all" for _, _, fit in found) > len(found) / 2
     denominator = "all" if of_all else "counted"
@@ -92,7 +88,7 @@ def key_factors(readings: Sequence[Explained], negatives: Sequence[Queries] = ()
             rules.append(KeyFactors(parts, denominator, cost=cost))
         if rows is wrong and any(rule.cost < _PLAIN for rule in rules):
             break
-    return sorted(dict.fromkeys([*rules, *scored]), key=lambda one: one.cost)
+    return sorted(dict.fromkeys(rules), key=lambda one: one.cost)
 
 
 def _right_rows(readings: Sequence[Explained], negatives: Sequence[Queries]) -> list[_Row]:
@@ -102,27 +98,6 @@ def _right_rows(readings: Sequence[Explained], negatives: Sequence[Queries]) -> 
         places = draw.permutation(len(queries.table["row"]))[:_OTHER_ROWS]
         found += [_Row(queries, int(place), None) for place in places]
     return found
-
-
-def _score_factors(readings: Sequence[Explained]) -> list[KeyFactors]:
-    """Factors of the scores of some keys."""
-    found = every(readings, "slopes")
-    if not found:
-        return []
-    read = common([fit.number for _, _, fit in found], 1)[0]
-    value = next((one for one in FACTORS if near(one, read, 5e-3)), read)
-    # In a short row, every key may be one of those.
-    found += [(one, place, fit) for one, place, fit in every(readings, "scale") if near(fit.number, read, 5e-3)]
-    found = found[:: len(found) // _SCORED_ROWS + 1]
-    tables, flags = [], []
-    for one, place, fit in found:
-        factors = np.full(one.queries.call.k.shape[0], fit.number) if fit.keys is None else fit.keys
-        row = _Row(one.queries, place, factors)
-        known = np.flatnonzero(one.queries.visible[row.index[0]] & ~np.isnan(factors))
-        tables.append(row.table(known))
-        flags.append(factors[known] != 1)
-    rules = mine(joined(tables), np.concatenate(flags), PAIR_TERMS, 2)
-    return [KeyFactors((Part("seen", rule, value, "score"),), cost=1.4 + rule.cost) for rule in rules]
 
 
 def _counted(factors: Numbers) -> Numbers:
@@ -244,7 +219,6 @@ def effects_of(readings: Sequence[Explained], negatives: Sequence[Queries] = ())
     for form in ("output", "query"):
         yield from _sources(readings, form)
     yield from edges(readings, negatives)
-    yield from moves(readings)
     yield from _merges(readings)
 
 
@@ -271,14 +245,9 @@ def _scales(readings: Sequence[Explained]) -> Iterable[Effect]:
 
 def _exponentials(readings: Sequence[Explained]) -> Iterable[Effect]:
     """Functions in place of exp(score) that many of the rows with one have in common."""
-    found = [(fit.law, fit.number) for _, _, fit in every(readings, "bent") if fit.law is not None]
+    found = Counter(fit.law for _, _, fit in every(readings, "bent") if fit.law is not None)
     rows = len({(id(one), place) for one, place, _ in every(readings, "bent")})
-    for law, count in Counter(law for law, _ in found).most_common():
-        if count < max(2, _SHARE * rows):
-            break
-        numbers = common([number for which, number in found if which == law], 2) if law.fitted else [0.0]
-        for number in numbers:
-            yield Exponential(law, number)
+    yield from (Exponential(law) for law, count in found.most_common() if count >= max(2, _SHARE * rows))
 
 
 def _masses(readings: Sequence[Explained]) -> Iterable[Effect]:

@@ -17,7 +17,6 @@ from assay.harness.attention.hypotheses import FAMILY, Compute, changed_output
 from assay.harness.localize.reading import Numbers, own_keys, softmax
 from assay.harness.readout.features import Ints
 from assay.harness.readout.formulas import Formula
-from assay.harness.readout.mining import ALWAYS, Condition, Literal, Term
 from assay.harness.readout.operators import Effect
 from assay.harness.readout.queries import Queries, einsum
 
@@ -143,20 +142,15 @@ class BlockScale(Effect):
         what: "k" or "v".
         size: keys of a block.
         whose: one of `WHOSE`.
-        condition: on the keys.
     """
 
     what: str
     size: int
     whose: str
-    condition: Condition = ALWAYS
     cost: float = 2.0
 
     def outputs(self, queries: Queries) -> Numbers:
         factors = self._factors(queries)[:, queries.own].T[None]
-        if not self.condition.always:
-            holds = self.condition.holds(queries.pairs).reshape(queries.own_scores.shape)
-            factors = np.where(holds, factors, 1.0)
         if self.what == "k":
             return queries.attended(queries.own_scores * factors)
         weights: Numbers = softmax(queries.own_scores, queries.visible[:, None]) * factors
@@ -203,15 +197,8 @@ BLOCK_SIZES = (4, 8, 16, 32, 64, 128)
 
 
 def block_scales() -> Iterator[BlockScale]:
-    """Every block; and of those beside it, each of the first blocks alone."""
-    for what, size, whose in product("kv", BLOCK_SIZES, WHOSE):
-        yield BlockScale(what, size, whose)
-        if whose not in ("next", "previous"):
-            continue
-        block = Term("j", block=size, cost=0.6, words=True)
-        for number in range(4):
-            condition = Condition((Literal(block, "==", number),))
-            yield BlockScale(what, size, whose, condition, cost=2.0 + condition.cost)
+    """Yield every block and every other one."""
+    yield from (BlockScale(what, size, whose) for what, size, whose in product("kv", BLOCK_SIZES, WHOSE))
 
 
 @dataclass(frozen=True)

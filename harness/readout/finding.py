@@ -17,7 +17,6 @@ from assay.harness.localize.reading import Reading, read, row_errors
 from assay.harness.readout.addresses import addresses
 from assay.harness.readout.candidates import effects_of, general_effects, key_factors
 from assay.harness.readout.effects import Constant, known_effects
-from assay.harness.readout.elsewhere import Moved
 from assay.harness.readout.features import ROW_TERMS, chosen, joined
 from assay.harness.readout.forms import CallContext, Row, fits
 from assay.harness.readout.key_factors import KeyFactors
@@ -644,8 +643,6 @@ def _literals(operator: Operator) -> Iterable[Literal]:
         of_keys: list[Condition] = []
         if isinstance(effect, KeyFactors):
             of_keys += [part.condition for part in effect.parts]
-        if isinstance(effect, Moved):
-            of_keys.append(effect.condition)
         for condition in of_keys:
             yield from condition.literals
 

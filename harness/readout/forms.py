@@ -18,7 +18,7 @@ from assay.harness.readout.features import Ints
 from assay.harness.readout.softmaxes import Law, laws_of
 
 Form = Literal[
-    "right", "zero", "constant", "keys", "keys-of-all", "keys-and-mass", "kv", "scale", "slopes", "bent", "pieces",
+    "right", "zero", "constant", "keys", "keys-of-all", "keys-and-mass", "kv", "scale", "bent", "pieces",
     "output", "query", "values", "scored",
 ]  # fmt: skip
 """What the weights of a query are. In terms of the right weights, in proportion to exp(score):
@@ -28,8 +28,7 @@ Form = Literal[
   the sum over the keys that should be seen; "keys-and-mass": but normalised by something else;
 - "kv": right, of another kv head;
 - "bent": in proportion to another function than exp(score);
-- "scale": scores times a factor; "slopes": scores of some keys times a factor; "pieces": a factor that is constant over runs of
-  keys;
+- "scale": scores times a factor; "pieces": a factor that is constant over runs of keys;
 - "output": the right weights of another query or head; "query": the weights that the q of another query or head gives here;
 - "values": right, but on the V of other keys; "scored": by the K of other keys, on the right V.
 """
@@ -64,8 +63,8 @@ class Fit:
 
     Attributes:
         form: which one.
-        keys: for a form that speaks of keys, a number for each packed key, float64 [total_k]. "keys…", "kv" and "slopes": its
-            factor, or `BLANK`, or NaN if it cannot be told; "pieces": the log of its factor, NaN if it is not seen; "values" and
+        keys: for a form that speaks of keys, a number for each packed key, float64 [total_k]. "keys…" and "kv": its
+            factor, or `BLANK`; "pieces": the log of its factor, NaN if it is not seen; "values" and
             "scored": the packed row of V or K in its place, counted through all kv heads (kv head * total_k + row), or -1.
         number: for a form with a parameter, its value.
         law: "bent": the function.
@@ -298,32 +297,6 @@ def _scaled(row: Row) -> Fit | None:
     return Fit("scale", number=slope)
 
 
-def _slopes(row: Row) -> Fit | None:
-    """The scores of some keys are multiplied by a number, those of at least a fifth are right."""
-    found = row.own_logs(6)
-    if found is None:
-        return None
-    seen, logs = found
-    scores = row.scores[row.own][seen]
-    gaps = logs - scores
-    group = _groups(gaps, row.tolerance.log)
-    counts = np.bincount(group)
-    if counts.max() < max(3, 0.2 * len(group)):
-        return None
-    usual = group == counts.argmax()
-    far = np.abs(scores) > 50 * row.tolerance.log  # the slope of a score near zero is not known
-    odd = ~usual & far
-    if odd.sum() < 2:
-        return None
-    ratios = (logs - gaps[usual].mean())[odd] / scores[odd]
-    middle = float(np.median(ratios))
-    if np.abs(ratios - middle).max() > 0.01 * max(abs(middle), 0.1) + 5 * row.tolerance.log:
-        return None
-    factors = np.ones(len(seen))
-    factors[seen] = np.where(odd, middle, np.where(far, 1.0, np.nan))
-    return Fit("slopes", factors, number=middle)
-
-
 def _bent(row: Row) -> Iterator[Fit]:
     """Weights are in proportion to another function than exp(score)."""
     if (found := row.own_logs(4)) is None:
@@ -333,8 +306,8 @@ def _bent(row: Row) -> Iterator[Fit]:
     if np.ptp(logs - scores[seen]) < 5 * row.tolerance.log:
         return  # in proportion to exp(score)
     top = float(scores[row.visible].max())
-    for law, number in laws_of(scores[seen], logs, top, 5 * row.tolerance.log):
-        yield Fit("bent", law=law, number=number)
+    for law in laws_of(scores[seen], logs, top, 5 * row.tolerance.log):
+        yield Fit("bent", law=law)
 
 
 def _pieces(row: Row) -> Fit | None:
@@ -453,7 +426,7 @@ def _distance(ranked: Numbers, wanted: Numbers) -> tuple[Ints, Numbers]:
 
 
 _CHEAP: tuple[Callable[[Row], Fit | None], ...] = (_zero, _constant, _seen_keys, _other_kv, _scaled)
-_DEAR: tuple[Callable[[Row], Fit | None], ...] = (_slopes, _values_moved, _keys_moved, _pieces)
+_DEAR: tuple[Callable[[Row], Fit | None], ...] = (_values_moved, _keys_moved, _pieces)
 _SEVERAL: tuple[Callable[[Row], Iterator[Fit]], ...] = (_bent, _output, _query)
 """Forms that may fit in several ways."""
 _MANY_KEYS = 256

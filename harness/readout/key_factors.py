@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,9 +13,6 @@ from assay.harness.readout.mining import Condition, Value
 from assay.harness.readout.operators import Effect
 from assay.harness.readout.queries import Flags, Queries, weighted_softmax
 
-FACTORS = (0.5, 2.0, math.log(2), 1 / math.log(2))
-"""Factors of scores that bugs have: half, double, and a confusion of exp with exp2."""
-
 
 @dataclass(frozen=True)
 class Part:
@@ -26,13 +22,11 @@ class Part:
         universe: "seen", keys that should be seen; "hidden", other keys of the sequence; "foreign", keys of other sequences.
         condition: on the pairs.
         factor: of the weight; 0 for a key that is not seen, `BLANK` for one that is zero to the kernel.
-        of: "weight", or "score": the factor multiplies the scaled score.
     """
 
     universe: str
     condition: Condition
     factor: float
-    of: str = "weight"
 
     def holds(self, queries: Queries) -> Flags:
         """For which keys it holds, bool [rows, heads, total_k]."""
@@ -57,16 +51,10 @@ class KeyFactors(Effect):
     phantom: Value | Sum | Blocks | None = None
     cost: float = 1.0
 
-    def factors(self, queries: Queries) -> tuple[Numbers, Numbers | None]:
-        """The factors of each key's weight and of its score, [rows, heads, total_k]; None for the scores if they do not change."""
-        found = np.repeat(queries.visible[:, None].astype(float), queries.heads, 1)
-        times = np.ones(found.shape) if any(part.of == "score" for part in self.parts) else None
-        for part in self.parts:
-            (found if part.of == "weight" or times is None else times)[part.holds(queries)] = part.factor
-        return found, times
-
     def outputs(self, queries: Queries) -> Numbers:
-        factors, times = self.factors(queries)
+        factors = np.repeat(queries.visible[:, None].astype(float), queries.heads, 1)
+        for part in self.parts:
+            factors[part.holds(queries)] = part.factor
         counted = queries.visible[:, None].astype(float) if self.denominator == "all" else None
         phantom: Numbers | None = None
         if self.phantom is not None:
@@ -76,5 +64,4 @@ class KeyFactors(Effect):
             factors[blank] = 0.0
             zeros = blank.sum(-1, keepdims=True).astype(float)
             phantom = zeros if phantom is None else phantom + zeros
-        scores = queries.own_scores if times is None else queries.own_scores * times
-        return queries.of_own(weighted_softmax(factors, scores, counted, phantom))
+        return queries.of_own(weighted_softmax(factors, queries.own_scores, counted, phantom))

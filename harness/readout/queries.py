@@ -169,9 +169,9 @@ class Queries:
         given = self.values if values is None else values
         return einsum("tcgk,kcd->tcgd", by_group, given).reshape(rows, heads, -1)
 
-    def attended(self, scores: Numbers) -> Numbers:
+    def attended(self, scores: Numbers, values: Numbers | None = None) -> Numbers:
         """The output with other scores of the keys that should be seen, [rows, heads, total_k] -> [rows, heads, head_dim_v]."""
-        return self.of_own(softmax(scores, self.visible[:, None]))
+        return self.of_own(softmax(scores, self.visible[:, None]), values)
 
 
 def weighted_softmax(

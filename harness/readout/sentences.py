@@ -6,16 +6,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from assay.harness.readout.addresses import Moved
 from assay.harness.readout.dims import Dims
 from assay.harness.readout.edges import Edge
 from assay.harness.readout.effects import WHOSE, BlockScale, Constant, Known, Merged, Scale, ScaleAndTimes, Times
-from assay.harness.readout.elsewhere import FromElsewhere, Moved, OtherKvHead
+from assay.harness.readout.elsewhere import FromElsewhere, OtherKvHead
 from assay.harness.readout.forms import BLANK
 from assay.harness.readout.formulas import Formula
 from assay.harness.readout.key_factors import KeyFactors, Part
 from assay.harness.readout.mining import Condition, Literal, Term, Value
 from assay.harness.readout.operators import Clause, Effect, Operator
-from assay.harness.readout.softmaxes import LEAST, MOST, Exponential, OnlineSoftmax
+from assay.harness.readout.softmaxes import Exponential, OnlineSoftmax
 from assay.harness.readout.words import ALL_BUT, Keys, keys, legend, of_keys, only, plus, value_words
 
 __all__ = ["legend", "sentence", "where"]
@@ -56,7 +57,7 @@ def _effect(effect: Effect) -> Said:
         case KeyFactors():
             return _key_factors(effect)
         case Moved():
-            return _moved(effect)
+            return _moved(effect), []
         case Scale():
             return f"scores are multiplied by {_formula(effect.factor)}", []
         case Times(factor) if factor.words in ("0", "-0"):
@@ -70,9 +71,9 @@ def _effect(effect: Effect) -> Said:
         case Edge():
             return _edge(effect), []
         case BlockScale():
-            return _block_scale(effect)
+            return _block_scale(effect), []
         case Exponential():
-            return _exponential(effect), []
+            return f"exp(x), x = score - maximum, is {effect.law.words}", []
         case FromElsewhere():
             return _elsewhere(effect), []
         case OtherKvHead():
@@ -111,13 +112,6 @@ def _constant(value: float) -> str:
     if math.isinf(value):
         return "the output is infinite"
     return NOT_WRITTEN if value == 0 else f"every element of the output is {_number(value)}"
-
-
-def _exponential(effect: Exponential) -> str:
-    law = effect.law.words.format(t=effect.parameter)
-    if effect.law in (LEAST, MOST):
-        return law
-    return f"exp(x), x {'= score - maximum' if effect.law.relative else 'the scaled score'}, is {law}"
 
 
 def _elsewhere(effect: FromElsewhere) -> str:
@@ -172,14 +166,9 @@ def _online(effect: OnlineSoftmax) -> str:
 # Rows of K and V
 
 
-def _moved(effect: Moved) -> Said:
-    what = {"k": "K", "v": "V", "kv": "K and V"}[effect.what]
-    which, inner = _split(effect.condition)
-    source = effect.words
-    of = f"{what} of {which.text if which else 'key j'}"
-    if which is None and source.startswith("key j of "):
-        of, source = what, source.removeprefix("key j of ")
-    return f"{of} {'are' if effect.what == 'kv' else 'is'} read from {source}", inner
+def _moved(effect: Moved) -> str:
+    what, verb = {"k": ("K", "is"), "v": ("V", "is"), "kv": ("K and V", "are")}[effect.what]
+    return f"{what} of key j {verb} read from {effect.words}"
 
 
 def _split(condition: Condition, universe: str = "seen") -> tuple[Keys | None, list[Condition]]:
@@ -208,11 +197,8 @@ def _edge(effect: Edge) -> str:
     return f"{text}, which goes on behind its sequence" if effect.beyond else text
 
 
-def _block_scale(effect: BlockScale) -> Said:
-    what, whose = effect.what.upper(), WHOSE[effect.whose].format(size=effect.size)
-    which, inner = _split(effect.condition)
-    of = which.text if which else "key j"
-    return f"{what} of {of} is dequantised with the scale of {whose}", inner
+def _block_scale(effect: BlockScale) -> str:
+    return f"{effect.what.upper()} of key j is dequantised with the scale of {WHOSE[effect.whose].format(size=effect.size)}"
 
 
 # Masks and weights
@@ -267,9 +253,6 @@ def _chained(texts: Sequence[str]) -> str:
 def _part(part: Part, which: Keys | None, late: bool) -> str:
     """One part in words; `late` says that weights change after the softmax."""
     some = which or Keys("all keys")
-    if part.of == "score":
-        what = f"scores of {some.text} are" if some.plural else f"the score of {some.text} is"
-        return f"{what} multiplied by {_number(part.factor)}"
     if part.universe != "seen":
         times = "" if part.factor == 1 else f", with {_number(part.factor)} times the weight"
         return f"query i also sees {some.text}{times}"
@@ -299,7 +282,7 @@ def _mask(clause: Clause) -> str:
         return ""
     part = effect.parts[0]
     literals = tuple(one for one in part.condition.literals if not _is(one, _CAUSAL))
-    if part.condition.negated or part.of != "weight" or len(literals) > 1:
+    if part.condition.negated or len(literals) > 1:
         return ""
     term, op, value = (literals[0].term, literals[0].op, literals[0].value) if literals else (Term(""), "==", 0)
     plain = term.block == 1 and not term.modulo

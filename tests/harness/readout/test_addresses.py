@@ -12,8 +12,7 @@ from torch import Tensor
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.oracle import sequences
 from assay.harness.localize.reading import read
-from assay.harness.readout.addresses import addresses
-from assay.harness.readout.elsewhere import Moved
+from assay.harness.readout.addresses import Moved, addresses
 from assay.harness.readout.forms import CallContext, Row, Tolerance, fits
 from assay.harness.readout.operators import Clause, Operator
 from assay.harness.readout.probing import Plan, Prober

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -18,11 +17,11 @@ from assay.harness.localize.reading import read
 from assay.harness.readout.candidates import effects_of, general_effects, key_factors
 from assay.harness.readout.dims import TAILS, Answer, Dims, lost_dims
 from assay.harness.readout.effects import BlockScale, Constant, Merged, Scale, Times, known_effects
-from assay.harness.readout.elsewhere import MAPS, SOURCES, FromElsewhere, Moved, OtherKvHead, shifted, unmoved
+from assay.harness.readout.elsewhere import SOURCES, FromElsewhere, OtherKvHead
 from assay.harness.readout.forms import CallContext, Row, Tolerance, fits
 from assay.harness.readout.formulas import SCALES, TIMES, constant_formula
 from assay.harness.readout.key_factors import KeyFactors, Part
-from assay.harness.readout.mining import ALWAYS, Condition, Literal, Term, Value
+from assay.harness.readout.mining import Condition, Literal, Term, Value
 from assay.harness.readout.operators import Clause, Effect, Operator
 from assay.harness.readout.queries import Queries
 from assay.harness.readout.samples import Explained, common
@@ -73,10 +72,6 @@ def source(name: str) -> FromElsewhere:
     return FromElsewhere(next(one for one in SOURCES if one.words == name))
 
 
-def moved(what: str, name: str, condition: Condition = ALWAYS, **more: object) -> Moved:
-    return replace(Moved(what, condition, name, dict(MAPS)[name]), **more)  # type: ignore[arg-type]
-
-
 CACHED = only(Literal(Term("j", "prefix", cost=0.2), "<", 0))
 
 
@@ -94,9 +89,9 @@ GROUPED = Times(next(one for one in TIMES if "per kv head" in one.words))
     OtherKvHead(Value(Term("head"))), OtherKvHead(Value(None, 1)),
     source("query i - 1"), source("the next q head"), source("query i of the previous sequence"),
     replace(source("query i - 1"), what="query"),
-    moved("v", "key j + 1"), moved("k", "key j + 1"), moved("v", "key j + 1", CACHED),
-    Moved("v", ALWAYS, "key j of the next kv head", unmoved, kv=1),
-    Moved("v", ALWAYS, *shifted(5)), Merged(0, "equal"), Merged(0, "cached base2"), Merged(0, "max"),
+
+
+     Merged(0, "equal"), Merged(0, "cached base2"), Merged(0, "max"),
 ], ids=lambda effect: words([effect])[0])  # fmt: skip
 def test_the_effect_is_among_the_candidates(effect: Effect) -> None:
     assert words([effect])[0] in words(effects_of(readings(effect)))
@@ -110,7 +105,7 @@ def test_the_effect_is_among_the_candidates(effect: Effect) -> None:
     KeyFactors((Part("seen", only(Literal(Term("j", modulo=3), "==", 1)), 0.5),), "all"),
     KeyFactors((Part("hidden", only(Literal(Term("pos", "j"), ">=", -1)), 1.0),)),
     KeyFactors((Part("foreign", only(Literal(Term("other"), "<", 0)), 1.0),)),
-    KeyFactors((Part("seen", CACHED, math.log(2), "score"),)),
+
     KeyFactors((Part("seen", only(Literal(Term("pos", "j"), "==", 2)), 0.0),
                 Part("hidden", only(Literal(Term("pos", "j"), "==", -2)), 1.0))),
 ], ids=lambda effect: words([effect])[0])  # fmt: skip

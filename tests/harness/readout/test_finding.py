@@ -16,7 +16,6 @@ from assay.harness.attention.faults import fault, rounded_oracle
 from assay.harness.attention.kernels import declares
 from assay.harness.readout import finding
 from assay.harness.readout.effects import Constant, Scale, Times
-from assay.harness.readout.elsewhere import Moved, shifted
 from assay.harness.readout.finding import CLAUSES, FAR_FETCHED, RIGHT_ROWS, WRONG_ROWS, Finder, _by_chance
 from assay.harness.readout.formulas import constant_formula
 from assay.harness.readout.key_factors import KeyFactors, Part
@@ -529,7 +528,7 @@ def test_one_sequence_of_a_batch_at_a_time_is_at_the_edge() -> None:
 
 @pytest.mark.parametrize("effect", [
     KeyFactors((Part("seen", only(literal("j", "<", 40)), 0.0),)),
-    Moved("v", only(literal("j", "<", 40)), *shifted(1)),
+
 ])  # fmt: skip
 def test_conditions_on_keys_have_edges(effect: Effect) -> None:
     found = finder(Faulty(nothing), [EXTEND])

@@ -91,7 +91,6 @@ def split() -> Numbers:
 
 
 ALL_OF_ROW = float((VISIBLE * np.exp(OF_ROW)).sum())
-HALF_SLOPE = np.where(np.arange(KEYS) < 5, 0.5, 1.0)
 
 
 CASES: dict[str, Callable[[], Row]] = {
@@ -107,7 +106,6 @@ CASES: dict[str, Callable[[], Row]] = {
     "kv": lambda: row_of(on_own(softmax(SCORES[QUERY, HEAD, 0]), kv=0)),
     "kv and unseen": lambda: row_of(on_own(softmax(SCORES[QUERY, HEAD, 0], factors(key3=0)), kv=0)),
     "scale": lambda: row_of(on_own(softmax(1.4 * OF_ROW))),
-    "slopes": lambda: row_of(on_own(softmax(HALF_SLOPE * OF_ROW))),
     "pieces": lambda: row_of(split()),
     "output": lambda: row_of(RIGHT[4, 3]),
     "query": lambda: row_of(on_own(softmax(SCORES[9, 1, OWN]))),
@@ -131,7 +129,6 @@ CASES: dict[str, Callable[[], Row]] = {
         ("kv", {"kv"}),
         ("kv and unseen", set()),
         ("scale", {"scale"}),
-        ("slopes", {"slopes"}),
         ("pieces", {"keys", "pieces"}),
         ("output", {"output"}),
         ("query", {"query"}),
@@ -154,7 +151,6 @@ def fit_of(case: str, form: str) -> Fit:
     [
         ("constant", "constant", 0.75),
         ("scale", "scale", 1.4),
-        ("slopes", "slopes", 0.5),
     ],
 )
 def test_the_number_of_a_form(case: str, form: str, number: float) -> None:
@@ -186,28 +182,11 @@ def test_what_the_denominator_counts_in_vain() -> None:
     assert found.mass == pytest.approx(ALL_OF_ROW / (ALL_OF_ROW + 3))
 
 
-def test_the_slopes_of_keys() -> None:
-    found = fit_of("slopes", "slopes").keys
-    assert found is not None
-    near = np.isnan(found)
-    assert (np.abs(OF_ROW[near]) < 0.01).all()
-    np.testing.assert_allclose(found[~near & VISIBLE], HALF_SLOPE[~near & VISIBLE], rtol=1e-3)
-
-
 def with_scores(scores: Numbers) -> AttentionCall:
     """The call, with K of the own kv head such that these are the row's scores."""
     q, k = CALL.q[QUERY, HEAD].double(), CALL.k.clone()
     k[:, OWN] = torch.outer(torch.from_numpy(scores) / CALL.scale, q / (q @ q)).float()
     return replace(CALL, k=k)
-
-
-def test_the_slope_of_a_score_near_zero_is_not_known() -> None:
-    scores = OF_ROW.copy()
-    scores[[2, 10]] = 0.005
-    found = fits(row_of(on_own(softmax(HALF_SLOPE * scores)), call=with_scores(scores)))
-    (keys,) = [fit.keys for fit in found if fit.form == "slopes"]
-    assert keys is not None
-    assert np.flatnonzero(np.isnan(keys)).tolist() == [2, 10]
 
 
 def test_another_query_must_give_every_weight() -> None:
@@ -250,20 +229,6 @@ def moved(scores: Numbers) -> list[float]:
     (keys,) = [fit.keys for fit in found if fit.form == "scored"]
     assert keys is not None
     return list(keys)
-
-
-def test_keys_with_the_same_score_are_not_moved() -> None:
-    scores = OF_ROW.copy()
-    scores[[7, 11, 20]] = scores[9]
-    wanted = np.where(VISIBLE, OWN * KEYS + np.arange(KEYS), -1)
-    wanted[4] = OWN * KEYS + 6
-    assert moved(scores) == wanted.tolist()
-
-
-def test_of_several_ways_to_move_keys_the_one_that_moves_least_is_taken() -> None:
-    wanted = np.where(VISIBLE, OWN * KEYS + np.arange(KEYS), -1)
-    wanted[4] = OWN * KEYS + 6
-    assert moved(0.1 * np.arange(KEYS)) == wanted.tolist()  # the scores of the keys after each would fit too
 
 
 def test_a_right_row_is_only_right_however_noisy_within_the_tolerance() -> None:
@@ -346,3 +311,17 @@ def test_the_kv_head_and_the_source() -> None:
     assert fit_of("unseen", "keys").kv == OWN
     assert fit_of("output", "output").source == (4, 3)
     assert fit_of("query", "query").source == (9, 1)
+
+
+def test_keys_with_the_same_score_are_not_moved() -> None:
+    scores = OF_ROW.copy()
+    scores[[7, 11, 20]] = scores[9]
+    wanted = np.where(VISIBLE, OWN * KEYS + np.arange(KEYS), -1)
+    wanted[4] = OWN * KEYS + 6
+    assert moved(scores) == wanted.tolist()
+
+
+def test_of_several_ways_to_move_keys_the_one_that_moves_least_is_taken() -> None:
+    wanted = np.where(VISIBLE, OWN * KEYS + np.arange(KEYS), -1)
+    wanted[4] = OWN * KEYS + 6
+    assert moved(0.1 * np.arange(KEYS)) == wanted.tolist()  # the scores of the keys after each would fit too

@@ -92,11 +92,10 @@ def without_prefix(one: Request) -> Request:
 @pytest.mark.few(2)
 @pytest.mark.parametrize(("kernel", "sentence"), [
     (by_sequence(window), "sliding window of 16 keys: query i sees keys j > p - 16"),
-    (by_sequence(cached_values_slipped), "V of keys j <= prefix - 2 is read from key j + 1"),
 
     (head_lost_in_decode, "the output is not written: it is zero, only in decode and in q head 1"),
     (declares(noise="int8_qk")(lambda call: in_int8(call, without_prefix)), "query i does not see cached keys"),
-], ids=["mask", "moved", "output", "int8"])  # fmt: skip
+], ids=["mask", "output", "int8"])  # fmt: skip
 def test_a_fault_is_read_off_in_one_sentence(kernel: Kernel, sentence: str) -> None:
     found = read_out(kernel)
     assert found.sentence == sentence
@@ -490,13 +489,11 @@ def exponential(function: Callable[[Tensor], Tensor]) -> Kernel:
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("kernel", "sentence"), [
-    (exponential(lambda x: x.clamp(min=-3).exp()),
-     "exp(x), x = score - maximum, is exp(max(x, -3))"),
-    (exponential(lambda x: x.clamp(min=-10).exp()),
-     "exp(x), x = score - maximum, is exp(max(x, -10))"),
+
+
     (exponential(linear_exp2),
      "exp(x), x = score - maximum, is 2^n (1 + f), where n + f = x log2(e) and 0 <= f < 1"),
-], ids=["floor", "far floor", "linear"])  # fmt: skip
+], ids=["linear"])  # fmt: skip
 def test_an_exponential_that_is_another_function_is_read_as_a_formula(kernel: Kernel, sentence: str) -> None:
     found = read_out(kernel)
     assert (found.sentence, found.share, found.exact, found.notes) == (sentence, 1.0, True, ())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import pickle
 import re
 from dataclasses import replace
@@ -10,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from assay.harness.localize.reading import Numbers
+from assay.harness.readout.addresses import POOLS, Moved
 from assay.harness.readout.dims import TAILS
 from assay.harness.readout.edges import Amount, Blocks, Edge, Sum
 from assay.harness.readout.effects import (
@@ -25,7 +25,7 @@ from assay.harness.readout.effects import (
     block_scales,
     known_effects,
 )
-from assay.harness.readout.elsewhere import MAPS, SOURCES, FromElsewhere, Moved, OtherKvHead, unmoved
+from assay.harness.readout.elsewhere import SOURCES, FromElsewhere, OtherKvHead
 from assay.harness.readout.features import PAIR_TERMS, ROW_TERMS
 from assay.harness.readout.forms import BLANK
 from assay.harness.readout.formulas import DESCALES, SCALES, TIMES, constant_formula
@@ -46,8 +46,8 @@ def when(*literals: Literal) -> Condition:
     return Condition(literals)
 
 
-def seen(*literals: Literal, factor: float = 0.0, of: str = "weight") -> KeyFactors:
-    return KeyFactors((Part("seen", when(*literals), factor, of),))
+def seen(*literals: Literal, factor: float = 0.0) -> KeyFactors:
+    return KeyFactors((Part("seen", when(*literals), factor),))
 
 
 def also(universe: str, *literals: Literal, factor: float = 1.0) -> KeyFactors:
@@ -56,10 +56,6 @@ def also(universe: str, *literals: Literal, factor: float = 1.0) -> KeyFactors:
 
 def source(words: str, what: str = "output") -> FromElsewhere:
     return FromElsewhere(next(one for one in SOURCES if one.words == words), what)
-
-
-def moved(what: str, words: str, *literals: Literal) -> Moved:
-    return Moved(what, when(*literals), words, dict(MAPS).get(words, unmoved))
 
 
 def said(effect: Effect, *literals: Literal) -> str:
@@ -91,8 +87,8 @@ CACHED, OWN = lit("j", "<", 0, "prefix"), lit("pos", "==", 0, "j")
     (seen(OWN, factor=0.5), "the weight of its own key is multiplied by 0.5"),
     (seen(lit("j", "==", 0, block=32, modulo=3), factor=0.9), "weights of keys with (j // 32) mod 3 = 0 are multiplied by 0.9"),
     (seen(factor=3.0), "weights of all keys are multiplied by 3"),
-    (seen(CACHED, factor=math.log(2), of="score"), "scores of cached keys are multiplied by ln 2"),
-    (seen(OWN, factor=0.5, of="score"), "the score of its own key is multiplied by 0.5"),
+
+
     (seen(lit("j", "<", 1), factor=BLANK), "K and V of key 0 are read as zero"),
     (also("hidden", lit("pos", "==", -2, "j")), "query i also sees key p + 2"),
     (also("hidden", lit("pos", "==", -2, "j"), factor=0.5), "query i also sees key p + 2, with 0.5 times the weight"),
@@ -147,15 +143,6 @@ CACHED, OWN = lit("j", "<", 0, "prefix"), lit("pos", "==", 0, "j")
     (KeyFactors((), phantom=Blocks(Sum(((1, Amount("total", "up", 64)),)), 64)),
      "the softmax denominator counts (total rounded up to 64) / 64 extra keys with a score of 0"),
     (BlockScale("k", 16, "next"), "K of key j is dequantised with the scale of the next block of 16 keys"),
-    (BlockScale("v", 64, "previous", when(lit("j", "==", 0, block=64))),
-     "V of keys 0 <= j < 64 is dequantised with the scale of the previous block of 64 keys"),
-    (BlockScale("k", 16, "next", when(lit("j", "==", 2, block=16), DECODE)),
-     "K of keys 32 <= j < 48 is dequantised with the scale of the next block of 16 keys, only in decode"),
-
-
-
-
-
     (known_effects()[-1], "the softmax denominator is accumulated in bfloat16"),
     # from elsewhere
     (source("query i - 1"), "query i gets the output of query i - 1"),
@@ -170,6 +157,8 @@ CACHED, OWN = lit("j", "<", 0, "prefix"), lit("pos", "==", 0, "j")
     (OtherKvHead(Value(Term("kv"), -1)), "q heads read the previous kv head"),
     (OtherKvHead(Value(Term("kv"), 2)), "q heads read the kv head 2 further on"),
     (OtherKvHead(Value(None, 1)), "q heads read kv head 1"),
+    (Moved("kv", "key j + 1", POOLS[0][1]), "K and V of key j are read from key j + 1"),
+    (Moved("v", "key j + 1", POOLS[0][1]), "V of key j is read from key j + 1"),
     (OtherKvHead(Value(Term("head"))), "q head h reads kv head h mod num_kv_heads"),
     (OtherKvHead(Value(Term("member"))), "q head h reads kv head h mod (q heads per kv head)"),
     (OtherKvHead(Value(Term("kv"), 1), "k"), "q heads read K of the next kv head"),
@@ -179,12 +168,11 @@ CACHED, OWN = lit("j", "<", 0, "prefix"), lit("pos", "==", 0, "j")
     (OtherKvHead(Value(Term("member")), "v"), "q head h reads V of kv head h mod (q heads per kv head)"),
 
 
-    (moved("kv", "key j + 1"), "K and V of key j are read from key j + 1"),
-    (moved("v", "key j + 1", CACHED), "V of cached keys is read from key j + 1"),
-    (moved("kv", "the first key of its sequence", lit("j", "==", -1, "prefix")),
-     "K and V of the last cached key are read from the first key of its sequence"),
-    (moved("k", "key j of the previous sequence"), "K is read from the previous sequence"),
-    (moved("kv", "key j of the next kv head"), "K and V are read from the next kv head"),
+
+
+
+
+
 
 
 
@@ -428,7 +416,9 @@ def test_an_effect_without_words_is_refused() -> None:
 def test_every_effect_of_the_tables_has_words() -> None:
     effects: list[Effect] = [*TAILS, *known_effects(), *block_scales(), *(Scale(one) for one in SCALES)]
     effects += [*(FromElsewhere(one) for one in SOURCES), *(Times(one) for one in TIMES)]
-    effects += [moved("kv", words) for words, _ in MAPS] + [Merged(block, law) for block in PARTS for law in MERGES]
+    effects += [Moved("kv", words, row) for words, row in POOLS] + [
+        Merged(block, law) for block in PARTS for law in MERGES
+    ]
     effects += [Merged(0, law) for law in PART_MERGES]
     texts = [said(one) for one in effects]
     assert all(text and not ODD_WORDS.search(text) for text in texts)
