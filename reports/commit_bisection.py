@@ -34,7 +34,7 @@ from assay.reports.document import (
     Table,
 )
 from assay.reports.page import TEXT_SHOWN
-from assay.reports.terminal import lined, say
+from assay.reports.terminal import in_columns, say
 
 _MAX_ROWS = 12
 _COLUMNS = ("probe", "for", "commit", "outcome", "error / limit", "where, or why skipped", "seconds")
@@ -72,7 +72,11 @@ class ProgressView(AbstractContextManager["ProgressView"]):
             say(self._console, f"Bisecting {begun}")
         if self._live:
             self._live.update(
-                Group(lined(self._console, _probes(state, _MAX_ROWS)), Text(progress(state)), Text(doing, style="dim"))
+                Group(
+                    in_columns(self._console, _probes(state, _MAX_ROWS)),
+                    Text(progress(state)),
+                    Text(doing, style="dim"),
+                )
             )
         elif len(state.probes) > self._printed:
             self._print_last(state)

@@ -1,4 +1,4 @@
-"""The document of a hypothesis or a finding, the list of all, and the Markdown of the docs."""
+"""The document of a hypothesis or a finding, and the list of all."""
 
 from __future__ import annotations
 
@@ -13,15 +13,13 @@ from assay.harness.explain.pages import KIND_TITLES, OTHER_KIND, Page, ids_of, t
 from assay.harness.explain.snippets import FORM_WORDS
 from assay.harness.text import percent
 from assay.reports.document import Block, Cell, Code, Document, Items, Line, Only, Section, Weights
-from assay.reports.operator_picture import text as picture_text
-from assay.reports.terminal import PLAIN_WIDTH, say
+from assay.reports.terminal import say
 
 MARK = "  # <--"
 """Marks the lines of wrong code that the right code has not."""
-NO_REPORT = "no public report is known"
 
 
-def effect(page: Page) -> str:
+def _effect(page: Page) -> str:
     """By how much the bug changes its example; empty for a finding that is no hypothesis."""
     if page.error is None:
         return ""
@@ -29,7 +27,7 @@ def effect(page: Page) -> str:
     return f"On this call the output is {off}."
 
 
-def marked(wrong: str, right: str) -> str:
+def _marked(wrong: str, right: str) -> str:
     """Wrong code with a mark on each line that the right code does not have."""
     lines, others = wrong.rstrip("\n").split("\n"), right.rstrip("\n").split("\n")
     kept = {
@@ -39,7 +37,7 @@ def marked(wrong: str, right: str) -> str:
     return "\n".join(line if at in kept else f"{line}{MARK}" for at, line in enumerate(lines))
 
 
-def short(address: str) -> str:
+def _short(address: str) -> str:
     """A report as "owner/repository#number"; other addresses as they are."""
     found = re.fullmatch(r"https://github\.com/([^/]+/[^/]+)/(?:issues|pull)/(\d+)", address)
     return f"{found[1]}#{found[2]}" if found else address
@@ -48,17 +46,22 @@ def short(address: str) -> str:
 def explain_document(page: Page) -> Document:
     """What it does to the weights, wrong and right code, public reports, and what to do."""
     blocks: list[Block] = [
-        Only("terminal", [Line(f"{page.id}: {page.title} ({page.severity})", "strong"), Line(page.about)])
+        Only("terminal", [Line(f"{page.id}: {page.title}", "strong"), Line(page.about)]),
+        Line(f"Severity: {page.severity}.", "quiet"),
     ]
     if page.picture is not None:
-        blocks.append(Section("picture", "What it does to the weights", [Weights(page.picture, effect(page))]))
+        blocks.append(Section("picture", "What it does to the weights", [Weights(page.picture, _effect(page))]))
     if page.code is not None:
-        wrong, right = marked(page.code.wrong, page.code.right), page.code.right
-        code: list[Block] = [Line(FORM_WORDS[page.code.form], "quiet"), Code(wrong, "Wrong"), Code(right, "Right")]
+        wrong, right = _marked(page.code.wrong, page.code.right), page.code.right
+        code: list[Block] = [
+            Line(FORM_WORDS[page.code.form], "quiet"),
+            Code(wrong, "Wrong", "python"),
+            Code(right, "Right", "python"),
+        ]
         blocks.append(Section("code", "Wrong and right code", code, announced=True))
-        links = Items([Cell(short(address), link=address) for address in page.reports])
-        reports: list[Block] = [Only("page", [links]), Only("terminal", [Items(page.reports)])]
-        reports = reports if page.reports else [Line(f"{NO_REPORT.capitalize()}.", "empty")]
+        links = Items([Cell(_short(address), link=address) for address in page.reports])
+        both: list[Block] = [Only("page", [links]), Only("markdown", [links]), Only("terminal", [Items(page.reports)])]
+        reports = both if page.reports else [Line("No public report is known.", "empty")]
         reports += [Line(page.measured)] if page.measured else []
         blocks.append(Section("reports", "Public reports", reports, announced=True))
     do: list[Block] = [Line(page.do), Code(page.command, "Show it")]
@@ -85,24 +88,3 @@ def render_list(console: Console) -> None:
 def kinds() -> Iterable[tuple[str, str]]:
     """Kinds of hypotheses with their headings, and the other findings."""
     return [*KIND_TITLES.items(), (OTHER_KIND, "Findings that are no known bug")]
-
-
-def markdown(page: Page, level: int = 2) -> str:
-    """A page as a section of a Markdown document."""
-    lines = [f"{'#' * level} {page.id}", "", f"**{page.title}** ({page.severity}). {page.about}", ""]
-    if page.picture is not None:
-        lines += [
-            "```text",
-            *picture_text(page.picture, PLAIN_WIDTH).plain.rstrip("\n").split("\n"),
-            "```",
-            "",
-            effect(page),
-            "",
-        ]
-    if page.code is not None:
-        lines += [FORM_WORDS[page.code.form], ""]
-        for heading, code in (("Wrong", marked(page.code.wrong, page.code.right)), ("Right", page.code.right)):
-            lines += [f"{heading}:", "", "```python", *code.rstrip("\n").split("\n"), "```", ""]
-        found = ", ".join(f"[{short(address)}]({address})" for address in page.reports) or NO_REPORT
-        lines += [f"Public reports: {found}.{page.measured and ' '}{page.measured}", ""]
-    return "\n".join([*lines, page.do, "", f"Show it: `{page.command}`", ""])

@@ -32,7 +32,7 @@ def to_markdown(document: doc.Document, level: int = 2) -> str:
         word = document.word or VERDICTS[document.verdict].word
         heading, said = f"{SIGNS[document.verdict]} {word}: {heading}", f"**{escape(document.headline, 700)}**"
         foot = f"<sub>{' · '.join(['assay', *map(_words, document.crumbs)])}</sub>"
-    lines = [f"{'#' * level} {heading}", "", said, "", *markdown_lines(document.body, level + 1)]
+    lines = [f"{'#' * level} {heading}", "", said, "", *markdown_lines(document.body)]
     return "\n".join([*lines, *([foot] if foot else [])]).rstrip("\n") + "\n"
 
 
@@ -79,12 +79,12 @@ def _words(words: doc.Words) -> str:
     return f"{text} ({escape(words.note)})" if words.note else text
 
 
-def markdown_lines(blocks: Iterable[doc.Block], level: int = 3) -> list[str]:
-    """Blocks as lines of Markdown, below a heading of the level before this one."""
-    return [line for block in blocks for line in _block(block, level)]
+def markdown_lines(blocks: Iterable[doc.Block]) -> list[str]:
+    """Blocks as lines of Markdown."""
+    return [line for block in blocks for line in _block(block)]
 
 
-def _block(block: doc.Block, level: int) -> list[str]:
+def _block(block: doc.Block) -> list[str]:
     match block:
         case doc.Line():
             return [f"**{_words(block.text)}**" if block.style == "strong" else _words(block.text), ""]
@@ -108,12 +108,12 @@ def _block(block: doc.Block, level: int) -> list[str]:
             says = [escape(block.says, 700), ""] if block.says else []
             return [*fenced(picture_text(block.picture, PLAIN_WIDTH).plain), *says]
         case doc.Fold():
-            inner = markdown_lines(block.blocks, level)
+            inner = markdown_lines(block.blocks)
             return [f"<details><summary>{_words(block.summary)}</summary>", "", *inner, "</details>", ""]
         case doc.Section():
-            return [f"{'#' * level} {_words(block.title)}", "", *markdown_lines(block.blocks, level + 1)]
+            return [f"**{_words(block.title)}**", "", *markdown_lines(block.blocks)]
         case doc.Box() | doc.Only(medium="markdown"):
-            return markdown_lines(block.blocks, level)
+            return markdown_lines(block.blocks)
         case _:
             return []
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -17,7 +16,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from assay.harness.files import write_whole
-from assay.harness.judge.latency_result import ratio_text
 from assay.harness.text import clip, counted, one_line, visible
 from assay.harness.verdict import Verdict, exit_code_of
 from assay.reports import operator_picture, summary
@@ -31,26 +29,6 @@ TEXT_SHOWN = 2_000
 """Most characters embedded of a prompt or an answer."""
 
 
-def to_page(template: str, verdict: Verdict | None, scripts: Sequence[str] = ("page.js",), **values: Any) -> str:
-    """Render a page.
-
-    Args:
-        template: name of a template that extends ``page.html.jinja``.
-        verdict: sets the colour and sign of the header; None for a page that has none.
-        scripts: file names of its scripts.
-        values: variables of the template.
-    """
-    style, script = _style(), "".join(_read(name) for name in scripts)
-    return _ENVIRONMENT.get_template(template).render(
-        verdict=verdict,
-        style=Markup(style),
-        script=Markup(script),
-        policy=_policy(style, script),
-        favicon=Markup(_favicon(verdict)),
-        **values,
-    )
-
-
 def to_html(document: Document) -> str:
     """A document as one self-contained HTML page."""
     mark = None if document.verdict is None else summary.VERDICTS[document.verdict]
@@ -59,18 +37,23 @@ def to_html(document: Document) -> str:
         code = "" if document.verdict is None else f"Exit code {int(exit_code_of(document.verdict))}."
         meaning = " ".join(filter(None, [mark.meaning if mark else "", code]))
     word = document.word or (mark.word if mark else "")
-    grids = [grid for block in blocks_of(document.body) if isinstance(block, HeatMaps) for grid in block.grids]
-    values = {
-        "document": document,
-        "title": f"{word}: {document.title}" if word else document.title,
-        "word": word,
-        "meaning": meaning,
-        "sections": [block for block in blocks_of(document.body) if isinstance(block, Section) and block.id],
-        "grids": grids,
-        "numbers": {id(grid): number for number, grid in enumerate(grids)},
-    }
-    scripts = ("page.js", "layer_diff.js") if grids else ("page.js",)
-    return to_page("document.html.jinja", document.verdict, scripts, **values)
+    blocks = list(blocks_of(document.body))
+    grids = [grid for block in blocks if isinstance(block, HeatMaps) for grid in block.grids]
+    style, script = _style(), _read("page.js") + (_read("layer_diff.js") if grids else "")
+    return _ENVIRONMENT.get_template("document.html.jinja").render(
+        document=document,
+        verdict=document.verdict,
+        title=f"{word}: {document.title}" if word else document.title,
+        word=word,
+        meaning=meaning,
+        sections=[block for block in blocks if isinstance(block, Section) and block.id],
+        grids=grids,
+        numbers={id(grid): number for number, grid in enumerate(grids)},
+        style=Markup(style),
+        script=Markup(script),
+        policy=_policy(style, script),
+        favicon=Markup(_favicon(document.verdict)),
+    )
 
 
 def write_page(document: Document, path: Path) -> None:
@@ -145,13 +128,6 @@ _ENVIRONMENT.filters |= {
     "unbroken": lambda text: text.replace(" %", "\N{NO-BREAK SPACE}%"),  # a number and its sign stay on one line
     "code": _code,
     "when": summary.when,
-    "share": summary.share,
-    "number": summary.number,
-    "interval": summary.interval,
-    "bound_and_policy": summary.bound_and_policy,
-    "ratio_text": ratio_text,
-    "error_percent": summary.error_percent,
-    "own_error_text": summary.own_error_text,
     "picture": lambda picture: Markup(operator_picture.svg(picture)),
     "narrow_picture": lambda picture: Markup(operator_picture.svg(picture, operator_picture.NARROW)),
     "caption": operator_picture.caption,
@@ -164,4 +140,4 @@ _ENVIRONMENT.filters |= {
     "worst_grid": worst_grid,
     "id": id,
 }
-_ENVIRONMENT.globals |= {"check_signs": CHECK_SIGNS, "verdicts": summary.VERDICTS}
+_ENVIRONMENT.globals["check_signs"] = CHECK_SIGNS

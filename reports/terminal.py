@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
@@ -26,7 +26,7 @@ _PLAIN = str.maketrans({"≥": ">=", "≤": "<=", "→": "->", "–": "-", "−"
 PLAIN_WIDTH = 100
 """Columns that a picture may take in plain text, such as the message of an assertion."""
 CELL_WIDTH = 60
-"""Most characters of a cell in a table with lines: a kernel's name may have hundreds."""
+"""Most characters of a cell below its column: a kernel's name may have hundreds."""
 
 
 def say(console: Console, text: str | Text) -> None:
@@ -84,33 +84,17 @@ def finding_lines(finding: Finding) -> list[str]:
 def finding_text(finding: Finding, width: int = PLAIN_WIDTH) -> Text:
     """The same with colours; a picture takes at most so many columns."""
     lines = [Text(one_line(f"{finding.severity}: {finding.sentence}", 600))]
-    lines += [Text(f"  observed: {observed(finding)}")] if finding.observed else []
-    lines += picture_lines(finding, width, 2)
+    lines += [Text(f"  observed: {one_line(finding.observed, 600)}")] if finding.observed else []
+    if finding.picture:
+        lines += [Text("  ") + line for line in picture_text(finding.picture, width - 2).split("\n")]
     lines += [Text(f"  - {one_line(line, 400)}") for line in finding.evidence]
-    lines += [Text(f"  {line}") for line in explained_by(finding)]
+    lines += [Text(f"  explained by: {command}") for command in explaining(finding)]
     return Text("\n").join(lines)
-
-
-def explained_by(finding: Finding) -> list[str]:
-    """A line with the command that explains a finding; none if there is no such page."""
-    return [f"explained by: {command}" for command in explaining(finding)]
 
 
 def explaining(finding: Finding) -> list[str]:
     """The command that explains a finding; none if there is no such page."""
     return [f"assay explain {one_line(finding.id, 100)}"] if finding.explained else []
-
-
-def observed(finding: Finding) -> str:
-    """What the kernel was observed to compute, on one line."""
-    return one_line(finding.observed, 600)
-
-
-def picture_lines(finding: Finding, width: int, indent: int) -> list[Text]:
-    """The picture of a finding in so many columns, of which `indent` are left blank; no lines if there is none."""
-    if finding.picture is None:
-        return []
-    return [Text(" " * indent) + line for line in picture_text(finding.picture, width - indent).split("\n")]
 
 
 def render(document: doc.Document, console: Console) -> None:
@@ -172,12 +156,17 @@ def _block(block: doc.Block, console: Console) -> None:
 
 
 def _table(table: doc.Table, console: Console) -> None:
-    rows = table.rows[: table.most]
-    title = f"{table.title} ({table.note})" if table.note and table.title else table.title
-    if "side-by-side" in table.style and console.is_terminal:
-        _side_by_side(console, table.columns, rows)
+    """Print rows below their columns on a terminal that is wide enough, otherwise each row as one line that is never wrapped."""
+    title = one_line(f"{table.title} ({table.note})" if table.note and table.title else table.title)
+    if title:
+        say(console, title)
+    made, options = in_columns(console, table), console.options.update(width=1_000)
+    if console.is_terminal and Measurement.get(console, options, made).minimum <= console.width:
+        console.print(made)
     else:
-        _rows(console, one_line(title), table)
+        for name, *cells in table.rows[: table.most]:
+            named = zip(table.columns[1:], cells, strict=True)
+            say(console, f"  {doc.plain(name)}: {'; '.join(f'{column} {doc.plain(cell)}' for column, cell in named)}")
     _left(console, len(table.rows), table.most)
 
 
@@ -186,40 +175,27 @@ def _left(console: Console, of: int, most: int | None) -> None:
         say(console, f"  … and {counted(of - most, 'more row')}: see --json or --html")
 
 
-def lined(console: Console, table: doc.Table, title: str = "") -> Table:
-    """The first rows of a table, with lines between its cells, for a terminal that is wide enough."""
-    made = Table(title=Text(title) if title else None)
+def in_columns(console: Console, table: doc.Table) -> Table:
+    """The first rows of a table. Only what names a row may wrap, and all cells of a table of sentences."""
+    wraps = "side-by-side" in table.style
+    most = 700 if wraps else CELL_WIDTH
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    rows = [
+        [Text(_encodable(console, one_line(doc.plain(cell), most)), style=_style(cell)) for cell in row]
+        for row in table.rows[: table.most]
+    ]
     for number, column in enumerate(table.columns):
-        made.add_column(Text(column), no_wrap=True, justify="right" if number in table.numbers else "left")
-    for row in table.rows[: table.most]:
-        cells = ((_encodable(console, one_line(doc.plain(cell), CELL_WIDTH)), _style(cell)) for cell in row)
-        made.add_row(*(Text(*cell) for cell in cells))
-    return made
-
-
-def _rows(console: Console, title: str, table: doc.Table) -> None:
-    """Print rows as a table on a terminal that is wide enough, otherwise each row as one line that is never wrapped."""
-    made = lined(console, table, title)
-    options = console.options.update(width=1_000)
-    if console.is_terminal and Measurement.get(console, options, made).maximum <= console.width:
-        console.print(made)
-        return
-    if title:
-        say(console, title)
-    for name, *cells in table.rows[: table.most]:
-        named = zip(table.columns[1:], cells, strict=True)
-        say(console, f"  {doc.plain(name)}: {'; '.join(f'{column} {doc.plain(cell)}' for column, cell in named)}")
-
-
-def _side_by_side(console: Console, columns: Sequence[str], rows: Sequence[Sequence[doc.Words]]) -> None:
-    """Print rows as a table without lines, each cell of which may wrap."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column(columns[0], max_width=30, min_width=10)
-    for name in columns[1:]:
-        table.add_column(name, ratio=1)
+        justify: JustifyMethod = "right" if number in table.numbers else "left"
+        if number == 0:
+            made.add_column(Text(column), justify=justify, min_width=16, max_width=30 if wraps else None)
+        elif wraps:
+            made.add_column(Text(column), justify=justify, ratio=1)
+        else:
+            width = max([len(column), *(row[number].cell_len for row in rows)])
+            made.add_column(Text(column), justify=justify, min_width=width, no_wrap=True)
     for row in rows:
-        table.add_row(*(Text(doc.plain(cell), style=_style(cell)) for cell in row))
-    console.print(table)
+        made.add_row(*row)
+    return made
 
 
 def _style(words: doc.Words) -> str:

@@ -10,7 +10,7 @@ from assay.reports.json_report import to_json
 from assay.reports.junit import to_junit
 from assay.reports.markdown import to_markdown
 from assay.reports.page import to_html
-from assay.reports.run import run_document
+from assay.reports.run_report import run_document
 
 
 def write_reports(report: Report, folder: Path) -> list[Path]:

@@ -16,7 +16,7 @@ from assay.harness import cli
 from assay.harness.explain.pages import page, titles
 from assay.reports import junit, markdown, terminal
 from assay.reports import page as pages
-from assay.reports.run import run_document
+from assay.reports.run_report import run_document
 
 ROOT = Path(__file__).parent.parent
 

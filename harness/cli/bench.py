@@ -52,7 +52,7 @@ def bench(
 
     from assay.harness.collect.run_folder import default_folder
     from assay.harness.run import bench_servers
-    from assay.reports.latency import bench_document
+    from assay.reports.bench_report import bench_document
 
     spec = make_spec(flags, config)
     folder = out or Path(f"{default_folder(spec)}-bench")

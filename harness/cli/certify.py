@@ -68,7 +68,7 @@ def certify(
     from assay.harness.certify.session import certify as run
     from assay.harness.files import write_whole
     from assay.harness.offline.check import checked_device
-    from assay.reports.certificate import certificate_document
+    from assay.reports.fault_matrix import certificate_document
     from assay.reports.markdown import to_markdown
 
     display, device, kernel = progress(errors), checked_device(device), certified_kernel(candidate)

@@ -49,7 +49,7 @@ def record(
     """Record a replay pack: q, k, v and outputs of chosen calls, to run kernels on without a server."""
     from assay.harness.collect.plan import prepare
     from assay.harness.collect.record_pack import record_pack
-    from assay.reports.replay import pack_document
+    from assay.reports.recorded_calls import pack_document
 
     spec = instrumented_spec(flags | {"suites": "layers"}, config)
     with progress() as display:
@@ -68,7 +68,7 @@ def replay(
     from assay.harness.evidence.cause import ReplayResult
     from assay.harness.offline import replay as replaying
     from assay.harness.offline.interrupted import interrupted_replay
-    from assay.reports.replay import replay_document
+    from assay.reports.recorded_calls import replay_document
 
     interpret_without_gpu()
 

@@ -41,7 +41,7 @@ def gate(flags: dict[str, Any], out: Out = None, config: Config = None, json: Js
     from assay.harness.cli.run import run_and_report
     from assay.reports.github import workflow_commands
     from assay.reports.markdown import to_markdown
-    from assay.reports.run import run_document
+    from assay.reports.run_report import run_document
 
     existing("a folder of accepted baselines")(Path(flags["baselines"]) if "baselines" in flags else None)
     made = run_and_report(make_spec(flags, config), out, baselines=True, json=json)

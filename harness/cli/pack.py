@@ -42,7 +42,7 @@ def import_(
     from assay.harness.ingest.tensors.flashinfer_trace import is_trace
     from assay.harness.ingest.tensors.layout import ModelShape
     from assay.harness.reading import reading
-    from assay.reports.replay import pack_document
+    from assay.reports.recorded_calls import pack_document
 
     with reading(dump, "dump"):
         if is_trace(dump):

@@ -64,27 +64,25 @@ def _show_interrupted(made: Report, folder: Path, json: bool) -> None:
 
 
 def _show(made: Report, folder: Path, json: bool) -> None:
-    from assay.reports.json_report import to_json
-    from assay.reports.run import run_document
-    from assay.reports.terminal import render
     from assay.reports.write import write_reports
 
     with too_late():
         write_reports(made, folder)
-        render(run_document(made), console)
-        if json:
-            print_json(to_json(made))
-        conclude(last_line(made, folder))
+        show_report(made, folder, json)
 
 
-def last_line(made: Report, folder: Path) -> str:
-    """Summarise a run in its last line: its verdict, why, and where its report is."""
+def show_report(made: Report, folder: Path, json: bool) -> None:
+    """Print a report, with ``--json`` as JSON, and last its verdict, why, and where its page is."""
     from assay.harness.judge.history import PAGE
+    from assay.reports.json_report import to_json
+    from assay.reports.run_report import run_document
+    from assay.reports.terminal import render
 
-    said = (
-        f"{made.verdict.upper()} (exit code {made.exit_code}): {one_line(made.headline, 400)} Report: {folder / PAGE}"
-    )
-    return one_line(said, 700)
+    document = run_document(made)
+    render(document, console)
+    if json:
+        print_json(to_json(made))
+    conclude(one_line(f"{one_line(document.conclusion, 440)} Report: {folder / PAGE}", 700))
 
 
 @app.command()

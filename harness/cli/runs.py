@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
-from assay.harness.cli.app import app, console, say
-from assay.harness.cli.output import Html, Json, conclude, deliver, print_json
-from assay.harness.cli.run import last_line
+from assay.harness.cli.app import app, say
+from assay.harness.cli.output import Html, Json, deliver
+from assay.harness.cli.run import show_report
 from assay.harness.config import RUNS
 from assay.harness.errors import UsageError
 
@@ -41,18 +41,10 @@ def runs(
 def show(run: Run = None, json: Json = False) -> None:
     """Show the report that a run has already. Nothing is judged again; `assay report` does that."""
     from assay.harness.judge.history import find_run, report_of
-    from assay.reports.json_report import to_json
-    from assay.reports.run import run_document
-    from assay.reports.terminal import render
 
     run = find_run(run, RUNS)
     made = report_of(run)
-    folder = run if run.is_dir() else run.parent
-    if json:
-        print_json(to_json(made))
-    else:
-        render(run_document(made), console)
-    conclude(last_line(made, folder))
+    show_report(made, run if run.is_dir() else run.parent, json)
     raise typer.Exit(made.exit_code)
 
 

@@ -54,7 +54,7 @@ def diff(
     from assay.harness.ingest.tensors import diff as comparing
     from assay.harness.ingest.tensors.dump import open_dump
     from assay.harness.ingest.tensors.layout import ModelShape, check_axes
-    from assay.reports.tensors import tensor_diff_document
+    from assay.reports.tensor_dumps import tensor_diff_document
 
     if exact and tolerance is not None:
         raise UsageError("--exact and --tolerance are both given.", "one of them", "drop one")

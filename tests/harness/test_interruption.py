@@ -15,8 +15,6 @@ from assay.harness.cli import run as cli_run
 from assay.harness.config import RunSpec
 from assay.harness.interruption import like_ctrl_c
 from assay.harness.run import OpenRun, run
-from assay.reports import run as run_module
-from assay.reports import terminal
 from assay.reports import write as write_module
 
 CODE = """
@@ -132,9 +130,7 @@ def test_a_signal_while_a_report_is_made_does_not_prevent_it(
         written.append(made)
 
     monkeypatch.setattr(write_module, "write_reports", write)
-    monkeypatch.setattr(run_module, "run_document", lambda made: None)
-    monkeypatch.setattr(terminal, "render", lambda document, console: None)
-    monkeypatch.setattr(cli_run, "last_line", lambda made, folder: "")
+    monkeypatch.setattr(cli_run, "show_report", lambda made, folder, json: None)
     with like_ctrl_c():
         cli_run._show("the report", tmp_path, False)  # type: ignore[arg-type]
     assert written == ["the report"]

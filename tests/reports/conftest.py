@@ -13,7 +13,7 @@ import pytest
 
 from assay.harness.judge.report import Report
 from assay.reports.page import to_html
-from assay.reports.run import run_document
+from assay.reports.run_report import run_document
 
 
 def _program(*names: str) -> str:

@@ -13,7 +13,7 @@ from assay.harness.judge.call_counts import CallSummary
 from assay.harness.judge.latency_result import LatencyResult
 from assay.harness.verdict import Verdict
 from assay.reports import page
-from assay.reports.latency import bench_document
+from assay.reports.bench_report import bench_document
 
 COMPILED = CallSummary(
     phase="decode", kernel="triton", backend="triton", calls=1_912, calls_with_cached_prefix=1_912, calls_in_graphs=1_624,

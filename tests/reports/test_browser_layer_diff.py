@@ -15,7 +15,7 @@ import pytest
 from assay.harness.judge.report import ErrorGrid, LayersResult, Report
 from assay.harness.text import percent
 from assay.reports import page
-from assay.reports.run import run_document
+from assay.reports.run_report import run_document
 
 pytestmark = pytest.mark.browser
 

@@ -5,7 +5,7 @@ import io
 from rich.console import Console
 
 from assay.harness.evidence.certificate import Certificate, CertifiedEnvelope, Examined, Look, verdict_on
-from assay.reports.certificate import certificate_document, not_caught
+from assay.reports.fault_matrix import certificate_document, not_caught
 from assay.reports.markdown import to_markdown
 from assay.reports.terminal import render
 

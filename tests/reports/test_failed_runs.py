@@ -20,7 +20,7 @@ from assay.harness.judge.decide import decide
 from assay.harness.judge.report import FailureResult, Report
 from assay.reports import junit, markdown, page
 from assay.reports.github import workflow_commands
-from assay.reports.run import run_document
+from assay.reports.run_report import run_document
 from assay.reports.terminal import render
 
 LOGS = sorted((Path(__file__).parents[1] / "data" / "server_failures").glob("*.log"))

@@ -21,7 +21,7 @@ HEAVY = (
 
 def test_a_report_imports_nothing_heavy() -> None:
     code = (
-        "import sys; from assay.harness.judge import build; from assay.reports import run, write; "
+        "import sys; from assay.harness.judge import build; from assay.reports import run_report, write; "
         f"print([name for name in {HEAVY!r} if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

@@ -10,7 +10,7 @@ from junitparser import JUnitXml
 
 from assay.harness.judge.report import Check, CheckStatus, Report
 from assay.reports import junit
-from assay.reports.run import run_document
+from assay.reports.run_report import run_document
 
 
 def to_junit(report: Report) -> str:

@@ -15,7 +15,7 @@ from assay.harness.judge.latency_result import worst_ratio
 from assay.harness.judge.report import Report
 from assay.reports import junit, markdown, page
 from assay.reports.charts import ratio_chart, ratio_ends
-from assay.reports.run import run_document
+from assay.reports.run_report import run_document
 from assay.reports.summary import latency_lines
 from assay.reports.terminal import render
 

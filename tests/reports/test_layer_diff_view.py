@@ -16,8 +16,8 @@ from assay.reports import junit, markdown, page
 from assay.reports.charts import WIDE, cells_chart, layers_chart
 from assay.reports.document import HeatMaps, blocks_of
 from assay.reports.heat_maps import grid_says, worst_grid
-from assay.reports.layer_diff import layer_diff_section
-from assay.reports.run import run_document
+from assay.reports.layer_section import layer_diff_section
+from assay.reports.run_report import run_document
 from assay.reports.summary import layer_diff_lines, layer_rows, worst_cells
 
 

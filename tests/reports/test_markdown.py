@@ -13,7 +13,7 @@ from assay.harness.judge.latency_result import LatencyResult
 from assay.harness.judge.report import Check, Finding, LayersResult, Report
 from assay.reports import markdown
 from assay.reports.markdown import code, escape
-from assay.reports.run import run_document
+from assay.reports.run_report import run_document
 
 PARSER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
 TEXT = st.text(st.characters(codec=None, exclude_categories=()), max_size=60)

@@ -10,7 +10,7 @@ from assay.harness.errors import ExitCode
 from assay.harness.evidence.cause import ReplayResult
 from assay.harness.evidence.pack import PackManifest, Source
 from assay.harness.verdict import Finding, Severity
-from assay.reports.replay import pack_document, replay_document
+from assay.reports.recorded_calls import pack_document, replay_document
 from assay.reports.terminal import render
 
 

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assay.harness.judge.report import DivergenceRow, Report
-from assay.reports import page, run
-from assay.reports.run import run_document
+from assay.reports import page, run_report
+from assay.reports.run_report import run_document
 from assay.reports.summary import VERDICTS
 
 VOID = {"meta", "link", "input", "br", "img", "hr"}
@@ -232,7 +232,7 @@ def test_five_thousand_flips_are_capped_and_the_rest_is_named(examples: ModuleTy
     page = to_html(report)
     parsed = Page(page)
     shown = [a for a in parsed.all("details") if "data-direction" in a]
-    assert len(shown) == run.FLIPS_SHOWN
+    assert len(shown) == run_report.FLIPS_SHOWN
     assert {a["data-direction"] for a in shown} == {"lost", "gained"}
     assert len({a["data-group"] for a in shown}) == 4
     assert "256 of 5,000" in parsed.text
@@ -249,13 +249,13 @@ def test_long_answers_are_cut_and_the_page_stays_small(examples: ModuleType) -> 
 
 def test_choose_flips_keeps_order_and_takes_turns(examples: ModuleType) -> None:
     flips = examples.many_flips(1_000).suites[0].flips
-    chosen = run.choose_flips(flips, 50)
+    chosen = run_report.choose_flips(flips, 50)
     assert len(chosen) == 50
     assert [flip.item for flip in chosen] == sorted(flip.item for flip in chosen)
     kinds = [(flip.direction, flip.group) for flip in chosen]
     counts = {kind: kinds.count(kind) for kind in {(flip.direction, flip.group) for flip in flips}}
     assert max(counts.values()) - min(counts.values()) <= 1
-    assert run.choose_flips(flips[:3], 50) == flips[:3]
+    assert run_report.choose_flips(flips[:3], 50) == flips[:3]
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ def test_split_divergence(
         item="i", kind="apart", position=1, gap=None, prompt="", reference_text=reference, candidate_text=candidate,
         candidate_cached_tokens=None,
     )  # fmt: skip
-    assert run.split_divergence(divergence) == (common, reference_rest, candidate_rest)
+    assert run_report.split_divergence(divergence) == (common, reference_rest, candidate_rest)
 
 
 def test_what_was_not_seen_is_not_zero(examples: ModuleType) -> None:

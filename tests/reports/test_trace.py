@@ -13,7 +13,7 @@ from assay.harness.ingest.timeline import Lane, Timeline, TimelineTrack, cell
 from assay.harness.ingest.trace.chrome import ChromeReader
 from assay.harness.ingest.trace.load import diff_files, document_of
 from assay.reports.page import to_html
-from assay.reports.trace import trace_diff_document, trace_document
+from assay.reports.trace_steps import trace_diff_document, trace_document
 from assay.reports.trace_timeline import timeline_svg
 
 TRACES = Path(__file__).parents[1] / "data" / "traces"

@@ -25,7 +25,7 @@ from assay.harness.ingest.tensors.files import Unreadable
 from assay.harness.ingest.tensors.layout import ModelShape, check_axes
 from assay.harness.judge.report import NOT_FINITE
 from assay.reports.page import to_html
-from assay.reports.tensors import tensor_diff_document
+from assay.reports.tensor_dumps import tensor_diff_document
 
 DATA = Path(__file__).parents[3] / "data" / "tensors"
 LAYERS = 3

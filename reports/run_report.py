@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 
@@ -22,6 +22,7 @@ from assay.harness.judge.report import (
 from assay.harness.text import clip, counted, listed, one_line, visible
 from assay.harness.verdict import Finding
 from assay.reports import charts, summary
+from assay.reports.bench_report import calls_blocks, latency_blocks
 from assay.reports.document import (
     Block,
     Box,
@@ -45,11 +46,10 @@ from assay.reports.document import (
     Weights,
     Words,
 )
-from assay.reports.latency import calls_blocks, latency_blocks
-from assay.reports.layer_diff import layer_diff_section
+from assay.reports.layer_section import layer_diff_section
 from assay.reports.markdown import markdown_lines
 from assay.reports.page import TEXT_SHOWN
-from assay.reports.terminal import PLAIN_WIDTH, explained_by, picture_lines
+from assay.reports.terminal import finding_lines
 
 FLIPS_SHOWN = 256
 """Most flips embedded for a suite; with texts cut at `TEXT_SHOWN` the page stays below a few megabytes."""
@@ -586,22 +586,13 @@ def _why(report: Report) -> list[str]:
     if report.failure and report.failure.details:
         lines += ["", report.failure.details]
     for finding in report.findings:
-        lines += ["", *_finding_text(finding)]
+        lines += ["", f"{finding.severity}: {finding.id}: {finding.sentence}", *finding_lines(finding)[1:]]
+        lines += [f"  to reproduce: {finding.reproduce}"] if finding.reproduce else []
     if report.layers:
         lines += ["", *summary.layer_diff_lines(report.layers)]
     if report.latency:
         lines += ["", *summary.latency_lines(report.latency)]
     return [*lines, "", f"to repeat this run: {report.reproduce}"]
-
-
-def _finding_text(finding: Finding) -> Iterator[str]:
-    yield f"{finding.severity}: {finding.id}: {finding.sentence}"
-    if finding.observed:
-        yield f"  observed: {finding.observed}"
-    yield from (row.plain for row in picture_lines(finding, PLAIN_WIDTH, 2))
-    yield from (f"  {line}" for line in (*finding.evidence, *explained_by(finding)))
-    if finding.reproduce:
-        yield f"  to reproduce: {finding.reproduce}"
 
 
 def _name(text: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from assay.harness.judge.call_counts import CallSummary
-from assay.harness.judge.latency_result import LatencyResult, LatencyRow, LoadRow, load_name, ratio_text
+from assay.harness.judge.latency_result import LatencyResult, LatencyRow, LoadRow, ratio_text
 from assay.harness.text import one_line
 from assay.reports import charts
 from assay.reports.document import (
@@ -125,7 +125,7 @@ def calls_blocks(role: str, calls: tuple[CallSummary, ...], about: str = "") -> 
 
 def _row(row: LatencyRow) -> tuple[Words, ...]:
     return (
-        one_line(load_name(row.shape, row.concurrency)),
+        one_line(row.where),
         row.metric,
         _time(row, row.reference_s),
         _time(row, row.candidate_s),
