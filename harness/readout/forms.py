@@ -368,7 +368,11 @@ def _values_moved(row: Row) -> Fit | None:
     """Each weight is the right one of another key: values are read from elsewhere."""
     if abs(row.weights.sum() - 1) > 3 * row.tolerance.weight:
         return None
-    # Each row of V has the weight of one key, its own or another; or one row has those of all keys that are not at home.
+    return _exchanged(row) or _gained(row)
+
+
+def _exchanged(row: Row) -> Fit | None:
+    """Each row of V has the weight of one key, its own or another; or one row has those of all keys that are not at home."""
     flat, expected = row.weights.ravel(), row.expected[row.own]
     margin = _RELATIVE * expected + row.tolerance.least
     home = row.own * len(expected) + np.arange(len(expected))
@@ -387,6 +391,26 @@ def _values_moved(row: Row) -> Fit | None:
         to[missing] = left[0]  # several keys are read from one row, whose weight is their sum
     elif len(missing):
         return None
+    return Fit("values", keys=to.astype(float))
+
+
+def _gained(row: Row) -> Fit | None:
+    """Some keys have lost their weight, which is added to that of others: the others' values are read twice."""
+    flat, expected = row.weights.ravel(), row.expected[row.own]
+    margin = _RELATIVE * expected + row.tolerance.least
+    home = row.own * len(expected) + np.arange(len(expected))
+    lost = row.visible & (flat[home] <= row.tolerance.least) & (expected > margin)
+    gains = flat.copy()
+    gains[home[~lost]] -= expected[~lost]
+    targets = np.flatnonzero(gains > 10 * row.tolerance.least)
+    if not lost.any() or not len(targets) or lost.sum() > _MOVED or (gains[home] < -margin).any():
+        return None
+    sources = np.flatnonzero(lost)
+    near = np.abs(gains[targets][:, None] - expected[sources]) <= margin[sources] + _RELATIVE * flat[targets][:, None]
+    if (near.sum(0) != 1).any() or (near.sum(1) != 1).any():
+        return None
+    to = np.where(row.visible & ~lost & (expected > 10 * row.tolerance.least), home, -1)
+    to[sources] = targets[near.argmax(0)]
     return Fit("values", keys=to.astype(float))
 
 

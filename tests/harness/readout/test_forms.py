@@ -110,6 +110,7 @@ CASES: dict[str, Callable[[], Row]] = {
     "output": lambda: row_of(RIGHT[4, 3]),
     "query": lambda: row_of(on_own(softmax(SCORES[9, 1, OWN]))),
     "values": lambda: row_of(moved_values()),
+    "read twice": lambda: row_of(read_twice()),
     "scored": lambda: row_of(moved_keys()),
 }
 
@@ -133,6 +134,7 @@ CASES: dict[str, Callable[[], Row]] = {
         ("output", {"output"}),
         ("query", {"query"}),
         ("values", {"values"}),
+        ("read twice", {"keys", "values"}),  # four keys, four factors
         ("scored", {"keys", "scored"}),  # two keys, two factors
         # four keys, four factors
     ],
@@ -325,3 +327,23 @@ def test_of_several_ways_to_move_keys_the_one_that_moves_least_is_taken() -> Non
     wanted = np.where(VISIBLE, OWN * KEYS + np.arange(KEYS), -1)
     wanted[4] = OWN * KEYS + 6
     assert moved(0.1 * np.arange(KEYS)) == wanted.tolist()  # the scores of the keys after each would fit too
+
+
+def test_values_that_are_read_twice() -> None:
+    found = fit_of("read twice", "values").keys
+    assert found is not None
+    wanted = np.where(VISIBLE, OWN * KEYS + np.arange(KEYS), -1)
+    wanted[[4, 5]] = OWN * KEYS + np.array([8, 7])
+    assert found.tolist() == wanted.tolist()
+
+
+def test_what_two_keys_gained_must_be_what_two_others_lost() -> None:
+    weights = read_twice()
+    weights[OWN, 8] *= 1.01
+    weights[OWN, 7] += 1 - weights.sum()
+    assert "values" not in {fit.form for fit in fits(row_of(weights))}
+    swapped = RIGHT[QUERY, HEAD].copy()
+    swapped[OWN, [4, 5]] = swapped[OWN, [5, 4]]
+    (found,) = [fit for fit in fits(row_of(swapped)) if fit.form == "values"]
+    assert found.keys is not None
+    assert found.keys[[4, 5, 6]].tolist() == [OWN * KEYS + 5, OWN * KEYS + 4, OWN * KEYS + 6]

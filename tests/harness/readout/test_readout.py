@@ -473,7 +473,7 @@ def from_the_fifth_tile_on(call: AttentionCall) -> Tensor:
 def test_a_kernel_that_is_wrong_on_every_call_and_knows_no_other_mask_is_asked_for_causal_calls_only() -> None:
     swapped = by_sequence(lambda one: replace(one, v=one.v.roll(-1, 0)))
     found = read_out(lambda call: swapped(call.with_spec(mask=Mask(causal=True))))
-    assert (found.sentence, found.exact) == ("V is read from the next kv head", True)
+    assert (found.sentence, found.exact) == ("q heads read V of the next kv head", True)
 
 
 def exponential(function: Callable[[Tensor], Tensor]) -> Kernel:
