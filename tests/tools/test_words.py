@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-NOT_YET = ("harness/readout/", "reports/")
+NOT_YET = ("harness/readout/", "reports/", "harness/localize/picturing.py", "harness/localize/reading.py")
 """Rooms whose docstrings are still to follow."""
 
 
