@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -83,12 +84,13 @@ def test_streams_that_were_never_open_leave_the_exit_code(tmp_path: Path, closin
         assert subprocess.run(line, cwd=tmp_path, capture_output=True, check=False).returncode == code, arguments
 
 
-def test_what_an_encoding_lacks_is_escaped_and_the_exit_code_stays() -> None:
+def test_what_an_encoding_lacks_is_replaced_and_the_exit_code_stays(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    command = [sys.executable, "-m", "assay", *REGRESSION]
+    copied = shutil.copytree(REGRESSION[1], tmp_path / "gr\u00f6\u00dfe")
+    command = [sys.executable, "-m", "assay", "compare", str(copied), REGRESSION[2]]
     done = subprocess.run(command, env=environment, capture_output=True, check=False)
     assert done.returncode == 1, done.stderr.decode()
-    assert b"\\u" in done.stdout
+    assert b"gr??e" in done.stdout
 
 
 def test_a_terminal_of_unknown_width_is_written_to() -> None:
