@@ -61,7 +61,8 @@ from assay.harness.evidence.pack import CallMetadata, Source
 from assay.harness.ingest.tensors.flashinfer_trace import export_pack
 from assay.harness.server.pack_writer import PackWriter
 from assay.reports.json_report import to_json
-from assay.reports.run_page import to_html
+from assay.reports.page import to_html
+from assay.reports.run_report import run_document
 
 COMMANDS_USED = (
     "ingest",
@@ -815,7 +816,7 @@ def make_ready() -> None:
     for package in (evals, bench, collect, ingest, judge, offline, reports):  # what commands import when they run
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)
-    to_html(runpy.run_path(str(DATA.parent / "stand_ins" / "reports.py"))["regression"]())
+    to_html(run_document(runpy.run_path(str(DATA.parent / "stand_ins" / "reports.py"))["regression"]()))
     gc.collect()
     gc.freeze()
 
