@@ -15,11 +15,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-SHINGLE = 4
+_SHINGLE = 4
 """Words of a shingle: three are shared by chance in questions of one subject, five by few templates with a name in each clause."""
-LEAST_WORDS = 8
+_LEAST_WORDS = 8
 """A shorter text is alike to none: half of so few shingles are shared by chance."""
-ALIKE = 0.5
+_ALIKE = 0.5
 """Share of shingles from which on two texts are alike."""
 _BANDS, _ROWS = 32, 3
 """A pair at the threshold shares a band with a probability of 0.986, one of 0.1 with 0.03; pairs are then compared exactly."""
@@ -40,7 +40,7 @@ def alike(texts: Sequence[str]) -> list[int]:
 
     for first, second in _candidates(sets):
         a, b = find(first), find(second)
-        if a != b and len(sets[first] & sets[second]) >= ALIKE * len(sets[first] | sets[second]):
+        if a != b and len(sets[first] & sets[second]) >= _ALIKE * len(sets[first] | sets[second]):
             root[max(a, b)] = min(a, b)
     return [find(at) for at in range(len(texts))]
 
@@ -49,9 +49,9 @@ def _shingles(text: str) -> frozenset[int]:
     words = [
         "0" if word.replace(".", "").replace(",", "").isdigit() else word for word in _WORD.findall(text.casefold())
     ]
-    if len(words) < LEAST_WORDS:
+    if len(words) < _LEAST_WORDS:
         return frozenset()
-    parts = (" ".join(words[at : at + SHINGLE]) for at in range(len(words) - SHINGLE + 1))
+    parts = (" ".join(words[at : at + _SHINGLE]) for at in range(len(words) - _SHINGLE + 1))
     return frozenset(int.from_bytes(hashlib.blake2b(part.encode(), digest_size=4).digest()) for part in parts)
 
 

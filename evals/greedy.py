@@ -10,7 +10,7 @@ from assay.evals.synthetic import BUILTIN_SEED, questions
 MAX_TOKENS = 48
 
 # Short prompts without a shared header, as in smoke tests. Not for the tiny model, which knows only its own questions.
-PLAIN = (
+_PLAIN = (
     "The capital of France is",
     "What is 2 + 2?",
     "Write the numbers from one to twenty in words.",
@@ -28,7 +28,7 @@ def greedy_prompts(asked: Sequence[AnyQuestion], count: int, synthetic: bool) ->
     For the built-in set they are further synthetic questions that the accuracy suite does not ask. For any other set they are the
     plain prompts followed by those of the questions, so that both short prompts and a shared, cached header occur.
     """
-    known = [*PLAIN, *(question.prompt for question in asked)]
+    known = [*_PLAIN, *(question.prompt for question in asked)]
     prompts = (question.prompt for question in questions(BUILTIN_SEED + 1)) if synthetic else known
     return [(f"greedy-{index:03d}", prompt) for index, prompt in enumerate(_distinct(prompts, count))]
 

@@ -17,15 +17,15 @@ from assay.harness.errors import UsageError
 from assay.harness.reading import LARGEST
 
 NAME = "gsm8k"
-HUB_NAME = "openai/gsm8k"
-PROMPT = (
+_HUB_NAME = "openai/gsm8k"
+_PROMPT = (
     "Solve this math problem. Give the reasoning steps before giving the final answer on the last line by itself in the "
     'format of "Answer:". Do not add anything other than the integer answer after "Answer:".\n\n{problem}'
 )
 _ANSWER = re.compile(r"####\s*(-?[\d,]+(?:\.\d+)?)\s*$")
 _WHAT_TO_GIVE = (
     f"give {NAME!r}, {NAME + ':FILE.jsonl'!r} with the fields question and answer, or "
-    f"{NAME + ':NAME'!r} of a dataset or a folder laid out like {HUB_NAME}"
+    f"{NAME + ':NAME'!r} of a dataset or a folder laid out like {_HUB_NAME}"
 )
 
 
@@ -33,7 +33,7 @@ def draw_gsm8k(source: str, most: int, seed: int) -> Drawn:
     """Draw problems in a random order.
 
     Args:
-        source: a ``.jsonl`` file, a folder or a dataset's name; empty for `HUB_NAME`.
+        source: a ``.jsonl`` file, a folder or a dataset's name; empty for `_HUB_NAME`.
         most: largest number of problems.
         seed: of the order.
 
@@ -45,7 +45,7 @@ def draw_gsm8k(source: str, most: int, seed: int) -> Drawn:
     """
     if most < 1:
         raise UsageError(f"{most} questions were asked for.", "1 or more", "give a larger --questions")
-    rows = _load(source or HUB_NAME)
+    rows = _load(source or _HUB_NAME)
     if missing := {"question", "answer"} - set(rows.column_names):
         raise UsageError(
             f"{source} has the columns {', '.join(rows.column_names)}: {', '.join(sorted(missing))} missing.",
@@ -53,9 +53,9 @@ def draw_gsm8k(source: str, most: int, seed: int) -> Drawn:
             _WHAT_TO_GIVE,
         )
     try:
-        problems = [_question(source or HUB_NAME, index, row) for index, row in enumerate(rows)]
+        problems = [_question(source or _HUB_NAME, index, row) for index, row in enumerate(rows)]
     except UnicodeDecodeError as error:  # Arrow reads bytes as text without a look at them
-        raise UsageError(f"{source or HUB_NAME} is no text: {error}.", "UTF-8", "convert it to UTF-8") from None
+        raise UsageError(f"{source or _HUB_NAME} is no text: {error}.", "UTF-8", "convert it to UTF-8") from None
     return in_random_order(problems, most, seed)
 
 
@@ -91,5 +91,5 @@ def _question(source: str, index: int, row: dict[str, Any]) -> OpenQuestion:
             "#### and a number",
             "correct or drop that row",
         )
-    prompt = PROMPT.format(problem=row["question"])
+    prompt = _PROMPT.format(problem=row["question"])
     return OpenQuestion(f"gsm8k-{index}", "gsm8k", "stem", prompt, number_form(found[1]), row["question"])

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from assay.harness.errors import UsageError
 
-EDGE_DIVISOR = 10
-"""One part in `EDGE_DIVISOR` of the vocabulary is left out at each end, where special tokens lie."""
+_EDGE_DIVISOR = 10
+"""One part in `_EDGE_DIVISOR` of the vocabulary is left out at each end, where special tokens lie."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def prompts(shape: Shape, count: int, vocabulary: int, seed: str) -> list[tuple[
 
 def random_tokens(rng: random.Random, count: int, vocabulary: int) -> tuple[int, ...]:
     """Draw `count` token ids, without those at the ends of the vocabulary, where special tokens lie."""
-    ends = vocabulary // EDGE_DIVISOR
+    ends = vocabulary // _EDGE_DIVISOR
     return tuple(rng.choices(range(ends, vocabulary - ends), k=count))
 
 

@@ -23,7 +23,7 @@ from assay.harness.reading import whole_file
 
 FILE_COLUMNS = ("Question", "A", "B", "C", "D", "Answer", "Subject")
 """Columns of simple-evals' ``mmlu.csv``; further columns, such as an index, are ignored."""
-HUB_COLUMNS = ("question", "subject", "choices", "answer")
+_HUB_COLUMNS = ("question", "subject", "choices", "answer")
 """Columns of ``cais/mmlu``; ``answer`` is the index of the right choice."""
 
 _SUBJECTS = {
@@ -243,8 +243,8 @@ def _hub_rows(name: str) -> Iterator[_Row]:
             "a Hugging Face dataset laid out like cais/mmlu, with a configuration 'all' and a split 'test'",
             _WHAT_TO_GIVE,
         ) from None
-    _require_columns(loaded.column_names, HUB_COLUMNS, name)
-    for number, row in enumerate(loaded.select_columns(list(HUB_COLUMNS))):
+    _require_columns(loaded.column_names, _HUB_COLUMNS, name)
+    for number, row in enumerate(loaded.select_columns(list(_HUB_COLUMNS))):
         where = f"{name}, row {number}"
         answer, choices = row["answer"], row["choices"]
         if not isinstance(answer, int) or not 0 <= answer < len(LETTERS):

@@ -14,7 +14,7 @@ from decimal import Decimal
 BUILTIN_DATA = "builtin"
 """Name of the built-in set (`assay.evals.synthetic`)."""
 LETTERS = ("A", "B", "C", "D")
-SHORTEST_PASSAGE = 100
+_SHORTEST_PASSAGE = 100
 """Characters from which on a text before the question itself counts as a passage. Those of MMLU have 200 and more."""
 GROUPS = ("stem", "humanities", "social_sciences", "other")
 
@@ -24,7 +24,7 @@ PROMPT_HEADER = (
 )
 _ANSWER_LINE = re.compile(r"(?i)Answer[ \t]*:")
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
-ANSWER_PATTERN = re.compile(r"(?i)Answer[ \t]*:[ \t]*\$?([A-D])\$?")
+_ANSWER_PATTERN = re.compile(r"(?i)Answer[ \t]*:[ \t]*\$?([A-D])\$?")
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Question:
         if self.cluster:
             return self.cluster
         passage = self.text.rpartition("\n")[0].strip()
-        return f"passage-{prompt_hash(f'{self.subject}/{passage}')}" if len(passage) >= SHORTEST_PASSAGE else self.id
+        return f"passage-{prompt_hash(f'{self.subject}/{passage}')}" if len(passage) >= _SHORTEST_PASSAGE else self.id
 
     @property
     def prompt_hash(self) -> str:
@@ -129,7 +129,7 @@ def parse_answer(text: str, expected: str | None = None) -> str | None:
         expected: the right answer; it decides only in which form the answer is looked for.
     """
     if expected is None or expected in LETTERS:
-        match = ANSWER_PATTERN.search(text)
+        match = _ANSWER_PATTERN.search(text)
         return match.group(1).upper() if match else None
     given = _ANSWER_LINE.split(text)
     if _NUMBER.fullmatch(expected):

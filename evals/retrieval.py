@@ -20,10 +20,10 @@ from assay.harness.errors import UsageError
 NAME = "retrieval"
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)
 """Tokens of a prompt, by default; those that fit into the model."""
-SEED = 20261121
+_SEED = 20261121
 PER_HAYSTACK = 4
 """Questions about one haystack; their facts lie one in each quarter of it. They count as one unit, so few of them are wanted."""
-FEWEST_FACTS = PER_HAYSTACK
+_FEWEST_FACTS = PER_HAYSTACK
 OPTIONS_VARY = 16
 """Tokens by which the prompts of one haystack may differ: in the name that is asked for and the four options."""
 
@@ -94,10 +94,10 @@ def _lengths(given: str, fit: Fit) -> tuple[int, ...]:
 
 def _haystack(length: int, place: int, seed: int, fit: Fit) -> Iterator[Question]:
     """Yield the questions about one haystack. It has its own random generator, so it does not depend on how many are asked."""
-    rng = random.Random(f"{SEED}/{seed}/{length}/{place}")
+    rng = random.Random(f"{_SEED}/{seed}/{length}/{place}")
     group = GROUPS[place % len(GROUPS)]
     names, things = syllables()
-    enough = max(FEWEST_FACTS, length // 3)  # a fact has three tokens at least
+    enough = max(_FEWEST_FACTS, length // 3)  # a fact has three tokens at least
     pairs = list(zip(_some(NAMES, names, enough, rng), _some(THINGS, things, enough, rng), strict=False))
     facts = _filling(length, pairs, lambda count: _asked(group, pairs[:count], 0, rng), fit)
     part = facts / PER_HAYSTACK
@@ -123,7 +123,7 @@ def _asked(
 
 
 def _filling(length: int, facts: Sequence[tuple[str, str]], question: Callable[[int], Question], fit: Fit) -> int:
-    """Return the number of facts that fill a prompt of this length; at least `FEWEST_FACTS`.
+    """Return the number of facts that fill a prompt of this length; at least `_FEWEST_FACTS`.
 
     A fact's tokens are counted alone: tokenizers split at spaces, so they add up, and a long prompt is counted once or twice only.
 
@@ -131,18 +131,18 @@ def _filling(length: int, facts: Sequence[tuple[str, str]], question: Callable[[
         UsageError: not even these fit.
     """
     length -= OPTIONS_VARY
-    count, used = FEWEST_FACTS, fit.count(question(FEWEST_FACTS).prompt)
+    count, used = _FEWEST_FACTS, fit.count(question(_FEWEST_FACTS).prompt)
     if used > length:
         raise UsageError(
             f"{count} facts do not fit into {length} tokens: they need {used}.",
             "a longer prompt",
             "give a larger length",
         )
-    for name, thing in facts[FEWEST_FACTS:]:
+    for name, thing in facts[_FEWEST_FACTS:]:
         used += fit.count(f" {name} {thing} .")
         if used > length:
             break
         count += 1
-    while count > FEWEST_FACTS and fit.count(question(count).prompt) > length:
+    while count > _FEWEST_FACTS and fit.count(question(count).prompt) > length:
         count -= 1
     return count

@@ -26,9 +26,9 @@ from assay.harness.schema import Record, read_json
 from assay.harness.sides import ROLES, Role
 from assay.harness.verdict import Verdict
 
-MIN_GROWTH = 1.01
+_MIN_GROWTH = 1.01
 """An own error that grew by less than this factor counts as unchanged: another machine computes the last digits differently."""
-MIN_OWN_ERROR = 1e-5
+_MIN_OWN_ERROR = 1e-5
 """Relative L1 of rounding in float32 over a head's dimension: a smaller own error counts as this much."""
 
 
@@ -181,12 +181,12 @@ def differences(before: Baseline | None, now: Baseline) -> list[Difference]:
 def _worse(name: str, before: float, now: float) -> bool:
     if name == "accuracy":
         return now < before
-    return not growth(before, now) <= MIN_GROWTH
+    return not growth(before, now) <= _MIN_GROWTH
 
 
 def growth(before: float, now: float) -> float:
     """Compute the factor by which an own error grew."""
-    return now / max(before, MIN_OWN_ERROR)
+    return now / max(before, _MIN_OWN_ERROR)
 
 
 @dataclass(frozen=True)

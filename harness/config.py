@@ -230,7 +230,7 @@ def make_spec(flags: Mapping[str, Any], file: Path | None = None) -> RunSpec:
         UsageError: an unreadable file, an unknown key, or a value out of range.
     """
     given = {key: value for key, value in flags.items() if value is not None}
-    written = read_file(file)
+    written = _read_file(file)
     sources = {name: f"{file or FILE}, [policy]" for name in POLICY if name in written}
     sources |= {name: flag(name) for name in POLICY if name in given}
     try:
@@ -257,7 +257,7 @@ def recorded_spec(recorded: Mapping[str, Any]) -> RunSpec:
         ) from None
 
 
-def read_file(file: Path | None) -> dict[str, Any]:
+def _read_file(file: Path | None) -> dict[str, Any]:
     """Read the keys of ``[run]`` and ``[policy]`` of an ``assay.toml``; an empty dict if there is none.
 
     Raises:
@@ -327,7 +327,7 @@ def _usage_error(error: ValidationError, file: Path, of_file: Collection[str]) -
     choices = _choices(name)
     if value in ((), []):
         return UsageError(
-            f"{where} is empty.", f"{listed_or(choices) or message}{about}", f"name one, or leave {given} out"
+            f"{where} is empty.", f"{_listed_or(choices) or message}{about}", f"name one, or leave {given} out"
         )
     do = points_meant(given, value) if name in FRACTIONS else did_you_mean(str(value), choices)
     return UsageError(
@@ -351,7 +351,7 @@ def _choices(name: str) -> tuple[str, ...]:
     return get_args(annotation) if get_origin(annotation) is Literal else ()
 
 
-def listed_or(words: Collection[str]) -> str:
+def _listed_or(words: Collection[str]) -> str:
     """List the words to choose from: "'cpu' or 'cuda'"."""
     quoted = [repr(word) for word in words]
     return " or ".join(filter(None, [", ".join(quoted[:-1]), *quoted[-1:]]))

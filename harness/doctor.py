@@ -33,7 +33,7 @@ SCHEMA: Literal["assay.doctor/1"] = "assay.doctor/1"
 GIB = 1024**3
 LEAST_FREE_GIB = 1.0
 """Free disk for a run's folder: the default run writes 0.1 GiB of evidence, and a replay pack up to 0.5."""
-MIN_PYTHON = (3, 11)
+_MIN_PYTHON = (3, 11)
 
 
 class Examined(Part):
@@ -82,9 +82,9 @@ def examine(spec: RunSpec) -> Iterator[Examined]:
 
 
 def _python(spec: RunSpec) -> Examined:
-    enough = sys.version_info[:2] >= MIN_PYTHON
+    enough = sys.version_info[:2] >= _MIN_PYTHON
     found = f"{sys.version.split()[0]}, {sys.executable}"
-    return _result("python", enough, found, f"use Python {MIN_PYTHON[0]}.{MIN_PYTHON[1]} or newer")
+    return _result("python", enough, found, f"use Python {_MIN_PYTHON[0]}.{_MIN_PYTHON[1]} or newer")
 
 
 def _check(spec: RunSpec) -> Examined:

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from types import FrameType
 
-SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 _AGAIN_S = 0.02
 """Seconds after which an interruption that a destructor has swallowed comes again."""
 
 
 @contextmanager
 def like_ctrl_c() -> Iterator[None]:
-    """Raise KeyboardInterrupt in the main thread at the first of `SIGNALS`, within the context.
+    """Raise KeyboardInterrupt in the main thread at the first of `_SIGNALS`, within the context.
 
     Servers are then stopped and a report is written. Signals that follow are ignored, so that this is not cut short.
 
@@ -32,7 +32,7 @@ def like_ctrl_c() -> Iterator[None]:
             raise KeyboardInterrupt
 
     mine = threading.current_thread() is threading.main_thread()
-    changed = [number for number in SIGNALS if mine and signal.getsignal(number) == signal.SIG_DFL]
+    changed = [number for number in _SIGNALS if mine and signal.getsignal(number) == signal.SIG_DFL]
     for number in changed:
         signal.signal(number, interrupt)
     with _not_swallowed() if mine else nullcontext():
@@ -45,12 +45,12 @@ def like_ctrl_c() -> Iterator[None]:
 
 @contextmanager
 def too_late() -> Iterator[None]:
-    """Ignore `SIGNALS` within the context: what they would end is about to end, and its report is being made.
+    """Ignore `_SIGNALS` within the context: what they would end is about to end, and its report is being made.
 
     A signal that the process ignores stays ignored, and outside of the main thread nothing changes.
     """
     mine = threading.current_thread() is threading.main_thread()
-    before = {number: signal.getsignal(number) for number in SIGNALS if mine}
+    before = {number: signal.getsignal(number) for number in _SIGNALS if mine}
     changed = {number: handler for number, handler in before.items() if handler not in (signal.SIG_IGN, None)}
     for number in changed:
         signal.signal(number, lambda *_: None)

@@ -11,7 +11,7 @@ from assay.harness.sides import Settings
 
 WIDEST_MARGIN = 0.10
 """Largest margin of accuracy that a policy may set."""
-WIDEST_GREEDY_MARGIN = 0.25
+_WIDEST_GREEDY_MARGIN = 0.25
 """Largest share of greedy texts apart that a policy may allow."""
 WIDEST_LOGITS_LIMIT = 0.25
 """Largest mean KL that a policy may allow, in nats: twice what K and V in FP4 explain, the coarsest noise family."""
@@ -79,7 +79,7 @@ class Policy(Settings):
     @field_validator("greedy_margin", "logits_limit")
     @classmethod
     def _decides_something(cls, limit: float | None, info: ValidationInfo) -> float | None:
-        widest = WIDEST_GREEDY_MARGIN if info.field_name == "greedy_margin" else WIDEST_LOGITS_LIMIT
+        widest = _WIDEST_GREEDY_MARGIN if info.field_name == "greedy_margin" else WIDEST_LOGITS_LIMIT
         if limit is not None and limit > widest:
             raise ValueError(f"at most {widest:g}: a wider one would pass a candidate that answers something else")
         return limit

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from assay.harness.text import one_line
 
-LINE_INTERVAL_S = 10.0
+_LINE_INTERVAL_S = 10.0
 _NOTE_INTERVAL_S = 1.0
 _BAR_WIDTH = 16
 _FEWEST_FOR_ETA = 2
@@ -42,7 +42,7 @@ class ProgressDisplay(AbstractContextManager["ProgressDisplay"]):
         interval_s: seconds between two lines on the same thing, where the console is no terminal.
     """
 
-    def __init__(self, console: Console, interval_s: float = LINE_INTERVAL_S) -> None:
+    def __init__(self, console: Console, interval_s: float = _LINE_INTERVAL_S) -> None:
         self._console, self._interval_s = console, interval_s
         self._lock = threading.Lock()
         self._counts: dict[str, _Count] = {}

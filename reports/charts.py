@@ -38,11 +38,11 @@ WIDTH = 330
 """Width in CSS pixels: a chart fits unscaled into a page of 400 pixels."""
 WIDE = 1000
 """Width of a chart with an entry for each layer or commit: 128 of them need it, and a narrow page scrolls it in its own frame."""
-ROW_HEIGHT = 26
-MARGIN = 6
-NAME_LIMIT = 20
+_ROW_HEIGHT = 26
+_MARGIN = 6
+_NAME_LIMIT = 20
 """Most characters of a row's name."""
-MAX_NAME_WIDTH = 215
+_MAX_NAME_WIDTH = 215
 
 REFERENCE, CANDIDATE = PALETTE["chart-reference"], PALETTE["chart-candidate"]
 _ANSWERS = {name: PALETTE[f"chart-{name}"] for name in ("right", "wrong", "unparsed")}
@@ -67,19 +67,19 @@ def interval_chart(metric: Metric) -> str:
         return ""
     low, high = min(known), max(known)
     slack = (high - low) * 0.12 or abs(high) * 0.1 or 1.0
-    x = Scale(low - slack, high + slack, MARGIN, WIDTH - MARGIN)
+    x = Scale(low - slack, high + slack, _MARGIN, WIDTH - _MARGIN)
     parts: list[str] = []
     if metric.bound is not None:
         edges = {"least": x.low, "most": x.high, None: None}
-        parts += bound_rule(x, metric.bound, 0, ROW_HEIGHT, edges[metric.bound_is])
-    middle = ROW_HEIGHT / 2
+        parts += bound_rule(x, metric.bound, 0, _ROW_HEIGHT, edges[metric.bound_is])
+    middle = _ROW_HEIGHT / 2
     parts.append(_span(x, metric.low, metric.high, middle))
     parts.append(mark("circle", x(metric.value), middle, 5, CANDIDATE))
     at = ticks(x.low, x.high, 5)
-    parts += axis_below(x, ROW_HEIGHT, at)
+    parts += axis_below(x, _ROW_HEIGHT, at)
     label = f"{one_line(metric.title)}: {number(metric.value)}, interval {interval(metric)}"
     label += f", bound {bound(metric)}" if metric.bound is not None else ""
-    return image(WIDTH, ROW_HEIGHT + AXIS_HEIGHT, label, parts)
+    return image(WIDTH, _ROW_HEIGHT + AXIS_HEIGHT, label, parts)
 
 
 def tally_chart(tallies: Sequence[Tally]) -> str:
@@ -87,11 +87,11 @@ def tally_chart(tallies: Sequence[Tally]) -> str:
     most = max((tally.right + tally.wrong + tally.unparsed for tally in tallies), default=0)
     if not most:
         return ""
-    x = Scale(0, most, _name_width([tally.role for tally in tallies]), WIDTH - MARGIN - 8)
-    top, bottom = LEGEND_HEIGHT, LEGEND_HEIGHT + ROW_HEIGHT * len(tallies)
+    x = Scale(0, most, _name_width([tally.role for tally in tallies]), WIDTH - _MARGIN - 8)
+    top, bottom = LEGEND_HEIGHT, LEGEND_HEIGHT + _ROW_HEIGHT * len(tallies)
     parts = legend([Key(name, colour, "square") for name, colour in _ANSWERS.items()])
     for row, tally in enumerate(tallies):
-        middle, start = top + (row + 0.5) * ROW_HEIGHT, 0
+        middle, start = top + (row + 0.5) * _ROW_HEIGHT, 0
         parts.append(_row_name(x, tally.role, middle))
         for name, colour in _ANSWERS.items():
             if count := getattr(tally, name):
@@ -113,14 +113,14 @@ def condition_chart(rows: Sequence[ConditionRow]) -> str:
     seen = [row for row in rows if row.items]
     if len(seen) < 2:
         return ""
-    names = [f"{one_line(row.bucket, NAME_LIMIT)} ({row.items})" for row in seen]
-    x = Scale(0, 1, _name_width(names) + 8, WIDTH - MARGIN - 12)
-    bottom = LEGEND_HEIGHT + ROW_HEIGHT * len(seen)
+    names = [f"{one_line(row.bucket, _NAME_LIMIT)} ({row.items})" for row in seen]
+    x = Scale(0, 1, _name_width(names) + 8, WIDTH - _MARGIN - 12)
+    bottom = LEGEND_HEIGHT + _ROW_HEIGHT * len(seen)
     parts = legend([Key("reference", REFERENCE, "diamond"), Key("candidate", CANDIDATE, "circle")])
     at = [0.0, 0.25, 0.5, 0.75, 1.0]
     parts += [line(x(value), LEGEND_HEIGHT, x(value), bottom, RULE) for value in at]
     for row, (name, condition) in enumerate(zip(names, seen, strict=True)):
-        middle = LEGEND_HEIGHT + (row + 0.5) * ROW_HEIGHT
+        middle = LEGEND_HEIGHT + (row + 0.5) * _ROW_HEIGHT
         reference, candidate = condition.reference_right / condition.items, condition.candidate_right / condition.items
         parts.append(_row_name(x, name, middle, 8))
         parts.append(line(x(reference), middle, x(candidate), middle, CANDIDATE, 2, stroke_opacity=0.35))
@@ -163,7 +163,7 @@ def _profile(rows: Sequence[DepthRow], keys_of: Mapping[str, Key], bounded: bool
         return ""
     low, high = 10.0 ** math.floor(math.log10(min(numbers))), 10.0 ** math.ceil(math.log10(max(numbers)) + 0.01)
     bottom = LEGEND_HEIGHT + 8 + 200
-    x = Scale(rows[0].layer - 0.5, rows[-1].layer + 0.5, 56, WIDE - MARGIN)
+    x = Scale(rows[0].layer - 0.5, rows[-1].layer + 0.5, 56, WIDE - _MARGIN)
     y = Scale(low, high, bottom, LEGEND_HEIGHT + 8, log=True)
     parts = log_axis_beside(x, y, percent=True)
     bounds = [(row, row.bound) for row in rows if bounded and row.bound is not None]
@@ -229,13 +229,13 @@ def ratio_chart(rows: Sequence[LatencyRow], ends: tuple[float, float]) -> str:
     shown = [row for row in rows if row.ratio is not None]
     if not shown:
         return ""
-    x = Scale(*ends, _name_width([row.metric for row in shown]), WIDTH - MARGIN)
-    bottom, limit = LEGEND_HEIGHT + ROW_HEIGHT * len(shown), shown[0].bound
+    x = Scale(*ends, _name_width([row.metric for row in shown]), WIDTH - _MARGIN)
+    bottom, limit = LEGEND_HEIGHT + _ROW_HEIGHT * len(shown), shown[0].bound
     parts = legend([Key("reference / reference", REFERENCE, "diamond"), Key("candidate", CANDIDATE, "circle")])
     parts.append(line(x(1.0), LEGEND_HEIGHT, x(1.0), bottom, RULE, 1.5))
     parts += bound_rule(x, limit, LEGEND_HEIGHT, bottom, x.high)
     for row, one in enumerate(shown):
-        middle = LEGEND_HEIGHT + (row + 0.5) * ROW_HEIGHT
+        middle = LEGEND_HEIGHT + (row + 0.5) * _ROW_HEIGHT
         parts.append(_row_name(x, one.metric, middle))
         if one.low is not None and one.high is not None:
             parts.append(_span(x, one.low, one.high, middle))
@@ -260,7 +260,7 @@ def _span(x: Scale, low: float, high: float, y: float) -> str:
 
 def _name_width(names: Sequence[str]) -> float:
     """Where the plot begins, to the right of the rows' names."""
-    return min(max(text_width(name, NAME_SIZE) for name in names), MAX_NAME_WIDTH) + 12
+    return min(max(text_width(name, NAME_SIZE) for name in names), _MAX_NAME_WIDTH) + 12
 
 
 def _row_name(x: Scale, name: str, middle: float, gap: float = 0) -> str:

@@ -17,9 +17,9 @@ from assay.reports.document import Block, Case, Cell, Code, Document, Findings, 
 from assay.reports.terminal import finding_lines
 
 MAX_REFUSALS = 3
-MAX_CAUSES = 3
+_MAX_CAUSES = 3
 """Most wrong kernels whose causes one line names."""
-MAX_TEST = 3000
+_MAX_TEST = 3000
 """Most characters of a test that a terminal or an assertion shows: more are numbers."""
 _TEST = "A test that reproduces it"
 
@@ -56,7 +56,7 @@ def not_covered(result: CheckResult) -> list[str]:
 
 def message(result: CheckResult) -> str:
     """The complete result as plain text: the message of a failed assertion, whose first line pytest's summary shows."""
-    lines = [cause_first(result), ""]
+    lines = [_cause_first(result), ""]
     for finding in result.findings:
         lines += finding_lines(finding)
     if result.failing and result.right:
@@ -71,7 +71,7 @@ def message(result: CheckResult) -> str:
     if result.smallest:
         lines += ["", f"smallest failing call: {result.smallest}"]
     lines += [f"reproduce: {result.again}"] if result.again else []
-    if result.test and len(result.test) <= MAX_TEST:
+    if result.test and len(result.test) <= _MAX_TEST:
         lines += ["as a test:", "", *(f"    {line}".rstrip() for line in result.test.splitlines())]
     return "\n".join(lines)
 
@@ -98,11 +98,11 @@ def cause(results: Sequence[CheckResult]) -> str:
         found.append((kernel, f"{titles[id_] if id_ in titles else BY_ID[id_].title}{extent}"))
     if len(found) < 2:
         return "".join(words for _, words in found)
-    more = f"; and {len(found) - MAX_CAUSES} more kernels" if len(found) > MAX_CAUSES else ""
-    return "; ".join(f"{kernel}: {words}" for kernel, words in found[:MAX_CAUSES]) + more
+    more = f"; and {len(found) - _MAX_CAUSES} more kernels" if len(found) > _MAX_CAUSES else ""
+    return "; ".join(f"{kernel}: {words}" for kernel, words in found[:_MAX_CAUSES]) + more
 
 
-def cause_first(result: CheckResult) -> str:
+def _cause_first(result: CheckResult) -> str:
     """The cause's title and the numbers, for lines that are cut off at their end."""
     why = cause([result])
     return f"{why}: {result.extent()}" if why else result.summary()
@@ -186,7 +186,9 @@ def reproducing(test: str) -> list[Block]:
         return []
     short: list[Block] = [Line(f"{_TEST}:\n"), Code(test)]
     shown = (
-        short if len(test) <= MAX_TEST else [Line(f"{_TEST} holds the numbers of the call: --json and --html have it.")]
+        short
+        if len(test) <= _MAX_TEST
+        else [Line(f"{_TEST} holds the numbers of the call: --json and --html have it.")]
     )
     return [Only("page", [Code(test, _TEST)]), Only("terminal", shown)]
 
@@ -207,5 +209,5 @@ def _suite(result: CheckResult) -> Suite:
     }
     name, lines = f"assay.check.{result.kernel}", message(result).splitlines()
     return Suite(
-        "assay check", [Case("verdict", name, result.verdict, cause_first(result), lines, result.seconds)], properties
+        "assay check", [Case("verdict", name, result.verdict, _cause_first(result), lines, result.seconds)], properties
     )

@@ -25,7 +25,7 @@ from assay.reports.svg import (
     ticks,
 )
 
-COLOURS = {"good": "chart-right", "bad": "chart-forbidden", "skip": "chart-muted"}
+_COLOURS = {"good": "chart-right", "bad": "chart-forbidden", "skip": "chart-muted"}
 SHAPES: dict[str, Shape] = {"good": "circle", "bad": "diamond", "skip": "cross"}
 
 
@@ -52,8 +52,8 @@ def error_chart(state: BisectState, result: BisectResult) -> str:
     x = Scale(-0.5, len(state.history) + 0.5, 64, charts.WIDE - 6)
     bottom = LEGEND_HEIGHT + 228
     y = Scale(low, high, bottom, LEGEND_HEIGHT + 8, log=True)
-    kinds = [kind for kind in COLOURS if any(p.outcome == kind for p in state.probes)]
-    parts = legend([Key(kind, PALETTE[COLOURS[kind]], SHAPES[kind]) for kind in kinds], x.start)
+    kinds = [kind for kind in _COLOURS if any(p.outcome == kind for p in state.probes)]
+    parts = legend([Key(kind, PALETTE[_COLOURS[kind]], SHAPES[kind]) for kind in kinds], x.start)
     parts += log_axis_beside(x, y)
     parts += [line(x.start, y(1.0), x.stop, y(1.0), FORBIDDEN, 1.5, stroke_dasharray="4 3")]
     parts += [text("error / limit", x.stop, y.stop - 14, "end")]
@@ -61,7 +61,7 @@ def error_chart(state: BisectState, result: BisectResult) -> str:
         spots = [x(place[commit]) for commit in result.suspects]
         parts += [line(at, y.start, at, y.stop, PALETTE["chart-candidate"], 2, stroke_opacity=0.6) for at in spots]
     parts += [
-        mark(SHAPES[p.outcome], x(place[p.commit]), y(height(p)), 4.7, PALETTE[COLOURS[p.outcome]], p.outcome)
+        mark(SHAPES[p.outcome], x(place[p.commit]), y(height(p)), 4.7, PALETTE[_COLOURS[p.outcome]], p.outcome)
         for p in state.probes
     ]
     at = ticks(0, len(state.history), 16, whole=True)

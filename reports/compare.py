@@ -33,8 +33,8 @@ from assay.reports.summary import VERDICTS, when
 
 SHOWN, FLIPS_SHOWN, ROWS_SHOWN, MOST_MAPS = 20, 5, 12, 24
 """Rows of each kind, flips, and rows of a group that the terminal shows; heat maps that the page draws."""
-TASK_COLUMNS = ("task", "metric", "pairs", "A", "B", "lost", "gained", "loss in points", "McNemar p", "verdict")
-LATENCY_COLUMNS = ("quantity", "requests", "A", "B", "ratio", "verdict")
+_TASK_COLUMNS = ("task", "metric", "pairs", "A", "B", "lost", "gained", "loss in points", "McNemar p", "verdict")
+_LATENCY_COLUMNS = ("quantity", "requests", "A", "B", "ratio", "verdict")
 
 
 def compare_document(result: CompareResult) -> Document:
@@ -89,7 +89,7 @@ def _scores(result: CompareResult) -> list[Block]:
     refused: list[Block] = [
         Line(f"{one_line(one.task, 60)}: {one_line(one.why, 600)}", "quiet") for one in result.tasks if one.refused
     ]
-    table = Table(TASK_COLUMNS, rows, most=SHOWN)
+    table = Table(_TASK_COLUMNS, rows, most=SHOWN)
     return [Section("scores", "Scores", [table, Only("page", refused)], announced=True)]
 
 
@@ -97,7 +97,7 @@ def _times(result: CompareResult) -> list[Block]:
     if not result.latencies:
         return []
     why = Items([f"{one.title}: {one.why}" for one in result.latencies])
-    table = Table(LATENCY_COLUMNS, [_latency(one) for one in result.latencies])
+    table = Table(_LATENCY_COLUMNS, [_latency(one) for one in result.latencies])
     return [Section("latency", "Latency, B over A", [table, Only("page", [why])], announced=True)]
 
 
@@ -111,11 +111,11 @@ def _flips(result: CompareResult) -> list[Block]:
         shown.append(Line(one_line(words, 300)))
     changed = result.overall.lost + result.overall.gained if result.overall else 0
     first: list[Block] = [Line(f"The first {len(result.flips)}.", "quiet")] if changed > len(result.flips) else []
-    blocks = [Only("page", [*first, flips_table(result.flips, "B")]), Only("terminal", shown)]
+    blocks = [Only("page", [*first, _flips_table(result.flips, "B")]), Only("terminal", shown)]
     return [Section("flips", "Flips", [*blocks, *more(changed - FLIPS_SHOWN, "more flip")])]
 
 
-def flips_table(flips: Sequence[AnswerFlip], name: str) -> Table:
+def _flips_table(flips: Sequence[AnswerFlip], name: str) -> Table:
     """The questions that one side got right and the other did not."""
     rows = []
     for one in flips:
@@ -266,7 +266,7 @@ def _beside(result: RunsComparison) -> list[Block]:
         if pair.flips and pair.overall:
             whole = pair.overall
             counts = Line(f"{whole.lost:,} lost, {whole.gained:,} gained of {whole.pairs:,}.", "quiet")
-            fold = Fold(f"The first {len(pair.flips)}", [flips_table(pair.flips, one.name)])
+            fold = Fold(f"The first {len(pair.flips)}", [_flips_table(pair.flips, one.name)])
             left = more(whole.lost + whole.gained - FLIPS_SHOWN, "more flip")
             title = f"Questions lost and gained by {one.name}"
             blocks.append(

@@ -15,7 +15,7 @@ from assay.harness.text import percent
 from assay.reports.document import Block, Cell, Code, Document, Items, Line, Only, Section, Weights
 from assay.reports.terminal import say
 
-MARK = "  # <--"
+_MARK = "  # <--"
 """Marks the lines of wrong code that the right code has not."""
 
 
@@ -34,7 +34,7 @@ def _marked(wrong: str, right: str) -> str:
         at for found in difflib.SequenceMatcher(None, lines, others, autojunk=False).get_matching_blocks()
         for at in range(found.a, found.a + found.size)
     }  # fmt: skip
-    return "\n".join(line if at in kept else f"{line}{MARK}" for at, line in enumerate(lines))
+    return "\n".join(line if at in kept else f"{line}{_MARK}" for at, line in enumerate(lines))
 
 
 def _short(address: str) -> str:

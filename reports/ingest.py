@@ -30,12 +30,12 @@ from assay.reports.document import (
 from assay.reports.summary import VERDICTS
 from assay.reports.trace_timeline import timeline_svg
 
-BRIEF = frozenset(
+_BRIEF = frozenset(
     "tests servers arguments metrics benchmarks kernel-calls results scores figures numbers requests passes boundaries".split()
 )
 """Tables of facts that a terminal shows; the page has all of them."""
-MAX_UNREAD = 5
-MAX_FACTS = 10
+_MAX_UNREAD = 5
+_MAX_FACTS = 10
 """Facts that a terminal shows of a file in which nothing was found."""
 _SIGNS = {"confirmed": "✓", "refuted": "✕", "undecided": "?"}
 _OUTCOMES: dict[Severity, Outcome] = {"serious": "failed", "warning": "error", "info": "ok"}
@@ -92,10 +92,10 @@ def _in_brief(one: ingested.Document) -> list[Block]:
         blocks.append(Findings([finding]))
         if lines := cited(finding, one.file.unit):
             blocks.append(Line(f"  {lines}"))
-    blocks += [Line(f"{fact.title}: {one_line(fact.text)}") for fact in one.facts[:MAX_FACTS] if not one.findings]
-    blocks += [table_of(table) for table in one.tables if table.id in BRIEF]
+    blocks += [Line(f"{fact.title}: {one_line(fact.text)}") for fact in one.facts[:_MAX_FACTS] if not one.findings]
+    blocks += [table_of(table) for table in one.tables if table.id in _BRIEF]
     blocks += [Line(f"Note: {one_line(note, 600)}") for note in one.file.notes]
-    shown = one.file.excerpts[:MAX_UNREAD]
+    shown = one.file.excerpts[:_MAX_UNREAD]
     blocks += [Line(f"Not read: {place(excerpt, one.file.unit)}: {one_line(excerpt.text)}") for excerpt in shown]
     if left := len(one.file.excerpts) - len(shown):
         blocks.append(Line(f"Not read: {left} more places; --json and the page list them"))
@@ -111,7 +111,7 @@ def _findings(result: IngestResult) -> Section:
             blocks.append(Line(one_line(one.file.path, 120), "strong"))
         for finding in one.findings:
             blocks.append(Findings([finding]))
-            blocks += quoted(finding.cites, cited(finding, one.file.unit), one.file.unit)
+            blocks += _quoted(finding.cites, cited(finding, one.file.unit), one.file.unit)
         if one.file.format == UNKNOWN and not one.findings:
             blocks.append(Line("No reader knows this file.", "empty"))
     if quiet:
@@ -142,7 +142,7 @@ def _unread(result: IngestResult) -> Section:
     for file in (one.file for one in result.documents if one.file.unread):
         first = ", the first of them" if file.excerpts else ""
         blocks.append(Line(f"{one_line(file.path, 120)}: {file.unread:,} of {counted(file.lines, file.unit)}{first}."))
-        blocks += quoted(file.excerpts, "Show them", file.unit)
+        blocks += _quoted(file.excerpts, "Show them", file.unit)
     return Section("unread", "Not read", blocks or [Line("Nothing: all of it was read.", "empty")])
 
 
@@ -177,7 +177,7 @@ def timeline_blocks(one: ingested.Document) -> list[Block]:
     return [Drawing(svg), *([Line(f"{left:,} more tracks are not shown.", "quiet")] if left else [])]
 
 
-def quoted(excerpts: tuple[Excerpt, ...], summary: str, unit: str) -> list[Block]:
+def _quoted(excerpts: tuple[Excerpt, ...], summary: str, unit: str) -> list[Block]:
     """Lines of a file, folded; none if there are none."""
     rows = [(place(one, unit), Cell(one_line(one.text, 200), code=True)) for one in excerpts]
     return [Fold(summary, [Table((), rows)])] if rows else []

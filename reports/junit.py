@@ -22,7 +22,7 @@ from assay.harness.files import write_whole
 from assay.harness.text import one_line, visible
 from assay.reports.document import Case, Document, Suite
 
-OUTPUT_LIMIT = 10_000
+_OUTPUT_LIMIT = 10_000
 
 
 def to_junit(document: Document) -> str:
@@ -63,7 +63,7 @@ def _case(case: Case) -> TestCase:
     made = TestCase(one_line(case.name) or "(unnamed)", case.classname)
     if case.seconds is not None:
         made.time = case.seconds
-    text = visible("\n".join(case.lines))[:OUTPUT_LIMIT]
+    text = visible("\n".join(case.lines))[:_OUTPUT_LIMIT]
     if case.outcome in ("pass", "ok"):
         made.system_out = text
         return made

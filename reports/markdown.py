@@ -12,8 +12,8 @@ from assay.reports.operator_picture import text as picture_text
 from assay.reports.summary import VERDICTS
 from assay.reports.terminal import PLAIN_WIDTH, explaining
 
-SIGNS: dict[Verdict, str] = {"pass": "✅", "regression": "❌", "inconclusive": "❓", "error": "⚠️"}
-COMMAND = 2_000
+_SIGNS: dict[Verdict, str] = {"pass": "✅", "regression": "❌", "inconclusive": "❓", "error": "⚠️"}
+_COMMAND = 2_000
 """Most characters of a command."""
 # Characters with a meaning in CommonMark, GitHub's tables or strike-through. An underscore inside a word has none, and
 # names of backends are full of them.
@@ -30,7 +30,7 @@ def to_markdown(document: doc.Document, level: int = 2) -> str:
     heading, said, foot = escape(document.title), f"**{escape(document.word)}**. {escape(document.headline, 700)}", ""
     if document.verdict:
         word = document.word or VERDICTS[document.verdict].word
-        heading, said = f"{SIGNS[document.verdict]} {word}: {heading}", f"**{escape(document.headline, 700)}**"
+        heading, said = f"{_SIGNS[document.verdict]} {word}: {heading}", f"**{escape(document.headline, 700)}**"
         foot = f"<sub>{' · '.join(['assay', *map(_words, document.crumbs)])}</sub>"
     lines = [f"{'#' * level} {heading}", "", said, "", *markdown_lines(document.body)]
     return "\n".join([*lines, *([foot] if foot else [])]).rstrip("\n") + "\n"
@@ -51,7 +51,7 @@ def code(text: str, limit: int = 200) -> str:
     return f"{fence}{pad}{shown}{pad}{fence}"
 
 
-def fenced(text: str, language: str = "text") -> list[str]:
+def _fenced(text: str, language: str = "text") -> list[str]:
     """`text` as a block of code, in a fence that it cannot end, with a blank line after it."""
     lines = visible(text).rstrip("\n").split("\n")
     fence = "`" * max(3, max(map(_longest_backticks, lines)) + 1)
@@ -74,7 +74,7 @@ def _words(words: doc.Words) -> str:
     if isinstance(words, str):  # the spaces at its ends join it to its neighbours
         return f"{' ' * words.startswith(' ')}{escape(words, 700)}{' ' * words.endswith(' ')}"
     text = f"**{escape(words.text, 700)}**" if words.status == "strong" else escape(words.text, 700)
-    text = f"{SIGNS[words.sign]} {text}" if words.sign else text
+    text = f"{_SIGNS[words.sign]} {text}" if words.sign else text
     text = f"[{text}]({words.link})" if words.link else text
     return f"{text} ({escape(words.note)})" if words.note else text
 
@@ -103,10 +103,10 @@ def _block(block: doc.Block) -> list[str]:
             unmet = [check for check in block.checks if check.status != "ok"]
             return [*map(_check, unmet[: block.most]), *_left(len(unmet), block.most), ""] if unmet else []
         case doc.Code():
-            return [*([f"{escape(block.label)}:", ""] if block.label else []), *fenced(block.text, block.language)]
+            return [*([f"{escape(block.label)}:", ""] if block.label else []), *_fenced(block.text, block.language)]
         case doc.Weights():
             says = [escape(block.says, 700), ""] if block.says else []
-            return [*fenced(picture_text(block.picture, PLAIN_WIDTH).plain), *says]
+            return [*_fenced(picture_text(block.picture, PLAIN_WIDTH).plain), *says]
         case doc.Fold():
             inner = markdown_lines(block.blocks)
             return [f"<details><summary>{_words(block.summary)}</summary>", "", *inner, "</details>", ""]
@@ -145,8 +145,8 @@ def _span(command: str) -> str:
     joined = command.replace("\\\n", " ").strip()
     return (
         "the command that reproduces it is in report.html"
-        if "\n" in joined or len(joined) > COMMAND
-        else code(joined, COMMAND)
+        if "\n" in joined or len(joined) > _COMMAND
+        else code(joined, _COMMAND)
     )
 
 

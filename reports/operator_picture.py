@@ -35,17 +35,17 @@ SMALLEST, LARGEST = 10, 20
 """CSS pixels of a cell whose sign can be told from others, and of the largest cell."""
 _SHADED = 4
 """CSS pixels of a cell whose shade can be told from others."""
-SHADES = 8
+_SHADES = 8
 """Shades of a weight, from the least to the largest of its query."""
 _GAP, _TITLE, _AXIS, _LEAST_WIDTH, _LEGEND = 30, 20, 22, 112, 20
 _NARROW_GAP, _RIGHT = 14, 18
 """Between panels on a phone, and right of the last one, for the sign of a row."""
 _REFERENCE, _CANDIDATE = PALETTE["chart-reference"], PALETTE["chart-candidate"]
 
-CELL_WORDS = {
+_CELL_WORDS = {
     SAME: "as expected", UNSEEN: "unseen", WRONGLY_SEEN: "wrongly seen", WRONG_WEIGHT: "wrong weight", ELSEWHERE: "from elsewhere",
 }  # fmt: skip
-ROW_WORDS: dict[RowKind, str] = {
+_ROW_WORDS: dict[RowKind, str] = {
     "nan": "NaN", "infinite": "infinite", "zero": "zero", "constant": "constant", "right": "right, not read",
     "wrong": "wrong, not read", "shifted": "something is added", "nonlinear": "not the whole output",
 }  # fmt: skip
@@ -80,9 +80,9 @@ def caption(picture: Picture) -> str:
 
 def summary(picture: Picture) -> str:
     """The picture in words, for who cannot see it: how many pairs of a query and a key differ, and what else is wrong."""
-    counts = {sign: sum(row.count(sign) for row in picture.cells) for sign in CELL_WORDS}
-    words = [f"{count:,} {CELL_WORDS[sign]}" for sign, count in counts.items() if count]
-    rows = [(word, picture.rows.count(kind)) for kind, word in ROW_WORDS.items()]
+    counts = {sign: sum(row.count(sign) for row in picture.cells) for sign in _CELL_WORDS}
+    words = [f"{count:,} {_CELL_WORDS[sign]}" for sign, count in counts.items() if count]
+    rows = [(word, picture.rows.count(kind)) for kind, word in _ROW_WORDS.items()]
     kinds = [f"; {word} in {count} {'query' if count == 1 else 'queries'}" for word, count in rows if count]
     return f"pairs of a query and a key: {', '.join(words) or 'none'}{''.join(kinds)}"
 
@@ -232,14 +232,14 @@ class _Panel:
         for n, (row, largest) in enumerate(zip(weights, most, strict=True)):
             for k, weight in enumerate(row):
                 if weight:
-                    shade = max(1, math.ceil(SHADES * math.sqrt(abs(weight) / largest)))
-                    paths.setdefault(shade, []).append(_square(*self.centre(n, k), (self.cell - 1) / 2))
+                    shade = max(1, math.ceil(_SHADES * math.sqrt(abs(weight) / largest)))
+                    paths.setdefault(shade, []).append(_square(*self._centre(n, k), (self.cell - 1) / 2))
         return [
-            draw.element("path", d="".join(steps), fill=colour, fill_opacity=0.15 + 0.85 * shade / SHADES)
+            draw.element("path", d="".join(steps), fill=colour, fill_opacity=0.15 + 0.85 * shade / _SHADES)
             for shade, steps in sorted(paths.items())
         ]
 
-    def centre(self, row: int, key: int) -> tuple[float, float]:
+    def _centre(self, row: int, key: int) -> tuple[float, float]:
         """The centre of a cell."""
         return self.left + (key + 0.5) * self.cell, self.top + (row + 0.5) * self.cell
 
@@ -247,9 +247,9 @@ class _Panel:
         """A sign for each cell; one path for each kind of a row, with a title in words."""
         parts = []
         for n, (cells, kind) in enumerate(zip(self.picture.cells, self.picture.rows, strict=True)):
-            for sign in sorted(set(cells) - {NONE}, key=list(CELL_WORDS).index):
+            for sign in sorted(set(cells) - {NONE}, key=list(_CELL_WORDS).index):
                 found = [k for k, cell in enumerate(cells) if cell == sign]
-                spots = [self.centre(n, k) for k in found]
+                spots = [self._centre(n, k) for k in found]
                 parts.append(_sign(sign, spots, self.cell, "" if sign == SAME else self._says(n, sign, found)))
             if kind in ("shifted", "nonlinear"):
                 y = self.top + (n + 0.5) * self.cell
@@ -264,7 +264,7 @@ class _Panel:
         should, does = (sum(weights[row][k] for k in keys) for weights in (self.picture.expected, self.picture.read))
         which = ranges([self.picture.key_indices[k] for k in keys])
         return (
-            f"query {_query_labels(self.picture)[row]}: key{'s' * (len(keys) > 1)} {which} {CELL_WORDS[sign]}; "
+            f"query {_query_labels(self.picture)[row]}: key{'s' * (len(keys) > 1)} {which} {_CELL_WORDS[sign]}; "
             f"expected {percent(should)} of the weight, read {percent(does)}"
         )
 
@@ -277,7 +277,7 @@ class _Panel:
             if kind != "right":
                 parts.append(draw.rect(self.left, self.left + 3, y + 1, y + height - 1, FORBIDDEN))
             if height >= SMALLEST:
-                parts.append(draw.text(ROW_WORDS[kind], self.left + 8, y + height / 2, colour=INK))
+                parts.append(draw.text(_ROW_WORDS[kind], self.left + 8, y + height / 2, colour=INK))
         return parts
 
 
@@ -296,7 +296,7 @@ class _Entry:
     def drawn(self, x: float, y: float) -> list[str]:
         """Its sign and its name."""
         at = (x + 7, y)
-        if self.sign in CELL_WORDS:
+        if self.sign in _CELL_WORDS:
             sign = _sign(self.sign, [at], 14, "")
         elif self.sign in ("expected", "read"):
             sign = draw.mark("square", *at, 5, _REFERENCE if self.sign == "expected" else _CANDIDATE)
@@ -309,9 +309,9 @@ def _legend(picture: Picture, width: int) -> list[tuple[_Entry, float, int]]:
     """The entries of the legend, each with its place in CSS pixels and its line."""
     seen = {sign for row in picture.cells for sign in row}
     entries = [_Entry("expected", "expected"), _Entry("read", "read, stronger for more weight")]
-    entries += [_Entry(sign, word) for sign, word in CELL_WORDS.items() if sign in seen]
+    entries += [_Entry(sign, word) for sign, word in _CELL_WORDS.items() if sign in seen]
     entries += [
-        _Entry(_ROW_SIGNS[kind], ROW_WORDS[kind]) for kind in WITH_WEIGHTS if kind in picture.rows and kind != "read"
+        _Entry(_ROW_SIGNS[kind], _ROW_WORDS[kind]) for kind in WITH_WEIGHTS if kind in picture.rows and kind != "read"
     ]
     placed, x, line = [], 0.0, 0
     for entry in entries:
@@ -458,5 +458,7 @@ def _ruler(picture: Picture, columns: Sequence[int]) -> str:
 
 def _text_legend(picture: Picture) -> str:
     signs = {sign for row in picture.cells for sign in row}
-    words = [f"{sign} {word}" for sign, word in {**CELL_WORDS, NONE: "rightly none"}.items() if sign in signs]
-    return ", ".join(words + [f"{_ROW_SIGNS[kind]} {word}" for kind, word in ROW_WORDS.items() if kind in picture.rows])
+    words = [f"{sign} {word}" for sign, word in {**_CELL_WORDS, NONE: "rightly none"}.items() if sign in signs]
+    return ", ".join(
+        words + [f"{_ROW_SIGNS[kind]} {word}" for kind, word in _ROW_WORDS.items() if kind in picture.rows]
+    )

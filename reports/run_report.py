@@ -53,7 +53,7 @@ from assay.reports.terminal import finding_lines
 
 FLIPS_SHOWN = 256
 """Most flips embedded for a suite; with texts cut at `TEXT_SHOWN` the page stays below a few megabytes."""
-COMMENT_LINES = 60
+_COMMENT_LINES = 60
 """Most lines of a comment; the heading and the foot included."""
 MAX_LAYERS = 12
 """Most layers that a terminal shows."""
@@ -494,10 +494,10 @@ def _environment(report: Report) -> Section:
 
 
 def _comment(report: Report) -> list[Block]:
-    """For a pull request, within `COMMENT_LINES`: the picture of the cause says more than a further finding."""
+    """For a pull request, within `_COMMENT_LINES`: the picture of the cause says more than a further finding."""
     most = 2 if report.latency is None else 1
     made = [_comment_with(report, count, drawn) for drawn in (True, False) for count in range(most, -1, -1)]
-    return next((blocks for blocks in made if len(markdown_lines(blocks)) <= COMMENT_LINES - 6), made[-1])
+    return next((blocks for blocks in made if len(markdown_lines(blocks)) <= _COMMENT_LINES - 6), made[-1])
 
 
 def _comment_with(report: Report, further: int, drawn: bool) -> list[Block]:

@@ -15,7 +15,7 @@ from assay.harness.text import counted, one_line, two_digits
 from assay.reports.document import Block, Cell, Document, Items, Line, Only, Section, Table, Words
 from assay.reports.summary import NOTHING, VERDICTS, when
 
-STRIP = 40
+_STRIP = 40
 """Runs that a history shows: the last of them."""
 _LEVELS = "▁▂▃▄▅▆▇█"
 _LEVEL_OF = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 100.0)
@@ -97,7 +97,7 @@ def _brief(history: Sequence[RunLine]) -> list[Block]:
         rest = f"own error {worst_text(one.worst):<10} {one_line(one.folder, 200)}"
         lines.append(Line((f"  {when(one.created)}  ", verdict, rest)))
         lines += [Line(f"{'':24}{one_line(one.cause, 58)}", "quiet")] if one.cause else []
-    last = history[-STRIP:]
+    last = history[-_STRIP:]
     if len(history) > 1:
         strips = [("verdict", [one.verdict for one in last])]
         strips += [(name, [one.suites.get(name) for one in last]) for name in _suites(last)]
@@ -114,7 +114,7 @@ def _brief(history: Sequence[RunLine]) -> list[Block]:
 def _history(history: Sequence[RunLine]) -> list[Block]:
     if len(history) == 1:
         return []
-    last = history[-STRIP:]
+    last = history[-_STRIP:]
     rows: list[tuple[Words, ...]] = []
     for suite in _suites(history):
         found = [one.suites.get(suite) for one in last]

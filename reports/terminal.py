@@ -16,7 +16,7 @@ from assay.harness.verdict import Finding
 from assay.reports import document as doc
 from assay.reports.operator_picture import text as picture_text
 
-STYLES = {
+_STYLES = {
     "pass": "green", "ok": "green", "regression": "red", "failed": "red", "serious": "red", "inconclusive": "yellow",
     "missing": "yellow", "warning": "yellow", "error": "magenta", "not checked": "dim", "info": "dim",
     "worse": "red", "beyond": "red", "better": "green", "strong": "bold", "deciding": "bold", "quiet": "dim",
@@ -25,7 +25,7 @@ STYLES = {
 _PLAIN = str.maketrans({"≥": ">=", "≤": "<=", "→": "->", "–": "-", "−": "-", "✓": "+", "✕": "x", "…": "...", "±": "+-"})
 PLAIN_WIDTH = 100
 """Columns that a picture may take in plain text, such as the message of an assertion."""
-CELL_WIDTH = 60
+_CELL_WIDTH = 60
 """Most characters of a cell below its column: a kernel's name may have hundreds."""
 
 
@@ -112,7 +112,7 @@ def _blocks(blocks: Iterable[doc.Block], console: Console) -> None:
 def _block(block: doc.Block, console: Console) -> None:
     match block:
         case doc.Line():
-            say(console, _text(block.text, STYLES.get(block.style, "")))
+            say(console, _text(block.text, _STYLES.get(block.style, "")))
         case doc.Items():
             for line in block.lines[: block.most]:
                 say(console, f"  {doc.plain(line)}")
@@ -133,7 +133,7 @@ def _block(block: doc.Block, console: Console) -> None:
             for check in block.checks:
                 if check.status == "ok":
                     continue
-                sign = (f"{doc.CHECK_SIGNS[check.status]} {check.status}", STYLES[check.status])
+                sign = (f"{doc.CHECK_SIGNS[check.status]} {check.status}", _STYLES[check.status])
                 say(console, Text.assemble(sign, one_line(f": {check.title}: {check.found}", 600)))
                 if check.settles:
                     say(console, f"  to resolve: {one_line(check.settles, 400)}")
@@ -178,7 +178,7 @@ def _left(console: Console, of: int, most: int | None) -> None:
 def in_columns(console: Console, table: doc.Table) -> Table:
     """The first rows of a table. Only what names a row may wrap, and all cells of a table of sentences."""
     wraps = "side-by-side" in table.style
-    most = 700 if wraps else CELL_WIDTH
+    most = 700 if wraps else _CELL_WIDTH
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     rows = [
         [Text(_encodable(console, one_line(doc.plain(cell), most)), style=_style(cell)) for cell in row]
@@ -199,7 +199,7 @@ def in_columns(console: Console, table: doc.Table) -> Table:
 
 
 def _style(words: doc.Words) -> str:
-    return STYLES.get(words.status, "") if isinstance(words, doc.Cell) else ""
+    return _STYLES.get(words.status, "") if isinstance(words, doc.Cell) else ""
 
 
 def _text(words: doc.Words, style: str) -> Text:

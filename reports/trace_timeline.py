@@ -31,7 +31,7 @@ ROW, HEAD, GAP = 15, 20, 8
 """Heights in CSS pixels: of a lane, of the name of a track, and between tracks."""
 NAME_WIDTH, NAME_LENGTH = 150, 24
 """Room for the name of a lane: CSS pixels, and characters."""
-COLOURS = {
+_COLOURS = {
     "extend": PALETTE["chart-candidate"], "decode": PALETTE["chart-right"], "mixed": PALETTE["chart-wrong"],
     "idle": PALETTE["chart-muted"], "other": PALETTE["chart-unparsed"],
 }  # fmt: skip
@@ -47,7 +47,7 @@ def timeline_svg(timeline: Timeline) -> str:
         return ""
     x = Scale(0, columns, NAME_WIDTH, charts.WIDE - 6)
     kinds = {lane.kind for track in timeline.tracks for lane in track.lanes if set(lane.cells) & set(TENTHS)}
-    keys = [Key(kind, colour, "square") for kind, colour in COLOURS.items() if kind in kinds]
+    keys = [Key(kind, colour, "square") for kind, colour in _COLOURS.items() if kind in kinds]
     polled = any(POLLED in lane.cells for track in timeline.tracks for lane in track.lanes)
     keys += [Key("polled, computed nothing", RULE, "square")] if polled else []
     parts, y = legend(keys, x.start), float(LEGEND_HEIGHT)
@@ -96,14 +96,14 @@ def _cells(lane: Lane, x: Scale, top: float, timeline: Timeline, columns: int) -
                     top + ROW / 2,
                     left + width,
                     top + ROW / 2,
-                    COLOURS[lane.kind],
+                    _COLOURS[lane.kind],
                     ROW - 4,
                     stroke_dasharray=across,
                 )
             )
             continue
         opacity = 0.3 + 0.7 * (TENTHS.index(cell) + 1) / len(TENTHS)
-        colour = COLOURS[lane.kind]
+        colour = _COLOURS[lane.kind]
         parts.append(
             element("rect", says, x=left, y=top + 2, width=width, height=ROW - 4, fill=colour, fill_opacity=opacity)
         )

@@ -60,7 +60,7 @@ def _change(change: Callable[..., Request | Tensor | None], *values: object) -> 
     return changes(partial(change, *values))
 
 
-MASKS = (
+_MASKS = (
     _of("mask-top-left", "thu-ml/SageAttention#131", "thu-ml/SageAttention!372", "Dao-AILab/flash-attention!436",
         "ROCm/rocm-libraries#10999", "NVIDIA/TensorRT-LLM#18174"),
     _of("mask-top-left", "pytorch/pytorch#108108", "jax-ml/jax#24491", suffix="-layer-2", where=Where(layers=(2,)),
@@ -73,7 +73,7 @@ MASKS = (
     _of("mask-missing"),
     _of("mask-missing", suffix="-batch", where=Where(batch=(2, None)), only="in batches"),
 )  # fmt: skip
-PREFIX = (
+_PREFIX = (
     _of("prefix-dropped"),
     _of("prefix-dropped", suffix="-layer-0", where=Where(layers=(0,)), only="in layer 0"),
     _of("prefix-dropped", suffix="-few-new", where=Where(phase="extend", new=(2, 16)), only="for 2 to 16 new tokens"),
@@ -88,7 +88,7 @@ PREFIX = (
          "vllm-project/vllm#26042", where=Where(phase="extend")),
     _own("prefix-twice", "prefix seen twice", "every query sees the cached prefix twice", changes(effects.prefix_twice)),
 )  # fmt: skip
-WINDOWS = (
+_WINDOWS = (
     _of("sliding-window-16", suffix="-decode", where=Where(phase="decode"), only="in decode"),
     _of("sliding-window-128", "Dao-AILab/flash-attention#1366"),
     _of("sliding-window-512", "sgl-project/sglang#31501"),
@@ -136,7 +136,7 @@ MERGES = (
     _own("first-sequence-everywhere", "first sequence everywhere", "decode gives every sequence the output of the first",
          effects.first_sequence_everywhere, "vllm-project/flash-attention!176", where=Where(phase="decode")),
 )  # fmt: skip
-BLOCKS = (
+_BLOCKS = (
     _of("last-block-lost-16"),
     _of("last-block-lost-64", "jax-ml/jax#27224"),
     _of("last-block-lost-128", "NVIDIA/TensorRT-LLM#17648"),
@@ -168,7 +168,7 @@ BATCHES = (
     _own("last-query-copied", "last query copied", "the last new token has the output of the one before",
          effects.last_query_copied),
 )  # fmt: skip
-NEWEST = (
+_NEWEST = (
     _of("newest-token-stale", suffix="-decode", where=Where(phase="decode"), only="in decode"),
     _of("newest-token-zero", suffix="-decode-layer-1", where=Where(phase="decode", layers=(1,)), only="in decode in layer 1"),
     _own("plan-stale", "stale plan", "from its sixth call on, decode does not see the newest key",
@@ -180,7 +180,7 @@ NEWEST = (
     _own("sink-added", "sink added", "every query also attends to nothing", changes(effects.sink_added),
          "sgl-project/sglang#11634"),
 )  # fmt: skip
-QUANTISATION = (
+_QUANTISATION = (
     _of("k-scale-previous-block"),
     _of("k-scale-next-block"),
     _of("q-scale-next-block"),
@@ -200,7 +200,7 @@ QUANTISATION = (
     _own("weights-in-fp8", "weights in FP8", "attention weights are rounded to FP8, undeclared",
          _change(effects.weights_rounded, torch.float8_e4m3fn)),
 )  # fmt: skip
-PRECISION = (
+_PRECISION = (
     _of("accumulator-fp16", "vllm-project/vllm#23813", "vllm-project/vllm#27889"),
     _of("accumulator-bf16"),
     _of("values-saturate-fp8-e4m3"),
@@ -227,7 +227,7 @@ OUTPUTS = (
     _own("wrong-from-call-8", "wrong from the ninth call on", "each layer's outputs are shifted by a head from its ninth call on",
          effects.heads_rolled, where=Where(from_call=8)),
 )  # fmt: skip
-EQUIVALENT = (
+_EQUIVALENT = (
     _same("identity", "identity", "nothing is changed", lambda call, out: out),
     _same("rounded-again", "rounded again", "the output is converted to float64 and back", effects.rounded_again),
     _same("negative-zeros", "negative zeros", "zeros are negative", effects.negative_zeros),
@@ -246,19 +246,19 @@ EQUIVALENT = (
 )  # fmt: skip
 
 ALL = (
-    MASKS
-    + PREFIX
-    + WINDOWS
+    _MASKS
+    + _PREFIX
+    + _WINDOWS
     + SCALES
     + HEADS
     + MERGES
-    + BLOCKS
+    + _BLOCKS
     + BATCHES
-    + NEWEST
-    + QUANTISATION
-    + PRECISION
+    + _NEWEST
+    + _QUANTISATION
+    + _PRECISION
     + OUTPUTS
-    + EQUIVALENT
+    + _EQUIVALENT
 )
 """Every seeded fault, by group."""
 

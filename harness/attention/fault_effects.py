@@ -22,7 +22,7 @@ from assay.harness.attention.seeded import Effect, Recomputed
 
 PAGE = 16
 """Tokens of a KV page in the effects on pages."""
-SPLIT = 64
+_SPLIT = 64
 """Keys of a part in the effects on split KV."""
 
 
@@ -248,7 +248,7 @@ def scores_rounded(dtype: torch.dtype, batch: Batch, b: int) -> Tensor:
 def denominator_rounded(batch: Batch, b: int) -> Tensor | None:
     """Keep the sum of the weights in bfloat16, so that small weights are lost from it."""
     r = batch[b]
-    if r.len_k <= SPLIT:
+    if r.len_k <= _SPLIT:
         return None
     logits = scores(r)
     weights = (logits - logits.amax(-1, keepdim=True)).exp()
@@ -279,7 +279,7 @@ def _merged(outs: Tensor, lse: Tensor) -> Tensor:
 
 
 def _splits(r: Request) -> list[int]:
-    return [*range(0, r.len_k, SPLIT), r.len_k]
+    return [*range(0, r.len_k, _SPLIT), r.len_k]
 
 
 def prefix_merged_in_base_2(batch: Batch, b: int) -> Tensor | None:
@@ -294,7 +294,7 @@ def prefix_merged_in_base_2(batch: Batch, b: int) -> Tensor | None:
 def splits_merged_equally(batch: Batch, b: int) -> Tensor | None:
     """Count the parts of the keys alike, whatever their log-sum-exp."""
     r = batch[b]
-    if r.len_k <= SPLIT:
+    if r.len_k <= _SPLIT:
         return None
     outs, lse = _parts(r, _splits(r))
     return _merged(outs, torch.where(lse.isfinite(), 0.0, lse))
@@ -303,7 +303,7 @@ def splits_merged_equally(batch: Batch, b: int) -> Tensor | None:
 def splits_merged_by_next_head(batch: Batch, b: int) -> Tensor | None:
     """Merge the parts of the keys by the log-sum-exp of the next q head: its layout is transposed."""
     r = batch[b]
-    if r.len_k <= SPLIT or len(r.kv_head) < 2:
+    if r.len_k <= _SPLIT or len(r.kv_head) < 2:
         return None
     outs, lse = _parts(r, _splits(r))
     return _merged(outs, lse.roll(-1, 1))
@@ -312,7 +312,7 @@ def splits_merged_by_next_head(batch: Batch, b: int) -> Tensor | None:
 def last_split_lost(batch: Batch, b: int) -> Tensor | None:
     """Compute the last part of the keys, and do not merge it."""
     r = batch[b]
-    if r.len_k <= SPLIT:
+    if r.len_k <= _SPLIT:
         return None
     outs, lse = _parts(r, _splits(r))
     return _merged(outs[:-1], lse[:-1])

@@ -242,7 +242,7 @@ class _Draw:
         return torch.finfo(torch.float16 if self.family.accumulation == "fp16" else self.work).eps
 
     @property
-    def cuts_operands(self) -> bool:
+    def _cuts_operands(self) -> bool:
         """True if operands lose bits of their dtype: in TF32, which holds 16-bit numbers exactly."""
         return self.family.accumulation == "tf32" and self.dtype == torch.float32
 
@@ -286,7 +286,7 @@ class _Draw:
         In TF32 it is cut off to 10 bits of mantissa, as tensor cores do with plain float32, with a random phase. Kernels that round
         instead have half of this noise.
         """
-        if not self.cuts_operands:
+        if not self._cuts_operands:
             return x
         factors = self.factors(x)
         return ((x * factors).view(torch.int32) & ~0x1FFF).view(torch.float32) / factors
@@ -300,7 +300,7 @@ class _Draw:
         x = x.to(self.work)
         every = x.expand(members, *x.shape)
         if how is None:
-            return self.operand(every) if self.cuts_operands else x[None]
+            return self.operand(every) if self._cuts_operands else x[None]
         if not FORMATS[how.format].scaled:
             return x[None] if self.dtype == torch.float16 else self.rounded(every, torch.float16)
         largest = self.largest[what]

@@ -45,7 +45,7 @@ PREFIXES: dict[Size, tuple[int, ...]] = {
     "full": (0, 1, 15, 16, 17, 31, 63, 64, 65, 127, 128, 129, 255, 256, 257, 1000),
 }
 """Cached prefixes, in tokens: none, one, values around every page and block size in use, and a long one."""
-NEW: dict[Size, tuple[int, ...]] = {
+_NEW: dict[Size, tuple[int, ...]] = {
     "small": (1, 7, 64, 65, 129),
     "full": (1, 2, 7, 16, 63, 64, 65, 127, 128, 129, 512),
 }
@@ -55,7 +55,7 @@ HEADS: dict[Size, tuple[tuple[int, int], ...]] = {
     "full": ((8, 8), (8, 4), (8, 2), (16, 2), (8, 1)),
 }
 """(q heads, kv heads): MHA, GQA with 2, 4 and 8 q heads on each kv head, MQA."""
-OTHER_HEADS = (
+_OTHER_HEADS = (
     (6, 2),
     (10, 2),
     (12, 2),
@@ -296,7 +296,7 @@ def axes(
     decode = phase == "decode"
     return {
         "prefix": tuple(p for p in PREFIXES[size] if p or not decode) if prefix else (0,),
-        "new": (1,) if decode else NEW[size],
+        "new": (1,) if decode else _NEW[size],
         "batch": tuple(_BATCHES[phase]) if prefix else ("one", "after no prefix"),
         "heads": HEADS[size],
         "head_dim": tuple(head_dims),
@@ -484,7 +484,7 @@ def _special(
             yield at(next(core), next(dim), next(dtype), layout=layout, beyond=("inputs",))
         for kind in kinds if prefix else kinds[:1]:
             yield at(usual, next(dim), kind, first_head=usual[0])
-        for heads in OTHER_HEADS if prefix else OTHER_HEADS[::4]:
+        for heads in _OTHER_HEADS if prefix else _OTHER_HEADS[::4]:
             yield at(heads, next(dim), next(dtype), beyond=("heads",))
         for name in models:
             q_heads, kv_heads, head_dim = SHAPES[name]

@@ -18,9 +18,9 @@ from assay.harness.engines.model import model_shape
 from assay.harness.engines.sglang.launch import CHUNK_FLAG
 from assay.harness.sides import Role
 
-MIN_REQUESTS = 2
+_MIN_REQUESTS = 2
 """A block has as many requests as are in flight, but at least this many. Blocks are short, to keep drift within a pair small."""
-TURNS: tuple[tuple[Role, bool], ...] = (
+_TURNS: tuple[tuple[Role, bool], ...] = (
     ("reference", False),
     ("candidate", False),
     ("reference", True),
@@ -128,7 +128,7 @@ class Turn:
     @property
     def requests(self) -> int:
         """Number of requests."""
-        return max(MIN_REQUESTS, self.concurrency)
+        return max(_MIN_REQUESTS, self.concurrency)
 
 
 def turns(plan: BenchPlan) -> Iterator[list[Turn]]:
@@ -140,7 +140,7 @@ def turns(plan: BenchPlan) -> Iterator[list[Turn]]:
         rng.shuffle(loads)
         for shape, concurrency in loads:
             seed = f"{plan.seed}/{number}/{shape.name}/{concurrency}"
-            order = list(TURNS)
+            order = list(_TURNS)
             rng.shuffle(order)
             yield [Turn(number, role, again, shape, concurrency, seed) for role, again in order]
         number += 1

@@ -39,7 +39,7 @@ from assay.harness.progress import ProgressDisplay
 from assay.harness.server.control import SHADOW, Control, set_control, substituted_calls
 from assay.harness.text import ranges
 
-RESULT = "bisect.json"
+_RESULT = "bisect.json"
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def bisect_layers(plan: Plan, by: Criterion | None, folder: Path, display: Progr
             by,
             display,
         )
-    write_whole(folder / RESULT, result.model_dump_json(indent=2) + "\n")
+    write_whole(folder / _RESULT, result.model_dump_json(indent=2) + "\n")
     return result
 
 

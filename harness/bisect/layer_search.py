@@ -34,9 +34,9 @@ ProbeFunction = Callable[[frozenset[int]], bool]
 """Receives the layers that run the candidate; returns whether the task is right. May be wrong, see `lead_needed`."""
 SearchOutcome = Literal["found", "nothing", "inconclusive"]
 
-MAX_EXPLAINED_LAYERS = 4
+_MAX_EXPLAINED_LAYERS = 4
 """If more layers must be restored, none is probed alone and no partners are searched for: that would double the probes."""
-MAX_PARTNERS = 3
+_MAX_PARTNERS = 3
 """Maximum number of partners a layer may need to be wrong; beyond that the cause is reported as a sum of small errors."""
 
 
@@ -62,7 +62,7 @@ class RestoredLayer:
     Attributes:
         layer: its number.
         alone: whether the task is wrong with the candidate in this layer only; None if that was not probed.
-        partners: if not alone: other layers with which it is wrong; empty if more than `MAX_PARTNERS` are needed.
+        partners: if not alone: other layers with which it is wrong; empty if more than `_MAX_PARTNERS` are needed.
     """
 
     layer: int
@@ -270,7 +270,7 @@ def _explain(layers: Sequence[int], restored: Sequence[int], answers: _AnswerCac
     kept = [layer for layer in layers if layer not in restored]
     explained = []
     for layer in restored:
-        few = len(restored) <= MAX_EXPLAINED_LAYERS
+        few = len(restored) <= _MAX_EXPLAINED_LAYERS
         alone = not answers.right({layer}) if few or answers.knows({layer}) else None
         partners = _partners(layer, kept, answers) if few and not alone else ()
         explained.append(RestoredLayer(layer, alone, partners))
@@ -281,7 +281,7 @@ def _partners(layer: int, kept: Sequence[int], answers: _AnswerCache) -> tuple[i
     """Find a few of the kept layers that make a layer wrong which is right alone; empty if it takes too many."""
     found: list[int] = []
     while answers.right({layer, *found}):
-        if len(found) == MAX_PARTNERS:
+        if len(found) == _MAX_PARTNERS:
             return ()
         low, high = 0, len(kept)  # right with the first `low` layers, wrong with the first `high`
         while high - low > 1:

@@ -25,7 +25,7 @@ from assay.harness.verdict import Finding
 Criterion = Literal["answers", "text"]
 """What must be right again: the answers to the questions, or the greedy texts (identical to the reference's own)."""
 Outcome = Literal["right", "wrong"]
-GUESSING_ALPHA = 0.01
+_GUESSING_ALPHA = 0.01
 """The reference is better than guessing if the p value of "it guesses" is below this."""
 SCHEMA: Literal["assay.bisect-layers/3"] = "assay.bisect-layers/3"
 
@@ -158,7 +158,7 @@ def can_fail(by: Criterion, right: int, prompts: int, alpha: float) -> bool:
     The loss of all right prompts must be significant (McNemar's exact test). For answers, the reference must also be clearly better
     than guessing, because guesses are right again and again.
     """
-    detectable = by == "text" or p_not_above(right, prompts, CHANCE) < GUESSING_ALPHA
+    detectable = by == "text" or p_not_above(right, prompts, CHANCE) < _GUESSING_ALPHA
     return detectable and mcnemar_exact(right, 0).loss < alpha
 
 

@@ -13,7 +13,7 @@ from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.seeded import SeededFault
 
-LEAST = 1e-6
+_LEAST = 1e-6
 """Least relative change of a head's output in a sequence that counts: float64 rounds far below it, and no dtype in use above it."""
 
 
@@ -84,5 +84,5 @@ def _changed(out: Tensor, wide: WideCall) -> Tensor:
     by_sequence = []
     for start, stop in pairwise(wide.call.cu_seqlens_q.tolist()):
         size = wide.out[start:stop].abs().sum((0, 2))
-        by_sequence.append(off[start:stop].sum((0, 2)) > LEAST * size)
+        by_sequence.append(off[start:stop].sum((0, 2)) > _LEAST * size)
     return torch.stack(by_sequence)

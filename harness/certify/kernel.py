@@ -21,7 +21,7 @@ from assay.harness.text import did_you_mean
 if TYPE_CHECKING:
     from torch import Tensor
 
-KEPT_BYTES = 2**30
+_KEPT_BYTES = 2**30
 """Most memory of outputs that are kept for the next fault; calls beyond it are computed again."""
 
 
@@ -65,7 +65,7 @@ class CertifiedKernel:
         if key in self._outputs:
             return self._outputs[key]
         out = tensor_of(compute(call)).clone()  # it may be a buffer that the next call overwrites
-        if self._bytes + out.nbytes <= KEPT_BYTES:
+        if self._bytes + out.nbytes <= _KEPT_BYTES:
             self._outputs[key] = out
             self._bytes += out.nbytes
         return out

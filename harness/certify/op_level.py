@@ -25,10 +25,10 @@ from assay.harness.verdict import serious
 if TYPE_CHECKING:
     from torch import Tensor
 
-LAYERS = 4
+_LAYERS = 4
 """Layers over which the matrix is spread: a call of the matrix has no layer of its own."""
 SUITE = "op-level"
-ROUNDS = 5
+_ROUNDS = 5
 """Most matrices, of one seed each, on which a fault in a share of the calls is sought before it counts as missed or not shown."""
 
 Checker = Callable[[Kernel, Sequence[Case]], CheckResult]
@@ -68,7 +68,7 @@ class OpLevel:
         """The cases that the kernel's declaration does not exclude, each call made once."""
         declared, found = self.kernel.declared, []
         for number, case in enumerate(matrix(declared.phases, device=self.device, seed=self.seed)):
-            call = case.make().with_spec(layer=number % LAYERS)
+            call = case.make().with_spec(layer=number % _LAYERS)
             if not declared.excludes(call):
                 found.append(replace(case, make=partial(_given, call)))
         return found
@@ -104,7 +104,7 @@ def examine_fault(fault: SeededFault, level: OpLevel, checker: Checker = checked
     """Check a kernel with a fault, or with an equivalent one, at the op level."""
     begun = time.monotonic()
     calls = 0
-    for number in range(ROUNDS if fault.where.share < 1 else 1):
+    for number in range(_ROUNDS if fault.where.share < 1 else 1):
         now = level.at(level.seed + number)
         with few_threads(now.calls):
             shown = footprint(fault, now.wide)

@@ -73,9 +73,9 @@ from assay.harness.text import some
 from assay.harness.verdict import Finding
 
 SUITES = ("layers", "logits", "greedy", "mmlu")
-GREEDY_PROMPTS = 8
+_GREEDY_PROMPTS = 8
 """Greedy texts that are written under a fault: with 3 of 8 apart, a share of 10 % is rejected at 5 %."""
-SHADOWED_TOKENS = 4
+_SHADOWED_TOKENS = 4
 """Tokens of each answer while the candidate in the shadow has a fault: the first is of the prompt, the others are of decode."""
 HONEST = "honest-served"
 
@@ -208,7 +208,7 @@ class ServerLevel:
         load = fault_load(plan, self.folder, {"answers", "logits"})
         phases = self.kernel.declared.phases  # what computes the others is not the kernel
         record = serve_fault(engine, place, fault, load, nonce=nonce, phases=phases)
-        items, replies = plan.of("greedy")[:GREEDY_PROMPTS], dict[int, Reply]()
+        items, replies = plan.of("greedy")[:_GREEDY_PROMPTS], dict[int, Reply]()
         with switched_on(engine, place, Control(fault=fault, fault_phases=phases)):
             cache_header(engine)
             asks = [ChatRequest(item.prompt, GREEDY_TOKENS, TOP_LOGPROBS) for item in items]
@@ -217,7 +217,7 @@ class ServerLevel:
 
     def _shadowed(self, engine: Engine, fault: str) -> tuple[SeededCalls | None, AgainstNoise]:
         plan, place, nonce = self._opened.plan, self.folder.server_folder(engine.role), self.folder.nonce
-        prompts = [ChatRequest(item.prompt, SHADOWED_TOKENS) for item in plan.of("layers")]
+        prompts = [ChatRequest(item.prompt, _SHADOWED_TOKENS) for item in plan.of("layers")]
 
         def poke() -> None:
             engine.ask([ChatRequest(PROMPT_HEADER, 1)], 1, lambda index, reply: None)
@@ -244,12 +244,12 @@ def examine(fault: SeededFault, level: ServerLevel) -> Examined:
     """
     begun = time.monotonic()
     under = level.under(fault.id)
-    looks = looks_at(level, under)
+    looks = _looks_at(level, under)
     caught, changed = any(look.caught for look in looks), _changed(under)
     outcome: Outcome = "caught" if caught else "missed" if changed else "not shown"
     if fault.equivalent:
         outcome = "false alarm" if caught else "quiet"
-    flagged = flagged_places(under.against)
+    flagged = _flagged_places(under.against)
     findings = findings_of(fault, level.kernel, level.recorded) if caught and not fault.equivalent else []
     noise = level.kernel.declared.noise
     effect = effect_of(fault, level.recorded, noise) if outcome == "missed" else None
@@ -258,8 +258,8 @@ def examine(fault: SeededFault, level: ServerLevel) -> Examined:
         id=fault.id, kind="equivalent" if fault.equivalent else "fault", title=fault.title, links=fault.links,
         restricted=fault.where.words, outcome=outcome, looks=looks,
         named=is_named(fault, findings) if caught and not fault.equivalent else None,
-        pinned=is_pinned_in(fault, flagged, level.model) if flagged else None, found=tuple(finding.id for finding in findings),
-        where=flagged_words(flagged, level.model) if flagged else "",
+        pinned=_is_pinned_in(fault, flagged, level.model) if flagged else None, found=tuple(finding.id for finding in findings),
+        where=_flagged_words(flagged, level.model) if flagged else "",
         effect=effect, why="" if outcome in ("caught", "quiet") else unseen,
         seed=fault.where.seed, seconds=time.monotonic() - begun,
     )  # fmt: skip
@@ -282,7 +282,7 @@ def effect_of(fault: SeededFault, calls: Sequence[AttentionCall], noise: str) ->
         return largest_effect(fault, widened(calls), noise)
 
 
-def looks_at(level: ServerLevel, under: Under) -> tuple[Look, ...]:
+def _looks_at(level: ServerLevel, under: Under) -> tuple[Look, ...]:
     """List what each suite saw, by the measure of the run's own check of its sensitivity."""
     spec, folder, answers = level.spec, level.folder, level.folder.answers()
     noise = list(folder.manifest().noise.values())
@@ -293,14 +293,14 @@ def looks_at(level: ServerLevel, under: Under) -> tuple[Look, ...]:
     asked = len(under.served.answers)
     right = answers_see(spec, folder.items(), answers, under.served.answers).seen
     return (
-        Look(suite="layers", caught=bool(flagged_places(under.against)), of=under.shadowed.calls if under.shadowed else 0),
+        Look(suite="layers", caught=bool(_flagged_places(under.against)), of=under.shadowed.calls if under.shadowed else 0),
         Look(suite="logits", caught=logits_see(spec, folder.path, place, noise, folder.nonce).seen, of=under.served.scored),
         Look(suite="greedy", caught=greedy_suite(spec, pairs, answers, noise).verdict == "regression", of=len(pairs)),
         Look(suite="mmlu", caught=right, after=asked if right else None, of=QUESTIONS),
     )  # fmt: skip
 
 
-def flagged_places(against: AgainstNoise) -> frozenset[tuple[int, int, int]]:
+def _flagged_places(against: AgainstNoise) -> frozenset[tuple[int, int, int]]:
     """Return (layer, head, phase) of every cell that noise does not explain."""
     found = [
         test.index[test.flagged][:, [LAYER, HEAD, PHASE]] for test in (against.cells, against.gains, against.apart)
@@ -308,7 +308,7 @@ def flagged_places(against: AgainstNoise) -> frozenset[tuple[int, int, int]]:
     return frozenset((int(layer), int(head), int(phase)) for layer, head, phase in np.concatenate(found))
 
 
-def is_pinned_in(fault: SeededFault, flagged: Collection[tuple[int, int, int]], model: ModelShape) -> bool:
+def _is_pinned_in(fault: SeededFault, flagged: Collection[tuple[int, int, int]], model: ModelShape) -> bool:
     """Return True if all that was flagged lies where the fault is restricted to, and in every such layer.
 
     A fault that comes and goes may miss a layer by chance.
@@ -322,7 +322,7 @@ def is_pinned_in(fault: SeededFault, flagged: Collection[tuple[int, int, int]], 
     return within and everywhere and (not fault.where.phase or phases == {fault.where.phase})
 
 
-def flagged_words(flagged: Collection[tuple[int, int, int]], model: ModelShape) -> str:
+def _flagged_words(flagged: Collection[tuple[int, int, int]], model: ModelShape) -> str:
     """Describe what was flagged."""
     layers = sorted({layer for layer, _, _ in flagged if layer >= 0})
     heads = sorted({head for _, head, _ in flagged if head >= 0})
@@ -332,7 +332,7 @@ def flagged_words(flagged: Collection[tuple[int, int, int]], model: ModelShape) 
     )  # fmt: skip
 
 
-def examine_run(level: ServerLevel) -> Examined:
+def _examine_run(level: ServerLevel) -> Examined:
     """Examine the run without a fault, which should leave the certified kernel alone.
 
     Raises:
@@ -359,7 +359,7 @@ def server_tasks(level: ServerLevel, only: Collection[str] = ()) -> list[Task]:
     Raises:
         UsageError: there is nothing with one of these ids.
     """
-    tasks = [Task(HONEST, "honest", "honest kernel in a whole run", (), "", lambda: examine_run(level))]
+    tasks = [Task(HONEST, "honest", "honest kernel in a whole run", (), "", lambda: _examine_run(level))]
     tasks += [Task.of(fault, lambda fault: examine(fault, level)) for fault in CATALOGUE.values()]
     return chosen(tasks, only)
 

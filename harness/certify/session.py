@@ -29,7 +29,7 @@ from assay.harness.localize.bounds import noise_kept
 from assay.harness.progress import ProgressDisplay
 from assay.harness.text import did_you_mean
 
-ATTEMPTS = 2
+_ATTEMPTS = 2
 """Times that an examination may end the whole process before it counts as a crash: the first may have been stopped by hand."""
 
 
@@ -130,9 +130,9 @@ def _examined(task: Task, kept: _Kept, time_limit: float) -> Examined:
 
 def _ended(task: Task, kept: _Kept) -> Examined | None:
     """Record an examination that ended the whole process, each time that it was tried."""
-    if kept.attempts(task.id) < ATTEMPTS:
+    if kept.attempts(task.id) < _ATTEMPTS:
         return None
-    return _unfinished(task, "crash", f"the process ended {ATTEMPTS} times while this was examined", 0.0)
+    return _unfinished(task, "crash", f"the process ended {_ATTEMPTS} times while this was examined", 0.0)
 
 
 def _unfinished(task: Task, outcome: Outcome, why: str, seconds: float) -> Examined:

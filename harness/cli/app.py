@@ -192,7 +192,7 @@ def wrong_use(error: Exception) -> UsageError | None:
     from assay.harness.config import expectation
     from assay.harness.text import did_you_mean
 
-    name = command_name(context)
+    name = _command_name(context)
     see, message, param = f"see {name} -h", str(error.format_message()), getattr(error, "param", None)  # type: ignore[attr-defined]
     if unknown := re.match(r"No such command '(.*?)'", message):
         known = context.command.list_commands(context)
@@ -209,7 +209,7 @@ def wrong_use(error: Exception) -> UsageError | None:
     )
 
 
-def command_name(context: Any) -> str:
+def _command_name(context: Any) -> str:
     """Return the command of a context as one types it: "assay bench kernel"."""
     words: list[str] = []
     while context.parent is not None:

@@ -51,7 +51,7 @@ def existing(expected: str) -> Callable[[Path | None], Path | None]:
     return check
 
 
-def run_folder(path: Path) -> Path:
+def _run_folder(path: Path) -> Path:
     """Make the callback of an argument that must be the folder of a run."""
     from assay.harness.judge.history import check_run
 
@@ -59,7 +59,7 @@ def run_folder(path: Path) -> Path:
     return path
 
 
-RunFolderArgument = Annotated[Path, typer.Argument(help="A run's folder.", callback=run_folder)]
+RunFolderArgument = Annotated[Path, typer.Argument(help="A run's folder.", callback=_run_folder)]
 
 
 STARTED = {
@@ -145,7 +145,7 @@ def _alias(name: str, short: str) -> str:
 
 def _option(name: str, spelled: str, hidden: bool, panel: str | None, about: str = "") -> inspect.Parameter:
     about = about or FIELDS[name].description or ""
-    default = f"  [default: {default_text(name)}]" if default_text(name) else ""
+    default = f"  [default: {_default_text(name)}]" if _default_text(name) else ""
     option = typer.Option(
         spelled,
         help=f"{about[0].upper()}{about[1:]}.{default}",
@@ -158,7 +158,7 @@ def _option(name: str, spelled: str, hidden: bool, panel: str | None, about: str
     )
 
 
-def default_text(name: str) -> str:
+def _default_text(name: str) -> str:
     """Return the default of a field, as its flag would be given; empty where there is none, or the description states it."""
     if name in PROFILES["cpu"]:
         by_device = {device: profile[name] for device, profile in PROFILES.items()}

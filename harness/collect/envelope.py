@@ -21,7 +21,7 @@ from assay.harness.evidence.envelope import EngineLimits, Envelope, EnvelopeCoun
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.records import Answer
 
-ROUNDS = 3
+_ROUNDS = 3
 """Most times that a wave is sent for one condition."""
 
 Keep = Callable[[Request, Reply], None]
@@ -52,9 +52,9 @@ def drive_envelope(engine: Engine, place: Path, plan: Plan, write: Callable[[], 
         EvidenceError: it wrote nothing.
     """
     counts, missing = None, _missing(plan, None)
-    for number in range(ROUNDS):
+    for number in range(_ROUNDS):
         if engine.scorer is not None and (load := _load(engine, plan, str(number))) is not None:
-            send(engine, engine.scorer, waves_for(load, missing if number else None), drop if number else keep)
+            send(engine, engine.scorer, _waves_for(load, missing if number else None), drop if number else keep)
         write()
         counts, before = read_envelope(place), missing
         missing = _missing(plan, counts)
@@ -118,7 +118,7 @@ def send(engine: Engine, server: Scorer, waves: Sequence[Wave], keep: Keep) -> N
             keep(request, reply)
 
 
-def waves_for(load: Load, missing: set[tuple[str, str]] | None) -> Sequence[Wave]:
+def _waves_for(load: Load, missing: set[tuple[str, str]] | None) -> Sequence[Wave]:
     """List the waves of a load that can meet what is missing, (phase, condition); all for None."""
     if missing is None:
         return load.waves

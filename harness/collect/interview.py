@@ -15,7 +15,7 @@ from assay.harness.evidence.records import FLOOR_REPEAT, Answer, Item
 from assay.harness.progress import ProgressDisplay
 from assay.harness.sides import Role
 
-FLOOR_EVERY = 4
+_FLOOR_EVERY = 4
 """The reference is asked one greedy prompt in four again."""
 TOP_LOGPROBS = 5
 """Alternatives recorded at each greedy position, as many as vLLM's ``check_logprobs_close`` compares."""
@@ -59,7 +59,7 @@ def _after_questions(plan: Plan, role: Role, answered: set[AnswerKey], stop: Que
         stages = [
             stage("questions again", stop.asked_again()[::-1], FLOOR_REPEAT, plan.spec.workload.token_limit),
             *stages,
-            stage("greedy again", greedy[::FLOOR_EVERY][::-1], FLOOR_REPEAT, GREEDY_TOKENS, TOP_LOGPROBS),
+            stage("greedy again", greedy[::_FLOOR_EVERY][::-1], FLOOR_REPEAT, GREEDY_TOKENS, TOP_LOGPROBS),
         ]
     return [one for one in stages if one.items]
 

@@ -30,7 +30,7 @@ from assay.harness.verdict import serious
 
 LOG = "kernel.log"
 """The output of the process, in the run's folder."""
-POLL_INTERVAL_S = 0.1
+_POLL_INTERVAL_S = 0.1
 _BLOCK = 2**20
 
 
@@ -135,7 +135,7 @@ def _watched(
                     return ""
                 if why := _ended(process, notes) if ended else _hangs(plan, notes):
                     return why
-                if stop.wait(POLL_INTERVAL_S):
+                if stop.wait(_POLL_INTERVAL_S):
                     return ""
         finally:
             process.stop()

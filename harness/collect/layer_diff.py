@@ -33,7 +33,7 @@ from assay.harness.sides import Role
 
 TRACED_COLD, TRACED_WARM = 2, 4
 """Prompts whose layer outputs are traced, of the cold and of the warm ones."""
-TRACE_BYTES = 256 * 2**20
+_TRACE_BYTES = 256 * 2**20
 """Byte budget of all traces of a server's process."""
 _EARLY_TOKENS = 2
 """Token limit of the first two answers: one pass of each phase."""
@@ -48,12 +48,12 @@ def environment(plan: Plan, role: Role, shadowed: bool) -> dict[str, str]:
         shadowed: whether the other role's backend runs in it as a shadow and calls are recorded; otherwise it is only traced.
     """
     if not shadowed:
-        return {TRACE: str(TRACE_BYTES)}
+        return {TRACE: str(_TRACE_BYTES)}
     shadow = plan.candidate if role == "reference" else plan.reference
     return {
         SHADOW: shadow.name,
         RECORD: str(plan.spec.workload.budget_mb * 2**20),
-        TRACE: str(TRACE_BYTES),
+        TRACE: str(_TRACE_BYTES),
         MODEL_HASH: hash_model(plan.model),
     }
 
@@ -77,7 +77,7 @@ def compare_layers(engine: Engine, folder: RunFolder, plan: Plan, display: Progr
 
     begun = time.monotonic()
     place = folder.server_folder(engine.role)
-    prompts = prompts_of(plan)
+    prompts = _prompts_of(plan)
     shutil.rmtree(place / TRACE_FOLDER, ignore_errors=True)
     display.say(f"Layer diff in the {engine.role}'s server: {len(prompts)} questions in the shadow.")
     first_finding_s: float | None = None
@@ -122,7 +122,7 @@ def trace_free_running(engine: Engine, folder: RunFolder, plan: Plan) -> None:
     place = folder.server_folder(engine.role)
     shutil.rmtree(place / TRACE_FOLDER, ignore_errors=True)
     serve_envelope(engine, folder, plan)
-    labels = trace(engine, place, engine.role, prompts_of(plan), Control())
+    labels = trace(engine, place, engine.role, _prompts_of(plan), Control())
     set_control(place, Control())
     done = LayerDiffRecord(
         traced=labels,
@@ -133,7 +133,7 @@ def trace_free_running(engine: Engine, folder: RunFolder, plan: Plan) -> None:
     folder.write(LAYER_DIFF, done, engine.role)
 
 
-def prompts_of(plan: Plan) -> list[str]:
+def _prompts_of(plan: Plan) -> list[str]:
     """Return the short workload: `COLD_QUESTIONS`, then `WARM_QUESTIONS`."""
     return [item.prompt for item in plan.of("layers")]
 
@@ -155,7 +155,7 @@ def shadow(engine: Engine, place: Path, plan: Plan, early: Callable[[], None] | 
     for stale in (SHADOW_FOLDER, PACK_FOLDER, ENVELOPE_FOLDER):  # of a server that was killed during a layer diff
         shutil.rmtree(place / stale, ignore_errors=True)
     set_control(place, Control(shadow=True))
-    spec, prompts = plan.spec, prompts_of(plan)
+    spec, prompts = plan.spec, _prompts_of(plan)
     cold, warm = prompts[:COLD_QUESTIONS], prompts[COLD_QUESTIONS:]
     if early:
         first, cold, question, warm = cold[0], cold[1:], warm[0], warm[1:]

@@ -46,11 +46,11 @@ PROMPT_TAIL = 16
 """Tokens at the end of a prompt that are scored too, since answers may have only a few tokens."""
 TOP_K = 20
 """Tokens of the reference's distribution that are distinguished: the most that OpenAI-compatible servers return."""
-MAX_ANSWER_TOKENS = 16
+_MAX_ANSWER_TOKENS = 16
 """Most tokens of an answer that are scored: with the prompt's, some 30 positions of each sequence."""
-GENERATED_AT_ONCE = 16
+_GENERATED_AT_ONCE = 16
 """Answers that are generated at the same time; only scoring needs batches of one."""
-FLOOR_EVERY = 2
+_FLOOR_EVERY = 2
 """The reference is scored again on every second sequence: it would otherwise wait for the candidate."""
 
 _Sequence = tuple[ScoredSequence, tuple[int, ...]]
@@ -151,7 +151,7 @@ def score_role(
             scored = _score_reference(server, items, answers, handover or Handover(len(items)), display, title)
         elif repeat:
             again = _scored_reference(folder, role, run)
-            again = again.only(range(0, len(again.header.sequences), FLOOR_EVERY))
+            again = again.only(range(0, len(again.header.sequences), _FLOOR_EVERY))
             scored = _score_all(server, Handover.of(again), True, display, title)
         else:
             if handover is None or logits_path(folder, "reference", 0).exists():
@@ -284,10 +284,10 @@ def _generate_answers(server: Scorer, items: Sequence[Item], answers: Sequence[A
 
     def begin(item: Item) -> Generation:
         answer = recorded.get(item.id)
-        most = min(answer.completion_tokens, MAX_ANSWER_TOKENS) if answer else MAX_ANSWER_TOKENS
+        most = min(answer.completion_tokens, _MAX_ANSWER_TOKENS) if answer else _MAX_ANSWER_TOKENS
         return generate(server, item.prompt, most)
 
-    with ThreadPoolExecutor(GENERATED_AT_ONCE) as pool:
+    with ThreadPoolExecutor(_GENERATED_AT_ONCE) as pool:
         return [
             _sequence(item, recorded.get(item.id), one) for item, one in zip(items, pool.map(begin, items), strict=True)
         ]

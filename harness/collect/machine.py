@@ -15,7 +15,7 @@ from assay.harness.collect.plan import Plan
 from assay.harness.evidence.manifest import Origin
 from assay.harness.files import timestamp
 
-PACKAGES = (
+_PACKAGES = (
     "sglang",
     "sglang-kernel",
     "torch",
@@ -53,7 +53,7 @@ def origin_of(plan: Plan, command: str, nonce: str) -> Origin:
 def installed_packages() -> dict[str, str]:
     """Return the versions of the installed packages that can change a result."""
     found = {}
-    for name in PACKAGES:
+    for name in _PACKAGES:
         try:
             found[name] = version(name)
         except PackageNotFoundError:

@@ -103,11 +103,11 @@ def prepare(spec: RunSpec) -> Plan:
         UsageError: an unknown backend, an incomplete model, a certificate that cannot be read, an unknown shape of requests, a
             device that is not there or cannot hold the model, or questions that cannot be read.
     """
-    check_spec(spec)
+    _check_spec(spec)
     return _with_items(_on_this_machine(spec))
 
 
-def check_spec(spec: RunSpec) -> None:
+def _check_spec(spec: RunSpec) -> None:
     """Check what a spec says by itself; nothing is read.
 
     Raises:

@@ -13,7 +13,7 @@ from assay.harness.evidence.certificate import read_certificate
 from assay.harness.sides import Role, Side
 
 GIB = memory.GIB
-CPU_BACKENDS = ("torch_native", "triton", "flex_attention", "intel_amx")
+_CPU_BACKENDS = ("torch_native", "triton", "flex_attention", "intel_amx")
 """SGLang's own backends that it serves on the CPU, Triton with interpreted kernels. The others (0.5.23) end a server while it
 starts: they check for the architecture of a GPU, or for packages that need one.
 """
@@ -75,10 +75,10 @@ def check_certificate(name: str) -> None:
 
 def _check_cpu(names: Sequence[str]) -> None:
     for name in names:
-        if name not in CPU_BACKENDS:
+        if name not in _CPU_BACKENDS:
             raise UsageError(
                 f"{name} does not run on --device=cpu.",
-                f"one of SGLang's backends that run on the CPU ({', '.join(CPU_BACKENDS)}), or a kernel",
+                f"one of SGLang's backends that run on the CPU ({', '.join(_CPU_BACKENDS)}), or a kernel",
                 "name one of these, or use --device=cuda on a machine with a GPU",
             )
 

@@ -23,9 +23,9 @@ FLOOR_QUESTIONS = 32
 FIRST_IN_TURN = 1024
 """Questions that the reference answers first where the servers run in turn: enough in nine of ten runs at 2 % of answers flipped,
 and in six at 5 %. If they do not decide, both servers start once more."""
-WAIT_S = 0.25
+_WAIT_S = 0.25
 """Seconds after which a role that waits for the other checks that its server is still alive."""
-FLIPS = (0.0, 0.02, 0.05)
+_FLIPS = (0.0, 0.02, 0.05)
 """Shares of flipped answers for which the plan states how many questions it expects."""
 
 
@@ -129,7 +129,7 @@ class QuestionStop:
                 needed = sum(self._places[item.id] < self.soonest for item in waiting[:most])
                 if needed and len(self._answers[role]) - len(self._answers[other]) <= lead:
                     return waiting[:needed]
-                self._changed.wait(WAIT_S)
+                self._changed.wait(_WAIT_S)
                 check()
         return []
 
@@ -175,17 +175,17 @@ def outlook(spec: RunSpec, most: int) -> list[str]:
     """
     margin, alpha = spec.policy.margin, spec.policy.alpha
     expected = []
-    for flips in FLIPS:
+    for flips in _FLIPS:
         equal = forecast(0.0, flips, margin, alpha, most)
         count = f"about {equal.questions:,}" if equal.questions else f"more than {most:,}"
         expected.append(f"{count} if {percent(flips)} of the answers flip ({percent(equal.power)} of runs decide)")
     shown = [
-        f"{100 * loss:g} points in {percent(forecast(loss, FLIPS[-1], margin, spec.regression_alpha, most).power)}"
+        f"{100 * loss:g} points in {percent(forecast(loss, _FLIPS[-1], margin, spec.regression_alpha, most).power)}"
         for loss in (1.5 * margin, 2.5 * margin, 5 * margin)
     ]
     return [
         f"Questions: at most {most:,}, in the random order of seed {spec.workload.order_seed}; margin {margin:g}, alpha {alpha:g}. "
         "Asking stops when the answers decide.",
         f"Questions that an equal candidate needs: {', '.join(expected)}.",
-        f"Losses shown as a regression if {percent(FLIPS[-1])} of the answers flip: {', '.join(shown)} of runs.",
+        f"Losses shown as a regression if {percent(_FLIPS[-1])} of the answers flip: {', '.join(shown)} of runs.",
     ]

@@ -4,7 +4,7 @@ Nothing is restarted: the control switches the fault on and off. In the candidat
 answers and logits; in the server with the shadow it is in the shadowed candidate, for the layers. Afterwards the prefix cache is
 emptied, since K and V of later layers were computed with the fault.
 
-`serve_fault` and `shadow_fault` measure any fault of the catalogue; `assay.harness.judge.sensitivity` decides whether it was seen.
+`serve_fault` and `_shadow_fault` measure any fault of the catalogue; `assay.harness.judge.sensitivity` decides whether it was seen.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from assay.harness.server.control import Control, set_control
 from assay.harness.server.write_request import write_now
 from assay.harness.sides import ROLES, Role
 
-FAULT = "mask-top-left"
+_FAULT = "mask-top-left"
 """The fault of the seed case, which only calls with a cached prefix show."""
 QUESTIONS, AT_ONCE = 24, 8
 """Most questions that are asked under a fault, and how many at once: no more follow when the fault is seen."""
 PROMPTS = 5
 """Prompts whose logits are scored under a fault: with fewer, even a sign test that all of them pass has a p value above 0.05."""
-SHADOWED = 2
+_SHADOWED = 2
 """Questions that are asked while the candidate in the shadow has the fault."""
 
 
@@ -80,14 +80,14 @@ def measure_sensitivity(engine: Engine, plan: Plan, folder: RunFolder, display: 
     begun, place = time.monotonic(), folder.server_folder(engine.role)
     parts = _parts(plan, folder, engine.role)
     shutil.rmtree(sensitivity_folder(place), ignore_errors=True)  # of a server that was killed
-    record = SensitivityRecord(fault=FAULT, seconds=0.0)
+    record = SensitivityRecord(fault=_FAULT, seconds=0.0)
     if "shadow" in parts:
-        prompts = [item.prompt for item in plan.of("layers")[COLD_QUESTIONS:]][:SHADOWED]
-        record = record.model_copy(update={"shadowed": shadow_fault(engine, place, FAULT, prompts, folder.nonce)})
+        prompts = [item.prompt for item in plan.of("layers")[COLD_QUESTIONS:]][:_SHADOWED]
+        record = record.model_copy(update={"shadowed": _shadow_fault(engine, place, _FAULT, prompts, folder.nonce)})
     if {"answers", "logits"} & parts:
         load = fault_load(plan, folder, parts)
         layers = () if engine.role == "candidate" else layers_seen(place)
-        served = serve_fault(engine, place, FAULT, load, layers, folder.nonce, display)
+        served = serve_fault(engine, place, _FAULT, load, layers, folder.nonce, display)
         record = served.model_copy(update={"shadowed": record.shadowed})
     record = record.model_copy(update={"seconds": time.monotonic() - begun})
     folder.write(SENSITIVITY_RECORD, record, engine.role)
@@ -140,7 +140,7 @@ def serve_fault(
     )
 
 
-def shadow_fault(
+def _shadow_fault(
     engine: Engine, place: Path, fault: str, prompts: Sequence[str], nonce: str = ""
 ) -> SeededCalls | None:
     """Ask questions behind the shared header while the candidate in the shadow has a fault, and have its errors written.

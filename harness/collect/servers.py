@@ -92,7 +92,7 @@ def make_run_engine(plan: Plan, folder: RunFolder, role: Role, *, alone: bool) -
         alone: whether the other role's server is not up at the same time.
     """
     engine = _run_engine(plan, folder, role, alone)
-    if not may_differ(plan):
+    if not _may_differ(plan):
         return engine
     common = folder.read(COMMON_SETTINGS)
     if common is None:
@@ -102,7 +102,7 @@ def make_run_engine(plan: Plan, folder: RunFolder, role: Role, *, alone: bool) -
     return engine.with_flags(common.flags)
 
 
-def may_differ(plan: Plan) -> bool:
+def _may_differ(plan: Plan) -> bool:
     """Return True if SGLang may resolve the arguments of the two servers differently by their backends.
 
     On the CPU it does not: assay starts both servers there with ``--disable-cuda-graph``.

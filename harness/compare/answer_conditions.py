@@ -14,9 +14,9 @@ from assay.harness.schema import Part
 from assay.harness.stats.multiple import holm
 from assay.harness.stats.share import fisher_exact_greater
 
-INTACT_SHARE = 0.1
+_INTACT_SHARE = 0.1
 """A condition is intact if the candidate lost at most this share of what the reference got right there."""
-CAUSE_ALPHA = 0.01
+_CAUSE_ALPHA = 0.01
 """A condition is broken if its corrected p value is below this. Stricter than the policy's alpha: it decides no verdict, but names
 one of several conditions as the cause, and a wrong name misleads more than none."""
 
@@ -117,7 +117,7 @@ def most_telling(rows: Sequence[ConditionRow]) -> Telling | None:
 
     Of the questions that the reference got right, the share that the candidate lost in a bucket is compared with the share in the
     other buckets of the same split (Fisher's exact test, one-sided), so that a hard subject does not look broken. All buckets of
-    all splits are one family (Holm's correction). A split counts only if the candidate is intact (loses at most `INTACT_SHARE`)
+    all splits are one family (Holm's correction). A split counts only if the candidate is intact (loses at most `_INTACT_SHARE`)
     in another of its buckets. Unknown conditions are left out.
 
     Args:
@@ -135,12 +135,12 @@ def most_telling(rows: Sequence[ConditionRow]) -> Telling | None:
             (
                 (float(p), row)
                 for p, (row, _) in zip(corrected, tested, strict=True)
-                if row.by == by and p < CAUSE_ALPHA
+                if row.by == by and p < _CAUSE_ALPHA
             ),
             key=lambda entry: (entry[0], -_share_lost(entry[1])),
         )
         worst = [row for _, row in broken]
-        intact = [row for row in known if row.by == by and row not in worst and _share_lost(row) <= INTACT_SHARE]
+        intact = [row for row in known if row.by == by and row not in worst and _share_lost(row) <= _INTACT_SHARE]
         if worst and intact:
             title = worst[0].title
             p_value = broken[0][0]

@@ -10,7 +10,7 @@ from pydantic import Field
 from assay.harness.evidence.timings import AnswerLength
 from assay.harness.schema import Part
 
-MIN_DIFFERENCE = 0.05
+_MIN_DIFFERENCE = 0.05
 """A difference of mean lengths below this share is not worth a finding, however significant."""
 
 
@@ -27,7 +27,7 @@ class AnswerLengths(Part):
     p: float = Field(
         description='Wilcoxon signed-rank p value of "no difference", two-sided; 1 where no length differs'
     )
-    differ: bool = Field(description=f"whether the difference is significant and above {100 * MIN_DIFFERENCE:.0f} %")
+    differ: bool = Field(description=f"whether the difference is significant and above {100 * _MIN_DIFFERENCE:.0f} %")
 
     @property
     def informative(self) -> bool:
@@ -57,5 +57,5 @@ def compare_lengths(lengths: Sequence[AnswerLength], alpha: float) -> AnswerLeng
         reference_cut=sum(one.finish_reason == "length" for one, _ in pairs),
         candidate_cut=sum(one.finish_reason == "length" for _, one in pairs),
         p=p,
-        differ=p < alpha and abs(theirs - ours) > MIN_DIFFERENCE * ours,
+        differ=p < alpha and abs(theirs - ours) > _MIN_DIFFERENCE * ours,
     )

@@ -40,7 +40,7 @@ from assay.harness.stats.share import wilson
 
 Array = npt.NDArray[np.float64]
 
-MIN_MASS = 2.0**-20
+_MIN_MASS = 2.0**-20
 """Probability below which the bucket of all other tokens is rounding error: it is one minus a sum of k float32 numbers."""
 
 
@@ -114,7 +114,7 @@ def merged_kl(reference: npt.ArrayLike, candidate: npt.ArrayLike) -> Array:
     """Compute KL_k at each position, in nats (see the module).
 
     Computed as the sum of p (e^d - 1 - d) with d = log q - log p, which is the same sum where both sides add up to 1; each term
-    is at least 0, so nothing cancels. A bucket of less than `MIN_MASS` counts as that much, which can only lower the result.
+    is at least 0, so nothing cancels. A bucket of less than `_MIN_MASS` counts as that much, which can only lower the result.
 
     Args:
         reference: log-probabilities of the reference's k most probable tokens, [..., k].
@@ -135,7 +135,7 @@ def _terms(log_p: Array, log_q: Array) -> Array:
 
 
 def _log_rest(logprobs: Array) -> Array:
-    return np.asarray(np.log(np.maximum(1.0 - np.exp(logprobs).sum(axis=-1), MIN_MASS)))
+    return np.asarray(np.log(np.maximum(1.0 - np.exp(logprobs).sum(axis=-1), _MIN_MASS)))
 
 
 def clustered_stderr(values: npt.ArrayLike, clusters: npt.ArrayLike) -> float | None:

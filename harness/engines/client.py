@@ -27,23 +27,23 @@ from assay.harness.engines.process import GRACE_S
 from assay.harness.errors import EngineError
 from assay.harness.evidence.records import Token
 
-WATCH_INTERVAL_S = 0.25
-FIND_OUT = "find out why in the server's log, and repeat the command, which resumes"
+_WATCH_INTERVAL_S = 0.25
+_FIND_OUT = "find out why in the server's log, and repeat the command, which resumes"
 DEATH_WAIT_S = GRACE_S + HELPER_GRACE_S + 2.0
 """A dying server drops its connections before its exit is visible, for which the guardian ends what is left of it; a failed request
 waits this long to be explained by it.
 """
 RETRY_PAUSES_S = (0.5, 1.0)
 """Pauses before a request is sent again, as in the openai client with its two retries."""
-RETRIED_STATUSES = frozenset({408, 409, 429, *range(500, 600)})
+_RETRIED_STATUSES = frozenset({408, 409, 429, *range(500, 600)})
 """Statuses of temporary failures, as in the openai client."""
-MAX_RETRY_AFTER_S = 60.0
+_MAX_RETRY_AFTER_S = 60.0
 """The longest ``Retry-After`` that is followed, as in the openai client."""
-EXCERPT = 300
+_EXCERPT = 300
 LARGEST_ANSWER = 1 << 26
 """Bytes of one answer, unpacked: what is larger has no end, or is a few packed zeros. With twenty alternatives a token, 30,000
 tokens are half of it."""
-MOST_TOKENS = 1 << 32
+_MOST_TOKENS = 1 << 32
 """No request has so many: a server that reports so many counts something else."""
 INFO_TIMEOUT_S = 60.0
 """Seconds that a server may take to describe itself."""
@@ -78,14 +78,14 @@ class _Choice(BaseModel):
 
 
 class _PromptDetails(BaseModel):
-    cached_tokens: int | None = Field(None, ge=0, lt=MOST_TOKENS)
+    cached_tokens: int | None = Field(None, ge=0, lt=_MOST_TOKENS)
 
 
 class Usage(BaseModel):
     """Token counts that a server reports with an answer."""
 
-    prompt_tokens: int = Field(ge=0, lt=MOST_TOKENS)
-    completion_tokens: int = Field(ge=0, lt=MOST_TOKENS)
+    prompt_tokens: int = Field(ge=0, lt=_MOST_TOKENS)
+    completion_tokens: int = Field(ge=0, lt=_MOST_TOKENS)
     prompt_tokens_details: _PromptDetails | None = None
 
     @property
@@ -190,7 +190,7 @@ class Client:
         self._can_die, self._check = check is not None, check or (lambda: None)
         self._api_key = api_key
 
-    def error(self, found: str, expected: str = "", do: str = FIND_OUT) -> EngineError:
+    def error(self, found: str, expected: str = "", do: str = _FIND_OUT) -> EngineError:
         """Make an EngineError about this server, with the last lines of its log."""
         return EngineError(f"{self.who} {found}", expected, do, details=self._log_tail())
 
@@ -320,14 +320,14 @@ class Client:
     async def _watch(self) -> None:
         while True:
             self._check()
-            await asyncio.sleep(WATCH_INTERVAL_S)
+            await asyncio.sleep(_WATCH_INTERVAL_S)
 
     async def _wait_for_death(self) -> None:
         """Raise EngineError if the server's process is seen to be gone within `DEATH_WAIT_S`."""
         deadline = time.monotonic() + (DEATH_WAIT_S if self._can_die else 0.0)
         while time.monotonic() < deadline:
             self._check()
-            await asyncio.sleep(WATCH_INTERVAL_S)
+            await asyncio.sleep(_WATCH_INTERVAL_S)
 
     async def _reply(self, session: aiohttp.ClientSession, model: str, ask: ChatRequest) -> Reply:
         started = time.monotonic()
@@ -362,7 +362,7 @@ class Client:
             except BROKEN:
                 await asyncio.sleep(pause_s)
             else:
-                if response.status not in RETRIED_STATUSES:
+                if response.status not in _RETRIED_STATUSES:
                     return response
                 await asyncio.sleep(_retry_after_s(response) or pause_s)
         return await self._exchange(session, "POST", path, body)
@@ -424,12 +424,12 @@ def _retry_after_s(response: Response) -> float:
         seconds = float(response.retry_after)
     except ValueError:
         return 0.0
-    return seconds if 0 < seconds <= MAX_RETRY_AFTER_S else 0.0
+    return seconds if 0 < seconds <= _MAX_RETRY_AFTER_S else 0.0
 
 
 def excerpt(body: str) -> str:
     """Quote the beginning of a response for an error message."""
-    return repr(body if len(body) <= EXCERPT else body[:EXCERPT] + "...")
+    return repr(body if len(body) <= _EXCERPT else body[:_EXCERPT] + "...")
 
 
 def reason(error: BaseException) -> str:

@@ -79,21 +79,21 @@ class Family:
         self.look()
         if self.status is None:
             os.killpg(self.main, signal.SIGTERM)
-        if self.gone_within(grace_s):
+        if self._gone_within(grace_s):
             return
         if self.status is None:
             os.kill(self.main, signal.SIGKILL)
-        if self.gone_within(HELPER_GRACE_S):
+        if self._gone_within(HELPER_GRACE_S):
             return
         deadline = time.monotonic() + UNKILLABLE_TIMEOUT_S
         while time.monotonic() < deadline:
             for pid in descendants(os.getpid()):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            if self.gone_within(0.1):
+            if self._gone_within(0.1):
                 return
 
-    def gone_within(self, seconds: float) -> bool:
+    def _gone_within(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds
         while not self.reap():
             if time.monotonic() > deadline:
@@ -131,7 +131,7 @@ def shared_files(pid: int) -> set[str]:
         return set()
 
 
-def watch_shared_memory() -> int:
+def _watch_shared_memory() -> int:
     """Return a descriptor that is readable when a file is created in /dev/shm; -1 if there is none."""
     events: int = _libc.inotify_init1(IN_NONBLOCK | os.O_CLOEXEC)
     if events >= 0 and _libc.inotify_add_watch(events, _SHARED_MEMORY.encode(), IN_CREATE) < 0:
@@ -167,7 +167,7 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, lambda number, frame: None)  # the default disposition would not wake select
 
     family = Family(command)
-    events = watch_shared_memory()
+    events = _watch_shared_memory()
     unasked = None if events >= 0 else LOOK_INTERVAL_S
     wait_s = unasked
     while family.status is None and not told_to_stop:

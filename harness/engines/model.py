@@ -155,7 +155,7 @@ def model_shape(model: Path) -> ModelShape:
         ) from None
 
 
-TEMPLATE_TOKENS = 64
+_TEMPLATE_TOKENS = 64
 """Tokens that a chat template adds to a prompt, at most."""
 
 
@@ -178,7 +178,7 @@ def fit_of(model: Path, answer: int) -> Fit:
         ) from None
     context = model_shape(model).context
     return Fit(
-        context, answer + TEMPLATE_TOKENS, lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
+        context, answer + _TEMPLATE_TOKENS, lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
     )
 
 

@@ -37,7 +37,7 @@ _NOISE = re.compile(
 _CRASH, _CRASHED = "Fatal Python error: ", "Current thread "
 _TRACEBACK = "Traceback (most recent call last)"
 _SPAWNED = "multiprocessing.spawn import spawn_main"
-UNNAMED = "a process without a name yet"
+_UNNAMED = "a process without a name yet"
 """How a process is called that Python's multiprocessing has made and that has not named itself."""
 
 
@@ -80,7 +80,7 @@ class ServerProcess:
         self._essential: dict[int, str] = {}
         self._trouble: dict[int, Trouble] = {}
         self._main: int | None = None
-        self._oom_kills = oom_kills()
+        self._oom_kills = _oom_kills()
         # SGLang leaves sockets and other small files in the temporary folder, so it gets one that is removed with it.
         self._scratch = tempfile.mkdtemp(prefix="assay-")
         guarded = [sys.executable, "-I", "-S", guardian.__file__, str(GRACE_S), self._scratch, *command]
@@ -121,7 +121,7 @@ class ServerProcess:
     @property
     def ran_out_of_memory(self) -> bool:
         """True if the OOM killer has killed a process since launch."""
-        return oom_kills() > self._oom_kills
+        return _oom_kills() > self._oom_kills
 
     def log_tail(self) -> str:
         """Return the most informative last lines of this launch's log, indented, under the log's path."""
@@ -169,7 +169,7 @@ class ServerProcess:
         elif states.get(self._main, "X") in "XZ":
             return None
         names = {pid: name_of(pid) for pid in states}
-        self._essential |= {pid: name for pid, name in names.items() if name.startswith(essential) or name == UNNAMED}
+        self._essential |= {pid: name for pid, name in names.items() if name.startswith(essential) or name == _UNNAMED}
         found = {
             pid: Trouble(self._essential.get(pid) or names[pid], pid, "is stopped, as by SIGSTOP", ended=False)
             for pid, state in states.items()
@@ -222,7 +222,7 @@ def _exit_status(pid: int) -> int | None:
         return None
 
 
-def oom_kills() -> int:
+def _oom_kills() -> int:
     """Count the processes that the OOM killer has killed since boot; 0 if the system does not count them."""
     try:
         lines = Path("/proc/vmstat").read_text().splitlines()
@@ -236,7 +236,7 @@ def name_of(pid: int) -> str:
     try:
         title = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
         if _SPAWNED in title:
-            return UNNAMED
+            return _UNNAMED
         return title[:NAME_WIDTH] or Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:
         return "a process"

@@ -22,7 +22,7 @@ Outcome = Literal["caught", "missed", "not shown", "quiet", "false alarm", "cras
 HIDDEN = 3.0
 """Largest change by a fault, as a multiple of what the declared noise costs, that the noise hides. On the CPU, half of the cells of
 the op-level matrix have a bound of 3.2 times what "int8_qk" costs there or more."""
-COMPLETE: tuple[Outcome, ...] = ("caught", "missed", "not shown", "quiet", "false alarm")
+_COMPLETE: tuple[Outcome, ...] = ("caught", "missed", "not shown", "quiet", "false alarm")
 """Outcomes of an examination that came to its end."""
 
 
@@ -200,7 +200,7 @@ def verdict_on(examined: tuple[Examined, ...], left: tuple[str, ...]) -> Verdict
     outcomes = {one.outcome for one in examined if not one.hidden}
     if outcomes & {"missed", "false alarm"}:
         return "regression"
-    return "inconclusive" if left or not outcomes or outcomes - set(COMPLETE) else "pass"
+    return "inconclusive" if left or not outcomes or outcomes - set(_COMPLETE) else "pass"
 
 
 def read_certificate(path: Path) -> Certificate:

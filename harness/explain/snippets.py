@@ -35,7 +35,7 @@ FORM_WORDS: dict[Form, str] = {
     "batch": "Sequence b of a batch: q is [heads, new, dim]; k and v are those of the whole batch, [heads, tokens, dim].",
 }
 """What the functions take, in words."""
-HOLE = "@"
+_HOLE = "@"
 """Where wrong and right code differ in a template."""
 
 _MASK = """\
@@ -155,7 +155,7 @@ def _code(template: str, wrong: str, right: str, form: Form = "sequence") -> Cod
     """Fill a template's hole with both contents."""
 
     def filled(put: str) -> str:
-        return template.replace(HOLE * 2, "\0").replace(HOLE, put).replace("\0", HOLE)
+        return template.replace(_HOLE * 2, "\0").replace(_HOLE, put).replace("\0", _HOLE)
 
     return Code(filled(wrong), filled(right), form)
 

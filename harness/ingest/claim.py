@@ -24,7 +24,7 @@ from assay.harness.text import listed, one_line
 
 Outcome = Literal["confirmed", "refuted", "undecided"]
 SCHEMA: Literal["assay.claims/1"] = "assay.claims/1"
-MAX_CITES = 8
+_MAX_CITES = 8
 _ALL = re.compile(r"(?:all|every) (?:the )?(?:\d+ )?tests? (?:have |has |are )?pass(?:ed|es|ing)?", re.IGNORECASE)
 _TEST = re.compile(r"(?P<name>\S+) (?:has |is )?(?P<outcome>passed|passes|failed|fails)", re.IGNORECASE)
 _NUMBER = re.compile(
@@ -164,7 +164,7 @@ def check(claim: Claim, stated: Sequence[Statement]) -> CheckedClaim:
 
 
 def _checked(claim: Claim, outcome: Outcome, why: str, cites: Iterable[Statement] = ()) -> CheckedClaim:
-    quoted = tuple(one_line(f"{one.where}: {one.text}", 300) for one in list(cites)[:MAX_CITES])
+    quoted = tuple(one_line(f"{one.where}: {one.text}", 300) for one in list(cites)[:_MAX_CITES])
     return CheckedClaim(claim=claim.text, outcome=outcome, why=why, cites=quoted)
 
 

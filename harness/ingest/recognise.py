@@ -62,7 +62,7 @@ def readers() -> tuple[FileReader, ...]:
     return tuple(found)
 
 
-def reader_of(source: Source) -> FileReader | None:
+def _reader_of(source: Source) -> FileReader | None:
     """Return the reader that takes a file; None if none does."""
     return next((reader for reader in readers() if reader.recognises(source)), None)
 
@@ -76,7 +76,7 @@ def statements_of(path: Path) -> list[Statement]:
     """
     source = Source.of(path)
     with reading(path, "file of a format that is read"):
-        reader = reader_of(source)
+        reader = _reader_of(source)
     if not isinstance(reader, States):
         raise EvidenceError(
             f"{path} was read as {reader.title}: no claim can be checked against it."
@@ -116,7 +116,7 @@ def _read(source: Source, damaged: Callable[[AssayError], None]) -> Document:
     reader = None
     try:
         with reading(source.path, "file of a format that is read"):
-            reader = reader_of(source)
+            reader = _reader_of(source)
         if reader is None:
             return Document(
                 file=_unknown(source, "no reader knows this format. What to do: see docs/ingest.md for what is read")

@@ -12,7 +12,7 @@ from typing import IO, NamedTuple
 
 from assay.harness.errors import EvidenceError, UsageError
 
-HEAD_BYTES = 1 << 16
+_HEAD_BYTES = 1 << 16
 """Bytes from which a format is recognised."""
 BLOCK = 1 << 20
 """Bytes of lines that are decoded at once."""
@@ -39,7 +39,7 @@ class Source:
 
     Attributes:
         path: as given.
-        head: the first `HEAD_BYTES` bytes; empty for a folder.
+        head: the first `_HEAD_BYTES` bytes; empty for a folder.
         foreign: lines that were not in the file's encoding and were read as Windows-1252, counted while `lines` runs.
         foreign_lines: the numbers of the first of them.
     """
@@ -63,7 +63,7 @@ class Source:
         if not path.is_file():
             raise UsageError(f"There is no file {path}.", "a log, a results file, a trace or a dump", "check the path")
         with path.open("rb") as file:
-            return cls(path, file.read(HEAD_BYTES))
+            return cls(path, file.read(_HEAD_BYTES))
 
     @property
     def encoding(self) -> str:

@@ -52,7 +52,7 @@ from assay.harness.sides import ROLES, Role, differing
 from assay.harness.text import listed
 from assay.harness.verdict import Check, Finding, cause_of
 
-ANSWERED: tuple[Suite, ...] = ("mmlu", "greedy")
+_ANSWERED: tuple[Suite, ...] = ("mmlu", "greedy")
 """Suites that compare both servers' answers."""
 
 
@@ -205,7 +205,7 @@ def _read(folder: RunFolder, spec: RunSpec, timed: bool) -> _Evidence:
     counts: dict[Role, list[CallCount]] = {role: counts_of(folder, role) for role in ROLES}
     if timed and not servers:
         servers, counts = servers_of(folder)
-    pairings = {suite: pair(items, answers, suite) for suite in ANSWERED}
+    pairings = {suite: pair(items, answers, suite) for suite in _ANSWERED}
     return _Evidence(
         folder=folder,
         spec=spec,
@@ -250,7 +250,7 @@ def _suites(evidence: _Evidence) -> list[SuiteResult]:
 
 def _checks(evidence: _Evidence, suites: Sequence[SuiteResult], latency: LatencySuite) -> list[Check]:
     spec, layers = evidence.spec, evidence.layers
-    answered = [suite for suite in ANSWERED if suite in spec.workload.suites]
+    answered = [suite for suite in _ANSWERED if suite in spec.workload.suites]
     served = answered or ("logits" in spec.workload.suites and layers is None)
     checks = _answer_checks(evidence, answered) if served else []
     if "mmlu" in answered or layers is None:

@@ -15,7 +15,7 @@ from assay.harness.evidence.certificate import FILE, Certificate, read_certifica
 from assay.harness.text import listed
 from assay.harness.verdict import Check, CheckStatus
 
-CHECK = "certificate"
+_CHECK = "certificate"
 _TITLE = "a certificate states which faults the harness catches in this envelope"
 
 
@@ -150,4 +150,4 @@ def _counts(found: Certificate) -> str:
 
 
 def _check(status: CheckStatus, found: str, settles: str = "") -> Check:
-    return Check(id=CHECK, title=_TITLE, status=status, found=found, settles=settles)
+    return Check(id=_CHECK, title=_TITLE, status=status, found=found, settles=settles)

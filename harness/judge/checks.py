@@ -16,7 +16,7 @@ from assay.harness.sides import Role
 from assay.harness.text import listed, one_line, percent, ranges
 from assay.harness.verdict import Check
 
-MIN_COMPILED_SHARE = 0.5
+_MIN_COMPILED_SHARE = 0.5
 """More than this share of each server's decode calls must have been compiled: capturing graphs alone compiles some."""
 
 
@@ -233,13 +233,13 @@ def check_compiled(servers: Mapping[Role, ServerManifest], counts: Mapping[Role,
         decode = [count for count in counts[role] if count.phase == "decode"]
         compiled = total_calls(count for count in decode if count.compiled)
         shares.append(f"{compiled:,} of {total_calls(decode):,} decode calls of the {role}")
-        met = met and compiled > MIN_COMPILED_SHARE * total_calls(decode)
+        met = met and compiled > _MIN_COMPILED_SHARE * total_calls(decode)
     return [
         Check(
             id="decode-compiled",
             title="decode ran compiled, as --enable-torch-compile asks",
             status="ok" if met else "missing",
-            found=f"{', '.join(shares)}; more than {percent(MIN_COMPILED_SHARE)} of each are needed",
+            found=f"{', '.join(shares)}; more than {percent(_MIN_COMPILED_SHARE)} of each are needed",
             settles=""
             if met
             else "capture CUDA graphs for batches this large; a kernel of the contract that computes decode allows none",

@@ -18,7 +18,7 @@ WHOLE: tuple[SuiteName, ...] = ("mmlu", "greedy", "logits", "layers")
 """Suites without which a run is partial. The latency suite is asked for on its own: a time is no accuracy."""
 BASELINE = "baseline"
 """Id of the suite that compares the candidate with its accepted baseline."""
-LATENCY = "latency"
+_LATENCY = "latency"
 """Id of the suite that compares times."""
 
 
@@ -141,7 +141,7 @@ def _wrong(regressed: Sequence[SuiteVerdict], cause: Finding | None) -> str:
         return cause.does
     ids = {one.id for one in regressed}
     other = "its accepted baseline" if ids == {BASELINE} else "the reference"
-    return f"is {'slower' if ids == {LATENCY} else 'worse'} than {other}{f': {cause.title}' if cause else ''}"
+    return f"is {'slower' if ids == {_LATENCY} else 'worse'} than {other}{f': {cause.title}' if cause else ''}"
 
 
 def _inside(sentence: str) -> str:

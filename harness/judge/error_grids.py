@@ -43,11 +43,11 @@ class Slice(NamedTuple):
 
 
 # Only with a prefix can a mask be misaligned.
-SLICES = (
+_SLICES = (
     Slice("no-cached-prefix", "no cached prefix", CACHED_PREFIX.labels[:1]),
     Slice("cached-prefix", "cached prefix", CACHED_PREFIX.labels[1:]),
 )
-DIGITS = 4
+_DIGITS = 4
 """Significant digits of an error in a report: more are noise, and cost bytes in 65,536 cells."""
 
 
@@ -203,18 +203,18 @@ def _worst_of(measured: Measured) -> tuple[OwnError, float | None]:
         return None, None
     worst = int(np.argmax(measured.excess))
     bound = float(measured.bound[worst])
-    return own_error(float(measured.observed[worst])), float(f"{bound:.{DIGITS}g}") if math.isfinite(bound) else None
+    return own_error(float(measured.observed[worst])), float(f"{bound:.{_DIGITS}g}") if math.isfinite(bound) else None
 
 
 def own_error(value: float) -> OwnError:
-    """Convert an error for JSON, to `DIGITS` significant digits; NaN is "not observed", infinity "not finite"."""
+    """Convert an error for JSON, to `_DIGITS` significant digits; NaN is "not observed", infinity "not finite"."""
     if math.isnan(value):
         return None
-    return NOT_FINITE if math.isinf(value) else float(f"{value:.{DIGITS}g}")
+    return NOT_FINITE if math.isinf(value) else float(f"{value:.{_DIGITS}g}")
 
 
 def _bound(bounds: Bounds, layer: int, phase: str) -> float | None:
-    return float(f"{bounds[layer, phase]:.{DIGITS}g}") if (layer, phase) in bounds else None
+    return float(f"{bounds[layer, phase]:.{_DIGITS}g}") if (layer, phase) in bounds else None
 
 
 def _worst(errors: Floats, axis: tuple[int, ...] | None = None) -> Floats:
@@ -258,7 +258,7 @@ def _grids(errors: dict[tuple[str, str], Floats], bounds: Bounds) -> Iterable[Er
 
 
 def _slices(errors: dict[tuple[str, str], Floats], phase: str) -> Iterable[tuple[Slice, Floats]]:
-    for of in SLICES:
+    for of in _SLICES:
         if found := [errors[phase, prefix] for prefix in of.prefixes if (phase, prefix) in errors]:
             yield of, _worst(np.stack(found), (0,))
 
@@ -272,7 +272,7 @@ def _not_observed(shadow: ShadowErrors, errors: dict[tuple[str, str], Floats], l
         elif not seen:
             yield f"{phase}: no call was seen; calls inside a replayed CUDA graph are not observable"
         else:
-            for of in SLICES:
+            for of in _SLICES:
                 # A decode call always has a prefix.
                 if not seen.keys() & set(of.prefixes) and not (phase == "decode" and "0" in of.prefixes):
                     yield f"{phase}, {of.title}: no such call was seen"

@@ -75,7 +75,7 @@ def check_kernels_executed(
     return [_check_phase(phase, server, traces, stored) for phase in server.claimed_phases]
 
 
-def kernel_patterns(traces: Sequence[KernelTrace]) -> tuple[str, ...]:
+def _kernel_patterns(traces: Sequence[KernelTrace]) -> tuple[str, ...]:
     """Return the names by which a role's own kernels are recognised, as regular expressions; empty if none are known.
 
     They are those that the kernel declares, else the Triton functions of the package that it declares, else those that are known
@@ -95,7 +95,7 @@ def listed_passes(traces: Mapping[Role, Sequence[KernelTrace]]) -> tuple[PassKer
 
     Operators of PyTorch are left out where kernels of a lower level are known and no role's names match them.
     """
-    patterns = {role: kernel_patterns(traces[role]) for role in ROLES}
+    patterns = {role: _kernel_patterns(traces[role]) for role in ROLES}
     return tuple(
         PassKernels(role=role, phase=one.phase, cached_prefix=one.cached_prefix, kernels=tuple(_rows(one, patterns)))
         for role in ROLES
@@ -126,7 +126,7 @@ def _check_phase(
     phase: str, server: ServerManifest, traces: Mapping[Role, Sequence[KernelTrace]], stored: bool
 ) -> Check:
     passes = passes_of(traces["candidate"], phase)
-    own, theirs = kernel_patterns(traces["candidate"]), kernel_patterns(traces["reference"])
+    own, theirs = _kernel_patterns(traces["candidate"]), _kernel_patterns(traces["reference"])
     if not passes:
         return _check(phase, "missing", f"no {phase} pass was traced", "run again, so that each server traces a pass")
     if not stored and not passes_of(traces["reference"], phase):

@@ -97,7 +97,7 @@ def list_runs(folder: Path) -> RunList:
     )
 
 
-EARLIER_READ = 50
+_EARLIER_READ = 50
 """Folders beside a run that are looked into: a report takes some milliseconds to read."""
 
 
@@ -112,7 +112,7 @@ def check_repeated(run: Path, what: Compared, created: str) -> list[Check]:
     A candidate that loses as much as the margin passes one run in twenty, and one of five in 23 % of cases.
 
     Args:
-        run: the run's folder; runs beside it are seen, of which the newest `EARLIER_READ` are read.
+        run: the run's folder; runs beside it are seen, of which the newest `_EARLIER_READ` are read.
         what: as of a `RunLine`.
         created: when the run began, ISO 8601; later ones do not count.
 
@@ -120,7 +120,7 @@ def check_repeated(run: Path, what: Compared, created: str) -> list[Check]:
         One check, or none where no earlier run of the treatment is seen.
     """
     beside = sorted((one for one in run.resolve().parent.iterdir() if (one / REPORT).is_file()), key=_changed)
-    read = [_line(one) for one in beside[-EARLIER_READ:] if one.name != run.resolve().name]
+    read = [_line(one) for one in beside[-_EARLIER_READ:] if one.name != run.resolve().name]
     earlier = sorted(
         (one for one in read if one.verdict and one.compared == what and one.created < created),
         key=lambda one: one.created,

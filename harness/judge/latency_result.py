@@ -46,7 +46,7 @@ class LatencyRow(Part):
     @property
     def where(self) -> str:
         """The load in words, such as "short, 4 in flight"."""
-        return load_name(self.shape, self.concurrency)
+        return _load_name(self.shape, self.concurrency)
 
 
 class LoadRow(Part):
@@ -72,7 +72,7 @@ class LoadRow(Part):
     @property
     def where(self) -> str:
         """The load in words, such as "short, 4 in flight"."""
-        return load_name(self.shape, self.concurrency)
+        return _load_name(self.shape, self.concurrency)
 
 
 class LatencyResult(Judgement):
@@ -110,7 +110,7 @@ class LatencyResult(Judgement):
     reproduce: str
 
 
-def load_name(shape: str, concurrency: int) -> str:
+def _load_name(shape: str, concurrency: int) -> str:
     """Name a load, such as "short, 4 in flight"."""
     return f"{shape}, {concurrency} in flight"
 

@@ -21,10 +21,10 @@ from assay.harness.text import one_line, percent, some, two_digits
 from assay.harness.verdict import Finding, Verdict, serious
 
 WORST_CELL, WORST_GAIN, WORST_APART = "worst-own-error", "worst-gain", "worst-difference"
-WORST_QUERY = "worst-query"
+_WORST_QUERY = "worst-query"
 WORST_CALL, POLICY = "worst-recorded-call", "largest-own-error"
 OUT_OF_BOUNDS, GAIN, TOO_QUIET, WRONG_REFERENCE = "own-error-out-of-bounds", "gain", "noise-missing", "reference-wrong"
-QUERY_OUT_OF_BOUNDS = "query-out-of-bounds"
+_QUERY_OUT_OF_BOUNDS = "query-out-of-bounds"
 """Ids of findings that the cells show."""
 _CACHED = (DIMENSIONS.index("prefix"), CACHED_PREFIX.labels.index(CACHED_PREFIX.labels[-1]))
 
@@ -65,10 +65,10 @@ def judge_layers(spec: RunSpec, evidence: LayerEvidence) -> LayersJudgement:
       did not compute a call, no call had a cached prefix; or its error is smaller than its declared quantisation must cost.
     """
     against, replay = evidence.against, evidence.replay
-    if (found := wrong_reference(evidence)) is not None:
+    if (found := _wrong_reference(evidence)) is not None:
         return LayersJudgement("inconclusive", f"{found.title}: {one_line(found.where)}: {found.diagnosis}.", "")
     tests = (
-        (against.cells, WORST_CELL), (against.queries, WORST_QUERY), (against.gains, WORST_GAIN), (against.apart, WORST_APART),
+        (against.cells, WORST_CELL), (against.queries, _WORST_QUERY), (against.gains, WORST_GAIN), (against.apart, WORST_APART),
     )  # fmt: skip
     for measured, metric in tests:
         if measured.flagged.any():
@@ -76,7 +76,7 @@ def judge_layers(spec: RunSpec, evidence: LayerEvidence) -> LayersJudgement:
             return LayersJudgement("regression", why, metric, FALSE_FLAGS)
     if replay is not None and not evidence.foreign and (regressed := _judge_replay(replay)):
         return regressed
-    for one in policy_metrics(spec, evidence):
+    for one in _policy_metrics(spec, evidence):
         if one.value is None or not one.value <= (one.bound or 0.0):
             return LayersJudgement("regression", f"The largest own error is {one.text}, above {one.policy}.", one.id)
     if why := _missing(evidence):
@@ -110,7 +110,7 @@ def _missing(evidence: LayerEvidence) -> str:
     if not len(against.cells.index):
         return "Nothing was compared with the truth."
     if against.quiet:
-        found = quiet_finding(evidence)
+        found = _quiet_finding(evidence)
         return f"{one_line(found.where)}: {found.diagnosis}." if found else ""
     if errors.failed_calls:
         return f"The candidate did not compute a call: {one_line(errors.failed_calls[0].text)}."
@@ -140,12 +140,12 @@ def findings(evidence: LayerEvidence, reproduce: str) -> list[Finding]:
         reproduce: a command that shows it again.
     """
     against, errors = evidence.against, evidence.errors
-    found = [wrong_reference(evidence), quiet_finding(evidence)]
+    found = [_wrong_reference(evidence), _quiet_finding(evidence)]
     if (rest := _unnamed(evidence, against.cells)).flagged.any():
         found.append(_finding(OUT_OF_BOUNDS, "own error out of bounds", "serious", WORST_CELL, rest, errors))
     if (queries := _unnamed(evidence, against.queries)).flagged.any() and not against.cells.flagged.any():
         found.append(
-            _finding(QUERY_OUT_OF_BOUNDS, "single queries out of bounds", "serious", WORST_QUERY, queries, errors)
+            _finding(_QUERY_OUT_OF_BOUNDS, "single queries out of bounds", "serious", _WORST_QUERY, queries, errors)
         )
     if against.gains.flagged.any() and not against.cells.flagged.any():  # else the error explains the gain
         found.append(_finding(GAIN, "output scaled", "serious", WORST_GAIN, against.gains, errors))
@@ -165,16 +165,16 @@ def _unnamed(evidence: LayerEvidence, cells: Measured) -> Measured:
     return Measured(cells.index[rest], cells.observed[rest], cells.bound[rest])
 
 
-def wrong_reference(evidence: LayerEvidence) -> Finding | None:
+def _wrong_reference(evidence: LayerEvidence) -> Finding | None:
     """Make the finding that the reference is out of its own bounds, which shows nothing about the candidate; None if it is not."""
     against, title = evidence.against, "the reference is not right, so it proves nothing about the candidate"
-    for measured, metric in ((against.reference, WORST_CELL), (against.reference_queries, WORST_QUERY)):
+    for measured, metric in ((against.reference, WORST_CELL), (against.reference_queries, _WORST_QUERY)):
         if measured.flagged.any():
             return _finding(WRONG_REFERENCE, title, "warning", metric, measured, evidence.errors, "reference")
     return None
 
 
-def quiet_finding(evidence: LayerEvidence) -> Finding | None:
+def _quiet_finding(evidence: LayerEvidence) -> Finding | None:
     """Make the finding that the candidate's declared quantisation cannot be seen; None if it can."""
     quiet = evidence.against.quiet
     if not quiet:
@@ -217,11 +217,11 @@ def _sentence(metric: str, measured: Measured, errors: ShadowErrors, role: str =
     observed, bound = float(measured.observed[worst]), float(measured.bound[worst])
     what = {
         WORST_CELL: "the own error is {}, {}x what noise explains ({})",
-        WORST_QUERY: "the own error of a query is {}, {}x what noise explains ({})",
+        _WORST_QUERY: "the own error of a query is {}, {}x what noise explains ({})",
         WORST_GAIN: "the output is scaled by {}, {}x what noise explains ({})",
         WORST_APART: "the outputs differ by {} over all queries, {}x what noise explains ({})",
     }[metric].format(percent(observed), two_digits(float(measured.excess[worst])), percent(bound))
-    if metric == WORST_QUERY:
+    if metric == _WORST_QUERY:
         what += f", {_query(measured, worst, errors, role)}"
     return f"{_where(measured.index[measured.flagged], errors)}: at worst {what}"
 
@@ -270,7 +270,7 @@ def metrics_of(spec: RunSpec, evidence: LayerEvidence) -> list[Metric]:
             "Relative L1 against fp64 on the same inputs, by cell",
         ),
         _metric(
-            WORST_QUERY, "worst own error, single queries", against.queries,
+            _WORST_QUERY, "worst own error, single queries", against.queries,
             "Relative L1 against fp64, by query and head, of sampled queries and of those farthest from the reference",
         ),
         _metric(
@@ -284,7 +284,7 @@ def metrics_of(spec: RunSpec, evidence: LayerEvidence) -> list[Metric]:
     ]  # fmt: skip
     if replay is not None and not evidence.foreign:
         found.append(_replayed_metric(replay))
-    return [*found, *policy_metrics(spec, evidence)]
+    return [*found, *_policy_metrics(spec, evidence)]
 
 
 def _metric(id_: str, title: str, measured: Measured, explain: str) -> Metric:
@@ -306,7 +306,7 @@ def _replayed_metric(replay: ReplayResult) -> Metric:
     )
 
 
-def policy_metrics(spec: RunSpec, evidence: LayerEvidence) -> Sequence[Metric]:
+def _policy_metrics(spec: RunSpec, evidence: LayerEvidence) -> Sequence[Metric]:
     """Return the largest own error, where the policy bounds that of the kernel's family."""
     family = evidence.errors.headers[0].candidate_noise or "exact"
     if family not in spec.policy.bounds:

@@ -34,14 +34,14 @@ FLOOR_FACTOR = 5.0
 """Mean KL up to this multiple of the reference's own floor is no loss: the floor is a mean over half of the prompts. A candidate
 as noisy as the reference then passes in 94 % of runs even if mean KLs of prompts are log-normal with a sigma of 1.2 (measured: 0.8;
 see ``python benchmarks/logit_verdicts.py``)."""
-FAR = 20.0
+_FAR = 20.0
 """A prompt whose mean KL is more than this multiple of the limit is far beyond it, and a candidate with one does not pass. Where
 mean KLs are log-normal with a sigma of 1.2, the widest that was measured of an honest candidate, and a mean of half the limit, 1
 prompt in 9,000 is.
 """
-FAR_SHARE = 0.01
+_FAR_SHARE = 0.01
 """A larger share of such prompts is a regression, by an exact binomial test, even where the mean is within the limit."""
-WIDEST_SPREAD = 0.95
+_WIDEST_SPREAD = 0.95
 """Standard deviation of the logarithms of the larger half of the prompts' mean KLs beyond which a mean proves nothing: that of
 a log-normal distribution with a sigma of 1.6. At the limit with a sigma of 2 or 3, the mean alone passes 11 and 28 % of runs of
 256 prompts; with this rule, under 1 % (``python benchmarks/logit_verdicts.py``).
@@ -88,7 +88,7 @@ def judge_logits(comparison: LogitsComparison, spec: RunSpec, noise: Sequence[st
     - *regression*: a log-probability of the candidate is not finite where the reference's is, or a mean, or the share of prompts
       that are far beyond the limit, is above its own (one-sided, corrected for the number of tests by Bonferroni's rule).
     - *pass*: under both conditions, over at least `MIN_PROMPTS` prompts, the intervals are within the limits, no prompt is far
-      beyond, and no tail is heavier than `WIDEST_SPREAD`.
+      beyond, and no tail is heavier than `_WIDEST_SPREAD`.
     - *inconclusive*: anything else, and where the reference's own log-probabilities are not finite.
 
     Args:
@@ -164,7 +164,7 @@ def _found(test: _Test, spec: RunSpec, prompts: int) -> str:
     """Describe what a test measured, as the beginning of a sentence."""
     number, _, condition = test.metric.title.rpartition(", ")
     if test.metric.id.startswith(_FAR_PROMPTS):
-        return f"Scored {condition}, {test.metric.text} are more than {FAR:g} limits away from the reference"
+        return f"Scored {condition}, {test.metric.text} are more than {_FAR:g} limits away from the reference"
     return (
         f"Scored {condition}, the {number} is {test.metric.text} (at most {_nats(test.metric.high)} in size with "
         f"{percent(1 - spec.policy.alpha)} confidence, {prompts} prompts)"
@@ -173,7 +173,7 @@ def _found(test: _Test, spec: RunSpec, prompts: int) -> str:
 
 def _limit(metric: Metric) -> str:
     if metric.id.startswith(_FAR_PROMPTS):
-        return f"the limit of {percent(FAR_SHARE)}"
+        return f"the limit of {percent(_FAR_SHARE)}"
     return f"the limit of {_nats(metric.bound)} ({metric.policy or metric.explain})"
 
 
@@ -218,20 +218,20 @@ def _tests(comparison: LogitsComparison, spec: RunSpec, noise: Sequence[str]) ->
 def _far(prompts: PromptMeans, limit: float, tests: int, alpha: float) -> _Test:
     """Compute the share of prompts that are far beyond the limit of the mean."""
     n = len(prompts.kl)
-    count = int((prompts.kl > FAR * limit).sum())
+    count = int((prompts.kl > _FAR * limit).sum())
     share = clopper_pearson(count, n, alpha)
     worst = f"; the worst has {_nats(float(prompts.kl.max()))}" if count else ""
     text = f"{count} of {n} prompts"
     are = "is" if count == 1 else "are"
-    said = f"Scored {prompts.condition}, {text} {are} more than {FAR:g} limits away from the reference{worst}."
+    said = f"Scored {prompts.condition}, {text} {are} more than {_FAR:g} limits away from the reference{worst}."
     return _Test(
         Metric(
             id=f"{_FAR_PROMPTS}-{prompts.condition}", title=f"prompts far beyond the limit, {prompts.condition}",
-            value=count / n, text=text, low=share.low, high=share.high, bound=FAR_SHARE, bound_is="most",
-            explain=f"A mean KL of the prompt above {FAR:g} times the limit of {_nats(limit)}{worst}",
+            value=count / n, text=text, low=share.low, high=share.high, bound=_FAR_SHARE, bound_is="most",
+            explain=f"A mean KL of the prompt above {_FAR:g} times the limit of {_nats(limit)}{worst}",
         ),
         0.0,
-        min(1.0, tests * p_not_above(count, n, FAR_SHARE)),
+        min(1.0, tests * p_not_above(count, n, _FAR_SHARE)),
         said if count else "",
     )  # fmt: skip
 
@@ -239,11 +239,11 @@ def _far(prompts: PromptMeans, limit: float, tests: int, alpha: float) -> _Test:
 def _heavy(prompts: PromptMeans, limit: float) -> str:
     """Report that the tail of the KLs is too heavy for a mean; empty if not, or if no prompt is beyond the limit."""
     spread = tail_spread(prompts.kl)
-    if spread <= WIDEST_SPREAD or not (prompts.kl > limit).any():
+    if spread <= _WIDEST_SPREAD or not (prompts.kl > limit).any():
         return ""
     return (
         f"Scored {prompts.condition}, the prompts' KLs have a heavy tail: the logarithms of the larger half have a standard "
-        f"deviation of {spread:.2g}, more than {WIDEST_SPREAD:g}."
+        f"deviation of {spread:.2g}, more than {_WIDEST_SPREAD:g}."
     )
 
 

@@ -10,7 +10,7 @@ from assay.harness.stats.noise_bound import FALSE_FLAGS
 from assay.harness.text import one_line, two_digits
 from assay.harness.verdict import Check, kernel_verdict, serious
 
-CHECK = "matrix-ran"
+_CHECK = "matrix-ran"
 SUITE = "matrix"
 _WORST = "worst-of-matrix"
 
@@ -69,7 +69,7 @@ def check_matrix(spec: RunSpec, record: MatrixRecord | None, kernel: bool) -> li
         settles = f"see what assay check {spec.candidate.backend} reports, and repeat the run with a new --out"
     return [
         Check(
-            id=CHECK,
+            id=_CHECK,
             title="the candidate's kernel ran on the op-level matrix",
             status="ok" if ran else "missing",
             found=found,

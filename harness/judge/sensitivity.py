@@ -27,7 +27,7 @@ from assay.harness.judge.truth_bounds import compare_with_noise
 from assay.harness.sides import ROLES, Role
 from assay.harness.verdict import Check
 
-CHECK = "workload-sensitive"
+_CHECK = "workload-sensitive"
 _TITLE = "the workload is sensitive: a fault that was seeded in the running servers was seen"
 
 
@@ -74,7 +74,7 @@ def sensitivity_result(
         if record.scored:
             parts.append(logits_see(spec, folder.path, place, noise, folder.nonce))
         if record.shadowed is not None and any((place / SHADOW_FOLDER).glob("*.safetensors")):
-            parts.append(layers_see(place, claimed, role, folder.nonce))
+            parts.append(_layers_see(place, claimed, role, folder.nonce))
     parts.sort(key=lambda one: SUITES.index(one.suite))
     return SensitivityResult(fault=next(iter(evidence.records.values())).fault, parts=tuple(parts))
 
@@ -125,7 +125,7 @@ def logits_see(spec: RunSpec, folder: Path, place: Path, noise: Sequence[str], n
     return FaultSeen(suite="logits", seen=lost > 0 or p <= spec.policy.alpha, found=found)
 
 
-def layers_see(place: Path, claimed: Sequence[str], role: Role = "reference", nonce: str = "") -> FaultSeen:
+def _layers_see(place: Path, claimed: Sequence[str], role: Role = "reference", nonce: str = "") -> FaultSeen:
     """Test if a cell of the shadow of a faulty candidate is out of the bounds of noise.
 
     Args:
@@ -161,7 +161,7 @@ def check_sensitive(
     if not wanted:
         found = "no suite that could see a fault was requested"
         return Check(
-            id=CHECK, title=_TITLE, status="not checked", found=found, settles="add mmlu, logits or layers to --suites"
+            id=_CHECK, title=_TITLE, status="not checked", found=found, settles="add mmlu, logits or layers to --suites"
         )
     if result is None or not result.parts:
         found = "a fault cannot be seeded in a server that assay did not start" if url else "no fault was seeded"
@@ -183,7 +183,7 @@ def check_sensitive(
         )
     if not all(seen[suite].seen for suite in wanted):
         return _missing(result.sentence, _HEADER)
-    return Check(id=CHECK, title=_TITLE, status="ok", found=result.sentence)
+    return Check(id=_CHECK, title=_TITLE, status="ok", found=result.sentence)
 
 
 _HEADER = (
@@ -197,4 +197,4 @@ def _is_idle(calls: SeededCalls | None) -> TypeGuard[SeededCalls]:
 
 
 def _missing(found: str, settles: str) -> Check:
-    return Check(id=CHECK, title=_TITLE, status="missing", found=found, settles=settles)
+    return Check(id=_CHECK, title=_TITLE, status="missing", found=found, settles=settles)

@@ -27,7 +27,7 @@ from assay.harness.evidence.truth_errors import TruthErrors, gain, own_error
 from assay.harness.evidence.worst_queries import own_and_bound
 from assay.harness.stats.noise_bound import FALSE_FLAGS, cell_bounds, f_quantile_above, freedom_of_spread
 
-SLACK_BELOW = 2.0
+_SLACK_BELOW = 2.0
 """An honest kernel of a finer granularity than its family's may cost this much less than the family's members."""
 GAIN_ROUNDINGS, GAIN_TF32 = 1 / 16, 1.5e-3
 """Share of a dtype's eps by which a correct kernel may scale its output on average over any number of calls, and the same with TF32
@@ -207,7 +207,7 @@ def _quiet(errors: TruthErrors) -> Iterable[Quiet]:
     # The quotient of two mean squares, the other way round than for an error that is too large.
     low = np.sqrt(np.nanmean(noise**2, 0) / f_quantile_above(FALSE_FLAGS / len(free), len(noise) * free, free))
     for where, own, least in zip(
-        merged.index, own_error(merged.candidate, merged.truth), low / SLACK_BELOW, strict=True
+        merged.index, own_error(merged.candidate, merged.truth), low / _SLACK_BELOW, strict=True
     ):
         if own < least:
             yield Quiet(int(where[LAYER]), PHASES[where[PHASE]], float(own), float(least))

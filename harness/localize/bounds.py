@@ -32,7 +32,7 @@ from assay.harness.stats.query_bounds import (
 CELLS = 60_000
 """Cells and heads among which an honest kernel is flagged in at most `FALSE_FLAGS` / 4 of all matrices. The small matrix has
 about 28,000, the full one 52,000."""
-MAX_MEMBERS = 48
+_MAX_MEMBERS = 48
 """Members of an ensemble on a call of a few tokens. Where one rounding decides, 16 draws say little about the next one."""
 _FEW_QUERIES = 16
 """Queries of a cell up to which one rounding may decide in a longer call as well."""
@@ -130,7 +130,7 @@ class CallNoise:
         """Compute the bounds of the cells whose own error needs one, float64 [cells, num_q_heads]; `least_bound` elsewhere.
 
         Only the cells with an own error above `least_bound` are simulated. An own error above the bound of a cell of few queries is
-        compared with that of `MAX_MEMBERS` too, unless it is obviously wrong (`_OBVIOUS`), and with what `rare_excess` adds to it.
+        compared with that of `_MAX_MEMBERS` too, unless it is obviously wrong (`_OBVIOUS`), and with what `rare_excess` adds to it.
         """
         found = torch.full_like(own, least_bound(self.call))
         needed = (own > found).any(1).nonzero().flatten().tolist()
@@ -141,7 +141,7 @@ class CallNoise:
         near = ((own > found) & (own < obvious * found)).any(1)
         few = (near & (queries <= _FEW_QUERIES).to(own.device)).nonzero().flatten().tolist()
         if few:
-            again = self._bounds(simulate(self.call, self.family, self.cells.only(few), MAX_MEMBERS))
+            again = self._bounds(simulate(self.call, self.family, self.cells.only(few), _MAX_MEMBERS))
             found[few] = torch.maximum(found[few], again)
         above = (own > found).any(1).nonzero().flatten().tolist()
         if above and (self.family.q is not None or self.family.k is not None):
@@ -250,7 +250,7 @@ def bounds_of_queries(call: AttentionCall, family: NoiseFamily, rows: Tensor, ow
         Bounds on the same: those of `assay.harness.stats.query_bounds`, of the noisiest way of implementing attention.
     """
     right = oracle(call, rows)
-    members = MEMBERS if rows.numel() * call.k.shape[0] * call.q.shape[1] >= _SMALL else MAX_MEMBERS
+    members = MEMBERS if rows.numel() * call.k.shape[0] * call.q.shape[1] >= _SMALL else _MAX_MEMBERS
     off = _off(honest_outputs(call, family, rows, members), right)
     ways = [query_bounds(one) for one in torch.split(off, members_by_way(call, family, members))]
     bounds, freedom = (torch.stack(values) for values in zip(*ways, strict=True))
@@ -268,10 +268,10 @@ def bounds_of_queries(call: AttentionCall, family: NoiseFamily, rows: Tensor, ow
 
 
 def simulate(call: AttentionCall, family: NoiseFamily, cells: CallCells, members: int | None = None) -> Ensemble:
-    """Simulate an ensemble on some cells of a call; by default of `MEMBERS`, or of `MAX_MEMBERS` on few tokens."""
+    """Simulate an ensemble on some cells of a call; by default of `MEMBERS`, or of `_MAX_MEMBERS` on few tokens."""
     rows = cells.rows
     scores = cells.of_row.numel() * call.k.shape[0] * call.q.shape[1]
-    members = members or (MEMBERS if scores >= _SMALL else MAX_MEMBERS)
+    members = members or (MEMBERS if scores >= _SMALL else _MAX_MEMBERS)
     right = oracle(call, rows)
     off = _off(honest_outputs(call, family, rows, members), right)
     count, heads = len(cells.sequence), call.q.shape[1]

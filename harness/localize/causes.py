@@ -20,10 +20,10 @@ OUTPUT_SCALED = "output-scaled"
 """The id of the hypothesis that every output is a multiple of what it should be. Its factor is estimated from the outputs."""
 OUTPUT_NOT_WRITTEN = "output-not-written"
 """The same where that multiple is zero."""
-FIT_SHARE = 0.5
+_FIT_SHARE = 0.5
 """A hypothesis fits only if, on failing cells, the output's error against it is at most this share of its error against the
 oracle."""
-TIE_FACTOR = 1.5
+_TIE_FACTOR = 1.5
 """Hypotheses whose error is at most this multiple of the best one's are indistinguishable: at noise n, an error of 1.5 n
 means that the hypothesis is itself about n (sqrt(1.5^2 - 1) = 1.1) away from the correct one."""
 
@@ -126,7 +126,7 @@ def _explain(results: Sequence[CallResult], layers: Sequence[int], compared: Com
     scaled = _scaled(failing)
     # Its factor is free, so it has to fit better than what has none.
     multiple = _fit(scaled, inside, failing, heads, wrong, right, oracle_error, Comparisons()) if scaled else None
-    if multiple is not None and not any(f.error <= TIE_FACTOR * multiple.error for f in chosen):
+    if multiple is not None and not any(f.error <= _TIE_FACTOR * multiple.error for f in chosen):
         chosen = [multiple]
     return Cause(
         hypotheses=tuple(f.hypothesis for f in chosen),
@@ -173,7 +173,7 @@ def _zero(call: AttentionCall, rows: Tensor | None = None, /) -> Tensor:
 def _choose(fits: Sequence[_Fit]) -> list[_Fit]:
     """Choose the fits that are indistinguishable from the best and need the fewest restrictions; leaks before all others."""
     best = min((f.error for f in fits), default=0.0)
-    tied = [f for f in fits if f.error <= TIE_FACTOR * best + 1e-12]
+    tied = [f for f in fits if f.error <= _TIE_FACTOR * best + 1e-12]
     # A hypothesis that leaves much undefined matches anything there.
     tied = [f for f in tied if f.defined == max(g.defined for g in tied)]
     least = [f for f in tied if f.confined == min(g.confined for g in tied)]
@@ -202,7 +202,7 @@ def _fit(
         others = sorted({o.call.spec.first_head + head for head in range(o.own.shape[1])} - set(heads))
         everywhere &= not bool(_violated(o, off.relative_l1, others).any())
     error = total[0] / total[1] if total[1] else 0.0
-    if not total[2] or error > FIT_SHARE * oracle_error:
+    if not total[2] or error > _FIT_SHARE * oracle_error:
         return None
     seen = {id(o) for o in failing}
     for o in inside:

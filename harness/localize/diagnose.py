@@ -33,7 +33,7 @@ TITLES = {
     QUANTISATION_NOT_RUN: "declared quantisation not run",
 }
 """Findings besides the hypotheses of `assay.harness.attention.hypotheses.FAMILY`: id -> title."""
-MAX_PREFIXES = 12
+_MAX_PREFIXES = 12
 """Most cached prefixes that a finding lists."""
 
 
@@ -136,12 +136,12 @@ def _extent(cause: Cause) -> str:
     """Describe how many calls fail, by how much at worst, and with which cached prefixes."""
     worst = max(cause.failing, key=lambda result: result.worst)
     own, bound = worst.worst_cell
-    more = ", ..." if len(cause.prefixes) > MAX_PREFIXES else ""
+    more = ", ..." if len(cause.prefixes) > _MAX_PREFIXES else ""
     count = f"{len(cause.failing)} of {len(cause.failing) + cause.passing}"
     return (
         f"{count} calls of these layers are out of bounds; the worst has an own error "
         f"of {percent(own)} (noise explains {percent(bound)}): {describe(worst.call)}; "
-        f"failing cached prefixes: {', '.join(map(str, cause.prefixes[:MAX_PREFIXES]))}{more}"
+        f"failing cached prefixes: {', '.join(map(str, cause.prefixes[:_MAX_PREFIXES]))}{more}"
     )
 
 

@@ -20,7 +20,7 @@ MAX_REPEATED = 32
 """Calls that are repeated after all others: enough to expose a kernel that keeps state or is not deterministic, without tripling
 the time of an interpreted kernel."""
 
-HELD = 16
+_HELD = 16
 """Outputs that are held, as a caller may hold them, to see whether a later one lies in their memory."""
 
 
@@ -44,7 +44,7 @@ class Guard:
         self.shared: list[AttentionCall] = []
         self.runs = 0
         self._kernel = kernel
-        self._held: deque[tuple[Tensor, int, int]] = deque(maxlen=HELD)
+        self._held: deque[tuple[Tensor, int, int]] = deque(maxlen=_HELD)
 
     def __call__(self, call: AttentionCall) -> Tensor:
         self.runs += 1

@@ -23,8 +23,8 @@ from assay.harness.localize.threads import kernel_threads
 
 Side = Literal["front", "back"]
 SIDES: tuple[Side, ...] = ("front", "back")
-GUARDED = ("q", "k", "v")
-ROWS = 128
+_GUARDED = ("q", "k", "v")
+_ROWS = 128
 """Least rows, of all heads, before and behind an input: the largest tile in use."""
 _ALIGNED = 512
 """Bytes: the alignment of PyTorch's allocations on a GPU."""
@@ -69,7 +69,7 @@ class Guarded:
         return " and ".join(found)
 
 
-def guarded(tensor: Tensor, name: str, around: int) -> Guarded:
+def _guarded(tensor: Tensor, name: str, around: int) -> Guarded:
     """Copy a tensor contiguously, with at least this many elements of known numbers before and behind it."""
     step = max(1, _ALIGNED // tensor.element_size())
     around = -(-around // step) * step
@@ -135,11 +135,11 @@ class GuardedKernel:
 def guards_of(call: AttentionCall) -> list[Guarded]:
     """Make guarded copies of the inputs of a call; an input that is no block of memory is left as it lies."""
     found = []
-    for name in GUARDED:
+    for name in _GUARDED:
         tensor = getattr(call, name)
         if tensor.is_contiguous() and tensor.numel():
-            heads = max(call.q.shape[1], ROWS * tensor.shape[1])
-            found.append(guarded(tensor, name, heads * tensor.shape[2]))
+            heads = max(call.q.shape[1], _ROWS * tensor.shape[1])
+            found.append(_guarded(tensor, name, heads * tensor.shape[2]))
     return found
 
 
@@ -169,8 +169,8 @@ class _Allocations(TorchFunctionMode):
         if not plain or made.requires_grad or (kwargs or {}).get("out") is not None:
             return made
         row = made[0].numel() if made.dim() == 3 else 0
-        around = max(_OUTPUT_BYTES // made.element_size(), ROWS * row)
-        kept = guarded(made, "its output" if row else "a tensor that it allocated", around)
+        around = max(_OUTPUT_BYTES // made.element_size(), _ROWS * row)
+        kept = _guarded(made, "its output" if row else "a tensor that it allocated", around)
         self._found.append(kept)
         _bound(kept)
         return kept.tensor

@@ -23,7 +23,7 @@ from assay.harness.localize.raised import raised, traceback_of
 from assay.harness.localize.threads import kernel_threads
 from assay.harness.stats.query_bounds import QUERY_SHARE, with_all_heads
 
-FIT_ROUNDINGS = 3.0
+_FIT_ROUNDINGS = 3.0
 """A hypothesis that is this many eps away from an output explains it. Cells within rounding are not simulated, and their own bounds
 would be tighter."""
 MAX_QUERIES = 64
@@ -130,7 +130,7 @@ class CallResult:
         call's noisiest one.
         """
         bounds = self.bounds.amax().expand_as(self.bounds) if self.noise else self.bounds
-        return bounds.clamp(min=FIT_ROUNDINGS * torch.finfo(self.call.q.dtype).eps)
+        return bounds.clamp(min=_FIT_ROUNDINGS * torch.finfo(self.call.q.dtype).eps)
 
     @cached_property
     def failing(self) -> Tensor:

@@ -12,7 +12,7 @@ from assay.harness.localize.guarded_memory import SIDES, Guarded, GuardedKernel,
 from assay.harness.localize.kernel_runs import CallResult
 from assay.harness.text import counted, listed
 
-MAX_CALLS = 3
+_MAX_CALLS = 3
 """Failing calls that are tried, the smallest first."""
 
 
@@ -26,7 +26,7 @@ def over_reads(kernel: GuardedKernel, results: Sequence[CallResult]) -> tuple[At
     failing = sorted(
         (result.call for result in results if result.fails), key=lambda call: (call.k.numel(), call.q.numel())
     )
-    for call in failing[:MAX_CALLS]:
+    for call in failing[:_MAX_CALLS]:
         try:
             if words := _words(kernel, call):
                 return call, words

@@ -31,13 +31,13 @@ Flags = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 Words = NDArray[np.str_]
 
-LEAST_RELATIVE = 1e-3
+_LEAST_RELATIVE = 1e-3
 """Relative error of a weight that is not shown, whatever the dtype: kernels sum in float32, in an order of their own."""
-ROUNDINGS = 4
+_ROUNDINGS = 4
 """Roundings to the call's dtype by which a right weight may be off: of q, k, the weight, and the output."""
 BEFORE = 8
 """Right queries, or keys, that are shown beside the first difference."""
-SEQUENCES = 8
+_SEQUENCES = 8
 """Most sequences of a call that are listed in words."""
 
 
@@ -55,7 +55,7 @@ def picture_of(reading: Reading, head: int | None = None, *, relative: float | N
     eps = float(torch.finfo(call.q.dtype).eps)
     least = max(1e-6, eps / 100)
     kinds = _kinds(reading, 50 * least)
-    cells = _cells(reading, max(LEAST_RELATIVE, ROUNDINGS * eps) if relative is None else relative, least)
+    cells = _cells(reading, max(_LEAST_RELATIVE, _ROUNDINGS * eps) if relative is None else relative, least)
     wrong = (kinds != "read") | np.isin(cells, WRONG).any(-1)
     if head is None:
         misplaced = np.abs(reading.weights - reading.expected).sum((-1, -2)) + (kinds != "read")
@@ -252,8 +252,8 @@ def _rounded(weights: Numbers) -> tuple[float, ...]:
 
 def _words(call: AttentionCall) -> str:
     lens = [f"{new}+{prefix}" for new, prefix in zip(call.lens_q, call.prefixes, strict=True)]
-    more = f" and {len(lens) - SEQUENCES} more" if len(lens) > SEQUENCES else ""
-    return f"layer {call.layer} {call.phase}, new+prefix {' '.join(lens[:SEQUENCES])}{more}"
+    more = f" and {len(lens) - _SEQUENCES} more" if len(lens) > _SEQUENCES else ""
+    return f"layer {call.layer} {call.phase}, new+prefix {' '.join(lens[:_SEQUENCES])}{more}"
 
 
 def _shown(call: AttentionCall, rows: Ints, keys: Ints) -> str:

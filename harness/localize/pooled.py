@@ -19,13 +19,13 @@ from assay.harness.localize.kernel_runs import CallResult
 from assay.harness.stats.noise_bound import FALSE_FLAGS, chi2_quantile_below, f_quantile_above
 
 QUANTISATION_NOT_RUN = "quantisation-not-run"
-MIN_CALLS = 8
+_MIN_CALLS = 8
 """Fewest calls, as many as they are worth with their weights, of which a slope is judged."""
 _SLOPE_ROUNDINGS, _SLOPE_TF32, _SLOPE_QUANTISED = 1 / 16, 1.5e-3, 0.1
 """How far the mean slope of a correct kernel may lie from that of the ensemble, whatever the number of calls: 1/16 of the dtype's
 eps; with TF32 operands that are cut off, both lose 2^-12 on average and up to 2^-11 each; and a tenth of the noise of a
 quantisation, whose second-order effects depend on details such as blocks. Measured: `benchmarks/honest_kernels.py`."""
-LEAST_SHARE = 0.5
+_LEAST_SHARE = 0.5
 """Least share of the ensemble's noise that a kernel of its family has. Finer scales than those declared have less noise: a scale
 per token instead of one per 128 tokens, 0.65 of it on normal data."""
 _CLEAR = 2.0
@@ -131,7 +131,7 @@ def _slope(
             tolerances.append(one.tolerance)
     w = np.asarray(weights)
     worth = float(w.sum() ** 2 / (w**2).sum()) if len(w) else 0.0
-    if worth < MIN_CALLS:
+    if worth < _MIN_CALLS:
         return 0.0, float("inf")
     x, w = np.asarray(values), w / w.sum()
     mean = float((w * x).sum())
@@ -176,7 +176,7 @@ def _share(results: Sequence[CallResult], rate: float) -> tuple[float, float]:
         freedom += float(declared.freedom.amin(0)[clear].sum())
     if not shares:
         return 1.0, 0.0
-    return float(np.mean(shares)), LEAST_SHARE * float(np.sqrt(chi2_quantile_below(rate, freedom)))
+    return float(np.mean(shares)), _LEAST_SHARE * float(np.sqrt(chi2_quantile_below(rate, freedom)))
 
 
 _AXES: dict[str, Callable[[CallResult], str]] = {

@@ -18,7 +18,7 @@ from assay.harness.stats.query_bounds import with_all_heads
 
 SHARES = (16, 4, 2, 1)
 """Of the queries, a sixteenth is compared first, then up to a quarter, up to half and all of them."""
-SMALL_SCORES = 2**16
+_SMALL_SCORES = 2**16
 """Scores (queries x keys x heads) up to which all queries are compared at once: there, computing takes less than preparing."""
 
 
@@ -80,7 +80,7 @@ def _leaves_queries(hypothesis: Hypothesis, result: CallResult) -> bool:
 def _shares(result: CallResult) -> Iterator[Tensor | None]:
     """Yield the queries to compare at a time, as places among those of the cells, spread over the call; None for all of them."""
     count = result.cells.of_row.numel()
-    if count * result.call.k.shape[0] * result.call.q.shape[1] <= SMALL_SCORES:
+    if count * result.call.k.shape[0] * result.call.q.shape[1] <= _SMALL_SCORES:
         yield None
         return
     places = torch.arange(count, device=result.cells.of_row.device)

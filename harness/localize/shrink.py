@@ -18,9 +18,9 @@ from assay.harness.localize.guarded_memory import GuardedKernel
 from assay.harness.localize.kernel_runs import measure
 from assay.harness.verdict import Finding
 
-MAX_RUNS = 400
+_MAX_RUNS = 400
 """Most runs of the kernel while a call is shrunk."""
-SMALLER_DIMS = (8, 16, 32, 64, 128)
+_SMALLER_DIMS = (8, 16, 32, 64, 128)
 """Smaller head dims that are tried on a kernel that declares none."""
 MAX_LITERALS = 4096
 """Most numbers that a test holds as literals: about 90 kB of text."""
@@ -36,7 +36,7 @@ def shrink(
     kernel: Kernel,
     call: AttentionCall,
     fails: Callable[[AttentionCall, Tensor], bool] | None = None,
-    runs: int = MAX_RUNS,
+    runs: int = _MAX_RUNS,
     head_dims: Collection[int] | None = None,
 ) -> AttentionCall:
     """Find the smallest call that still fails: fewer sequences, heads and tokens, and a smaller head_dim.
@@ -50,13 +50,13 @@ def shrink(
         call: a call on which it fails.
         fails: (call, output) -> whether the failure is still there; None for `exceeds_bounds_of`.
         runs: most runs of the kernel.
-        head_dims: smaller head dims to try; None for those that the kernel declares, or `SMALLER_DIMS` if it declares none.
+        head_dims: smaller head dims to try; None for those that the kernel declares, or `_SMALLER_DIMS` if it declares none.
 
     Raises:
         ValueError: the call itself does not fail.
     """
     failed = fails or exceeds_bounds_of(kernel)
-    left, dims = runs, head_dims if head_dims is not None else declaration(kernel).head_dims or SMALLER_DIMS
+    left, dims = runs, head_dims if head_dims is not None else declaration(kernel).head_dims or _SMALLER_DIMS
 
     def still_fails(smaller: AttentionCall) -> bool:
         nonlocal left
@@ -219,7 +219,7 @@ _CHANGES: tuple[_Change, ...] = (
 )
 """What normal data may need before a kernel fails on it, as source and as a function: values beyond the range of fp8, peaked
 weights, an offset of K, scores far below zero."""
-SEEDS = 6
+_SEEDS = 6
 """Seeds that are tried of each."""
 
 
@@ -229,7 +229,7 @@ def _drawn(call: AttentionCall, kernel: Kernel, noise: str) -> tuple[int, _Chang
         return None
     lens, heads = list(zip(call.lens_q, call.prefixes, strict=True)), (call.q.shape[1], call.k.shape[1])
     for change in _CHANGES:
-        for seed in range(SEEDS):
+        for seed in range(_SEEDS):
             made = call_of(lens, heads, call.q.shape[2], call.q.dtype, str(call.q.device), seed)
             drawn = replace(made, spec=call.spec)
             if _fails(kernel, change[1](drawn), noise):

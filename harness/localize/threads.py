@@ -11,7 +11,7 @@ import torch
 
 from assay.harness.attention.call import AttentionCall
 
-SMALL_SCORES = 2**22
+_SMALL_SCORES = 2**22
 """Attention scores (queries x keys x heads) of a call up to which threads cost more than they gain."""
 _of_kernels: ContextVar[int | None] = ContextVar("_of_kernels", default=None)
 """Threads that a kernel gets inside `few_threads`; None for those that there are."""
@@ -27,7 +27,7 @@ def few_threads(calls: Sequence[AttentionCall]) -> Iterator[None]:
     """
     before = torch.get_num_threads()
     small = all(
-        call.q.device.type == "cpu" and call.q.shape[0] * call.q.shape[1] * call.k.shape[0] <= SMALL_SCORES
+        call.q.device.type == "cpu" and call.q.shape[0] * call.q.shape[1] * call.k.shape[0] <= _SMALL_SCORES
         for call in calls
     )
     if not small:

@@ -66,11 +66,11 @@ LEAST_LEFT = 0.1
 """Share of the calls that were asked for that a declaration must leave for a pass."""
 CALLS: dict[Size, int] = {"small": 1000, "full": 2000}
 """How often a kernel runs in all: one may become wrong after many calls. What the matrix leaves of them takes at most
-`ENDURANCE_S` seconds."""
-ENDURANCE_S: dict[Size, float] = {"small": 2.0, "full": 20.0}
-ONE_LAYER = 0.8
+`_ENDURANCE_S` seconds."""
+_ENDURANCE_S: dict[Size, float] = {"small": 2.0, "full": 20.0}
+_ONE_LAYER = 0.8
 """Share of calls in one layer from which on layers are not distinguished, unless the failing calls are those of some layers."""
-ASSERTED_S = 10.0
+_ASSERTED_S = 10.0
 """Most seconds in which a kernel is read that fails an assertion on one call."""
 _NARROWING_AXES = ("cached prefix", "heads", "head_dim", "dtype", "data", "page")
 """Axes that a diagnosis does not consider: it explains sequences by their lengths and their place in the batch."""
@@ -365,7 +365,7 @@ def check(
             findings.append(_outside(read[1], "calls that are out of bounds", read[0], again))
         if not serious(findings):
             plain = Guard(loaded, declared)  # without guards around each tensor, which take longer than a small call
-            endured = endure(plain, run.results, guard.runs, most_runs, ENDURANCE_S[size])
+            endured = endure(plain, run.results, guard.runs, most_runs, _ENDURANCE_S[size])
             guard.runs = endured.runs
             if endured.call is not None:
                 findings.append(_not_endured(endured.call, endured.how, again))
@@ -480,7 +480,7 @@ def _asserted() -> Reader:
     """Make the reader of kernels that fail an assertion, which keeps what it read."""
     from assay.harness.offline.observed import Reader
 
-    return Reader(ASSERTED_S)
+    return Reader(_ASSERTED_S)
 
 
 def named(kernel: str | Kernel) -> tuple[str, Kernel]:
@@ -692,7 +692,7 @@ def _in_one_layer(results: Sequence[CallResult]) -> list[CallResult]:
     A diagnosis looks at each layer by itself, and so would see in a few calls of another layer a bug of their own.
     """
     [(layer, most)] = Counter(result.call.layer for result in results).most_common(1) or [(0, 0)]
-    if most < ONE_LAYER * len(results):
+    if most < _ONE_LAYER * len(results):
         return list(results)
     return [one if one.call.layer == layer else one.updated(call=one.call.with_spec(layer=layer)) for one in results]
 

@@ -14,9 +14,9 @@ from assay.harness.attention.call import AttentionCall, Kernel, Outputs, Prepare
 from assay.harness.attention.sdpa import prepared, torch_sdpa
 from assay.harness.stats.ratio import MIN_RATIOS
 
-WARM_UP = 3
+_WARM_UP = 3
 """Untimed runs of each kernel on each shape, in which Triton compiles and tunes."""
-MAX_REPEATS = 200
+_MAX_REPEATS = 200
 _L2_BYTES = 256 * 2**20
 
 Times = tuple[float, float, float, float]
@@ -57,11 +57,11 @@ def time_pair(
         # Each kernel gets a copy: one that overwrites its inputs would change the other's work.
         turns = [_run(kernel, call.clone(), stack) for kernel in (reference, candidate)]
         for turn in turns:
-            for _ in range(WARM_UP):
+            for _ in range(_WARM_UP):
                 run(turn)
         found: list[Times] = []
         begun = time.monotonic()
-        while len(found) < MIN_RATIOS or (len(found) < MAX_REPEATS and time.monotonic() - begun < seconds):
+        while len(found) < MIN_RATIOS or (len(found) < _MAX_REPEATS and time.monotonic() - begun < seconds):
             taken = [0.0, 0.0, 0.0, 0.0]
             for at in rng.sample(range(4), 4):
                 taken[at] = run(turns[at % 2])

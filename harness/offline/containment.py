@@ -64,7 +64,7 @@ def keep(supervisor: int, passed_on: Collection[signal.Signals] = ()) -> None:
             code = 0 if code is None else code
         elif told is not None and told.si_signo in passed_on:
             _tell([worker], signal.Signals(told.si_signo))
-        elif code is None and too_many():
+        elif code is None and _too_many():
             code = TOO_MANY
     end_all()
     if code < 0:
@@ -88,7 +88,7 @@ def reaped(worker: int) -> int | None:
     return code
 
 
-def too_many() -> bool:
+def _too_many() -> bool:
     """Return True if this process has more than `PROCESSES` descendants. All of them are then stopped."""
     if len(_living()) <= PROCESSES:
         return False

@@ -16,7 +16,7 @@ FEWEST, SHARE = 48, 1 / 4
 page and layout, and cached prefixes of up to 200 tokens, at a twentieth of the cost of all."""
 WRONG = 16
 """Clearly wrong calls among them from which on the others need not be made."""
-CLEARLY = 10.0
+_CLEARLY = 10.0
 """Own error of a clearly wrong call, as a multiple of its bound."""
 _TILE = 32
 """Tokens of a tile, by which a kernel's work on a call is counted."""
@@ -74,7 +74,7 @@ def clearly_wrong(results: Sequence[tuple[Case, CallResult]], runs: int, cases: 
     """
     if runs < max(FEWEST, SHARE * len(cases)) or not results[-1][1].fails:
         return False
-    wrong = [(case, one) for case, one in results if one.fails and one.worst >= CLEARLY]
+    wrong = [(case, one) for case, one in results if one.fails and one.worst >= _CLEARLY]
     if len(wrong) < WRONG or {_kind(one) for _, one in wrong} != {_kind(one) for _, one in results}:
         return False
     failing = [case.condition for case, one in results if one.fails]

@@ -34,9 +34,9 @@ from assay.harness.offline.own_process import end_with
 from assay.harness.offline.replay import replay_recorded
 from assay.harness.text import one_line
 
-REPEATED = 6
+_REPEATED = 6
 """Calls of the matrix that are repeated, to see whether the kernel is deterministic: each is computed three times more."""
-TRIED = 3
+_TRIED = 3
 """Calls of a phase on all of which a kernel must raise before a run gives up without a server."""
 
 
@@ -63,7 +63,7 @@ def main() -> None:
     kernel = watched(jobs.candidate, candidate.kernel(), note)
     note("")  # it is loaded
     if jobs.first:
-        note(FIRST + one_line(failing_first(jobs.first, kernel), 1_000))
+        note(FIRST + one_line(_failing_first(jobs.first, kernel), 1_000))
     reader = Reader()
     if jobs.cause:
         noted = _Watched(candidate.name, candidate.kind, kernel)
@@ -73,7 +73,7 @@ def main() -> None:
         )  # fmt: skip
         note(CAUSE + cause.model_dump_json())
     if jobs.matrix:
-        record = matrix_record(
+        record = _matrix_record(
             jobs.matrix, kernel, reader, lambda draft: note(DRAFT + MATRIX + draft.model_dump_json())
         )
         note(MATRIX + record.model_dump_json())
@@ -98,12 +98,12 @@ def watched(name: str, kernel: Kernel, note: Callable[[str], None]) -> Kernel:
     return forward
 
 
-def failing_first(job: MatrixJob, kernel: Kernel) -> str:
+def _failing_first(job: MatrixJob, kernel: Kernel) -> str:
     """Explain why a kernel can serve nothing: what it raised on all of the smallest calls of a phase; empty if it did not."""
     with few_threads(()):
         calls = [case.make() for case in _cases(job, kernel)]
     for phase in dict.fromkeys(call.phase for call in calls):
-        smallest = sorted((call for call in calls if call.phase == phase), key=lambda one: one.k.shape[0])[:TRIED]
+        smallest = sorted((call for call in calls if call.phase == phase), key=lambda one: one.k.shape[0])[:_TRIED]
         with few_threads(smallest):
             said = [why for call in smallest if (why := _raised(kernel, call))]
         if len(said) == len(smallest):
@@ -128,7 +128,7 @@ def _cases(job: MatrixJob, kernel: Kernel) -> list[Case]:
     return model_cases(phases, job.device, getattr(torch, job.dtype), heads, job.head_dim, job.tokens)
 
 
-def matrix_record(
+def _matrix_record(
     job: MatrixJob, kernel: Kernel, reader: Reader, before_reading: Callable[[MatrixRecord], None]
 ) -> MatrixRecord:
     """Run a kernel on the matrix. `before_reading` receives the result before a wrong kernel is read."""
@@ -140,7 +140,13 @@ def matrix_record(
 
     try:
         result = check(
-            kernel, cases=cases, device=job.device, again=again, repeats=REPEATED, read_out=reader, before_reading=draft
+            kernel,
+            cases=cases,
+            device=job.device,
+            again=again,
+            repeats=_REPEATED,
+            read_out=reader,
+            before_reading=draft,
         )
     except UsageError as error:
         return job.record.model_copy(update={"error": error.found})

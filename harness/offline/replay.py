@@ -29,7 +29,7 @@ from assay.harness.offline.watcher import Watcher, watched
 from assay.harness.text import ranges
 from assay.harness.verdict import Finding, serious
 
-RUNS_OF_A_CALL = 3
+_RUNS_OF_A_CALL = 3
 """See `diagnose_kernel`: once, and then twice more in a row."""
 _MORE_CALLS = 64
 """Recorded calls that a backend is read from, besides those that are examined."""
@@ -72,7 +72,7 @@ def replay(
     calls = [_on_device(one.call) for one in chosen]
     within = GuardedKernel(kernel)
     guard, examined = Guard(within, kernels.declaration(kernel)), _Examined(pack, recorded, chosen)
-    counted = _counted(guard, RUNS_OF_A_CALL * len(calls), progress)
+    counted = _counted(guard, _RUNS_OF_A_CALL * len(calls), progress)
     start = time.monotonic()
     with few_threads(calls):
         try:

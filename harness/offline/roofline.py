@@ -47,7 +47,7 @@ class Limits:
     bytes: float
 
 
-LIMITS: dict[str, Limits] = {
+_LIMITS: dict[str, Limits] = {
     "H200": Limits(
         {"torch.bfloat16": 989.5e12, "torch.float16": 989.5e12, "torch.float32": 67e12, "int8": 1979e12}, 4.8e12
     )
@@ -64,7 +64,7 @@ def limit_s(call: AttentionCall, device: str, scheme: str = "") -> float | None:
         device: the device's name.
         scheme: quantisation that the kernel declares; with "int8_qk", scores count as int8 operations.
     """
-    limits = next((limits for part, limits in LIMITS.items() if part in device), None)
+    limits = next((limits for part, limits in _LIMITS.items() if part in device), None)
     if limits is None or str(call.q.dtype) not in limits.flops:
         return None
     work, plain = work_of(call), limits.flops[str(call.q.dtype)]

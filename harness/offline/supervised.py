@@ -19,7 +19,7 @@ from assay.harness.offline.watcher import Watcher
 
 P = ParamSpec("P")
 T = TypeVar("T")
-CALLBACKS = ("before_reading", "progress", "on_first")
+_CALLBACKS = ("before_reading", "progress", "on_first")
 """Parameters that are functions of whoever asks for a check: they are called in its process, not in that of the kernel."""
 
 
@@ -36,7 +36,7 @@ class Bound(Generic[T]):
         return self.function(*self.positional, **self.named, **callbacks, watcher=watcher)
 
 
-def in_own_process_of(ended: Callable[[Known], T]) -> Callable[[Callable[P, T]], Callable[P, T]]:
+def _in_own_process_of(ended: Callable[[Known], T]) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Have a function, which takes a `watcher`, run a kernel in a process of its own.
 
     Args:
@@ -48,7 +48,7 @@ def in_own_process_of(ended: Callable[[Known], T]) -> Callable[[Callable[P, T]],
         def apart(*args: P.args, **kwargs: P.kwargs) -> T:
             __tracebackhide__ = True
             cases: Any = kwargs.get("cases") or ()
-            callbacks: Any = {name: kwargs[name] for name in CALLBACKS if name in kwargs}
+            callbacks: Any = {name: kwargs[name] for name in _CALLBACKS if name in kwargs}
             named = {name: value for name, value in kwargs.items() if name not in callbacks}
             shared = [*filter(callable, args), named.get("kernel"), *cases]
             return in_own_process(Bound(function, args, named), ended, shared=shared, callbacks=callbacks)
@@ -75,9 +75,9 @@ def _of_replay(known: Known) -> ReplayResult:
     return interrupted_replay(known.result, known)
 
 
-check = in_own_process_of(_of_check)(checking.check)
-assert_correct = in_own_process_of(_of_call)(checking.assert_correct)
-replay = in_own_process_of(_of_replay)(replaying.replay)
+check = _in_own_process_of(_of_check)(checking.check)
+assert_correct = _in_own_process_of(_of_call)(checking.assert_correct)
+replay = _in_own_process_of(_of_replay)(replaying.replay)
 
 
 def check_and_read(kernel: str | Kernel, case: Case, again: str, reader: Reader) -> tuple[checking.CheckResult, Reader]:

@@ -66,7 +66,7 @@ def _padded(x: Numbers, axis: int) -> Numbers:
     return np.concatenate([x, np.zeros_like(x.take([0], axis))], axis)
 
 
-def key_table(call: AttentionCall) -> dict[str, Ints]:
+def _key_table(call: AttentionCall) -> dict[str, Ints]:
     """The features of each packed key that addresses speak of, int64 [total_k] each."""
     new, total = np.array(call.lens_q), np.array(call.lens_k)
     prefix, seqs = total - new, len(new)
@@ -114,7 +114,7 @@ class Address:
     index: Sum | None = None
 
     def __call__(self, call: AttentionCall) -> Ints:
-        return self.of(key_table(call), call.k.shape[0])
+        return self.of(_key_table(call), call.k.shape[0])
 
     def of(self, table: Table, rows: int) -> Ints:
         """The row of each key of a table; as many as there are, which stands for zeros, where it is none."""
@@ -248,7 +248,7 @@ def _row(one: Explained, place: int, fit: Fit) -> _Row | None:
     should = np.flatnonzero(queries.visible[t])
     if fit.keys is None or not _LEAST_KEYS <= len(should) <= _MOST_READ:
         return None
-    table, rows = {name: column[should] for name, column in key_table(queries.call).items()}, len(fit.keys)
+    table, rows = {name: column[should] for name, column in _key_table(queries.call).items()}, len(fit.keys)
     if fit.form in ("values", "scored"):
         to = fit.keys[should].astype(np.int64)
         kv, row = np.divmod(to, rows)

@@ -275,7 +275,7 @@ def _phantoms(found: Sequence[tuple[Explained, int, Fit]]) -> Iterable[Effect]:
     wanted, table = np.round(counts[whole]).astype(np.int64), chosen(_table(found), whole)
     for number, _ in Counter(wanted.tolist()).most_common(2):
         yield KeyFactors((), phantom=Value(None, int(number)), cost=1.4)
-    for value in mine_values(table, wanted, PHANTOMS, 2):
+    for value in mine_values(table, wanted, _PHANTOMS, 2):
         yield KeyFactors((), phantom=value, cost=1.6)
     yield from _counted_in_vain(table, wanted)
 
@@ -306,7 +306,7 @@ _COUNTS = Search(
 """How many keys, or blocks of keys, are missing to the next block, or to the longest sequence of the batch."""
 
 
-PHANTOMS: tuple[Term, ...] = tuple(term for term in ROW_TERMS if not (term.words or term.minus))
+_PHANTOMS: tuple[Term, ...] = tuple(term for term in ROW_TERMS if not (term.words or term.minus))
 """What the number of keys that are counted in vain may follow: amounts of one feature, such as a length or its rest in a block."""
 
 

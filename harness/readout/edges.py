@@ -154,7 +154,7 @@ def _bracketed(text: str) -> bool:
     return text.startswith("(") and text.endswith(")") and text.count("(") == 1
 
 
-SIZES = (8, 16, 32, 64, 128, 256)
+_SIZES = (8, 16, 32, 64, 128, 256)
 """Sizes of vectors, pages, tiles and blocks."""
 
 
@@ -176,7 +176,7 @@ class Search:
     three: tuple[Amount, ...] = ()
     largest: int = 2
     most: int = 300
-    sizes: tuple[int, ...] = SIZES
+    sizes: tuple[int, ...] = _SIZES
 
     def __call__(self, table: Table, target: Ints) -> list[Sum]:
         """The cheapest sums that give the target for every example.
@@ -247,7 +247,7 @@ def _constant(gaps: Ints, largest: int) -> list[tuple[int, int]]:
     return [(int(n), int(gaps[n, 0])) for n in np.flatnonzero(same)]
 
 
-def amounts_of(plain: Sequence[tuple[str, float]], sizes: Sequence[int] = SIZES) -> tuple[Amount, ...]:
+def amounts_of(plain: Sequence[tuple[str, float]], sizes: Sequence[int] = _SIZES) -> tuple[Amount, ...]:
     """Features, as they are and rounded in every way.
 
     Args:
@@ -319,7 +319,7 @@ _OTHERS = (
     "peers_after",
 )
 _TILES = (16, 32, 64, 128)
-AMOUNTS: tuple[Amount, ...] = (*amounts_of(_PLAIN), *(Amount(name, cost=0.9) for name in _OTHERS))
+_AMOUNTS: tuple[Amount, ...] = (*amounts_of(_PLAIN), *(Amount(name, cost=0.9) for name in _OTHERS))
 """What an edge may be made of: lengths and the place of a query, lengths of its neighbours and of calls before, which a kernel may
 take for its own, and what tiles and pages of usual sizes make of its own."""
 _ENDS: tuple[Amount, ...] = tuple(
@@ -337,8 +337,8 @@ _THREE: tuple[Amount, ...] = (
     *(Amount(name, cost=0.9) for name in _OTHERS),
 )
 """Of what sums may have three."""
-_LAST = Search((*AMOUNTS, *_ENDS), _TILED, _THREE)
-_FIRST = Search(AMOUNTS, _TILED, _THREE, 8192)
+_LAST = Search((*_AMOUNTS, *_ENDS), _TILED, _THREE)
+_FIRST = Search(_AMOUNTS, _TILED, _THREE, 8192)
 """How edges are searched: the last key is off by one or two, the first one is a window away."""
 _MOST_ROWS = 200
 _LEAST_ROWS = 6

@@ -46,12 +46,12 @@ _FEW_HEADS = 300
 """Keys from which on a call that is made has two q heads, where it may."""
 READ_AT_ONCE, READ_AGAIN = 8, 5
 """Calls that are read before a rule is sought, and those that contradict it that are read after."""
-LITTLE = 0.1
+_LITTLE = 0.1
 """Share of the wrong outputs below which a round that explains no more than the one before is the last."""
 _LEAST = 0.05
 """Share of the wrong outputs that are left that an effect must explain. With three clauses, the first must explain a sixth for the
 half from which on anything is said."""
-ROUNDS = 4
+_ROUNDS = 4
 """Rounds in which calls that contradict the rules are read."""
 FRESH = 20
 """Calls on which an operator is tried that it was not mined from, in each round."""
@@ -164,7 +164,7 @@ class Finder:
             self.read(sample)
         tried: set[Plan] = set()
         explained = -1.0
-        for _ in range(ROUNDS):
+        for _ in range(_ROUNDS):
             operators = self.fit()
             self.operator = operators[0]
             plans = [*self.again(), *self.edges(operators), *self.telling(operators, drawn)]
@@ -177,10 +177,10 @@ class Finder:
                 self.bisect(self.operator)
             against = [sample for sample in self.samples if not self.agreed(self.operator, sample).all()]
             share = self.tally(self.operator, self.samples).share
-            if not against or (share < LITTLE and share <= explained):
+            if not against or (share < _LITTLE and share <= explained):
                 break  # nothing contradicts it; or what was read in a second round did not help
             explained = share
-            if share >= LITTLE:
+            if share >= _LITTLE:
                 self._few = []
             for sample in self.to_read(against, READ_AGAIN - 2 * self.slow):
                 self.read(sample)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 Table = Mapping[str, NDArray[np.int64]]
 """Feature -> its value for each example, int64 [examples]."""
 Flags = NDArray[np.bool_]
-MAX_LITERALS = 3
+_MAX_LITERALS = 3
 """Most literals of a condition: longer ones fit by chance."""
 MAX_EXAMPLES = 1500
 """Positive examples, and negative ones, among which conditions are sought at a time, so that a thousand literals are compared with
@@ -146,8 +146,8 @@ ALWAYS = Condition()
 def mine(table: Table, positive: Flags, terms: Sequence[Term], most: int = 6, seed: int = 0) -> list[Condition]:
     """The cheapest conditions that hold for all positive examples and for no negative one, cheapest first.
 
-    Where no conjunction of at most `MAX_LITERALS` does, or only a far-fetched one, the negation of one is tried. Several conditions
-    that agree on the examples are rivals: an example on which they differ tells them apart.
+    Where no conjunction of at most `_MAX_LITERALS` does, or only a far-fetched one, the negation of one is tried. Several
+    conditions that agree on the examples are rivals: an example on which they differ tells them apart.
 
     Args:
         table: the examples.

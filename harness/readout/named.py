@@ -25,11 +25,11 @@ from assay.harness.readout.words import legend
 from assay.harness.text import one_line, percent
 from assay.harness.verdict import OPERATOR, OPERATOR_SHOWN, UNEXPLAINED, Finding, serious
 
-CONFIRMED = 2
+_CONFIRMED = 2
 """Wrong outputs of calls that an operator was not mined from that it must give: a coincidence explains one."""
-SPOILT = 0.1
+_SPOILT = 0.1
 """Right outputs that an operator may change, as a share of the wrong ones that it gives, for its sentence to be said."""
-SAID = 0.5
+_SAID = 0.5
 """Share of the wrong outputs that an operator must give for its sentence to be said at all."""
 _NAMED_ON = 8
 """Wrong calls on which an operator must equal a hypothesis to have its name."""
@@ -60,9 +60,9 @@ def name_of(operator: Operator, samples: Sequence[Sample]) -> Hypothesis | None:
 
 def said(read: ReadOut) -> str:
     """What a read-out says, with the share of the wrong outputs if it does not give them all; empty if it says nothing."""
-    if not read.sentence or read.share < SAID or read.fresh.explained < CONFIRMED:
+    if not read.sentence or read.share < _SAID or read.fresh.explained < _CONFIRMED:
         return ""
-    if read.all.false > SPOILT * read.all.explained:
+    if read.all.false > _SPOILT * read.all.explained:
         return ""
     if read.exact:
         return read.sentence
@@ -71,7 +71,7 @@ def said(read: ReadOut) -> str:
     return f"{read.sentence}; {gives}{also}"
 
 
-def effort(read: ReadOut) -> str:
+def _effort(read: ReadOut) -> str:
     """What a read-out took: "212 calls and 2.1 s"."""
     spent = "" if read.complete else ", which was all of its budget"
     return f"{read.calls:,} calls and {read.seconds:.1f} s{spent}"
@@ -118,19 +118,19 @@ def _evidence(read: ReadOut) -> list[str]:
     elif said(read):
         how = "read from recorded calls, without asking the kernel," if read.passive else "read off the kernel"
         found = (
-            f"{how} in {effort(read)}: gives {read.all.explained:,} of {read.all.wrong:,} wrong outputs (queries x "
+            f"{how} in {_effort(read)}: gives {read.all.explained:,} of {read.all.wrong:,} wrong outputs (queries x "
             f"heads), {read.fresh.explained:,} of {read.fresh.wrong:,} on calls that it was not mined from"
         )
     elif read.all.wrong:
         found = (
-            f"the kernel was read in {effort(read)}: no rule was found that gives its {read.all.wrong:,} wrong outputs"
+            f"the kernel was read in {_effort(read)}: no rule was found that gives its {read.all.wrong:,} wrong outputs"
         )
     elif read.samples:
         found = (
-            f"the kernel was read in {effort(read)}, and answered all of them right: it is wrong only on other calls"
+            f"the kernel was read in {_effort(read)}, and answered all of them right: it is wrong only on other calls"
         )
     elif not read.complete:
-        found = f"the kernel could not be read in {effort(read)}"
+        found = f"the kernel could not be read in {_effort(read)}"
     else:
         found = f"the kernel could not be read: it answered none of {read.calls:,} calls that were made for it"
     symbols = legend(said(read))

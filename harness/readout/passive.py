@@ -29,7 +29,7 @@ from assay.harness.readout.readout import ReadOut
 from assay.harness.readout.samples import Exactness, Explained, Sample
 from assay.harness.readout.sentences import sentence
 
-UNKNOWNS = 0.75
+_UNKNOWNS = 0.75
 """Most keys that are solved for, as a share of head_dim_v: a quarter of the equations is left to test the solution. The error of a
 weight is then no larger than that of one number of the output: with random rows of V of size 1 per number, it is that divided by
 sqrt(head_dim_v - keys)."""
@@ -110,7 +110,7 @@ def solve(call: AttentionCall, rows: Ints, out: Numbers, noise: float) -> Solved
     """The weights of some queries of a recorded call, where keys can be found that give the outputs.
 
     The keys that a query should see come first, then those of its sequence, those at its ends, those of other sequences, and other
-    kv heads: the first that give the output, and are no more than `UNKNOWNS` of head_dim_v.
+    kv heads: the first that give the output, and are no more than `_UNKNOWNS` of head_dim_v.
 
     Args:
         call: the call.
@@ -186,7 +186,7 @@ def _solved(values: Tensor, wanted: Tensor, noise: float) -> _Solution | None:
 
 def _supports(call: AttentionCall, row: int, own: int) -> Iterator[tuple[int, Ints]]:
     """Keys that a query may have seen, (kv head, packed rows), likelier ones first; none twice."""
-    most = int(UNKNOWNS * call.v.shape[2])
+    most = int(_UNKNOWNS * call.v.shape[2])
     known: set[tuple[int, bytes]] = set()
     for kv in (own, *(n for n in range(call.k.shape[1]) if n != own)):
         for keys in _key_sets(call, row, most):
@@ -218,7 +218,7 @@ def _key_sets(call: AttentionCall, row: int, most: int) -> Iterator[Ints]:
     yield every
 
 
-SECONDS = 30.0
+_SECONDS = 30.0
 """Most time that recorded calls are searched for a rule."""
 WRONG_CALLS, RIGHT_CALLS = 24, 12
 """Calls that are mined at first, of those with wrong outputs and of the others: at most half of them."""
@@ -280,7 +280,7 @@ def recorded(call: AttentionCall, out: Tensor, noise: float) -> Recorded:
     return Recorded(call, out, max(noise, _CLEARLY.get(call.q.dtype, 0.0)))
 
 
-def read_recorded(calls: Sequence[Recorded], seconds: float = SECONDS) -> Passive:
+def read_recorded(calls: Sequence[Recorded], seconds: float = _SECONDS) -> Passive:
     """Read an operator off recorded calls. Nothing is executed but the search for rules.
 
     The calls are halved: rules are mined from one half, and tried on the other. Calls that contradict them are mined too.

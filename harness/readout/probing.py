@@ -307,7 +307,7 @@ class Prober:
         if self.calls_left <= 0:
             raise BudgetSpentError
         self.check_time()
-        if not self.may_ask(call):
+        if not self._may_ask(call):
             return None
         self.calls_left -= 1
         self.asked += 1
@@ -337,7 +337,7 @@ class Prober:
             self._shapes_seen.add(shape)
             self.until += seconds
 
-    def may_ask(self, call: AttentionCall) -> bool:
+    def _may_ask(self, call: AttentionCall) -> bool:
         """Whether the kernel computes such calls, as far as it is known or declared."""
         declared, dims = declaration(self.kernel), (call.q.shape[2], call.v.shape[2])
         if call.phase not in declared.phases or declared.excludes(call):

@@ -23,7 +23,7 @@ from assay.harness.readout.words import only
 
 CALLS, SECONDS = 3000, 30.0
 """The budget of a read-out."""
-SLOW_S = 0.03
+_SLOW_S = 0.03
 """A kernel that takes longer on a small call gets fewer and shorter ones."""
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _NOISE = {torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
@@ -153,7 +153,7 @@ def _finder(prober: Prober, data: str, seed: int, compared: Sequence[Compared]) 
         clock = time.process_time if prober.device == "cpu" else time.monotonic
         begun, asked = clock(), prober.asked
         finder.screen([replace(plan, seed=1) for plan in first])
-        finder.slow = clock() - begun > SLOW_S * (prober.asked - asked)
+        finder.slow = clock() - begun > _SLOW_S * (prober.asked - asked)
         finder.screen([Plan(((1, 30),), dtype=dtype, data=data), Plan(((40, 0),), dtype=dtype, data=data)])
         finder.judge_by(_exactness(finder.samples, _NOISE[dtype], data, prober.device))
         finder.leave_out_not_causal()

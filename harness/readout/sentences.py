@@ -61,7 +61,7 @@ def _effect(effect: Effect) -> Said:
         case Scale():
             return f"scores are multiplied by {_formula(effect.factor)}", []
         case Times(factor) if factor.words in ("0", "-0"):
-            return NOT_WRITTEN, []
+            return _NOT_WRITTEN, []
         case Times():
             return f"the output is multiplied by {_formula(effect.factor)}", []
         case ScaleAndTimes():
@@ -102,7 +102,7 @@ def _formula(formula: Formula) -> str:
     return f"{formula.words}: {formula.bug}" if formula.bug else formula.words
 
 
-NOT_WRITTEN = "the output is not written: it is zero"
+_NOT_WRITTEN = "the output is not written: it is zero"
 """What is zero was most likely never stored; nothing is scaled by zero."""
 
 
@@ -111,7 +111,7 @@ def _constant(value: float) -> str:
         return "the output is NaN"
     if math.isinf(value):
         return "the output is infinite"
-    return NOT_WRITTEN if value == 0 else f"every element of the output is {_number(value)}"
+    return _NOT_WRITTEN if value == 0 else f"every element of the output is {_number(value)}"
 
 
 def _elsewhere(effect: FromElsewhere) -> str:

@@ -18,7 +18,7 @@ _LETTERS = {
     "b": "b: the index of a sequence in its batch", "G": "G: the number of q heads per kv head",
 }  # fmt: skip
 _LENGTHS = {"prefix": "cached", "new": "new", "total": "all"}
-TILE_WORDS = {
+_TILE_WORDS = {
     **{str(size): str(size) for size in (16, 32, 64, 128)},
     **{f"packed_{rows}": f"{rows} // (q heads per kv head)" for rows in (64, 128)},
 }
@@ -41,7 +41,7 @@ SYMBOLS = {
     **{f"most_{length}": f"the largest {length} of the batch" for length in ("new", "total", "prefix")},
     "least_prefix": "the smallest prefix of the batch",
     **{f"{end}_{name}": f"p of the {end} query in its tile of {words}"
-       for end in ("first", "last") for name, words in TILE_WORDS.items()},
+       for end in ("first", "last") for name, words in _TILE_WORDS.items()},
 }  # fmt: skip
 """How a sentence calls each feature in an expression."""
 _OF_KEY = frozenset({"j", "left", "other", "key_seq", "key_row", "fresh", "ahead"})
@@ -58,7 +58,7 @@ _FIXED = {
     ("call", "==", 0): "in the first call",
 }  # fmt: skip
 """The usual words for some comparisons."""
-FLIPPED = {">=": "<=", "<": ">", "==": "==", "!=": "!=", "<=": ">=", ">": "<"}
+_FLIPPED = {">=": "<=", "<": ">", "==": "==", "!=": "!=", "<=": ">=", ">": "<"}
 """Operators with their sides exchanged."""
 
 
@@ -76,7 +76,7 @@ def legend(sentence: str) -> str:
 # Expressions
 
 
-def bracketed(text: str) -> str:
+def _bracketed(text: str) -> str:
     """Put a text in brackets, if it has several words and none yet."""
     return f"({text})" if " " in text and not text.startswith("(") else text
 
@@ -88,7 +88,7 @@ def plus(text: str, number: int) -> str:
     return f"{text} {'+' if number > 0 else '-'} {abs(number)}" if number else text
 
 
-def term_words(term: Term) -> str:
+def _term_words(term: Term) -> str:
     """Spell a term as an expression: "(p - j) mod 4"."""
     text = _blocks(term.name, term.block)
     if term.minus:
@@ -102,7 +102,7 @@ def value_words(value: Value) -> str:
     """Spell an integer as an expression: "16 - total mod 16"."""
     if value.term is None:
         return str(value.plus)
-    text = term_words(value.term)
+    text = _term_words(value.term)
     if value.times > 0:
         return plus(text, value.plus)
     text = f"({text})" if value.term.minus and not value.term.modulo else text
@@ -121,14 +121,14 @@ def _subtracted(term: Term) -> str:
 
 
 def _blocks(name: str, block: int) -> str:
-    return f"{bracketed(SYMBOLS[name])} // {block}" if block > 1 else SYMBOLS[name]
+    return f"{_bracketed(SYMBOLS[name])} // {block}" if block > 1 else SYMBOLS[name]
 
 
 def _compared(literal: Literal) -> str:
     """Spell a comparison: "total mod 16 = 0", "prefix > new"."""
     term, op, value = literal.term, literal.op, literal.value
     if term.modulo or not term.minus:
-        return " ".join((term_words(term), *map(str, _plainest(op, value, False))))
+        return " ".join((_term_words(term), *map(str, _plainest(op, value, False))))
     plain, gap = _plainest(op, value, True)
     return f"{_blocks(term.name, term.block)} {plain} {plus(_subtracted(term), gap)}"
 
@@ -164,7 +164,7 @@ def _phrases(literals: Sequence[Literal]) -> list[str]:
     """Say each literal; comparisons come last, behind one "where", and two bounds on one amount make a range."""
     phrases = list(dict.fromkeys(_phrase(literal) for literal in literals if not _second(literal, literals)))
     ranges = {low: high for low in literals if (high := _upper(low, literals)) is not None}
-    phrases += [f"where {low.value} <= {term_words(low.term)} < {high.value}" for low, high in ranges.items()]
+    phrases += [f"where {low.value} <= {_term_words(low.term)} < {high.value}" for low, high in ranges.items()]
     where = [phrase.removeprefix("where ") for phrase in phrases if phrase.startswith("where ")]
     plain = [phrase for phrase in phrases if not phrase.startswith("where ")]
     return plain + ([f"where {' and '.join(where)}"] if where else [])
@@ -281,12 +281,12 @@ def _bounds(literal: Literal) -> list[_Bound] | None:
         return None
     base = _subtracted(term)
     if term.minus == "j":
-        return [_Bound(FLIPPED[op], SYMBOLS[term.name], -value)]
+        return [_Bound(_FLIPPED[op], SYMBOLS[term.name], -value)]
     if term.name in ("j", "fresh", "ahead"):
         start = {"j": "", "fresh": "prefix", "ahead": "i"}[term.name]
         return [_Bound(op, " + ".join(filter(None, (start, base))), value)]
     if term.name == "left":
-        return [_Bound(FLIPPED[op], f"total - {base}" if base else "total", -1 - value)]
+        return [_Bound(_FLIPPED[op], f"total - {base}" if base else "total", -1 - value)]
     return None
 
 
@@ -318,7 +318,7 @@ def _relations(bounds: Sequence[_Bound]) -> str:
     low, high = ([words for words in plain if words[0] in ops] for ops in ((">", ">="), ("<", "<=")))
     rest = [f"j {op} {text}" for op, text in (*low[1:], *high[1:], *(words for words in plain if words[0] == "="))]
     if low and high:
-        both = f"{low[0][1]} {FLIPPED[low[0][0]]} j {high[0][0]} {high[0][1]}"
+        both = f"{low[0][1]} {_FLIPPED[low[0][0]]} j {high[0][0]} {high[0][1]}"
     else:
         both = "".join(f"j {op} {text}" for op, text in (*low[:1], *high[:1]))
     return " and ".join(filter(None, [both, *rest]))

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from assay.harness.evidence.counters import CounterFile
 
-MAX_GRAPHS = 1024
+_MAX_GRAPHS = 1024
 READ_INTERVAL_S = 0.1
 """Seconds between two reads of the device counters, and the most by which the counter file lags."""
 
@@ -46,8 +46,8 @@ class GraphCounts:
     def prepare(self, device: torch.device) -> None:
         """Allocate the counters. Must be called outside of a capture."""
         if self._device is None:
-            self._device = torch.zeros(MAX_GRAPHS, dtype=torch.int64, device=device)
-            self._host = torch.zeros(MAX_GRAPHS, dtype=torch.int64, pin_memory=True)
+            self._device = torch.zeros(_MAX_GRAPHS, dtype=torch.int64, device=device)
+            self._host = torch.zeros(_MAX_GRAPHS, dtype=torch.int64, pin_memory=True)
 
     def capture(self, row: int, layer: int) -> None:
         """Note a call of the pass that is being captured. At the first call of a pass, capture the counting as well.
@@ -55,13 +55,13 @@ class GraphCounts:
         A layer that occurs again starts a new pass.
 
         Raises:
-            RuntimeError: `prepare` was not called, or there are more than `MAX_GRAPHS` graphs.
+            RuntimeError: `prepare` was not called, or there are more than `_MAX_GRAPHS` graphs.
         """
         if self._device is None or self._host is None:
             raise RuntimeError("a CUDA graph is captured but no counters were prepared; its calls cannot be counted")
         if not self._graphs or layer in self._graphs[-1].rows:
-            if len(self._graphs) == MAX_GRAPHS:
-                raise RuntimeError(f"more than {MAX_GRAPHS} CUDA graphs; their calls cannot be counted")
+            if len(self._graphs) == _MAX_GRAPHS:
+                raise RuntimeError(f"more than {_MAX_GRAPHS} CUDA graphs; their calls cannot be counted")
             at = slice(len(self._graphs), len(self._graphs) + 1)
             self._graphs.append(_Graph())
             self._device[at].add_(1)

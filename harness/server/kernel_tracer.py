@@ -114,7 +114,7 @@ class KernelTracer:
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
         self.on = True
         try:
-            with interpreter_launches(launched), profile(activities=activities) as profiler:
+            with _interpreter_launches(launched), profile(activities=activities) as profiler:
                 out = run()
                 if on_gpu:
                     torch.cuda.synchronize()
@@ -195,7 +195,7 @@ def _noted(interpreter: Any, note: Callable[[Any], None]) -> Iterator[None]:
         interpreter.GridExecutor.__call__ = launch
 
 
-def interpreter_launches(note: Callable[[Any], None]) -> Any:
+def _interpreter_launches(note: Callable[[Any], None]) -> Any:
     """Call `note` with the Python function of every kernel that Triton's interpreter runs, within the context."""
     interpreter = sys.modules.get(_INTERPRETER)
     return nullcontext() if interpreter is None else _noted(interpreter, note)

@@ -31,11 +31,11 @@ from assay.harness.files import write_whole
 
 RESERVOIR = 4
 """Most sampled calls per stratum."""
-MAX_CALL_SHARE = 1 / 32
+_MAX_CALL_SHARE = 1 / 32
 """Largest share of the budget that one call may take."""
-MAX_CUT_SHARE = 1 / 8
+_MAX_CUT_SHARE = 1 / 8
 """Largest share of the budget that one sequence with one kv head may take: it cannot be cut further without losing queries."""
-MAX_WORST_SHARE = 1 / 2
+_MAX_WORST_SHARE = 1 / 2
 """Largest share of the budget that the worst calls may take together."""
 _OVERHEAD = 4096  # a safetensors header and an entry of the manifest
 
@@ -187,7 +187,7 @@ class PackWriter:
 
     def _evict(self) -> None:
         """Drop calls until the budget is met: mild worst calls if they exceed their share, then calls of the largest stratum."""
-        while self._worst_bytes() > MAX_WORST_SHARE * self._budget:
+        while self._worst_bytes() > _MAX_WORST_SHARE * self._budget:
             mildest = min(self._worst, key=lambda key: self._worst[key].relative_l1 or 0.0)
             self._release(self._worst.pop(mildest))
         while self._bytes > self._budget:
@@ -201,7 +201,7 @@ class PackWriter:
         self, metadata: CallMetadata, call: AttentionCall, outputs: dict[str, Tensor], relative_l1: float | None,
         worst_at: tuple[int, int, int], first_head: int,
     ) -> _Kept | None:  # fmt: skip
-        limit = max(MAX_CALL_SHARE * self._budget, 2 * _OVERHEAD)
+        limit = max(_MAX_CALL_SHARE * self._budget, 2 * _OVERHEAD)
         first, count, heads = 0, len(metadata.new), slice(0, call.q.shape[1])
         tensors = _part(call, outputs, first, count, heads)
         if _size(tensors) > limit:
@@ -210,7 +210,7 @@ class PackWriter:
         if _size(tensors) > limit:
             heads = call.heads.readers(call.heads.kv_head(worst_at[1]))
             tensors = _part(call, outputs, first, count, heads)
-        limit = max(limit, MAX_CUT_SHARE * self._budget)
+        limit = max(limit, _MAX_CUT_SHARE * self._budget)
         queries = None
         if _size(tensors) > limit and call.causal:
             queries = _window(tensors, metadata.new[first], min(worst_at[2], metadata.new[first] - 1), limit)

@@ -40,8 +40,8 @@ from assay.harness.server.row_sample import sampled_rows
 from assay.harness.server.truth_sums import TruthSums
 from assay.harness.server.write_request import latest_write_request
 
-WRITE_INTERVAL_S = 0.5
-MAX_WRITE_SHARE = 0.05
+_WRITE_INTERVAL_S = 0.5
+_MAX_WRITE_SHARE = 0.05
 """Largest share of wall-clock time spent on writing."""
 _MAX_TEXT = 1000
 _MAX_PASSES = 256  # kept in memory until the worst cases among them are resolved
@@ -211,7 +211,7 @@ class Shadow:
             return
         self.write()
         finished = self._clock()
-        self._next_write = finished + max(WRITE_INTERVAL_S, (finished - started) / MAX_WRITE_SHARE)
+        self._next_write = finished + max(_WRITE_INTERVAL_S, (finished - started) / _MAX_WRITE_SHARE)
 
     def write(self) -> None:
         """Write the errors and the pack, which serves the latest write request."""

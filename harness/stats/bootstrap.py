@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 DRAWS = 4_999
 """Drawn samples: a p value is at least 1 in 5,000, and the quantile at 0.05 has a standard error of 0.003 in rank."""
-SEED = 20_260_612
+_SEED = 20_260_612
 """The same evidence gives the same report."""
 
 Floats = npt.NDArray[np.float64]
@@ -78,7 +78,7 @@ def bootstrap_t(values: npt.ArrayLike, alpha: float) -> Mean:
     # Equal values leave nothing but rounding.
     if error <= 1e-12 * abs(mean):
         return Mean(mean, mean, mean, 0.0, np.zeros(DRAWS))
-    samples = values[np.random.default_rng(SEED).integers(0, n, (DRAWS, n))]
+    samples = values[np.random.default_rng(_SEED).integers(0, n, (DRAWS, n))]
     moved = samples.mean(axis=1) - mean
     errors = samples.std(axis=1, ddof=1) / math.sqrt(n)
     # A sample of one repeated value has no error: it lies infinitely far away, unless it is the mean itself.

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from assay.harness.stats.share import Interval, clopper_pearson
 
-BERGER_BOOS = 1e-6
+_BERGER_BOOS = 1e-6
 """Error rate of the interval for the share of flips over which the p value is maximised; it is added to the p value."""
 _GRID = 64
 """Shares of flips that are tried; 512 changed none of five p values by more than 5e-5."""
@@ -55,10 +55,10 @@ def p_not_below(lost: int, gained: int, n: int, margin: float) -> float:
     observed = float(_score(np.array([lost], float), np.array([gained], float), n, margin)[0])
     flips = np.arange(n + 1)
     most = _most_lost(observed, flips, n, margin)
-    allowed = clopper_pearson(lost + gained, n, BERGER_BOOS)
+    allowed = clopper_pearson(lost + gained, n, _BERGER_BOOS)
     low, high = max(allowed.low, abs(margin)), max(allowed.high, abs(margin))
     worst = max(_probability(most, n, margin, share) for share in np.linspace(low, high, _GRID))
-    return min(1.0, worst + BERGER_BOOS)
+    return min(1.0, worst + _BERGER_BOOS)
 
 
 def p_not_above(lost: int, gained: int, n: int, margin: float) -> float:

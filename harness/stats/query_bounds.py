@@ -1,4 +1,4 @@
-"""Bounds of single queries: how large an error another honest implementation makes in the worst of up to `QUERIES` queries.
+"""Bounds of single queries: how large an error another honest implementation makes in the worst of up to `_QUERIES` queries.
 
 A cell averages over its queries, so a few wholly wrong ones drown in a cell of thousands. The theory is that of cells
 (`assay.harness.stats.noise_bound`), for the error vector of one query, and its distribution is taken at a far smaller rate: the
@@ -19,9 +19,9 @@ from assay.harness.attention.honest import MEMBERS, honest_outputs
 from assay.harness.attention.noise import NoiseFamily
 from assay.harness.stats.noise_bound import FALSE_FLAGS, MODEL_FACTOR, cell_bounds, f_quantile_above
 
-QUERIES = 10**9
+_QUERIES = 10**9
 """Queries x heads among which an honest kernel has one out of bounds in at most `FALSE_FLAGS` / 4 of all comparisons."""
-QUERY_FACTOR = 2.0
+_QUERY_FACTOR = 2.0
 """`MODEL_FACTOR` of one query: what a block of another size, or its outlier, costs one query does not average out. Measured:
 `benchmarks/honest_kernels.py`."""
 QUERY_SHARE = 2.0
@@ -53,13 +53,13 @@ def query_bounds(off: Tensor) -> tuple[Tensor, Tensor]:
     freedom, shared = structure(torch.cat([products, products.sum(1, keepdim=True)], 1))
     errors = with_all_heads(off.abs().sum(-1)).cpu().numpy()
     free = np.maximum(1.0, _FREEDOM_SHARE * freedom.cpu().numpy())
-    bounds = cell_bounds(errors, free, QUERIES, FALSE_FLAGS / 4, shared.cpu().numpy())
-    return torch.from_numpy(QUERY_FACTOR / MODEL_FACTOR * bounds), torch.from_numpy(free)
+    bounds = cell_bounds(errors, free, _QUERIES, FALSE_FLAGS / 4, shared.cpu().numpy())
+    return torch.from_numpy(_QUERY_FACTOR / MODEL_FACTOR * bounds), torch.from_numpy(free)
 
 
 def rarest(freedom: float) -> float:
     """Compute the root mean square, in standard deviations, of the rarest draw of `freedom` independent roundings: 7.2 of one."""
-    return float(np.sqrt(f_quantile_above(FALSE_FLAGS / 4 / QUERIES, freedom, 1e9)))
+    return float(np.sqrt(f_quantile_above(FALSE_FLAGS / 4 / _QUERIES, freedom, 1e9)))
 
 
 def rare_excess_of_queries(

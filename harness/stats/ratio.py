@@ -37,9 +37,9 @@ from assay.harness.verdict import Verdict
 
 MIN_RATIOS = 6
 """Fewer ratios give no verdict: an interval of level 0.95 would then be unbounded."""
-MAX_RATIOS = 10_000
+_MAX_RATIOS = 10_000
 """A larger number of ratios is not useful advice, and is not given."""
-WARM_FACTOR = 1.10
+_WARM_FACTOR = 1.10
 """A round is warm once neither role's blocks take more than this multiple of their later time."""
 _MAX_LAG_FRACTION = 3
 """Autocorrelations are computed up to a third of the length: at larger lags they are means of too few products."""
@@ -277,14 +277,14 @@ def ratios_needed(ratio: Ratio, bound: float) -> int | None:
     """Estimate with how many ratios the interval would clear the bound, if it shrinks with the square root of their number.
 
     Returns:
-        None where more than `MAX_RATIOS` would be needed; at least one more than were measured otherwise.
+        None where more than `_MAX_RATIOS` would be needed; at least one more than were measured otherwise.
     """
     distance = abs(math.log(ratio.value / bound))
     end = ratio.interval.high if ratio.value < bound else ratio.interval.low
     if not (distance and end and math.isfinite(end)):
         return None
     needed = ratio.n * (abs(math.log(end / ratio.value)) / distance) ** 2
-    return max(ratio.n + 1, math.ceil(needed)) if needed <= MAX_RATIOS else None
+    return max(ratio.n + 1, math.ceil(needed)) if needed <= _MAX_RATIOS else None
 
 
 def warm_up(series: Sequence[Sequence[Sequence[float]]]) -> int:
@@ -292,7 +292,7 @@ def warm_up(series: Sequence[Sequence[Sequence[float]]]) -> int:
 
     A round's level in a role is the median, over the role's series, of its time divided by the series' median over the second half
     of the run. The first round is always warm-up, and so is every round before the first in which both levels are at most
-    `WARM_FACTOR`; at most half of the rounds are. Both roles lose the same rounds, so no ratio is selected by its value.
+    `_WARM_FACTOR`; at most half of the rounds are. Both roles lose the same rounds, so no ratio is selected by its value.
 
     Args:
         series: for each role, for each load, seconds by round; all of one length.
@@ -303,6 +303,6 @@ def warm_up(series: Sequence[Sequence[Sequence[float]]]) -> int:
         times = np.array([list(one)[:rounds] for one in role])
         if rounds:
             levels = np.maximum(levels, np.median(times / np.median(times[:, rounds // 2 :], axis=1)[:, None], axis=0))
-    warm = np.flatnonzero(levels[1:] <= WARM_FACTOR) + 1
+    warm = np.flatnonzero(levels[1:] <= _WARM_FACTOR) + 1
     first = int(warm[0]) if warm.size else rounds
     return min(first, max(1, rounds // 2))

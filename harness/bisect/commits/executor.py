@@ -25,9 +25,9 @@ from assay.harness.bisect.commits.state import ACCURACY_DEFAULTS, BisectSpec, Me
 from assay.harness.errors import GIT_ABORT, AssayError, EvidenceError, ExitCode, UsageError
 from assay.harness.judge.report_file import read_report
 
-PRELOADED_MODULES = ["torch", "assay.harness.bisect.commits.probe", "triton", "triton.language"]
+_PRELOADED_MODULES = ["torch", "assay.harness.bisect.commits.probe", "triton", "triton.language"]
 """Imported by the process that probes are forked from; modules that are not installed are skipped."""
-COMMAND_NOT_FOUND = (126, 127)
+_COMMAND_NOT_FOUND = (126, 127)
 GRACE_S = 30.0
 _FLAGS = {"sources": "source", "conditions": "condition", "measure_with": "with", "run_args": "run-arg"}
 """Flags of ``assay bisect commits`` that are not named after their field of `BisectSpec`."""
@@ -84,13 +84,13 @@ def run_build(command: str, folder: Path, timeout: float, log: Path) -> tuple[st
         return f"the build did not finish within {timeout:.0f} s", seconds
     if code >= GIT_ABORT:
         raise BrokenEnvironment(
-            f"the build command exited with {code}: {tail(log)}",
+            f"the build command exited with {code}: {_tail(log)}",
             "exit code 0 if it built, 1 to 127 if the commit does not build",
             "fix the environment; the same command then resumes",
         )
-    if code in COMMAND_NOT_FOUND:
-        return f"the build command was not found (exit code {code}): {tail(log)}", seconds
-    return (f"the build exited with {code}: {tail(log)}" if code else ""), seconds
+    if code in _COMMAND_NOT_FOUND:
+        return f"the build command was not found (exit code {code}): {_tail(log)}", seconds
+    return (f"the build exited with {code}: {_tail(log)}" if code else ""), seconds
 
 
 def run_command(
@@ -121,7 +121,7 @@ def run_command(
     return code if code >= 0 else 128 - code
 
 
-def tail(log: Path, most: int = 200) -> str:
+def _tail(log: Path, most: int = 200) -> str:
     """Return the end of a log, on one line."""
     with suppress(OSError):
         return " ".join(log.read_text(errors="replace")[-4 * most :].split())[-most:] or "it printed nothing"
@@ -135,7 +135,7 @@ class Forks:
         # Ask NVML whether there is a GPU: initialising CUDA here would keep forked processes from using it.
         os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(PRELOADED_MODULES)
+        self._context.set_forkserver_preload(_PRELOADED_MODULES)
         with _environment(PYTHONSAFEPATH="1"):  # never import from the working directory
             forkserver.ensure_running()
 
@@ -166,9 +166,9 @@ class Forks:
             code = process.exitcode or 0
         if code < 0:
             name = signal.Signals(-code).name
-            return Measurement(status="died", reason=f"the process was killed by {name}: {tail(task.log)}")
+            return Measurement(status="died", reason=f"the process was killed by {name}: {_tail(task.log)}")
         raise BrokenEnvironment(
-            f"a probe ended with exit code {code} and without a result: {tail(task.log)}",
+            f"a probe ended with exit code {code} and without a result: {_tail(task.log)}",
             f"its result in {task.result}",
             f"see {task.log}; the same command then resumes",
         )
@@ -259,7 +259,7 @@ class AccuracyProber:
             update["regression"] = code == ExitCode.REGRESSION
         elif code == ExitCode.USAGE:
             raise UsageError(
-                f"assay run rejected its arguments: {tail(log, 400)}", "arguments that it accepts", "check --run-arg"
+                f"assay run rejected its arguments: {_tail(log, 400)}", "arguments that it accepts", "check --run-arg"
             )
         else:
             update |= {
@@ -275,7 +275,7 @@ def _reason(code: int | None, folder: Path, log: Path) -> str:
     with suppress(EvidenceError):
         report = read_report(folder / "report.json")
         return f"{report.verdict}: {report.headline}"
-    return f"assay run exited with {code}: {tail(log)}"
+    return f"assay run exited with {code}: {_tail(log)}"
 
 
 def reproduce(spec: BisectSpec, bad: str) -> str:

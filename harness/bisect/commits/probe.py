@@ -82,7 +82,7 @@ def main(task: Task) -> None:
     def keep(measured: Measurement) -> None:
         write_whole(task.result, measured.model_dump_json(), durable=False)
 
-    keep(measure_commit(task, keep))
+    keep(_measure_commit(task, keep))
 
 
 def _end_with_parent() -> None:
@@ -93,7 +93,7 @@ def _end_with_parent() -> None:
         os.killpg(0, signal.SIGKILL)
 
 
-def measure_commit(task: Task, before_reading: Callable[[Measurement], None] = lambda measured: None) -> Measurement:
+def _measure_commit(task: Task, before_reading: Callable[[Measurement], None] = lambda measured: None) -> Measurement:
     """Import the kernel and run it on the calls. `before_reading` receives the result before a wrong kernel is read."""
     roots = [str((task.tree / source).resolve()) for source in task.sources if (task.tree / source).is_dir()]
     _prefer(roots, task.kernel.split(":")[0].split(".")[0])
@@ -102,7 +102,7 @@ def measure_commit(task: Task, before_reading: Callable[[Measurement], None] = l
     except BaseException as error:  # a module may raise anything, even SystemExit
         traceback.print_exc()
         return Measurement(status="import", reason=_describe(error.__cause__ or error))
-    outsider = imported_from_elsewhere(task.tree, roots, task.kernel)
+    outsider = _imported_from_elsewhere(task.tree, roots, task.kernel)
     if outsider:
         return Measurement(status="import", reason=outsider)
     origin = _origin(task.tree, sys.modules[task.kernel.partition(":")[0]])
@@ -114,7 +114,7 @@ def measure_commit(task: Task, before_reading: Callable[[Measurement], None] = l
     except BaseException as error:
         traceback.print_exc()
         return Measurement(status="raised", reason=_describe(error), origin=origin)
-    outsider = imported_from_elsewhere(task.tree, roots, task.kernel)  # a kernel may import more when it first runs
+    outsider = _imported_from_elsewhere(task.tree, roots, task.kernel)  # a kernel may import more when it first runs
     if outsider:
         return Measurement(status="import", reason=outsider)
     findings = tuple(diagnose(run, task.reproduce)) if task.name_bug else ()
@@ -191,7 +191,7 @@ def _prefer(roots: list[str], top: str) -> None:
     importlib.invalidate_caches()
 
 
-def imported_from_elsewhere(tree: Path, roots: Sequence[str], kernel: str) -> str:
+def _imported_from_elsewhere(tree: Path, roots: Sequence[str], kernel: str) -> str:
     """Describe a module of the kernel's package, or of the worktree, that was imported from elsewhere; empty if there is none."""
     module = kernel.partition(":")[0]
     tops = {path.stem for root in roots for path in Path(root).iterdir() if path.suffix == ".py"}

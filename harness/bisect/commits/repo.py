@@ -167,10 +167,10 @@ class Repository:
         Raises:
             GitFailed: git failed, for instance because the disk is full.
         """
-        run_git(tree, "checkout", "--quiet", "--force", "--detach", commit, settings=self._without_filters)
+        _run_git(tree, "checkout", "--quiet", "--force", "--detach", commit, settings=self._without_filters)
 
     def _run(self, *args: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        return run_git(self.path, *args, check=check)
+        return _run_git(self.path, *args, check=check)
 
 
 class Worktree:
@@ -186,10 +186,10 @@ class Worktree:
             GitFailed: git failed, for instance because the disk is full.
         """
         self._repository.checkout(self.path, commit)
-        run_git(self.path, "clean", "--quiet", "-ff", "-d", *([] if keep_ignored else ["-x"]))
+        _run_git(self.path, "clean", "--quiet", "-ff", "-d", *([] if keep_ignored else ["-x"]))
 
 
-def run_git(
+def _run_git(
     folder: Path, *args: str, check: bool = True, settings: Mapping[str, str] = MappingProxyType({})
 ) -> subprocess.CompletedProcess[str]:
     """Run git in a folder, without the environment variables that a hook or another git command sets.

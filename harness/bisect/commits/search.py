@@ -26,9 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import betainc, betaln, xlogy
 
-JEFFREYS = 0.5
+_JEFFREYS = 0.5
 """Both parameters of Jeffreys' prior for a rate: Beta(1/2, 1/2)."""
-END_CONFIDENCE = 0.9
+_END_CONFIDENCE = 0.9
 """The ends are proven once the bad revision comes out bad more often than the good one with this probability. One outcome of
 each that is as stated gives 0.905."""
 MAX_UNSEEN = 7
@@ -36,9 +36,9 @@ MAX_UNSEEN = 7
 is refused in 1 of 128 bisections."""
 MAX_END_PROBES = 25
 """Outcomes of each end after which both count as too flaky."""
-MIN_CONTRADICTIONS = 2
+_MIN_CONTRADICTIONS = 2
 """Bad outcomes a commit needs before it may contradict the assumption that the history is monotone."""
-NEGLIGIBLE_BITS = 1e-9
+_NEGLIGIBLE_BITS = 1e-9
 """Information below which a probe is not worth its time; the rest is rounding."""
 
 _MAX_UNPACKED = 2048
@@ -286,7 +286,7 @@ def prove_ends(good: OutcomeCounts, bad: OutcomeCounts, repeats: int) -> EndStep
         return "probe-good"
     if bad.total < repeats:
         return "probe-bad"
-    if more_often_bad(bad, good) >= END_CONFIDENCE:
+    if _more_often_bad(bad, good) >= _END_CONFIDENCE:
         return "proven"
     for end, as_stated, total in (("good", good.good, good.total), ("bad", bad.bad, bad.total)):
         if not as_stated:
@@ -298,11 +298,11 @@ def prove_ends(good: OutcomeCounts, bad: OutcomeCounts, repeats: int) -> EndStep
     return "probe-good" if good.total <= bad.total else "probe-bad"
 
 
-def more_often_bad(one: OutcomeCounts, other: OutcomeCounts) -> float:
+def _more_often_bad(one: OutcomeCounts, other: OutcomeCounts) -> float:
     """Compute the probability that the first commit is bad at a higher rate than the second, with Jeffreys' prior on each."""
     edges = np.linspace(0.0, 1.0, 2001)
-    below = betainc(JEFFREYS + other.bad, JEFFREYS + other.good, edges)
-    mass = np.diff(betainc(JEFFREYS + one.bad, JEFFREYS + one.good, edges))
+    below = betainc(_JEFFREYS + other.bad, _JEFFREYS + other.good, edges)
+    mass = np.diff(betainc(_JEFFREYS + one.bad, _JEFFREYS + one.good, edges))
     return float(mass @ (below[1:] + below[:-1]) / 2)
 
 
@@ -332,7 +332,7 @@ def next_step(
             first = min(
                 (c for c, t in known.items() if t.is_bad), key=lambda c: history.ancestors(history.index[c]).sum()
             )
-            if known[first].bad < MIN_CONTRADICTIONS and first not in skipped:
+            if known[first].bad < _MIN_CONTRADICTIONS and first not in skipped:
                 return NextProbe(first, "verify")
             history = history.upto(history.index[first])
             continue
@@ -363,7 +363,7 @@ def _search(
         return flaky
     builds = np.where(available, buildable(history, known, skipped), 0.0)
     gain = information(history, belief) * builds
-    if gain.max() <= NEGLIGIBLE_BITS:
+    if gain.max() <= _NEGLIGIBLE_BITS:
         return flaky
     chosen = history.commits[int(gain.argmax())]
     return NextProbe(chosen, "confirm" if chosen in known else "search")

@@ -40,7 +40,7 @@ SKIPS_BEFORE_CANARY = 5
 SEARCH_PURPOSES: tuple[Purpose, ...] = ("good-end", "bad-end", "search", "confirm", "verify", "environment")
 """Probes whose outcomes the search uses; the others only describe the history."""
 
-ENDS: dict[Purpose, Literal["good", "bad"]] = {"good-end": "good", "bad-end": "bad"}
+_ENDS: dict[Purpose, Literal["good", "bad"]] = {"good-end": "good", "bad-end": "bad"}
 """Probes of the two revisions that the user gave, and what the user said each one is."""
 
 Show = Callable[[BisectState, str], None]
@@ -161,9 +161,9 @@ class Session:
         self._folder.log(number).unlink(missing_ok=True)
         measured = self._prober.probe(commit, self._folder.log(number), name_bug)
         outcome = outcome_of(measured, self.state.spec, self._good_measurements() or [measured])
-        if outcome.outcome == "skip" and purpose in ENDS:
+        if outcome.outcome == "skip" and purpose in _ENDS:
             raise UsageError(
-                f"the {ENDS[purpose]} revision {commit[:12]} cannot be probed: {outcome.reason}",
+                f"the {_ENDS[purpose]} revision {commit[:12]} cannot be probed: {outcome.reason}",
                 "both ends of the range build, import and can be classified",
                 f"check --build, --kernel and --source, or --run-arg; see {self._folder.log(number)}",
             )

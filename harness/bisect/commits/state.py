@@ -21,7 +21,7 @@ from assay.harness.schema import Record, read_json
 from assay.harness.verdict import Finding
 
 SCHEMA: Literal["assay.bisect-commits/3"] = "assay.bisect-commits/3"
-STATE = "state.json"
+_STATE = "state.json"
 Outcome = Literal["good", "bad", "skip"]
 Purpose = Literal["good-end", "bad-end", "search", "confirm", "verify", "environment", "scan", "name"]
 PURPOSES: dict[Purpose, str] = {
@@ -272,7 +272,7 @@ class BisectFolder:
     @property
     def state_file(self) -> Path:
         """``state.json``."""
-        return self.path / STATE
+        return self.path / _STATE
 
     def read(self) -> BisectState:
         """Read the state.
@@ -285,7 +285,7 @@ class BisectFolder:
             text = self.state_file.read_text()
         except (FileNotFoundError, NotADirectoryError):
             raise UsageError(
-                f"{self.path} holds no bisection.", f"a folder with a {STATE}", "check the path given by --out"
+                f"{self.path} holds no bisection.", f"a folder with a {_STATE}", "check the path given by --out"
             ) from None
         if f'"{SCHEMA}"' not in text:
             raise UsageError(
@@ -301,14 +301,14 @@ class BisectFolder:
 
     def measurement(self, number: int) -> Measurement | None:
         """Read the measurement of a probe; None if its file is gone."""
-        path = self.probe_file(number)
+        path = self._probe_file(number)
         return read_json(path, Measurement, _DAMAGED) if path.exists() else None
 
     def write_measurement(self, number: int, measurement: Measurement) -> None:
         """Replace the measurement of a probe."""
-        write_whole(self.probe_file(number), measurement.model_dump_json(indent=1))
+        write_whole(self._probe_file(number), measurement.model_dump_json(indent=1))
 
-    def probe_file(self, number: int) -> Path:
+    def _probe_file(self, number: int) -> Path:
         """Return the file of a probe's measurement."""
         return self.path / "probes" / f"{number:04d}.json"
 

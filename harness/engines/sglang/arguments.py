@@ -8,20 +8,20 @@ from typing import Any
 
 # A server's state, not its arguments. max_total_num_tokens follows from the memory that was free at start-up, which depends on
 # the other server; the flag behind it, max_total_tokens, is compared.
-VOLATILE = frozenset({"internal_states", "startup_time", "status", "max_total_num_tokens"})
-SECRET = frozenset({"api_key", "admin_api_key"})
+_VOLATILE = frozenset({"internal_states", "startup_time", "status", "max_total_num_tokens"})
+_SECRET = frozenset({"api_key", "admin_api_key"})
 # What identifies a server: its backend, its address and the name that it answers to.
-IDENTITY_KEYS = frozenset({"attention_backend", "port", "served_model_name", "launch_command"})
+_IDENTITY_KEYS = frozenset({"attention_backend", "port", "served_model_name", "launch_command"})
 # SGLang may fill these in with the server's own backend: then they are the requested difference, not a second one.
-TREATMENT_KEYS = ("prefill_attention_backend", "decode_attention_backend", "mm_attention_backend")
-MODEL_KEYS = {"model_path", "tokenizer_path", "context_length", "dtype"}
+_TREATMENT_KEYS = ("prefill_attention_backend", "decode_attention_backend", "mm_attention_backend")
+_MODEL_KEYS = {"model_path", "tokenizer_path", "context_length", "dtype"}
 """Arguments that name a model, or that the engine reads from it."""
 ABSENT = "absent"
 
 
 def settled(info: Mapping[str, Any]) -> dict[str, Any]:
     """Reduce a server's ``/server_info`` to the fields that stay the same while it runs, without its keys."""
-    return {key: value for key, value in info.items() if key not in VOLATILE | SECRET}
+    return {key: value for key, value in info.items() if key not in _VOLATILE | _SECRET}
 
 
 def differences(
@@ -38,7 +38,7 @@ def differences(
     SGLang derives from the backend, for example its page size, is listed: it is a second difference.
     """
     left, right = _flat(_without_treatment(reference)), _flat(_without_treatment(candidate))
-    treated = arguments_of(asked)
+    treated = _arguments_of(asked)
     return {
         name: (left.get(name, ABSENT), right.get(name, ABSENT))
         for name in sorted(left.keys() | right.keys())
@@ -46,22 +46,22 @@ def differences(
     }
 
 
-def arguments_of(asked: Collection[str]) -> set[str]:
+def _arguments_of(asked: Collection[str]) -> set[str]:
     """Return the names of the arguments that settings of a side become: "--page-size" is "page_size"."""
     flags = {name.removeprefix("--").replace("-", "_") for name in asked if name.startswith("--")}
-    return flags | (MODEL_KEYS if "model" in asked else set())
+    return flags | (_MODEL_KEYS if "model" in asked else set())
 
 
 def _without_treatment(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments, with null for those that only repeat the server's own backend."""
     own = arguments.get("attention_backend")
-    return {key: None if key in TREATMENT_KEYS and value == own else value for key, value in arguments.items()}
+    return {key: None if key in _TREATMENT_KEYS and value == own else value for key, value in arguments.items()}
 
 
 def _flat(arguments: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     flat: dict[str, str] = {}
     for key, value in arguments.items():
-        if not prefix and key in VOLATILE | SECRET | IDENTITY_KEYS:
+        if not prefix and key in _VOLATILE | _SECRET | _IDENTITY_KEYS:
             continue
         if isinstance(value, Mapping) and value:
             flat |= _flat(value, f"{prefix}{key}.")

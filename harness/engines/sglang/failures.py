@@ -24,7 +24,7 @@ from assay.harness.engines.sglang.known_causes import (
 from assay.harness.errors import EngineError
 from assay.harness.text import how_ended, one_line
 
-LINE_LIMIT = 300
+_LINE_LIMIT = 300
 """Characters of the line that names the cause; PyTorch's out-of-memory message goes on for three times as many."""
 
 
@@ -185,7 +185,7 @@ def _death(lines: list[str], situation: Situation) -> Told | None:
         if (match := _FAULT.search(line)) and (name := next((n for n in _SIGNALS if match[1].startswith(n)), "")):
             cause, do = ENDINGS[_SIGNALS[name]]
             return Told(
-                f"{one_line(match[0], LINE_LIMIT)}{_fault_place(lines[number + 1 :])}", cause, situation.words(do)
+                f"{one_line(match[0], _LINE_LIMIT)}{_fault_place(lines[number + 1 :])}", cause, situation.words(do)
             )
     for number, line in enumerate(lines):
         if not (match := _DEATH.search(line)):
@@ -271,11 +271,11 @@ def _in_kernel(traceback: list[str]) -> str:
 
 def _without_stamp(line: str) -> str:
     """Return a line of a log without its time and level."""
-    return one_line(line[_STAMP.match(line).end() :].strip(), LINE_LIMIT)  # type: ignore[union-attr]  # it matches nothing, too
+    return one_line(line[_STAMP.match(line).end() :].strip(), _LINE_LIMIT)  # type: ignore[union-attr]  # it matches nothing, too
 
 
 def _headline(said: str, where: str = "") -> str:
     """Return an exception's line, with its message's first line if that begins on the next one, and where it was raised."""
     first, *rest = (line.strip() for line in said.splitlines() if line.strip())
     place = f" ({where})" if where else ""
-    return one_line(f"{first} {rest[0]}" if first.endswith(":") and rest else first, LINE_LIMIT - len(place)) + place
+    return one_line(f"{first} {rest[0]}" if first.endswith(":") and rest else first, _LINE_LIMIT - len(place)) + place

@@ -257,8 +257,8 @@ CAUSES = (
 )
 """Known causes; the first one that fits counts."""
 
-CRASH = "native code crashed: run the kernel without a server (`assay check`); compute-sanitizer or a debugger names the line"
-KILLED = (
+_CRASH = "native code crashed: run the kernel without a server (`assay check`); compute-sanitizer or a debugger names the line"
+_KILLED = (
     "if the kernel log names it (dmesg -T | grep -i oom), memory ran out: free memory[beside: , use --servers=in-turn], or use a "
     "smaller --model; else leave the server alone, and repeat the command, which resumes"
 )
@@ -267,15 +267,15 @@ OUT_OF_MEMORY = (
     "or use a smaller --model"
 )
 ENDINGS = {
-    "SIGKILL": ("killed", KILLED),
+    "SIGKILL": ("killed", _KILLED),
     "SIGILL": ("illegal-instruction", "install builds of PyTorch and of the kernel that are made for this CPU"),
     "SIGBUS": (
         "bus-error",
         "make room in /dev/shm (df -h /dev/shm; docker run --shm-size=8g), and download cut files again",
     ),
-    "SIGSEGV": ("crash", CRASH),
-    "SIGABRT": ("crash", CRASH),
-    "SIGFPE": ("crash", CRASH),
+    "SIGSEGV": ("crash", _CRASH),
+    "SIGABRT": ("crash", _CRASH),
+    "SIGFPE": ("crash", _CRASH),
     "SIGTERM": ("stopped", "find out what sends SIGTERM to the server, and repeat the command, which resumes"),
 }
 """Known causes by the signal that ended a process which left no exception: id and remedy."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from assay.harness.attention.call import AttentionCall, CallSpec, KernelRefused, cumulative
 from assay.harness.attention.paging import slots_of
 
-EXTEND_MODES = ("EXTEND", "MIXED")
+_EXTEND_MODES = ("EXTEND", "MIXED")
 """SGLang's forward modes that are the extend phase of the contract. Others are speculative, diffusion or split prefill."""
 
 
@@ -26,9 +26,9 @@ def lengths(phase: str, batch: Any, who: str) -> tuple[list[int], list[int]]:
         lens = [int(n) for n in batch.seq_lens.tolist()]
         return [1] * len(lens), [n - 1 for n in lens]
     mode = batch.forward_mode.name
-    if mode not in EXTEND_MODES:
+    if mode not in _EXTEND_MODES:
         raise KernelRefused(
-            f"{who} cannot run {mode} batches; expected {' or '.join(EXTEND_MODES)}: start the server without that feature"
+            f"{who} cannot run {mode} batches; expected {' or '.join(_EXTEND_MODES)}: start the server without that feature"
         )
     return [int(n) for n in batch.extend_seq_lens_cpu], [int(n) for n in batch.extend_prefix_lens_cpu]
 

@@ -21,7 +21,7 @@ CUDA_MEM_FRACTION = 0.40
 """Share of the free GPU memory that a server takes for weights and KV cache, so that two servers fit."""
 
 # A user who set one of these would break the comparison, or the proof that the right server answers.
-OWN_FLAGS = (
+_OWN_FLAGS = (
     "--attention-backend", "--prefill-attention-backend", "--decode-attention-backend", "--model-path", "--device",
     "--host", "--port", "--served-model-name", "--api-key",
 )  # fmt: skip
@@ -86,7 +86,7 @@ def check_engine_args(engine_args: Sequence[str]) -> None:
     """Refuse flags that assay sets itself, and words that are neither a flag nor a flag's value.
 
     Raises:
-        UsageError: one of them sets one of `OWN_FLAGS`, or is no flag.
+        UsageError: one of them sets one of `_OWN_FLAGS`, or is no flag.
     """
     for before, given in zip(("", *engine_args), engine_args, strict=False):
         if not given.startswith("-") and (not before.startswith("--") or "=" in before):
@@ -97,7 +97,9 @@ def check_engine_args(engine_args: Sequence[str]) -> None:
             )
         flag = given.partition("=")[0]
         # argparse accepts any unambiguous prefix of a flag
-        own = next((own for own in OWN_FLAGS if flag.startswith("--") and len(flag) > 2 and own.startswith(flag)), None)
+        own = next(
+            (own for own in _OWN_FLAGS if flag.startswith("--") and len(flag) > 2 and own.startswith(flag)), None
+        )
         if own:
             raise UsageError(
                 f"--engine-arg={given} sets {own}, which assay sets itself.",

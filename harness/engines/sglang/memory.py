@@ -14,13 +14,13 @@ from assay.harness.errors import UsageError
 
 GIB = 1024**3
 # The three processes of a CPU server take about 2 GiB (measured, SGLang 0.5.23); one more is for the KV cache and activations.
-CPU_SERVER_BYTES = 3 * GIB
+_CPU_SERVER_BYTES = 3 * GIB
 # bf16 weights become fp32 (twice the bytes), and half of them exist a second time while they are loaded.
-CPU_MODEL_COPIES = 2.5
+_CPU_MODEL_COPIES = 2.5
 # CUDA context and activations lie outside --mem-fraction-static.
-CUDA_OUTSIDE_FRACTION = 0.1
+_CUDA_OUTSIDE_FRACTION = 0.1
 # The part of a server's share that remains for the KV cache.
-CUDA_KV_BYTES = 1 * GIB
+_CUDA_KV_BYTES = 1 * GIB
 _WEIGHTS = ("*.safetensors", "*.bin")
 
 
@@ -39,7 +39,7 @@ def hold_both(
         return False
     if device == "cpu":
         return 2 * one_server_bytes(device, model_bytes) <= available_bytes
-    shares_fit = 2 * mem_fraction + CUDA_OUTSIDE_FRACTION <= 1
+    shares_fit = 2 * mem_fraction + _CUDA_OUTSIDE_FRACTION <= 1
     # The second server takes its share of what the first one leaves.
     return shares_fit and one_server_bytes(device, model_bytes) <= mem_fraction * (1 - mem_fraction) * available_bytes
 
@@ -47,8 +47,8 @@ def hold_both(
 def one_server_bytes(device: Device, model_bytes: int) -> float:
     """Estimate the bytes that a server of a model with so many bytes of weights takes at least; on CUDA, inside of its share."""
     if device == "cpu":
-        return CPU_SERVER_BYTES + CPU_MODEL_COPIES * model_bytes
-    return model_bytes + CUDA_KV_BYTES
+        return _CPU_SERVER_BYTES + _CPU_MODEL_COPIES * model_bytes
+    return model_bytes + _CUDA_KV_BYTES
 
 
 def mem_fraction(engine_args: Sequence[str]) -> float:

@@ -32,7 +32,7 @@ from assay.harness.attention.sample_calls import call_of
 from assay.harness.engines.sglang.launch import STAND_INS
 from assay.harness.text import did_you_mean
 
-STALE = 57.0
+_STALE = 57.0
 """What the pool holds where it holds nothing of the call. A query that sees one such key is visibly wrong; a key that is masked
 costs nothing, since its weight is exactly 0."""
 _KIT = "sglang.test.kits.attention_unittest.attention_methods.dense_attention"
@@ -287,7 +287,7 @@ class _Runner:
         # A copy of the arguments, since they cannot be entered again inside.
         with get_parallel().override(**_ONE_RANK), copy.copy(self._arguments), torch.no_grad():
             for buffer in (self._pool.get_key_buffer(call.layer), self._pool.get_value_buffer(call.layer)):
-                buffer.fill_(STALE)
+                buffer.fill_(_STALE)
             if any(call.prefixes):
                 self._pool.set_kv_buffer(layer, KVWriteLoc(slots[~new], None), call.k[~new], call.v[~new])
             batch = self._batch(call, rows, slots[new])

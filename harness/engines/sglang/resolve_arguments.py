@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 
-def resolved(flags: list[str]) -> dict[str, Any]:
+def _resolved(flags: list[str]) -> dict[str, Any]:
     """Resolve the arguments of a server with these flags, by name."""
     from sglang.srt.plugins import load_plugins
     from sglang.srt.server_args import prepare_server_args
@@ -36,5 +36,5 @@ def _plain(value: Any) -> Any:
 
 
 if __name__ == "__main__":
-    print("\n" + json.dumps(resolved(sys.argv[1:]), default=_plain), flush=True)
+    print("\n" + json.dumps(_resolved(sys.argv[1:]), default=_plain), flush=True)
     os._exit(0)  # SGLang's imports leave threads behind that would be waited for

@@ -27,10 +27,10 @@ from assay.harness.evidence.manifest import engine_label
 from assay.harness.server.control import API_KEY
 from assay.harness.text import one_line
 
-PORT_ATTEMPTS = 3
+_PORT_ATTEMPTS = 3
 POLL_INTERVAL_S, PROBE_TIMEOUT_S = 0.25, 5.0
-FLUSH_TIMEOUT_S = 10
-LAST_LINE = 160
+_FLUSH_TIMEOUT_S = 10
+_LAST_LINE = 160
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _ESSENTIAL = "sglang::"  # the titles of its scheduler and detokenizer; it does not notice if they exit with status 0
 
@@ -65,14 +65,14 @@ class SGLangServer(Engine):
             EvidenceError: its folder or its log cannot be written.
         """
         try:
-            for attempt in range(1, PORT_ATTEMPTS + 1):
+            for attempt in range(1, _PORT_ATTEMPTS + 1):
                 try:
                     self._start_on(free_port())
                     return
                 except _PortTaken as taken:
-                    if attempt == PORT_ATTEMPTS:
+                    if attempt == _PORT_ATTEMPTS:
                         raise EngineError(
-                            f"{self.who} could not get a port in {PORT_ATTEMPTS} attempts: {taken}.",
+                            f"{self.who} could not get a port in {_PORT_ATTEMPTS} attempts: {taken}.",
                             "a free port on 127.0.0.1",
                             "end what holds the ports (ss -ltnp lists it), and repeat the command",
                             cause="port",
@@ -113,7 +113,7 @@ class SGLangServer(Engine):
                 raise self._dead(process)
             self._check_processes(process)
             if time.monotonic() - started > self.launch.startup_timeout:
-                last = one_line(_COLOUR.sub("", process.last_line()), LAST_LINE)
+                last = one_line(_COLOUR.sub("", process.last_line()), _LAST_LINE)
                 raise client.error(
                     f"was not ready after {self.launch.startup_timeout:g} s; "
                     f"{f'its last line was: {last}' if last else 'it wrote nothing'}",
@@ -200,8 +200,8 @@ class SGLangServer(Engine):
         return arguments.settled(self._arguments)
 
     def flush_cache(self) -> None:
-        """Empty the prefix cache, waiting up to `FLUSH_TIMEOUT_S` seconds until the last requests have left the scheduler."""
-        self._ready_client().post(f"/flush_cache?timeout={FLUSH_TIMEOUT_S}", FLUSH_TIMEOUT_S + PROBE_TIMEOUT_S)
+        """Empty the prefix cache, waiting up to `_FLUSH_TIMEOUT_S` seconds until the last requests have left the scheduler."""
+        self._ready_client().post(f"/flush_cache?timeout={_FLUSH_TIMEOUT_S}", _FLUSH_TIMEOUT_S + PROBE_TIMEOUT_S)
 
     def ask(
         self,

@@ -15,7 +15,7 @@ from assay.harness.text import one_line
 
 KEPT = 10_000
 """Different figures, faults and tracebacks that are kept; what lies beyond is counted as read only."""
-SHOWN = 50
+_SHOWN = 50
 """Most rows of a table and most facts of one kind."""
 
 
@@ -148,12 +148,12 @@ def _read(source: Source) -> Text:
 
 
 def _facts(found: Text) -> Iterator[Fact]:
-    for traceback in found.tracebacks[:SHOWN]:
+    for traceback in found.tracebacks[:_SHOWN]:
         text = one_line(traceback.raised or "a traceback that does not end") + (
             f" ({traceback.frame})" if traceback.frame else ""
         )
         yield Fact(id="traceback", title="Traceback", text=text, cites=(_cite(traceback.first, traceback.last, text),))
-    for fault_ in list(found.faults.values())[:SHOWN]:
+    for fault_ in list(found.faults.values())[:_SHOWN]:
         text = (f"{fault_.count}×: " if fault_.count > 1 else "") + fault_.text
         yield Fact(
             id=fault_.id, title=TITLES[fault_.id], text=text, cites=(_cite(fault_.first, fault_.last, fault_.text),)
@@ -162,7 +162,7 @@ def _facts(found: Text) -> Iterator[Fact]:
 
 def _table(found: Text) -> Table:
     rows = []
-    for name, one in list(found.stated.items())[:SHOWN]:
+    for name, one in list(found.stated.items())[:_SHOWN]:
         values = [figure.value for figure in one.figures]
         low, high = (one.figures[values.index(extreme)].written for extreme in (min(values), max(values)))
         lines = str(one.first) if one.first == one.last else f"{one.first}–{one.last}"

@@ -24,10 +24,10 @@ from assay.harness.reading import reading
 from assay.harness.text import one_line
 from assay.harness.verdict import WORST_FIRST, Check, Verdict, cause_of
 
-BEYOND = "beyond-stop"
+_BEYOND = "beyond-stop"
 """Questions that one run asked after the other had stopped: they are no gap, since stopping decides nothing about the rest."""
 FLIPS_SHOWN = 50
-TEXT_KEPT = 400
+_TEXT_KEPT = 400
 """Characters that are kept of an answer."""
 
 
@@ -121,7 +121,7 @@ def final(decided: Verdict, checks: Iterable[Check]) -> tuple[Verdict, list[str]
 
 
 def _answers(left: Loaded, right: Loaded, limits: Limits) -> CompareResult:
-    overall, tasks, flips, checks = compare_answers(left, right, limits)
+    overall, tasks, flips, checks = _compare_answers(left, right, limits)
     decided: Verdict = overall.verdict
     worse = [task for task in tasks if task.verdict == "regression"]
     if decided != "regression" and worse:
@@ -137,7 +137,7 @@ def _answers(left: Loaded, right: Loaded, limits: Limits) -> CompareResult:
     return _result(left, right, limits, verdict, [*reasons, *more], checks, overall=overall, tasks=tasks, flips=flips)
 
 
-def compare_answers(
+def _compare_answers(
     left: Loaded, right: Loaded, limits: Limits
 ) -> tuple[ComparedTask, tuple[ComparedTask, ...], tuple[AnswerFlip, ...], list[Check]]:
     """Compare two results with answers: all tasks together, each task, the flips, and the checks."""
@@ -174,7 +174,7 @@ def _pairing(a: ResultSet, b: ResultSet) -> ItemPairing:
         longer = max((a, b), key=lambda one: len(one.items)).items[shared:]
         pairing.unpaired.append(
             Unpaired(
-                id=BEYOND,
+                id=_BEYOND,
                 title="asked after the other run had stopped",
                 count=beyond,
                 examples=tuple(one.key for one in longer[:3]),
@@ -218,10 +218,10 @@ def _flips(task: str, pairs: Iterable[ItemPair]) -> list[AnswerFlip]:
             task=task,
             key=pair.a.key,
             direction="lost" if pair.loss > 0 else "gained",
-            question=pair.a.question[:TEXT_KEPT],
-            target=pair.a.target[:TEXT_KEPT],
-            a=pair.a.answer[:TEXT_KEPT],
-            b=pair.b.answer[:TEXT_KEPT],
+            question=pair.a.question[:_TEXT_KEPT],
+            target=pair.a.target[:_TEXT_KEPT],
+            a=pair.a.answer[:_TEXT_KEPT],
+            b=pair.b.answer[:_TEXT_KEPT],
         )
         for pair in pairs
         if pair.loss
@@ -241,7 +241,7 @@ def _checks(
         *(f"{name} is in A alone" for name in mine if name not in theirs),
         *(f"{name} is in B alone" for name in theirs if name not in mine),
     ]
-    unpaired = [(one, task) for task in tasks for one in task.unpaired if one.id != BEYOND]
+    unpaired = [(one, task) for task in tasks for one in task.unpaired if one.id != _BEYOND]
     total = sum(one.count for one, _ in unpaired)
     detail = "; ".join(f"{one.count:,} {one.title} ({task.task}: {', '.join(one.examples)})" for one, task in unpaired)
     paired, unverified = (
@@ -273,7 +273,7 @@ def _checks(
         found = f"{unverified:,} pairs have no recorded prompt: the documents are the same, the prompts are taken to be"
         title = "both were asked with the same prompts"
         checks.append(Check(id="same-prompts", title=title, status="not checked", found=found))
-    return checks if left.kind == "runs" else [*checks, EXECUTION]
+    return checks if left.kind == "runs" else [*checks, _EXECUTION]
 
 
 _ROUNDED = 1e-3
@@ -291,7 +291,7 @@ def _other_scores(*sides: dict[str, ResultSet]) -> str:
     return "; ".join(found)
 
 
-EXECUTION = Check(
+_EXECUTION = Check(
     id="execution",
     title="the kernel under test computed the answers",
     status="not checked",

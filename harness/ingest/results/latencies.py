@@ -17,7 +17,7 @@ from assay.harness.ingest.results.serving import settings_that_differ
 from assay.harness.stats.ratio import Ratio, RatioDecision, decide_ratios, ratio_of
 from assay.harness.verdict import Check
 
-MOST_PAIRS = 1_000
+_MOST_PAIRS = 1_000
 """Pairs that a ratio is taken from, evenly chosen: the estimate sorts the means of all pairs of them."""
 
 
@@ -94,7 +94,7 @@ def _logs(one: Latencies, other: Latencies, a: ResultSet, b: ResultSet) -> list[
         for x, y, p, q in zip(one.seconds, other.seconds, a.requests, b.requests, strict=True)
         if x and y and p == q
     ]
-    step = max(1, math.ceil(len(found) / MOST_PAIRS))
+    step = max(1, math.ceil(len(found) / _MOST_PAIRS))
     return found[::step]
 
 

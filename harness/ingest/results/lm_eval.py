@@ -24,7 +24,7 @@ from assay.harness.ingest.statement import Statement
 from assay.harness.reading import whole_file
 from assay.harness.text import did_you_mean
 
-INVALID = "[invalid]"
+_INVALID = "[invalid]"
 """What lm-eval's regex filters give for an answer in which they find nothing (``filters/extraction.py``, ``fallback``)."""
 _SAMPLE_KEYS = ("doc_hash", "prompt_hash", "target_hash", "resps", "filtered_resps")
 _RESULT_KEYS = ("results", "configs", "versions", "n-shot")
@@ -277,7 +277,7 @@ def _items(rows: list[dict[str, Any]], metric: str) -> tuple[ResultItem, ...]:
                 question=question(row),
                 target=target(given, row.get("target", "")) if given else str(row.get("target", "")),
                 answer=answer,
-                parsed=None if parsed == INVALID else parsed,
+                parsed=None if parsed == _INVALID else parsed,
                 score=_score(row, metric),
             )
         )

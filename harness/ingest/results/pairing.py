@@ -11,7 +11,7 @@ from pydantic import Field
 from assay.harness.ingest.results.result_set import ResultItem, ResultSet
 from assay.harness.schema import Part
 
-EXAMPLES = 3
+_EXAMPLES = 3
 """Keys that are named of what cannot be paired."""
 
 
@@ -136,7 +136,7 @@ def _count(result: ItemPairing, reason: str, key: _Key) -> None:
     name = key[0] if not key[1] else f"{key[0]} (repeat {key[1]})"
     for place, one in enumerate(result.unpaired):
         if one.id == reason:
-            named = one.examples if len(one.examples) >= EXAMPLES else (*one.examples, name)
+            named = one.examples if len(one.examples) >= _EXAMPLES else (*one.examples, name)
             result.unpaired[place] = one.model_copy(update={"count": one.count + 1, "examples": named})
             return
     result.unpaired.append(Unpaired(id=reason, title=_TITLES[reason], count=1, examples=(name,)))

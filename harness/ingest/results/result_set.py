@@ -14,7 +14,7 @@ from assay.harness.schema import Part
 from assay.harness.text import one_line
 
 Kind = Literal["answers", "latencies", "tests"]
-MOST_EXCERPTS = 5
+_MOST_EXCERPTS = 5
 """Units that were not understood of which the first lines are quoted."""
 ROWS_SHOWN = 50
 """Rows of a table of an ingested file."""
@@ -100,7 +100,7 @@ class Reading:
     def refuse(self, number: int, text: str) -> None:
         """Count a unit that was not understood. `number` is its line, or its place from 1."""
         self.unread += 1
-        if len(self.excerpts) < MOST_EXCERPTS:
+        if len(self.excerpts) < _MOST_EXCERPTS:
             self.excerpts.append(Excerpt(first=number, last=number, text=one_line(text, 200)))
 
 

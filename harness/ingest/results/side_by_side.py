@@ -26,7 +26,7 @@ from assay.harness.text import percent, two_digits
 from assay.harness.verdict import WORST_FIRST, serious
 
 NOTHING = "–"
-LEAST_DIFFERENCE = 0.01
+_LEAST_DIFFERENCE = 0.01
 """Ratios of times that differ by less are equal as printed."""
 
 
@@ -267,4 +267,4 @@ def _latency(report: Report) -> Iterator[_Fact]:
         if row.ratio is not None:
             text = ratio_text(row.ratio, row.low, row.high)
             title = f"ratio of {row.title}, {row.where}"
-            yield _Fact("latency", f"latency-{row.metric}-{row.where}", title, text, row.ratio, 1 + LEAST_DIFFERENCE)
+            yield _Fact("latency", f"latency-{row.metric}-{row.where}", title, text, row.ratio, 1 + _LEAST_DIFFERENCE)

@@ -13,7 +13,7 @@ from assay.harness.ingest.sglang_log.reader import seconds_between
 from assay.harness.ingest.source import Source
 from assay.harness.text import one_line, percent, ranges
 
-SHOWN = 50
+_SHOWN = 50
 """Most rows of a table, and most excerpts of unread lines."""
 _START = ("model", "dtype", "weights", "KV tokens", "graph batches", "graph seconds", "graph memory", "free memory")
 
@@ -21,7 +21,7 @@ _START = ("model", "dtype", "weights", "KV tokens", "graph batches", "graph seco
 def document(log: Log, source: Source, id: str, title: str) -> Document:
     """Make the document of one log."""
     unread = log.lines - log.read
-    excerpts = [Excerpt(first=one.first, last=one.last, text=one_line(one.text)) for one in log.unread[:SHOWN]]
+    excerpts = [Excerpt(first=one.first, last=one.last, text=one_line(one.text)) for one in log.unread[:_SHOWN]]
     file = FileRead.of(source, id, title, log.read, unread, excerpts=excerpts, notes=_notes(log, source))
     tables = [
         table
@@ -76,14 +76,14 @@ def _facts(log: Log) -> Iterable[Fact]:
         yield Fact(
             id="command", title="Command", text=one_line(command.text, 600), cites=cite((command.line, command.text))
         )
-    for (kind, text), where in list(log.notices.items())[:SHOWN]:
+    for (kind, text), where in list(log.notices.items())[:_SHOWN]:
         yield Fact(
             id=kind,
             title=kind.replace("-", " ").capitalize(),
             text=f"{where.count}×: {one_line(text)}",
             cites=cite(where),
         )
-    for trace in log.traces[:SHOWN]:
+    for trace in log.traces[:_SHOWN]:
         text = one_line(trace.exception or "a traceback that does not end")
         yield Fact(
             id="traceback",
@@ -101,7 +101,7 @@ def _tests(log: Log) -> Table:
             _duration(test.began, test.ended, test.seconds),
             f"{test.line}–{test.outcome_line or '?'}",
         )
-        for test in log.tests[:SHOWN]
+        for test in log.tests[:_SHOWN]
     )
     note = ", ".join(f"{count} {outcome}" for outcome, count in log.outcomes.items())
     return Table(id="tests", title="Tests", columns=("test", "outcome", "seconds", "lines"), rows=rows, note=note)
@@ -129,7 +129,7 @@ def _servers(log: Log) -> Table:
             f"{server.answered.count:,}",
             str(server.line),
         )
-        for server in log.servers[:SHOWN]
+        for server in log.servers[:_SHOWN]
     )
     columns = (
         "server",
@@ -151,14 +151,14 @@ def _servers(log: Log) -> Table:
 def _started(log: Log) -> Table:
     rows = tuple(
         (str(server.number), *(server.facts[name][0] if name in server.facts else "–" for name in _START))
-        for server in log.servers[:SHOWN]
+        for server in log.servers[:_SHOWN]
         if server.facts
     )
     return Table(id="start", title="Start, memory and CUDA graphs", columns=("server", *_START), rows=rows)
 
 
 def _arguments(log: Log) -> Table:
-    known = [server for server in log.servers[:SHOWN] if server.arguments]
+    known = [server for server in log.servers[:_SHOWN] if server.arguments]
     differing = server_args.differences([one.arguments for one in known])
     most = max((len(one.arguments) for one in known), default=0)
     note = f"{most} arguments; not compared: {', '.join(sorted(server_args.PER_SERVER))}"
@@ -166,7 +166,7 @@ def _arguments(log: Log) -> Table:
         id="arguments",
         title="Arguments that differ between the servers",
         columns=("argument", *(f"server {one.number}" for one in known)),
-        rows=tuple((name, *(one_line(value, 60) for value in values)) for name, values in differing[:SHOWN]),
+        rows=tuple((name, *(one_line(value, 60) for value in values)) for name, values in differing[:_SHOWN]),
         note=note,
     )
 
@@ -179,20 +179,20 @@ def _metrics(log: Log) -> Table:
             log.tests[metric.test].id.rpartition("::")[2] if metric.test >= 0 else "–",
             str(metric.line),
         )
-        for metric in log.metrics[:SHOWN]
+        for metric in log.metrics[:_SHOWN]
     )
     return Table(id="metrics", title="Metrics", columns=("metric", "value", "test", "line"), rows=rows)
 
 
 def _blocks(log: Log) -> Table:
     rows = tuple(
-        (block.title, name, value, str(line)) for block in log.blocks[:SHOWN] for name, value, line in block.rows
+        (block.title, name, value, str(line)) for block in log.blocks[:_SHOWN] for name, value, line in block.rows
     )
     return Table(id="benchmarks", title="Benchmarks", columns=("benchmark", "figure", "value", "line"), rows=rows)
 
 
 def _calls(log: Log) -> Table:
-    rows = tuple((one_line(name), f"{count:,}") for name, count in log.calls.most_common(SHOWN))
+    rows = tuple((one_line(name), f"{count:,}") for name, count in log.calls.most_common(_SHOWN))
     note = (
         "Names and statistics without tensors, which can be neither compared nor replayed: SGLANG_KERNEL_API_LOGLEVEL=10 with "
         "SGLANG_KERNEL_API_DUMP_DIR dumps them for assay tensors diff and assay pack import"

@@ -93,7 +93,7 @@ class LogReader:
             assert piece.bar is not None
             self._bar(number, piece.bar)
         elif piece.kind == "test-start":
-            self.start_test(number, piece.text)
+            self._start_test(number, piece.text)
         elif piece.kind == "text":
             return self._text(number, piece.text)
         self.log.kinds[piece.kind] += 1
@@ -169,18 +169,18 @@ class LogReader:
     def _outcome(self, number: int, text: str) -> str:
         match = _OUTCOME.fullmatch(text)
         if match:
-            self.end_test(number, text, _WORDS.get(match[1], match[1].lower()))
+            self._end_test(number, text, _WORDS.get(match[1], match[1].lower()))
             return "outcome"
         match = _UNITTEST.fullmatch(text)
         if match:
-            self.start_test(number, match["id"])
+            self._start_test(number, match["id"])
             if match["outcome"]:
                 word = match["outcome"].partition(" ")[0]
-                self.end_test(number, text, _WORDS.get(word, word))
+                self._end_test(number, text, _WORDS.get(word, word))
             return "outcome"
         return ""
 
-    def start_test(self, number: int, name: str) -> None:
+    def _start_test(self, number: int, name: str) -> None:
         """Begin a test."""
         if len(self.log.tests) < KEPT:
             self.log.ids[name] = len(self.log.tests)
@@ -189,7 +189,7 @@ class LogReader:
         else:
             self.log.beyond["tests"] += 1
 
-    def end_test(self, number: int, text: str, outcome: str) -> None:
+    def _end_test(self, number: int, text: str, outcome: str) -> None:
         """Record a printed outcome: of the test that is open, if there is just one."""
         self.log.outcomes[outcome] += 1
         if len(self._open) == 1:

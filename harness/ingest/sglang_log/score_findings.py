@@ -37,7 +37,7 @@ def below_guessing(log: Log) -> Iterable[CitedFinding]:
         if of is None:
             continue
         group = _group(log, metric)
-        evidence = [f"by group: {by_group(group)}"] if group else []
+        evidence = [f"by group: {_by_group(group)}"] if group else []
         cites = cite((metric.line, metric.text), of[1], *([(group.line, group.text)] if group else []))
         found = guessing.below_guessing(name, metric.value, of[0], test_name(log, metric.test), evidence, cites)
         if found:
@@ -49,7 +49,7 @@ def _group(log: Log, metric: Metric) -> Group | None:
     return next(found, None)
 
 
-def by_group(group: Group) -> str:
+def _by_group(group: Group) -> str:
     """Return the scores by group in a line, without their deviations."""
     return ", ".join(
         f"{key} {value:.3g}" for key, value in group.scores.items() if not key.endswith(":std") and key != "score"

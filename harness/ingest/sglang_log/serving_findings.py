@@ -12,9 +12,9 @@ from assay.harness.ingest.sglang_log.score_findings import missed_bounds
 from assay.harness.text import counted, listed, one_line, percent
 from assay.harness.verdict import Severity
 
-LITTLE = 0.05
+_LITTLE = 0.05
 """Share of prompt tokens from the prefix cache up to which a test had almost none."""
-NO_DECODE_KERNEL = {"sage_attn": "SageAttention 1.0.6 has no kernel that reads a paged KV cache"}
+_NO_DECODE_KERNEL = {"sage_attn": "SageAttention 1.0.6 has no kernel that reads a paged KV cache"}
 """Backends that must hand decode to another one, and why."""
 
 
@@ -58,7 +58,7 @@ def prefix_untested(log: Log) -> Iterable[CitedFinding]:
         return
     failed, passed = shares["failed"], shares["passed"]
     share, other = _share(failed), _share(passed)
-    if share <= 2 * LITTLE or other > LITTLE:
+    if share <= 2 * _LITTLE or other > _LITTLE:
         return
     batches = sum(server.prefix_batches.count for server in failed)
     yield finding(
@@ -101,7 +101,7 @@ def decode_not_shown(log: Log) -> Iterable[CitedFinding]:
     graphs = sum(one.decode_graph for one in own)
     named = server.arguments.get("decode_attention_backend", "None").strip("'")
     evidence = [f"{graphs} of {steps} lines of decode batches ran from a CUDA graph; none names the kernel"]
-    evidence += [NO_DECODE_KERNEL[candidate]] if candidate in NO_DECODE_KERNEL else []
+    evidence += [_NO_DECODE_KERNEL[candidate]] if candidate in _NO_DECODE_KERNEL else []
     evidence += [f"decode_attention_backend is {named}"]
     graph = server.facts.get("graph memory")
     twin = next(
@@ -128,7 +128,7 @@ def decode_not_shown(log: Log) -> Iterable[CitedFinding]:
         "warning",
         candidate,
         f"No line states which kernel computed decode with {candidate}"
-        + (f", and {candidate} must hand it to another backend." if candidate in NO_DECODE_KERNEL else "."),
+        + (f", and {candidate} must hand it to another backend." if candidate in _NO_DECODE_KERNEL else "."),
         evidence,
         cite(*(one.decodes for one in own), *([graph[1]] if graph else []), *([same[1]] if same else [])),
     )

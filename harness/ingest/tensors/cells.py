@@ -20,11 +20,11 @@ from assay.harness.ingest.tensors.layout import Layout
 
 BLOCK = 1 << 18
 """Elements that are converted at once: two float32 buffers of 1 MiB (benchmarks/tensor_diff.py)."""
-ROUNDINGS = 4
+_ROUNDINGS = 4
 """Bound of a cell whose elements are stored in 16 bits or fewer, in units of the dtype's epsilon: each side rounds twice on the
 way to what is dumped (the operands, the result), each time by at most half an epsilon, and the errors of a cell may all point
 one way."""
-SUMMED = 64
+_SUMMED = 64
 """The same for float32, whose error is that of sums in another order: about sqrt(n) half epsilons for n terms, n = 4096 ... 16384.
 """
 _memcmp = ctypes.CDLL(None).memcmp
@@ -37,7 +37,7 @@ def default_bound(dtype: torch.dtype) -> float:
     if not dtype.is_floating_point:
         return 0.0
     eps = torch.finfo(dtype).eps
-    return eps * (ROUNDINGS if dtype.itemsize < 4 else SUMMED)
+    return eps * (_ROUNDINGS if dtype.itemsize < 4 else _SUMMED)
 
 
 @dataclass(frozen=True)

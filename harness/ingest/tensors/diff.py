@@ -25,10 +25,10 @@ from assay.harness.schema import RULE, Part
 from assay.harness.text import counted
 from assay.harness.verdict import Decided, Verdict
 
-THREADS = 2
+_THREADS = 2
 """Tensors that are compared at once: one thread reads while the other adds up."""
 SCHEMA: Literal["assay.tensor-diff/1"] = "assay.tensor-diff/1"
-LISTED = 200
+_LISTED = 200
 """Most differing tensors, and most unpaired names, in a result: they are counted beyond that."""
 
 
@@ -82,9 +82,9 @@ class TensorDiff(Decided):
     first: CellAt | None = Field(description="the first cell out of bounds in depth order")
     worst: CellAt | None = Field(description="the cell with the largest error")
     tensors: tuple[TensorRow, ...] = Field(
-        description=f"pairs that differ in some bit, in depth order: at most {LISTED}"
+        description=f"pairs that differ in some bit, in depth order: at most {_LISTED}"
     )
-    not_compared: tuple[str, ...] = Field(description=f"what could not be compared, and why: at most {LISTED}")
+    not_compared: tuple[str, ...] = Field(description=f"what could not be compared, and why: at most {_LISTED}")
     not_compared_count: int
     empty: int = Field(0, description="pairs without an element, which show nothing")
     grids: tuple[ErrorGrid, ...] = Field((), description="the worst error by layer and head, one heat map per boundary")
@@ -123,7 +123,7 @@ def diff(
     def one(pair: _Pair) -> _Compared | str | None:
         return _compare(pair, exact, tolerance, model, axes)
 
-    with ThreadPoolExecutor(THREADS) as pool:
+    with ThreadPoolExecutor(_THREADS) as pool:
         found = list(pool.map(one, pairs))
     every = [x for x in found if isinstance(x, _Compared)]
     compared = [x for x in every if x.bytes]
@@ -198,8 +198,8 @@ def _result(
         seconds=seconds,
         first=first,
         worst=_at(worst, worst.cells.worst) if worst else None,
-        tensors=tuple(_row(one) for one in changed[:LISTED]),
-        not_compared=tuple(problems[:LISTED]),
+        tensors=tuple(_row(one) for one in changed[:_LISTED]),
+        not_compared=tuple(problems[:_LISTED]),
         not_compared_count=len(problems),
         grids=tuple(_grids(compared)),
     )

@@ -23,7 +23,7 @@ from assay.harness.ingest.tensors.names import Place, pairing_key, place_of, tag
 from assay.harness.ingest.tensors.numpy_files import arrays, load_array
 from assay.harness.reading import reading
 
-SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".npz", ".npy")
+_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".npz", ".npy")
 _PASS = re.compile(r"Pass(\d+)$")
 _RANK = re.compile(r"(TP\d+_PP\d+)_Rank\d+_pid\d+$")
 _CALL = re.compile(r"\d{8}_\d{6}_\d+_pid\d+_(?P<function>.+)_call(?P<number>\d+)$")
@@ -83,8 +83,8 @@ TITLES = {
 def tensor_files(path: Path) -> list[Path]:
     """Return the tensor files of a dump, sorted by name."""
     if path.is_file():
-        return [path] if path.suffix in SUFFIXES else []
-    return sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
+        return [path] if path.suffix in _SUFFIXES else []
+    return sorted(file for file in path.rglob("*") if file.suffix in _SUFFIXES and file.is_file())
 
 
 def format_of(files: Iterable[Path]) -> str:
@@ -110,7 +110,7 @@ def open_dump(path: Path) -> Dump:
     if not files:
         found = f"{path} has no tensor file." if path.exists() else f"There is no {path}."
         raise UsageError(
-            found, f"a file or folder with {', '.join(SUFFIXES)}", "check the path; was the dump switched on?"
+            found, f"a file or folder with {', '.join(_SUFFIXES)}", "check the path; was the dump switched on?"
         )
     kind = format_of(files)
     found_tensors: list[StoredTensor] = []
@@ -157,10 +157,10 @@ def _from_dumper(file: Path, root: Path) -> Iterator[StoredTensor]:
     layer = int(tags["layer_id"]) if tags.get("layer_id", "").isdigit() else None
     rank = "" if tags.get("rank", "0") == "0" else f"rank {tags['rank']}"
     place = place_of(name, int(tags["step"]), rank, layer)
-    yield StoredTensor(pairing_key(tags), place, file, lambda: dumped_value(file), file.stat().st_size)
+    yield StoredTensor(pairing_key(tags), place, file, lambda: _dumped_value(file), file.stat().st_size)
 
 
-def dumped_value(file: Path) -> Tensor:
+def _dumped_value(file: Path) -> Tensor:
     """Read the tensor of one file of SGLang's dumper, which holds ``{"value": ..., "meta": {...}}``.
 
     Raises:

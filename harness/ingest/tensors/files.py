@@ -23,9 +23,9 @@ from torch import Tensor
 from assay.harness.errors import EvidenceError
 from assay.harness.reading import reading, regular_file
 
-MAX_HEADER = 100 << 20
+_MAX_HEADER = 100 << 20
 """Bytes: the largest header that the safetensors library itself accepts."""
-REPEATED = 1 << 28
+_REPEATED = 1 << 28
 """Bytes up to which a tensor may repeat fewer that are stored, as one that was expanded does."""
 _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
@@ -77,7 +77,7 @@ def safetensors_entries(path: Path) -> dict[str, SafetensorsEntry]:
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            if not 2 <= length <= min(MAX_HEADER, size - 8):
+            if not 2 <= length <= min(_MAX_HEADER, size - 8):
                 raise ValueError(f"its header would have {length:,} bytes")
             header = json.loads(file.read(length))
         entries = dict(_entries(header, 8 + length, size))
@@ -127,7 +127,7 @@ def _require_data(path: Path, name: str, tensor: Tensor) -> None:
     kind = "quantized" if tensor.is_quantized else "nested" if tensor.is_nested else kind
     if kind != "cpu":
         raise Unreadable(f"{path}: {name} is a {kind} tensor.", "dense tensors with their data", _DO)
-    if tensor.nbytes > max(tensor.untyped_storage().nbytes(), REPEATED):
+    if tensor.nbytes > max(tensor.untyped_storage().nbytes(), _REPEATED):
         raise Unreadable(
             f"{path}: {name} of shape {list(tensor.shape)} repeats {tensor.untyped_storage().nbytes():,} bytes.",
             "tensors with all of their elements",

@@ -29,7 +29,7 @@ from assay.harness.files import is_unused, write_whole
 from assay.harness.ingest.tensors.files import safetensors_entries
 from assay.harness.reading import whole_file
 
-OP_TYPE = "gqa_ragged"
+_OP_TYPE = "gqa_ragged"
 _NAMESPACE = uuid.UUID("6f1d6c3e-9f0b-5f57-9a57-2f7ac1f0a5a1")
 LARGEST_INPUT = 1 << 30
 """Bytes of an input that is drawn: a workload can state any number of rows."""
@@ -124,7 +124,7 @@ class _Trace(BaseModel):
     solution: str | None = None
 
 
-def definition_name(call: AttentionCall) -> str:
+def _definition_name(call: AttentionCall) -> str:
     """Name a definition, such as "gqa_ragged_prefill_causal_h32_kv8_d128"; dtypes other than theirs, bfloat16, come at the end."""
     dtype = {torch.bfloat16: "", torch.float16: "_fp16", torch.float32: "_fp32"}[call.q.dtype]
     causal = "_causal" if call.causal else ""
@@ -138,9 +138,9 @@ def definition_of(call: AttentionCall) -> dict[str, Any]:
     kv = {"shape": ["total_kv", "num_kv_heads", "head_dim"], "dtype": dtype}
     mask = "right-aligned causal mask, with or without a cached prefix (qo_len <= kv_len)" if call.causal else "no mask"
     return {
-        "name": definition_name(call),
+        "name": _definition_name(call),
         "description": f"Batched grouped-query attention over packed sequences, {mask}.",
-        "op_type": OP_TYPE,
+        "op_type": _OP_TYPE,
         "tags": ["stage:prefill"],
         "axes": {name: {"type": "const", "value": value} for name, value in const.items()}
         | {name: {"type": "var"} for name in ("len_indptr", "total_q", "total_kv")},
@@ -180,10 +180,10 @@ def export_pack(pack: Path, folder: Path) -> Exported:
                 f"{recorded.entry.file}: {call.q.dtype}, head dim {call.q.shape[2]} and {call.v.shape[2]} of v have no definition"
             )
             continue
-        name = definition_name(call)
+        name = _definition_name(call)
         if name not in lines:
             write_whole(
-                folder / "definitions" / OP_TYPE / f"{name}.json",
+                folder / "definitions" / _OP_TYPE / f"{name}.json",
                 json.dumps(definition_of(call), indent=2),
                 durable=False,
             )
@@ -196,14 +196,14 @@ def export_pack(pack: Path, folder: Path) -> Exported:
             "record another pack",
         )
     for name, traces in lines.items():
-        write_whole(folder / "workloads" / OP_TYPE / f"{name}.jsonl", "\n".join(traces) + "\n", durable=False)
+        write_whole(folder / "workloads" / _OP_TYPE / f"{name}.jsonl", "\n".join(traces) + "\n", durable=False)
     return Exported(tuple(lines), sum(map(len, lines.values())), with_prefix, tuple(refused))
 
 
 def _write_workload(folder: Path, name: str, recorded_call: RecordedCall) -> str:
     """Write the tensors of a call; returns its line of the workloads."""
     call, told = recorded_call.call, str(uuid.uuid5(_NAMESPACE, recorded_call.entry.sha256))
-    place = f"blob/workloads/{OP_TYPE}/{name}/{name}_{told}.safetensors"
+    place = f"blob/workloads/{_OP_TYPE}/{name}/{name}_{told}.safetensors"
     tensors = {"q": call.q, "k": call.k, "v": call.v, "qo_indptr": call.cu_seqlens_q, "kv_indptr": call.cu_seqlens_k}
     write_whole(
         folder / place, safetensors.torch.save({key: x.contiguous() for key, x in tensors.items()}), durable=False

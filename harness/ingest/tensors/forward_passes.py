@@ -87,7 +87,7 @@ class Missing(EvidenceError):
     """A pass lacks what a call needs."""
 
 
-def lacking(number: int, what: str, do: str) -> Missing:
+def _lacking(number: int, what: str, do: str) -> Missing:
     """Make the error for a pass that lacks something."""
     return Missing(
         f"pass {number} lacks {what}", "q, k and v of every attention call, positions and sequence lengths", do
@@ -122,7 +122,7 @@ def split(
             for i, (s, e) in enumerate(zip(starts, ends, strict=True))
         ]
         if count is not None and count != len(found):
-            raise lacking(
+            raise _lacking(
                 number,
                 f"the lengths of its {count} sequences, and its positions show {len(found)}",
                 "dump with DUMPER_ENABLE=1, which keeps seq_lens",
@@ -134,7 +134,7 @@ def split(
             break
         stop = start + length - at[start]
         if stop <= start or stop > len(at) or at[stop - 1] != length - 1:
-            raise lacking(
+            raise _lacking(
                 number,
                 f"whole sequences: sequence {index} has {length} tokens and starts at {at[start]}",
                 "dump the pass again",
@@ -144,11 +144,11 @@ def split(
     if start != len(at):  # padding of a CUDA graph
         found = found if found and all(p == at[start] for p in at[start:]) else []
     if not found:
-        raise lacking(number, "sequence lengths that fit its positions", "dump without padding or CUDA graphs")
+        raise _lacking(number, "sequence lengths that fit its positions", "dump without padding or CUDA graphs")
     return tuple(found)
 
 
-def heads_of(tensor: Tensor, head_dim: int | None, number: int) -> Tensor:
+def _heads_of(tensor: Tensor, head_dim: int | None, number: int) -> Tensor:
     """Split [rows, heads * head_dim] into [rows, heads, head_dim].
 
     Raises:
@@ -157,13 +157,13 @@ def heads_of(tensor: Tensor, head_dim: int | None, number: int) -> Tensor:
     if tensor.ndim == 3:
         return tensor
     if head_dim is None:
-        raise lacking(
+        raise _lacking(
             number,
             f"the head dim: q, k or v is [{', '.join(map(str, tensor.shape))}]",
             "name the model's folder with --model, for its config.json",
         )
     if tensor.shape[-1] % head_dim:
-        raise lacking(
+        raise _lacking(
             number,
             f"heads of {head_dim}: q, k or v has width {tensor.shape[-1]}",
             "name the folder of the model that was dumped with --model",
@@ -196,7 +196,7 @@ def _by_step(dump: Dump) -> Iterator[tuple[int, list[StoredTensor]]]:
 
 def _value(stored_tensor: StoredTensor | None, number: int, name: str) -> Any:
     if stored_tensor is None:
-        raise lacking(number, name, "dump with DUMPER_NON_INTRUSIVE_MODE=all and without a filter")
+        raise _lacking(number, name, "dump with DUMPER_NON_INTRUSIVE_MODE=all and without a filter")
     return load_torch(stored_tensor.path)["value"]
 
 
@@ -223,7 +223,7 @@ def _dumper_pass(number: int, held: list[StoredTensor], model: ModelShape | None
         if module is None:
             continue
         q, k, v = (
-            heads_of(names[f"{module}.inputs.{i}"].map(), model.head_dim if model else None, number) for i in range(3)
+            _heads_of(names[f"{module}.inputs.{i}"].map(), model.head_dim if model else None, number) for i in range(3)
         )
         out = names.get(f"{module}.output")
         layers[layer] = LayerCall(
@@ -236,7 +236,7 @@ def _hooked_pass(number: int, held: list[StoredTensor], model: ModelShape | None
     names = {one.key.split("/", 2)[2]: one for one in held}
     info = {name.rpartition(".")[2]: one for name, one in names.items() if ".forward_batch_info." in name}
     if not {"positions", "seq_lens"} <= set(info):
-        raise lacking(number, "forward_batch_info", "dump with --debug-tensor-dump-output-folder of SGLang 0.5.23")
+        raise _lacking(number, "forward_batch_info", "dump with --debug-tensor-dump-output-folder of SGLang 0.5.23")
     layers = {}
     # SGLang's rotary embedding is one module for all layers, and each layer's hook keeps its latest output: the last layer's.
     rotary = {one.place.layer: (name, one) for name, one in names.items() if name.endswith("self_attn.rotary_emb.0")}
@@ -250,7 +250,7 @@ def _hooked_pass(number: int, held: list[StoredTensor], model: ModelShape | None
             continue
         q, k, qkv = one.map(), names[f"{base}rotary_emb.1"].map(), names[f"{base}qkv_proj"].map()
         v = qkv[:, q[0].numel() + k[0].numel() :]
-        q, k, v = (heads_of(x, model.head_dim if model else None, number) for x in (q, k, v))
+        q, k, v = (_heads_of(x, model.head_dim if model else None, number) for x in (q, k, v))
         out = names.get(f"{base}attn")
         layers[layer] = LayerCall(
             q, k, v, None if out is None else out.map().reshape(q.shape[0], q.shape[1], v.shape[-1])
@@ -304,7 +304,7 @@ def _api_pass(number: int, held: list[tuple[Path, Path | None]], model: ModelSha
         about = json.loads(whole_file(folder / "metadata.json"))
         given = load_torch(folder / "inputs.pt")
         if not {"arg_0", "arg_1", "arg_2"} <= set(given):
-            raise lacking(number, f"k and v of layer {layer}", "dump a model that is not MLA")
+            raise _lacking(number, f"k and v of layer {layer}", "dump a model that is not MLA")
         repr_ = (
             str(about["input_metadata"].get("arg_4", {}).get("repr", ""))
             if isinstance(about["input_metadata"].get("arg_4"), dict)
@@ -312,14 +312,14 @@ def _api_pass(number: int, held: list[tuple[Path, Path | None]], model: ModelSha
         )
         batch = _BATCH.search(repr_) or batch
         k, v = given["arg_1"], given["arg_2"]
-        q = heads_of(given["arg_0"], k.shape[-1] if k.ndim == 3 else model.head_dim if model else None, number)
+        q = _heads_of(given["arg_0"], k.shape[-1] if k.ndim == 3 else model.head_dim if model else None, number)
         outputs = folder / "outputs.pt"
         out = load_torch(outputs)["result"].reshape(q.shape[0], q.shape[1], v.shape[-1]) if outputs.exists() else None
         layers[layer] = LayerCall(q, k, v, out)
         if rotary is not None:
             positions = load_torch(rotary / "inputs.pt")["arg_0"]
     if positions is None:
-        raise lacking(number, "positions", "let SGLANG_KERNEL_API_DUMP_INCLUDE admit kernels.fused_op.*")
+        raise _lacking(number, "positions", "let SGLANG_KERNEL_API_DUMP_INCLUDE admit kernels.fused_op.*")
     count = int(batch.group(2)) if batch else None
     return _checked(number, split(number, positions, None, (), count), None, layers)
 
@@ -328,7 +328,7 @@ def _checked(
     number: int, sequences: tuple[SequencePart, ...], ids: Tensor | None, layers: dict[int, LayerCall]
 ) -> ForwardPass:
     if not layers:
-        raise lacking(
+        raise _lacking(
             number,
             "attention calls with q, k and v",
             "dump the inputs of attention, of all layers that are of interest",
@@ -336,5 +336,5 @@ def _checked(
     rows = sequences[-1].rows.stop
     for layer, call in layers.items():
         if min(call.q.shape[0], call.k.shape[0], call.v.shape[0]) < rows or call.q.shape[1] % call.k.shape[1]:
-            raise lacking(number, f"{rows} rows of q, k and v in layer {layer}", "dump the pass again")
+            raise _lacking(number, f"{rows} rows of q, k and v in layer {layer}", "dump the pass again")
     return ForwardPass(number, sequences, None if ids is None else ids.to(torch.int64), dict(sorted(layers.items())))

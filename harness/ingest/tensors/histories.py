@@ -15,7 +15,7 @@ from torch import Tensor
 
 from assay.harness.ingest.tensors.forward_passes import ForwardPass, LayerCall, SequencePart
 
-MAX_DONORS = 32
+_MAX_DONORS = 32
 """Distinct prefixes that are tried for one sequence, the latest first."""
 
 
@@ -79,7 +79,7 @@ class Histories:
             if told not in seen:
                 seen.add(told)
                 yield pieces
-            if len(seen) == MAX_DONORS:
+            if len(seen) == _MAX_DONORS:
                 return
 
     def add(self, part: SequencePart, prefix: list[Piece], computed: ForwardPass) -> None:

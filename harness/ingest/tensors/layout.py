@@ -12,7 +12,7 @@ from assay.harness.errors import UsageError
 from assay.harness.ingest.tensors.names import has_heads
 from assay.harness.reading import whole_file
 
-AXES = "bthd"
+_AXES = "bthd"
 """Letters of a layout: place in the batch, token, head, and the dimension that a cell is summed over."""
 
 
@@ -77,7 +77,7 @@ class Layout:
     @property
     def order(self) -> tuple[int, ...]:
         """Permutation of the leading dimensions into (batch, token, head), for those that there are."""
-        return tuple(self.axes.index(letter) for letter in AXES if letter in self.axes)
+        return tuple(self.axes.index(letter) for letter in _AXES if letter in self.axes)
 
 
 def layout_of(name: str, shape: Sequence[int], model: ModelShape | None = None, axes: str = "") -> Layout:
@@ -87,7 +87,7 @@ def layout_of(name: str, shape: Sequence[int], model: ModelShape | None = None, 
         name: of the tensor, which tells whether it has heads.
         shape: its shape.
         model: splits the last dimension of q, k, v and attention outputs into heads, where it fits.
-        axes: letters of `AXES` for all dimensions, such as "bhtd", instead of a guess; used where the number of dimensions fits.
+        axes: letters of `_AXES` for all dimensions, such as "bhtd", instead of a guess; used where the number of dimensions fits.
     """
     shape = tuple(shape)
     if axes and len(axes) == len(shape):
@@ -122,7 +122,7 @@ def check_axes(axes: str) -> str:
     Raises:
         UsageError: it is not.
     """
-    good = len(set(axes)) == len(axes) and set(axes) <= set(AXES) and "t" in axes and axes.endswith("d")
+    good = len(set(axes)) == len(axes) and set(axes) <= set(_AXES) and "t" in axes and axes.endswith("d")
     if axes and not good:
         raise UsageError(
             f"--layout is {axes!r}.",

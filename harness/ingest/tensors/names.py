@@ -31,7 +31,7 @@ _DEPTH = {
     )
 }  # fmt: skip
 _SIDES = re.compile(r"(?:^|[._])(q|k|v|query|key|value)(?:[._]|$)")
-TAG = "___"
+_TAG = "___"
 """Between the tags of a file name of SGLang's dumper."""
 _UNSTABLE = frozenset({"dump_index"})
 
@@ -83,10 +83,10 @@ def place_of(name: str, step: int = 0, rank: str = "", layer: int | None = None)
     if found:
         layer = int(found.group(1)) if layer is None else layer
         rest = name[found.end() :].lstrip("._") or "layer"
-    return Place(step, rank, layer, boundary_of(rest), rest)
+    return Place(step, rank, layer, _boundary_of(rest), rest)
 
 
-def boundary_of(name: str) -> str:
+def _boundary_of(name: str) -> str:
     """Return the boundary that a name without its layer stands for; "other" if it does not tell."""
     if name in ("layer", "output", "layer.output"):
         return "layer"
@@ -99,15 +99,15 @@ def boundary_of(name: str) -> str:
 
 def has_heads(name: str) -> bool:
     """Return True if the last dimension of such a tensor holds heads: q, k, v, or the output of attention, before o_proj."""
-    return boundary_of(name) in ("attention", "rotary") or bool(_SIDES.search(name.lower()))
+    return _boundary_of(name) in ("attention", "rotary") or bool(_SIDES.search(name.lower()))
 
 
 def tags_of(stem: str) -> dict[str, str]:
     """Parse the tags in a file name of SGLang's dumper, without ".pt"; empty if it is no such name."""
-    parts = [part.partition("=") for part in stem.split(TAG)]
+    parts = [part.partition("=") for part in stem.split(_TAG)]
     return {key: value for key, equals, value in parts if equals} if parts[0][0] == "step" else {}
 
 
 def pairing_key(tags: dict[str, str]) -> str:
     """Keep the tags that the same tensor of another dump has too: not its number in the dump."""
-    return TAG.join(f"{key}={value}" for key, value in tags.items() if key not in _UNSTABLE)
+    return _TAG.join(f"{key}={value}" for key, value in tags.items() if key not in _UNSTABLE)

@@ -24,13 +24,13 @@ from assay.harness.ingest.tensors.whole_calls import WholeCall, hooked_calls
 from assay.harness.localize.kernel_runs import measure
 from assay.harness.server.pack_writer import RESERVOIR, PackWriter
 
-BUDGET_MB = 256
+_BUDGET_MB = 256
 ALL = 1 << 30
 """A reservoir that keeps every call: a trace was sampled by whoever recorded it, and does not name layers."""
 
 
 def to_pack(
-    dump: Dump, folder: Path, model: ModelShape | None = None, model_name: str = "", budget_mb: int = BUDGET_MB
+    dump: Dump, folder: Path, model: ModelShape | None = None, model_name: str = "", budget_mb: int = _BUDGET_MB
 ) -> Imported:
     """Write a pack of a dump's attention calls.
 
@@ -58,7 +58,7 @@ def to_pack(
     return made.finish()
 
 
-def trace_to_pack(trace: Path, folder: Path, budget_mb: int = BUDGET_MB) -> Imported:
+def trace_to_pack(trace: Path, folder: Path, budget_mb: int = _BUDGET_MB) -> Imported:
     """Write a pack of a FlashInfer Trace's attention workloads. They hold no outputs: the reference is the oracle.
 
     Raises:
@@ -127,7 +127,7 @@ class _Maker:
         if not self._writer.wants(about):
             return
         try:
-            good = out is None or is_truth(call, out)
+            good = out is None or _is_truth(call, out)
         except (AssayError, ValueError) as error:
             self._refused[f"a call: {str(error).splitlines()[0]}"] += 1
             return
@@ -182,7 +182,7 @@ def call_of(forward_pass: ForwardPass, layer: int, parts: Sequence[tuple[Sequenc
 def _masked_right(whole_call: WholeCall) -> AttentionCall:
     """Give the call the mask that its output has: engines set it after what is dumped (FlashInfer's ``forward(causal=...)``)."""
     other = whole_call.call.with_spec(mask=Mask(causal=not whole_call.call.causal))
-    if whole_call.out is None or is_truth(whole_call.call, whole_call.out) or not is_truth(other, whole_call.out):
+    if whole_call.out is None or _is_truth(whole_call.call, whole_call.out) or not _is_truth(other, whole_call.out):
         return whole_call.call
     return other
 
@@ -191,10 +191,10 @@ def _fits(forward_pass: ForwardPass, part: SequencePart, pieces: list[Piece]) ->
     """Return True if this prefix gives the dumped output of the first layer that has one; None if none has."""
     for layer, tensors in forward_pass.layers.items():
         if tensors.out is not None and keys_values(pieces, layer) is not None:
-            return is_truth(call_of(forward_pass, layer, [(part, pieces)]), tensors.out[part.rows])
+            return _is_truth(call_of(forward_pass, layer, [(part, pieces)]), tensors.out[part.rows])
     return None
 
 
-def is_truth(call: AttentionCall, out: Tensor) -> bool:
+def _is_truth(call: AttentionCall, out: Tensor) -> bool:
     """Return True if an output is the attention of its call, within the bound of a kernel of its dtype."""
     return measure(call, out.contiguous()).worst <= 1.0

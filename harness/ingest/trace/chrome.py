@@ -16,12 +16,12 @@ from assay.harness.ingest.trace.model import Segment, SegmentKind, StepPool, Tra
 from assay.harness.ingest.trace.spans import Span, Spans
 from assay.harness.text import one_line
 
-SHOWN = 5
+_SHOWN = 5
 """Events quoted of those that no rule knows."""
 KERNELS = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 """Categories of what runs on a device, in PyTorch's traces."""
-OPERATORS = frozenset({"cpu_op"})
-ANNOTATIONS = frozenset({"user_annotation"})
+_OPERATORS = frozenset({"cpu_op"})
+_ANNOTATIONS = frozenset({"user_annotation"})
 MLC, PYTORCH, UNKNOWN = "MLC-LLM's event recorder", "PyTorch's profiler", "an unknown writer"
 
 _ID, _TITLE = "chrome-trace", "Chrome trace events"
@@ -78,7 +78,7 @@ def load(source: Source) -> LoadedProfile:
         number = event.number
         if not spans.add(number, event.value):
             refused += 1
-            if len(unread) < SHOWN:
+            if len(unread) < _SHOWN:
                 text = one_line(event.text or repr(event.value)[:400])
                 unread.append(Excerpt(first=number, last=number, text=text))
     spans.finish()
@@ -95,7 +95,7 @@ def load(source: Source) -> LoadedProfile:
 
 def _writer(spans: Spans, head: str) -> str:
     categories = spans.categories()
-    if categories & (KERNELS | OPERATORS | ANNOTATIONS) or '"schemaVersion"' in head:
+    if categories & (KERNELS | _OPERATORS | _ANNOTATIONS) or '"schemaVersion"' in head:
         return PYTORCH
     phases = {phase for phase, _ in spans.kinds}
     timed = spans.all()[:100]
@@ -109,7 +109,7 @@ def _writer(spans: Spans, head: str) -> str:
 def _profile(spans: Spans) -> tuple[Track, ...]:
     """List the tracks of a profile: its devices, or its threads if no device ran anything; of another writer, all threads."""
     pool, categories = StepPool(), spans.categories()
-    passes = Passes(spans.all(ANNOTATIONS))
+    passes = Passes(spans.all(_ANNOTATIONS))
     if categories & KERNELS:
         launches = spans.launches()
         by_device: dict[str, list[Span]] = defaultdict(list)
@@ -121,7 +121,7 @@ def _profile(spans: Spans) -> tuple[Track, ...]:
         ]
         return tuple(tracks)
     by_thread: dict[tuple[str, str], list[Span]] = defaultdict(list)
-    for span in spans.all(OPERATORS if categories & OPERATORS else None):
+    for span in spans.all(_OPERATORS if categories & _OPERATORS else None):
         by_thread[span.pid, span.tid].append(span)
     threads = by_thread.values()
     return tuple(

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 CHUNK = 1 << 20
-LARGEST_EVENT = 1 << 23
+_LARGEST_EVENT = 1 << 23
 """Characters after which an event that does not end is taken for broken."""
 _GZIP_HEADER = 16 + zlib.MAX_WBITS
 GZIP = b"\x1f\x8b"
@@ -25,7 +25,7 @@ _DECODER = json.JSONDecoder(strict=False)
 _ARRAY = re.compile(r'"traceEvents"\s*:\s*\[')
 _BRACKET = re.compile(r"[][{}]")
 _LOOKED_AHEAD = 1 << 16
-DEEPEST = 500
+_DEEPEST = 500
 """Brackets around a value of an event; Python's decoder gives up at about 1,000."""
 _SPACE = re.compile(r"[\s,]*")
 _NEXT = re.compile(r'\{\s*"(?:ph|name|cat|pid|tid|ts|dur|args|id)"\s*:')
@@ -115,7 +115,7 @@ class EventStream:
                     yield Event(number, None, buffer[at : at + 200])
                 # What follows may lie inside of the broken event, and then is no event itself.
                 at, lost = following.start(), True
-            elif more and len(buffer) - at < LARGEST_EVENT:
+            elif more and len(buffer) - at < _LARGEST_EVENT:
                 text = next(chunks, None)
                 more = text is not None
                 buffer, at = buffer[at:] + (text or ""), 0
@@ -137,7 +137,7 @@ class EventStream:
             if found := _ARRAY.search(buffer):
                 self.head = buffer[: found.start()][: 1 << 16]
                 return buffer[found.end() :], 0
-            if len(buffer) > LARGEST_EVENT:
+            if len(buffer) > _LARGEST_EVENT:
                 break
         self.ended = "there is no array of events"
         return "", 0
@@ -159,7 +159,7 @@ def _decoded(buffer: str, at: int) -> tuple[Any, int]:
 def _within_depth(buffer: str, at: int) -> int:
     """Return where the search for the next event begins, behind a place at which there is no JSON value.
 
-    That is behind the place, or, where brackets are nested deeper than any value that can be decoded, behind `DEEPEST` of them,
+    That is behind the place, or, where brackets are nested deeper than any value that can be decoded, behind `_DEEPEST` of them,
     so that each is tried once.
     """
     deep = 0
@@ -167,7 +167,7 @@ def _within_depth(buffer: str, at: int) -> int:
         deep += 1 if found[0] in "[{" else -1
         if deep <= 0:
             break
-        if deep > DEEPEST:
+        if deep > _DEEPEST:
             return found.start()
     return at + 1
 

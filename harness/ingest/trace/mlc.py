@@ -14,10 +14,10 @@ from assay.harness.ingest.trace.mlc_lines import Kind
 from assay.harness.ingest.trace.model import Segment, SegmentKind, Step, StepKind, StepPool, Trace, Track, compact
 from assay.harness.text import one_line
 
-SHOWN = 5
+_SHOWN = 5
 """Lines quoted of those that no rule knows."""
 _ID, _TITLE = "mlc-llm-actions", "MLC-LLM engine trace"
-STEPS = ("call", "action")
+_STEPS = ("call", "action")
 """Kinds of lines that are a step as they are."""
 _MARKS = {"add-request": "Add Request", "segment-begin": "segment begins", "segment-end": "segment ends"}
 
@@ -161,7 +161,7 @@ def load(source: Source) -> LoadedTrace:
     number = 0
     for line in source.lines():
         number, kind = line.number, mlc_lines.kind_of(line.text)
-        if kind is not None and kind.kind in STEPS:
+        if kind is not None and kind.kind in _STEPS:
             counts[kind.kind] += 1
             builder.add(kind, number)
             machine.feed(kind, number)
@@ -170,7 +170,7 @@ def load(source: Source) -> LoadedTrace:
             counts["output-text"] += 1
         elif kind is None:
             counts["unread"] += 1
-            if len(unread) < SHOWN:
+            if len(unread) < _SHOWN:
                 unread.append(Excerpt(first=number, last=number, text=one_line(line.text)))
         else:
             counts[kind.kind] += 1
