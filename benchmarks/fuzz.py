@@ -96,6 +96,8 @@ ANSWER_S = 2
 """Time-out of a request to a hostile endpoint."""
 LONGEST_PAUSE_S = 30.0
 """The longest that an endpoint keeps a client waiting: more than a hang."""
+LONGEST_ANSWER = 1 << 28
+"""Most bytes that an endpoint sends: more than a client may take."""
 
 
 @dataclass(frozen=True)
@@ -321,7 +323,8 @@ class Endpoint:
             if address not in names:
                 connection.sendall(answered({}, status="404 Not Found"))
                 return
-            answer = (self._folder / f"{names[address]}.http").read_bytes()
+            with (self._folder / f"{names[address]}.http").open("rb") as file:
+                answer = file.read(LONGEST_ANSWER)  # a mutated file may be a link to /dev/zero
             pause_s = float((re.findall(rb"X-Pause-s: (\d{1,3})", answer) or [b"0"])[0])
             time.sleep(min(pause_s, LONGEST_PAUSE_S))
             for event in re.split(rb"(?<=\n\n)", answer) if names[address] == "stream" else [answer]:
