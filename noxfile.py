@@ -118,6 +118,12 @@ def tests_all(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+def evaluate(session: nox.Session) -> None:
+    """Test the benchmarks' bug sets, and the read-out in detail; flags after -- go to pytest. No part of CI."""
+    pytest(session, ["benchmarks/tests", *SIDE_BY_SIDE, SLOWEST])
+
+
+@nox.session(venv_backend="none")
 def lint(session: nox.Session) -> None:
     """Check style, types and import contracts."""
     python = environment(session)

@@ -14,8 +14,6 @@ from assay.harness.attention.call import AttentionCall, Mask
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sample_calls import call_of
 
-pytestmark = pytest.mark.slow
-
 NUMBER = 60
 SERIES = 16
 """Calls that one kernel gets where a fault depends on the calls before."""

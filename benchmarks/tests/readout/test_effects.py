@@ -164,17 +164,6 @@ class Phantom(Naive):
         return float((new + prefix) % 4)
 
 
-class PhantomsThatCount(Naive):
-    def extra(self, row: int, h: int) -> float:
-        return 3 * math.exp(1.5)
-
-
-class HalfScores(Naive):
-    def score(self, row: int, h: int, key: int) -> float:
-        s = max(s for s, start in enumerate(self.starts_k[:-1]) if start <= key)
-        return super().score(row, h, key) * (0.5 if key - self.starts_k[s] < LENS[s][1] else 1.0)
-
-
 @pytest.mark.parametrize(("naive", "effect"), [
     (Unseen, KeyFactors((Part("seen", only(CACHED), 0.0),))),
     (Heavier, KeyFactors((Part("seen", only(literal("j", "==", 1, modulo=3)), 3.0),))),
@@ -423,27 +412,6 @@ def test_k_or_v_alone_is_that_of_another_kv_head(what: str, call: AttentionCall)
     naive = Naive(call)
     setattr(naive, what, getattr(naive, what)[:, [1, 0]])
     agree(OtherKvHead(Value(Term("kv"), 1), what), call, naive.all())
-
-
-def other_key(words: str, s: int, j: int, starts: list[int]) -> int | None:
-    """The packed row that key j of sequence s is read from, for some maps."""
-    total = sum(LENS[s])
-    own = {
-        "key j + 1": j + 1 if j + 1 < total else None, "key j - 2": j - 2 if j >= 2 else None,
-        "key j mod 8": j % 8, "the first key of its block of 4": j // 4 * 4,
-        "the first key of its sequence": 0, "the last key of its sequence": total - 1,
-    }  # fmt: skip
-    if words in own:
-        to = own[words]
-        return None if to is None else starts[s] + to
-    row = starts[s] + j
-    return {
-        "the next packed row": row + 1 if row + 1 < starts[-1] else None,
-        "the previous packed row": row - 1 if row else None,
-        "key j of the previous sequence": starts[s - 1] + j if s and j < sum(LENS[s - 1]) else None,
-        "key j of the next sequence": starts[s + 1] + j if s + 1 < len(LENS) and j < sum(LENS[s + 1]) else None,
-        "key j of the first sequence": j if j < sum(LENS[0]) else None,
-    }[words]
 
 
 # Merges

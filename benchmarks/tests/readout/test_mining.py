@@ -244,9 +244,3 @@ def test_a_threshold_may_exclude_the_least_value_alone() -> None:
     found = conditions(examples, positive, terms)
     assert set(found[0].literals) == {Literal(terms[0], ">=", 1), Literal(terms[1], "==", 1)}
     assert {one.value for rule in found for one in rule.literals if one.term.name == "a"} >= {1, 6}
-
-
-def reals(seed: int, threshold: float, count: int = 3000) -> tuple[dict[str, NDArray[np.int64]], Flags]:
-    """Examples of a real number, positive below a threshold, beside an integer that says nothing."""
-    x = np.random.default_rng(seed).normal(0.0, 3.0, count)
-    return table(count, names="a") | {"x": np.floor(x / 1e-6).astype(np.int64)}, x < threshold

@@ -243,16 +243,6 @@ def test_far_fetched_conditions_may_be_chance_where_few_calls_are_told_apart() -
 # Reading
 
 
-class EveryThird:
-    """A kernel that does not see key 0 of each sequence in every third call."""
-
-    calls = 0
-
-    def __call__(self, call: AttentionCall) -> Tensor:
-        self.calls += 1
-        return first_key_unseen(call) if self.calls % 3 == 0 else rounded_oracle(call)
-
-
 def test_a_wrong_answer_is_explained_by_what_it_is_much_nearer_to() -> None:
     found = finder(Faulty(lambda call, _: 1.01), [EXTEND])
     found.judge_by(Exactness(0.009))
@@ -347,11 +337,6 @@ def test_wrong_queries_with_another_cause_are_kept_out_of_a_condition() -> None:
         assert clauses[0].condition == only(Literal(Term("head", cost=0.3, words=True), op, 1))  # type: ignore[arg-type]
     closed = [(sample.queries.table["head"] != 1) for sample in found.samples]
     assert found.clauses(ZERO, closed) == (0, [])
-
-
-def now_and_then(call: AttentionCall, number: int) -> float:
-    """Wrong in calls that have nothing in common but their data."""
-    return float(float(call.q[0, 0, 0]) > -0.4)
 
 
 def test_queries_that_are_wrong_without_a_rule_have_no_clause() -> None:
@@ -588,20 +573,6 @@ def test_a_period_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     found = finder(Faulty(lambda call, number: 1.0 if number % 7 != 4 else float("nan")))
     found.run()
     assert sentence(found.operator) == "the output is NaN, only where the number of earlier calls mod 7 = 4"
-
-
-class Keeping:
-    """A kernel that returns the output of the call before, where that has the same shape."""
-
-    last: Tensor | None = None
-
-    def __call__(self, call: AttentionCall) -> Tensor:
-        out = rounded_oracle(call)
-        if self.last is not None and self.last.shape == out.shape:
-            self.last, out = out, self.last
-            return out
-        self.last = out.clone()
-        return out
 
 
 def test_a_search_ends_with_its_time() -> None:

@@ -1,40 +1,18 @@
-"""Each kernel of the third held-out set is wrong somewhere in a pool of calls, and right wherever its truth says so.
-
-Every truth is also written out a second time, for one query and head and mostly key by key, and compared.
-"""
+"""The truths of the third held-out set: where each kernel is right, and what it computes."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import math
 from collections.abc import Callable
-from functools import cache
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-import pytest
 import torch
+from held_out import Query, Right, Truths, longest, made, parts_of, up
+from held_out_faults_third import THIRD as FAULTS
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
-from assay.harness.attention.oracle import oracle, sequences
 
-
-def loaded(path: Path) -> ModuleType:
-    """A test module beside this one."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-first_set = loaded(Path(__file__).with_name("test_held_out_faults.py"))
-VISIBLE, RIGHT = first_set.VISIBLE, first_set.RIGHT
-pytestmark = pytest.mark.slow
 SHAPES = ((4, 1, 64), (4, 2, 96), (4, 4, 16), (4, 2, 80), (4, 2, 32))
 """Q heads, kv heads and head dim of each session."""
 
@@ -55,49 +33,8 @@ def session(number: int) -> list[AttentionCall]:
         if extend and at % 6 == number % 3 * 2:
             cached = [0] * batch
         more = {"layer": (number + at // 3) % 5, "phase": "extend" if extend else "decode"}
-        calls.append(first_set.made(generator, SHAPES[number], new, cached, **more))
+        calls.append(made(generator, SHAPES[number], new, cached, **more))
     return calls
-
-
-@cache
-def pool() -> list[list[AttentionCall]]:
-    return [session(number) for number in range(len(SHAPES))]
-
-
-@cache
-def truths_of_pool() -> list[list[Tensor]]:
-    return [[oracle(call) for call in calls] for calls in pool()]
-
-
-@pytest.fixture(scope="session")
-def third_set(benchmark_path: None) -> ModuleType:
-    return importlib.import_module("held_out_faults_third")
-
-
-def fault_of(third_set: ModuleType, name: str) -> Any:
-    return next(fault for fault in third_set.THIRD if fault.id == name)
-
-
-@cache
-def outs_of(third_set: ModuleType, name: str) -> list[list[Tensor]]:
-    """Outputs of the pool, with a fresh kernel per session."""
-    found = []
-    for calls in pool():
-        kernel = fault_of(third_set, name).make()
-        found.append([kernel(call) for call in calls])
-    return found
-
-
-def up(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple
-
-
-# Where a truth says that a sequence is right: (sequence as a Part, calls of the session so far with this one last) -> bool.
-Right = Callable[[Any, list[AttentionCall]], bool]
-
-
-def longest(part: Any) -> int:
-    return max(map(int, part.call.lens_k))
 
 
 def extends_like(call: AttentionCall, seen: list[AttentionCall]) -> list[AttentionCall]:
@@ -142,126 +79,6 @@ RIGHT_WHERE: dict[str, Right] = {
     "decode-lengths-of-last-extend": as_long_as_planned,
     "newest-key-not-yet-written": lambda p, _: not p.decode,
 }
-
-
-def test_thirty_kernels_have_names_of_their_own_and_a_sentence(third_set: ModuleType) -> None:
-    faults = third_set.THIRD
-    assert len(faults) == len({fault.id for fault in faults}) == len({fault.truth for fault in faults}) == 30
-    assert {fault.id for fault in faults} == set(RIGHT_WHERE)
-    assert all(fault.truth.endswith(".") for fault in faults)
-    first, second = (importlib.import_module(f"held_out_faults{which}") for which in ("", "_second"))
-    earlier = [*first.HELD_OUT, *second.SECOND]
-    assert len(earlier) == 70, "the sets are mixed"
-    assert not {fault.id for fault in faults} & {fault.id for fault in earlier}
-
-
-@pytest.mark.parametrize("name", RIGHT_WHERE)
-def test_a_kernel_is_wrong_in_the_pool_and_right_where_its_truth_says_so(name: str, third_set: ModuleType) -> None:
-    wrong_calls, right, wrong_rows = 0, 0, 0
-    for calls, truths, outs in zip(pool(), truths_of_pool(), outs_of(third_set, name), strict=True):
-        for at, (call, truth, out) in enumerate(zip(calls, truths, outs, strict=True)):
-            assert out.shape == truth.shape
-            assert out.dtype == call.q.dtype
-            assert out.isfinite().all()
-            errors = first_set.row_errors(out, truth)
-            for part, (rows, _) in zip(third_set.parts(call), sequences(call), strict=True):
-                if RIGHT_WHERE[name](part, calls[: at + 1]):
-                    assert errors[rows].max() < RIGHT, (call.phase, part.number, call.lens_q, call.lens_k)
-                    right += 1
-            wrong_calls += bool(errors.max() > VISIBLE)
-            wrong_rows += int((errors > VISIBLE).sum())
-    print(f"{name}: {wrong_calls} calls, {wrong_rows} rows wrong; {right} sequences right by the truth")
-    assert right > 0
-    assert wrong_calls >= 3, "wrong in less than a few per cent of the calls"
-
-
-@pytest.mark.parametrize("name", RIGHT_WHERE)
-def test_a_made_kernel_has_no_memory_and_repeats_itself(name: str, third_set: ModuleType) -> None:
-    # Memory kept from the pool would show: it ends with another session. A kernel's first call may be any of a session.
-    decode = pool()[1][1]
-    first = fault_of(third_set, name).make()(decode)
-    expected, kernel = outs_of(third_set, name)[1], fault_of(third_set, name).make()
-    for call, out in zip(pool()[1], expected, strict=True):
-        before = call.clone()
-        assert torch.equal(kernel(call), out)
-        assert all(torch.equal(getattr(call, t), getattr(before, t)) for t in ("q", "k", "v")), (
-            "an input was written to"
-        )
-    assert torch.equal(fault_of(third_set, name).make()(decode), first)
-
-
-# What a truth says, once more.
-
-
-def bottom_right(part: Any, token: int) -> list[int]:
-    return list(range(part.prefix + token + 1)) if part.call.causal else list(range(part.len_k))
-
-
-class Query:
-    """One query and head of a sequence, float64.
-
-    Attributes:
-        part: the sequence.
-        head: the q head.
-        token: number of the new token.
-        before: the calls before, oldest first.
-        call: the call.
-        kv_head: the kv head that it ought to read.
-        position: position in the sequence.
-        q: [head_dim].
-        k: [len_k, head_dim].
-        v: [len_k, head_dim_v].
-        scores: scale * q k^T, [len_k].
-        seen: the keys that it ought to see.
-    """
-
-    def __init__(self, part: Any, head: int, token: int, before: list[AttentionCall]) -> None:
-        self.part, self.head, self.token, self.before = part, head, token, before
-        call: AttentionCall = part.call
-        self.call, self.kv_head, self.position = call, head // part.groups, int(part.prefix) + token
-        self.first_k = int(call.cu_seqlens_k[part.number])
-        rows = slice(self.first_k, int(call.cu_seqlens_k[part.number + 1]))
-        self.q = call.q[int(call.cu_seqlens_q[part.number]) + token, head].double()
-        self.k, self.v = (t[rows, self.kv_head].double() for t in (call.k, call.v))
-        self.scores = call.scale * self.k @ self.q
-        self.seen = bottom_right(part, token)
-
-    @property
-    def extends_prefix(self) -> bool:
-        return self.call.phase == "extend" and self.part.prefix > 0
-
-    @property
-    def causal_extend(self) -> bool:
-        return self.call.phase == "extend" and self.call.causal
-
-    def out(self, scores: Tensor | None = None, seen: list[int] | None = None, v: Tensor | None = None) -> Tensor:
-        """softmax(scores) v over some keys, [head_dim_v]; what is left out is right. Zero without a key."""
-        scores, seen = self.scores if scores is None else scores, self.seen if seen is None else seen
-        v = self.v if v is None else v
-        return scores[seen].softmax(0) @ v[seen] if seen else torch.zeros_like(v[0])
-
-    def sum(self, seen: list[int]) -> float:
-        """Sum of exp(score) over some keys."""
-        return sum(math.exp(float(self.scores[j])) for j in seen)
-
-    def elsewhere(self, places: list[tuple[int, int] | None]) -> Tensor:
-        """The output from other packed rows and kv heads, one per key of the sequence; None and rows behind the pack are zero."""
-        found = []
-        for packed in (self.call.k, self.call.v):
-            zeros = torch.zeros_like(packed[0, 0])
-            rows = [zeros if p is None or p[0] >= len(packed) else packed[p] for p in places]
-            found.append(torch.stack(rows).double())
-        return self.out(self.call.scale * found[0] @ self.q, v=found[1])
-
-    def parts(self) -> tuple[list[int], list[int]]:
-        """The keys that it sees in the cached prefix and among the new tokens."""
-        prefix = self.part.prefix
-        return [j for j in self.seen if j < prefix], [j for j in self.seen if j >= prefix]
-
-    def splits(self, size: int) -> list[list[int]]:
-        """The keys that it sees in splits."""
-        found = ([j for j in self.seen if j // size == split] for split in range(-(-len(self.k) // size)))
-        return [split for split in found if split]
 
 
 def up_to(limit: Callable[[Query], int]) -> Callable[[Query], Tensor]:
@@ -496,10 +313,6 @@ def unwritten(query: Query) -> Tensor:
     return query.out(query.call.scale * k @ query.q, v=v)
 
 
-def parts_of(call: AttentionCall) -> list[Any]:
-    return list(importlib.import_module("held_out_faults").parts(call))
-
-
 OUT: dict[str, Callable[[Query], Tensor]] = {
     "batch-not-causal": up_to(
         lambda q: len(q.k) if q.call.phase == "extend" and len(q.call.lens_q) > 1 else max(q.seen)
@@ -535,37 +348,20 @@ OUT: dict[str, Callable[[Query], Tensor]] = {
     "newest-key-not-yet-written": unwritten,
 }
 
-
-@pytest.mark.parametrize("name", RIGHT_WHERE)
-def test_a_kernel_computes_what_its_truth_says(name: str, third_set: ModuleType) -> None:
-    compared = 0
-    for calls, truths, outs in zip(pool()[:4], truths_of_pool(), outs_of(third_set, name), strict=False):
-        for at, (call, truth, out) in enumerate(zip(calls, truths, outs, strict=True)):
-            for part, (rows, _) in zip(third_set.parts(call), sequences(call), strict=True):
-                wrong = (first_set.row_errors(out[rows], truth[rows]) > VISIBLE).nonzero()[:, 0].tolist()
-                for token in {0, part.len_q // 2, part.len_q - 1, *wrong[:1], *wrong[-1:]}:
-                    head = (at + part.number + token) % call.q.shape[1]
-                    expected = OUT[name](Query(part, head, token, calls[:at]))
-                    torch.testing.assert_close(out[rows][token, head].double(), expected, rtol=1e-4, atol=1e-5)
-                    compared += token in wrong
-    assert compared >= 3, "hardly anything that is wrong was compared"
-
-
 CAUSAL_ONLY = {
     "batch-not-causal", "offset-rounded-down", "pack-as-one-sequence", "boolean-mask-added", "blocks-of-packed-tile",
     "mask-of-first-plan",
 }  # fmt: skip
 
-
-@pytest.mark.parametrize("name", RIGHT_WHERE)
-def test_a_kernel_honours_causal(name: str, third_set: ModuleType) -> None:
-    """Without a causal mask bugs of the mask are gone, and the others still do what their truth says."""
-    generator = torch.Generator().manual_seed(3)
-    call = first_set.made(generator, (4, 2, 80), [150, 9], [96, 37], causal=False)
-    out = fault_of(third_set, name).make()(call)
-    if name in CAUSAL_ONLY:
-        assert first_set.row_errors(out, oracle(call)).max() < RIGHT
-    for part, (rows, _) in zip(third_set.parts(call), sequences(call), strict=True):
-        for token in (0, part.len_q // 2, part.len_q - 1):
-            expected = OUT[name](Query(part, 3, token, []))
-            torch.testing.assert_close(out[rows][token, 3].double(), expected, rtol=1e-4, atol=1e-5)
+THIRD = Truths(
+    "third",
+    FAULTS,
+    30,
+    lambda: [session(number) for number in range(len(SHAPES))],
+    (1, *range(10)),
+    RIGHT_WHERE,
+    CAUSAL_ONLY,
+    made(torch.Generator().manual_seed(3), (4, 2, 80), [150, 9], [96, 37], causal=False),
+    lambda id, query: OUT[id](query),
+    follows=True,
+)

@@ -21,8 +21,6 @@ from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sample_calls import call_of
 
-pytestmark = pytest.mark.slow
-
 # Restrictions: what their words choose
 
 

@@ -1,71 +1,19 @@
-"""Each kernel of the second held-out set is wrong somewhere in a pool of calls, and right wherever its truth says so.
-
-Every truth is also written out a second time, for one query and head and mostly key by key, and compared.
-"""
+"""The truths of the second held-out set: where each kernel is right, and what it computes."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import math
 from collections.abc import Callable
-from functools import cache
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-import pytest
 import torch
+from held_out import Query, Right, Truths, bottom_right, longest, made, parts_of, up
+from held_out_faults_second import SECOND as FAULTS
 from torch import Tensor
+from truths_first import SHAPES, session
 
 from assay.harness.attention.call import AttentionCall
-from assay.harness.attention.oracle import oracle, sequences
-
-
-def loaded(path: Path) -> ModuleType:
-    """A test module beside this one."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-first_set = loaded(Path(__file__).with_name("test_held_out_faults.py"))
-VISIBLE, RIGHT = first_set.VISIBLE, first_set.RIGHT
-pytestmark = pytest.mark.slow
-
-
-@cache
-def pool() -> list[list[AttentionCall]]:
-    return [first_set.session(number, decodes=8) for number in range(8)]
-
-
-@cache
-def truths_of_pool() -> list[list[Tensor]]:
-    return [[oracle(call) for call in calls] for calls in pool()]
-
-
-@pytest.fixture(scope="session")
-def second_set(benchmark_path: None) -> ModuleType:
-    return importlib.import_module("held_out_faults_second")
-
-
-def fault_of(second_set: ModuleType, name: str) -> Any:
-    return next(fault for fault in second_set.SECOND if fault.id == name)
-
-
-def up(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple
-
-
-# Where a truth says that a sequence is right: (sequence as a Part, calls of the session so far with this one last) -> bool.
-Right = Callable[[Any, list[AttentionCall]], bool]
-
-
-def longest(part: Any) -> int:
-    return max(map(int, part.call.lens_k))
+from assay.harness.attention.oracle import sequences
 
 
 def first_graph(part: Any, seen: list[AttentionCall]) -> bool:
@@ -114,84 +62,15 @@ RIGHT_WHERE: dict[str, Right] = {
     "padding-writes-slot-zero": lambda p, _: not p.decode or p.number > 0 or len(p.call.lens_k) == 4,
 }
 
-
-def test_thirty_kernels_have_names_of_their_own_and_a_sentence(second_set: ModuleType) -> None:
-    faults = second_set.SECOND
-    assert len(faults) == len({fault.id for fault in faults}) == len({fault.truth for fault in faults}) == 30
-    assert {fault.id for fault in faults} == set(RIGHT_WHERE)
-    assert all(fault.truth.endswith(".") for fault in faults)
-    earlier = importlib.import_module("held_out_faults").HELD_OUT
-    assert len(earlier) == 40, "the sets are mixed"
-    assert not {fault.id for fault in faults} & {fault.id for fault in earlier}
-
-
-@pytest.mark.parametrize("name", RIGHT_WHERE)
-def test_a_kernel_is_wrong_in_the_pool_and_right_where_its_truth_says_so(name: str, second_set: ModuleType) -> None:
-    wrong_calls, right, wrong_rows = 0, 0, 0
-    for calls, truths in zip(pool(), truths_of_pool(), strict=True):
-        kernel = fault_of(second_set, name).make()
-        for at, (call, truth) in enumerate(zip(calls, truths, strict=True)):
-            before = call.clone()
-            out = kernel(call)
-            assert out.shape == truth.shape
-            assert out.dtype == call.q.dtype
-            assert out.isfinite().all()
-            assert all(torch.equal(getattr(call, t), getattr(before, t)) for t in ("q", "k", "v")), (
-                "an input was written to"
-            )
-            errors = first_set.row_errors(out, truth)
-            for part, (rows, _) in zip(second_set.parts(call), sequences(call), strict=True):
-                if RIGHT_WHERE[name](part, calls[: at + 1]):
-                    assert errors[rows].max() < RIGHT, (call.phase, part.number, call.lens_q, call.lens_k)
-                    right += 1
-            wrong_calls += bool(errors.max() > VISIBLE)
-            wrong_rows += int((errors > VISIBLE).sum())
-    print(f"{name}: {wrong_calls} calls, {wrong_rows} rows wrong; {right} sequences right by the truth")
-    assert right > 0
-    assert wrong_calls >= 3, "wrong in less than a few per cent of the calls"
-
-
-@pytest.mark.parametrize("name", RIGHT_WHERE)
-def test_a_made_kernel_has_no_memory_and_repeats_itself(name: str, second_set: ModuleType) -> None:
-    fault = fault_of(second_set, name)
-    for session_number in (1, 2, 5):
-        # Memory kept from the first run would show: it ends with another batch, other lengths and other layers than it begins.
-        calls = pool()[session_number]
-        calls = [calls[6], calls[4], *calls[:4], calls[8], calls[7]]
-        first, second = ([kernel(call) for call in calls] for kernel in (fault.make(), fault.make()))
-        assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-
-
 CAUSAL_ONLY = {
     "top-left-causal", "causal-one-ahead", "key-loop-of-first-token", "swapped-groups-stay-causal",
     "offset-from-longest-query", "no-mask-for-few-tokens", "mask-of-first-sequence",
 }  # fmt: skip
 BLIND = {"page-stride-without-v", "fallback-without-scale", "q-stride-of-one-token"}
-"""Kernels whose output has little to do with the right one, with or without a mask."""
-
-
-@pytest.mark.parametrize("name", RIGHT_WHERE)
-def test_a_kernel_honours_causal(name: str, second_set: ModuleType) -> None:
-    """Without a causal mask bugs of the mask are gone, and the others still give a finite output that follows the flag."""
-    generator = torch.Generator().manual_seed(3)
-    call = first_set.made(generator, first_set.SHAPES[1], [150, 9], [96, 37], causal=False)
-    out = fault_of(second_set, name).make()(call)
-    assert out.isfinite().all()
-    errors = first_set.row_errors(out, oracle(call))
-    if name in CAUSAL_ONLY:
-        assert errors.max() < RIGHT
-    elif name not in BLIND:
-        # A kernel that ignored the flag would hide most keys from the first new token of the first sequence.
-        assert errors.median() < 1
-
 
 # What a truth says, once more: which keys head h of new token i of a sequence sees, and the packed rows of their K and V (None
 # for zeros).
 Seen = Callable[[Any, int, int], list[int]]
-
-
-def bottom_right(part: Any, token: int) -> list[int]:
-    return list(range(part.prefix + token + 1)) if part.call.causal else list(range(part.len_k))
 
 
 def cut(limit: Callable[[Any, int, int], int]) -> Seen:
@@ -279,42 +158,6 @@ READ: dict[str, tuple[Callable[[Any, int], int | None], Callable[[Any, int], int
     ),
     "tile-of-two-pages": 2 * (two_pages,),
 }
-
-
-class Query:
-    """One query and head of a sequence, float64.
-
-    Attributes:
-        part: the sequence.
-        head: the q head.
-        token: number of the new token.
-        q: [head_dim].
-        k: [len_k, head_dim].
-        v: [len_k, head_dim_v].
-        scores: scale * q k^T, [len_k].
-        seen: the keys that it ought to see.
-        before: the calls before, oldest first.
-    """
-
-    def __init__(self, part: Any, head: int, token: int, before: list[AttentionCall]) -> None:
-        self.part, self.head, self.token, self.before = part, head, token, before
-        call: AttentionCall = part.call
-        self.call, self.kv_head = call, head // part.groups
-        rows = slice(int(call.cu_seqlens_k[part.number]), int(call.cu_seqlens_k[part.number + 1]))
-        self.q = call.q[int(call.cu_seqlens_q[part.number]) + token, head].double()
-        self.k, self.v = (t[rows, self.kv_head].double() for t in (call.k, call.v))
-        self.scores = call.scale * self.k @ self.q
-        self.seen = bottom_right(part, token)
-
-    def out(self, scores: Tensor | None = None, seen: list[int] | None = None, v: Tensor | None = None) -> Tensor:
-        """softmax(scores) v over some keys, [head_dim_v]; what is left out is right. Zero without a key."""
-        scores, seen = self.scores if scores is None else scores, self.seen if seen is None else seen
-        v = self.v if v is None else v
-        return scores[seen].softmax(0) @ v[seen] if seen else torch.zeros_like(v[0])
-
-    def sum(self, seen: list[int]) -> float:
-        """Sum of exp(score) over some keys."""
-        return sum(math.exp(float(self.scores[j])) for j in seen)
 
 
 def rows_of(call: AttentionCall, rows: list[int | None], kv_head: int, tensor: str) -> Tensor:
@@ -471,7 +314,7 @@ def stale_splits(query: Query) -> Tensor:
         keys = range(split * 64, split * 64 + 64)
         for other in reversed([*query.before, query.call]):
             if other.phase == "decode" and len(other.lens_k) > part.number and other.lens_k[part.number] > keys[0]:
-                of = Query(second_parts(other)[part.number], query.head, 0, [])
+                of = Query(parts_of(other)[part.number], query.head, 0, [])
                 seen = [j for j in of.seen if j in keys]
                 states.append((of.sum(seen), of.out(seen=seen)))
                 break
@@ -489,10 +332,6 @@ def overwritten_slot(query: Query) -> Tensor:
         if other.phase == "decode" and other.layer == call.layer and len(other.lens_k) == 4:
             k[0], v[0] = other.k[-1, query.kv_head].double(), other.v[-1, query.kv_head].double()
     return query.out(call.scale * k @ query.q, v=v)
-
-
-def second_parts(call: AttentionCall) -> list[Any]:
-    return list(importlib.import_module("held_out_faults").parts(call))
 
 
 OUT: dict[str, Callable[[Query], Tensor]] = {
@@ -529,18 +368,15 @@ def by_truth(name: str, query: Query) -> Tensor:
     return query.out(query.call.scale * k @ query.q, v=v)
 
 
-@pytest.mark.parametrize("name", RIGHT_WHERE)
-def test_a_kernel_computes_what_its_truth_says(name: str, second_set: ModuleType) -> None:
-    compared = 0
-    for number in (0, 1, 2, 3):
-        kernel = fault_of(second_set, name).make()
-        for at, (call, truth) in enumerate(zip(pool()[number], truths_of_pool()[number], strict=True)):
-            out = kernel(call)
-            for part, (rows, _) in zip(second_set.parts(call), sequences(call), strict=True):
-                wrong = (first_set.row_errors(out[rows], truth[rows]) > VISIBLE).nonzero()[:, 0].tolist()
-                for token in {0, part.len_q - 1, *wrong[:1], *wrong[-1:]}:
-                    for head in range(0, call.q.shape[1], max(1, part.groups - 1)):
-                        expected = by_truth(name, Query(part, head, token, pool()[number][:at]))
-                        torch.testing.assert_close(out[rows][token, head].double(), expected, rtol=1e-4, atol=1e-5)
-                    compared += token in wrong
-    assert compared >= 3, "hardly anything that is wrong was compared"
+SECOND = Truths(
+    "second",
+    FAULTS,
+    30,
+    lambda: [session(number, decodes=8) for number in range(8)],
+    (6, 4, 0, 1, 2, 3, 8, 7),  # it ends with another batch, other lengths and other layers than it begins
+    RIGHT_WHERE,
+    CAUSAL_ONLY,
+    made(torch.Generator().manual_seed(3), SHAPES[1], [150, 9], [96, 37], causal=False),
+    by_truth,
+    blind=BLIND,
+)
