@@ -50,23 +50,6 @@ def test_exit_codes(monkeypatch: pytest.MonkeyPatch, kernel: str, code: int) -> 
     assert call(monkeypatch, f"checked_kernels:{kernel}", *some) == code
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["no.such:kernel"], "no.such:kernel"),
-        (["checked_kernels:right", "--size", "huge"], "huge"),
-        (["checked_kernels:right", "--phase", "prefill"], "prefill"),
-        (["checked_kernels:right", "--dtype", "int8"], "int8"),
-        (["checked_kernels:right", "--case", "nowhere"], "nowhere"),
-    ],
-)
-def test_a_usage_error(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
-) -> None:
-    assert call(monkeypatch, *arguments) == 2
-    assert says in capsys.readouterr().err
-
-
 def test_one_case_can_be_run_again(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(monkeypatch, "checked_kernels:wrong", "--case", "extend-41+1-one", "--read-out", "0") == 1
     out = capsys.readouterr().out
