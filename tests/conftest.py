@@ -89,7 +89,7 @@ def pytest_collection_finish() -> None:
 class SharedResults:
     """Results that are computed once for all arguments of equal contents, the newest ones kept."""
 
-    MOST_BYTES = 2**29
+    MOST_BYTES = 2**30
 
     def __init__(self) -> None:
         self._kept: OrderedDict[object, tuple[Any, int]] = OrderedDict()

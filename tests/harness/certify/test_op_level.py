@@ -35,6 +35,7 @@ class FewCases(OpLevel):
         return short[::9]  # an odd step, since layers take turns
 
 
+pytestmark = pytest.mark.usefixtures("shared_hypotheses")
 FEW, ALL = FewCases(), OpLevel()
 INT8 = FewCases(kernel=CertifiedKernel(honest("int8_qk", 3), "mine:int8"))
 FP4 = FewCases(kernel=CertifiedKernel(honest("fp4_kv", 3), "mine:fp4"))
@@ -58,7 +59,7 @@ def caught(id: str = "a-fault") -> Examined:
     return Examined(id=id, kind="fault", title="a fault", outcome="caught", seconds=1.0)
 
 
-@pytest.mark.few(32)
+@pytest.mark.few(10)
 @pytest.mark.parametrize("fault", [f for f in CATALOGUE.values() if not f.equivalent], ids=lambda f: f.id)
 def test_every_fault_changes_some_output(fault: SeededFault) -> None:
     rounds = 5 if fault.where.share < 1 else 1
@@ -66,7 +67,7 @@ def test_every_fault_changes_some_output(fault: SeededFault) -> None:
     assert any(footprint(fault, level.wide).calls for level in levels)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("fault", [f for f in CATALOGUE.values() if f.equivalent], ids=lambda f: f.id)
 def test_equivalent_faults_change_nothing_and_are_not_flagged(fault: SeededFault) -> None:
     assert footprint(fault, FEW.wide).calls == ()

@@ -27,6 +27,8 @@ MATRIX: Lens = [[(24, 0)], [(20, 1)], [(20, 77)], [(9, 64)], [(40, 30), (26, 60)
 FEW = [[(24, 0)], [(20, 1)], [(9, 64)]]
 """Enough for a kernel that is interpreted."""
 
+pytestmark = pytest.mark.usefixtures("shared_hypotheses")
+
 
 def calls(
     layers: int, head_dim: int = 32, dtype: torch.dtype = torch.bfloat16, matrix: Lens = MATRIX

@@ -24,7 +24,7 @@ def result(bug: str = "mask-missing", noise: str = "") -> CallResult:
     return measure(call, fault(bug)(call), noise)
 
 
-@pytest.mark.few(20)
+@pytest.mark.few(8)
 @pytest.mark.parametrize("hypothesis", FAMILY, ids=lambda one: one.id)
 def test_some_queries_have_the_output_that_they_have_among_all(hypothesis: Hypothesis) -> None:
     for times in (1.0, 300.0):  # large scores and values overflow and saturate

@@ -407,6 +407,7 @@ def test_a_kernel_is_read_on_head_dims_that_it_was_seen_to_compute() -> None:
     assert asked == {(64, 64)}, "with others, a kernel that was written for one head_dim writes beyond its output"
 
 
+@pytest.mark.slow
 def test_a_kernel_is_read_on_head_dims_that_it_declares() -> None:
     asked: set[tuple[int, int]] = set()
 
@@ -436,7 +437,7 @@ from assay.harness.offline import (observed, replay, supervised)
 from assay.harness.offline.check import (assert_correct, check)
 from mine import (zeros)
 
-result = check(zeros, dtypes=["float32"], size="small")
+result = check(zeros, phases=["decode"], dtypes=["float32"], size="small")
 assert result.findings and result.read_out is None, result
 assert result.findings[0].title == "output not written"
 print("checked")

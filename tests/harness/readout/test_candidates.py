@@ -78,7 +78,7 @@ CACHED = only(Literal(Term("j", "prefix", cost=0.2), "<", 0))
 GROUPED = Times(next(one for one in TIMES if "per kv head" in one.words))
 
 
-@pytest.mark.few(16)
+@pytest.mark.few(12)
 @pytest.mark.parametrize("effect", [
     Constant(0.0), Constant(2.5), Scale(SCALES[0]), Scale(SCALES[3]), Scale(constant_formula(0.75)),
 

@@ -210,7 +210,7 @@ def test_nan_is_no_sign_of_a_bug_that_leaves_an_output_undefined() -> None:
         assert read.sentence.startswith("the output is NaN")
 
 
-@pytest.mark.few(25)
+@pytest.mark.few(8)
 @pytest.mark.parametrize("fault", [one for one in ALL if one.hypothesis], ids=lambda one: str(one.id))
 def test_headline_and_sentence_say_one_thing_of_every_fault(fault: SeededFault) -> None:
     """Whatever a check named first: the bug that the headline names gives the outputs that the sentence gives."""
