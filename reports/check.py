@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from assay.harness.attention.hypotheses import BY_ID
 from assay.harness.errors import ExitCode
 from assay.harness.localize.axes import Axis
-from assay.harness.offline.check import CheckResult
 from assay.harness.offline.check_document import document_of
+from assay.harness.offline.check_result import CheckResult
 from assay.harness.offline.coverage import DECLARED
 from assay.harness.text import counted, one_line, two_digits
 from assay.harness.verdict import serious

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from assay.harness.attention.call import Kernel
     from assay.harness.attention.matrix import Case, Size
-    from assay.harness.offline.check import CheckResult
+    from assay.harness.offline.check_result import CheckResult
 
 MARKER = "assay_kernel"
 
@@ -145,7 +145,7 @@ class AssayCase:
         from assay.harness.attention.kernels import declaration
         from assay.harness.errors import ExitCode
         from assay.harness.localize.threads import few_threads
-        from assay.harness.offline.check import named
+        from assay.harness.offline.kernel_matrix import named
         from assay.harness.offline.observed import Reader
         from assay.harness.offline.supervised import check_and_read
         from assay.reports.check import message
@@ -202,7 +202,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     from assay.harness.attention.kernels import declaration
     from assay.harness.errors import UsageError
     from assay.harness.localize.threads import few_threads
-    from assay.harness.offline.check import LEAST_LEFT, matrix_of, named
+    from assay.harness.offline.check_findings import LEAST_LEFT
+    from assay.harness.offline.kernel_matrix import matrix_of, named
 
     option = metafunc.config.getoption
     given = dict(marker.kwargs)

@@ -13,8 +13,8 @@ from assay.harness.attention.hypotheses import BY_ID
 from assay.harness.attention.matrix import cases
 from assay.harness.errors import ExitCode
 from assay.harness.localize.axes import Axis
-from assay.harness.offline.check import CheckResult
 from assay.harness.offline.check import check as check_and_read
+from assay.harness.offline.check_result import CheckResult
 from assay.reports.check import MAX_REFUSALS, cause, check_document, indifferent, message, not_covered, sentence
 from assay.reports.terminal import render
 

@@ -22,7 +22,7 @@ from assay.harness.certify.session import CannotContinueError, Task, certify
 from assay.harness.errors import ExitCode, UsageError
 from assay.harness.evidence.certificate import Certificate, Examined, read_certificate
 from assay.harness.localize.bounds import CallNoise
-from assay.harness.offline.check import CheckResult
+from assay.harness.offline.check_result import CheckResult
 from assay.harness.progress import ProgressDisplay
 
 

@@ -29,8 +29,10 @@ from assay.harness.errors import ExitCode, UsageError
 from assay.harness.localize.diagnose import INPUT_WRITTEN, NONDETERMINISM, STATE_KEPT
 from assay.harness.localize.guard import CONTRACT_BROKEN
 from assay.harness.localize.pooled import OUTPUT_SCALED, QUANTISATION_NOT_RUN
-from assay.harness.offline.check import CheckResult, assert_correct, named
+from assay.harness.offline.check import assert_correct
 from assay.harness.offline.check import check as check_and_read
+from assay.harness.offline.check_result import CheckResult
+from assay.harness.offline.kernel_matrix import named
 from assay.harness.verdict import UNEXPLAINED
 from assay.reports.check import message
 

@@ -28,7 +28,8 @@ from assay.harness.evidence.pack import CallMetadata, Source
 from assay.harness.localize.guard import CONTRACT_BROKEN
 from assay.harness.localize.kernel_runs import measure
 from assay.harness.offline import observed
-from assay.harness.offline.check import CheckResult, assert_correct, check
+from assay.harness.offline.check import assert_correct, check
+from assay.harness.offline.check_result import CheckResult
 from assay.harness.offline.observed import Reader, held, picture_on
 from assay.harness.offline.replay import replay, replay_recorded
 from assay.harness.picture import Picture
@@ -433,7 +434,7 @@ class Hidden:
 
 sys.meta_path.insert(0, Hidden())
 from assay.harness.offline import (observed, replay, supervised)
-from assay.harness.offline.check import (assert_correct, check)
+from assay.harness.offline.check import assert_correct, check
 from mine import (zeros)
 
 result = check(zeros, dtypes=["float32"], size="small")
