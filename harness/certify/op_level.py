@@ -12,7 +12,7 @@ from assay.harness.attention.call import AttentionCall, Kernel
 from assay.harness.attention.honest import family, honest_outputs
 from assay.harness.attention.kernels import Declaration, declares
 from assay.harness.attention.matrix import Case
-from assay.harness.attention.seeded import SeededFault
+from assay.harness.bugs.seeded import SeededFault
 from assay.harness.certify.footprint import Footprint, WideCall, footprint, widened
 from assay.harness.certify.hidden import hidden_words, largest_effect
 from assay.harness.certify.kernel import CertifiedKernel, seeded

@@ -11,9 +11,9 @@ from itertools import product
 import numpy as np
 import torch
 
-from assay.harness.attention.bugs import Change
-from assay.harness.attention.fault_effects import denominator_rounded, keys_rounded, scores_rounded, weights_rounded
-from assay.harness.attention.hypotheses import FAMILY, Compute, changed_output
+from assay.harness.bugs.bug import Change, Compute, changed_output
+from assay.harness.bugs.effects import denominator_rounded, keys_rounded, scores_rounded, weights_rounded
+from assay.harness.bugs.family import FAMILY
 from assay.harness.localize.reading import Numbers, own_keys, softmax
 from assay.harness.readout.features import Ints
 from assay.harness.readout.formulas import Formula

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
-from assay.harness.attention.faults import rounded_oracle
 from assay.harness.attention.kernels import Declaration
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sample_calls import call_of
+from assay.harness.bugs.faults import rounded_oracle
 from assay.harness.localize.guarded_memory import GuardedKernel, guards_of
 from assay.harness.localize.kernel_runs import run_once
 from assay.harness.localize.over_reads import over_reads

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
-from assay.harness.attention.faults import fault
 from assay.harness.attention.kernels import Declaration
 from assay.harness.attention.sample_calls import call_of
+from assay.harness.bugs.faults import fault
 from assay.harness.localize import kernel_runs
 from assay.harness.localize.threads import few_threads
 from assay.harness.offline.check import check

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, KernelRefused
-from assay.harness.attention.faults import rounded_oracle
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.matrix import cases
+from assay.harness.bugs.faults import rounded_oracle
 from assay.harness.offline.check import check as check_and_read
 from assay.harness.offline.check_document import document_of
 from assay.harness.offline.coverage import Core, Reach, coverage_of

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, Kernel
-from assay.harness.attention.faults import fault, rounded_oracle
 from assay.harness.attention.kernels import Declaration, declares
 from assay.harness.attention.matrix import Case
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.backend import Backend
+from assay.harness.bugs.faults import fault, rounded_oracle
 from assay.harness.errors import ExitCode
 from assay.harness.evidence.cause import ReplayResult
 from assay.harness.evidence.pack import CallMetadata, Source

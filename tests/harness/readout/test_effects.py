@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from assay.harness.attention.call import AttentionCall
-from assay.harness.attention.hypotheses import BY_ID
 from assay.harness.attention.sample_calls import call_of
+from assay.harness.bugs.family import BY_ID
 from assay.harness.readout.dims import Dims
 from assay.harness.readout.effects import (
     BLOCK_SIZES,

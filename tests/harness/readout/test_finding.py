@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, Mask
-from assay.harness.attention.faults import fault, rounded_oracle
 from assay.harness.attention.kernels import declares
+from assay.harness.bugs.faults import fault, rounded_oracle
 from assay.harness.readout import finding
 from assay.harness.readout.effects import Constant, Scale, Times
 from assay.harness.readout.finding import CLAUSES, FAR_FETCHED, RIGHT_ROWS, WRONG_ROWS, Finder, _by_chance

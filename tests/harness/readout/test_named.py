@@ -9,10 +9,10 @@ import pytest
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
-from assay.harness.attention.catalogue import ALL, public_reports
-from assay.harness.attention.faults import fault, rounded_oracle
-from assay.harness.attention.hypotheses import BY_ID, FAMILY
-from assay.harness.attention.seeded import SeededFault
+from assay.harness.bugs.catalogue import ALL, public_reports
+from assay.harness.bugs.family import BY_ID, FAMILY
+from assay.harness.bugs.faults import fault, rounded_oracle
+from assay.harness.bugs.seeded import SeededFault
 from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN, OUTPUT_SCALED
 from assay.harness.localize.diagnose import STATE_KEPT
 from assay.harness.localize.wording import does

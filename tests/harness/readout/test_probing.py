@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, KernelRefused
-from assay.harness.attention.faults import rounded_oracle
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.oracle import oracle
+from assay.harness.bugs.faults import rounded_oracle
 from assay.harness.readout.probing import Plan, Prober, budget_clock, same
 
 EXTEND, DECODE = Plan(((3, 4), (2, 0))), Plan(((1, 4), (1, 9)), layer=2)

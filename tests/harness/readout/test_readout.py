@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.harness.attention.bugs import int8
 from assay.harness.attention.call import AttentionCall, KernelRefused, Mask
-from assay.harness.attention.faults import fault, rounded_oracle
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.oracle import Request, attend, requests
 from assay.harness.attention.sample_calls import call_of
+from assay.harness.bugs.faults import fault, rounded_oracle
+from assay.harness.bugs.quantisation import int8
 from assay.harness.readout.probing import REFUSED, Plan, Prober
 from assay.harness.readout.queries import Queries
 from assay.harness.readout.readout import ReadOut, _between, _exactness, _finder, _notes, read_out
