@@ -129,7 +129,7 @@ def contents(value: Any) -> object:
 @pytest.fixture(scope="session", autouse=True)
 def shared_results() -> Iterator[SharedResults]:
     """Many tests check kernels on the same matrix: its float64 outputs and simulated noise are computed once in a session."""
-    from assay.harness.attention import faults
+    from assay.harness.bugs import faults
     from assay.harness.localize import bounds, kernel_runs
 
     kept = SharedResults()

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from assay.harness.attention.oracle import Request
-from assay.harness.bugs.bug import Batch, bug, code, keys_of
+from assay.harness.bugs.bug import Batch, Bug, changing, code, keys_of
 
 _BLOCKS = """\
 def attend(q, k, v, scale):
@@ -26,8 +26,8 @@ def last_block_lost(block: int, batch: Batch, b: int) -> Request | None:
 
 
 BUGS = tuple(
-    bug(f"last-block-lost-{n}", f"last partial block of {n} lost", f"keys beyond the last full block of {n} are not seen",
-        f"loses the last partial block of {n} keys", "last-block-lost", partial(last_block_lost, n),
-        code(_BLOCKS.replace("BLOCK", str(n)), f"keys // {n}", f"-(-keys // {n})"), *reports)
+    Bug(f"last-block-lost-{n}", f"last partial block of {n} lost", f"keys beyond the last full block of {n} are not seen",
+        f"loses the last partial block of {n} keys", "last-block-lost", changing(partial(last_block_lost, n)),
+        code(_BLOCKS.replace("BLOCK", str(n)), f"keys // {n}", f"-(-keys // {n})"), reports=reports)
     for n, reports in ((16, ()), (32, ()), (64, ("jax-ml/jax#27224",)), (128, ("NVIDIA/TensorRT-LLM#17648",)))
 )  # fmt: skip

@@ -93,12 +93,9 @@ class Bug:
     measured: str = ""
 
 
-def bug(
-    id: str, title: str, about: str, does: str, kind: str, change: Change, code: Code, *reports: str,
-    severity: Severity = "serious", measured: str = "",
-) -> Bug:  # fmt: skip
-    """Make the record of a bug that changes sequences one by one. Arguments are the fields of `Bug`."""
-    return Bug(id, title, about, does, kind, partial(changed_output, change), code, severity, reports, measured)
+def changing(change: Change) -> Compute:
+    """Compute the output of a bug that changes sequences one by one."""
+    return partial(changed_output, change)
 
 
 def changed_output(change: Change, call: AttentionCall, rows: Tensor | None = None) -> Tensor | None:

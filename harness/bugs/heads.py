@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from assay.harness.attention.oracle import Request
-from assay.harness.bugs.bug import Batch, bug, code
+from assay.harness.bugs.bug import Batch, Bug, changing, code
 
 _HEADS = """\
 def attend(q, k, v, scale):
@@ -40,12 +40,12 @@ def kv_head(by: int, batch: Batch, b: int) -> Request | None:
 
 
 BUGS = (
-    bug("kv-heads-interleaved", "GQA heads interleaved", "q head h reads kv head h mod num_kv_heads",
-        "interleaves the kv heads of its q heads", "kv-heads", interleaved,
+    Bug("kv-heads-interleaved", "GQA heads interleaved", "q head h reads kv head h mod num_kv_heads",
+        "interleaves the kv heads of its q heads", "kv-heads", changing(interleaved),
         code(_HEADS, "torch.arange(heads) % kv_heads", _GROUP, "heads"),
-        "onnx/onnx!7274", "ekzhang/jax-js!180", "apple/axlearn!842"),
-    *(bug(f"kv-head-{side}-group", f"kv head of the {side} group", f"q heads read the kv head {where} theirs",
-          f"reads the kv head of the {side} group", "kv-heads", partial(kv_head, by),
+        reports=("onnx/onnx!7274", "ekzhang/jax-js!180", "apple/axlearn!842")),
+    *(Bug(f"kv-head-{side}-group", f"kv head of the {side} group", f"q heads read the kv head {where} theirs",
+          f"reads the kv head of the {side} group", "kv-heads", changing(partial(kv_head, by)),
           code(_HEADS, f"({_GROUP} {by:+}) % kv_heads".replace("+1", "+ 1").replace("-1", "- 1"), _GROUP, "heads"))
       for side, where, by in (("next", "after", 1), ("previous", "before", -1))),
 )  # fmt: skip

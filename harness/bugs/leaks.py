@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.oracle import Request
-from assay.harness.bugs.bug import LEAK, Batch, Code, bug, code, lines
+from assay.harness.bugs.bug import LEAK, Batch, Bug, Code, changing, code, lines
 
 _BATCH = """\
 def attend(q, k, v, starts, b, scale):  # k and v of the whole batch, q of sequence b
@@ -82,23 +82,25 @@ _PREFIX = (
     "k, v = (torch.cat([x[:, rows][:, :prefix], x[:, own][:, prefix:]], 1) for x in (k, v))",
 )
 BUGS = (
-    *(bug(f"leak-{part.replace(' and ', '-')}-{side}", f"{part} of the {side} request",
+    *(Bug(f"leak-{part.replace(' and ', '-')}-{side}", f"{part} of the {side} request",
           f"a sequence attends to the {part} of the {side} one in its batch", f"reads the {part} of the {side} request", LEAK,
-          partial(leak, by, what, False), _reads(_rows_of(other), f"k, v = k[:, {k}], v[:, {v}]"), *reports)
+          changing(partial(leak, by, what, False)), _reads(_rows_of(other), f"k, v = k[:, {k}], v[:, {v}]"), reports=reports)
       for side, by, other in _SIDES for part, what, k, v in _PARTS
       for reports in [("Tencent-Hunyuan/HunyuanVideo!310",) if (what, side) == ("kv", "next") else ()]),
-    *(bug(f"leak-prefix-{side}", f"cached prefix of the {side} request",
+    *(Bug(f"leak-prefix-{side}", f"cached prefix of the {side} request",
           f"a sequence attends to the cached prefix of the {side} one in its batch",
           f"reads the cached prefix of the {side} request", LEAK,
-          partial(leak, by, "kv", True), _reads(_rows_of(other), *_PREFIX), report)
+          changing(partial(leak, by, "kv", True)), _reads(_rows_of(other), *_PREFIX), reports=(report,))
       for (side, by, other), report in zip(_SIDES, ("vllm-project/vllm!37152", "kvcache-ai/Mooncake#4153"), strict=True)),
-    bug("leak-last-key-previous", "last key of the previous request seen",
+    Bug("leak-last-key-previous", "last key of the previous request seen",
         "every query also sees the last key of the sequence before", "also sees the last key of the previous request", LEAK,
-        partial(boundary, -1, False), _reads("rows = slice(starts[b] - (b > 0), own.stop)", "k, v = k[:, rows], v[:, rows]")),
-    bug("leak-first-key-next", "first key of the next request seen",
+        changing(partial(boundary, -1, False)),
+        _reads("rows = slice(starts[b] - (b > 0), own.stop)", "k, v = k[:, rows], v[:, rows]")),
+    Bug("leak-first-key-next", "first key of the next request seen",
         "every query also sees the first key of the sequence after", "also sees the first key of the next request", LEAK,
-        partial(boundary, 1, False), _next_first_key()),
-    bug("leak-all-keys-previous", "all keys of the previous request seen",
+        changing(partial(boundary, 1, False)), _next_first_key()),
+    Bug("leak-all-keys-previous", "all keys of the previous request seen",
         "every query also sees every key of the sequence before", "also sees all keys of the previous request", LEAK,
-        partial(boundary, -1, True), _reads("rows = slice(starts[max(b - 1, 0)], own.stop)", "k, v = k[:, rows], v[:, rows]")),
+        changing(partial(boundary, -1, True)),
+        _reads("rows = slice(starts[max(b - 1, 0)], own.stop)", "k, v = k[:, rows], v[:, rows]")),
 )  # fmt: skip

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.oracle import Request
-from assay.harness.bugs.bug import Batch, bug, code, keys_of
+from assay.harness.bugs.bug import Batch, Bug, changing, code, keys_of
 
 MASKED = """\
 def attend(q, k, v, scale):
@@ -54,22 +54,23 @@ def window(size: int, batch: Batch, b: int) -> Request | None:
 
 
 BUGS = (
-    bug("mask-top-left", "causal mask top-left", "query i of the new tokens sees keys 0 to i of the whole sequence",
-        "applies a top-left causal mask", "mask", top_left, code(MASKED, ".tril()", RIGHT_MASK),
-        "thu-ml/SageAttention#131", "thu-ml/SageAttention!372", "Dao-AILab/flash-attention!436", "ROCm/rocm-libraries#10999",
-        "NVIDIA/TensorRT-LLM#18174",
+    Bug("mask-top-left", "causal mask top-left", "query i of the new tokens sees keys 0 to i of the whole sequence",
+        "applies a top-left causal mask", "mask", changing(top_left), code(MASKED, ".tril()", RIGHT_MASK),
+        reports=("thu-ml/SageAttention#131", "thu-ml/SageAttention!372", "Dao-AILab/flash-attention!436",
+        "ROCm/rocm-libraries#10999",
+        "NVIDIA/TensorRT-LLM#18174"),
         measured="SageAttention 1.0.6 has it, as kernel sage_attn_as_shipped: accuracy 0.145 where the reference has 1.000, "
         "438 of 512 questions lost (docs/compare.md)."),
-    bug("mask-one-key-too-many", "mask one key too many", "each query also sees the key after its own",
-        "lets each query see the key after its own", "mask", partial(diagonal, 1),
+    Bug("mask-one-key-too-many", "mask one key too many", "each query also sees the key after its own",
+        "lets each query see the key after its own", "mask", changing(partial(diagonal, 1)),
         code(MASKED, ".tril(keys - new + 1)", RIGHT_MASK)),
-    bug("mask-one-key-too-few", "mask one key too few", "no query sees its own key", "hides its own key from each query", "mask",
-        partial(diagonal, -1), code(MASKED, ".tril(keys - new - 1)", RIGHT_MASK)),
-    bug("mask-missing", "no mask", "each query sees every key, later ones too", "applies no causal mask", "mask", no_mask,
+    Bug("mask-one-key-too-few", "mask one key too few", "no query sees its own key", "hides its own key from each query", "mask",
+        changing(partial(diagonal, -1)), code(MASKED, ".tril(keys - new - 1)", RIGHT_MASK)),
+    Bug("mask-missing", "no mask", "each query sees every key, later ones too", "applies no causal mask", "mask", changing(no_mask),
         code(MASKED, "", RIGHT_MASK)),
-    *(bug(f"sliding-window-{n}", f"sliding window of {n}", f"each query sees its last {n} keys only",
-          f"sees only the last {n} keys", "sliding-window", partial(window, n),
-          code(MASKED, f"{RIGHT_MASK}.triu(keys - new - {n - 1})", RIGHT_MASK), *reports)
+    *(Bug(f"sliding-window-{n}", f"sliding window of {n}", f"each query sees its last {n} keys only",
+          f"sees only the last {n} keys", "sliding-window", changing(partial(window, n)),
+          code(MASKED, f"{RIGHT_MASK}.triu(keys - new - {n - 1})", RIGHT_MASK), reports=reports)
       for n, reports in (
           (16, ()), (32, ()), (64, ()), (128, ("Dao-AILab/flash-attention#1366",)), (256, ()),
           (512, ("sgl-project/sglang#31501",)), (1024, ()), (2048, ("huggingface/transformers#39408",)), (4096, ()))),

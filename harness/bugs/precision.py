@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.oracle import Request, attend, scores
-from assay.harness.bugs.bug import Batch, bug, code, lines
+from assay.harness.bugs.bug import Batch, Bug, changing, code, lines
 from assay.harness.bugs.quantisation import K_BLOCK
 
 E4M3_MAX = 448.0
@@ -102,21 +102,21 @@ def values_overflow(batch: Batch, b: int) -> Tensor | None:
 
 
 BUGS = (
-    *(bug(f"accumulator-{name}", f"{name} accumulator", f"sums over values are kept in {name}, rounded every {K_BLOCK} keys",
-          f"accumulates in {name}", "accumulator", partial(accumulator, dtype),
-          code(_ACCUMULATOR, str(dtype).removeprefix("torch."), "float32"), *reports, severity="warning")
+    *(Bug(f"accumulator-{name}", f"{name} accumulator", f"sums over values are kept in {name}, rounded every {K_BLOCK} keys",
+          f"accumulates in {name}", "accumulator", changing(partial(accumulator, dtype)),
+          code(_ACCUMULATOR, str(dtype).removeprefix("torch."), "float32"), reports=reports, severity="warning")
       for name, dtype, reports in (
           ("fp16", torch.float16, ("vllm-project/vllm#23813", "vllm-project/vllm#27889")), ("bf16", torch.bfloat16, ()))),
-    *(bug(f"values-saturate-{name.replace(' ', '-')}", f"values saturate at {name}", f"values beyond {limit:g} are clamped",
-          f"clamps values to the range of {name}", "saturation", partial(values_saturate, limit),
+    *(Bug(f"values-saturate-{name.replace(' ', '-')}", f"values saturate at {name}", f"values beyond {limit:g} are clamped",
+          f"clamps values to the range of {name}", "saturation", changing(partial(values_saturate, limit)),
           code(_VALUES, lines(f"v = v.clamp(-{limit:g}, {limit:g})"), "")) for name, limit in _LIMITS),
-    *(bug(f"scores-saturate-{name.replace(' ', '-')}", f"scores saturate at {name}", f"q k products beyond {limit:g} are clamped",
-          f"clamps scores to the range of {name}", "saturation", partial(scores_saturate, limit),
+    *(Bug(f"scores-saturate-{name.replace(' ', '-')}", f"scores saturate at {name}", f"q k products beyond {limit:g} are clamped",
+          f"clamps scores to the range of {name}", "saturation", changing(partial(scores_saturate, limit)),
           code(_PRODUCTS, lines(f"products = products.clamp(-{limit:g}, {limit:g})"), "")) for name, limit in _LIMITS),
-    bug("scores-overflow-fp16", "scores overflow fp16", f"q k products beyond {FP16_MAX:g} become infinite",
-        "overflows fp16 in its scores", "overflow", scores_overflow,
+    Bug("scores-overflow-fp16", "scores overflow fp16", f"q k products beyond {FP16_MAX:g} become infinite",
+        "overflows fp16 in its scores", "overflow", changing(scores_overflow),
         code(_PRODUCTS, lines('products = products.masked_fill(products > 65504, float("inf"))'), "")),
-    bug("values-overflow-fp16", "values overflow fp16", f"values beyond {FP16_MAX:g} become infinite",
-        "overflows fp16 in its values", "overflow", values_overflow,
+    Bug("values-overflow-fp16", "values overflow fp16", f"values beyond {FP16_MAX:g} become infinite",
+        "overflows fp16 in its values", "overflow", changing(values_overflow),
         code(_VALUES, lines('v = v.masked_fill(v.abs() > 65504, float("inf"))'), "")),
 )  # fmt: skip

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from assay.harness.attention.oracle import Request
-from assay.harness.bugs.bug import Batch, Code, bug, code, keys_of, lines
+from assay.harness.bugs.bug import Batch, Bug, Code, changing, code, keys_of, lines
 from assay.harness.bugs.masks import MASKED, RIGHT_MASK
 
 _CACHE = """\
@@ -60,21 +60,21 @@ def _cached(wrong: str, gather: str = _GATHER) -> Code:
 
 
 BUGS = (
-    bug("prefix-dropped", "prefix dropped", "no query sees a cached key", "drops the cached prefix", "cached-prefix",
-        prefix_dropped, code(MASKED, RIGHT_MASK + "\n    seen[:, : keys - new] = False", RIGHT_MASK)),
-    bug("prefix-one-token-late", "prefix shifted one token late", "cached keys and values are read one token too far",
-        "reads the cached prefix one token late", "cached-prefix", partial(prefix_shifted, 1, "kv"),
-        _cached("slots[: keys - new] += 1"), "tanishqkumar/ssd#22"),
-    bug("prefix-one-token-early", "prefix shifted one token early", "cached keys and values are read one token too soon",
-        "reads the cached prefix one token early", "cached-prefix", partial(prefix_shifted, -1, "kv"),
+    Bug("prefix-dropped", "prefix dropped", "no query sees a cached key", "drops the cached prefix", "cached-prefix",
+        changing(prefix_dropped), code(MASKED, RIGHT_MASK + "\n    seen[:, : keys - new] = False", RIGHT_MASK)),
+    Bug("prefix-one-token-late", "prefix shifted one token late", "cached keys and values are read one token too far",
+        "reads the cached prefix one token late", "cached-prefix", changing(partial(prefix_shifted, 1, "kv")),
+        _cached("slots[: keys - new] += 1"), reports=("tanishqkumar/ssd#22",)),
+    Bug("prefix-one-token-early", "prefix shifted one token early", "cached keys and values are read one token too soon",
+        "reads the cached prefix one token early", "cached-prefix", changing(partial(prefix_shifted, -1, "kv")),
         _cached("slots[1 : keys - new] -= 1")),
-    bug("prefix-values-shifted", "prefix values shifted against keys", "cached values are read one token too far, keys are not",
-        "reads the cached values one token late", "cached-prefix", partial(prefix_shifted, 1, "v"),
+    Bug("prefix-values-shifted", "prefix values shifted against keys", "cached values are read one token too far, keys are not",
+        "reads the cached values one token late", "cached-prefix", changing(partial(prefix_shifted, 1, "v")),
         _cached("slots[: keys - new] += 1", "v = v[:, slots]")),
-    bug("newest-token-stale", "newest token stale", "the newest key and value are those of the token before",
-        "reads the token before in place of the newest one", "newest-token", partial(newest, True),
+    Bug("newest-token-stale", "newest token stale", "the newest key and value are those of the token before",
+        "reads the token before in place of the newest one", "newest-token", changing(partial(newest, True)),
         code(_NEWEST, "x[:, -2:-1]", "x[:, -1:]")),
-    bug("newest-token-zero", "newest token zero", "the newest key and value are zero",
-        "reads zeros in place of the newest token", "newest-token", partial(newest, False),
+    Bug("newest-token-zero", "newest token zero", "the newest key and value are zero",
+        "reads zeros in place of the newest token", "newest-token", changing(partial(newest, False)),
         code(_NEWEST, "0 * x[:, -1:]", "x[:, -1:]")),
 )  # fmt: skip

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.oracle import Request
-from assay.harness.bugs.bug import Batch, bug, code
+from assay.harness.bugs.bug import Batch, Bug, changing, code
 
 Q_BLOCK, K_BLOCK = 128, 64
 """Tokens that share an int8 scale in SageAttention's Triton kernels (sageattention 1.0.6, quant_per_block_varlen.py)."""
@@ -111,17 +111,19 @@ def _neighbours(what: str, by: int) -> str:
 
 
 BUGS = (
-    *(bug(f"{what}-scale-{side}-block", f"{what.upper()} scale of the {side} block",
+    *(Bug(f"{what}-scale-{side}-block", f"{what.upper()} scale of the {side} block",
           f"int8 {what.upper()} is dequantised with the scale of its {side} block",
-          f"dequantises {what} with the scale of the {side} block", "quantisation-scale", partial(neighbours_scale, what, by),
+          f"dequantises {what} with the scale of the {side} block", "quantisation-scale",
+          changing(partial(neighbours_scale, what, by)),
           code(_INT8, _neighbours(what, by), _SMOOTHED))
       for what in "kq" for side, by in (("previous", -1), ("next", 1))),
-    bug("k-smoothed-by-block", "K smoothed by block", f"each block of {K_BLOCK} keys loses its own mean instead of one common mean",
-        "subtracts another mean of K in each block", "k-smoothing", smoothed_by_block,
+    Bug("k-smoothed-by-block", "K smoothed by block", f"each block of {K_BLOCK} keys loses its own mean instead of one common mean",
+        "subtracts another mean of K in each block", "k-smoothing", changing(smoothed_by_block),
         code(_SMOOTH, "torch.cat([part - part.mean(1, keepdim=True) for part in k.split(64, 1)], 1)", "k - mean")),
-    bug("k-smoothed-new-only", "K smoothed in new keys only", "the mean of K is subtracted from new keys but not from cached ones",
-        "subtracts the mean of K from new keys only", "k-smoothing", new_keys_smoothed,
+    Bug("k-smoothed-new-only", "K smoothed in new keys only", "the mean of K is subtracted from new keys but not from cached ones",
+        "subtracts the mean of K from new keys only", "k-smoothing", changing(new_keys_smoothed),
         code(_SMOOTH, "torch.cat([k[:, : keys - new], k[:, keys - new :] - mean], 1)", "k - mean")),
-    bug("k-smoothing-lost", "K smoothing lost", "K is quantised to int8 without its mean subtracted",
-        "does not subtract the mean of K", "k-smoothing", not_smoothed, code(_INT8, "int8(q, 128), int8(k, 64)", _SMOOTHED)),
+    Bug("k-smoothing-lost", "K smoothing lost", "K is quantised to int8 without its mean subtracted",
+        "does not subtract the mean of K", "k-smoothing", changing(not_smoothed),
+        code(_INT8, "int8(q, 128), int8(k, 64)", _SMOOTHED)),
 )  # fmt: skip

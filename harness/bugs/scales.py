@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from assay.harness.attention.oracle import Request
-from assay.harness.bugs.bug import Batch, Bug, bug, code
+from assay.harness.bugs.bug import Batch, Bug, changing, code
 
 _SCALE = """\
 def attend(q, k, v, scale):
@@ -36,7 +36,16 @@ def scaled(scale: Callable[[Request], float], batch: Batch, b: int) -> Request |
 
 def _wrong_scale(id: str, title: str, about: str, does: str, wrong: str, scale: Callable[[Request], float], *reports: str,
                  right: str = "scale") -> Bug:  # fmt: skip
-    return bug(id, title, about, does, "softmax-scale", partial(scaled, scale), code(_SCALE, wrong, right), *reports)
+    return Bug(
+        id,
+        title,
+        about,
+        does,
+        "softmax-scale",
+        changing(partial(scaled, scale)),
+        code(_SCALE, wrong, right),
+        reports=reports,
+    )
 
 
 _OF_HEAD_DIM = "q.shape[2] ** -0.5"
@@ -52,10 +61,10 @@ BUGS = (
     _wrong_scale("scale-of-all-heads", "scale of all heads", "the scale is that of the dims of all q heads together",
                  "scales the scores by the dims of all q heads", "(heads * q.shape[2]) ** -0.5",
                  lambda r: (r.q.shape[0] * r.q.shape[2]) ** -0.5, "lucidrains/vit-pytorch#65", right=_OF_HEAD_DIM),
-    bug("exp2-without-log2e", "exp2 without log2(e)", "2 is raised to scores that were scaled for e",
-        "applies exp2 to scores that lack log2(e)", "softmax-scale", partial(scaled, lambda r: math.log(2) * r.scale),
+    Bug("exp2-without-log2e", "exp2 without log2(e)", "2 is raised to scores that were scaled for e",
+        "applies exp2 to scores that lack log2(e)", "softmax-scale", changing(partial(scaled, lambda r: math.log(2) * r.scale)),
         code(_EXP2.replace("EXP", "exp2"), "scale", "log2_e * scale")),
-    bug("exp-with-log2e", "log2(e) applied to exp", "e is raised to scores that were scaled for 2",
-        "applies exp to scores that hold log2(e)", "softmax-scale", partial(scaled, lambda r: r.scale / math.log(2)),
+    Bug("exp-with-log2e", "log2(e) applied to exp", "e is raised to scores that were scaled for 2",
+        "applies exp to scores that hold log2(e)", "softmax-scale", changing(partial(scaled, lambda r: r.scale / math.log(2))),
         code(_EXP2.replace("EXP", "exp"), "log2_e * scale", "scale")),
 )  # fmt: skip

@@ -27,7 +27,7 @@ from assay.harness.localize.guarded_memory import GuardedKernel
 from assay.harness.localize.kernel_runs import CallResult, KernelRun, compute, measure, same_values, worst_of
 from assay.harness.localize.smallest import smallest_call
 from assay.harness.localize.threads import few_threads
-from assay.harness.offline.check_findings import Examined, not_endured, outside_first
+from assay.harness.offline.check_findings import MatrixRun, not_endured, outside_first
 from assay.harness.offline.check_result import CheckResult, Computed, WorstOfMatrix
 from assay.harness.offline.coverage import coverage_of
 from assay.harness.offline.early import clearly_wrong, in_order
@@ -194,7 +194,7 @@ def _task(
     return _Task(name, path, loaded, declared, asked, made, tuple(left), whole, runs, again)
 
 
-def _examined(task: _Task, repeats: int, progress: Callable[[int, int], None], watcher: Watcher) -> Examined:
+def _examined(task: _Task, repeats: int, progress: Callable[[int, int], None], watcher: Watcher) -> MatrixRun:
     """Run the kernel on the matrix, or on as much of it as shows that it is clearly wrong."""
     within = GuardedKernel(task.kernel)
     guard = Guard(_counted(within, runs_of(len(task.made), repeats), progress), task.declared)
@@ -216,10 +216,10 @@ def _examined(task: _Task, repeats: int, progress: Callable[[int, int], None], w
     }
     made = [(case, call) for case, call in task.made if id(call) in ran]
     left_out = tuple(case for case, call in task.made if id(call) not in ran)
-    return Examined(run, guard, within, made, left_out, task.again)
+    return MatrixRun(run, guard, within, made, left_out, task.again)
 
 
-def _endured(task: _Task, examined: Examined, seconds: float) -> tuple[int, list[Finding]]:
+def _endured(task: _Task, examined: MatrixRun, seconds: float) -> tuple[int, list[Finding]]:
     """Run a right kernel many times more. Returns how often it ran in all, and what is wrong then."""
     plain = Guard(task.kernel, task.declared)  # without guards around each tensor, which take longer than a small call
     endured = endure(plain, examined.run.results, examined.guard.runs, task.runs, seconds)
@@ -228,7 +228,7 @@ def _endured(task: _Task, examined: Examined, seconds: float) -> tuple[int, list
 
 
 def _result(
-    task: _Task, examined: Examined, findings: Sequence[Finding], runs: int, options: MatrixOptions
+    task: _Task, examined: MatrixRun, findings: Sequence[Finding], runs: int, options: MatrixOptions
 ) -> CheckResult:
     """Make the result of a kernel that ran on its calls, and was run so often in all."""
     run, broken = examined.run, examined.broken

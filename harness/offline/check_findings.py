@@ -33,7 +33,7 @@ _NARROWING_AXES = ("cached prefix", "heads", "head_dim", "dtype", "data", "page"
 
 
 @dataclass(frozen=True)
-class Examined:
+class MatrixRun:
     """A kernel that was run on a matrix.
 
     Attributes:

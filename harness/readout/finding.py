@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from assay.harness.attention.call import AttentionCall, Mask
-from assay.harness.localize.reading import Reading, read, row_errors
+from assay.harness.localize.reading import WeightReading, read, row_errors
 from assay.harness.readout.addresses import addresses
 from assay.harness.readout.candidates import effects_of, general_effects, key_factors
 from assay.harness.readout.effects import Constant, known_effects
@@ -25,7 +25,7 @@ from assay.harness.readout.operators import Clause, Effect, Operator
 from assay.harness.readout.probing import (
     STEEP,
     BudgetSpentError,
-    Plan,
+    CallPlan,
     Prober,
     drawn_plans,
     extreme_plans,
@@ -36,12 +36,12 @@ from assay.harness.readout.probing import (
     varied_plans,
 )
 from assay.harness.readout.queries import Flags, Queries
-from assay.harness.readout.samples import LOOSE, Exactness, Explained, Sample, Tally, close
+from assay.harness.readout.samples import LOOSE, Agreement, Exactness, Explained, Sample, close
 
 Compared = tuple[AttentionCall, float]
 """A call that a kernel was given before, and the relative error of a query, L1, from which on it is wrong."""
 _COMPARED = "compared"
-"""`Plan.data` of such calls, whose data may be any."""
+"""`CallPlan.data` of such calls, whose data may be any."""
 _FEW_HEADS = 300
 """Keys from which on a call that is made has two q heads, where it may."""
 READ_AT_ONCE, READ_AGAIN = 8, 5
@@ -92,7 +92,7 @@ class Finder:
 
     Args:
         prober: the kernel.
-        data: see `Plan.data`.
+        data: see `CallPlan.data`.
         dtype: of the calls.
         exactness: what counts as wrong.
         seed: of the data, and of what is drawn.
@@ -121,7 +121,7 @@ class Finder:
         """Whether calls without a causal mask are left out."""
         self.not_causal_note = False
         """Whether calls without a causal mask are wrong in a way of their own, which is not read: most kernels get none."""
-        self._apart: list[Plan] = []
+        self._apart: list[CallPlan] = []
         self._few: list[Sample] = []
         self._general: dict[bytes, list[_Rated]] = {}
         self._draw = np.random.default_rng(self._seed)
@@ -162,7 +162,7 @@ class Finder:
         drawn = self._drawn
         for sample in self.to_read(self.samples, READ_AT_ONCE - 3 * self.slow):
             self.read(sample)
-        tried: set[Plan] = set()
+        tried: set[CallPlan] = set()
         explained = -1.0
         for _ in range(_ROUNDS):
             operators = self.fit()
@@ -203,7 +203,7 @@ class Finder:
                 base = self.samples[-1].plan if self.samples[-1].bad.any() else base
             self.screen(varied_plans(base)[: 8 if self.slow else None])
 
-    def screen(self, plans: Iterable[Plan], fresh: bool = False) -> None:
+    def screen(self, plans: Iterable[CallPlan], fresh: bool = False) -> None:
         """Ask for the calls, and keep some queries of each."""
         for plan in plans:
             if self.causal_only and not plan.causal:
@@ -213,11 +213,11 @@ class Finder:
             call = replace(plan, seed=seed, head_dim=dim, value_dim=value_dim).make(self.prober.device)
             self._ask(plan, call, self._least_error(plan), fresh)
 
-    def _least_error(self, plan: Plan) -> float:
+    def _least_error(self, plan: CallPlan) -> float:
         """The relative error of a query from which on it is wrong."""
         return {"scores": LOOSE, "steep": STEEP * self.exactness.error}.get(plan.data, self.exactness.error)
 
-    def _ask(self, plan: Plan, call: AttentionCall, error: float, fresh: bool = False) -> None:
+    def _ask(self, plan: CallPlan, call: AttentionCall, error: float, fresh: bool = False) -> None:
         number, nth = self.prober.asked, self.prober.of_kind[call.layer, call.phase]
         out = self.prober(call)
         if out is None:
@@ -236,7 +236,7 @@ class Finder:
         It does not if it answers them as if they had one, rightly or wrongly, as many kernels do. If they are wrong otherwise, they
         are asked for where nothing else is wrong: most kernels are never called so.
         """
-        plans = [Plan(lens, dtype=self.dtype, data=self.data) for lens in (((9, 0), (3, 0)), ((12, 20), (5, 6)))]
+        plans = [CallPlan(lens, dtype=self.dtype, data=self.data) for lens in (((9, 0), (3, 0)), ((12, 20), (5, 6)))]
         before = len(self.samples)
         self.screen(plans)
         right = [not sample.bad.any() for sample in self.samples[before:]]
@@ -260,7 +260,7 @@ class Finder:
         causal = Queries(one.call.with_spec(mask=Mask(causal=True)), one.rows, one.number, one.nth)
         return bool(sample.agrees(causal.right).all())
 
-    def _ignores_causal(self, plans: Sequence[Plan]) -> bool:
+    def _ignores_causal(self, plans: Sequence[CallPlan]) -> bool:
         """Whether the kernel gives one answer, and not zeros, to calls that differ in their mask only."""
         for plan in plans:
             call = plan.make(self.prober.device)
@@ -295,7 +295,7 @@ class Finder:
         if reading is not None:
             self._explain(sample, reading)
 
-    def _explain(self, sample: Sample, reading: Reading) -> None:
+    def _explain(self, sample: Sample, reading: WeightReading) -> None:
         """Find the forms that fit the wrong rows."""
         queries, context, tolerance = sample.queries, CallContext(reading), self.exactness.tolerance
         rows = [Row(context, *divmod(place, queries.heads), tolerance) for place in range(len(sample.bad))]
@@ -487,24 +487,24 @@ class Finder:
         """Where an operator gives the kernel's answer."""
         return sample.agrees(operator.outputs(sample.queries))
 
-    def tally(self, operator: Operator, samples: Sequence[Sample]) -> Tally:
+    def tally(self, operator: Operator, samples: Sequence[Sample]) -> Agreement:
         """How an operator does."""
         flags = [(sample.bad, self.agreed(operator, sample)) for sample in samples]
-        return Tally(
+        return Agreement(
             sum(int(bad.sum()) for bad, _ in flags), sum(int((bad & agrees).sum()) for bad, agrees in flags),
             sum(int((~bad & ~agrees).sum()) for bad, agrees in flags),
         )  # fmt: skip
 
-    def again(self) -> list[Plan]:
+    def again(self) -> list[CallPlan]:
         """Some calls that were wrong, with other data: what is wrong now and then is right this time."""
         wrong = sorted((s.plan for s in self.samples if s.bad.any() and not s.fresh), key=lambda plan: plan.size)
         return [replace(plan, seed=plan.seed + 50_000, data=self._made(plan)) for plan in wrong[:3]]
 
-    def _made(self, plan: Plan) -> str:
+    def _made(self, plan: CallPlan) -> str:
         """The data of a call that is made as one was."""
         return self.data if plan.data == _COMPARED else plan.data
 
-    def edges(self, operators: Sequence[Operator]) -> list[Plan]:
+    def edges(self, operators: Sequence[Operator]) -> list[CallPlan]:
         """Calls on both sides of the thresholds of operators."""
         wanted = dict.fromkeys(
             (literal.term.name, value)
@@ -542,7 +542,7 @@ class Finder:
                     found.append((literal, gap[0], gap[1]))
         return found
 
-    def _gap(self, condition: Condition, literal: Literal) -> tuple[int, int, Plan] | None:
+    def _gap(self, condition: Condition, literal: Literal) -> tuple[int, int, CallPlan] | None:
         """The nearest wrong and right query at a threshold that meet the other literals, and the call of the wrong one.
 
         None if the literal is no threshold on an amount, or one side has no query.
@@ -559,7 +559,7 @@ class Finder:
             return None
         rest = Condition(tuple(one for one in condition.literals if one is not literal))
         side = 1 if literal.op == ">=" else -1
-        wrong: list[tuple[int, Plan]] = []
+        wrong: list[tuple[int, CallPlan]] = []
         right: list[int] = []
         for sample in self.samples:
             x, there = side * term.of(sample.queries.table), rest.holds(sample.queries.table)
@@ -572,9 +572,9 @@ class Finder:
         before = [x for x in right if x < nearest]
         return (side * nearest, side * max(before), replace(plan, data=self._made(plan))) if before else None
 
-    def _bases(self) -> list[Plan]:
+    def _bases(self) -> list[CallPlan]:
         """Small wrong calls of different kinds: a call at an edge is one of them with another length."""
-        kinds: dict[tuple[object, ...], Plan] = {}
+        kinds: dict[tuple[object, ...], CallPlan] = {}
         for sample in sorted(
             (s for s in self.samples if s.bad.any() and s.plan.data == self.data), key=lambda s: s.plan.size
         ):
@@ -582,10 +582,10 @@ class Finder:
             kinds.setdefault((plan.phase, len(plan.lens), any(p for _, p in plan.lens)), plan)
         return list(kinds.values())[:3]
 
-    def _at(self, name: str, value: int, bases: Sequence[Plan]) -> list[Plan]:
+    def _at(self, name: str, value: int, bases: Sequence[CallPlan]) -> list[CallPlan]:
         """Calls in which a feature has a value."""
-        found: list[Plan] = []
-        for base in bases or [Plan(((7, 9),), dtype=self.dtype, data=self.data)]:
+        found: list[CallPlan] = []
+        for base in bases or [CallPlan(((7, 9),), dtype=self.dtype, data=self.data)]:
             for place, (new, prefix) in enumerate(base.lens):
                 lens = list(base.lens)
                 decode = base.phase == "decode"
@@ -607,10 +607,10 @@ class Finder:
                     found.append(replace(base, lens=tuple(lens), heads=heads, seed=7000 + value))
         return found
 
-    def telling(self, operators: Sequence[Operator], plans: Iterable[Plan]) -> list[Plan]:
+    def telling(self, operators: Sequence[Operator], plans: Iterable[CallPlan]) -> list[CallPlan]:
         """Plans of calls on which a rival says something else than the chosen operator."""
         undecided = [operator for operator in operators[1:] if operator != operators[0]]
-        found: list[Plan] = []
+        found: list[CallPlan] = []
         for plan in islice(plans, 60):
             if not undecided or len(found) >= _TELLING:
                 break
