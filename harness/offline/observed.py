@@ -30,7 +30,7 @@ from assay.harness.picture import MAX_QUERIES, Picture
 from assay.harness.verdict import Finding, serious
 
 try:
-    from assay.harness.readout.finding import Compared
+    from assay.harness.readout.asking import Compared
     from assay.harness.readout.named import said, with_operator
     from assay.harness.readout.operators import Operator
     from assay.harness.readout.passive import Recorded, read_recorded, recorded

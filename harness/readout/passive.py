@@ -20,7 +20,7 @@ from assay.harness.attention.call import AttentionCall, KernelRefused
 from assay.harness.localize.reading import Flags, Numbers, WeightReading, own_keys, row_errors
 from assay.harness.localize.threads import few_threads
 from assay.harness.readout.features import Ints
-from assay.harness.readout.finding import Finder
+from assay.harness.readout.fitting import Fitter
 from assay.harness.readout.forms import CallContext, Fit, Row, Tolerance, fits
 from assay.harness.readout.operators import Operator
 from assay.harness.readout.probing import BudgetSpentError, Prober, budget_clock, plan_of
@@ -327,7 +327,7 @@ class _Search:
         self.solved = self.tried = 0
         self._read: list[tuple[Sample, Solved]] = []
         dtype = calls[0].call.q.dtype if calls else torch.float32
-        self.finder = Finder(Prober(_nobody, 0, seconds, clock=budget_clock("cpu")), "normal", dtype, Exactness())
+        self.finder = Fitter(Prober(_nobody, 0, seconds, clock=budget_clock("cpu")), "normal", dtype, Exactness())
 
     def run(self) -> None:
         """Find the operator.

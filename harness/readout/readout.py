@@ -12,7 +12,8 @@ import torch
 from assay.harness.attention.call import Kernel
 from assay.harness.attention.kernels import declaration
 from assay.harness.localize.threads import few_threads
-from assay.harness.readout.finding import Compared, Finder
+from assay.harness.readout.asking import Compared
+from assay.harness.readout.finding import Finder
 from assay.harness.readout.forms import Tolerance
 from assay.harness.readout.mining import Condition, Literal
 from assay.harness.readout.operators import Operator

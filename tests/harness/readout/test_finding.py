@@ -14,9 +14,11 @@ from torch import Tensor
 from assay.harness.attention.call import AttentionCall, Mask
 from assay.harness.attention.kernels import declares
 from assay.harness.bugs.faults import fault, rounded_oracle
-from assay.harness.readout import finding
+from assay.harness.readout import finding, fitting
+from assay.harness.readout.asking import RIGHT_ROWS, WRONG_ROWS
 from assay.harness.readout.effects import Constant, Scale, Times
-from assay.harness.readout.finding import CLAUSES, FAR_FETCHED, RIGHT_ROWS, WRONG_ROWS, Finder, _by_chance
+from assay.harness.readout.finding import Finder
+from assay.harness.readout.fitting import CLAUSES, FAR_FETCHED, _by_chance
 from assay.harness.readout.formulas import constant_formula
 from assay.harness.readout.key_factors import KeyFactor, KeyFactors
 from assay.harness.readout.mining import Condition, Literal, Term
@@ -370,8 +372,8 @@ def read_all(found: Finder) -> Finder:
 
 def readings_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A search among the effects that what was read shows, which takes milliseconds."""
-    monkeypatch.setattr(finding, "general_effects", lambda *_: [])
-    monkeypatch.setattr(finding, "known_effects", list)
+    monkeypatch.setattr(fitting, "general_effects", lambda *_: [])
+    monkeypatch.setattr(fitting, "known_effects", list)
 
 
 def test_each_fault_gets_its_clause(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -446,7 +448,7 @@ def test_an_effect_that_spoils_right_queries_comes_after_one_that_does_not(monke
 def test_what_does_not_depend_on_what_was_read_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
     readings_alone(monkeypatch)
-    monkeypatch.setattr(finding, "general_effects", lambda answers: asked.append(answers) or [])
+    monkeypatch.setattr(fitting, "general_effects", lambda answers: asked.append(answers) or [])
     found = finder(Faulty(lambda call, _: 1 + 0.01 * index(call)), SMALL)
     left = list(zip(found.samples, everything(found), strict=True))
     found._ranked(left)
