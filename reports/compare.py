@@ -11,7 +11,7 @@ from assay.harness.text import counted, one_line
 from assay.harness.verdict import exit_code_of
 from assay.reports.document import (
     Block,
-    Case,
+    CaseResult,
     Cell,
     Checks,
     Code,
@@ -53,10 +53,12 @@ def compare_document(result: CompareResult) -> Document:
         Section("checks", "Checks", [Checks(result.checks), Only("page", [Line(result.covers), *repeat])]),
         Only("terminal", closing),
     ]
-    cases = [Case("verdict", "assay.compare", result.verdict, result.headline, [*result.reasons, result.covers])]
-    cases += [Case(one.task, "assay.compare.tasks", one.verdict, one.why, [one.why]) for one in result.tasks]
-    cases += [Case(one.id, "assay.compare.latencies", one.verdict, one.why, [one.why]) for one in result.latencies]
-    cases += [Case.of(one, "assay.compare.checks") for one in result.checks]
+    cases = [CaseResult("verdict", "assay.compare", result.verdict, result.headline, [*result.reasons, result.covers])]
+    cases += [CaseResult(one.task, "assay.compare.tasks", one.verdict, one.why, [one.why]) for one in result.tasks]
+    cases += [
+        CaseResult(one.id, "assay.compare.latencies", one.verdict, one.why, [one.why]) for one in result.latencies
+    ]
+    cases += [CaseResult.of(one, "assay.compare.checks") for one in result.checks]
     return Document(
         command="compare",
         title=one_line(result.b.path, 60),
@@ -69,7 +71,7 @@ def compare_document(result: CompareResult) -> Document:
     )
 
 
-def _suite(result: CompareResult | RunsComparison, named: dict[str, str], cases: Sequence[Case]) -> Suite:
+def _suite(result: CompareResult | RunsComparison, named: dict[str, str], cases: Sequence[CaseResult]) -> Suite:
     code = str(int(exit_code_of(result.verdict)))
     return Suite("assay compare", cases, {"verdict": result.verdict, "exit_code": code, **named})
 
@@ -181,8 +183,8 @@ def runs_compared_document(result: RunsComparison) -> Document:
     cases = []
     for one, pair in zip(result.runs[1:], result.pairs, strict=True):
         reasons = [one.sentence, *pair.reasons[1:], result.covers]
-        cases.append(Case(one.name, "assay.compare", pair.verdict, one.sentence, reasons))
-        cases += [Case.of(check, f"assay.compare.{one.name}.checks") for check in pair.checks]
+        cases.append(CaseResult(one.name, "assay.compare", pair.verdict, one.sentence, reasons))
+        cases += [CaseResult.of(check, f"assay.compare.{one.name}.checks") for check in pair.checks]
     grids = [grid for maps in result.maps for grid in _named(result, maps)][:MOST_MAPS]
     repeat: list[Block] = [Code(result.reproduce, "Repeat this comparison")] if result.reproduce else []
     body: list[Block] = [

@@ -10,7 +10,7 @@ from assay.harness.text import counted, one_line
 from assay.harness.verdict import Severity, exit_code_of
 from assay.reports.document import (
     Block,
-    Case,
+    CaseResult,
     Cell,
     Code,
     Document,
@@ -148,17 +148,19 @@ def _unread(result: IngestResult) -> Section:
 
 def _suites(result: IngestResult) -> list[Suite]:
     """A suite with the verdict, and one per file with a case for each finding; a warning and an unknown file are not green."""
-    verdict = Case("verdict", "assay.ingest", result.verdict, result.headline, [result.headline, *result.next_steps])
+    verdict = CaseResult(
+        "verdict", "assay.ingest", result.verdict, result.headline, [result.headline, *result.next_steps]
+    )
     properties = {"verdict": result.verdict, "exit_code": str(int(exit_code_of(result.verdict)))}
     suites = [Suite("assay", [verdict], properties, result.created)]
     for one in result.documents:
         line = file_line(one.file)
         read: Outcome = "error" if one.file.format == UNKNOWN else "ok"
-        cases = [Case("read", "assay.ingest", read, line, [line, *one.file.notes])]
+        cases = [CaseResult("read", "assay.ingest", read, line, [line, *one.file.notes])]
         for finding in one.findings:
             said = f"{finding.where}: {finding.diagnosis}"
             lines = [said, *finding.evidence, cited(finding, one.file.unit)]
-            cases.append(Case(finding.id, "assay.ingest.findings", _OUTCOMES[finding.severity], said, lines))
+            cases.append(CaseResult(finding.id, "assay.ingest.findings", _OUTCOMES[finding.severity], said, lines))
         suites.append(Suite(one.file.path, cases))
     return suites
 

@@ -15,7 +15,7 @@ from assay.harness.localize.reading import read
 from assay.harness.readout.addresses import Moved, addresses
 from assay.harness.readout.forms import CallContext, Row, Tolerance, fits
 from assay.harness.readout.operators import Clause, Operator
-from assay.harness.readout.probing import Plan, Prober
+from assay.harness.readout.probing import CallPlan, Prober
 from assay.harness.readout.queries import Queries
 from assay.harness.readout.samples import Explained
 from assay.harness.readout.sentences import sentence
@@ -51,7 +51,7 @@ def at(x: Tensor, rows: list[int]) -> Tensor:
 
 
 def explained(kernel: Callable[[AttentionCall], Tensor], lens: tuple[tuple[int, int], ...]) -> Explained:
-    call = Plan(lens, (4, 2), 128).make()
+    call = CallPlan(lens, (4, 2), 128).make()
     reading = read(Prober(kernel), call, range(len(call.q)))
     assert reading is not None
     queries, context = Queries(call, reading.rows), CallContext(reading)
@@ -99,7 +99,7 @@ def test_the_address_is_found_and_computed(where: Where, what: str, words: str) 
     found = list(addresses([explained(kernel, lens) for lens in LENS]))
     said = {sentence(Operator((Clause(effect),))): effect for effect in found}
     assert words in said
-    call = Plan(((4, 30), (9, 2), (3, 11)), (4, 2), seed=9).make()
+    call = CallPlan(((4, 30), (9, 2), (3, 11)), (4, 2), seed=9).make()
     truth = kernel(call).double().numpy()
     queries = Queries(call, np.arange(len(call.q)))
     assert np.allclose(said[words].outputs(queries), truth, atol=1e-4)

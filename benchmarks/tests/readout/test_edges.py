@@ -15,7 +15,7 @@ from assay.harness.localize.reading import read
 from assay.harness.readout.edges import Amount, Edge, Sum, edges
 from assay.harness.readout.forms import CallContext, Row, Tolerance, fits
 from assay.harness.readout.operators import Clause, Operator
-from assay.harness.readout.probing import Plan, Prober
+from assay.harness.readout.probing import CallPlan, Prober
 from assay.harness.readout.queries import Queries
 from assay.harness.readout.samples import Explained
 from assay.harness.readout.sentences import sentence
@@ -49,7 +49,7 @@ def with_mask(mask: Sees) -> Callable[[AttentionCall], Tensor]:
 
 
 def explained(kernel: Callable[[AttentionCall], Tensor], lens: tuple[tuple[int, int], ...]) -> Explained:
-    call = Plan(lens).make()
+    call = CallPlan(lens).make()
     prober = Prober(kernel)
     reading = read(prober, call, range(len(call.q)))
     assert reading is not None
@@ -83,7 +83,7 @@ def test_the_edge_of_a_mask_is_found(mask: Sees, words: str) -> None:
     readings = [explained(kernel, lens) for lens in LENS]
     found = list(edges(readings))
     assert words in [sentence(Operator((Clause(edge),))) for edge in found]
-    call = Plan(((21, 37), (1, 60)), seed=9).make()
+    call = CallPlan(((21, 37), (1, 60)), seed=9).make()
     queries = Queries(call, np.arange(len(call.q)))
     truth = kernel(call).double().numpy()
     best = next(edge for edge in found if sentence(Operator((Clause(edge),))) == words)
@@ -111,14 +111,14 @@ def test_an_edge_that_some_rows_contradict_at_the_end_of_their_sequence_is_none(
 
 
 def test_an_edge_beyond_the_sequence_is_cut_off() -> None:
-    call = Plan(((4, 3),)).make()
+    call = CallPlan(((4, 3),)).make()
     queries = Queries(call, np.arange(4))
     beyond = Edge("last", Sum(((1, Amount("total")),), 5)).outputs(queries)
     assert np.allclose(beyond, Queries(call.with_spec(mask=Mask(causal=False)), np.arange(4)).right)
 
 
 def test_a_query_that_sees_no_key_has_an_output_of_zero() -> None:
-    queries = Queries(Plan(((4, 3),)).make(), np.arange(4))
+    queries = Queries(CallPlan(((4, 3),)).make(), np.arange(4))
     assert not Edge("last", Sum(((1, Amount("prefix")), (-1, Amount("total"))))).outputs(queries).any()
 
 
@@ -129,11 +129,11 @@ def test_tiles_of_queries_see_whole_tiles_of_keys() -> None:
 
     kernel = with_mask(mask)
     readings = [explained(kernel, lens) for lens in LENS]
-    right = [Queries(Plan(lens).make(), np.arange(3)) for lens in (((16, 16),), ((3, 5),), ((4, 40),))]
+    right = [Queries(CallPlan(lens).make(), np.arange(3)) for lens in (((16, 16),), ((3, 5),), ((4, 40),))]
     found = {sentence(Operator((Clause(edge),))): edge for edge in edges(readings, right)}
     words = "query i also sees keys j <= ((p of the last query in its tile of 16) rounded down to 16) - 1"
     assert words in found
-    call = Plan(((21, 37), (40, 9)), seed=9).make()
+    call = CallPlan(((21, 37), (40, 9)), seed=9).make()
     assert np.allclose(found[words].outputs(Queries(call, np.arange(len(call.q)))), kernel(call).double(), atol=1e-4)
 
 
@@ -159,7 +159,7 @@ def test_an_edge_may_lie_behind_the_sequence() -> None:
     found = {sentence(Operator((Clause(edge),))): edge for edge in edges(readings)}
     words = "query i also sees keys j <= (total rounded up to 16) - 1, which goes on behind its sequence"
     assert words in found
-    call = Plan(((1, 12), (1, 33)), seed=4).make()
+    call = CallPlan(((1, 12), (1, 33)), seed=4).make()
     assert np.allclose(found[words].outputs(Queries(call, np.arange(2))), behind(call).double(), atol=1e-4)
 
 
@@ -182,7 +182,7 @@ def test_the_denominator_may_have_an_edge_of_its_own() -> None:
     found = {sentence(Operator((Clause(edge),))): edge for edge in edges(readings)}
     words = "the softmax denominator of query i counts also keys j <= ((p + 1) rounded up to 16) - 1"
     assert words in found
-    call = Plan(((21, 37),), seed=9).make()
+    call = CallPlan(((21, 37),), seed=9).make()
     assert np.allclose(
         found[words].outputs(Queries(call, np.arange(21))), denominator_too_long(call).double(), atol=1e-4
     )

@@ -13,15 +13,15 @@ import torch
 from numpy.typing import NDArray
 
 from assay.harness.attention.call import AttentionCall
-from assay.harness.attention.hypotheses import BY_ID
 from assay.harness.attention.sample_calls import call_of
+from assay.harness.bugs.family import BY_ID
 from assay.harness.readout.dims import Dims
 from assay.harness.readout.effects import (
     BLOCK_SIZES,
     WHOSE,
     BlockScale,
     Constant,
-    Known,
+    KnownBug,
     Merged,
     Scale,
     ScaleAndTimes,
@@ -31,7 +31,7 @@ from assay.harness.readout.effects import (
 from assay.harness.readout.elsewhere import SOURCES, FromElsewhere, OtherKvHead
 from assay.harness.readout.forms import BLANK
 from assay.harness.readout.formulas import DESCALES, QUANTISED, SCALES, TIMES, Formula, constant_formula
-from assay.harness.readout.key_factors import KeyFactors, Part
+from assay.harness.readout.key_factors import KeyFactor, KeyFactors
 from assay.harness.readout.mining import ALWAYS, Condition, Literal, Term, Value
 from assay.harness.readout.operators import Clause, Effect, Operator
 from assay.harness.readout.queries import Queries
@@ -165,12 +165,12 @@ class Phantom(Naive):
 
 
 @pytest.mark.parametrize(("naive", "effect"), [
-    (Unseen, KeyFactors((Part("seen", only(CACHED), 0.0),))),
-    (Heavier, KeyFactors((Part("seen", only(literal("j", "==", 1, modulo=3)), 3.0),))),
-    (OneTooMany, KeyFactors((Part("hidden", only(literal("pos", "==", -1, "j")), 1.0),))),
-    (PreviousToo, KeyFactors((Part("foreign", only(literal("other", "==", -1)), 0.5),))),
-    (OthersToo, KeyFactors((Part("foreign", ALWAYS, 1.0),))),
-    (Blank, KeyFactors((Part("seen", only(literal("j", "<", 1)), BLANK),))),
+    (Unseen, KeyFactors((KeyFactor("seen", only(CACHED), 0.0),))),
+    (Heavier, KeyFactors((KeyFactor("seen", only(literal("j", "==", 1, modulo=3)), 3.0),))),
+    (OneTooMany, KeyFactors((KeyFactor("hidden", only(literal("pos", "==", -1, "j")), 1.0),))),
+    (PreviousToo, KeyFactors((KeyFactor("foreign", only(literal("other", "==", -1)), 0.5),))),
+    (OthersToo, KeyFactors((KeyFactor("foreign", ALWAYS, 1.0),))),
+    (Blank, KeyFactors((KeyFactor("seen", only(literal("j", "<", 1)), BLANK),))),
     (Phantom, KeyFactors((), phantom=Value(Term("total", modulo=4)))),
 
 
@@ -187,11 +187,11 @@ def test_a_denominator_of_all_keys_does_not_change_with_the_factors(call: Attent
             for key, weight in naive.weights(row, h).items():
                 s, _, p = naive.place(row)
                 expected[row, h] += (0.0 if key - naive.starts_k[s] == p else weight) * naive.value(key, row, h)
-    agree(KeyFactors((Part("seen", only(OWN_KEY), 0.0),), "all"), call, expected)
+    agree(KeyFactors((KeyFactor("seen", only(OWN_KEY), 0.0),), "all"), call, expected)
 
 
 def test_a_query_that_sees_no_key_has_an_output_of_zero(call: AttentionCall) -> None:
-    assert not KeyFactors((Part("seen", ALWAYS, 0.0),)).outputs(queries(call)).any()
+    assert not KeyFactors((KeyFactor("seen", ALWAYS, 0.0),)).outputs(queries(call)).any()
 
 
 # Scores and outputs
@@ -335,7 +335,7 @@ def test_a_known_bug_is_its_hypothesis(call: AttentionCall) -> None:
     one = BY_ID["mask-top-left"]
     expected = one.compute(call)
     assert expected is not None
-    agree(Known(one.id, one.about, one.compute), call, expected.numpy())
+    agree(KnownBug(one.id, one.about, one.compute), call, expected.numpy())
 
 
 # Dimensions

@@ -12,24 +12,26 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, Mask
-from assay.harness.attention.faults import fault, rounded_oracle
 from assay.harness.attention.kernels import declares
-from assay.harness.readout import finding
+from assay.harness.bugs.faults import fault, rounded_oracle
+from assay.harness.readout import finding, fitting
+from assay.harness.readout.asking import RIGHT_ROWS, WRONG_ROWS
 from assay.harness.readout.effects import Constant, Scale, Times
-from assay.harness.readout.finding import CLAUSES, FAR_FETCHED, RIGHT_ROWS, WRONG_ROWS, Finder, _by_chance
+from assay.harness.readout.finding import Finder
+from assay.harness.readout.fitting import CLAUSES, FAR_FETCHED, _by_chance
 from assay.harness.readout.formulas import constant_formula
-from assay.harness.readout.key_factors import KeyFactors, Part
+from assay.harness.readout.key_factors import KeyFactor, KeyFactors
 from assay.harness.readout.mining import Condition, Literal, Term
 from assay.harness.readout.operators import Clause, Effect, Operator
-from assay.harness.readout.probing import BudgetSpentError, Plan, Prober, drawn_plans, extreme_plans, steep_plans
-from assay.harness.readout.samples import Exactness, Sample, Tally, close
+from assay.harness.readout.probing import BudgetSpentError, CallPlan, Prober, drawn_plans, extreme_plans, steep_plans
+from assay.harness.readout.samples import Agreement, Exactness, Sample, close
 from assay.harness.readout.sentences import sentence
 
 Kernel = Callable[[AttentionCall], Tensor]
 ZERO, TWICE = Constant(0.0), Times(constant_formula(2.0))
 NEW = Term("new", cost=0.3)
-EXTEND, PREFIX, BATCH = Plan(((9, 0),)), Plan(((6, 11),)), Plan(((4, 8), (7, 3)))
-DECODE, DECODE_BATCH = Plan(((1, 14),)), Plan(((1, 5), (1, 12)))
+EXTEND, PREFIX, BATCH = CallPlan(((9, 0),)), CallPlan(((6, 11),)), CallPlan(((4, 8), (7, 3)))
+DECODE, DECODE_BATCH = CallPlan(((1, 14),)), CallPlan(((1, 5), (1, 12)))
 SMALL = (EXTEND, PREFIX, BATCH, DECODE, DECODE_BATCH)
 
 
@@ -54,7 +56,7 @@ def nothing(call: AttentionCall, number: int) -> float:
     return 0.0
 
 
-def finder(kernel: Kernel, plans: Iterable[Plan] = (), **more: bool) -> Finder:
+def finder(kernel: Kernel, plans: Iterable[CallPlan] = (), **more: bool) -> Finder:
     """A finder that has screened some plans."""
     found = Finder(Prober(kernel), "normal", torch.float32, Exactness(), **more)
     found.screen(plans)
@@ -103,14 +105,14 @@ def test_close_is_relative_and_nan_agrees_with_nan() -> None:
 @pytest.mark.parametrize(
     ("tally", "share", "exact"),
     [
-        (Tally(), 1.0, True),
-        (Tally(8, 8, 0), 1.0, True),
-        (Tally(8, 6, 0), 0.75, False),
-        (Tally(8, 8, 1), 1.0, False),
-        (Tally(8, 0, 0), 0.0, False),
+        (Agreement(), 1.0, True),
+        (Agreement(8, 8, 0), 1.0, True),
+        (Agreement(8, 6, 0), 0.75, False),
+        (Agreement(8, 8, 1), 1.0, False),
+        (Agreement(8, 0, 0), 0.0, False),
     ],
 )
-def test_an_operator_is_exact_if_it_gives_right_and_wrong_outputs(tally: Tally, share: float, exact: bool) -> None:
+def test_an_operator_is_exact_if_it_gives_right_and_wrong_outputs(tally: Agreement, share: float, exact: bool) -> None:
     assert (tally.share, tally.exact) == (share, exact)
 
 
@@ -121,7 +123,7 @@ def test_wrong_and_right_queries_of_a_call_are_kept() -> None:
     def kernel(call: AttentionCall) -> Tensor:
         return rounded_oracle(call) * (1 + 0.01 * ((index(call) >= 30) & (index(call) <= 60) & (heads(call) == 2)))
 
-    found = finder(kernel, [Plan(((100, 0),))])
+    found = finder(kernel, [CallPlan(((100, 0),))])
     (sample,) = found.samples
     rows = sample.queries.rows.tolist()
     assert rows == sorted(set(rows))
@@ -303,8 +305,8 @@ def test_right_queries_have_no_forms_and_what_cannot_be_read_stays_so() -> None:
 
 
 def test_small_calls_of_each_kind_are_read_first() -> None:
-    def plan(*lens: tuple[int, int]) -> Plan:
-        return Plan(lens, (2, 1), 8)
+    def plan(*lens: tuple[int, int]) -> CallPlan:
+        return CallPlan(lens, (2, 1), 8)
 
     kinds = [
         [plan((5, 0)), plan((6, 0)), plan((30, 0))],
@@ -341,7 +343,7 @@ def test_wrong_queries_with_another_cause_are_kept_out_of_a_condition() -> None:
 
 def test_queries_that_are_wrong_without_a_rule_have_no_clause() -> None:
     kernel = Faulty(lambda call, _: ((call.q[:, :1, :1] > 0) | (call.layer == 1)).float())
-    found = finder(kernel, [EXTEND, PREFIX, Plan(((60, 40),)), replace(EXTEND, layer=1)])
+    found = finder(kernel, [EXTEND, PREFIX, CallPlan(((60, 40),)), replace(EXTEND, layer=1)])
     hits, clauses = found.clauses(ZERO, everything(found))
     assert hits > 0
     assert clauses == []
@@ -355,8 +357,8 @@ def read_all(found: Finder) -> Finder:
 
 def readings_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A search among the effects that what was read shows, which takes milliseconds."""
-    monkeypatch.setattr(finding, "general_effects", lambda *_: [])
-    monkeypatch.setattr(finding, "known_effects", list)
+    monkeypatch.setattr(fitting, "general_effects", lambda *_: [])
+    monkeypatch.setattr(fitting, "known_effects", list)
 
 
 def test_each_fault_gets_its_clause(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -385,7 +387,7 @@ LONG_WRONG = Faulty(lambda call, _: of_length(call, 30))
 
 
 def test_rivals_explain_as_much() -> None:
-    found = read_all(finder(LONG_WRONG, [EXTEND, PREFIX, Plan(((60, 0),)), Plan(((50, 4), (8, 40)))]))
+    found = read_all(finder(LONG_WRONG, [EXTEND, PREFIX, CallPlan(((60, 0),)), CallPlan(((50, 4), (8, 40)))]))
     operators = found.fit()
     assert len(operators) > 1
     assert len(set(operators)) == len(operators)
@@ -431,7 +433,7 @@ def test_an_effect_that_spoils_right_queries_comes_after_one_that_does_not(monke
 def test_what_does_not_depend_on_what_was_read_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
     readings_alone(monkeypatch)
-    monkeypatch.setattr(finding, "general_effects", lambda answers: asked.append(answers) or [])
+    monkeypatch.setattr(fitting, "general_effects", lambda answers: asked.append(answers) or [])
     found = finder(Faulty(lambda call, _: 1 + 0.01 * index(call)), SMALL)
     left = list(zip(found.samples, everything(found), strict=True))
     found._ranked(left)
@@ -448,13 +450,13 @@ def test_what_explains_next_to_nothing_is_left_out(monkeypatch: pytest.MonkeyPat
         )
 
     for least, expected in ((1, []), (4, [ZERO])):
-        found = finder(kernel(least), [Plan(((40, 0),))])
+        found = finder(kernel(least), [CallPlan(((40, 0),))])
         left = list(zip(found.samples, everything(found), strict=True))
         assert [one for one in found._ranked(left) if one == ZERO] == expected
 
 
 def test_a_few_wrong_queries_stand_for_a_call() -> None:
-    found = finder(Faulty(lambda call, _: ((index(call) < 4) | (heads(call) == 0)).float()), [Plan(((16, 0),))])
+    found = finder(Faulty(lambda call, _: ((index(call) < 4) | (heads(call) == 0)).float()), [CallPlan(((16, 0),))])
     (sample,) = found.samples
     left = np.ones(len(sample.bad), bool)
     tiny, flags = found._tiny(sample, left)
@@ -512,7 +514,7 @@ def test_one_sequence_of_a_batch_at_a_time_is_at_the_edge() -> None:
 
 
 @pytest.mark.parametrize("effect", [
-    KeyFactors((Part("seen", only(literal("j", "<", 40)), 0.0),)),
+    KeyFactors((KeyFactor("seen", only(literal("j", "<", 40)), 0.0),)),
 
 ])  # fmt: skip
 def test_conditions_on_keys_have_edges(effect: Effect) -> None:
@@ -541,7 +543,7 @@ def test_calls_tell_rivals_apart() -> None:
 # From end to end, on few calls
 
 
-def few(monkeypatch: pytest.MonkeyPatch, plans: Sequence[Plan]) -> None:
+def few(monkeypatch: pytest.MonkeyPatch, plans: Sequence[CallPlan]) -> None:
     """A search that begins with these calls alone."""
     monkeypatch.setattr(finding, "repeated_plans", lambda *_: [])
     monkeypatch.setattr(finding, "fixed_plans", lambda *_: list(plans))
@@ -549,7 +551,7 @@ def few(monkeypatch: pytest.MonkeyPatch, plans: Sequence[Plan]) -> None:
 
 
 def test_a_threshold_between_the_calls_that_were_seen_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    few(monkeypatch, [EXTEND, PREFIX, DECODE, Plan(((60, 0),)), Plan(((50, 4), (8, 40)))])
+    few(monkeypatch, [EXTEND, PREFIX, DECODE, CallPlan(((60, 0),)), CallPlan(((50, 4), (8, 40)))])
     found = finder(LONG_WRONG)
     found.run()
     assert sentence(found.operator) == "the output is not written: it is zero, only where new >= 30"
@@ -609,12 +611,12 @@ def test_a_sample_agrees_with_what_the_kernel_gave_and_differs_from_what_is_righ
 def test_a_tally_counts_what_is_explained_and_what_is_spoilt() -> None:
     found = finder(Faulty(lambda call, _: (index(call) < 4).float()), [EXTEND])  # of 9 queries, 5 are wrong in 4 heads
     some = found.samples
-    assert found.tally(Operator(), some) == Tally(20, 0, 0)
-    assert found.tally(Operator((Clause(ZERO),)), some) == Tally(20, 20, 16)
-    assert found.tally(Operator((Clause(ZERO, only(literal("i", ">=", 6))),)), some) == Tally(20, 12, 0)
+    assert found.tally(Operator(), some) == Agreement(20, 0, 0)
+    assert found.tally(Operator((Clause(ZERO),)), some) == Agreement(20, 20, 16)
+    assert found.tally(Operator((Clause(ZERO, only(literal("i", ">=", 6))),)), some) == Agreement(20, 12, 0)
     assert found.tally(Operator((Clause(ZERO, only(literal("i", ">=", 4))),)), some).exact
-    assert found.tally(Operator((Clause(TWICE),)), some) == Tally(20, 0, 16)
-    assert found.tally(Operator(), []) == Tally()
+    assert found.tally(Operator((Clause(TWICE),)), some) == Agreement(20, 0, 16)
+    assert found.tally(Operator(), []) == Agreement()
 
 
 def test_a_clause_has_an_exact_condition() -> None:

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from assay.harness.attention.call import AttentionCall
-from assay.harness.localize.reading import Flags, Numbers, Reading, right_weights, scores_of, visible
+from assay.harness.localize.reading import Flags, Numbers, WeightReading, right_weights, scores_of, visible
 from assay.harness.readout.forms import BLANK, CallContext, Fit, Row, Tolerance, fits
-from assay.harness.readout.probing import Plan
+from assay.harness.readout.probing import CallPlan
 
-CALL = Plan(((6, 10), (5, 9)), (4, 2), 32, seed=3).make()
+CALL = CallPlan(((6, 10), (5, 9)), (4, 2), 32, seed=3).make()
 KEYS = 30
 QUERY, HEAD, OWN = 3, 2, 1
 """The row that is explained: position 13 in the first sequence, so that it sees 14 keys; q head 2 reads kv head 1."""
@@ -35,7 +35,7 @@ def row_of(
     every[QUERY, HEAD] = weights * (1 + noise * draw.standard_normal(weights.shape))
     constants = np.zeros((11, 4, 32))
     constants[QUERY, HEAD] = constant
-    reading = Reading(call, ROWS, every, constants, np.full((11, 4), off))
+    reading = WeightReading(call, ROWS, every, constants, np.full((11, 4), off))
     return Row(CallContext(reading), QUERY, HEAD, Tolerance())
 
 
@@ -267,12 +267,12 @@ def test_all_queries_that_fit_are_named_up_to_a_dozen() -> None:
 
 
 def long_row(weights: Callable[[Numbers, Flags], Numbers]) -> Row:
-    call = Plan(((1, 299),), (2, 1), 32).make()
+    call = CallPlan(((1, 299),), (2, 1), 32).make()
     rows = np.array([0])
     scores = scores_of(call, rows)[0, 0, 0]
     every = right_weights(call, rows, scores_of(call, rows))
     every[0, 0, 0] = weights(scores, visible(call, rows)[0])
-    reading = Reading(call, rows, every, np.zeros((1, 2, 32)), np.zeros((1, 2)))
+    reading = WeightReading(call, rows, every, np.zeros((1, 2, 32)), np.zeros((1, 2)))
     return Row(CallContext(reading), 0, 0, Tolerance())
 
 

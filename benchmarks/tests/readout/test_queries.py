@@ -6,13 +6,13 @@ import pickle
 
 import numpy as np
 
-from assay.harness.readout.probing import Plan
+from assay.harness.readout.probing import CallPlan
 from assay.harness.readout.queries import Queries
 
 
 def test_queries_can_be_sent_to_another_process_with_all_that_was_asked_of_them() -> None:
     """As a pytest of single cases does with what it has read."""
-    call = Plan(((5, 4), (3, 0))).make("cpu")
+    call = CallPlan(((5, 4), (3, 0))).make("cpu")
     queries = Queries(call, [0, 2, 6])
     asked = {name: queries.pairs[name] for name in queries.pairs}
     assert asked

@@ -9,9 +9,9 @@ import torch
 from assay.harness.attention.oracle import oracle
 from assay.harness.localize.reading import read
 from assay.harness.readout.forms import CallContext, Row, Tolerance
-from assay.harness.readout.probing import Plan
+from assay.harness.readout.probing import CallPlan
 
-CALL = Plan(((3, 4), (5, 0)), (4, 2), 32).make()
+CALL = CallPlan(((3, 4), (5, 0)), (4, 2), 32).make()
 READ = [1, 5]
 
 

@@ -29,7 +29,7 @@ from assay.harness.readout.elsewhere import SOURCES, FromElsewhere, OtherKvHead
 from assay.harness.readout.features import PAIR_TERMS, ROW_TERMS
 from assay.harness.readout.forms import BLANK
 from assay.harness.readout.formulas import DESCALES, SCALES, TIMES, constant_formula
-from assay.harness.readout.key_factors import KeyFactors, Part
+from assay.harness.readout.key_factors import KeyFactor, KeyFactors
 from assay.harness.readout.mining import Condition, Literal, Term, Value
 from assay.harness.readout.operators import Clause, Effect, Operator
 from assay.harness.readout.queries import Queries
@@ -47,11 +47,11 @@ def when(*literals: Literal) -> Condition:
 
 
 def seen(*literals: Literal, factor: float = 0.0) -> KeyFactors:
-    return KeyFactors((Part("seen", when(*literals), factor),))
+    return KeyFactors((KeyFactor("seen", when(*literals), factor),))
 
 
 def also(universe: str, *literals: Literal, factor: float = 1.0) -> KeyFactors:
-    return KeyFactors((Part(universe, when(*literals), factor),))
+    return KeyFactors((KeyFactor(universe, when(*literals), factor),))
 
 
 def source(words: str, what: str = "output") -> FromElsewhere:
@@ -97,15 +97,15 @@ CACHED, OWN = lit("j", "<", 0, "prefix"), lit("pos", "==", 0, "j")
     (replace(seen(CACHED), denominator="all"), "after the softmax, weights of cached keys are zeroed"),
     (replace(seen(OWN), denominator="all"), "after the softmax, the weight of its own key is zeroed"),
     (replace(seen(CACHED, factor=2.0), denominator="all"), "after the softmax, weights of cached keys are multiplied by 2"),
-    (KeyFactors((Part("seen", when(OWN), 0.0), Part("seen", when(lit("pos", "==", 1, "j")), 2.0))),
+    (KeyFactors((KeyFactor("seen", when(OWN), 0.0), KeyFactor("seen", when(lit("pos", "==", 1, "j")), 2.0))),
      "query i does not see its own key but sees key p - 1 twice"),
-    (KeyFactors((Part("seen", when(OWN), 2.0), Part("hidden", when(lit("pos", "==", -1, "j")), 1.0))),
+    (KeyFactors((KeyFactor("seen", when(OWN), 2.0), KeyFactor("hidden", when(lit("pos", "==", -1, "j")), 1.0))),
      "query i sees its own key twice and also sees key p + 1"),
-    (KeyFactors((Part("seen", when(OWN), 0.5), Part("seen", when(lit("j", "<", 1)), 3.0))),
+    (KeyFactors((KeyFactor("seen", when(OWN), 0.5), KeyFactor("seen", when(lit("j", "<", 1)), 3.0))),
      "the weight of its own key is multiplied by 0.5; the weight of key 0 is multiplied by 3"),
-    (KeyFactors((Part("seen", when(CACHED), 0.0), Part("foreign", when(CACHED, lit("other", "==", 1)), 1.0))),
+    (KeyFactors((KeyFactor("seen", when(CACHED), 0.0), KeyFactor("foreign", when(CACHED, lit("other", "==", 1)), 1.0))),
      "query i sees cached keys of the next sequence in place of its own"),
-    (KeyFactors((Part("seen", when(OWN, DECODE), 0.0), Part("seen", when(CACHED, PREFIX), 2.0))),
+    (KeyFactors((KeyFactor("seen", when(OWN, DECODE), 0.0), KeyFactor("seen", when(CACHED, PREFIX), 2.0))),
      "query i does not see its own key (only in decode) but sees cached keys twice (only where a prefix is cached)"),
     (KeyFactors((), phantom=Value(None, 1)), "the softmax denominator counts 1 extra key with a score of 0"),
     (KeyFactors((), phantom=Value(Term("total", modulo=16), 16, -1)),
@@ -341,7 +341,7 @@ def test_a_negation_in_words(literals: tuple[Literal, ...], words: str) -> None:
 
 
 def test_a_negation_on_keys_names_all_others() -> None:
-    part = Part("seen", Condition((OWN,), negated=True), 0.0)
+    part = KeyFactor("seen", Condition((OWN,), negated=True), 0.0)
     assert said(KeyFactors((part,))) == "query i sees only its own key"
 
 
@@ -409,7 +409,7 @@ def test_an_effect_without_words_is_refused() -> None:
         def outputs(self, queries: Queries) -> Numbers:
             return queries.right
 
-    with pytest.raises(TypeError, match="no words for Other; add a case"):
+    with pytest.raises(TypeError, match="no words for Other; add them to _WORDS"):
         said(Other())
 
 

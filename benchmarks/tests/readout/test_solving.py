@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from assay.harness.attention.call import AttentionCall
-from assay.harness.attention.faults import rounded_oracle
 from assay.harness.attention.sample_calls import call_of
+from assay.harness.bugs.faults import rounded_oracle
 from assay.harness.localize.reading import Numbers, right_weights, scores_of
 from assay.harness.readout.passive import Solved, solve, tolerance_of
 

@@ -9,11 +9,11 @@ import torch
 from rich.console import Console
 
 from assay.harness.attention.call import AttentionCall, Kernel
-from assay.harness.attention.faults import CATALOGUE
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.matrix import Case
 from assay.harness.attention.sdpa import torch_sdpa
-from assay.harness.attention.seeded import SeededFault, Where
+from assay.harness.bugs.faults import CATALOGUE
+from assay.harness.bugs.seeded import SeededFault, Where
 from assay.harness.certify.footprint import footprint
 from assay.harness.certify.kernel import CertifiedKernel
 from assay.harness.certify.op_level import OpLevel, checked, examine_fault, examine_honest, honest, read
@@ -22,7 +22,7 @@ from assay.harness.certify.session import CannotContinueError, Task, certify
 from assay.harness.errors import ExitCode, UsageError
 from assay.harness.evidence.certificate import Certificate, Examined, read_certificate
 from assay.harness.localize.bounds import CallNoise
-from assay.harness.offline.check import CheckResult
+from assay.harness.offline.check_result import CheckResult
 from assay.harness.progress import ProgressDisplay
 
 

@@ -12,7 +12,7 @@ from assay.harness.cli.app import errors
 
 KERNELS = """
 from assay.harness.attention.call import KernelRefused
-from assay.harness.attention.faults import fault, rounded_oracle
+from assay.harness.bugs.faults import fault, rounded_oracle
 
 _top_left = fault("mask-top-left")
 

@@ -17,8 +17,8 @@ import pytest
 import torch
 from rich.console import Console
 
-from assay.harness.attention.faults import fault, rounded_oracle
 from assay.harness.attention.sample_calls import call_of
+from assay.harness.bugs.faults import fault, rounded_oracle
 from assay.harness.collect.collect import _kernel_aside, collect
 from assay.harness.collect.kernel_process import LOG, examine_kernel, try_kernel
 from assay.harness.collect.plan import Plan, prepare
@@ -38,7 +38,7 @@ RECORDED = 7
 """Layer of the recorded calls; those of the matrix are of layer 0."""
 KERNELS = f"""
 import ctypes, os, time
-from assay.harness.attention.faults import fault, rounded_oracle
+from assay.harness.bugs.faults import fault, rounded_oracle
 
 top_left = fault("mask-top-left")
 

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
-from assay.harness.attention.faults import fault, rounded_oracle
 from assay.harness.attention.honest import FAMILIES, honest_outputs
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.matrix import OTHER_HEAD_DIMS, cases
@@ -25,16 +24,19 @@ from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sage import sage_attn, sage_attn_as_shipped
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.attention.sdpa import torch_sdpa
+from assay.harness.bugs.faults import fault, rounded_oracle
 from assay.harness.errors import ExitCode, UsageError
 from assay.harness.localize.diagnose import INPUT_WRITTEN, NONDETERMINISM, STATE_KEPT
 from assay.harness.localize.guard import CONTRACT_BROKEN
 from assay.harness.localize.pooled import OUTPUT_SCALED, QUANTISATION_NOT_RUN
-from assay.harness.offline.check import CheckResult, assert_correct, named
+from assay.harness.offline.check import assert_correct
 from assay.harness.offline.check import check as check_and_read
+from assay.harness.offline.check_result import CheckResult
+from assay.harness.offline.kernel_matrix import named
 from assay.harness.verdict import UNEXPLAINED
 from assay.reports.check import message
 
-ORACLE = "assay.harness.attention.faults:rounded_oracle"
+ORACLE = "assay.harness.bugs.faults:rounded_oracle"
 TOP_LEFT = fault("mask-top-left")
 check = partial(check_and_read, read_out=0, calls=0)
 """What is read off a kernel is tested in test_observed.py, and what many more calls show where `calls` are given."""

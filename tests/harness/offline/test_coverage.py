@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, KernelRefused
-from assay.harness.attention.faults import rounded_oracle
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.matrix import cases
+from assay.harness.bugs.faults import rounded_oracle
 from assay.harness.offline.check import check as check_and_read
 from assay.harness.offline.check_document import document_of
 from assay.harness.offline.coverage import Core, Reach, coverage_of
@@ -38,10 +38,11 @@ def test_a_pass_says_what_it_covers_in_one_line_in_json_and_on_the_page() -> Non
     assert (found.dtypes, found.head_dims, found.kv_heads) == (
         ("float16", "float32"), (64, 80, 96, 128, 192, 256), (1, 2, 3, 4, 5, 6, 10),
     )  # fmt: skip
-    [lengths] = found.lengths
-    assert (lengths.phase, lengths.new, lengths.cached, lengths.sequences) == ("extend", (0, 513), (0, 4000), 40)
+    assert found.lengths is not None
+    [(phase, lengths)] = found.lengths.items()
+    assert (phase, lengths.new, lengths.cached, lengths.sequences) == ("extend", (0, 513), (0, 4000), 40)
     assert lengths.calls == len(result.computed)
-    [reach] = found.core.reach
+    [reach] = found.core.reach.values()
     assert (reach.new, reach.behind, reach.keys, reach.sequences) == (129, 129, 578, 9)
     assert result.coverage.sentence in to_html(check_document(result))
     assert f"covered: {result.coverage.sentence}" in message(result)

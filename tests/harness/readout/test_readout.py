@@ -13,16 +13,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.harness.attention.bugs import int8
 from assay.harness.attention.call import AttentionCall, KernelRefused, Mask
-from assay.harness.attention.faults import fault, rounded_oracle
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.oracle import Request, attend, requests
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.readout.probing import REFUSED, Plan, Prober
+from assay.harness.bugs.faults import fault, rounded_oracle
+from assay.harness.bugs.quantisation import int8
+from assay.harness.readout.probing import REFUSED, CallPlan, Prober
 from assay.harness.readout.queries import Queries
 from assay.harness.readout.readout import ReadOut, _between, _exactness, _finder, _notes, read_out
-from assay.harness.readout.samples import Sample, Tally
+from assay.harness.readout.samples import Agreement, Sample
 
 Kernel = Callable[[AttentionCall], Tensor]
 FEW_CALLS = 200
@@ -136,7 +136,7 @@ def linear_exp2(x: Tensor) -> Tensor:
 )
 def test_a_right_kernel_computes_attention(kernel: Kernel) -> None:
     found = read_out(kernel)
-    assert (found.sentence, found.operator.clauses, found.all, found.notes) == ("", (), Tally(), ())
+    assert (found.sentence, found.operator.clauses, found.all, found.notes) == ("", (), Agreement(), ())
     assert found.exact
     assert found.complete
     assert 50 < found.calls < FEW_CALLS
@@ -181,7 +181,7 @@ def raising(error: BaseException) -> Kernel:
 )
 def test_a_kernel_that_never_answers_is_not_explained(kernel: Kernel, why: str) -> None:
     found = read_out(kernel)
-    assert (found.sentence, found.samples, found.all) == ("", (), Tally())
+    assert (found.sentence, found.samples, found.all) == ("", (), Agreement())
     assert found.complete
     assert found.notes == (f"not answered: {why}, in {found.calls} calls",)
     assert 0 < found.calls < 10
@@ -257,7 +257,7 @@ def test_a_threshold_is_asked_for_from_both_sides() -> None:
 def test_a_limit_between_lengths_that_were_not_asked_for_is_open() -> None:
     finder = _finder(Prober(batch_of_six), "normal", 0, ())
     assert finder is not None
-    finder.screen([Plan(((3, 5),) * n, seed=seed) for n in (1, 2, 9) for seed in (0, 1)])
+    finder.screen([CallPlan(((3, 5),) * n, seed=seed) for n in (1, 2, 9) for seed in (0, 1)])
     finder.operator = finder.fit()[0]
     [(literal, wrong, right)] = finder.open_limits()
     assert (literal.term.name, wrong, right) == ("seqs", 9, 2)
@@ -282,7 +282,7 @@ def test_a_kernel_of_one_phase_is_read(phase: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_kernel_is_read_in_a_dtype_that_it_declares(dtype: torch.dtype) -> None:
     declared = declares(dtypes=(str(dtype).removeprefix("torch."),))
-    assert read_out(declared(lambda call: rounded_oracle(call))).all == Tally()
+    assert read_out(declared(lambda call: rounded_oracle(call))).all == Agreement()
     found = read_out(declared(lambda call: nothing(call)), calls=60)
     assert {sample.queries.call.q.dtype for sample in found.samples} == {dtype}
     assert found.all.wrong > 0
@@ -382,7 +382,7 @@ def samples(*errors: float) -> list[Sample]:
     """Samples whose outputs have these relative errors, one query and head each."""
     found = []
     for error in errors:
-        plan = Plan(((1, 4),), (1, 1))
+        plan = CallPlan(((1, 4),), (1, 1))
         queries = Queries(plan.make(), [0])
         found.append(Sample(plan, queries, queries.right * (1 + error), np.array([False]), error=1.0))
     return found

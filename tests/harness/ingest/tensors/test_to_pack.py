@@ -80,7 +80,7 @@ def test_the_pack_finds_the_top_left_mask_and_passes_a_right_kernel(
 ) -> None:
     _made(DATA / "sglang_dumper", tmp_path / "pack")
     (tmp_path / "kernels_for_dumps.py").write_text(
-        "from assay.harness.attention.faults import fault, rounded_oracle\n"
+        "from assay.harness.bugs.faults import fault, rounded_oracle\n"
         "top_left, right = fault('mask-top-left'), rounded_oracle\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))

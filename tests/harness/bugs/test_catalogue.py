@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from assay.harness.attention.call import AttentionCall
-from assay.harness.attention.faults import CATALOGUE, rounded_oracle
-from assay.harness.attention.hypotheses import BY_ID
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.attention.seeded import SeededFault, Where
+from assay.harness.bugs.family import BY_ID
+from assay.harness.bugs.faults import CATALOGUE, rounded_oracle
+from assay.harness.bugs.seeded import SeededFault, Where
 
 FAULTS = [fault for fault in CATALOGUE.values() if not fault.equivalent]
 

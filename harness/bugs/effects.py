@@ -1,6 +1,6 @@
 """The effects of public bugs on a right output, beyond the hypotheses: each a function of a call and its right output.
 
-`changes` turns a bug on one sequence (`assay.harness.attention.bugs.Change`) into an effect; the other effects change the output
+`changes` turns a bug on one sequence (`assay.harness.bugs.bug.Change`) into an effect; the other effects change the output
 itself. An effect gives None where the bug cannot show.
 """
 
@@ -14,11 +14,11 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from assay.harness.attention.bugs import Batch, Change
 from assay.harness.attention.call import AttentionCall
-from assay.harness.attention.hypotheses import BY_ID, changed_output
 from assay.harness.attention.oracle import Request, attend, scores
-from assay.harness.attention.seeded import Effect, Recomputed
+from assay.harness.bugs.bug import Batch, Change, changed_output
+from assay.harness.bugs.family import BY_ID
+from assay.harness.bugs.seeded import Effect, Recomputed
 
 PAGE = 16
 """Tokens of a KV page in the effects on pages."""

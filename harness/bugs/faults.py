@@ -8,10 +8,10 @@ from itertools import pairwise
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, Kernel, tensor_of
-from assay.harness.attention.catalogue import ALL
-from assay.harness.attention.hypotheses import BY_ID
 from assay.harness.attention.oracle import oracle
-from assay.harness.attention.seeded import SeededFault
+from assay.harness.bugs.catalogue import ALL
+from assay.harness.bugs.family import BY_ID
+from assay.harness.bugs.seeded import SeededFault
 
 
 def rounded_oracle(call: AttentionCall) -> Tensor:
@@ -29,7 +29,7 @@ def fault(
     """Make a kernel that is correct except for one bug. Values that the bug leaves undefined (a query that sees no key) are zero.
 
     Args:
-        hypothesis: id of a hypothesis of `assay.harness.attention.hypotheses.FAMILY`, such as "mask-top-left".
+        hypothesis: id of a hypothesis of `assay.harness.bugs.family.FAMILY`, such as "mask-top-left".
         base_kernel: computes everything else.
         layers: layers with the bug; None for all.
         heads: q heads with the bug; None for all.

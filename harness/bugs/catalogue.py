@@ -13,36 +13,25 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from assay.harness.attention import fault_effects as effects
-from assay.harness.attention.fault_effects import changes, hypothesis
-from assay.harness.attention.hypotheses import BY_ID
 from assay.harness.attention.oracle import Request
-from assay.harness.attention.seeded import Effect, SeededFault, Where
-
-_GITHUB = "https://github.com"
-
-
-def _links(*reports: str) -> tuple[str, ...]:
-    """Expand reports, "owner/repository#number" or with "!" for a pull request, to addresses."""
-    found = []
-    for report in reports:
-        kind, mark = ("pull", "!") if "!" in report else ("issues", "#")
-        repository, _, number = report.partition(mark)
-        found.append(f"{_GITHUB}/{repository}/{kind}/{number}")
-    return tuple(found)
+from assay.harness.bugs import effects
+from assay.harness.bugs.bug import links
+from assay.harness.bugs.effects import changes, hypothesis
+from assay.harness.bugs.family import BY_ID
+from assay.harness.bugs.seeded import Effect, SeededFault, Where
 
 
 def _of(id: str, *reports: str, suffix: str = "", where: Where | None = None, only: str = "") -> SeededFault:
     """Make a hypothesis a fault; `suffix` and `only` state in id and prose where it is seeded."""
     of = BY_ID[id]
-    return SeededFault(
-        id + suffix, of.title + (f", {only}" if only else ""), of.about, hypothesis(id), _links(*reports), where or Where(), id
-    )  # fmt: skip
+    title = f"{of.title}, {only}" if only else of.title
+    known = links(*(reports if suffix else of.reports))
+    return SeededFault(id + suffix, title, of.about, hypothesis(id), known, where or Where(), id)
 
 
 def _own(id: str, title: str, about: str, effect: Effect, *reports: str, where: Where | None = None) -> SeededFault:
     """Make a fault that no hypothesis describes."""
-    return SeededFault(id, title, about, effect, _links(*reports), where or Where())
+    return SeededFault(id, title, about, effect, links(*reports), where or Where())
 
 
 def _same(id: str, title: str, about: str, effect: Effect, where: Where | None = None) -> SeededFault:
@@ -61,8 +50,7 @@ def _change(change: Callable[..., Request | Tensor | None], *values: object) -> 
 
 
 _MASKS = (
-    _of("mask-top-left", "thu-ml/SageAttention#131", "thu-ml/SageAttention!372", "Dao-AILab/flash-attention!436",
-        "ROCm/rocm-libraries#10999", "NVIDIA/TensorRT-LLM#18174"),
+    _of("mask-top-left"),
     _of("mask-top-left", "pytorch/pytorch#108108", "jax-ml/jax#24491", suffix="-layer-2", where=Where(layers=(2,)),
         only="in layer 2"),
     _of("mask-top-left", "thu-ml/SageAttention#26", suffix="-head-3", where=Where(heads=(3,)), only="in head 3"),
@@ -77,7 +65,7 @@ _PREFIX = (
     _of("prefix-dropped"),
     _of("prefix-dropped", suffix="-layer-0", where=Where(layers=(0,)), only="in layer 0"),
     _of("prefix-dropped", suffix="-few-new", where=Where(phase="extend", new=(2, 16)), only="for 2 to 16 new tokens"),
-    _of("prefix-one-token-late", "tanishqkumar/ssd#22"),
+    _of("prefix-one-token-late"),
     _of("prefix-one-token-early"),
     _of("prefix-values-shifted"),
     _own("prefix-last-page-zero", "last page of the prefix zero", "a prefix that ends with a page loses that page",
@@ -90,15 +78,15 @@ _PREFIX = (
 )  # fmt: skip
 _WINDOWS = (
     _of("sliding-window-16", suffix="-decode", where=Where(phase="decode"), only="in decode"),
-    _of("sliding-window-128", "Dao-AILab/flash-attention#1366"),
-    _of("sliding-window-512", "sgl-project/sglang#31501"),
-    _of("sliding-window-2048", "huggingface/transformers#39408"),
+    _of("sliding-window-128"),
+    _of("sliding-window-512"),
+    _of("sliding-window-2048"),
 )  # fmt: skip
 SCALES = (
     _of("scale-missing"),
     _of("scale-twice"),
     _of("scale-doubled"),
-    _of("scale-of-all-heads", "lucidrains/vit-pytorch#65"),
+    _of("scale-of-all-heads"),
     _of("exp2-without-log2e"),
     _of("exp-with-log2e"),
     _own("scale-inverted", "scale inverted", "scores are multiplied by the root of head_dim", changes(effects.scale_inverted),
@@ -110,7 +98,7 @@ SCALES = (
     _own("scale-one-percent", "scale one percent too large", "scores are 1 % too large", _change(effects.rescaled, 1.01)),
 )  # fmt: skip
 HEADS = (
-    _of("kv-heads-interleaved", "onnx/onnx!7274", "ekzhang/jax-js!180", "apple/axlearn!842"),
+    _of("kv-heads-interleaved"),
     _of("kv-head-next-group"),
     _of("kv-head-previous-group"),
     _own("heads-rolled", "heads rolled", "each q head has the output of the next", effects.heads_rolled),
@@ -138,8 +126,8 @@ MERGES = (
 )  # fmt: skip
 _BLOCKS = (
     _of("last-block-lost-16"),
-    _of("last-block-lost-64", "jax-ml/jax#27224"),
-    _of("last-block-lost-128", "NVIDIA/TensorRT-LLM#17648"),
+    _of("last-block-lost-64"),
+    _of("last-block-lost-128"),
     _own("block-skipped", "block skipped", "the second block of 64 keys is not seen", _change(effects.block_skipped, 64)),
     _own("first-block-again", "first block read again", "every block of 64 keys is read from the first",
          _change(effects.first_block_again, 64), "sgl-project/sglang#25556"),
@@ -156,9 +144,9 @@ _BLOCKS = (
 BATCHES = (
     _of("leak-keys-previous"),
     _of("leak-values-next"),
-    _of("leak-keys-values-next", "Tencent-Hunyuan/HunyuanVideo!310"),
-    _of("leak-prefix-previous", "vllm-project/vllm!37152"),
-    _of("leak-prefix-next", "kvcache-ai/Mooncake#4153"),
+    _of("leak-keys-values-next"),
+    _of("leak-prefix-previous"),
+    _of("leak-prefix-next"),
     _of("leak-last-key-previous"),
     _of("leak-first-key-next"),
     _of("leak-all-keys-previous", "Tencent-Hunyuan/HunyuanVideo!310", suffix="-layer-3", where=Where(layers=(3,)),
@@ -201,7 +189,7 @@ _QUANTISATION = (
          _change(effects.weights_rounded, torch.float8_e4m3fn)),
 )  # fmt: skip
 _PRECISION = (
-    _of("accumulator-fp16", "vllm-project/vllm#23813", "vllm-project/vllm#27889"),
+    _of("accumulator-fp16"),
     _of("accumulator-bf16"),
     _of("values-saturate-fp8-e4m3"),
     _own("scores-in-bf16", "scores in bfloat16", "scores are rounded to bfloat16 before the softmax",

@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.harness.attention import bugs
 from assay.harness.attention.call import AttentionCall, cumulative
-from assay.harness.attention.hypotheses import BY_ID, FAMILY, LEAK
 from assay.harness.attention.oracle import attend, oracle, requests
 from assay.harness.attention.sample_calls import call_of
+from assay.harness.bugs.bug import LEAK
+from assay.harness.bugs.family import BY_ID, FAMILY
+from assay.harness.bugs.quantisation import int8, smooth
 
 
 def output(name: str, call: AttentionCall) -> Tensor:
@@ -139,12 +140,12 @@ def test_prefix_shifts_and_the_newest_token() -> None:
 def test_int8_has_a_scale_for_each_block_and_head() -> None:
     x = torch.randn(2, 150, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     x[:, :64] *= 100
-    back = bugs.int8(x, 64)
+    back = int8(x, 64)
     for head in range(2):
         for rows in (slice(0, 64), slice(64, 128), slice(128, 150)):
             step = float(x[head, rows].abs().max()) / 127
             assert float((back[head, rows] - x[head, rows]).abs().max()) <= step / 2 + 1e-12
-    wrong = bugs.int8(x, 64, shift=1)
+    wrong = int8(x, 64, shift=1)
     ratio = float(x[0, 64:128].abs().max() / x[0, :64].abs().max())
     torch.testing.assert_close(wrong[0, :64], back[0, :64] * ratio)
     torch.testing.assert_close(wrong[:, 128:], back[:, 128:])  # nothing follows the last block
@@ -154,7 +155,7 @@ def test_a_smoothed_k_is_invisible_unless_it_differs_between_keys() -> None:
     call = call_of([(5, 70)], (2, 1), 8, torch.float64, "cpu")
     biased = replace(call, k=call.k + 3)
     batch = requests(biased)
-    smoothed = torch.cat([attend(replace(r, k=bugs.smooth(batch, b))) for b, r in enumerate(batch)], dim=1)
+    smoothed = torch.cat([attend(replace(r, k=smooth(batch, b))) for b, r in enumerate(batch)], dim=1)
     torch.testing.assert_close(smoothed.transpose(0, 1), oracle(biased))
     for name in ("k-smoothed-by-block", "k-smoothed-new-only"):
         assert float((output(name, biased) - oracle(biased)).abs().max()) > 0.01
@@ -181,9 +182,8 @@ def test_a_sequence_without_a_query_shows_nothing_and_has_no_output() -> None:
     call = call_of([(0, 5), (3, 40)], (4, 2), 8, torch.float32, "cpu")
     alone = replace(call, k=call.k[5:], v=call.v[5:], cu_seqlens_q=cumulative([3]), cu_seqlens_k=cumulative([43]))
     for one in FAMILY:
-        if (
-            one.kind == LEAK or one.id == "k-smoothed-new-only"
-        ):  # the mean of K that it subtracts is that of all sequences
+        # The mean of K, which smoothing subtracts, is that of all sequences.
+        if one.kind == LEAK or one.id == "k-smoothed-new-only":
             continue
         found, expected = one.compute(call), one.compute(alone)
         assert (found is None) == (expected is None), one.id

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
-from assay.harness.attention.hypotheses import BY_ID
 from assay.harness.attention.oracle import oracle, sequences
+from assay.harness.bugs.bug import Form
+from assay.harness.bugs.family import BY_ID, FAMILY
 from assay.harness.explain.examples import example, is_exact
-from assay.harness.explain.snippets import CODE, Form
 
 MOST_LINES = 10
 
@@ -41,8 +41,9 @@ def distance(out: Tensor, expected: Tensor) -> float:
 
 
 def test_every_hypothesis_has_code_of_at_most_ten_lines() -> None:
-    assert set(CODE) == set(BY_ID)
-    for code in CODE.values():
+    for bug in FAMILY:
+        code = bug.code
+        assert code is not None
         for source in (code.wrong, code.right):
             assert len(list(filter(None, source.splitlines()))) <= MOST_LINES
             assert max(map(len, source.splitlines())) <= 110
@@ -51,7 +52,8 @@ def test_every_hypothesis_has_code_of_at_most_ten_lines() -> None:
 
 @pytest.mark.parametrize("id_", BY_ID)
 def test_the_wrong_code_is_the_hypothesis_and_the_right_code_is_attention(id_: str) -> None:
-    code, call = CODE[id_], example(BY_ID[id_])
+    code, call = BY_ID[id_].code, example(BY_ID[id_])
+    assert code is not None
     expected, right = BY_ID[id_].compute(call), oracle(call)
     assert expected is not None
     assert distance(run(code.wrong, code.form, call), expected) < 1e-12
@@ -63,7 +65,8 @@ def test_the_wrong_code_is_the_hypothesis_and_the_right_code_is_attention(id_: s
 
 
 def test_changed_code_would_be_seen() -> None:
-    code, call = CODE["mask-top-left"], example(BY_ID["mask-top-left"])
+    code, call = BY_ID["mask-top-left"].code, example(BY_ID["mask-top-left"])
+    assert code is not None
     changed = code.wrong.replace(".tril()", ".tril(1)")
     expected = BY_ID["mask-top-left"].compute(call)
     assert expected is not None
