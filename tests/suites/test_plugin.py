@@ -25,12 +25,12 @@ def test_wrong(assay):
 
 
 def test_result(assay):
-    result = assay.check("my_kernels:attention", phases=["decode"], dtypes=["float16"])
+    result = assay.check("my_kernels:attention", phases=["decode"], dtypes=["float16"], head_dims=[64])
     assert result.computed and not result.refused
 
 
 def test_nothing_computed(assay):
-    assay.check("refusing:kernel", phases=["decode"])
+    assay.check("refusing:kernel", phases=["decode"], dtypes=["float16"])
 
 
 def test_no_such_kernel(assay):

@@ -61,6 +61,7 @@ def test_bfloat16_is_skipped_by_name_where_the_interpreter_is_wrong(tmp_path: Pa
 
 
 @pytest.mark.interpreter
+@pytest.mark.slow
 def test_bfloat16_that_was_asked_for_is_missing(tmp_path: Path) -> None:
     done = assay_check(tmp_path, "decode-1+63-", "--dtype", "bfloat16", "--dtype", "float16")
     assert done.returncode == 3, done.stdout + done.stderr

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 KERNELS = """
 import sys
 from unittest.mock import patch
@@ -69,6 +71,7 @@ def test_outputs_are_those_of_the_interpreter_whatever_came_before(tmp_path: Pat
     assert len(set(planned)) >= 4  # so many launches differ, whatever their dtype
 
 
+@pytest.mark.slow
 def test_types_are_worked_out_once(tmp_path: Path) -> None:
     first, again, last = (int(line.split()[1]) for line in _printed(tmp_path, "planned", COUNTED) if "typed" in line)
     assert first > 20
