@@ -10,7 +10,7 @@ import torch
 from held_out import Right, Truths, made
 from held_out_faults import HELD_OUT
 
-from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.call import AttentionCall, Mask
 
 SHAPES = ((4, 2, 32), (8, 2, 128), (4, 4, 16), (8, 2, 96))
 """Heads, kv heads and head dim of a session: what an engine sends to one fresh kernel."""
@@ -106,5 +106,5 @@ FIRST = Truths(
     (6, 4, 0, 1, 2, 3, 7),  # both ends decode three sequences, and an odd layer comes before the even one
     RIGHT_WHERE,
     CAUSAL_ONLY,
-    made(torch.Generator().manual_seed(3), SHAPES[1], [150, 21], [96, 37], causal=False),
+    made(torch.Generator().manual_seed(3), SHAPES[1], [150, 21], [96, 37], mask=Mask(causal=False)),
 )

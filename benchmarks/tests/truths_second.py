@@ -12,7 +12,7 @@ from held_out_faults_second import SECOND as FAULTS
 from torch import Tensor
 from truths_first import SHAPES, session
 
-from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.call import AttentionCall, Mask
 from assay.harness.attention.oracle import sequences
 
 
@@ -376,7 +376,7 @@ SECOND = Truths(
     (6, 4, 0, 1, 2, 3, 8, 7),  # it ends with another batch, other lengths and other layers than it begins
     RIGHT_WHERE,
     CAUSAL_ONLY,
-    made(torch.Generator().manual_seed(3), SHAPES[1], [150, 9], [96, 37], causal=False),
+    made(torch.Generator().manual_seed(3), SHAPES[1], [150, 9], [96, 37], mask=Mask(causal=False)),
     by_truth,
     blind=BLIND,
 )

@@ -11,7 +11,7 @@ from held_out import Query, Right, Truths, longest, made, parts_of, up
 from held_out_faults_third import THIRD as FAULTS
 from torch import Tensor
 
-from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.call import AttentionCall, Mask
 
 SHAPES = ((4, 1, 64), (4, 2, 96), (4, 4, 16), (4, 2, 80), (4, 2, 32))
 """Q heads, kv heads and head dim of each session."""
@@ -361,7 +361,7 @@ THIRD = Truths(
     (1, *range(10)),
     RIGHT_WHERE,
     CAUSAL_ONLY,
-    made(torch.Generator().manual_seed(3), (4, 2, 80), [150, 9], [96, 37], causal=False),
+    made(torch.Generator().manual_seed(3), (4, 2, 80), [150, 9], [96, 37], mask=Mask(causal=False)),
     lambda id, query: OUT[id](query),
     follows=True,
 )
