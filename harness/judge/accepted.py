@@ -17,8 +17,10 @@ from assay.harness.judge.mmlu_suite import loss_metric, rule_of
 from assay.harness.judge.report import Metric, SuiteResult
 from assay.harness.judge.suite_decisions import Decision, decide_accuracy
 from assay.harness.text import percent, two_digits
-from assay.harness.verdict import Check, Verdict
+from assay.harness.verdict import Check, Requirement, Verdict
 
+_OF_CANDIDATE = Requirement("candidate-baseline", "an accepted baseline of the candidate matches")
+_OF_REFERENCE = Requirement("reference-baseline", "an accepted baseline of the reference matches")
 _LOSS, _GROWTH = "loss-since-accepted", "own-error-growth"
 
 
@@ -160,40 +162,33 @@ def check_baselines(spec: RunSpec, status: Status) -> list[Check]:
 
 def _check_reference(spec: RunSpec, status: Status) -> Check:
     """Check that the reference's answers are stored. If not, its server was queried, which is reported but rules out nothing."""
-    id_, title = "reference-baseline", "an accepted baseline of the reference matches"
     if used := status.used.get("reference"):
         how = (
             "its answers serve as the reference's; no reference server was started"
             if status.stored_reference
             else "not needed"
         )
-        return Check(id=id_, title=title, status="ok", found=f"{used}: {how}")
+        return _OF_REFERENCE.check("ok", f"{used}: {how}")
     why = status.stale.get("reference")
     found = (
         f"the baseline of {spec.reference.backend} is stale: {why}"
         if why
         else f"none was accepted for {spec.reference.backend}"
     )
-    return Check(
-        id=id_,
-        title=title,
-        status="not checked",
-        found=f"{found}; the reference server was queried instead",
-        settles=_accept_again(spec.policy.baselines),
-    )
+    found = f"{found}; the reference server was queried instead"
+    return _OF_REFERENCE.check("not checked", found, _accept_again(spec.policy.baselines))
 
 
 def _check_candidate(candidate: str, status: Status, root: str) -> Check:
     """Check that an accepted baseline matches the candidate. A stale one, which tells nothing about this run, rules out a pass."""
-    id_, title = "candidate-baseline", "an accepted baseline of the candidate matches"
     unused = f"; not used: {', '.join(status.unused)}" if status.unused else ""
     if used := status.used.get("candidate"):
-        return Check(id=id_, title=title, status="ok", found=f"{used}{unused}")
+        return _OF_CANDIDATE.check("ok", f"{used}{unused}")
     if why := status.stale.get("candidate"):
         found = f"the baseline of {candidate} is stale: {why}{unused}"
-        return Check(id=id_, title=title, status="missing", found=found, settles=_accept_again(root))
-    found, settles = f"none was accepted for {candidate}{unused}", "assay baseline accept RUN"
-    return Check(id=id_, title=title, status="not checked", found=found, settles=settles)
+        return _OF_CANDIDATE.check("missing", found, _accept_again(root))
+    found = f"none was accepted for {candidate}{unused}"
+    return _OF_CANDIDATE.check("not checked", found, "assay baseline accept RUN")
 
 
 def _accept_again(root: str) -> str:

@@ -12,9 +12,12 @@ from assay.harness.evidence.counters import Admission, CallCount
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import ServerManifest
 from assay.harness.evidence.records import Answer, Item
+from assay.harness.evidence.run_file import RUN_AGAIN
 from assay.harness.sides import Role
-from assay.harness.verdict import Check
+from assay.harness.verdict import Check, Requirement
 
+_RECONCILED = Requirement("calls-reconciled", "the counted calls are those of the answered requests")
+_PARSED = Requirement("answers-parsed", "the letters of the answers are those of their texts")
 _MOST_WORDS = 3
 
 
@@ -58,21 +61,18 @@ def check_reconciled(served: Sequence[Served], servers: Mapping[Role, ServerMani
         served: the servers that were asked in this run.
         servers: by role.
     """
-    id_, title = "calls-reconciled", "the counted calls are those of the answered requests"
-    absent = [one.role for one in served if one.role not in servers or not one.admissions]
+    absent = [server.role for server in served if server.role not in servers or not server.admissions]
     if absent or not served:
         found = f"no admitted request was noted in the server of the {' or the '.join(absent) or 'candidate'}"
-        settles = "let assay start both servers; see their logs"
-        return Check(id=id_, title=title, status="missing", found=found, settles=settles)
-    wrong = [f"{one.role}: {words}" for one in served for words in _disagreements(one)]
+        return _RECONCILED.check("missing", found, "let assay start both servers; see their logs")
+    wrong = [f"{server.role}: {words}" for server in served for words in _disagreements(server)]
     if wrong:
         more = f"; and {len(wrong) - _MOST_WORDS} more" if len(wrong) > _MOST_WORDS else ""
         found = "; ".join(wrong[:_MOST_WORDS]) + more
-        return Check(id=id_, title=title, status="failed", found=found, settles="run again with a new --out")
-    passes = " and ".join(f"{len(one.admissions):,}" for one in served)
-    requests = " and ".join(f"{len(one.answers):,}" for one in served)
-    found = f"{passes} prefill passes in every layer, {requests} answered requests"
-    return Check(id=id_, title=title, status="ok", found=found)
+        return _RECONCILED.check("failed", found, RUN_AGAIN)
+    passes = " and ".join(f"{len(server.admissions):,}" for server in served)
+    requests = " and ".join(f"{len(server.answers):,}" for server in served)
+    return _RECONCILED.check("ok", f"{passes} prefill passes in every layer, {requests} answered requests")
 
 
 def _disagreements(served: Served) -> Iterator[str]:
@@ -165,16 +165,8 @@ def check_parsed(recorded: Sequence[Answer], parsed: Sequence[Answer]) -> list[C
     if not letters:
         return []
     other = sum(a != b for a, b in letters)
-    agree = f"{len(letters) - other:,} of {len(letters):,} letters are those of the texts"
-    differ = f"{other:,} of {len(letters):,} answers were recorded with another letter than their text gives"
-    return [
-        Check(
-            id="answers-parsed",
-            title="the letters of the answers are those of their texts",
-            status="failed" if other else "ok",
-            found=differ if other else agree,
-            settles="run again with a new --out: records.jsonl was changed, or another version of assay wrote it"
-            if other
-            else "",
-        )
-    ]
+    if not other:
+        return [_PARSED.check("ok", f"{len(letters):,} of {len(letters):,} letters are those of the texts")]
+    found = f"{other:,} of {len(letters):,} answers were recorded with another letter than their text gives"
+    settles = f"{RUN_AGAIN}: records.jsonl was changed, or another version of assay wrote it"
+    return [_PARSED.check("failed", found, settles)]

@@ -13,10 +13,9 @@ from assay.harness.config import RunSpec
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.certificate import FILE, Certificate, read_certificate
 from assay.harness.text import listed
-from assay.harness.verdict import Check, CheckStatus
+from assay.harness.verdict import Check, CheckStatus, Requirement
 
-_CHECK = "certificate"
-_TITLE = "a certificate states which faults the harness catches in this envelope"
+_CERTIFIED = Requirement("certificate", "a certificate states which faults the harness catches in this envelope")
 
 
 @dataclass(frozen=True)
@@ -74,26 +73,26 @@ def check_certificate(spec: RunSpec, ran: RunEnvelope) -> Check:
     path = Path(spec.policy.certificate) if spec.policy.certificate else Path(spec.policy.baselines) / FILE
     if not path.exists():
         settles = f"make one with {_command(spec, ran)}, and name it: {spec.policy.line('certificate')}"
-        return _check("missing" if spec.policy.certificate else "not checked", f"there is no {path}", settles)
+        status: CheckStatus = "missing" if spec.policy.certificate else "not checked"
+        return _CERTIFIED.check(status, f"there is no {path}", settles)
     try:
         found = read_certificate(path)
     except EvidenceError as error:
-        return _check("missing", error.found, error.do)
+        return _CERTIFIED.check("missing", error.found, error.do)
     parts = _parts(found, spec, ran)
     agreeing, outside = [part for part in parts if part.agrees], [part for part in parts if not part.agrees]
     if outside:
-        differing = "; ".join(f"{one.name} {one.made or 'not recorded'} instead of {one.here}" for one in outside)
-        same = f"; the same: {listed([one.name for one in agreeing])}" if agreeing else ""
+        differing = "; ".join(f"{part.name} {part.made or 'not recorded'} instead of {part.here}" for part in outside)
+        same = f"; the same: {listed([part.name for part in agreeing])}" if agreeing else ""
         settles = f"certify this envelope: {_command(spec, ran)}"
-        return _check("not checked", f"{path} was made elsewhere: {differing}{same}", settles)
+        return _CERTIFIED.check("not checked", f"{path} was made elsewhere: {differing}{same}", settles)
     if found.not_asked:
         left_out = f"{len(found.not_asked)} of the catalogue were left out, for example {found.not_asked[0]}"
-        return _check("not checked", f"{path} is no proof: {left_out}", "certify without --fault")
+        return _CERTIFIED.check("not checked", f"{path} is no proof: {left_out}", "certify without --fault")
     if found.verdict != "pass":
-        return _check(
-            "not checked", f"{path} is no proof: {_counts(found)}", "see what was not caught, and certify again"
-        )
-    return _check("ok", f"{_counts(found)}, on {found.made[:10]}; {_envelope(agreeing)}")
+        settles = "see what was not caught, and certify again"
+        return _CERTIFIED.check("not checked", f"{path} is no proof: {_counts(found)}", settles)
+    return _CERTIFIED.check("ok", f"{_counts(found)}, on {found.made[:10]}; {_envelope(agreeing)}")
 
 
 def _command(spec: RunSpec, ran: RunEnvelope) -> str:
@@ -147,7 +146,3 @@ def _counts(found: Certificate) -> str:
     text = f"{caught} of {caught + missed} faults caught"
     text += f", {len(hidden)} hidden by the noise of {found.envelope.noise} ({', '.join(hidden)})" if hidden else ""
     return text + f", {alarms} false alarms" + f", {left} not examined" * (left > 0)
-
-
-def _check(status: CheckStatus, found: str, settles: str = "") -> Check:
-    return Check(id=_CHECK, title=_TITLE, status=status, found=found, settles=settles)

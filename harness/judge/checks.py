@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -11,11 +11,23 @@ from assay.harness.config import RunSpec
 from assay.harness.evidence.counters import CallCount, total_calls
 from assay.harness.evidence.manifest import ServerManifest
 from assay.harness.evidence.records import Answer
+from assay.harness.evidence.run_file import RUN_AGAIN
 from assay.harness.evidence.shadow_errors import DIMENSIONS, ShadowErrors
 from assay.harness.sides import Role
 from assay.harness.text import listed, one_line, percent, ranges
-from assay.harness.verdict import Check
+from assay.harness.verdict import Check, Requirement
 
+RESUME = "repeat the run's command with --out set to its folder, which resumes"
+"""What settles a check of which a resumed run makes the evidence."""
+_COMPARED = Requirement("layers-compared", "every layer's output was compared with the truth")
+_SCORED = Requirement("logits-compared", "the logits were compared")
+_TESTED = Requirement("accuracy-tested", "accuracy was tested")
+_POLICY = Requirement("policy", "no limit of the policy is wider than its default")
+_RAN = Requirement("kernel-ran", "the candidate's own kernel ran in every phase that it claims")
+_COMPILED = Requirement("decode-compiled", "decode ran compiled, as --enable-torch-compile asks")
+_SAME = Requirement("same-servers", "the servers differed in the treatment and in nothing else")
+_ANSWERED = Requirement("all-answered", "both servers answered every question")
+_PREFIX = Requirement("cached-prefix", "the cached-prefix condition was exercised")
 _MIN_COMPILED_SHARE = 0.5
 """More than this share of each server's decode calls must have been compiled: capturing graphs alone compiles some."""
 
@@ -37,37 +49,25 @@ def check_layers(
         expected: layers that called attention.
         has_url: whether a role is a server that assay did not start.
     """
-    id_, title = "layers-compared", "every layer's output was compared with the truth"
     if "layers" not in suites:
-        found = "the suite layers was not requested"
-        return Check(id=id_, title=title, status="not checked", found=found, settles="add layers to --suites")
+        return _COMPARED.check("not checked", "the suite layers was not requested", "add layers to --suites")
+    if errors is None and has_url:
+        settles = "let assay start the reference, without a URL"
+        return _COMPARED.check("missing", "no server could be instrumented", settles)
     if errors is None:
-        found, settles = "no server could be instrumented", "let assay start the reference, without a URL"
-        if not has_url:
-            found, settles = (
-                "no call was compared",
-                "repeat the run's command with --out set to its folder, which resumes",
-            )
-        return Check(id=id_, title=title, status="missing", found=found, settles=settles)
+        return _COMPARED.check("missing", "no call was compared", RESUME)
     if failed := errors.failed_calls:
-        found = f"the candidate did not compute {sum(one.calls for one in failed)} calls: {failed[0].text}"
-        settles = "fix the candidate so that it computes every call"
-        return Check(id=id_, title=title, status="failed", found=found, settles=settles)
+        found = f"the candidate did not compute {sum(call.calls for call in failed)} calls: {failed[0].text}"
+        return _COMPARED.check("failed", found, "fix the candidate so that it computes every call")
     if untested := {layer: why for header in errors.headers for layer, why in header.untested.items()}:
         layer, why = min(untested.items())
         found = f"calls of layers {ranges(untested)} could not be compared; layer {layer}: {one_line(why)}"
-        settles = "run so that the kernel contract can express every call"
-        return Check(id=id_, title=title, status="missing", found=found, settles=settles)
+        return _COMPARED.check("missing", found, "run so that the kernel contract can express every call")
     covered = [_coverage(errors, phase, expected) for phase in claimed]
-    complete = bool(covered) and all(met for _, met in covered)
-    return Check(
-        id=id_,
-        title=title,
-        status="ok" if complete else "missing",
-        found="; ".join(words for words, _ in covered) or "no phase is claimed",
-        settles=""
-        if complete
-        else "run so that each of these is shadowed; the report lists why calls were not observed",
+    return _COMPARED.met(
+        bool(covered) and all(met for _, met in covered),
+        "; ".join(words for words, _ in covered) or "no phase is claimed",
+        "run so that each of these is shadowed; the report lists why calls were not observed",
     )
 
 
@@ -76,13 +76,13 @@ def _coverage(errors: ShadowErrors, phase: str, expected: Collection[int]) -> tu
 
     The processes that share a layer's heads say how many there are; a layer that none of them saw is missing anyway.
     """
-    layer, head = (DIMENSIONS.index(name) for name in ("layer", "head"))
+    at_layer, at_head = (DIMENSIONS.index(name) for name in ("layer", "head"))
     index, members = errors.truth.index, errors.truth.candidate_honest.shape[1]
     here = index[index[:, DIMENSIONS.index("phase")] == PHASES.index(phase)] if members > 1 else index[:0]
-    seen = {(int(row[layer]), int(row[head])) for row in here}
+    seen = {(int(row[at_layer]), int(row[at_head])) for row in here}
     if not seen:
         return f"{phase}: not observed", False
-    lacking = {(one, number) for one in expected for number in range(errors.heads.get(one, 1))} - seen
+    lacking = {(layer, head) for layer in expected for head in range(errors.heads.get(layer, 1))} - seen
     if not lacking:
         return f"{phase}: {len(expected)} layers", bool(expected)
     layers, heads = ({place[axis] for place in lacking} for axis in (0, 1))
@@ -93,30 +93,16 @@ def check_logits(suites: Sequence[str], scored: bool) -> list[Check]:
     """Report that logits were requested and nothing was scored; empty where they were compared, or not requested."""
     if scored or "logits" not in suites:
         return []
-    return [
-        Check(
-            id="logits-compared",
-            title="the logits were compared",
-            status="missing",
-            found="nothing was scored",
-            settles="let assay start both servers, without a URL, or leave logits out of --suites",
-        )
-    ]
+    settles = "let assay start both servers, without a URL, or leave logits out of --suites"
+    return [_SCORED.check("missing", "nothing was scored", settles)]
 
 
 def check_accuracy_tested(suites: Sequence[str]) -> list[Check]:
     """Report that accuracy was not tested; empty where it was. Own errors within bounds prove nothing about answers."""
     if "mmlu" in suites:
         return []
-    return [
-        Check(
-            id="accuracy-tested",
-            title="accuracy was tested",
-            status="not checked",
-            found="the suite mmlu was not requested",
-            settles="assay run, or add mmlu to --suites",
-        )
-    ]
+    found, settles = "the suite mmlu was not requested", "assay run, or add mmlu to --suites"
+    return [_TESTED.check("not checked", found, settles)]
 
 
 def only_declared(bounds: Mapping[str, float], noise: Mapping[Role, str]) -> list[str]:
@@ -136,24 +122,19 @@ def check_policy(weakened: Sequence[str]) -> Check:
     Args:
         weakened: the lines of policy that pass more than their defaults do, and what `only_declared` found.
     """
-    id_, title = "policy", "no limit of the policy is wider than its default"
     if not weakened:
-        return Check(
-            id=id_, title=title, status="ok", found="margins, error rates and envelope are the defaults, or stricter"
-        )
+        return _POLICY.check("ok", "margins, error rates and envelope are the defaults, or stricter")
     settles = "leave lines of policy out for a verdict by the defaults; to accept a kernel's noise, name it in [policy.bounds]"
-    return Check(id=id_, title=title, status="not checked", found="; ".join(weakened), settles=settles)
+    return _POLICY.check("not checked", "; ".join(weakened), settles)
 
 
 def check_required(require: Sequence[str], ran: Sequence[str], line: str) -> list[Check]:
     """Check that the suites ran that the policy requires; `line` is the policy's."""
     return [
-        Check(
-            id=f"required-{suite}",
-            title=f"the required suite {suite} ran",
-            status="ok" if suite in ran else "missing",
-            found=f"{'it ran' if suite in ran else 'it did not run'}; {line}",
-            settles="" if suite in ran else f"add {suite} to --suites, on servers that assay starts",
+        Requirement(f"required-{suite}", f"the required suite {suite} ran").met(
+            suite in ran,
+            f"{'it ran' if suite in ran else 'it did not run'}; {line}",
+            f"add {suite} to --suites, on servers that assay starts",
         )
         for suite in require
     ]
@@ -170,49 +151,37 @@ def check_kernel_ran(
         reference: the calls counted in the reference's server, which say how many layers there are; may be empty.
     """
     if server is None:
-        return [_kernel_unknown("its server never started", "start it; see candidate.log for why it did not")]
+        settles = "start it; see candidate.log for why it did not"
+        return [_RAN.check("missing", "its server never started", settles)]
     if not server.started:
         found = f"{server.backend} is a server that assay did not start and cannot instrument"
-        return [_kernel_unknown(found, "let assay start the candidate, by its backend's name")]
+        return [_RAN.check("missing", found, "let assay start the candidate, by its backend's name")]
     return [_check_phase(phase, server, counts, reference) for phase in server.claimed_phases]
-
-
-_KERNEL_RAN = "the candidate's own kernel ran in every phase that it claims"
-
-
-def _kernel_unknown(found: str, settles: str) -> Check:
-    return Check(id="kernel-ran", title=_KERNEL_RAN, status="missing", found=found, settles=settles)
 
 
 def _check_phase(
     phase: str, server: ServerManifest, counts: Sequence[CallCount], reference: Sequence[CallCount]
 ) -> Check:
-    id_, title = f"kernel-ran-{phase}", f"{_KERNEL_RAN}: {phase}"
+    ran = _RAN.of(phase)
     here = [count for count in counts if count.phase == phase]
     own = [count for count in here if count.backend == server.backend and not count.delegated_by]
     other = [count for count in here if count not in own]
     if not own:
-        return Check(
-            id=id_,
-            title=title,
-            status="missing",
-            found=f"no {phase} call of {server.backend} was counted",
-            settles=f"run so that {server.backend} computes {phase}; see candidate.log for what ran instead",
-        )
-    calls = sum(count.calls for count in own)
-    layers = {layer for count in own for layer in count.calls_by_layer}
+        settles = f"run so that {server.backend} computes {phase}; see candidate.log for what ran instead"
+        return ran.check("missing", f"no {phase} call of {server.backend} was counted", settles)
+    calls, layers = total_calls(own), _layers(own)
     if other:
         found = f"{own[0].kernel} {calls:,} calls, but also {', '.join(f'{c.kernel} {c.calls:,} calls' for c in other)}"
-        settles = f"run so that nothing else computes {phase}"
-        return Check(id=id_, title=title, status="failed", found=found, settles=settles)
-    expected = {layer for count in reference if count.phase == phase for layer in count.calls_by_layer}
-    if expected - layers:
-        found = (
-            f"{own[0].kernel} ran in {len(layers)} of {len(expected)} layers; not in {sorted(expected - layers)[:8]}"
-        )
-        settles = "run so that it computes every layer"
-        return Check(id=id_, title=title, status="failed", found=found, settles=settles)
-    return Check(id=id_, title=title, status="ok", found=f"{own[0].kernel} {calls:,} calls in {len(layers)} layers")
+        return ran.check("failed", found, f"run so that nothing else computes {phase}")
+    expected = _layers(count for count in reference if count.phase == phase)
+    if lacking := sorted(expected - layers):
+        found = f"{own[0].kernel} ran in {len(layers)} of {len(expected)} layers; not in {lacking[:8]}"
+        return ran.check("failed", found, "run so that it computes every layer")
+    return ran.check("ok", f"{own[0].kernel} {calls:,} calls in {len(layers)} layers")
+
+
+def _layers(counts: Iterable[CallCount]) -> set[int]:
+    return {layer for count in counts for layer in count.calls_by_layer}
 
 
 def check_compiled(servers: Mapping[Role, ServerManifest], counts: Mapping[Role, Sequence[CallCount]]) -> list[Check]:
@@ -234,17 +203,9 @@ def check_compiled(servers: Mapping[Role, ServerManifest], counts: Mapping[Role,
         compiled = total_calls(count for count in decode if count.compiled)
         shares.append(f"{compiled:,} of {total_calls(decode):,} decode calls of the {role}")
         met = met and compiled > _MIN_COMPILED_SHARE * total_calls(decode)
-    return [
-        Check(
-            id="decode-compiled",
-            title="decode ran compiled, as --enable-torch-compile asks",
-            status="ok" if met else "missing",
-            found=f"{', '.join(shares)}; more than {percent(_MIN_COMPILED_SHARE)} of each are needed",
-            settles=""
-            if met
-            else "capture CUDA graphs for batches this large; a kernel of the contract that computes decode allows none",
-        )
-    ]
+    found = f"{', '.join(shares)}; more than {percent(_MIN_COMPILED_SHARE)} of each are needed"
+    settles = "capture CUDA graphs for batches this large; a kernel of the contract that computes decode allows none"
+    return [_COMPILED.met(met, found, settles)]
 
 
 def check_same_servers(
@@ -261,34 +222,29 @@ def check_same_servers(
         differences: arguments that differ beyond the treatment.
         stored: whether the reference's server is the one of an accepted baseline, whose model has the same hash.
     """
-    id_, title = "same-servers", "the servers differed in the treatment and in nothing else"
     if len(servers) < 2:
-        found, settles = "not both servers started", "start both; see the servers' logs"
-        return Check(id=id_, title=title, status="missing", found=found, settles=settles)
+        return _SAME.check("missing", "not both servers started", "start both; see the servers' logs")
     if not all(server.started for server in servers.values()):  # of other servers, nothing is known
         found = "at least one server was not started by assay"
-        return Check(id=id_, title=title, status="missing", found=found, settles="let assay start both servers")
-    other = [
+        return _SAME.check("missing", found, "let assay start both servers")
+    if other := [
         f"the {role} was to be {spec.side(role).backend}, and its server ran {server.backend}"
         for role, server in servers.items()
         if server.backend != spec.side(role).backend
-    ]
-    if other:
-        found, settles = "; ".join(other), "run again with a new --out"
-        return Check(id=id_, title=title, status="failed", found=found, settles=settles)
+    ]:
+        return _SAME.check("failed", "; ".join(other), RUN_AGAIN)
     if not any(server.arguments for server in servers.values()):
-        found, settles = "neither server reported its arguments", "use an engine that reports them"
-        return Check(id=id_, title=title, status="missing", found=found, settles=settles)
+        return _SAME.check("missing", "neither server reported its arguments", "use an engine that reports them")
     if differences:
         found = "; ".join(f"{key}: {ours} against {theirs}" for key, (ours, theirs) in differences.items())
         settles = f"run again so that only {listed(list(spec.treatment)) or 'nothing'} differs"
-        return Check(id=id_, title=title, status="failed", found=found, settles=settles)
+        return _SAME.check("failed", found, settles)
     if unseen := [name for name in spec.treatment if name.startswith("--") and _same_argument(name, servers)]:
         found = f"both servers report the same {listed(unseen)}, which was asked to differ"
-        return Check(id=id_, title=title, status="failed", found=found, settles="see why the engine ignores the flag")
+        return _SAME.check("failed", found, "see why the engine ignores the flag")
     compared = len(servers["reference"].arguments)
     same = "the stored reference and the candidate have one model hash" if stored else "one model folder"
-    return Check(id=id_, title=title, status="ok", found=f"{same}; {compared} server arguments agree")
+    return _SAME.check("ok", f"{same}; {compared} server arguments agree")
 
 
 def _same_argument(flag: str, servers: Mapping[Role, ServerManifest]) -> bool:
@@ -306,18 +262,11 @@ def check_all_answered(asked: int, answered: int, mismatched: Sequence[str]) -> 
         answered: answers to these questions, with the same prompt.
         mismatched: items that a role answered with another prompt.
     """
-    complete = bool(asked) and answered == asked and not mismatched
     found, settles = f"{answered} of {asked}", "repeat the command, which resumes where it stopped"
     if mismatched:
         found += f"; answers to another prompt: {len(mismatched)}, the first to {mismatched[0]}"
         settles = "run again with a new --out: these answers do not belong to this run's questions"
-    return Check(
-        id="all-answered",
-        title="both servers answered every question",
-        status="ok" if complete else "missing",
-        found=found,
-        settles="" if complete else settles,
-    )
+    return _ANSWERED.met(bool(asked) and answered == asked and not mismatched, found, settles)
 
 
 def check_cached_prefix(answers: Sequence[Answer]) -> Check:
@@ -329,13 +278,12 @@ def check_cached_prefix(answers: Sequence[Answer]) -> Check:
         f"{percent(MIN_CACHED_SHARE)} of them are needed"
     )
     if not answers:
-        settles = "repeat the run's command with --out set to its folder, which resumes"
-        return _cached_prefix(False, "no question was answered", settles)
+        return _PREFIX.check("missing", "no question was answered", RESUME)
     if not known:
         found = "the server did not report how many tokens were cached"
-        return _cached_prefix(False, found, "use a server that reports cached tokens (--enable-cache-report)")
+        return _PREFIX.check("missing", found, "use a server that reports cached tokens (--enable-cache-report)")
     settles = "keep the prefix cache on (without --disable-radix-cache), and questions that share a header"
-    return _cached_prefix(len(met) >= MIN_CACHED_SHARE * len(answers), found, settles)
+    return _PREFIX.met(len(met) >= MIN_CACHED_SHARE * len(answers), found, settles)
 
 
 def check_cached_prefix_of_layers(errors: ShadowErrors) -> Check:
@@ -343,14 +291,4 @@ def check_cached_prefix_of_layers(errors: ShadowErrors) -> Check:
     longest = CACHED_PREFIX.labels[-1]
     met = bool(np.nansum(errors.table((), {"prefix": longest}).elements))
     found = f"{'some' if met else 'no'} compared calls had {longest} cached tokens"
-    return _cached_prefix(met, found, "keep the prefix cache on (without --disable-radix-cache)")
-
-
-def _cached_prefix(met: bool, found: str, settles: str) -> Check:
-    return Check(
-        id="cached-prefix",
-        title="the cached-prefix condition was exercised",
-        status="ok" if met else "missing",
-        found=found,
-        settles="" if met else settles,
-    )
+    return _PREFIX.met(met, found, "keep the prefix cache on (without --disable-radix-cache)")

@@ -13,12 +13,10 @@ from assay.harness.evidence.lengths import Ranges, in_words, stood_for
 from assay.harness.judge.served import ServedEnvelope
 from assay.harness.schema import Part
 from assay.harness.text import counted, listed
-from assay.harness.verdict import Check
+from assay.harness.verdict import Check, Requirement
 
-_CHECK = "envelope-covered"
-_TITLE = "the envelope of the policy was covered"
-_SERVED = "envelope-served"
-_SERVED_TITLE = "the candidate's own server answered over the envelope"
+_COVERED = Requirement("envelope-covered", "the envelope of the policy was covered")
+_SERVED = Requirement("envelope-served", "the candidate's own server answered over the envelope")
 _MOST_WORDS = 4
 _BEYOND_ALL = (
     "attention that this model's calls lack: sliding windows, logit caps, attention sinks, cross attention, latent KV caches",
@@ -189,17 +187,15 @@ def check_envelope(spec: RunSpec, counts: EnvelopeCounts | None, claimed: Sequen
     """
     line = spec.policy.line("envelope_tokens")
     if "layers" not in spec.workload.suites:
-        found = f"the suite layers was not requested; {line}"
-        return Check(id=_CHECK, title=_TITLE, status="not checked", found=found, settles="add layers to --suites")
+        return _COVERED.check("not checked", f"the suite layers was not requested; {line}", "add layers to --suites")
     if counts is None or not claimed:
-        found = f"no compared call was counted; {line}"
         settles = "let assay start the servers, without a URL"
-        return Check(id=_CHECK, title=_TITLE, status="missing", found=found, settles=settles)
+        return _COVERED.check("missing", f"no compared call was counted; {line}", settles)
     if lacking := Envelope.of(spec).missing(counts, claimed):
         found = f"in some layer no call was compared with {_some_words(lacking)}; {line}"
-        return Check(id=_CHECK, title=_TITLE, status="missing", found=found, settles=_settles(lacking, counts.limits))
+        return _COVERED.check("missing", found, _settles(lacking, counts.limits))
     calls = " and ".join(f"{len(counts.layers(phase))} layers in {phase}" for phase in claimed)
-    return Check(id=_CHECK, title=_TITLE, status="ok", found=f"{calls}; {line}")
+    return _COVERED.check("ok", f"{calls}; {line}")
 
 
 def check_served(
@@ -220,22 +216,14 @@ def check_served(
         found = (
             f"without the suite {listed(lacking)} the candidate's server answers no requests of the envelope; {line}"
         )
-        return Check(
-            id=_SERVED,
-            title=_SERVED_TITLE,
-            status="not checked",
-            found=found,
-            settles=f"add {listed(lacking)} to --suites",
-        )
+        return _SERVED.check("not checked", found, f"add {listed(lacking)} to --suites")
     if counts is None or counts.limits is None or served is None or not claimed:
         found = f"no answer of the candidate's own server to the envelope's requests was compared; {line}"
-        settles = "let assay start the servers, without a URL"
-        return Check(id=_SERVED, title=_SERVED_TITLE, status="missing", found=found, settles=settles)
+        return _SERVED.check("missing", found, "let assay start the servers, without a URL")
     if missing := Envelope.of(spec).gaps(served.counts, claimed):
         found = f"no answer was compared with {_some_words(missing)}; {line}"
-        settles = _settles(missing, counts.limits)
-        return Check(id=_SERVED, title=_SERVED_TITLE, status="missing", found=found, settles=settles)
-    return Check(id=_SERVED, title=_SERVED_TITLE, status="ok", found=f"{counted(served.answers, 'answer')}; {line}")
+        return _SERVED.check("missing", found, _settles(missing, counts.limits))
+    return _SERVED.check("ok", f"{counted(served.answers, 'answer')}; {line}")
 
 
 def _some_words(lacking: Sequence[Missing]) -> str:

@@ -17,8 +17,9 @@ from assay.harness.evidence.executed import ExecutedKernel, KernelClaim, KernelT
 from assay.harness.evidence.manifest import ServerManifest
 from assay.harness.schema import Part
 from assay.harness.sides import ROLES, Role
-from assay.harness.verdict import Check, CheckStatus
+from assay.harness.verdict import Check, Requirement
 
+_EXECUTED = Requirement("kernel-executed", "the candidate's own kernels ran in a traced pass")
 _SHOWN = 4
 """Most names in a sentence."""
 MAX_NAME = 160
@@ -125,51 +126,46 @@ def _matches(kernel: ExecutedKernel, patterns: Iterable[str]) -> bool:
 def _check_phase(
     phase: str, server: ServerManifest, traces: Mapping[Role, Sequence[KernelTrace]], stored: bool
 ) -> Check:
-    passes = passes_of(traces["candidate"], phase)
+    executed, passes = _EXECUTED.of(phase), passes_of(traces["candidate"], phase)
     own, theirs = _kernel_patterns(traces["candidate"]), _kernel_patterns(traces["reference"])
     if not passes:
-        return _check(phase, "missing", f"no {phase} pass was traced", "run again, so that each server traces a pass")
+        return executed.check("missing", f"no {phase} pass was traced", "run again, so that each server traces a pass")
     if not stored and not passes_of(traces["reference"], phase):
         found = f"no {phase} pass of the reference was traced"
-        return _check(phase, "missing", found, "run again, so that each server traces a pass")
+        return executed.check("missing", found, "run again, so that each server traces a pass")
     if not own:
-        return _check_without_names(phase, traces["candidate"][0].claim, passes)
+        return _check_without_names(executed, traces["candidate"][0].claim, passes)
     if fault := _foreign(passes, own, theirs, "the reference's kernels ran in the candidate's server"):
-        return _check(phase, "failed", fault, f"run so that only {server.backend} computes {phase}")
+        return executed.check("failed", fault, f"run so that only {server.backend} computes {phase}")
     without = [one for one in passes if not any(_matches(kernel, own) for kernel in one.kernels)]
     claim = traces["candidate"][0].claim
     if without and not (claim.kernels or claim.in_package):
         found = f"none of the kernels known of SGLang's {server.backend} ran under its known names; {_what_ran(passes)}"
-        return _check(phase, "not checked", found, "compare the names in the report with what SGLang launches")
+        return executed.check("not checked", found, "compare the names in the report with what SGLang launches")
     if without:
         found = (
             f"none of {_listed(own)} ran in {_words(without[0].phase, without[0].cached_prefix)}; {_what_ran(without)}"
         )
-        return _check(phase, "failed", found, "find out what the kernel computes instead, or declare what it launches")
+        return executed.check("failed", found, "find out what the kernel computes instead, or declare what it launches")
     if unseen := _never_ran(claim.kernels, server, traces["candidate"]):
         found = f"declared, but did not run: {_listed(unseen)}; {_what_ran(passes)}"
-        return _check(phase, "failed", found, "find out what the kernel computes instead, or declare what it launches")
+        return executed.check("failed", found, "find out what the kernel computes instead, or declare what it launches")
     if fault := _foreign(
         passes_of(traces["reference"], phase), theirs, own, "the reference ran the candidate's kernels"
     ):
-        return _check(phase, "failed", fault, "compare it with a reference that does not launch the same kernels")
-    return _check(phase, "ok", _what_ran(passes, own), "")
+        return executed.check("failed", fault, "compare it with a reference that does not launch the same kernels")
+    return executed.check("ok", _what_ran(passes, own))
 
 
-def _check(phase: str, status: CheckStatus, found: str, settles: str) -> Check:
-    title = f"the candidate's own kernels ran in a traced pass: {phase}"
-    return Check(id=f"kernel-executed-{phase}", title=title, status=status, found=found, settles=settles)
-
-
-def _check_without_names(phase: str, claim: KernelClaim, passes: Sequence[TracedPass]) -> Check:
+def _check_without_names(executed: Requirement, claim: KernelClaim, passes: Sequence[TracedPass]) -> Check:
     """Check a kernel whose launches are not known by name: it must name them if it claims more than plain PyTorch."""
     settles = "name what it launches with declares(kernels=...)"
     claims = [f"the quantisation {claim.noise}"] if claim.noise else []
     claims += [f"the package {claim.package}"] if claim.package else []
     if claims:
         found = f"it declares {' and '.join(claims)}, but no names of kernels that would prove it; {_what_ran(passes)}"
-        return _check(phase, "missing", found, settles)
-    return _check(phase, "not checked", f"it declares no names of kernels; {_what_ran(passes)}", settles)
+        return executed.check("missing", found, settles)
+    return executed.check("not checked", f"it declares no names of kernels; {_what_ran(passes)}", settles)
 
 
 def _never_ran(declared: Sequence[str], server: ServerManifest, traces: Sequence[KernelTrace]) -> list[str]:

@@ -16,9 +16,10 @@ from assay.harness.judge.report_file import read_report
 from assay.harness.reading import whole_file
 from assay.harness.schema import RULE, Part
 from assay.harness.text import counted, listed
-from assay.harness.verdict import Check, CheckStatus, Verdict, serious
+from assay.harness.verdict import Check, CheckStatus, Requirement, Verdict, serious
 
 SCHEMA: Literal["assay.runs/1"] = "assay.runs/1"
+_REPEATED = Requirement("repeated", "no run of the treatment came out otherwise before")
 REPORT, PAGE, MANIFEST = "report.json", "report.html", "manifest.json"
 
 
@@ -132,11 +133,8 @@ def check_repeated(run: Path, what: Compared, created: str) -> list[Check]:
     found = (
         f"{counted(len(earlier), 'earlier run')} beside this one: {counts}; the last is {Path(earlier[-1].folder).name}"
     )
-    title = "no run of the treatment came out otherwise before"
-    only_passes = set(verdicts) == {"pass"}
-    status: CheckStatus = "ok" if only_passes else "not checked"
-    settles = "" if only_passes else "judge the treatment by all of its runs: assay runs lists them"
-    return [Check(id="repeated", title=title, status=status, found=found, settles=settles)]
+    status: CheckStatus = "ok" if set(verdicts) == {"pass"} else "not checked"
+    return [_REPEATED.check(status, found, "judge the treatment by all of its runs: assay runs lists them")]
 
 
 def _changed(folder: Path) -> float:

@@ -31,7 +31,12 @@ from assay.harness.judge.decide import SuiteVerdict, decide
 from assay.harness.judge.latency_result import LatencyResult, LatencyRow, LoadRow, ratio_text
 from assay.harness.sides import ROLES, Role
 from assay.harness.stats.ratio import RatioDecision, decide_ratios
-from assay.harness.verdict import WORST_FIRST, Check, Finding
+from assay.harness.verdict import WORST_FIRST, Check, Finding, Requirement
+
+_ON_DEVICE = Requirement("device-kernels", "kernels ran on the device, not interpreted")
+_AS_LONG = Requirement(
+    "answer-lengths", "without a forced length, the candidate's answers are as long as the reference's"
+)
 
 
 def judge_bench(folder: BenchFolder) -> LatencyResult:
@@ -191,24 +196,17 @@ def _load_verdict(rows: Sequence[LatencyRow]) -> SuiteVerdict:
 
 def _server_checks(manifest: BenchManifest, calls: Mapping[Role, Sequence[CallCount]]) -> list[Check]:
     servers = {server.role: server for server in manifest.servers}
-    found: dict[str, tuple[str, str]] = {}
+    differing: dict[str, tuple[str, str]] = {}
     if len(servers) == 2:
         asked = recorded_spec(manifest.spec).treatment
-        found = differences(servers["reference"].arguments, servers["candidate"].arguments, asked)
+        differing = differences(servers["reference"].arguments, servers["candidate"].arguments, asked)
     checks = [*check_kernel_ran(servers.get("candidate"), calls["candidate"], calls["reference"])]
     checks += check_compiled(servers, calls)
-    checks.append(check_same_servers(recorded_spec(manifest.spec), servers, found))
+    checks.append(check_same_servers(recorded_spec(manifest.spec), servers, differing))
     interpreted = sorted({count.kernel for role in ROLES for count in calls[role] if count.interpreted})
     if interpreted:
-        checks.append(
-            Check(
-                id="device-kernels",
-                title="kernels ran on the device, not interpreted",
-                status="failed",
-                found=f"{', '.join(interpreted)}: interpreted, so the time measured is the interpreter's",
-                settles="run with --device cuda",
-            )
-        )
+        found = f"{', '.join(interpreted)}: interpreted, so the time measured is the interpreter's"
+        checks.append(_ON_DEVICE.check("failed", found, "run with --device cuda"))
     return checks
 
 
@@ -221,13 +219,9 @@ def _load_checks(manifest: BenchManifest, shapes: Sequence[Shape], loads: Sequen
 def _check_chunked(manifest: BenchManifest, shape: Shape) -> Check:
     sizes = {server.role: server.arguments.get("chunked_prefill_size") for server in manifest.servers}
     chunked = all(isinstance(size, int) and 0 < size < shape.prompt for size in sizes.values())
-    return Check(
-        id=f"chunked-{shape.name}",
-        title=f"prompts of the shape {shape.name} were prefilled in chunks",
-        status="ok" if chunked else "missing",
-        found=f"{shape.prompt} tokens; chunks of {', '.join(f'{size} ({role})' for role, size in sizes.items())}",
-        settles="" if chunked else "set a chunk length below the prompt's; see --chunked-prefill-size",
-    )
+    in_chunks = Requirement(f"chunked-{shape.name}", f"prompts of the shape {shape.name} were prefilled in chunks")
+    found = f"{shape.prompt} tokens; chunks of {', '.join(f'{size} ({role})' for role, size in sizes.items())}"
+    return in_chunks.met(chunked, found, "set a chunk length below the prompt's; see --chunked-prefill-size")
 
 
 def _check_shared_prefix(load: LoadRow) -> Check:
@@ -237,32 +231,19 @@ def _check_shared_prefix(load: LoadRow) -> Check:
     reported = ", ".join(
         f"{role} {'not reported' if share is None else f'{100 * share:.0f} %'}" for role, share in shares.items()
     )
-    return Check(
-        id=f"shared-prefix-{load.shape}-{load.concurrency}",
-        title=f"the shared prefix came from the cache: {load.where}",
-        status="ok" if met else "missing",
-        found=f"{reported} of the prompt tokens were cached",
-        settles="" if met else "keep the prefix cache on, and use servers that report cached tokens",
+    id_ = f"shared-prefix-{load.shape}-{load.concurrency}"
+    return Requirement(id_, f"the shared prefix came from the cache: {load.where}").met(
+        met,
+        f"{reported} of the prompt tokens were cached",
+        "keep the prefix cache on, and use servers that report cached tokens",
     )
 
 
 def _check_lengths(lengths: AnswerLengths) -> Check:
-    id_, title = "answer-lengths", "without a forced length, the candidate's answers are as long as the reference's"
     if not lengths.informative:
-        return Check(
-            id=id_,
-            title=title,
-            status="not checked",
-            found=f"all {lengths.prompts} answers of both ran to the limit, so their lengths prove nothing",
-            settles="use a model that ends its answers",
-        )
-    return Check(
-        id=id_,
-        title=title,
-        status="missing" if lengths.differ else "ok",
-        found=_lengths_text(lengths),
-        settles="compare the answers themselves; see assay run" if lengths.differ else "",
-    )
+        found = f"all {lengths.prompts} answers of both ran to the limit, so their lengths prove nothing"
+        return _AS_LONG.check("not checked", found, "use a model that ends its answers")
+    return _AS_LONG.met(not lengths.differ, _lengths_text(lengths), "compare the answers themselves; see assay run")
 
 
 def _lengths_text(lengths: AnswerLengths) -> str:

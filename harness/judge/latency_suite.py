@@ -15,8 +15,10 @@ from assay.harness.judge.latency import judge_bench
 from assay.harness.judge.latency_result import LatencyResult, ratio_text, worst_ratio
 from assay.harness.judge.report import Metric, SuiteResult
 from assay.harness.sides import Role
-from assay.harness.verdict import Check, CheckStatus
+from assay.harness.verdict import Check, Requirement
 
+_TIMED = Requirement("servers-timed", "both servers were timed")
+_AGAIN = "repeat the command, which times both again"
 _WORST = "worst-time-ratio"
 
 
@@ -41,13 +43,13 @@ def latency_suite(folder: RunFolder, spec: RunSpec) -> LatencySuite:
         return LatencySuite()
     bench = bench_folder(folder)
     if not bench.complete:
-        return LatencySuite(checks=(_check("missing", "no bench was completed"),))
+        return LatencySuite(checks=(_TIMED.check("missing", "no bench was completed", _AGAIN),))
     try:
         result = judge_bench(bench)
     except EvidenceError as error:
-        return LatencySuite(checks=(_check("missing", str(error)),))
+        return LatencySuite(checks=(_TIMED.check("missing", str(error), _AGAIN),))
     found = f"{result.rounds} rounds of {len(result.loads)} loads in {result.seconds:.0f} s"
-    return LatencySuite(result, _suite(spec, result), (_check("ok", found),))
+    return LatencySuite(result, _suite(spec, result), (_TIMED.check("ok", found),))
 
 
 def disbelieve(latency: LatencySuite, spec: RunSpec, wrong: Sequence[SuiteResult]) -> LatencySuite:
@@ -77,16 +79,6 @@ def _no_gain(result: LatencyResult, wrong: Sequence[SuiteResult]) -> str:
     faster = any(row.high is not None and row.high < 1 for row in result.rows)
     suites = f"wrong answers ({', '.join(suite.title for suite in wrong)})"
     return f"No speed-up: {suites}." if faster else f"{suites[0].upper()}{suites[1:]}: the times prove nothing."
-
-
-def _check(status: CheckStatus, found: str) -> Check:
-    return Check(
-        id="servers-timed",
-        title="both servers were timed",
-        status=status,
-        found=found,
-        settles="" if status == "ok" else "repeat the command, which times both again",
-    )
 
 
 def _suite(spec: RunSpec, result: LatencyResult) -> SuiteResult:

@@ -15,11 +15,15 @@ from assay.harness.config import RunSpec
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.question_plan import QUESTION_PLAN, QuestionPlan, order_hash
 from assay.harness.evidence.records import Answer, Item
+from assay.harness.evidence.run_file import RUN_AGAIN
 from assay.harness.judge.report import Flip, Metric, SuiteResult
 from assay.harness.judge.suite_decisions import Decision, decide_accuracy
 from assay.harness.stats.outlook import smallest_loss_shown
-from assay.harness.verdict import Check, Finding
+from assay.harness.verdict import Check, Finding, Requirement
 
+_PLANNED = Requirement(
+    "question-plan", "the order of the questions and the rule to stop were fixed before the first was asked"
+)
 _LOSS = "loss-of-accuracy"
 
 
@@ -79,10 +83,8 @@ def rule_of(spec: RunSpec, plan: QuestionPlan | None) -> Rule:
 
 def check_question_plan(spec: RunSpec, questions: Questions) -> Check:
     """Check that order and stopping rule were recorded before the first question was asked, and are those of the run."""
-    plan, expected = (
-        questions.plan,
-        (spec.workload.order_seed, spec.policy.margin, spec.policy.alpha, spec.regression_alpha),
-    )
+    plan = questions.plan
+    expected = (spec.workload.order_seed, spec.policy.margin, spec.policy.alpha, spec.regression_alpha)
     if plan is None:
         found = "no record"
     elif (plan.seed, plan.margin, plan.alpha, plan.regression_alpha) != expected:
@@ -94,13 +96,8 @@ def check_question_plan(spec: RunSpec, questions: Questions) -> Check:
     else:
         at_most = f"at most {plan.most:,} questions in the random order of seed {plan.seed}"
         stop = f"; stopped after {plan.pairs:,}: {plan.stopped}" if plan.stopped else ""
-        return _question_plan("ok", f"{at_most}, margin {plan.margin:g}, alpha {plan.alpha:g}{stop}")
-    return _question_plan("missing", found, "run again with a new --out")
-
-
-def _question_plan(status: Literal["ok", "missing"], found: str, settles: str = "") -> Check:
-    title = "the order of the questions and the rule to stop were fixed before the first was asked"
-    return Check(id="question-plan", title=title, status=status, found=found, settles=settles)
+        return _PLANNED.check("ok", f"{at_most}, margin {plan.margin:g}, alpha {plan.alpha:g}{stop}")
+    return _PLANNED.check("missing", found, RUN_AGAIN)
 
 
 def accuracy_suite(spec: RunSpec, questions: Questions) -> SuiteResult:

@@ -8,9 +8,9 @@ from assay.harness.evidence.run_file import REPEAT_RUN
 from assay.harness.judge.report import Metric, SuiteResult
 from assay.harness.stats.noise_bound import FALSE_FLAGS
 from assay.harness.text import one_line, two_digits
-from assay.harness.verdict import Check, kernel_verdict, serious
+from assay.harness.verdict import Check, Requirement, kernel_verdict, serious
 
-_CHECK = "matrix-ran"
+_RAN = Requirement("matrix-ran", "the candidate's kernel ran on the op-level matrix")
 SUITE = "matrix"
 _WORST = "worst-of-matrix"
 
@@ -67,15 +67,7 @@ def check_matrix(spec: RunSpec, record: MatrixRecord | None, kernel: bool) -> li
     elif record and record.error:
         ran, found = False, one_line(record.error, 300)
         settles = f"see what assay check {spec.candidate.backend} reports, and repeat the run with a new --out"
-    return [
-        Check(
-            id=_CHECK,
-            title="the candidate's kernel ran on the op-level matrix",
-            status="ok" if ran else "missing",
-            found=found,
-            settles="" if ran else settles,
-        )
-    ]
+    return [_RAN.met(ran, found, settles)]
 
 
 def _outside(record: MatrixRecord) -> bool:

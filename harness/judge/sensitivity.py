@@ -6,9 +6,9 @@ sign test against their limit, layers by cells out of bounds. A workload that do
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeGuard
+from typing import NamedTuple
 
 from assay.harness.compare.fault_seen import losses, p_no_loss, p_within
 from assay.harness.compare.logits import compare_roles
@@ -18,6 +18,7 @@ from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import with_roles_exchanged
 from assay.harness.evidence.logit_files import logits_path, read_logits
 from assay.harness.evidence.records import Answer, Item
+from assay.harness.evidence.run_file import RUN_AGAIN
 from assay.harness.evidence.sensitivity import SENSITIVITY_RECORD, SensitivityRecord, sensitivity_folder
 from assay.harness.evidence.shadow_errors import FOLDER as SHADOW_FOLDER
 from assay.harness.evidence.shadow_errors import read_shadow_errors
@@ -25,10 +26,16 @@ from assay.harness.judge.logits_suite import limit_of
 from assay.harness.judge.sensitivity_result import SUITES, FaultSeen, SensitivityResult
 from assay.harness.judge.truth_bounds import compare_with_noise
 from assay.harness.sides import ROLES, Role
-from assay.harness.verdict import Check
+from assay.harness.verdict import Check, Requirement
 
-_CHECK = "workload-sensitive"
-_TITLE = "the workload is sensitive: a fault that was seeded in the running servers was seen"
+_SENSITIVE = Requirement(
+    "workload-sensitive", "the workload is sensitive: a fault that was seeded in the running servers was seen"
+)
+_ATTENTIVE = (
+    "use a workload that depends on attention: real weights (without --load-format=dummy), questions that share a header, and the "
+    "prefix cache on"
+)
+_START_BOTH = "let assay start both servers, by the names of their backends"
 
 
 class FaultEvidence(NamedTuple):
@@ -160,41 +167,25 @@ def check_sensitive(
     wanted = [suite for suite in SUITES if suite in spec.workload.suites]
     if not wanted:
         found = "no suite that could see a fault was requested"
-        return Check(
-            id=_CHECK, title=_TITLE, status="not checked", found=found, settles="add mmlu, logits or layers to --suites"
-        )
+        return _SENSITIVE.check("not checked", found, "add mmlu, logits or layers to --suites")
     if result is None or not result.parts:
-        found = "a fault cannot be seeded in a server that assay did not start" if url else "no fault was seeded"
-        settles = (
-            "let assay start both servers, by the names of their backends"
-            if url
-            else "repeat the command, which resumes"
-        )
-        return _missing(found, settles)
-    seen = {part.suite: part for part in result.parts}
-    if idle := [one for record in records.values() for one in (record.served, record.shadowed) if _is_idle(one)]:
-        why = f": {idle[0].why}" if idle[0].why else ", since none had a cached prefix"
-        return _missing(f"{result.fault} changed none of {idle[0].calls:,} calls{why}", _HEADER)
+        if url:
+            found = "a fault cannot be seeded in a server that assay did not start"
+            return _SENSITIVE.check("missing", found, _START_BOTH)
+        return _SENSITIVE.check("missing", "no fault was seeded", "repeat the command, which resumes")
+    if (idle := next(_idle(records), None)) is not None:
+        why = f": {idle.why}" if idle.why else ", since none had a cached prefix"
+        return _SENSITIVE.check("missing", f"{result.fault} changed none of {idle.calls:,} calls{why}", _ATTENTIVE)
+    seen = {part.suite: part.seen for part in result.parts}
     if unmeasured := [suite for suite in wanted if suite not in seen]:
         found = f"{result.sentence}; not measured by {' and '.join(unmeasured)}"
-        return _missing(
-            found,
-            "let assay start both servers, by the names of their backends" if url else "run again with a new --out",
-        )
-    if not all(seen[suite].seen for suite in wanted):
-        return _missing(result.sentence, _HEADER)
-    return Check(id=_CHECK, title=_TITLE, status="ok", found=result.sentence)
+        return _SENSITIVE.check("missing", found, _START_BOTH if url else RUN_AGAIN)
+    return _SENSITIVE.met(all(seen[suite] for suite in wanted), result.sentence, _ATTENTIVE)
 
 
-_HEADER = (
-    "use a workload that depends on attention: real weights (without --load-format=dummy), questions that share a header, and the "
-    "prefix cache on"
-)
-
-
-def _is_idle(calls: SeededCalls | None) -> TypeGuard[SeededCalls]:
-    return calls is not None and not 0 < calls.changed <= calls.calls
-
-
-def _missing(found: str, settles: str) -> Check:
-    return Check(id=_CHECK, title=_TITLE, status="missing", found=found, settles=settles)
+def _idle(records: Mapping[Role, SensitivityRecord]) -> Iterator[SeededCalls]:
+    """List the measurements whose fault changed no call, or more calls than there were."""
+    for record in records.values():
+        for calls in (record.served, record.shadowed):
+            if calls is not None and not 0 < calls.changed <= calls.calls:
+                yield calls
