@@ -13,7 +13,9 @@ from assay.harness.evidence import baseline as stored
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.question_plan import QUESTION_PLAN
 from assay.harness.judge.decide import BASELINE
-from assay.harness.judge.mmlu_suite import loss_metric, rule_of
+from assay.harness.judge.evidence import Judged, RunEvidence
+from assay.harness.judge.mmlu_suite import loss_metric
+from assay.harness.judge.questions import rule_of
 from assay.harness.judge.report import Metric, SuiteResult
 from assay.harness.judge.suite_decisions import Decision, decide_accuracy
 from assay.harness.text import percent, two_digits
@@ -43,6 +45,15 @@ class Comparison:
     growth: float | None
     decided_by: str
     p_regression: float | None = None
+
+
+def claim(run: RunEvidence) -> Judged:
+    """Compare the run with its accepted baselines, if it was to be."""
+    if run.baselines is None:
+        return Judged()
+    non_inferior = run.accuracy.outcome.reason == "non-inferior"
+    suite = baseline_suite(run.folder, run.spec, run.baselines, non_inferior)
+    return Judged(suite=suite, checks=check_baselines(run.spec, run.baselines))
 
 
 def baseline_suite(folder: RunFolder, spec: RunSpec, status: Status, non_inferior: bool) -> SuiteResult | None:

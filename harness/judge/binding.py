@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from assay.evals.questions import parse_answer
 from assay.harness.conditions import has_cached_prefix
 from assay.harness.evidence.counters import Admission, CallCount
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import ServerManifest
-from assay.harness.evidence.records import Answer, Item
+from assay.harness.evidence.records import Answer
 from assay.harness.evidence.run_file import RUN_AGAIN
+from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.sides import Role
 from assay.harness.verdict import Check, Requirement
 
@@ -48,6 +48,15 @@ class Served:
         """
         own = [answer for answer in answers if answer.role == role]
         return cls(role, folder.counters_by_process(role), folder.admissions(role), own, concurrency)
+
+
+def claim(run: RunEvidence) -> Judged:
+    """Check that what each server counted, admitted and answered agrees."""
+    if not run.compares_servers:
+        return Judged()
+    concurrency = run.spec.workload.concurrency
+    served = [Served.read(run.folder, role, run.answers, concurrency) for role in run.measured]
+    return Judged(checks=[check_reconciled(served, run.servers), *check_parsed(run.recorded, run.answers)])
 
 
 def check_reconciled(served: Sequence[Served], servers: Mapping[Role, ServerManifest]) -> Check:
@@ -141,17 +150,6 @@ def _decode_disagreements(served: Served) -> Iterator[str]:
     for layer, number in sorted(calls.items()):
         if number < needed:
             yield f"layer {layer}: {number:,} decode calls, but the answers' {tokens:,} further tokens took at least {needed:,}"
-
-
-def parsed_from_text(answers: Sequence[Answer], items: Sequence[Item]) -> list[Answer]:
-    """Parse the answers' letter, number or text again, whatever was recorded."""
-    expected = {item.id: item.expected for item in items if item.suite == "mmlu"}
-    return [
-        answer.model_copy(update={"parsed": parse_answer(answer.text, expected.get(answer.item))})
-        if answer.suite == "mmlu"
-        else answer
-        for answer in answers
-    ]
 
 
 def check_parsed(recorded: Sequence[Answer], parsed: Sequence[Answer]) -> list[Check]:

@@ -11,7 +11,8 @@ from typing import NamedTuple
 from assay.harness.conditions import PHASES
 from assay.harness.config import RunSpec
 from assay.harness.errors import EvidenceError
-from assay.harness.evidence.certificate import FILE, Certificate, read_certificate
+from assay.harness.evidence.certificate import FILE, Certificate, installed_version, read_certificate, source_hash
+from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.text import listed
 from assay.harness.verdict import Check, CheckStatus, Requirement
 
@@ -57,6 +58,21 @@ class _Part(NamedTuple):
     made: str
     here: str
     agrees: bool
+
+
+def claim(run: RunEvidence) -> Judged:
+    """Check that a certificate states what the harness catches where the run was made."""
+    ran = RunEnvelope(
+        engines=frozenset(server.engine.partition(" on ")[0] for server in run.servers.values()),
+        hardware=run.manifest.hardware,
+        model_hash=run.manifest.model_hash,
+        dtype=run.errors.headers[0].dtype if run.errors is not None else "",
+        noise=run.manifest.noise.get("candidate", ""),
+        phases=tuple(run.claimed),
+        version=installed_version(),
+        source=source_hash(),
+    )
+    return Judged(checks=[check_certificate(run.spec, ran)])
 
 
 def check_certificate(spec: RunSpec, ran: RunEnvelope) -> Check:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pydantic import Field
-
 from assay.harness.conditions import BORDER_TOKENS, ENVELOPE, ENVELOPE_OF, PHASES
 from assay.harness.config import RunSpec
 from assay.harness.evidence.envelope import EngineLimits, Envelope, EnvelopeCounts, Missing
 from assay.harness.evidence.lengths import Ranges, in_words, stood_for
+from assay.harness.judge.evidence import Judged, RunEvidence
+from assay.harness.judge.report import EnvelopeResult, EnvelopeRow
 from assay.harness.judge.served import ServedEnvelope
-from assay.harness.schema import Part
-from assay.harness.text import counted, listed
+from assay.harness.text import counted, few, listed
 from assay.harness.verdict import Check, Requirement
 
 _COVERED = Requirement("envelope-covered", "the envelope of the policy was covered")
@@ -22,36 +21,6 @@ _BEYOND_ALL = (
     "attention that this model's calls lack: sliding windows, logit caps, attention sinks, cross attention, latent KV caches",
     "speculative decoding",
 )
-
-
-class EnvelopeRow(Part):
-    """A condition, and the calls under it that were compared."""
-
-    phase: str
-    condition: str = Field(description='id of the condition, such as "new-tokens"')
-    title: str
-    label: str = Field(description='bucket or kind, such as "129-512"')
-    calls: int = Field(description="compared calls, of the layer that has the fewest")
-    wanted: bool = Field(description="whether the policy's envelope wants such a call")
-
-
-class EnvelopeResult(Part):
-    """The coverage of a verdict: the conditions of the calls that were compared in every layer, as counted."""
-
-    policy: str = Field(description='the line of policy, such as "envelope_tokens = 512 (default)"')
-    sentence: str = Field(description="which lengths were compared in the shadow, in words")
-    served: str = Field(
-        "", description="with which lengths the candidate's own server answered as the reference did, in words"
-    )
-    reached: dict[str, dict[str, int]] = Field(
-        description="phase -> condition -> the largest value that every layer met; of lengths, the largest before the first gap"
-    )
-    served_reached: dict[str, dict[str, int]] = Field(
-        default_factory=dict, description="the same of the candidate's own server; empty where nothing was compared"
-    )
-    gaps: tuple[str, ...] = Field((), description="lengths of the policy's envelope that some layer did not compare")
-    rows: tuple[EnvelopeRow, ...]
-    not_covered: tuple[str, ...] = Field(description="what lies outside")
 
 
 def envelope_result(
@@ -177,6 +146,16 @@ def _outside(
     return [*found, *_BEYOND_ALL]
 
 
+def claim(run: RunEvidence) -> Judged:
+    """Check that the policy's envelope was covered, in the shadow and as served, and describe what was."""
+    result = envelope_result(run.spec, run.envelope, run.claimed, run.served)
+    checks = [
+        check_envelope(run.spec, run.envelope, run.claimed),
+        check_served(run.spec, run.envelope, run.served, run.claimed),
+    ]
+    return Judged(checks=checks, parts={"envelope": result} if result else {})
+
+
 def check_envelope(spec: RunSpec, counts: EnvelopeCounts | None, claimed: Sequence[str]) -> Check:
     """Check that every layer was compared under every condition of the policy's envelope, in each claimed phase.
 
@@ -227,8 +206,7 @@ def check_served(
 
 
 def _some_words(lacking: Sequence[Missing]) -> str:
-    words = [_words(one) for one in lacking[:_MOST_WORDS]]
-    return ", ".join(words) + (f" and {len(lacking) - _MOST_WORDS} more" if len(lacking) > _MOST_WORDS else "")
+    return few([_words(missing) for missing in lacking], _MOST_WORDS)
 
 
 def _words(missing: Missing) -> str:

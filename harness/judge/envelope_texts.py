@@ -16,6 +16,7 @@ from assay.harness.config import RunSpec
 from assay.harness.judge.report import Metric
 from assay.harness.judge.suite_decisions import decide_share
 from assay.harness.stats.share import p_not_above
+from assay.harness.text import few
 from assay.harness.verdict import Verdict
 
 METRIC = "envelope-texts-apart"
@@ -69,9 +70,8 @@ class EnvelopeTexts:
         if not self.beyond:
             return verdict, why
         asked = len(self.pairs)
-        named = ", ".join(one.item.id for one in self.beyond[:_MOST_NAMED])
-        more = f" and {len(self.beyond) - _MOST_NAMED} more" if len(self.beyond) > _MOST_NAMED else ""
-        said = f"{len(self.beyond)} of {asked} answers over the envelope differ by more than noise: {named}{more}."
+        named = few([pair.item.id for pair in self.beyond], _MOST_NAMED)
+        said = f"{len(self.beyond)} of {asked} answers over the envelope differ by more than noise: {named}."
         share = decide_share(len(self.beyond), asked, self.spec.policy.greedy_margin, self.spec.policy.alpha)
         finite = all(is_finite(pair.reference.tokens) for pair in self.pairs)
         if share.verdict == "regression" and trusted and finite:

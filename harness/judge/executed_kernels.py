@@ -1,4 +1,4 @@
-"""Traced passes -> the checks that a kernel really ran, and what a report lists of them.
+"""Counted calls and traced passes -> the checks that a kernel really ran, and what a report lists of them.
 
 That a kernel's function was called (`kernel-ran-…`) does not prove that its own device kernels ran: the function may have answered
 with PyTorch's attention. Here the names of what was launched decide.
@@ -8,57 +8,114 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
-
-from pydantic import Field
 
 from assay.harness.backend import native_kernels
-from assay.harness.evidence.executed import ExecutedKernel, KernelClaim, KernelTrace, TracedPass, passes_of
+from assay.harness.evidence.counters import CallCount, total_calls
+from assay.harness.evidence.executed import (
+    ExecutedKernel,
+    KernelClaim,
+    KernelTrace,
+    TracedPass,
+    pass_title,
+    passes_of,
+    some_kernels,
+)
 from assay.harness.evidence.manifest import ServerManifest
-from assay.harness.schema import Part
+from assay.harness.judge.evidence import Judged, RunEvidence
+from assay.harness.judge.report import KernelRow, PassKernels
 from assay.harness.sides import ROLES, Role
+from assay.harness.text import percent
 from assay.harness.verdict import Check, Requirement
 
+_RAN = Requirement("kernel-ran", "the candidate's own kernel ran in every phase that it claims")
+_COMPILED = Requirement("decode-compiled", "decode ran compiled, as --enable-torch-compile asks")
 _EXECUTED = Requirement("kernel-executed", "the candidate's own kernels ran in a traced pass")
-_SHOWN = 4
-"""Most names in a sentence."""
+_MIN_COMPILED_SHARE = 0.5
+"""More than this share of each server's decode calls must have been compiled: capturing graphs alone compiles some."""
 MAX_NAME = 160
 """Longest name of a kernel in a report: those of C++ templates take whole pages."""
 
 
-class KernelRow(Part):
-    """A kernel that ran in a traced pass."""
-
-    name: str
-    kind: Literal["device", "triton", "operator"] = Field(
-        description="a kernel on a GPU, a Triton function that the interpreter ran, or an operator of PyTorch"
-    )
-    launches: int
-    attention: bool | None = Field(
-        description="whether an attention call launched it; null: not known, as in a CUDA graph"
-    )
-    of: Literal["reference", "candidate", "both", ""] = Field(
-        description="the role whose backend is known to launch kernels of this name; empty for neither"
+def claim(run: RunEvidence) -> Judged:
+    """Check that the candidate's own kernels computed what they claim, as counted and as traced."""
+    if not run.compares_servers:
+        return Judged()
+    candidate = run.servers.get("candidate")
+    return Judged(
+        checks=[
+            *check_kernel_ran(candidate, run.counts["candidate"], run.counts["reference"]),
+            *check_kernels_executed(candidate, run.kernels, run.reference_is_stored),
+            *check_compiled(run.servers, run.counts),
+        ]
     )
 
 
-class PassKernels(Part):
-    """The kernels of one traced pass."""
+def check_kernel_ran(
+    server: ServerManifest | None, counts: Sequence[CallCount], reference: Sequence[CallCount]
+) -> list[Check]:
+    """Check that the candidate's own kernel computed every phase that it claims, in every layer, and nothing else did.
 
-    role: Role
-    phase: str
-    cached_prefix: bool
-    kernels: tuple[KernelRow, ...]
+    Args:
+        server: the candidate's server; None if it never started.
+        counts: the calls counted in it.
+        reference: the calls counted in the reference's server, which say how many layers there are; may be empty.
+    """
+    if server is None:
+        settles = "start it; see candidate.log for why it did not"
+        return [_RAN.check("missing", "its server never started", settles)]
+    if not server.started:
+        found = f"{server.backend} is a server that assay did not start and cannot instrument"
+        return [_RAN.check("missing", found, "let assay start the candidate, by its backend's name")]
+    return [_check_counts(phase, server, counts, reference) for phase in server.claimed_phases]
 
-    @property
-    def sentence(self) -> str:
-        """Row in words: "candidate, extend without a cached prefix: _attn_fwd (4), quant_per_block_int8_kernel (8); 12 others"."""
-        own = [kernel for kernel in self.kernels if kernel.of and kernel.attention is not False]
-        rest = len(self.kernels) - len(own)
-        named = (
-            _listed([f"{_short(kernel.name)} ({kernel.launches})" for kernel in own]) or "none that is known by name"
-        )
-        return f"{self.role}, {_words(self.phase, self.cached_prefix)}: {named}" + (f"; {rest} others" if rest else "")
+
+def _check_counts(
+    phase: str, server: ServerManifest, counts: Sequence[CallCount], reference: Sequence[CallCount]
+) -> Check:
+    ran = _RAN.of(phase)
+    here = [count for count in counts if count.phase == phase]
+    own = [count for count in here if count.backend == server.backend and not count.delegated_by]
+    other = [count for count in here if count not in own]
+    if not own:
+        settles = f"run so that {server.backend} computes {phase}; see candidate.log for what ran instead"
+        return ran.check("missing", f"no {phase} call of {server.backend} was counted", settles)
+    calls, layers = total_calls(own), _layers(own)
+    if other:
+        found = f"{own[0].kernel} {calls:,} calls, but also {', '.join(f'{c.kernel} {c.calls:,} calls' for c in other)}"
+        return ran.check("failed", found, f"run so that nothing else computes {phase}")
+    expected = _layers(count for count in reference if count.phase == phase)
+    if lacking := sorted(expected - layers):
+        found = f"{own[0].kernel} ran in {len(layers)} of {len(expected)} layers; not in {lacking[:8]}"
+        return ran.check("failed", found, "run so that it computes every layer")
+    return ran.check("ok", f"{own[0].kernel} {calls:,} calls in {len(layers)} layers")
+
+
+def _layers(counts: Iterable[CallCount]) -> set[int]:
+    return {layer for count in counts for layer in count.calls_by_layer}
+
+
+def check_compiled(servers: Mapping[Role, ServerManifest], counts: Mapping[Role, Sequence[CallCount]]) -> list[Check]:
+    """Check that decode ran mostly as compiled code, in each server that was started with ``--enable-torch-compile``.
+
+    SGLang compiles only what it captures into CUDA graphs: without them it silently ignores the flag, and batches larger than
+    the captured ones run uncompiled.
+
+    Args:
+        servers: by role.
+        counts: the calls counted in each of them.
+    """
+    asked = [role for role, server in servers.items() if server.arguments.get("enable_torch_compile")]
+    if not asked:
+        return []
+    shares, met = [], True
+    for role in asked:
+        decode = [count for count in counts[role] if count.phase == "decode"]
+        compiled = total_calls(count for count in decode if count.compiled)
+        shares.append(f"{compiled:,} of {total_calls(decode):,} decode calls of the {role}")
+        met = met and compiled > _MIN_COMPILED_SHARE * total_calls(decode)
+    found = f"{', '.join(shares)}; more than {percent(_MIN_COMPILED_SHARE)} of each are needed"
+    settles = "capture CUDA graphs for batches this large; a kernel of the contract that computes decode allows none"
+    return [_COMPILED.met(met, found, settles)]
 
 
 def check_kernels_executed(
@@ -73,7 +130,7 @@ def check_kernels_executed(
     """
     if server is None or not server.started:
         return []
-    return [_check_phase(phase, server, traces, stored) for phase in server.claimed_phases]
+    return [_check_traces(phase, server, traces, stored) for phase in server.claimed_phases]
 
 
 def _kernel_patterns(traces: Sequence[KernelTrace]) -> tuple[str, ...]:
@@ -123,7 +180,7 @@ def _matches(kernel: ExecutedKernel, patterns: Iterable[str]) -> bool:
     return any(re.search(pattern, kernel.name) for pattern in patterns)
 
 
-def _check_phase(
+def _check_traces(
     phase: str, server: ServerManifest, traces: Mapping[Role, Sequence[KernelTrace]], stored: bool
 ) -> Check:
     executed, passes = _EXECUTED.of(phase), passes_of(traces["candidate"], phase)
@@ -143,12 +200,10 @@ def _check_phase(
         found = f"none of the kernels known of SGLang's {server.backend} ran under its known names; {_what_ran(passes)}"
         return executed.check("not checked", found, "compare the names in the report with what SGLang launches")
     if without:
-        found = (
-            f"none of {_listed(own)} ran in {_words(without[0].phase, without[0].cached_prefix)}; {_what_ran(without)}"
-        )
+        found = f"none of {some_kernels(own)} ran in {pass_title(without[0].phase, without[0].cached_prefix)}; {_what_ran(without)}"
         return executed.check("failed", found, "find out what the kernel computes instead, or declare what it launches")
     if unseen := _never_ran(claim.kernels, server, traces["candidate"]):
-        found = f"declared, but did not run: {_listed(unseen)}; {_what_ran(passes)}"
+        found = f"declared, but did not run: {some_kernels(unseen)}; {_what_ran(passes)}"
         return executed.check("failed", found, "find out what the kernel computes instead, or declare what it launches")
     if fault := _foreign(
         passes_of(traces["reference"], phase), theirs, own, "the reference ran the candidate's kernels"
@@ -184,7 +239,7 @@ def _foreign(passes: Sequence[TracedPass], own: Sequence[str], theirs: Sequence[
         for kernel in one.kernels
         if kernel.attention is not False and _matches(kernel, theirs) and not _matches(kernel, own)
     }
-    return f"{what}: {_listed(sorted(found))}" if found else ""
+    return f"{what}: {some_kernels(sorted(found))}" if found else ""
 
 
 def _what_ran(passes: Sequence[TracedPass], only: Sequence[str] = ()) -> str:
@@ -195,22 +250,9 @@ def _what_ran(passes: Sequence[TracedPass], only: Sequence[str] = ()) -> str:
     for kernel in [k for k in kernels if _matches(k, only)] if only else lower:
         launches[kernel.name] = launches.get(kernel.name, 0) + kernel.launches
     most = sorted(launches, key=lambda name: (-_weight(name), -launches[name]))
-    return f"ran: {_listed([f'{_short(name)} ({launches[name]})' for name in most])}" if launches else "nothing ran"
+    return f"ran: {some_kernels(f'{name} ({launches[name]})' for name in most)}" if launches else "nothing ran"
 
 
 def _weight(name: str) -> bool:
     """Return True if a name is likely to be attention's, so that it is shown first."""
     return re.search(r"attention|attn|flash|fmha|softmax|bmm|quant", name, re.IGNORECASE) is not None
-
-
-def _words(phase: str, cached_prefix: bool) -> str:
-    return phase if phase == "decode" else f"{phase} {'with' if cached_prefix else 'without'} a cached prefix"
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= MAX_NAME // 2 else f"{name[: MAX_NAME // 2]}…"
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(map(_short, names[:_SHOWN])) + more

@@ -12,6 +12,7 @@ from assay.harness.compare.noise_limits import MAX_SWING, swing_limit
 from assay.harness.config import RunSpec
 from assay.harness.evidence.records import Answer
 from assay.harness.judge.envelope_texts import METRIC, EnvelopeTexts
+from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.report import DivergenceRow, Metric, SuiteResult
 from assay.harness.judge.suite_decisions import ShareDecision, decide_share
 from assay.harness.sides import Role
@@ -24,6 +25,16 @@ MIN_PROMPTS = 128
 FLOOR_FACTOR = 3.0
 """The limit of "close" is at least this multiple of the reference's own floor, which is the largest over fewer prompts."""
 _APART = "texts-apart"
+
+
+def claim(run: RunEvidence) -> Judged:
+    """Judge the greedy texts, and report a reference that does not repeat its own."""
+    pairs = run.pairings["greedy"].pairs
+    if not pairs:
+        return Judged()
+    erratic = erratic_reference(pairs, run.answers, run.noise, run.manifest.command)
+    suite = greedy_suite(run.spec, pairs, run.answers, run.noise, run.over_envelope)
+    return Judged(suite=suite, findings=[erratic] if erratic else [])
 
 
 def greedy_suite(

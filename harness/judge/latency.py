@@ -26,9 +26,10 @@ from assay.harness.errors import EvidenceError
 from assay.harness.evidence.bench_folder import BenchFolder, BenchManifest
 from assay.harness.evidence.counters import CallCount
 from assay.harness.judge.call_counts import call_summaries
-from assay.harness.judge.checks import check_compiled, check_kernel_ran, check_same_servers
 from assay.harness.judge.decide import SuiteVerdict, decide
+from assay.harness.judge.executed_kernels import check_compiled, check_kernel_ran
 from assay.harness.judge.latency_result import LatencyResult, LatencyRow, LoadRow, ratio_text
+from assay.harness.judge.same_servers import check_same_servers
 from assay.harness.sides import ROLES, Role
 from assay.harness.stats.ratio import RatioDecision, decide_ratios
 from assay.harness.verdict import WORST_FIRST, Check, Finding, Requirement

@@ -4,81 +4,58 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from assay.harness.compare.answer_conditions import by_condition, most_telling
-from assay.harness.compare.answers import Flips, Pair, Pairing, Tally, flips, tally
-from assay.harness.compare.paired_accuracy import Outcome, Prefix, Rule, outcome_of, prefix_of
+from assay.harness.compare.answers import Flips, Pair, Tally, flips, tally
 from assay.harness.conditions import CACHED_PREFIX
 from assay.harness.config import RunSpec
-from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.question_plan import QUESTION_PLAN, QuestionPlan, order_hash
-from assay.harness.evidence.records import Answer, Item
+from assay.harness.evidence.question_plan import order_hash
+from assay.harness.evidence.records import Item
 from assay.harness.evidence.run_file import RUN_AGAIN
+from assay.harness.judge.evidence import Judged, RunEvidence
+from assay.harness.judge.questions import Questions
 from assay.harness.judge.report import Flip, Metric, SuiteResult
 from assay.harness.judge.suite_decisions import Decision, decide_accuracy
+from assay.harness.sides import ROLES, Role
 from assay.harness.stats.outlook import smallest_loss_shown
 from assay.harness.verdict import Check, Finding, Requirement
 
+_ANSWERED = Requirement("all-answered", "both servers answered every question")
+_TESTED = Requirement("accuracy-tested", "accuracy was tested")
 _PLANNED = Requirement(
     "question-plan", "the order of the questions and the rule to stop were fixed before the first was asked"
 )
 _LOSS = "loss-of-accuracy"
 
 
-@dataclass(frozen=True)
-class Questions:
-    """The questions of a run, and what both roles answered.
-
-    Attributes:
-        items: in their random order, each prompt once.
-        pairs: those that both roles answered.
-        again: for each question that the reference answered twice, whether one answer was right and the other not.
-        prefix: what the test reads.
-        rule: what it is made with.
-        plan: what was recorded before the first question was asked; None if there is no record.
-    """
-
-    items: tuple[Item, ...]
-    pairs: tuple[Pair, ...]
-    again: tuple[bool, ...]
-    prefix: Prefix
-    rule: Rule
-    plan: QuestionPlan | None
-
-    @property
-    def outcome(self) -> Outcome:
-        """The result of the test."""
-        return outcome_of(self.prefix, self.rule)
-
-    @property
-    def needed(self) -> set[str]:
-        """Ids of the questions that both roles must have answered: all, unless a beginning of them ended the test."""
-        return {pair.item.id for pair in self.prefix.pairs} if self.outcome.over else {item.id for item in self.items}
+def claim(run: RunEvidence) -> Judged:
+    """Judge the questions, and check that they were asked as planned and answered."""
+    checks = []
+    if "mmlu" in run.compared:
+        checks.append(check_question_plan(run.spec, run.accuracy))
+    if run.compared:
+        mismatched = [item for suite in run.compared for item in run.pairings[suite].mismatched]
+        asked = _asked(run)
+        answered = {(a.suite, a.role, a.item, a.prompt_hash) for a in run.answers if a.repeat == 0}
+        checks.append(check_all_answered(len(asked), sum(key in answered for key in asked), mismatched))
+    return Judged(suite=accuracy_suite(run.spec, run.accuracy) if run.questions else None, checks=checks)
 
 
-def read_questions(
-    folder: RunFolder, spec: RunSpec, items: Sequence[Item], pairing: Pairing, answers: Sequence[Answer]
-) -> Questions:
-    """Read how the questions were planned, and cut the pairs to what the test may read."""
-    plan = folder.read(QUESTION_PLAN)
-    distinct = tuple(item for item in items if item.suite == "mmlu" and item.id not in pairing.repeated)
-    first = {pair.item.id: pair for pair in pairing.pairs}
-    again = [a for a in answers if a.suite == "mmlu" and a.role == "reference" and a.repeat > 0 and a.item in first]
-    return Questions(
-        items=distinct,
-        pairs=pairing.pairs,
-        again=tuple(first[a.item].right("reference") != first[a.item].item.is_right(a.parsed) for a in again),
-        prefix=prefix_of(distinct, pairing.pairs),
-        rule=rule_of(spec, plan),
-        plan=plan,
-    )
+def tested(run: RunEvidence) -> Judged:
+    """Check that accuracy was tested."""
+    return Judged(checks=check_accuracy_tested(run.spec.workload.suites))
 
 
-def rule_of(spec: RunSpec, plan: QuestionPlan | None) -> Rule:
-    """Make the test's rule: levels and margin of the policy; only the size of the set comes from the record."""
-    return Rule(spec.policy.margin, spec.policy.alpha, spec.regression_alpha, plan.population if plan else None)
+def _asked(run: RunEvidence) -> list[tuple[str, Role, str, str]]:
+    """List what both roles must have answered: suite, role, item and hash of the prompt."""
+    needed = run.accuracy.needed | {item.id for item in run.items if item.suite != "mmlu"}
+    return [
+        (item.suite, role, item.id, item.prompt_hash)
+        for item in run.items
+        if item.suite in run.compared and item.id in needed and item.id not in run.pairings[item.suite].repeated
+        for role in ROLES
+    ]
 
 
 def check_question_plan(spec: RunSpec, questions: Questions) -> Check:
@@ -98,6 +75,29 @@ def check_question_plan(spec: RunSpec, questions: Questions) -> Check:
         stop = f"; stopped after {plan.pairs:,}: {plan.stopped}" if plan.stopped else ""
         return _PLANNED.check("ok", f"{at_most}, margin {plan.margin:g}, alpha {plan.alpha:g}{stop}")
     return _PLANNED.check("missing", found, RUN_AGAIN)
+
+
+def check_all_answered(asked: int, answered: int, mismatched: Sequence[str]) -> Check:
+    """Check that both roles answered every question.
+
+    Args:
+        asked: questions, counted once for each role.
+        answered: answers to these questions, with the same prompt.
+        mismatched: items that a role answered with another prompt.
+    """
+    found, settles = f"{answered} of {asked}", "repeat the command, which resumes where it stopped"
+    if mismatched:
+        found += f"; answers to another prompt: {len(mismatched)}, the first to {mismatched[0]}"
+        settles = "run again with a new --out: these answers do not belong to this run's questions"
+    return _ANSWERED.met(bool(asked) and answered == asked and not mismatched, found, settles)
+
+
+def check_accuracy_tested(suites: Sequence[str]) -> list[Check]:
+    """Report that accuracy was not tested; empty where it was. Own errors within bounds prove nothing about answers."""
+    if "mmlu" in suites:
+        return []
+    found, settles = "the suite mmlu was not requested", "assay run, or add mmlu to --suites"
+    return [_TESTED.check("not checked", found, settles)]
 
 
 def accuracy_suite(spec: RunSpec, questions: Questions) -> SuiteResult:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from assay.harness.config import RunSpec
 from assay.harness.evidence.op_matrix import MatrixRecord
 from assay.harness.evidence.run_file import REPEAT_RUN
+from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.report import Metric, SuiteResult
 from assay.harness.stats.noise_bound import FALSE_FLAGS
 from assay.harness.text import one_line, two_digits
@@ -13,6 +14,12 @@ from assay.harness.verdict import Check, Requirement, kernel_verdict, serious
 _RAN = Requirement("matrix-ran", "the candidate's kernel ran on the op-level matrix")
 SUITE = "matrix"
 _WORST = "worst-of-matrix"
+
+
+def claim(run: RunEvidence) -> Judged:
+    """Judge the kernel by itself, and check that it was run."""
+    checks = check_matrix(run.spec, run.matrix, "candidate" in run.manifest.code)
+    return Judged(suite=matrix_suite(run.matrix), checks=checks, causes=run.matrix.findings if run.matrix else ())
 
 
 def matrix_suite(record: MatrixRecord | None) -> SuiteResult | None:

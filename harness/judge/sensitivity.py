@@ -8,26 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from assay.harness.compare.fault_seen import losses, p_no_loss, p_within
 from assay.harness.compare.logits import compare_roles
 from assay.harness.config import RunSpec
 from assay.harness.evidence.faults import SeededCalls
-from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import with_roles_exchanged
 from assay.harness.evidence.logit_files import logits_path, read_logits
 from assay.harness.evidence.records import Answer, Item
 from assay.harness.evidence.run_file import RUN_AGAIN
-from assay.harness.evidence.sensitivity import SENSITIVITY_RECORD, SensitivityRecord, sensitivity_folder
+from assay.harness.evidence.sensitivity import SensitivityRecord, sensitivity_folder
 from assay.harness.evidence.shadow_errors import FOLDER as SHADOW_FOLDER
 from assay.harness.evidence.shadow_errors import read_shadow_errors
+from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.logits_suite import limit_of
-from assay.harness.judge.sensitivity_result import SUITES, FaultSeen, SensitivityResult
+from assay.harness.judge.report import FaultSeen, SensitivityResult
 from assay.harness.judge.truth_bounds import compare_with_noise
-from assay.harness.sides import ROLES, Role
+from assay.harness.sides import Role
 from assay.harness.verdict import Check, Requirement
 
+_SUITES = ("mmlu", "logits", "layers")
+"""Suites that have to see the fault."""
 _SENSITIVE = Requirement(
     "workload-sensitive", "the workload is sensitive: a fault that was seeded in the running servers was seen"
 )
@@ -38,52 +39,32 @@ _ATTENTIVE = (
 _START_BOTH = "let assay start both servers, by the names of their backends"
 
 
-class FaultEvidence(NamedTuple):
-    """The record of what a run's servers did under a fault, by role. The answers are those to compare with."""
-
-    records: Mapping[Role, SensitivityRecord]
-    items: Sequence[Item]
-    answers: Sequence[Answer]
-
-
-def read_fault_evidence(folder: RunFolder, items: Sequence[Item], answers: Sequence[Answer]) -> FaultEvidence:
-    """Read what the servers of a run did under the fault.
+def claim(run: RunEvidence) -> Judged:
+    """Check that the suites saw the seeded fault.
 
     Raises:
         EvidenceError: a file is damaged, or of another run.
     """
-    found = {role: record for role in ROLES if (record := folder.read(SENSITIVITY_RECORD, role)) is not None}
-    return FaultEvidence(found, items, answers)
+    result = _result(run)
+    check = check_sensitive(run.spec, result, run.seeded, run.has_url)
+    return Judged(checks=[check], parts={"sensitivity": result} if result else {})
 
 
-def sensitivity_result(
-    folder: RunFolder, spec: RunSpec, evidence: FaultEvidence, claimed: Sequence[str], noise: Sequence[str]
-) -> SensitivityResult | None:
-    """Determine what each suite of a run saw of the fault; None where none was seeded.
-
-    Args:
-        folder: the run's.
-        spec: its policy.
-        evidence: what the servers did under the fault.
-        claimed: phases that the candidate claims.
-        noise: noise families that the roles declare.
-
-    Raises:
-        EvidenceError: a file is damaged, or of another run.
-    """
-    if not evidence.records:
+def _result(run: RunEvidence) -> SensitivityResult | None:
+    """Determine what each suite of a run saw of the fault; None where none was seeded."""
+    if not run.seeded:
         return None
-    parts = []
-    for role, record in evidence.records.items():
+    folder, spec, parts = run.folder, run.spec, []
+    for role, record in run.seeded.items():
         place = sensitivity_folder(folder.server_folder(role))
         if record.answers:
-            parts.append(answers_see(spec, evidence.items, evidence.answers, record.answers))
+            parts.append(answers_see(spec, run.items, run.answers, record.answers))
         if record.scored:
-            parts.append(logits_see(spec, folder.path, place, noise, folder.nonce))
+            parts.append(logits_see(spec, folder.path, place, run.noise, folder.nonce))
         if record.shadowed is not None and any((place / SHADOW_FOLDER).glob("*.safetensors")):
-            parts.append(_layers_see(place, claimed, role, folder.nonce))
-    parts.sort(key=lambda one: SUITES.index(one.suite))
-    return SensitivityResult(fault=next(iter(evidence.records.values())).fault, parts=tuple(parts))
+            parts.append(_layers_see(place, run.claimed, role, folder.nonce))
+    parts.sort(key=lambda part: _SUITES.index(part.suite))
+    return SensitivityResult(fault=next(iter(run.seeded.values())).fault, parts=tuple(parts))
 
 
 def answers_see(spec: RunSpec, items: Sequence[Item], answers: Sequence[Answer], faulty: Sequence[Answer]) -> FaultSeen:
@@ -98,7 +79,7 @@ def answers_see(spec: RunSpec, items: Sequence[Item], answers: Sequence[Answer],
     texts = {a.item: a.text for a in answers if (a.suite, a.role, a.repeat) == ("mmlu", "reference", 0)}
     lost = losses({item.id: item for item in items if item.suite == "mmlu"}, texts, faulty)
     p = p_no_loss(lost, spec.policy.margin)
-    net = f"{sum(one > 0 for one in lost)} lost and {sum(one < 0 for one in lost)} gained of {len(lost)} questions"
+    net = f"{sum(loss > 0 for loss in lost)} lost and {sum(loss < 0 for loss in lost)} gained of {len(lost)} questions"
     return FaultSeen(suite="mmlu", seen=p <= spec.policy.alpha, found=f"{net}, p = {p:.2g}")
 
 
@@ -117,7 +98,7 @@ def logits_see(spec: RunSpec, folder: Path, place: Path, noise: Sequence[str], n
     """
     faulty = read_logits(logits_path(place, "candidate", 0), nonce)
     reference = read_logits(logits_path(folder, "reference", 0), nonce)
-    order = {one.item: number for number, one in enumerate(reference.header.sequences)}
+    order = {sequence.item: number for number, sequence in enumerate(reference.header.sequences)}
     same = reference.only([order[sequence.item] for sequence in faulty.header.sequences])
     compared = compare_roles(same, faulty, None, alpha=spec.policy.alpha)
     lost = next((row.nonfinite - row.reference_nonfinite for row in compared.rows if row.condition == "cached"), 0)
@@ -127,7 +108,7 @@ def logits_see(spec: RunSpec, folder: Path, place: Path, noise: Sequence[str], n
         return FaultSeen(suite="logits", seen=lost > 0, found=found)
     limit, _ = limit_of(cached, spec, noise)
     p = p_within(cached.kl.tolist(), limit)
-    above = sum(not one <= limit for one in cached.kl.tolist())
+    above = sum(not kl <= limit for kl in cached.kl.tolist())
     found = f"{above} of {len(cached.kl)} prompts above {limit:.3g} nats, {cached.kl.mean():.3g} on average"
     return FaultSeen(suite="logits", seen=lost > 0 or p <= spec.policy.alpha, found=found)
 
@@ -164,7 +145,7 @@ def check_sensitive(
         records: what the servers did under it, by role.
         url: whether a role is a server that assay did not start.
     """
-    wanted = [suite for suite in SUITES if suite in spec.workload.suites]
+    wanted = [suite for suite in _SUITES if suite in spec.workload.suites]
     if not wanted:
         found = "no suite that could see a fault was requested"
         return _SENSITIVE.check("not checked", found, "add mmlu, logits or layers to --suites")
