@@ -42,7 +42,7 @@ def collect(plan: Plan, folder: RunFolder, display: ProgressDisplay, ready: Sequ
             if number and stop.enough():
                 break
             stop.first = first
-            _ask_round(plan, folder, stop, display, ready)
+            _ask_round(Round(plan, folder, display, stop, {answer.key for answer in folder.answers()}), ready)
         _record_stop(folder, stop, display)
         if plan.has_layer_diff:
             examine_kernel(plan, folder, display)
@@ -59,26 +59,24 @@ def _rounds(stop: QuestionStop) -> list[int]:
     return [most] if stop.together or most <= FIRST_IN_TURN else [FIRST_IN_TURN, most]
 
 
-def _ask_round(
-    plan: Plan, folder: RunFolder, stop: QuestionStop, display: ProgressDisplay, ready: Sequence[Engine]
-) -> None:
+def _ask_round(asked: Round, ready: Sequence[Engine]) -> None:
     """Ask both servers what they have not answered yet, together or in turn."""
-    asked = Round(plan, folder, display, stop, frozenset(answer.key for answer in folder.answers()))
+    plan, folder, display, stop = asked.plan, asked.folder, asked.display, asked.stop
     collectors = [[kind(asked) for kind in group] for group in COLLECTORS]
     pending = [role for role in asked_roles(plan, folder) if any(each.is_open(role) for each in chain(*collectors))]
     if not pending:
         display.say("All questions were already answered." if plan.items else "There is nothing to ask.")
-    elif ready:
+        return
+    if ready:
         _ask_all(ready, asked, collectors)
-    else:
-        if not folder.progress().servers:
-            try_kernel(plan, folder)
-        groups = [pending] if stop.together else [[role] for role in _in_turn(plan, folder, pending, stop)]
-        for roles in groups:
-            group = [make_run_engine(plan, folder, role, alone=len(roles) == 1) for role in roles]
-            display.say(f"Starting {' and '.join(f'{e.role} {e.backend}' for e in group)}.")
-            with running(group, plan.spec.device, display):
-                _ask_all(group, asked, collectors)
+        return
+    if not folder.progress().servers:
+        try_kernel(plan, folder)
+    for roles in [pending] if stop.together else [[role] for role in _in_turn(plan, folder, pending, stop)]:
+        group = [make_run_engine(plan, folder, role, alone=len(roles) == 1) for role in roles]
+        display.say(f"Starting {' and '.join(f'{e.role} {e.backend}' for e in group)}.")
+        with running(group, plan.spec.device, display):
+            _ask_all(group, asked, collectors)
 
 
 def _in_turn(plan: Plan, folder: RunFolder, pending: Sequence[Role], stop: QuestionStop) -> Sequence[Role]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -36,7 +36,7 @@ class Round:
     folder: RunFolder
     display: ProgressDisplay
     stop: QuestionStop
-    answered: frozenset[AnswerKey]
+    answered: Collection[AnswerKey]
 
 
 class Collector:

@@ -101,7 +101,9 @@ def send(engine: Engine, server: Scorer, waves: Sequence[Wave], keep: Keep) -> N
     """
     engine.flush_cache()
     for wave in waves:
-        replies = generate_all(server, [one.ids for one in wave], [one.output for one in wave], TOP_LOGPROBS)
+        replies = generate_all(
+            server, [request.ids for request in wave], [request.output for request in wave], TOP_LOGPROBS
+        )
         for request, reply in zip(wave, replies, strict=True):
             keep(request, reply)
 
@@ -123,7 +125,9 @@ def _missing(plan: Plan, counts: EnvelopeCounts | None) -> set[tuple[str, str]]:
     """List what is not yet covered in the phases that the candidate computes: phase, and id of the condition."""
     if counts is None:
         return set()
-    return {(one.phase, one.quantity) for one in Envelope.of(plan.spec).missing(counts, plan.candidate.phases)}
+    return {
+        (missing.phase, missing.quantity) for missing in Envelope.of(plan.spec).missing(counts, plan.candidate.phases)
+    }
 
 
 def _load(engine: Engine, plan: Plan, seed: str) -> Load | None:

@@ -96,31 +96,30 @@ def compare_accepted(
     to show that nothing was lost in between. Where that is so, and nothing shows a loss beyond the margin, a candidate that is
     non-inferior to the reference passes.
     """
-    both = {name: growth(before[name], now[name]) for name in before if name in now}
-    worst = max(both, key=lambda name: both[name], default=None)
-    most = both[worst] if worst is not None else None
-    parts = [] if decision is None else [f"Against the accepted answers: {decision.why}"]
+    worst, most = max(
+        ((name, growth(before[name], now[name])) for name in before if name in now),
+        key=lambda named: named[1],
+        default=("", None),
+    )
+    if decision is None and most is None:
+        return Comparison("inconclusive", "The run and the baseline measured nothing in common.", None, None, "")
     grown = most is not None and not most <= spec.policy.growth
-    if worst is not None:
+    parts = [] if decision is None else [f"Against the accepted answers: {decision.why}"]
+    if most is not None:
         parts.append(
             f"Own error grew most at {worst}: {percent(before[worst])} accepted, {percent(now[worst])} now, "
             f"a factor {'above' if grown else 'within'} the policy's {spec.policy.line('growth')}."
         )
-    if decision is None and most is None:
-        return Comparison("inconclusive", "The run and the baseline measured nothing in common.", None, None, "")
-    verdict: Verdict = "pass" if decision is None else decision.verdict
+    if decision is None:
+        return Comparison("regression" if grown else "pass", " ".join(parts), None, most, _GROWTH)
+    verdict = decision.verdict
     if verdict == "inconclusive" and non_inferior:
         verdict = "pass"
         parts.append("No loss beyond the margin is shown, and the candidate is non-inferior to the reference.")
-    by_growth = decision is None or (grown and verdict != "regression")
-    return Comparison(
-        "regression" if grown else verdict,
-        " ".join(parts),
-        decision,
-        most,
-        _GROWTH if by_growth else _LOSS,
-        None if grown or decision is None else decision.p_regression,
-    )
+    if not grown:
+        return Comparison(verdict, " ".join(parts), decision, most, _LOSS, decision.p_regression)
+    decided_by = _LOSS if verdict == "regression" else _GROWTH
+    return Comparison("regression", " ".join(parts), decision, most, decided_by)
 
 
 def _suite(spec: RunSpec, compared: Comparison) -> SuiteResult:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
-from assay.harness.evidence.counters import CallCount
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.manifest import Failure, ServerManifest
+from assay.harness.evidence.manifest import Failure
 from assay.harness.judge import (
     accepted,
     binding,
@@ -31,7 +31,7 @@ from assay.harness.judge.headline import scope_of, shown_by
 from assay.harness.judge.latency_result import LatencyResult
 from assay.harness.judge.report import Environment, FailureResult, Report, ServerSummary, SuiteResult
 from assay.harness.reading import reading
-from assay.harness.sides import differing
+from assay.harness.sides import Role, differing
 from assay.harness.verdict import Finding, cause_of
 
 CLAIMS: tuple[Callable[[RunEvidence], Judged], ...] = (
@@ -73,10 +73,13 @@ def _build(folder: RunFolder) -> Report:
     run = RunEvidence(folder, timed=not isinstance(times, str))
     judged = _judged(run, times)
     suites = holm_corrected(_suites(judged), spec.policy.alpha)
-    # What a run that ended early has not met says nothing: it would have met it later, and its advice is not what to do now.
-    checks = [check for part in judged for check in part.checks if not progress.failure or check.status == "ok"]
-    causes = [cause for part in judged for cause in part.causes]
-    parts: dict[str, Any] = {name: value for part in judged for name, value in part.parts.items()}
+    checks = list(chain.from_iterable(part.checks for part in judged))
+    if (
+        progress.failure
+    ):  # what was not met says nothing: it would have been later, and its advice is not what to do now
+        checks = [check for check in checks if check.status == "ok"]
+    causes = list(chain.from_iterable(part.causes for part in judged))
+    parts: dict[str, Any] = dict(chain.from_iterable(part.parts.items() for part in judged))
     covered = parts.get("envelope")
     questions = len(run.accuracy.prefix.pairs)
     judgement = decide(
@@ -92,7 +95,6 @@ def _build(folder: RunFolder) -> Report:
             shown=shown_by(suites),
         ),
     )
-    servers, counts = run.servers, run.counts
     return Report(
         verdict=judgement.verdict,
         headline=judgement.headline,
@@ -100,13 +102,8 @@ def _build(folder: RunFolder) -> Report:
         run_id=manifest.run_id,
         created=manifest.created,
         seconds=progress.seconds,
-        reference=_server(spec.reference.backend, servers.get("reference"), counts["reference"]),
-        candidate=_server(
-            spec.candidate.backend,
-            servers.get("candidate"),
-            counts["candidate"],
-            instead="as a shadow of the reference" if run.errors is not None else "never ready",
-        ),
+        reference=_server(run, "reference", "never ready"),
+        candidate=_server(run, "candidate", "never ready" if run.errors is None else "as a shadow of the reference"),
         environment=Environment(
             device=spec.device,
             hardware=manifest.hardware,
@@ -119,7 +116,7 @@ def _build(folder: RunFolder) -> Report:
         ),
         checks=tuple(checks),
         suites=tuple(suites),
-        findings=(*causes, *_shown(run, suites), *(finding for part in judged for finding in part.findings)),
+        findings=(*causes, *_lost(run, suites), *chain.from_iterable(part.findings for part in judged)),
         reproduce=manifest.command,
         treatment=spec.treatment,
         kernels=executed_kernels.listed_passes(run.kernels),
@@ -142,7 +139,7 @@ def _suites(judged: Sequence[Judged]) -> list[SuiteResult]:
     return sorted(suites, key=lambda suite: _SUITES.index(suite.id))
 
 
-def _shown(run: RunEvidence, suites: Sequence[SuiteResult]) -> list[Finding]:
+def _lost(run: RunEvidence, suites: Sequence[SuiteResult]) -> list[Finding]:
     """Say where answers were lost, if Holm's correction has left the loss standing."""
     lost = any(suite.id == "mmlu" and suite.verdict == "regression" for suite in suites)
     return [mmlu_suite.accuracy_finding(run.accuracy.prefix.pairs, run.manifest.command)] if lost else []
@@ -156,16 +153,16 @@ def _failure(failure: Failure | None) -> FailureResult | None:
     )
 
 
-def _server(
-    backend: str, server: ServerManifest | None, counts: Sequence[CallCount], instead: str = "never ready"
-) -> ServerSummary:
+def _server(run: RunEvidence, role: Role, instead: str) -> ServerSummary:
+    """Summarise a role's server; where there is none, `instead` says what served."""
+    server = run.servers.get(role)
     if server is None:
-        return ServerSummary(backend=backend, engine=instead, claimed_phases=(), calls=())
+        return ServerSummary(backend=run.spec.side(role).backend, engine=instead, claimed_phases=(), calls=())
     return ServerSummary(
         backend=server.backend,
         engine=server.engine,
         claimed_phases=server.claimed_phases,
-        calls=call_summaries(counts),
+        calls=call_summaries(run.counts[role]),
         startup_s=server.startup_s,
         launch_command=server.launch_command,
     )

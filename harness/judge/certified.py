@@ -86,29 +86,37 @@ def check_certificate(spec: RunSpec, ran: RunEnvelope) -> Check:
         spec: the run's.
         ran: where the run was made.
     """
-    path = Path(spec.policy.certificate) if spec.policy.certificate else Path(spec.policy.baselines) / FILE
+    path = Path(spec.policy.certificate or Path(spec.policy.baselines) / FILE)
     if not path.exists():
         settles = f"make one with {_command(spec, ran)}, and name it: {spec.policy.line('certificate')}"
         status: CheckStatus = "missing" if spec.policy.certificate else "not checked"
         return _CERTIFIED.check(status, f"there is no {path}", settles)
     try:
-        found = read_certificate(path)
+        certificate = read_certificate(path)
     except EvidenceError as error:
         return _CERTIFIED.check("missing", error.found, error.do)
-    parts = _parts(found, spec, ran)
-    agreeing, outside = [part for part in parts if part.agrees], [part for part in parts if not part.agrees]
-    if outside:
-        differing = "; ".join(f"{part.name} {part.made or 'not recorded'} instead of {part.here}" for part in outside)
-        same = f"; the same: {listed([part.name for part in agreeing])}" if agreeing else ""
+    parts = _parts(certificate, spec, ran)
+    if elsewhere := _differing(parts):
         settles = f"certify this envelope: {_command(spec, ran)}"
-        return _CERTIFIED.check("not checked", f"{path} was made elsewhere: {differing}{same}", settles)
-    if found.not_asked:
-        left_out = f"{len(found.not_asked)} of the catalogue were left out, for example {found.not_asked[0]}"
+        return _CERTIFIED.check("not checked", f"{path} was made elsewhere: {elsewhere}", settles)
+    if certificate.not_asked:
+        left_out = (
+            f"{len(certificate.not_asked)} of the catalogue were left out, for example {certificate.not_asked[0]}"
+        )
         return _CERTIFIED.check("not checked", f"{path} is no proof: {left_out}", "certify without --fault")
-    if found.verdict != "pass":
+    if certificate.verdict != "pass":
         settles = "see what was not caught, and certify again"
-        return _CERTIFIED.check("not checked", f"{path} is no proof: {_counts(found)}", settles)
-    return _CERTIFIED.check("ok", f"{_counts(found)}, on {found.made[:10]}; {_envelope(agreeing)}")
+        return _CERTIFIED.check("not checked", f"{path} is no proof: {_counts(certificate)}", settles)
+    return _CERTIFIED.check("ok", f"{_counts(certificate)}, on {certificate.made[:10]}; {_envelope(parts)}")
+
+
+def _differing(parts: Sequence[_Part]) -> str:
+    """Describe what differs between a certificate and a run, and what does not; empty if nothing differs."""
+    differing = [
+        f"{part.name} {part.made or 'not recorded'} instead of {part.here}" for part in parts if not part.agrees
+    ]
+    same = [part.name for part in parts if part.agrees]
+    return "; ".join(differing) + (f"; the same: {listed(same)}" if same else "") if differing else ""
 
 
 def _command(spec: RunSpec, ran: RunEnvelope) -> str:
@@ -116,9 +124,9 @@ def _command(spec: RunSpec, ran: RunEnvelope) -> str:
     return "assay certify --level server" + (f" --candidate {shlex.quote(spec.candidate.backend)}" if ran.noise else "")
 
 
-def _parts(found: Certificate, spec: RunSpec, ran: RunEnvelope) -> Sequence[_Part]:
+def _parts(certificate: Certificate, spec: RunSpec, ran: RunEnvelope) -> Sequence[_Part]:
     """Compare what a certificate depends on, there and here."""
-    made = found.envelope
+    made = certificate.envelope
     pairs = [("level", made.level, "server"), ("device", made.device, spec.device)]
     if spec.device == "cuda":
         pairs.append(("GPU", made.machine, made.machine if _is_gpu_of(made.machine, ran.hardware) else ran.hardware))
@@ -155,10 +163,12 @@ def _envelope(parts: Sequence[_Part]) -> str:
     return "made in this envelope: " + ", ".join(f"{part.name} {part.made}" for part in parts)
 
 
-def _counts(found: Certificate) -> str:
-    caught, missed, alarms = (len(found.having(outcome)) for outcome in ("caught", "missed", "false alarm"))
-    left = len(found.left) + len(found.having("crash", "time-out"))
-    hidden = [one.id for one in found.examined if one.hidden]
+def _counts(certificate: Certificate) -> str:
+    caught, missed, alarms = (len(certificate.having(outcome)) for outcome in ("caught", "missed", "false alarm"))
+    left = len(certificate.left) + len(certificate.having("crash", "time-out"))
+    hidden = [fault.id for fault in certificate.examined if fault.hidden]
     text = f"{caught} of {caught + missed} faults caught"
-    text += f", {len(hidden)} hidden by the noise of {found.envelope.noise} ({', '.join(hidden)})" if hidden else ""
+    text += (
+        f", {len(hidden)} hidden by the noise of {certificate.envelope.noise} ({', '.join(hidden)})" if hidden else ""
+    )
     return text + f", {alarms} false alarms" + f", {left} not examined" * (left > 0)

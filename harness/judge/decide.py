@@ -93,6 +93,11 @@ class About:
     cause: Finding | None = None
     shown: str = ""
 
+    @property
+    def prefix(self) -> str:
+        """How the headline of a partial run begins."""
+        return "Partial run: " if self.left_out else ""
+
 
 _NOTHING = About()
 
@@ -119,30 +124,34 @@ def decide(
     - *inconclusive*: anything else.
     """
     if failure:
-        todo = f"What to do: {failure.do.rstrip('.')}." if failure.do else failure.found
-        return Judgement(verdict="error", headline=f"No verdict: {_inside(failure.found)}", reasons=(todo,))
-    unmet = [check for check in checks if check.status in ("failed", "missing")]
+        return _failed(failure)
+    partial, unmet = about.prefix, _unmet(checks)
     reasons = [f"{check.title}: {check.found}. To resolve: {check.settles}." for check in unmet]
     regressed = [suite for suite in suites if suite.verdict == "regression"]
-    undecided = [suite for suite in suites if suite.verdict != "pass"]
-    partial = "Partial run: " if about.left_out else ""
-    if regressed and not any(check.status == "failed" for check in unmet):
-        wrong = _wrong(regressed, about.cause) + (f" ({about.shown})" if about.shown else "")
-        named = [about.cause.sentence] if about.cause else []
+    if regressed and "failed" not in {check.status for check in unmet}:
+        cause = [about.cause.sentence] if about.cause else []
+        headline = f"{partial}Do not merge: {candidate} {_wrong(regressed, about)}."
         return Judgement(
-            verdict="regression",
-            headline=f"{partial}Do not merge: {candidate} {wrong}.",
-            reasons=(*named, *map(_sentence, regressed), *reasons),
+            verdict="regression", headline=headline, reasons=(*cause, *map(_sentence, regressed), *reasons)
         )
-    if unmet or undecided or not suites:
-        return Judgement(
-            verdict="inconclusive",
-            headline=f"{partial}Inconclusive: not enough evidence about {candidate}.",
-            reasons=(*reasons, *(map(_sentence, undecided) if suites else ["No suite ran."])),
-        )
-    covers = [f"The verdict covers {about.covers}."] if about.covers else []
-    headline = f"{partial}{candidate} {_passed(suites, about)}."
-    return Judgement(verdict="pass", headline=headline, reasons=(*map(_sentence, suites), *covers))
+    undecided = [_sentence(suite) for suite in suites if suite.verdict != "pass"] if suites else ["No suite ran."]
+    if reasons or undecided:
+        headline = f"{partial}Inconclusive: not enough evidence about {candidate}."
+        return Judgement(verdict="inconclusive", headline=headline, reasons=(*reasons, *undecided))
+    return Judgement(
+        verdict="pass",
+        headline=f"{partial}{candidate} {_passed(suites, about)}.",
+        reasons=(*map(_sentence, suites), *([f"The verdict covers {about.covers}."] if about.covers else [])),
+    )
+
+
+def _unmet(checks: Sequence[Check]) -> list[Check]:
+    return [check for check in checks if check.status in ("failed", "missing")]
+
+
+def _failed(failure: Failure) -> Judgement:
+    todo = f"What to do: {failure.do.rstrip('.')}." if failure.do else failure.found
+    return Judgement(verdict="error", headline=f"No verdict: {_inside(failure.found)}", reasons=(todo,))
 
 
 def _passed(suites: Sequence[SuiteVerdict], about: About) -> str:
@@ -154,13 +163,14 @@ def _passed(suites: Sequence[SuiteVerdict], about: About) -> str:
     return f"passes {listed([suite.id for suite in suites])}{scope}; {out}"
 
 
-def _wrong(regressed: Sequence[SuiteVerdict], cause: Finding | None) -> str:
-    """Describe what the candidate does wrong, in words that follow its name."""
+def _wrong(regressed: Sequence[SuiteVerdict], about: About) -> str:
+    """Describe what the candidate does wrong, and how it shows, in words that follow its name."""
+    cause, shown = about.cause, f" ({about.shown})" if about.shown else ""
     if cause is not None and cause.does:
-        return cause.does
-    ids = {one.id for one in regressed}
+        return f"{cause.does}{shown}"
+    ids = {suite.id for suite in regressed}
     other = "its accepted baseline" if ids == {BASELINE} else "the reference"
-    return f"is {'slower' if ids == {_LATENCY} else 'worse'} than {other}{f': {cause.title}' if cause else ''}"
+    return f"is {'slower' if ids == {_LATENCY} else 'worse'} than {other}{f': {cause.title}' if cause else ''}{shown}"
 
 
 def _inside(sentence: str) -> str:

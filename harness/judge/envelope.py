@@ -59,7 +59,7 @@ def envelope_result(
         served=_served_sentence(envelope, served, counts.limits, phases) if served else "",
         reached=reached,
         served_reached=_reached(envelope, served.counts, counts.limits, phases) if served else {},
-        gaps=tuple(_words(one) for one in envelope.gaps(counts, phases)),
+        gaps=tuple(_words(missing) for missing in envelope.gaps(counts, phases)),
         rows=tuple(row for row in rows if row.calls or row.wanted),
         not_covered=tuple(_outside(counts, counts.limits, reached, phases)),
     )
@@ -68,7 +68,7 @@ def envelope_result(
 def _reached(
     envelope: Envelope, counts: EnvelopeCounts, limits: EngineLimits, phases: Sequence[str]
 ) -> dict[str, dict[str, int]]:
-    found: dict[str, dict[str, int]] = {}
+    reached: dict[str, dict[str, int]] = {}
     for phase in phases:
         known = _compared(envelope, counts, limits, phase)
         wanted = envelope.reach(limits).lengths[phase]
@@ -77,9 +77,9 @@ def _reached(
             quantity: next((last for first, last in ranges if first <= wanted[quantity][0] <= last), 0)
             for quantity, ranges in known.items()
         }
-        others = [one for one in ("batch", "depth") if one in ENVELOPE_OF[phase]]
-        found[phase] = lengths | {other: counts.reached(phase, other) for other in others}
-    return found
+        others = [quantity for quantity in ("batch", "depth") if quantity in ENVELOPE_OF[phase]]
+        reached[phase] = lengths | {other: counts.reached(phase, other) for other in others}
+    return reached
 
 
 def _compared(envelope: Envelope, counts: EnvelopeCounts, limits: EngineLimits, phase: str) -> dict[str, Ranges]:
@@ -119,7 +119,7 @@ def _outside(
     counts: EnvelopeCounts, limits: EngineLimits, reached: dict[str, dict[str, int]], phases: Sequence[str]
 ) -> list[str]:
     """Describe what lies outside of the counted conditions."""
-    found = []
+    outside = []
     for phase, values in reached.items():
         more = {
             "new-tokens": "more than {} new tokens at once",
@@ -129,21 +129,21 @@ def _outside(
             "batch": "batches of more than {}",
             "depth": "answers of more than {} tokens",
         }
-        found += [f"{phase}: {more[quantity].format(f'{value:,}')}" for quantity, value in values.items()]
+        outside += [f"{phase}: {more[quantity].format(f'{value:,}')}" for quantity, value in values.items()]
     if "decode" not in phases:
-        found.append("decode by the candidate: it claims none")
+        outside.append("decode by the candidate: it claims none")
     if "extend" in phases and not counts.count("extend", "chunk", "later chunk"):
         at_once = (
             f", which starts beyond {limits.chunk_tokens:,} tokens" if limits.chunk_tokens else ": it is switched off"
         )
-        found.append(f"extend: chunked prefill{at_once}")
+        outside.append(f"extend: chunked prefill{at_once}")
     elif "extend" in phases and not counts.count("extend", "chunk", "later chunk of full length"):
-        found.append("extend: a later chunk of full length")
+        outside.append("extend: a later chunk of full length")
     if "extend" in phases and not counts.count("extend", "mix", "extend and decode"):
         why = "no such call was made" if limits.mixed else "the servers ran without --enable-mixed-chunk"
-        found.append(f"extend and decode in one call: {why}")
-    found.append(f"page sizes other than {limits.page_tokens}")
-    return [*found, *_BEYOND_ALL]
+        outside.append(f"extend and decode in one call: {why}")
+    outside.append(f"page sizes other than {limits.page_tokens}")
+    return [*outside, *_BEYOND_ALL]
 
 
 def claim(run: RunEvidence) -> Judged:
@@ -219,7 +219,7 @@ def _words(missing: Missing) -> str:
 
 
 def _settles(lacking: Sequence[Missing], limits: EngineLimits | None) -> str:
-    if {one.phase for one in lacking} == {"decode"}:
+    if {missing.phase for missing in lacking} == {"decode"}:
         return (
             "run without CUDA graphs (--disable-cuda-graph), where the shadow sees decode; or set envelope_tokens lower"
         )

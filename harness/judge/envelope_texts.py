@@ -42,16 +42,16 @@ class EnvelopeTexts:
     @cached_property
     def divergences(self) -> list[tuple[Pair, TextDivergence]]:
         """Pairs whose texts differ, and by how much."""
-        found = [
+        compared = [
             (pair, compare_text(pair.reference.tokens, pair.candidate.tokens, self.floor, self.limit))
             for pair in self.pairs
         ]
-        return [(one, divergence) for one, divergence in found if divergence is not None]
+        return [(pair, divergence) for pair, divergence in compared if divergence is not None]
 
     @cached_property
     def beyond(self) -> list[Pair]:
         """The answers that differ by more than the limit: in their texts, or in the log-probabilities of equal tokens."""
-        apart = {one.item.id for one, divergence in self.divergences if divergence.kind == "apart"}
+        apart = {pair.item.id for pair, divergence in self.divergences if divergence.kind == "apart"}
         return [pair for pair in self.pairs if pair.item.id in apart or _change(pair) > self.limit]
 
     @property

@@ -155,10 +155,12 @@ def listed_passes(traces: Mapping[Role, Sequence[KernelTrace]]) -> tuple[PassKer
     """
     patterns = {role: _kernel_patterns(traces[role]) for role in ROLES}
     return tuple(
-        PassKernels(role=role, phase=one.phase, cached_prefix=one.cached_prefix, kernels=tuple(_rows(one, patterns)))
+        PassKernels(
+            role=role, phase=traced.phase, cached_prefix=traced.cached_prefix, kernels=tuple(_rows(traced, patterns))
+        )
         for role in ROLES
         for trace in traces[role]
-        for one in trace.passes
+        for traced in trace.passes
     )
 
 
@@ -194,7 +196,7 @@ def _check_traces(
         return _check_without_names(executed, traces["candidate"][0].claim, passes)
     if fault := _foreign(passes, own, theirs, "the reference's kernels ran in the candidate's server"):
         return executed.check("failed", fault, f"run so that only {server.backend} computes {phase}")
-    without = [one for one in passes if not any(_matches(kernel, own) for kernel in one.kernels)]
+    without = [traced for traced in passes if not any(_matches(kernel, own) for kernel in traced.kernels)]
     claim = traces["candidate"][0].claim
     if without and not (claim.kernels or claim.in_package):
         found = f"none of the kernels known of SGLang's {server.backend} ran under its known names; {_what_ran(passes)}"
@@ -225,7 +227,7 @@ def _check_without_names(executed: Requirement, claim: KernelClaim, passes: Sequ
 
 def _never_ran(declared: Sequence[str], server: ServerManifest, traces: Sequence[KernelTrace]) -> list[str]:
     """List the declared names that did not occur in any traced pass of the claimed phases."""
-    kernels = [k for phase in server.claimed_phases for one in passes_of(traces, phase) for k in one.kernels]
+    kernels = [k for phase in server.claimed_phases for traced in passes_of(traces, phase) for k in traced.kernels]
     return [pattern for pattern in declared if not any(_matches(kernel, (pattern,)) for kernel in kernels)]
 
 
@@ -233,19 +235,19 @@ def _foreign(passes: Sequence[TracedPass], own: Sequence[str], theirs: Sequence[
     """Name the other role's kernels that ran in these passes' attention; empty for none, or if a role's are not known."""
     if not own or not theirs:
         return ""
-    found = {
+    names = {
         kernel.name
-        for one in passes
-        for kernel in one.kernels
+        for traced in passes
+        for kernel in traced.kernels
         if kernel.attention is not False and _matches(kernel, theirs) and not _matches(kernel, own)
     }
-    return f"{what}: {some_kernels(sorted(found))}" if found else ""
+    return f"{what}: {some_kernels(sorted(names))}" if names else ""
 
 
 def _what_ran(passes: Sequence[TracedPass], only: Sequence[str] = ()) -> str:
     """Describe what attention launched: "ran: _attn_fwd 4 times, …"."""
     launches: dict[str, int] = {}
-    kernels = [k for one in passes for k in one.kernels if k.attention is not False]
+    kernels = [k for traced in passes for k in traced.kernels if k.attention is not False]
     lower = [k for k in kernels if k.kind != "operator"] or kernels
     for kernel in [k for k in kernels if _matches(k, only)] if only else lower:
         launches[kernel.name] = launches.get(kernel.name, 0) + kernel.launches

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 
 from assay.evals.loads import Shape
 from assay.harness.compare.answer_lengths import AnswerLengths, compare_lengths
@@ -53,9 +54,9 @@ def judge_bench(folder: BenchFolder) -> LatencyResult:
     if not any(played.values()):
         raise EvidenceError(f"{folder.path} holds no timings.", "at least one round", "time again with more --seconds")
     first = first_warm(played)
-    measured = {load: [one for one in found if one.round >= first] for load, found in played.items()}
     shapes = {shape.name: shape for shape in manifest.shapes}
-    loads = sorted(measured, key=lambda load: (list(shapes).index(load[0]), load[1]))
+    loads = sorted(played, key=lambda load: (list(shapes).index(load[0]), load[1]))
+    measured = {load: [rounds for rounds in played[load] if rounds.round >= first] for load in loads}
     rows = _rows(measured, loads, spec)
     load_rows = tuple(
         _load_row(shapes[shape], concurrency, measured[shape, concurrency]) for shape, concurrency in loads
@@ -67,8 +68,7 @@ def judge_bench(folder: BenchFolder) -> LatencyResult:
         *_load_checks(manifest, [shapes[name] for name in dict.fromkeys(name for name, _ in loads)], load_rows),
         *([_check_lengths(lengths)] if lengths else []),
     )
-    verdicts = [_load_verdict([row for row in rows if (row.shape, row.concurrency) == load]) for load in loads]
-    judgement = decide(spec.candidate.backend, verdicts, checks)
+    judgement = decide(spec.candidate.backend, _load_verdicts(rows), checks)
     return LatencyResult(
         verdict=judgement.verdict,
         headline=judgement.headline,
@@ -105,8 +105,8 @@ def _rows(measured: Mapping[Load, Sequence[SideBySide]], loads: Sequence[Load], 
     keys = [(load, metric) for load in loads for metric in METRICS]
     logs = [
         (
-            [log for one in measured[load] for log in one.slowdowns(metric)],
-            [one.floor(metric) for one in measured[load]],
+            [log for rounds in measured[load] for log in rounds.slowdowns(metric)],
+            [rounds.floor(metric) for rounds in measured[load]],
         )
         for load, metric in keys
     ]
@@ -118,7 +118,7 @@ def _rows(measured: Mapping[Load, Sequence[SideBySide]], loads: Sequence[Load], 
 
 
 def _row(
-    load: Load, metric: TimeMetric, found: Sequence[SideBySide], decision: RatioDecision, bound: float
+    load: Load, metric: TimeMetric, measured: Sequence[SideBySide], decision: RatioDecision, bound: float
 ) -> LatencyRow:
     ratio, floor = decision.ratio, decision.floor
     return LatencyRow(
@@ -126,8 +126,8 @@ def _row(
         concurrency=load[1],
         metric=metric,
         title=METRICS[metric],
-        reference_s=_median([block.time(metric) for one in found for block in one.reference]),
-        candidate_s=_median([block.time(metric) for one in found for block in one.candidate]),
+        reference_s=_median([block.time(metric) for rounds in measured for block in rounds.reference]),
+        candidate_s=_median([block.time(metric) for rounds in measured for block in rounds.candidate]),
         ratio=_finite(ratio.value),
         low=_finite(ratio.interval.low),
         high=_finite(ratio.interval.high),
@@ -152,9 +152,9 @@ def _median(values: Sequence[float]) -> float:
     return statistics.median(values) if values else 0.0
 
 
-def _load_row(shape: Shape, concurrency: int, found: Sequence[SideBySide]) -> LoadRow:
-    ours = [block for one in found for block in one.reference]
-    theirs = [block for one in found for block in one.candidate]
+def _load_row(shape: Shape, concurrency: int, measured: Sequence[SideBySide]) -> LoadRow:
+    ours = [block for rounds in measured for block in rounds.reference]
+    theirs = [block for rounds in measured for block in rounds.candidate]
     (input_ours, output_ours), (input_theirs, output_theirs) = throughputs(ours), throughputs(theirs)
     return LoadRow(
         shape=shape.name,
@@ -162,7 +162,7 @@ def _load_row(shape: Shape, concurrency: int, found: Sequence[SideBySide]) -> Lo
         output_tokens=shape.output,
         shared_tokens=shape.shared,
         concurrency=concurrency,
-        rounds=len(found),
+        rounds=len(measured),
         reference_input_throughput=input_ours,
         candidate_input_throughput=input_theirs,
         reference_output_throughput=output_ours,
@@ -179,6 +179,11 @@ def _cached(blocks: Sequence[Block]) -> float | None:
     reported = [block for block in blocks if block.cached_tokens is not None]
     prompt_tokens = sum(block.input_tokens for block in reported)
     return sum(block.cached_tokens or 0 for block in reported) / prompt_tokens if prompt_tokens else None
+
+
+def _load_verdicts(rows: Sequence[LatencyRow]) -> list[SuiteVerdict]:
+    """Decide on each load; its rows follow one another."""
+    return [_load_verdict(list(own)) for _, own in groupby(rows, key=lambda row: (row.shape, row.concurrency))]
 
 
 def _load_verdict(rows: Sequence[LatencyRow]) -> SuiteVerdict:

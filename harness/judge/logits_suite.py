@@ -148,17 +148,28 @@ def _judge(
 ) -> tuple[Verdict, str, str, float | None]:
     """Decide the verdict, with the sentence that explains it, the id of the deciding metric, and the p value of a regression."""
     rows = comparison.rows
+    fewest = min((row.sequences for row in rows), default=0) if len(rows) == 2 else 0
     if bad := [row for row in rows if row.reference_nonfinite]:
         why = f"The reference's own log-probabilities are not finite at {_positions(bad)}, so nothing can be compared with them."
         return "inconclusive", why, _NOT_FINITE, None
     if bad := [row for row in rows if row.nonfinite]:
         why = f"The candidate's log-probabilities are not finite at {_positions(bad)}; the reference's are."
         return "regression", why, _NOT_FINITE, 0.0
-    fewest = min((row.sequences for row in rows), default=0) if len(rows) == 2 else 0
     if fewest < MIN_PROMPTS:
         unmet = f" Not observed: {'; '.join(comparison.not_observed)}." if comparison.not_observed else ""
         why = f"{fewest} prompts were scored both cold and cached; at least {MIN_PROMPTS} are needed for a verdict.{unmet}"
         return "inconclusive", why, "", None
+    return _judge_tests(tests, spec, fewest)
+
+
+def _judge_tests(tests: Sequence[_Test], spec: RunSpec, fewest: int) -> tuple[Verdict, str, str, float | None]:
+    """Decide as `_judge` does, by tests of enough prompts.
+
+    Args:
+        tests: of all numbers.
+        spec: the policy.
+        fewest: prompts under the condition that has the fewest.
+    """
     p = min(test.p for test in tests)
     if worse := [test for test in tests if test.p < spec.policy.alpha]:
         most = max(worse, key=lambda test: test.reach)  # a mean before a share, which reaches nowhere

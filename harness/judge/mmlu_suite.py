@@ -118,7 +118,7 @@ def accuracy_suite(spec: RunSpec, questions: Questions) -> SuiteResult:
         decided_by=_LOSS,
         tallies=tallies,
         conditions=tuple(by_condition(pairs)),
-        flips=(*(_flip(one, "lost") for one in flipped.lost), *(_flip(one, "gained") for one in flipped.gained)),
+        flips=(*(_flip(pair, "lost") for pair in flipped.lost), *(_flip(pair, "gained") for pair in flipped.gained)),
     )
 
 
@@ -146,13 +146,13 @@ def _metrics(
     least = smallest_loss_shown(changed / max(n, 1), spec.policy.margin, spec.regression_alpha, most)
     accuracies = [
         Metric(
-            id=f"{one.role}-accuracy",
-            title=f"{one.role} accuracy",
-            value=one.right / n if n else None,
-            text=f"{one.right / n:.3f}" if n else "nothing compared",
-            explain=f"{one.right} of {n} answers, up to the verdict",
+            id=f"{own.role}-accuracy",
+            title=f"{own.role} accuracy",
+            value=own.right / n if n else None,
+            text=f"{own.right / n:.3f}" if n else "nothing compared",
+            explain=f"{own.right} of {n} answers, up to the verdict",
         )
-        for one in tallies
+        for own in tallies
     ]
     return (
         *accuracies,
@@ -244,7 +244,7 @@ def accuracy_finding(pairs: Sequence[Pair], reproduce: str) -> Finding:
     telling = most_telling(by_condition(pairs))
     unparsed = tally(pairs, "candidate").unparsed
     lost = flips(pairs).lost
-    evidence = [f"{len(lost)} questions lost; the first: {', '.join(one.item.id for one in lost[:3])}"]
+    evidence = [f"{len(lost)} questions lost; the first: {', '.join(pair.item.id for pair in lost[:3])}"]
     if unparsed:
         evidence.append(f"{unparsed} of the candidate's {len(pairs)} answers could not be parsed")
     if telling is None:

@@ -91,7 +91,7 @@ def _why(record: MatrixRecord, missing: tuple[str, ...]) -> str:
         worst = two_digits(record.worst or 0.0)
         return f"{len(record.failing)} calls are out of bounds, at worst {worst}x what noise explains; no finding explains it."
     if missing:
-        return f"Not tested: {'; '.join(one_line(one, 300) for one in missing)}."
+        return f"Not tested: {'; '.join(one_line(requirement, 300) for requirement in missing)}."
     refused = f"; {len(record.refused)} more were refused" if record.refused else ""
     worst = two_digits(record.worst or 0.0)
     return f"The worst own error is {worst}x what noise explains, in {len(record.computed)} calls of {record.calls}{refused}."

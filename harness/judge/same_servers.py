@@ -43,11 +43,7 @@ def check_same_servers(
     if not all(server.started for server in servers.values()):  # of other servers, nothing is known
         found = "at least one server was not started by assay"
         return _SAME.check("missing", found, "let assay start both servers")
-    if other := [
-        f"the {role} was to be {spec.side(role).backend}, and its server ran {server.backend}"
-        for role, server in servers.items()
-        if server.backend != spec.side(role).backend
-    ]:
+    if other := _other_backends(spec, servers):
         return _SAME.check("failed", "; ".join(other), RUN_AGAIN)
     if not any(server.arguments for server in servers.values()):
         return _SAME.check("missing", "neither server reported its arguments", "use an engine that reports them")
@@ -61,6 +57,15 @@ def check_same_servers(
     compared = len(servers["reference"].arguments)
     same = "the stored reference and the candidate have one model hash" if stored else "one model folder"
     return _SAME.check("ok", f"{same}; {compared} server arguments agree")
+
+
+def _other_backends(spec: RunSpec, servers: Mapping[Role, ServerManifest]) -> list[str]:
+    """List the servers that ran another backend than the run names, in words."""
+    return [
+        f"the {role} was to be {spec.side(role).backend}, and its server ran {server.backend}"
+        for role, server in servers.items()
+        if server.backend != spec.side(role).backend
+    ]
 
 
 def _same_argument(flag: str, servers: Mapping[Role, ServerManifest]) -> bool:

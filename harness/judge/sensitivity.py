@@ -157,7 +157,7 @@ def check_sensitive(
     if (idle := next(_idle(records), None)) is not None:
         why = f": {idle.why}" if idle.why else ", since none had a cached prefix"
         return _SENSITIVE.check("missing", f"{result.fault} changed none of {idle.calls:,} calls{why}", _ATTENTIVE)
-    seen = {part.suite: part.seen for part in result.parts}
+    seen: dict[str, bool] = {part.suite: part.seen for part in result.parts}
     if unmeasured := [suite for suite in wanted if suite not in seen]:
         found = f"{result.sentence}; not measured by {' and '.join(unmeasured)}"
         return _SENSITIVE.check("missing", found, _START_BOTH if url else RUN_AGAIN)
