@@ -62,13 +62,14 @@ def _rounds(stop: QuestionStop) -> list[int]:
 def _ask_round(asked: Round, ready: Sequence[Engine]) -> None:
     """Ask both servers what they have not answered yet, together or in turn."""
     plan, folder, display, stop = asked.plan, asked.folder, asked.display, asked.stop
-    collectors = [[kind(asked) for kind in group] for group in COLLECTORS]
-    pending = [role for role in asked_roles(plan, folder) if any(each.is_open(role) for each in chain(*collectors))]
+    pending = [
+        role for role in asked_roles(plan, folder) if any(each.is_open(asked, role) for each in chain(*COLLECTORS))
+    ]
     if not pending:
         display.say("All questions were already answered." if plan.items else "There is nothing to ask.")
         return
     if ready:
-        _ask_all(ready, asked, collectors)
+        _ask_all(ready, asked)
         return
     if not folder.progress().servers:
         try_kernel(plan, folder)
@@ -76,7 +77,7 @@ def _ask_round(asked: Round, ready: Sequence[Engine]) -> None:
         group = [make_run_engine(plan, folder, role, alone=len(roles) == 1) for role in roles]
         display.say(f"Starting {' and '.join(f'{e.role} {e.backend}' for e in group)}.")
         with running(group, plan.spec.device, display):
-            _ask_all(group, asked, collectors)
+            _ask_all(group, asked)
 
 
 def _in_turn(plan: Plan, folder: RunFolder, pending: Sequence[Role], stop: QuestionStop) -> Sequence[Role]:
@@ -94,28 +95,28 @@ def _record_stop(folder: RunFolder, stop: QuestionStop, display: ProgressDisplay
     folder.write(QUESTION_PLAN, recorded_plan.model_copy(update={"stopped": stop.reason, "pairs": stop.pairs}))
 
 
-def _ask_all(engines: Sequence[Engine], asked: Round, collectors: Sequence[Sequence[Collector]]) -> None:
+def _ask_all(engines: Sequence[Engine], asked: Round) -> None:
     """Take all engines through the collectors at the same time; the first failure stops all servers and so all threads."""
     folder, display = asked.folder, asked.display
     for engine in engines:
         folder.record_server(manifest_of(engine))
         started = f", ready in {engine.startup_s:.0f} s" if engine.startup_s else ""
         display.say(f"{engine.role.capitalize()} is {engine.backend} in {engine.label}{started}.")
-    first, *others = collectors
-    _collect(engines, first)
+    first, *others = COLLECTORS
+    _collect(engines, asked, first)
     with _kernel_aside(asked.plan, folder, display):
         for group in others:
-            _collect(engines, group)
+            _collect(engines, asked, group)
 
 
-def _collect(engines: Sequence[Engine], group: Sequence[Collector]) -> None:
+def _collect(engines: Sequence[Engine], asked: Round, group: Sequence[Collector]) -> None:
     """Take each engine through a group of collectors, in a thread of its own."""
     for collector in group:
-        collector.begin(engines)
+        collector.begin(asked, engines)
 
     def go_through(engine: Engine) -> None:
         for collector in group:
-            collector.collect(engine)
+            collector.collect(asked, engine)
 
     with ThreadPoolExecutor(len(engines)) as pool:
         futures = [pool.submit(go_through, engine) for engine in engines]

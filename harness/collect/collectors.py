@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ from assay.harness.progress import ProgressDisplay
 from assay.harness.sides import ROLES, Role
 
 
-@dataclass(frozen=True)
+@dataclass
 class Round:
     """What the servers of a run are asked from one start to their stop.
 
@@ -30,6 +30,7 @@ class Round:
         display: shows the progress.
         stop: reports when the questions have decided.
         answered: what was answered before.
+        handover: between two roles whose logits are scored at the same time; None where they are not.
     """
 
     plan: Plan
@@ -37,123 +38,111 @@ class Round:
     display: ProgressDisplay
     stop: QuestionStop
     answered: Collection[AnswerKey]
+    handover: Handover | None = None
 
 
+def _do_nothing(asked: Round, engines: Sequence[Engine]) -> None: ...
+
+
+@dataclass(frozen=True)
 class Collector:
-    """One kind of evidence. What the folder holds already is not collected again.
+    """One kind of evidence that servers leave. What the folder holds already is not collected again.
 
-    Args:
-        asked: the round in which it is collected.
+    Attributes:
+        is_open: whether a role's server still has something to do.
+        collect: has a server do it. Raises EngineError if the server failed, EvidenceError if the folder cannot be written.
+        begin: called before some servers collect at the same time, each in its own thread.
     """
 
-    def __init__(self, asked: Round) -> None:
-        self.asked, self.plan, self.folder = asked, asked.plan, asked.folder
-
-    def is_open(self, role: Role) -> bool:
-        """Return True if a role's server still has something to do."""
-        raise NotImplementedError
-
-    def begin(self, engines: Sequence[Engine]) -> None:
-        """Prepare for these engines, which then `collect` at the same time, each in its own thread."""
-
-    def collect(self, engine: Engine) -> None:
-        """Have a server do what is open.
-
-        Raises:
-            EngineError: the server failed.
-            EvidenceError: it wrote nothing, or the folder cannot be written.
-        """
-        raise NotImplementedError
+    is_open: Callable[[Round, Role], bool]
+    collect: Callable[[Round, Engine], None]
+    begin: Callable[[Round, Sequence[Engine]], None] = _do_nothing
 
 
-class Answers(Collector):
-    """Answers to questions and greedy prompts."""
-
-    def is_open(self, role: Role) -> bool:
-        return not is_answered(self.plan, role, self.asked.answered, self.asked.stop)
-
-    def begin(self, engines: Sequence[Engine]) -> None:
-        self.asked.stop.begin([engine.role for engine in engines])
-
-    def collect(self, engine: Engine) -> None:
-        interview(engine, self.plan, self.folder, self.asked.answered, self.asked.stop, self.asked.display)
+def _answers_open(asked: Round, role: Role) -> bool:
+    return not is_answered(asked.plan, role, asked.answered, asked.stop)
 
 
-class Kernels(Collector):
-    """The kernels that run in a server, where servers are compared."""
-
-    def is_open(self, role: Role) -> bool:
-        compared = self.plan.compares_answers and not self.plan.backend(role).is_url
-        return compared and not is_traced(self.folder, role)
-
-    def collect(self, engine: Engine) -> None:
-        if self.plan.compares_answers:
-            trace_kernels(engine, self.folder, self.plan.items)
+def _begin_questions(asked: Round, engines: Sequence[Engine]) -> None:
+    asked.stop.begin([engine.role for engine in engines])
 
 
-class Layers(Collector):
-    """The layer diff: a shadow in one server, and traces of both."""
-
-    def is_open(self, role: Role) -> bool:
-        return self.plan.has_layer_diff and self.folder.read(LAYER_DIFF, role) is None
-
-    def collect(self, engine: Engine) -> None:
-        if not self.is_open(engine.role):
-            return
-        if engine.role == shadowed_role(self.plan, self.folder):
-            layer_diff.compare_layers(engine, self.folder, self.plan, self.asked.display)
-        else:
-            layer_diff.trace_free_running(engine, self.folder, self.plan)
+def _answer(asked: Round, engine: Engine) -> None:
+    interview(engine, asked.plan, asked.folder, asked.answered, asked.stop, asked.display)
 
 
-class LogitScores(Collector):
-    """Log-probabilities of the reference's tokens. The candidate is asked about the reference's answers, so they come first.
-
-    Where both roles are open and have a server, the reference's scoring hands over to the candidate's, sequence by sequence.
-    """
-
-    _handover: Handover | None = None
-
-    def is_open(self, role: Role) -> bool:
-        return bool(self._unscored(role))
-
-    def begin(self, engines: Sequence[Engine]) -> None:
-        open_roles = [role for engine in engines for role in self._unscored(engine.role)]
-        together = len(engines) == len(ROLES) and open_roles == [engine.role for engine in engines]
-        if together and all(engine.scorer for engine in engines):
-            self._handover = Handover(len(self.plan.of("logits")))
-
-    def collect(self, engine: Engine) -> None:
-        folder, display, items = self.folder, self.asked.display, self.plan.of("logits")
-        if engine.scorer is None:
-            return  # the logits are then not compared
-        for role in self._unscored(engine.role):
-            place = folder.server_folder(engine.role)
-            with layer_diff.substituted_everywhere(place) if role != engine.role else nullcontext():
-                score_role(
-                    engine.scorer, items, folder.answers(), folder.path, display, role, folder.nonce, self._handover
-                )
-
-    def _unscored(self, role: Role) -> list[Role]:
-        """List the roles whose logits this server must still score: both, where it is the only one and also runs the other."""
-        asked = asked_roles(self.plan, self.folder)
-        if "logits" not in self.plan.spec.workload.suites or self.plan.has_url:
-            return []
-        if asked != ROLES and not self.plan.has_layer_diff:
-            return []  # the role without a server cannot be scored anywhere
-        scored = (role,) if asked == ROLES else ROLES
-        return [each for each in scored if not is_scored(self.folder.path, each)]
+def _kernels_open(asked: Round, role: Role) -> bool:
+    compared = asked.plan.compares_answers and not asked.plan.backend(role).is_url
+    return compared and not is_traced(asked.folder, role)
 
 
-class Sensitivity(Collector):
-    """What the suites see of a seeded fault. The suites are complete by then: nothing that they read comes later."""
-
-    def is_open(self, role: Role) -> bool:
-        return sensitivity.is_open(self.plan, self.folder, role)
-
-    def collect(self, engine: Engine) -> None:
-        sensitivity.measure_sensitivity(engine, self.plan, self.folder, self.asked.display)
+def _list_kernels(asked: Round, engine: Engine) -> None:
+    if asked.plan.compares_answers:
+        trace_kernels(engine, asked.folder, asked.plan.items)
 
 
-COLLECTORS: tuple[tuple[type[Collector], ...], ...] = ((Answers, Kernels, Layers), (LogitScores,), (Sensitivity,))
+def _layers_open(asked: Round, role: Role) -> bool:
+    return asked.plan.has_layer_diff and asked.folder.read(LAYER_DIFF, role) is None
+
+
+def _compare_layers(asked: Round, engine: Engine) -> None:
+    if not _layers_open(asked, engine.role):
+        return
+    if engine.role == shadowed_role(asked.plan, asked.folder):
+        layer_diff.compare_layers(engine, asked.folder, asked.plan, asked.display)
+    else:
+        layer_diff.trace_free_running(engine, asked.folder, asked.plan)
+
+
+def _unscored(asked: Round, role: Role) -> list[Role]:
+    """List the roles whose logits this server must still score: both, where it is the only one and also runs the other."""
+    plan, roles = asked.plan, asked_roles(asked.plan, asked.folder)
+    if "logits" not in plan.spec.workload.suites or plan.has_url:
+        return []
+    if roles != ROLES and not plan.has_layer_diff:
+        return []  # the role without a server cannot be scored anywhere
+    scored = (role,) if roles == ROLES else ROLES
+    return [each for each in scored if not is_scored(asked.folder.path, each)]
+
+
+def _logits_open(asked: Round, role: Role) -> bool:
+    return bool(_unscored(asked, role))
+
+
+def _begin_scoring(asked: Round, engines: Sequence[Engine]) -> None:
+    """Have the reference's scoring hand over to the candidate's, where both roles are open and have a server."""
+    open_roles = [role for engine in engines for role in _unscored(asked, engine.role)]
+    together = len(engines) == len(ROLES) and open_roles == [engine.role for engine in engines]
+    if together and all(engine.scorer for engine in engines):
+        asked.handover = Handover(len(asked.plan.of("logits")))
+
+
+def _score(asked: Round, engine: Engine) -> None:
+    """Score the reference's tokens. The candidate is asked about the reference's answers, which are complete by now."""
+    if engine.scorer is None:
+        return  # the logits are then not compared
+    folder, items, answers = asked.folder, asked.plan.of("logits"), asked.folder.answers()
+    for role in _unscored(asked, engine.role):
+        place = folder.server_folder(engine.role)
+        with layer_diff.substituted_everywhere(place) if role != engine.role else nullcontext():
+            score_role(engine.scorer, items, answers, folder.path, asked.display, role, folder.nonce, asked.handover)
+
+
+def _sensitivity_open(asked: Round, role: Role) -> bool:
+    return sensitivity.is_open(asked.plan, asked.folder, role)
+
+
+def _seed_fault(asked: Round, engine: Engine) -> None:
+    sensitivity.measure_sensitivity(engine, asked.plan, asked.folder, asked.display)
+
+
+COLLECTORS: tuple[tuple[Collector, ...], ...] = (
+    (
+        Collector(_answers_open, _answer, _begin_questions),
+        Collector(_kernels_open, _list_kernels),
+        Collector(_layers_open, _compare_layers),
+    ),
+    (Collector(_logits_open, _score, _begin_scoring),),
+    (Collector(_sensitivity_open, _seed_fault),),
+)
 """All of them in their order. A server goes through a group at its own pace; the next group begins when every server is there."""

@@ -48,7 +48,7 @@ _SHADOWED = 2
 
 
 @dataclass(frozen=True)
-class FaultLoad:
+class _FaultLoad:
     """The load of a server while a fault is switched on.
 
     Attributes:
@@ -98,7 +98,7 @@ def serve_fault(
     engine: Engine,
     place: Path,
     fault: str,
-    load: FaultLoad,
+    load: _FaultLoad,
     substitute: tuple[int, ...] = (),
     nonce: str = "",
     display: ProgressDisplay | None = None,
@@ -193,7 +193,7 @@ def _parts(plan: Plan, folder: RunFolder, role: Role) -> set[str]:
     return parts
 
 
-def fault_load(plan: Plan, folder: RunFolder, parts: set[str]) -> FaultLoad:
+def fault_load(plan: Plan, folder: RunFolder, parts: set[str]) -> _FaultLoad:
     """Return the questions that the reference answered first, and the sequences of it that were scored behind a cached prefix."""
     texts = {a.item: a.text for a in folder.answers() if (a.suite, a.role, a.repeat) == ("mmlu", "reference", 0)}
     items = [item for item in plan.of("mmlu") if item.id in texts][:QUESTIONS]
@@ -203,7 +203,7 @@ def fault_load(plan: Plan, folder: RunFolder, parts: set[str]) -> FaultLoad:
         scored = read_logits(path, folder.nonce)
         chosen = [n for n, sequence in enumerate(scored.header.sequences) if sequence.honoured("cached")][:PROMPTS]
         logits = scored.only(chosen) if chosen else None
-    return FaultLoad(items if "answers" in parts else (), texts, logits, plan.spec)
+    return _FaultLoad(items if "answers" in parts else (), texts, logits, plan.spec)
 
 
 def _ask(engine: Engine, items: Sequence[Item], spec: RunSpec, nonce: str) -> list[Answer]:

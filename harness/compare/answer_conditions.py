@@ -94,7 +94,7 @@ def _row(split: _Split, bucket: str, pairs: Sequence[Pair]) -> ConditionRow:
 
 
 @dataclass(frozen=True)
-class Telling:
+class _Telling:
     """A split in which the candidate is intact under some conditions and broken under others.
 
     Attributes:
@@ -112,7 +112,7 @@ class Telling:
     summary: str
 
 
-def most_telling(rows: Sequence[ConditionRow]) -> Telling | None:
+def most_telling(rows: Sequence[ConditionRow]) -> _Telling | None:
     """Return the split that best separates where the candidate is right from where it is not; None if none does.
 
     Of the questions that the reference got right, the share that the candidate lost in a bucket is compared with the share in the
@@ -135,7 +135,7 @@ def most_telling(rows: Sequence[ConditionRow]) -> Telling | None:
     return min(filter(None, splits), key=lambda telling: telling.p_value, default=None)
 
 
-def _telling(by: str, broken: Sequence[tuple[float, ConditionRow]], known: Sequence[ConditionRow]) -> Telling | None:
+def _telling(by: str, broken: Sequence[tuple[float, ConditionRow]], known: Sequence[ConditionRow]) -> _Telling | None:
     """Describe a split whose buckets are partly broken and partly intact; None if they are not.
 
     Args:
@@ -149,7 +149,7 @@ def _telling(by: str, broken: Sequence[tuple[float, ConditionRow]], known: Seque
     if not worst or not intact:
         return None
     title, p_value = worst[0].title, here[0][0]
-    return Telling(by, title, tuple(worst), p_value, _summary(title, worst, intact, p_value))
+    return _Telling(by, title, tuple(worst), p_value, _summary(title, worst, intact, p_value))
 
 
 def _lost(row: ConditionRow) -> int:

@@ -27,7 +27,7 @@ _LOSS, _GROWTH = "loss-since-accepted", "own-error-growth"
 
 
 @dataclass(frozen=True)
-class Comparison:
+class _Comparison:
     """A candidate compared with its accepted baseline.
 
     Attributes:
@@ -52,11 +52,11 @@ def claim(run: RunEvidence) -> Judged:
     if run.baselines is None:
         return Judged()
     non_inferior = run.accuracy.outcome.reason == "non-inferior"
-    suite = baseline_suite(run.folder, run.spec, run.baselines, non_inferior)
+    suite = _baseline_suite(run.folder, run.spec, run.baselines, non_inferior)
     return Judged(suite=suite, checks=check_baselines(run.spec, run.baselines))
 
 
-def baseline_suite(folder: RunFolder, spec: RunSpec, status: Status, non_inferior: bool) -> SuiteResult | None:
+def _baseline_suite(folder: RunFolder, spec: RunSpec, status: Status, non_inferior: bool) -> SuiteResult | None:
     """Compare a run's candidate with its accepted baseline; None where none matches.
 
     Args:
@@ -89,7 +89,7 @@ def compare_accepted(
     now: Mapping[str, float],
     spec: RunSpec,
     non_inferior: bool = False,
-) -> Comparison:
+) -> _Comparison:
     """Make the comparison of its two parts: paired answers, and own errors by layer and condition.
 
     Both runs stop asking when they have compared the candidate with the reference, so the questions that they share may be too few
@@ -102,7 +102,7 @@ def compare_accepted(
         default=("", None),
     )
     if decision is None and most is None:
-        return Comparison("inconclusive", "The run and the baseline measured nothing in common.", None, None, "")
+        return _Comparison("inconclusive", "The run and the baseline measured nothing in common.", None, None, "")
     grown = most is not None and not most <= spec.policy.growth
     parts = [] if decision is None else [f"Against the accepted answers: {decision.why}"]
     if most is not None:
@@ -111,18 +111,18 @@ def compare_accepted(
             f"a factor {'above' if grown else 'within'} the policy's {spec.policy.line('growth')}."
         )
     if decision is None:
-        return Comparison("regression" if grown else "pass", " ".join(parts), None, most, _GROWTH)
+        return _Comparison("regression" if grown else "pass", " ".join(parts), None, most, _GROWTH)
     verdict = decision.verdict
     if verdict == "inconclusive" and non_inferior:
         verdict = "pass"
         parts.append("No loss beyond the margin is shown, and the candidate is non-inferior to the reference.")
     if not grown:
-        return Comparison(verdict, " ".join(parts), decision, most, _LOSS, decision.p_regression)
+        return _Comparison(verdict, " ".join(parts), decision, most, _LOSS, decision.p_regression)
     decided_by = _LOSS if verdict == "regression" else _GROWTH
-    return Comparison("regression", " ".join(parts), decision, most, decided_by)
+    return _Comparison("regression", " ".join(parts), decision, most, decided_by)
 
 
-def _suite(spec: RunSpec, compared: Comparison) -> SuiteResult:
+def _suite(spec: RunSpec, compared: _Comparison) -> SuiteResult:
     metrics: list[Metric] = []
     lines = []
     if compared.decision is not None:

@@ -56,10 +56,10 @@ def claim(run: RunEvidence) -> Judged:
         return Judged()
     concurrency = run.spec.workload.concurrency
     served = [Served.read(run.folder, role, run.answers, concurrency) for role in run.measured]
-    return Judged(checks=[check_reconciled(served, run.servers), *check_parsed(run.recorded, run.answers)])
+    return Judged(checks=[_check_reconciled(served, run.servers), *_check_parsed(run.recorded, run.answers)])
 
 
-def check_reconciled(served: Sequence[Served], servers: Mapping[Role, ServerManifest]) -> Check:
+def _check_reconciled(served: Sequence[Served], servers: Mapping[Role, ServerManifest]) -> Check:
     """Check that the counted attention calls are those of the requests that were admitted and answered.
 
     Each layer must have computed every prefill batch once, in each process, and behind a cached prefix where the batch had one.
@@ -152,7 +152,7 @@ def _decode_disagreements(served: Served) -> Iterator[str]:
             yield f"layer {layer}: {number:,} decode calls, but the answers' {tokens:,} further tokens took at least {needed:,}"
 
 
-def check_parsed(recorded: Sequence[Answer], parsed: Sequence[Answer]) -> list[Check]:
+def _check_parsed(recorded: Sequence[Answer], parsed: Sequence[Answer]) -> list[Check]:
     """Check that the recorded letters are those that the texts give; no check where no question was answered.
 
     Args:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
+from assay.harness.config import recorded_spec
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import Failure
 from assay.harness.judge import (
@@ -68,9 +69,9 @@ def build(folder: RunFolder) -> Report:
 def _build(folder: RunFolder) -> Report:
     manifest, progress = folder.manifest(), folder.progress()
     folder.check_sealed()
-    spec = RunEvidence(folder).spec
+    spec = recorded_spec(manifest.spec)
     times = latency_suite.timed(folder, spec)
-    run = RunEvidence(folder, timed=not isinstance(times, str))
+    run = RunEvidence.read(folder, timed=not isinstance(times, str))
     judged = _judged(run, times)
     suites = holm_corrected(_suites(judged), spec.policy.alpha)
     checks = list(chain.from_iterable(part.checks for part in judged))

@@ -93,11 +93,6 @@ class About:
     cause: Finding | None = None
     shown: str = ""
 
-    @property
-    def prefix(self) -> str:
-        """How the headline of a partial run begins."""
-        return "Partial run: " if self.left_out else ""
-
 
 _NOTHING = About()
 
@@ -125,7 +120,7 @@ def decide(
     """
     if failure:
         return _failed(failure)
-    partial, unmet = about.prefix, _unmet(checks)
+    unmet, partial = _unmet(checks), "Partial run: " * bool(about.left_out)
     reasons = [f"{check.title}: {check.found}. To resolve: {check.settles}." for check in unmet]
     regressed = [suite for suite in suites if suite.verdict == "regression"]
     if regressed and "failed" not in {check.status for check in unmet}:

@@ -34,7 +34,7 @@ Bounds = Mapping[tuple[int, str], float]
 """By layer and phase: the relative L1 that noise explains at the worst cell."""
 
 
-class Slice(NamedTuple):
+class _Slice(NamedTuple):
     """A condition that a heat map by head or position is drawn for."""
 
     id: str
@@ -44,8 +44,8 @@ class Slice(NamedTuple):
 
 # Only with a prefix can a mask be misaligned.
 _SLICES = (
-    Slice("no-cached-prefix", "no cached prefix", CACHED_PREFIX.labels[:1]),
-    Slice("cached-prefix", "cached prefix", CACHED_PREFIX.labels[1:]),
+    _Slice("no-cached-prefix", "no cached prefix", CACHED_PREFIX.labels[:1]),
+    _Slice("cached-prefix", "cached prefix", CACHED_PREFIX.labels[1:]),
 )
 _DIGITS = 4
 """Significant digits of an error in a report: more are noise, and cost bytes in 65,536 cells."""
@@ -226,7 +226,7 @@ def _worst(errors: Floats, axis: tuple[int, ...] | None = None) -> Floats:
 def _grids(errors: dict[tuple[str, str], Floats], bounds: Bounds) -> Iterable[ErrorGrid]:
     phases = [phase for phase in PHASES if any(p == phase for p, _ in errors)]
 
-    def grid(phase: str, of: Slice | None, columns: str, labels: Sequence[str], values: Floats) -> ErrorGrid:
+    def grid(phase: str, of: _Slice | None, columns: str, labels: Sequence[str], values: Floats) -> ErrorGrid:
         names = {"prefix": "cached prefix", "position": "position", "batch": "place in the batch"}
         return ErrorGrid.model_validate(
             {
@@ -257,7 +257,7 @@ def _grids(errors: dict[tuple[str, str], Floats], bounds: Bounds) -> Iterable[Er
         yield grid(phase, None, "batch", PLACE, _worst(np.stack([*seen.values()]), (0, 2, 3)))
 
 
-def _slices(errors: dict[tuple[str, str], Floats], phase: str) -> Iterable[tuple[Slice, Floats]]:
+def _slices(errors: dict[tuple[str, str], Floats], phase: str) -> Iterable[tuple[_Slice, Floats]]:
     for of in _SLICES:
         if here := [errors[phase, prefix] for prefix in of.prefixes if (phase, prefix) in errors]:
             yield of, _worst(np.stack(here), (0,))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from assay.harness.backend import Backend
 from assay.harness.baselines import Status, counts_of, measured_roles, status_of
@@ -52,163 +51,132 @@ class Judged:
     parts: Mapping[str, Part] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
 class RunEvidence:
-    """The contents of a run's folder, each read once, when a claim first asks for it.
+    """The contents of a run's folder, read once, and what a claim may ask of them.
 
-    Any of them may raise an `EvidenceError`: a file is damaged, or of another run.
-
-    Args:
-        folder: the run's.
-        timed: whether latency was measured to its end; in a run of latency alone, the servers are those that were timed.
+    Attributes:
+        recorded: answers as recorded.
+        answers: the same, parsed from their texts again.
+        pairings: pairs of answers to questions and of greedy texts, by suite.
+        accuracy: the questions, and what the test of accuracy reads.
+        over_envelope: both roles' answers to the requests of the envelope.
+        servers: by role; none for a role whose server never started.
+        counts: attention calls by role.
+        argument_differences: server arguments that differ beyond the treatment.
+        kernels: what each role's processes saw in the passes that they traced.
+        errors: the candidate's errors on the reference's inputs; None without a layer diff.
+        envelope: the conditions of the calls that the layer diff compared; None without one.
+        served: the candidate's own server's answers of the envelope; None where no such answer is compared.
+        matrix: the candidate's kernel on the op-level matrix; None where it was not run.
+        seeded: what the servers did under a seeded fault, by role; empty where none was seeded.
+        baselines: the accepted baselines that match; None if the run was not compared with any.
+        measured: roles that were measured in this run: all but a reference whose answers are stored.
+        noise: noise families that the roles declare.
+        claimed: phases that the candidate claims, as its server reported: its kernel need not be importable here.
+        has_url: whether a role is a server that assay did not start.
+        compared: the requested suites that compare both servers' answers.
+        compares_servers: whether two servers are compared: by their answers, or by logits without a layer diff.
     """
 
-    def __init__(self, folder: RunFolder, timed: bool = False) -> None:
-        self.folder = folder
-        self._timed = timed
+    folder: RunFolder
+    manifest: Manifest
+    spec: RunSpec
+    items: Sequence[Item]
+    recorded: Sequence[Answer]
+    answers: Sequence[Answer]
+    pairings: Mapping[Suite, Pairing]
+    accuracy: Questions
+    over_envelope: Sequence[Pair]
+    servers: Mapping[Role, ServerManifest]
+    counts: Mapping[Role, Sequence[CallCount]]
+    argument_differences: dict[str, tuple[str, str]]
+    kernels: Mapping[Role, Sequence[KernelTrace]]
+    errors: ShadowErrors | None
+    envelope: EnvelopeCounts | None
+    served: ServedEnvelope | None
+    matrix: MatrixRecord | None
+    seeded: Mapping[Role, SensitivityRecord]
+    baselines: Status | None
+    measured: tuple[Role, ...]
+    noise: Sequence[str]
+    claimed: Sequence[str]
+    has_url: bool
+    compared: Sequence[Suite]
+    compares_servers: bool
 
-    @cached_property
-    def manifest(self) -> Manifest:
-        """The record of what runs, with what, on what."""
-        return self.folder.manifest()
+    @classmethod
+    def read(cls, folder: RunFolder, timed: bool = False) -> RunEvidence:
+        """Read a run's folder.
 
-    @cached_property
-    def spec(self) -> RunSpec:
-        """Both sides, the workload and the policy."""
-        return recorded_spec(self.manifest.spec)
+        Args:
+            folder: the run's.
+            timed: whether latency was measured to its end; in a run of latency alone, the servers are those that were timed.
 
-    @cached_property
-    def items(self) -> Sequence[Item]:
-        """All that was to be asked."""
-        return self.folder.items()
-
-    @cached_property
-    def recorded(self) -> Sequence[Answer]:
-        """The answers as recorded."""
-        return self.folder.answers()
-
-    @cached_property
-    def answers(self) -> Sequence[Answer]:
-        """The answers, parsed from their texts again."""
-        return parsed_from_text(self.recorded, self.items)
-
-    @cached_property
-    def pairings(self) -> Mapping[Suite, Pairing]:
-        """Pairs of answers to questions and of greedy texts, by suite."""
-        return {suite: pair(self.items, self.answers, suite) for suite in _ANSWERED}
-
-    @property
-    def questions(self) -> Sequence[Pair]:
-        """Pairs of answers to questions."""
-        return self.pairings["mmlu"].pairs
-
-    @cached_property
-    def accuracy(self) -> Questions:
-        """The questions, and what the test of accuracy reads of them."""
-        return read_questions(self.folder, self.spec, self.items, self.pairings["mmlu"], self.answers)
-
-    @cached_property
-    def over_envelope(self) -> Sequence[Pair]:
-        """Both roles' answers to the requests of the envelope."""
-        return envelope_pairs(self.answers)
-
-    @cached_property
-    def servers(self) -> Mapping[Role, ServerManifest]:
-        """The servers, by role; none for a role whose server never started."""
-        servers = self.folder.progress().servers
-        if self._timed and not servers:
-            servers = bench_folder(self.folder).manifest().servers
-        return {server.role: server for server in servers}
-
-    @cached_property
-    def counts(self) -> Mapping[Role, Sequence[CallCount]]:
-        """The attention calls that were counted, by role."""
-        if self._timed and not self.folder.progress().servers:
-            bench = bench_folder(self.folder)
-            return {role: bench.counters(role) for role in ROLES}
-        return {role: counts_of(self.folder, role) for role in ROLES}
-
-    @cached_property
-    def argument_differences(self) -> dict[str, tuple[str, str]]:
-        """Server arguments that differ beyond the treatment."""
-        if len(self.servers) < len(ROLES):
-            return {}
-        reference, candidate = (self.servers[role].arguments for role in ROLES)
-        return differences(reference, candidate, self.spec.treatment)
-
-    @cached_property
-    def kernels(self) -> Mapping[Role, Sequence[KernelTrace]]:
-        """What the processes of each role saw in the passes that they traced."""
-        folder = self.folder
+        Raises:
+            EvidenceError: a file is damaged, or of another run.
+        """
+        manifest, items, recorded = folder.manifest(), folder.items(), folder.answers()
+        spec, answers = recorded_spec(manifest.spec), parsed_from_text(recorded, items)
+        pairings = {suite: pair(items, answers, suite) for suite in _ANSWERED}
+        servers, counts = _servers(folder, timed)
+        errors, envelope, over_envelope = shadow_errors_of(folder), envelope_of(folder), envelope_pairs(answers)
         traces = {role: KERNEL_TRACES.read_each(folder.server_folder(role), folder.nonce) for role in ROLES}
-        return {role: list(by_process.values()) for role, by_process in traces.items()}
+        seeded = {role: folder.read(SENSITIVITY_RECORD, role) for role in ROLES}
+        compared = [suite for suite in _ANSWERED if suite in spec.workload.suites]
+        return cls(
+            folder=folder,
+            manifest=manifest,
+            spec=spec,
+            items=items,
+            recorded=recorded,
+            answers=answers,
+            pairings=pairings,
+            accuracy=read_questions(folder, spec, items, pairings["mmlu"], answers),
+            over_envelope=over_envelope,
+            servers=servers,
+            counts=counts,
+            argument_differences=_differences(servers, spec),
+            kernels={role: list(by_process.values()) for role, by_process in traces.items()},
+            errors=errors,
+            envelope=envelope,
+            served=_served(folder, envelope, over_envelope, counts["candidate"]),
+            matrix=folder.read(MATRIX),
+            seeded={role: record for role, record in seeded.items() if record is not None},
+            baselines=status_of(folder),
+            measured=measured_roles(folder),
+            noise=list(manifest.noise.values()),
+            claimed=_claimed(servers, errors),
+            has_url=any(Backend.parse(spec.side(role).backend).is_url for role in ROLES),
+            compared=compared,
+            compares_servers=bool(compared) or ("logits" in spec.workload.suites and errors is None),
+        )
 
-    @cached_property
-    def errors(self) -> ShadowErrors | None:
-        """The candidate's errors on the reference's inputs; None without a layer diff."""
-        return shadow_errors_of(self.folder)
 
-    @cached_property
-    def envelope(self) -> EnvelopeCounts | None:
-        """The conditions of the calls that the layer diff compared; None without one."""
-        return envelope_of(self.folder)
+def _servers(folder: RunFolder, timed: bool) -> tuple[dict[Role, ServerManifest], dict[Role, Sequence[CallCount]]]:
+    servers = folder.progress().servers
+    if timed and not servers:
+        bench = bench_folder(folder)
+        return {server.role: server for server in bench.manifest().servers}, {r: bench.counters(r) for r in ROLES}
+    return {server.role: server for server in servers}, {role: counts_of(folder, role) for role in ROLES}
 
-    @cached_property
-    def served(self) -> ServedEnvelope | None:
-        """What the candidate's own server answered of the envelope; None where no such answer is compared."""
-        if self.envelope is None or self.envelope.limits is None or not self.over_envelope:
-            return None
-        admissions = self.folder.admissions("candidate")
-        return served_envelope(self.envelope.limits, self.over_envelope, admissions, self.counts["candidate"])
 
-    @cached_property
-    def matrix(self) -> MatrixRecord | None:
-        """The candidate's kernel on the op-level matrix; None where it was not run."""
-        return self.folder.read(MATRIX)
+def _differences(servers: Mapping[Role, ServerManifest], spec: RunSpec) -> dict[str, tuple[str, str]]:
+    if len(servers) < len(ROLES):
+        return {}
+    reference, candidate = (servers[role].arguments for role in ROLES)
+    return differences(reference, candidate, spec.treatment)
 
-    @cached_property
-    def seeded(self) -> Mapping[Role, SensitivityRecord]:
-        """What the servers did under a seeded fault, by role; empty where none was seeded."""
-        records = {role: self.folder.read(SENSITIVITY_RECORD, role) for role in ROLES}
-        return {role: record for role, record in records.items() if record is not None}
 
-    @cached_property
-    def baselines(self) -> Status | None:
-        """The accepted baselines that match; None if the run was not compared with any."""
-        return status_of(self.folder)
+def _served(
+    folder: RunFolder, envelope: EnvelopeCounts | None, answers: Sequence[Pair], counts: Sequence[CallCount]
+) -> ServedEnvelope | None:
+    if envelope is None or envelope.limits is None or not answers:
+        return None
+    return served_envelope(envelope.limits, answers, folder.admissions("candidate"), counts)
 
-    @cached_property
-    def measured(self) -> tuple[Role, ...]:
-        """Roles that were measured in this run: all but a reference whose answers are stored."""
-        return measured_roles(self.folder)
 
-    @property
-    def reference_is_stored(self) -> bool:
-        """True if the reference's answers are those of an accepted baseline."""
-        return "reference" not in self.measured
-
-    @property
-    def noise(self) -> Sequence[str]:
-        """Noise families that the roles declare."""
-        return list(self.manifest.noise.values())
-
-    @property
-    def claimed(self) -> Sequence[str]:
-        """Phases that the candidate claims, as its server reported: its kernel need not be importable here."""
-        if candidate := self.servers.get("candidate"):
-            return candidate.claimed_phases
-        return self.errors.headers[0].phases if self.errors is not None else ()
-
-    @property
-    def has_url(self) -> bool:
-        """True if a role is a server that assay did not start."""
-        return any(Backend.parse(self.spec.side(role).backend).is_url for role in ROLES)
-
-    @property
-    def compared(self) -> Sequence[Suite]:
-        """The requested suites that compare both servers' answers."""
-        return [suite for suite in _ANSWERED if suite in self.spec.workload.suites]
-
-    @property
-    def compares_servers(self) -> bool:
-        """True if two servers are compared: by their answers, or by logits without a layer diff."""
-        return bool(self.compared) or ("logits" in self.spec.workload.suites and self.errors is None)
+def _claimed(servers: Mapping[Role, ServerManifest], errors: ShadowErrors | None) -> Sequence[str]:
+    if candidate := servers.get("candidate"):
+        return candidate.claimed_phases
+    return errors.headers[0].phases if errors is not None else ()

@@ -33,7 +33,7 @@ def claim(run: RunEvidence) -> Judged:
     pairs = run.pairings["greedy"].pairs
     if not pairs:
         return Judged()
-    erratic = erratic_reference(pairs, run.answers, run.noise, run.manifest.command)
+    erratic = _erratic_reference(pairs, run.answers, run.noise, run.manifest.command)
     suite = greedy_suite(run.spec, pairs, run.answers, run.noise, run.over_envelope)
     return Judged(suite=suite, findings=[erratic] if erratic else [])
 
@@ -181,7 +181,7 @@ def _floor_metric(limit: _Limit) -> Metric:
     )
 
 
-def erratic_reference(
+def _erratic_reference(
     pairs: Sequence[Pair], answers: Sequence[Answer], noise: Sequence[str], reproduce: str
 ) -> Finding | None:
     """Make the finding that the reference, asked again, answers differently by more than noise; None if it does not.

@@ -33,18 +33,21 @@ def claim(run: RunEvidence) -> Judged:
     """Judge the questions, and check that they were asked as planned and answered."""
     checks = []
     if "mmlu" in run.compared:
-        checks.append(check_question_plan(run.spec, run.accuracy))
+        checks.append(_check_question_plan(run.spec, run.accuracy))
     if run.compared:
         mismatched = [item for suite in run.compared for item in run.pairings[suite].mismatched]
         asked = _asked(run)
         answered = {(a.suite, a.role, a.item, a.prompt_hash) for a in run.answers if a.repeat == 0}
         checks.append(check_all_answered(len(asked), sum(key in answered for key in asked), mismatched))
-    return Judged(suite=accuracy_suite(run.spec, run.accuracy) if run.questions else None, checks=checks)
+    return Judged(suite=_accuracy_suite(run.spec, run.accuracy) if run.accuracy.pairs else None, checks=checks)
 
 
 def tested(run: RunEvidence) -> Judged:
-    """Check that accuracy was tested."""
-    return Judged(checks=check_accuracy_tested(run.spec.workload.suites))
+    """Report that accuracy was not tested, where it was not: own errors within bounds prove nothing about answers."""
+    if "mmlu" in run.spec.workload.suites:
+        return Judged()
+    settles = "assay run, or add mmlu to --suites"
+    return Judged(checks=[_TESTED.check("not checked", "the suite mmlu was not requested", settles)])
 
 
 def _asked(run: RunEvidence) -> list[tuple[str, Role, str, str]]:
@@ -58,7 +61,7 @@ def _asked(run: RunEvidence) -> list[tuple[str, Role, str, str]]:
     ]
 
 
-def check_question_plan(spec: RunSpec, questions: Questions) -> Check:
+def _check_question_plan(spec: RunSpec, questions: Questions) -> Check:
     """Check that order and stopping rule were recorded before the first question was asked, and are those of the run."""
     plan = questions.plan
     expected = (spec.workload.order_seed, spec.policy.margin, spec.policy.alpha, spec.regression_alpha)
@@ -92,15 +95,7 @@ def check_all_answered(asked: int, answered: int, mismatched: Sequence[str]) -> 
     return _ANSWERED.met(bool(asked) and answered == asked and not mismatched, found, settles)
 
 
-def check_accuracy_tested(suites: Sequence[str]) -> list[Check]:
-    """Report that accuracy was not tested; empty where it was. Own errors within bounds prove nothing about answers."""
-    if "mmlu" in suites:
-        return []
-    found, settles = "the suite mmlu was not requested", "assay run, or add mmlu to --suites"
-    return [_TESTED.check("not checked", found, settles)]
-
-
-def accuracy_suite(spec: RunSpec, questions: Questions) -> SuiteResult:
+def _accuracy_suite(spec: RunSpec, questions: Questions) -> SuiteResult:
     """Judge if the candidate's accuracy is non-inferior, within the policy's margin."""
     # Only what the test read: one set of answers for every number of the suite. Answers that arrived after the verdict are in none.
     pairs = questions.prefix.pairs

@@ -30,7 +30,7 @@ def claim(run: RunEvidence, ran: Sequence[str]) -> Judged:
     same = compared(spec.device, spec.reference.backend, manifest.model, spec.treatment)
     return Judged(
         checks=[
-            *check_required(require, ran, line),
+            *_check_required(require, ran, line),
             *check_repeated(run.folder.path, same, manifest.created),
             check_policy((*spec.weakened, *only_declared(spec.policy.bounds, manifest.noise))),
         ]
@@ -60,7 +60,7 @@ def check_policy(weakened: Sequence[str]) -> Check:
     return _POLICY.check("not checked", "; ".join(weakened), settles)
 
 
-def check_required(require: Sequence[str], ran: Sequence[str], line: str) -> list[Check]:
+def _check_required(require: Sequence[str], ran: Sequence[str], line: str) -> list[Check]:
     """Check that the suites ran that the policy requires; `line` is the policy's."""
     return [
         Requirement(f"required-{suite}", f"the required suite {suite} ran").met(

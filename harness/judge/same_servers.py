@@ -20,7 +20,7 @@ def claim(run: RunEvidence) -> Judged:
     """Check that the servers are the same, and state what both were given so that they could be."""
     if not run.compares_servers:
         return Judged()
-    check = check_same_servers(run.spec, run.servers, run.argument_differences, run.reference_is_stored)
+    check = check_same_servers(run.spec, run.servers, run.argument_differences, "reference" not in run.measured)
     return Judged(checks=[with_common_settings(check, run.folder.read(COMMON_SETTINGS))])
 
 

@@ -46,7 +46,7 @@ def claim(run: RunEvidence) -> Judged:
         EvidenceError: a file is damaged, or of another run.
     """
     result = _result(run)
-    check = check_sensitive(run.spec, result, run.seeded, run.has_url)
+    check = _check_sensitive(run.spec, result, run.seeded, run.has_url)
     return Judged(checks=[check], parts={"sensitivity": result} if result else {})
 
 
@@ -134,7 +134,7 @@ def _layers_see(place: Path, claimed: Sequence[str], role: Role = "reference", n
     return FaultSeen(suite="layers", seen=flagged > 0, found=found)
 
 
-def check_sensitive(
+def _check_sensitive(
     spec: RunSpec, result: SensitivityResult | None, records: Mapping[Role, SensitivityRecord], url: bool
 ) -> Check:
     """Check that every suite of the run saw the fault.

@@ -73,7 +73,7 @@ class Measured:
 _NOTHING = Measured(np.zeros((0, len(DIMENSIONS)), np.int64), np.zeros(0), np.zeros(0))
 
 
-class Quiet(NamedTuple):
+class _Quiet(NamedTuple):
     """A layer and phase, its own error over all cells, and the least that its declared quantisation must cost there."""
 
     layer: int
@@ -104,7 +104,7 @@ class AgainstNoise:
     reference: Measured
     reference_queries: Measured
     apart: Measured
-    quiet: tuple[Quiet, ...]
+    quiet: tuple[_Quiet, ...]
 
     @property
     def places(self) -> tuple[tuple[int, str], ...]:
@@ -198,7 +198,7 @@ def _gains(errors: TruthErrors, rate: float, tolerance: float) -> Measured:
     return Measured(*(np.concatenate(part) for part in parts))
 
 
-def _quiet(errors: TruthErrors) -> Iterable[Quiet]:
+def _quiet(errors: TruthErrors) -> Iterable[_Quiet]:
     if not _bounded(errors.candidate_honest):
         return
     merged = errors.merged((LAYER, PHASE))
@@ -210,4 +210,4 @@ def _quiet(errors: TruthErrors) -> Iterable[Quiet]:
         merged.index, own_error(merged.candidate, merged.truth), low / _SLACK_BELOW, strict=True
     ):
         if own < least:
-            yield Quiet(int(where[LAYER]), PHASES[where[PHASE]], float(own), float(least))
+            yield _Quiet(int(where[LAYER]), PHASES[where[PHASE]], float(own), float(least))
