@@ -10,12 +10,9 @@ from assay.harness.compare.answers import pair
 from assay.harness.compare.paired_accuracy import prefix_of
 from assay.harness.config import RunSpec
 from assay.harness.evidence import baseline as stored
-from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.question_plan import QUESTION_PLAN
 from assay.harness.judge.decide import BASELINE
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.mmlu_suite import loss_metric
-from assay.harness.judge.questions import rule_of
 from assay.harness.judge.report import Metric, SuiteResult
 from assay.harness.judge.suite_decisions import Decision, decide_accuracy
 from assay.harness.text import percent, two_digits
@@ -48,39 +45,30 @@ class _Comparison:
 
 
 def claim(run: RunEvidence) -> Judged:
-    """Compare the run with its accepted baselines, if it was to be."""
-    if run.baselines is None:
-        return Judged()
-    non_inferior = run.accuracy.outcome.reason == "non-inferior"
-    suite = _baseline_suite(run.folder, run.spec, run.baselines, non_inferior)
-    return Judged(suite=suite, checks=check_baselines(run.spec, run.baselines))
-
-
-def _baseline_suite(folder: RunFolder, spec: RunSpec, status: Status, non_inferior: bool) -> SuiteResult | None:
-    """Compare a run's candidate with its accepted baseline; None where none matches.
-
-    Args:
-        folder: the run's.
-        spec: its spec.
-        status: which baselines match.
-        non_inferior: whether the run itself showed that the candidate is non-inferior to the reference.
+    """Compare the candidate with its accepted baseline, and check which baselines match; nothing if the run was not to be compared.
 
     Raises:
         EvidenceError: the baseline is damaged.
     """
-    if "candidate" not in status.used:
-        return None
-    accepted = stored.read_baseline(folder.baseline("candidate"))
-    before = [a.model_copy(update={"role": "reference"}) for a in stored.read_answers(folder.baseline("candidate"))]
-    now = [answer for answer in folder.answers() if answer.role == "candidate"]
-    items = folder.items()
-    pairing = pair(items, [*before, *now])
-    distinct = [item for item in items if item.suite == "mmlu" and item.id not in pairing.repeated]
-    prefix = prefix_of(distinct, pairing.pairs)
-    rule = rule_of(spec, folder.read(QUESTION_PLAN))
-    decision = decide_accuracy(prefix, rule) if prefix.pairs else None
-    own_errors = own_errors_of(folder, "candidate")
-    return _suite(spec, compare_accepted(decision, accepted.own_errors, own_errors, spec, non_inferior))
+    if run.baselines is None:
+        return Judged()
+    checks = check_baselines(run.spec, run.baselines)
+    if "candidate" not in run.baselines.used:
+        return Judged(checks=checks)
+    place = run.folder.baseline("candidate")
+    accepted = stored.read_baseline(place)
+    before = [answer.model_copy(update={"role": "reference"}) for answer in stored.read_answers(place)]
+    now = [answer for answer in run.recorded if answer.role == "candidate"]
+    prefix = prefix_of(run.accuracy.items, pair(run.items, [*before, *now]).pairs)
+    decision = decide_accuracy(prefix, run.accuracy.rule) if prefix.pairs else None
+    compared = compare_accepted(
+        decision,
+        accepted.own_errors,
+        own_errors_of(run.folder, "candidate"),
+        run.spec,
+        run.accuracy.outcome.reason == "non-inferior",
+    )
+    return Judged(suite=_suite(run.spec, compared), checks=checks)
 
 
 def compare_accepted(

@@ -48,7 +48,7 @@ CLAIMS: tuple[Callable[[RunEvidence], Judged], ...] = (
     certified.claim,
     logits_suite.claim,
     op_matrix.claim,
-    mmlu_suite.tested,
+    mmlu_suite.accuracy_tested,
 )
 """What is claimed of a run, in the order in which a report lists its checks. After them come latency and policy, which depend on
 how the others came out."""

@@ -42,7 +42,7 @@ def claim(run: RunEvidence) -> Judged:
     return Judged(suite=_accuracy_suite(run.spec, run.accuracy) if run.accuracy.pairs else None, checks=checks)
 
 
-def tested(run: RunEvidence) -> Judged:
+def accuracy_tested(run: RunEvidence) -> Judged:
     """Report that accuracy was not tested, where it was not: own errors within bounds prove nothing about answers."""
     if "mmlu" in run.spec.workload.suites:
         return Judged()

@@ -59,12 +59,12 @@ def read_questions(
         pairs=pairing.pairs,
         again=tuple(first[a.item].right("reference") != first[a.item].item.is_right(a.parsed) for a in again),
         prefix=prefix_of(distinct, pairing.pairs),
-        rule=rule_of(spec, plan),
+        rule=_rule_of(spec, plan),
         plan=plan,
     )
 
 
-def rule_of(spec: RunSpec, plan: QuestionPlan | None) -> Rule:
+def _rule_of(spec: RunSpec, plan: QuestionPlan | None) -> Rule:
     """Make the test's rule: levels and margin of the policy; only the size of the set comes from the record."""
     return Rule(spec.policy.margin, spec.policy.alpha, spec.regression_alpha, plan.population if plan else None)
 

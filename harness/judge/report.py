@@ -1,6 +1,6 @@
 """``report.json``: the verdict and everything a reader needs to believe it. Every other report is rendered from it.
 
-`SCHEMA` follows `assay.harness.schema.RULE`. This version reads ``assay.report/2`` and ``assay.report/1``.
+`SCHEMA` follows `assay.harness.schema.RULE`.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from assay.harness.collect.plan import prepare
 from assay.harness.collect.run_folder import open_folder
 from assay.harness.config import RunSpec
 from assay.harness.judge.evidence import RunEvidence
-from assay.harness.judge.mmlu_suite import check_all_answered, tested
+from assay.harness.judge.mmlu_suite import accuracy_tested, check_all_answered
 
 
 def test_all_answered() -> None:
@@ -22,4 +22,4 @@ def test_only_accuracy_that_was_not_asked_for_is_noticed(tmp_path: Path) -> None
     for suites, noticed in ((("mmlu", "greedy"), []), (("greedy",), ["not checked"])):
         spec = RunSpec.of(reference="torch_native", candidate="sage_attn", questions=8, greedy_prompts=8, suites=suites)
         run = RunEvidence.read(open_folder(prepare(spec), tmp_path / "-".join(suites)))
-        assert [check.status for check in tested(run).checks] == noticed
+        assert [check.status for check in accuracy_tested(run).checks] == noticed
