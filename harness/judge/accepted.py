@@ -10,20 +10,21 @@ from assay.harness.compare.answers import pair
 from assay.harness.compare.paired_accuracy import prefix_of
 from assay.harness.config import RunSpec
 from assay.harness.evidence import baseline as stored
-from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.question_plan import QUESTION_PLAN
 from assay.harness.judge.decide import BASELINE
-from assay.harness.judge.mmlu_suite import loss_metric, rule_of
+from assay.harness.judge.evidence import Judged, RunEvidence
+from assay.harness.judge.mmlu_suite import loss_metric
 from assay.harness.judge.report import Metric, SuiteResult
 from assay.harness.judge.suite_decisions import Decision, decide_accuracy
 from assay.harness.text import percent, two_digits
-from assay.harness.verdict import Check, Verdict
+from assay.harness.verdict import Check, Requirement, Verdict
 
+_OF_CANDIDATE = Requirement("candidate-baseline", "an accepted baseline of the candidate matches")
+_OF_REFERENCE = Requirement("reference-baseline", "an accepted baseline of the reference matches")
 _LOSS, _GROWTH = "loss-since-accepted", "own-error-growth"
 
 
 @dataclass(frozen=True)
-class Comparison:
+class _Comparison:
     """A candidate compared with its accepted baseline.
 
     Attributes:
@@ -43,31 +44,31 @@ class Comparison:
     p_regression: float | None = None
 
 
-def baseline_suite(folder: RunFolder, spec: RunSpec, status: Status, non_inferior: bool) -> SuiteResult | None:
-    """Compare a run's candidate with its accepted baseline; None where none matches.
-
-    Args:
-        folder: the run's.
-        spec: its spec.
-        status: which baselines match.
-        non_inferior: whether the run itself showed that the candidate is non-inferior to the reference.
+def claim(run: RunEvidence) -> Judged:
+    """Compare the candidate with its accepted baseline, and check which baselines match; nothing if the run was not to be compared.
 
     Raises:
         EvidenceError: the baseline is damaged.
     """
-    if "candidate" not in status.used:
-        return None
-    accepted = stored.read_baseline(folder.baseline("candidate"))
-    before = [a.model_copy(update={"role": "reference"}) for a in stored.read_answers(folder.baseline("candidate"))]
-    now = [answer for answer in folder.answers() if answer.role == "candidate"]
-    items = folder.items()
-    pairing = pair(items, [*before, *now])
-    distinct = [item for item in items if item.suite == "mmlu" and item.id not in pairing.repeated]
-    prefix = prefix_of(distinct, pairing.pairs)
-    rule = rule_of(spec, folder.read(QUESTION_PLAN))
-    decision = decide_accuracy(prefix, rule) if prefix.pairs else None
-    own_errors = own_errors_of(folder, "candidate")
-    return _suite(spec, compare_accepted(decision, accepted.own_errors, own_errors, spec, non_inferior))
+    if run.baselines is None:
+        return Judged()
+    checks = check_baselines(run.spec, run.baselines)
+    if "candidate" not in run.baselines.used:
+        return Judged(checks=checks)
+    place = run.folder.baseline("candidate")
+    accepted = stored.read_baseline(place)
+    before = [answer.model_copy(update={"role": "reference"}) for answer in stored.read_answers(place)]
+    now = [answer for answer in run.recorded if answer.role == "candidate"]
+    prefix = prefix_of(run.accuracy.items, pair(run.items, [*before, *now]).pairs)
+    decision = decide_accuracy(prefix, run.accuracy.rule) if prefix.pairs else None
+    compared = compare_accepted(
+        decision,
+        accepted.own_errors,
+        own_errors_of(run.folder, "candidate"),
+        run.spec,
+        run.accuracy.outcome.reason == "non-inferior",
+    )
+    return Judged(suite=_suite(run.spec, compared), checks=checks)
 
 
 def compare_accepted(
@@ -76,41 +77,40 @@ def compare_accepted(
     now: Mapping[str, float],
     spec: RunSpec,
     non_inferior: bool = False,
-) -> Comparison:
+) -> _Comparison:
     """Make the comparison of its two parts: paired answers, and own errors by layer and condition.
 
     Both runs stop asking when they have compared the candidate with the reference, so the questions that they share may be too few
     to show that nothing was lost in between. Where that is so, and nothing shows a loss beyond the margin, a candidate that is
     non-inferior to the reference passes.
     """
-    both = {name: growth(before[name], now[name]) for name in before if name in now}
-    worst = max(both, key=lambda name: both[name], default=None)
-    most = both[worst] if worst is not None else None
-    parts = [] if decision is None else [f"Against the accepted answers: {decision.why}"]
+    worst, most = max(
+        ((name, growth(before[name], now[name])) for name in before if name in now),
+        key=lambda named: named[1],
+        default=("", None),
+    )
+    if decision is None and most is None:
+        return _Comparison("inconclusive", "The run and the baseline measured nothing in common.", None, None, "")
     grown = most is not None and not most <= spec.policy.growth
-    if worst is not None:
+    parts = [] if decision is None else [f"Against the accepted answers: {decision.why}"]
+    if most is not None:
         parts.append(
             f"Own error grew most at {worst}: {percent(before[worst])} accepted, {percent(now[worst])} now, "
             f"a factor {'above' if grown else 'within'} the policy's {spec.policy.line('growth')}."
         )
-    if decision is None and most is None:
-        return Comparison("inconclusive", "The run and the baseline measured nothing in common.", None, None, "")
-    verdict: Verdict = "pass" if decision is None else decision.verdict
+    if decision is None:
+        return _Comparison("regression" if grown else "pass", " ".join(parts), None, most, _GROWTH)
+    verdict = decision.verdict
     if verdict == "inconclusive" and non_inferior:
         verdict = "pass"
         parts.append("No loss beyond the margin is shown, and the candidate is non-inferior to the reference.")
-    by_growth = decision is None or (grown and verdict != "regression")
-    return Comparison(
-        "regression" if grown else verdict,
-        " ".join(parts),
-        decision,
-        most,
-        _GROWTH if by_growth else _LOSS,
-        None if grown or decision is None else decision.p_regression,
-    )
+    if not grown:
+        return _Comparison(verdict, " ".join(parts), decision, most, _LOSS, decision.p_regression)
+    decided_by = _LOSS if verdict == "regression" else _GROWTH
+    return _Comparison("regression", " ".join(parts), decision, most, decided_by)
 
 
-def _suite(spec: RunSpec, compared: Comparison) -> SuiteResult:
+def _suite(spec: RunSpec, compared: _Comparison) -> SuiteResult:
     metrics: list[Metric] = []
     lines = []
     if compared.decision is not None:
@@ -160,40 +160,33 @@ def check_baselines(spec: RunSpec, status: Status) -> list[Check]:
 
 def _check_reference(spec: RunSpec, status: Status) -> Check:
     """Check that the reference's answers are stored. If not, its server was queried, which is reported but rules out nothing."""
-    id_, title = "reference-baseline", "an accepted baseline of the reference matches"
     if used := status.used.get("reference"):
         how = (
             "its answers serve as the reference's; no reference server was started"
             if status.stored_reference
             else "not needed"
         )
-        return Check(id=id_, title=title, status="ok", found=f"{used}: {how}")
+        return _OF_REFERENCE.check("ok", f"{used}: {how}")
     why = status.stale.get("reference")
     found = (
         f"the baseline of {spec.reference.backend} is stale: {why}"
         if why
         else f"none was accepted for {spec.reference.backend}"
     )
-    return Check(
-        id=id_,
-        title=title,
-        status="not checked",
-        found=f"{found}; the reference server was queried instead",
-        settles=_accept_again(spec.policy.baselines),
-    )
+    found = f"{found}; the reference server was queried instead"
+    return _OF_REFERENCE.check("not checked", found, _accept_again(spec.policy.baselines))
 
 
 def _check_candidate(candidate: str, status: Status, root: str) -> Check:
     """Check that an accepted baseline matches the candidate. A stale one, which tells nothing about this run, rules out a pass."""
-    id_, title = "candidate-baseline", "an accepted baseline of the candidate matches"
     unused = f"; not used: {', '.join(status.unused)}" if status.unused else ""
     if used := status.used.get("candidate"):
-        return Check(id=id_, title=title, status="ok", found=f"{used}{unused}")
+        return _OF_CANDIDATE.check("ok", f"{used}{unused}")
     if why := status.stale.get("candidate"):
         found = f"the baseline of {candidate} is stale: {why}{unused}"
-        return Check(id=id_, title=title, status="missing", found=found, settles=_accept_again(root))
-    found, settles = f"none was accepted for {candidate}{unused}", "assay baseline accept RUN"
-    return Check(id=id_, title=title, status="not checked", found=found, settles=settles)
+        return _OF_CANDIDATE.check("missing", found, _accept_again(root))
+    found = f"none was accepted for {candidate}{unused}"
+    return _OF_CANDIDATE.check("not checked", found, "assay baseline accept RUN")
 
 
 def _accept_again(root: str) -> str:

@@ -65,8 +65,8 @@ def judge_layers(spec: RunSpec, evidence: LayerEvidence) -> LayersJudgement:
       did not compute a call, no call had a cached prefix; or its error is smaller than its declared quantisation must cost.
     """
     against, replay = evidence.against, evidence.replay
-    if (found := _wrong_reference(evidence)) is not None:
-        return LayersJudgement("inconclusive", f"{found.title}: {one_line(found.where)}: {found.diagnosis}.", "")
+    if (wrong := _wrong_reference(evidence)) is not None:
+        return LayersJudgement("inconclusive", f"{wrong.title}: {one_line(wrong.where)}: {wrong.diagnosis}.", "")
     tests = (
         (against.cells, WORST_CELL), (against.queries, _WORST_QUERY), (against.gains, WORST_GAIN), (against.apart, WORST_APART),
     )  # fmt: skip
@@ -76,9 +76,10 @@ def judge_layers(spec: RunSpec, evidence: LayerEvidence) -> LayersJudgement:
             return LayersJudgement("regression", why, metric, FALSE_FLAGS)
     if replay is not None and not evidence.foreign and (regressed := _judge_replay(replay)):
         return regressed
-    for one in _policy_metrics(spec, evidence):
-        if one.value is None or not one.value <= (one.bound or 0.0):
-            return LayersJudgement("regression", f"The largest own error is {one.text}, above {one.policy}.", one.id)
+    for largest in _policy_metrics(spec, evidence):
+        if largest.value is None or not largest.value <= (largest.bound or 0.0):
+            why = f"The largest own error is {largest.text}, above {largest.policy}."
+            return LayersJudgement("regression", why, largest.id)
     if why := _missing(evidence):
         return LayersJudgement("inconclusive", why, WORST_CELL)
     cells = against.cells
@@ -110,8 +111,8 @@ def _missing(evidence: LayerEvidence) -> str:
     if not len(against.cells.index):
         return "Nothing was compared with the truth."
     if against.quiet:
-        found = _quiet_finding(evidence)
-        return f"{one_line(found.where)}: {found.diagnosis}." if found else ""
+        quiet = _quiet_finding(evidence)
+        return f"{one_line(quiet.where)}: {quiet.diagnosis}." if quiet else ""
     if errors.failed_calls:
         return f"The candidate did not compute a call: {one_line(errors.failed_calls[0].text)}."
     if not (against.cells.index[:, _CACHED[0]] == _CACHED[1]).any():
@@ -140,16 +141,16 @@ def findings(evidence: LayerEvidence, reproduce: str) -> list[Finding]:
         reproduce: a command that shows it again.
     """
     against, errors = evidence.against, evidence.errors
-    found = [_wrong_reference(evidence), _quiet_finding(evidence)]
+    shown = [_wrong_reference(evidence), _quiet_finding(evidence)]
     if (rest := _unnamed(evidence, against.cells)).flagged.any():
-        found.append(_finding(OUT_OF_BOUNDS, "own error out of bounds", "serious", WORST_CELL, rest, errors))
+        shown.append(_finding(OUT_OF_BOUNDS, "own error out of bounds", "serious", WORST_CELL, rest, errors))
     if (queries := _unnamed(evidence, against.queries)).flagged.any() and not against.cells.flagged.any():
-        found.append(
+        shown.append(
             _finding(_QUERY_OUT_OF_BOUNDS, "single queries out of bounds", "serious", _WORST_QUERY, queries, errors)
         )
     if against.gains.flagged.any() and not against.cells.flagged.any():  # else the error explains the gain
-        found.append(_finding(GAIN, "output scaled", "serious", WORST_GAIN, against.gains, errors))
-    return [one.model_copy(update={"reproduce": reproduce}) for one in found if one]
+        shown.append(_finding(GAIN, "output scaled", "serious", WORST_GAIN, against.gains, errors))
+    return [finding.model_copy(update={"reproduce": reproduce}) for finding in shown if finding]
 
 
 def _unnamed(evidence: LayerEvidence, cells: Measured) -> Measured:
@@ -179,9 +180,11 @@ def _quiet_finding(evidence: LayerEvidence) -> Finding | None:
     quiet = evidence.against.quiet
     if not quiet:
         return None
-    worst = min(quiet, key=lambda one: one.own / one.least)
-    layers = sorted({one.layer for one in quiet})
-    where = f"{' and '.join(sorted({one.phase for one in quiet}))}, {some('layer', layers, _layers(evidence.errors))}"
+    worst = min(quiet, key=lambda place: place.own / place.least)
+    layers = sorted({place.layer for place in quiet})
+    where = (
+        f"{' and '.join(sorted({place.phase for place in quiet}))}, {some('layer', layers, _layers(evidence.errors))}"
+    )
     noise = evidence.errors.headers[0].candidate_noise
     return Finding(
         id=TOO_QUIET,
@@ -251,8 +254,8 @@ def _where(index: NDArray[np.int64], errors: ShadowErrors) -> str:
 
 def _numbers(index: NDArray[np.int64], column: int) -> list[int] | None:
     """List what tests cover in a dimension; None if one of them covers all of it."""
-    found = sorted({int(number) for number in index[:, column]})
-    return None if -1 in found else found
+    numbers = sorted({int(number) for number in index[:, column]})
+    return None if -1 in numbers else numbers
 
 
 def _layers(errors: ShadowErrors) -> Collection[int]:
@@ -264,7 +267,7 @@ def _layers(errors: ShadowErrors) -> Collection[int]:
 def metrics_of(spec: RunSpec, evidence: LayerEvidence) -> list[Metric]:
     """List the numbers of the suite."""
     against, replay = evidence.against, evidence.replay
-    found = [
+    metrics = [
         _metric(
             WORST_CELL, "worst own error, cells of the layer diff", against.cells,
             "Relative L1 against fp64 on the same inputs, by cell",
@@ -283,8 +286,8 @@ def metrics_of(spec: RunSpec, evidence: LayerEvidence) -> list[Metric]:
         ),
     ]  # fmt: skip
     if replay is not None and not evidence.foreign:
-        found.append(_replayed_metric(replay))
-    return [*found, *_policy_metrics(spec, evidence)]
+        metrics.append(_replayed_metric(replay))
+    return [*metrics, *_policy_metrics(spec, evidence)]
 
 
 def _metric(id_: str, title: str, measured: Measured, explain: str) -> Metric:

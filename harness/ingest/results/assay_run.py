@@ -12,8 +12,8 @@ from assay.harness.ingest.result import Document, Fact
 from assay.harness.ingest.results.result_set import Reading, ResultItem, ResultSet, document_of
 from assay.harness.ingest.source import Source
 from assay.harness.ingest.statement import Statement
-from assay.harness.judge.binding import parsed_from_text
 from assay.harness.judge.build import build
+from assay.harness.judge.questions import parsed_from_text
 from assay.harness.judge.report import Report
 from assay.harness.judge.report_file import read_report
 
