@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from assay.harness.ingest.recognise import UNKNOWN, ingest
-from assay.harness.ingest.sglang_log import read_log
+from assay.harness.ingest.sglang_log.document import read_log
 from assay.harness.ingest.source import Source
 
 PATTERNS = {

@@ -49,7 +49,6 @@ def compare_document(result: CompareResult) -> Document:
         *_times(result),
         *_flips(result),
         *_outcomes(result),
-        *_changes(result),
         Section("checks", "Checks", [Checks(result.checks), Only("page", [Line(result.covers), *repeat])]),
         Only("terminal", closing),
     ]
@@ -135,17 +134,6 @@ def _outcomes(result: CompareResult) -> list[Block]:
     return [
         Section("tests", "Tests with another outcome", [Table(("Test", "A", "B"), rows, most=SHOWN)], announced=True)
     ]
-
-
-def _changes(result: CompareResult) -> list[Block]:
-    if not result.changes:
-        return []
-    words: dict[bool | None, Words] = {True: Cell("worse", "worse"), False: Cell("better", "better"), None: ""}
-    rows = [
-        (one_line(one.title, 120), one_line(one.a, 120), one_line(one.b, 120), words[one.worse])
-        for one in result.changes
-    ]
-    return [Section("changes", "What changed", [Table(("What", "A", "B", ""), rows, style="stacked")], announced=True)]
 
 
 def _task(one: ComparedTask) -> tuple[str, ...]:

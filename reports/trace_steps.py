@@ -5,7 +5,7 @@ from __future__ import annotations
 from assay.harness.ingest import result as ingested
 from assay.harness.ingest.result import Fact
 from assay.harness.ingest.trace.diff import StepRow, TraceDiff
-from assay.harness.ingest.trace.verdict import verdict_of
+from assay.harness.ingest.trace.steps import verdict_of
 from assay.harness.text import clip, counted, one_line
 from assay.harness.verdict import Verdict
 from assay.reports.document import Block, Cell, Code, Document, Drawing, Facts, Findings, Line, Only, Section, Table

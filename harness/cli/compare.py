@@ -50,12 +50,12 @@ def compare(
     junit: Junit = None,
 ) -> None:
     """Compare results that are there: two of an evaluation tool, a benchmark or tests; or two or more runs."""
-    from assay.harness.ingest.results.compare import Limits
+    from assay.harness.ingest.results.compare import PassLimits
     from assay.harness.ingest.results.side_by_side import are_runs
 
     if len(results) < 2:
         raise UsageError(f"Only {results[0]} was named.", "two results, or two or more runs", "name the other one too")
-    limits = Limits(margin, alpha, latency_bound)
+    limits = PassLimits(margin, alpha, latency_bound)
     if are_runs(results):
         from assay.harness.ingest.results.side_by_side import compare_runs
         from assay.reports.compare import runs_compared_document

@@ -32,8 +32,7 @@ def diff(
     tolerance: Annotated[
         float | None,
         typer.Option(
-            help="Error up to which a token of a head is equal; by default what rounding to its dtype explains.",
-            min=0,
+            help="Error up to which a token of a head is equal; by default what rounding to its dtype explains.", min=0
         ),
     ] = None,
     model: Annotated[

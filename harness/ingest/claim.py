@@ -18,7 +18,7 @@ from pydantic import ConfigDict, Field, computed_field
 from assay.harness.errors import ExitCode, UsageError
 from assay.harness.ingest.quantity import UNIT, Unit, spelled, unit_of
 from assay.harness.ingest.recognise import statements_of
-from assay.harness.ingest.statement import Statement
+from assay.harness.ingest.result import Statement
 from assay.harness.schema import RULE, Part
 from assay.harness.text import listed, one_line
 

@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
+from importlib import import_module
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from assay.harness.errors import AssayError, EvidenceError, UsageError
 from assay.harness.files import timestamp
-from assay.harness.ingest.result import Document, FileRead, IngestResult
+from assay.harness.ingest.result import Document, FileRead, IngestResult, Statement
 from assay.harness.ingest.source import Source
-from assay.harness.ingest.statement import Statement, States
 from assay.harness.reading import LARGEST, reading
 from assay.harness.text import counted, listed
 from assay.harness.verdict import Verdict
 
 READERS = (
-    "assay.harness.ingest.results",
-    "assay.harness.ingest.tensors",
-    "assay.harness.ingest.sglang_log",
-    "assay.harness.ingest.trace",
-    "assay.harness.ingest.any_log",
-)
-"""Packages of readers, in the order in which they are asked. Each has a `READER`, or `READERS`. Results come before logs, which are
-known by any line: a JUnit file may quote one. Traces come behind: a log that an engine's trace was printed into is a log. Any
-other text comes last.
+    "results.assay_run:AssayRun", "results.lm_eval:LmEval", "results.sgl_eval:SglEval", "results.inspect_ai:InspectAi",
+    "results.simple_evals:SimpleEvals", "results.serving:Serving", "results.junit:JUnit", "tensors.reader:TensorReader",
+    "sglang_log.document:SglangLog", "trace.mlc:MlcReader", "trace.chrome:ChromeReader", "any_log.reader:AnyLog",
+)  # fmt: skip
+"""Readers, in the order in which they are asked. Results come before logs, which are known by any line: a JUnit file may quote one.
+Traces come behind: a log that an engine's trace was printed into is a log. Any other text comes last.
 """
 UNKNOWN = "unknown"
 """Format of a file that no reader takes."""
 
 
-class FileReader(Protocol):
-    """Reads one format.
+class Reader(Protocol):
+    """Reads one format: file in, facts out.
 
     Attributes:
         id: of the format, kebab-case and stable.
@@ -52,19 +48,25 @@ class FileReader(Protocol):
         ...
 
 
+@runtime_checkable
+class States(Reader, Protocol):
+    """A reader that can list what a file states. A reader without it serves `assay ingest` only."""
+
+    def statements(self, source: Source) -> Iterable[Statement]:
+        """List everything that a claim may be about."""
+        ...
+
+
 @cache
-def readers() -> tuple[FileReader, ...]:
-    """Return all readers. They are imported on the first call."""
-    found: list[FileReader] = []
-    for name in READERS:
-        module = importlib.import_module(name)
-        found += getattr(module, "READERS", None) or [module.READER]
-    return tuple(found)
+def readers(package: str = "") -> tuple[Reader, ...]:
+    """Return all readers, or those of a package of readers. They are imported on the first call."""
+    named = (row.partition(":") for row in READERS if row.startswith(package))
+    return tuple(getattr(import_module(f"assay.harness.ingest.{module}"), name)() for module, _, name in named)
 
 
-def _reader_of(source: Source) -> FileReader | None:
-    """Return the reader that takes a file; None if none does."""
-    return next((reader for reader in readers() if reader.recognises(source)), None)
+def reader_of(source: Source, package: str = "") -> Reader | None:
+    """Return the reader that takes a file, out of all or of a package; None if none does."""
+    return next((reader for reader in readers(package) if reader.recognises(source)), None)
 
 
 def statements_of(path: Path) -> list[Statement]:
@@ -76,7 +78,7 @@ def statements_of(path: Path) -> list[Statement]:
     """
     source = Source.of(path)
     with reading(path, "file of a format that is read"):
-        reader = _reader_of(source)
+        reader = reader_of(source)
     if not isinstance(reader, States):
         raise EvidenceError(
             f"{path} was read as {reader.title}: no claim can be checked against it."
@@ -116,7 +118,7 @@ def _read(source: Source, damaged: Callable[[AssayError], None]) -> Document:
     reader = None
     try:
         with reading(source.path, "file of a format that is read"):
-            reader = _reader_of(source)
+            reader = reader_of(source)
         if reader is None:
             return Document(
                 file=_unknown(source, "no reader knows this format. What to do: see docs/ingest.md for what is read")

@@ -3,16 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field
 
+from assay.harness.ingest.quantity import Unit
 from assay.harness.ingest.source import Source
 from assay.harness.ingest.timeline import Timeline
 from assay.harness.schema import RULE, Part
 from assay.harness.verdict import Decided, Finding
 
 SCHEMA: Literal["assay.ingest/1"] = "assay.ingest/1"
+
+
+class Statement(NamedTuple):
+    """One thing that a file states.
+
+    Attributes:
+        kind: "number" for a metric, "test" for the outcome of a test.
+        names: what the metric or the test is called, the full name first. Case, spaces and punctuation do not count.
+        value: the number; or the outcome in lower case, such as "passed", empty if there is none.
+        where: path, with the line or the record.
+        text: what is written there. It comes from outside: never trust it.
+        unit: of the number; None for a share, a count, or where the file does not state it.
+    """
+
+    kind: Literal["number", "test"]
+    names: tuple[str, ...]
+    value: float | str
+    where: str
+    text: str
+    unit: Unit | None = None
 
 
 class Excerpt(Part):

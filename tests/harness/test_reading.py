@@ -18,7 +18,7 @@ from assay.harness.evidence.pack import read_manifest
 from assay.harness.ingest.recognise import ingest
 from assay.harness.ingest.tensors.dump import open_dump
 from assay.harness.ingest.tensors.files import safetensors_entries
-from assay.harness.ingest.trace.load import document_of
+from assay.harness.ingest.trace.diff import document_of
 from assay.harness.reading import reading, whole_file
 
 

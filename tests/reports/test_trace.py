@@ -11,7 +11,7 @@ import pytest
 from assay.harness.ingest.source import Source
 from assay.harness.ingest.timeline import Lane, Timeline, TimelineTrack, cell
 from assay.harness.ingest.trace.chrome import ChromeReader
-from assay.harness.ingest.trace.load import diff_files, document_of
+from assay.harness.ingest.trace.diff import diff_files, document_of
 from assay.reports.page import to_html
 from assay.reports.trace_steps import trace_diff_document, trace_document
 from assay.reports.trace_timeline import timeline_svg

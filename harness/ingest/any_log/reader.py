@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from assay.harness.ingest.any_log.faults import TITLES, Traceback, Tracebacks, fault, message
 from assay.harness.ingest.any_log.figures import Figure, Tables, figures
 from assay.harness.ingest.guessing import below_guessing
-from assay.harness.ingest.result import CitedFinding, Document, Excerpt, Fact, FileRead, Table
+from assay.harness.ingest.result import CitedFinding, Document, Excerpt, Fact, FileRead, Statement, Table
 from assay.harness.ingest.source import Source
-from assay.harness.ingest.statement import Statement
 from assay.harness.text import one_line
 
 KEPT = 10_000

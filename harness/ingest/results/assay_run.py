@@ -8,10 +8,9 @@ from pathlib import Path
 from assay.harness.config import recorded_spec
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.records import Answer, Item
-from assay.harness.ingest.result import Document, Fact
-from assay.harness.ingest.results.result_set import Reading, ResultItem, ResultSet, document_of
+from assay.harness.ingest.result import Document, Fact, Statement
+from assay.harness.ingest.results.result_set import Reading, ResultItem, ResultSet, ResultsReader
 from assay.harness.ingest.source import Source
-from assay.harness.ingest.statement import Statement
 from assay.harness.judge.binding import parsed_from_text
 from assay.harness.judge.build import build
 from assay.harness.judge.report import Report
@@ -22,7 +21,7 @@ REPORT = "report.json"
 _OUTCOMES = {"pass": "passed", "regression": "failed", "ok": "passed", "failed": "failed"}
 
 
-class AssayRun:
+class AssayRun(ResultsReader):
     """Reads runs of assay."""
 
     id = "assay-run"
@@ -39,7 +38,7 @@ class AssayRun:
     def read(self, source: Source) -> Document:
         """See `FileReader`."""
         report = self.report(source)
-        document = document_of(source, self.id, self.title, self.results(source))
+        document = super().read(source)
         verdict = Fact(id="verdict", title=f"verdict of {report.run_id}", text=f"{report.verdict}: {report.headline}")
         return document.model_copy(update={"facts": (verdict, *document.facts)})
 

@@ -10,17 +10,14 @@ from __future__ import annotations
 import json
 import struct
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from assay.harness.errors import EvidenceError, UsageError
-from assay.harness.ingest.result import Document
 from assay.harness.ingest.results.json_files import json_object
-from assay.harness.ingest.results.result_set import Reading, ResultItem, ResultSet, document_of, short_hash
-from assay.harness.ingest.results.statements import statements_of
+from assay.harness.ingest.results.result_set import Reading, ResultItem, ResultSet, ResultsReader, short_hash
 from assay.harness.ingest.source import Source
-from assay.harness.ingest.statement import Statement
 from assay.harness.reading import whole_file
 from assay.harness.text import did_you_mean
 
@@ -33,7 +30,7 @@ _SAMPLING = ("temperature", "top_p", "top_k", "max_tokens", "seed", "stop_seqs",
              "num_choices", "reasoning_effort", "system_message")  # fmt: skip
 
 
-class InspectAi:
+class InspectAi(ResultsReader):
     """Reads logs of inspect_ai."""
 
     id = "inspect-ai"
@@ -50,14 +47,6 @@ class InspectAi:
             return bool(names & {"header.json", "_journal/start.json"})
         head = source.head_text.lstrip()
         return head.startswith("{") and all(f'"{key}"' in head for key in ("status", "eval", "task_id", "run_id"))
-
-    def read(self, source: Source) -> Document:
-        """See `FileReader`."""
-        return document_of(source, self.id, self.title, self.results(source))
-
-    def statements(self, source: Source) -> Iterable[Statement]:
-        """See `States`."""
-        return statements_of(self.results(source))
 
     def results(self, source: Source, metric: str = "") -> Reading:
         """Read the task of the log.
@@ -139,9 +128,7 @@ def _zstandard(packed: bytes, size: int, where: str) -> bytes:
         import pyarrow
     except ImportError:
         raise UsageError(
-            f"{where} is compressed with Zstandard, and pyarrow is not installed.",
-            "pyarrow",
-            "pip install pyarrow",
+            f"{where} is compressed with Zstandard, and pyarrow is not installed.", "pyarrow", "pip install pyarrow"
         ) from None
     try:
         with pyarrow.CompressedInputStream(pyarrow.BufferReader(packed), "zstd") as stream:

@@ -6,14 +6,13 @@ from collections.abc import Iterable
 from typing import Any
 
 from assay.harness.errors import EvidenceError
-from assay.harness.ingest.result import Document
-from assay.harness.ingest.results.result_set import Reading, ResultItem, ResultSet, document_of
+from assay.harness.ingest.result import Statement
+from assay.harness.ingest.results.result_set import Reading, ResultItem, ResultSet, ResultsReader
 from assay.harness.ingest.source import Source
-from assay.harness.ingest.statement import Statement
 from assay.harness.text import one_line
 
 
-class JUnit:
+class JUnit(ResultsReader):
     """Reads JUnit XML."""
 
     id = "junit"
@@ -23,10 +22,6 @@ class JUnit:
         """Recognise XML whose first elements are test suites."""
         head = source.head_text.lstrip()
         return head.startswith("<") and any(f"<{name}" in head[:2_000] for name in ("testsuites", "testsuite"))
-
-    def read(self, source: Source) -> Document:
-        """See `FileReader`."""
-        return document_of(source, self.id, self.title, self.results(source))
 
     def statements(self, source: Source) -> Iterable[Statement]:
         """See `States`."""

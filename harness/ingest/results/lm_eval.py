@@ -14,13 +14,11 @@ from typing import Any, NamedTuple
 
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.ingest.guessing import below_guessing
-from assay.harness.ingest.result import CitedFinding, Document, Excerpt, Table
+from assay.harness.ingest.result import CitedFinding, Document, Excerpt, Statement, Table
 from assay.harness.ingest.results.json_files import json_object, json_rows, read_object
 from assay.harness.ingest.results.lm_eval_choices import choices, chosen, described, question, target
-from assay.harness.ingest.results.result_set import Reading, ResultItem, ResultSet, document_of
-from assay.harness.ingest.results.statements import score_names, statements_of
+from assay.harness.ingest.results.result_set import Reading, ResultItem, ResultSet, ResultsReader, score_names
 from assay.harness.ingest.source import Source
-from assay.harness.ingest.statement import Statement
 from assay.harness.reading import whole_file
 from assay.harness.text import did_you_mean
 
@@ -36,7 +34,7 @@ _TABLES = (("scores", "Scores", False), ("scores-in-groups", "Scores of the task
 _SAMPLING = ("until", "max_gen_toks", "max_tokens", "do_sample", "temperature", "top_p", "top_k", "min_p", "seed")
 
 
-class LmEval:
+class LmEval(ResultsReader):
     """Reads what lm-eval wrote."""
 
     id = "lm-eval"
@@ -54,7 +52,7 @@ class LmEval:
 
     def read(self, source: Source) -> Document:
         """See `FileReader`. Scores that a results file states are shown where it has no samples beside it."""
-        document = document_of(source, self.id, self.title, self.results(source))
+        document = super().read(source)
         pairs = [(samples, results) for samples, results in _pairs(source.path) if results]
         alone = [score for samples, results in pairs if samples is None for score in _scores(results)]
         found = [one for results in dict.fromkeys(results for _, results in pairs) for one in _below_guessing(results)]
@@ -70,7 +68,7 @@ class LmEval:
         for _, results in _pairs(source.path):
             if results:
                 yield from _stated(results)
-        yield from statements_of(self.results(source))
+        yield from super().statements(source)
 
     def results(self, source: Source, metric: str = "") -> Reading:
         """Read all tasks of the files.

@@ -4,25 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import cast
 
 from assay.harness.errors import UsageError
-from assay.harness.ingest.results import READERS
+from assay.harness.ingest.recognise import reader_of, readers
 from assay.harness.ingest.results.comparison import ResultKind, Side
-from assay.harness.ingest.results.result_set import Reading
+from assay.harness.ingest.results.result_set import Reading, ResultsReader
 from assay.harness.ingest.source import Source
 from assay.harness.reading import reading
-
-
-class ResultsReader(Protocol):
-    """A `FileReader` that also gives the results themselves."""
-
-    id: str
-    title: str
-
-    def recognises(self, source: Source) -> bool: ...
-
-    def results(self, source: Source, metric: str = "") -> Reading: ...
 
 
 @dataclass(frozen=True)
@@ -61,7 +50,7 @@ def load(path: Path, metric: str = "") -> Loaded:
     """Read a file or a folder of results.
 
     Args:
-        path: what `READERS` read.
+        path: what the readers of results read.
         metric: which score counts, for the tools that write several.
 
     Raises:
@@ -70,11 +59,11 @@ def load(path: Path, metric: str = "") -> Loaded:
     """
     source = Source.of(path)
     with reading(path, "results file"):
-        for reader in READERS:
-            if reader.recognises(source):
-                return Loaded(source, reader, reader.results(source, metric))
+        reader = cast(ResultsReader | None, reader_of(source, "results"))
+        if reader is not None:
+            return Loaded(source, reader, reader.results(source, metric))
     raise UsageError(
         f"{path} is not recognised as results.",
-        f"one of: {', '.join(one.title for one in READERS)}",
+        f"one of: {', '.join(one.title for one in readers('results'))}",
         "name a results file, or the output folder of the tool",
     )

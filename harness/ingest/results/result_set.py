@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from assay.harness.ingest.result import Document, Excerpt, Fact, FileRead, Table
+from assay.harness.ingest.quantity import quantity
+from assay.harness.ingest.result import Document, Excerpt, Fact, FileRead, Statement, Table
 from assay.harness.ingest.source import Source
 from assay.harness.schema import Part
 from assay.harness.text import one_line
@@ -109,15 +112,76 @@ def short_hash(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
 
 
-def document_of(source: Source, format_id: str, title: str, reading: Reading) -> Document:
-    """Make the document that ``assay ingest`` shows of a results file."""
-    return Document(
-        file=FileRead.of(
-            source, format_id, title, reading.read, reading.unread, reading.unit, reading.excerpts, reading.notes
-        ),
-        facts=tuple(fact for one in reading.sets for fact in _facts(one)),
-        tables=tuple(table for table in (_table(reading.sets), _figures(reading.sets)) if table.rows),
-    )
+class ResultsReader(ABC):
+    """A reader that gives the results themselves; its document and its statements follow from them."""
+
+    id: ClassVar[str]
+    title: ClassVar[str]
+
+    @abstractmethod
+    def recognises(self, source: Source) -> bool:
+        """See `recognise.Reader`."""
+
+    @abstractmethod
+    def results(self, source: Source, metric: str = "") -> Reading:
+        """Read all results of a file or folder.
+
+        Args:
+            source: what `recognises` takes.
+            metric: which score counts, for the tools that write several; by default the first.
+
+        Raises:
+            EvidenceError: it is damaged.
+            UsageError: no score has the name that was asked for.
+        """
+
+    def read(self, source: Source) -> Document:
+        """See `recognise.Reader`."""
+        reading = self.results(source)
+        return Document(
+            file=FileRead.of(
+                source, self.id, self.title, reading.read, reading.unread, reading.unit, reading.excerpts, reading.notes
+            ),
+            facts=tuple(fact for one in reading.sets for fact in _facts(one)),
+            tables=tuple(table for table in (_table(reading.sets), _figures(reading.sets)) if table.rows),
+        )
+
+    def statements(self, source: Source) -> Iterable[Statement]:
+        """Yield the mean scores of answers, and the figures of a benchmark; see `recognise.States`."""
+        for one in self.results(source).sets:
+            yield from figures(one) if one.kind == "latencies" else _score(one)
+
+
+def score_names(task: str, metric: str) -> tuple[str, ...]:
+    """List the names that a score may have: its task, its metric with and without the filter, both, or just a score.
+
+    Args:
+        task: such as "gsm8k".
+        metric: such as "exact_match,strict-match".
+    """
+    short = metric.partition(",")[0]
+    return tuple(dict.fromkeys((f"{task} {metric}", f"{task} {short}", task, metric, short, "score")))
+
+
+def _score(result_set: ResultSet) -> Iterable[Statement]:
+    if result_set.accuracy is not None:
+        count = sum(item.score is not None for item in result_set.items)
+        text = f"{result_set.task}: mean {result_set.metric} of {count:,} answers is {result_set.accuracy:.4f}"
+        yield Statement(
+            "number", score_names(result_set.task, result_set.metric), result_set.accuracy, result_set.source, text
+        )
+
+
+def figures(result_set: ResultSet) -> Iterable[Statement]:
+    """Yield the numbers that a tool summed up itself, and those among the settings of the set."""
+    for name, written in (result_set.settings | result_set.figures).items():
+        try:
+            value = float(written)
+        except ValueError:
+            continue
+        names, unit = quantity(name)
+        spelt = score_names(result_set.task, name) if name == "score" else (*names, f"{result_set.task} {name}")
+        yield Statement("number", spelt, value, result_set.source, f"{result_set.task}: {name} {written}", unit)
 
 
 def _facts(result_set: ResultSet) -> list[Fact]:

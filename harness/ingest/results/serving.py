@@ -11,12 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from assay.harness.ingest.result import Document
 from assay.harness.ingest.results.json_files import json_object, json_rows
-from assay.harness.ingest.results.result_set import Latencies, Reading, ResultSet, document_of
-from assay.harness.ingest.results.statements import statements_of
+from assay.harness.ingest.results.result_set import Latencies, Reading, ResultSet, ResultsReader
 from assay.harness.ingest.source import Source
-from assay.harness.ingest.statement import Statement
 from assay.harness.reading import whole_file
 
 _KEYS = ("request_throughput", "mean_ttft_ms", "median_itl_ms")
@@ -29,7 +26,7 @@ _SHOWN = ("completed", "request_throughput", "output_throughput", "median_ttft_m
           "median_e2e_latency_ms", "p99_ttft_ms", "p99_e2e_latency_ms")  # fmt: skip
 
 
-class Serving:
+class Serving(ResultsReader):
     """Reads the results of the serving benchmarks of SGLang and vLLM."""
 
     id = "serving"
@@ -41,14 +38,6 @@ class Serving:
         first = head.partition("\n")[0]
         by_line = all(f'"{key}"' in first for key in _KEYS)
         return head.startswith("{") and (by_line or all(f'"{key}"' in head for key in _VLLM))
-
-    def read(self, source: Source) -> Document:
-        """See `FileReader`."""
-        return document_of(source, self.id, self.title, self.results(source))
-
-    def statements(self, source: Source) -> Iterable[Statement]:
-        """See `States`."""
-        return statements_of(self.results(source))
 
     def results(self, source: Source, metric: str = "") -> Reading:
         """Make a set for each run of the file, in its order. `metric` is not used."""
@@ -110,12 +99,3 @@ def _latencies(row: Mapping[str, Any]) -> tuple[Latencies, ...]:
         Latencies(id="tpot", title="time per output token", seconds=tuple(between)),
         Latencies(id="e2e", title="time of a request", seconds=tuple(total)),
     )
-
-
-def settings_that_differ(a: ResultSet, b: ResultSet) -> list[str]:
-    """List the settings of the load that two runs do not share."""
-    return [
-        f"{key} {a.settings.get(key, 'unknown')} and {b.settings.get(key, 'unknown')}"
-        for key in _SETTINGS
-        if key != "tag" and a.settings.get(key) != b.settings.get(key)
-    ]

@@ -8,24 +8,21 @@ expected_answer, generation, predicted_answer, symbolic_correct or another score
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from assay.harness.errors import EvidenceError
-from assay.harness.ingest.result import Document
 from assay.harness.ingest.results.json_files import json_rows, read_object
-from assay.harness.ingest.results.result_set import Reading, ResultItem, ResultSet, document_of, short_hash
-from assay.harness.ingest.results.statements import statements_of
+from assay.harness.ingest.results.result_set import Reading, ResultItem, ResultSet, ResultsReader, short_hash
 from assay.harness.ingest.source import Source
-from assay.harness.ingest.statement import Statement
 
 _SCORES = ("symbolic_correct", "is_correct", "score")
 _METRIC_KEYS = ("name", "num_examples", "n_repeats", "aggregate")
 _SAMPLE_KEYS = ("id", "expected_answer", "generation", "predicted_answer")
 
 
-class SglEval:
+class SglEval(ResultsReader):
     """Reads an output folder of sgl-eval."""
 
     id = "sgl-eval"
@@ -40,14 +37,6 @@ class SglEval:
             first = head.partition("\n")[0]
             return all(f'"{key}"' in first for key in _SAMPLE_KEYS)
         return head.lstrip().startswith("{") and all(f'"{key}"' in head for key in _METRIC_KEYS)
-
-    def read(self, source: Source) -> Document:
-        """See `FileReader`."""
-        return document_of(source, self.id, self.title, self.results(source))
-
-    def statements(self, source: Source) -> Iterable[Statement]:
-        """See `States`."""
-        return statements_of(self.results(source))
 
     def results(self, source: Source, metric: str = "") -> Reading:
         """Read the benchmark of the folder. `metric` is not used: sgl-eval has one score.

@@ -13,12 +13,10 @@ from collections.abc import Iterable
 from html.parser import HTMLParser
 from pathlib import Path
 
-from assay.harness.ingest.result import Document
+from assay.harness.ingest.result import Statement
 from assay.harness.ingest.results.json_files import read_object
-from assay.harness.ingest.results.result_set import Reading, ResultItem, ResultSet, document_of, short_hash
-from assay.harness.ingest.results.statements import figures, statements_of
+from assay.harness.ingest.results.result_set import Reading, ResultItem, ResultSet, ResultsReader, figures, short_hash
 from assay.harness.ingest.source import Source
-from assay.harness.ingest.statement import Statement
 from assay.harness.reading import whole_file
 
 _RESULTS = {"Correct Answer: ": "target", "Extracted Answer: ": "parsed", "Score: ": "score"}
@@ -26,7 +24,7 @@ _NOTHING = ("None", "", "-9999999")
 """Extracted answers that stand for none; the number is INVALID of SGLang's GSM8K (``test/simple_eval_mixed_prefix_gsm8k.py``)."""
 
 
-class SimpleEvals:
+class SimpleEvals(ResultsReader):
     """Reads what simple-evals, or SGLang's copy of it, wrote."""
 
     id = "simple-evals"
@@ -45,14 +43,10 @@ class SimpleEvals:
             return False
         return isinstance(found, dict) and "score" in found and "score:std" in found
 
-    def read(self, source: Source) -> Document:
-        """See `FileReader`."""
-        return document_of(source, self.id, self.title, self.results(source))
-
     def statements(self, source: Source) -> Iterable[Statement]:
         """Yield the mean score of the examples, and what the JSON sums up."""
         reading = self.results(source)
-        yield from statements_of(reading)
+        yield from super().statements(source)
         for one in reading.sets:
             yield from figures(one)
 

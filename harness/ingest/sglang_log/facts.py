@@ -22,6 +22,11 @@ class Where:
     last: int = 0
     text: str = ""
 
+    @classmethod
+    def of(cls, number: int, text: str) -> Where:
+        """Cite one line."""
+        return cls(1, number, number, text)
+
     def see(self, number: int, text: str) -> None:
         """Count one more."""
         if not self.count:
@@ -85,12 +90,6 @@ class Server:
         """Its attention backend; "?" if the log does not state it."""
         return self.arguments.get("attention_backend", "?").strip("'\"")
 
-    @property
-    def cached_share(self) -> float:
-        """Share of the prompt tokens that came from the prefix cache."""
-        total = self.new_tokens + self.cached_tokens
-        return self.cached_tokens / total if total else 0.0
-
 
 @dataclass
 class Test:
@@ -113,7 +112,7 @@ class Test:
 
 
 @dataclass(frozen=True)
-class Metric:
+class LogMetric:
     """A number with a name: a ``[METRIC]`` line, or a line such as "Score: 0.125"."""
 
     name: str
@@ -135,7 +134,7 @@ class Group:
 
 
 @dataclass
-class Trace:
+class LogTrace:
     """A traceback: its lines, the functions it went through, and the exception."""
 
     first: int
@@ -147,7 +146,7 @@ class Trace:
 
 
 @dataclass
-class Bar:
+class ProgressBar:
     """A progress bar: how far it came, of how many."""
 
     label: str
@@ -158,7 +157,7 @@ class Bar:
 
 
 @dataclass
-class Block:
+class BenchmarkTable:
     """A table of a benchmark.
 
     Attributes:
@@ -166,18 +165,7 @@ class Block:
     """
 
     title: str
-    line: int
-    test: int
     rows: list[tuple[str, str, int]] = field(default_factory=list)
-
-
-@dataclass
-class Command:
-    """A command line that the log shows."""
-
-    text: str
-    line: int
-    test: int
 
 
 @dataclass
@@ -204,12 +192,12 @@ class Log:
     beyond: Counter[str] = field(default_factory=Counter)
     tests: list[Test] = field(default_factory=list)
     servers: list[Server] = field(default_factory=list)
-    metrics: list[Metric] = field(default_factory=list)
+    metrics: list[LogMetric] = field(default_factory=list)
     groups: list[Group] = field(default_factory=list)
-    traces: list[Trace] = field(default_factory=list)
-    bars: dict[tuple[int, str, int], Bar] = field(default_factory=dict)
-    blocks: list[Block] = field(default_factory=list)
-    commands: list[Command] = field(default_factory=list)
+    traces: list[LogTrace] = field(default_factory=list)
+    bars: dict[tuple[int, str, int], ProgressBar] = field(default_factory=dict)
+    blocks: list[BenchmarkTable] = field(default_factory=list)
+    commands: list[Where] = field(default_factory=list)
     notices: dict[tuple[str, str], Where] = field(default_factory=dict)
     calls: Counter[str] = field(default_factory=Counter)
     nan_from: dict[str, Where] = field(default_factory=dict)

@@ -25,20 +25,15 @@ _TEST = re.compile(r"(?P<id>[\w./-]+\.py::[^\s\[]+(?:\[[^\]]*\])?) (?=\S|$)")
 _PREFIX = re.compile(r"(?P<name>Output|Error|stdout|stderr): (?=\[|$)")
 
 
-class Bar(NamedTuple):
-    """The state of a progress bar: the text before its colon, and the numbers as they are written."""
-
-    label: str
-    done: str
-    total: str
-
-
 class Piece(NamedTuple):
-    """A piece of a line: a progress bar, the name of a test that starts, the label of another process's output, or else text."""
+    """A piece of a line: a progress bar, the name of a test that starts, the label of another process's output, or else text.
+
+    `bar` is the text before a bar's colon, and its two numbers as they are written.
+    """
 
     kind: str
     text: str
-    bar: Bar | None = None
+    bar: tuple[str, str, str] = ("", "", "")
 
 
 def plain(text: str) -> bool:
@@ -68,9 +63,8 @@ def _split(text: str, found: list[Piece]) -> None:
             label = _LABEL.fullmatch(before)
             if before.strip() and not label:
                 _labels(before.rstrip(" "), found)
-            found.append(
-                Piece("progress", bar.group(), Bar(label["label"] if label else "", bar["done"], bar["total"]))
-            )
+            numbers = (label["label"] if label else "", bar["done"], bar["total"])
+            found.append(Piece("progress", bar.group(), numbers))
             start = bar.end()
     if start < len(text) or not found:
         _labels(text[start:], found)

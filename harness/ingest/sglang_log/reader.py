@@ -8,12 +8,11 @@ from datetime import datetime
 
 from assay.harness.ingest.sglang_log import server_args
 from assay.harness.ingest.sglang_log.blocks import Blocks
-from assay.harness.ingest.sglang_log.facts import KEPT, Bar, Command, Log, Server, Test, Where
+from assay.harness.ingest.sglang_log.facts import KEPT, Log, ProgressBar, Server, Test, Where
 from assay.harness.ingest.sglang_log.hot import Hot
 from assay.harness.ingest.sglang_log.kernel_calls import KernelCalls
 from assay.harness.ingest.sglang_log.kinds import BARE, RECORDS, Rule
 from assay.harness.ingest.sglang_log.numbers import Numbers
-from assay.harness.ingest.sglang_log.pieces import Bar as BarPiece
 from assay.harness.ingest.sglang_log.pieces import Piece, plain, split
 from assay.harness.ingest.source import Line
 
@@ -90,8 +89,7 @@ class LogReader:
 
     def _piece(self, number: int, piece: Piece) -> bool:
         if piece.kind == "progress":
-            assert piece.bar is not None
-            self._bar(number, piece.bar)
+            self._bar(number, *piece.bar)
         elif piece.kind == "test-start":
             self._start_test(number, piece.text)
         elif piece.kind == "text":
@@ -163,7 +161,7 @@ class LogReader:
         if not match:
             return ""
         if len(self.log.commands) < KEPT:
-            self.log.commands.append(Command(match["text"], number, self.test))
+            self.log.commands.append(Where.of(number, match["text"]))
         return "command"
 
     def _outcome(self, number: int, text: str) -> str:
@@ -232,11 +230,10 @@ class LogReader:
                 test.began, test.ended = test.began or match[1], match[1]
         return match
 
-    def _bar(self, number: int, bar: BarPiece) -> None:
-        done, total = bar.done, bar.total
+    def _bar(self, number: int, label: str, done: str, total: str) -> None:
         if done.isdecimal() and total.isdecimal() and len(self.log.bars) < KEPT:
-            key = (self.test, bar.label.partition("(")[0].strip(), int(total))
-            self.log.bars[key] = Bar(key[1], int(done), int(total), number, self.test)
+            key = (self.test, label.partition("(")[0].strip(), int(total))
+            self.log.bars[key] = ProgressBar(key[1], int(done), int(total), number, self.test)
 
     def _note(self, rule: Rule, number: int, text: str) -> None:
         if rule.notice:
@@ -250,7 +247,7 @@ class LogReader:
         if unread and unread[-1].last == number - 1:
             unread[-1].see(number, text)
         elif len(unread) < KEPT:
-            unread.append(Where(1, number, number, text))
+            unread.append(Where.of(number, text))
 
 
 def seconds_between(earlier: str, later: str) -> float:

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
-import numpy as np
 from pydantic import ConfigDict, Field, FiniteFloat
-from torch import Tensor
 
 from assay.harness.errors import EvidenceError
 from assay.harness.ingest.tensors.cells import Cell, Cells, compare, default_bound
 from assay.harness.ingest.tensors.dump import TITLES, Dump, StoredTensor
 from assay.harness.ingest.tensors.files import NoTensor
-from assay.harness.ingest.tensors.layout import ModelShape, layout_of
+from assay.harness.ingest.tensors.layout import Layout, ModelShape, layout_of
 from assay.harness.judge.report import NOT_FINITE, ErrorGrid, OwnError
 from assay.harness.reading import reading
 from assay.harness.schema import RULE, Part
@@ -90,18 +88,32 @@ class TensorDiff(Decided):
     grids: tuple[ErrorGrid, ...] = Field((), description="the worst error by layer and head, one heat map per boundary")
 
 
-@dataclass(frozen=True)
-class _Pair:
-    a: StoredTensor
-    b: StoredTensor
+_Pair = tuple[StoredTensor, StoredTensor]
 
 
 @dataclass(frozen=True)
 class _Compared:
-    pair: _Pair
+    """A pair of tensors, compared by cells; they have so many bytes."""
+
+    a: StoredTensor
+    b: StoredTensor
     cells: Cells
     bound: float | None
     bytes: int
+
+    def at(self, cell: Cell) -> CellAt:
+        """Place a cell in the dump."""
+        place = self.a.place
+        return CellAt(
+            tensor=self.a.key, layer=place.layer, boundary=place.boundary, step=place.step, batch=cell.batch,
+            token=cell.token, head=cell.head, error=_error(cell.error), bound=self.bound,
+        )  # fmt: skip
+
+    @property
+    def badness(self) -> tuple[bool, float]:
+        """Ranks it by its worst cell: first what is not finite, then by multiples of the bound."""
+        error = self.cells.worst.error if self.cells.worst else 0.0
+        return math.isnan(error), error / self.bound if self.bound else error
 
 
 def diff(
@@ -120,113 +132,70 @@ def diff(
     started = time.monotonic()
     pairs, problems = _paired(a, b)
 
-    def one(pair: _Pair) -> _Compared | str | None:
-        return _compare(pair, exact, tolerance, model, axes)
+    def compared(pair: _Pair) -> _Compared | str | None:
+        try:
+            with reading(f"{pair[0].path} or {pair[1].path}", "tensor file"):
+                return _compare(*pair, exact, tolerance, partial(layout_of, model=model, axes=axes))
+        except NoTensor:  # such as a list of request ids
+            return None
+        except EvidenceError as error:
+            return f"not read: {error.found}"
 
     with ThreadPoolExecutor(_THREADS) as pool:
-        found = list(pool.map(one, pairs))
-    every = [x for x in found if isinstance(x, _Compared)]
-    compared = [x for x in every if x.bytes]
-    problems += [x for x in found if isinstance(x, str)]
+        made = list(pool.map(compared, pairs))
+    problems += [one for one in made if isinstance(one, str)]
     problems += [f"not read: {why}" for why in (*a.refused, *b.refused)]
-    result = _result(a, b, compared, problems, exact, time.monotonic() - started)
-    return result.model_copy(update={"empty": len(every) - len(compared)})
-
-
-def _paired(a: Dump, b: Dump) -> tuple[list[_Pair], list[str]]:
-    others = {one.key: one for one in b.tensors}
-    pairs = [_Pair(one, others[one.key]) for one in a.tensors if one.key in others]
-    known = {one.key for one in a.tensors}
-    if not pairs and len(a.tensors) == len(b.tensors) == 1:  # two tensors were named, whatever they call themselves
-        return [_Pair(a.tensors[0], b.tensors[0])], []
-    alone = [f"only in A: {one.key}" for one in a.tensors if one.key not in others]
-    return pairs, alone + [f"only in B: {one.key}" for one in b.tensors if one.key not in known]
-
-
-def _compare(
-    pair: _Pair, exact: bool, tolerance: float | None, model: ModelShape | None, axes: str
-) -> _Compared | str | None:
-    """Compare a pair by cells; a sentence if it cannot be compared; None if it is no tensor, such as a list of request ids."""
-    try:
-        with reading(f"{pair.a.path} or {pair.b.path}", "tensor file"):
-            return _compare_mapped(pair, exact, tolerance, model, axes)
-    except NoTensor:
-        return None
-    except EvidenceError as error:
-        return f"not read: {error.found}"
-
-
-def _compare_mapped(
-    pair: _Pair, exact: bool, tolerance: float | None, model: ModelShape | None, axes: str
-) -> _Compared | str:
-    one, two = pair.a.map(), pair.b.map()
-    if one.shape != two.shape:
-        return f"shapes differ, {_shape(one)} and {_shape(two)}: {pair.a.key}"
-    if exact and one.dtype != two.dtype:
-        return f"dtypes differ, {one.dtype} and {two.dtype}, so that bits cannot be equal: {pair.a.key}"
-    bound = (
-        None if exact else max(default_bound(one.dtype), default_bound(two.dtype)) if tolerance is None else tolerance
-    )
-    cells = compare(one, two, layout_of(pair.a.place.name, one.shape, model, axes), bound)
-    return _Compared(pair, cells, bound, one.nbytes + two.nbytes)
-
-
-def _shape(tensor: Tensor) -> str:
-    return f"[{', '.join(map(str, tensor.shape))}]"
-
-
-def _result(
-    a: Dump, b: Dump, compared: Sequence[_Compared], problems: Sequence[str], exact: bool, seconds: float
-) -> TensorDiff:
-    changed = [one for one in compared if one.cells.worst is not None]
-    bad = [one for one in compared if one.cells.differing]
-    first = _at(bad[0], bad[0].cells.first) if bad else None
-    worst = max(changed, key=_badness, default=None)
-    verdict: Verdict = "regression" if bad else "inconclusive" if problems or not compared else "pass"
+    every = [one for one in made if isinstance(one, _Compared)]
+    full = [one for one in every if one.bytes]
+    changed = [(one, one.cells.worst) for one in full if one.cells.worst is not None]
+    bad = [(one, one.cells.first) for one in full if one.cells.first is not None]
+    worst = max(changed, key=lambda one: one[0].badness, default=None)
+    verdict: Verdict = "regression" if bad else "inconclusive" if problems or not full else "pass"
     return TensorDiff(
-        verdict=verdict,
-        headline=_headline(compared, bad, problems, exact),
-        a=str(a.path),
-        b=str(b.path),
-        format=TITLES[a.format],
-        exact=exact,
-        compared=len(compared),
-        identical=len(compared) - len(changed),
-        within=len(changed) - len(bad),
-        differing=len(bad),
-        bytes=sum(one.bytes for one in compared),
-        seconds=seconds,
-        first=first,
-        worst=_at(worst, worst.cells.worst) if worst else None,
-        tensors=tuple(_row(one) for one in changed[:_LISTED]),
-        not_compared=tuple(problems[:_LISTED]),
-        not_compared_count=len(problems),
-        grids=tuple(_grids(compared)),
-    )
-
-
-def _badness(one: _Compared) -> tuple[bool, float]:
-    """Rank a tensor by its worst cell: first what is not finite, then by multiples of the bound."""
-    assert one.cells.worst is not None
-    error = one.cells.worst.error
-    return math.isnan(error), error / one.bound if one.bound else error
-
-
-def _at(one: _Compared, cell: Cell | None) -> CellAt:
-    assert cell is not None
-    place = one.pair.a.place
-    return CellAt(
-        tensor=one.pair.a.key, layer=place.layer, boundary=place.boundary, step=place.step,
-        batch=cell.batch, token=cell.token, head=cell.head, error=_error(cell.error), bound=one.bound,
+        verdict=verdict, headline=_headline(full, bad, problems, exact), a=str(a.path), b=str(b.path), format=TITLES[a.format],
+        exact=exact, compared=len(full), identical=len(full) - len(changed), within=len(changed) - len(bad),
+        differing=len(bad), bytes=sum(one.bytes for one in full), seconds=time.monotonic() - started,
+        first=bad[0][0].at(bad[0][1]) if bad else None, worst=worst[0].at(worst[1]) if worst else None,
+        tensors=tuple(_row(*one) for one in changed[:_LISTED]), not_compared=tuple(problems[:_LISTED]),
+        not_compared_count=len(problems), empty=len(every) - len(full), grids=tuple(_grids(full)),
     )  # fmt: skip
 
 
-def _row(one: _Compared) -> TensorRow:
-    cells, place = one.cells, one.pair.a.place
+def _paired(a: Dump, b: Dump) -> tuple[list[_Pair], list[str]]:
+    mine, theirs = ({tensor.key: tensor for tensor in dump.tensors} for dump in (a, b))
+    pairs = [(tensor, theirs[key]) for key, tensor in mine.items() if key in theirs]
+    if not pairs and len(mine) == len(theirs) == 1:  # two tensors were named, whatever they call themselves
+        return [(a.tensors[0], b.tensors[0])], []
+    return pairs, [
+        *(f"only in A: {key}" for key in mine if key not in theirs),
+        *(f"only in B: {key}" for key in theirs if key not in mine),
+    ]
+
+
+def _compare(
+    a: StoredTensor,
+    b: StoredTensor,
+    exact: bool,
+    tolerance: float | None,
+    layout: Callable[[str, Sequence[int]], Layout],
+) -> _Compared | str:
+    """Compare a pair by cells; a sentence if it cannot be compared."""
+    one, two = a.map(), b.map()
+    if one.shape != two.shape:
+        return f"shapes differ, {list(one.shape)} and {list(two.shape)}: {a.key}"
+    if exact and one.dtype != two.dtype:
+        return f"dtypes differ, {one.dtype} and {two.dtype}, so that bits cannot be equal: {a.key}"
+    rounding = max(default_bound(one.dtype), default_bound(two.dtype))
+    bound = None if exact else rounding if tolerance is None else tolerance
+    return _Compared(a, b, compare(one, two, layout(a.place.name, one.shape), bound), bound, one.nbytes + two.nbytes)
+
+
+def _row(one: _Compared, worst: Cell) -> TensorRow:
+    cells, place = one.cells, one.a.place
     return TensorRow(
-        tensor=one.pair.a.key, layer=place.layer, boundary=place.boundary, cells=cells.total, out_of_bounds=cells.differing,
-        not_finite=cells.nonfinite, max_abs=_error(cells.max_abs), first=_at(one, cells.first) if cells.first else None,
-        worst=_at(one, cells.worst),
+        tensor=one.a.key, layer=place.layer, boundary=place.boundary, cells=cells.total, out_of_bounds=cells.differing,
+        not_finite=cells.nonfinite, max_abs=_error(cells.max_abs), first=one.at(cells.first) if cells.first else None,
+        worst=one.at(worst),
     )  # fmt: skip
 
 
@@ -234,15 +203,17 @@ def _error(value: float) -> OwnError:
     return float(value) if math.isfinite(value) else NOT_FINITE
 
 
-def _headline(compared: Sequence[_Compared], bad: Sequence[_Compared], problems: Sequence[str], exact: bool) -> str:
+def _headline(
+    compared: Sequence[_Compared], bad: Sequence[tuple[_Compared, Cell]], problems: Sequence[str], exact: bool
+) -> str:
     if not compared:
         return "Nothing could be compared"
     if bad:
-        place, cell = bad[0].pair.a.place, bad[0].cells.first
-        assert cell is not None
-        return f"{len(bad)} of {len(compared)} tensors differ; the first is {place}{cell_text(cell.head, cell.token, cell.batch)}"
+        first, cell = bad[0]
+        place = f"{first.a.place}{cell_text(cell.head, cell.token, cell.batch)}"
+        return f"{len(bad)} of {len(compared)} tensors differ; the first is {place}"
     same = "equal bit for bit" if exact else "equal within bounds"
-    alone = compared[0].pair
+    alone = compared[0]
     names = f" ({alone.a.key} in A, {alone.b.key} in B)" if alone.a.key != alone.b.key else ""
     said = f"{counted(len(compared), 'tensor')} {'is' if len(compared) == 1 else 'are'} {same}{names}"
     return f"{said}, but {len(problems)} could not be compared" if problems else said
@@ -254,36 +225,25 @@ def cell_text(head: int | None, token: int | None, batch: int | None) -> str:
     return "".join(f", {what} {number}" for what, number in named if number is not None)
 
 
-def _grids(compared: Sequence[_Compared]) -> list[ErrorGrid]:
-    """Find the worst error by layer and head over all tensors of a boundary, for boundaries that have layers."""
-    grids = []
-    seen = Counter(one.pair.a.place.boundary for one in compared if one.pair.a.place.layer is not None)
-    for boundary in seen:
-        here = [one for one in compared if one.pair.a.place.boundary == boundary and one.pair.a.place.layer is not None]
-        layers = sorted({one.pair.a.place.layer for one in here if one.pair.a.place.layer is not None})
-        heads = max(one.cells.by_head.size for one in here)
-        values: list[list[OwnError]] = [[None] * heads for _ in layers]
-        bounds: list[float | None] = [None] * len(layers)
-        for one in here:
-            row = layers.index(one.pair.a.place.layer or 0)
-            bounds[row] = one.bound or None
-            for head, error in enumerate(one.cells.by_head):
-                known = values[row][head]
-                if known == NOT_FINITE or (known is not None and np.isfinite(error) and error <= known):
-                    continue
-                values[row][head] = float(f"{error:.4g}") if np.isfinite(error) else NOT_FINITE
-        shown = tuple(tuple(row) for row in values)
-        rows, columns = tuple(map(str, layers)), tuple(map(str, range(heads)))
-        grids.append(
-            ErrorGrid(
-                id=boundary.replace(" ", "-"),
-                title="layer × head",
-                where=boundary,
-                columns="head",
-                row_labels=rows,
-                column_labels=columns,
-                values=shown,
-                bounds=tuple(bounds),
-            )
-        )
-    return grids
+def _grids(compared: Sequence[_Compared]) -> Iterator[ErrorGrid]:
+    """Yield the worst error by layer and head over all tensors of a boundary, for boundaries that have layers."""
+    layered: dict[str, dict[int, list[_Compared]]] = {}
+    for one in compared:
+        if one.a.place.layer is not None:
+            layered.setdefault(one.a.place.boundary, {}).setdefault(one.a.place.layer, []).append(one)
+    for boundary, layers in layered.items():
+        heads = max(one.cells.by_head.size for tensors in layers.values() for one in tensors)
+        rows = sorted(layers.items())
+        yield ErrorGrid(
+            id=boundary.replace(" ", "-"), title="layer × head", where=boundary, columns="head",
+            row_labels=tuple(str(layer) for layer, _ in rows), column_labels=tuple(map(str, range(heads))),
+            values=tuple(tuple(_worst(head, tensors) for head in range(heads)) for _, tensors in rows),
+            bounds=tuple(tensors[-1].bound or None for _, tensors in rows),
+        )  # fmt: skip
+
+
+def _worst(head: int, tensors: Sequence[_Compared]) -> OwnError:
+    errors = [float(one.cells.by_head[head]) for one in tensors if head < one.cells.by_head.size]
+    if not all(map(math.isfinite, errors)):
+        return NOT_FINITE
+    return float(f"{max(errors):.4g}") if errors else None

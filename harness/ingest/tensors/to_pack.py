@@ -13,12 +13,11 @@ from assay.harness.attention.call import AttentionCall, CallSpec, Mask, cumulati
 from assay.harness.attention.oracle import oracle
 from assay.harness.errors import AssayError, EvidenceError
 from assay.harness.evidence.pack import CallMetadata, Source, read_manifest
-from assay.harness.ingest.tensors.dump import TITLES, Dump
+from assay.harness.ingest.tensors.dump import TITLES, Dump, Imported
 from assay.harness.ingest.tensors.flashinfer_calls import flashinfer_calls
 from assay.harness.ingest.tensors.flashinfer_trace import calls_of
 from assay.harness.ingest.tensors.forward_passes import ForwardPass, LayerCall, SequencePart, passes_of
 from assay.harness.ingest.tensors.histories import Histories, Piece, choose, keys_values
-from assay.harness.ingest.tensors.imported import Imported
 from assay.harness.ingest.tensors.layout import ModelShape
 from assay.harness.ingest.tensors.whole_calls import WholeCall, hooked_calls
 from assay.harness.localize.kernel_runs import measure

@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from difflib import SequenceMatcher
 from itertools import zip_longest
-from typing import Literal, NamedTuple
+from pathlib import Path
+from typing import Literal, NamedTuple, cast
 
 from pydantic import Field
 
-from assay.harness.ingest.result import Excerpt, FileRead
+from assay.harness.errors import EvidenceError
+from assay.harness.ingest.recognise import reader_of
+from assay.harness.ingest.result import Document, Excerpt, FileRead
+from assay.harness.ingest.source import Source, two
 from assay.harness.ingest.timeline import Timeline
 from assay.harness.ingest.trace import mlc_lines
-from assay.harness.ingest.trace.align import Block, align
-from assay.harness.ingest.trace.model import Segment, Step, Trace, Track
+from assay.harness.ingest.trace.steps import Segment, StepTrace, TraceReader, TraceStep, Track, totals
+from assay.harness.reading import reading
 from assay.harness.schema import Part
 from assay.harness.text import counted, one_line
 from assay.harness.verdict import Decided
@@ -26,13 +31,10 @@ from assay.harness.verdict import Decided
 KINDS_SHOWN, STEPS_SHOWN = 50, 200
 """Most rows of the summary, and of the table of steps."""
 _ONE = {mlc_lines.ADD: ("adds its sequence", "adds one"), mlc_lines.FORK: ("forks its sequence", "forks one")}
-_MARKS = {
-    "Add Request": "is added",
-    "segment begins": "begins a segment",
-    "segment ends": "ends a segment",
-}
+_MARKS = {"Add Request": "is added", "segment begins": "begins a segment", "segment ends": "ends a segment"}
 _ANONYMOUS = "(anonymous namespace)::"
-_RUNS = {"mlc-llm-actions": "calls", "chrome-trace": "runs"}
+_MOST_COMPARED = 5_000_000
+"""Pairs of equal items beyond which two sequences are not aligned: time grows with them."""
 
 
 class DifferenceKind(Part):
@@ -77,195 +79,225 @@ class TraceDiff(Decided):
     timelines: tuple[Timeline, ...] = ()
 
 
-class Side(NamedTuple):
-    """One of the traces that are compared."""
-
-    trace: Trace
-    file: FileRead
-
-
-class Place(NamedTuple):
-    """The place of something, or, if `after`, the last step before the place where something is missing. 0 is unknown."""
-
-    at: int
-    after: bool = False
-
-    def text(self, unit: str) -> str:
-        """Describe the place, such as "line 12" or "after line 12"; empty if it is unknown."""
-        return f"{'after ' if self.after else ''}{unit} {self.at:,}" if self.at else ""
-
-
-class Difference(NamedTuple):
-    """One difference, in words: what each trace does, or None for the one that does not do what the other does."""
+class _Difference(NamedTuple):
+    """One difference, in words: what each trace does, or None for the one that does not do what the other does, and where."""
 
     where: str
     subject: str
     left: str | None
     right: str | None
-    a: Place
-    b: Place
+    a: str
+    b: str
+    places: tuple[int, int]
 
 
-def compare(a: Side, b: Side, timelines: tuple[Timeline, ...] = ()) -> TraceDiff:
-    """Compare two traces.
+_Sides = tuple[Segment, Segment]
 
-    Args:
-        a: the first one.
-        b: the second one.
-        timelines: of both, for the page.
+
+def document_of(path: Path) -> Document:
+    """Make the document of a trace: what it states, and the rules that it breaks.
+
+    Raises:
+        UsageError: there is no such file.
+        EvidenceError: it is no trace that a reader knows.
     """
-    verdict: Literal["pass", "regression", "inconclusive"]
-    if reason := _refusal(a, b):
-        return TraceDiff(verdict="inconclusive", a=a.file, b=b.file, headline=reason, timelines=timelines)
-    notes: list[str] = []
-    found = list(_differences(a.trace, b.trace, notes))
-    unread = [f"{side.file.path}: {side.file.unread:,}" for side in (a, b) if side.file.unread]
-    if found:
-        verdict, headline = "regression", _sentence(found[0], a.trace.unit)
-    elif unread:
-        verdict = "inconclusive"
-        headline = f"What was read of both is equal, but {a.trace.unit}s were not understood ({'; '.join(unread)})."
-    else:
-        verdict, headline = "pass", f"Both traces take the same steps: {_size(a.trace)}."
-    kinds, left_out = _summary(found, a.trace.unit)
-    steps, steps_left_out = _steps(a.trace, b.trace)
-    return TraceDiff(
-        verdict=verdict, a=a.file, b=b.file, headline=headline, cites=_cites(found), differences=len(found),
-        kinds=kinds, kinds_left_out=left_out, steps=steps, steps_left_out=steps_left_out, notes=tuple(notes),
-        timelines=timelines,
-    )  # fmt: skip
+    source = Source.of(path)
+    with reading(path, "trace"):
+        return _reader_of(source).read(source)
 
 
-def _refusal(a: Side, b: Side) -> str:
-    """Explain why two traces cannot be compared; empty if they can."""
-    if a.trace.format != b.trace.format or a.trace.writer != b.trace.writer:
-        return (
-            f"The traces cannot be compared: one is by {a.trace.writer} ({a.file.title}), the other by {b.trace.writer} "
-            f"({b.file.title}); expected two by the same writer."
+def diff_files(a: Path, b: Path) -> TraceDiff:
+    """Compare the traces in two files.
+
+    Raises:
+        UsageError: one of the files does not exist.
+        EvidenceError: one of them is no trace that a reader knows.
+    """
+    two(a, b, "traces")
+    with reading(f"{a} or {b}", "trace"):
+        sources = [Source.of(path) for path in (a, b)]
+        readers = [_reader_of(source) for source in sources]
+        left, right = (reader.steps(source) for reader, source in zip(readers, sources, strict=True))
+        timelines = tuple(reader.timeline(trace) for reader, trace in zip(readers, (left, right), strict=True))
+        return _Comparison(left, right).result().model_copy(update={"timelines": timelines})
+
+
+def _reader_of(source: Source) -> TraceReader:
+    reader = reader_of(source, "trace")
+    if reader is None:
+        raise EvidenceError(
+            f"{source.path} is no trace that assay knows.",
+            "the lines of an MLC-LLM engine, or Chrome trace events in JSON (.json or .json.gz)",
+            "give a trace; assay ingest reports what a file is",
         )
-    for side in (a, b):
-        if not any(len(segment.steps) for track in side.trace.tracks for segment in track.segments):
-            return f"The traces cannot be compared: {side.file.path} has no request and no pass with a step in it."
-    return ""
+    return cast(TraceReader, reader)
 
 
-def _size(trace: Trace) -> str:
-    segments = sum(len(track.segments) for track in trace.tracks)
-    steps = sum(len(segment.steps) for track in trace.tracks for segment in track.segments)
-    return (
-        f"{counted(len(trace.tracks), trace.tracks[0].kind)}, {counted(segments, 'segment')}, {counted(steps, 'step')}"
-    )
+class _Comparison:
+    """Compares two traces."""
 
+    def __init__(self, a: StepTrace, b: StepTrace) -> None:
+        self._a, self._b, self._unit = a, b, a.file.unit
+        self._runs = "calls" if self._unit == "line" else "runs"
+        self._notes: list[str] = []
 
-def _differences(a: Trace, b: Trace, notes: list[str]) -> Iterator[Difference]:
-    """Yield all differences, in the order of the traces: the setup, then the tracks, matched by their order."""
-    runs = _RUNS[a.format]
-    if a.setup is not None or b.setup is not None:
-        empty = Segment("", "setup", (), ())
-        yield from _segment_differences("the engine", a.setup or empty, b.setup or empty, runs, notes)
-    for ours, theirs in zip_longest(a.tracks, b.tracks):
-        if ours is None or theirs is None:
-            only = ours or theirs
-            assert only is not None
-            first, has = Place(_first(only)), "is there"
-            if ours:
-                yield Difference("tracks", only.name, has, None, first, Place(0))
-            else:
-                yield Difference("tracks", only.name, None, has, Place(0), first)
+    def result(self) -> TraceDiff:
+        """Compare them, as far as they can be."""
+        a, b = self._a, self._b
+        if reason := self._refusal():
+            return TraceDiff(verdict="inconclusive", a=a.file, b=b.file, headline=reason)
+        found = list(self._differences())
+        unread = [f"{one.file.path}: {one.file.unread:,}" for one in (a, b) if one.file.unread]
+        verdict: Literal["pass", "regression", "inconclusive"]
+        if found:
+            verdict, headline = "regression", _sentence(found[0])
+        elif unread:
+            verdict = "inconclusive"
+            headline = f"What was read of both is equal, but {self._unit}s were not understood ({'; '.join(unread)})."
         else:
-            yield from _track_differences(ours, theirs, runs, notes)
+            segments = [segment for track in a.tracks for segment in track.segments]
+            tracks, steps = (
+                counted(len(a.tracks), a.tracks[0].kind),
+                counted(sum(len(one.steps) for one in segments), "step"),
+            )
+            verdict = "pass"
+            headline = f"Both traces take the same steps: {tracks}, {counted(len(segments), 'segment')}, {steps}."
+        kinds, rows = _summary(found), _rows(a, b)
+        return TraceDiff(
+            verdict=verdict, a=a.file, b=b.file, headline=headline, cites=_cites(found), differences=len(found),
+            kinds=kinds[:KINDS_SHOWN], kinds_left_out=max(0, len(kinds) - KINDS_SHOWN), steps=rows[:STEPS_SHOWN],
+            steps_left_out=max(0, len(rows) - STEPS_SHOWN), notes=tuple(self._notes),
+        )  # fmt: skip
+
+    def _refusal(self) -> str:
+        """Explain why the traces cannot be compared; empty if they can."""
+        a, b = self._a, self._b
+        if (a.file.format, a.writer) != (b.file.format, b.writer):
+            return (
+                f"The traces cannot be compared: one is by {a.writer} ({a.file.title}), the other by {b.writer} "
+                f"({b.file.title}); expected two by the same writer."
+            )
+        for one in (a, b):
+            if not any(segment.steps for track in one.tracks for segment in track.segments):
+                return f"The traces cannot be compared: {one.file.path} has no request and no pass with a step in it."
+        return ""
+
+    def _differences(self) -> Iterator[_Difference]:
+        """Yield all differences, in the order of the traces: the setup, then the tracks, matched by their order."""
+        a, b = self._a, self._b
+        if a.setup is not None or b.setup is not None:
+            empty = Segment("", "setup", (), ())
+            yield from self._of_segments("the engine", (a.setup or empty, b.setup or empty))
+        for ours, theirs in zip_longest(a.tracks, b.tracks):
+            if ours is not None and theirs is not None:
+                yield from self._of_tracks(ours, theirs)
+                continue
+            only = ours or theirs
+            at = only.segments[0].first if only.segments else 0
+            yield self._only("tracks", only.name, "is there", ours is not None, at, 0)
+
+    def _only(self, where: str, subject: str, has: str, left: bool, at: int, after: int) -> _Difference:
+        """Make the difference that one trace alone has: at a place, and where it is missing after one; 0 is unknown."""
+        here, there = self._place(at), self._place(after, "after ")
+        if left:
+            return _Difference(where, subject, has, None, here, there, (at, after))
+        return _Difference(where, subject, None, has, there, here, (after, at))
+
+    def _place(self, at: int, after: str = "") -> str:
+        return f"{after}{self._unit} {at:,}" if at else ""
+
+    def _of_tracks(self, a: Track, b: Track) -> Iterator[_Difference]:
+        blocks = _aligned([(one.kind, one.steps) for one in a.segments], [(one.kind, one.steps) for one in b.segments])
+        if blocks is None:
+            self._notes.append(f"The segments of {a.name} differ so much that they were compared by their order alone.")
+            blocks = [(0, len(a.segments), 0, len(b.segments))]
+        for a1, a2, b1, b2 in blocks:
+            for left, right in zip_longest(a.segments[a1:a2], b.segments[b1:b2]):
+                if left is not None and right is not None:
+                    if (left.kind, left.steps) != (right.kind, right.steps):
+                        yield from self._of_segments(a.name, (left, right))
+                    continue
+                only, beside = (left, b.segments[:b2]) if left else (right, a.segments[:a2])
+                label = one_line(only.label, 60) if only.label else only.kind
+                has = f"has one more segment, {label} with {counted(len(only.steps), 'step')},"
+                after = beside[-1].last if beside else 0
+                yield self._only(f"{a.name}, {only.kind}", a.name, has, left is not None, only.first, after)
+        if a.output != b.output:
+            yield self._of_answers(a, b)
+
+    def _of_segments(self, name: str, both: _Sides) -> Iterator[_Difference]:
+        a, b = both
+        where = f"{name}, {a.kind}"
+        blocks = _aligned(a.steps, b.steps)
+        if blocks is None:
+            first = next(i for i, (x, y) in enumerate(zip_longest(a.steps, b.steps)) if x != y)
+            self._notes.append(
+                f"The steps of {name} ({a.kind}, from {a.first:,} and {b.first:,}) differ too much to align."
+            )
+            blocks = [(first, first + 1, first, first + 1)]
+        if a.kind != b.kind and a.steps == b.steps:
+            places = self._place(a.first), self._place(b.first)
+            yield _Difference(where, name, f"is in {a.kind}", f"is in {b.kind}", *places, (a.first, b.first))
+        for a1, a2, b1, b2 in blocks:
+            for i, j in zip_longest(range(a1, a2), range(b1, b2)):
+                yield self._of_steps(
+                    where, name, both, (a2 if i is None else i, b2 if j is None else j), (i is None, j is None)
+                )
+
+    def _of_steps(
+        self, where: str, name: str, both: _Sides, at: tuple[int, int], missing: tuple[bool, bool]
+    ) -> _Difference:
+        """Compare what both do at a step; where it is missing, nothing, after the step before."""
+        steps, texts, places = list[TraceStep | None](), list[str](), list[int]()
+        for segment, index, lacks in zip(both, at, missing, strict=True):
+            lacks = lacks or index >= len(segment.steps)
+            places.append(
+                segment.places[index] if not lacks
+                else segment.places[index - 1] if 0 < index <= len(segment.steps) else segment.last
+            )  # fmt: skip
+            texts.append(self._place(places[-1], "after " if lacks else ""))
+            steps.append(None if lacks else segment.steps[index])
+        ours, theirs = steps
+        shorten = ours is None or theirs is None or short_name(ours.name) != short_name(theirs.name)
+        left, right = (self._phrase(step, shorten) for step in steps)
+        if ours is not None and theirs is not None and ours.name in _ONE and theirs.name in _ONE:
+            right = _ONE[theirs.name][1]
+        return _Difference(where, name, left, right, texts[0], texts[1], (places[0], places[1]))
+
+    def _phrase(self, step: TraceStep | None, shorten: bool) -> str | None:
+        if step is None:
+            return None
+        if step.kind == "mark":
+            return _MARKS.get(step.name, f"logs {step.name}")
+        if step.kind == "action":
+            return f"polls {step.name}"
+        if step.name in _ONE:
+            return _ONE[step.name][0]
+        return f"{self._runs} {one_line(short_name(step.name) if shorten else step.name, 200)}"
+
+    def _of_answers(self, a: Track, b: Track) -> _Difference:
+        where, lines = f"{a.name}, answer", (a.output_at[0], b.output_at[0])
+        if a.output is None or b.output is None:
+            says = [None if track.output is None else "has an answer" for track in (a, b)]
+        else:
+            pairs = enumerate(zip_longest(a.output, b.output))
+            at = next(index for index, (x, y) in pairs if x != y)
+            lines = (lines[0] + a.output[:at].count("\n"), lines[1] + a.output[:at].count("\n"))
+            says = [f"answers {one_line(text[max(0, at - 20) : at + 40], 70)!r}" for text in (a.output, b.output)]
+        return _Difference(where, a.name, says[0], says[1], self._place(lines[0]), self._place(lines[1]), lines)
 
 
-def _first(track: Track) -> int:
-    return track.segments[0].first if track.segments else 0
-
-
-def _track_differences(a: Track, b: Track, runs: str, notes: list[str]) -> Iterator[Difference]:
-    ours, theirs = [_signature(segment) for segment in a.segments], [_signature(segment) for segment in b.segments]
-    blocks = align(ours, theirs)
-    if blocks is None:
-        notes.append(f"The segments of {a.name} differ so much that they were compared by their order alone.")
-        blocks = [Block("replace", 0, len(ours), 0, len(theirs))]
-    for block in blocks:
-        if block.tag == "equal":
-            continue
-        before = Place(_last(a.segments[: block.a2]), True), Place(_last(b.segments[: block.b2]), True)
-        for left, right in zip_longest(a.segments[block.a1 : block.a2], b.segments[block.b1 : block.b2]):
-            if left is None or right is None:
-                yield _whole_segment(a.name, left, right, *before)
-            elif _signature(left) != _signature(right):
-                yield from _segment_differences(a.name, left, right, runs, notes)
-    if a.output != b.output:
-        yield _output_difference(a, b)
-
-
-def _last(segments: Sequence[Segment]) -> int:
-    return segments[-1].last if segments else 0
-
-
-def _signature(segment: Segment) -> tuple[str, tuple[Step, ...]]:
-    return (segment.kind, segment.steps)
-
-
-def _whole_segment(name: str, left: Segment | None, right: Segment | None, a: Place, b: Place) -> Difference:
-    only = left or right
-    assert only is not None
-    has = f"has one more segment, {_title(only)},"
-    where = f"{name}, {only.kind}"
-    if left:
-        return Difference(where, name, has, None, Place(only.first), b)
-    return Difference(where, name, None, has, a, Place(only.first))
-
-
-def _title(segment: Segment) -> str:
-    label = one_line(segment.label, 60) if segment.label else segment.kind
-    return f"{label} with {counted(len(segment.steps), 'step')}"
-
-
-def _segment_differences(name: str, a: Segment, b: Segment, runs: str, notes: list[str]) -> Iterator[Difference]:
-    where = f"{name}, {a.kind}"
-    blocks = align(a.steps, b.steps)
-    if blocks is None:
-        first = next(i for i, (one, other) in enumerate(zip_longest(a.steps, b.steps)) if one != other)
-        notes.append(f"The steps of {name} ({a.kind}, from {a.first:,} and {b.first:,}) differ too much to align.")
-        yield _step_difference(where, name, a, b, (first, first), (first, first), runs)
-        return
-    if a.kind != b.kind and a.steps == b.steps:
-        yield Difference(where, name, f"is in {a.kind}", f"is in {b.kind}", Place(a.first), Place(b.first))
-    for block in blocks:
-        if block.tag == "equal":
-            continue
-        for i, j in zip_longest(range(block.a1, block.a2), range(block.b1, block.b2)):
-            yield _step_difference(where, name, a, b, (i, block.a2), (j, block.b2), runs)
-
-
-def _step_difference(
-    where: str, name: str, a: Segment, b: Segment, i: tuple[int | None, int], j: tuple[int | None, int], runs: str
-) -> Difference:
-    """Compare what both do at a step; an index of None stands for nothing, after the step before the second one."""
-    (ours, at), (theirs, other) = _step_at(a, *i), _step_at(b, *j)
-    if ours is not None and theirs is not None and ours.name in _ONE and theirs.name in _ONE:
-        return Difference(where, name, _ONE[ours.name][0], _ONE[theirs.name][1], at, other)
-    shorten = ours is None or theirs is None or short_name(ours.name) != short_name(theirs.name)
-    return Difference(where, name, _phrase(ours, runs, shorten), _phrase(theirs, runs, shorten), at, other)
-
-
-def _step_at(segment: Segment, index: int | None, end: int) -> tuple[Step | None, Place]:
-    if index is not None and index < len(segment.steps):
-        return segment.steps[index], Place(segment.places[index])
-    return None, Place(segment.places[end - 1] if 0 < end <= len(segment.steps) else segment.last, True)
-
-
-def _phrase(step: Step | None, runs: str, shorten: bool) -> str | None:
-    if step is None:
+def _aligned(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[tuple[int, int, int, int]] | None:
+    """List what differs between two sequences, as a[a1:a2] in place of b[b1:b2]; None if they differ too much to be aligned."""
+    start = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    most = min(len(a), len(b)) - start
+    end = next((i for i in range(most) if a[-1 - i] != b[-1 - i]), most)
+    ours, theirs = a[start : len(a) - end], b[start : len(b) - end]
+    counts = Counter(theirs)
+    if sum(counts[item] for item in ours) > _MOST_COMPARED:
         return None
-    if step.kind == "mark":
-        return _MARKS.get(step.name, f"logs {step.name}")
-    if step.kind == "action":
-        return f"polls {step.name}"
-    if step.name in _ONE:
-        return _ONE[step.name][0]
-    return f"{runs} {one_line(short_name(step.name) if shorten else step.name, 200)}"
+    blocks = SequenceMatcher(None, ours, theirs, autojunk=False).get_opcodes()
+    return [(start + a1, start + a2, start + b1, start + b2) for tag, a1, a2, b1, b2 in blocks if tag != "equal"]
 
 
 def short_name(name: str) -> str:
@@ -274,22 +306,9 @@ def short_name(name: str) -> str:
     return re.split(r"[<(]", plain, maxsplit=1)[0].strip() or name
 
 
-def _output_difference(a: Track, b: Track) -> Difference:
-    ours, theirs = a.output or "", b.output or ""
-    if a.output is None or b.output is None:
-        says = [None if track.output is None else "has an answer" for track in (a, b)]
-        return Difference(f"{a.name}, answer", a.name, says[0], says[1], Place(a.output_at[0]), Place(b.output_at[0]))
-    at = next((i for i, (x, y) in enumerate(zip(ours, theirs, strict=False)) if x != y), min(len(ours), len(theirs)))
-    lines = ours[:at].count("\n")
-    left, right = (f"answers {one_line(text[max(0, at - 20) : at + 40], 70)!r}" for text in (ours, theirs))
-    return Difference(
-        f"{a.name}, answer", a.name, left, right, Place(a.output_at[0] + lines), Place(b.output_at[0] + lines)
-    )
-
-
-def _sentence(found: Difference, unit: str) -> str:
+def _sentence(found: _Difference) -> str:
     """Describe a difference in a sentence, with both places where both are known."""
-    left, right = (f" ({place.text(unit)})" if place.at else "" for place in (found.a, found.b))
+    left, right = (f" ({place})" if place else "" for place in (found.a, found.b))
     if found.left is None:
         sentence = f"{found.subject} {found.right} in the second trace{right} and not in the first{left}."
     elif found.right is None:
@@ -299,61 +318,38 @@ def _sentence(found: Difference, unit: str) -> str:
     return sentence[0].upper() + sentence[1:].replace(", in the", " in the")
 
 
-def _cites(found: Sequence[Difference]) -> tuple[Excerpt, ...]:
+def _cites(found: Sequence[_Difference]) -> tuple[Excerpt, ...]:
     """List the places of the first difference, with what each trace does there in words."""
-    if not found:
-        return ()
-    says = zip((found[0].a, found[0].b), (found[0].left, found[0].right), ("first", "second"), strict=True)
+    says = [(one.places, (one.left, one.right)) for one in found[:1]]
     return tuple(
-        Excerpt(first=place.at, last=place.at, text=f"{which} trace: {words or 'nothing'}")
-        for place, words, which in says
-        if place.at
+        Excerpt(first=at, last=at, text=f"{which} trace: {words or 'nothing'}")
+        for places, both in says
+        for at, words, which in zip(places, both, ("first", "second"), strict=True)
+        if at
     )
 
 
-def _summary(found: Sequence[Difference], unit: str) -> tuple[tuple[DifferenceKind, ...], int]:
-    groups: dict[tuple[str, str | None, str | None], list[Difference]] = defaultdict(list)
+def _summary(found: Sequence[_Difference]) -> tuple[DifferenceKind, ...]:
+    groups: dict[tuple[str, str | None, str | None], list[_Difference]] = defaultdict(list)
     for one in found:
         groups[one.where, one.left, one.right].append(one)
-    kinds = tuple(
-        DifferenceKind(where=where, a=left or "–", b=right or "–", count=len(ones),
-                       first=" and ".join(filter(None, (ones[0].a.text(unit), ones[0].b.text(unit)))))
-        for (where, left, right), ones in groups.items()
+    return tuple(
+        DifferenceKind(
+            where=where, a=left or "–", b=right or "–", count=len(same), first=" and ".join(filter(None, (same[0].a, same[0].b)))
+        )
+        for (where, left, right), same in groups.items()
     )  # fmt: skip
-    return kinds[:KINDS_SHOWN], max(0, len(kinds) - KINDS_SHOWN)
 
 
-def _steps(a: Trace, b: Trace) -> tuple[tuple[StepRow, ...], int]:
+def _rows(a: StepTrace, b: StepTrace) -> tuple[StepRow, ...]:
     """Count how often each step occurs, by the kind of its segment."""
     (ours, our_us), (theirs, their_us) = totals(a), totals(b)
     keys = sorted(
         ours.keys() | theirs.keys(), key=lambda key: (ours[key] == theirs[key], -max(ours[key], theirs[key]), key)
     )
-    rows = tuple(
+    return tuple(
         StepRow(
-            phase=key[0],
-            name=one_line(key[1], 300),
-            a=ours[key],
-            b=theirs[key],
-            a_us=our_us.get(key),
-            b_us=their_us.get(key),
+            phase=key[0], name=one_line(key[1], 300), a=ours[key], b=theirs[key], a_us=our_us.get(key), b_us=their_us.get(key)
         )
-        for key in keys[:STEPS_SHOWN]
-    )
-    return rows, max(0, len(keys) - STEPS_SHOWN)
-
-
-def totals(trace: Trace) -> tuple[Counter[tuple[str, str]], dict[tuple[str, str], float]]:
-    """Count each call and action by the kind of its segment, and sum their microseconds where there are times."""
-    counts: Counter[tuple[str, str]] = Counter()
-    times: dict[tuple[str, str], float] = defaultdict(float)
-    repeated: Counter[tuple[str, tuple[Step, ...]]] = Counter()
-    for segment in [*filter(None, [trace.setup]), *(one for track in trace.tracks for one in track.segments)]:
-        repeated[segment.kind, segment.steps] += 1
-        for step, duration in zip(segment.steps, segment.durations, strict=False):
-            times[segment.kind, step.name] += duration
-    for (kind, steps), number in repeated.items():
-        for step in steps:
-            if step.kind != "mark":
-                counts[kind, step.name] += number
-    return counts, dict(times)
+        for key in keys
+    )  # fmt: skip

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from assay.harness.ingest.any_log import READER
 from assay.harness.ingest.any_log.faults import fault
 from assay.harness.ingest.any_log.figures import figures
+from assay.harness.ingest.any_log.reader import AnyLog
 from assay.harness.ingest.claim import verify
 from assay.harness.ingest.recognise import UNKNOWN, ingest
 from assay.harness.ingest.result import Document
@@ -116,7 +116,9 @@ def test_bytes_are_no_text(tmp_path: Path) -> None:
 
 def test_a_traceback_without_an_end_is_kept(tmp_path: Path) -> None:
     path = written(tmp_path, 'Traceback (most recent call last):\n  File "a.py", line 3, in f\n    g()\n')
-    assert [fact.text for fact in READER.read(Source.of(path)).facts] == ["a traceback that does not end (a.py:3 in f)"]
+    assert [fact.text for fact in AnyLog().read(Source.of(path)).facts] == [
+        "a traceback that does not end (a.py:3 in f)"
+    ]
 
 
 @pytest.mark.parametrize(

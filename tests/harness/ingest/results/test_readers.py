@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from assay.harness.errors import AssayError, EvidenceError, UsageError
-from assay.harness.ingest.results import READERS
+from assay.harness.ingest.recognise import readers
 from assay.harness.ingest.results.inspect_ai import InspectAi
 from assay.harness.ingest.results.junit import JUnit
 from assay.harness.ingest.results.lm_eval import LmEval
@@ -34,13 +34,13 @@ FILES = {
 
 @pytest.mark.parametrize(("name", "format_"), FILES.items())
 def test_each_file_is_recognised_by_its_own_reader_alone(data: Path, name: str, format_: str) -> None:
-    assert [one.id for one in READERS if one.recognises(Source.of(data / name))] == [format_]
+    assert [one.id for one in readers("results") if one.recognises(Source.of(data / name))] == [format_]
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_document_counts_every_unit(data: Path, name: str) -> None:
     source = Source.of(data / name)
-    reader = next(one for one in READERS if one.recognises(source))
+    reader = next(one for one in readers("results") if one.recognises(source))
     document = reader.read(source)
     assert document.file.format == FILES[name]
     assert document.file.lines == document.file.read > 0

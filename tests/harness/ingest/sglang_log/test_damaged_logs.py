@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from assay.harness.ingest.recognise import ingest
-from assay.harness.ingest.sglang_log import READER, read_log
+from assay.harness.ingest.sglang_log.document import SglangLog, read_log
 from assay.harness.ingest.sglang_log.facts import Log
 from assay.harness.ingest.source import Source
 
@@ -65,8 +65,8 @@ def test_line_ends_and_encodings_change_nothing(encoding: str, seed_log: Path, t
     text = seed_log.read_text()
     data = text.replace("\n", "\r\n").encode() if encoding == "crlf" else text.encode(encoding)
     source = copy(tmp_path, data)
-    assert READER.recognises(source)
-    found, expected = READER.read(source), READER.read(Source.of(seed_log))
+    assert SglangLog().recognises(source)
+    found, expected = SglangLog().read(source), SglangLog().read(Source.of(seed_log))
     assert (found.facts, found.tables, found.findings) == (expected.facts, expected.tables, expected.findings)
     assert found.file.unread == 0
 

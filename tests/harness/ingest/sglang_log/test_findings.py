@@ -7,14 +7,14 @@ import pytest
 from scipy.stats import binom
 
 from assay.harness.ingest.result import CitedFinding, Document
-from assay.harness.ingest.sglang_log import READER
+from assay.harness.ingest.sglang_log.document import SglangLog
 from assay.harness.ingest.source import Source
 
 
 def ingested(tmp_path: Path, text: str) -> Document:
     path = tmp_path / "x.log"
     path.write_text(text)
-    return READER.read(Source.of(path))
+    return SglangLog().read(Source.of(path))
 
 
 def by_id(document: Document) -> dict[str, CitedFinding]:
@@ -23,7 +23,7 @@ def by_id(document: Document) -> dict[str, CitedFinding]:
 
 @pytest.fixture
 def seed(seed_log: Path) -> Document:
-    return READER.read(Source.of(seed_log))
+    return SglangLog().read(Source.of(seed_log))
 
 
 def test_all_findings_of_the_seed(seed: Document) -> None:
@@ -156,7 +156,7 @@ def test_interleaved_processes_are_not_told_apart(seed_log: Path, server_log: Pa
 
 
 def test_a_servers_own_end_is_no_crash(server_log: Path) -> None:
-    assert [one.id for one in READER.read(Source.of(server_log)).findings] == []
+    assert [one.id for one in SglangLog().read(Source.of(server_log)).findings] == []
 
 
 def test_requests_without_an_answer_are_counted(tmp_path: Path) -> None:

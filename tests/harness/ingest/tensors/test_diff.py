@@ -18,11 +18,11 @@ from torch import Tensor
 from assay.harness import cli
 from assay.harness.errors import UsageError
 from assay.harness.ingest.source import Source
-from assay.harness.ingest.tensors import READER
 from assay.harness.ingest.tensors.diff import TensorDiff, diff
 from assay.harness.ingest.tensors.dump import open_dump
 from assay.harness.ingest.tensors.files import Unreadable
 from assay.harness.ingest.tensors.layout import ModelShape, check_axes
+from assay.harness.ingest.tensors.reader import TensorReader
 from assay.harness.judge.report import NOT_FINITE
 from assay.reports.page import to_html
 from assay.reports.tensor_dumps import tensor_diff_document
@@ -273,8 +273,8 @@ def test_the_page_has_the_maps(tmp_path: Path) -> None:
 
 def test_the_reader_tells_what_a_dump_holds() -> None:
     source = Source.of(DATA / "sglang_dumper")
-    assert READER.recognises(source)
-    document = READER.read(source)
+    assert TensorReader().recognises(source)
+    document = TensorReader().read(source)
     assert (document.file.format, document.file.unit, document.file.read, document.file.unread) == (
         "tensors-sglang-dumper",
         "tensor",
@@ -282,5 +282,5 @@ def test_the_reader_tells_what_a_dump_holds() -> None:
         0,
     )
     one = Source.of(next((DATA / "flashinfer").rglob("inputs.safetensors")))
-    assert READER.recognises(one)
-    assert not READER.recognises(Source.of(Path(__file__)))
+    assert TensorReader().recognises(one)
+    assert not TensorReader().recognises(Source.of(Path(__file__)))

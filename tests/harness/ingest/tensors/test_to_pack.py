@@ -18,10 +18,9 @@ from assay.harness.attention.sample_calls import call_of
 from assay.harness.cli.app import app, load_command
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.pack import read_pack
-from assay.harness.ingest.tensors.dump import open_dump
+from assay.harness.ingest.tensors.dump import Imported, open_dump
 from assay.harness.ingest.tensors.forward_passes import Missing, split
 from assay.harness.ingest.tensors.histories import Piece, choose
-from assay.harness.ingest.tensors.imported import Imported
 from assay.harness.ingest.tensors.layout import ModelShape
 from assay.harness.ingest.tensors.to_pack import to_pack
 from assay.harness.offline.replay import replay
