@@ -29,7 +29,7 @@ from assay.evals.synthetic import draw
 from assay.harness.collect.plan import prepare
 from assay.harness.collect.servers import core_of, make_engine, running
 from assay.harness.config import make_spec
-from assay.harness.ingest.results.compare import PassLimits, compare
+from assay.harness.ingest.results.compare_results import PassLimits, compare
 
 TASK = """\
 task: assay_synthetic

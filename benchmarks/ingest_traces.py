@@ -31,8 +31,8 @@ from pathlib import Path
 from assay.harness.ingest.trace.facts import tokens
 from assay.harness.ingest.trace.load import diff_files, document_of
 
-from assay.harness.ingest.source import Source
-from assay.harness.ingest.trace.mlc import MlcReader
+from assay.harness.ingest.source_file import SourceFile
+from assay.harness.ingest.trace.mlc_engine import MlcReader
 
 PROFILE = Path(__file__).parents[1] / "tests" / "data" / "traces" / "h100_flash.json.gz"
 COPIES, MEGABYTES = 200, 100
@@ -68,9 +68,9 @@ def noise(rng: random.Random) -> str:
 
 def wrong_counts(path: Path, text: str) -> list[str]:
     """Counts of a copy that differ from those of regular expressions, which share no code with the reader."""
-    found = MlcReader().steps(Source.of(path))
+    found = MlcReader().steps(SourceFile.of(path))
     steps = [step for segment in found.segments for step in segment.steps]
-    MlcReader().read(Source.of(path))
+    MlcReader().read(SourceFile.of(path))
     lines = text.split("\n")
     lines = lines[:-1] if lines[-1] == "" else lines
     added = [i for i, line in enumerate(lines) if line == "[engine debug] ***Add Request***"]

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from assay.harness.ingest.results.comparison import AnswerFlip, ComparedLatency, ComparedTask, CompareResult, Side
+from assay.harness.ingest.results.comparison import (
+    AnswerFlip,
+    ComparedLatency,
+    ComparedSide,
+    ComparedTask,
+    CompareResult,
+)
 from assay.harness.ingest.results.runs_comparison import HeadMaps, RunCell, RunRow, RunsComparison
 from assay.harness.judge.report import ErrorGrid
 from assay.harness.text import counted, one_line
@@ -73,7 +79,7 @@ def _suite(result: CompareResult | RunsComparison, named: dict[str, str], cases:
     return Suite("assay compare", cases, {"verdict": result.verdict, "exit_code": code, **named})
 
 
-def _side(side: Side) -> tuple[Words, ...]:
+def _side(side: ComparedSide) -> tuple[Words, ...]:
     known = " ".join(part for part in (side.tool, side.version, side.model) if part)
     read = f"{counted(side.read, side.unit)} read, {side.unread:,} not"
     notes = [one_line(note, 300) for note in side.notes]

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, NamedTuple
 from pydantic import ConfigDict, Field
 
 from assay.harness.ingest.quantity import Unit
-from assay.harness.ingest.source import Source
+from assay.harness.ingest.source_file import SourceFile
 from assay.harness.ingest.timeline import Timeline
 from assay.harness.schema import RULE, Part
 from assay.harness.verdict import Decided, Finding
@@ -61,7 +61,7 @@ class FileRead(Part):
 
     @classmethod
     def of(
-        cls, source: Source, format: str, title: str, read: int, unread: int, unit: str = "line",
+        cls, source: SourceFile, format: str, title: str, read: int, unread: int, unit: str = "line",
         excerpts: Iterable[Excerpt] = (), notes: Iterable[str] = (),
     ) -> FileRead:  # fmt: skip
         """Describe how much of a file or a folder was read, with its size and its hash."""
@@ -80,7 +80,7 @@ class Fact(Part):
     cites: tuple[Excerpt, ...] = ()
 
 
-class Table(Part):
+class FactTable(Part):
     """Facts of one kind, a row each."""
 
     id: str
@@ -90,12 +90,12 @@ class Table(Part):
     note: str = ""
 
 
-class Document(Part):
+class FileDocument(Part):
     """The result of one reader on one file."""
 
     file: FileRead
     facts: tuple[Fact, ...] = ()
-    tables: tuple[Table, ...] = ()
+    tables: tuple[FactTable, ...] = ()
     findings: tuple[CitedFinding, ...] = ()
     next_steps: tuple[str, ...] = Field((), description="commands that would prove what the file only suggests")
     timeline: Timeline | None = Field(None, description="of a trace; null for other files")
@@ -117,5 +117,5 @@ class IngestResult(Decided):
 
     created: str = Field(description="ISO 8601, UTC")
     headline: str
-    documents: tuple[Document, ...]
+    documents: tuple[FileDocument, ...]
     next_steps: tuple[str, ...] = Field((), description="commands that would prove what the files only suggest")

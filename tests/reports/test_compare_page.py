@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from assay.harness.ingest.results.compare import PassLimits, compare
+from assay.harness.ingest.results.compare_results import PassLimits, compare
 from assay.harness.ingest.results.comparison import AnswerFlip, CompareResult, OutcomeChange
 from assay.reports import junit, page
 from assay.reports.compare import compare_document

@@ -30,7 +30,7 @@ COVERS: dict[ResultKind, str] = {
 }
 
 
-class Side(Part):
+class ComparedSide(Part):
     """One of the two results."""
 
     name: Literal["A", "B"]
@@ -121,8 +121,8 @@ class CompareResult(Decided):
     covers: str = Field(description="what the verdict covers, and what it does not")
     margin: float = Field(description="largest loss that passes, as a share of 1")
     alpha: float
-    a: Side
-    b: Side
+    a: ComparedSide
+    b: ComparedSide
     checks: tuple[Check, ...]
     overall: ComparedTask | None = Field(None, description="all tasks together; null for anything but answers")
     tasks: tuple[ComparedTask, ...] = ()

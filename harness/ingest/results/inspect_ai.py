@@ -16,8 +16,8 @@ from typing import Any
 
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.ingest.results.json_files import json_object
-from assay.harness.ingest.results.result_set import Reading, ResultItem, ResultSet, ResultsReader, short_hash
-from assay.harness.ingest.source import Source
+from assay.harness.ingest.results.result_set import ReadResults, ResultItem, ResultSet, ResultsReader, short_hash
+from assay.harness.ingest.source_file import SourceFile
 from assay.harness.reading import whole_file
 from assay.harness.text import did_you_mean
 
@@ -36,7 +36,7 @@ class InspectAi(ResultsReader):
     id = "inspect-ai"
     title = "inspect_ai log"
 
-    def recognises(self, source: Source) -> bool:
+    def recognises(self, source: SourceFile) -> bool:
         """Recognise a zip with a header and samples, or JSON with version, status, eval and plan."""
         if source.head.startswith(b"PK\x03\x04"):
             try:
@@ -48,7 +48,7 @@ class InspectAi(ResultsReader):
         head = source.head_text.lstrip()
         return head.startswith("{") and all(f'"{key}"' in head for key in ("status", "eval", "task_id", "run_id"))
 
-    def results(self, source: Source, metric: str = "") -> Reading:
+    def results(self, source: SourceFile, metric: str = "") -> ReadResults:
         """Read the task of the log.
 
         Args:
@@ -60,7 +60,7 @@ class InspectAi(ResultsReader):
             UsageError: it has no such scorer.
             UsageError: a package that unpacks it is not installed.
         """
-        reading = Reading(unit="sample")
+        reading = ReadResults(unit="sample")
         if source.head.startswith(b"PK\x03\x04"):
             header, samples = _from_zip(source.path, reading)
         else:
@@ -83,7 +83,7 @@ class InspectAi(ResultsReader):
         return reading
 
 
-def _from_zip(path: Path, reading: Reading) -> tuple[dict[str, Any], list[tuple[int, dict[str, Any]]]]:
+def _from_zip(path: Path, reading: ReadResults) -> tuple[dict[str, Any], list[tuple[int, dict[str, Any]]]]:
     samples = []
     try:
         with zipfile.ZipFile(path) as file:

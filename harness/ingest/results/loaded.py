@@ -8,9 +8,9 @@ from typing import cast
 
 from assay.harness.errors import UsageError
 from assay.harness.ingest.recognise import reader_of, readers
-from assay.harness.ingest.results.comparison import ResultKind, Side
-from assay.harness.ingest.results.result_set import Reading, ResultsReader
-from assay.harness.ingest.source import Source
+from assay.harness.ingest.results.comparison import ComparedSide, ResultKind
+from assay.harness.ingest.results.result_set import ReadResults, ResultsReader
+from assay.harness.ingest.source_file import SourceFile
 from assay.harness.reading import reading
 
 
@@ -18,9 +18,9 @@ from assay.harness.reading import reading
 class Loaded:
     """One side of a comparison, read."""
 
-    source: Source
+    source: SourceFile
     reader: ResultsReader
-    reading: Reading
+    reading: ReadResults
 
     @property
     def kind(self) -> ResultKind:
@@ -29,10 +29,10 @@ class Loaded:
             return "runs"
         return self.reading.sets[0].kind if self.reading.sets else "answers"
 
-    def side(self, name: str) -> Side:
+    def side(self, name: str) -> ComparedSide:
         """Return it as a side of the comparison, under this name."""
         first = self.reading.sets[0] if self.reading.sets else None
-        return Side(
+        return ComparedSide(
             name="A" if name == "A" else "B",
             path=str(self.source.path),
             format=self.reader.id,
@@ -57,7 +57,7 @@ def load(path: Path, metric: str = "") -> Loaded:
         UsageError: there is no such file, or no reader recognises it.
         EvidenceError: it is damaged.
     """
-    source = Source.of(path)
+    source = SourceFile.of(path)
     with reading(path, "results file"):
         reader = cast(ResultsReader | None, reader_of(source, "results"))
         if reader is not None:

@@ -11,8 +11,8 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from assay.harness.ingest.quantity import quantity
-from assay.harness.ingest.result import Document, Excerpt, Fact, FileRead, Statement, Table
-from assay.harness.ingest.source import Source
+from assay.harness.ingest.result import Excerpt, Fact, FactTable, FileDocument, FileRead, Statement
+from assay.harness.ingest.source_file import SourceFile
 from assay.harness.schema import Part
 from assay.harness.text import one_line
 
@@ -82,7 +82,7 @@ class ResultSet(Part):
 
 
 @dataclass
-class Reading:
+class ReadResults:
     """The result of a reader on a file, counted unit by unit.
 
     Attributes:
@@ -119,11 +119,11 @@ class ResultsReader(ABC):
     title: ClassVar[str]
 
     @abstractmethod
-    def recognises(self, source: Source) -> bool:
-        """See `recognise.Reader`."""
+    def recognises(self, source: SourceFile) -> bool:
+        """See `FileReader`."""
 
     @abstractmethod
-    def results(self, source: Source, metric: str = "") -> Reading:
+    def results(self, source: SourceFile, metric: str = "") -> ReadResults:
         """Read all results of a file or folder.
 
         Args:
@@ -135,10 +135,10 @@ class ResultsReader(ABC):
             UsageError: no score has the name that was asked for.
         """
 
-    def read(self, source: Source) -> Document:
-        """See `recognise.Reader`."""
+    def read(self, source: SourceFile) -> FileDocument:
+        """See `FileReader`."""
         reading = self.results(source)
-        return Document(
+        return FileDocument(
             file=FileRead.of(
                 source, self.id, self.title, reading.read, reading.unread, reading.unit, reading.excerpts, reading.notes
             ),
@@ -146,7 +146,7 @@ class ResultsReader(ABC):
             tables=tuple(table for table in (_table(reading.sets), _figures(reading.sets)) if table.rows),
         )
 
-    def statements(self, source: Source) -> Iterable[Statement]:
+    def statements(self, source: SourceFile) -> Iterable[Statement]:
         """Yield the mean scores of answers, and the figures of a benchmark; see `recognise.States`."""
         for one in self.results(source).sets:
             yield from figures(one) if one.kind == "latencies" else _score(one)
@@ -200,15 +200,15 @@ def _facts(result_set: ResultSet) -> list[Fact]:
     )
 
 
-def _figures(sets: list[ResultSet]) -> Table:
+def _figures(sets: list[ResultSet]) -> FactTable:
     """Tabulate the summaries of serving benchmarks: a row for each run, a column for each figure that any of them has."""
     runs = [one for one in sets if one.kind == "latencies"]
     columns = tuple(dict.fromkeys(name for run in runs for name in run.figures))
     rows = [(run.task, f"{run.failed:,}", *(run.figures.get(name, "") for name in columns)) for run in runs]
-    return Table(id="figures", title="Serving", columns=("load", "failed", *columns), rows=tuple(rows[:ROWS_SHOWN]))
+    return FactTable(id="figures", title="Serving", columns=("load", "failed", *columns), rows=tuple(rows[:ROWS_SHOWN]))
 
 
-def _table(sets: list[ResultSet]) -> Table:
+def _table(sets: list[ResultSet]) -> FactTable:
     sets = [one for one in sets if one.kind != "latencies"]
     rows = [
         (
@@ -223,4 +223,4 @@ def _table(sets: list[ResultSet]) -> Table:
     ]
     columns = ("task", "metric", "items", "mean score", "shots", "unparsed")
     note = f"The first {ROWS_SHOWN} of {len(sets)} tasks." if len(sets) > ROWS_SHOWN else ""
-    return Table(id="results", title="Results", columns=columns, rows=tuple(rows), note=note)
+    return FactTable(id="results", title="Results", columns=columns, rows=tuple(rows), note=note)

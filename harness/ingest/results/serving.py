@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from assay.harness.ingest.results.json_files import json_object, json_rows
-from assay.harness.ingest.results.result_set import Latencies, Reading, ResultSet, ResultsReader
-from assay.harness.ingest.source import Source
+from assay.harness.ingest.results.result_set import Latencies, ReadResults, ResultSet, ResultsReader
+from assay.harness.ingest.source_file import SourceFile
 from assay.harness.reading import whole_file
 
 _KEYS = ("request_throughput", "mean_ttft_ms", "median_itl_ms")
@@ -32,16 +32,16 @@ class Serving(ResultsReader):
     id = "serving"
     title = "Results of a serving benchmark"
 
-    def recognises(self, source: Source) -> bool:
+    def recognises(self, source: SourceFile) -> bool:
         """Recognise a JSON object with the benchmark's throughput and latencies, or with vLLM's names of model and tokenizer."""
         head = source.head_text.lstrip()
         first = head.partition("\n")[0]
         by_line = all(f'"{key}"' in first for key in _KEYS)
         return head.startswith("{") and (by_line or all(f'"{key}"' in head for key in _VLLM))
 
-    def results(self, source: Source, metric: str = "") -> Reading:
+    def results(self, source: SourceFile, metric: str = "") -> ReadResults:
         """Make a set for each run of the file, in its order. `metric` is not used."""
-        reading = Reading(unit="run")
+        reading = ReadResults(unit="run")
         for number, row in _rows(source, reading):
             reading.sets.append(_set(source, row, number))
         if any(not one.requests for one in reading.sets):
@@ -49,7 +49,7 @@ class Serving(ResultsReader):
         return reading
 
 
-def _rows(source: Source, reading: Reading) -> Iterable[tuple[int, Mapping[str, Any]]]:
+def _rows(source: SourceFile, reading: ReadResults) -> Iterable[tuple[int, Mapping[str, Any]]]:
     """Read the runs of a file: one a line, or one object over several lines."""
     if source.head_text.strip().partition("\n")[0].rstrip() != "{":
         return json_rows(source, _KEYS, reading)
@@ -61,7 +61,7 @@ def _rows(source: Source, reading: Reading) -> Iterable[tuple[int, Mapping[str, 
     return ((1, row),)
 
 
-def _set(source: Source, row: Mapping[str, Any], line: int) -> ResultSet:
+def _set(source: SourceFile, row: Mapping[str, Any], line: int) -> ResultSet:
     listed = all(isinstance(row.get(key), list) for key in _LISTS)
     errors = row.get("errors") or []
     info = row.get("server_info") or {}

@@ -14,8 +14,8 @@ from typing import Any
 
 from assay.harness.errors import EvidenceError
 from assay.harness.ingest.results.json_files import json_rows, read_object
-from assay.harness.ingest.results.result_set import Reading, ResultItem, ResultSet, ResultsReader, short_hash
-from assay.harness.ingest.source import Source
+from assay.harness.ingest.results.result_set import ReadResults, ResultItem, ResultSet, ResultsReader, short_hash
+from assay.harness.ingest.source_file import SourceFile
 
 _SCORES = ("symbolic_correct", "is_correct", "score")
 _METRIC_KEYS = ("name", "num_examples", "n_repeats", "aggregate")
@@ -28,7 +28,7 @@ class SglEval(ResultsReader):
     id = "sgl-eval"
     title = "sgl-eval results"
 
-    def recognises(self, source: Source) -> bool:
+    def recognises(self, source: SourceFile) -> bool:
         """Recognise a folder with the two kinds of files (or one folder that has them), or one of the files."""
         if source.path.is_dir():
             return bool(_folders(source.path))
@@ -38,7 +38,7 @@ class SglEval(ResultsReader):
             return all(f'"{key}"' in first for key in _SAMPLE_KEYS)
         return head.lstrip().startswith("{") and all(f'"{key}"' in head for key in _METRIC_KEYS)
 
-    def results(self, source: Source, metric: str = "") -> Reading:
+    def results(self, source: SourceFile, metric: str = "") -> ReadResults:
         """Read the benchmark of the folder. `metric` is not used: sgl-eval has one score.
 
         Raises:
@@ -51,7 +51,7 @@ class SglEval(ResultsReader):
                 "one run",
                 "name one of its folders",
             )
-        folder, reading = found_in[0], Reading(unit="sample")
+        folder, reading = found_in[0], ReadResults(unit="sample")
         found = read_object(folder / "metrics.json")
         if not found:
             reading.notes.append(f"{folder} has no metrics.json: model, settings and version are not known")
@@ -71,8 +71,8 @@ def _folders(path: Path) -> list[Path]:
     return [one.parent for one in sorted(path.rglob("output-rs0.jsonl"))]
 
 
-def _read_samples(path: Path, repeat: int, items: list[ResultItem], reading: Reading) -> None:
-    for _, row in json_rows(Source.of(path), _SAMPLE_KEYS, reading):
+def _read_samples(path: Path, repeat: int, items: list[ResultItem], reading: ReadResults) -> None:
+    for _, row in json_rows(SourceFile.of(path), _SAMPLE_KEYS, reading):
         items.append(_item(row, repeat))
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from assay.harness.errors import UsageError
 from assay.harness.ingest.results.assay_run import AssayRun
-from assay.harness.ingest.results.compare import PassLimits, compare_two_runs
+from assay.harness.ingest.results.compare_results import PassLimits, compare_two_runs
 from assay.harness.ingest.results.comparison import COVERS, CompareResult
 from assay.harness.ingest.results.loaded import Loaded, load
 from assay.harness.ingest.results.runs_comparison import Group, HeadMaps, RunCell, RunColumn, RunRow, RunsComparison
-from assay.harness.ingest.source import Source
+from assay.harness.ingest.source_file import SourceFile
 from assay.harness.judge.history import line_of, worst_own
 from assay.harness.judge.latency_result import ratio_text
 from assay.harness.judge.report import NOT_FINITE, ErrorGrid, OwnError, Report, excess, out_of_bounds
@@ -58,7 +58,7 @@ def are_runs(paths: Iterable[Path]) -> bool:
     """
     reader = AssayRun()
     for path in paths:
-        source = Source.of(path)
+        source = SourceFile.of(path)
         with reading(path, "results file"):
             if not reader.recognises(source):
                 return False

@@ -10,7 +10,7 @@ KEPT = 10_000
 
 
 @dataclass
-class Where:
+class CitedLines:
     """Lines that state the same: how many, the first and the last, and the text of the first.
 
     Attributes:
@@ -23,7 +23,7 @@ class Where:
     text: str = ""
 
     @classmethod
-    def of(cls, number: int, text: str) -> Where:
+    def of(cls, number: int, text: str) -> CitedLines:
         """Cite one line."""
         return cls(1, number, number, text)
 
@@ -46,7 +46,7 @@ class Burst:
 
     size: int
     steps: int
-    where: Where
+    where: CitedLines
 
 
 @dataclass
@@ -68,22 +68,22 @@ class Server:
     arguments: dict[str, str]
     whole: bool = True
     test: int = -1
-    prefills: Where = field(default_factory=Where)
+    prefills: CitedLines = field(default_factory=CitedLines)
     sequences: int = 0
     new_tokens: int = 0
     cached_tokens: int = 0
-    prefix_batches: Where = field(default_factory=Where)
+    prefix_batches: CitedLines = field(default_factory=CitedLines)
     prefix_new: int = 0
-    decodes: Where = field(default_factory=Where)
+    decodes: CitedLines = field(default_factory=CitedLines)
     decode_graph: int = 0
     decode_steps: int = 0
     decode_tokens: int = 0
     most_running: int = 0
     throughput: float = 0.0
-    answered: Where = field(default_factory=Where)
-    refused: Where = field(default_factory=Where)
+    answered: CitedLines = field(default_factory=CitedLines)
+    refused: CitedLines = field(default_factory=CitedLines)
     bursts: list[Burst] = field(default_factory=list)
-    facts: dict[str, tuple[str, Where]] = field(default_factory=dict)
+    facts: dict[str, tuple[str, CitedLines]] = field(default_factory=dict)
 
     @property
     def backend(self) -> str:
@@ -186,7 +186,7 @@ class Log:
 
     lines: int = 0
     read: int = 0
-    unread: list[Where] = field(default_factory=list)
+    unread: list[CitedLines] = field(default_factory=list)
     kinds: Counter[str] = field(default_factory=Counter)
     ids: dict[str, int] = field(default_factory=dict)
     beyond: Counter[str] = field(default_factory=Counter)
@@ -197,15 +197,15 @@ class Log:
     traces: list[LogTrace] = field(default_factory=list)
     bars: dict[tuple[int, str, int], ProgressBar] = field(default_factory=dict)
     blocks: list[BenchmarkTable] = field(default_factory=list)
-    commands: list[Where] = field(default_factory=list)
-    notices: dict[tuple[str, str], Where] = field(default_factory=dict)
+    commands: list[CitedLines] = field(default_factory=list)
+    notices: dict[tuple[str, str], CitedLines] = field(default_factory=dict)
     calls: Counter[str] = field(default_factory=Counter)
-    nan_from: dict[str, Where] = field(default_factory=dict)
+    nan_from: dict[str, CitedLines] = field(default_factory=dict)
     outcomes: Counter[str] = field(default_factory=Counter)
-    loose_outcomes: Where = field(default_factory=Where)
+    loose_outcomes: CitedLines = field(default_factory=CitedLines)
     summary: tuple[str, int] = ("", 0)
     collected: tuple[int, int, str] = (0, 0, "")
-    disordered: Where = field(default_factory=Where)
+    disordered: CitedLines = field(default_factory=CitedLines)
     began: str = ""
     ended: str = ""
-    answer_limit: tuple[int, Where] = field(default_factory=lambda: (0, Where()))
+    answer_limit: tuple[int, CitedLines] = field(default_factory=lambda: (0, CitedLines()))

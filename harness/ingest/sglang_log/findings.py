@@ -10,13 +10,13 @@ from assay.harness.conditions import CACHED_PREFIX_TOKENS
 from assay.harness.ingest import guessing
 from assay.harness.ingest.guessing import GUESSING, LEVEL
 from assay.harness.ingest.result import CitedFinding, Excerpt
-from assay.harness.ingest.sglang_log.facts import Burst, Group, Log, LogMetric, LogTrace, Server, Where
+from assay.harness.ingest.sglang_log.facts import Burst, CitedLines, Group, Log, LogMetric, LogTrace, Server
 from assay.harness.ingest.sglang_log.numbers import asserted
 from assay.harness.stats.binomial import at_most
 from assay.harness.text import counted, listed, one_line, percent
 from assay.harness.verdict import Severity
 
-_Cited = Where | tuple[int, str]
+_Cited = CitedLines | tuple[int, str]
 _SAFE = re.compile(r"\w[\w./:@+-]*")
 _LITTLE = 0.05
 """Share of prompt tokens from the prefix cache up to which a test had almost none."""
@@ -88,7 +88,7 @@ def _finding(id: str, where: str, diagnosis: str, evidence: Sequence[str], cites
 
 def cite(*places: _Cited) -> tuple[Excerpt, ...]:
     """Quote lines: a range where there are several of a kind."""
-    quoted = [place if isinstance(place, Where) else Where.of(*place) for place in places]
+    quoted = [place if isinstance(place, CitedLines) else CitedLines.of(*place) for place in places]
     return tuple(Excerpt(first=one.first, last=one.last, text=one_line(one.text)) for one in quoted if one.count)
 
 
@@ -101,13 +101,13 @@ def _outcome(log: Log, index: int) -> list[tuple[int, str]]:
     return [(log.tests[index].outcome_line, log.tests[index].outcome.upper())] if index >= 0 else []
 
 
-def _questions(log: Log, metric: LogMetric) -> tuple[int, Where] | None:
+def _questions(log: Log, metric: LogMetric) -> tuple[int, CitedLines] | None:
     """Infer how many questions a score is of: a progress bar's total, in its test, of which the score is a whole number."""
     for bar in reversed(list(log.bars.values())):
         if bar.test == metric.test and not bar.label and bar.done == bar.total > 1:
             right = metric.value * bar.total
             if abs(right - round(right)) < 1e-3:
-                return bar.total, Where.of(bar.line, f"{bar.done}/{bar.total}")
+                return bar.total, CitedLines.of(bar.line, f"{bar.done}/{bar.total}")
     return None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from assay.harness.ingest.sglang_log.facts import KEPT, Group, Log, LogMetric, Server, Where
+from assay.harness.ingest.sglang_log.facts import KEPT, CitedLines, Group, Log, LogMetric, Server
 
 _NUMBER = r"-?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?"
 _METRIC = re.compile(rf"\[METRIC\] (?P<name>[\w./-]+)=(?P<value>{_NUMBER}|nan|inf)(?: labels=\{{.*\}})?")
@@ -63,7 +63,7 @@ class Numbers:
             return self._scores(number, text, test)
         limit = _LIMIT.match(text)
         if limit:
-            self._log.answer_limit = (int(limit[1]), Where.of(number, text))
+            self._log.answer_limit = (int(limit[1]), CitedLines.of(number, text))
         return ""
 
     def _scores(self, number: int, text: str, test: int) -> str:
@@ -84,4 +84,4 @@ class Numbers:
         for name, pattern in _COMPILED.get(kind, ()):
             match = pattern.search(message)
             if match:
-                server.facts[name] = (match[1], Where.of(number, message))
+                server.facts[name] = (match[1], CitedLines.of(number, message))

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.pack import PackManifest
-from assay.harness.ingest.tensors.files import NoTensor, Unreadable, leaves, load_torch, safetensors_entries
 from assay.harness.ingest.tensors.names import Place, pairing_key, place_of, tags_of
 from assay.harness.ingest.tensors.numpy_files import arrays, load_array
+from assay.harness.ingest.tensors.tensor_files import NoTensor, Unreadable, leaves, load_torch, safetensors_entries
 from assay.harness.reading import reading
 
 _SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".npz", ".npy")

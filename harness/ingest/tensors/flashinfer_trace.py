@@ -26,7 +26,7 @@ from assay.harness.attention.call import AttentionCall, CallSpec, Mask, cumulati
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.pack import RecordedCall, read_pack
 from assay.harness.files import is_unused, write_whole
-from assay.harness.ingest.tensors.files import safetensors_entries
+from assay.harness.ingest.tensors.tensor_files import safetensors_entries
 from assay.harness.reading import whole_file
 
 _OP_TYPE = "gqa_ragged"

@@ -7,8 +7,8 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from assay.harness.ingest.result import Document, Excerpt, Fact, FileRead, Table
-from assay.harness.ingest.source import Source
+from assay.harness.ingest.result import Excerpt, Fact, FactTable, FileDocument, FileRead
+from assay.harness.ingest.source_file import SourceFile
 from assay.harness.ingest.timeline import MAX_COLUMNS, MAX_LANES, MAX_TRACKS, Lane, Timeline, TimelineTrack, cell
 from assay.harness.ingest.trace.json_events import GZIP, EventStream
 from assay.harness.ingest.trace.spans import Span, Spans
@@ -61,22 +61,22 @@ class ChromeReader:
 
     id, title = "chrome-trace", "Chrome trace events"
 
-    def recognises(self, source: Source) -> bool:
+    def recognises(self, source: SourceFile) -> bool:
         """Return True if the file begins with trace events, compressed or not."""
         if source.head.startswith(GZIP):
             first = next(EventStream(source.path).events(), None)
             return first is not None and isinstance(first.value, dict) and "ph" in first.value
         return _HEAD.match(source.head_text) is not None
 
-    def read(self, source: Source) -> Document:
+    def read(self, source: SourceFile) -> FileDocument:
         """Read it: passes, kernels, and what does not begin or end."""
         trace = self.steps(source)
-        return Document(
+        return FileDocument(
             file=trace.file, facts=tuple(_facts(trace)), tables=(_kernels(trace), _passes(trace)),
             findings=findings_of(trace, {}), timeline=self.timeline(trace),
         )  # fmt: skip
 
-    def steps(self, source: Source) -> StepTrace:
+    def steps(self, source: SourceFile) -> StepTrace:
         """Read all events of a file, one at a time."""
         stream, spans = EventStream(source.path), Spans()
         unread: list[Excerpt] = []
@@ -266,7 +266,7 @@ def _facts(trace: StepTrace) -> Iterator[Fact]:
         yield Fact(id="tokens", title="Tokens sampled, by request", text=", ".join(sampled))
 
 
-def _kernels(trace: StepTrace) -> Table:
+def _kernels(trace: StepTrace) -> FactTable:
     counts, times = totals(trace)
     whole = sum(times.values()) or 1.0
     rows = tuple(
@@ -274,12 +274,12 @@ def _kernels(trace: StepTrace) -> Table:
         for (phase, name), time in sorted(times.items(), key=lambda item: (-item[1], item[0]))[:ROWS_SHOWN]
     )
     columns = ("name", "phase", "count", "ms", "% of all")
-    return Table(
+    return FactTable(
         id="kernels", title="What ran, by name and phase", columns=columns, rows=rows, note=left_out(len(times))
     )
 
 
-def _passes(trace: StepTrace) -> Table:
+def _passes(trace: StepTrace) -> FactTable:
     groups: dict[tuple[str, str, int], list[Segment]] = defaultdict(list)
     for track in trace.tracks:
         for segment in track.segments:
@@ -289,7 +289,7 @@ def _passes(trace: StepTrace) -> Table:
         for (track, kind, steps), same in list(groups.items())[:ROWS_SHOWN]
     )
     columns = ("track", "phase", "steps", "segments", "label of the first", "its first event")
-    return Table(
+    return FactTable(
         id="passes", title="Segments with as many steps", columns=columns, rows=rows, note=left_out(len(groups))
     )
 

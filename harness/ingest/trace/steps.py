@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
-from assay.harness.ingest.recognise import Reader
-from assay.harness.ingest.result import CitedFinding, Document, Excerpt, Fact, FileRead
-from assay.harness.ingest.source import Source
+from assay.harness.ingest.recognise import FileReader
+from assay.harness.ingest.result import CitedFinding, Excerpt, Fact, FileDocument, FileRead
+from assay.harness.ingest.source_file import SourceFile
 from assay.harness.ingest.timeline import Timeline
 from assay.harness.verdict import Verdict, serious
 
@@ -127,10 +127,10 @@ class StepTrace:
         return [*([self.setup] if self.setup else []), *(one for track in self.tracks for one in track.segments)]
 
 
-class TraceReader(Reader, Protocol):
+class TraceReader(FileReader, Protocol):
     """A reader of traces, which also gives their steps, and a picture of them."""
 
-    def steps(self, source: Source) -> StepTrace:
+    def steps(self, source: SourceFile) -> StepTrace:
         """Read the steps of a file."""
         ...
 
@@ -184,7 +184,7 @@ def left_out(total: int) -> str:
     return f"{total - ROWS_SHOWN:,} more are not shown" if total > ROWS_SHOWN else ""
 
 
-def verdict_of(document: Document) -> Verdict:
+def verdict_of(document: FileDocument) -> Verdict:
     """Return the verdict: "regression" if a rule is broken, "inconclusive" if part of it was not understood or it is empty."""
     if serious(document.findings):
         return "regression"

@@ -6,7 +6,7 @@ from types import ModuleType
 import pytest
 
 from assay.harness.errors import UsageError
-from assay.harness.ingest.results.compare import PassLimits
+from assay.harness.ingest.results.compare_results import PassLimits
 from assay.harness.ingest.results.runs_comparison import RunRow, RunsComparison
 from assay.harness.ingest.results.side_by_side import compare_runs
 from assay.harness.judge.report import DepthRow, ErrorGrid, LayersResult, Report

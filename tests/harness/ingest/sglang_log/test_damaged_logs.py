@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from assay.harness.ingest.recognise import ingest
-from assay.harness.ingest.sglang_log.document import SglangLog, read_log
 from assay.harness.ingest.sglang_log.facts import Log
-from assay.harness.ingest.source import Source
+from assay.harness.ingest.sglang_log.sglang_reader import SglangLog, read_log
+from assay.harness.ingest.source_file import SourceFile
 
 PREFILL = re.compile(r"Prefill batch, #new-seq: \d+, #new-token: (\d+), #cached-token: (\d+),")
 
@@ -28,10 +28,10 @@ def counted(log: Log) -> tuple[int, int, int, int]:
     return log.kinds["prefill"], new, log.kinds["metric"], log.kinds["decode"]
 
 
-def copy(tmp_path: Path, data: bytes) -> Source:
+def copy(tmp_path: Path, data: bytes) -> SourceFile:
     path = tmp_path / "copy.log"
     path.write_bytes(data)
-    return Source.of(path)
+    return SourceFile.of(path)
 
 
 def test_cut_off_at_any_byte(seed_log: Path, tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_line_ends_and_encodings_change_nothing(encoding: str, seed_log: Path, t
     data = text.replace("\n", "\r\n").encode() if encoding == "crlf" else text.encode(encoding)
     source = copy(tmp_path, data)
     assert SglangLog().recognises(source)
-    found, expected = SglangLog().read(source), SglangLog().read(Source.of(seed_log))
+    found, expected = SglangLog().read(source), SglangLog().read(SourceFile.of(seed_log))
     assert (found.facts, found.tables, found.findings) == (expected.facts, expected.tables, expected.findings)
     assert found.file.unread == 0
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from assay.harness.ingest.source import Source
+from assay.harness.ingest.source_file import SourceFile
 from assay.harness.ingest.timeline import MAX_COLUMNS
 from assay.harness.ingest.trace.chrome import ChromeReader, phase_of
 from assay.harness.ingest.trace.steps import StepTrace
@@ -29,13 +29,13 @@ def events_of(name: str) -> list[dict[str, Any]]:
 def written(tmp_path: Path, value: Any) -> StepTrace:
     path = tmp_path / "trace.json"
     path.write_text(value if isinstance(value, str) else json.dumps(value))
-    return READER.steps(Source.of(path))
+    return READER.steps(SourceFile.of(path))
 
 
 @pytest.mark.parametrize("name", ["flash", "math", "graph"])
 def test_every_kernel_is_counted_by_the_pass_that_launched_it(name: str) -> None:
     file = f"h100_{name}.json.gz"
-    loaded, events = READER.steps(Source.of(TRACES / file)), events_of(file)
+    loaded, events = READER.steps(SourceFile.of(TRACES / file)), events_of(file)
     assert loaded.file.lines == loaded.file.read == len(events)
     assert (loaded.writer, loaded.violations) == ("PyTorch's profiler", ())
     (device,) = loaded.tracks
@@ -51,14 +51,14 @@ def test_every_kernel_is_counted_by_the_pass_that_launched_it(name: str) -> None
 
 def test_kernels_keep_the_number_of_their_event() -> None:
     events = events_of("h100_flash.json.gz")
-    for track in READER.steps(Source.of(TRACES / "h100_flash.json.gz")).tracks:
+    for track in READER.steps(SourceFile.of(TRACES / "h100_flash.json.gz")).tracks:
         for segment in track.segments:
             for step, place, time in zip(segment.steps, segment.places, segment.times, strict=True):
                 assert (events[place - 1]["name"], events[place - 1]["ts"]) == (step.name, time)
 
 
 def test_a_document_of_a_profile() -> None:
-    document = READER.read(Source.of(TRACES / "h100_flash.json.gz"))
+    document = READER.read(SourceFile.of(TRACES / "h100_flash.json.gz"))
     kernels = next(table for table in document.tables if table.id == "kernels")
     events = [one for one in events_of("h100_flash.json.gz") if "flash_fwd" in one["name"]]
     name, phase, count, ms, _ = kernels.rows[0]
@@ -70,7 +70,7 @@ def test_a_document_of_a_profile() -> None:
 
 
 def test_requests_of_mlc_llms_recorder() -> None:
-    loaded = READER.steps(Source.of(TRACES / "mlc_events.json"))
+    loaded = READER.steps(SourceFile.of(TRACES / "mlc_events.json"))
     assert loaded.writer == "MLC-LLM's event recorder"
     assert loaded.violations == ()
     assert [track.name for track in loaded.tracks] == [
@@ -93,7 +93,7 @@ def test_a_begin_without_an_end_in_a_profile_is_a_finding(tmp_path: Path) -> Non
     events = [one for one in events_of("mlc_events.json") if (one["name"], one["ph"]) != ("decode (1)", "E")]
     path = tmp_path / "trace.json"
     path.write_text(json.dumps(events))
-    document = READER.read(Source.of(path))
+    document = READER.read(SourceFile.of(path))
     assert [one.id for one in document.findings] == ["trace-begin-not-closed"] * 2
     number = next(n for n, one in enumerate(events, 1) if one["name"] == "decode (1)")
     assert document.findings[0].cites[0].first == number
@@ -127,7 +127,7 @@ def test_a_damaged_profile_is_neither_a_crash_nor_a_wrong_count(tmp_path: Path, 
     text = (tmp_path / "trace.json").read_text()
     assert found.file.lines == len(json.loads(text))
     assert found.file.read + found.file.unread == found.file.lines
-    READER.read(Source.of(tmp_path / "trace.json"))
+    READER.read(SourceFile.of(tmp_path / "trace.json"))
 
 
 @pytest.mark.parametrize(
@@ -152,6 +152,6 @@ def test_phases(name: str, phase: str) -> None:
 def test_what_is_recognised(tmp_path: Path, text: str, taken: bool) -> None:
     path = tmp_path / "file"
     path.write_text(text)
-    assert READER.recognises(Source.of(path)) is taken
+    assert READER.recognises(SourceFile.of(path)) is taken
     path.write_bytes(gzip.compress(text.encode()))
-    assert READER.recognises(Source.of(path)) is (taken and "ph" in text)
+    assert READER.recognises(SourceFile.of(path)) is (taken and "ph" in text)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from assay.harness.ingest.result import Document, Excerpt, Fact, FileRead, Statement, Table
+from assay.harness.ingest.result import Excerpt, Fact, FactTable, FileDocument, FileRead, Statement
 from assay.harness.ingest.sglang_log import server_args
 from assay.harness.ingest.sglang_log.facts import KEPT, Log, Server, Test
 from assay.harness.ingest.sglang_log.findings import cite, findings, next_steps
 from assay.harness.ingest.sglang_log.reader import LogReader, seconds_between
 from assay.harness.ingest.sglang_log.statements import statements
-from assay.harness.ingest.source import Source
+from assay.harness.ingest.source_file import SourceFile
 from assay.harness.text import one_line, percent, ranges
 
 _SHOWN = 50
@@ -42,11 +42,11 @@ class SglangLog:
     id = "sglang-log"
     title = "SGLang or pytest log"
 
-    def recognises(self, source: Source) -> bool:
+    def recognises(self, source: SourceFile) -> bool:
         """Recognise the log by a line that only these programs print."""
         return _SIGNS.search(source.head_text) is not None
 
-    def read(self, source: Source) -> Document:
+    def read(self, source: SourceFile) -> FileDocument:
         """Read all of it, a line at a time."""
         log = read_log(source)
         excerpts = [Excerpt(first=one.first, last=one.last, text=one_line(one.text)) for one in log.unread[:_SHOWN]]
@@ -54,22 +54,22 @@ class SglangLog:
             source, self.id, self.title, log.read, log.lines - log.read, excerpts=excerpts, notes=_notes(log, source)
         )
         found = tuple(findings(log))
-        return Document(
+        return FileDocument(
             file=file, facts=tuple(_facts(log)), tables=tuple(table for table in _tables(log) if table.rows), findings=found,
             next_steps=next_steps(log, found),
         )  # fmt: skip
 
-    def statements(self, source: Source) -> Iterable[Statement]:
+    def statements(self, source: SourceFile) -> Iterable[Statement]:
         """Yield metrics, scores and outcomes of tests."""
         return statements(read_log(source), str(source.path))
 
 
-def read_log(source: Source) -> Log:
+def read_log(source: SourceFile) -> Log:
     """Read what the log states, before anything is concluded from it."""
     return LogReader().read(source.lines())
 
 
-def _notes(log: Log, source: Source) -> Iterable[str]:
+def _notes(log: Log, source: SourceFile) -> Iterable[str]:
     yield from source.encoding_notes()
     if log.disordered.count:
         yield (
@@ -108,15 +108,15 @@ def _facts(log: Log) -> Iterable[Fact]:
         yield Fact(id="traceback", title="Traceback", text=text, cites=(quoted,))
 
 
-def _table(id: str, title: str, columns: Iterable[str], rows: Iterable[Iterable[str]], note: str = "") -> Table:
-    return Table(id=id, title=title, columns=tuple(columns), rows=tuple(map(tuple, rows)), note=note)
+def _table(id: str, title: str, columns: Iterable[str], rows: Iterable[Iterable[str]], note: str = "") -> FactTable:
+    return FactTable(id=id, title=title, columns=tuple(columns), rows=tuple(map(tuple, rows)), note=note)
 
 
 def _test(log: Log, index: int) -> str:
     return log.tests[index].id.rpartition("::")[2] if index >= 0 else "–"
 
 
-def _tables(log: Log) -> Iterable[Table]:
+def _tables(log: Log) -> Iterable[FactTable]:
     tests = [
         (_test(log, index), test.outcome or "not stated", _duration(test), f"{test.line}–{test.outcome_line or '?'}")
         for index, test in enumerate(log.tests[:_SHOWN])

@@ -13,10 +13,10 @@ from typing import Literal
 from pydantic import ConfigDict, Field, FiniteFloat
 
 from assay.harness.errors import EvidenceError
-from assay.harness.ingest.tensors.cells import Cell, Cells, compare, default_bound
+from assay.harness.ingest.tensors.cell_errors import Cells, TensorCell, compare, default_bound
 from assay.harness.ingest.tensors.dump import TITLES, Dump, StoredTensor
-from assay.harness.ingest.tensors.files import NoTensor
-from assay.harness.ingest.tensors.layout import Layout, ModelShape, layout_of
+from assay.harness.ingest.tensors.layout import DumpedModel, Layout, layout_of
+from assay.harness.ingest.tensors.tensor_files import NoTensor
 from assay.harness.judge.report import NOT_FINITE, ErrorGrid, OwnError
 from assay.harness.reading import reading
 from assay.harness.schema import RULE, Part
@@ -101,7 +101,7 @@ class _Compared:
     bound: float | None
     bytes: int
 
-    def at(self, cell: Cell) -> CellAt:
+    def at(self, cell: TensorCell) -> CellAt:
         """Place a cell in the dump."""
         place = self.a.place
         return CellAt(
@@ -117,7 +117,7 @@ class _Compared:
 
 
 def diff(
-    a: Dump, b: Dump, *, exact: bool = False, tolerance: float | None = None, model: ModelShape | None = None, axes: str = "",
+    a: Dump, b: Dump, *, exact: bool = False, tolerance: float | None = None, model: DumpedModel | None = None, axes: str = "",
 ) -> TensorDiff:  # fmt: skip
     """Compare two dumps. Both are read once, from the disk in blocks; memory holds one pair of tensors per thread at most.
 
@@ -190,7 +190,7 @@ def _compare(
     return _Compared(a, b, compare(one, two, layout(a.place.name, one.shape), bound), bound, one.nbytes + two.nbytes)
 
 
-def _row(one: _Compared, worst: Cell) -> TensorRow:
+def _row(one: _Compared, worst: TensorCell) -> TensorRow:
     cells, place = one.cells, one.a.place
     return TensorRow(
         tensor=one.a.key, layer=place.layer, boundary=place.boundary, cells=cells.total, out_of_bounds=cells.differing,
@@ -204,7 +204,7 @@ def _error(value: float) -> OwnError:
 
 
 def _headline(
-    compared: Sequence[_Compared], bad: Sequence[tuple[_Compared, Cell]], problems: Sequence[str], exact: bool
+    compared: Sequence[_Compared], bad: Sequence[tuple[_Compared, TensorCell]], problems: Sequence[str], exact: bool
 ) -> str:
     if not compared:
         return "Nothing could be compared"

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from assay.harness.errors import EvidenceError, UsageError
-from assay.harness.ingest.trace import diff as module
-from assay.harness.ingest.trace.diff import TraceDiff, diff_files, short_name
+from assay.harness.ingest.trace import trace_diff as module
+from assay.harness.ingest.trace.trace_diff import TraceDiff, diff_files, short_name
 
 TRACES = Path(__file__).parents[3] / "data" / "traces"
 ENGINE = TRACES / "mlc_engine.txt"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Protocol
 
-from assay.harness.ingest.sglang_log.facts import KEPT, BenchmarkTable, Log, LogTrace, Where
+from assay.harness.ingest.sglang_log.facts import KEPT, BenchmarkTable, CitedLines, Log, LogTrace
 
 _TRACEBACK = "Traceback (most recent call last):"
 _FILE = re.compile(r' *(?:\| +)?File "[^"]+", line \d+(?:, in (?P<name>\S.*))?')
@@ -57,7 +57,7 @@ class Tests(Protocol):
     def test(self) -> int: ...
 
 
-class Blocks:
+class LogBlocks:
     """Follows the blocks of one log."""
 
     def __init__(self, log: Log, tests: Tests) -> None:
@@ -80,7 +80,7 @@ class Blocks:
         if message.endswith(_TRACEBACK):
             self._begin(number)
             if message != _TRACEBACK:
-                where = self._log.notices.setdefault(("crash", message[:200]), Where())
+                where = self._log.notices.setdefault(("crash", message[:200]), CitedLines())
                 where.see(number, message)
             return "traceback"
         return ""

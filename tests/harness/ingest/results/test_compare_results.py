@@ -12,7 +12,7 @@ import pytest
 from assay.harness.collect.plan import prepare
 from assay.harness.config import RunSpec
 from assay.harness.errors import UsageError
-from assay.harness.ingest.results.compare import PassLimits, compare, compare_two_runs
+from assay.harness.ingest.results.compare_results import PassLimits, compare, compare_two_runs
 from assay.harness.ingest.results.comparison import CompareResult
 from assay.harness.ingest.results.loaded import load
 from assay.harness.sides import ROLES

@@ -7,8 +7,8 @@ from typing import Any
 
 from assay.harness.errors import EvidenceError
 from assay.harness.ingest.result import Statement
-from assay.harness.ingest.results.result_set import Reading, ResultItem, ResultSet, ResultsReader
-from assay.harness.ingest.source import Source
+from assay.harness.ingest.results.result_set import ReadResults, ResultItem, ResultSet, ResultsReader
+from assay.harness.ingest.source_file import SourceFile
 from assay.harness.text import one_line
 
 
@@ -18,12 +18,12 @@ class JUnit(ResultsReader):
     id = "junit"
     title = "JUnit test results"
 
-    def recognises(self, source: Source) -> bool:
+    def recognises(self, source: SourceFile) -> bool:
         """Recognise XML whose first elements are test suites."""
         head = source.head_text.lstrip()
         return head.startswith("<") and any(f"<{name}" in head[:2_000] for name in ("testsuites", "testsuite"))
 
-    def statements(self, source: Source) -> Iterable[Statement]:
+    def statements(self, source: SourceFile) -> Iterable[Statement]:
         """See `States`."""
         for case in _read(source):
             item = _item(case)
@@ -40,13 +40,13 @@ class JUnit(ResultsReader):
             text = f"its suites state {tests:,} tests, and it lists {len(listed):,}"
             yield Statement("test", ("(a test that is not listed)",), "", str(source.path), text)
 
-    def results(self, source: Source, metric: str = "") -> Reading:
+    def results(self, source: SourceFile, metric: str = "") -> ReadResults:
         """Read all tests of the file, with their outcomes: passed, failed, error or skipped. `metric` is not used.
 
         Raises:
             EvidenceError: it is no XML, or its document type declares entities.
         """
-        reading = Reading(unit="test")
+        reading = ReadResults(unit="test")
         cases = _read(source)
         items = tuple(map(_item, cases))
         reading.read = len(cases)
@@ -65,17 +65,17 @@ class JUnit(ResultsReader):
         return reading
 
 
-def _read(source: Source) -> list[Any]:
+def _read(source: SourceFile) -> list[Any]:
     """Read all tests of a file."""
     return [case for suite in _suites(source) for case in _cases(suite)]
 
 
-def _stated_failures(source: Source) -> int:
+def _stated_failures(source: SourceFile) -> int:
     """Count the failed tests of a file, as its suites state it."""
     return sum((suite.failures or 0) + (suite.errors or 0) for suite in _suites(source))
 
 
-def _suites(source: Source) -> list[Any]:
+def _suites(source: SourceFile) -> list[Any]:
     """Return the outermost suites of a file."""
     import junitparser
 

@@ -18,8 +18,8 @@ from pydantic import Field
 
 from assay.harness.errors import EvidenceError
 from assay.harness.ingest.recognise import reader_of
-from assay.harness.ingest.result import Document, Excerpt, FileRead
-from assay.harness.ingest.source import Source, two
+from assay.harness.ingest.result import Excerpt, FileDocument, FileRead
+from assay.harness.ingest.source_file import SourceFile, two
 from assay.harness.ingest.timeline import Timeline
 from assay.harness.ingest.trace import mlc_lines
 from assay.harness.ingest.trace.steps import Segment, StepTrace, TraceReader, TraceStep, Track, totals
@@ -94,14 +94,14 @@ class _Difference(NamedTuple):
 _Sides = tuple[Segment, Segment]
 
 
-def document_of(path: Path) -> Document:
+def document_of(path: Path) -> FileDocument:
     """Make the document of a trace: what it states, and the rules that it breaks.
 
     Raises:
         UsageError: there is no such file.
         EvidenceError: it is no trace that a reader knows.
     """
-    source = Source.of(path)
+    source = SourceFile.of(path)
     with reading(path, "trace"):
         return _reader_of(source).read(source)
 
@@ -115,14 +115,14 @@ def diff_files(a: Path, b: Path) -> TraceDiff:
     """
     two(a, b, "traces")
     with reading(f"{a} or {b}", "trace"):
-        sources = [Source.of(path) for path in (a, b)]
+        sources = [SourceFile.of(path) for path in (a, b)]
         readers = [_reader_of(source) for source in sources]
         left, right = (reader.steps(source) for reader, source in zip(readers, sources, strict=True))
         timelines = tuple(reader.timeline(trace) for reader, trace in zip(readers, (left, right), strict=True))
         return _Comparison(left, right).result().model_copy(update={"timelines": timelines})
 
 
-def _reader_of(source: Source) -> TraceReader:
+def _reader_of(source: SourceFile) -> TraceReader:
     reader = reader_of(source, "trace")
     if reader is None:
         raise EvidenceError(

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal
 
-from assay.harness.ingest.result import Document, Excerpt, Fact, FileRead, Table
-from assay.harness.ingest.source import Source
+from assay.harness.ingest.result import Excerpt, Fact, FactTable, FileDocument, FileRead
+from assay.harness.ingest.source_file import SourceFile
 from assay.harness.ingest.timeline import MAX_COLUMNS, MAX_LANES, MAX_TRACKS, Lane, Timeline, TimelineTrack, cell
 from assay.harness.ingest.trace import mlc_lines
 from assay.harness.ingest.trace.mlc_lines import EngineLine, goes_on, line_of
@@ -46,12 +46,12 @@ class MlcReader:
 
     id, title = "mlc-llm-actions", "MLC-LLM engine trace"
 
-    def recognises(self, source: Source) -> bool:
+    def recognises(self, source: SourceFile) -> bool:
         """Return True if the file begins like an engine trace: with a line of the engine that a rule knows."""
         lines = (line_of(text.rstrip("\r")) for text in source.head_text.splitlines()[:400])
         return any(line is not None and line.step is not None and line.letter not in ("[", "]") for line in lines)
 
-    def read(self, source: Source) -> Document:
+    def read(self, source: SourceFile) -> FileDocument:
         """Read it: what it states, and the rules that it breaks."""
         trace = self.steps(source)
         shown = trace.tracks[:ROWS_SHOWN]
@@ -59,14 +59,14 @@ class MlcReader:
         wanted |= {place for _, place in map(_sequence, shown) if place}
         wanted |= {track.output_at[0] for track in shown if track.output is not None}
         texts = {line.number: one_line(line.text) for line in source.lines() if line.number in wanted} if wanted else {}
-        return Document(
+        return FileDocument(
             file=trace.file, facts=tuple(_facts(trace, texts)), tables=(_requests(trace), _calls(trace)),
             findings=findings_of(trace, texts), timeline=self.timeline(trace),
         )  # fmt: skip
 
-    def steps(self, source: Source) -> StepTrace:
+    def steps(self, source: SourceFile) -> StepTrace:
         """Read the steps of a whole engine trace, one line at a time."""
-        parts, unread = [_Part(0)], list[Excerpt]()
+        parts, unread = [_RequestLines(0)], list[Excerpt]()
         count = refused = requests = 0
         answering = False
         for number, text in source.lines():
@@ -84,9 +84,9 @@ class MlcReader:
             answering = False
             if line.letter == "N":
                 requests += 1
-                parts.append(_Part(requests))
+                parts.append(_RequestLines(requests))
             elif line.step and line.step.name == mlc_lines.RELOAD:
-                parts.append(_Part(0))
+                parts.append(_RequestLines(0))
             elif line.letter == "o" and part.request and not part.output:
                 part.output, part.output_at, answering = [line.text], (number, number), True
             parts[-1].lines.append((line, number))
@@ -111,7 +111,7 @@ class MlcReader:
 
 
 @dataclass
-class _Part:
+class _RequestLines:
     """The lines from the addition of a request to that of the next; `request` is 0 for what stands outside of all requests."""
 
     request: int
@@ -152,7 +152,7 @@ def _computes(steps: tuple[TraceStep, ...]) -> SegmentKind:
     return "extend" if prefills else "decode" if decodes else "idle"
 
 
-def _violations(parts: Sequence[_Part], last: int) -> Iterator[Violation]:
+def _violations(parts: Sequence[_RequestLines], last: int) -> Iterator[Violation]:
     for number, part in enumerate(parts):
         ruled = [(line, at) for line, at in part.lines if line.letter]
         following = parts[number + 1].lines[0][1] if number + 1 < len(parts) else 0
@@ -205,7 +205,7 @@ def _facts(trace: StepTrace, texts: dict[int, str]) -> Iterator[Fact]:
             yield Fact(id=f"{slug}-output", title=f"Answer to {track.name}", text=track.output, cites=(cite,))
 
 
-def _requests(trace: StepTrace) -> Table:
+def _requests(trace: StepTrace) -> FactTable:
     rows = []
     for track in trace.tracks[:ROWS_SHOWN]:
         marked = _marked(track)
@@ -216,10 +216,12 @@ def _requests(trace: StepTrace) -> Table:
             f"{sum(tokens(track)):,}",
         ))  # fmt: skip
     columns = ("request", "lines", "sequence", "segments", "decodes", "idle", "tokens")
-    return Table(id="requests", title="Requests", columns=columns, rows=tuple(rows), note=left_out(len(trace.tracks)))
+    return FactTable(
+        id="requests", title="Requests", columns=columns, rows=tuple(rows), note=left_out(len(trace.tracks))
+    )
 
 
-def _calls(trace: StepTrace) -> Table:
+def _calls(trace: StepTrace) -> FactTable:
     counts, _ = totals(trace)
     kinds = [kind for kind in ("setup", "extend", "mixed", "decode", "idle") if any(key[0] == kind for key in counts)]
     names = sorted({name for _, name in counts}, key=lambda name: (-sum(counts[kind, name] for kind in kinds), name))
@@ -228,7 +230,7 @@ def _calls(trace: StepTrace) -> Table:
         for name in names[:ROWS_SHOWN]
     )
     title, columns = "Actions and calls, by what their segment computes", ("name", *kinds, "all")
-    return Table(id="calls", title=title, columns=columns, rows=rows, note=left_out(len(names)))
+    return FactTable(id="calls", title=title, columns=columns, rows=rows, note=left_out(len(names)))
 
 
 def _lanes(track: Track, per: int) -> TimelineTrack:
