@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from assay.harness.ingest.any_log.figures import Figure, Tables, figures
@@ -168,19 +168,23 @@ def _findings(text: _Statements) -> Iterator[CitedFinding]:
         if cites:
             number = f"{len(cites):,} different ones; the first: " if len(cites) > 1 else ""
             yield _finding(id, title, f"{number}{cites[0].text}", tuple(cites[:5]))
-    if text.tracebacks:
-        last = next((one for one in reversed(text.tracebacks) if one.raised), text.tracebacks[-1])
-        several = len(text.tracebacks) > 1
-        which = f"The last of {len(text.tracebacks):,} tracebacks" if several else "The traceback"
-        ends = f"ends in: {one_line(last.raised)}" if last.raised else "does not end"
-        cites = [_cite(one.first, one.last, one.raised) for one in text.tracebacks[:5]]
-        yield _finding("traceback", "Traceback", f"{which} {ends}", tuple(cites))
+    yield from _of_tracebacks(text.tracebacks)
     for name, one in text.stated.items():
         stated = one.figures[-1]
         if stated.unit is None and 0 <= stated.value <= 1:
             cite = _cite(one.first, one.last, one.text)
             task = stated.task or name.partition(" ")[0]
             yield from filter(None, [below_guessing(task, stated.value, 0, name, (), (cite,))])
+
+
+def _of_tracebacks(tracebacks: Sequence[Traceback]) -> Iterator[CitedFinding]:
+    if not tracebacks:
+        return
+    last = next((one for one in reversed(tracebacks) if one.raised), tracebacks[-1])
+    which = f"The last of {len(tracebacks):,} tracebacks" if len(tracebacks) > 1 else "The traceback"
+    ends = f"ends in: {one_line(last.raised)}" if last.raised else "does not end"
+    cites = tuple(_cite(one.first, one.last, one.raised) for one in tracebacks[:5])
+    yield _finding("traceback", "Traceback", f"{which} {ends}", cites)
 
 
 def _finding(id: str, title: str, diagnosis: str, cites: tuple[Excerpt, ...]) -> CitedFinding:

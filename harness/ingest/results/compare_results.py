@@ -218,44 +218,31 @@ def _checks(
     tasks: Sequence[ComparedTask],
     pairings: Sequence[ItemPairing],
 ) -> list[Check]:
-    refused = [f"{one.task}: {'; '.join(one.refused)}" for one in tasks if one.refused]
-    only = [
-        *(f"{name} is in A alone" for name in mine if name not in theirs),
-        *(f"{name} is in B alone" for name in theirs if name not in mine),
-    ]
-    unpaired = [(one, task) for task in tasks for one in task.unpaired if one.id != _BEYOND]
-    total = sum(one.count for one, _ in unpaired)
-    detail = "; ".join(f"{one.count:,} {one.title} ({task.task}: {', '.join(one.examples)})" for one, task in unpaired)
-    paired, unverified = (
-        sum(len(pairing.pairs) for pairing in pairings),
-        sum(pairing.unverified for pairing in pairings),
-    )
-    unread = left.reading.unread + right.reading.unread
-    gaps = f"{total:,} documents were not paired: {detail}" if total else ""
-    lost = f"{unread:,} records were not" if unread else ""
-    same = "run the same tasks with the same settings on both"
+    refused = "; ".join(f"{one.task}: {'; '.join(one.refused)}" for one in tasks if one.refused)
+    only = [f"{name} is in {side} alone" for side, these, those in (("A", mine, theirs), ("B", theirs, mine))
+            for name in these if name not in those]  # fmt: skip
+    unread, same = left.reading.unread + right.reading.unread, "run the same tasks with the same settings on both"
+    lost, paired = f"{unread:,} records were not" if unread else "", sum(len(pairing.pairs) for pairing in pairings)
+    stated = _other_scores(mine, theirs)
     checks = [
         requirement("same-tasks", "both have the same tasks", "; ".join(only), "the same tasks", same),
-        requirement(
-            "same-settings", "tasks, prompts and settings are the same", "; ".join(refused), "nothing differs", same
-        ),
-        requirement(
-            "scores-agree",
-            "the stated scores are those of the documents",
-            _other_scores(mine, theirs),
-            "they are",
-            same,
-        ),
-        requirement("all-paired", "every document is in both", gaps, f"{paired:,} pairs", "run both to the end"),
-        requirement(
-            "all-read", "every record was understood", lost, "every record", "see the lines that assay ingest quotes"
-        ),
-    ]
-    if unverified:
+        requirement("same-settings", "tasks, prompts and settings are the same", refused, "nothing differs", same),
+        requirement("scores-agree", "the stated scores are those of the documents", stated, "they are", same),
+        requirement("all-paired", "every document is in both", _gaps(tasks), f"{paired:,} pairs", "run both to the end"),
+        requirement("all-read", "every record was understood", lost, "every record", "see the lines that assay ingest quotes"),
+    ]  # fmt: skip
+    if unverified := sum(pairing.unverified for pairing in pairings):
         found = f"{unverified:,} pairs have no recorded prompt: the documents are the same, the prompts are taken to be"
         title = "both were asked with the same prompts"
         checks.append(Check(id="same-prompts", title=title, status="not checked", found=found))
     return checks if left.kind == "runs" else [*checks, _EXECUTION]
+
+
+def _gaps(tasks: Sequence[ComparedTask]) -> str:
+    """Describe the documents that were not paired; empty if all were."""
+    unpaired = [(one, task.task) for task in tasks for one in task.unpaired if one.id != _BEYOND]
+    detail = "; ".join(f"{one.count:,} {one.title} ({task}: {', '.join(one.examples)})" for one, task in unpaired)
+    return f"{sum(one.count for one, _ in unpaired):,} documents were not paired: {detail}" if unpaired else ""
 
 
 _ROUNDED = 1e-3

@@ -237,12 +237,9 @@ def _task(samples: Path, found: Mapping[str, Any], metric: str, reading: ReadRes
 
 def _metric(rows: list[dict[str, Any]], wanted: str, samples: Path) -> tuple[str, str]:
     """Return the metric and the filter that count."""
-    names = list(dict.fromkeys((one, row.get("filter", "none")) for row in rows for one in row.get("metrics", ())))
-    scored = [
-        (one, f)
-        for one, f in names
-        if any(_score(row, one) is not None for row in rows if row.get("filter", "none") == f)
-    ]
+    named = [(one, row.get("filter", "none"), row) for row in rows for one in row.get("metrics", ())]
+    with_score = {(one, f) for one, f, row in named if _score(row, one) is not None}
+    scored = [pair for pair in dict.fromkeys((one, f) for one, f, _ in named) if pair in with_score]
     if not wanted:
         return scored[0] if scored else ("none", "none")
     metric, _, filter_ = wanted.partition(",")

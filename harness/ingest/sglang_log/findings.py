@@ -220,9 +220,7 @@ def _runaways(log: Log) -> Iterator[CitedFinding]:
 
 def _prefix_untested(log: Log) -> Iterator[CitedFinding]:
     """Report that the test that failed reused prefixes, and those that passed did not."""
-    tested = [server for server in log.servers if server.test >= 0 and server.prefills.count]
-    failed = [server for server in tested if log.tests[server.test].outcome in ("failed", "error")]
-    passed = [server for server in tested if log.tests[server.test].outcome == "passed"]
+    failed, passed = (_tested(log, outcomes) for outcomes in (("failed", "error"), ("passed",)))
     if log.disordered.count or not failed or not passed:
         return
     share, other = _cached_share(failed), _cached_share(passed)
@@ -241,6 +239,12 @@ def _prefix_untested(log: Log) -> Iterator[CitedFinding]:
     where = listed([_test_name(log, index) for index in sorted({server.test for server in failed})])
     cites = [*(one.prefix_batches for one in failed), *(one.prefills for one in passed)]
     yield _finding("prefix-untested", where, says, evidence, cites)
+
+
+def _tested(log: Log, outcomes: Sequence[str]) -> list[Server]:
+    """List the servers of tests with such an outcome that computed a prefill."""
+    tested = [server for server in log.servers if server.test >= 0 and server.prefills.count]
+    return [server for server in tested if log.tests[server.test].outcome in outcomes]
 
 
 def _cached_share(servers: list[Server]) -> float:
@@ -265,13 +269,8 @@ def _decode_not_shown(log: Log) -> Iterator[CitedFinding]:
     evidence.append(
         f"decode_attention_backend is {server.arguments.get('decode_attention_backend', 'None').strip(chr(39))}"
     )
-    memory, batches = server.facts.get("graph memory"), server.facts.get("graph batches", ("",))[0]
-    twins = [
-        one.facts.get("graph memory")
-        for one in log.servers
-        if one.backend == reference and one.facts.get("graph batches", ("",))[0] == batches
-    ]
-    same = twins[0] if twins else None
+    memory = server.facts.get("graph memory")
+    same = _graph_memory(log, reference, server) if memory else None
     if memory and same and memory[0] == same[0]:
         evidence.append(f"its decode graphs take the memory that those of {reference} take, {memory[0]}")
     rates = [row for block in log.blocks for row in block.rows if "utput token throughput" in row[0]][:1]
@@ -283,6 +282,15 @@ def _decode_not_shown(log: Log) -> Iterator[CitedFinding]:
     says = f"No line states which kernel computed decode with {candidate}{hands}"
     cites = [*(one.decodes for one in own), *(fact[1] for fact in (memory, same) if fact)]
     yield _finding("decode-not-shown", candidate, says, evidence, cites)
+
+
+def _graph_memory(log: Log, backend: str, like: Server) -> tuple[str, CitedLines] | None:
+    """Return the memory that the decode graphs of a backend's first server with the same batches; None if it is not stated."""
+    batches = like.facts.get("graph batches", ("",))[0]
+    twins = [
+        one for one in log.servers if one.backend == backend and one.facts.get("graph batches", ("",))[0] == batches
+    ]
+    return twins[0].facts.get("graph memory") if twins else None
 
 
 def _roles(log: Log) -> tuple[str, str, Server | None]:

@@ -258,15 +258,7 @@ def _input(folder: Path, definition: Mapping[str, Any], workload: Mapping[str, A
     axes = spec.get("shape")
     shape = axes and [workload["axes"][axis] if fixed[axis] is None else fixed[axis] for axis in axes]
     if given["type"] == "safetensors":
-        path = (folder / given["path"]).resolve()
-        if not path.is_relative_to(folder.resolve()):
-            raise ValueError(f"{given['path']} lies outside of the trace")
-        tensor = safetensors_entries(path)[given["tensor_key"]].map(path)
-        if shape is None and tensor.numel() == 1:
-            return tensor.item()
-        if shape is None or list(tensor.shape) != shape:
-            raise ValueError(f"{name} is {list(tensor.shape)}, its definition states {shape}")
-        return tensor
+        return _stored(folder, name, given, shape)
     if given["type"] != "random":
         raise ValueError(f"{name} is of type {given['type']}, not random, scalar or safetensors")
     if shape is None:
@@ -278,3 +270,15 @@ def _input(folder: Path, definition: Mapping[str, Any], workload: Mapping[str, A
         raise ValueError(f"{name} of shape {shape} has more than {LARGEST_INPUT:,} bytes")
     seed = int.from_bytes(hashlib.sha256(f"{workload['uuid']} {name}".encode()).digest()[:8], "little") >> 1
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def _stored(folder: Path, name: str, given: Mapping[str, Any], shape: list[int] | None) -> Any:
+    path = (folder / given["path"]).resolve()
+    if not path.is_relative_to(folder.resolve()):
+        raise ValueError(f"{given['path']} lies outside of the trace")
+    tensor = safetensors_entries(path)[given["tensor_key"]].map(path)
+    if shape is None and tensor.numel() == 1:
+        return tensor.item()
+    if shape is None or list(tensor.shape) != shape:
+        raise ValueError(f"{name} is {list(tensor.shape)}, its definition states {shape}")
+    return tensor

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, FiniteFloat
 
@@ -21,7 +21,7 @@ from assay.harness.judge.report import NOT_FINITE, ErrorGrid, OwnError
 from assay.harness.reading import reading
 from assay.harness.schema import RULE, Part
 from assay.harness.text import counted
-from assay.harness.verdict import Decided, Verdict
+from assay.harness.verdict import Decided
 
 _THREADS = 2
 """Tensors that are compared at once: one thread reads while the other adds up."""
@@ -145,20 +145,25 @@ def diff(
         made = list(pool.map(compared, pairs))
     problems += [one for one in made if isinstance(one, str)]
     problems += [f"not read: {why}" for why in (*a.refused, *b.refused)]
-    every = [one for one in made if isinstance(one, _Compared)]
+    result = _result([one for one in made if isinstance(one, _Compared)], problems, exact)
+    named = {"a": str(a.path), "b": str(b.path), "format": TITLES[a.format], "seconds": time.monotonic() - started}
+    return TensorDiff(**result, **named)
+
+
+def _result(every: Sequence[_Compared], problems: Sequence[str], exact: bool) -> dict[str, Any]:
     full = [one for one in every if one.bytes]
     changed = [(one, one.cells.worst) for one in full if one.cells.worst is not None]
     bad = [(one, one.cells.first) for one in full if one.cells.first is not None]
     worst = max(changed, key=lambda one: one[0].badness, default=None)
-    verdict: Verdict = "regression" if bad else "inconclusive" if problems or not full else "pass"
-    return TensorDiff(
-        verdict=verdict, headline=_headline(full, bad, problems, exact), a=str(a.path), b=str(b.path), format=TITLES[a.format],
-        exact=exact, compared=len(full), identical=len(full) - len(changed), within=len(changed) - len(bad),
-        differing=len(bad), bytes=sum(one.bytes for one in full), seconds=time.monotonic() - started,
-        first=bad[0][0].at(bad[0][1]) if bad else None, worst=worst[0].at(worst[1]) if worst else None,
-        tensors=tuple(_row(*one) for one in changed[:_LISTED]), not_compared=tuple(problems[:_LISTED]),
-        not_compared_count=len(problems), empty=len(every) - len(full), grids=tuple(_grids(full)),
-    )  # fmt: skip
+    return {
+        "verdict": "regression" if bad else "inconclusive" if problems or not full else "pass",
+        "headline": _headline(full, bad, problems, exact), "exact": exact, "compared": len(full),
+        "identical": len(full) - len(changed), "within": len(changed) - len(bad), "differing": len(bad),
+        "bytes": sum(one.bytes for one in full), "first": bad[0][0].at(bad[0][1]) if bad else None,
+        "worst": worst[0].at(worst[1]) if worst else None, "tensors": tuple(_row(*one) for one in changed[:_LISTED]),
+        "not_compared": tuple(problems[:_LISTED]), "not_compared_count": len(problems), "empty": len(every) - len(full),
+        "grids": tuple(_grids(full)),
+    }  # fmt: skip
 
 
 def _paired(a: Dump, b: Dump) -> tuple[list[_Pair], list[str]]:

@@ -66,37 +66,19 @@ class MlcReader:
 
     def steps(self, source: SourceFile) -> StepTrace:
         """Read the steps of a whole engine trace, one line at a time."""
-        parts, unread = [_RequestLines(0)], list[Excerpt]()
-        count = refused = requests = 0
-        answering = False
+        reading = _Reading()
         for number, text in source.lines():
-            count, part = number, parts[-1]
-            if answering and goes_on(text):
-                part.output.append(text)
-                part.output_at = (part.output_at[0], number)
-                continue
-            line = line_of(text)
-            if line is None:
-                refused += 1
-                if refused <= _SHOWN:
-                    unread.append(Excerpt(first=number, last=number, text=one_line(text)))
-                continue
-            answering = False
-            if line.letter == "N":
-                requests += 1
-                parts.append(_RequestLines(requests))
-            elif line.step and line.step.name == mlc_lines.RELOAD:
-                parts.append(_RequestLines(0))
-            elif line.letter == "o" and part.request and not part.output:
-                part.output, part.output_at, answering = [line.text], (number, number), True
-            parts[-1].lines.append((line, number))
+            reading.line(number, text)
+        parts, unread, last = reading.parts, reading.unread, reading.last
         outside = [line for part in parts if not part.request for line in part.lines if line[0].step]
         return StepTrace(
-            FileRead.of(source, self.id, self.title, count - refused, refused, "line", unread, source.encoding_notes()),
+            FileRead.of(
+                source, self.id, self.title, last - unread, unread, "line", reading.excerpts, source.encoding_notes()
+            ),
             "MLC-LLM",
             tuple(part.track() for part in parts if part.request),
             _segment(outside, "setup") if outside else None,
-            tuple(_violations(parts, count)),
+            tuple(_violations(parts, last)),
         )
 
     def timeline(self, trace: StepTrace) -> Timeline:
@@ -135,6 +117,44 @@ class _RequestLines:
         segments += [_segment(begun)] if begun else []
         output = "\n".join(self.output) if self.output_at[0] else None
         return Track(f"request {self.request}", "request", tuple(segments), output, self.output_at)
+
+
+class _Reading:
+    """Sorts lines into requests, and what stands outside of them.
+
+    Attributes:
+        parts: in the order of the file.
+        last: number of the last line.
+        unread: lines that no rule knows; `excerpts` quotes the first of them.
+    """
+
+    def __init__(self) -> None:
+        self.parts, self.excerpts = [_RequestLines(0)], list[Excerpt]()
+        self.last = self.unread = self._requests = 0
+        self._answering = False
+
+    def line(self, number: int, text: str) -> None:
+        """Take the next line."""
+        self.last, part = number, self.parts[-1]
+        if self._answering and goes_on(text):
+            part.output.append(text)
+            part.output_at = (part.output_at[0], number)
+            return
+        line = line_of(text)
+        if line is None:
+            self.unread += 1
+            if self.unread <= _SHOWN:
+                self.excerpts.append(Excerpt(first=number, last=number, text=one_line(text)))
+            return
+        self._answering = False
+        if line.letter == "N":
+            self._requests += 1
+            self.parts.append(_RequestLines(self._requests))
+        elif line.step and line.step.name == mlc_lines.RELOAD:
+            self.parts.append(_RequestLines(0))
+        elif line.letter == "o" and part.request and not part.output:
+            part.output, part.output_at, self._answering = [line.text], (number, number), True
+        self.parts[-1].lines.append((line, number))
 
 
 def _segment(lines: Sequence[tuple[EngineLine, int]], kind: SegmentKind | None = None) -> Segment:
