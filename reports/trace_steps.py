@@ -23,7 +23,7 @@ _STEPS = ("step", "phase", "first", "second", "ms", "ms", "ratio")
 def trace_document(trace: ingested.FileDocument) -> Document:
     """What a trace states, and the rules that it breaks."""
     verdict, file = verdict_of(trace), trace.file
-    none = Line("No rule of the state machine is broken.", "empty")
+    none = Line("No rule is broken.", "empty")
     body: list[Block] = [Line(f"Note: {note}") for note in file.notes]
     body.append(Section("timeline", "Timeline", timeline_blocks(trace) or [Line("Nothing ran.", "empty")]))
     body.append(Section("findings", "Findings", [Findings(trace.findings) if trace.findings else none]))

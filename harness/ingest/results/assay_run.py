@@ -82,7 +82,6 @@ class AssayRun(ResultsReader):
         reading.sets.append(
             ResultSet(
                 source=str(source.path),
-                format=self.id,
                 tool="assay",
                 version=manifest.packages.get("assay", ""),
                 task=f"questions of {spec.workload.data}",
@@ -140,5 +139,4 @@ def _item(item: Item, answer: Answer) -> ResultItem:
         answer=answer.text,
         parsed=answer.parsed,
         score=float(item.is_right(answer.parsed)),
-        latency_s=answer.latency_s,
     )

@@ -181,7 +181,6 @@ def _item(sample: Mapping[str, Any], scorer: str) -> ResultItem:
         parsed=score.get("answer"),
         score=float(number) if usable and number is not None else None,
         repeat=int(sample.get("epoch", 1)) - 1,
-        latency_s=sample.get("total_time"),
     )
 
 
@@ -195,7 +194,6 @@ def _set(
     )
     return ResultSet(
         source=str(path),
-        format=InspectAi.id,
         tool="inspect_ai",
         version=str((evaluated.get("packages") or {}).get("inspect_ai", "")),
         task=str(evaluated.get("task", path.stem)),

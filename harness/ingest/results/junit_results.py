@@ -53,7 +53,6 @@ class JUnit(ResultsReader):
         reading.sets.append(
             ResultSet(
                 source=str(source.path),
-                format=self.id,
                 tool="JUnit",
                 kind="tests",
                 task=source.path.stem,
@@ -104,5 +103,4 @@ def _item(case: Any) -> ResultItem:
         answer=outcome,
         parsed=outcome,
         score={"passed": 1.0, "failed": 0.0, "error": 0.0}.get(outcome),
-        latency_s=float(case.time) if case.time is not None else None,
     )

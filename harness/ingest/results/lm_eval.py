@@ -213,7 +213,6 @@ def _task(samples: Path, found: Mapping[str, Any], metric: str, reading: ReadRes
     run = found.get("config", {})
     return ResultSet(
         source=str(samples),
-        format=LmEval.id,
         tool="lm-eval",
         version=str(found.get("lm_eval_version", "")),
         task=name,

@@ -34,7 +34,6 @@ class ResultItem(Part):
     parsed: str | None = Field(None, description="what the tool took from it; null where it found no answer")
     score: float | None = Field(None, description="1 right, 0 wrong, or a share of 1; null where it was not scored")
     repeat: int = Field(0, description="0 for the first answer to a document, 1 and above where it was asked again")
-    latency_s: float | None = None
 
 
 class Latencies(Part):
@@ -52,7 +51,6 @@ class ResultSet(Part):
     """
 
     source: str = Field(description="path of the file")
-    format: str = Field(description="id of the reader")
     tool: str
     version: str = ""
     kind: Kind = "answers"

@@ -67,7 +67,6 @@ def _set(source: SourceFile, row: Mapping[str, Any], line: int) -> ResultSet:
     info = row.get("server_info") or {}
     return ResultSet(
         source=f"{source.path}:{line}",
-        format=Serving.id,
         tool="vllm bench serve" if "tokenizer_id" in row else "sglang.benchmark.serving",
         version=str(info.get("version", "")) if isinstance(info, dict) else "",
         kind="latencies",

@@ -78,7 +78,6 @@ def _read_samples(path: Path, repeat: int, items: list[ResultItem], reading: Rea
 
 def _item(row: Mapping[str, Any], repeat: int) -> ResultItem:
     score = next((row[key] for key in _SCORES if isinstance(row.get(key), (bool, int, float))), None)
-    start, end = row.get("generation_start_time"), row.get("generation_end_time")
     problem = row.get("problem") or ""
     parsed = row["predicted_answer"]
     return ResultItem(
@@ -89,7 +88,6 @@ def _item(row: Mapping[str, Any], repeat: int) -> ResultItem:
         parsed=None if parsed is None else str(parsed),
         score=None if score is None or row.get("finish_reason") == "error" else float(score),
         repeat=repeat,
-        latency_s=end - start if isinstance(start, (int, float)) and isinstance(end, (int, float)) else None,
     )
 
 
@@ -103,7 +101,6 @@ def _set(folder: Path, found: Mapping[str, Any], items: list[ResultItem]) -> Res
     }
     return ResultSet(
         source=str(folder),
-        format=SglEval.id,
         tool="sgl-eval",
         version=str(found.get("sgl_eval_version", "")),
         task=str(found.get("name", folder.name)),

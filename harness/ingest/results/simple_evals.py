@@ -78,7 +78,6 @@ class SimpleEvals(ResultsReader):
         reading.sets.append(
             ResultSet(
                 source=str(path),
-                format=self.id,
                 tool="simple-evals",
                 task=name,
                 metric="score",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from assay.harness.engines.sglang import failures
 from assay.harness.ingest.result import Excerpt, Fact, FactTable, FileDocument, FileRead, Statement
 from assay.harness.ingest.sglang_log import server_args
 from assay.harness.ingest.sglang_log.facts import KEPT, Log, Server, Test
@@ -24,6 +25,8 @@ _WITHOUT_TENSORS = (
     "Names and statistics without tensors, which can be neither compared nor replayed: SGLANG_KERNEL_API_LOGLEVEL=10 with "
     "SGLANG_KERNEL_API_DUMP_DIR dumps them for assay tensors diff and assay pack import"
 )
+_EXPLAINED = 1 << 26
+"""Bytes of the largest log in which the cause of a crash is looked for: it is searched as a whole."""
 _START = ("model", "dtype", "weights", "KV tokens", "graph batches", "graph seconds", "graph memory", "free memory")
 
 
@@ -53,11 +56,9 @@ class SglangLog:
         file = FileRead.of(
             source, self.id, self.title, log.read, log.lines - log.read, excerpts=excerpts, notes=_notes(log, source)
         )
-        found = tuple(findings(log))
-        return FileDocument(
-            file=file, facts=tuple(_facts(log)), tables=tuple(table for table in _tables(log) if table.rows), findings=found,
-            next_steps=next_steps(log, found),
-        )  # fmt: skip
+        found, facts = tuple(findings(log)), (*_facts(log), *_cause(log, source))
+        tables = tuple(table for table in _tables(log) if table.rows)
+        return FileDocument(file=file, facts=facts, tables=tables, findings=found, next_steps=next_steps(log, found))
 
     def statements(self, source: SourceFile) -> Iterable[Statement]:
         """Yield metrics, scores and outcomes of tests."""
@@ -106,6 +107,16 @@ def _facts(log: Log) -> Iterable[Fact]:
         text = one_line(trace.exception or "a traceback that does not end")
         quoted = Excerpt(first=trace.first, last=trace.last, text=text)
         yield Fact(id="traceback", title="Traceback", text=text, cites=(quoted,))
+
+
+def _cause(log: Log, source: SourceFile) -> Iterable[Fact]:
+    """Yield why a server failed, where a process crashed, as for a server of assay's own; the whole log says it."""
+    crashed = [where for (kind, _), where in log.notices.items() if kind == "crash"]
+    if crashed and source.size <= _EXPLAINED:
+        failure = failures.read("\n".join(line.text for line in source.lines()))
+        if failure.cause:
+            text = f"{failure.line.rstrip('.')}. To resolve: {failure.do}."
+            yield Fact(id="cause", title="Why the server failed", text=text, cites=cite(*crashed[:1]))
 
 
 def _table(id: str, title: str, columns: Iterable[str], rows: Iterable[Iterable[str]], note: str = "") -> FactTable:

@@ -127,7 +127,6 @@ def test_sgl_eval_gives_samples_with_their_times(data: Path) -> None:
     assert found.sampling["max_tokens"] == "32"
     item = next(one for one in found.items if one.key == "0")
     assert (item.target, item.parsed, item.score) == ("72", None, 0.0)
-    assert 0 < (item.latency_s or 0) < 100
 
 
 @pytest.mark.parametrize("name", ["inspect_a.eval", "inspect_a.json"])

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from scipy.stats import binom
 
+from assay.harness.engines.sglang import failures
 from assay.harness.ingest.result import CitedFinding, FileDocument
 from assay.harness.ingest.sglang_log.sglang_reader import SglangLog
 from assay.harness.ingest.source_file import SourceFile
@@ -180,3 +181,12 @@ def test_a_crash_a_fallback_and_a_failed_test_are_warnings(tmp_path: Path) -> No
         "fallback": "warning",
         "crash": "warning",
     }
+
+
+@pytest.mark.parametrize("name", ["gpu_memory", "missing_module"])
+def test_a_server_that_failed_says_why_as_one_of_assays_own_does(name: str) -> None:
+    log = Path(__file__).parents[3] / "data" / "server_failures" / f"{name}.log"
+    failure = failures.read(log.read_text())
+    facts = {fact.id: fact for fact in SglangLog().read(SourceFile.of(log)).facts}
+    assert failure.do in facts["cause"].text
+    assert failure.line.rstrip(".") in facts["cause"].text
