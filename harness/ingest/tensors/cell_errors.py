@@ -41,7 +41,7 @@ def default_bound(dtype: torch.dtype) -> float:
 
 
 @dataclass(frozen=True)
-class Cell:
+class TensorCell:
     """One cell.
 
     Attributes:
@@ -74,8 +74,8 @@ class Cells:
 
     differing: int
     total: int
-    first: Cell | None
-    worst: Cell | None
+    first: TensorCell | None
+    worst: TensorCell | None
     by_head: NDArray[np.float64]
     nonfinite: int
     max_abs: float
@@ -123,7 +123,7 @@ class _Buffers:
         self._one, self._two = torch.empty(elements, dtype=dtype), torch.empty(elements, dtype=dtype)
 
     def errors(self, a: Tensor, b: Tensor) -> NDArray[np.float32]:
-        """Compute the `Cell.error` of each row of two [rows, dim] tensors: NaN where one is not finite and the other differs."""
+        """Compute the error of each row of two [rows, dim] tensors, as `TensorCell` has it."""
         x, y = self._one[: a.numel()].view_as(a), self._two[: a.numel()].view_as(a)
         y.copy_(b)
         x.copy_(a)
@@ -194,7 +194,7 @@ def _summary(a: Tensor, b: Tensor, layout: Layout, errors: NDArray[np.float32], 
     )
 
 
-def _cell(errors: NDArray[Any], axes: str, flat: int) -> Cell:
+def _cell(errors: NDArray[Any], axes: str, flat: int) -> TensorCell:
     at = dict(zip(axes, (int(i) for i in np.unravel_index(flat, errors.shape)), strict=True)) if axes else {}
     error = float(errors.reshape(-1)[flat])
-    return Cell(at.get("b"), at.get("t"), at.get("h"), error)
+    return TensorCell(at.get("b"), at.get("t"), at.get("h"), error)

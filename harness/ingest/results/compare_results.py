@@ -17,8 +17,7 @@ from assay.harness.ingest.results.loaded import Loaded, load
 from assay.harness.ingest.results.outcomes import compare_outcomes
 from assay.harness.ingest.results.pairing import ItemPair, ItemPairing, Unpaired, pair_items, refusals
 from assay.harness.ingest.results.result_set import ResultSet
-from assay.harness.ingest.results.runs import changes_of
-from assay.harness.ingest.source import two
+from assay.harness.ingest.source_file import two
 from assay.harness.judge.report import Report
 from assay.harness.reading import reading
 from assay.harness.text import one_line
@@ -32,7 +31,7 @@ _TEXT_KEPT = 400
 
 
 @dataclass(frozen=True)
-class Limits:
+class PassLimits:
     """The limits that a user sets: the largest loss and the largest ratio of times that pass, and the level of each test."""
 
     margin: float = 0.02
@@ -40,7 +39,7 @@ class Limits:
     latency_bound: float = 1.10
 
 
-def compare(a: Path, b: Path, limits: Limits, metric: str = "", reproduce: str = "") -> CompareResult:
+def compare(a: Path, b: Path, limits: PassLimits, metric: str = "", reproduce: str = "") -> CompareResult:
     """Compare two results: is B as good as A?
 
     Args:
@@ -59,7 +58,7 @@ def compare(a: Path, b: Path, limits: Limits, metric: str = "", reproduce: str =
         return _compared(a, b, limits, metric, reproduce)
 
 
-def _compared(a: Path, b: Path, limits: Limits, metric: str, reproduce: str) -> CompareResult:
+def _compared(a: Path, b: Path, limits: PassLimits, metric: str, reproduce: str) -> CompareResult:
     left, right = load(a, metric), load(b, metric)
     if left.kind != right.kind:
         raise UsageError(
@@ -82,7 +81,7 @@ def _compared(a: Path, b: Path, limits: Limits, metric: str, reproduce: str) -> 
 def _result(
     left: Loaded,
     right: Loaded,
-    limits: Limits,
+    limits: PassLimits,
     verdict: Verdict,
     reasons: Sequence[str],
     checks: Sequence[Check],
@@ -120,7 +119,7 @@ def final(decided: Verdict, checks: Iterable[Check]) -> tuple[Verdict, list[str]
     ]
 
 
-def _answers(left: Loaded, right: Loaded, limits: Limits) -> CompareResult:
+def _answers(left: Loaded, right: Loaded, limits: PassLimits) -> CompareResult:
     overall, tasks, flips, checks = _compare_answers(left, right, limits)
     decided: Verdict = overall.verdict
     worse = [task for task in tasks if task.verdict == "regression"]
@@ -138,7 +137,7 @@ def _answers(left: Loaded, right: Loaded, limits: Limits) -> CompareResult:
 
 
 def _compare_answers(
-    left: Loaded, right: Loaded, limits: Limits
+    left: Loaded, right: Loaded, limits: PassLimits
 ) -> tuple[ComparedTask, tuple[ComparedTask, ...], tuple[AnswerFlip, ...], list[Check]]:
     """Compare two results with answers: all tasks together, each task, the flips, and the checks."""
     mine, theirs = ({one.task: one for one in side.reading.sets} for side in (left, right))
@@ -157,8 +156,6 @@ def _compare_answers(
         pairs += pairing.pairs
         flips += _flips(name, pairing.pairs)
     overall = tasks[0] if len(tasks) == 1 else _task(None, ItemPairing(pairs), levels, (), adaptive)
-    if len(tasks) > 1:
-        overall = overall.model_copy(update={"task": "", "metric": ""})
     checks = _checks(left, right, mine, theirs, tasks, pairings)
     return overall, tuple(tasks), tuple(flips[:FLIPS_SHOWN]), checks
 
@@ -186,30 +183,15 @@ def _pairing(a: ResultSet, b: ResultSet) -> ItemPairing:
 def _task(
     result_set: ResultSet | None, pairing: ItemPairing, rule: Rule, refused: Sequence[str], adaptive: bool
 ) -> ComparedTask:
-    found = decide_pairs(pairing.pairs, rule, adaptive)
-    why = f"It cannot be compared: {'; '.join(refused)}." if refused else found.why
-    return ComparedTask(
-        task=result_set.task if result_set else "",
-        metric=result_set.metric if result_set else "",
-        shots=result_set.shots if result_set else None,
-        verdict=found.verdict,
-        why=why,
-        test=found.test,
-        pairs=len(pairing.pairs),
-        again=pairing.again,
-        a=found.a,
-        b=found.b,
-        lost=found.lost,
-        gained=found.gained,
-        loss=found.loss,
-        low=found.interval.low,
-        high=found.interval.high,
-        p_mcnemar=found.p_two_sided,
-        p_inferior=found.p_inferior,
-        p_regression=found.p_regression,
-        refused=tuple(refused),
-        unpaired=tuple(pairing.unpaired),
-    )
+    known = {
+        "pairs": len(pairing.pairs),
+        "again": pairing.again,
+        "refused": tuple(refused),
+        "unpaired": tuple(pairing.unpaired),
+    }
+    named = {name: getattr(result_set, name) for name in ("task", "metric", "shots")} if result_set else {}
+    why = {"why": f"It cannot be compared: {'; '.join(refused)}."} if refused else {}
+    return decide_pairs(pairing.pairs, rule, adaptive).model_copy(update={**known, **named, **why})
 
 
 def _flips(task: str, pairs: Iterable[ItemPair]) -> list[AnswerFlip]:
@@ -236,44 +218,31 @@ def _checks(
     tasks: Sequence[ComparedTask],
     pairings: Sequence[ItemPairing],
 ) -> list[Check]:
-    refused = [f"{one.task}: {'; '.join(one.refused)}" for one in tasks if one.refused]
-    only = [
-        *(f"{name} is in A alone" for name in mine if name not in theirs),
-        *(f"{name} is in B alone" for name in theirs if name not in mine),
-    ]
-    unpaired = [(one, task) for task in tasks for one in task.unpaired if one.id != _BEYOND]
-    total = sum(one.count for one, _ in unpaired)
-    detail = "; ".join(f"{one.count:,} {one.title} ({task.task}: {', '.join(one.examples)})" for one, task in unpaired)
-    paired, unverified = (
-        sum(len(pairing.pairs) for pairing in pairings),
-        sum(pairing.unverified for pairing in pairings),
-    )
-    unread = left.reading.unread + right.reading.unread
-    gaps = f"{total:,} documents were not paired: {detail}" if total else ""
-    lost = f"{unread:,} records were not" if unread else ""
-    same = "run the same tasks with the same settings on both"
+    refused = "; ".join(f"{one.task}: {'; '.join(one.refused)}" for one in tasks if one.refused)
+    only = [f"{name} is in {side} alone" for side, these, those in (("A", mine, theirs), ("B", theirs, mine))
+            for name in these if name not in those]  # fmt: skip
+    unread, same = left.reading.unread + right.reading.unread, "run the same tasks with the same settings on both"
+    lost, paired = f"{unread:,} records were not" if unread else "", sum(len(pairing.pairs) for pairing in pairings)
+    stated = _other_scores(mine, theirs)
     checks = [
         requirement("same-tasks", "both have the same tasks", "; ".join(only), "the same tasks", same),
-        requirement(
-            "same-settings", "tasks, prompts and settings are the same", "; ".join(refused), "nothing differs", same
-        ),
-        requirement(
-            "scores-agree",
-            "the stated scores are those of the documents",
-            _other_scores(mine, theirs),
-            "they are",
-            same,
-        ),
-        requirement("all-paired", "every document is in both", gaps, f"{paired:,} pairs", "run both to the end"),
-        requirement(
-            "all-read", "every record was understood", lost, "every record", "see the lines that assay ingest quotes"
-        ),
-    ]
-    if unverified:
+        requirement("same-settings", "tasks, prompts and settings are the same", refused, "nothing differs", same),
+        requirement("scores-agree", "the stated scores are those of the documents", stated, "they are", same),
+        requirement("all-paired", "every document is in both", _gaps(tasks), f"{paired:,} pairs", "run both to the end"),
+        requirement("all-read", "every record was understood", lost, "every record", "see the lines that assay ingest quotes"),
+    ]  # fmt: skip
+    if unverified := sum(pairing.unverified for pairing in pairings):
         found = f"{unverified:,} pairs have no recorded prompt: the documents are the same, the prompts are taken to be"
         title = "both were asked with the same prompts"
         checks.append(Check(id="same-prompts", title=title, status="not checked", found=found))
     return checks if left.kind == "runs" else [*checks, _EXECUTION]
+
+
+def _gaps(tasks: Sequence[ComparedTask]) -> str:
+    """Describe the documents that were not paired; empty if all were."""
+    unpaired = [(one, task.task) for task in tasks for one in task.unpaired if one.id != _BEYOND]
+    detail = "; ".join(f"{one.count:,} {one.title} ({task}: {', '.join(one.examples)})" for one, task in unpaired)
+    return f"{sum(one.count for one, _ in unpaired):,} documents were not paired: {detail}" if unpaired else ""
 
 
 _ROUNDED = 1e-3
@@ -309,7 +278,7 @@ def _no_copy(left: Loaded, right: Loaded) -> Check:
     return requirement("two-results", "B is no copy of A", same, "they differ", settles)
 
 
-def _latencies(left: Loaded, right: Loaded, limits: Limits) -> CompareResult:
+def _latencies(left: Loaded, right: Loaded, limits: PassLimits) -> CompareResult:
     rows, checks = compare_latencies(left.reading.sets, right.reading.sets, limits.latency_bound, limits.alpha)
     checks = [*checks, _no_copy(left, right)]
     verdicts = {row.verdict for row in rows}
@@ -321,7 +290,7 @@ def _latencies(left: Loaded, right: Loaded, limits: Limits) -> CompareResult:
     return _result(left, right, limits, verdict, reasons, checks, latencies=rows)
 
 
-def _tests(left: Loaded, right: Loaded, limits: Limits) -> CompareResult:
+def _tests(left: Loaded, right: Loaded, limits: PassLimits) -> CompareResult:
     decided, why, changed, checks = compare_outcomes(left.reading.sets, right.reading.sets)
     checks = [*checks, _no_copy(left, right)]
     verdict, more = final(decided, checks)
@@ -329,13 +298,13 @@ def _tests(left: Loaded, right: Loaded, limits: Limits) -> CompareResult:
     return _result(left, right, limits, verdict, reasons, checks, outcomes=changed)
 
 
-def _runs(left: Loaded, right: Loaded, limits: Limits) -> CompareResult:
+def _runs(left: Loaded, right: Loaded, limits: PassLimits) -> CompareResult:
     reader = AssayRun()
     return compare_two_runs(left, right, limits, reader.report(left.source), reader.report(right.source))
 
 
-def compare_two_runs(left: Loaded, right: Loaded, limits: Limits, a: Report, b: Report) -> CompareResult:
-    """Compare two runs whose reports are at hand: by the answers to the questions that both asked, with what changed beside.
+def compare_two_runs(left: Loaded, right: Loaded, limits: PassLimits, a: Report, b: Report) -> CompareResult:
+    """Compare two runs whose reports are at hand: by the answers to the questions that both asked, and by nothing else.
 
     The verdict is no better than that of the new run itself: answers show nothing of layers, logits or kernels that did not run.
 
@@ -346,7 +315,6 @@ def compare_two_runs(left: Loaded, right: Loaded, limits: Limits, a: Report, b: 
         a: the report of `left`.
         b: the report of `right`.
     """
-    changes = changes_of(a, b)
     if not (left.reading.sets and right.reading.sets):
         missing = requirement(
             "answers",
@@ -355,12 +323,12 @@ def compare_two_runs(left: Loaded, right: Loaded, limits: Limits, a: Report, b: 
             "",
             "name the folders of both runs",
         )
-        alone = _result(left, right, limits, "inconclusive", [missing.found], [missing], changes=changes)
+        alone = _result(left, right, limits, "inconclusive", [missing.found], [missing])
         return _capped(alone, b)
     found = _answers(left, right, limits)
     cause = _new_cause(a, b) if found.verdict == "regression" else []
     headline = _headline(found.verdict, [*cause, *found.reasons[:1]])
-    return _capped(found.model_copy(update={"changes": changes, "headline": headline}), b)
+    return _capped(found.model_copy(update={"headline": headline}), b)
 
 
 def _capped(found: CompareResult, b: Report) -> CompareResult:

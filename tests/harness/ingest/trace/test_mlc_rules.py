@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from assay.harness.ingest.source import Source
-from assay.harness.ingest.trace.machine import KEPT, Balance, Violations
-from assay.harness.ingest.trace.mlc import load
+from assay.harness.ingest.source_file import SourceFile
+from assay.harness.ingest.trace.mlc_engine import MlcReader
+from assay.harness.ingest.trace.steps import VIOLATIONS_SHOWN
 
 LINES = (Path(__file__).parents[3] / "data" / "traces" / "mlc_engine.txt").read_text().splitlines()
 E = "[engine debug] "
@@ -92,7 +92,7 @@ def test_a_broken_rule_is_found_where_it_is_broken(
     edit(lines)
     path = tmp_path / "trace.txt"
     path.write_text("\n".join(lines))
-    found = load(Source.of(path)).trace
+    found = MlcReader().steps(SourceFile.of(path))
     first = next(one for one in found.violations if one.rule == rule)
     assert first.where == where
     assert (first.says, first.places) == (says, places)
@@ -101,24 +101,13 @@ def test_a_broken_rule_is_found_where_it_is_broken(
 def test_a_whole_trace_keeps_all_rules(tmp_path: Path) -> None:
     path = tmp_path / "trace.txt"
     path.write_text("\n".join(LINES))
-    trace = load(Source.of(path)).trace
-    assert trace.violations == ()
-    assert trace.broken == {}
+    assert MlcReader().steps(SourceFile.of(path)).violations == ()
 
 
-def test_violations_are_counted_beyond_those_that_are_kept() -> None:
-    found = Violations()
-    for place in range(1, 21):
-        found.add("trace-call-order", "request 1", "wrong", place)
-    assert len(found.kept) == KEPT
-    assert found.counts == {"trace-call-order": 20}
-
-
-def test_the_last_begin_is_closed_first() -> None:
-    balance: Balance[str] = Balance()
-    balance.begin("a", 1)
-    balance.begin("a", 2)
-    balance.begin("b", 3)
-    assert balance.end("a") == 2
-    assert balance.end("c") is None
-    assert balance.waiting() == [("a", 1), ("b", 3)]
+def test_violations_are_counted_beyond_those_that_are_shown(tmp_path: Path) -> None:
+    path = tmp_path / "trace.txt"
+    path.write_text("\n".join(LINES[:13] + [line for line in LINES[13:80] * 8 if "end_forward" not in line]))
+    document = MlcReader().read(SourceFile.of(path))
+    shown = [one for one in document.findings if one.id == "trace-begin-not-closed"]
+    assert len(shown) == VIOLATIONS_SHOWN
+    assert shown[0].evidence[-1].endswith("such places in the trace")

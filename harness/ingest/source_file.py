@@ -21,7 +21,7 @@ LONGEST_LINE = 1 << 27
 _BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 
 
-class Line(NamedTuple):
+class TextLine(NamedTuple):
     """A line of a text file.
 
     Attributes:
@@ -34,7 +34,7 @@ class Line(NamedTuple):
 
 
 @dataclass
-class Source:
+class SourceFile:
     """A file or a folder that is ingested.
 
     Attributes:
@@ -50,7 +50,7 @@ class Source:
     foreign_lines: list[int] = field(default_factory=list)
 
     @classmethod
-    def of(cls, path: Path) -> Source:
+    def of(cls, path: Path) -> SourceFile:
         """Open a file or a folder.
 
         Raises:
@@ -95,7 +95,7 @@ class Source:
         with self.path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
-    def is_copy_of(self, other: Source) -> bool:
+    def is_copy_of(self, other: SourceFile) -> bool:
         """Return True if both hold the same bytes: two files, or all files of two folders by their names."""
         if self.path.is_dir() != other.path.is_dir() or self.size != other.size:
             return False
@@ -105,10 +105,10 @@ class Source:
             {one.relative_to(side.path) for one in side.path.rglob("*") if one.is_file()} for side in (self, other)
         ]
         return names[0] == names[1] and all(
-            Source.of(self.path / name).sha256() == Source.of(other.path / name).sha256() for name in names[0]
+            SourceFile.of(self.path / name).sha256() == SourceFile.of(other.path / name).sha256() for name in names[0]
         )
 
-    def lines(self) -> Iterator[Line]:
+    def lines(self) -> Iterator[TextLine]:
         """Yield the lines in order, reading a megabyte at a time.
 
         A line that does not decode is read as Windows-1252 and counted.
@@ -119,14 +119,14 @@ class Source:
                 for number, text in enumerate(iter(lambda: file.readline(LONGEST_LINE), ""), 1):
                     if len(text) == LONGEST_LINE:
                         raise self._too_long(number)
-                    yield Line(number, text.removeprefix("\ufeff").removesuffix("\n").removesuffix("\r"))
+                    yield TextLine(number, text.removeprefix("\ufeff").removesuffix("\n").removesuffix("\r"))
             return
         number = 1
         with self.path.open("rb") as raw:
             while rows := self._rows(raw, number):
                 if number == 1:
                     rows[0] = rows[0].removeprefix(codecs.BOM_UTF8)
-                yield from map(Line._make, enumerate(self._decoded(rows, number), number))
+                yield from map(TextLine._make, enumerate(self._decoded(rows, number), number))
                 number += len(rows)
 
     def count_lines(self) -> int:

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.harness.ingest.tensors import cells
-from assay.harness.ingest.tensors.cells import Cells, compare, default_bound
+from assay.harness.ingest.tensors import cell_errors as cells
+from assay.harness.ingest.tensors.cell_errors import Cells, compare, default_bound
 from assay.harness.ingest.tensors.layout import layout_of
 
 TOKENS, HEADS, DIM = 40, 4, 16

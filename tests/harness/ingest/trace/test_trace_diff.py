@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from assay.harness.errors import EvidenceError, UsageError
-from assay.harness.ingest.trace.diff import TraceDiff, short_name
-from assay.harness.ingest.trace.load import diff_files
+from assay.harness.ingest.trace import trace_diff as module
+from assay.harness.ingest.trace.trace_diff import TraceDiff, diff_files, short_name
 
 TRACES = Path(__file__).parents[3] / "data" / "traces"
 ENGINE = TRACES / "mlc_engine.txt"
@@ -139,3 +139,10 @@ def test_kernels_of_a_replayed_graph_are_those_of_eager_passes() -> None:
 )
 def test_short_names(name: str, short: str) -> None:
     assert short_name(name) == short
+
+
+def test_sequences_that_are_too_long_to_align_are_compared_by_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST_COMPARED", 3)
+    result = diff_files(TRACES / "h100_flash.json.gz", TRACES / "h100_math.json.gz")
+    assert result.verdict == "regression"
+    assert "differ too much to align" in " ".join(result.notes)

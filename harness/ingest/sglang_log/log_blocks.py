@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Protocol
 
-from assay.harness.ingest.sglang_log.facts import KEPT, Block, Log, Trace, Where
+from assay.harness.ingest.sglang_log.facts import KEPT, BenchmarkTable, CitedLines, Log, LogTrace
 
 _TRACEBACK = "Traceback (most recent call last):"
 _FILE = re.compile(r' *(?:\| +)?File "[^"]+", line \d+(?:, in (?P<name>\S.*))?')
@@ -57,14 +57,14 @@ class Tests(Protocol):
     def test(self) -> int: ...
 
 
-class Blocks:
+class LogBlocks:
     """Follows the blocks of one log."""
 
     def __init__(self, log: Log, tests: Tests) -> None:
         self._log, self._tests = log, tests
         self._section = ""
-        self._table: Block | None = None
-        self._trace: Trace | None = None
+        self._table: BenchmarkTable | None = None
+        self._trace: LogTrace | None = None
         self._source_due = False
         self._warned = 0
         self._failed = -1
@@ -80,7 +80,7 @@ class Blocks:
         if message.endswith(_TRACEBACK):
             self._begin(number)
             if message != _TRACEBACK:
-                where = self._log.notices.setdefault(("crash", message[:200]), Where())
+                where = self._log.notices.setdefault(("crash", message[:200]), CitedLines())
                 where.see(number, message)
             return "traceback"
         return ""
@@ -109,7 +109,7 @@ class Blocks:
 
     def _begin(self, number: int) -> None:
         self.end()
-        self._trace = Trace(number, number, (), "", 0, self._tests.test)
+        self._trace = LogTrace(number, number, (), "", 0, self._tests.test)
 
     def _frame(self, number: int, text: str) -> str:
         if self._trace:
@@ -130,7 +130,7 @@ class Blocks:
             return "pytest-summary"
         table = _TABLE.fullmatch(text)
         if table:
-            self._table = Block(table["title"].strip(), number, self._tests.test)
+            self._table = BenchmarkTable(table["title"].strip())
             if len(self._log.blocks) < KEPT:
                 self._log.blocks.append(self._table)
             return "table"
@@ -168,7 +168,7 @@ class Blocks:
             kind = place["kind"]
             said = what if what.startswith(kind) else f"{kind}: {what}"
             if len(self._log.traces) < KEPT:
-                self._log.traces.append(Trace(line, number, (place["at"],), said, line, self._failed))
+                self._log.traces.append(LogTrace(line, number, (place["at"],), said, line, self._failed))
             self._raised = None
 
     def _index(self, name: str) -> int:
@@ -184,7 +184,7 @@ class Blocks:
         index = self._log.ids.get(match["id"])
         known = index is not None and any(trace.test == index for trace in self._log.traces)
         if index is not None and match["why"] and not known and len(self._log.traces) < KEPT:
-            self._log.traces.append(Trace(number, number, (), match["why"], number, index))
+            self._log.traces.append(LogTrace(number, number, (), match["why"], number, index))
         if index is not None and not self._log.tests[index].outcome:
             self._log.tests[index].outcome, self._log.tests[index].outcome_line = match["outcome"].lower(), number
         return "pytest-detail"

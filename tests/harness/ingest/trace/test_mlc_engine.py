@@ -6,27 +6,26 @@ What it counts is compared with counts by regular expressions, which share no co
 from __future__ import annotations
 
 import random
-import re
 from pathlib import Path
 
 import pytest
 
-from assay.harness.ingest.source import Source
-from assay.harness.ingest.trace.facts import tokens
-from assay.harness.ingest.trace.mlc import LoadedTrace, MlcReader, load
+from assay.harness.ingest.source_file import SourceFile
+from assay.harness.ingest.trace.mlc_engine import MlcReader, tokens
+from assay.harness.ingest.trace.steps import StepTrace
 
 DATA = Path(__file__).parents[3] / "data" / "traces" / "mlc_engine.txt"
 TEXT = DATA.read_text()
 
 
-def read(tmp_path: Path, data: bytes | str) -> LoadedTrace:
+def read(tmp_path: Path, data: bytes | str) -> StepTrace:
     path = tmp_path / "trace.txt"
     path.write_bytes(data if isinstance(data, bytes) else data.encode())
-    return load(Source.of(path))
+    return MlcReader().steps(SourceFile.of(path))
 
 
 def test_the_excerpt_is_understood_to_the_last_line() -> None:
-    document = MlcReader().read(Source.of(DATA))
+    document = MlcReader().read(SourceFile.of(DATA))
     assert (document.file.lines, document.file.read, document.file.unread) == (147, 147, 0)
     assert document.findings == ()
     facts = {fact.id: fact for fact in document.facts}
@@ -41,14 +40,6 @@ def test_the_excerpt_is_understood_to_the_last_line() -> None:
     assert facts["request-1-output"].text.count("\n") == 4
     assert [(one.first, one.last) for one in facts["request-1-output"].cites] == [(75, 79)]
     assert facts["request-2-output"].text.endswith("3. **Course")
-
-
-def test_the_kinds_of_line_are_counted() -> None:
-    counts = load(Source.of(DATA)).counts
-    assert counts["action"] == len(re.findall(r"ACTION - ", TEXT))
-    assert counts["segment-begin"] == len(re.findall(r"(?m)^PRE[_ ]SEGMENT$", TEXT)) == 8
-    assert counts["note"] == 3
-    assert counts["output-text"] == 10
 
 
 def test_a_line_that_no_rule_knows_is_counted_and_quoted(tmp_path: Path) -> None:
@@ -66,7 +57,7 @@ def test_a_line_that_no_rule_knows_is_counted_and_quoted(tmp_path: Path) -> None
 def test_an_answer_ends_where_the_engine_writes(tmp_path: Path) -> None:
     text = "[engine debug] ***Add Request***\nMLC-LLM Output: one\ntwo\n[engine debug] nonsense\nthree\n"
     found = read(tmp_path, text)
-    assert found.trace.tracks[0].output == "one\ntwo\nthree"
+    assert found.tracks[0].output == "one\ntwo\nthree"
     assert found.file.unread == 1
 
 
@@ -78,29 +69,30 @@ def test_an_answer_ends_where_the_engine_writes(tmp_path: Path) -> None:
 def test_another_encoding_reads_the_same(tmp_path: Path, encode: object) -> None:
     found = read(tmp_path, encode(TEXT))  # type: ignore[operator]
     assert found.file.unread == 0
-    assert [tokens(track) for track in found.trace.tracks] == [(1, 3), (1, 3)]
+    assert [tokens(track) for track in found.tracks] == [(1, 3), (1, 3)]
 
 
 def test_mixed_encodings_are_noted(tmp_path: Path) -> None:
     found = read(tmp_path, TEXT.encode().replace(b"My goal", b"M\xe4 goal"))
     assert found.file.unread == 0
     assert found.file.notes == ("1 line is not UTF-8 (the first is line 77)",)
-    assert "Mä goal" in (found.trace.tracks[0].output or "")
+    assert "Mä goal" in (found.tracks[0].output or "")
 
 
-def agrees(found: LoadedTrace, text: str) -> None:
+def agrees(found: StepTrace, text: str) -> None:
     """What must hold of any file, by regular expressions."""
     lines = text.split("\n")
     lines = lines[:-1] if lines[-1] == "" else lines
     assert found.file.lines == len(lines)
     assert found.file.read + found.file.unread == len(lines)
-    assert len(found.trace.tracks) == sum(line == "[engine debug] ***Add Request***" for line in lines)
+    assert len(found.tracks) == sum(line == "[engine debug] ***Add Request***" for line in lines)
     sampled = sum(line == "[engine debug] gpu_multinomial_from_uniform_func_" for line in lines)
     before = next((i for i, line in enumerate(lines) if "***Add Request***" in line), len(lines))
     outside = sum("gpu_multinomial_from_uniform_func_" in line for line in lines[:before])
     reloaded = "***Reload engine***" in "".join(lines[before:])
-    assert reloaded or sum(sum(tokens(track)) for track in found.trace.tracks) == sampled - outside
-    assert found.counts["action"] == sum("[engine debug] ACTION - " in line for line in lines)
+    assert reloaded or sum(sum(tokens(track)) for track in found.tracks) == sampled - outside
+    polled = sum(step.kind == "action" for segment in found.segments for step in segment.steps)
+    assert polled == sum("[engine debug] ACTION - " in line for line in lines)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -122,18 +114,18 @@ def test_a_damaged_trace_is_neither_a_crash_nor_a_wrong_count(tmp_path: Path, se
             lines.insert(rng.randrange(len(lines)), lines[rng.randrange(len(lines))])
     text = "".join(f"{line}\n" for line in lines)
     agrees(read(tmp_path, text), text)
-    MlcReader().read(Source.of(tmp_path / "trace.txt"))
+    MlcReader().read(SourceFile.of(tmp_path / "trace.txt"))
 
 
 def test_every_prefix_is_read(tmp_path: Path) -> None:
     for length in range(0, len(TEXT), 97):
         found = read(tmp_path, TEXT[:length])
         assert found.file.read + found.file.unread == found.file.lines
-    assert "trace-cut-off" in read(tmp_path, TEXT[:2500]).trace.broken
+    assert "trace-cut-off" in {one.rule for one in read(tmp_path, TEXT[:2500]).violations}
 
 
 def test_other_files_are_not_taken(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text("INFO: started\n" * 50)
-    assert not MlcReader().recognises(Source.of(path))
-    assert MlcReader().recognises(Source.of(DATA))
+    assert not MlcReader().recognises(SourceFile.of(path))
+    assert MlcReader().recognises(SourceFile.of(DATA))

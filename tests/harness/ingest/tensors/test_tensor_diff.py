@@ -17,12 +17,12 @@ from torch import Tensor
 
 from assay.harness import cli
 from assay.harness.errors import UsageError
-from assay.harness.ingest.source import Source
-from assay.harness.ingest.tensors import READER
-from assay.harness.ingest.tensors.diff import TensorDiff, diff
+from assay.harness.ingest.source_file import SourceFile
 from assay.harness.ingest.tensors.dump import open_dump
-from assay.harness.ingest.tensors.files import Unreadable
-from assay.harness.ingest.tensors.layout import ModelShape, check_axes
+from assay.harness.ingest.tensors.layout import DumpedModel, check_axes
+from assay.harness.ingest.tensors.reader import TensorReader
+from assay.harness.ingest.tensors.tensor_diff import TensorDiff, diff
+from assay.harness.ingest.tensors.tensor_files import Unreadable
 from assay.harness.judge.report import NOT_FINITE
 from assay.reports.page import to_html
 from assay.reports.tensor_dumps import tensor_diff_document
@@ -151,7 +151,7 @@ def test_a_dump_of_sglang_pairs_by_tags_and_splits_heads(tmp_path: Path) -> None
             held["value"][4, 64:] *= 1.2
         b.mkdir(exist_ok=True)
         torch.save(held, b / name)
-    result = diff(open_dump(a), open_dump(b), model=ModelShape(heads=2, kv_heads=1, head_dim=64, layers=1))
+    result = diff(open_dump(a), open_dump(b), model=DumpedModel(heads=2, kv_heads=1, head_dim=64, layers=1))
     assert result.first is not None
     assert (result.first.layer, result.first.step, result.first.head, result.first.token) == (0, 3, 1, 4)
     assert (result.differing, result.not_compared_count) == (1, 0)  # request ids are no tensors, and no obstacle
@@ -272,15 +272,15 @@ def test_the_page_has_the_maps(tmp_path: Path) -> None:
 
 
 def test_the_reader_tells_what_a_dump_holds() -> None:
-    source = Source.of(DATA / "sglang_dumper")
-    assert READER.recognises(source)
-    document = READER.read(source)
+    source = SourceFile.of(DATA / "sglang_dumper")
+    assert TensorReader().recognises(source)
+    document = TensorReader().read(source)
     assert (document.file.format, document.file.unit, document.file.read, document.file.unread) == (
         "tensors-sglang-dumper",
         "tensor",
         64,
         0,
     )
-    one = Source.of(next((DATA / "flashinfer").rglob("inputs.safetensors")))
-    assert READER.recognises(one)
-    assert not READER.recognises(Source.of(Path(__file__)))
+    one = SourceFile.of(next((DATA / "flashinfer").rglob("inputs.safetensors")))
+    assert TensorReader().recognises(one)
+    assert not TensorReader().recognises(SourceFile.of(Path(__file__)))

@@ -6,29 +6,24 @@ from collections.abc import Iterable
 from typing import Any
 
 from assay.harness.errors import EvidenceError
-from assay.harness.ingest.result import Document
-from assay.harness.ingest.results.result_set import Reading, ResultItem, ResultSet, document_of
-from assay.harness.ingest.source import Source
-from assay.harness.ingest.statement import Statement
+from assay.harness.ingest.result import Statement
+from assay.harness.ingest.results.result_set import ReadResults, ResultItem, ResultSet, ResultsReader
+from assay.harness.ingest.source_file import SourceFile
 from assay.harness.text import one_line
 
 
-class JUnit:
+class JUnit(ResultsReader):
     """Reads JUnit XML."""
 
     id = "junit"
     title = "JUnit test results"
 
-    def recognises(self, source: Source) -> bool:
+    def recognises(self, source: SourceFile) -> bool:
         """Recognise XML whose first elements are test suites."""
         head = source.head_text.lstrip()
         return head.startswith("<") and any(f"<{name}" in head[:2_000] for name in ("testsuites", "testsuite"))
 
-    def read(self, source: Source) -> Document:
-        """See `FileReader`."""
-        return document_of(source, self.id, self.title, self.results(source))
-
-    def statements(self, source: Source) -> Iterable[Statement]:
+    def statements(self, source: SourceFile) -> Iterable[Statement]:
         """See `States`."""
         for case in _read(source):
             item = _item(case)
@@ -45,20 +40,19 @@ class JUnit:
             text = f"its suites state {tests:,} tests, and it lists {len(listed):,}"
             yield Statement("test", ("(a test that is not listed)",), "", str(source.path), text)
 
-    def results(self, source: Source, metric: str = "") -> Reading:
+    def results(self, source: SourceFile, metric: str = "") -> ReadResults:
         """Read all tests of the file, with their outcomes: passed, failed, error or skipped. `metric` is not used.
 
         Raises:
             EvidenceError: it is no XML, or its document type declares entities.
         """
-        reading = Reading(unit="test")
+        reading = ReadResults(unit="test")
         cases = _read(source)
         items = tuple(map(_item, cases))
         reading.read = len(cases)
         reading.sets.append(
             ResultSet(
                 source=str(source.path),
-                format=self.id,
                 tool="JUnit",
                 kind="tests",
                 task=source.path.stem,
@@ -70,17 +64,17 @@ class JUnit:
         return reading
 
 
-def _read(source: Source) -> list[Any]:
+def _read(source: SourceFile) -> list[Any]:
     """Read all tests of a file."""
     return [case for suite in _suites(source) for case in _cases(suite)]
 
 
-def _stated_failures(source: Source) -> int:
+def _stated_failures(source: SourceFile) -> int:
     """Count the failed tests of a file, as its suites state it."""
     return sum((suite.failures or 0) + (suite.errors or 0) for suite in _suites(source))
 
 
-def _suites(source: Source) -> list[Any]:
+def _suites(source: SourceFile) -> list[Any]:
     """Return the outermost suites of a file."""
     import junitparser
 
@@ -109,5 +103,4 @@ def _item(case: Any) -> ResultItem:
         answer=outcome,
         parsed=outcome,
         score={"passed": 1.0, "failed": 0.0, "error": 0.0}.get(outcome),
-        latency_s=float(case.time) if case.time is not None else None,
     )

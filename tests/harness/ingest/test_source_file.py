@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from assay.harness.errors import UsageError
-from assay.harness.ingest import source
-from assay.harness.ingest.source import Source
+from assay.harness.ingest import source_file as source
+from assay.harness.ingest.source_file import SourceFile
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def lines_of(path: Path) -> list[tuple[int, str]]:
-    return [tuple(line) for line in Source.of(path).lines()]
+    return [tuple(line) for line in SourceFile.of(path).lines()]
 
 
 @pytest.mark.parametrize("block", [1, 7, 1 << 20])
@@ -46,7 +46,7 @@ def test_only_lines_that_do_not_decode_are_read_otherwise_and_counted(
 ) -> None:
     monkeypatch.setattr(source, "BLOCK", block)
     path.write_bytes("é\n".encode() + b"\xe9\n" + "ü\n".encode() + b"\xfc\r\n")
-    file = Source.of(path)
+    file = SourceFile.of(path)
     assert [line.text for line in file.lines()] == ["é", "é", "ü", "ü"]
     assert (file.foreign, file.foreign_lines) == (2, [2, 4])
     assert file.encoding_notes() == ("2 lines are not UTF-8 (the first is line 2)",)
@@ -58,11 +58,11 @@ def test_a_folder_has_the_size_of_its_files_and_no_hash(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a/b").write_bytes(b"123")
     (tmp_path / "c").write_bytes(b"45")
-    folder = Source.of(tmp_path)
-    assert (folder.size, folder.sha256(), Source.of(tmp_path / "c").size) == (5, "", 2)
+    folder = SourceFile.of(tmp_path)
+    assert (folder.size, folder.sha256(), SourceFile.of(tmp_path / "c").size) == (5, "", 2)
 
 
 def test_a_link_to_the_root_of_the_file_system_is_not_walked(tmp_path: Path) -> None:
     (tmp_path / "results").symlink_to("/")
     with pytest.raises(UsageError, match="root of the file system"):
-        Source.of(tmp_path / "results")
+        SourceFile.of(tmp_path / "results")
