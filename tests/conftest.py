@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import importlib.util
 import os
 import signal
@@ -10,6 +11,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
 from importlib.metadata import Distribution, PackageNotFoundError
 from pathlib import Path
 from types import ModuleType
@@ -20,7 +22,7 @@ import torch
 from hypothesis import settings
 from torch import Tensor
 
-from assay.harness.extras import DISTRIBUTION
+from assay.harness.extras import DISTRIBUTION, require
 
 if TYPE_CHECKING:
     from assay.harness.collect.plan import Plan
@@ -153,6 +155,26 @@ def shared_hypotheses(shared_results: SharedResults) -> Iterator[None]:
     yield
     for one, compute in computes:
         object.__setattr__(one, "compute", compute)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _commands_are_built_once() -> Iterator[None]:
+    """A process runs one command; a session of tests runs hundreds, and Typer takes longer to build them than most take to run."""
+    app = importlib.import_module("assay.harness.cli.app")
+    typer_main = importlib.import_module("typer.main")
+    load_command, kept = app.load_command, dict[str, Any]()
+
+    def load_once(name: str) -> Any:
+        if name in app.EXTRAS:
+            require(app.EXTRAS[name], f"assay {name}")
+        if name not in kept:
+            kept[name] = load_command(name)
+        return kept[name]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(app, "load_command", load_once)
+        patch.setattr(typer_main, "get_command", cache(typer_main.get_command))
+        yield
 
 
 def load(path: Path) -> ModuleType:

@@ -13,7 +13,7 @@ from assay import declares
 from assay.harness.bugs.faults import rounded_oracle
 
 
-@declares(phases=("decode",), dtypes=("float32",))
+@declares(phases=("decode",), dtypes=("float32",), head_dims=(64,))
 def decodes(call):
     return rounded_oracle(call)
 

@@ -287,7 +287,9 @@ def test_unscaled_scores_beyond_fp16_are_covered(bound: Callable[[Tensor], Tenso
             outs.append((scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v).transpose(0, 1))
         return torch.cat(outs).to(call.q.dtype)
 
-    data = {case.condition["data"] for case in check(bounded, dtypes=["float16"], head_dims=[64]).failing}
+    made = enumerate(cases(dtypes=[torch.float16]))
+    some = [case for n, case in made if n % SOME == 0 or case.condition["data"].startswith("unscaled")]
+    data = {case.condition["data"] for case in check(bounded, cases=some).failing}
     assert data
     assert all(one.startswith("unscaled") for one in data)
 

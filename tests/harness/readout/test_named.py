@@ -252,6 +252,7 @@ def test_what_another_finding_explains_contradicts_nothing() -> None:
     assert (first.id, other) == ("scale-twice", finding("mask-missing"))
 
 
+@pytest.mark.slow
 def test_what_a_name_does_not_change_contradicts_nothing() -> None:
     cached, other = fault("prefix-dropped"), fault("scale-twice")
 

@@ -104,6 +104,7 @@ def test_triton_rounds_what_it_adds_up_for_a_score_where_each_q_head_has_its_own
     [
         ("fa3", ("attention backend 'fa3' cannot compute on this machine (cpu): AssertionError: FlashAttention v3",)),
         ("nope", ("has no attention backend 'nope'; it has", "flex_attention", "torch_native, triton")),
+        ("tritn", ("did you mean 'triton'",)),
     ],
 )
 def test_a_backend_that_cannot_run_here_ends_the_command_with_the_reason(name: str, words: tuple[str, ...]) -> None:
