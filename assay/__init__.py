@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from assay.harness.evidence.cause import ReplayResult as ReplayResult
     from assay.harness.extras import Extra
     from assay.harness.judge.report import Report as Report
-    from assay.harness.offline.check import CheckResult as CheckResult
+    from assay.harness.offline.check_result import CheckResult as CheckResult
     from assay.harness.offline.supervised import assert_correct as assert_correct
     from assay.harness.offline.supervised import check as check
     from assay.harness.offline.supervised import replay as replay
@@ -66,7 +66,7 @@ _HOME = {
     "Quantised": "assay.harness.attention.noise",
     "oracle": "assay.harness.attention.oracle",
     "check": "assay.harness.offline.supervised",
-    "CheckResult": "assay.harness.offline.check",
+    "CheckResult": "assay.harness.offline.check_result",
     "assert_correct": "assay.harness.offline.supervised",
     "cases": "assay.harness.attention.matrix",
     "Case": "assay.harness.attention.matrix",

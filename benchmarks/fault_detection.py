@@ -33,11 +33,12 @@ from torch import Tensor
 
 from assay.evals.synthetic import questions
 from assay.harness.attention.call import AttentionCall
-from assay.harness.attention.faults import fault
-from assay.harness.attention.hypotheses import BY_ID, FAMILY, LEAK
 from assay.harness.attention.oracle import oracle, requests
 from assay.harness.attention.sdpa import torch_sdpa
 from assay.harness.backend import Backend
+from assay.harness.bugs.bug import LEAK
+from assay.harness.bugs.family import BY_ID, FAMILY
+from assay.harness.bugs.faults import fault
 from assay.harness.evidence.cause import ReplayResult
 from assay.harness.evidence.layer_diff_record import PACK_FOLDER
 from assay.harness.evidence.pack import RecordedCall, read_pack

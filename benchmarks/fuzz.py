@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import csv
 import gc
 import gzip
@@ -521,6 +522,11 @@ PIECES = [
 ]  # fmt: skip
 
 
+def odd(rng: random.Random) -> object:
+    """An odd value: a copy, since the next change may be within it, and would make it hold itself."""
+    return copy.deepcopy(rng.choice(ODD))
+
+
 def changed_json(value: object, rng: random.Random) -> object:
     """JSON in which one to three values are odd ones, lost or doubled."""
     for _ in range(rng.randint(1, 3)):
@@ -535,12 +541,12 @@ def changed_json(value: object, rng: random.Random) -> object:
                 places += [(one, index) for index in range(len(one))]
                 waiting += one
         if not places:
-            return rng.choice(ODD)
+            return odd(rng)
         holder, key = rng.choice(places)
         if rng.random() < 0.25:
             del holder[key]  # type: ignore[arg-type]
         else:
-            holder[key] = rng.choice(ODD)  # type: ignore[index, call-overload]
+            holder[key] = odd(rng)  # type: ignore[index, call-overload]
     return value
 
 

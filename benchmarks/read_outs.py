@@ -46,12 +46,13 @@ from honest_kernels import KERNELS, Blocked
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, Kernel, Mask
-from assay.harness.attention.catalogue import ALL
-from assay.harness.attention.faults import fault, rounded_oracle
-from assay.harness.attention.hypotheses import FAMILY
 from assay.harness.attention.kernels import declares
-from assay.harness.attention.seeded import SeededFault
-from assay.harness.offline.check import check, named
+from assay.harness.bugs.catalogue import ALL
+from assay.harness.bugs.family import FAMILY
+from assay.harness.bugs.faults import fault, rounded_oracle
+from assay.harness.bugs.seeded import SeededFault
+from assay.harness.offline.check import check
+from assay.harness.offline.kernel_matrix import named
 from assay.harness.readout.named import said
 from assay.harness.readout.operators import Operator
 from assay.harness.readout.probing import Prober

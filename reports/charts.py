@@ -18,8 +18,8 @@ from assay.reports.svg import (
     PALETTE,
     RULE,
     TITLE_HEIGHT,
-    Key,
-    Scale,
+    LegendKey,
+    LinearScale,
     axis_below,
     bound_rule,
     image,
@@ -46,12 +46,12 @@ _MAX_NAME_WIDTH = 215
 
 REFERENCE, CANDIDATE = PALETTE["chart-reference"], PALETTE["chart-candidate"]
 _ANSWERS = {name: PALETTE[f"chart-{name}"] for name in ("right", "wrong", "unparsed")}
-_BOUND_OF_OWN = Key("its bound", FORBIDDEN, dash="4 3")
-_CELLS = {"own": Key("own error, worst cell", CANDIDATE)}
+_BOUND_OF_OWN = LegendKey("its bound", FORBIDDEN, dash="4 3")
+_CELLS = {"own": LegendKey("own error, worst cell", CANDIDATE)}
 _LAYERS = {
-    "whole": Key("own", CANDIDATE),
-    "inherited": Key("inherited", PALETTE["chart-unparsed"], dash="2 3"),
-    "total": Key("total", REFERENCE, dash="7 3"),
+    "whole": LegendKey("own", CANDIDATE),
+    "inherited": LegendKey("inherited", PALETTE["chart-unparsed"], dash="2 3"),
+    "total": LegendKey("total", REFERENCE, dash="7 3"),
 }
 
 
@@ -67,7 +67,7 @@ def interval_chart(metric: Metric) -> str:
         return ""
     low, high = min(known), max(known)
     slack = (high - low) * 0.12 or abs(high) * 0.1 or 1.0
-    x = Scale(low - slack, high + slack, _MARGIN, WIDTH - _MARGIN)
+    x = LinearScale(low - slack, high + slack, _MARGIN, WIDTH - _MARGIN)
     parts: list[str] = []
     if metric.bound is not None:
         edges = {"least": x.low, "most": x.high, None: None}
@@ -87,9 +87,9 @@ def tally_chart(tallies: Sequence[Tally]) -> str:
     most = max((tally.right + tally.wrong + tally.unparsed for tally in tallies), default=0)
     if not most:
         return ""
-    x = Scale(0, most, _name_width([tally.role for tally in tallies]), WIDTH - _MARGIN - 8)
+    x = LinearScale(0, most, _name_width([tally.role for tally in tallies]), WIDTH - _MARGIN - 8)
     top, bottom = LEGEND_HEIGHT, LEGEND_HEIGHT + _ROW_HEIGHT * len(tallies)
-    parts = legend([Key(name, colour, "square") for name, colour in _ANSWERS.items()])
+    parts = legend([LegendKey(name, colour, "square") for name, colour in _ANSWERS.items()])
     for row, tally in enumerate(tallies):
         middle, start = top + (row + 0.5) * _ROW_HEIGHT, 0
         parts.append(_row_name(x, tally.role, middle))
@@ -114,9 +114,9 @@ def condition_chart(rows: Sequence[ConditionRow]) -> str:
     if len(seen) < 2:
         return ""
     names = [f"{one_line(row.bucket, _NAME_LIMIT)} ({row.items})" for row in seen]
-    x = Scale(0, 1, _name_width(names) + 8, WIDTH - _MARGIN - 12)
+    x = LinearScale(0, 1, _name_width(names) + 8, WIDTH - _MARGIN - 12)
     bottom = LEGEND_HEIGHT + _ROW_HEIGHT * len(seen)
-    parts = legend([Key("reference", REFERENCE, "diamond"), Key("candidate", CANDIDATE, "circle")])
+    parts = legend([LegendKey("reference", REFERENCE, "diamond"), LegendKey("candidate", CANDIDATE, "circle")])
     at = [0.0, 0.25, 0.5, 0.75, 1.0]
     parts += [line(x(value), LEGEND_HEIGHT, x(value), bottom, RULE) for value in at]
     for row, (name, condition) in enumerate(zip(names, seen, strict=True)):
@@ -155,7 +155,7 @@ def layers_chart(rows: Sequence[DepthRow]) -> str:
     return _profile(rows, _LAYERS, bounded=False)
 
 
-def _profile(rows: Sequence[DepthRow], keys_of: Mapping[str, Key], bounded: bool) -> str:
+def _profile(rows: Sequence[DepthRow], keys_of: Mapping[str, LegendKey], bounded: bool) -> str:
     drawn: dict[str, list[OwnError]] = {kind: [getattr(row, kind) for row in rows] for kind in keys_of}
     limits: list[OwnError] = [row.bound for row in rows] if bounded else []
     numbers = [x for values in [*drawn.values(), limits] for x in values if isinstance(x, float) and x > 0]
@@ -163,8 +163,8 @@ def _profile(rows: Sequence[DepthRow], keys_of: Mapping[str, Key], bounded: bool
         return ""
     low, high = 10.0 ** math.floor(math.log10(min(numbers))), 10.0 ** math.ceil(math.log10(max(numbers)) + 0.01)
     bottom = LEGEND_HEIGHT + 8 + 200
-    x = Scale(rows[0].layer - 0.5, rows[-1].layer + 0.5, 56, WIDE - _MARGIN)
-    y = Scale(low, high, bottom, LEGEND_HEIGHT + 8, log=True)
+    x = LinearScale(rows[0].layer - 0.5, rows[-1].layer + 0.5, 56, WIDE - _MARGIN)
+    y = LinearScale(low, high, bottom, LEGEND_HEIGHT + 8, log=True)
     parts = log_axis_beside(x, y, percent=True)
     bounds = [(row, row.bound) for row in rows if bounded and row.bound is not None]
     for row, limit in bounds:
@@ -192,7 +192,9 @@ def _profile(rows: Sequence[DepthRow], keys_of: Mapping[str, Key], bounded: bool
     return image(WIDE, bottom + AXIS_HEIGHT + TITLE_HEIGHT, label, [*legend(keys, x.start), *parts])
 
 
-def _error_line(rows: Sequence[DepthRow], errors: Sequence[OwnError], x: Scale, y: Scale, key: Key) -> list[str]:
+def _error_line(
+    rows: Sequence[DepthRow], errors: Sequence[OwnError], x: LinearScale, y: LinearScale, key: LegendKey
+) -> list[str]:
     runs: list[list[tuple[float, float]]] = [[]]
     dots = []
     for row, error in zip(rows, errors, strict=True):
@@ -205,7 +207,7 @@ def _error_line(rows: Sequence[DepthRow], errors: Sequence[OwnError], x: Scale, 
     return [*(path(run, key.colour, 2, key.dash) for run in runs if len(run) > 1), *dots]
 
 
-def _outlier(row: DepthRow, x: Scale, y: Scale) -> str:
+def _outlier(row: DepthRow, x: LinearScale, y: LinearScale) -> str:
     title = f"layer {row.layer}, own: {error_percent(row.own)}, bound {error_percent(row.bound)}"
     if row.own is None or row.own == NOT_FINITE:
         return mark("cross", x(row.layer), y.stop, 4.5, INK, title)
@@ -229,9 +231,11 @@ def ratio_chart(rows: Sequence[LatencyRow], ends: tuple[float, float]) -> str:
     shown = [row for row in rows if row.ratio is not None]
     if not shown:
         return ""
-    x = Scale(*ends, _name_width([row.metric for row in shown]), WIDTH - _MARGIN)
+    x = LinearScale(*ends, _name_width([row.metric for row in shown]), WIDTH - _MARGIN)
     bottom, limit = LEGEND_HEIGHT + _ROW_HEIGHT * len(shown), shown[0].bound
-    parts = legend([Key("reference / reference", REFERENCE, "diamond"), Key("candidate", CANDIDATE, "circle")])
+    parts = legend(
+        [LegendKey("reference / reference", REFERENCE, "diamond"), LegendKey("candidate", CANDIDATE, "circle")]
+    )
     parts.append(line(x(1.0), LEGEND_HEIGHT, x(1.0), bottom, RULE, 1.5))
     parts += bound_rule(x, limit, LEGEND_HEIGHT, bottom, x.high)
     for row, one in enumerate(shown):
@@ -254,7 +258,7 @@ def ratio_chart(rows: Sequence[LatencyRow], ends: tuple[float, float]) -> str:
     return image(WIDTH, bottom + AXIS_HEIGHT, label, parts)
 
 
-def _span(x: Scale, low: float, high: float, y: float) -> str:
+def _span(x: LinearScale, low: float, high: float, y: float) -> str:
     return line(x(low), y, x(high), y, CANDIDATE, 3, stroke_linecap="round")
 
 
@@ -263,5 +267,5 @@ def _name_width(names: Sequence[str]) -> float:
     return min(max(text_width(name, NAME_SIZE) for name in names), _MAX_NAME_WIDTH) + 12
 
 
-def _row_name(x: Scale, name: str, middle: float, gap: float = 0) -> str:
+def _row_name(x: LinearScale, name: str, middle: float, gap: float = 0) -> str:
     return text(name, x.start - 8 - gap, middle, "end", NAME_SIZE, INK)

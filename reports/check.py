@@ -5,15 +5,28 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from assay.harness.attention.hypotheses import BY_ID
+from assay.harness.bugs.family import BY_ID
 from assay.harness.errors import ExitCode
 from assay.harness.localize.axes import Axis
-from assay.harness.offline.check import CheckResult
 from assay.harness.offline.check_document import document_of
+from assay.harness.offline.check_result import CheckResult
 from assay.harness.offline.coverage import DECLARED
 from assay.harness.text import counted, one_line, two_digits
 from assay.harness.verdict import serious
-from assay.reports.document import Block, Case, Cell, Code, Document, Findings, Items, Line, Only, Section, Suite, Table
+from assay.reports.document import (
+    Block,
+    CaseResult,
+    Cell,
+    Code,
+    Document,
+    Findings,
+    Items,
+    Line,
+    Only,
+    Section,
+    Suite,
+    Table,
+)
 from assay.reports.terminal import finding_lines
 
 MAX_REFUSALS = 3
@@ -209,5 +222,7 @@ def _suite(result: CheckResult) -> Suite:
     }
     name, lines = f"assay.check.{result.kernel}", message(result).splitlines()
     return Suite(
-        "assay check", [Case("verdict", name, result.verdict, _cause_first(result), lines, result.seconds)], properties
+        "assay check",
+        [CaseResult("verdict", name, result.verdict, _cause_first(result), lines, result.seconds)],
+        properties,
     )

@@ -12,8 +12,8 @@ from assay.reports.svg import (
     LEGEND_HEIGHT,
     PALETTE,
     TITLE_HEIGHT,
-    Key,
-    Scale,
+    LegendKey,
+    LinearScale,
     Shape,
     axis_below,
     image,
@@ -49,11 +49,11 @@ def error_chart(state: BisectState, result: BisectResult) -> str:
             return high if probe.outcome == "bad" else low
         return max(probe.worst, low)
 
-    x = Scale(-0.5, len(state.history) + 0.5, 64, charts.WIDE - 6)
+    x = LinearScale(-0.5, len(state.history) + 0.5, 64, charts.WIDE - 6)
     bottom = LEGEND_HEIGHT + 228
-    y = Scale(low, high, bottom, LEGEND_HEIGHT + 8, log=True)
+    y = LinearScale(low, high, bottom, LEGEND_HEIGHT + 8, log=True)
     kinds = [kind for kind in _COLOURS if any(p.outcome == kind for p in state.probes)]
-    parts = legend([Key(kind, PALETTE[_COLOURS[kind]], SHAPES[kind]) for kind in kinds], x.start)
+    parts = legend([LegendKey(kind, PALETTE[_COLOURS[kind]], SHAPES[kind]) for kind in kinds], x.start)
     parts += log_axis_beside(x, y)
     parts += [line(x.start, y(1.0), x.stop, y(1.0), FORBIDDEN, 1.5, stroke_dasharray="4 3")]
     parts += [text("error / limit", x.stop, y.stop - 14, "end")]

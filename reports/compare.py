@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from assay.harness.ingest.results.comparison import AnswerFlip, ComparedLatency, ComparedTask, CompareResult, Side
+from assay.harness.ingest.results.comparison import (
+    AnswerFlip,
+    ComparedLatency,
+    ComparedSide,
+    ComparedTask,
+    CompareResult,
+)
 from assay.harness.ingest.results.runs_comparison import HeadMaps, RunCell, RunRow, RunsComparison
 from assay.harness.judge.report import ErrorGrid
 from assay.harness.text import counted, one_line
 from assay.harness.verdict import exit_code_of
 from assay.reports.document import (
     Block,
-    Case,
+    CaseResult,
     Cell,
     Checks,
     Code,
@@ -49,14 +55,15 @@ def compare_document(result: CompareResult) -> Document:
         *_times(result),
         *_flips(result),
         *_outcomes(result),
-        *_changes(result),
         Section("checks", "Checks", [Checks(result.checks), Only("page", [Line(result.covers), *repeat])]),
         Only("terminal", closing),
     ]
-    cases = [Case("verdict", "assay.compare", result.verdict, result.headline, [*result.reasons, result.covers])]
-    cases += [Case(one.task, "assay.compare.tasks", one.verdict, one.why, [one.why]) for one in result.tasks]
-    cases += [Case(one.id, "assay.compare.latencies", one.verdict, one.why, [one.why]) for one in result.latencies]
-    cases += [Case.of(one, "assay.compare.checks") for one in result.checks]
+    cases = [CaseResult("verdict", "assay.compare", result.verdict, result.headline, [*result.reasons, result.covers])]
+    cases += [CaseResult(one.task, "assay.compare.tasks", one.verdict, one.why, [one.why]) for one in result.tasks]
+    cases += [
+        CaseResult(one.id, "assay.compare.latencies", one.verdict, one.why, [one.why]) for one in result.latencies
+    ]
+    cases += [CaseResult.of(one, "assay.compare.checks") for one in result.checks]
     return Document(
         command="compare",
         title=one_line(result.b.path, 60),
@@ -69,12 +76,12 @@ def compare_document(result: CompareResult) -> Document:
     )
 
 
-def _suite(result: CompareResult | RunsComparison, named: dict[str, str], cases: Sequence[Case]) -> Suite:
+def _suite(result: CompareResult | RunsComparison, named: dict[str, str], cases: Sequence[CaseResult]) -> Suite:
     code = str(int(exit_code_of(result.verdict)))
     return Suite("assay compare", cases, {"verdict": result.verdict, "exit_code": code, **named})
 
 
-def _side(side: Side) -> tuple[Words, ...]:
+def _side(side: ComparedSide) -> tuple[Words, ...]:
     known = " ".join(part for part in (side.tool, side.version, side.model) if part)
     read = f"{counted(side.read, side.unit)} read, {side.unread:,} not"
     notes = [one_line(note, 300) for note in side.notes]
@@ -137,17 +144,6 @@ def _outcomes(result: CompareResult) -> list[Block]:
     ]
 
 
-def _changes(result: CompareResult) -> list[Block]:
-    if not result.changes:
-        return []
-    words: dict[bool | None, Words] = {True: Cell("worse", "worse"), False: Cell("better", "better"), None: ""}
-    rows = [
-        (one_line(one.title, 120), one_line(one.a, 120), one_line(one.b, 120), words[one.worse])
-        for one in result.changes
-    ]
-    return [Section("changes", "What changed", [Table(("What", "A", "B", ""), rows, style="stacked")], announced=True)]
-
-
 def _task(one: ComparedTask) -> tuple[str, ...]:
     if not one.pairs:
         refused = "refused" if one.refused else one.verdict
@@ -181,8 +177,8 @@ def runs_compared_document(result: RunsComparison) -> Document:
     cases = []
     for one, pair in zip(result.runs[1:], result.pairs, strict=True):
         reasons = [one.sentence, *pair.reasons[1:], result.covers]
-        cases.append(Case(one.name, "assay.compare", pair.verdict, one.sentence, reasons))
-        cases += [Case.of(check, f"assay.compare.{one.name}.checks") for check in pair.checks]
+        cases.append(CaseResult(one.name, "assay.compare", pair.verdict, one.sentence, reasons))
+        cases += [CaseResult.of(check, f"assay.compare.{one.name}.checks") for check in pair.checks]
     grids = [grid for maps in result.maps for grid in _named(result, maps)][:MOST_MAPS]
     repeat: list[Block] = [Code(result.reproduce, "Repeat this comparison")] if result.reproduce else []
     body: list[Block] = [

@@ -246,7 +246,7 @@ Block = (
 
 
 @dataclass(frozen=True)
-class Case:
+class CaseResult:
     """A case of JUnit: it is green only if its outcome is "pass" or "ok"."""
 
     name: str
@@ -257,7 +257,7 @@ class Case:
     seconds: float | None = None
 
     @classmethod
-    def of(cls, check: Check, classname: str) -> Case:
+    def of(cls, check: Check, classname: str) -> CaseResult:
         """The case of a requirement of a pass."""
         found = f"{check.title}: {check.found}"
         resolve = [f"To resolve: {check.settles}"] if check.settles and check.status != "ok" else []
@@ -269,7 +269,7 @@ class Suite:
     """Cases of JUnit, with their properties."""
 
     name: str
-    cases: Sequence[Case]
+    cases: Sequence[CaseResult]
     properties: Mapping[str, str] = field(default_factory=dict)
     created: str = ""
 

@@ -10,7 +10,7 @@ from assay.harness.text import counted, one_line
 from assay.harness.verdict import Severity, exit_code_of
 from assay.reports.document import (
     Block,
-    Case,
+    CaseResult,
     Cell,
     Code,
     Document,
@@ -86,7 +86,7 @@ def _measure(result: IngestResult) -> Code:
     return Code("\n".join(steps), "A file only suggests; these commands measure")
 
 
-def _in_brief(one: ingested.Document) -> list[Block]:
+def _in_brief(one: ingested.FileDocument) -> list[Block]:
     blocks: list[Block] = [Line(file_line(one.file))]
     for finding in one.findings:
         blocks.append(Findings([finding]))
@@ -119,7 +119,7 @@ def _findings(result: IngestResult) -> Section:
     return Section("findings", "Findings", blocks)
 
 
-def _file(number: int, one: ingested.Document) -> Section:
+def _file(number: int, one: ingested.FileDocument) -> Section:
     file = one.file
     facts: list[tuple[Words, ...]] = [
         ("format", file.title),
@@ -148,28 +148,30 @@ def _unread(result: IngestResult) -> Section:
 
 def _suites(result: IngestResult) -> list[Suite]:
     """A suite with the verdict, and one per file with a case for each finding; a warning and an unknown file are not green."""
-    verdict = Case("verdict", "assay.ingest", result.verdict, result.headline, [result.headline, *result.next_steps])
+    verdict = CaseResult(
+        "verdict", "assay.ingest", result.verdict, result.headline, [result.headline, *result.next_steps]
+    )
     properties = {"verdict": result.verdict, "exit_code": str(int(exit_code_of(result.verdict)))}
     suites = [Suite("assay", [verdict], properties, result.created)]
     for one in result.documents:
         line = file_line(one.file)
         read: Outcome = "error" if one.file.format == UNKNOWN else "ok"
-        cases = [Case("read", "assay.ingest", read, line, [line, *one.file.notes])]
+        cases = [CaseResult("read", "assay.ingest", read, line, [line, *one.file.notes])]
         for finding in one.findings:
             said = f"{finding.where}: {finding.diagnosis}"
             lines = [said, *finding.evidence, cited(finding, one.file.unit)]
-            cases.append(Case(finding.id, "assay.ingest.findings", _OUTCOMES[finding.severity], said, lines))
+            cases.append(CaseResult(finding.id, "assay.ingest.findings", _OUTCOMES[finding.severity], said, lines))
         suites.append(Suite(one.file.path, cases))
     return suites
 
 
-def table_of(table: ingested.Table) -> Table:
+def table_of(table: ingested.FactTable) -> Table:
     """A table of a file."""
     rows = [[one_line(cell) for cell in row] for row in table.rows]
     return Table(table.columns, rows, table.title, table.note)
 
 
-def timeline_blocks(one: ingested.Document) -> list[Block]:
+def timeline_blocks(one: ingested.FileDocument) -> list[Block]:
     """The timeline of a trace, for a page; none for other files."""
     if one.timeline is None or not (svg := timeline_svg(one.timeline)):
         return []

@@ -20,7 +20,7 @@ from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
 from assay.harness.files import write_whole
 from assay.harness.text import one_line, visible
-from assay.reports.document import Case, Document, Suite
+from assay.reports.document import CaseResult, Document, Suite
 
 _OUTPUT_LIMIT = 10_000
 
@@ -59,7 +59,7 @@ _KINDS = {
 }  # fmt: skip
 
 
-def _case(case: Case) -> TestCase:
+def _case(case: CaseResult) -> TestCase:
     made = TestCase(one_line(case.name) or "(unnamed)", case.classname)
     if case.seconds is not None:
         made.time = case.seconds

@@ -26,7 +26,7 @@ from assay.reports.bench_report import calls_blocks, latency_blocks
 from assay.reports.document import (
     Block,
     Box,
-    Case,
+    CaseResult,
     Cell,
     Checks,
     Code,
@@ -571,8 +571,8 @@ def _comment_fold(report: Report, cause: Finding | None, further: int) -> list[B
 def _cases(report: Report) -> list[Suite]:
     """A suite with the verdict and the checks, and one per suite of the run."""
     prefix = f"assay.{_name(report.candidate.backend)}"
-    verdict = Case("verdict", prefix, report.verdict, report.headline, _why(report), report.seconds)
-    cases = [verdict, *(Case.of(check, f"{prefix}.checks") for check in report.checks)]
+    verdict = CaseResult("verdict", prefix, report.verdict, report.headline, _why(report), report.seconds)
+    cases = [verdict, *(CaseResult.of(check, f"{prefix}.checks") for check in report.checks)]
     candidate, environment = report.candidate, report.environment
     properties = {
         "verdict": report.verdict, "exit_code": str(report.exit_code), "run_id": report.run_id,
@@ -603,7 +603,7 @@ def _suite_case(suite: SuiteResult, classname: str, ended_early: bool) -> Suite:
             if row.items
         ),
     ]
-    case = Case("verdict", classname, suite.verdict, f"{line.suite}: {suite.why}", output)
+    case = CaseResult("verdict", classname, suite.verdict, f"{line.suite}: {suite.why}", output)
     if ended_early and suite.verdict != "pass":  # one cause is one error: that of the run
         case = replace(case, outcome="not checked", message=f"the run ended early; {suite.why}", lines=())
     return Suite(suite.id, [case], properties)

@@ -39,7 +39,7 @@ Shape = Literal["circle", "diamond", "cross", "square"]
 
 
 @dataclass(frozen=True)
-class Scale:
+class LinearScale:
     """Maps the numbers from `low` to `high` onto the pixels from `start` to `stop`, linearly or by their logarithm."""
 
     low: float
@@ -54,7 +54,7 @@ class Scale:
 
 
 @dataclass(frozen=True)
-class Key:
+class LegendKey:
     """One entry of a legend: a symbol, or a line with this dash pattern, and its name."""
 
     name: str
@@ -191,13 +191,13 @@ def mark(shape: Shape, x: float, y: float, size: float, colour: str, title: str 
     return element("path", title, d=f"M{steps}Z", fill=colour)
 
 
-def bound_rule(x: Scale, bound: float, top: float, bottom: float, forbidden_from: float | None) -> list[str]:
+def bound_rule(x: LinearScale, bound: float, top: float, bottom: float, forbidden_from: float | None) -> list[str]:
     """A bound as a dashed line across the plot; the side that it forbids, up to `forbidden_from`, is tinted."""
     parts = [] if forbidden_from is None else [rect(x(bound), x(forbidden_from), top, bottom, FORBIDDEN, 0.1)]
     return [*parts, line(x(bound), top, x(bound), bottom, FORBIDDEN, 1.5, stroke_dasharray="4 3")]
 
 
-def axis_below(x: Scale, y: float, at: Sequence[float], title: str = "", rule: bool = True) -> list[str]:
+def axis_below(x: LinearScale, y: float, at: Sequence[float], title: str = "", rule: bool = True) -> list[str]:
     """A horizontal axis below a plot that ends at `y`: labels at the numbers `at`, with a rule and ticks if wanted."""
     parts = [line(x.start, y, x.stop, y, RULE)] if rule else []
     for value, label in zip(at, tick_texts(at), strict=True):
@@ -206,7 +206,7 @@ def axis_below(x: Scale, y: float, at: Sequence[float], title: str = "", rule: b
     return parts + ([text(title, (x.start + x.stop) / 2, y + AXIS_HEIGHT + 6, "middle")] if title else [])
 
 
-def log_axis_beside(x: Scale, y: Scale, percent: bool = False) -> list[str]:
+def log_axis_beside(x: LinearScale, y: LinearScale, percent: bool = False) -> list[str]:
     """A logarithmic axis at the left of a plot: a rule and a label, also in percent, at powers of ten, at most eight of them."""
     exponents = range(math.ceil(math.log10(y.low) - 1e-9), math.floor(math.log10(y.high) + 1e-9) + 1)
     parts = []
@@ -217,7 +217,7 @@ def log_axis_beside(x: Scale, y: Scale, percent: bool = False) -> list[str]:
     return parts
 
 
-def legend(keys: Sequence[Key], x: float = 4) -> list[str]:
+def legend(keys: Sequence[LegendKey], x: float = 4) -> list[str]:
     """The legend above a plot."""
     parts = []
     for key in keys:

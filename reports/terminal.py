@@ -118,30 +118,15 @@ def _block(block: doc.Block, console: Console) -> None:
                 say(console, f"  {doc.plain(line)}")
             _left(console, len(block.lines), block.most)
         case doc.Facts():
-            for name, value, *notes in block.rows:
-                say(console, f"{doc.plain(name)}: {doc.plain(value)}")
-                for note in notes:
-                    say(console, f"  {doc.plain(note)}")
+            _facts(block, console)
         case doc.Table():
             _table(block, console)
         case doc.Findings():
-            for finding in block.findings:
-                say(console, finding_text(finding, console.width))
-                if block.commands and finding.reproduce:
-                    say(console, f"  $ {finding.reproduce}")
+            _findings(block, console)
         case doc.Checks():
-            for check in block.checks:
-                if check.status == "ok":
-                    continue
-                sign = (f"{doc.CHECK_SIGNS[check.status]} {check.status}", _STYLES[check.status])
-                say(console, Text.assemble(sign, one_line(f": {check.title}: {check.found}", 600)))
-                if check.settles:
-                    say(console, f"  to resolve: {one_line(check.settles, 400)}")
+            _unmet(block, console)
         case doc.Code():
-            if block.label:
-                say(console, f"\n{block.label}:")
-            indent = "  " if block.label else ""
-            copy(console, "\n".join(f"{indent}{line}".rstrip() for line in block.text.rstrip("\n").split("\n")))
+            _code(block, console)
         case doc.Weights():
             say(console, "")
             for row in picture_text(block.picture, console.width - 2).split("\n"):
@@ -153,6 +138,37 @@ def _block(block: doc.Block, console: Console) -> None:
             if block.announced:
                 say(console, _text(block.title, "bold"))
             _blocks(block.blocks, console)
+
+
+def _facts(block: doc.Facts, console: Console) -> None:
+    for name, value, *notes in block.rows:
+        say(console, f"{doc.plain(name)}: {doc.plain(value)}")
+        for note in notes:
+            say(console, f"  {doc.plain(note)}")
+
+
+def _findings(block: doc.Findings, console: Console) -> None:
+    for finding in block.findings:
+        say(console, finding_text(finding, console.width))
+        if block.commands and finding.reproduce:
+            say(console, f"  $ {finding.reproduce}")
+
+
+def _unmet(block: doc.Checks, console: Console) -> None:
+    for check in block.checks:
+        if check.status == "ok":
+            continue
+        sign = (f"{doc.CHECK_SIGNS[check.status]} {check.status}", _STYLES[check.status])
+        say(console, Text.assemble(sign, one_line(f": {check.title}: {check.found}", 600)))
+        if check.settles:
+            say(console, f"  to resolve: {one_line(check.settles, 400)}")
+
+
+def _code(block: doc.Code, console: Console) -> None:
+    if block.label:
+        say(console, f"\n{block.label}:")
+    indent = "  " if block.label else ""
+    copy(console, "\n".join(f"{indent}{line}".rstrip() for line in block.text.rstrip("\n").split("\n")))
 
 
 def _table(table: doc.Table, console: Console) -> None:

@@ -16,8 +16,8 @@ from assay.reports.svg import (
     PALETTE,
     RULE,
     TITLE_HEIGHT,
-    Key,
-    Scale,
+    LegendKey,
+    LinearScale,
     axis_below,
     element,
     image,
@@ -45,23 +45,23 @@ def timeline_svg(timeline: Timeline) -> str:
     columns = max((len(lane.cells) for track in timeline.tracks for lane in track.lanes), default=0)
     if not columns:
         return ""
-    x = Scale(0, columns, NAME_WIDTH, charts.WIDE - 6)
+    x = LinearScale(0, columns, NAME_WIDTH, charts.WIDE - 6)
     kinds = {lane.kind for track in timeline.tracks for lane in track.lanes if set(lane.cells) & set(TENTHS)}
-    keys = [Key(kind, colour, "square") for kind, colour in _COLOURS.items() if kind in kinds]
+    keys = [LegendKey(kind, colour, "square") for kind, colour in _COLOURS.items() if kind in kinds]
     polled = any(POLLED in lane.cells for track in timeline.tracks for lane in track.lanes)
-    keys += [Key("polled, computed nothing", RULE, "square")] if polled else []
+    keys += [LegendKey("polled, computed nothing", RULE, "square")] if polled else []
     parts, y = legend(keys, x.start), float(LEGEND_HEIGHT)
     for track in timeline.tracks:
         parts += _track(track, x, y, timeline, columns)
         y += HEAD + ROW * len(track.lanes) + GAP
-    axis = Scale(timeline.low, max(timeline.high, timeline.low + 1e-9), x.start, x.stop)
+    axis = LinearScale(timeline.low, max(timeline.high, timeline.low + 1e-9), x.start, x.stop)
     title = "segment of the request" if timeline.axis == "segment" else f"{timeline.axis} from the first event"
     parts += axis_below(axis, y, ticks(axis.low, axis.high, 8), title)
     says = "; ".join(f"{track.name}: {track.note}" for track in timeline.tracks)
     return image(charts.WIDE, y + AXIS_HEIGHT + TITLE_HEIGHT, one_line(says, 600), parts)
 
 
-def _track(track: TimelineTrack, x: Scale, y: float, timeline: Timeline, columns: int) -> list[str]:
+def _track(track: TimelineTrack, x: LinearScale, y: float, timeline: Timeline, columns: int) -> list[str]:
     parts = [
         text(one_line(track.name, 40), 4, y + HEAD / 2, size=NAME_SIZE, colour=INK),
         text(one_line(track.note, 120), x.start, y + HEAD / 2),
@@ -73,7 +73,7 @@ def _track(track: TimelineTrack, x: Scale, y: float, timeline: Timeline, columns
     return parts
 
 
-def _cells(lane: Lane, x: Scale, top: float, timeline: Timeline, columns: int) -> list[str]:
+def _cells(lane: Lane, x: LinearScale, top: float, timeline: Timeline, columns: int) -> list[str]:
     per = (timeline.high - timeline.low) / columns
     parts, at = [], 0
     for cell, run in groupby(lane.cells):

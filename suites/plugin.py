@@ -6,18 +6,17 @@ pytest loads it in every environment that has assay, so nothing heavy is importe
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    import torch
+    from collections.abc import Iterable
 
     from assay.harness.attention.call import Kernel
-    from assay.harness.attention.matrix import Case, Size
-    from assay.harness.offline.check import CheckResult
+    from assay.harness.attention.matrix import Case
+    from assay.harness.offline.check_result import CheckResult
+    from assay.harness.offline.kernel_matrix import MatrixOptions
 
 MARKER = "assay_kernel"
 
@@ -61,15 +60,10 @@ class Assay:
         self,
         kernel: str | Kernel,
         *,
-        phases: Sequence[str] | None = None,
-        dtypes: Sequence[torch.dtype | str] | None = None,
-        head_dims: Sequence[int] | None = None,
         noise: str | None = None,
-        size: Size | None = None,
-        device: str | None = None,
-        seed: int = 0,
         cases: Iterable[Case] | None = None,
         read_out: float = 60.0,
+        **options: Unpack[MatrixOptions],
     ) -> CheckResult:
         """Run a kernel on the op-level matrix and fail unless it is correct.
 
@@ -79,15 +73,11 @@ class Assay:
 
         Args:
             kernel: A published name, ``module:function``, or the kernel itself.
-            phases: Phases to run; None for those that the kernel declares.
-            dtypes: For example ``["bfloat16"]``; None for those that the kernel declares, of float16, bfloat16 and float32.
-            head_dims: Head dims that the kernel must compute; None for those that it declares, or else for 64 and 128.
             noise: Noise family whose noise is allowed, for example "int8_qk"; None for what the kernel declares.
-            size: "small" or "full"; None for ``--assay-size``.
-            device: For example "cuda"; None for ``--assay-device``.
-            seed: Seed of the matrix and its data.
             cases: Cases to run instead of the matrix.
             read_out: Most seconds that reading a wrong kernel takes, for the message; 0 not to read it.
+            options: `phases`, `dtypes`, `head_dims`, `like`, `seed`, and `size` and `device`, which are otherwise those of
+                ``--assay-size`` and ``--assay-device``; see `assay.harness.offline.kernel_matrix.MatrixOptions`.
 
         Returns:
             What was computed, refused and found.
@@ -101,18 +91,9 @@ class Assay:
         from assay.harness.offline.supervised import check
         from assay.reports.check import message
 
-        result = check(
-            kernel,
-            phases=phases,
-            dtypes=dtypes,
-            head_dims=head_dims,
-            noise=noise,
-            size=size or self._config.getoption("assay_matrix_size") or "small",
-            device=device or self._config.getoption("assay_matrix_device"),
-            seed=seed,
-            cases=None if cases is None else list(cases),
-            read_out=read_out,
-        )
+        options["size"] = options.get("size") or self._config.getoption("assay_matrix_size") or "small"
+        options["device"] = options.get("device") or self._config.getoption("assay_matrix_device")
+        result = check(kernel, noise=noise, cases=None if cases is None else list(cases), read_out=read_out, **options)
         self._config.stash[_RESULTS].append(result)
         if result.exit_code:
             raise AssertionError(message(result))
@@ -145,7 +126,7 @@ class AssayCase:
         from assay.harness.attention.kernels import declaration
         from assay.harness.errors import ExitCode
         from assay.harness.localize.threads import few_threads
-        from assay.harness.offline.check import named
+        from assay.harness.offline.kernel_matrix import named
         from assay.harness.offline.observed import Reader
         from assay.harness.offline.supervised import check_and_read
         from assay.reports.check import message
@@ -202,7 +183,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     from assay.harness.attention.kernels import declaration
     from assay.harness.errors import UsageError
     from assay.harness.localize.threads import few_threads
-    from assay.harness.offline.check import LEAST_LEFT, matrix_of, named
+    from assay.harness.offline.check_findings import LEAST_LEFT
+    from assay.harness.offline.kernel_matrix import matrix_of, named
 
     option = metafunc.config.getoption
     given = dict(marker.kwargs)

@@ -89,7 +89,7 @@ def pytest_collection_finish() -> None:
 class SharedResults:
     """Results that are computed once for all arguments of equal contents, the newest ones kept."""
 
-    MOST_BYTES = 2**29
+    MOST_BYTES = 2**30
 
     def __init__(self) -> None:
         self._kept: OrderedDict[object, tuple[Any, int]] = OrderedDict()
@@ -129,7 +129,7 @@ def contents(value: Any) -> object:
 @pytest.fixture(scope="session", autouse=True)
 def shared_results() -> Iterator[SharedResults]:
     """Many tests check kernels on the same matrix: its float64 outputs and simulated noise are computed once in a session."""
-    from assay.harness.attention import faults
+    from assay.harness.bugs import faults
     from assay.harness.localize import bounds, kernel_runs
 
     kept = SharedResults()
@@ -145,7 +145,7 @@ def shared_results() -> Iterator[SharedResults]:
 @pytest.fixture(scope="module")
 def shared_hypotheses(shared_results: SharedResults) -> Iterator[None]:
     """Each hypothesis computes a call once: for modules that compare many kernels with all of them on the same calls."""
-    from assay.harness.attention.hypotheses import FAMILY
+    from assay.harness.bugs.family import FAMILY
 
     computes = [(one, one.compute) for one in FAMILY]
     for one, compute in computes:
@@ -281,7 +281,7 @@ def pair_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PairRun]:
     from assay.harness.collect.servers import make_run_engine, running
     from assay.harness.config import make_spec
 
-    candidate = "assay.harness.attention.faults:rounded_oracle"
+    candidate = "assay.harness.bugs.faults:rounded_oracle"
     few = {"questions": 48, "margin": 0.1, "envelope_tokens": 128}
     plan = prepare(make_spec({"device": "cpu", "candidate": candidate, **few}))
     folder = open_folder(plan, tmp_path_factory.mktemp("pair") / "run")

@@ -10,8 +10,11 @@ from types import ModuleType
 import pytest
 
 from assay.harness.attention.interpreter import interpret_without_gpu
+from assay.harness.attention.kernels import Declaration
 from assay.harness.attention.matrix import Case
-from assay.harness.offline.check import CheckResult, check, matrix
+from assay.harness.offline.check import check
+from assay.harness.offline.check_result import CheckResult
+from assay.harness.offline.kernel_matrix import matrix_of
 
 pytestmark = pytest.mark.interpreter
 
@@ -35,7 +38,7 @@ def kernels() -> Iterator[ModuleType]:
 
 
 def some(every: int, dtype: str = "float16") -> list[Case]:
-    return [case for case in matrix(["extend", "decode"], dtypes=[dtype]) if not case.beyond][::every]
+    return [case for case in matrix_of(Declaration(), dtypes=[dtype]) if not case.beyond][::every]
 
 
 def said(result: CheckResult) -> str:

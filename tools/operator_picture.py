@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
-from assay.harness.attention.faults import fault
 from assay.harness.attention.sample_calls import call_of
+from assay.harness.bugs.faults import fault
 from assay.harness.localize.picturing import picture_of
 from assay.harness.localize.reading import read
 from assay.reports.operator_picture import svg

@@ -446,6 +446,14 @@ def _long(phase: str, size: Size, kinds: Sequence[torch.dtype], dims: Sequence[i
             kind, dim = halves[number % len(halves)]
             new = 34 if phase == "extend" else 1
             yield _Values(phase, 300, new, "one", others, dim, kind, BEYOND_FP16[2])
+    yield from _far_by_phase(phase, size, kinds, dims, halves)
+
+
+def _far_by_phase(
+    phase: str, size: Size, kinds: Sequence[torch.dtype], dims: Sequence[int], halves: Sequence[tuple[torch.dtype, int]]
+) -> Iterator[_Values]:
+    """Yield large batches, what only one phase has, and the longest calls."""
+    heads = HEADS[size][1]
     for batch, (kind, dim) in zip(_MANY, cycle(halves), strict=False):
         yield _Values(phase, 1, 1 if phase == "decode" else 4, batch, heads, dim, kind)
     if phase == "extend":

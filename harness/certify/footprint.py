@@ -11,7 +11,7 @@ from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.oracle import oracle
-from assay.harness.attention.seeded import SeededFault
+from assay.harness.bugs.seeded import SeededFault
 
 _LEAST = 1e-6
 """Least relative change of a head's output in a sequence that counts: float64 rounds far below it, and no dtype in use above it."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from assay.harness.attention.seeded import SeededFault
+from assay.harness.bugs.seeded import SeededFault
 from assay.harness.certify.footprint import WideCall
 from assay.harness.evidence.certificate import HIDDEN
 from assay.harness.localize.bounds import noise_on

@@ -12,9 +12,9 @@ from assay.harness.attention.call import AttentionCall, Kernel, tensor_of
 from assay.harness.attention.kernels import Declaration, declaration, declares, find, published
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sdpa import TORCH_SDPA, torch_sdpa
-from assay.harness.attention.seeded import SeededFault
 from assay.harness.attention.source import source_hashes
 from assay.harness.backend import Backend
+from assay.harness.bugs.seeded import SeededFault
 from assay.harness.errors import UsageError
 from assay.harness.text import did_you_mean
 

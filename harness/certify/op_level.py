@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, TypedDict
 
 from assay.harness.attention.call import AttentionCall, Kernel
 from assay.harness.attention.honest import family, honest_outputs
-from assay.harness.attention.kernels import declares
+from assay.harness.attention.kernels import Declaration, declares
 from assay.harness.attention.matrix import Case
-from assay.harness.attention.seeded import SeededFault
+from assay.harness.bugs.seeded import SeededFault
 from assay.harness.certify.footprint import Footprint, WideCall, footprint, widened
 from assay.harness.certify.hidden import hidden_words, largest_effect
 from assay.harness.certify.kernel import CertifiedKernel, seeded
 from assay.harness.certify.pins import is_named, is_pinned
 from assay.harness.evidence.certificate import Examined, Look, Outcome
 from assay.harness.localize.threads import few_threads
-from assay.harness.offline.check import CheckResult, check, matrix
+from assay.harness.offline.check import check
+from assay.harness.offline.check_result import CheckResult
+from assay.harness.offline.kernel_matrix import matrix_of
 from assay.harness.verdict import serious
 
 if TYPE_CHECKING:
@@ -67,7 +69,9 @@ class OpLevel:
     def cases(self) -> list[Case]:
         """The cases that the kernel's declaration does not exclude, each call made once."""
         declared, found = self.kernel.declared, []
-        for number, case in enumerate(matrix(declared.phases, device=self.device, seed=self.seed)):
+        for number, case in enumerate(
+            matrix_of(Declaration(phases=declared.phases), device=self.device, seed=self.seed)
+        ):
             call = case.make().with_spec(layer=number % _LAYERS)
             if not declared.excludes(call):
                 found.append(replace(case, make=partial(_given, call)))

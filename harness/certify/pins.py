@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from assay.harness.attention.call import AttentionCall
-from assay.harness.attention.seeded import SeededFault
+from assay.harness.bugs.seeded import SeededFault
 from assay.harness.certify.footprint import Footprint
 from assay.harness.localize.call_conditions import condition_of, sequence_shapes
 from assay.harness.localize.diagnose import NONDETERMINISM, STATE_KEPT

@@ -12,7 +12,7 @@ from hashlib import sha256
 from pathlib import Path
 from types import FrameType
 
-from assay.harness.attention.seeded import SeededFault
+from assay.harness.bugs.seeded import SeededFault
 from assay.harness.errors import AssayError, EvidenceError, UsageError
 from assay.harness.evidence import jsonl
 from assay.harness.evidence.certificate import (

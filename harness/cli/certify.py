@@ -67,7 +67,7 @@ def certify(
     from assay.harness.certify.kernel import certified_kernel
     from assay.harness.certify.session import certify as run
     from assay.harness.files import write_whole
-    from assay.harness.offline.check import checked_device
+    from assay.harness.offline.kernel_matrix import checked_device
     from assay.reports.fault_matrix import certificate_document
     from assay.reports.markdown import to_markdown
 

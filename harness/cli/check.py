@@ -14,7 +14,7 @@ from assay.harness.errors import UsageError
 from assay.harness.extras import require
 
 if TYPE_CHECKING:
-    from assay.harness.offline.check import CheckResult
+    from assay.harness.offline.check_result import CheckResult
 
 
 @app.command()
@@ -66,7 +66,7 @@ def check(
 
     from assay.harness.attention.kernels import declaration
     from assay.harness.offline.check import check as run
-    from assay.harness.offline.check import matrix_of, named
+    from assay.harness.offline.kernel_matrix import matrix_of, named
     from assay.harness.progress import ProgressDisplay
     from assay.reports.check import check_document
     from assay.reports.terminal import say as print_text

@@ -6,8 +6,8 @@ Every hypothesis has one, under its id with underscores.
 from __future__ import annotations
 
 from assay.harness.attention.call import Kernel
-from assay.harness.attention.faults import fault
-from assay.harness.attention.hypotheses import BY_ID
+from assay.harness.bugs.family import BY_ID
+from assay.harness.bugs.faults import fault
 
 
 def __getattr__(name: str) -> Kernel:

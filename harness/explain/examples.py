@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
-from assay.harness.attention.hypotheses import BY_ID, LEAK, Hypothesis
 from assay.harness.attention.sample_calls import call_of
+from assay.harness.bugs.bug import LEAK, Bug
+from assay.harness.bugs.family import BY_ID
 
 Lens = list[tuple[int, int]]
 _NEW, _PREFIX = 7, 9
@@ -24,7 +25,7 @@ _OF_KIND: dict[str, Lens] = {
 _OF_ID: dict[str, Lens] = {"q-scale-previous-block": [(250, 4)], "q-scale-next-block": [(140, 4)]}
 
 
-def example(hypothesis: Hypothesis) -> AttentionCall:
+def example(hypothesis: Bug) -> AttentionCall:
     """Make a call in float64 on which the bug of a hypothesis shows, as few tokens as that takes; the same each time."""
     call = call_of(_lens(hypothesis), _heads(hypothesis), 32, torch.float64, "cpu")
     if hypothesis.id == "scale-of-head-dim-v":
@@ -36,7 +37,7 @@ def example(hypothesis: Hypothesis) -> AttentionCall:
     return call
 
 
-def _lens(hypothesis: Hypothesis) -> Lens:
+def _lens(hypothesis: Bug) -> Lens:
     if hypothesis.kind in ("sliding-window", "last-block-lost"):
         size = _number(hypothesis.id)
         return [(8, size + 4)]
@@ -49,7 +50,7 @@ def _number(id_: str) -> int:
     return int(found[0])
 
 
-def _heads(hypothesis: Hypothesis) -> tuple[int, int]:
+def _heads(hypothesis: Bug) -> tuple[int, int]:
     if hypothesis.kind == "kv-heads":
         return 6, 3  # of two kv heads, the previous is the next
     return (2, 2) if hypothesis.id == "scale-of-all-heads" else (1, 1)

@@ -10,35 +10,19 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
-from assay.harness.attention.catalogue import public_reports
-from assay.harness.attention.hypotheses import BY_ID, FAMILY, Hypothesis
 from assay.harness.attention.oracle import oracle
+from assay.harness.bugs.bug import Bug, Code
+from assay.harness.bugs.catalogue import public_reports
+from assay.harness.bugs.family import BY_ID, FAMILY
 from assay.harness.errors import UsageError
 from assay.harness.explain import broken
 from assay.harness.explain.examples import example
 from assay.harness.explain.other_findings import OTHERS
-from assay.harness.explain.snippets import CODE, Code
 from assay.harness.localize.picturing import picture_of, unread_picture
 from assay.harness.localize.reading import read
 from assay.harness.picture import Picture
 from assay.harness.verdict import Severity
 
-KIND_TITLES = {
-    "leak": "Leaks across requests",
-    "mask": "Masks",
-    "cached-prefix": "The cached prefix",
-    "sliding-window": "Sliding windows",
-    "softmax-scale": "Softmax scales",
-    "kv-heads": "KV heads",
-    "quantisation-scale": "Scales of a quantisation",
-    "k-smoothing": "K smoothing",
-    "last-block-lost": "The last partial block",
-    "newest-token": "The newest token",
-    "accumulator": "Accumulators",
-    "saturation": "Saturation",
-    "overflow": "Overflow",
-}
-"""Kind of hypotheses -> heading, in the order of `FAMILY`."""
 _SYMBOLS = ("q", "int8")
 """First words that keep their case."""
 _EXACT = 1e-5
@@ -59,11 +43,6 @@ _NOT_IN_MATRIX = (
     "and replay them."
 )
 _REPLAY = "assay replay PACK --candidate mine:forward"
-MEASURED = {
-    "mask-top-left": "SageAttention 1.0.6 has it, as kernel sage_attn_as_shipped: accuracy 0.145 where the reference has 1.000, "
-    "438 of 512 questions lost (docs/compare.md).",
-}
-"""Hypothesis -> what such a bug cost where it was measured."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +110,7 @@ def page(id_: str) -> Page:
     raise UsageError(f"There is no hypothesis or finding {id_!r}.", "the id of one", hint)
 
 
-def _of_hypothesis(of: Hypothesis) -> Page:
+def _of_hypothesis(of: Bug) -> Page:
     call = example(of)
     wrong, right = output(of, call), oracle(call)
     error = (wrong - right).abs().sum() / right.abs().sum()
@@ -142,10 +121,10 @@ def _of_hypothesis(of: Hypothesis) -> Page:
         kind=of.kind,
         severity=of.severity,
         variants=tuple(one for one in ids_of(of.kind) if one != of.id),
-        code=CODE[of.id],
+        code=of.code,
         picture=picture(of, call),
         error=float(error.nan_to_num(nan=torch.inf, posinf=torch.inf)),
-        measured=MEASURED.get(of.id, ""),
+        measured=of.measured,
         reports=public_reports(of.id),
         do=f"{_COMPARE} {_NOT_IN_MATRIX if of.id in BEYOND_MATRIX else _AFTER_A_FIX}",
         command=_REPLAY if of.id in BEYOND_MATRIX else f"assay check {broken.__name__}:{of.id.replace('-', '_')}",
@@ -157,13 +136,13 @@ def _sentence(about: str) -> str:
     return f"{about if first in _SYMBOLS else about[0].upper() + about[1:]}."
 
 
-def output(of: Hypothesis, call: AttentionCall) -> Tensor:
+def output(of: Bug, call: AttentionCall) -> Tensor:
     """Compute a kernel's output with the bug, float64 [total_q, num_q_heads, head_dim_v]; the right one where it does not show."""
     found = of.compute(call)
     return oracle(call) if found is None else found
 
 
-def picture(of: Hypothesis, call: AttentionCall) -> Picture:
+def picture(of: Bug, call: AttentionCall) -> Picture:
     """Draw what a bug does to the weights of a call, read off the hypothesis as it would be read off a kernel."""
     reading = read(partial(output, of), call, range(len(call.q)))
     if reading is not None:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
-from assay.harness.attention.hypotheses import FAMILY, LEAK, Hypothesis
 from assay.harness.attention.oracle import oracle
+from assay.harness.bugs.bug import LEAK, Bug
+from assay.harness.bugs.family import FAMILY
 from assay.harness.localize.call_conditions import SequenceCondition, SequenceShape, separating
 from assay.harness.localize.kernel_runs import CallResult, KernelRun
 from assay.harness.localize.screening import Comparisons
@@ -20,6 +21,8 @@ OUTPUT_SCALED = "output-scaled"
 """The id of the hypothesis that every output is a multiple of what it should be. Its factor is estimated from the outputs."""
 OUTPUT_NOT_WRITTEN = "output-not-written"
 """The same where that multiple is zero."""
+GAINS = {OUTPUT_SCALED: "scales its output", OUTPUT_NOT_WRITTEN: "does not write its output"}
+"""What a kernel with either does, in words that follow its name."""
 _FIT_SHARE = 0.5
 """A hypothesis fits only if, on failing cells, the output's error against it is at most this share of its error against the
 oracle."""
@@ -49,7 +52,7 @@ class Cause:
         passing: number of results in those layers without a failing cell.
     """
 
-    hypotheses: tuple[Hypothesis, ...]
+    hypotheses: tuple[Bug, ...]
     layers: tuple[int, ...]
     heads: tuple[int, ...]
     phases: tuple[str, ...]
@@ -76,7 +79,7 @@ class _Fit:
         defined: number of failing elements for which it predicts a value.
     """
 
-    hypothesis: Hypothesis
+    hypothesis: Bug
     error: float
     conditions: tuple[SequenceCondition, ...]
     only_there: bool
@@ -144,7 +147,7 @@ def _explain(results: Sequence[CallResult], layers: Sequence[int], compared: Com
     )
 
 
-def _scaled(failing: Sequence[CallResult]) -> Hypothesis | None:
+def _scaled(failing: Sequence[CallResult]) -> Bug | None:
     """Make the hypothesis of a scaled output, with the factor of the finest dtype's failing cells; None if not finite."""
     finest = min(torch.finfo(o.call.q.dtype).eps for o in failing)
     chosen = [o for o in failing if torch.finfo(o.call.q.dtype).eps == finest]
@@ -156,13 +159,13 @@ def _scaled(failing: Sequence[CallResult]) -> Hypothesis | None:
     factor = products / squares
     if not factor:
         about = "the output is zero, as if it were not written"
-        return Hypothesis(OUTPUT_NOT_WRITTEN, "output not written", about, "gain", "serious", _zero)
+        return Bug(OUTPUT_NOT_WRITTEN, "output not written", about, GAINS[OUTPUT_NOT_WRITTEN], "gain", _zero)
 
     def multiple(call: AttentionCall, rows: Tensor | None = None, /) -> Tensor:
         return factor * oracle(call, rows)
 
     about = f"every output is {factor:.4g} times what it should be"
-    return Hypothesis(OUTPUT_SCALED, "output scaled", about, "gain", "serious", multiple)
+    return Bug(OUTPUT_SCALED, "output scaled", about, GAINS[OUTPUT_SCALED], "gain", multiple)
 
 
 def _zero(call: AttentionCall, rows: Tensor | None = None, /) -> Tensor:
@@ -181,7 +184,7 @@ def _choose(fits: Sequence[_Fit]) -> list[_Fit]:
 
 
 def _fit(
-    hypothesis: Hypothesis,
+    hypothesis: Bug,
     inside: Sequence[CallResult],
     failing: Sequence[CallResult],
     heads: Sequence[int],

@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
 from assay.harness.attention.call import AttentionCall
-from assay.harness.attention.hypotheses import LEAK, Hypothesis
+from assay.harness.bugs.bug import LEAK, Bug
 from assay.harness.conditions import POSITION
 from assay.harness.localize import wording
 from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN, OUTPUT_SCALED, Cause, causes
@@ -32,7 +32,7 @@ TITLES = {
     OUTPUT_NOT_WRITTEN: "output not written",
     QUANTISATION_NOT_RUN: "declared quantisation not run",
 }
-"""Findings besides the hypotheses of `assay.harness.attention.hypotheses.FAMILY`: id -> title."""
+"""Findings besides the hypotheses of `assay.harness.bugs.family.FAMILY`: id -> title."""
 _MAX_PREFIXES = 12
 """Most cached prefixes that a finding lists."""
 
@@ -97,7 +97,7 @@ def _bug(cause: Cause, layers: Sequence[int], reproduce: str) -> Finding:
     )
 
 
-def _diagnosis(cause: Cause, best: Hypothesis | None, layers: Sequence[int], heads: int) -> str:
+def _diagnosis(cause: Cause, best: Bug | None, layers: Sequence[int], heads: int) -> str:
     """Describe what is computed, where, how far from the named formula and from attention, and where the kernel is correct."""
     condition = cause.conditions[0].words if cause.conditions else ""
     place = wording.place(cause.phases, condition, cause.only_there, _spans(cause, layers, heads))

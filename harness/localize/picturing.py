@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
-from assay.harness.localize.reading import Numbers, Reading, own_keys, right_weights, scores_of
+from assay.harness.localize.reading import Numbers, WeightReading, own_keys, right_weights, scores_of
 from assay.harness.picture import (
     ELSEWHERE,
     MAX_KEYS,
@@ -41,7 +41,7 @@ _SEQUENCES = 8
 """Most sequences of a call that are listed in words."""
 
 
-def picture_of(reading: Reading, head: int | None = None, *, relative: float | None = None) -> Picture:
+def picture_of(reading: WeightReading, head: int | None = None, *, relative: float | None = None) -> Picture:
     """The picture of one q head of a call that was read.
 
     Args:
@@ -102,7 +102,7 @@ def _own_sequence(call: AttentionCall, rows: Ints) -> Flags:
     return found
 
 
-def _kinds(reading: Reading, small: float) -> Words:
+def _kinds(reading: WeightReading, small: float) -> Words:
     """What was read of each query and head, [rows, num_q_heads]; `small` is what is not told from zero."""
     weights = np.abs(reading.weights).sum((-1, -2))
     constant = np.abs(reading.constant).max(-1)
@@ -121,7 +121,7 @@ def _unread_kind(answer: Tensor) -> RowKind:
     return "constant" if len(answer) > 1 and bool((answer == answer[0]).all()) else "wrong"
 
 
-def _cells(reading: Reading, relative: float, least: float) -> Words:
+def _cells(reading: WeightReading, relative: float, least: float) -> Words:
     """What differs, [rows, num_q_heads, total_k], as in `Picture.cells`; `least` is the least weight that counts."""
     call = reading.call
     heads, own = np.arange(call.q.shape[1]), _own_kv_heads(call)

@@ -27,7 +27,7 @@ _SMALLEST = 1e-12
 
 
 @dataclass(frozen=True)
-class Reading:
+class WeightReading:
     """What a kernel does with the values of a call.
 
     Attributes:
@@ -105,14 +105,14 @@ def right_weights(call: AttentionCall, rows: NDArray[np.int64], scores: Numbers)
     return found
 
 
-def read(ask: Asked, call: AttentionCall, rows: Sequence[int], number: int = 0) -> Reading | None:
+def read(ask: Asked, call: AttentionCall, rows: Sequence[int], number: int = 0) -> WeightReading | None:
     """Read the weights of some queries of a call, with ceil(total_k / (head_dim_v // num_kv_heads)) + 2 calls.
 
     Args:
         ask: the kernel; None is no answer.
         call: the call. Its head_dim_v is at least num_kv_heads.
         rows: packed rows of q.
-        number: see `Reading.number`.
+        number: see `WeightReading.number`.
 
     Returns:
         None if the kernel did not answer one of the calls, or an answer is not finite.
@@ -142,7 +142,7 @@ def read(ask: Asked, call: AttentionCall, rows: Sequence[int], number: int = 0) 
     given = torch.einsum("thck,kcd->thd", weights, call.v.double().cpu()) + constant
     gap, size = (given - plain[chosen]).abs().sum(-1), plain[chosen].abs().sum(-1).clamp(min=_SMALLEST)
     off = (gap / size).nan_to_num(nan=np.inf).numpy()
-    return Reading(call, chosen.numpy(), weights.numpy(), constant.numpy(), off, number)
+    return WeightReading(call, chosen.numpy(), weights.numpy(), constant.numpy(), off, number)
 
 
 def row_errors(call: AttentionCall, out: Tensor) -> Numbers:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from assay.harness.attention.hypotheses import Hypothesis
+from assay.harness.bugs.bug import Bug
 from assay.harness.localize.cells import Deviation, deviation, row_deviation
 from assay.harness.localize.kernel_runs import CallResult
 from assay.harness.stats.query_bounds import with_all_heads
@@ -28,7 +28,7 @@ class Comparisons:
     def __init__(self) -> None:
         self._known: dict[tuple[str, int], Deviation | None] = {}
 
-    def explaining(self, hypothesis: Hypothesis, result: CallResult) -> Deviation | None:
+    def explaining(self, hypothesis: Bug, result: CallResult) -> Deviation | None:
         """Compute the distance of an output to that of a hypothesis.
 
         None if the hypothesis does not show on the call, or does not explain a failing cell: its distance there is beyond the
@@ -40,7 +40,7 @@ class Comparisons:
         return self._known[key]
 
 
-def _explaining(hypothesis: Hypothesis, result: CallResult) -> Deviation | None:
+def _explaining(hypothesis: Bug, result: CallResult) -> Deviation | None:
     total: Deviation | None = None
     for chosen in _shares(result):
         cells = result.cells if chosen is None else result.cells.at(chosen)
@@ -56,7 +56,7 @@ def _explaining(hypothesis: Hypothesis, result: CallResult) -> Deviation | None:
     return None if bool(beyond[result.failing].any()) or _leaves_queries(hypothesis, result) else total
 
 
-def _leaves_queries(hypothesis: Hypothesis, result: CallResult) -> bool:
+def _leaves_queries(hypothesis: Bug, result: CallResult) -> bool:
     """Return True if a query out of bounds stays so in a cell within its own: its cell would excuse any hypothesis."""
     if not result.wrong_queries:
         return False

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from assay.harness.attention.matrix import Case
 from assay.harness.evidence.cause import ReplayResult
-from assay.harness.offline.check import CheckResult, Computed, WorstOfMatrix
+from assay.harness.offline.check_result import CheckResult, Computed, WorstOfMatrix
 from assay.harness.text import percent
 from assay.harness.verdict import UNEXPLAINED, Finding, serious
 

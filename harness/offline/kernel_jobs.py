@@ -27,7 +27,8 @@ from assay.harness.evidence.op_matrix import MatrixRecord
 from assay.harness.localize.diagnose import describe
 from assay.harness.localize.raised import raised
 from assay.harness.localize.threads import few_threads
-from assay.harness.offline.check import CheckResult, check
+from assay.harness.offline.check import check
+from assay.harness.offline.check_result import CheckResult
 from assay.harness.offline.containment import keep
 from assay.harness.offline.observed import Reader
 from assay.harness.offline.own_process import end_with

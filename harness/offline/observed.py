@@ -23,14 +23,14 @@ from assay.harness.localize.guard import CONTRACT_BROKEN
 from assay.harness.localize.guarded_memory import GuardedKernel
 from assay.harness.localize.kernel_runs import CallResult, measure
 from assay.harness.localize.picturing import BEFORE, hides, picture_of, unread_picture
-from assay.harness.localize.reading import Reading, read, row_errors
+from assay.harness.localize.reading import WeightReading, read, row_errors
 from assay.harness.localize.threads import few_threads
 from assay.harness.offline.watcher import unwatched
 from assay.harness.picture import MAX_QUERIES, Picture
 from assay.harness.verdict import Finding, serious
 
 try:
-    from assay.harness.readout.finding import Compared
+    from assay.harness.readout.asking import Compared
     from assay.harness.readout.named import said, with_operator
     from assay.harness.readout.operators import Operator
     from assay.harness.readout.passive import Recorded, read_recorded, recorded
@@ -38,7 +38,7 @@ try:
     from assay.harness.readout.queries import Queries
     from assay.harness.readout.readout import ReadOut as ReadOut
     from assay.harness.readout.readout import read_out
-    from assay.harness.readout.samples import Tally
+    from assay.harness.readout.samples import Agreement
     from assay.harness.readout.sentences import sentence
 except ModuleNotFoundError as missing:
     if not str(missing.name).startswith("assay.harness.readout"):
@@ -266,7 +266,7 @@ def _tried(found: ReadOut, results: Sequence[CallResult]) -> ReadOut:
         return replace(found, all=seen)
     whole = found.all
     return replace(
-        found, all=Tally(whole.wrong + seen.wrong, whole.explained + seen.explained, whole.false + seen.false)
+        found, all=Agreement(whole.wrong + seen.wrong, whole.explained + seen.explained, whole.false + seen.false)
     )
 
 
@@ -282,7 +282,7 @@ def _remembers(found: ReadOut, call: AttentionCall) -> bool:
     return not np.array_equal(found.operator.outputs(first), found.operator.outputs(later), equal_nan=True)
 
 
-def held(found: ReadOut, results: Sequence[CallResult]) -> Tally:
+def held(found: ReadOut, results: Sequence[CallResult]) -> Agreement:
     """Test an operator on the calls that were compared: on `_HELD_ROWS` of the wrong queries of each, and as many right ones.
 
     Args:
@@ -306,7 +306,7 @@ def held(found: ReadOut, results: Sequence[CallResult]) -> Tally:
         wrong += int(bad[rows].sum())
         explained += int((agrees & bad[rows]).sum())
         false += int((~agrees & ~bad[rows]).sum())
-    return Tally(wrong, explained, false)
+    return Agreement(wrong, explained, false)
 
 
 def _spread(wrong: NDArray[np.bool_], most: int) -> NDArray[np.int64]:
@@ -339,7 +339,7 @@ def picture_on(kernel: Kernel, declared: Declaration, result: CallResult) -> Pic
     return picture_of(reading, relative=_NOISY_WEIGHT if declared.noise else None)
 
 
-def _reading(ask: Prober, call: AttentionCall, rows: Sequence[int]) -> Reading | None:
+def _reading(ask: Prober, call: AttentionCall, rows: Sequence[int]) -> WeightReading | None:
     keys, kv_heads, dim = call.v.shape
     if keys * kv_heads > (ask.calls_left - 3) * dim:
         return None

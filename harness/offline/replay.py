@@ -23,7 +23,7 @@ from assay.harness.localize.kernel_runs import CallResult, KernelRun, measure
 from assay.harness.localize.smallest import smallest_call
 from assay.harness.localize.staged import diagnose_kernel, smallest_of_each
 from assay.harness.localize.threads import few_threads
-from assay.harness.offline.check import breach
+from assay.harness.offline.check_findings import breach
 from assay.harness.offline.observed import READ_OUT_S, Reader
 from assay.harness.offline.watcher import Watcher, watched
 from assay.harness.text import ranges

@@ -40,15 +40,15 @@ def work_of(call: AttentionCall) -> Work:
 
 
 @dataclass(frozen=True)
-class Limits:
+class DeviceLimits:
     """A device's limits: dense operations per second by type of number, and bytes per second."""
 
     flops: dict[str, float]
     bytes: float
 
 
-_LIMITS: dict[str, Limits] = {
-    "H200": Limits(
+_LIMITS: dict[str, DeviceLimits] = {
+    "H200": DeviceLimits(
         {"torch.bfloat16": 989.5e12, "torch.float16": 989.5e12, "torch.float32": 67e12, "int8": 1979e12}, 4.8e12
     )
 }

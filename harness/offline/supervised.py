@@ -12,7 +12,9 @@ from assay.harness.attention.matrix import Case
 from assay.harness.evidence.cause import ReplayResult
 from assay.harness.offline import check as checking
 from assay.harness.offline import replay as replaying
+from assay.harness.offline.check_result import CheckResult
 from assay.harness.offline.interrupted import Known, interrupted, interrupted_replay
+from assay.harness.offline.kernel_matrix import named
 from assay.harness.offline.observed import Reader
 from assay.harness.offline.own_process import ended_early, in_own_process
 from assay.harness.offline.watcher import Watcher
@@ -58,7 +60,7 @@ def _in_own_process_of(ended: Callable[[Known], T]) -> Callable[[Callable[P, T]]
     return of
 
 
-def _of_check(known: Known) -> checking.CheckResult:
+def _of_check(known: Known) -> CheckResult:
     if known.asked is None:
         raise ended_early(known.how, "there is no verdict")
     return interrupted(known)
@@ -80,7 +82,7 @@ assert_correct = _in_own_process_of(_of_call)(checking.assert_correct)
 replay = _in_own_process_of(_of_replay)(replaying.replay)
 
 
-def check_and_read(kernel: str | Kernel, case: Case, again: str, reader: Reader) -> tuple[checking.CheckResult, Reader]:
+def check_and_read(kernel: str | Kernel, case: Case, again: str, reader: Reader) -> tuple[CheckResult, Reader]:
     """Check a kernel on one case.
 
     Args:
@@ -92,14 +94,14 @@ def check_and_read(kernel: str | Kernel, case: Case, again: str, reader: Reader)
     Returns:
         The result, and the reader with what it has read.
     """
-    work: Bound[tuple[checking.CheckResult, Reader]] = Bound(_check_and_read, (kernel, case, again, reader), {})
-    shared = (kernel, checking.named(kernel)[1], case)
+    work: Bound[tuple[CheckResult, Reader]] = Bound(_check_and_read, (kernel, case, again, reader), {})
+    shared = (kernel, named(kernel)[1], case)
     return in_own_process(work, lambda known: (_of_check(known), reader), shared=shared)
 
 
 def _check_and_read(
     kernel: str | Kernel, case: Case, again: str, reader: Reader, watcher: Watcher
-) -> tuple[checking.CheckResult, Reader]:
+) -> tuple[CheckResult, Reader]:
     phases = [case.condition["phase"]]
     made = checking.check(kernel, phases=phases, cases=[case], again=again, read_out=reader, watcher=watcher)
     return made, reader

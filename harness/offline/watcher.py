@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from assay.harness.attention.matrix import Case
     from assay.harness.evidence.cause import ReplayResult
-    from assay.harness.offline.check import CheckResult
+    from assay.harness.offline.check_result import CheckResult
 
 
 class CopiedError(Exception):

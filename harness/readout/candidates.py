@@ -23,11 +23,11 @@ from assay.harness.readout.effects import (
     Times,
     block_scales,
 )
-from assay.harness.readout.elsewhere import SOURCES, FromElsewhere, OtherKvHead, Source
+from assay.harness.readout.elsewhere import SOURCES, FromElsewhere, OtherKvHead, RowSource
 from assay.harness.readout.features import PAIR_TERMS, ROW_TERMS, Ints, chosen, joined
 from assay.harness.readout.forms import Fit
 from assay.harness.readout.formulas import DESCALES, QUANTISED, SCALES, TIMES, constant_formula
-from assay.harness.readout.key_factors import KeyFactors, Part
+from assay.harness.readout.key_factors import KeyFactor, KeyFactors
 from assay.harness.readout.mining import Table, Term, Value, mine, mine_values
 from assay.harness.readout.operators import Effect
 from assay.harness.readout.queries import Flags, Queries
@@ -106,9 +106,9 @@ def _counted(factors: Numbers) -> Numbers:
     return np.where(factors > 0, factors / least, factors)
 
 
-def _rules(rows: Sequence[_Row], most: int) -> list[tuple[Part, ...]]:
+def _rules(rows: Sequence[_Row], most: int) -> list[tuple[KeyFactor, ...]]:
     """Parts that explain the rows: the cheapest, and with one of them replaced by a rival; empty if some factor follows no rule."""
-    parts: list[list[Part]] = []
+    parts: list[list[KeyFactor]] = []
     for name, table, values in _universes(rows):
         usual = float(name == "seen")
         odd = common([v for v in values.tolist() if not near(v, usual)], 4) if (values != usual).any() else []
@@ -121,7 +121,7 @@ def _rules(rows: Sequence[_Row], most: int) -> list[tuple[Part, ...]]:
             rules = mine(table, flags, PAIR_TERMS, most)
             if not rules:
                 return []
-            parts.append([Part(name, rule, factor) for rule in rules])
+            parts.append([KeyFactor(name, rule, factor) for rule in rules])
     if not parts:
         return []
     leaders = tuple(options[0] for options in parts)
@@ -131,7 +131,7 @@ def _rules(rows: Sequence[_Row], most: int) -> list[tuple[Part, ...]]:
 
 
 def _universes(rows: Sequence[_Row]) -> Iterable[tuple[str, Table, Numbers]]:
-    """For each universe of `Part` that has keys: features of the keys that are looked at, and their factors."""
+    """For each universe of `KeyFactor` that has keys: features of the keys that are looked at, and their factors."""
     found: dict[str, list[tuple[Table, Numbers]]] = {"seen": [], "hidden": [], "foreign": []}
     draw = np.random.default_rng(0)
     for row in rows:
@@ -356,7 +356,7 @@ def _sources(readings: Sequence[Explained], form: str) -> Iterable[Effect]:
     total = sum(len(places) for places in wanted.values())
     if not total:
         return
-    alike: dict[tuple[bool, ...], list[Source]] = {}
+    alike: dict[tuple[bool, ...], list[RowSource]] = {}
     for source in SOURCES:
         explained: list[bool] = []
         for number, places in wanted.items():

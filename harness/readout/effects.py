@@ -11,9 +11,9 @@ from itertools import product
 import numpy as np
 import torch
 
-from assay.harness.attention.bugs import Change
-from assay.harness.attention.fault_effects import denominator_rounded, keys_rounded, scores_rounded, weights_rounded
-from assay.harness.attention.hypotheses import FAMILY, Compute, changed_output
+from assay.harness.bugs.bug import Change, Compute, changed_output
+from assay.harness.bugs.effects import denominator_rounded, keys_rounded, scores_rounded, weights_rounded
+from assay.harness.bugs.family import FAMILY
 from assay.harness.localize.reading import Numbers, own_keys, softmax
 from assay.harness.readout.features import Ints
 from assay.harness.readout.formulas import Formula
@@ -202,7 +202,7 @@ def block_scales() -> Iterator[BlockScale]:
 
 
 @dataclass(frozen=True)
-class Known(Effect):
+class KnownBug(Effect):
     """The effect of a known bug.
 
     Attributes:
@@ -242,9 +242,9 @@ _ROUNDING_COST = 3.5
 """More than that of a hypothesis: on calls without much cancellation, one rounding is much like another."""
 
 
-def known_effects() -> list[Known]:
+def known_effects() -> list[KnownBug]:
     """The effects of all hypotheses, and of roundings that nobody declared."""
-    found = [Known(one.id, one.about, one.compute) for one in FAMILY]
+    found = [KnownBug(one.id, one.about, one.compute) for one in FAMILY]
     for dtype, name in _FORMATS:
         for what, words in _INPUTS:
             found.append(
@@ -262,9 +262,9 @@ def known_effects() -> list[Known]:
     return found
 
 
-def _rounding(id: str, about: str, change: Change) -> Known:
-    return Known(id, about, partial(changed_output, change), cost=_ROUNDING_COST)
+def _rounding(id: str, about: str, change: Change) -> KnownBug:
+    return KnownBug(id, about, partial(changed_output, change), cost=_ROUNDING_COST)
 
 
-def _known(id: str) -> Known:
+def _known(id: str) -> KnownBug:
     return next(effect for effect in known_effects() if effect.id == id)

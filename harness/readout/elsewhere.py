@@ -21,7 +21,7 @@ _Option = tuple[str, Of, float]
 
 
 @dataclass(frozen=True)
-class Source:
+class RowSource:
     """Where a query takes something from: (packed row, q head) as functions of the query.
 
     Attributes:
@@ -52,7 +52,7 @@ class Source:
         return " of ".join(filter(None, ("query i" * bool(self.query), "q head h" * bool(self.in_head))))
 
 
-def _source(query: str, in_head: str) -> Source:
+def _source(query: str, in_head: str) -> RowSource:
     return next(source for source in SOURCES if (source.query, source.in_head) == (query, in_head))
 
 
@@ -150,16 +150,16 @@ def _flat(of_rows: bool, part: bool, queries: Queries) -> Ints:
 
 
 _LAYOUTS = (
-    *(Source(f"the query in packed row {words} + i", "", partial(_strided, name), _HEADS[0][1], 1.0) for name, words in (
+    *(RowSource(f"the query in packed row {words} + i", "", partial(_strided, name), _HEADS[0][1], 1.0) for name, words in (
         ("", "b"), ("new", "b x (new)"), ("first_new", "b x (new of the first sequence)"), ("most_new", "b x (the largest new)"))),
-    *(Source(f"the query and q head that lie there in memory as {layout}", "", partial(_flat, of_rows, not of_rows),
+    *(RowSource(f"the query and q head that lie there in memory as {layout}", "", partial(_flat, of_rows, not of_rows),
              partial(_flat, of_rows, of_rows))
       for layout, of_rows in (("[heads, tokens]", False), ("[tokens, heads]", True))),
 )  # fmt: skip
 """Tensors that are stored with one stride or in one layout and read with another."""
 SOURCES = (
     tuple(
-        Source(query, in_head, row, head, row_cost + head_cost + 0.5 * bool(query and in_head))
+        RowSource(query, in_head, row, head, row_cost + head_cost + 0.5 * bool(query and in_head))
         for query, row, row_cost in _QUERIES
         for in_head, head, head_cost in _HEADS
         if query or in_head
@@ -178,7 +178,7 @@ class FromElsewhere(Effect):
         what: "output"; or "query", q alone, behind this query's own mask.
     """
 
-    source: Source
+    source: RowSource
     what: str = "output"
     cost: float = 1.0
 

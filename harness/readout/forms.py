@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from assay.harness.localize.reading import Flags, Numbers, Reading, own_keys, right_weights, scores_of
+from assay.harness.localize.reading import Flags, Numbers, WeightReading, own_keys, right_weights, scores_of
 from assay.harness.readout.features import Ints
 from assay.harness.readout.softmaxes import Law, laws_of
 
@@ -94,12 +94,12 @@ class CallContext:
         own_keys: rows of q and of k of each sequence.
     """
 
-    def __init__(self, reading: Reading) -> None:
+    def __init__(self, reading: WeightReading) -> None:
         self.reading, self.call, self.own_keys = reading, reading.call, own_keys(reading.call)
 
     @cached_property
     def scores(self) -> Numbers:
-        """As `Reading.scores`, of all queries."""
+        """As `WeightReading.scores`, of all queries."""
         return scores_of(self.call, np.arange(len(self.call.q)))
 
     @cached_property
@@ -126,7 +126,7 @@ class Row:
         scores: scale * q k^T, likewise.
         visible: the keys that it should see, bool [total_k].
         constant: what does not come from V, [head_dim_v].
-        off: see `Reading.off`.
+        off: see `WeightReading.off`.
         keys: the keys of its sequence.
     """
 

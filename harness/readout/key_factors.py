@@ -15,7 +15,7 @@ from assay.harness.readout.queries import Flags, Queries, weighted_softmax
 
 
 @dataclass(frozen=True)
-class Part:
+class KeyFactor:
     """Pairs of a query and a key that get a factor.
 
     Attributes:
@@ -46,7 +46,7 @@ class KeyFactors(Effect):
         phantom: how many keys with a score and a value of zero are counted too.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[KeyFactor, ...]
     denominator: str = "counted"
     phantom: Value | Sum | Blocks | None = None
     cost: float = 1.0

@@ -6,16 +6,17 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from assay.harness.attention.catalogue import public_reports
-from assay.harness.attention.hypotheses import BY_ID, FAMILY, Hypothesis
 from assay.harness.attention.oracle import oracle
-from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN, OUTPUT_SCALED
+from assay.harness.bugs.bug import Bug
+from assay.harness.bugs.catalogue import public_reports
+from assay.harness.bugs.family import BY_ID, FAMILY
+from assay.harness.localize.causes import GAINS, OUTPUT_NOT_WRITTEN
 from assay.harness.localize.diagnose import TITLES
 from assay.harness.localize.picturing import hides, picture_of
 from assay.harness.localize.reading import Numbers
 from assay.harness.localize.wording import does
 from assay.harness.picture import Picture
-from assay.harness.readout.effects import Known
+from assay.harness.readout.effects import KnownBug
 from assay.harness.readout.operators import Operator
 from assay.harness.readout.queries import Flags
 from assay.harness.readout.readout import ReadOut
@@ -38,17 +39,15 @@ _NOISY_WEIGHTS = 10.0
 declared: an output is a sum of weights, whose errors partly cancel."""
 _LINKS = 3
 """Most public reports that a finding lists."""
-_GAINS = {
-    id: Hypothesis(id, TITLES[id], TITLES[id], "gain", "serious", oracle) for id in (OUTPUT_SCALED, OUTPUT_NOT_WRITTEN)
-}
+_GAINS = {id: Bug(id, TITLES[id], TITLES[id], act, "gain", oracle) for id, act in GAINS.items()}
 """Names whose formula has a factor of its own for each kernel; `_outputs` fits it to each answer."""
 _NAMES = BY_ID | _GAINS
 """The names that a read-out can contradict. Others say how the kernel behaves, such as state that it keeps."""
 
 
-def name_of(operator: Operator, samples: Sequence[Sample]) -> Hypothesis | None:
+def name_of(operator: Operator, samples: Sequence[Sample]) -> Bug | None:
     """The hypothesis that gives the same outputs as an operator wherever the kernel was wrong; None if there is none."""
-    if len(operator.clauses) == 1 and isinstance(effect := operator.clauses[0].effect, Known):
+    if len(operator.clauses) == 1 and isinstance(effect := operator.clauses[0].effect, KnownBug):
         return BY_ID.get(effect.id)
     wrong = sorted(_wrong(samples), key=lambda s: s.plan.size)
     few = wrong[:: max(1, len(wrong) // _NAMED_ON)][:_NAMED_ON]
@@ -192,7 +191,7 @@ def _named(id_: str, read: ReadOut) -> dict[str, object]:
     return {"id": id_, "title": _NAMES[id_].title, "does": f"{act}, {place}" if place else act}
 
 
-def _against(one: Hypothesis, others: Collection[str], read: ReadOut) -> int:
+def _against(one: Bug, others: Collection[str], read: ReadOut) -> int:
     """Wrong outputs that a hypothesis changes, and not to the kernel's answer, nor does another finding's give it.
 
     Of a read-out that is not exact, those count that its operator gives.
@@ -213,7 +212,7 @@ def _against(one: Hypothesis, others: Collection[str], read: ReadOut) -> int:
     return found
 
 
-def _defined(one: Hypothesis, sample: Sample) -> Flags:
+def _defined(one: Bug, sample: Sample) -> Flags:
     """Where a hypothesis says what a wrong answer is: that it leaves an output undefined fits whatever is not finite."""
     out = _outputs(one, sample)
     found: Flags = sample.bad & ~np.isnan(out).any(-1).ravel()
@@ -224,11 +223,11 @@ def _wrong(samples: Sequence[Sample]) -> list[Sample]:
     return [sample for sample in samples if sample.bad.any()]
 
 
-def _outputs(one: Hypothesis, sample: Sample) -> Numbers:
+def _outputs(one: Bug, sample: Sample) -> Numbers:
     """What a kernel with this bug gives, float64 [rows, heads, head_dim_v]; of a scaled one, the nearest multiple."""
     right = sample.queries.right
     if one.id not in _GAINS:
-        return Known(one.id, one.about, one.compute).outputs(sample.queries)
+        return KnownBug(one.id, one.about, one.compute).outputs(sample.queries)
     if one.id == OUTPUT_NOT_WRITTEN:
         return np.zeros_like(right)
     answers = np.nan_to_num(sample.actual, posinf=0.0, neginf=0.0)
@@ -236,7 +235,7 @@ def _outputs(one: Hypothesis, sample: Sample) -> Numbers:
     return found
 
 
-def _gives(one: Hypothesis, sample: Sample) -> Flags:
+def _gives(one: Bug, sample: Sample) -> Flags:
     """Which of a sample's answers a hypothesis gives, bool [rows * heads]; what it leaves undefined may be zero."""
     out = _outputs(one, sample)
     return sample.agrees(out) | sample.agrees(np.where(np.isnan(out), 0.0, out))

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, KernelRefused
-from assay.harness.localize.reading import Flags, Numbers, Reading, own_keys, row_errors
+from assay.harness.localize.reading import Flags, Numbers, WeightReading, own_keys, row_errors
 from assay.harness.localize.threads import few_threads
 from assay.harness.readout.features import Ints
-from assay.harness.readout.finding import Finder
+from assay.harness.readout.fitting import Fitter
 from assay.harness.readout.forms import CallContext, Fit, Row, Tolerance, fits
 from assay.harness.readout.operators import Operator
 from assay.harness.readout.probing import BudgetSpentError, Prober, budget_clock, plan_of
@@ -56,7 +56,7 @@ class Solved:
         total: sum of the standard errors of all weights of a row, likewise.
     """
 
-    reading: Reading
+    reading: WeightReading
     errors: Numbers
     total: Numbers
 
@@ -69,7 +69,7 @@ class Solved:
         """How exact the weights of a query and head are."""
         return tolerance_of(float(self.errors[row, head]), float(self.total[row, head]))
 
-    def shown(self, head: int) -> Reading | None:
+    def shown(self, head: int) -> WeightReading | None:
         """The known rows of a head, with weights that noise explains as it would have them; None if no row is known.
 
         A weight that is the right one times the factor of its row, up to `_UNSURE` errors, is that; one that is zero up to as much
@@ -92,7 +92,9 @@ class Solved:
         shown = np.where(np.abs(read - usual) <= unsure, usual, shown)
         weights = one.expected[rows].copy()
         weights[:, head] = shown
-        return Reading(one.call, one.rows[rows], weights, one.constant[rows], np.zeros(weights.shape[:2]), one.number)
+        return WeightReading(
+            one.call, one.rows[rows], weights, one.constant[rows], np.zeros(weights.shape[:2]), one.number
+        )
 
 
 def tolerance_of(error: float, total: float) -> Tolerance:
@@ -140,7 +142,7 @@ def solve(call: AttentionCall, rows: Ints, out: Numbers, noise: float) -> Solved
                     off[n, head], errors[n, head], total[n, head] = found.off[one], found.errors[one], found.total[one]
                 left &= ~hit
     constant = np.zeros((*off.shape, call.v.shape[2]))
-    return Solved(Reading(call, rows, weights, constant, off), errors, total)
+    return Solved(WeightReading(call, rows, weights, constant, off), errors, total)
 
 
 @dataclass(frozen=True)
@@ -272,7 +274,7 @@ class Passive:
     read: ReadOut
     solved: int = 0
     tried: int = 0
-    reading: tuple[Reading, int] | None = None
+    reading: tuple[WeightReading, int] | None = None
 
 
 def recorded(call: AttentionCall, out: Tensor, noise: float) -> Recorded:
@@ -325,7 +327,7 @@ class _Search:
         self.solved = self.tried = 0
         self._read: list[tuple[Sample, Solved]] = []
         dtype = calls[0].call.q.dtype if calls else torch.float32
-        self.finder = Finder(Prober(_nobody, 0, seconds, clock=budget_clock("cpu")), "normal", dtype, Exactness())
+        self.finder = Fitter(Prober(_nobody, 0, seconds, clock=budget_clock("cpu")), "normal", dtype, Exactness())
 
     def run(self) -> None:
         """Find the operator.
@@ -356,7 +358,7 @@ class _Search:
         solved = f"the weights of {self.solved:,} of {self.tried:,} wrong outputs of small calls were solved for"
         return (solved,) if self.tried else ()
 
-    def telling(self) -> tuple[Reading, int] | None:
+    def telling(self) -> tuple[WeightReading, int] | None:
         """The weights of one q head of the smallest call that shows more than a few keys, and that head."""
         found: list[tuple[bool, int, int, Solved, int]] = []
         for number, (sample, solved) in enumerate(self._read):

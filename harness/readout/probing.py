@@ -28,7 +28,7 @@ Lens = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
-class Plan:
+class CallPlan:
     """A call that is made to be read.
 
     Attributes:
@@ -135,44 +135,46 @@ _EDGES = (1, 2, 8, 16, 32, 64, 128, 192, 256)
 """Sizes of pages and blocks."""
 
 
-def repeated_plans(data: str, dtype: torch.dtype) -> list[Plan]:
+def repeated_plans(data: str, dtype: torch.dtype) -> list[CallPlan]:
     """Calls of a few lengths, one after the other: what a kernel does in every so many calls, or from one on, shows in them."""
-    of_one = [Plan(((6, 9 + n % 5),), dtype=dtype, data=data, seed=3000 + n) for n in range(8)]
-    of_two = [Plan(((5, 13 + n % 3), (4, 8 + n % 5)), dtype=dtype, data=data, seed=3050 + n) for n in range(8)]
+    of_one = [CallPlan(((6, 9 + n % 5),), dtype=dtype, data=data, seed=3000 + n) for n in range(8)]
+    of_two = [CallPlan(((5, 13 + n % 3), (4, 8 + n % 5)), dtype=dtype, data=data, seed=3050 + n) for n in range(8)]
     decode = [
-        Plan(((1, 19 + n % 3), (1, 7 + n % 4)), dtype=dtype, data=data, layer=n // 4 % 2, seed=3100 + n)
+        CallPlan(((1, 19 + n % 3), (1, 7 + n % 4)), dtype=dtype, data=data, layer=n // 4 % 2, seed=3100 + n)
         for n in range(12)
     ]
     # Batches come first: a fault that begins at a call and shows only in batches would else seem to have been there always.
     return [*of_two[:5], *decode[:5], *of_one, *decode[5:], *of_two[5:]]
 
 
-def fixed_plans(data: str, dtype: torch.dtype, long: bool = True) -> list[Plan]:
+def fixed_plans(data: str, dtype: torch.dtype, long: bool = True) -> list[CallPlan]:
     """The calls that are always tried."""
     found = [
-        Plan(lens, _HEADS[n % 5], 128 if n % 7 == 6 else 64, dtype, n % 11 != 10, n % 4, data, 1000 + n)
+        CallPlan(lens, _HEADS[n % 5], 128 if n % 7 == 6 else 64, dtype, n % 11 != 10, n % 4, data, 1000 + n)
         for n, lens in enumerate(_FIXED)
     ]
-    found += [Plan(lens, _HEADS[n % 3], 64, dtype, False, n % 4, data, 1500 + n) for n, lens in enumerate(_NOT_CAUSAL)]
-    if long:
-        found += [Plan(lens, (2, 1), 64, dtype, True, n % 4, data, 2000 + n) for n, lens in enumerate(_LONG)]
-    found.append(Plan(((20, 13),), (4, 2), 64, dtype, True, 0, data, 2100, value_dim=32))
     found += [
-        Plan(lens, _HEADS[n], dim, dtype, True, n, data, 2200 + dim)
+        CallPlan(lens, _HEADS[n % 3], 64, dtype, False, n % 4, data, 1500 + n) for n, lens in enumerate(_NOT_CAUSAL)
+    ]
+    if long:
+        found += [CallPlan(lens, (2, 1), 64, dtype, True, n % 4, data, 2000 + n) for n, lens in enumerate(_LONG)]
+    found.append(CallPlan(((20, 13),), (4, 2), 64, dtype, True, 0, data, 2100, value_dim=32))
+    found += [
+        CallPlan(lens, _HEADS[n], dim, dtype, True, n, data, 2200 + dim)
         for dim in _DIMS for n, lens in enumerate((((20, 45),), ((1, 90),), ((33, 0), (4, 70))))
     ]  # fmt: skip
     return found
 
 
-def steep_plans(dtype: torch.dtype) -> list[Plan]:
+def steep_plans(dtype: torch.dtype) -> list[CallPlan]:
     """Make calls whose scores spread widely."""
-    return [Plan(lens, _HEADS[n % 2], 64, dtype, True, n, "steep", 2600 + n) for n, lens in enumerate(_STEEP)]
+    return [CallPlan(lens, _HEADS[n % 2], 64, dtype, True, n, "steep", 2600 + n) for n, lens in enumerate(_STEEP)]
 
 
-def extreme_plans() -> list[Plan]:
+def extreme_plans() -> list[CallPlan]:
     """Make calls in float32 with values and with scores of all sizes, in which a format of 8 or 16 bits saturates or overflows."""
     return [
-        Plan(lens, (4, 2), (64, 128)[n % 2], torch.float32, True, n, data, 2700 + n)
+        CallPlan(lens, (4, 2), (64, 128)[n % 2], torch.float32, True, n, data, 2700 + n)
         for data in ("values", "scores") for n, lens in enumerate(_OF_ALL_SIZES)
     ]  # fmt: skip
 
@@ -183,14 +185,16 @@ _DIMS = (32, 80, 96)
 """Head dims that are tried besides 64 and 128: below a tile's 64, and not a multiple of it."""
 
 
-def plan_of(call: AttentionCall, data: str = "normal") -> Plan:
+def plan_of(call: AttentionCall, data: str = "normal") -> CallPlan:
     """How a call would be made that is as large."""
     lens = tuple((new, prefix) for new, prefix in zip(call.lens_q, call.prefixes, strict=True))
     heads = (call.q.shape[1], call.k.shape[1])
-    return Plan(lens, heads, call.q.shape[2], call.q.dtype, call.causal, call.layer, data, value_dim=call.v.shape[2])
+    return CallPlan(
+        lens, heads, call.q.shape[2], call.q.dtype, call.causal, call.layer, data, value_dim=call.v.shape[2]
+    )
 
 
-def varied_plans(plan: Plan) -> list[Plan]:
+def varied_plans(plan: CallPlan) -> list[CallPlan]:
     """Calls that differ from one in one thing: a length, the sequences, the heads, the layer, or the data alone."""
     new, prefix = plan.lens[0]
     decode = plan.phase == "decode"
@@ -206,7 +210,7 @@ def varied_plans(plan: Plan) -> list[Plan]:
     return [replace(one, seed=4000 + number) for number, one in enumerate(few)]
 
 
-def drawn_plans(data: str, dtype: torch.dtype, seed: int) -> Iterator[Plan]:
+def drawn_plans(data: str, dtype: torch.dtype, seed: int) -> Iterator[CallPlan]:
     """Calls at random, without an end.
 
     Up to 90 new tokens, in some calls 220, and a prefix of up to 200, so that a call is computed and read in milliseconds; longer
@@ -222,7 +226,7 @@ def drawn_plans(data: str, dtype: torch.dtype, seed: int) -> Iterator[Plan]:
         lens = tuple((1 if decode else _length(draw, most), max(int(decode), _length(draw, 200))) for _ in range(count))
         if not decode:
             lens = tuple((max(1, new), prefix * (draw.random() < 0.7)) for new, prefix in lens)
-        yield Plan(
+        yield CallPlan(
             lens, draw.choice(_HEADS), draw.choice((*(64,) * 6, 128, 128, *_DIMS)), dtype, draw.random() < 0.93,
             draw.randrange(8), data, seed * 100_000 + number,
         )  # fmt: skip

@@ -12,12 +12,13 @@ import torch
 from assay.harness.attention.call import Kernel
 from assay.harness.attention.kernels import declaration
 from assay.harness.localize.threads import few_threads
-from assay.harness.readout.finding import Compared, Finder
+from assay.harness.readout.asking import Compared
+from assay.harness.readout.finding import Finder
 from assay.harness.readout.forms import Tolerance
 from assay.harness.readout.mining import Condition, Literal
 from assay.harness.readout.operators import Operator
-from assay.harness.readout.probing import REFUSED, BudgetSpentError, Plan, Prober, budget_clock
-from assay.harness.readout.samples import Exactness, Sample, Tally
+from assay.harness.readout.probing import REFUSED, BudgetSpentError, CallPlan, Prober, budget_clock
+from assay.harness.readout.samples import Agreement, Exactness, Sample
 from assay.harness.readout.sentences import sentence
 from assay.harness.readout.words import only
 
@@ -58,8 +59,8 @@ class ReadOut:
 
     operator: Operator = field(default_factory=Operator)
     sentence: str = ""
-    all: Tally = field(default_factory=Tally)
-    fresh: Tally = field(default_factory=Tally)
+    all: Agreement = field(default_factory=Agreement)
+    fresh: Agreement = field(default_factory=Agreement)
     calls: int = 0
     seconds: float = 0.0
     cpu_seconds: float = 0.0
@@ -145,7 +146,7 @@ def _finder(prober: Prober, data: str, seed: int, compared: Sequence[Compared]) 
             continue
         finder = Finder(prober, data, dtype, Exactness(_NOISE[dtype]), seed, compared=compared)
         # A kernel may declare one phase only. Calls of some length: what begins with a later call should not seem to begin there.
-        first = [Plan(lens, dtype=dtype, data=data) for lens in (((40, 70), (37, 29)), ((1, 110), (1, 66)))]
+        first = [CallPlan(lens, dtype=dtype, data=data) for lens in (((40, 70), (37, 29)), ((1, 110), (1, 66)))]
         finder.screen(first)
         if not finder.samples:
             continue
@@ -154,7 +155,7 @@ def _finder(prober: Prober, data: str, seed: int, compared: Sequence[Compared]) 
         begun, asked = clock(), prober.asked
         finder.screen([replace(plan, seed=1) for plan in first])
         finder.slow = clock() - begun > _SLOW_S * (prober.asked - asked)
-        finder.screen([Plan(((1, 30),), dtype=dtype, data=data), Plan(((40, 0),), dtype=dtype, data=data)])
+        finder.screen([CallPlan(((1, 30),), dtype=dtype, data=data), CallPlan(((40, 0),), dtype=dtype, data=data)])
         finder.judge_by(_exactness(finder.samples, _NOISE[dtype], data, prober.device))
         finder.leave_out_not_causal()
         return finder

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from assay.harness.localize.reading import Numbers, Reading
+from assay.harness.localize.reading import Numbers, WeightReading
 from assay.harness.readout.forms import Fit, Tolerance
-from assay.harness.readout.probing import Plan
+from assay.harness.readout.probing import CallPlan
 from assay.harness.readout.queries import Flags, Queries
 
 
@@ -98,13 +98,13 @@ class Sample:
         explained: the forms that fit what was read.
     """
 
-    plan: Plan
+    plan: CallPlan
     queries: Queries
     actual: Numbers
     bad: Flags
     error: float
     fresh: bool = False
-    reading: Reading | None = None
+    reading: WeightReading | None = None
     explained: Explained | None = None
 
     @property
@@ -147,7 +147,7 @@ def _gaps(a: Numbers, b: Numbers) -> Numbers:
 
 
 @dataclass(frozen=True)
-class Tally:
+class Agreement:
     """How an operator does on samples.
 
     Attributes:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from assay.harness.readout.addresses import Moved
 from assay.harness.readout.dims import Dims
 from assay.harness.readout.edges import Edge
-from assay.harness.readout.effects import WHOSE, BlockScale, Constant, Known, Merged, Scale, ScaleAndTimes, Times
+from assay.harness.readout.effects import WHOSE, BlockScale, Constant, KnownBug, Merged, Scale, ScaleAndTimes, Times
 from assay.harness.readout.elsewhere import FromElsewhere, OtherKvHead
 from assay.harness.readout.forms import BLANK
 from assay.harness.readout.formulas import Formula
-from assay.harness.readout.key_factors import KeyFactors, Part
+from assay.harness.readout.key_factors import KeyFactor, KeyFactors
 from assay.harness.readout.mining import Condition, Literal, Term, Value
 from assay.harness.readout.operators import Clause, Effect, Operator
 from assay.harness.readout.softmaxes import Exponential, OnlineSoftmax
@@ -53,41 +54,17 @@ def _text_and_place(clause: Clause) -> tuple[str, str]:
 
 
 def _effect(effect: Effect) -> Said:
-    match effect:
-        case KeyFactors():
-            return _key_factors(effect)
-        case Moved():
-            return _moved(effect), []
-        case Scale():
-            return f"scores are multiplied by {_formula(effect.factor)}", []
-        case Times(factor) if factor.words in ("0", "-0"):
-            return _NOT_WRITTEN, []
-        case Times():
-            return f"the output is multiplied by {_formula(effect.factor)}", []
-        case ScaleAndTimes():
-            return f"scores are multiplied by {_formula(effect.scores)}; the output by {_formula(effect.output)}", []
-        case Constant():
-            return _constant(effect.value), []
-        case Edge():
-            return _edge(effect), []
-        case BlockScale():
-            return _block_scale(effect), []
-        case Exponential():
-            return f"exp(x), x = score - maximum, is {effect.law.words}", []
-        case FromElsewhere():
-            return _elsewhere(effect), []
-        case OtherKvHead():
-            return _kv_head(effect.kv, effect.what), []
-        case Merged():
-            return _merged(effect), []
-        case OnlineSoftmax():
-            return _online(effect), []
-        case Dims():
-            return effect.words.format(effect.of), []
-        case Known():
-            return effect.about, []
-        case _:
-            raise TypeError(f"there are no words for {type(effect).__name__}; add a case to _effect")
+    if isinstance(effect, KeyFactors):
+        return _key_factors(effect)
+    for kind, words_of in _WORDS.items():
+        if isinstance(effect, kind):
+            return words_of(effect), []
+    raise TypeError(f"there are no words for {type(effect).__name__}; add them to _WORDS")
+
+
+def _times(effect: Times) -> str:
+    factor = effect.factor
+    return _NOT_WRITTEN if factor.words in ("0", "-0") else f"the output is multiplied by {_formula(factor)}"
 
 
 def _number(value: float) -> str:
@@ -250,7 +227,7 @@ def _chained(texts: Sequence[str]) -> str:
     return found
 
 
-def _part(part: Part, which: Keys | None, late: bool) -> str:
+def _part(part: KeyFactor, which: Keys | None, late: bool) -> str:
     """One part in words; `late` says that weights change after the softmax."""
     some = which or Keys("all keys")
     if part.universe != "seen":
@@ -324,3 +301,24 @@ def _without_causal(condition: Condition) -> Condition:
 def _is(a: Literal, b: Literal) -> bool:
     """Whether literals say the same, whatever they cost."""
     return (a.term.name, a.term.minus, a.op, a.value) == (b.term.name, b.term.minus, b.op, b.value)
+
+
+_WORDS: Mapping[type[Effect], Callable[[Any], str]] = {
+    Moved: _moved,
+    Scale: lambda effect: f"scores are multiplied by {_formula(effect.factor)}",
+    Times: _times,
+    ScaleAndTimes: lambda effect: (
+        f"scores are multiplied by {_formula(effect.scores)}; the output by {_formula(effect.output)}"
+    ),
+    Constant: lambda effect: _constant(effect.value),
+    Edge: _edge,
+    BlockScale: _block_scale,
+    Exponential: lambda effect: f"exp(x), x = score - maximum, is {effect.law.words}",
+    FromElsewhere: _elsewhere,
+    OtherKvHead: lambda effect: _kv_head(effect.kv, effect.what),
+    Merged: _merged,
+    OnlineSoftmax: _online,
+    Dims: lambda effect: effect.words.format(effect.of),
+    KnownBug: lambda effect: effect.about,
+}
+"""Kind of effect -> what it does, in words."""

@@ -33,50 +33,6 @@ def _elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setenv(name, value)
 
 
-BROKEN_CSV = ",Question,A,B,C,D,Answer,Subject\n0,Q?,1,2,3,4,A,astronomy\n1,Q?,1,2,3,4,E,astronomy\n"
-WITHOUT_WEIGHTS = {"config.json": "{}", "tokenizer.json": "{}"}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--candidate", "sage_atn"], ["'sage_atn'", "torch_native", "did you mean 'sage_attn'?"]),
-        (["--reference", "nonsense!"], ["'nonsense!'", "flashinfer", "module:function"]),
-        (["--candidate", "no.such:kernel"], ["no.such:kernel", "cannot be imported"]),
-        (["--model", "./nowhere"], ["./nowhere", "no such folder"]),
-        (["--model", "files"], ["files", "has no weights", "--load-format=dummy"]),
-        (["--model", "empty"], ["empty", "no config.json"]),
-        (["--model", "nobody/nothing"], ["nobody/nothing", "neither a local folder nor a model on the hub"]),
-        (["--data", "broken.csv", "--questions", "2"], ["broken.csv", "line 3"]),
-        (["--data", "missing.csv"], ["missing.csv"]),
-        (["--questions", "0"], ["--questions is 0", "greater than or equal to 1"]),
-        (["--margin", "1.5"], ["--margin is 1.5", "at most 0.1"]),
-        (["--device", "tpu"], ["--device is 'tpu'", "'cpu' or 'cuda'"]),
-        (["--config", "bad.toml"], ["bad.toml", "[run]", "'candidat'", "did you mean 'candidate'?"]),
-        (["--config", "none.toml"], ["none.toml does not exist"]),
-        (["--engine-arg=--port=1"], ["--port", "assay sets itself"]),
-    ],
-)  # fmt: skip
-def test_a_usage_error(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    arguments: list[str],
-    says: list[str],
-) -> None:
-    (tmp_path / "broken.csv").write_text(BROKEN_CSV)
-    (tmp_path / "bad.toml").write_text('[run]\ncandidat = "sage_attn"\n')
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "files").mkdir()
-    for name, text in WITHOUT_WEIGHTS.items():
-        (tmp_path / "files" / name).write_text(text)
-    assert call(monkeypatch, "run", "--out", "out", *arguments) == 2
-    message = capsys.readouterr().err
-    assert all(part in message for part in says), message
-    assert "Traceback" not in message
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_kernel_is_found_in_the_working_directory(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -108,17 +64,6 @@ def test_the_working_directory_is_searched_only_while_a_kernel_is_imported_and_s
     assert importlib.util.find_spec("optional_import_of_this_test") is None
     kernels.load("from_here_of_this_test:forward")
     assert importlib.util.find_spec("optional_import_of_this_test") is not None, "what it imports when it is called"
-
-
-def test_a_foreign_folder_is_not_written_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "thesis.tex").write_text("x")
-    assert call(monkeypatch, "run", "--out", "out") == 2
-    assert [p.name for p in (tmp_path / "out").iterdir()] == ["thesis.tex"]
-
-
-def test_an_unknown_flag_is_a_usage_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert call(monkeypatch, "run", "--no-such-flag") == 2
 
 
 def test_a_bug_is_not_a_regression(monkeypatch: pytest.MonkeyPatch) -> None:

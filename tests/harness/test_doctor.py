@@ -23,7 +23,7 @@ def raises(call): raise ValueError("no such head")
 def short(call): return call.q[:1]
 def infinite(call): return torch.full_like(call.q, float("inf"))
 """
-RIGHT = "assay.harness.attention.faults:rounded_oracle"
+RIGHT = "assay.harness.bugs.faults:rounded_oracle"
 
 
 @pytest.fixture(autouse=True)

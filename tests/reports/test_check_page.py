@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from assay.harness.attention.faults import fault, rounded_oracle
 from assay.harness.attention.matrix import cases
+from assay.harness.bugs.faults import fault, rounded_oracle
 from assay.harness.errors import EvidenceError
-from assay.harness.offline.check import CheckResult, check
+from assay.harness.offline.check import check
+from assay.harness.offline.check_result import CheckResult
 from assay.reports import page as pages
 from assay.reports.check import check_document
 

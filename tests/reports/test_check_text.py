@@ -8,13 +8,13 @@ from rich.console import Console
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
-from assay.harness.attention.faults import fault, rounded_oracle
-from assay.harness.attention.hypotheses import BY_ID
 from assay.harness.attention.matrix import cases
+from assay.harness.bugs.family import BY_ID
+from assay.harness.bugs.faults import fault, rounded_oracle
 from assay.harness.errors import ExitCode
 from assay.harness.localize.axes import Axis
-from assay.harness.offline.check import CheckResult
 from assay.harness.offline.check import check as check_and_read
+from assay.harness.offline.check_result import CheckResult
 from assay.reports.check import MAX_REFUSALS, cause, check_document, indifferent, message, not_covered, sentence
 from assay.reports.terminal import render
 
@@ -71,7 +71,7 @@ def test_a_wrong_kernel_is_reported_with_conditions_bug_and_reproduction() -> No
 def test_a_correct_kernel_is_one_sentence_and_what_was_covered() -> None:
     result = decoded(rounded_oracle)
     assert result.summary().startswith(
-        f"assay.harness.attention.faults:rounded_oracle is correct on all {DECODE} calls; worst own error"
+        f"assay.harness.bugs.faults:rounded_oracle is correct on all {DECODE} calls; worst own error"
     )
     assert "times its bound" in result.summary()
     said = " ".join(printed(result).split())

@@ -7,8 +7,8 @@ import torch
 from rich.console import Console
 
 from assay.harness.attention.call import AttentionCall, Kernel
-from assay.harness.attention.faults import fault, rounded_oracle
 from assay.harness.attention.sample_calls import call_of
+from assay.harness.bugs.faults import fault, rounded_oracle
 from assay.harness.offline.timing import time_kernels
 from assay.harness.offline.timing_result import KernelTiming
 from assay.harness.verdict import Verdict

@@ -5,8 +5,8 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from assay.reports.svg import (
-    Key,
-    Scale,
+    LegendKey,
+    LinearScale,
     axis_below,
     element,
     image,
@@ -48,15 +48,15 @@ def test_tick_labels() -> None:
 
 
 def test_scales() -> None:
-    linear = Scale(0, 10, 100, 200)
+    linear = LinearScale(0, 10, 100, 200)
     assert (linear(0), linear(5), linear(10)) == (100, 150, 200)
-    falling = Scale(0.01, 100, 200, 0, log=True)
+    falling = LinearScale(0.01, 100, 200, 0, log=True)
     assert [falling(x) for x in (0.01, 1, 100)] == pytest.approx([200, 100, 0])
 
 
 def test_a_log_axis_labels_powers_of_ten_and_not_too_many() -> None:
     def labels(low: float, high: float) -> list[str | None]:
-        parts = log_axis_beside(Scale(0, 1, 50, 100), Scale(low, high, 200, 0, log=True))
+        parts = log_axis_beside(LinearScale(0, 1, 50, 100), LinearScale(low, high, 200, 0, log=True))
         return [
             part.text for part in ET.fromstring(image(100, 200, "", parts)).iter("{http://www.w3.org/2000/svg}text")
         ]
@@ -69,7 +69,7 @@ def test_a_log_axis_labels_powers_of_ten_and_not_too_many() -> None:
 def test_hostile_text_is_escaped() -> None:
     hostile = "\"'><script>&"
     parts = [text(hostile, 0, 0), mark("circle", 0, 0, 1, "#000", hostile), element("rect", x=1, clip_path=None)]
-    parts += [*legend([Key(hostile, "#000", "square")]), *axis_below(Scale(0, 1, 0, 1), 0, [0.0], hostile)]
+    parts += [*legend([LegendKey(hostile, "#000", "square")]), *axis_below(LinearScale(0, 1, 0, 1), 0, [0.0], hostile)]
     root = ET.fromstring(image(10, 10, hostile, parts))
     assert root.get("aria-label") == hostile
     assert {found.tag.split("}")[1] for found in root.iter()} == {"svg", "text", "circle", "title", "rect", "line"}

@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from assay.harness.attention.faults import fault, rounded_oracle
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.backend import Backend
 from assay.harness.baselines import attach_baselines, make
+from assay.harness.bugs.faults import fault, rounded_oracle
 from assay.harness.collect.plan import Plan, prepare
 from assay.harness.collect.run_folder import open_folder
 from assay.harness.config import make_spec

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from assay.harness.attention.faults import rounded_oracle
+from assay.harness.bugs.faults import rounded_oracle
 from assay.harness.engines.sglang.attach import observe
 from assay.harness.engines.sglang.kv_pool import Pages
 from assay.harness.evidence.faults import SENSITIVITY

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from assay.harness.attention import kernels
 from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused, Outputs
-from assay.harness.attention.faults import rounded_oracle
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.published import native_backend
 from assay.harness.attention.sample_calls import call_of
+from assay.harness.bugs.faults import rounded_oracle
 from assay.harness.errors import AssayError, UsageError
 from assay.harness.localize.kernel_runs import compute, run_once
 from assay.harness.localize.staged import diagnose_kernel

@@ -15,7 +15,7 @@ from assay.harness.errors import ExitCode
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.interpreter]
 KERNELS = """
-from assay.harness.attention.faults import fault
+from assay.harness.bugs.faults import fault
 kernel = fault("mask-top-left", layers=[1])
 """
 

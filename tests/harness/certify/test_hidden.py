@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from assay.harness.attention.fault_effects import times
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.attention.seeded import SeededFault, Where
+from assay.harness.bugs.effects import times
+from assay.harness.bugs.seeded import SeededFault, Where
 from assay.harness.certify.footprint import WideCall, widened
 from assay.harness.certify.hidden import hidden_words, largest_effect
 from assay.harness.localize.bounds import CallNoise

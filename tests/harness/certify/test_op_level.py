@@ -9,11 +9,11 @@ import torch
 from rich.console import Console
 
 from assay.harness.attention.call import AttentionCall, Kernel
-from assay.harness.attention.faults import CATALOGUE
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.matrix import Case
 from assay.harness.attention.sdpa import torch_sdpa
-from assay.harness.attention.seeded import SeededFault, Where
+from assay.harness.bugs.faults import CATALOGUE
+from assay.harness.bugs.seeded import SeededFault, Where
 from assay.harness.certify.footprint import footprint
 from assay.harness.certify.kernel import CertifiedKernel
 from assay.harness.certify.op_level import OpLevel, checked, examine_fault, examine_honest, honest, read
@@ -22,7 +22,7 @@ from assay.harness.certify.session import CannotContinueError, Task, certify
 from assay.harness.errors import ExitCode, UsageError
 from assay.harness.evidence.certificate import Certificate, Examined, read_certificate
 from assay.harness.localize.bounds import CallNoise
-from assay.harness.offline.check import CheckResult
+from assay.harness.offline.check_result import CheckResult
 from assay.harness.progress import ProgressDisplay
 
 
@@ -35,6 +35,7 @@ class FewCases(OpLevel):
         return short[::9]  # an odd step, since layers take turns
 
 
+pytestmark = pytest.mark.usefixtures("shared_hypotheses")
 FEW, ALL = FewCases(), OpLevel()
 INT8 = FewCases(kernel=CertifiedKernel(honest("int8_qk", 3), "mine:int8"))
 FP4 = FewCases(kernel=CertifiedKernel(honest("fp4_kv", 3), "mine:fp4"))
@@ -58,7 +59,7 @@ def caught(id: str = "a-fault") -> Examined:
     return Examined(id=id, kind="fault", title="a fault", outcome="caught", seconds=1.0)
 
 
-@pytest.mark.few(32)
+@pytest.mark.few(10)
 @pytest.mark.parametrize("fault", [f for f in CATALOGUE.values() if not f.equivalent], ids=lambda f: f.id)
 def test_every_fault_changes_some_output(fault: SeededFault) -> None:
     rounds = 5 if fault.where.share < 1 else 1
@@ -66,7 +67,7 @@ def test_every_fault_changes_some_output(fault: SeededFault) -> None:
     assert any(footprint(fault, level.wide).calls for level in levels)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("fault", [f for f in CATALOGUE.values() if f.equivalent], ids=lambda f: f.id)
 def test_equivalent_faults_change_nothing_and_are_not_flagged(fault: SeededFault) -> None:
     assert footprint(fault, FEW.wide).calls == ()

@@ -25,37 +25,6 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     return int(exit_.value.code or 0)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--candidate", "sage_atn"], "did you mean 'sage_attn'?"),
-        (["--bound", "0.5"], "--latency-bound is 0.5"),
-        (["--shapes", "shot"], "shot is not a shape"),
-        (["--shapes", "9000:64"], "9000 + 64 tokens, and the model takes 4096"),
-        (["--concurrency", "0"], "--latency-concurrency"),
-        (["--seconds", "0"], "--latency-seconds"),
-        (["--engine-arg=--port=1"], "assay sets itself"),
-        (["--out", "full"], "full is not empty"),
-        (["--bound", "2", "kernel", "full", "--candidate", "sage_attn"], "Before kernel, --bound would"),
-        (["--no-cuda-graphs", "kernel", "full", "--candidate", "sage_attn"], "Before kernel, --cuda-graphs would"),
-        (["kernel", "full", "--candidate", "sage_attn"], "full is not a replay pack"),
-    ],
-)
-def test_a_usage_error(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    arguments: list[str],
-    says: str,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "thesis.tex").write_text("x")
-    assert call(monkeypatch, *arguments) == 2
-    assert says in " ".join(capsys.readouterr().err.split())
-    assert [path.name for path in (tmp_path / "full").iterdir()] == ["thesis.tex"]
-
-
 def test_the_command_that_a_bench_cites_repeats_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     data = tmp_path / "questions.csv"
     data.write_text("Question,A,B,C,D,Answer,Subject\nWhy?,1,2,3,4,A,logic\n")

@@ -10,7 +10,7 @@ from assay.harness.evidence.certificate import read_certificate
 
 KERNELS = """
 from assay import declares
-from assay.harness.attention.faults import rounded_oracle
+from assay.harness.bugs.faults import rounded_oracle
 
 
 @declares(phases=("decode",), dtypes=("float32",))

@@ -12,7 +12,7 @@ from assay.harness.cli.app import errors
 
 KERNELS = """
 from assay.harness.attention.call import KernelRefused
-from assay.harness.attention.faults import fault, rounded_oracle
+from assay.harness.bugs.faults import fault, rounded_oracle
 
 _top_left = fault("mask-top-left")
 
@@ -48,23 +48,6 @@ def _kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_exit_codes(monkeypatch: pytest.MonkeyPatch, kernel: str, code: int) -> None:
     some = ("--phase", "decode", "--dtype", "float32", "--case", "1+16-", "--read-out", "0")
     assert call(monkeypatch, f"checked_kernels:{kernel}", *some) == code
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["no.such:kernel"], "no.such:kernel"),
-        (["checked_kernels:right", "--size", "huge"], "huge"),
-        (["checked_kernels:right", "--phase", "prefill"], "prefill"),
-        (["checked_kernels:right", "--dtype", "int8"], "int8"),
-        (["checked_kernels:right", "--case", "nowhere"], "nowhere"),
-    ],
-)
-def test_a_usage_error(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
-) -> None:
-    assert call(monkeypatch, *arguments) == 2
-    assert says in capsys.readouterr().err
 
 
 def test_one_case_can_be_run_again(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,10 @@ def paths(command: Any, words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
         yield from paths(one, (*words, name))
 
 
-EVERY = [words for name in COMMANDS for words in paths(load_command(name), (name,))]
+@cache
+def every() -> dict[tuple[str, ...], Any]:
+    """All commands, by their words."""
+    return {words: command_at(words) for name in COMMANDS for words in paths(load_command(name), (name,))}
 
 
 def shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str, flag: str = "-h") -> str:
@@ -37,7 +40,6 @@ def shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *
     return said.out
 
 
-@cache
 def command_at(words: tuple[str, ...]) -> Any:
     command = load_command(words[0])
     for word in words[1:]:
@@ -45,53 +47,49 @@ def command_at(words: tuple[str, ...]) -> Any:
     return command
 
 
-@pytest.mark.parametrize("words", EVERY, ids=" ".join)
 def test_help_fits_a_terminal_and_is_complete(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = shown(monkeypatch, capsys, *words)
+    for words, command in every().items():
+        text = shown(monkeypatch, capsys, *words)
+        assert [line for line in text.splitlines() if len(line) > WIDTH] == [], words
+        assert not re.search(r"…|\x1b|[│╭]", text), f"{words}: something was cut off, or a pipe got a box"
+        plain = " ".join(text.split())
+        for param in command.params:
+            if not getattr(param, "hidden", False):
+                assert param.help, f"{words} {param.name}"
+                for sentence in param.help.split("  "):
+                    assert " ".join(sentence.split()) in plain, f"{words} {param.name}"
+        for name, one in getattr(command, "commands", {}).items():
+            assert f"{name} {' '.join(one.help.splitlines()[0].split())}" in plain, words
     assert text == shown(monkeypatch, capsys, *words, flag="--help")
-    assert [line for line in text.splitlines() if len(line) > WIDTH] == []
-    assert not re.search(r"…|\x1b|[│╭]", text), "something was cut off, or a pipe got a box"
-    plain = " ".join(text.split())
-    for param in command_at(words).params:
-        if not getattr(param, "hidden", False):
-            assert param.help, f"{words} {param.name}"
-            for sentence in param.help.split("  "):
-                assert " ".join(sentence.split()) in plain
-    for name, one in getattr(command_at(words), "commands", {}).items():
-        assert f"{name} {' '.join(one.help.splitlines()[0].split())}" in plain
 
 
-@pytest.mark.parametrize("words", EVERY, ids=" ".join)
-def test_an_option_is_required_or_optional_or_has_a_default_that_is_shown(words: tuple[str, ...]) -> None:
-    for param in command_at(words).params:
-        if getattr(param, "hidden", False) or param.required or getattr(param, "is_flag", False):
-            continue
-        told = "default" in (param.help or "") or (param.show_default and param.default is not None)
-        assert told or param.default in (None, "", False) or param.multiple, f"{words} {param.name}"
-
-
-@pytest.mark.parametrize("words", EVERY, ids=" ".join)
-def test_help_is_in_sentences(words: tuple[str, ...]) -> None:
-    for param in command_at(words).params:
-        if not getattr(param, "hidden", False):
+def test_an_option_is_required_or_optional_or_has_a_default_that_is_shown_and_its_help_is_sentences() -> None:
+    for words, command in every().items():
+        for param in command.params:
+            if getattr(param, "hidden", False):
+                continue
             assert re.search(r"[.?](  \[default: [^]]+\])?$", param.help or ""), f"{words} {param.name}"
+            if param.required or getattr(param, "is_flag", False):
+                continue
+            shown = "default" in (param.help or "") or (param.show_default and param.default is not None)
+            assert shown or param.default in (None, "", False) or param.multiple, f"{words} {param.name}"
 
 
-@pytest.mark.parametrize("command", REFUSES_URLS)
 def test_a_command_that_refuses_urls_offers_none(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "URL" not in shown(monkeypatch, capsys, *command.split())
+    for command in REFUSES_URLS:
+        assert "URL" not in shown(monkeypatch, capsys, *command.split())
 
 
 def test_what_all_commands_share_says_the_same_everywhere() -> None:
     for option in ("--json", "--html", "--junit", "--config", "--quiet", "--verbose", "--help", "--baselines"):
         said = {
             re.sub(r"(; by default .*\.|\.  \[default: .*\])$", ".", param.help)
-            for words in EVERY
-            for param in command_at(words).params
+            for command in every().values()
+            for param in command.params
             if option in param.opts and not param.hidden
         }
         assert len(said) <= 1, said

@@ -91,35 +91,6 @@ def test_the_old_name_sets_the_same_bound(monkeypatch: pytest.MonkeyPatch) -> No
     assert seen == [1.25, 1.25]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["run", "--margin", "5"], "5 points = 0.05: give --margin 0.05"),
-        (["compare", "a", "b", "--margin", "5"], "5 points = 0.05: give --margin 0.05"),
-        (["check", "sage_atn"], "did you mean 'sage_attn'?"),
-        (["certify", "--candidate", "sage_atn"], "did you mean 'sage_attn'?"),
-        (["check", "assay.harness.attention.sage:sage_atn"], "did you mean 'assay.harness.attention.sage:sage_attn'?"),
-        (["check", "sglang:tritn"], "did you mean 'triton'"),
-        (["run", "--candidate", "sage_atn"], "did you mean 'sage_attn'?"),
-        (["report", "nowhere"], "There is no nowhere."),
-        (["baseline", "accept", "nowhere"], "There is no nowhere."),
-        (["baseline", "list", "--baselines", "nowhere"], "There is no nowhere."),
-        (["gate", "--baselines", "nowhere"], "There is no nowhere."),
-        (["bisect", "commits", "--repo", "nowhere", "--good", "a", "--bad", "b", "--kernel", "a:b"], "There is no nowhere."),
-        (["replay", "nowhere", "--candidate", "sage_attn"], "nowhere"),
-        (["bench", "kernel", "nowhere", "--candidate", "sage_attn"], "nowhere"),
-        (["runs", "nowhere"], "nowhere"),
-        (["open", "nowhere"], "nowhere"),
-    ],
-)  # fmt: skip
-def test_a_slip_is_a_usage_error_that_says_what_was_meant(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str], says: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert call(monkeypatch, *arguments) == 2
-    assert says in capsys.readouterr().err
-
-
 def test_verbose_shows_the_traceback_of_an_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -16,15 +16,15 @@ import psutil
 import pytest
 import torch
 
-from assay.harness.attention.faults import rounded_oracle
 from assay.harness.attention.sample_calls import call_of
+from assay.harness.bugs.faults import rounded_oracle
 from assay.harness.cli.supervised import GRACE_S, runs_kernel, wait_passively
 from assay.harness.evidence.pack import CallMetadata, Source
 from assay.harness.server.pack_writer import PackWriter
 
 KERNELS = """
 import ctypes, os, sys
-from assay.harness.attention.faults import rounded_oracle
+from assay.harness.bugs.faults import rounded_oracle
 
 def exits(call):
     os._exit(0)

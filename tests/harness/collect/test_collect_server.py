@@ -26,7 +26,7 @@ def test_a_correct_kernel_passes_every_suite_on_servers_that_are_already_running
     assert {check.status for check in report.checks} == {"ok", "not checked"}
     assert report.findings == ()
     phases = {call.phase: call for call in report.candidate.calls}
-    assert {call.kernel for call in phases.values()} == {"assay.harness.attention.faults:rounded_oracle"}
+    assert {call.kernel for call in phases.values()} == {"assay.harness.bugs.faults:rounded_oracle"}
     assert set(phases) == {"extend", "decode"}, "it computes both, and nothing was delegated"
     assert phases["extend"].calls_with_cached_prefix > 0
     assert report.layers is not None

@@ -17,8 +17,8 @@ import pytest
 import torch
 from rich.console import Console
 
-from assay.harness.attention.faults import fault, rounded_oracle
 from assay.harness.attention.sample_calls import call_of
+from assay.harness.bugs.faults import fault, rounded_oracle
 from assay.harness.collect.collect import _kernel_aside, collect
 from assay.harness.collect.kernel_process import LOG, examine_kernel, try_kernel
 from assay.harness.collect.plan import Plan, prepare
@@ -38,7 +38,7 @@ RECORDED = 7
 """Layer of the recorded calls; those of the matrix are of layer 0."""
 KERNELS = f"""
 import ctypes, os, time
-from assay.harness.attention.faults import fault, rounded_oracle
+from assay.harness.bugs.faults import fault, rounded_oracle
 
 top_left = fault("mask-top-left")
 
@@ -316,10 +316,11 @@ def test_a_kernel_that_does_not_survive_being_read_keeps_its_findings(
     assert_nothing_left(folder)
 
 
-def wait_for(text: str, log: Path) -> None:
-    deadline = time.monotonic() + 60
-    while not (log.exists() and text in log.read_text()):
-        assert time.monotonic() < deadline, f"{text} is not written"
+def wait_until_it_hangs(folder: RunFolder) -> None:
+    """Until the kernel hangs, and the result before is on the disk: a run that is killed while it writes leaves half a file."""
+    deadline, log = time.monotonic() + 60, folder.path / LOG
+    while not (log.exists() and "hanging" in log.read_text() and folder.read(CAUSE)):
+        assert time.monotonic() < deadline, "the kernel does not hang, or the result before is not written"
         time.sleep(0.05)
 
 
@@ -329,10 +330,7 @@ def test_ctrl_c_does_not_wait_for_the_kernel(opened: Callable[..., Opened]) -> N
 
     def score() -> None:
         with _kernel_aside(plan, folder, quiet()):
-            wait_for("hanging", folder.path / LOG)
-            until = time.monotonic() + 20
-            while folder.read(CAUSE) is None and time.monotonic() < until:  # what came before is on its way to the disk
-                time.sleep(0.05)
+            wait_until_it_hangs(folder)
             begun.append(time.monotonic())
             raise KeyboardInterrupt
 
@@ -359,9 +357,10 @@ from assay.harness.progress import ProgressDisplay
 folder = RunFolder(Path("run"))
 examine_kernel(prepare(recorded_spec(folder.manifest().spec)), folder, ProgressDisplay(Console(quiet=True)))
 """
-    environment = {**os.environ, "TMPDIR": tempfile.gettempdir(), "PYTHONPATH": str(Path.cwd())}
+    path = os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "TMPDIR": tempfile.gettempdir(), "PYTHONPATH": path}
     with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL, env=environment) as process:
-        wait_for("hanging", folder.path / LOG)
+        wait_until_it_hangs(folder)
         below = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(number)
         left = psutil.wait_procs(below, timeout=15)[1]

@@ -34,7 +34,7 @@ KERNEL = f'''
 """Right without a cached prefix, top-left behind one, and not a number in long sequences."""
 from dataclasses import replace
 
-from assay.harness.attention.faults import fault
+from assay.harness.bugs.faults import fault
 from assay.harness.attention.kernels import declares
 
 _wrong = fault("mask-top-left", when=lambda new, prefix: prefix % {CHUNK} > 0)

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from assay.harness.attention.hypotheses import BY_ID, FAMILY
 from assay.harness.attention.kernels import load
 from assay.harness.attention.matrix import cases
+from assay.harness.bugs.family import BY_ID, FAMILY, KIND_TITLES
 from assay.harness.errors import UsageError
 from assay.harness.explain import broken
-from assay.harness.explain.pages import BEYOND_MATRIX, KIND_TITLES, OTHER_KIND, ids_of, page, titles
+from assay.harness.explain.pages import BEYOND_MATRIX, OTHER_KIND, ids_of, page, titles
 from assay.harness.judge import layer_verdict
 from assay.harness.localize.kernel_runs import measure
 from assay.harness.picture import WRONG

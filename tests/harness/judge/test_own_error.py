@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from assay.harness.attention.faults import rounded_oracle
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.backend import Backend
+from assay.harness.bugs.faults import rounded_oracle
 from assay.harness.collect.plan import prepare
 from assay.harness.collect.run_folder import open_folder
 from assay.harness.config import RunSpec

@@ -177,7 +177,7 @@ def test_unknown_families_are_refused() -> None:
             refuses(call, "int4")
 
 
-@pytest.mark.few(9)
+@pytest.mark.few(5)
 @pytest.mark.parametrize("noise", ["", "int8_qk", "fp8_kv"])
 @pytest.mark.parametrize("times", [1e-3, 1.0, 1e3])
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -243,7 +243,7 @@ def test_a_rare_draw_of_coarse_scores_may_make_another_key_win() -> None:
     assert worst("int8_kv") < 0.02
 
 
-@pytest.mark.parametrize("size", ["small", "full"])
+@pytest.mark.parametrize("size", ["small", pytest.param("full", marks=pytest.mark.slow)])
 def test_no_matrix_has_more_cells_than_the_rate_is_shared_by(size: Size) -> None:
     calls = [case.make() for case in cases(size=size)]
     assert 0 < sum(len(cells_of(call).sequence) * call.q.shape[1] for call in calls) <= bounds.CELLS

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, Kernel
-from assay.harness.attention.faults import fault, rounded_oracle
 from assay.harness.attention.honest import FAMILIES, honest_outputs
-from assay.harness.attention.hypotheses import BY_ID, LEAK
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sage import sage_attn, sage_attn_as_shipped
 from assay.harness.attention.sample_calls import call_of
+from assay.harness.bugs.bug import LEAK
+from assay.harness.bugs.family import BY_ID
+from assay.harness.bugs.faults import fault, rounded_oracle
 from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN, OUTPUT_SCALED, causes
 from assay.harness.localize.diagnose import diagnose
 from assay.harness.localize.kernel_runs import run_and_repeat
@@ -26,6 +27,8 @@ Lens = list[list[tuple[int, int]]]
 MATRIX: Lens = [[(24, 0)], [(20, 1)], [(20, 77)], [(9, 64)], [(40, 30), (26, 60)], [(70, 0), (5, 3)]]
 FEW = [[(24, 0)], [(20, 1)], [(9, 64)]]
 """Enough for a kernel that is interpreted."""
+
+pytestmark = pytest.mark.usefixtures("shared_hypotheses")
 
 
 def calls(

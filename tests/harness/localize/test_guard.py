@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
-from assay.harness.attention.faults import rounded_oracle
 from assay.harness.attention.kernels import Declaration
 from assay.harness.attention.sample_calls import call_of
+from assay.harness.bugs.faults import rounded_oracle
 from assay.harness.errors import AssayError
 from assay.harness.localize.guard import MAX_REPEATED, Guard, run_guarded
 from assay.harness.localize.kernel_runs import compute

@@ -6,14 +6,15 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
-from assay.harness.attention.faults import rounded_oracle
+from assay.harness.attention.kernels import Declaration
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sample_calls import call_of
+from assay.harness.bugs.faults import rounded_oracle
 from assay.harness.localize.guarded_memory import GuardedKernel, guards_of
 from assay.harness.localize.kernel_runs import run_once
 from assay.harness.localize.over_reads import over_reads
 from assay.harness.offline.check import check
-from assay.harness.offline.check import matrix as matrix_of
+from assay.harness.offline.kernel_matrix import matrix_of
 
 CALL = call_of([(5, 3), (4, 20)], (4, 2), 64, torch.float16, "cpu", seed=3)
 
@@ -74,7 +75,7 @@ def test_a_write_around_the_output_is_a_finding_with_its_call() -> None:
         torch.as_strided(out, (32,), (1,), out.storage_offset() - 32).fill_(2.0)
         return out
 
-    cases = matrix_of(["decode"], dtypes=["float16"])[:4]
+    cases = matrix_of(Declaration(), phases=["decode"], dtypes=["float16"])[:4]
     result = check(kernel, cases=cases, read_out=0)
     (finding,) = result.findings
     assert finding.diagnosis == "the kernel writes up to 32 elements before the start of its output"

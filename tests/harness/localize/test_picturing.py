@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
-from assay.harness.attention.hypotheses import BY_ID
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sample_calls import call_of
+from assay.harness.bugs.family import BY_ID
 from assay.harness.localize.picturing import hides, picture_of, unread_picture
-from assay.harness.localize.reading import Reading, read
+from assay.harness.localize.reading import WeightReading, read
 from assay.harness.picture import MAX_KEYS, MAX_QUERIES, Picture
 
 Kernel = Callable[[AttentionCall], Tensor]
@@ -34,7 +34,7 @@ def bug(name: str) -> Kernel:
     return kernel
 
 
-def reading(kernel: Kernel, asked: AttentionCall) -> Reading:
+def reading(kernel: Kernel, asked: AttentionCall) -> WeightReading:
     found = read(lambda one: kernel(one).to(asked.q.dtype).double(), asked, range(asked.q.shape[0]))
     assert found is not None
     return found
@@ -90,7 +90,7 @@ def test_a_window_leaves_out_the_oldest_keys() -> None:
     assert cells == ("o" + 16 * "#" + "..", "oo" + 16 * "#" + ".", "ooo" + 16 * "#")
 
 
-def windowed(asked: AttentionCall) -> Reading:
+def windowed(asked: AttentionCall) -> WeightReading:
     """A kernel whose contract has the window of 16, read on a call that expects it."""
     found = reading(bug("sliding-window-16"), asked)
     age = found.visible[:, ::-1].cumsum(1)[:, ::-1]  # 1 for the newest key that a query sees

@@ -11,21 +11,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.harness.attention.bugs import FP16_MAX
 from assay.harness.attention.call import AttentionCall, Mask
-from assay.harness.attention.faults import rounded_oracle
 from assay.harness.attention.oracle import oracle
-from assay.harness.localize.reading import Numbers, Reading, read, right_weights, row_errors, scores_of, visible
-from assay.harness.readout.probing import Plan
+from assay.harness.bugs.faults import rounded_oracle
+from assay.harness.bugs.precision import FP16_MAX
+from assay.harness.localize.reading import Numbers, WeightReading, read, right_weights, row_errors, scores_of, visible
+from assay.harness.readout.probing import CallPlan
 
 LENS = ((3, 4), (2, 5), (1, 0))
 DIM = 32
-CALL = Plan(LENS, (4, 2), DIM).make()
+CALL = CallPlan(LENS, (4, 2), DIM).make()
 ROWS = [0, 2, 4, 5]
 Kernel = Callable[[AttentionCall], Tensor]
 
 
-def reading(kernel: Kernel, call: AttentionCall = CALL) -> Reading:
+def reading(kernel: Kernel, call: AttentionCall = CALL) -> WeightReading:
     found = read(lambda one: kernel(one).double(), call, ROWS)
     assert found is not None
     return found
@@ -66,7 +66,7 @@ def test_the_right_weights_are_those_of_a_loop(causal: bool) -> None:
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_a_right_kernel_has_the_right_weights(dtype: torch.dtype, causal: bool) -> None:
-    call = Plan(LENS, (4, 2), DIM, dtype, causal).make()
+    call = CallPlan(LENS, (4, 2), DIM, dtype, causal).make()
     found = reading(rounded_oracle, call)
     rounding = torch.finfo(dtype).eps
     np.testing.assert_allclose(found.weights, loop_weights(call)[ROWS], atol=rounding)
@@ -87,7 +87,7 @@ def test_any_weights_are_read_exactly(value_dim: int) -> None:
         asked.append(call)
         return weighing(weights)(call)
 
-    found = reading(kernel, Plan(LENS, (4, 2), DIM, value_dim=value_dim).make())
+    found = reading(kernel, CallPlan(LENS, (4, 2), DIM, value_dim=value_dim).make())
     np.testing.assert_allclose(found.weights, weights[ROWS].numpy(), atol=1e-14)
     assert found.off.max() < 1e-6
     assert len(asked) == math.ceil(15 / (value_dim // 2)) + 2

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, KernelRefused
-from assay.harness.attention.faults import fault, rounded_oracle
 from assay.harness.attention.honest import FAMILIES, honest_outputs
-from assay.harness.attention.hypotheses import BY_ID
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.sample_calls import call_of
+from assay.harness.bugs.family import BY_ID
+from assay.harness.bugs.faults import fault, rounded_oracle
 from assay.harness.errors import AssayError
 from assay.harness.localize import shrink as shrink_module
 from assay.harness.localize.diagnose import diagnose
@@ -24,7 +24,7 @@ from assay.harness.localize.kernel_runs import run_and_repeat
 from assay.harness.localize.shrink import as_pytest, exceeds_bounds_of, shrink
 
 CALL = call_of([(40, 30), (26, 60), (9, 0)], (4, 2), 32, torch.float32, "cpu")
-ORACLE = "assay.harness.attention.faults:rounded_oracle"
+ORACLE = "assay.harness.bugs.faults:rounded_oracle"
 TOP_LEFT = BY_ID["mask-top-left"].title
 
 
@@ -92,7 +92,7 @@ def run_test(source: str) -> None:
 
 
 MODULE = """
-from assay.harness.attention.faults import fault
+from assay.harness.bugs.faults import fault
 from assay.harness.attention.honest import FAMILIES, honest_outputs
 
 top_left = fault("mask-top-left")

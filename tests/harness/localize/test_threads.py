@@ -7,11 +7,13 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
-from assay.harness.attention.faults import fault
+from assay.harness.attention.kernels import Declaration
 from assay.harness.attention.sample_calls import call_of
+from assay.harness.bugs.faults import fault
 from assay.harness.localize import kernel_runs
 from assay.harness.localize.threads import few_threads
-from assay.harness.offline.check import check, matrix
+from assay.harness.offline.check import check
+from assay.harness.offline.kernel_matrix import matrix_of
 
 SMALL = [call_of([(5, 3)], (4, 2), 16, torch.bfloat16, "cpu")]
 
@@ -42,7 +44,9 @@ def test_only_the_kernel_keeps_the_threads_that_the_user_sets(
 
     measured = kernel_runs.oracle
     monkeypatch.setattr(kernel_runs, "oracle", lambda *given: of_assay.add(torch.get_num_threads()) or measured(*given))
-    result = check(kernel, cases=matrix(["extend"], dtypes=["float32"], head_dims=[64])[:2], read_out=1.0)
+    result = check(
+        kernel, cases=matrix_of(Declaration(), phases=["extend"], dtypes=["float32"], head_dims=[64])[:2], read_out=1.0
+    )
     assert result.findings[0].id == "mask-top-left"
     assert result.read_out is not None
     assert of_kernels == {of_kernel}

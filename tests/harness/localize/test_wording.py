@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from assay.harness.attention.hypotheses import BY_ID, FAMILY, Hypothesis
+from assay.harness.bugs.bug import Bug
+from assay.harness.bugs.family import BY_ID, FAMILY
 from assay.harness.localize import wording
 
 
 @pytest.mark.parametrize("bug", FAMILY, ids=[bug.id for bug in FAMILY])
-def test_every_bug_has_a_verb_phrase(bug: Hypothesis) -> None:
+def test_every_bug_has_a_verb_phrase(bug: Bug) -> None:
     said = wording.does(bug, "")
     assert said
     assert not said.startswith("computes "), "an id without a phrase of its own"

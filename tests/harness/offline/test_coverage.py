@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, KernelRefused
-from assay.harness.attention.faults import rounded_oracle
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.matrix import cases
+from assay.harness.bugs.faults import rounded_oracle
 from assay.harness.offline.check import check as check_and_read
 from assay.harness.offline.check_document import document_of
 from assay.harness.offline.coverage import Core, Reach, coverage_of
@@ -38,10 +38,11 @@ def test_a_pass_says_what_it_covers_in_one_line_in_json_and_on_the_page() -> Non
     assert (found.dtypes, found.head_dims, found.kv_heads) == (
         ("float16", "float32"), (64, 80, 96, 128, 192, 256), (1, 2, 3, 4, 5, 6, 10),
     )  # fmt: skip
-    [lengths] = found.lengths
-    assert (lengths.phase, lengths.new, lengths.cached, lengths.sequences) == ("extend", (0, 513), (0, 4000), 40)
+    assert found.lengths is not None
+    [(phase, lengths)] = found.lengths.items()
+    assert (phase, lengths.new, lengths.cached, lengths.sequences) == ("extend", (0, 513), (0, 4000), 40)
     assert lengths.calls == len(result.computed)
-    [reach] = found.core.reach
+    [reach] = found.core.reach.values()
     assert (reach.new, reach.behind, reach.keys, reach.sequences) == (129, 129, 578, 9)
     assert result.coverage.sentence in to_html(check_document(result))
     assert f"covered: {result.coverage.sentence}" in message(result)
@@ -71,7 +72,7 @@ def test_what_an_undeclared_kernel_raises_on_is_a_gap_with_advice() -> None:
         assert call.q.shape[2] in (64, 128), "head_dim must be 64 or 128"
         return rounded_oracle(call)
 
-    result = check(plain, phases=["decode"])
+    result = check(plain, phases=["decode"], dtypes=["float16"], calls=0)
     [gap] = [gap for gap in result.coverage.gaps if gap.what.startswith("head_dim")]
     assert gap.what == "head_dim 80, 96, 192, 256"
     assert gap.why.startswith("raised AssertionError: head_dim must be 64 or 128 (")
@@ -85,7 +86,7 @@ def test_a_kernel_for_complete_prompts_says_so() -> None:
         assert not any(call.prefixes)
         return rounded_oracle(call)
 
-    result = check(prefill)
+    result = check(prefill, dtypes=["float16"], calls=0)
     assert (result.verdict, result.missing, result.refused) == ("pass", (), ())
     assert "a cached prefix, by declaration" in not_covered(result)
     assert result.coverage.lengths is not None
@@ -100,7 +101,7 @@ def test_the_advice_on_a_refusal_names_the_axis_that_separates() -> None:
             raise KernelRefused("no cached prefix")
         return rounded_oracle(call)
 
-    result = check(no_prefix, phases=["extend"])
+    result = check(no_prefix, phases=["extend"], dtypes=["float16"], calls=0)
     assert result.verdict == "inconclusive"
     assert (
         "every extend call with a cached prefix was refused; declare what it supports: prefix=False" in result.missing
@@ -116,7 +117,7 @@ def test_a_head_dim_of_v_is_covered_where_it_is_declared() -> None:
     def deepseek(call: AttentionCall) -> Tensor:
         return rounded_oracle(call)
 
-    result = check(deepseek, phases=["extend"], dtypes=["bfloat16"])
+    result = check(deepseek, phases=["extend"], dtypes=["bfloat16"], calls=0)
     assert (result.verdict, result.coverage.head_dims, result.coverage.head_dims_v) == ("pass", (192,), (128,))
     assert "head_dim 64, by declaration" in not_covered(result)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from types import SimpleNamespace
 from typing import cast
 
@@ -11,10 +12,21 @@ from assay.harness.attention.matrix import Case, cases
 from assay.harness.localize.kernel_runs import CallResult
 from assay.harness.offline.early import FEWEST, SHARE, WRONG, clearly_wrong, in_order
 
-MADE = [(case, case.make()) for case in cases()]
-CASE_OF = {id(call): case for case, call in MADE}
-ORDER = [CASE_OF[id(call)] for call in in_order(MADE)]
-FIRST = ORDER[: int(max(FEWEST, SHARE * len(ORDER))) + 1]
+
+@cache
+def made() -> list[tuple[Case, AttentionCall]]:
+    return [(case, case.make()) for case in cases()]
+
+
+@cache
+def order() -> list[Case]:
+    case_of = {id(call): case for case, call in made()}
+    return [case_of[id(call)] for call in in_order(made())]
+
+
+@cache
+def first() -> list[Case]:
+    return order()[: int(max(FEWEST, SHARE * len(order()))) + 1]
 
 
 def results(some: list[Case], wrong: Callable[[dict[str, str]], float]) -> list[tuple[Case, CallResult]]:
@@ -29,18 +41,18 @@ def results(some: list[Case], wrong: Callable[[dict[str, str]], float]) -> list[
 
 def made_until(wrong: Callable[[dict[str, str]], float]) -> int:
     """How many calls are made of a kernel."""
-    every = results(ORDER, wrong)
-    return next((n for n in range(1, len(every) + 1) if clearly_wrong(every[:n], n, ORDER)), len(every))
+    every = results(order(), wrong)
+    return next((n for n in range(1, len(every) + 1) if clearly_wrong(every[:n], n, order())), len(every))
 
 
 def test_each_call_is_made_once_and_those_first_that_show_much_and_cost_little() -> None:
-    assert sorted(case.name for case in ORDER) == sorted(case.name for case, _ in MADE)
-    assert len({(case.condition["phase"], case.condition["dtype"]) for case in ORDER[:12]}) == 6
-    scores = {id(case): scored(call) for case, call in MADE}
-    assert sum(scores[id(case)] for case in FIRST) < 0.1 * sum(scores.values())
+    assert sorted(case.name for case in order()) == sorted(case.name for case, _ in made())
+    assert len({(case.condition["phase"], case.condition["dtype"]) for case in order()[:12]}) == 6
+    scores = {id(case): scored(call) for case, call in made()}
+    assert sum(scores[id(case)] for case in first()) < 0.1 * sum(scores.values())
     for axis in ("heads", "head_dim", "page", "inputs", "autograd", "cached prefix"):
-        usual = {case.condition[axis] for case in ORDER if not case.beyond}
-        assert usual <= {case.condition[axis] for case in FIRST}
+        usual = {case.condition[axis] for case in order() if not case.beyond}
+        assert usual <= {case.condition[axis] for case in first()}
 
 
 def scored(call: AttentionCall) -> int:
@@ -63,17 +75,17 @@ def scored(call: AttentionCall) -> int:
 def test_only_a_kernel_that_is_wrong_by_far_everywhere_is_not_run_on_all_calls(
     wrong: Callable[[dict[str, str]], float], early: bool
 ) -> None:
-    assert (made_until(wrong) < len(ORDER) / 2) == early
+    assert (made_until(wrong) < len(order()) / 2) == early
 
 
 def test_an_axis_that_separates_the_failing_calls_is_tried_with_each_of_its_values() -> None:
     until = made_until(lambda c: 0.5 if c["heads"] == "MHA 4/4" else 1e3)
-    assert len(FIRST) < until < len(ORDER)
-    assert {case.condition["heads"] for case in ORDER[:until]} == {case.condition["heads"] for case in ORDER}
+    assert len(first()) < until < len(order())
+    assert {case.condition["heads"] for case in order()[:until]} == {case.condition["heads"] for case in order()}
 
 
 def test_a_few_wrong_calls_are_not_enough() -> None:
-    some = results(FIRST, lambda c: 1e3)
+    some = results(first(), lambda c: 1e3)
     for _, one in some[WRONG - 2 : -1]:
         cast(SimpleNamespace, one).fails, cast(SimpleNamespace, one).worst = False, 0.5
-    assert not clearly_wrong(some, len(some), ORDER)
+    assert not clearly_wrong(some, len(some), order())

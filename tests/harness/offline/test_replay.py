@@ -9,10 +9,10 @@ import torch
 
 from assay.harness import cli
 from assay.harness.attention.call import AttentionCall, Kernel
-from assay.harness.attention.faults import fault
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.backend import Backend
+from assay.harness.bugs.faults import fault
 from assay.harness.errors import ExitCode, UsageError
 from assay.harness.evidence.pack import CallMetadata, Source, read_pack
 from assay.harness.offline.observed import Reader
@@ -167,7 +167,7 @@ def test_a_replay_ends_with_the_smallest_failing_call_and_a_test_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "top_left.py").write_text(
-        "from assay.harness.attention.faults import fault\n\nforward = fault('mask-top-left', layers=[1], heads=[0])\n"
+        "from assay.harness.bugs.faults import fault\n\nforward = fault('mask-top-left', layers=[1], heads=[0])\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     result = replay(pack(tmp_path / "pack", KERNEL), "top_left:forward")

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from assay.harness import cli
 from assay.harness.attention.call import AttentionCall, KernelRefused
-from assay.harness.attention.faults import fault, rounded_oracle
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.attention.sdpa import torch_sdpa
+from assay.harness.bugs.faults import fault, rounded_oracle
 from assay.harness.errors import UsageError
 from assay.harness.evidence.pack import CallMetadata, Source
 from assay.harness.offline.timing import time_kernels

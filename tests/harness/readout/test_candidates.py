@@ -20,7 +20,7 @@ from assay.harness.readout.effects import BlockScale, Constant, Merged, Scale, T
 from assay.harness.readout.elsewhere import SOURCES, FromElsewhere, OtherKvHead
 from assay.harness.readout.forms import CallContext, Row, Tolerance, fits
 from assay.harness.readout.formulas import SCALES, TIMES, constant_formula
-from assay.harness.readout.key_factors import KeyFactors, Part
+from assay.harness.readout.key_factors import KeyFactor, KeyFactors
 from assay.harness.readout.mining import Condition, Literal, Term, Value
 from assay.harness.readout.operators import Clause, Effect, Operator
 from assay.harness.readout.queries import Queries
@@ -78,7 +78,7 @@ CACHED = only(Literal(Term("j", "prefix", cost=0.2), "<", 0))
 GROUPED = Times(next(one for one in TIMES if "per kv head" in one.words))
 
 
-@pytest.mark.few(16)
+@pytest.mark.few(12)
 @pytest.mark.parametrize("effect", [
     Constant(0.0), Constant(2.5), Scale(SCALES[0]), Scale(SCALES[3]), Scale(constant_formula(0.75)),
 
@@ -98,16 +98,16 @@ def test_the_effect_is_among_the_candidates(effect: Effect) -> None:
 
 
 @pytest.mark.parametrize("effect", [
-    KeyFactors((Part("seen", only(Literal(Term("pos", "j"), "<", 1)), 0.0),)),
-    KeyFactors((Part("seen", CACHED, 0.0),)),
-    KeyFactors((Part("seen", only(Literal(Term("j", modulo=3), "==", 1)), 0.0),)),
-    KeyFactors((Part("seen", CACHED, 0.5),)),
-    KeyFactors((Part("seen", only(Literal(Term("j", modulo=3), "==", 1)), 0.5),), "all"),
-    KeyFactors((Part("hidden", only(Literal(Term("pos", "j"), ">=", -1)), 1.0),)),
-    KeyFactors((Part("foreign", only(Literal(Term("other"), "<", 0)), 1.0),)),
+    KeyFactors((KeyFactor("seen", only(Literal(Term("pos", "j"), "<", 1)), 0.0),)),
+    KeyFactors((KeyFactor("seen", CACHED, 0.0),)),
+    KeyFactors((KeyFactor("seen", only(Literal(Term("j", modulo=3), "==", 1)), 0.0),)),
+    KeyFactors((KeyFactor("seen", CACHED, 0.5),)),
+    KeyFactors((KeyFactor("seen", only(Literal(Term("j", modulo=3), "==", 1)), 0.5),), "all"),
+    KeyFactors((KeyFactor("hidden", only(Literal(Term("pos", "j"), ">=", -1)), 1.0),)),
+    KeyFactors((KeyFactor("foreign", only(Literal(Term("other"), "<", 0)), 1.0),)),
 
-    KeyFactors((Part("seen", only(Literal(Term("pos", "j"), "==", 2)), 0.0),
-                Part("hidden", only(Literal(Term("pos", "j"), "==", -2)), 1.0))),
+    KeyFactors((KeyFactor("seen", only(Literal(Term("pos", "j"), "==", 2)), 0.0),
+                KeyFactor("hidden", only(Literal(Term("pos", "j"), "==", -2)), 1.0))),
 ], ids=lambda effect: words([effect])[0])  # fmt: skip
 def test_a_rule_on_keys_is_mined(effect: KeyFactors) -> None:
     rules = key_factors(readings(effect))
@@ -119,7 +119,7 @@ def test_a_rule_on_keys_is_mined(effect: KeyFactors) -> None:
 
 def test_right_rows_keep_a_rule_from_saying_too_much() -> None:
     """Key 3 is unseen from position 8 on: without right rows, a rule does not say so."""
-    limited = KeyFactors((Part("seen", only(Literal(Term("j"), "==", 3), Literal(Term("pos"), ">=", 8)), 0.0),))
+    limited = KeyFactors((KeyFactor("seen", only(Literal(Term("j"), "==", 3), Literal(Term("pos"), ">=", 8)), 0.0),))
     found = [explained(limited, 0), explained(limited, 1)]
     assert found[0].right.any()
     blind = [replace(one, right=np.zeros_like(one.right)) for one in found]

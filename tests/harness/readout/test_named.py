@@ -9,21 +9,21 @@ import pytest
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
-from assay.harness.attention.catalogue import ALL, public_reports
-from assay.harness.attention.faults import fault, rounded_oracle
-from assay.harness.attention.hypotheses import BY_ID, FAMILY
-from assay.harness.attention.seeded import SeededFault
+from assay.harness.bugs.catalogue import ALL, public_reports
+from assay.harness.bugs.family import BY_ID, FAMILY
+from assay.harness.bugs.faults import fault, rounded_oracle
+from assay.harness.bugs.seeded import SeededFault
 from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN, OUTPUT_SCALED
 from assay.harness.localize.diagnose import STATE_KEPT
 from assay.harness.localize.wording import does
-from assay.harness.readout.effects import Constant, Known
+from assay.harness.readout.effects import Constant, KnownBug
 from assay.harness.readout.mining import Condition, Literal, Term
 from assay.harness.readout.named import name_of, said, with_operator
 from assay.harness.readout.operators import Clause, Effect, Operator
-from assay.harness.readout.probing import Plan
+from assay.harness.readout.probing import CallPlan
 from assay.harness.readout.queries import Queries
 from assay.harness.readout.readout import ReadOut, read_out
-from assay.harness.readout.samples import Sample, Tally
+from assay.harness.readout.samples import Agreement, Sample
 from assay.harness.readout.sentences import sentence
 from assay.harness.verdict import OPERATOR, UNEXPLAINED, Finding, Severity, cause_of
 
@@ -101,7 +101,7 @@ def test_another_operator_has_the_sentence_and_no_name(unlisted: ReadOut) -> Non
 
 
 def test_what_is_not_exact_gives_no_name(missing_mask: ReadOut) -> None:
-    most = replace(missing_mask, all=Tally(wrong=100, explained=90, false=3))
+    most = replace(missing_mask, all=Agreement(wrong=100, explained=90, false=3))
     [first] = with_operator([finding(UNEXPLAINED)], most)
     assert (first.id, first.diagnosis) == (UNEXPLAINED, "it is wrong")
     assert first.operator == said(most)
@@ -109,7 +109,7 @@ def test_what_is_not_exact_gives_no_name(missing_mask: ReadOut) -> None:
 
 
 def test_what_explains_too_little_is_not_said(missing_mask: ReadOut) -> None:
-    [first] = with_operator([finding(UNEXPLAINED)], replace(missing_mask, all=Tally(wrong=100, explained=40)))
+    [first] = with_operator([finding(UNEXPLAINED)], replace(missing_mask, all=Agreement(wrong=100, explained=40)))
     assert (first.id, first.operator, first.picture) == (UNEXPLAINED, "", None)
     assert first.evidence[1].endswith("no rule was found that gives its 100 wrong outputs")
 
@@ -182,7 +182,7 @@ def seen(effect: Effect, *lens: tuple[tuple[int, int], ...]) -> list[Sample]:
     """What a kernel with this effect answers to calls of these lengths."""
     found = []
     for batch in lens:
-        plan = Plan(batch)
+        plan = CallPlan(batch)
         call = plan.make()
         queries = Queries(call, np.arange(len(call.q)))
         actual = effect.outputs(queries)
@@ -194,7 +194,7 @@ def seen(effect: Effect, *lens: tuple[tuple[int, int], ...]) -> list[Sample]:
 
 def read_of(operator: Operator, samples: list[Sample]) -> ReadOut:
     wrong = sum(int(sample.bad.sum()) for sample in samples)
-    every = Tally(wrong, wrong)
+    every = Agreement(wrong, wrong)
     return ReadOut(operator, sentence(operator), every, every, samples=tuple(samples))
 
 
@@ -210,12 +210,12 @@ def test_nan_is_no_sign_of_a_bug_that_leaves_an_output_undefined() -> None:
         assert read.sentence.startswith("the output is NaN")
 
 
-@pytest.mark.few(25)
+@pytest.mark.few(8)
 @pytest.mark.parametrize("fault", [one for one in ALL if one.hypothesis], ids=lambda one: str(one.id))
 def test_headline_and_sentence_say_one_thing_of_every_fault(fault: SeededFault) -> None:
     """Whatever a check named first: the bug that the headline names gives the outputs that the sentence gives."""
     one = BY_ID[str(fault.hypothesis)]
-    operator = Operator((Clause(Known(one.id, one.about, one.compute)),))
+    operator = Operator((Clause(KnownBug(one.id, one.about, one.compute)),))
     samples = [sample for sample in seen(operator.clauses[0].effect, ((9, 20), (3, 5)), ((1, 30),)) if sample.bad.any()]
     if not samples:
         pytest.skip("it does not show on small calls")
@@ -232,7 +232,7 @@ def test_headline_and_sentence_say_one_thing_of_every_fault(fault: SeededFault) 
             if first.id not in BY_ID:
                 assert read.sentence[:100] in cause.does
                 continue
-            named = Known(first.id, "", BY_ID[first.id].compute)
+            named = KnownBug(first.id, "", BY_ID[first.id].compute)
             for sample in samples:
                 out = named.outputs(sample.queries)
                 assert (sample.agrees(out) | ~sample.differs(out) | np.isnan(out).any(-1).ravel())[sample.bad].all()
@@ -245,7 +245,7 @@ def test_what_another_finding_explains_contradicts_nothing() -> None:
         return long(call) if any(call.prefixes) else short(call)
 
     read = read_out(two)
-    read = replace(read, all=Tally(read.all.wrong, read.all.wrong))  # whatever was mined
+    read = replace(read, all=Agreement(read.all.wrong, read.all.wrong))  # whatever was mined
     [alone] = with_operator([finding("scale-twice")], read)
     assert alone.id != "scale-twice"
     first, other = with_operator([finding("scale-twice"), finding("mask-missing")], read)
@@ -259,7 +259,7 @@ def test_what_a_name_does_not_change_contradicts_nothing() -> None:
         return cached(call) if any(call.prefixes) else other(call)
 
     read = read_out(two)
-    read = replace(read, all=Tally(read.all.wrong, read.all.wrong))  # whatever was mined
+    read = replace(read, all=Agreement(read.all.wrong, read.all.wrong))  # whatever was mined
     [first] = with_operator([finding("prefix-dropped")], read)
     assert (first.id, first.diagnosis) == ("prefix-dropped", "it is wrong")
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, Kernel
-from assay.harness.attention.faults import fault, rounded_oracle
 from assay.harness.attention.sample_calls import call_of
+from assay.harness.bugs.faults import fault, rounded_oracle
 from assay.harness.localize.picturing import picture_of
 from assay.harness.readout.named import name_of, said
 from assay.harness.readout.passive import Passive, Recorded, read_recorded, recorded

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, KernelRefused
-from assay.harness.attention.faults import rounded_oracle
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.oracle import oracle
-from assay.harness.readout.probing import Plan, Prober, budget_clock, same
+from assay.harness.bugs.faults import rounded_oracle
+from assay.harness.readout.probing import CallPlan, Prober, budget_clock, same
 
-EXTEND, DECODE = Plan(((3, 4), (2, 0))), Plan(((1, 4), (1, 9)), layer=2)
+EXTEND, DECODE = CallPlan(((3, 4), (2, 0))), CallPlan(((1, 4), (1, 9)), layer=2)
 
 # Plans
 
@@ -83,7 +83,7 @@ def test_the_time_in_which_a_kernel_compiles_is_not_counted() -> None:
         prober = Prober(compiling, until=10.0 + time.monotonic())
         prober.compiles, begun = compiles, prober.until - 10.0
         for _ in range(2):
-            prober(Plan(((3, 4),)).make())
+            prober(CallPlan(((3, 4),)).make())
         assert prober.until - begun == pytest.approx(left, abs=0.1)
 
 

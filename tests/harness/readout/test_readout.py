@@ -6,23 +6,23 @@ import math
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from assay.harness.attention.bugs import int8
 from assay.harness.attention.call import AttentionCall, KernelRefused, Mask
-from assay.harness.attention.faults import fault, rounded_oracle
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.oracle import Request, attend, requests
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.readout.probing import REFUSED, Plan, Prober
+from assay.harness.bugs.faults import fault, rounded_oracle
+from assay.harness.bugs.quantisation import int8
+from assay.harness.readout.probing import REFUSED, CallPlan, Prober
 from assay.harness.readout.queries import Queries
 from assay.harness.readout.readout import ReadOut, _between, _exactness, _finder, _notes, read_out
-from assay.harness.readout.samples import Sample, Tally
+from assay.harness.readout.samples import Agreement, Sample
 
 Kernel = Callable[[AttentionCall], Tensor]
 FEW_CALLS = 200
@@ -43,10 +43,14 @@ def window(one: Request) -> Request:
     return replace(one, visible=one.visible & (torch.arange(one.len_k) > position - 16))
 
 
-def cached_values_slipped(one: Request) -> Request:
-    v = one.v.clone()
-    v[:, : max(0, one.prefix - 1)] = one.v[:, 1 : max(1, one.prefix)]
-    return replace(one, v=v)
+def edge_of_whole_pages(one: Request) -> Request:
+    seen = torch.arange(one.len_k) <= torch.arange(one.len_q)[:, None] + -(-one.prefix // 16) * 16
+    return replace(one, visible=seen)
+
+
+def values_of_page_starts(one: Request) -> Request:
+    key = torch.arange(one.len_k)
+    return replace(one, v=one.v[:, key // 16 * 16 + key % 4])
 
 
 def head_lost_in_decode(call: AttentionCall) -> Tensor:
@@ -54,21 +58,6 @@ def head_lost_in_decode(call: AttentionCall) -> Tensor:
     if call.phase == "decode":
         out[:, 1] = 0
     return out
-
-
-@dataclass
-class Keeping:
-    """A kernel that returns the output of the call before, where that has the same shape."""
-
-    last: Tensor | None = None
-
-    def __call__(self, call: AttentionCall) -> Tensor:
-        out = rounded_oracle(call)
-        if self.last is not None and self.last.shape == out.shape:
-            self.last, out = out, self.last
-            return out
-        self.last = out.clone()
-        return out
 
 
 def in_int8(call: AttentionCall, change: Callable[[Request], Request] = lambda one: one) -> Tensor:
@@ -89,13 +78,13 @@ def without_prefix(one: Request) -> Request:
 # Faults of each kind
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize(("kernel", "sentence"), [
     (by_sequence(window), "sliding window of 16 keys: query i sees keys j > p - 16"),
-
+    (by_sequence(edge_of_whole_pages), "query i sees keys j <= i + (prefix rounded up to 16)"),
+    (by_sequence(values_of_page_starts), "V of key j is read from key (j rounded down to 16) + (j mod 4)"),
     (head_lost_in_decode, "the output is not written: it is zero, only in decode and in q head 1"),
     (declares(noise="int8_qk")(lambda call: in_int8(call, without_prefix)), "query i does not see cached keys"),
-], ids=["mask", "output", "int8"])  # fmt: skip
+], ids=["mask", "edge", "address", "output", "int8"])  # fmt: skip
 def test_a_fault_is_read_off_in_one_sentence(kernel: Kernel, sentence: str) -> None:
     found = read_out(kernel)
     assert found.sentence == sentence
@@ -126,11 +115,6 @@ def scored(
     return lambda call: torch.cat([attended(one) for one in requests(call)]).to(call.q.dtype)
 
 
-def times_where(factor: float, where: Callable[[Tensor], Tensor]) -> Kernel:
-    """Attention whose output is multiplied for queries with such scores."""
-    return scored(after=lambda out, scores: out * torch.where(where(scores), factor, 1.0)[..., None])
-
-
 def linear_exp2(x: Tensor) -> Tensor:
     y = x / math.log(2)
     return 2 ** y.floor() * (1 + y - y.floor())
@@ -152,7 +136,7 @@ def linear_exp2(x: Tensor) -> Tensor:
 )
 def test_a_right_kernel_computes_attention(kernel: Kernel) -> None:
     found = read_out(kernel)
-    assert (found.sentence, found.operator.clauses, found.all, found.notes) == ("", (), Tally(), ())
+    assert (found.sentence, found.operator.clauses, found.all, found.notes) == ("", (), Agreement(), ())
     assert found.exact
     assert found.complete
     assert 50 < found.calls < FEW_CALLS
@@ -197,7 +181,7 @@ def raising(error: BaseException) -> Kernel:
 )
 def test_a_kernel_that_never_answers_is_not_explained(kernel: Kernel, why: str) -> None:
     found = read_out(kernel)
-    assert (found.sentence, found.samples, found.all) == ("", (), Tally())
+    assert (found.sentence, found.samples, found.all) == ("", (), Agreement())
     assert found.complete
     assert found.notes == (f"not answered: {why}, in {found.calls} calls",)
     assert 0 < found.calls < 10
@@ -273,7 +257,7 @@ def test_a_threshold_is_asked_for_from_both_sides() -> None:
 def test_a_limit_between_lengths_that_were_not_asked_for_is_open() -> None:
     finder = _finder(Prober(batch_of_six), "normal", 0, ())
     assert finder is not None
-    finder.screen([Plan(((3, 5),) * n, seed=seed) for n in (1, 2, 9) for seed in (0, 1)])
+    finder.screen([CallPlan(((3, 5),) * n, seed=seed) for n in (1, 2, 9) for seed in (0, 1)])
     finder.operator = finder.fit()[0]
     [(literal, wrong, right)] = finder.open_limits()
     assert (literal.term.name, wrong, right) == ("seqs", 9, 2)
@@ -298,7 +282,7 @@ def test_a_kernel_of_one_phase_is_read(phase: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_kernel_is_read_in_a_dtype_that_it_declares(dtype: torch.dtype) -> None:
     declared = declares(dtypes=(str(dtype).removeprefix("torch."),))
-    assert read_out(declared(lambda call: rounded_oracle(call))).all == Tally()
+    assert read_out(declared(lambda call: rounded_oracle(call))).all == Agreement()
     found = read_out(declared(lambda call: nothing(call)), calls=60)
     assert {sample.queries.call.q.dtype for sample in found.samples} == {dtype}
     assert found.all.wrong > 0
@@ -398,7 +382,7 @@ def samples(*errors: float) -> list[Sample]:
     """Samples whose outputs have these relative errors, one query and head each."""
     found = []
     for error in errors:
-        plan = Plan(((1, 4),), (1, 1))
+        plan = CallPlan(((1, 4),), (1, 1))
         queries = Queries(plan.make(), [0])
         found.append(Sample(plan, queries, queries.right * (1 + error), np.array([False]), error=1.0))
     return found
@@ -438,36 +422,6 @@ def test_what_shows_in_every_seventh_call_alone_is_read_from_outputs(factor: flo
     found = read_out(kernel)
     assert found.sentence == f"{does}, only where the number of earlier calls mod 7 = 6"
     assert found.exact
-
-
-def tiles_of(call: AttentionCall, rows: int) -> tuple[Tensor, int]:
-    """The index of each query's tile within the batch, int64 [total_q], and the tiles that a launch of cdiv(total_q, tile) has.
-
-    A tile has so many rows, of which each query has one for each q head that reads its kv head.
-    """
-    size = rows * call.k.shape[1] // call.q.shape[1]
-    found, before = [torch.empty(0, dtype=torch.int64)], 0
-    for new in call.lens_q:
-        found.append(before + torch.arange(new) // size)
-        before += -(-new // size)
-    return torch.cat(found), -(-len(call.q) // size)
-
-
-def beyond_the_launch(call: AttentionCall) -> Tensor:
-    tile, launched = tiles_of(call, 64)
-    return torch.where((tile < launched)[:, None, None], rounded_oracle(call), 0.0).to(call.q.dtype)
-
-
-def every_fourth_tile(call: AttentionCall) -> Tensor:
-    tile, _ = tiles_of(replace(call, k=call.q), 16)  # as if each q head had a kv head
-    return torch.where((tile % 4 == 3)[:, None, None], 2 * rounded_oracle(call), rounded_oracle(call))
-
-
-def from_the_fifth_tile_on(call: AttentionCall) -> Tensor:
-    tile, _ = tiles_of(replace(call, k=call.q), 64)
-    return torch.where(
-        (tile >= 4)[:, None, None], rounded_oracle(call.with_spec(mask=Mask(causal=False))), rounded_oracle(call)
-    )
 
 
 def test_a_kernel_that_is_wrong_on_every_call_and_knows_no_other_mask_is_asked_for_causal_calls_only() -> None:

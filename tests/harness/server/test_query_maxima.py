@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
-from assay.harness.attention.faults import rounded_oracle
 from assay.harness.attention.honest import family, honest_outputs
 from assay.harness.attention.sample_calls import call_of
+from assay.harness.bugs.faults import rounded_oracle
 from assay.harness.evidence.shadow_errors import DIMENSIONS, ShadowErrors, ShadowHeader, condition_numbers
 from assay.harness.evidence.worst_queries import COLUMNS, WorstQueries, excess, joined_queries
 from assay.harness.judge.truth_bounds import AgainstNoise, compare_with_noise

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, Kernel
-from assay.harness.attention.faults import rounded_oracle as right
 from assay.harness.attention.honest import MEMBERS
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.oracle import oracle
 from assay.harness.backend import Backend
+from assay.harness.bugs.faults import rounded_oracle as right
 from assay.harness.engines.sglang.native_candidate import BackendCandidate
 from assay.harness.evidence.pack import Source, rank_folder, read_pack
 from assay.harness.evidence.shadow_errors import ShadowErrors, read_shadow_errors

@@ -16,9 +16,11 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from assay.harness.attention import kernels
+from assay.harness.attention.kernels import Declaration
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.engines.sglang import native_kernel
-from assay.harness.offline.check import check, matrix
+from assay.harness.offline.check import check
+from assay.harness.offline.kernel_matrix import matrix_of
 
 kernels.load("sglang:torch_native@16")  # sets SGLang up, before it is imported here
 
@@ -80,7 +82,7 @@ PLANTED = (WithoutPrefix, RowsByPlace, ConsecutivePages, Unwritten, OneTokenMore
 
 
 def checked(backend: str) -> dict[str, Any]:
-    result = check(f"sglang:{backend}@16", cases=matrix(("extend", "decode"))[::3])
+    result = check(f"sglang:{backend}@16", cases=matrix_of(Declaration())[::3])
     failing = {case.name for case in result.failing}
     return {
         "backend": backend,

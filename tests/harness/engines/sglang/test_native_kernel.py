@@ -16,9 +16,9 @@ import torch
 
 from assay.harness.attention import kernels
 from assay.harness.attention.call import AttentionCall, KernelRefused, Mask
-from assay.harness.attention.faults import rounded_oracle
 from assay.harness.attention.kernels import Declaration
 from assay.harness.attention.sample_calls import call_of
+from assay.harness.bugs.faults import rounded_oracle
 from assay.harness.engines.sglang import native_kernel
 from assay.harness.engines.sglang.catalog import checked_backend
 from assay.harness.engines.sglang.native_kernel import NativeKernel

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from assay.harness.attention.call import KernelRefused
-from assay.harness.attention.faults import rounded_oracle
+from assay.harness.bugs.faults import rounded_oracle
 from assay.harness.engines.sglang.served_kernel import serve_kernel
 
 

@@ -1,0 +1,1 @@
+"""Known bugs of attention kernels, one record each, and the faults that are seeded of them."""

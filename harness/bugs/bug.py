@@ -1,0 +1,137 @@
+"""The record of a known bug: what it computes, what it is called, and what it looks like in code.
+
+A candidate that disagrees with the oracle and agrees with the output of a bug, up to its numerical noise, has that bug. A bug gives
+None for a call on which it cannot show, such as a dropped prefix where nothing is cached. In its output, NaN means that the bug
+leaves the value undefined (a query that sees no key); infinity means that the value is expected not to be finite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.oracle import Request, attend, requests
+
+Severity = Literal["warning", "serious"]
+Batch = list[Request]
+Change = Callable[[Batch, int], "Request | Tensor | None"]
+"""What a bug makes of a sequence: (batch, b) -> request b changed (attention is then computed as usual), or its output for the
+queries that are asked for; None where the bug cannot show."""
+Form = Literal["sequence", "heads", "batch"]
+"""What a function takes: "sequence", (q, k, v, scale); "heads", the same with fewer kv heads than q heads; "batch", (q, k, v,
+starts, b, scale) with k and v of the whole batch, of which sequence b has the rows starts[b] to starts[b + 1]."""
+FORM_WORDS: dict[Form, str] = {
+    "sequence": "One sequence: q is [heads, new, dim]; k and v are [heads, cached + new, dim].",
+    "heads": "One sequence: q is [heads, new, dim]; k and v are [kv heads, cached + new, dim].",
+    "batch": "Sequence b of a batch: q is [heads, new, dim]; k and v are those of the whole batch, [heads, tokens, dim].",
+}
+"""What the functions take, in words."""
+
+LEAK = "leak"
+"""The kind of every bug by which one request reads another's data. It is reported first, even if others fit better."""
+_HOLE = "@"
+"""Where wrong and right code differ in a template."""
+
+
+@dataclass(frozen=True)
+class Code:
+    """A minimal, runnable function that computes one sequence, wrong and right.
+
+    q is [heads, new tokens, dim], k and v are [heads, cached prefix + new tokens, dim]. K and V have a head for each q head, except
+    where heads are the subject.
+
+    Attributes:
+        wrong: source of a function ``attend`` with the bug; torch is imported.
+        right: the same without it.
+        form: what the function takes.
+    """
+
+    wrong: str
+    right: str
+    form: Form = "sequence"
+
+
+class Compute(Protocol):
+    """(call, packed query rows or None for all) -> what a kernel with a bug answers; see `Bug`."""
+
+    def __call__(self, call: AttentionCall, rows: Tensor | None = None, /) -> Tensor | None: ...
+
+
+@dataclass(frozen=True)
+class Bug:
+    """One known bug.
+
+    Attributes:
+        id: stable, unique name, kebab-case.
+        title: name in prose.
+        about: what goes wrong, as a sentence without its full stop.
+        does: what a kernel with the bug does, in words that follow its name.
+        kind: id of a group of variants, such as all sizes of a sliding window.
+        compute: (call, rows) -> output of a kernel with the bug, float64 [rows, num_q_heads, head_dim_v]; None where the bug
+            cannot show on the call. The rows are packed query rows, int64, in increasing order; without them all are computed.
+        code: wrong and right code; None for what is estimated from outputs, such as a scale.
+        severity: "serious", or "warning" for a bug that only costs precision.
+        reports: public reports of such a bug, "owner/repository#number" or with "!" for a pull request.
+        measured: what the bug cost where it was measured; empty if it was not.
+    """
+
+    id: str
+    title: str
+    about: str
+    does: str
+    kind: str
+    compute: Compute
+    code: Code | None = None
+    severity: Severity = "serious"
+    reports: tuple[str, ...] = ()
+    measured: str = ""
+
+
+def changing(change: Change) -> Compute:
+    """Compute the output of a bug that changes sequences one by one."""
+    return partial(changed_output, change)
+
+
+def changed_output(change: Change, call: AttentionCall, rows: Tensor | None = None) -> Tensor | None:
+    """Compute the output of a call on which a bug shows; None where it shows in no sequence. See `Bug.compute`."""
+    batch = requests(call, rows)
+    changed = [change(batch, b) if r.len_q else None for b, r in enumerate(batch)]  # no query, no output to differ
+    if all(c is None for c in changed):
+        return None
+    outs = [c if isinstance(c, Tensor) else attend(r if c is None else c) for r, c in zip(batch, changed, strict=True)]
+    return torch.cat(outs, dim=1).transpose(0, 1)
+
+
+def links(*reports: str) -> tuple[str, ...]:
+    """Expand reports, as those of a `Bug`, to addresses."""
+    addresses = []
+    for report in reports:
+        kind, mark = ("pull", "!") if "!" in report else ("issues", "#")
+        repository, _, number = report.partition(mark)
+        addresses.append(f"https://github.com/{repository}/{kind}/{number}")
+    return tuple(addresses)
+
+
+def keys_of(request: Request) -> Tensor:
+    """Number the keys of a sequence from 0, int64 [len_k]."""
+    return torch.arange(request.len_k, device=request.q.device)
+
+
+def code(template: str, wrong: str, right: str, form: Form = "sequence") -> Code:
+    """Fill the hole of a template, "@", with wrong and with right code; "@@" stands for "@" itself."""
+
+    def filled(put: str) -> str:
+        return template.replace(_HOLE * 2, "\0").replace(_HOLE, put).replace("\0", _HOLE)
+
+    return Code(filled(wrong), filled(right), form)
+
+
+def lines(*given: str) -> str:
+    """Indent lines of a function's body."""
+    return "".join(f"    {line}\n" for line in given)

@@ -1,0 +1,28 @@
+"""The family of hypotheses: every known bug."""
+
+from __future__ import annotations
+
+from assay.harness.bugs import blocks, heads, leaks, masks, precision, prefixes, quantisation, scales
+from assay.harness.bugs.bug import LEAK, Bug
+
+KIND_TITLES = {
+    LEAK: "Leaks across requests",
+    "mask": "Masks",
+    "cached-prefix": "The cached prefix",
+    "sliding-window": "Sliding windows",
+    "softmax-scale": "Softmax scales",
+    "kv-heads": "KV heads",
+    "quantisation-scale": "Scales of a quantisation",
+    "k-smoothing": "K smoothing",
+    "last-block-lost": "The last partial block",
+    "newest-token": "The newest token",
+    "accumulator": "Accumulators",
+    "saturation": "Saturation",
+    "overflow": "Overflow",
+}
+"""Kind of bugs -> heading, in the order of `FAMILY`."""
+_ROOMS = (leaks, masks, prefixes, scales, heads, quantisation, blocks, precision)
+
+FAMILY: tuple[Bug, ...] = tuple(bug for kind in KIND_TITLES for room in _ROOMS for bug in room.BUGS if bug.kind == kind)
+"""Every known bug, leaks first; ids are unique."""
+BY_ID = {bug.id: bug for bug in FAMILY}

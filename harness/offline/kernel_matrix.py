@@ -1,0 +1,179 @@
+"""The calls of the op-level matrix that a kernel gets in a check: by its declaration, and by what was asked for."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TypedDict, TypeVar, Unpack
+
+import torch
+
+from assay.harness.attention import kernels
+from assay.harness.attention.call import Kernel, KernelRefused, default_device
+from assay.harness.attention.kernels import Declaration
+from assay.harness.attention.matrix import DTYPES, HEAD_DIMS, Case, Size
+from assay.harness.attention.matrix import cases as cases_of
+from assay.harness.attention.model_shapes import SHAPES
+from assay.harness.attention.noise import FAMILIES, family
+from assay.harness.conditions import PHASES
+from assay.harness.errors import UsageError
+
+_SHORT = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}
+"""Other words for a dtype, as engines and PyTorch have them."""
+T = TypeVar("T")
+_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
+
+
+class MatrixOptions(TypedDict, total=False):
+    """The options that choose a kernel's calls. None is the same as no value.
+
+    Attributes:
+        phases: phases to run; by default those that the kernel declares.
+        dtypes: for example "bfloat16"; by default those that the kernel declares, of float16, bfloat16 and float32.
+        size: of the matrix, "small" or "full". A kernel that is clearly wrong is not run on all of the small one.
+        device: by default "cuda" if there is a GPU, else "cpu".
+        head_dims: head dims that the kernel must compute; by default those that it declares, or else 64 and 128. Others are then
+            tried as well: a kernel that raises on them does not cover them, but must not be wrong.
+        like: models whose shapes are added, for example "llama-3-8b"; by default the common ones in the full matrix.
+        seed: of the matrix; by default 0.
+    """
+
+    phases: Sequence[str] | None
+    dtypes: Sequence[torch.dtype | str] | None
+    size: Size
+    device: str | None
+    head_dims: Sequence[int] | None
+    like: Sequence[str] | None
+    seed: int
+
+
+def named(kernel: str | Kernel) -> tuple[str, Kernel]:
+    """Return a kernel and its name: ``module:function`` if it can be imported that way, else its own name.
+
+    Raises:
+        UsageError: no such kernel.
+    """
+    if isinstance(kernel, str):
+        return kernel, kernels.find("", kernel)
+    module, name = getattr(kernel, "__module__", ""), getattr(kernel, "__qualname__", type(kernel).__name__)
+    path = f"{module}:{name}"
+    try:
+        importable = bool(module) and module != "__main__" and kernels.load(path) is kernel
+    except KernelRefused:
+        importable = False
+    return (path if importable else name), kernel
+
+
+def matrix_of(declared: Declaration, **options: Unpack[MatrixOptions]) -> list[Case]:
+    """List the cases of a check of a kernel with this declaration.
+
+    Args:
+        declared: the declaration; that of a kernel that declares nothing is `Declaration()`.
+        options: as in `check`.
+
+    Raises:
+        UsageError: no such phase, dtype, size, device or model, or none that is both asked for and declared.
+    """
+    asked = _asked(declared.phases, options.get("phases"))
+    dtypes = _asked(declared.dtypes, options.get("dtypes"))
+    head_dims = _asked(declared.head_dims, options.get("head_dims"))
+    size, like = options.get("size", "small"), options.get("like")
+    words = [_dtype(dtype) for dtype in _asked(tuple(_DTYPES), dtypes)]
+    known: tuple[tuple[str, Sequence[str], Sequence[str] | Mapping[str, object]], ...] = (
+        ("phase", asked, PHASES),
+        ("dtype", words, _DTYPES),
+        ("size", [size], ("small", "full")),
+        ("model", like or (), SHAPES),
+    )
+    for what, values, expected in known:
+        for value in values:
+            if value not in expected:
+                raise UsageError(f"The {what} is {value!r}.", f"one of {', '.join(expected)}", f"choose another {what}")
+    return cases_of(
+        tuple(asked),
+        checked_device(options.get("device")),
+        [_DTYPES[word] for word in words],
+        options.get("seed", 0),
+        size,
+        None if head_dims is None else tuple(head_dims),
+        declared.head_dims_v,
+        like,
+        declared.prefix,
+    )
+
+
+def declined(declared: Declaration, options: MatrixOptions) -> tuple[str, ...]:
+    """List what a declaration leaves out of the usual matrix, where nothing else is asked for: "float32", "head_dim 128"."""
+    dtypes = declared.dtypes if options.get("dtypes") is None else None
+    dims = declared.head_dims if options.get("head_dims") is None else None
+    lost = [dtype for dtype in _DTYPES if dtypes is not None and dtype not in dtypes]
+    left = [f"head_dim {dim}" for dim in HEAD_DIMS if dims is not None and dim not in dims]
+    return (*lost, *left, *["a cached prefix"] * (not declared.prefix))
+
+
+def command_of(path: str, options: MatrixOptions, noise: str | None, calls: int | None) -> str:
+    """Write the command that repeats a check of a kernel that can be imported."""
+    words = ["assay", "check", path]
+    words += [word for phase in options.get("phases") or () for word in ("--phase", phase)]
+    words += [word for dtype in options.get("dtypes") or () for word in ("--dtype", str(dtype).removeprefix("torch."))]
+    words += [word for dim in options.get("head_dims") or () for word in ("--head-dim", str(dim))]
+    words += [word for model in options.get("like") or () for word in ("--like", model)]
+    for flag, value, usual in (
+        ("noise", noise, None),
+        ("size", options.get("size", "small"), "small"),
+        ("device", options.get("device"), None),
+        ("seed", options.get("seed", 0), 0),
+        ("calls", calls, None),
+    ):
+        words += [f"--{flag}", str(value)] * (value != usual)
+    return shlex.join(words)
+
+
+def checked_device(device: str | None) -> str:
+    """Check that a device of PyTorch is here, and return it: the one named, or the default.
+
+    Raises:
+        UsageError: it is neither the CPU nor a GPU, or there is no such GPU.
+    """
+    if device is None:
+        return default_device()
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+        raise UsageError(
+            f"The device is {device!r}.", "cpu or cuda, or cuda:N for one of several GPUs", "name one of these"
+        )
+    if device.startswith("cuda") and default_device() == "cpu":
+        raise UsageError(f"The device is {device}, but there is no GPU.", "cpu", "omit the device")
+    if device.startswith("cuda:") and int(device[5:]) >= (count := torch.cuda.device_count()):
+        raise UsageError(
+            f"The device is {device}, but there are {count} GPUs.", f"cuda:0 to cuda:{count - 1}", "name one"
+        )
+    return device
+
+
+def declared_with(declared: Declaration, noise: str | None) -> Declaration:
+    """Return a declaration with the noise that is allowed: the one named, or its own where that is None.
+
+    Raises:
+        UsageError: no such noise.
+    """
+    if noise is None:
+        return declared
+    try:
+        family(noise)
+    except ValueError:
+        parts = 'or parts such as "k:int8-token,v:e4m3-head"'
+        raise UsageError(
+            f"The noise is {noise!r}.", f"one of {', '.join(filter(None, FAMILIES))}, {parts}", "choose another noise"
+        ) from None
+    return replace(declared, noise=noise)
+
+
+def _asked(declared: T, asked: T | None) -> T:
+    return declared if asked is None else asked
+
+
+def _dtype(dtype: torch.dtype | str) -> str:
+    word = str(dtype).removeprefix("torch.")
+    return _SHORT.get(word, word)

@@ -1,0 +1,170 @@
+"""Asks a kernel for calls, and keeps some queries of each with the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from assay.harness.attention.call import AttentionCall, Mask
+from assay.harness.localize.reading import row_errors
+from assay.harness.readout.probing import (
+    STEEP,
+    CallPlan,
+    Prober,
+    drawn_plans,
+    plan_of,
+    varied_plans,
+)
+from assay.harness.readout.queries import Flags, Queries
+from assay.harness.readout.samples import LOOSE, Exactness, Sample
+
+Compared = tuple[AttentionCall, float]
+"""A call that a kernel was given before, and the relative error of a query, L1, from which on it is wrong."""
+COMPARED_DATA = "compared"
+"""`CallPlan.data` of such calls, whose data may be any."""
+FEW_HEADS = 300
+"""Keys from which on a call that is made has two q heads, where it may."""
+WRONG_ROWS, RIGHT_ROWS = 16, 8
+"""Queries of a call that are looked at."""
+
+
+@dataclass
+class Asker:
+    """Asks one kernel for calls.
+
+    Attributes:
+        prober: the kernel.
+        data: see `CallPlan.data`.
+        dtype: of the calls.
+        exactness: what counts as wrong.
+        seed: of the data, and of what is drawn.
+        slow: whether the kernel is slow, so that long calls are left out and fewer are made.
+        compared: calls that it was given before, of which those of this dtype are asked for.
+        samples: what was seen so far.
+        causal_only: whether calls without a causal mask are left out.
+        not_causal_note: whether calls without a causal mask are wrong in a way of their own, which is not read: most kernels get
+            none.
+    """
+
+    prober: Prober
+    data: str
+    dtype: torch.dtype
+    exactness: Exactness
+    seed: int = 0
+    slow: bool = False
+    compared: Sequence[Compared] = ()
+    samples: list[Sample] = field(default_factory=list, init=False)
+    causal_only: bool = field(default=False, init=False)
+    not_causal_note: bool = field(default=False, init=False)
+    _apart: list[CallPlan] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        self.compared = [pair for pair in self.compared if pair[0].q.dtype == self.dtype]
+        self._draw = np.random.default_rng(self.seed)
+        self._drawn = drawn_plans(self.data, self.dtype, 7 + self.seed)
+
+    @property
+    def wrong(self) -> bool:
+        """Whether anything was seen to be wrong."""
+        return any(sample.bad.any() for sample in self.samples)
+
+    def ask_compared(self) -> None:
+        """Ask for the calls that the kernel was given before, and for variations of the smallest one that is wrong."""
+        before = len(self.samples)
+        for call, error in self.compared:
+            if call.causal or not self.causal_only:
+                self._ask(plan_of(call, COMPARED_DATA), call, max(error, self.exactness.error))
+        wrong = [sample.plan for sample in self.samples[before:] if sample.bad.any()]
+        if wrong:
+            base = replace(min(wrong, key=lambda plan: plan.size), data=self.data)
+            if base.keys > FEW_HEADS:  # with few heads, a long call is read in seconds, if it is wrong then too
+                self.screen([replace(base, heads=(2, 1))])
+                base = self.samples[-1].plan if self.samples[-1].bad.any() else base
+            self.screen(varied_plans(base)[: 8 if self.slow else None])
+
+    def screen(self, plans: Iterable[CallPlan], fresh: bool = False) -> None:
+        """Ask for the calls, and keep some queries of each."""
+        for plan in plans:
+            if self.causal_only and not plan.causal:
+                continue
+            seed = plan.seed + 1_000_003 * self.seed
+            dim, value_dim = self.prober.nearest_shape(plan.head_dim, plan.value_dim)
+            call = replace(plan, seed=seed, head_dim=dim, value_dim=value_dim).make(self.prober.device)
+            self._ask(plan, call, self._least_error(plan), fresh)
+
+    def _least_error(self, plan: CallPlan) -> float:
+        """The relative error of a query from which on it is wrong."""
+        return {"scores": LOOSE, "steep": STEEP * self.exactness.error}.get(plan.data, self.exactness.error)
+
+    def _ask(self, plan: CallPlan, call: AttentionCall, error: float, fresh: bool = False) -> None:
+        number, nth = self.prober.asked, self.prober.of_kind[call.layer, call.phase]
+        out = self.prober(call)
+        if out is None:
+            return
+        wrong = row_errors(call, out) > error
+        some: Flags = np.asarray(wrong.any(1))
+        rows = self._rows(some)
+        queries = Queries(call, rows, number, nth)
+        actual = out[torch.from_numpy(rows)].numpy()
+        bad = wrong[rows].ravel()
+        self.samples.append(Sample(plan, queries, actual, bad, error, fresh))
+
+    def leave_out_not_causal(self) -> None:
+        """Find out whether the kernel computes calls without a causal mask at all, and ask for calls that have one if it does not.
+
+        It does not if it answers them as if they had one, rightly or wrongly, as many kernels do. If they are wrong otherwise, they
+        are asked for where nothing else is wrong: most kernels are never called so.
+        """
+        plans = [CallPlan(lens, dtype=self.dtype, data=self.data) for lens in (((9, 0), (3, 0)), ((12, 20), (5, 6)))]
+        before = len(self.samples)
+        self.screen(plans)
+        right = [not sample.bad.any() for sample in self.samples[before:]]
+        before += len(right)
+        without = [replace(plan, causal=False) for plan in plans]
+        self.screen(without)
+        found = self.samples[before:]
+        if not all(sample.bad.any() for sample in found):
+            return
+        as_causal = all(self._as_causal(sample) for sample in found) or self._ignores_causal(plans)
+        if not (as_causal or any(right)):
+            return
+        self.causal_only = bool(found)
+        self._apart = [] if as_causal else without
+        del self.samples[before:]
+
+    @staticmethod
+    def _as_causal(sample: Sample) -> bool:
+        """Whether the answer is that of the same call with a causal mask."""
+        one = sample.queries
+        causal = Queries(one.call.with_spec(mask=Mask(causal=True)), one.rows, one.number, one.nth)
+        return bool(sample.agrees(causal.right).all())
+
+    def _ignores_causal(self, plans: Sequence[CallPlan]) -> bool:
+        """Whether the kernel gives one answer, and not zeros, to calls that differ in their mask only."""
+        for plan in plans:
+            call = plan.make(self.prober.device)
+            masked = self.prober(call)
+            if masked is None or not masked.any():
+                return False
+            other = self.prober(call.with_spec(mask=Mask(causal=False)))
+            if other is None or not torch.equal(masked, other):
+                return False
+        return True
+
+    def judge_by(self, exactness: Exactness) -> None:
+        """Judge what was seen so far, and what follows, by this."""
+        self.exactness = exactness
+        for sample in self.samples:
+            sample.error = exactness.error
+            sample.bad = sample.errors > exactness.error
+
+    def _rows(self, wrong: Flags) -> NDArray[np.int64]:
+        bad, good = np.flatnonzero(wrong), np.flatnonzero(~wrong)
+        beside = np.intersect1d(np.concatenate([bad[:1] - 1, bad[-1:] + 1]), good)
+        parts = [bad[:2], bad[-2:], self._draw.permutation(bad)[: WRONG_ROWS - 4]]
+        parts += [good[:2], good[-2:], beside, self._draw.permutation(good)[: RIGHT_ROWS - 4]]
+        return np.unique(np.concatenate(parts)).astype(np.int64)

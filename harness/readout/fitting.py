@@ -1,0 +1,292 @@
+"""Explains the answers that were seen by operators: effects of what was read, and the conditions under which they show."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from assay.harness.localize.reading import WeightReading, read
+from assay.harness.readout.addresses import addresses
+from assay.harness.readout.asking import COMPARED_DATA, Asker
+from assay.harness.readout.candidates import effects_of, general_effects, key_factors
+from assay.harness.readout.effects import Constant, known_effects
+from assay.harness.readout.features import ROW_TERMS, chosen, joined
+from assay.harness.readout.forms import CallContext, Row, fits
+from assay.harness.readout.mining import Condition, mine
+from assay.harness.readout.operators import Clause, Effect, Operator
+from assay.harness.readout.probing import (
+    BudgetSpentError,
+)
+from assay.harness.readout.queries import Flags, Queries
+from assay.harness.readout.samples import Agreement, Explained, Sample
+
+_LEAST = 0.05
+"""Share of the wrong outputs that are left that an effect must explain. With three clauses, the first must explain a sixth for the
+half from which on anything is said."""
+CLAUSES = 3
+"""Most clauses of an operator."""
+FAR_FETCHED = 5.0
+"""A condition of this cost may be a coincidence where whole calls are wrong and others are right: they are wrong now and then."""
+_BITS = 15.0
+"""Bits that a literal of a condition is worth: there are some 10,000 literals, hence 13 bits, and two to be on the safe side."""
+_FEW = 10
+"""Calls on which effects are compared before the best ones are tried on all."""
+_SPOILT = 0.05
+"""What it costs an effect to change a right query, in wrong ones explained: a condition must then keep it from there."""
+_FAR = 0.02
+"""What one more of cost costs an effect, in shares of the wrong queries explained."""
+_RIVALS = 3
+"""Effects that are tried of those that do the same on a few calls."""
+_Rated = tuple[float, bytes, Effect]
+"""An effect, how well it does on a few calls, and what is the same for effects that do the same there."""
+_FIRST, _TINY = 3, 3
+"""Calls, and wrong queries of each, on which an effect must explain something to be compared at all: most explain nothing."""
+_SURELY_TRIED, _TRIED = 6, 10
+"""Effects whose conditions are mined, best first; and most of them, where no condition is found for any."""
+
+
+@dataclass
+class Fitter(Asker):
+    """Fits operators to the answers of one kernel.
+
+    Attributes:
+        operator: what is known so far.
+    """
+
+    operator: Operator = field(default_factory=Operator, init=False)
+    _few: list[Sample] = field(default_factory=list, init=False)
+    _general: dict[bytes, list[_Rated]] = field(default_factory=dict, init=False)
+
+    def read(self, sample: Sample) -> None:
+        """Read the weights of a sample's queries, once."""
+        if sample.reading is not None:
+            return
+        queries = sample.queries
+        reading = read(self.prober, queries.call, queries.rows.tolist(), queries.number)
+        if reading is not None:
+            self._explain(sample, reading)
+
+    def _explain(self, sample: Sample, reading: WeightReading) -> None:
+        """Find the forms that fit the wrong rows."""
+        queries, context, tolerance = sample.queries, CallContext(reading), self.exactness.tolerance
+        rows = [Row(context, *divmod(place, queries.heads), tolerance) for place in range(len(sample.bad))]
+        found = tuple(tuple(fits(row)) if bad else () for row, bad in zip(rows, sample.bad, strict=True))
+        sample.reading = reading
+        sample.explained = Explained(queries, found, ~sample.bad)
+
+    def to_read(self, samples: Sequence[Sample], most: int) -> list[Sample]:
+        """Samples that are worth reading: small ones first, of each kind some."""
+        kinds: dict[tuple[object, ...], int] = {}
+
+        def rank(sample: Sample) -> int:
+            plan = sample.plan
+            kind = (plan.phase, len(plan.lens) > 1, any(p for _, p in plan.lens), plan.keys > 70)
+            kinds[kind] = kinds.get(kind, 0) + 1
+            return kinds[kind]
+
+        plain = [
+            s
+            for s in samples
+            if s.bad.any()
+            and s.plan.keys > 3
+            and s.plan.data in (self.data, COMPARED_DATA, "steep")
+            and s.reading is None
+        ]
+        plain.sort(key=lambda s: s.plan.size)
+        ranks = [rank(sample) for sample in plain]
+        order = sorted(range(len(plain)), key=lambda n: (ranks[n], n))
+        return [plain[n] for n in order[:most]]
+
+    def judged(self, effect: Effect, samples: Sequence[Sample]) -> Iterable[tuple[Flags, Flags]]:
+        """For each sample, which rows the effect gives the answer of, and on which it changes the right output."""
+        for sample in samples:
+            out = effect.outputs(sample.queries)
+            yield sample.agrees(out), sample.differs(out)
+
+    def clauses(self, effect: Effect, open_: Sequence[Flags]) -> tuple[int, list[Clause]]:
+        """How many wrong rows an effect explains, and its clauses, cheapest first; no clause if none keeps right rows right."""
+        tables, flags, hits, strange = [], [], 0, 0
+        calls: list[tuple[int, int]] = []
+        for sample, (agrees, changes), left in zip(self.samples, self.judged(effect, self.samples), open_, strict=True):
+            positive, other = sample.bad & agrees & left, sample.bad & ~agrees & left
+            negative = (~sample.bad & changes & ~agrees) | other
+            hits, strange = hits + int(positive.sum()), strange + int(other.sum())
+            use = np.flatnonzero(positive | negative)
+            if len(use):
+                calls.append((int(positive.sum()), int(negative.sum())))
+                tables.append(chosen(sample.queries.table, use))
+                flags.append(positive[use])
+        if hits < max(1.0, _LEAST * (hits + strange)):
+            return 0, []
+        conditions = mine(joined(tables), np.concatenate(flags), ROW_TERMS)
+        whole = all(not p or not n for p, n in calls)
+        wrong = sum(p > 0 for p, _ in calls)
+        # One wrong call differs from all others in something, whatever made it wrong.
+        if not strange and whole and wrong < len(calls) and conditions and _by_chance(conditions[0], wrong, len(calls)):
+            return hits, []
+        return hits, [Clause(effect, condition) for condition in conditions]
+
+    def fit(self) -> list[Operator]:
+        """The operator that explains most of the samples, and rivals that explain as much."""
+        open_ = [np.ones(len(s.bad), bool) for s in self.samples]
+        clauses: list[Clause] = []
+        rivals: list[Operator] = []
+        for _ in range(CLAUSES):
+            if not any((s.bad & o).any() for s, o in zip(self.samples, open_, strict=True)):
+                break
+            try:
+                best = self._best(open_)
+            except BudgetSpentError:
+                self._keep(clauses)
+                raise
+            if not best:
+                break
+            rivals += [Operator((*clauses, other)) for other in best[1:]]
+            clauses.append(best[0])
+            for sample, o in zip(self.samples, open_, strict=True):
+                o &= ~best[0].condition.holds(sample.queries.table)
+        return [self._pruned(Operator(tuple(clauses))), *rivals]
+
+    def _keep(self, clauses: Sequence[Clause]) -> None:
+        """Keep clauses that were found when the budget ended, if they explain more than what was known before."""
+        found = self._pruned(Operator(tuple(clauses)))
+        if self.tally(found, self.samples).explained > self.tally(self.operator, self.samples).explained:
+            self.operator = found
+
+    def _pruned(self, operator: Operator) -> Operator:
+        """The operator without clauses that later ones make superfluous."""
+        tally = self.tally(operator, self.samples)
+        for clause in operator.clauses[:-1]:
+            fewer = Operator(tuple(one for one in operator.clauses if one is not clause))
+            if (found := self.tally(fewer, self.samples)).explained >= tally.explained and found.false <= tally.false:
+                operator, tally = fewer, found
+        return operator
+
+    def _best(self, open_: Sequence[Flags]) -> list[Clause]:
+        """The clause that explains most of what is left, and its rivals; empty if there is none."""
+        left = [(s, o) for s, o in zip(self.samples, open_, strict=True) if (s.bad & o).any()]
+        ranked = self._ranked(left)
+        best: list[tuple[float, Clause]] = []
+        for number, effect in enumerate(ranked[:_TRIED]):
+            if number >= _SURELY_TRIED and best:
+                break
+            hits, clauses = self.clauses(effect, open_)
+            best += [(hits * (1 - 0.01 * min(clause.cost, 20)), clause) for clause in clauses]
+        best.sort(key=lambda one: -one[0])
+        near = [clause for score, clause in best if score > 0.8 * best[0][0]]
+        return list(dict.fromkeys(near))[:8]
+
+    def _ranked(self, left: Sequence[tuple[Sample, Flags]]) -> list[Effect]:
+        """Effects by how many wrong rows of a few calls they explain."""
+        few = [one for one in left if any(one[0] is kept for kept in self._few)]
+        if len(few) < min(_FEW, len(left)):
+            few = list(left[:: max(1, len(left) // _FEW)][:_FEW])
+        self._few = [sample for sample, _ in few]
+        total = sum(int((s.bad & o).sum()) for s, o in few)
+        readings = []
+        for sample, o in left:
+            if sample.explained is not None:
+                kept = tuple(f if o[n] else () for n, f in enumerate(sample.explained.fits))
+                readings.append(Explained(sample.queries, kept, sample.explained.right))
+        right = [s.queries for s in self.samples if not s.bad.any()]
+        answers = [(s.queries, s.actual, s.bad & o) for s, o in few]
+        rated = self._rated(_undefined(left), few)
+
+        def settled() -> bool:
+            return any(one[0] > 0.9 * total for one in rated)
+
+        rated += self._rated(key_factors(readings, right), few)
+        if not settled():
+            rated += self._rated(effects_of(readings, right), few)
+        if not settled():
+            rated += self._rated(addresses(readings), few)
+        if not settled():
+            # These do not depend on what was read, so that a round in which nothing was explained need not try them again.
+            asked = b"".join(str(id(s)).encode() + np.packbits(s.bad & o).tobytes() for s, o in few)
+            if asked not in self._general:
+                tiny = [self._tiny(s, o) for s, o in few[:_FIRST]]
+                found = self._rated(general_effects(answers), few, tiny)
+                if not any(one[0] > 0.9 * total for one in found):
+                    found += self._rated(known_effects(), few, tiny)
+                self._general[asked] = found
+            rated += self._general[asked]
+        alike_before: Counter[bytes] = Counter()
+        ranked = []
+        for _, alike, effect in sorted(rated, key=lambda one: one[0], reverse=True):
+            alike_before[alike] += 1
+            if alike_before[alike] <= _RIVALS:
+                ranked.append(effect)
+        return ranked
+
+    def _rated(
+        self, effects: Iterable[Effect], few: Sequence[tuple[Sample, Flags]], first: Sequence[tuple[Sample, Flags]] = ()
+    ) -> list[_Rated]:
+        """The effects that explain enough of what is left of a few calls; if some of it `first`, where that is given."""
+        found: list[_Rated] = []
+        total = sum(int((s.bad & o).sum()) for s, o in few)
+        for effect in effects:
+            self.prober.check_time()
+            if first and not any((s.agrees(effect.outputs(s.queries)) & s.bad & o).any() for s, o in first):
+                continue
+            judged = self.judged(effect, [s for s, _ in few])
+            pairs = [
+                (agrees & s.bad & o, changes & ~s.bad & ~agrees)
+                for (agrees, changes), (s, o) in zip(judged, few, strict=True)
+            ]
+            explained, spoilt = (np.concatenate(flags) for flags in zip(*pairs, strict=True))
+            if explained.sum() >= max(1.0, _LEAST * total):
+                score = explained.sum() - _SPOILT * spoilt.sum() - _FAR * total * min(effect.cost, 10)
+                found.append((float(score), np.packbits([explained, spoilt]).tobytes(), effect))
+        return found
+
+    @staticmethod
+    def _tiny(sample: Sample, left: Flags) -> tuple[Sample, Flags]:
+        """A few queries of a sample, wrong ones that are left to explain."""
+        queries = sample.queries
+        open_ = (sample.bad & left).reshape(queries.shape)
+        wrong = np.flatnonzero(open_.any(1))
+        rows = np.unique(wrong[np.linspace(0, len(wrong) - 1, _TINY).astype(int)])
+        fewer = Queries(queries.call, queries.rows[rows], queries.number, queries.nth)
+        bad = sample.bad.reshape(queries.shape)[rows].ravel()
+        return (
+            Sample(sample.plan, fewer, sample.actual[rows], bad, sample.error),
+            left.reshape(queries.shape)[rows].ravel(),
+        )
+
+    def agreed(self, operator: Operator, sample: Sample) -> Flags:
+        """Where an operator gives the kernel's answer."""
+        return sample.agrees(operator.outputs(sample.queries))
+
+    def tally(self, operator: Operator, samples: Sequence[Sample]) -> Agreement:
+        """How an operator does."""
+        flags = [(sample.bad, self.agreed(operator, sample)) for sample in samples]
+        return Agreement(
+            sum(int(bad.sum()) for bad, _ in flags), sum(int((bad & agrees).sum()) for bad, agrees in flags),
+            sum(int((~bad & ~agrees).sum()) for bad, agrees in flags),
+        )  # fmt: skip
+
+
+def _by_chance(condition: Condition, wrong: int, calls: int) -> bool:
+    """Whether a condition may tell wrong calls from right ones by chance: it is far-fetched, and the calls could be told apart by
+    as few bits as it has."""
+    if wrong == 1:
+        return bool(condition.literals)
+    bits = math.log2(math.comb(calls, wrong))
+    return condition.cost > FAR_FETCHED and bits < _BITS * len(condition.literals)
+
+
+def _undefined(left: Sequence[tuple[Sample, Flags]]) -> list[Effect]:
+    found: dict[str, Effect] = {}
+    for sample, o in left:
+        bad = sample.actual.reshape(len(sample.bad), -1)[sample.bad & o]
+        if np.isnan(bad).any():
+            found["nan"] = Constant(float("nan"))
+        if (bad == 0).all(-1).any():
+            found["zero"] = Constant(0.0)
+        if np.isinf(bad).any():
+            found["inf"] = Constant(float("inf"))
+    return list(found.values())
