@@ -8,7 +8,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from itertools import chain
 
-from assay.harness.collect.collectors import COLLECTORS, Collector, Round
+from assay.harness.collect.collectors import COLLECTORS, Asking, Collector
 from assay.harness.collect.kernel_process import examine_kernel, try_kernel
 from assay.harness.collect.plan import Plan
 from assay.harness.collect.question_stop import FIRST_IN_TURN, QuestionStop, outlook
@@ -42,7 +42,7 @@ def collect(plan: Plan, folder: RunFolder, display: ProgressDisplay, ready: Sequ
             if number and stop.enough():
                 break
             stop.first = first
-            _ask_round(Round(plan, folder, display, stop, {answer.key for answer in folder.answers()}), ready)
+            _ask_round(Asking(plan, folder, display, stop, {answer.key for answer in folder.answers()}), ready)
         _record_stop(folder, stop, display)
         if plan.has_layer_diff:
             examine_kernel(plan, folder, display)
@@ -59,7 +59,7 @@ def _rounds(stop: QuestionStop) -> list[int]:
     return [most] if stop.together or most <= FIRST_IN_TURN else [FIRST_IN_TURN, most]
 
 
-def _ask_round(asked: Round, ready: Sequence[Engine]) -> None:
+def _ask_round(asked: Asking, ready: Sequence[Engine]) -> None:
     """Ask both servers what they have not answered yet, together or in turn."""
     plan, folder, display, stop = asked.plan, asked.folder, asked.display, asked.stop
     pending = [
@@ -95,7 +95,7 @@ def _record_stop(folder: RunFolder, stop: QuestionStop, display: ProgressDisplay
     folder.write(QUESTION_PLAN, recorded_plan.model_copy(update={"stopped": stop.reason, "pairs": stop.pairs}))
 
 
-def _ask_all(engines: Sequence[Engine], asked: Round) -> None:
+def _ask_all(engines: Sequence[Engine], asked: Asking) -> None:
     """Take all engines through the collectors at the same time; the first failure stops all servers and so all threads."""
     folder, display = asked.folder, asked.display
     for engine in engines:
@@ -109,7 +109,7 @@ def _ask_all(engines: Sequence[Engine], asked: Round) -> None:
             _collect(engines, asked, group)
 
 
-def _collect(engines: Sequence[Engine], asked: Round, group: Sequence[Collector]) -> None:
+def _collect(engines: Sequence[Engine], asked: Asking, group: Sequence[Collector]) -> None:
     """Take each engine through a group of collectors, in a thread of its own."""
     for collector in group:
         collector.begin(asked, engines)

@@ -21,8 +21,8 @@ from assay.harness.sides import ROLES, Role
 
 
 @dataclass
-class Round:
-    """What the servers of a run are asked from one start to their stop.
+class Asking:
+    """What the servers of a run are asked in one go, together or in turn.
 
     Attributes:
         plan: the checked run.
@@ -41,7 +41,7 @@ class Round:
     handover: Handover | None = None
 
 
-def _do_nothing(asked: Round, engines: Sequence[Engine]) -> None: ...
+def _do_nothing(asked: Asking, engines: Sequence[Engine]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -54,38 +54,38 @@ class Collector:
         begin: called before some servers collect at the same time, each in its own thread.
     """
 
-    is_open: Callable[[Round, Role], bool]
-    collect: Callable[[Round, Engine], None]
-    begin: Callable[[Round, Sequence[Engine]], None] = _do_nothing
+    is_open: Callable[[Asking, Role], bool]
+    collect: Callable[[Asking, Engine], None]
+    begin: Callable[[Asking, Sequence[Engine]], None] = _do_nothing
 
 
-def _answers_open(asked: Round, role: Role) -> bool:
+def _answers_open(asked: Asking, role: Role) -> bool:
     return not is_answered(asked.plan, role, asked.answered, asked.stop)
 
 
-def _begin_questions(asked: Round, engines: Sequence[Engine]) -> None:
+def _begin_questions(asked: Asking, engines: Sequence[Engine]) -> None:
     asked.stop.begin([engine.role for engine in engines])
 
 
-def _answer(asked: Round, engine: Engine) -> None:
+def _answer(asked: Asking, engine: Engine) -> None:
     interview(engine, asked.plan, asked.folder, asked.answered, asked.stop, asked.display)
 
 
-def _kernels_open(asked: Round, role: Role) -> bool:
+def _kernels_open(asked: Asking, role: Role) -> bool:
     compared = asked.plan.compares_answers and not asked.plan.backend(role).is_url
     return compared and not is_traced(asked.folder, role)
 
 
-def _list_kernels(asked: Round, engine: Engine) -> None:
+def _list_kernels(asked: Asking, engine: Engine) -> None:
     if asked.plan.compares_answers:
         trace_kernels(engine, asked.folder, asked.plan.items)
 
 
-def _layers_open(asked: Round, role: Role) -> bool:
+def _layers_open(asked: Asking, role: Role) -> bool:
     return asked.plan.has_layer_diff and asked.folder.read(LAYER_DIFF, role) is None
 
 
-def _compare_layers(asked: Round, engine: Engine) -> None:
+def _compare_layers(asked: Asking, engine: Engine) -> None:
     if not _layers_open(asked, engine.role):
         return
     if engine.role == shadowed_role(asked.plan, asked.folder):
@@ -94,7 +94,7 @@ def _compare_layers(asked: Round, engine: Engine) -> None:
         layer_diff.trace_free_running(engine, asked.folder, asked.plan)
 
 
-def _unscored(asked: Round, role: Role) -> list[Role]:
+def _unscored(asked: Asking, role: Role) -> list[Role]:
     """List the roles whose logits this server must still score: both, where it is the only one and also runs the other."""
     plan, roles = asked.plan, asked_roles(asked.plan, asked.folder)
     if "logits" not in plan.spec.workload.suites or plan.has_url:
@@ -105,11 +105,11 @@ def _unscored(asked: Round, role: Role) -> list[Role]:
     return [each for each in scored if not is_scored(asked.folder.path, each)]
 
 
-def _logits_open(asked: Round, role: Role) -> bool:
+def _logits_open(asked: Asking, role: Role) -> bool:
     return bool(_unscored(asked, role))
 
 
-def _begin_scoring(asked: Round, engines: Sequence[Engine]) -> None:
+def _begin_scoring(asked: Asking, engines: Sequence[Engine]) -> None:
     """Have the reference's scoring hand over to the candidate's, where both roles are open and have a server."""
     open_roles = [role for engine in engines for role in _unscored(asked, engine.role)]
     together = len(engines) == len(ROLES) and open_roles == [engine.role for engine in engines]
@@ -117,7 +117,7 @@ def _begin_scoring(asked: Round, engines: Sequence[Engine]) -> None:
         asked.handover = Handover(len(asked.plan.of("logits")))
 
 
-def _score(asked: Round, engine: Engine) -> None:
+def _score(asked: Asking, engine: Engine) -> None:
     """Score the reference's tokens. The candidate is asked about the reference's answers, which are complete by now."""
     if engine.scorer is None:
         return  # the logits are then not compared
@@ -128,11 +128,11 @@ def _score(asked: Round, engine: Engine) -> None:
             score_role(engine.scorer, items, answers, folder.path, asked.display, role, folder.nonce, asked.handover)
 
 
-def _sensitivity_open(asked: Round, role: Role) -> bool:
+def _sensitivity_open(asked: Asking, role: Role) -> bool:
     return sensitivity.is_open(asked.plan, asked.folder, role)
 
 
-def _seed_fault(asked: Round, engine: Engine) -> None:
+def _seed_fault(asked: Asking, engine: Engine) -> None:
     sensitivity.measure_sensitivity(engine, asked.plan, asked.folder, asked.display)
 
 

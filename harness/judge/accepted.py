@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from assay.harness.baselines import Status, growth, own_errors_of
 from assay.harness.compare.answers import pair
@@ -23,27 +22,6 @@ _OF_REFERENCE = Requirement("reference-baseline", "an accepted baseline of the r
 _LOSS, _GROWTH = "loss-since-accepted", "own-error-growth"
 
 
-@dataclass(frozen=True)
-class _Comparison:
-    """A candidate compared with its accepted baseline.
-
-    Attributes:
-        verdict: "regression" if its accuracy or an own error is shown to be worse than the policy allows; "pass" if neither is.
-        why: the sentence that says so.
-        decision: on the questions that both answered; None where there were none.
-        growth: largest factor by which an own error grew; None where none was measured both times.
-        decided_by: id of the metric that decided; empty where nothing was measured both times.
-        p_regression: of the test of accuracy; None where an own error grew too far, which is measured and not tested.
-    """
-
-    verdict: Verdict
-    why: str
-    decision: Decision | None
-    growth: float | None
-    decided_by: str
-    p_regression: float | None = None
-
-
 def claim(run: RunEvidence) -> Judged:
     """Compare the candidate with its accepted baseline, and check which baselines match; nothing if the run was not to be compared.
 
@@ -61,14 +39,10 @@ def claim(run: RunEvidence) -> Judged:
     now = [answer for answer in run.recorded if answer.role == "candidate"]
     prefix = prefix_of(run.accuracy.items, pair(run.items, [*before, *now]).pairs)
     decision = decide_accuracy(prefix, run.accuracy.rule) if prefix.pairs else None
-    compared = compare_accepted(
-        decision,
-        accepted.own_errors,
-        own_errors_of(run.folder, "candidate"),
-        run.spec,
-        run.accuracy.outcome.reason == "non-inferior",
-    )
-    return Judged(suite=_suite(run.spec, compared), checks=checks)
+    non_inferior = run.accuracy.outcome.reason == "non-inferior"
+    own_errors = own_errors_of(run.folder, "candidate")
+    suite = compare_accepted(decision, accepted.own_errors, own_errors, run.spec, non_inferior)
+    return Judged(suite=suite, checks=checks)
 
 
 def compare_accepted(
@@ -77,76 +51,86 @@ def compare_accepted(
     now: Mapping[str, float],
     spec: RunSpec,
     non_inferior: bool = False,
-) -> _Comparison:
-    """Make the comparison of its two parts: paired answers, and own errors by layer and condition.
+) -> SuiteResult:
+    """Compare what was accepted with what is now: paired answers, and own errors by layer and condition.
 
     Both runs stop asking when they have compared the candidate with the reference, so the questions that they share may be too few
     to show that nothing was lost in between. Where that is so, and nothing shows a loss beyond the margin, a candidate that is
     non-inferior to the reference passes.
+
+    Args:
+        decision: on the questions that both runs answered; None where there were none.
+        before: accepted own errors.
+        now: own errors of this run.
+        spec: the policy.
+        non_inferior: whether this run itself shows that the candidate is non-inferior to the reference.
     """
     worst, most = max(
         ((name, growth(before[name], now[name])) for name in before if name in now),
         key=lambda named: named[1],
         default=("", None),
     )
-    if decision is None and most is None:
-        return _Comparison("inconclusive", "The run and the baseline measured nothing in common.", None, None, "")
     grown = most is not None and not most <= spec.policy.growth
-    parts = [] if decision is None else [f"Against the accepted answers: {decision.why}"]
+    verdict, decided_by, p_regression = _judge(decision, most is not None, grown, non_inferior)
+    why, lines, metrics = [], [], []
+    if decision is not None:
+        lines.append(spec.policy.line("margin"))
+        why.append(f"Against the accepted answers: {decision.why}")
+        title = "loss of accuracy since it was accepted"
+        metrics.append(loss_metric(spec, decision, _LOSS, title, "Accepted minus now"))
     if most is not None:
-        parts.append(
+        lines.append(spec.policy.line("growth"))
+        why.append(
             f"Own error grew most at {worst}: {percent(before[worst])} accepted, {percent(now[worst])} now, "
             f"a factor {'above' if grown else 'within'} the policy's {spec.policy.line('growth')}."
         )
-    if decision is None:
-        return _Comparison("regression" if grown else "pass", " ".join(parts), None, most, _GROWTH)
-    verdict = decision.verdict
-    if verdict == "inconclusive" and non_inferior:
-        verdict = "pass"
-        parts.append("No loss beyond the margin is shown, and the candidate is non-inferior to the reference.")
-    if not grown:
-        return _Comparison(verdict, " ".join(parts), decision, most, _LOSS, decision.p_regression)
-    decided_by = _LOSS if verdict == "regression" else _GROWTH
-    return _Comparison("regression", " ".join(parts), decision, most, decided_by)
-
-
-def _suite(spec: RunSpec, compared: _Comparison) -> SuiteResult:
-    metrics: list[Metric] = []
-    lines = []
-    if compared.decision is not None:
-        lines.append(spec.policy.line("margin"))
-        metrics.append(
-            loss_metric(
-                spec,
-                compared.decision,
-                _LOSS,
-                "loss of accuracy since it was accepted",
-                "Accepted minus now",
-            )
-        )
-    if compared.growth is not None:
-        lines.append(spec.policy.line("growth"))
-        metrics.append(
-            Metric(
-                id=_GROWTH,
-                title="growth of own error",
-                value=compared.growth,
-                text=f"{two_digits(compared.growth)} times",
-                bound=spec.policy.growth,
-                bound_is="most",
-                explain="Largest over layers and conditions",
-                policy=spec.policy.line("growth"),
-            )
-        )
+        metrics.append(_growth_metric(spec, most))
+    if decision is not None and decision.verdict == "inconclusive" and non_inferior:
+        why.append("No loss beyond the margin is shown, and the candidate is non-inferior to the reference.")
+    policy = f"Policy: {' and '.join(lines)}." if lines else "The run and the baseline measured nothing in common."
     return SuiteResult(
         id=BASELINE,
         title="Accepted baseline",
         synthetic=spec.workload.synthetic,
-        verdict=compared.verdict,
-        why=" ".join([compared.why, *([f"Policy: {' and '.join(lines)}."] if lines else [])]),
+        verdict=verdict,
+        why=" ".join([*why, policy]),
         metrics=tuple(metrics),
-        decided_by=compared.decided_by,
-        p_regression=compared.p_regression,
+        decided_by=decided_by,
+        p_regression=p_regression,
+    )
+
+
+def _judge(
+    decision: Decision | None, measured: bool, grown: bool, non_inferior: bool
+) -> tuple[Verdict, str, float | None]:
+    """Decide the verdict, with the id of the deciding metric and the p value of a regression.
+
+    A regression is shown by answers, which is tested, or by an own error that grew too far, which is measured and not tested.
+
+    Args:
+        decision: on the answers; None where there were none.
+        measured: whether an own error was measured both times.
+        grown: whether one grew too far.
+        non_inferior: see `compare_accepted`.
+    """
+    if decision is None:
+        return ("regression" if grown else "pass", _GROWTH, None) if measured else ("inconclusive", "", None)
+    verdict = "pass" if decision.verdict == "inconclusive" and non_inferior else decision.verdict
+    if not grown:
+        return verdict, _LOSS, decision.p_regression
+    return "regression", _LOSS if verdict == "regression" else _GROWTH, None
+
+
+def _growth_metric(spec: RunSpec, most: float) -> Metric:
+    return Metric(
+        id=_GROWTH,
+        title="growth of own error",
+        value=most,
+        text=f"{two_digits(most)} times",
+        bound=spec.policy.growth,
+        bound_is="most",
+        explain="Largest over layers and conditions",
+        policy=spec.policy.line("growth"),
     )
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from assay.harness.config import recorded_spec
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.manifest import Failure
 from assay.harness.judge import (
     accepted,
     binding,
@@ -75,9 +74,8 @@ def _build(folder: RunFolder) -> Report:
     judged = _judged(run, times)
     suites = holm_corrected(_suites(judged), spec.policy.alpha)
     checks = list(chain.from_iterable(part.checks for part in judged))
-    if (
-        progress.failure
-    ):  # what was not met says nothing: it would have been later, and its advice is not what to do now
+    if progress.failure:
+        # What was not met says nothing: it would have been met later, and its advice is not what to do now.
         checks = [check for check in checks if check.status == "ok"]
     causes = list(chain.from_iterable(part.causes for part in judged))
     parts: dict[str, Any] = dict(chain.from_iterable(part.parts.items() for part in judged))
@@ -121,7 +119,7 @@ def _build(folder: RunFolder) -> Report:
         reproduce=manifest.command,
         treatment=spec.treatment,
         kernels=executed_kernels.listed_passes(run.kernels),
-        failure=_failure(progress.failure),
+        failure=FailureResult(**progress.failure.model_dump(exclude={"message"})) if progress.failure else None,
         **parts,
     )
 
@@ -136,22 +134,15 @@ def _judged(run: RunEvidence, times: LatencyResult | str) -> list[Judged]:
 
 
 def _suites(judged: Sequence[Judged]) -> list[SuiteResult]:
+    """List the suites in their order."""
     suites = [part.suite for part in judged if part.suite is not None]
     return sorted(suites, key=lambda suite: _SUITES.index(suite.id))
 
 
 def _lost(run: RunEvidence, suites: Sequence[SuiteResult]) -> list[Finding]:
-    """Say where answers were lost, if Holm's correction has left the loss standing."""
+    """Name the condition in which answers were lost, if Holm's correction has left the loss standing."""
     lost = any(suite.id == "mmlu" and suite.verdict == "regression" for suite in suites)
     return [mmlu_suite.accuracy_finding(run.accuracy.prefix.pairs, run.manifest.command)] if lost else []
-
-
-def _failure(failure: Failure | None) -> FailureResult | None:
-    if failure is None:
-        return None
-    return FailureResult(
-        kind=failure.kind, cause=failure.cause, found=failure.found, do=failure.do, details=failure.details
-    )
 
 
 def _server(run: RunEvidence, role: Role, instead: str) -> ServerSummary:

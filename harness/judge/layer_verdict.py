@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +13,7 @@ from assay.harness.config import RunSpec
 from assay.harness.evidence.cause import ReplayResult
 from assay.harness.evidence.shadow_errors import CONDITIONS, DIMENSIONS, ShadowErrors
 from assay.harness.evidence.worst_queries import place
-from assay.harness.judge.report import NOT_FINITE, Metric
+from assay.harness.judge.report import NOT_FINITE, Metric, SuiteResult
 from assay.harness.judge.truth_bounds import HEAD, LAYER, PHASE, AgainstNoise, Measured
 from assay.harness.stats.noise_bound import FALSE_FLAGS
 from assay.harness.text import one_line, percent, some, two_digits
@@ -46,16 +45,11 @@ class LayerEvidence:
     foreign: str = ""
 
 
-class LayersJudgement(NamedTuple):
-    """The verdict on layers, why, the metric that decided (empty where a finding did), and the p value of no regression."""
-
-    verdict: Verdict
-    why: str
-    decided_by: str
-    p_regression: float | None = None
+_Ruling = tuple[Verdict, str, str, float | None]
+"""The verdict, why, the metric that decided (empty where a finding did), and the p value of no regression."""
 
 
-def judge_layers(spec: RunSpec, evidence: LayerEvidence) -> LayersJudgement:
+def judge_layers(spec: RunSpec, evidence: LayerEvidence) -> SuiteResult:
     """Judge if the candidate is as right as noise allows, in every layer, head and condition that the shadow saw.
 
     - *regression*: in a cell the candidate's own error is out of bounds, or that of a single query, or its gain in a head, layer or
@@ -64,44 +58,55 @@ def judge_layers(spec: RunSpec, evidence: LayerEvidence) -> LayersJudgement:
     - *inconclusive*: the reference itself is out of bounds; or nothing was compared with the truth or examined, the candidate
       did not compute a call, no call had a cached prefix; or its error is smaller than its declared quantisation must cost.
     """
+    verdict, why, decided_by, p_regression = _judge(spec, evidence)
+    return SuiteResult(
+        id="layers",
+        title="Own error",
+        synthetic=spec.workload.synthetic,
+        verdict=verdict,
+        why=why,
+        p_regression=p_regression,
+        metrics=tuple(_metrics(spec, evidence)),
+        decided_by=decided_by,
+    )
+
+
+def _judge(spec: RunSpec, evidence: LayerEvidence) -> _Ruling:
     against, replay = evidence.against, evidence.replay
     if (wrong := _wrong_reference(evidence)) is not None:
-        return LayersJudgement("inconclusive", f"{wrong.title}: {one_line(wrong.where)}: {wrong.diagnosis}.", "")
+        return "inconclusive", f"{wrong.title}: {one_line(wrong.where)}: {wrong.diagnosis}.", "", None
     tests = (
         (against.cells, WORST_CELL), (against.queries, _WORST_QUERY), (against.gains, WORST_GAIN), (against.apart, WORST_APART),
     )  # fmt: skip
     for measured, metric in tests:
         if measured.flagged.any():
             why = f"{_sentence(metric, measured, evidence.errors)}."
-            return LayersJudgement("regression", why, metric, FALSE_FLAGS)
+            return "regression", why, metric, FALSE_FLAGS
     if replay is not None and not evidence.foreign and (regressed := _judge_replay(replay)):
         return regressed
     for largest in _policy_metrics(spec, evidence):
         if largest.value is None or not largest.value <= (largest.bound or 0.0):
             why = f"The largest own error is {largest.text}, above {largest.policy}."
-            return LayersJudgement("regression", why, largest.id)
+            return "regression", why, largest.id, None
     if why := _missing(evidence):
-        return LayersJudgement("inconclusive", why, WORST_CELL)
+        return "inconclusive", why, WORST_CELL, None
     cells = against.cells
     worst = f"The worst own error is {two_digits(float(cells.excess.max()))}x what noise explains"
     query = f"that of a single query {two_digits(float(against.queries.excess.max(initial=0.0)))}x"
     gain = f"the worst gain {two_digits(float(against.gains.excess.max(initial=0.0)))}x"
-    return LayersJudgement(
-        "pass",
-        f"{worst}, {query}, and {gain}, in {len(cells.index):,} cells ({_queries(evidence.errors)}).",
-        WORST_CELL,
-    )
+    why = f"{worst}, {query}, and {gain}, in {len(cells.index):,} cells ({_queries(evidence.errors)})."
+    return "pass", why, WORST_CELL, None
 
 
-def _judge_replay(replay: ReplayResult) -> LayersJudgement | None:
+def _judge_replay(replay: ReplayResult) -> _Ruling | None:
     """Return regression if a recorded call is out of bounds, whatever the findings state, or if there is a serious finding."""
     outside = not replay.worst <= 1
     if wrong := serious(replay.findings):
         why = one_line(wrong[0].sentence, 400)
-        return LayersJudgement("regression", why, WORST_CALL if outside else "")
+        return "regression", why, WORST_CALL if outside else "", None
     if outside:
         why = f"The own error of a recorded call is {two_digits(replay.worst)}x what noise explains."
-        return LayersJudgement("regression", why, WORST_CALL)
+        return "regression", why, WORST_CALL, None
     return None
 
 
@@ -264,7 +269,7 @@ def _layers(errors: ShadowErrors) -> Collection[int]:
     )
 
 
-def metrics_of(spec: RunSpec, evidence: LayerEvidence) -> list[Metric]:
+def _metrics(spec: RunSpec, evidence: LayerEvidence) -> list[Metric]:
     """List the numbers of the suite."""
     against, replay = evidence.against, evidence.replay
     metrics = [

@@ -8,7 +8,6 @@ import numpy as np
 
 from assay.harness.compare.traces import compare, joined, split
 from assay.harness.conditions import CACHED_PREFIX, CACHED_PREFIX_TOKENS, MIN_CACHED_SHARE, PHASES
-from assay.harness.config import RunSpec
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.cause import CAUSE, foreign_cause
 from assay.harness.evidence.folder import RunFolder
@@ -20,8 +19,7 @@ from assay.harness.evidence.shadow_errors import DIMENSIONS, ShadowErrors
 from assay.harness.evidence.trace import read_trace
 from assay.harness.judge.error_grids import bounds_of, depth_rows, layers_result, truth_rows
 from assay.harness.judge.evidence import Judged, RunEvidence
-from assay.harness.judge.layer_verdict import LayerEvidence, findings, judge_layers, metrics_of
-from assay.harness.judge.report import SuiteResult
+from assay.harness.judge.layer_verdict import LayerEvidence, findings, judge_layers
 from assay.harness.judge.truth_bounds import compare_with_noise
 from assay.harness.sides import ROLES
 from assay.harness.text import one_line, percent, ranges
@@ -69,7 +67,7 @@ def claim(run: RunEvidence) -> Judged:
     named = replay.findings if replay and not foreign else ()
     again = replay_command(pack, spec.candidate.backend) if pack else run.manifest.command
     causes = [*named, *findings(evidence, again)]
-    return Judged(suite=_suite(spec, evidence), checks=checks, causes=causes, parts={"layers": result})
+    return Judged(suite=judge_layers(spec, evidence), checks=checks, causes=causes, parts={"layers": result})
 
 
 def _untested(errors: ShadowErrors) -> Iterator[str]:
@@ -94,20 +92,6 @@ def _free_running(folder: RunFolder, errors: ShadowErrors) -> tuple[dict[int, fl
     parts = split(free.layers, free.relative_l1, errors.table(("layer",)).relative_l1)
     by_layer = [dict(zip(parts.layers, map(float, values), strict=True)) for values in (parts.total, parts.inherited)]
     return by_layer[0], by_layer[1]
-
-
-def _suite(spec: RunSpec, evidence: LayerEvidence) -> SuiteResult:
-    judged = judge_layers(spec, evidence)
-    return SuiteResult(
-        id="layers",
-        title="Own error",
-        synthetic=spec.workload.synthetic,
-        verdict=judged.verdict,
-        why=judged.why,
-        p_regression=judged.p_regression,
-        metrics=tuple(metrics_of(spec, evidence)),
-        decided_by=judged.decided_by,
-    )
 
 
 def check_layers(
