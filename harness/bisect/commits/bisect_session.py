@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
-from assay.harness.bisect.commits.executor import BrokenEnvironment, Prober, reproduce
+from assay.harness.bisect.commits.executor import BrokenEnvironment, CommitProber, reproduce
 from assay.harness.bisect.commits.outcome import changes, is_wrong, operator_change, outcome_of
 from assay.harness.bisect.commits.repo import Repository
 from assay.harness.bisect.commits.search import (
-    Ambiguous,
     EndStep,
-    Found,
     History,
     NextProbe,
     OutcomeCounts,
-    TooFlaky,
+    SearchAnswer,
     believe,
     next_step,
     prove_ends,
 )
 from assay.harness.bisect.commits.state import (
-    PURPOSES,
     BisectFolder,
     BisectResult,
     BisectSpec,
@@ -78,7 +75,7 @@ class Session:
     """One bisection."""
 
     def __init__(
-        self, folder: BisectFolder, state: BisectState, prober: Prober, repository: Repository, show: Show
+        self, folder: BisectFolder, state: BisectState, prober: CommitProber, repository: Repository, show: Show
     ) -> None:
         self._folder, self._prober, self._repository, self._show = folder, prober, repository, show
         self.state = state
@@ -95,13 +92,13 @@ class Session:
             self._prove_ends()
             while isinstance(step := self._next(), NextProbe):
                 self._probe(step.commit, step.purpose)
-            if isinstance(step, Found):
+            if step.outcome == "found":
                 self._scan()
-            result = self._result(step)
+            result = self._result(step)  # which probes, too
             self._set(self.state.model_copy(update={"result": result}))
         return self.state
 
-    def _next(self) -> NextProbe | Found | Ambiguous | TooFlaky:
+    def _next(self) -> NextProbe | SearchAnswer:
         counted, good, skipped = count_outcomes(self.state)
         return next_step(self._history, counted, skipped, good, self.state.spec.confidence)
 
@@ -157,7 +154,7 @@ class Session:
     def _probe(self, commit: str, purpose: Purpose, name_bug: bool = False) -> CommitProbe:
         self._check_environment(purpose)
         number = len(self.state.probes) + 1
-        self._show(self.state, f"{PURPOSES[purpose]}: {commit[:12]}")
+        self._show(self.state, f"{purpose.replace('-', ' ')}: {commit[:12]}")
         self._folder.log(number).unlink(missing_ok=True)
         measured = self._prober.probe(commit, self._folder.log(number), name_bug)
         outcome = outcome_of(measured, self.state.spec, self._good_measurements() or [measured])
@@ -223,18 +220,16 @@ class Session:
             if commit not in done:
                 self._probe(commit, "scan")
 
-    def _result(self, step: Found | Ambiguous | TooFlaky) -> BisectResult:
+    def _result(self, step: SearchAnswer) -> BisectResult:
         counted, good, skipped = count_outcomes(self.state)
         belief = believe(self._history, counted, good)
         repeated = [count for count in counted.values() if count.total > 1]
-        suspects = (step.commit,) if isinstance(step, Found) else step.commits
         result = BisectResult(
-            outcome="found" if isinstance(step, Found) else "ambiguous" if isinstance(step, Ambiguous) else "flaky",
-            suspects=suspects, confidence=step.confidence, misclassification=belief.rates,
+            outcome=step.outcome, suspects=step.commits, confidence=step.confidence, misclassification=belief.rates,
             repeated=sum(count.total for count in repeated), outvoted=sum(min(count.good, count.bad) for count in repeated),
             notes=self._notes(counted, skipped),
         )  # fmt: skip
-        return result if not isinstance(step, Found) else self._named(result, counted)
+        return self._named(result, counted) if step.outcome == "found" else result
 
     def _named(self, result: BisectResult, counted: dict[str, OutcomeCounts]) -> BisectResult:
         spec, commit = self.state.spec, result.suspects[0]
@@ -283,24 +278,25 @@ class Session:
         for probe in self.state.probes:
             if probe.purpose == "scan" and probe.outcome != "skip":
                 classified[probe.commit] = OutcomeCounts(int(probe.outcome == "good"), int(probe.outcome == "bad"))
-        inside = {c: t for c, t in classified.items() if c in self._history.index and t.good != t.bad}
-        notes = []
-        bad = [c for c, t in inside.items() if t.is_bad]
-        for commit in sorted((c for c, t in inside.items() if not t.is_bad), key=lambda c: self._history.index[c]):
-            above = self._history.ancestors(self._history.index[commit])
-            worse = [c for c in bad if above[self._history.index[c]]]
-            if worse:
-                first = min(worse, key=lambda c: self._history.index[c])
-                notes.append(
-                    f"the history is not monotone: {first[:12]} is bad and its descendant {commit[:12]} is good, so a "
-                    "regression was fixed between them, and the named commit is one of several culprits"
-                )
-                break
-        else:
-            notes.append(f"the history is monotone as far as the {len(inside)} classified commits show")
+        index = self._history.index
+        inside = {c: t for c, t in classified.items() if c in index and t.good != t.bad}
+        notes = [self._fixed(inside) or f"the history is monotone as far as the {len(inside)} classified commits show"]
         if skipped:
             notes.append(f"{len(skipped)} commits could not be probed")
         return tuple(notes)
+
+    def _fixed(self, classified: Mapping[str, OutcomeCounts]) -> str:
+        """Name a bad commit and its oldest good descendant; empty if there is none."""
+        index = self._history.index
+        bad = sorted((c for c, t in classified.items() if t.is_bad), key=index.__getitem__)
+        for commit in sorted((c for c, t in classified.items() if not t.is_bad), key=index.__getitem__):
+            above = self._history.ancestors(index[commit])
+            if first := next((c for c in bad if above[index[c]]), ""):
+                return (
+                    f"the history is not monotone: {first[:12]} is bad and its descendant {commit[:12]} is good, so a "
+                    "regression was fixed between them, and the named commit is one of several culprits"
+                )
+        return ""
 
     def _set(self, state: BisectState) -> None:
         self.state = state

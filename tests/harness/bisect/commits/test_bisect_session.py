@@ -8,9 +8,9 @@ from types import ModuleType
 
 import pytest
 
+from assay.harness.bisect.commits.bisect_session import SKIPS_BEFORE_CANARY, Session, new_state
 from assay.harness.bisect.commits.executor import BrokenEnvironment
 from assay.harness.bisect.commits.repo import Repository
-from assay.harness.bisect.commits.session import SKIPS_BEFORE_CANARY, Session, new_state
 from assay.harness.bisect.commits.state import BisectFolder, BisectSpec, BisectState, CallErrors, Measurement
 from assay.harness.errors import UsageError
 
