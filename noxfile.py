@@ -7,6 +7,7 @@ import itertools
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import nox
@@ -25,8 +26,10 @@ nox.options.sessions = ["accuracy"]
 def environment(session: nox.Session, profile: str = "cpu") -> str:
     """Return the Python of a profile's environment, which is rebuilt only if its requirements changed."""
     requirements = [ROOT / "requirements" / name for name in (f"{profile}.txt", "test.txt")]
-    sources = [ROOT / "pyproject.toml", *requirements]
-    contents = [*(path.read_bytes() for path in sources), repr(SGLANG_ON_CPU).encode(), sys.version.encode()]
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        project = tomllib.load(file)
+    what = repr((project["build-system"], project["project"], SGLANG_ON_CPU, sys.version))  # not the settings of tools
+    contents = [*(path.read_bytes() for path in requirements), what.encode()]
     stamp = hashlib.sha256(b"\0".join(contents)).hexdigest()
     folder = ROOT / ".nox" / profile
     python = str(folder / "bin" / "python")

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from assay.harness.extras import Extra
     from assay.harness.judge.report import Report as Report
     from assay.harness.offline.check_result import CheckResult as CheckResult
+    from assay.harness.offline.kernel_matrix import MatrixOptions as MatrixOptions
     from assay.harness.offline.supervised import assert_correct as assert_correct
     from assay.harness.offline.supervised import check as check
     from assay.harness.offline.supervised import replay as replay
@@ -66,6 +67,7 @@ _HOME = {
     "Quantised": "assay.harness.attention.noise",
     "oracle": "assay.harness.attention.oracle",
     "check": "assay.harness.offline.supervised",
+    "MatrixOptions": "assay.harness.offline.kernel_matrix",
     "CheckResult": "assay.harness.offline.check_result",
     "assert_correct": "assay.harness.offline.supervised",
     "cases": "assay.harness.attention.matrix",

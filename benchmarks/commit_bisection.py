@@ -27,7 +27,7 @@ import kernel_histories
 from rich.console import Console
 from rich.table import Table
 
-from assay.harness.bisect.commits.search import Found, History, NextProbe, OutcomeCounts, next_step, prove_ends
+from assay.harness.bisect.commits.search import History, NextProbe, OutcomeCounts, next_step, prove_ends
 from assay.harness.bisect.commits.state import BisectFolder, BisectSpec, BisectState
 
 console = Console(width=150)
@@ -120,16 +120,16 @@ def simulate(
         return OutcomeCounts(count.good + (not seen_bad), count.bad + seen_bad)
 
     good, bad = OutcomeCounts(), OutcomeCounts()
-    while (step := prove_ends(good, bad, 1)) in ("probe-good", "probe-bad"):
-        good, bad = (probed(good, False), bad) if step == "probe-good" else (good, probed(bad, True))
-    if step != "proven":
+    while (end := prove_ends(good, bad, 1)) in ("probe-good", "probe-bad"):
+        good, bad = (probed(good, False), bad) if end == "probe-good" else (good, probed(bad, True))
+    if end != "proven":
         return "none", probes
     counts = {str(count - 1): bad}
-    while isinstance(found := next_step(history, counts, set(), good, confidence), NextProbe):
-        counts[found.commit] = probed(counts.get(found.commit, OutcomeCounts()), int(found.commit) >= culprit)
-    if not isinstance(found, Found):
+    while isinstance(step := next_step(history, counts, set(), good, confidence), NextProbe):
+        counts[step.commit] = probed(counts.get(step.commit, OutcomeCounts()), int(step.commit) >= culprit)
+    if step.outcome != "found":
         return "none", probes
-    return "right" if found.commit == str(culprit) else "wrong", probes
+    return "right" if step.commits == (str(culprit),) else "wrong", probes
 
 
 RATES = ((0.0, 0.0), (0.05, 0.05), (0.1, 0.1), (0.3, 0.3), (0.5, 0.5), (0.0, 0.1), (0.0, 0.3), (0.0, 0.5), (0.1, 0.0))

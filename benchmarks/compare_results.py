@@ -29,7 +29,7 @@ from assay.evals.synthetic import draw
 from assay.harness.collect.plan import prepare
 from assay.harness.collect.servers import core_of, make_engine, running
 from assay.harness.config import make_spec
-from assay.harness.ingest.results.compare import Limits, compare
+from assay.harness.ingest.results.compare_results import PassLimits, compare
 
 TASK = """\
 task: assay_synthetic
@@ -120,7 +120,7 @@ def main() -> None:
         )
         for number, backend in enumerate(arguments.candidates, 1):
             other = evaluate(arguments.python, folder, backend, number, 8)
-            result = compare(reference, other, Limits())
+            result = compare(reference, other, PassLimits())
             one = result.overall
             assert one is not None
             print(

@@ -22,8 +22,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from assay.harness.ingest.recognise import UNKNOWN, ingest
-from assay.harness.ingest.sglang_log import read_log
-from assay.harness.ingest.source import Source
+from assay.harness.ingest.sglang_log.sglang_reader import read_log
+from assay.harness.ingest.source_file import SourceFile
 
 PATTERNS = {
     "prefill": re.compile(r"Prefill batch.{0,8} #new-seq: (\d+), #new-token: (\d+), #cached-token: (\d+),"),
@@ -52,7 +52,7 @@ def truth(lines: list[str]) -> Counter[str]:
 
 def counted(path: Path) -> Counter[str]:
     """What the reader counts."""
-    log = read_log(Source.of(path))
+    log = read_log(SourceFile.of(path))
     return Counter(
         {
             "prefill": log.kinds["prefill"],

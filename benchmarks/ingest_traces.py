@@ -28,10 +28,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from assay.harness.ingest.source import Source
 from assay.harness.ingest.trace.facts import tokens
 from assay.harness.ingest.trace.load import diff_files, document_of
-from assay.harness.ingest.trace.mlc import MlcReader, load
+
+from assay.harness.ingest.source_file import SourceFile
+from assay.harness.ingest.trace.mlc_engine import MlcReader
 
 PROFILE = Path(__file__).parents[1] / "tests" / "data" / "traces" / "h100_flash.json.gz"
 COPIES, MEGABYTES = 200, 100
@@ -67,8 +68,9 @@ def noise(rng: random.Random) -> str:
 
 def wrong_counts(path: Path, text: str) -> list[str]:
     """Counts of a copy that differ from those of regular expressions, which share no code with the reader."""
-    found = load(Source.of(path))
-    MlcReader().read(Source.of(path))
+    found = MlcReader().steps(SourceFile.of(path))
+    steps = [step for segment in found.segments for step in segment.steps]
+    MlcReader().read(SourceFile.of(path))
     lines = text.split("\n")
     lines = lines[:-1] if lines[-1] == "" else lines
     added = [i for i, line in enumerate(lines) if line == "[engine debug] ***Add Request***"]
@@ -81,13 +83,10 @@ def wrong_counts(path: Path, text: str) -> list[str]:
     expected = {
         "lines": (found.file.lines, len(lines)),
         "read + unread": (found.file.read + found.file.unread, len(lines)),
-        "requests": (len(found.trace.tracks), len(added)),
-        "tokens": (sum(sum(tokens(track)) for track in found.trace.tracks), sampled),
-        "actions": (found.counts["action"], len(re.findall(r"(?m)^\[engine debug\] ACTION - ", text))),
-        "segments": (found.counts["segment-begin"], len(re.findall(r"(?m)^PRE[_ ]SEGMENT$", text))),
-        "calls": (found.counts["call"], sum(line.startswith("[engine debug] ") and line.endswith("_func_")
-                                            and not line.endswith(("create_kv_cache_func_", "tensor_func_"))
-                                            for line in lines)),
+        "requests": (len(found.tracks), len(added)),
+        "tokens": (sum(sum(tokens(track)) for track in found.tracks), sampled),
+        "actions": (sum(step.kind == "action" for step in steps), len(re.findall(r"(?m)^\[engine debug\] ACTION - ", text))),
+        "segments": (sum(step.name == "segment begins" for step in steps), len(re.findall(r"(?m)^PRE[_ ]SEGMENT$", text))),
     }  # fmt: skip
     return [f"{name}: {got}, not {right}" for name, (got, right) in expected.items() if got != right]
 

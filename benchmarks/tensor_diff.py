@@ -125,7 +125,7 @@ seconds = time.perf_counter() - start
 print("MEASURED", json.dumps({{"seconds": seconds, "above_start_mb": peak() - loaded, "found": found}}))
 """
 ASSAY = (
-    "from pathlib import Path\nfrom assay.harness.ingest.tensors.diff import diff\n"
+    "from pathlib import Path\nfrom assay.harness.ingest.tensors.tensor_diff import diff\n"
     "from assay.harness.ingest.tensors.dump import open_dump",
     "result = diff(open_dump(Path(sys.argv[1])), open_dump(Path(sys.argv[2])))\nat = result.first\n"
     "found = [result.verdict, *([at.layer, at.head, at.token] if at else [])]",

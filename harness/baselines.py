@@ -168,14 +168,14 @@ class Difference:
 
 def differences(before: Baseline | None, now: Baseline) -> list[Difference]:
     """Compare `now` with the baseline that it would replace. Worse means: less accurate, more own error, or no longer measured."""
-    found = []
+    changes = []
     for numbers in ("numbers", "own_errors"):
         old: dict[str, float] = getattr(before, numbers) if before else {}
         new: dict[str, float] = getattr(now, numbers)
         for name in {**old, **new}:
             a, b = old.get(name), new.get(name)
-            found.append(Difference(name, a, b, a is not None and (b is None or _worse(name, a, b))))
-    return found
+            changes.append(Difference(name, a, b, a is not None and (b is None or _worse(name, a, b))))
+    return changes
 
 
 def _worse(name: str, before: float, now: float) -> bool:

@@ -75,6 +75,11 @@ def listed(words: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
+def few(words: Sequence[str], most: int) -> str:
+    """Join the first of several words, and count the others: "a, b and 3 more"."""
+    return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
+
+
 def counted(count: int, what: str) -> str:
     """Format a number of things: "1 line", "1,200 lines"."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"

@@ -6,6 +6,7 @@ An `id` is kebab-case and stable; a title is prose and may change, so nothing co
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from html import escape
 from typing import Any, ClassVar, Literal
 
@@ -110,6 +111,39 @@ class Check(Part):
     status: CheckStatus
     found: str
     settles: str = Field("", description="what would resolve it, where it is not ok")
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """A requirement of a pass, of which `check` states whether a run met it.
+
+    Attributes:
+        id: of its check.
+        title: what is required, in words.
+    """
+
+    id: str
+    title: str
+
+    def of(self, part: str) -> Requirement:
+        """Return the same requirement of a part, such as a phase."""
+        return Requirement(f"{self.id}-{part}", f"{self.title}: {part}")
+
+    def check(self, status: CheckStatus, found: str, settles: str = "") -> Check:
+        """Make its check.
+
+        Args:
+            status: whether it was met.
+            found: what was found.
+            settles: what would resolve it; left out where it is met.
+        """
+        return Check(
+            id=self.id, title=self.title, status=status, found=found, settles="" if status == "ok" else settles
+        )
+
+    def met(self, met: bool, found: str, settles: str) -> Check:
+        """Make its check, which is missing if it was not met."""
+        return self.check("ok" if met else "missing", found, settles)
 
 
 class Finding(Part):

@@ -13,9 +13,9 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from assay.harness.bisect.commits.bisect_session import SEARCH_PURPOSES, count_outcomes, history_of
 from assay.harness.bisect.commits.search import believe
-from assay.harness.bisect.commits.session import SEARCH_PURPOSES, count_outcomes, history_of
-from assay.harness.bisect.commits.state import PURPOSES, BisectResult, BisectState, Measurement, ProbeOutcome
+from assay.harness.bisect.commits.state import BisectResult, BisectState, Measurement, ProbeOutcome
 from assay.harness.text import clip, one_line, some
 from assay.harness.verdict import Verdict
 from assay.reports.commit_bisection_chart import error_chart
@@ -85,7 +85,9 @@ class ProgressView(AbstractContextManager["ProgressView"]):
     def _print_last(self, state: BisectState) -> None:
         probe = state.probes[-1]
         text = " ".join(
-            filter(None, [PURPOSES[probe.purpose], probe.commit[:12], probe.outcome, _error(probe), probe.reason])
+            filter(
+                None, [probe.purpose.replace("-", " "), probe.commit[:12], probe.outcome, _error(probe), probe.reason]
+            )
         )
         begun = f"[{time.monotonic() - self._begun:5.1f} s]"
         say(self._console, f"{begun} {probe.number}: {text} ({probe.seconds:.1f} s)")
@@ -158,7 +160,7 @@ def _probes(state: BisectState, last: int = 0) -> Table:
     rows = [
         (
             str(probe.number),
-            PURPOSES[probe.purpose],
+            probe.purpose.replace("-", " "),
             (Cell(probe.commit[:12], code=True), f" {one_line(subjects.get(probe.commit, ''), 60)}"),
             Cell(probe.outcome, _STATUS[probe.outcome]),
             _error(probe) or "–",
@@ -226,7 +228,7 @@ def _effort(state: BisectState, result: BisectResult) -> str:
     }
     skips = sum(p.outcome == "skip" for p in state.probes)
     seconds = sorted(p.seconds for p in state.probes)
-    kinds = ", ".join(f"{count} {PURPOSES[kind]}" for kind, count in counts.items())
+    kinds = ", ".join(f"{count} {kind.replace('-', ' ')}" for kind, count in counts.items())
     return (
         f"{len(state.probes)} probes ({kinds}; {skips} of them skipped), {seconds[len(seconds) // 2]:.2f} s each (median). "
         f"Repeated probes of a commit: {result.repeated}, {result.outvoted} of them outvoted; estimated misclassification: "

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from assay.harness.ingest.results.comparison import AnswerFlip, ComparedLatency, ComparedTask, CompareResult, Side
+from assay.harness.ingest.results.comparison import (
+    AnswerFlip,
+    ComparedLatency,
+    ComparedSide,
+    ComparedTask,
+    CompareResult,
+)
 from assay.harness.ingest.results.runs_comparison import HeadMaps, RunCell, RunRow, RunsComparison
 from assay.harness.judge.report import ErrorGrid
 from assay.harness.text import counted, one_line
@@ -49,7 +55,6 @@ def compare_document(result: CompareResult) -> Document:
         *_times(result),
         *_flips(result),
         *_outcomes(result),
-        *_changes(result),
         Section("checks", "Checks", [Checks(result.checks), Only("page", [Line(result.covers), *repeat])]),
         Only("terminal", closing),
     ]
@@ -76,7 +81,7 @@ def _suite(result: CompareResult | RunsComparison, named: dict[str, str], cases:
     return Suite("assay compare", cases, {"verdict": result.verdict, "exit_code": code, **named})
 
 
-def _side(side: Side) -> tuple[Words, ...]:
+def _side(side: ComparedSide) -> tuple[Words, ...]:
     known = " ".join(part for part in (side.tool, side.version, side.model) if part)
     read = f"{counted(side.read, side.unit)} read, {side.unread:,} not"
     notes = [one_line(note, 300) for note in side.notes]
@@ -137,17 +142,6 @@ def _outcomes(result: CompareResult) -> list[Block]:
     return [
         Section("tests", "Tests with another outcome", [Table(("Test", "A", "B"), rows, most=SHOWN)], announced=True)
     ]
-
-
-def _changes(result: CompareResult) -> list[Block]:
-    if not result.changes:
-        return []
-    words: dict[bool | None, Words] = {True: Cell("worse", "worse"), False: Cell("better", "better"), None: ""}
-    rows = [
-        (one_line(one.title, 120), one_line(one.a, 120), one_line(one.b, 120), words[one.worse])
-        for one in result.changes
-    ]
-    return [Section("changes", "What changed", [Table(("What", "A", "B", ""), rows, style="stacked")], announced=True)]
 
 
 def _task(one: ComparedTask) -> tuple[str, ...]:

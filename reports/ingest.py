@@ -86,7 +86,7 @@ def _measure(result: IngestResult) -> Code:
     return Code("\n".join(steps), "A file only suggests; these commands measure")
 
 
-def _in_brief(one: ingested.Document) -> list[Block]:
+def _in_brief(one: ingested.FileDocument) -> list[Block]:
     blocks: list[Block] = [Line(file_line(one.file))]
     for finding in one.findings:
         blocks.append(Findings([finding]))
@@ -119,7 +119,7 @@ def _findings(result: IngestResult) -> Section:
     return Section("findings", "Findings", blocks)
 
 
-def _file(number: int, one: ingested.Document) -> Section:
+def _file(number: int, one: ingested.FileDocument) -> Section:
     file = one.file
     facts: list[tuple[Words, ...]] = [
         ("format", file.title),
@@ -165,13 +165,13 @@ def _suites(result: IngestResult) -> list[Suite]:
     return suites
 
 
-def table_of(table: ingested.Table) -> Table:
+def table_of(table: ingested.FactTable) -> Table:
     """A table of a file."""
     rows = [[one_line(cell) for cell in row] for row in table.rows]
     return Table(table.columns, rows, table.title, table.note)
 
 
-def timeline_blocks(one: ingested.Document) -> list[Block]:
+def timeline_blocks(one: ingested.FileDocument) -> list[Block]:
     """The timeline of a trace, for a page; none for other files."""
     if one.timeline is None or not (svg := timeline_svg(one.timeline)):
         return []

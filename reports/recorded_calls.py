@@ -8,7 +8,7 @@ from pathlib import Path
 from assay.harness.conditions import has_cached_prefix
 from assay.harness.evidence.cause import ReplayResult
 from assay.harness.evidence.pack import PackManifest, replay_command
-from assay.harness.ingest.tensors.imported import Imported
+from assay.harness.ingest.tensors.dump import Imported
 from assay.harness.text import one_line, two_digits
 from assay.harness.verdict import cause_of
 from assay.reports.check import reproducing

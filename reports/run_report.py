@@ -93,42 +93,62 @@ def _brief(report: Report) -> list[Block]:
     """For a terminal: the verdict and why, suites, counted calls, unmet checks, findings, layers, envelope and latency."""
     mark, unmet = summary.VERDICTS[report.verdict], summary.unmet(report)
     badge = Cell(f" {mark.sign} {mark.word.upper()} ", report.verdict)
-    blocks: list[Block] = [
+    head: list[Block] = [
         Line(""),
         Line((badge, f"  exit code {report.exit_code}")),
         Line(one_line(report.headline, 400), "strong"),
+        Items([one_line(reason, 400) for reason in report.reasons]),
     ]
-    blocks.append(Items([one_line(reason, 400) for reason in report.reasons]))
     if log := summary.failure_lines(report, _BRIEF_LOG):
-        blocks += [Line(""), *(Line(f"  {line[:_LOG]}", "quiet") for line in log)]
-    if report.suites:
-        bounds = [line for line in map(summary.suite_line, report.suites) if line.policy]
-        policies = [Line(f"  bound of {line.suite} set by {line.policy}", "quiet") for line in bounds]
-        blocks.append(_section("Suites", [_suite_table(report.suites), *policies]))
-    servers = [("reference", report.reference), ("candidate", report.candidate)]
-    if report.failure is None or any(server.calls for _, server in servers):
-        calls = ["; ".join(one_line(call.sentence, 300) for call in server.calls) for _, server in servers]
-        none = [f"none counted ({one_line(server.engine)})" for _, server in servers]
-        said = [f"{role} {one_line(server.backend)}: {calls[n] or none[n]}" for n, (role, server) in enumerate(servers)]
-        blocks.append(_section("Attention calls counted", [Items(said)]))
-    if report.kernels:
-        ran = [one_line(one.sentence, 300) for one in report.kernels]
-        blocks.append(_section("Kernels that ran in one traced pass of each kind", [Items(ran)]))
-    if unmet:
-        blocks.append(_section("Checks that are not ok", [Checks(unmet)]))
-    if report.findings:
-        blocks.append(_section("Findings", [Findings(report.findings, commands=True)]))
-    if report.layers:
-        lines = Items([one_line(line, 400) for line in summary.layer_diff_lines(report.layers)])
-        blocks.append(_section("Layer diff", [lines, *_layer_lines(report)]))
-    if report.envelope:
-        lines = Items([one_line(line, 700) for line in summary.envelope_lines(report)])
-        blocks.append(_section("Envelope", [lines]))
-    if report.latency:
-        blocks.append(
-            _section("Latency", [Items([one_line(line, 400) for line in summary.latency_lines(report.latency)])])
-        )
-    return [*blocks, Line("")]
+        head += [Line(""), *(Line(f"  {line[:_LOG]}", "quiet") for line in log)]
+    sections: list[tuple[str, list[Block]]] = [
+        ("Suites", _brief_suites(report)),
+        ("Attention calls counted", _brief_calls(report)),
+        (
+            "Kernels that ran in one traced pass of each kind",
+            _items([kernels.sentence for kernels in report.kernels], 300),
+        ),
+        ("Checks that are not ok", [Checks(unmet)] if unmet else []),
+        ("Findings", [Findings(report.findings, commands=True)] if report.findings else []),
+        ("Layer diff", [*_items(_layer_diff(report), 400), *_layer_lines(report)]),
+        ("Envelope", _items(summary.envelope_lines(report), 700)),
+        ("Latency", _items(_latency(report), 400)),
+    ]
+    return [*head, *(_section(title, blocks) for title, blocks in sections if blocks), Line("")]
+
+
+def _items(lines: Sequence[str], most: int) -> list[Block]:
+    """Lines of at most so many characters; no block without a line."""
+    return [Items([one_line(line, most) for line in lines])] if lines else []
+
+
+def _layer_diff(report: Report) -> list[str]:
+    return summary.layer_diff_lines(report.layers) if report.layers else []
+
+
+def _latency(report: Report) -> list[str]:
+    return summary.latency_lines(report.latency) if report.latency else []
+
+
+def _brief_suites(report: Report) -> list[Block]:
+    if not report.suites:
+        return []
+    bounds = [line for line in map(summary.suite_line, report.suites) if line.policy]
+    return [
+        _suite_table(report.suites),
+        *(Line(f"  bound of {line.suite} set by {line.policy}", "quiet") for line in bounds),
+    ]
+
+
+def _brief_calls(report: Report) -> list[Block]:
+    servers = {"reference": report.reference, "candidate": report.candidate}
+    if report.failure is not None and not any(server.calls for server in servers.values()):
+        return []
+    said = []
+    for role, server in servers.items():
+        calls = "; ".join(one_line(call.sentence, 300) for call in server.calls)
+        said.append(f"{role} {one_line(server.backend)}: {calls or f'none counted ({one_line(server.engine)})'}")
+    return [Items(said)]
 
 
 def _section(title: str, blocks: Sequence[Block]) -> Section:
@@ -145,7 +165,8 @@ def _suite_table(suites: Sequence[SuiteResult]) -> Table:
 
 def _layer_lines(report: Report) -> list[Block]:
     """Own errors by layer and cached prefix, of the layers with the largest error relative to its bound."""
-    assert report.layers is not None
+    if report.layers is None:
+        return []
     rows = [row for row in summary.layer_rows(report.layers) if row.cells]
     shown = {row.layer for row in sorted(rows, key=lambda row: -row.excess)[:MAX_LAYERS]}
     lines: list[Block] = []
@@ -326,7 +347,8 @@ def _flips(suite: SuiteResult) -> list[Block]:
 
 def _flip(flip: Flip) -> Entry:
     parsed = [
-        "unparsed" if one is None else one_line(one, 12) for one in (flip.reference_parsed, flip.candidate_parsed)
+        "unparsed" if answer is None else one_line(answer, 12)
+        for answer in (flip.reference_parsed, flip.candidate_parsed)
     ]
     arrow = "↓" if flip.direction == "lost" else "↑"
     return Entry(
@@ -375,23 +397,23 @@ def _divergences(suite: SuiteResult) -> list[Block]:
     return [Box("screen-only", [Section("", "Greedy texts that differ", [Line(about, "quiet"), entries])])]
 
 
-def _divergence(one: DivergenceRow) -> Entry:
-    common, reference, candidate = split_divergence(one)
+def _divergence(row: DivergenceRow) -> Entry:
+    common, reference, candidate = split_divergence(row)
     change: tuple[str | Cell, ...] = ()
-    if one.swing is not None:
-        change = (", log-odds change by ", Cell(summary.number(one.swing), "strong"), " nats")
-    elif one.gap is not None:
-        change = (", gap ", Cell(summary.number(one.gap), "strong"), " nats")
+    if row.swing is not None:
+        change = (", log-odds change by ", Cell(summary.number(row.swing), "strong"), " nats")
+    elif row.gap is not None:
+        change = (", gap ", Cell(summary.number(row.gap), "strong"), " nats")
     ends = "(ends here)"
     return Entry(
-        status=Cell(one.kind, one.kind),
-        name=one_line(one.item, 80),
-        about=("first differs at token ", Cell(str(one.position), "strong"), *change),
-        where=_cached(one.candidate_cached_tokens),
+        status=Cell(row.kind, row.kind),
+        name=one_line(row.item, 80),
+        about=("first differs at token ", Cell(str(row.position), "strong"), *change),
+        where=_cached(row.candidate_cached_tokens),
         texts=(
             ("Reference", common, reference or ends),
             ("Candidate", common, candidate or ends),
-            ("Prompt", one.prompt, ""),
+            ("Prompt", row.prompt, ""),
         ),
     )
 
@@ -462,14 +484,14 @@ def _calls(report: Report) -> Section:
     return Section("calls", "Attention calls counted", [fold], short="Calls")
 
 
-def _kernels(one: PassKernels) -> Fold:
+def _kernels(traced: PassKernels) -> Fold:
     attention = {None: "not known", True: "yes", False: "no"}
     rows = [
         (Cell(kernel.name, code=True), kernel.kind, f"{kernel.launches:,}", attention[kernel.attention], kernel.of)
-        for kernel in one.kernels
+        for kernel in traced.kernels
     ]
     columns = ("Kernel", "Kind", "Launches", "Attention", "Of")
-    return Fold(one.sentence, [Table(columns, rows, numbers=(2,), style="kernels")])
+    return Fold(traced.sentence, [Table(columns, rows, numbers=(2,), style="kernels")])
 
 
 def _environment(report: Report) -> Section:
@@ -510,34 +532,40 @@ def _comment_with(report: Report, further: int, drawn: bool) -> list[Block]:
     blocks.append(Items([one_line(reason, 300) for reason in report.reasons if reason != said], most=5))
     if log := summary.failure_lines(report, _COMMENT_LOG):
         blocks.append(Fold("Its log", [Code("\n".join(line[:_LOG] for line in log))]))
-    if report.suites:
-        table = _suite_table(report.suites)
-        bounds = (
-            f"{line.bound}{f', set by {line.policy}' * bool(line.policy)}"
-            for line in map(summary.suite_line, report.suites)
-        )
-        rows = [(*row[:-1], one_line(bound)) for row, bound in zip(table.rows, bounds, strict=True)]
-        blocks.append(replace(table, rows=rows, most=7))
-    inside: list[Block] = []
-    if unmet := summary.unmet(report):
-        inside += [Line("Checks that are not ok", "strong"), Checks(unmet, most=5)]
-    if others := [finding for finding in report.findings if finding is not cause]:
-        inside += [Line("Further findings", "strong"), Findings(others, most=further)]
-    if report.layers:
-        lines = [one_line(line, 400) for line in summary.layer_diff_lines(report.layers)]
-        inside += [Line("Layer diff", "strong"), Items(lines, most=3)]
-    if report.envelope:
-        words = " ".join(one_line(line, 800) for line in summary.envelope_lines(report))
-        inside.append(Line((Cell("Envelope", "strong"), f": {words}")))
-    if report.latency:
-        words = " ".join(one_line(line, 400) for line in summary.latency_lines(report.latency))
-        inside.append(Line((Cell("Latency", "strong"), f": {words}")))
-    blocks.append(Fold("Checks, layers, and what the verdict covers", inside))
+    blocks += _comment_suites(report)
+    blocks.append(Fold("Checks, layers, and what the verdict covers", _comment_fold(report, cause, further)))
     if report.reproduce:
         long = visible(report.reproduce).count("\n") >= _COMMAND_LINES or len(report.reproduce) > _COMMAND
         shown = Line("The command that repeats this run is in report.html.")
         blocks.append(shown if long else Code(report.reproduce, "Repeat this run", "sh"))
     return blocks
+
+
+def _comment_suites(report: Report) -> list[Block]:
+    if not report.suites:
+        return []
+    table = _suite_table(report.suites)
+    bounds = (
+        f"{line.bound}{f', set by {line.policy}' * bool(line.policy)}"
+        for line in map(summary.suite_line, report.suites)
+    )
+    rows = [(*row[:-1], one_line(bound)) for row, bound in zip(table.rows, bounds, strict=True)]
+    return [replace(table, rows=rows, most=7)]
+
+
+def _comment_fold(report: Report, cause: Finding | None, further: int) -> list[Block]:
+    inside: list[Block] = []
+    if unmet := summary.unmet(report):
+        inside += [Line("Checks that are not ok", "strong"), Checks(unmet, most=5)]
+    if others := [finding for finding in report.findings if finding is not cause]:
+        inside += [Line("Further findings", "strong"), Findings(others, most=further)]
+    if lines := [one_line(line, 400) for line in _layer_diff(report)]:
+        inside += [Line("Layer diff", "strong"), Items(lines, most=3)]
+    for title, lines, most in (("Envelope", summary.envelope_lines(report), 800), ("Latency", _latency(report), 400)):
+        if lines:
+            words = " ".join(one_line(line, most) for line in lines)
+            inside.append(Line((Cell(title, "strong"), f": {words}")))
+    return inside
 
 
 def _cases(report: Report) -> list[Suite]:

@@ -191,7 +191,7 @@ def layer_rows(layers: LayersResult) -> list[LayerRow]:
                     if error is not None:
                         here.append((f"{grid.where}, prefix {prefix}", error, out_of_bounds(error, bound)))
                         worst[layer] = max(worst.get(layer, -1.0), excess(error, bound))
-    return [LayerRow(layer, tuple(found), worst.get(layer, -1.0)) for layer, found in cells.items()]
+    return [LayerRow(layer, tuple(errors), worst.get(layer, -1.0)) for layer, errors in cells.items()]
 
 
 def own_error_text(error: OwnError) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from assay.harness.ingest.tensors.diff import CellAt, TensorDiff, TensorRow, cell_text
+from assay.harness.ingest.tensors.tensor_diff import CellAt, TensorDiff, TensorRow, cell_text
 from assay.harness.text import counted, one_line
 from assay.harness.verdict import Verdict
 from assay.reports.document import Block, Cell, Document, Facts, HeatMaps, Items, Line, Only, Section, Table, Words

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from assay.harness.ingest import result as ingested
 from assay.harness.ingest.result import Fact
-from assay.harness.ingest.trace.diff import StepRow, TraceDiff
-from assay.harness.ingest.trace.verdict import verdict_of
+from assay.harness.ingest.trace.steps import verdict_of
+from assay.harness.ingest.trace.trace_diff import StepRow, TraceDiff
 from assay.harness.text import clip, counted, one_line
 from assay.harness.verdict import Verdict
 from assay.reports.document import Block, Cell, Code, Document, Drawing, Facts, Findings, Line, Only, Section, Table
@@ -20,10 +20,10 @@ _ROWS = 20
 _STEPS = ("step", "phase", "first", "second", "ms", "ms", "ratio")
 
 
-def trace_document(trace: ingested.Document) -> Document:
+def trace_document(trace: ingested.FileDocument) -> Document:
     """What a trace states, and the rules that it breaks."""
     verdict, file = verdict_of(trace), trace.file
-    none = Line("No rule of the state machine is broken.", "empty")
+    none = Line("No rule is broken.", "empty")
     body: list[Block] = [Line(f"Note: {note}") for note in file.notes]
     body.append(Section("timeline", "Timeline", timeline_blocks(trace) or [Line("Nothing ran.", "empty")]))
     body.append(Section("findings", "Findings", [Findings(trace.findings) if trace.findings else none]))
@@ -54,7 +54,7 @@ def trace_document(trace: ingested.Document) -> Document:
     )
 
 
-def _named(fact: Fact, trace: ingested.Document) -> str:
+def _named(fact: Fact, trace: ingested.FileDocument) -> str:
     return ", ".join([fact.title, *(f"{trace.file.unit} {cite.first:,}" for cite in fact.cites)])
 
 

@@ -74,7 +74,7 @@ def _track(track: TimelineTrack, x: LinearScale, y: float, timeline: Timeline, c
 
 
 def _cells(lane: Lane, x: LinearScale, top: float, timeline: Timeline, columns: int) -> list[str]:
-    per = (timeline.high - timeline.low) / columns
+    per, colour = (timeline.high - timeline.low) / columns, _COLOURS[lane.kind]
     parts, at = [], 0
     for cell, run in groupby(lane.cells):
         start, at = at, at + len(list(run))
@@ -83,28 +83,15 @@ def _cells(lane: Lane, x: LinearScale, top: float, timeline: Timeline, columns: 
         left, width = x(start), max(x(at) - x(start), 0.5)
         low, high = timeline.low + start * per, timeline.low + at * per
         says = f"{one_line(lane.name, 60)}, {timeline.axis} {low:,.6g} to {high:,.6g}"
+        middle = top + ROW / 2
         if cell == POLLED:
-            parts.append(
-                element("rect", says, x=left, y=top + ROW / 2 - 1, width=width, height=2, fill=MUTED, fill_opacity=0.5)
-            )
-            continue
-        if timeline.axis == "segment" and per == 1:  # segments can be counted
+            shape: dict[str, str | float | None] = {"y": middle - 1, "height": 2, "fill": MUTED, "fill_opacity": 0.5}
+        elif timeline.axis == "segment" and per == 1:  # segments can be counted
             across = f"{width / (at - start) - 1:.2f} 1"
-            parts.append(
-                line(
-                    left,
-                    top + ROW / 2,
-                    left + width,
-                    top + ROW / 2,
-                    _COLOURS[lane.kind],
-                    ROW - 4,
-                    stroke_dasharray=across,
-                )
-            )
+            parts.append(line(left, middle, left + width, middle, colour, ROW - 4, stroke_dasharray=across))
             continue
-        opacity = 0.3 + 0.7 * (TENTHS.index(cell) + 1) / len(TENTHS)
-        colour = _COLOURS[lane.kind]
-        parts.append(
-            element("rect", says, x=left, y=top + 2, width=width, height=ROW - 4, fill=colour, fill_opacity=opacity)
-        )
+        else:
+            opacity = 0.3 + 0.7 * (TENTHS.index(cell) + 1) / len(TENTHS)
+            shape = {"y": top + 2, "height": ROW - 4, "fill": colour, "fill_opacity": opacity}
+        parts.append(element("rect", says, x=left, width=width, **shape))
     return parts

@@ -120,6 +120,8 @@ def _signature(name: str, found: Any) -> str:
         return f"class {name}"
     if inspect.isclass(found) and issubclass(found, BaseException):
         return f"class {name}({', '.join(base.__name__ for base in found.__bases__)})"
+    if inspect.isclass(found) and issubclass(found, dict):
+        return f"class {name}(TypedDict, total=False)"
     if inspect.isclass(found):
         parameters = inspect.signature(found).parameters.values()
         return _wrapped(f"class {name}", [_attribute(one) for one in parameters], "")
@@ -131,7 +133,8 @@ def _signature(name: str, found: Any) -> str:
     positional = [_parameter(one, default, found) for one, default in zip(args.args, defaults, strict=True)]
     keyword = [_parameter(one, default, found) for one, default in zip(args.kwonlyargs, args.kw_defaults, strict=True)]
     returned = f" -> {ast.unparse(function.returns)}" if function.returns else ""
-    return _wrapped(name, [*positional, *(["*"] if keyword else []), *keyword], returned)
+    rest = [f"**{args.kwarg.arg}: {ast.unparse(args.kwarg.annotation)}"] if args.kwarg and args.kwarg.annotation else []
+    return _wrapped(name, [*positional, *(["*"] if keyword else []), *keyword, *rest], returned)
 
 
 def _attribute(one: inspect.Parameter) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, Literal, NoReturn
@@ -14,7 +15,7 @@ from typer.core import TyperCommand
 
 from assay.harness.cli.app import console, errors, report_error, say, wrong_use
 from assay.harness.cli.bisect import bisect_app
-from assay.harness.cli.flags import existing
+from assay.harness.cli.flags import existing, grouped_flags
 from assay.harness.cli.output import Json, deliver, new_folder
 from assay.harness.errors import GIT_ABORT, AssayError, ExitCode
 
@@ -23,69 +24,82 @@ GIT_CODES = {"good": 0, "bad": 1, "skip": 125}
 
 _REPOSITORY = existing("a folder of a git repository")
 Kernel = Annotated[str, typer.Option(help="The kernel, as module:function; the module is the commit's own.")]
-Build = Annotated[str, typer.Option(help="Shell command that builds a commit, run at the top of its tree.")]
-Pack = Annotated[Path | None, typer.Option(help="Use the recorded calls of this replay pack.")]
-ConditionOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="axis=value, for example phase=extend or prefix=128: use only calls that meet it; may be repeated."
-    ),
-]
-Calls = Annotated[int, typer.Option(help="Maximum number of calls; 0 for all. An interpreted kernel is slow.", min=0)]
-Source = Annotated[
-    list[str] | None,
-    typer.Option(help="Folder of the tree to import modules from; by default . and src."),
-]
-Raises = Annotated[
-    Literal["skip", "bad"], typer.Option(help="How to classify a commit whose kernel raises, dies or hangs on a call.")
-]
+
+
+@dataclass
+class _Measured:
+    """How a commit is built and measured: settings of a `BisectSpec`."""
+
+    build: Annotated[str, typer.Option(help="Shell command that builds a commit, run at the top of its tree.")] = ""
+    pack: Annotated[Path | None, typer.Option(help="Use the recorded calls of this replay pack.")] = None
+    conditions: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--condition",
+            help="axis=value, for example phase=extend or prefix=128: use only calls that meet it; may be repeated.",
+        ),
+    ] = None
+    calls: Annotated[
+        int, typer.Option(help="Maximum number of calls; 0 for all. An interpreted kernel is slow.", min=0)
+    ] = 0
+    sources: Annotated[
+        list[str] | None,
+        typer.Option("--source", help="Folder of the tree to import modules from; by default . and src."),
+    ] = None
+    raises: Annotated[
+        Literal["skip", "bad"],
+        typer.Option(help="How to classify a commit whose kernel raises, dies or hangs on a call."),
+    ] = "skip"
+    build_timeout: Annotated[float, typer.Option(help="Time limit of a build, in seconds.", min=0.1)] = 1800.0
+    seed: Annotated[int, typer.Option(help="Seed of the op-level calls.")] = 0
+
+
+@dataclass
+class _Searched(_Measured):
+    """What is searched for, and how: settings of a `BisectSpec`."""
+
+    measure_with: Annotated[
+        Literal["replay", "accuracy"],
+        typer.Option("--with", help="Classify commits by own error on calls, or by an assay run per commit."),
+    ] = "replay"
+    against: Annotated[
+        Literal["bound", "good"],
+        typer.Option(help="Compare each call's own error with its bound, or with that of the good revision."),
+    ] = "bound"
+    times: Annotated[
+        float, typer.Option(help="With --against good: the largest acceptable multiple of its error.", min=1)
+    ] = 2.0
+    first_parent: Annotated[bool, typer.Option("--first-parent", help="Follow first parents only.")] = False
+    repeats: Annotated[int, typer.Option(help="Fewest probes of each end before the search.", min=1)] = 1
+    confidence: Annotated[float, typer.Option(help="Probability at which a commit is named.", min=0.51, max=0.9999)] = (
+        0.95
+    )
+    scan: Annotated[
+        int | None,
+        typer.Option(
+            help="Further commits to probe after the culprit is named, for the error profile; by default 8.", min=0
+        ),
+    ] = None
+    keep_build: Annotated[
+        bool, typer.Option("--keep-build", help="Keep the files that git ignores from commit to commit.")
+    ] = False
+    timeout: Annotated[float | None, typer.Option(help="Time limit of a probe, in seconds.", min=0.1)] = None
+    run_args: Annotated[
+        list[str] | None,
+        typer.Option("--run-arg", help="With --with accuracy: a further argument of assay run; may be repeated."),
+    ] = None
 
 
 @bisect_app.command()
+@grouped_flags(_Searched)
 def commits(
+    settings: dict[str, Any],
     repo: Annotated[
         Path, typer.Option(help="A folder of the repository. Its checkout is never touched.", callback=_REPOSITORY)
     ] = Path("."),
     good: Annotated[str, typer.Option(help="A revision whose kernel is good.", show_default=False)] = "",
     bad: Annotated[str, typer.Option(help="A later revision whose kernel is bad.", show_default=False)] = "",
     kernel: Kernel = "",
-    build: Build = "",
-    pack: Pack = None,
-    condition: ConditionOption = None,
-    calls: Calls = 0,
-    source: Source = None,
-    measure_with: Annotated[
-        Literal["replay", "accuracy"],
-        typer.Option("--with", help="Classify commits by own error on calls, or by an assay run per commit."),
-    ] = "replay",
-    against: Annotated[
-        Literal["bound", "good"],
-        typer.Option(help="Compare each call's own error with its bound, or with that of the good revision."),
-    ] = "bound",
-    times: Annotated[
-        float, typer.Option(help="With --against good: the largest acceptable multiple of its error.", min=1)
-    ] = 2.0,
-    raises: Raises = "skip",
-    first_parent: Annotated[bool, typer.Option("--first-parent", help="Follow first parents only.")] = False,
-    repeats: Annotated[int, typer.Option(help="Fewest probes of each end before the search.", min=1)] = 1,
-    confidence: Annotated[
-        float, typer.Option(help="Probability at which a commit is named.", min=0.51, max=0.9999)
-    ] = 0.95,
-    scan: Annotated[
-        int | None,
-        typer.Option(
-            help="Further commits to probe after the culprit is named, for the error profile; by default 8.", min=0
-        ),
-    ] = None,
-    keep_build: Annotated[
-        bool, typer.Option("--keep-build", help="Keep the files that git ignores from commit to commit.")
-    ] = False,
-    timeout: Annotated[float | None, typer.Option(help="Time limit of a probe, in seconds.", min=0.1)] = None,
-    build_timeout: Annotated[float, typer.Option(help="Time limit of a build, in seconds.", min=0.1)] = 1800.0,
-    run_arg: Annotated[
-        list[str] | None, typer.Option(help="With --with accuracy: a further argument of assay run; may be repeated.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the op-level calls.")] = 0,
     status: Annotated[
         bool, typer.Option("--status", help="Show the progress of a bisection without changing it.")
     ] = False,
@@ -108,12 +122,7 @@ def commits(
     if status and (out or not kernel):
         deliver(bisection_document((BisectFolder(out) if out else latest_folder()).read()), json)
         return
-    spec = bisection_spec(repo, {
-        "good": good, "bad": bad, "kernel": kernel, "build": build, "sources": source, "first_parent": first_parent,
-        "measure_with": measure_with, "against": against, "times": times, "pack": pack, "conditions": condition, "calls": calls,
-        "seed": seed, "raises": raises, "repeats": repeats, "confidence": confidence, "scan": scan, "keep_build": keep_build,
-        "timeout": timeout, "build_timeout": build_timeout, "run_args": run_arg,
-    })  # fmt: skip
+    spec = bisection_spec(repo, {**settings, "good": good, "bad": bad, "kernel": kernel})
     folder = BisectFolder(out) if out else default_folder(spec)
     if status:
         deliver(bisection_document(folder.read()), json)
@@ -156,18 +165,12 @@ class _ForGit(TyperCommand):
 
 
 @bisect_app.command(cls=_ForGit)
+@grouped_flags(_Measured)
 def probe(
+    settings: dict[str, Any],
     kernel: Kernel,
     repo: Annotated[Path, typer.Option(help="The checkout to probe.", callback=_REPOSITORY)] = Path("."),
-    build: Build = "",
-    pack: Pack = None,
-    condition: ConditionOption = None,
-    calls: Calls = 0,
-    source: Source = None,
-    raises: Raises = "skip",
     timeout: Annotated[float, typer.Option(help="Time limit of the probe, in seconds.", min=0.1)] = 300.0,
-    build_timeout: Annotated[float, typer.Option(help="Time limit of the build, in seconds.", min=0.1)] = 1800.0,
-    seed: Annotated[int, typer.Option(help="Seed of the op-level calls.")] = 0,
 ) -> None:
     """Probe the kernel of a checkout as it is, for git bisect run.
 
@@ -178,10 +181,7 @@ def probe(
         from assay.harness.bisect.commits.bisection import probe_checkout, probe_spec
         from assay.reports.commit_bisection import probe_line
 
-        spec = probe_spec(repo, {
-            "kernel": kernel, "build": build, "pack": pack, "conditions": condition, "calls": calls, "sources": source,
-            "raises": raises, "timeout": timeout, "build_timeout": build_timeout, "seed": seed,
-        })  # fmt: skip
+        spec = probe_spec(repo, {**settings, "kernel": kernel, "timeout": timeout})
         outcome, measured = probe_checkout(spec)
         say(probe_line(outcome, measured))
         code = GIT_CODES[outcome.outcome]

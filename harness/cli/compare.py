@@ -50,12 +50,12 @@ def compare(
     junit: Junit = None,
 ) -> None:
     """Compare results that are there: two of an evaluation tool, a benchmark or tests; or two or more runs."""
-    from assay.harness.ingest.results.compare import Limits
+    from assay.harness.ingest.results.compare_results import PassLimits
     from assay.harness.ingest.results.side_by_side import are_runs
 
     if len(results) < 2:
         raise UsageError(f"Only {results[0]} was named.", "two results, or two or more runs", "name the other one too")
-    limits = Limits(margin, alpha, latency_bound)
+    limits = PassLimits(margin, alpha, latency_bound)
     if are_runs(results):
         from assay.harness.ingest.results.side_by_side import compare_runs
         from assay.reports.compare import runs_compared_document
@@ -67,7 +67,7 @@ def compare(
             "two results; only of runs more than two",
             "compare them in pairs",
         )
-    from assay.harness.ingest.results.compare import compare as run
+    from assay.harness.ingest.results.compare_results import compare as run
     from assay.reports.compare import compare_document
 
     result = run(results[0], results[1], limits, metric, reproduce=as_given())

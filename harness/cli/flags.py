@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import fields
 from functools import wraps
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 from pydantic_core import PydanticUndefined
@@ -103,6 +104,32 @@ def spec_flags(
         parameters = [_parameter(name, short, name in hidden, about.get(name, "")) for name in names]
         parameters += [_short_parameter(name, short) for name in names if _alias(name, short) != name]
         parameters += [other.replace(kind=inspect.Parameter.KEYWORD_ONLY) for other in others]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        del run.__wrapped__  # inspect would read the signature of the wrapped function
+        return run
+
+    return decorate
+
+
+def grouped_flags(group: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options that a dataclass declares: a field each, with its typer annotation and its default.
+
+    The command receives their values, by field name, as its first argument; these options come after its own ones.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def run(**given: Any) -> None:
+            command({field.name: given.pop(field.name) for field in fields(group)}, **given)
+
+        hints, kind = get_type_hints(group, include_extras=True), inspect.Parameter.KEYWORD_ONLY
+        own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+        parameters = [other.replace(kind=kind) for other in own]
+        parameters += [
+            inspect.Parameter(field.name, kind, default=field.default, annotation=hints[field.name])
+            for field in fields(group)
+        ]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         del run.__wrapped__  # inspect would read the signature of the wrapped function

@@ -40,7 +40,7 @@ def import_(
     from assay.harness.ingest.tensors import to_pack
     from assay.harness.ingest.tensors.dump import open_dump
     from assay.harness.ingest.tensors.flashinfer_trace import is_trace
-    from assay.harness.ingest.tensors.layout import ModelShape
+    from assay.harness.ingest.tensors.layout import DumpedModel
     from assay.harness.reading import reading
     from assay.reports.recorded_calls import pack_document
 
@@ -48,7 +48,7 @@ def import_(
         if is_trace(dump):
             made = to_pack.trace_to_pack(dump, out, budget_mb)
         else:
-            shape = ModelShape.of(model) if model else None
+            shape = DumpedModel.of(model) if model else None
             made = to_pack.to_pack(open_dump(dump), out, shape, str(model or ""), budget_mb)
     deliver(pack_document(made.manifest, out, made), json)
 

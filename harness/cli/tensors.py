@@ -32,8 +32,7 @@ def diff(
     tolerance: Annotated[
         float | None,
         typer.Option(
-            help="Error up to which a token of a head is equal; by default what rounding to its dtype explains.",
-            min=0,
+            help="Error up to which a token of a head is equal; by default what rounding to its dtype explains.", min=0
         ),
     ] = None,
     model: Annotated[
@@ -50,15 +49,15 @@ def diff(
 
     Exit codes: 0 equal within bounds, 1 different, 2 usage error, 3 cannot be compared (what did not pair is listed).
     """
-    from assay.harness.ingest.source import two
-    from assay.harness.ingest.tensors import diff as comparing
+    from assay.harness.ingest.source_file import two
+    from assay.harness.ingest.tensors import tensor_diff as comparing
     from assay.harness.ingest.tensors.dump import open_dump
-    from assay.harness.ingest.tensors.layout import ModelShape, check_axes
+    from assay.harness.ingest.tensors.layout import DumpedModel, check_axes
     from assay.reports.tensor_dumps import tensor_diff_document
 
     if exact and tolerance is not None:
         raise UsageError("--exact and --tolerance are both given.", "one of them", "drop one")
     two(a, b, "dumps")
-    shape, axes = ModelShape.of(model) if model else None, check_axes(layout)
+    shape, axes = DumpedModel.of(model) if model else None, check_axes(layout)
     result = comparing.diff(open_dump(a), open_dump(b), exact=exact, tolerance=tolerance, model=shape, axes=axes)
     raise typer.Exit(deliver(tensor_diff_document(result), json, html))

@@ -28,7 +28,7 @@ def show(
 
     Exit codes: 0 if all of it was understood and no rule is broken, 1 if rules are broken, 3 if part of it was not understood.
     """
-    from assay.harness.ingest.trace.load import document_of
+    from assay.harness.ingest.trace.trace_diff import document_of
     from assay.reports.trace_steps import trace_document
 
     raise typer.Exit(deliver(trace_document(document_of(file)), json, html))
@@ -45,7 +45,7 @@ def diff(
 
     Exit codes: 0 if they are equal, 1 if they differ, 3 if they cannot be compared.
     """
-    from assay.harness.ingest.trace.load import diff_files
+    from assay.harness.ingest.trace.trace_diff import diff_files
     from assay.reports.trace_steps import trace_diff_document
 
     raise typer.Exit(deliver(trace_diff_document(diff_files(a, b)), json, html))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from assay.evals.envelope_load import BATCH, DEPTH, Load, Request, Wave, envelope_load, longest
 from assay.evals.questions import prompt_hash
-from assay.harness.collect.interview import TOP_LOGPROBS
+from assay.harness.collect.interview import TOP_LOGPROBS, answer_of
 from assay.harness.collect.plan import Plan
 from assay.harness.engines.base import Engine, Reply, Scorer
 from assay.harness.engines.model import model_shape
@@ -19,7 +19,7 @@ from assay.harness.engines.sglang.launch import CHUNK_FLAG
 from assay.harness.engines.sglang.score import generate_all
 from assay.harness.evidence.envelope import EngineLimits, Envelope, EnvelopeCounts, read_envelope
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.records import Answer
+from assay.harness.evidence.records import Item
 
 _ROUNDS = 3
 """Most times that a wave is sent for one condition."""
@@ -80,21 +80,9 @@ def keeper(engine: Engine, folder: RunFolder, plan: Plan) -> Keep:
     known = {answer.key for answer in folder.answers()}
 
     def keep(request: Request, reply: Reply) -> None:
-        answer = Answer(
-            suite="envelope",
-            role=engine.role,
-            item=request.title,
-            prompt_hash=prompt_hash(" ".join(map(str, request.ids))),
-            request_id=reply.request_id,
-            text=reply.text,
-            parsed=None,
-            finish_reason=reply.finish_reason,
-            prompt_tokens=reply.prompt_tokens,
-            completion_tokens=reply.completion_tokens,
-            cached_tokens=reply.cached_tokens,
-            latency_s=reply.latency_s,
-            tokens=reply.tokens,
-        )
+        prompt = " ".join(map(str, request.ids))
+        item = Item(suite="envelope", id=request.title, prompt=prompt, prompt_hash=prompt_hash(prompt))
+        answer = answer_of(engine.role, item, reply)
         if answer.key not in known:
             folder.append(answer)
 
@@ -113,7 +101,9 @@ def send(engine: Engine, server: Scorer, waves: Sequence[Wave], keep: Keep) -> N
     """
     engine.flush_cache()
     for wave in waves:
-        replies = generate_all(server, [one.ids for one in wave], [one.output for one in wave], TOP_LOGPROBS)
+        replies = generate_all(
+            server, [request.ids for request in wave], [request.output for request in wave], TOP_LOGPROBS
+        )
         for request, reply in zip(wave, replies, strict=True):
             keep(request, reply)
 
@@ -135,7 +125,9 @@ def _missing(plan: Plan, counts: EnvelopeCounts | None) -> set[tuple[str, str]]:
     """List what is not yet covered in the phases that the candidate computes: phase, and id of the condition."""
     if counts is None:
         return set()
-    return {(one.phase, one.quantity) for one in Envelope.of(plan.spec).missing(counts, plan.candidate.phases)}
+    return {
+        (missing.phase, missing.quantity) for missing in Envelope.of(plan.spec).missing(counts, plan.candidate.phases)
+    }
 
 
 def _load(engine: Engine, plan: Plan, seed: str) -> Load | None:

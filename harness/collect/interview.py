@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from assay.evals.greedy import MAX_TOKENS as GREEDY_TOKENS
@@ -45,26 +45,26 @@ def _questions(plan: Plan, role: Role, stop: QuestionStop) -> tuple[_Stage, _Sta
     return _Stage("questions, cold", cold, 0, limit), _Stage("questions", cached, 0, limit)
 
 
-def _after_questions(plan: Plan, role: Role, answered: set[AnswerKey], stop: QuestionStop) -> list[_Stage]:
+def _after_questions(plan: Plan, role: Role, answered: Collection[AnswerKey], stop: QuestionStop) -> list[_Stage]:
     """List the stages that a role has not answered yet and that follow the questions."""
     greedy = plan.of("greedy")
 
-    def stage(title: str, items: list[Item], repeat: int, max_tokens: int, top_logprobs: int = 0) -> _Stage:
-        pending = [item for item in items if (item.suite, role, item.id, repeat) not in answered]
-        return _Stage(title, pending, repeat, max_tokens, top_logprobs)
+    def pending(title: str, items: list[Item], repeat: int, max_tokens: int, top_logprobs: int = 0) -> _Stage:
+        items = [item for item in items if (item.suite, role, item.id, repeat) not in answered]
+        return _Stage(title, items, repeat, max_tokens, top_logprobs)
 
-    stages = [stage("greedy", greedy, 0, GREEDY_TOKENS, TOP_LOGPROBS)]
+    stages = [pending("greedy", greedy, 0, GREEDY_TOKENS, TOP_LOGPROBS)]
     if role == "reference":
         # The floors are asked in another order, so that the run-to-run difference includes the effect of batching.
         stages = [
-            stage("questions again", stop.asked_again()[::-1], FLOOR_REPEAT, plan.spec.workload.token_limit),
+            pending("questions again", stop.asked_again()[::-1], FLOOR_REPEAT, plan.spec.workload.token_limit),
             *stages,
-            stage("greedy again", greedy[::_FLOOR_EVERY][::-1], FLOOR_REPEAT, GREEDY_TOKENS, TOP_LOGPROBS),
+            pending("greedy again", greedy[::_FLOOR_EVERY][::-1], FLOOR_REPEAT, GREEDY_TOKENS, TOP_LOGPROBS),
         ]
-    return [one for one in stages if one.items]
+    return [stage for stage in stages if stage.items]
 
 
-def is_answered(plan: Plan, role: Role, answered: set[AnswerKey], stop: QuestionStop) -> bool:
+def is_answered(plan: Plan, role: Role, answered: Collection[AnswerKey], stop: QuestionStop) -> bool:
     """Return True if a role has answered everything that it is to be asked."""
     return not stop.open_items(role) and not _after_questions(plan, role, answered, stop)
 
@@ -73,7 +73,7 @@ def interview(
     engine: Engine,
     plan: Plan,
     folder: RunFolder,
-    answered: set[AnswerKey],
+    answered: Collection[AnswerKey],
     stop: QuestionStop,
     display: ProgressDisplay,
 ) -> None:
@@ -92,7 +92,7 @@ def interview(
 
         def keep(index: int, reply: Reply) -> None:
             nonlocal done
-            answer = _answer(role, stage, items[index], reply)
+            answer = answer_of(role, items[index], reply, stage.repeat)
             folder.append(answer)
             stop.keep(answer)
             done += 1
@@ -121,20 +121,14 @@ def interview(
         ask(stage, slice(None), concurrency)
 
 
-def _answer(role: Role, stage: _Stage, item: Item, reply: Reply) -> Answer:
+def answer_of(role: Role, item: Item, reply: Reply, repeat: int = 0) -> Answer:
+    """Make the record of a reply."""
     return Answer(
         suite=item.suite,
         role=role,
         item=item.id,
-        repeat=stage.repeat,
+        repeat=repeat,
         prompt_hash=item.prompt_hash,
-        request_id=reply.request_id,
-        text=reply.text,
         parsed=parse_answer(reply.text, item.expected) if item.suite == "mmlu" else None,
-        finish_reason=reply.finish_reason,
-        prompt_tokens=reply.prompt_tokens,
-        completion_tokens=reply.completion_tokens,
-        cached_tokens=reply.cached_tokens,
-        latency_s=reply.latency_s,
-        tokens=reply.tokens,
+        **vars(reply),
     )

@@ -1,5 +1,9 @@
 """The candidate's kernel outside of a server, as part of a run: a process computes, and this one watches it.
 
+Two jobs: the calls that the layer diff recorded are compared with the oracle, and the bug gets a name; and the op-level matrix of
+the shape of the run's model. A server sees the conditions that an engine makes; the matrix has all pairs of lengths, batches, data
+and page sizes up to the policy's envelope, on synthetic data, with float64 as the truth.
+
 A kernel that ends its process, crashes it or hangs leaves a run without this result, but with a report, which is no pass.
 """
 
@@ -12,16 +16,18 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
-from assay.harness.collect.find_cause import cause_job, examine_here, keep_cause
-from assay.harness.collect.op_matrix import impossible, job_of, keep_matrix, matrix_job
 from assay.harness.collect.plan import Plan
+from assay.harness.engines.model import ModelShape, model_shape
 from assay.harness.engines.process import ServerProcess
 from assay.harness.engines.sglang.launch import kernel_settings
 from assay.harness.errors import EngineError, EvidenceError
+from assay.harness.evidence import cause, op_matrix
 from assay.harness.evidence.cause import ReplayResult
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.kernel_jobs import CAUSE, COMPUTES, DRAFT, FIRST, MATRIX, Jobs
+from assay.harness.evidence.kernel_jobs import CAUSE, COMPUTES, DRAFT, FIRST, MATRIX, CauseJob, Jobs, MatrixJob
+from assay.harness.evidence.layer_diff_record import pack_of
 from assay.harness.evidence.op_matrix import MatrixRecord
+from assay.harness.evidence.pack import replay_command
 from assay.harness.offline.containment import TOO_MANY
 from assay.harness.offline.own_process import how_ended
 from assay.harness.progress import ProgressDisplay
@@ -32,6 +38,7 @@ LOG = "kernel.log"
 """The output of the process, in the run's folder."""
 _POLL_INTERVAL_S = 0.1
 _BLOCK = 2**20
+_DTYPES = ("float16", "bfloat16", "float32")
 
 
 def examine_kernel(
@@ -50,11 +57,11 @@ def examine_kernel(
     """
     stop = stop or threading.Event()
     while not stop.is_set():
-        jobs = Jobs(candidate=plan.candidate.name, cause=cause_job(plan, folder), matrix=matrix_job(plan, folder))
+        jobs = Jobs(candidate=plan.candidate.name, cause=_cause_job(plan, folder), matrix=_matrix_job(plan, folder))
         if jobs.cause and not plan.candidate.is_kernel:
-            keep_cause(folder, examine_here(jobs.cause, plan), display)
-        elif jobs.matrix and (why := impossible(jobs.matrix)):
-            keep_matrix(folder, jobs.matrix.record.model_copy(update={"error": why}), display)
+            _keep_cause(folder, _examine_here(jobs.cause, plan), display)
+        elif jobs.matrix and (why := _impossible(jobs.matrix)):
+            _keep_matrix(folder, jobs.matrix.record.model_copy(update={"error": why}), display)
         elif jobs.cause or jobs.matrix:
             _attempt(jobs, plan, folder, display, stop)
         else:
@@ -68,7 +75,7 @@ def try_kernel(plan: Plan, folder: RunFolder) -> None:
         EngineError: it raises on all of a phase, ends its process, crashes it or hangs.
         EvidenceError: the folder cannot be written.
     """
-    if not plan.candidate.is_kernel or impossible(job := job_of(plan, folder)):
+    if not plan.candidate.is_kernel or _impossible(job := _job_of(plan, folder)):
         return
     said: list[str] = []
 
@@ -83,6 +90,94 @@ def try_kernel(plan: Plan, folder: RunFolder) -> None:
             "an output of at least one of the smallest calls of each phase",
             f"fix the kernel; assay check {plan.candidate.name} calls it without a server (its output is in {LOG})",
         )
+
+
+def _cause_job(plan: Plan, folder: RunFolder) -> CauseJob | None:
+    """Return the recorded calls that are still to be examined; None if that is done, or if nothing was recorded.
+
+    Raises:
+        EvidenceError: the pack is damaged.
+    """
+    pack = pack_of(folder)
+    if pack is None or folder.read(cause.CAUSE) is not None:
+        return None
+    served = pack.is_relative_to(folder.server_folder("candidate"))
+    # The kernel's process has a working directory of its own.
+    return CauseJob(pack=pack.resolve(), served=served, reproduce=replay_command(pack, plan.candidate.name))
+
+
+def _examine_here(job: CauseJob, plan: Plan, not_run: str = "") -> ReplayResult:
+    """Diagnose outputs without a call of the kernel: one of the engine's own backends, or one that is not to be run, and why."""
+    from assay.harness.offline.replay import replay_recorded  # torch, which only a layer diff needs
+
+    return replay_recorded(job.pack, plan.candidate, job.reproduce, job.served, not_run)
+
+
+def _keep_cause(folder: RunFolder, result: ReplayResult, display: ProgressDisplay) -> None:
+    """Write the result, and show it.
+
+    Raises:
+        EvidenceError: the folder cannot be written.
+    """
+    folder.write(cause.CAUSE, result)
+    named = "; ".join(finding.title for finding in result.findings) or "nothing"
+    display.say(f"Examined {result.calls} recorded calls in {result.seconds:.1f} s: found {named}.")
+    if result.not_run:
+        display.say(f"The kernel was not tested on them: {result.not_run}.")
+
+
+def _matrix_job(plan: Plan, folder: RunFolder) -> MatrixJob | None:
+    """Return the matrix that is still to be run; None if that is done, or if the candidate is no kernel of the contract."""
+    if not plan.candidate.is_kernel or not plan.has_layer_diff or folder.read(op_matrix.MATRIX) is not None:
+        return None
+    return _job_of(plan, folder)
+
+
+def _job_of(plan: Plan, folder: RunFolder) -> MatrixJob:
+    """Make the job of a run's candidate: the matrix of the shape of the run's model, up to the policy's envelope."""
+    model = model_shape(plan.model)
+    dtype = _dtype(folder, plan.spec.device, model)
+    tokens = min(plan.spec.policy.envelope_tokens, model.context)
+    heads = f"{model.q_heads} q heads on {model.kv_heads} kv heads"
+    return MatrixJob(
+        record=MatrixRecord(
+            kernel=plan.candidate.name, calls=f"{dtype}, head_dim {model.head_dim}, {heads}, to {tokens:,} tokens"
+        ),
+        device=plan.spec.device,
+        dtype=dtype,
+        q_heads=model.q_heads,
+        kv_heads=model.kv_heads,
+        head_dim=model.head_dim,
+        tokens=tokens,
+    )
+
+
+def _impossible(job: MatrixJob) -> str:
+    """Explain why a matrix cannot be made; empty if it can."""
+    known = job.q_heads and job.kv_heads and job.head_dim
+    return "" if known else "the model's configuration does not state how many heads it has"
+
+
+def _keep_matrix(folder: RunFolder, record: MatrixRecord, display: ProgressDisplay) -> None:
+    """Write the result, and show it.
+
+    Raises:
+        EvidenceError: the folder cannot be written.
+    """
+    folder.write(op_matrix.MATRIX, record)
+    if record.error:
+        display.say(f"Op-level matrix: not tested: {record.error}.")
+        return
+    named = "; ".join(finding.title for finding in record.findings) or "nothing"
+    display.say(f"Op-level matrix: {len(record.computed)} calls in {record.seconds:.1f} s: found {named}.")
+
+
+def _dtype(folder: RunFolder, device: str, model: ModelShape) -> str:
+    """Return the dtype in which the candidate's server computed; by default float32 on the CPU, else the model's."""
+    servers = {server.role: server for server in folder.progress().servers}
+    served = [str(servers[role].arguments.get("dtype", "")) for role in ("candidate", "reference") if role in servers]
+    usual = "float32" if device == "cpu" else model.dtype if model.dtype in _DTYPES else "bfloat16"
+    return next((name for name in served if name in _DTYPES), usual)
 
 
 def _attempt(jobs: Jobs, plan: Plan, folder: RunFolder, display: ProgressDisplay, stop: threading.Event) -> None:
@@ -106,9 +201,9 @@ def _attempt(jobs: Jobs, plan: Plan, folder: RunFolder, display: ProgressDisplay
         return
     why = f"{why}; expected an output or an exception (see {LOG}, and run assay check {plan.candidate.name})"
     if jobs.cause:
-        keep_cause(folder, examine_here(jobs.cause, plan, why), display)
+        _keep_cause(folder, _examine_here(jobs.cause, plan, why), display)
     elif jobs.matrix:
-        keep_matrix(folder, jobs.matrix.record.model_copy(update={"error": why}), display)
+        _keep_matrix(folder, jobs.matrix.record.model_copy(update={"error": why}), display)
 
 
 def _watched(
@@ -145,10 +240,10 @@ def _kept(jobs: Jobs, lines: Sequence[str], folder: RunFolder, display: Progress
     """Keep the results among some notes. Returns the jobs that are left."""
     for line in lines:
         if line.startswith(CAUSE):
-            keep_cause(folder, ReplayResult.model_validate_json(line.removeprefix(CAUSE)), display)
+            _keep_cause(folder, ReplayResult.model_validate_json(line.removeprefix(CAUSE)), display)
             jobs = jobs.model_copy(update={"cause": None})
         elif line.startswith(MATRIX):
-            keep_matrix(folder, MatrixRecord.model_validate_json(line.removeprefix(MATRIX)), display)
+            _keep_matrix(folder, MatrixRecord.model_validate_json(line.removeprefix(MATRIX)), display)
             jobs = jobs.model_copy(update={"matrix": None})
     return jobs
 

@@ -253,11 +253,11 @@ def _logits(server: Scorer, scored: Sequence[_Scored], role: Role, repeat: int, 
         engine=server.label,
         top_k=TOP_K,
         sequences=tuple(
-            one.sequence.model_copy(update={"cached": {c: score.cached_tokens for c, score in one.scores.items()}})
-            for one in scored
+            each.sequence.model_copy(update={"cached": {c: score.cached_tokens for c, score in each.scores.items()}})
+            for each in scored
         ),
     )
-    ids = np.concatenate([np.array(one.ids, dtype=np.int32) for one in scored])
+    ids = np.concatenate([np.array(each.ids, dtype=np.int32) for each in scored])
     return Logits(header, ids, {c: _positions(c, scored) for c in CACHE_STATES})
 
 
@@ -289,7 +289,8 @@ def _generate_answers(server: Scorer, items: Sequence[Item], answers: Sequence[A
 
     with ThreadPoolExecutor(_GENERATED_AT_ONCE) as pool:
         return [
-            _sequence(item, recorded.get(item.id), one) for item, one in zip(items, pool.map(begin, items), strict=True)
+            _sequence(item, recorded.get(item.id), generated)
+            for item, generated in zip(items, pool.map(begin, items), strict=True)
         ]
 
 
@@ -312,18 +313,18 @@ def _shared(answer: Answer | None, generated: Generation) -> int:
     if answer is None:
         return len(generated.ids)
     texts = [token.text for token in answer.tokens]
-    parting = [i for i, (one, other) in enumerate(zip(texts, generated.texts, strict=False)) if one != other]
+    parting = [i for i, (own, other) in enumerate(zip(texts, generated.texts, strict=False)) if own != other]
     return parting[0] if parting else min(len(texts), len(generated.texts))
 
 
 def _positions(condition: CacheState, scored: Sequence[_Scored]) -> Positions:
     """Return the log-probabilities at the reference's most probable tokens, of all sequences."""
-    scores = [one.scores[condition] for one in scored]
+    scores = [each.scores[condition] for each in scored]
     return Positions(
-        token=np.concatenate([one.token for one in scores]),
-        best=np.concatenate([one.top_ids[:, 0] for one in scores]),
-        top_ids=np.concatenate([one.top_ids[condition] for one in scored]),
-        logprobs=np.concatenate([_at(one.scores[condition], one.top_ids[condition]) for one in scored]),
+        token=np.concatenate([score.token for score in scores]),
+        best=np.concatenate([score.top_ids[:, 0] for score in scores]),
+        top_ids=np.concatenate([each.top_ids[condition] for each in scored]),
+        logprobs=np.concatenate([_at(each.scores[condition], each.top_ids[condition]) for each in scored]),
     )
 
 

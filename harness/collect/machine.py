@@ -52,13 +52,13 @@ def origin_of(plan: Plan, command: str, nonce: str) -> Origin:
 
 def installed_packages() -> dict[str, str]:
     """Return the versions of the installed packages that can change a result."""
-    found = {}
+    versions = {}
     for name in _PACKAGES:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def hardware(device: str) -> str:

@@ -112,7 +112,7 @@ def given_flags(spec: RunSpec, keys: Sequence[str] = FLAGS) -> list[str]:
             continue
         if isinstance(value, tuple) and key != "engine_arg":
             value = ",".join(map(str, value))
-        flags += [f"{flag(key)}={one}" for one in (value if isinstance(value, tuple) else (value,))]
+        flags += [f"{flag(key)}={each}" for each in (value if isinstance(value, tuple) else (value,))]
     return flags
 
 

@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from assay.evals.questions import PROMPT_HEADER, parse_answer
+from assay.evals.questions import PROMPT_HEADER
+from assay.harness.collect.interview import answer_of
 from assay.harness.collect.logit_scoring import score_again
 from assay.harness.collect.plan import COLD_QUESTIONS, Plan
 from assay.harness.collect.run_folder import asked_roles, shadowed_role
@@ -47,7 +48,7 @@ _SHADOWED = 2
 
 
 @dataclass(frozen=True)
-class FaultLoad:
+class _FaultLoad:
     """The load of a server while a fault is switched on.
 
     Attributes:
@@ -97,7 +98,7 @@ def serve_fault(
     engine: Engine,
     place: Path,
     fault: str,
-    load: FaultLoad,
+    load: _FaultLoad,
     substitute: tuple[int, ...] = (),
     nonce: str = "",
     display: ProgressDisplay | None = None,
@@ -192,7 +193,7 @@ def _parts(plan: Plan, folder: RunFolder, role: Role) -> set[str]:
     return parts
 
 
-def fault_load(plan: Plan, folder: RunFolder, parts: set[str]) -> FaultLoad:
+def fault_load(plan: Plan, folder: RunFolder, parts: set[str]) -> _FaultLoad:
     """Return the questions that the reference answered first, and the sequences of it that were scored behind a cached prefix."""
     texts = {a.item: a.text for a in folder.answers() if (a.suite, a.role, a.repeat) == ("mmlu", "reference", 0)}
     items = [item for item in plan.of("mmlu") if item.id in texts][:QUESTIONS]
@@ -200,9 +201,9 @@ def fault_load(plan: Plan, folder: RunFolder, parts: set[str]) -> FaultLoad:
     path = logits_path(folder.path, ROLES[0], 0)
     if "logits" in parts and path.exists():
         scored = read_logits(path, folder.nonce)
-        chosen = [n for n, one in enumerate(scored.header.sequences) if one.honoured("cached")][:PROMPTS]
+        chosen = [n for n, sequence in enumerate(scored.header.sequences) if sequence.honoured("cached")][:PROMPTS]
         logits = scored.only(chosen) if chosen else None
-    return FaultLoad(items if "answers" in parts else (), texts, logits, plan.spec)
+    return _FaultLoad(items if "answers" in parts else (), texts, logits, plan.spec)
 
 
 def _ask(engine: Engine, items: Sequence[Item], spec: RunSpec, nonce: str) -> list[Answer]:
@@ -213,24 +214,8 @@ def _ask(engine: Engine, items: Sequence[Item], spec: RunSpec, nonce: str) -> li
         replies[index] = reply
 
     engine.ask([ChatRequest(item.prompt, spec.workload.token_limit) for item in items], spec.workload.concurrency, keep)
-    return [
-        Answer(
-            run=nonce,
-            suite="mmlu",
-            role=engine.role,
-            item=item.id,
-            prompt_hash=item.prompt_hash,
-            request_id=replies[number].request_id,
-            text=replies[number].text,
-            parsed=parse_answer(replies[number].text, item.expected),
-            finish_reason=replies[number].finish_reason,
-            prompt_tokens=replies[number].prompt_tokens,
-            completion_tokens=replies[number].completion_tokens,
-            cached_tokens=replies[number].cached_tokens,
-            latency_s=replies[number].latency_s,
-        )
-        for number, item in enumerate(items)
-    ]
+    answers = [answer_of(engine.role, item, replies[number]) for number, item in enumerate(items)]
+    return [answer.model_copy(update={"run": nonce}) for answer in answers]
 
 
 def _send(engine: Engine, prompts: Sequence[str]) -> None:

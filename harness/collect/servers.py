@@ -96,7 +96,7 @@ def make_run_engine(plan: Plan, folder: RunFolder, role: Role, *, alone: bool) -
         return engine
     common = folder.read(COMMON_SETTINGS)
     if common is None:
-        reference, candidate = (_run_engine(plan, folder, one, alone) for one in ROLES)
+        reference, candidate = (_run_engine(plan, folder, each, alone) for each in ROLES)
         common = reference.settle_with(candidate, plan.spec.treatment)
         folder.write(COMMON_SETTINGS, common)
     return engine.with_flags(common.flags)
@@ -192,7 +192,7 @@ def running(engines: Sequence[Engine], device: str, display: ProgressDisplay | N
 def _last_words(engines: Sequence[Engine]) -> str:
     """Return the last line, warnings apart, that a server logged which is not ready yet; of several, the last one's."""
     starting = [engine for engine in engines if engine.startup_s is None]
-    lines = [f"{one.role}: {line}" for one in starting if (line := one.last_step())]
+    lines = [f"{engine.role}: {line}" for engine in starting if (line := engine.last_step())]
     return lines[-1] if lines else ""
 
 

@@ -94,7 +94,7 @@ def _row(split: _Split, bucket: str, pairs: Sequence[Pair]) -> ConditionRow:
 
 
 @dataclass(frozen=True)
-class Telling:
+class _Telling:
     """A split in which the candidate is intact under some conditions and broken under others.
 
     Attributes:
@@ -112,7 +112,7 @@ class Telling:
     summary: str
 
 
-def most_telling(rows: Sequence[ConditionRow]) -> Telling | None:
+def most_telling(rows: Sequence[ConditionRow]) -> _Telling | None:
     """Return the split that best separates where the candidate is right from where it is not; None if none does.
 
     Of the questions that the reference got right, the share that the candidate lost in a bucket is compared with the share in the
@@ -129,24 +129,27 @@ def most_telling(rows: Sequence[ConditionRow]) -> Telling | None:
         return None
     p_values = [_p_loses_more(row, others) for row, others in tested]
     corrected = holm(p_values)
-    found = []
-    for by in dict.fromkeys(row.by for row in known):
-        broken = sorted(
-            (
-                (float(p), row)
-                for p, (row, _) in zip(corrected, tested, strict=True)
-                if row.by == by and p < _CAUSE_ALPHA
-            ),
-            key=lambda entry: (entry[0], -_share_lost(entry[1])),
-        )
-        worst = [row for _, row in broken]
-        intact = [row for row in known if row.by == by and row not in worst and _share_lost(row) <= _INTACT_SHARE]
-        if worst and intact:
-            title = worst[0].title
-            p_value = broken[0][0]
-            found.append(Telling(by, title, tuple(worst), p_value, _summary(title, worst, intact, p_value)))
+    broken = [(float(p), row) for p, (row, _) in zip(corrected, tested, strict=True) if p < _CAUSE_ALPHA]
+    splits = [_telling(by, broken, known) for by in dict.fromkeys(row.by for row in known)]
     # Of two equivalent splits, the one that comes first in `_SPLITS` is nearer to a cause.
-    return min(found, key=lambda telling: telling.p_value, default=None)
+    return min(filter(None, splits), key=lambda telling: telling.p_value, default=None)
+
+
+def _telling(by: str, broken: Sequence[tuple[float, ConditionRow]], known: Sequence[ConditionRow]) -> _Telling | None:
+    """Describe a split whose buckets are partly broken and partly intact; None if they are not.
+
+    Args:
+        by: id of the split.
+        broken: corrected p value and row of each broken bucket, of all splits.
+        known: rows of all buckets.
+    """
+    here = sorted(((p, row) for p, row in broken if row.by == by), key=lambda entry: (entry[0], -_share_lost(entry[1])))
+    worst = [row for _, row in here]
+    intact = [row for row in known if row.by == by and row not in worst and _share_lost(row) <= _INTACT_SHARE]
+    if not worst or not intact:
+        return None
+    title, p_value = worst[0].title, here[0][0]
+    return _Telling(by, title, tuple(worst), p_value, _summary(title, worst, intact, p_value))
 
 
 def _lost(row: ConditionRow) -> int:

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from assay.harness.evidence.timings import AnswerLength
 from assay.harness.schema import Part
+from assay.harness.sides import ROLES
 
 _MIN_DIFFERENCE = 0.05
 """A difference of mean lengths below this share is not worth a finding, however significant."""
@@ -39,23 +40,23 @@ def compare_lengths(lengths: Sequence[AnswerLength], alpha: float) -> AnswerLeng
     """Compare both roles' lengths, prompt by prompt."""
     from scipy.stats import wilcoxon  # takes a second to import
 
-    by_role = {
-        role: {length.item: length for length in lengths if length.role == role} for role in ("reference", "candidate")
-    }
-    reference, candidate = by_role["reference"], by_role["candidate"]
-    pairs = [(reference[item], candidate[item]) for item in reference if item in candidate]
-    differences = [theirs.tokens - ours.tokens for ours, theirs in pairs]
+    reference, candidate = ({length.item: length for length in lengths if length.role == role} for role in ROLES)
+    both = [item for item in reference if item in candidate]
+    differences = [candidate[item].tokens - reference[item].tokens for item in both]
     p = float(wilcoxon(differences).pvalue) if any(differences) else 1.0
-    ours = statistics.fmean(one.tokens for one, _ in pairs) if pairs else 0.0
-    theirs = statistics.fmean(one.tokens for _, one in pairs) if pairs else 0.0
+    ours, theirs = (_mean_tokens([own[item] for item in both]) for own in (reference, candidate))
     return AnswerLengths(
-        prompts=len(pairs),
+        prompts=len(both),
         reference=ours,
         candidate=theirs,
         longer=sum(d > 0 for d in differences),
         shorter=sum(d < 0 for d in differences),
-        reference_cut=sum(one.finish_reason == "length" for one, _ in pairs),
-        candidate_cut=sum(one.finish_reason == "length" for _, one in pairs),
+        reference_cut=sum(reference[item].finish_reason == "length" for item in both),
+        candidate_cut=sum(candidate[item].finish_reason == "length" for item in both),
         p=p,
         differ=p < alpha and abs(theirs - ours) > _MIN_DIFFERENCE * ours,
     )
+
+
+def _mean_tokens(lengths: Sequence[AnswerLength]) -> float:
+    return statistics.fmean(length.tokens for length in lengths) if lengths else 0.0

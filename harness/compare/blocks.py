@@ -10,7 +10,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import chain, groupby, pairwise
 from typing import Literal
 
 from assay.harness.errors import EvidenceError
@@ -97,16 +97,16 @@ def blocks_of(timings: Iterable[Timing]) -> list[Block]:
 
 
 def _block(timings: Sequence[Timing]) -> Block:
-    first = timings[0]
-    all_gaps = sorted(gap for timing in timings for gap in gaps(timing))
-    itl_s = statistics.median([statistics.fmean(gaps(timing)) for timing in timings if gaps(timing)] or [0.0])
+    first, by_request = timings[0], [gaps(timing) for timing in timings]
+    all_gaps = sorted(chain(*by_request))
+    itl_s = statistics.median([statistics.fmean(own) for own in by_request if own] or [0.0])
     if itl_s <= 0:  # on a machine that is busy elsewhere, chunks are held back and read together
         raise EvidenceError(
             f"Block {first.block}: most answers came in one chunk, or at one instant, so inter-token latency is unknown.",
             "answers that are streamed token by token",
             "remove what holds tokens back: a proxy, --stream-interval, or other work on this machine",
         )
-    cached = [timing.cached_tokens for timing in timings]
+    reported = [timing.cached_tokens for timing in timings if timing.cached_tokens is not None]
     return Block(
         role=first.role,
         again=first.again,
@@ -120,7 +120,7 @@ def _block(timings: Sequence[Timing]) -> Block:
         seconds=max(t.sent_s + t.latency_s for t in timings) - min(t.sent_s for t in timings),
         input_tokens=sum(timing.prompt_tokens for timing in timings),
         output_tokens=sum(timing.completion_tokens for timing in timings),
-        cached_tokens=sum(c or 0 for c in cached) if any(c is not None for c in cached) else None,
+        cached_tokens=sum(reported) if reported else None,
     )
 
 
@@ -152,11 +152,11 @@ class SideBySide:
 
 def side_by_side(blocks: Iterable[Block]) -> dict[Load, list[SideBySide]]:
     """Group blocks played side by side, by load, in the order of rounds; incomplete rounds are left out."""
-    found: dict[Load, dict[int, dict[tuple[Role, bool], Block]]] = {}
+    by_load: dict[Load, dict[int, dict[tuple[Role, bool], Block]]] = {}
     for block in blocks:
-        found.setdefault(block.load, {}).setdefault(block.round, {})[block.role, block.again] = block
+        by_load.setdefault(block.load, {}).setdefault(block.round, {})[block.role, block.again] = block
     complete: dict[Load, list[SideBySide]] = {}
-    for load, rounds in found.items():
+    for load, rounds in by_load.items():
         complete[load] = [
             SideBySide(
                 (parts["reference", False], parts["reference", True]),
@@ -172,8 +172,8 @@ def first_warm(played: Mapping[Load, Sequence[SideBySide]]) -> int:
     """Return the first round that counts: the number of warm-up rounds, by either role's seconds in all loads."""
     return warm_up(
         [
-            [[one.reference[0].seconds + one.reference[1].seconds for one in found] for found in played.values()],
-            [[one.candidate[0].seconds + one.candidate[1].seconds for one in found] for found in played.values()],
+            [[sum(block.seconds for block in rounds.reference) for rounds in load] for load in played.values()],
+            [[sum(block.seconds for block in rounds.candidate) for rounds in load] for load in played.values()],
         ]
     )
 

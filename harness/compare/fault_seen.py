@@ -19,14 +19,14 @@ def losses(items: Mapping[str, Item], reference: Mapping[str, str], faulty: Sequ
         reference: the reference's texts by id of the question. Questions that it did not answer are left out.
         faulty: the faulty candidate's answers, in the order in which they were asked. Those to another prompt are left out.
     """
-    found = []
+    lost = []
     for answer in faulty:
         item = items.get(answer.item)
         if item is None or answer.item not in reference or answer.prompt_hash != item.prompt_hash:
             continue
         right = [item.is_right(parse_answer(text, item.expected)) for text in (reference[answer.item], answer.text)]
-        found.append(float(right[0]) - float(right[1]))
-    return found
+        lost.append(float(right[0]) - float(right[1]))
+    return lost
 
 
 def p_no_loss(lost: Sequence[float], margin: float) -> float:

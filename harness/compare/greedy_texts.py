@@ -99,8 +99,8 @@ def floor_between(first: Sequence[Token], second: Sequence[Token]) -> float:
     shared = min(len(first), len(second)) if position is None else position
     differences = [
         change
-        for one, other in zip(first[:shared], second[:shared], strict=True)
-        for change in (abs(one.logprob - other.logprob), _odds_change(one, other), _odds_change(other, one))
+        for own, other in zip(first[:shared], second[:shared], strict=True)
+        for change in (abs(own.logprob - other.logprob), _odds_change(own, other), _odds_change(other, own))
         if math.isfinite(change)
     ]
     if position is not None and (swing := _swing_at(position, first, second)) is not None:

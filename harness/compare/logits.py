@@ -227,13 +227,13 @@ def _indices(reference: Logits, again: Logits) -> list[int]:
         EvidenceError: one of them is not there.
     """
     places = {sequence.item: index for index, sequence in enumerate(reference.header.sequences)}
-    if unknown := [one.item for one in again.header.sequences if one.item not in places]:
+    if unknown := [sequence.item for sequence in again.header.sequences if sequence.item not in places]:
         raise EvidenceError(
             f"The reference (repeat {again.header.repeat}) was scored on {unknown[0]}, which its first scoring lacks.",
             "some of the same sequences",
             "remove the logits folder of the run and repeat the command",
         )
-    return [places[one.item] for one in again.header.sequences]
+    return [places[sequence.item] for sequence in again.header.sequences]
 
 
 def _floor(reference: Logits, again: Logits, condition: CacheState, twice: Sequence[int]) -> Array:

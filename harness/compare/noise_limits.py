@@ -39,8 +39,10 @@ def relative_error(noise: str) -> float:
         ValueError: there is no such family.
     """
     declared = family(noise)
-    stored = [one for one in (declared.q, declared.k, declared.v, declared.p) if isinstance(one, Quantised)]
-    return math.hypot(*(FORMATS[one.format].relative_error for one in stored), _ARITHMETIC_ERROR[declared.accumulation])
+    stored = [factor for factor in (declared.q, declared.k, declared.v, declared.p) if isinstance(factor, Quantised)]
+    return math.hypot(
+        *(FORMATS[factor.format].relative_error for factor in stored), _ARITHMETIC_ERROR[declared.accumulation]
+    )
 
 
 def kl_limit(noise: Iterable[str]) -> float:

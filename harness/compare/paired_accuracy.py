@@ -23,7 +23,7 @@ Further answers cannot turn a regression into a pass. They can, as long as someo
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
@@ -105,21 +105,25 @@ def prefix_of(items: Sequence[Item], pairs: Sequence[Pair]) -> Prefix:
     units: list[list[Pair]] = []
     complete = True
     for _, unit in groupby(items, key=lambda item: item.unit or item.id):
-        found = [by_item.get(item.id) for item in unit]
-        if None in found:
+        asked = [item.id for item in unit]
+        if any(id_ not in by_item for id_ in asked):
             complete = False
             break
-        units.append([one for one in found if one is not None])
-    inside = tuple(one for unit in units for one in unit)
-    cached = [[one for one in unit if not one.item.cold] for unit in units]
+        units.append([by_item[id_] for id_ in asked])
+    inside = tuple(pair for unit in units for pair in unit)
     return Prefix(
         pairs=inside,
-        losses=np.array([sum(one.loss for one in unit) / len(unit) for unit in units], dtype=float),
-        cached=np.array([sum(one.loss for one in unit) / len(unit) for unit in cached if unit], dtype=float),
-        reference=np.array([sum(one.right("reference") for one in unit) / len(unit) for unit in units], dtype=float),
-        unparsed={role: sum(one.of(role).parsed is None for one in inside) for role in ROLES},
+        losses=_means(units, lambda pair: pair.loss),
+        cached=_means([[pair for pair in unit if not pair.item.cold] for unit in units], lambda pair: pair.loss),
+        reference=_means(units, lambda pair: pair.right("reference")),
+        unparsed={role: sum(pair.of(role).parsed is None for pair in inside) for role in ROLES},
         complete=complete,
     )
+
+
+def _means(units: Sequence[Sequence[Pair]], value: Callable[[Pair], int]) -> Array:
+    """Compute the mean of a value in each unit that has a pair, [units]."""
+    return np.array([sum(map(value, unit)) / len(unit) for unit in units if unit], dtype=float)
 
 
 def soonest_pass(items: Sequence[Item], pairs: Sequence[Pair], rule: Rule) -> int:

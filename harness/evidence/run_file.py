@@ -15,6 +15,8 @@ REPEAT_RUN = "remove it and repeat the run's command with --out set to this fold
 """What to do about a damaged part of a run's folder that the run can make again."""
 RUN_AGAIN = "run again with a new --out"
 """What to do about a damaged part that the run cannot make again."""
+RESUME = "repeat the run's command with --out set to its folder, which resumes"
+"""What to do about a part that is not there yet."""
 Kind = TypeVar("Kind", bound=RunRecord)
 
 

@@ -18,7 +18,7 @@ from pydantic import ConfigDict, Field, computed_field
 from assay.harness.errors import ExitCode, UsageError
 from assay.harness.ingest.quantity import UNIT, Unit, spelled, unit_of
 from assay.harness.ingest.recognise import statements_of
-from assay.harness.ingest.statement import Statement
+from assay.harness.ingest.result import Statement
 from assay.harness.schema import RULE, Part
 from assay.harness.text import listed, one_line
 
@@ -197,24 +197,27 @@ def _one_test(claim: Claim, found: list[Statement], tests: list[Statement]) -> C
 
 def _number(claim: Claim, stated: Sequence[Statement]) -> CheckedClaim:
     numbers = [one for one in stated if one.kind == "number" and isinstance(one.value, float)]
-    found = [one for one in numbers if _means(claim.name, one)]
-    if not found:
+    meant = [one for one in numbers if _means(claim.name, one)]
+    if not meant:
         return _checked(claim, "undecided", f"the evidence states no {claim.name}{_nearest(claim.name, numbers)}")
-    shares = all(0 <= float(one.value) <= 1 for one in found) and any(float(one.value) > 0 for one in found)
-    if shares and claim.number > 1 and any(_key(name).endswith(_SCORE) for one in found for name in one.names):
-        return _checked(
-            claim, "undecided", f"{claim.name} is a share from 0 to 1; write {claim.number:g} % if that is meant", found
-        )
+    if claim.number > 1 and _are_shares(meant):
+        said = f"{claim.name} is a share from 0 to 1; write {claim.number:g} % if that is meant"
+        return _checked(claim, "undecided", said, meant)
     if claim.unit:
-        fitting = [one for one in found if one.unit and one.unit.kind == claim.unit.kind]
+        fitting = [one for one in meant if one.unit and one.unit.kind == claim.unit.kind]
         if not fitting:
-            return _checked(claim, "undecided", f"the evidence does not state {claim.name} in that unit", found)
-        found = fitting
-    against = [one for one in found if not _holds(claim, _in_unit(claim, one))]
-    values = listed(list(dict.fromkeys(f"{_in_unit(claim, one):g}" for one in against or found)))
-    if against:
-        return _checked(claim, "refuted", f"the evidence states {values}", against)
-    return _checked(claim, "confirmed", f"the evidence states {values}", found)
+            return _checked(claim, "undecided", f"the evidence does not state {claim.name} in that unit", meant)
+        meant = fitting
+    against = [one for one in meant if not _holds(claim, _in_unit(claim, one))]
+    values = listed(list(dict.fromkeys(f"{_in_unit(claim, one):g}" for one in against or meant)))
+    return _checked(claim, "refuted" if against else "confirmed", f"the evidence states {values}", against or meant)
+
+
+def _are_shares(statements: Sequence[Statement]) -> bool:
+    """Return True if these are scores as shares of 1, and not all are 0."""
+    values = [float(one.value) for one in statements]
+    scores = any(_key(name).endswith(_SCORE) for one in statements for name in one.names)
+    return scores and any(value > 0 for value in values) and all(0 <= value <= 1 for value in values)
 
 
 def _in_unit(claim: Claim, statement: Statement) -> float:

@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
+from importlib import import_module
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from assay.harness.errors import AssayError, EvidenceError, UsageError
 from assay.harness.files import timestamp
-from assay.harness.ingest.result import Document, FileRead, IngestResult
-from assay.harness.ingest.source import Source
-from assay.harness.ingest.statement import Statement, States
+from assay.harness.ingest.result import FileDocument, FileRead, IngestResult, Statement
+from assay.harness.ingest.source_file import SourceFile
 from assay.harness.reading import LARGEST, reading
 from assay.harness.text import counted, listed
 from assay.harness.verdict import Verdict
 
 READERS = (
-    "assay.harness.ingest.results",
-    "assay.harness.ingest.tensors",
-    "assay.harness.ingest.sglang_log",
-    "assay.harness.ingest.trace",
-    "assay.harness.ingest.any_log",
-)
-"""Packages of readers, in the order in which they are asked. Each has a `READER`, or `READERS`. Results come before logs, which are
-known by any line: a JUnit file may quote one. Traces come behind: a log that an engine's trace was printed into is a log. Any
-other text comes last.
+    "results.assay_run:AssayRun", "results.lm_eval:LmEval", "results.sgl_eval:SglEval", "results.inspect_ai:InspectAi",
+    "results.simple_evals:SimpleEvals", "results.serving:Serving", "results.junit_results:JUnit", "tensors.reader:TensorReader",
+    "sglang_log.sglang_reader:SglangLog", "trace.mlc_engine:MlcReader", "trace.chrome:ChromeReader", "any_log.reader:AnyLog",
+)  # fmt: skip
+"""Readers, in the order in which they are asked. Results come before logs, which are known by any line: a JUnit file may quote one.
+Traces come behind: a log that an engine's trace was printed into is a log. Any other text comes last.
 """
 UNKNOWN = "unknown"
 """Format of a file that no reader takes."""
 
 
 class FileReader(Protocol):
-    """Reads one format.
+    """Reads one format: file in, facts out.
 
     Attributes:
         id: of the format, kebab-case and stable.
@@ -43,28 +39,34 @@ class FileReader(Protocol):
     id: str
     title: str
 
-    def recognises(self, source: Source) -> bool:
-        """Return True if the file is of this format, from `Source.head`, or from the names in a folder."""
+    def recognises(self, source: SourceFile) -> bool:
+        """Return True if the file is of this format, from `SourceFile.head`, or from the names in a folder."""
         ...
 
-    def read(self, source: Source) -> Document:
+    def read(self, source: SourceFile) -> FileDocument:
         """Read all of it."""
         ...
 
 
+@runtime_checkable
+class States(FileReader, Protocol):
+    """A reader that can list what a file states. A reader without it serves `assay ingest` only."""
+
+    def statements(self, source: SourceFile) -> Iterable[Statement]:
+        """List everything that a claim may be about."""
+        ...
+
+
 @cache
-def readers() -> tuple[FileReader, ...]:
-    """Return all readers. They are imported on the first call."""
-    found: list[FileReader] = []
-    for name in READERS:
-        module = importlib.import_module(name)
-        found += getattr(module, "READERS", None) or [module.READER]
-    return tuple(found)
+def readers(package: str = "") -> tuple[FileReader, ...]:
+    """Return all readers, or those of a package of readers. They are imported on the first call."""
+    named = (row.partition(":") for row in READERS if row.startswith(package))
+    return tuple(getattr(import_module(f"assay.harness.ingest.{module}"), name)() for module, _, name in named)
 
 
-def _reader_of(source: Source) -> FileReader | None:
-    """Return the reader that takes a file; None if none does."""
-    return next((reader for reader in readers() if reader.recognises(source)), None)
+def reader_of(source: SourceFile, package: str = "") -> FileReader | None:
+    """Return the reader that takes a file, out of all or of a package; None if none does."""
+    return next((reader for reader in readers(package) if reader.recognises(source)), None)
 
 
 def statements_of(path: Path) -> list[Statement]:
@@ -74,9 +76,9 @@ def statements_of(path: Path) -> list[Statement]:
         UsageError: there is no such file.
         EvidenceError: no reader that can list statements takes it, or it is damaged.
     """
-    source = Source.of(path)
+    source = SourceFile.of(path)
     with reading(path, "file of a format that is read"):
-        reader = _reader_of(source)
+        reader = reader_of(source)
     if not isinstance(reader, States):
         raise EvidenceError(
             f"{path} was read as {reader.title}: no claim can be checked against it."
@@ -101,7 +103,7 @@ def ingest(paths: Sequence[Path], damaged: Callable[[AssayError], None] = lambda
     """
     if not paths:
         raise UsageError("No file was given.", "a log, a results file, a trace or a dump", "name one")
-    documents = tuple(_read(Source.of(path), damaged) for path in paths)
+    documents = tuple(_read(SourceFile.of(path), damaged) for path in paths)
     verdict = _verdict(documents)
     return IngestResult(
         verdict=verdict,
@@ -112,23 +114,23 @@ def ingest(paths: Sequence[Path], damaged: Callable[[AssayError], None] = lambda
     )
 
 
-def _read(source: Source, damaged: Callable[[AssayError], None]) -> Document:
+def _read(source: SourceFile, damaged: Callable[[AssayError], None]) -> FileDocument:
     reader = None
     try:
         with reading(source.path, "file of a format that is read"):
-            reader = _reader_of(source)
+            reader = reader_of(source)
         if reader is None:
-            return Document(
+            return FileDocument(
                 file=_unknown(source, "no reader knows this format. What to do: see docs/ingest.md for what is read")
             )
         with reading(source.path, reader.title):
             return reader.read(source)
     except AssayError as error:
         damaged(error)
-        return Document(file=_unknown(source, f"{reader.title}: {error.found}" if reader else error.found))
+        return FileDocument(file=_unknown(source, f"{reader.title}: {error.found}" if reader else error.found))
 
 
-def _unknown(source: Source, why: str) -> FileRead:
+def _unknown(source: SourceFile, why: str) -> FileRead:
     size = 0 if source.path.is_dir() else source.path.stat().st_size
     if size > LARGEST:  # a sparse file of terabytes takes no room, and its lines and its hash take minutes
         notes = (why, f"of its {size:,} bytes, no lines were counted and no hash was made")
@@ -140,13 +142,13 @@ def _unknown(source: Source, why: str) -> FileRead:
     return FileRead.of(source, UNKNOWN, "Unknown", 0, lines, notes=(why,))
 
 
-def _verdict(documents: Iterable[Document]) -> Verdict:
+def _verdict(documents: Iterable[FileDocument]) -> Verdict:
     """Return no pass: a log cannot prove one, since what it does not state may be wrong."""
     wrong = any(finding.severity == "serious" for document in documents for finding in document.findings)
     return "regression" if wrong else "inconclusive"
 
 
-def _headline(documents: Sequence[Document], verdict: Verdict) -> str:
+def _headline(documents: Sequence[FileDocument], verdict: Verdict) -> str:
     found = [finding for document in documents for finding in document.findings]
     unknown = [document.file.path for document in documents if document.file.format == UNKNOWN]
     if len(unknown) == len(documents):

@@ -3,16 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field
 
-from assay.harness.ingest.source import Source
+from assay.harness.ingest.quantity import Unit
+from assay.harness.ingest.source_file import SourceFile
 from assay.harness.ingest.timeline import Timeline
 from assay.harness.schema import RULE, Part
 from assay.harness.verdict import Decided, Finding
 
 SCHEMA: Literal["assay.ingest/1"] = "assay.ingest/1"
+
+
+class Statement(NamedTuple):
+    """One thing that a file states.
+
+    Attributes:
+        kind: "number" for a metric, "test" for the outcome of a test.
+        names: what the metric or the test is called, the full name first. Case, spaces and punctuation do not count.
+        value: the number; or the outcome in lower case, such as "passed", empty if there is none.
+        where: path, with the line or the record.
+        text: what is written there. It comes from outside: never trust it.
+        unit: of the number; None for a share, a count, or where the file does not state it.
+    """
+
+    kind: Literal["number", "test"]
+    names: tuple[str, ...]
+    value: float | str
+    where: str
+    text: str
+    unit: Unit | None = None
 
 
 class Excerpt(Part):
@@ -40,7 +61,7 @@ class FileRead(Part):
 
     @classmethod
     def of(
-        cls, source: Source, format: str, title: str, read: int, unread: int, unit: str = "line",
+        cls, source: SourceFile, format: str, title: str, read: int, unread: int, unit: str = "line",
         excerpts: Iterable[Excerpt] = (), notes: Iterable[str] = (),
     ) -> FileRead:  # fmt: skip
         """Describe how much of a file or a folder was read, with its size and its hash."""
@@ -59,7 +80,7 @@ class Fact(Part):
     cites: tuple[Excerpt, ...] = ()
 
 
-class Table(Part):
+class FactTable(Part):
     """Facts of one kind, a row each."""
 
     id: str
@@ -69,12 +90,12 @@ class Table(Part):
     note: str = ""
 
 
-class Document(Part):
+class FileDocument(Part):
     """The result of one reader on one file."""
 
     file: FileRead
     facts: tuple[Fact, ...] = ()
-    tables: tuple[Table, ...] = ()
+    tables: tuple[FactTable, ...] = ()
     findings: tuple[CitedFinding, ...] = ()
     next_steps: tuple[str, ...] = Field((), description="commands that would prove what the file only suggests")
     timeline: Timeline | None = Field(None, description="of a trace; null for other files")
@@ -96,5 +117,5 @@ class IngestResult(Decided):
 
     created: str = Field(description="ISO 8601, UTC")
     headline: str
-    documents: tuple[Document, ...]
+    documents: tuple[FileDocument, ...]
     next_steps: tuple[str, ...] = Field((), description="commands that would prove what the files only suggest")

@@ -16,9 +16,11 @@ TENTHS = "123456789"
 """Cells in which something ran: in how much of the column, from "1" up to a ninth of it to "9" for all of it."""
 
 
-def cell(share: float) -> str:
-    """Return the cell of a column of which this share, from 0 to 1, is taken."""
-    return NOTHING if share <= 0 else TENTHS[min(len(TENTHS) - 1, int(share * len(TENTHS) - 1e-9))]
+def cell(share: float, polled: bool = False) -> str:
+    """Return the cell of a column of which this share, from 0 to 1, is taken; `polled` is whether an action was polled in it."""
+    return (
+        (POLLED if polled else NOTHING) if share <= 0 else TENTHS[min(len(TENTHS) - 1, int(share * len(TENTHS) - 1e-9))]
+    )
 
 
 class Lane(Part):

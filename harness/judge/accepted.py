@@ -3,71 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from assay.harness.baselines import Status, growth, own_errors_of
 from assay.harness.compare.answers import pair
 from assay.harness.compare.paired_accuracy import prefix_of
 from assay.harness.config import RunSpec
 from assay.harness.evidence import baseline as stored
-from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.question_plan import QUESTION_PLAN
 from assay.harness.judge.decide import BASELINE
-from assay.harness.judge.mmlu_suite import loss_metric, rule_of
+from assay.harness.judge.evidence import Judged, RunEvidence
+from assay.harness.judge.mmlu_suite import loss_metric
 from assay.harness.judge.report import Metric, SuiteResult
 from assay.harness.judge.suite_decisions import Decision, decide_accuracy
 from assay.harness.text import percent, two_digits
-from assay.harness.verdict import Check, Verdict
+from assay.harness.verdict import Check, Requirement, Verdict
 
+_OF_CANDIDATE = Requirement("candidate-baseline", "an accepted baseline of the candidate matches")
+_OF_REFERENCE = Requirement("reference-baseline", "an accepted baseline of the reference matches")
 _LOSS, _GROWTH = "loss-since-accepted", "own-error-growth"
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """A candidate compared with its accepted baseline.
-
-    Attributes:
-        verdict: "regression" if its accuracy or an own error is shown to be worse than the policy allows; "pass" if neither is.
-        why: the sentence that says so.
-        decision: on the questions that both answered; None where there were none.
-        growth: largest factor by which an own error grew; None where none was measured both times.
-        decided_by: id of the metric that decided; empty where nothing was measured both times.
-        p_regression: of the test of accuracy; None where an own error grew too far, which is measured and not tested.
-    """
-
-    verdict: Verdict
-    why: str
-    decision: Decision | None
-    growth: float | None
-    decided_by: str
-    p_regression: float | None = None
-
-
-def baseline_suite(folder: RunFolder, spec: RunSpec, status: Status, non_inferior: bool) -> SuiteResult | None:
-    """Compare a run's candidate with its accepted baseline; None where none matches.
-
-    Args:
-        folder: the run's.
-        spec: its spec.
-        status: which baselines match.
-        non_inferior: whether the run itself showed that the candidate is non-inferior to the reference.
+def claim(run: RunEvidence) -> Judged:
+    """Compare the candidate with its accepted baseline, and check which baselines match; nothing if the run was not to be compared.
 
     Raises:
         EvidenceError: the baseline is damaged.
     """
-    if "candidate" not in status.used:
-        return None
-    accepted = stored.read_baseline(folder.baseline("candidate"))
-    before = [a.model_copy(update={"role": "reference"}) for a in stored.read_answers(folder.baseline("candidate"))]
-    now = [answer for answer in folder.answers() if answer.role == "candidate"]
-    items = folder.items()
-    pairing = pair(items, [*before, *now])
-    distinct = [item for item in items if item.suite == "mmlu" and item.id not in pairing.repeated]
-    prefix = prefix_of(distinct, pairing.pairs)
-    rule = rule_of(spec, folder.read(QUESTION_PLAN))
-    decision = decide_accuracy(prefix, rule) if prefix.pairs else None
-    own_errors = own_errors_of(folder, "candidate")
-    return _suite(spec, compare_accepted(decision, accepted.own_errors, own_errors, spec, non_inferior))
+    if run.baselines is None:
+        return Judged()
+    checks = check_baselines(run.spec, run.baselines)
+    if "candidate" not in run.baselines.used:
+        return Judged(checks=checks)
+    place = run.folder.baseline("candidate")
+    accepted = stored.read_baseline(place)
+    before = [answer.model_copy(update={"role": "reference"}) for answer in stored.read_answers(place)]
+    now = [answer for answer in run.recorded if answer.role == "candidate"]
+    prefix = prefix_of(run.accuracy.items, pair(run.items, [*before, *now]).pairs)
+    decision = decide_accuracy(prefix, run.accuracy.rule) if prefix.pairs else None
+    non_inferior = run.accuracy.outcome.reason == "non-inferior"
+    own_errors = own_errors_of(run.folder, "candidate")
+    suite = compare_accepted(decision, accepted.own_errors, own_errors, run.spec, non_inferior)
+    return Judged(suite=suite, checks=checks)
 
 
 def compare_accepted(
@@ -76,77 +51,86 @@ def compare_accepted(
     now: Mapping[str, float],
     spec: RunSpec,
     non_inferior: bool = False,
-) -> Comparison:
-    """Make the comparison of its two parts: paired answers, and own errors by layer and condition.
+) -> SuiteResult:
+    """Compare what was accepted with what is now: paired answers, and own errors by layer and condition.
 
     Both runs stop asking when they have compared the candidate with the reference, so the questions that they share may be too few
     to show that nothing was lost in between. Where that is so, and nothing shows a loss beyond the margin, a candidate that is
     non-inferior to the reference passes.
+
+    Args:
+        decision: on the questions that both runs answered; None where there were none.
+        before: accepted own errors.
+        now: own errors of this run.
+        spec: the policy.
+        non_inferior: whether this run itself shows that the candidate is non-inferior to the reference.
     """
-    both = {name: growth(before[name], now[name]) for name in before if name in now}
-    worst = max(both, key=lambda name: both[name], default=None)
-    most = both[worst] if worst is not None else None
-    parts = [] if decision is None else [f"Against the accepted answers: {decision.why}"]
+    worst, most = max(
+        ((name, growth(before[name], now[name])) for name in before if name in now),
+        key=lambda named: named[1],
+        default=("", None),
+    )
     grown = most is not None and not most <= spec.policy.growth
-    if worst is not None:
-        parts.append(
+    verdict, decided_by, p_regression = _judge(decision, most is not None, grown, non_inferior)
+    why, lines, metrics = [], [], []
+    if decision is not None:
+        lines.append(spec.policy.line("margin"))
+        why.append(f"Against the accepted answers: {decision.why}")
+        title = "loss of accuracy since it was accepted"
+        metrics.append(loss_metric(spec, decision, _LOSS, title, "Accepted minus now"))
+    if most is not None:
+        lines.append(spec.policy.line("growth"))
+        why.append(
             f"Own error grew most at {worst}: {percent(before[worst])} accepted, {percent(now[worst])} now, "
             f"a factor {'above' if grown else 'within'} the policy's {spec.policy.line('growth')}."
         )
-    if decision is None and most is None:
-        return Comparison("inconclusive", "The run and the baseline measured nothing in common.", None, None, "")
-    verdict: Verdict = "pass" if decision is None else decision.verdict
-    if verdict == "inconclusive" and non_inferior:
-        verdict = "pass"
-        parts.append("No loss beyond the margin is shown, and the candidate is non-inferior to the reference.")
-    by_growth = decision is None or (grown and verdict != "regression")
-    return Comparison(
-        "regression" if grown else verdict,
-        " ".join(parts),
-        decision,
-        most,
-        _GROWTH if by_growth else _LOSS,
-        None if grown or decision is None else decision.p_regression,
-    )
-
-
-def _suite(spec: RunSpec, compared: Comparison) -> SuiteResult:
-    metrics: list[Metric] = []
-    lines = []
-    if compared.decision is not None:
-        lines.append(spec.policy.line("margin"))
-        metrics.append(
-            loss_metric(
-                spec,
-                compared.decision,
-                _LOSS,
-                "loss of accuracy since it was accepted",
-                "Accepted minus now",
-            )
-        )
-    if compared.growth is not None:
-        lines.append(spec.policy.line("growth"))
-        metrics.append(
-            Metric(
-                id=_GROWTH,
-                title="growth of own error",
-                value=compared.growth,
-                text=f"{two_digits(compared.growth)} times",
-                bound=spec.policy.growth,
-                bound_is="most",
-                explain="Largest over layers and conditions",
-                policy=spec.policy.line("growth"),
-            )
-        )
+        metrics.append(_growth_metric(spec, most))
+    if decision is not None and decision.verdict == "inconclusive" and non_inferior:
+        why.append("No loss beyond the margin is shown, and the candidate is non-inferior to the reference.")
+    policy = f"Policy: {' and '.join(lines)}." if lines else "The run and the baseline measured nothing in common."
     return SuiteResult(
         id=BASELINE,
         title="Accepted baseline",
         synthetic=spec.workload.synthetic,
-        verdict=compared.verdict,
-        why=" ".join([compared.why, *([f"Policy: {' and '.join(lines)}."] if lines else [])]),
+        verdict=verdict,
+        why=" ".join([*why, policy]),
         metrics=tuple(metrics),
-        decided_by=compared.decided_by,
-        p_regression=compared.p_regression,
+        decided_by=decided_by,
+        p_regression=p_regression,
+    )
+
+
+def _judge(
+    decision: Decision | None, measured: bool, grown: bool, non_inferior: bool
+) -> tuple[Verdict, str, float | None]:
+    """Decide the verdict, with the id of the deciding metric and the p value of a regression.
+
+    A regression is shown by answers, which is tested, or by an own error that grew too far, which is measured and not tested.
+
+    Args:
+        decision: on the answers; None where there were none.
+        measured: whether an own error was measured both times.
+        grown: whether one grew too far.
+        non_inferior: see `compare_accepted`.
+    """
+    if decision is None:
+        return ("regression" if grown else "pass", _GROWTH, None) if measured else ("inconclusive", "", None)
+    verdict = "pass" if decision.verdict == "inconclusive" and non_inferior else decision.verdict
+    if not grown:
+        return verdict, _LOSS, decision.p_regression
+    return "regression", _LOSS if verdict == "regression" else _GROWTH, None
+
+
+def _growth_metric(spec: RunSpec, most: float) -> Metric:
+    return Metric(
+        id=_GROWTH,
+        title="growth of own error",
+        value=most,
+        text=f"{two_digits(most)} times",
+        bound=spec.policy.growth,
+        bound_is="most",
+        explain="Largest over layers and conditions",
+        policy=spec.policy.line("growth"),
     )
 
 
@@ -160,40 +144,33 @@ def check_baselines(spec: RunSpec, status: Status) -> list[Check]:
 
 def _check_reference(spec: RunSpec, status: Status) -> Check:
     """Check that the reference's answers are stored. If not, its server was queried, which is reported but rules out nothing."""
-    id_, title = "reference-baseline", "an accepted baseline of the reference matches"
     if used := status.used.get("reference"):
         how = (
             "its answers serve as the reference's; no reference server was started"
             if status.stored_reference
             else "not needed"
         )
-        return Check(id=id_, title=title, status="ok", found=f"{used}: {how}")
+        return _OF_REFERENCE.check("ok", f"{used}: {how}")
     why = status.stale.get("reference")
     found = (
         f"the baseline of {spec.reference.backend} is stale: {why}"
         if why
         else f"none was accepted for {spec.reference.backend}"
     )
-    return Check(
-        id=id_,
-        title=title,
-        status="not checked",
-        found=f"{found}; the reference server was queried instead",
-        settles=_accept_again(spec.policy.baselines),
-    )
+    found = f"{found}; the reference server was queried instead"
+    return _OF_REFERENCE.check("not checked", found, _accept_again(spec.policy.baselines))
 
 
 def _check_candidate(candidate: str, status: Status, root: str) -> Check:
     """Check that an accepted baseline matches the candidate. A stale one, which tells nothing about this run, rules out a pass."""
-    id_, title = "candidate-baseline", "an accepted baseline of the candidate matches"
     unused = f"; not used: {', '.join(status.unused)}" if status.unused else ""
     if used := status.used.get("candidate"):
-        return Check(id=id_, title=title, status="ok", found=f"{used}{unused}")
+        return _OF_CANDIDATE.check("ok", f"{used}{unused}")
     if why := status.stale.get("candidate"):
         found = f"the baseline of {candidate} is stale: {why}{unused}"
-        return Check(id=id_, title=title, status="missing", found=found, settles=_accept_again(root))
-    found, settles = f"none was accepted for {candidate}{unused}", "assay baseline accept RUN"
-    return Check(id=id_, title=title, status="not checked", found=found, settles=settles)
+        return _OF_CANDIDATE.check("missing", found, _accept_again(root))
+    found = f"none was accepted for {candidate}{unused}"
+    return _OF_CANDIDATE.check("not checked", found, "assay baseline accept RUN")
 
 
 def _accept_again(root: str) -> str:

@@ -6,15 +6,18 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from assay.evals.questions import parse_answer
 from assay.harness.conditions import has_cached_prefix
 from assay.harness.evidence.counters import Admission, CallCount
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import ServerManifest
-from assay.harness.evidence.records import Answer, Item
+from assay.harness.evidence.records import Answer
+from assay.harness.evidence.run_file import RUN_AGAIN
+from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.sides import Role
-from assay.harness.verdict import Check
+from assay.harness.verdict import Check, Requirement
 
+_RECONCILED = Requirement("calls-reconciled", "the counted calls are those of the answered requests")
+_PARSED = Requirement("answers-parsed", "the letters of the answers are those of their texts")
 _MOST_WORDS = 3
 
 
@@ -47,7 +50,16 @@ class Served:
         return cls(role, folder.counters_by_process(role), folder.admissions(role), own, concurrency)
 
 
-def check_reconciled(served: Sequence[Served], servers: Mapping[Role, ServerManifest]) -> Check:
+def claim(run: RunEvidence) -> Judged:
+    """Check that what each server counted, admitted and answered agrees."""
+    if not run.compares_servers:
+        return Judged()
+    concurrency = run.spec.workload.concurrency
+    served = [Served.read(run.folder, role, run.answers, concurrency) for role in run.measured]
+    return Judged(checks=[_check_reconciled(served, run.servers), *_check_parsed(run.recorded, run.answers)])
+
+
+def _check_reconciled(served: Sequence[Served], servers: Mapping[Role, ServerManifest]) -> Check:
     """Check that the counted attention calls are those of the requests that were admitted and answered.
 
     Each layer must have computed every prefill batch once, in each process, and behind a cached prefix where the batch had one.
@@ -58,21 +70,18 @@ def check_reconciled(served: Sequence[Served], servers: Mapping[Role, ServerMani
         served: the servers that were asked in this run.
         servers: by role.
     """
-    id_, title = "calls-reconciled", "the counted calls are those of the answered requests"
-    absent = [one.role for one in served if one.role not in servers or not one.admissions]
+    absent = [server.role for server in served if server.role not in servers or not server.admissions]
     if absent or not served:
         found = f"no admitted request was noted in the server of the {' or the '.join(absent) or 'candidate'}"
-        settles = "let assay start both servers; see their logs"
-        return Check(id=id_, title=title, status="missing", found=found, settles=settles)
-    wrong = [f"{one.role}: {words}" for one in served for words in _disagreements(one)]
+        return _RECONCILED.check("missing", found, "let assay start both servers; see their logs")
+    wrong = [f"{server.role}: {words}" for server in served for words in _disagreements(server)]
     if wrong:
         more = f"; and {len(wrong) - _MOST_WORDS} more" if len(wrong) > _MOST_WORDS else ""
         found = "; ".join(wrong[:_MOST_WORDS]) + more
-        return Check(id=id_, title=title, status="failed", found=found, settles="run again with a new --out")
-    passes = " and ".join(f"{len(one.admissions):,}" for one in served)
-    requests = " and ".join(f"{len(one.answers):,}" for one in served)
-    found = f"{passes} prefill passes in every layer, {requests} answered requests"
-    return Check(id=id_, title=title, status="ok", found=found)
+        return _RECONCILED.check("failed", found, RUN_AGAIN)
+    passes = " and ".join(f"{len(server.admissions):,}" for server in served)
+    requests = " and ".join(f"{len(server.answers):,}" for server in served)
+    return _RECONCILED.check("ok", f"{passes} prefill passes in every layer, {requests} answered requests")
 
 
 def _disagreements(served: Served) -> Iterator[str]:
@@ -143,18 +152,7 @@ def _decode_disagreements(served: Served) -> Iterator[str]:
             yield f"layer {layer}: {number:,} decode calls, but the answers' {tokens:,} further tokens took at least {needed:,}"
 
 
-def parsed_from_text(answers: Sequence[Answer], items: Sequence[Item]) -> list[Answer]:
-    """Parse the answers' letter, number or text again, whatever was recorded."""
-    expected = {item.id: item.expected for item in items if item.suite == "mmlu"}
-    return [
-        answer.model_copy(update={"parsed": parse_answer(answer.text, expected.get(answer.item))})
-        if answer.suite == "mmlu"
-        else answer
-        for answer in answers
-    ]
-
-
-def check_parsed(recorded: Sequence[Answer], parsed: Sequence[Answer]) -> list[Check]:
+def _check_parsed(recorded: Sequence[Answer], parsed: Sequence[Answer]) -> list[Check]:
     """Check that the recorded letters are those that the texts give; no check where no question was answered.
 
     Args:
@@ -165,16 +163,8 @@ def check_parsed(recorded: Sequence[Answer], parsed: Sequence[Answer]) -> list[C
     if not letters:
         return []
     other = sum(a != b for a, b in letters)
-    agree = f"{len(letters) - other:,} of {len(letters):,} letters are those of the texts"
-    differ = f"{other:,} of {len(letters):,} answers were recorded with another letter than their text gives"
-    return [
-        Check(
-            id="answers-parsed",
-            title="the letters of the answers are those of their texts",
-            status="failed" if other else "ok",
-            found=differ if other else agree,
-            settles="run again with a new --out: records.jsonl was changed, or another version of assay wrote it"
-            if other
-            else "",
-        )
-    ]
+    if not other:
+        return [_PARSED.check("ok", f"{len(letters):,} of {len(letters):,} letters are those of the texts")]
+    found = f"{other:,} of {len(letters):,} answers were recorded with another letter than their text gives"
+    settles = f"{RUN_AGAIN}: records.jsonl was changed, or another version of assay wrote it"
+    return [_PARSED.check("failed", found, settles)]

@@ -11,12 +11,12 @@ from typing import NamedTuple
 from assay.harness.conditions import PHASES
 from assay.harness.config import RunSpec
 from assay.harness.errors import EvidenceError
-from assay.harness.evidence.certificate import FILE, Certificate, read_certificate
+from assay.harness.evidence.certificate import FILE, Certificate, installed_version, read_certificate, source_hash
+from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.text import listed
-from assay.harness.verdict import Check, CheckStatus
+from assay.harness.verdict import Check, CheckStatus, Requirement
 
-_CHECK = "certificate"
-_TITLE = "a certificate states which faults the harness catches in this envelope"
+_CERTIFIED = Requirement("certificate", "a certificate states which faults the harness catches in this envelope")
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,21 @@ class _Part(NamedTuple):
     agrees: bool
 
 
+def claim(run: RunEvidence) -> Judged:
+    """Check that a certificate states what the harness catches where the run was made."""
+    ran = RunEnvelope(
+        engines=frozenset(server.engine.partition(" on ")[0] for server in run.servers.values()),
+        hardware=run.manifest.hardware,
+        model_hash=run.manifest.model_hash,
+        dtype=run.errors.headers[0].dtype if run.errors is not None else "",
+        noise=run.manifest.noise.get("candidate", ""),
+        phases=tuple(run.claimed),
+        version=installed_version(),
+        source=source_hash(),
+    )
+    return Judged(checks=[check_certificate(run.spec, ran)])
+
+
 def check_certificate(spec: RunSpec, ran: RunEnvelope) -> Check:
     """Check that the policy's certificate was made where the run was. It does not rule out a pass, unless it is damaged.
 
@@ -71,29 +86,37 @@ def check_certificate(spec: RunSpec, ran: RunEnvelope) -> Check:
         spec: the run's.
         ran: where the run was made.
     """
-    path = Path(spec.policy.certificate) if spec.policy.certificate else Path(spec.policy.baselines) / FILE
+    path = Path(spec.policy.certificate or Path(spec.policy.baselines) / FILE)
     if not path.exists():
         settles = f"make one with {_command(spec, ran)}, and name it: {spec.policy.line('certificate')}"
-        return _check("missing" if spec.policy.certificate else "not checked", f"there is no {path}", settles)
+        status: CheckStatus = "missing" if spec.policy.certificate else "not checked"
+        return _CERTIFIED.check(status, f"there is no {path}", settles)
     try:
-        found = read_certificate(path)
+        certificate = read_certificate(path)
     except EvidenceError as error:
-        return _check("missing", error.found, error.do)
-    parts = _parts(found, spec, ran)
-    agreeing, outside = [part for part in parts if part.agrees], [part for part in parts if not part.agrees]
-    if outside:
-        differing = "; ".join(f"{one.name} {one.made or 'not recorded'} instead of {one.here}" for one in outside)
-        same = f"; the same: {listed([one.name for one in agreeing])}" if agreeing else ""
+        return _CERTIFIED.check("missing", error.found, error.do)
+    parts = _parts(certificate, spec, ran)
+    if elsewhere := _differing(parts):
         settles = f"certify this envelope: {_command(spec, ran)}"
-        return _check("not checked", f"{path} was made elsewhere: {differing}{same}", settles)
-    if found.not_asked:
-        left_out = f"{len(found.not_asked)} of the catalogue were left out, for example {found.not_asked[0]}"
-        return _check("not checked", f"{path} is no proof: {left_out}", "certify without --fault")
-    if found.verdict != "pass":
-        return _check(
-            "not checked", f"{path} is no proof: {_counts(found)}", "see what was not caught, and certify again"
+        return _CERTIFIED.check("not checked", f"{path} was made elsewhere: {elsewhere}", settles)
+    if certificate.not_asked:
+        left_out = (
+            f"{len(certificate.not_asked)} of the catalogue were left out, for example {certificate.not_asked[0]}"
         )
-    return _check("ok", f"{_counts(found)}, on {found.made[:10]}; {_envelope(agreeing)}")
+        return _CERTIFIED.check("not checked", f"{path} is no proof: {left_out}", "certify without --fault")
+    if certificate.verdict != "pass":
+        settles = "see what was not caught, and certify again"
+        return _CERTIFIED.check("not checked", f"{path} is no proof: {_counts(certificate)}", settles)
+    return _CERTIFIED.check("ok", f"{_counts(certificate)}, on {certificate.made[:10]}; {_envelope(parts)}")
+
+
+def _differing(parts: Sequence[_Part]) -> str:
+    """Describe what differs between a certificate and a run, and what does not; empty if nothing differs."""
+    differing = [
+        f"{part.name} {part.made or 'not recorded'} instead of {part.here}" for part in parts if not part.agrees
+    ]
+    same = [part.name for part in parts if part.agrees]
+    return "; ".join(differing) + (f"; the same: {listed(same)}" if same else "") if differing else ""
 
 
 def _command(spec: RunSpec, ran: RunEnvelope) -> str:
@@ -101,9 +124,9 @@ def _command(spec: RunSpec, ran: RunEnvelope) -> str:
     return "assay certify --level server" + (f" --candidate {shlex.quote(spec.candidate.backend)}" if ran.noise else "")
 
 
-def _parts(found: Certificate, spec: RunSpec, ran: RunEnvelope) -> Sequence[_Part]:
+def _parts(certificate: Certificate, spec: RunSpec, ran: RunEnvelope) -> Sequence[_Part]:
     """Compare what a certificate depends on, there and here."""
-    made = found.envelope
+    made = certificate.envelope
     pairs = [("level", made.level, "server"), ("device", made.device, spec.device)]
     if spec.device == "cuda":
         pairs.append(("GPU", made.machine, made.machine if _is_gpu_of(made.machine, ran.hardware) else ran.hardware))
@@ -140,14 +163,12 @@ def _envelope(parts: Sequence[_Part]) -> str:
     return "made in this envelope: " + ", ".join(f"{part.name} {part.made}" for part in parts)
 
 
-def _counts(found: Certificate) -> str:
-    caught, missed, alarms = (len(found.having(outcome)) for outcome in ("caught", "missed", "false alarm"))
-    left = len(found.left) + len(found.having("crash", "time-out"))
-    hidden = [one.id for one in found.examined if one.hidden]
+def _counts(certificate: Certificate) -> str:
+    caught, missed, alarms = (len(certificate.having(outcome)) for outcome in ("caught", "missed", "false alarm"))
+    left = len(certificate.left) + len(certificate.having("crash", "time-out"))
+    hidden = [fault.id for fault in certificate.examined if fault.hidden]
     text = f"{caught} of {caught + missed} faults caught"
-    text += f", {len(hidden)} hidden by the noise of {found.envelope.noise} ({', '.join(hidden)})" if hidden else ""
+    text += (
+        f", {len(hidden)} hidden by the noise of {certificate.envelope.noise} ({', '.join(hidden)})" if hidden else ""
+    )
     return text + f", {alarms} false alarms" + f", {left} not examined" * (left > 0)
-
-
-def _check(status: CheckStatus, found: str, settles: str = "") -> Check:
-    return Check(id=_CHECK, title=_TITLE, status=status, found=found, settles=settles)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from pydantic import Field
@@ -74,17 +75,34 @@ def _corrected(suite: Suite, p: float, alpha: float, count: int) -> Suite:
     return suite.model_copy(update={"verdict": "inconclusive", "why": why})
 
 
+@dataclass(frozen=True)
+class About:
+    """What the headline and the reasons of a run state beside its suites and checks.
+
+    Attributes:
+        left_out: suites of a whole run that were not requested. The headline then says that the run was partial.
+        covers: what a pass covers, in words that follow "covers"; empty if nothing was counted.
+        scope: the same in the headline: the model, how many questions, how many tokens.
+        cause: the finding that says what a wrong kernel does; None if there is none.
+        shown: how the regression shows, in the words that end its headline, such as "accuracy 1.000 -> 0.219".
+    """
+
+    left_out: Sequence[str] = ()
+    covers: str = ""
+    scope: str = ""
+    cause: Finding | None = None
+    shown: str = ""
+
+
+_NOTHING = About()
+
+
 def decide(
     candidate: str,
     suites: Sequence[SuiteVerdict],
     checks: Sequence[Check],
     failure: Failure | None = None,
-    *,
-    left_out: Sequence[str] = (),
-    covers: str = "",
-    scope: str = "",
-    cause: Finding | None = None,
-    shown: str = "",
+    about: About = _NOTHING,
 ) -> Judgement:
     """Decide the verdict of a run or a bench.
 
@@ -93,11 +111,7 @@ def decide(
         suites: what was compared.
         checks: requirements of a pass.
         failure: what ended it early; None if nothing did.
-        left_out: suites of a whole run that were not requested. The headline then says that the run was partial.
-        covers: what a pass covers, in words that follow "covers"; empty if nothing was counted.
-        scope: the same in the headline: the model, how many questions, how many tokens.
-        cause: the finding that says what a wrong kernel does; None if there is none.
-        shown: how the regression shows, in the words that end its headline, such as "accuracy 1.000 -> 0.219".
+        about: what else there is to state.
 
     - *error*: the engine failed, even if something was measured before.
     - *regression*: a suite regressed and the servers differed in nothing but the backend. Checks that are missing do not excuse it.
@@ -105,43 +119,53 @@ def decide(
     - *inconclusive*: anything else.
     """
     if failure:
-        todo = f"What to do: {failure.do.rstrip('.')}." if failure.do else failure.found
-        return Judgement(verdict="error", headline=f"No verdict: {_inside(failure.found)}", reasons=(todo,))
-    partial = "Partial run: " if left_out else ""
-    unmet = [check for check in checks if check.status in ("failed", "missing")]
+        return _failed(failure)
+    unmet, partial = _unmet(checks), "Partial run: " * bool(about.left_out)
     reasons = [f"{check.title}: {check.found}. To resolve: {check.settles}." for check in unmet]
     regressed = [suite for suite in suites if suite.verdict == "regression"]
-    if regressed and not any(check.status == "failed" for check in unmet):
+    if regressed and "failed" not in {check.status for check in unmet}:
+        cause = [about.cause.sentence] if about.cause else []
+        headline = f"{partial}Do not merge: {candidate} {_wrong(regressed, about)}."
         return Judgement(
-            verdict="regression",
-            headline=f"{partial}Do not merge: {candidate} {_wrong(regressed, cause)}{shown and f' ({shown})'}.",
-            reasons=(*([cause.sentence] if cause else []), *map(_sentence, regressed), *reasons),
+            verdict="regression", headline=headline, reasons=(*cause, *map(_sentence, regressed), *reasons)
         )
-    undecided = [suite for suite in suites if suite.verdict != "pass"]
-    if unmet or undecided or not suites:
-        return Judgement(
-            verdict="inconclusive",
-            headline=f"{partial}Inconclusive: not enough evidence about {candidate}.",
-            reasons=(*reasons, *(map(_sentence, undecided) if suites else ["No suite ran."])),
-        )
-    passed = listed([suite.id for suite in suites])
-    out = f"{listed(left_out)} {'was' if len(left_out) == 1 else 'were'} left out"
+    undecided = [_sentence(suite) for suite in suites if suite.verdict != "pass"] if suites else ["No suite ran."]
+    if reasons or undecided:
+        headline = f"{partial}Inconclusive: not enough evidence about {candidate}."
+        return Judgement(verdict="inconclusive", headline=headline, reasons=(*reasons, *undecided))
     return Judgement(
         verdict="pass",
-        headline=f"Partial run: {candidate} passes {passed}{scope and f', {scope}'}; {out}."
-        if left_out
-        else f"{candidate} is no worse than the reference, within the stated margins{scope and f', {scope}'}.",
-        reasons=(*map(_sentence, suites), *([f"The verdict covers {covers}."] if covers else [])),
+        headline=f"{partial}{candidate} {_passed(suites, about)}.",
+        reasons=(*map(_sentence, suites), *([f"The verdict covers {about.covers}."] if about.covers else [])),
     )
 
 
-def _wrong(regressed: Sequence[SuiteVerdict], cause: Finding | None) -> str:
-    """Describe what the candidate does wrong, in words that follow its name."""
+def _unmet(checks: Sequence[Check]) -> list[Check]:
+    return [check for check in checks if check.status in ("failed", "missing")]
+
+
+def _failed(failure: Failure) -> Judgement:
+    todo = f"What to do: {failure.do.rstrip('.')}." if failure.do else failure.found
+    return Judgement(verdict="error", headline=f"No verdict: {_inside(failure.found)}", reasons=(todo,))
+
+
+def _passed(suites: Sequence[SuiteVerdict], about: About) -> str:
+    """Describe what a candidate passed, in words that follow its name."""
+    scope = f", {about.scope}" if about.scope else ""
+    if not about.left_out:
+        return f"is no worse than the reference, within the stated margins{scope}"
+    out = f"{listed(about.left_out)} {'was' if len(about.left_out) == 1 else 'were'} left out"
+    return f"passes {listed([suite.id for suite in suites])}{scope}; {out}"
+
+
+def _wrong(regressed: Sequence[SuiteVerdict], about: About) -> str:
+    """Describe what the candidate does wrong, and how it shows, in words that follow its name."""
+    cause, shown = about.cause, f" ({about.shown})" if about.shown else ""
     if cause is not None and cause.does:
-        return cause.does
-    ids = {one.id for one in regressed}
+        return f"{cause.does}{shown}"
+    ids = {suite.id for suite in regressed}
     other = "its accepted baseline" if ids == {BASELINE} else "the reference"
-    return f"is {'slower' if ids == {_LATENCY} else 'worse'} than {other}{f': {cause.title}' if cause else ''}"
+    return f"is {'slower' if ids == {_LATENCY} else 'worse'} than {other}{f': {cause.title}' if cause else ''}{shown}"
 
 
 def _inside(sentence: str) -> str:

@@ -4,56 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pydantic import Field
-
 from assay.harness.conditions import BORDER_TOKENS, ENVELOPE, ENVELOPE_OF, PHASES
 from assay.harness.config import RunSpec
 from assay.harness.evidence.envelope import EngineLimits, Envelope, EnvelopeCounts, Missing
 from assay.harness.evidence.lengths import Ranges, in_words, stood_for
+from assay.harness.judge.evidence import Judged, RunEvidence
+from assay.harness.judge.report import EnvelopeResult, EnvelopeRow
 from assay.harness.judge.served import ServedEnvelope
-from assay.harness.schema import Part
-from assay.harness.text import counted, listed
-from assay.harness.verdict import Check
+from assay.harness.text import counted, few, listed
+from assay.harness.verdict import Check, Requirement
 
-_CHECK = "envelope-covered"
-_TITLE = "the envelope of the policy was covered"
-_SERVED = "envelope-served"
-_SERVED_TITLE = "the candidate's own server answered over the envelope"
+_COVERED = Requirement("envelope-covered", "the envelope of the policy was covered")
+_SERVED = Requirement("envelope-served", "the candidate's own server answered over the envelope")
 _MOST_WORDS = 4
 _BEYOND_ALL = (
     "attention that this model's calls lack: sliding windows, logit caps, attention sinks, cross attention, latent KV caches",
     "speculative decoding",
 )
-
-
-class EnvelopeRow(Part):
-    """A condition, and the calls under it that were compared."""
-
-    phase: str
-    condition: str = Field(description='id of the condition, such as "new-tokens"')
-    title: str
-    label: str = Field(description='bucket or kind, such as "129-512"')
-    calls: int = Field(description="compared calls, of the layer that has the fewest")
-    wanted: bool = Field(description="whether the policy's envelope wants such a call")
-
-
-class EnvelopeResult(Part):
-    """The coverage of a verdict: the conditions of the calls that were compared in every layer, as counted."""
-
-    policy: str = Field(description='the line of policy, such as "envelope_tokens = 512 (default)"')
-    sentence: str = Field(description="which lengths were compared in the shadow, in words")
-    served: str = Field(
-        "", description="with which lengths the candidate's own server answered as the reference did, in words"
-    )
-    reached: dict[str, dict[str, int]] = Field(
-        description="phase -> condition -> the largest value that every layer met; of lengths, the largest before the first gap"
-    )
-    served_reached: dict[str, dict[str, int]] = Field(
-        default_factory=dict, description="the same of the candidate's own server; empty where nothing was compared"
-    )
-    gaps: tuple[str, ...] = Field((), description="lengths of the policy's envelope that some layer did not compare")
-    rows: tuple[EnvelopeRow, ...]
-    not_covered: tuple[str, ...] = Field(description="what lies outside")
 
 
 def envelope_result(
@@ -92,7 +59,7 @@ def envelope_result(
         served=_served_sentence(envelope, served, counts.limits, phases) if served else "",
         reached=reached,
         served_reached=_reached(envelope, served.counts, counts.limits, phases) if served else {},
-        gaps=tuple(_words(one) for one in envelope.gaps(counts, phases)),
+        gaps=tuple(_words(missing) for missing in envelope.gaps(counts, phases)),
         rows=tuple(row for row in rows if row.calls or row.wanted),
         not_covered=tuple(_outside(counts, counts.limits, reached, phases)),
     )
@@ -101,7 +68,7 @@ def envelope_result(
 def _reached(
     envelope: Envelope, counts: EnvelopeCounts, limits: EngineLimits, phases: Sequence[str]
 ) -> dict[str, dict[str, int]]:
-    found: dict[str, dict[str, int]] = {}
+    reached: dict[str, dict[str, int]] = {}
     for phase in phases:
         known = _compared(envelope, counts, limits, phase)
         wanted = envelope.reach(limits).lengths[phase]
@@ -110,9 +77,9 @@ def _reached(
             quantity: next((last for first, last in ranges if first <= wanted[quantity][0] <= last), 0)
             for quantity, ranges in known.items()
         }
-        others = [one for one in ("batch", "depth") if one in ENVELOPE_OF[phase]]
-        found[phase] = lengths | {other: counts.reached(phase, other) for other in others}
-    return found
+        others = [quantity for quantity in ("batch", "depth") if quantity in ENVELOPE_OF[phase]]
+        reached[phase] = lengths | {other: counts.reached(phase, other) for other in others}
+    return reached
 
 
 def _compared(envelope: Envelope, counts: EnvelopeCounts, limits: EngineLimits, phase: str) -> dict[str, Ranges]:
@@ -152,7 +119,7 @@ def _outside(
     counts: EnvelopeCounts, limits: EngineLimits, reached: dict[str, dict[str, int]], phases: Sequence[str]
 ) -> list[str]:
     """Describe what lies outside of the counted conditions."""
-    found = []
+    outside = []
     for phase, values in reached.items():
         more = {
             "new-tokens": "more than {} new tokens at once",
@@ -162,21 +129,31 @@ def _outside(
             "batch": "batches of more than {}",
             "depth": "answers of more than {} tokens",
         }
-        found += [f"{phase}: {more[quantity].format(f'{value:,}')}" for quantity, value in values.items()]
+        outside += [f"{phase}: {more[quantity].format(f'{value:,}')}" for quantity, value in values.items()]
     if "decode" not in phases:
-        found.append("decode by the candidate: it claims none")
+        outside.append("decode by the candidate: it claims none")
     if "extend" in phases and not counts.count("extend", "chunk", "later chunk"):
         at_once = (
             f", which starts beyond {limits.chunk_tokens:,} tokens" if limits.chunk_tokens else ": it is switched off"
         )
-        found.append(f"extend: chunked prefill{at_once}")
+        outside.append(f"extend: chunked prefill{at_once}")
     elif "extend" in phases and not counts.count("extend", "chunk", "later chunk of full length"):
-        found.append("extend: a later chunk of full length")
+        outside.append("extend: a later chunk of full length")
     if "extend" in phases and not counts.count("extend", "mix", "extend and decode"):
         why = "no such call was made" if limits.mixed else "the servers ran without --enable-mixed-chunk"
-        found.append(f"extend and decode in one call: {why}")
-    found.append(f"page sizes other than {limits.page_tokens}")
-    return [*found, *_BEYOND_ALL]
+        outside.append(f"extend and decode in one call: {why}")
+    outside.append(f"page sizes other than {limits.page_tokens}")
+    return [*outside, *_BEYOND_ALL]
+
+
+def claim(run: RunEvidence) -> Judged:
+    """Check that the policy's envelope was covered, in the shadow and as served, and describe what was."""
+    result = envelope_result(run.spec, run.envelope, run.claimed, run.served)
+    checks = [
+        check_envelope(run.spec, run.envelope, run.claimed),
+        check_served(run.spec, run.envelope, run.served, run.claimed),
+    ]
+    return Judged(checks=checks, parts={"envelope": result} if result else {})
 
 
 def check_envelope(spec: RunSpec, counts: EnvelopeCounts | None, claimed: Sequence[str]) -> Check:
@@ -189,17 +166,15 @@ def check_envelope(spec: RunSpec, counts: EnvelopeCounts | None, claimed: Sequen
     """
     line = spec.policy.line("envelope_tokens")
     if "layers" not in spec.workload.suites:
-        found = f"the suite layers was not requested; {line}"
-        return Check(id=_CHECK, title=_TITLE, status="not checked", found=found, settles="add layers to --suites")
+        return _COVERED.check("not checked", f"the suite layers was not requested; {line}", "add layers to --suites")
     if counts is None or not claimed:
-        found = f"no compared call was counted; {line}"
         settles = "let assay start the servers, without a URL"
-        return Check(id=_CHECK, title=_TITLE, status="missing", found=found, settles=settles)
+        return _COVERED.check("missing", f"no compared call was counted; {line}", settles)
     if lacking := Envelope.of(spec).missing(counts, claimed):
         found = f"in some layer no call was compared with {_some_words(lacking)}; {line}"
-        return Check(id=_CHECK, title=_TITLE, status="missing", found=found, settles=_settles(lacking, counts.limits))
+        return _COVERED.check("missing", found, _settles(lacking, counts.limits))
     calls = " and ".join(f"{len(counts.layers(phase))} layers in {phase}" for phase in claimed)
-    return Check(id=_CHECK, title=_TITLE, status="ok", found=f"{calls}; {line}")
+    return _COVERED.check("ok", f"{calls}; {line}")
 
 
 def check_served(
@@ -220,27 +195,18 @@ def check_served(
         found = (
             f"without the suite {listed(lacking)} the candidate's server answers no requests of the envelope; {line}"
         )
-        return Check(
-            id=_SERVED,
-            title=_SERVED_TITLE,
-            status="not checked",
-            found=found,
-            settles=f"add {listed(lacking)} to --suites",
-        )
+        return _SERVED.check("not checked", found, f"add {listed(lacking)} to --suites")
     if counts is None or counts.limits is None or served is None or not claimed:
         found = f"no answer of the candidate's own server to the envelope's requests was compared; {line}"
-        settles = "let assay start the servers, without a URL"
-        return Check(id=_SERVED, title=_SERVED_TITLE, status="missing", found=found, settles=settles)
+        return _SERVED.check("missing", found, "let assay start the servers, without a URL")
     if missing := Envelope.of(spec).gaps(served.counts, claimed):
         found = f"no answer was compared with {_some_words(missing)}; {line}"
-        settles = _settles(missing, counts.limits)
-        return Check(id=_SERVED, title=_SERVED_TITLE, status="missing", found=found, settles=settles)
-    return Check(id=_SERVED, title=_SERVED_TITLE, status="ok", found=f"{counted(served.answers, 'answer')}; {line}")
+        return _SERVED.check("missing", found, _settles(missing, counts.limits))
+    return _SERVED.check("ok", f"{counted(served.answers, 'answer')}; {line}")
 
 
 def _some_words(lacking: Sequence[Missing]) -> str:
-    words = [_words(one) for one in lacking[:_MOST_WORDS]]
-    return ", ".join(words) + (f" and {len(lacking) - _MOST_WORDS} more" if len(lacking) > _MOST_WORDS else "")
+    return few([_words(missing) for missing in lacking], _MOST_WORDS)
 
 
 def _words(missing: Missing) -> str:
@@ -253,7 +219,7 @@ def _words(missing: Missing) -> str:
 
 
 def _settles(lacking: Sequence[Missing], limits: EngineLimits | None) -> str:
-    if {one.phase for one in lacking} == {"decode"}:
+    if {missing.phase for missing in lacking} == {"decode"}:
         return (
             "run without CUDA graphs (--disable-cuda-graph), where the shadow sees decode; or set envelope_tokens lower"
         )

@@ -16,6 +16,7 @@ from assay.harness.config import RunSpec
 from assay.harness.judge.report import Metric
 from assay.harness.judge.suite_decisions import decide_share
 from assay.harness.stats.share import p_not_above
+from assay.harness.text import few
 from assay.harness.verdict import Verdict
 
 METRIC = "envelope-texts-apart"
@@ -41,16 +42,16 @@ class EnvelopeTexts:
     @cached_property
     def divergences(self) -> list[tuple[Pair, TextDivergence]]:
         """Pairs whose texts differ, and by how much."""
-        found = [
+        compared = [
             (pair, compare_text(pair.reference.tokens, pair.candidate.tokens, self.floor, self.limit))
             for pair in self.pairs
         ]
-        return [(one, divergence) for one, divergence in found if divergence is not None]
+        return [(pair, divergence) for pair, divergence in compared if divergence is not None]
 
     @cached_property
     def beyond(self) -> list[Pair]:
         """The answers that differ by more than the limit: in their texts, or in the log-probabilities of equal tokens."""
-        apart = {one.item.id for one, divergence in self.divergences if divergence.kind == "apart"}
+        apart = {pair.item.id for pair, divergence in self.divergences if divergence.kind == "apart"}
         return [pair for pair in self.pairs if pair.item.id in apart or _change(pair) > self.limit]
 
     @property
@@ -69,9 +70,8 @@ class EnvelopeTexts:
         if not self.beyond:
             return verdict, why
         asked = len(self.pairs)
-        named = ", ".join(one.item.id for one in self.beyond[:_MOST_NAMED])
-        more = f" and {len(self.beyond) - _MOST_NAMED} more" if len(self.beyond) > _MOST_NAMED else ""
-        said = f"{len(self.beyond)} of {asked} answers over the envelope differ by more than noise: {named}{more}."
+        named = few([pair.item.id for pair in self.beyond], _MOST_NAMED)
+        said = f"{len(self.beyond)} of {asked} answers over the envelope differ by more than noise: {named}."
         share = decide_share(len(self.beyond), asked, self.spec.policy.greedy_margin, self.spec.policy.alpha)
         finite = all(is_finite(pair.reference.tokens) for pair in self.pairs)
         if share.verdict == "regression" and trusted and finite:

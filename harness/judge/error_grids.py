@@ -34,7 +34,7 @@ Bounds = Mapping[tuple[int, str], float]
 """By layer and phase: the relative L1 that noise explains at the worst cell."""
 
 
-class Slice(NamedTuple):
+class _Slice(NamedTuple):
     """A condition that a heat map by head or position is drawn for."""
 
     id: str
@@ -44,8 +44,8 @@ class Slice(NamedTuple):
 
 # Only with a prefix can a mask be misaligned.
 _SLICES = (
-    Slice("no-cached-prefix", "no cached prefix", CACHED_PREFIX.labels[:1]),
-    Slice("cached-prefix", "cached prefix", CACHED_PREFIX.labels[1:]),
+    _Slice("no-cached-prefix", "no cached prefix", CACHED_PREFIX.labels[:1]),
+    _Slice("cached-prefix", "cached prefix", CACHED_PREFIX.labels[1:]),
 )
 _DIGITS = 4
 """Significant digits of an error in a report: more are noise, and cost bytes in 65,536 cells."""
@@ -58,15 +58,15 @@ def own_errors(shadow: ShadowErrors) -> dict[tuple[str, str], Floats]:
         (phase, prefix bucket) -> float64 [layers, heads, positions, places in the batch], relative L1: NaN where
         nothing was observed, infinite where an output is not finite.
     """
-    found = {}
+    finest = {}
     for phase in shadow.observed("phase"):
         for prefix in shadow.observed("prefix"):
             table = shadow.table(("layer", "head", "position", "batch"), {"phase": phase, "prefix": prefix})
             seen = table.elements > 0
             if seen.any():
                 finite = (table.nonfinite_share == 0) & np.isfinite(table.relative_l1)
-                found[phase, prefix] = np.where(seen, np.where(finite, table.relative_l1, np.inf), np.nan)
-    return found
+                finest[phase, prefix] = np.where(seen, np.where(finite, table.relative_l1, np.inf), np.nan)
+    return finest
 
 
 def layers_result(
@@ -100,7 +100,7 @@ def layers_result(
         layers=len(layers),
         heads=len(shadow.observed("head")),
         # Each process of a tensor-parallel server sees every pass.
-        passes=max(one.passes for one in shadow.headers),
+        passes=max(header.passes for header in shadow.headers),
         sources=some("layer", sources, layers) if sources else "",
         grids=tuple(_grids(errors, bounds)),
         depth=profile,
@@ -141,7 +141,7 @@ def depth_rows(
     for layer in map(int, shadow.observed("layer")):
         own: list[tuple[OwnError, float | None]] = []
         for phase in shadow.observed("phase"):
-            worst = np.concatenate([found[layer].ravel() for (p, _), found in errors.items() if p == phase])
+            worst = np.concatenate([by_layer[layer].ravel() for (p, _), by_layer in errors.items() if p == phase])
             own.append((own_error(float(_worst(worst))), _bound(bounds, layer, phase)))
         here = [row for row in against_truth if row.layer == layer]
         own = [(row.own, row.bound) for row in here] or own
@@ -162,12 +162,12 @@ def depth_rows(
 
 def bounds_of(against: AgainstNoise) -> dict[tuple[int, str], float]:
     """Compute by layer and phase how far the candidate may be from the reference at the worst cell, given noise in both."""
-    found = {}
+    bounds = {}
     for layer, phase in against.places:
         bound = against.apart.of(layer, phase).bound.max(initial=0.0)
         if np.isfinite(bound) and bound:
-            found[layer, phase] = float(bound)
-    return found
+            bounds[layer, phase] = float(bound)
+    return bounds
 
 
 def truth_rows(against: AgainstNoise) -> tuple[TruthRow, ...]:
@@ -175,7 +175,7 @@ def truth_rows(against: AgainstNoise) -> tuple[TruthRow, ...]:
     rows = []
     for layer, phase in against.places:
         cells, gains, reference, queries = (
-            one.of(layer, phase) for one in (against.cells, against.gains, against.reference, against.queries)
+            measured.of(layer, phase) for measured in (against.cells, against.gains, against.reference, against.queries)
         )
         whole = gains.index[:, HEAD] < 0
         (own, bound), (served, served_bound) = _worst_of(cells), _worst_of(reference)
@@ -226,7 +226,7 @@ def _worst(errors: Floats, axis: tuple[int, ...] | None = None) -> Floats:
 def _grids(errors: dict[tuple[str, str], Floats], bounds: Bounds) -> Iterable[ErrorGrid]:
     phases = [phase for phase in PHASES if any(p == phase for p, _ in errors)]
 
-    def grid(phase: str, of: Slice | None, columns: str, labels: Sequence[str], values: Floats) -> ErrorGrid:
+    def grid(phase: str, of: _Slice | None, columns: str, labels: Sequence[str], values: Floats) -> ErrorGrid:
         names = {"prefix": "cached prefix", "position": "position", "batch": "place in the batch"}
         return ErrorGrid.model_validate(
             {
@@ -257,10 +257,10 @@ def _grids(errors: dict[tuple[str, str], Floats], bounds: Bounds) -> Iterable[Er
         yield grid(phase, None, "batch", PLACE, _worst(np.stack([*seen.values()]), (0, 2, 3)))
 
 
-def _slices(errors: dict[tuple[str, str], Floats], phase: str) -> Iterable[tuple[Slice, Floats]]:
+def _slices(errors: dict[tuple[str, str], Floats], phase: str) -> Iterable[tuple[_Slice, Floats]]:
     for of in _SLICES:
-        if found := [errors[phase, prefix] for prefix in of.prefixes if (phase, prefix) in errors]:
-            yield of, _worst(np.stack(found), (0,))
+        if here := [errors[phase, prefix] for prefix in of.prefixes if (phase, prefix) in errors]:
+            yield of, _worst(np.stack(here), (0,))
 
 
 def _not_observed(shadow: ShadowErrors, errors: dict[tuple[str, str], Floats], layers: Sequence[int]) -> Iterable[str]:
@@ -280,8 +280,8 @@ def _not_observed(shadow: ShadowErrors, errors: dict[tuple[str, str], Floats], l
             missing = [layer for layer in layers if np.isnan(array[layer])]
             if missing:
                 yield f"{phase}: no call of {some('layer', missing, layers)} was seen"
-    for one in shadow.headers:
-        for layer, why in sorted(one.unrecorded.items()):
+    for header in shadow.headers:
+        for layer, why in sorted(header.unrecorded.items()):
             yield f"replay pack, layer {layer}: its calls could not be recorded: {one_line(why)}"
 
 

@@ -1,4 +1,4 @@
-"""Traced passes -> the checks that a kernel really ran, and what a report lists of them.
+"""Counted calls and traced passes -> the checks that a kernel really ran, and what a report lists of them.
 
 That a kernel's function was called (`kernel-ran-…`) does not prove that its own device kernels ran: the function may have answered
 with PyTorch's attention. Here the names of what was launched decide.
@@ -8,56 +8,114 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
-
-from pydantic import Field
 
 from assay.harness.backend import native_kernels
-from assay.harness.evidence.executed import ExecutedKernel, KernelClaim, KernelTrace, TracedPass, passes_of
+from assay.harness.evidence.counters import CallCount, total_calls
+from assay.harness.evidence.executed import (
+    ExecutedKernel,
+    KernelClaim,
+    KernelTrace,
+    TracedPass,
+    pass_title,
+    passes_of,
+    some_kernels,
+)
 from assay.harness.evidence.manifest import ServerManifest
-from assay.harness.schema import Part
+from assay.harness.judge.evidence import Judged, RunEvidence
+from assay.harness.judge.report import KernelRow, PassKernels
 from assay.harness.sides import ROLES, Role
-from assay.harness.verdict import Check, CheckStatus
+from assay.harness.text import percent
+from assay.harness.verdict import Check, Requirement
 
-_SHOWN = 4
-"""Most names in a sentence."""
+_RAN = Requirement("kernel-ran", "the candidate's own kernel ran in every phase that it claims")
+_COMPILED = Requirement("decode-compiled", "decode ran compiled, as --enable-torch-compile asks")
+_EXECUTED = Requirement("kernel-executed", "the candidate's own kernels ran in a traced pass")
+_MIN_COMPILED_SHARE = 0.5
+"""More than this share of each server's decode calls must have been compiled: capturing graphs alone compiles some."""
 MAX_NAME = 160
 """Longest name of a kernel in a report: those of C++ templates take whole pages."""
 
 
-class KernelRow(Part):
-    """A kernel that ran in a traced pass."""
-
-    name: str
-    kind: Literal["device", "triton", "operator"] = Field(
-        description="a kernel on a GPU, a Triton function that the interpreter ran, or an operator of PyTorch"
-    )
-    launches: int
-    attention: bool | None = Field(
-        description="whether an attention call launched it; null: not known, as in a CUDA graph"
-    )
-    of: Literal["reference", "candidate", "both", ""] = Field(
-        description="the role whose backend is known to launch kernels of this name; empty for neither"
+def claim(run: RunEvidence) -> Judged:
+    """Check that the candidate's own kernels computed what they claim, as counted and as traced."""
+    if not run.compares_servers:
+        return Judged()
+    candidate = run.servers.get("candidate")
+    return Judged(
+        checks=[
+            *check_kernel_ran(candidate, run.counts["candidate"], run.counts["reference"]),
+            *check_kernels_executed(candidate, run.kernels, "reference" not in run.measured),
+            *check_compiled(run.servers, run.counts),
+        ]
     )
 
 
-class PassKernels(Part):
-    """The kernels of one traced pass."""
+def check_kernel_ran(
+    server: ServerManifest | None, counts: Sequence[CallCount], reference: Sequence[CallCount]
+) -> list[Check]:
+    """Check that the candidate's own kernel computed every phase that it claims, in every layer, and nothing else did.
 
-    role: Role
-    phase: str
-    cached_prefix: bool
-    kernels: tuple[KernelRow, ...]
+    Args:
+        server: the candidate's server; None if it never started.
+        counts: the calls counted in it.
+        reference: the calls counted in the reference's server, which say how many layers there are; may be empty.
+    """
+    if server is None:
+        settles = "start it; see candidate.log for why it did not"
+        return [_RAN.check("missing", "its server never started", settles)]
+    if not server.started:
+        found = f"{server.backend} is a server that assay did not start and cannot instrument"
+        return [_RAN.check("missing", found, "let assay start the candidate, by its backend's name")]
+    return [_check_counts(phase, server, counts, reference) for phase in server.claimed_phases]
 
-    @property
-    def sentence(self) -> str:
-        """Row in words: "candidate, extend without a cached prefix: _attn_fwd (4), quant_per_block_int8_kernel (8); 12 others"."""
-        own = [kernel for kernel in self.kernels if kernel.of and kernel.attention is not False]
-        rest = len(self.kernels) - len(own)
-        named = (
-            _listed([f"{_short(kernel.name)} ({kernel.launches})" for kernel in own]) or "none that is known by name"
-        )
-        return f"{self.role}, {_words(self.phase, self.cached_prefix)}: {named}" + (f"; {rest} others" if rest else "")
+
+def _check_counts(
+    phase: str, server: ServerManifest, counts: Sequence[CallCount], reference: Sequence[CallCount]
+) -> Check:
+    ran = _RAN.of(phase)
+    here = [count for count in counts if count.phase == phase]
+    own = [count for count in here if count.backend == server.backend and not count.delegated_by]
+    other = [count for count in here if count not in own]
+    if not own:
+        settles = f"run so that {server.backend} computes {phase}; see candidate.log for what ran instead"
+        return ran.check("missing", f"no {phase} call of {server.backend} was counted", settles)
+    calls, layers = total_calls(own), _layers(own)
+    if other:
+        found = f"{own[0].kernel} {calls:,} calls, but also {', '.join(f'{c.kernel} {c.calls:,} calls' for c in other)}"
+        return ran.check("failed", found, f"run so that nothing else computes {phase}")
+    expected = _layers(count for count in reference if count.phase == phase)
+    if lacking := sorted(expected - layers):
+        found = f"{own[0].kernel} ran in {len(layers)} of {len(expected)} layers; not in {lacking[:8]}"
+        return ran.check("failed", found, "run so that it computes every layer")
+    return ran.check("ok", f"{own[0].kernel} {calls:,} calls in {len(layers)} layers")
+
+
+def _layers(counts: Iterable[CallCount]) -> set[int]:
+    return {layer for count in counts for layer in count.calls_by_layer}
+
+
+def check_compiled(servers: Mapping[Role, ServerManifest], counts: Mapping[Role, Sequence[CallCount]]) -> list[Check]:
+    """Check that decode ran mostly as compiled code, in each server that was started with ``--enable-torch-compile``.
+
+    SGLang compiles only what it captures into CUDA graphs: without them it silently ignores the flag, and batches larger than
+    the captured ones run uncompiled.
+
+    Args:
+        servers: by role.
+        counts: the calls counted in each of them.
+    """
+    asked = [role for role, server in servers.items() if server.arguments.get("enable_torch_compile")]
+    if not asked:
+        return []
+    shares, met = [], True
+    for role in asked:
+        decode = [count for count in counts[role] if count.phase == "decode"]
+        compiled = total_calls(count for count in decode if count.compiled)
+        shares.append(f"{compiled:,} of {total_calls(decode):,} decode calls of the {role}")
+        met = met and compiled > _MIN_COMPILED_SHARE * total_calls(decode)
+    found = f"{', '.join(shares)}; more than {percent(_MIN_COMPILED_SHARE)} of each are needed"
+    settles = "capture CUDA graphs for batches this large; a kernel of the contract that computes decode allows none"
+    return [_COMPILED.met(met, found, settles)]
 
 
 def check_kernels_executed(
@@ -72,7 +130,7 @@ def check_kernels_executed(
     """
     if server is None or not server.started:
         return []
-    return [_check_phase(phase, server, traces, stored) for phase in server.claimed_phases]
+    return [_check_traces(phase, server, traces, stored) for phase in server.claimed_phases]
 
 
 def _kernel_patterns(traces: Sequence[KernelTrace]) -> tuple[str, ...]:
@@ -97,10 +155,12 @@ def listed_passes(traces: Mapping[Role, Sequence[KernelTrace]]) -> tuple[PassKer
     """
     patterns = {role: _kernel_patterns(traces[role]) for role in ROLES}
     return tuple(
-        PassKernels(role=role, phase=one.phase, cached_prefix=one.cached_prefix, kernels=tuple(_rows(one, patterns)))
+        PassKernels(
+            role=role, phase=traced.phase, cached_prefix=traced.cached_prefix, kernels=tuple(_rows(traced, patterns))
+        )
         for role in ROLES
         for trace in traces[role]
-        for one in trace.passes
+        for traced in trace.passes
     )
 
 
@@ -122,59 +182,52 @@ def _matches(kernel: ExecutedKernel, patterns: Iterable[str]) -> bool:
     return any(re.search(pattern, kernel.name) for pattern in patterns)
 
 
-def _check_phase(
+def _check_traces(
     phase: str, server: ServerManifest, traces: Mapping[Role, Sequence[KernelTrace]], stored: bool
 ) -> Check:
-    passes = passes_of(traces["candidate"], phase)
+    executed, passes = _EXECUTED.of(phase), passes_of(traces["candidate"], phase)
     own, theirs = _kernel_patterns(traces["candidate"]), _kernel_patterns(traces["reference"])
     if not passes:
-        return _check(phase, "missing", f"no {phase} pass was traced", "run again, so that each server traces a pass")
+        return executed.check("missing", f"no {phase} pass was traced", "run again, so that each server traces a pass")
     if not stored and not passes_of(traces["reference"], phase):
         found = f"no {phase} pass of the reference was traced"
-        return _check(phase, "missing", found, "run again, so that each server traces a pass")
+        return executed.check("missing", found, "run again, so that each server traces a pass")
     if not own:
-        return _check_without_names(phase, traces["candidate"][0].claim, passes)
+        return _check_without_names(executed, traces["candidate"][0].claim, passes)
     if fault := _foreign(passes, own, theirs, "the reference's kernels ran in the candidate's server"):
-        return _check(phase, "failed", fault, f"run so that only {server.backend} computes {phase}")
-    without = [one for one in passes if not any(_matches(kernel, own) for kernel in one.kernels)]
+        return executed.check("failed", fault, f"run so that only {server.backend} computes {phase}")
+    without = [traced for traced in passes if not any(_matches(kernel, own) for kernel in traced.kernels)]
     claim = traces["candidate"][0].claim
     if without and not (claim.kernels or claim.in_package):
         found = f"none of the kernels known of SGLang's {server.backend} ran under its known names; {_what_ran(passes)}"
-        return _check(phase, "not checked", found, "compare the names in the report with what SGLang launches")
+        return executed.check("not checked", found, "compare the names in the report with what SGLang launches")
     if without:
-        found = (
-            f"none of {_listed(own)} ran in {_words(without[0].phase, without[0].cached_prefix)}; {_what_ran(without)}"
-        )
-        return _check(phase, "failed", found, "find out what the kernel computes instead, or declare what it launches")
+        found = f"none of {some_kernels(own)} ran in {pass_title(without[0].phase, without[0].cached_prefix)}; {_what_ran(without)}"
+        return executed.check("failed", found, "find out what the kernel computes instead, or declare what it launches")
     if unseen := _never_ran(claim.kernels, server, traces["candidate"]):
-        found = f"declared, but did not run: {_listed(unseen)}; {_what_ran(passes)}"
-        return _check(phase, "failed", found, "find out what the kernel computes instead, or declare what it launches")
+        found = f"declared, but did not run: {some_kernels(unseen)}; {_what_ran(passes)}"
+        return executed.check("failed", found, "find out what the kernel computes instead, or declare what it launches")
     if fault := _foreign(
         passes_of(traces["reference"], phase), theirs, own, "the reference ran the candidate's kernels"
     ):
-        return _check(phase, "failed", fault, "compare it with a reference that does not launch the same kernels")
-    return _check(phase, "ok", _what_ran(passes, own), "")
+        return executed.check("failed", fault, "compare it with a reference that does not launch the same kernels")
+    return executed.check("ok", _what_ran(passes, own))
 
 
-def _check(phase: str, status: CheckStatus, found: str, settles: str) -> Check:
-    title = f"the candidate's own kernels ran in a traced pass: {phase}"
-    return Check(id=f"kernel-executed-{phase}", title=title, status=status, found=found, settles=settles)
-
-
-def _check_without_names(phase: str, claim: KernelClaim, passes: Sequence[TracedPass]) -> Check:
+def _check_without_names(executed: Requirement, claim: KernelClaim, passes: Sequence[TracedPass]) -> Check:
     """Check a kernel whose launches are not known by name: it must name them if it claims more than plain PyTorch."""
     settles = "name what it launches with declares(kernels=...)"
     claims = [f"the quantisation {claim.noise}"] if claim.noise else []
     claims += [f"the package {claim.package}"] if claim.package else []
     if claims:
         found = f"it declares {' and '.join(claims)}, but no names of kernels that would prove it; {_what_ran(passes)}"
-        return _check(phase, "missing", found, settles)
-    return _check(phase, "not checked", f"it declares no names of kernels; {_what_ran(passes)}", settles)
+        return executed.check("missing", found, settles)
+    return executed.check("not checked", f"it declares no names of kernels; {_what_ran(passes)}", settles)
 
 
 def _never_ran(declared: Sequence[str], server: ServerManifest, traces: Sequence[KernelTrace]) -> list[str]:
     """List the declared names that did not occur in any traced pass of the claimed phases."""
-    kernels = [k for phase in server.claimed_phases for one in passes_of(traces, phase) for k in one.kernels]
+    kernels = [k for phase in server.claimed_phases for traced in passes_of(traces, phase) for k in traced.kernels]
     return [pattern for pattern in declared if not any(_matches(kernel, (pattern,)) for kernel in kernels)]
 
 
@@ -182,39 +235,26 @@ def _foreign(passes: Sequence[TracedPass], own: Sequence[str], theirs: Sequence[
     """Name the other role's kernels that ran in these passes' attention; empty for none, or if a role's are not known."""
     if not own or not theirs:
         return ""
-    found = {
+    names = {
         kernel.name
-        for one in passes
-        for kernel in one.kernels
+        for traced in passes
+        for kernel in traced.kernels
         if kernel.attention is not False and _matches(kernel, theirs) and not _matches(kernel, own)
     }
-    return f"{what}: {_listed(sorted(found))}" if found else ""
+    return f"{what}: {some_kernels(sorted(names))}" if names else ""
 
 
 def _what_ran(passes: Sequence[TracedPass], only: Sequence[str] = ()) -> str:
     """Describe what attention launched: "ran: _attn_fwd 4 times, …"."""
     launches: dict[str, int] = {}
-    kernels = [k for one in passes for k in one.kernels if k.attention is not False]
+    kernels = [k for traced in passes for k in traced.kernels if k.attention is not False]
     lower = [k for k in kernels if k.kind != "operator"] or kernels
     for kernel in [k for k in kernels if _matches(k, only)] if only else lower:
         launches[kernel.name] = launches.get(kernel.name, 0) + kernel.launches
     most = sorted(launches, key=lambda name: (-_weight(name), -launches[name]))
-    return f"ran: {_listed([f'{_short(name)} ({launches[name]})' for name in most])}" if launches else "nothing ran"
+    return f"ran: {some_kernels(f'{name} ({launches[name]})' for name in most)}" if launches else "nothing ran"
 
 
 def _weight(name: str) -> bool:
     """Return True if a name is likely to be attention's, so that it is shown first."""
     return re.search(r"attention|attn|flash|fmha|softmax|bmm|quant", name, re.IGNORECASE) is not None
-
-
-def _words(phase: str, cached_prefix: bool) -> str:
-    return phase if phase == "decode" else f"{phase} {'with' if cached_prefix else 'without'} a cached prefix"
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= MAX_NAME // 2 else f"{name[: MAX_NAME // 2]}…"
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(map(_short, names[:_SHOWN])) + more

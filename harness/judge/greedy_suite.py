@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 
 from assay.harness.backend import Backend
@@ -12,9 +13,10 @@ from assay.harness.compare.noise_limits import MAX_SWING, swing_limit
 from assay.harness.config import RunSpec
 from assay.harness.evidence.records import Answer
 from assay.harness.judge.envelope_texts import METRIC, EnvelopeTexts
+from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.report import DivergenceRow, Metric, SuiteResult
 from assay.harness.judge.suite_decisions import ShareDecision, decide_share
-from assay.harness.sides import Role
+from assay.harness.sides import ROLES, Role
 from assay.harness.stats.share import p_not_above
 from assay.harness.verdict import Finding, Verdict
 
@@ -24,6 +26,54 @@ MIN_PROMPTS = 128
 FLOOR_FACTOR = 3.0
 """The limit of "close" is at least this multiple of the reference's own floor, which is the largest over fewer prompts."""
 _APART = "texts-apart"
+
+
+def claim(run: RunEvidence) -> Judged:
+    """Judge the greedy texts, and report a reference that does not repeat its own."""
+    pairs = run.pairings["greedy"].pairs
+    if not pairs:
+        return Judged()
+    erratic = _erratic_reference(pairs, run.answers, run.noise, run.manifest.command)
+    suite = greedy_suite(run.spec, pairs, run.answers, run.noise, run.over_envelope)
+    return Judged(suite=suite, findings=[erratic] if erratic else [])
+
+
+@dataclass(frozen=True)
+class _Limit:
+    """The limit of "close", from the declared noise and the reference's own floor.
+
+    Attributes:
+        declared: noise families.
+        floors: the differences between the reference's two answers, in nats, by prompt that it was asked twice.
+        floor: the largest of them that may set a limit; 0 for none.
+        erratic: those that may not.
+    """
+
+    declared: Sequence[str]
+    floors: Sequence[float]
+    floor: float
+    erratic: Sequence[float]
+
+    @classmethod
+    def of(cls, floors: Sequence[float], noise: Sequence[str]) -> _Limit:
+        declared = [name for name in noise if name]
+        steady, erratic = _steady(floors, swing_limit(declared))
+        return cls(declared, floors, max(steady, default=0.0), erratic)
+
+    @property
+    def nats(self) -> float:
+        return max(swing_limit(self.declared), FLOOR_FACTOR * self.floor)
+
+    @property
+    def source(self) -> str:
+        if self.nats > swing_limit(self.declared):
+            return f"{FLOOR_FACTOR:g} times the floor"
+        noise = " and ".join(self.declared)
+        return f"What is explained by {f'declared noise {noise}' if noise else 'rounding, since no other noise is declared'}"
+
+    def is_steady(self, margin: float) -> bool:
+        """Return True if the share of erratic answers is within the margin."""
+        return len(self.erratic) <= margin * len(self.floors)
 
 
 def greedy_suite(
@@ -43,44 +93,23 @@ def greedy_suite(
         noise: noise families that the roles declare.
         envelope: answers of both roles to the envelope's requests.
     """
-    asked = list({pair.item.prompt_hash: pair for pair in reversed(pairs)}.values())[::-1]
-    # Where neither role says anything, nothing was compared.
-    pairs = [one for one in asked if any(a.text or a.tokens for a in (one.reference, one.candidate))]
-    floors = _floors(pairs, answers)
-    declared = [name for name in noise if name]
-    steady, erratic = _steady(floors, swing_limit(declared))
-    floor = max(steady, default=0.0)
-    limit = max(swing_limit(declared), FLOOR_FACTOR * floor)
-    started: dict[Role, bool] = {
-        "reference": not Backend.parse(spec.reference.backend).is_url,
-        "candidate": not Backend.parse(spec.candidate.backend).is_url,
-    }
-    compared = [(p, _divergence(p, floor, limit, started)) for p in pairs]
-    differing = [(p, divergence) for p, divergence in compared if divergence]
-    kinds = [divergence.kind for _, divergence in differing]
-    apart = kinds.count("apart")
+    pairs, margin = _comparable(pairs), spec.policy.greedy_margin
+    limit = _Limit.of(_floors(pairs, answers), noise)
+    started: dict[Role, bool] = {role: not Backend.parse(spec.side(role).backend).is_url for role in ROLES}
+    compared = [(pair, _divergence(pair, limit.floor, limit.nats, started)) for pair in pairs]
+    differing = [(pair, divergence) for pair, divergence in compared if divergence]
+    apart = sum(divergence.kind == "apart" for _, divergence in differing)
     decision = decide_share(
-        apart,
-        len(pairs),
-        spec.policy.greedy_margin,
-        spec.policy.alpha,
-        items="greedy texts",
-        bad_clause="differ by more than noise",
+        apart, len(pairs), margin, spec.policy.alpha, items="greedy texts", bad_clause="differ by more than noise"
     )
     verdict, why = _verdict(decision, pairs, started)
-    if erratic:
-        why = f"The reference is erratic: {_erratic_words(floors, erratic)} {why}"
-        verdict = (
-            "inconclusive" if verdict == "pass" or len(erratic) > spec.policy.greedy_margin * len(floors) else verdict
-        )
-    over = EnvelopeTexts(envelope, floor, limit, spec)
-    steadily = len(erratic) <= spec.policy.greedy_margin * len(floors) and all(
-        is_finite(p.reference.tokens) for p in pairs
-    )
-    alone, (verdict, why) = verdict, over.combined(verdict, why, trusted=steadily)
-    tests = [p_not_above(apart, len(pairs), spec.policy.greedy_margin)] * bool(pairs) + [over.p] * bool(envelope)
-    first = min((divergence.position for _, divergence in differing), default=None)
-    source = f"declared noise {' and '.join(declared)}" if declared else "rounding, since no other noise is declared"
+    if limit.erratic:
+        why = f"The reference is erratic: {_erratic_words(limit.floors, limit.erratic)} {why}"
+        verdict = "inconclusive" if verdict == "pass" or not limit.is_steady(margin) else verdict
+    over = EnvelopeTexts(envelope, limit.floor, limit.nats, spec)
+    trusted = limit.is_steady(margin) and all(is_finite(pair.reference.tokens) for pair in pairs)
+    alone, (verdict, why) = verdict, over.combined(verdict, why, trusted=trusted)
+    tests = [p_not_above(apart, len(pairs), margin)] * bool(pairs) + [over.p] * bool(envelope)
     return SuiteResult(
         id="greedy",
         title="Greedy texts",
@@ -89,52 +118,70 @@ def greedy_suite(
         why=f"{why} Policy: {spec.policy.line('greedy_margin')}.",
         p_regression=min(1.0, len(tests) * min(tests)) if tests else None,
         metrics=(
-            Metric(
-                id=_APART,
-                title="texts that differ by more than noise",
-                value=100 * decision.share,
-                text=f"{100 * decision.share:.1f} %",
-                low=100 * decision.interval.low,
-                high=100 * decision.interval.high,
-                bound=100 * spec.policy.greedy_margin,
-                bound_is="most",
-                policy=spec.policy.line("greedy_margin"),
-                explain=f"{apart} of {len(pairs)} texts: at the first difference, log-odds change by more than the limit, a "
-                "role's token is not among the other's best five, or a log-probability is not finite",
-            ),
+            _apart_metric(spec, decision, apart, len(pairs)),
             Metric(
                 id="close-limit",
                 title="limit of the log-odds' change",
-                value=limit,
-                text=f"{limit:.2g} nats",
-                explain=f"{FLOOR_FACTOR:g} times the floor"
-                if limit > swing_limit(declared)
-                else f"What is explained by {source}",
+                value=limit.nats,
+                text=f"{limit.nats:.2g} nats",
+                explain=limit.source,
             ),
-            Metric(
-                id="texts-equal",
-                title="texts equal",
-                value=float(len(pairs) - len(differing)),
-                text=f"{len(pairs) - len(differing)} of {len(pairs)}",
-                explain=f"{kinds.count('tie')} differ first at a tie, {kinds.count('close')} within the limit"
-                + ("" if first is None else f"; earliest difference at token {first}"),
-            ),
-            Metric(
-                id="reference-floor",
-                title="reference's own floor",
-                value=floor if floors else None,
-                text=f"{floor:.2g} nats" if floors else "not measured",
-                explain=f"Largest change of log-odds of the reference asked twice, over {len(floors)} prompts, "
-                f"{len(erratic)} of them erratic and left out",
-            ),
+            _equal_metric([divergence for _, divergence in differing], len(pairs)),
+            _floor_metric(limit),
             *over.metrics,
         ),
         decided_by=_APART if verdict == alone else METRIC,
-        divergences=tuple(_row(p, divergence) for p, divergence in (*differing, *over.divergences)),
+        divergences=tuple(_row(pair, divergence) for pair, divergence in (*differing, *over.divergences)),
     )
 
 
-def erratic_reference(
+def _comparable(pairs: Sequence[Pair]) -> Sequence[Pair]:
+    """List the first pair of each prompt. Where neither role says anything, nothing was compared."""
+    asked = list({pair.item.prompt_hash: pair for pair in reversed(pairs)}.values())[::-1]
+    return [pair for pair in asked if any(a.text or a.tokens for a in (pair.reference, pair.candidate))]
+
+
+def _apart_metric(spec: RunSpec, decision: ShareDecision, apart: int, of: int) -> Metric:
+    return Metric(
+        id=_APART,
+        title="texts that differ by more than noise",
+        value=100 * decision.share,
+        text=f"{100 * decision.share:.1f} %",
+        low=100 * decision.interval.low,
+        high=100 * decision.interval.high,
+        bound=100 * spec.policy.greedy_margin,
+        bound_is="most",
+        policy=spec.policy.line("greedy_margin"),
+        explain=f"{apart} of {of} texts: at the first difference, log-odds change by more than the limit, a "
+        "role's token is not among the other's best five, or a log-probability is not finite",
+    )
+
+
+def _equal_metric(divergences: Sequence[TextDivergence], of: int) -> Metric:
+    kinds = [divergence.kind for divergence in divergences]
+    first = min((divergence.position for divergence in divergences), default=None)
+    return Metric(
+        id="texts-equal",
+        title="texts equal",
+        value=float(of - len(kinds)),
+        text=f"{of - len(kinds)} of {of}",
+        explain=f"{kinds.count('tie')} differ first at a tie, {kinds.count('close')} within the limit"
+        + ("" if first is None else f"; earliest difference at token {first}"),
+    )
+
+
+def _floor_metric(limit: _Limit) -> Metric:
+    return Metric(
+        id="reference-floor",
+        title="reference's own floor",
+        value=limit.floor if limit.floors else None,
+        text=f"{limit.floor:.2g} nats" if limit.floors else "not measured",
+        explain=f"Largest change of log-odds of the reference asked twice, over {len(limit.floors)} prompts, "
+        f"{len(limit.erratic)} of them erratic and left out",
+    )
+
+
+def _erratic_reference(
     pairs: Sequence[Pair], answers: Sequence[Answer], noise: Sequence[str], reproduce: str
 ) -> Finding | None:
     """Make the finding that the reference, asked again, answers differently by more than noise; None if it does not.
@@ -145,17 +192,18 @@ def erratic_reference(
         noise: noise families that the roles declare.
         reproduce: the command that repeats the run.
     """
-    floors = _floors(pairs, answers)
-    _, erratic = _steady(floors, swing_limit([name for name in noise if name]))
-    if not erratic:
+    limit = _Limit.of(_floors(pairs, answers), noise)
+    if not limit.erratic:
         return None
     return Finding(
         id="reference-erratic",
         title="erratic reference",
         severity="warning",
         where="the reference's greedy texts",
-        diagnosis=f"The reference is erratic: {_erratic_words(floors, erratic)}",
-        evidence=(f"changes in nats, the largest first: {', '.join(f'{one:.2g}' for one in sorted(erratic)[:-6:-1])}",),
+        diagnosis=f"The reference is erratic: {_erratic_words(limit.floors, limit.erratic)}",
+        evidence=(
+            f"changes in nats, the largest first: {', '.join(f'{nats:.2g}' for nats in sorted(limit.erratic)[:-6:-1])}",
+        ),
         reproduce=reproduce,
     )
 
@@ -184,7 +232,7 @@ def _steady(floors: Sequence[float], explained: float) -> tuple[list[float], lis
     return [floor for floor in floors if floor <= most], [floor for floor in floors if floor > most]
 
 
-def _told(answer: Answer, started: Mapping[Role, bool]) -> bool:
+def _has_tokens(answer: Answer, started: Mapping[Role, bool]) -> bool:
     """Return True if an answer came with its log-probabilities.
 
     From a server that assay started, one that is not finite is the candidate's doing; an endpoint may leave them out, or fill
@@ -199,12 +247,12 @@ def _divergence(pair: Pair, floor: float, limit: float, started: Mapping[Role, b
     The texts are believed over their tokens; equal ones differ only where both have log-probabilities.
     """
     equal = pair.reference.text == pair.candidate.text
-    if equal and not all(_told(answer, started) for answer in (pair.reference, pair.candidate)):
+    if equal and not all(_has_tokens(answer, started) for answer in (pair.reference, pair.candidate)):
         return None
-    found = compare_text(pair.reference.tokens, pair.candidate.tokens, floor, limit)
-    if found is None and not equal:
+    divergence = compare_text(pair.reference.tokens, pair.candidate.tokens, floor, limit)
+    if divergence is None and not equal:
         return TextDivergence(kind="apart", position=0, gap=None)
-    return found
+    return divergence
 
 
 def _verdict(decision: ShareDecision, pairs: Sequence[Pair], started: Mapping[Role, bool]) -> tuple[Verdict, str]:
@@ -213,9 +261,9 @@ def _verdict(decision: ShareDecision, pairs: Sequence[Pair], started: Mapping[Ro
     if broken:
         why = f"The reference's own log-probabilities are not finite in {broken} of {len(pairs)} texts, so nothing can be compared."
         return "inconclusive", why
-    untold = sum(not _told(one, started) for pair in pairs for one in (pair.reference, pair.candidate))
-    if decision.verdict == "pass" and untold:
-        lack = f"{untold} of {2 * len(pairs)} answers came without log-probabilities"
+    bare = sum(not _has_tokens(answer, started) for pair in pairs for answer in (pair.reference, pair.candidate))
+    if decision.verdict == "pass" and bare:
+        lack = f"{bare} of {2 * len(pairs)} answers came without log-probabilities"
         why = f"{lack}, or without finite ones; use a server that gives them."
         return "inconclusive", why
     if decision.verdict == "pass" and len(pairs) < MIN_PROMPTS:

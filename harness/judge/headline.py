@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from assay.harness.judge.decide import BASELINE
-from assay.harness.judge.envelope import EnvelopeResult
-from assay.harness.judge.report import SuiteResult
+from assay.harness.judge.report import EnvelopeResult, SuiteResult
 from assay.harness.text import one_line
 
 
 def shown_by(suites: Sequence[SuiteResult]) -> str:
     """Describe how a regression shows: accuracies if they regressed, else the deciding number of the first suite that did."""
-    for suite in (one for one in suites if one.verdict == "regression"):
+    for suite in (each for each in suites if each.verdict == "regression"):
         if suite.id == "mmlu" and len(suite.tallies) == 2:
             before, after = (tally.right / tally.total if tally.total else 0.0 for tally in suite.tallies)
             return f"accuracy {before:.3f} -> {after:.3f}"

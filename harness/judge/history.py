@@ -16,9 +16,10 @@ from assay.harness.judge.report_file import read_report
 from assay.harness.reading import whole_file
 from assay.harness.schema import RULE, Part
 from assay.harness.text import counted, listed
-from assay.harness.verdict import Check, CheckStatus, Verdict, serious
+from assay.harness.verdict import Check, CheckStatus, Requirement, Verdict, serious
 
 SCHEMA: Literal["assay.runs/1"] = "assay.runs/1"
+_REPEATED = Requirement("repeated", "no run of the treatment came out otherwise before")
 REPORT, PAGE, MANIFEST = "report.json", "report.html", "manifest.json"
 
 
@@ -72,11 +73,11 @@ class RunList(Part):
     @property
     def histories(self) -> list[list[RunLine]]:
         """The runs with a verdict by treatment, each oldest first; the treatment that ran last comes first."""
-        found: dict[Compared, list[RunLine]] = {}
+        histories: dict[Compared, list[RunLine]] = {}
         for run in self.runs:
             if run.verdict is not None:
-                found.setdefault(run.compared, []).insert(0, run)
-        return list(found.values())
+                histories.setdefault(run.compared, []).insert(0, run)
+        return list(histories.values())
 
 
 def list_runs(folder: Path) -> RunList:
@@ -91,9 +92,9 @@ def list_runs(folder: Path) -> RunList:
             "a folder of runs, such as runs",
             "name it, or make a run first: assay run",
         )
-    found = [_line(path) for path in sorted(folder.iterdir()) if _is_run(path)]
+    lines = [_line(path) for path in sorted(folder.iterdir()) if _is_run(path)]
     return RunList(
-        folder=str(folder), runs=tuple(sorted(found, key=lambda one: (one.created, one.folder), reverse=True))
+        folder=str(folder), runs=tuple(sorted(lines, key=lambda line: (line.created, line.folder), reverse=True))
     )
 
 
@@ -119,24 +120,21 @@ def check_repeated(run: Path, what: Compared, created: str) -> list[Check]:
     Returns:
         One check, or none where no earlier run of the treatment is seen.
     """
-    beside = sorted((one for one in run.resolve().parent.iterdir() if (one / REPORT).is_file()), key=_changed)
-    read = [_line(one) for one in beside[-_EARLIER_READ:] if one.name != run.resolve().name]
+    beside = sorted((path for path in run.resolve().parent.iterdir() if (path / REPORT).is_file()), key=_changed)
+    read = [_line(path) for path in beside[-_EARLIER_READ:] if path.name != run.resolve().name]
     earlier = sorted(
-        (one for one in read if one.verdict and one.compared == what and one.created < created),
-        key=lambda one: one.created,
+        (line for line in read if line.verdict and line.compared == what and line.created < created),
+        key=lambda line: line.created,
     )
     if not earlier:
         return []
-    verdicts = Counter(one.verdict for one in earlier)
+    verdicts = Counter(line.verdict for line in earlier)
     counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
     found = (
         f"{counted(len(earlier), 'earlier run')} beside this one: {counts}; the last is {Path(earlier[-1].folder).name}"
     )
-    title = "no run of the treatment came out otherwise before"
-    only_passes = set(verdicts) == {"pass"}
-    status: CheckStatus = "ok" if only_passes else "not checked"
-    settles = "" if only_passes else "judge the treatment by all of its runs: assay runs lists them"
-    return [Check(id="repeated", title=title, status=status, found=found, settles=settles)]
+    status: CheckStatus = "ok" if set(verdicts) == {"pass"} else "not checked"
+    return [_REPEATED.check(status, found, "judge the treatment by all of its runs: assay runs lists them")]
 
 
 def _changed(folder: Path) -> float:
@@ -170,14 +168,14 @@ def find_run(named: Path | None, folder: Path) -> Path:
     if named.exists() or not named.name:
         return named
     above = folder if named.parent == Path() else named.parent
-    found = sorted(path for path in above.glob("*") if path.name.startswith(named.name) and _is_run(path))
-    if len(found) > 1:
+    matching = sorted(path for path in above.glob("*") if path.name.startswith(named.name) and _is_run(path))
+    if len(matching) > 1:
         raise UsageError(
-            f"{len(found)} runs in {above} begin with {named.name}: {listed([path.name for path in found[:8]])}.",
+            f"{len(matching)} runs in {above} begin with {named.name}: {listed([path.name for path in matching[:8]])}.",
             "the beginning of one run's name",
             "add to it until it is the only one",
         )
-    return found[0] if found else named
+    return matching[0] if matching else named
 
 
 def report_of(run: Path) -> Report:
@@ -222,14 +220,14 @@ def worst_own(report: Report) -> Worst | None:
 
 def line_of(report: Report, folder: str) -> RunLine:
     """Summarise a report in one line."""
-    found = serious(report.findings)
+    wrong = serious(report.findings)
     return RunLine(
         folder=folder,
         run_id=report.run_id,
         created=report.created,
         verdict=report.verdict,
         headline=report.headline,
-        cause=found[0].title if found else "",
+        cause=wrong[0].title if wrong else "",
         reference=report.reference.backend,
         candidate=report.candidate.backend,
         model=report.environment.model,

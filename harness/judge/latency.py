@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 
 from assay.evals.loads import Shape
 from assay.harness.compare.answer_lengths import AnswerLengths, compare_lengths
@@ -26,12 +27,18 @@ from assay.harness.errors import EvidenceError
 from assay.harness.evidence.bench_folder import BenchFolder, BenchManifest
 from assay.harness.evidence.counters import CallCount
 from assay.harness.judge.call_counts import call_summaries
-from assay.harness.judge.checks import check_compiled, check_kernel_ran, check_same_servers
 from assay.harness.judge.decide import SuiteVerdict, decide
+from assay.harness.judge.executed_kernels import check_compiled, check_kernel_ran
 from assay.harness.judge.latency_result import LatencyResult, LatencyRow, LoadRow, ratio_text
+from assay.harness.judge.same_servers import check_same_servers
 from assay.harness.sides import ROLES, Role
 from assay.harness.stats.ratio import RatioDecision, decide_ratios
-from assay.harness.verdict import WORST_FIRST, Check, Finding
+from assay.harness.verdict import WORST_FIRST, Check, Finding, Requirement
+
+_ON_DEVICE = Requirement("device-kernels", "kernels ran on the device, not interpreted")
+_AS_LONG = Requirement(
+    "answer-lengths", "without a forced length, the candidate's answers are as long as the reference's"
+)
 
 
 def judge_bench(folder: BenchFolder) -> LatencyResult:
@@ -47,9 +54,9 @@ def judge_bench(folder: BenchFolder) -> LatencyResult:
     if not any(played.values()):
         raise EvidenceError(f"{folder.path} holds no timings.", "at least one round", "time again with more --seconds")
     first = first_warm(played)
-    measured = {load: [one for one in found if one.round >= first] for load, found in played.items()}
     shapes = {shape.name: shape for shape in manifest.shapes}
-    loads = sorted(measured, key=lambda load: (list(shapes).index(load[0]), load[1]))
+    loads = sorted(played, key=lambda load: (list(shapes).index(load[0]), load[1]))
+    measured = {load: [rounds for rounds in played[load] if rounds.round >= first] for load in loads}
     rows = _rows(measured, loads, spec)
     load_rows = tuple(
         _load_row(shapes[shape], concurrency, measured[shape, concurrency]) for shape, concurrency in loads
@@ -61,8 +68,7 @@ def judge_bench(folder: BenchFolder) -> LatencyResult:
         *_load_checks(manifest, [shapes[name] for name in dict.fromkeys(name for name, _ in loads)], load_rows),
         *([_check_lengths(lengths)] if lengths else []),
     )
-    verdicts = [_load_verdict([row for row in rows if (row.shape, row.concurrency) == load]) for load in loads]
-    judgement = decide(spec.candidate.backend, verdicts, checks)
+    judgement = decide(spec.candidate.backend, _load_verdicts(rows), checks)
     return LatencyResult(
         verdict=judgement.verdict,
         headline=judgement.headline,
@@ -99,8 +105,8 @@ def _rows(measured: Mapping[Load, Sequence[SideBySide]], loads: Sequence[Load], 
     keys = [(load, metric) for load in loads for metric in METRICS]
     logs = [
         (
-            [log for one in measured[load] for log in one.slowdowns(metric)],
-            [one.floor(metric) for one in measured[load]],
+            [log for rounds in measured[load] for log in rounds.slowdowns(metric)],
+            [rounds.floor(metric) for rounds in measured[load]],
         )
         for load, metric in keys
     ]
@@ -112,7 +118,7 @@ def _rows(measured: Mapping[Load, Sequence[SideBySide]], loads: Sequence[Load], 
 
 
 def _row(
-    load: Load, metric: TimeMetric, found: Sequence[SideBySide], decision: RatioDecision, bound: float
+    load: Load, metric: TimeMetric, measured: Sequence[SideBySide], decision: RatioDecision, bound: float
 ) -> LatencyRow:
     ratio, floor = decision.ratio, decision.floor
     return LatencyRow(
@@ -120,8 +126,8 @@ def _row(
         concurrency=load[1],
         metric=metric,
         title=METRICS[metric],
-        reference_s=_median([block.time(metric) for one in found for block in one.reference]),
-        candidate_s=_median([block.time(metric) for one in found for block in one.candidate]),
+        reference_s=_median([block.time(metric) for rounds in measured for block in rounds.reference]),
+        candidate_s=_median([block.time(metric) for rounds in measured for block in rounds.candidate]),
         ratio=_finite(ratio.value),
         low=_finite(ratio.interval.low),
         high=_finite(ratio.interval.high),
@@ -146,9 +152,9 @@ def _median(values: Sequence[float]) -> float:
     return statistics.median(values) if values else 0.0
 
 
-def _load_row(shape: Shape, concurrency: int, found: Sequence[SideBySide]) -> LoadRow:
-    ours = [block for one in found for block in one.reference]
-    theirs = [block for one in found for block in one.candidate]
+def _load_row(shape: Shape, concurrency: int, measured: Sequence[SideBySide]) -> LoadRow:
+    ours = [block for rounds in measured for block in rounds.reference]
+    theirs = [block for rounds in measured for block in rounds.candidate]
     (input_ours, output_ours), (input_theirs, output_theirs) = throughputs(ours), throughputs(theirs)
     return LoadRow(
         shape=shape.name,
@@ -156,7 +162,7 @@ def _load_row(shape: Shape, concurrency: int, found: Sequence[SideBySide]) -> Lo
         output_tokens=shape.output,
         shared_tokens=shape.shared,
         concurrency=concurrency,
-        rounds=len(found),
+        rounds=len(measured),
         reference_input_throughput=input_ours,
         candidate_input_throughput=input_theirs,
         reference_output_throughput=output_ours,
@@ -175,6 +181,11 @@ def _cached(blocks: Sequence[Block]) -> float | None:
     return sum(block.cached_tokens or 0 for block in reported) / prompt_tokens if prompt_tokens else None
 
 
+def _load_verdicts(rows: Sequence[LatencyRow]) -> list[SuiteVerdict]:
+    """Decide on each load; its rows follow one another."""
+    return [_load_verdict(list(own)) for _, own in groupby(rows, key=lambda row: (row.shape, row.concurrency))]
+
+
 def _load_verdict(rows: Sequence[LatencyRow]) -> SuiteVerdict:
     """Decide on a load: the worst of its metrics' verdicts, and the metrics that made it, or the one nearest to the bound."""
     verdict = min((row.verdict for row in rows), key=WORST_FIRST.index)
@@ -191,24 +202,17 @@ def _load_verdict(rows: Sequence[LatencyRow]) -> SuiteVerdict:
 
 def _server_checks(manifest: BenchManifest, calls: Mapping[Role, Sequence[CallCount]]) -> list[Check]:
     servers = {server.role: server for server in manifest.servers}
-    found: dict[str, tuple[str, str]] = {}
+    differing: dict[str, tuple[str, str]] = {}
     if len(servers) == 2:
         asked = recorded_spec(manifest.spec).treatment
-        found = differences(servers["reference"].arguments, servers["candidate"].arguments, asked)
+        differing = differences(servers["reference"].arguments, servers["candidate"].arguments, asked)
     checks = [*check_kernel_ran(servers.get("candidate"), calls["candidate"], calls["reference"])]
     checks += check_compiled(servers, calls)
-    checks.append(check_same_servers(recorded_spec(manifest.spec), servers, found))
+    checks.append(check_same_servers(recorded_spec(manifest.spec), servers, differing))
     interpreted = sorted({count.kernel for role in ROLES for count in calls[role] if count.interpreted})
     if interpreted:
-        checks.append(
-            Check(
-                id="device-kernels",
-                title="kernels ran on the device, not interpreted",
-                status="failed",
-                found=f"{', '.join(interpreted)}: interpreted, so the time measured is the interpreter's",
-                settles="run with --device cuda",
-            )
-        )
+        found = f"{', '.join(interpreted)}: interpreted, so the time measured is the interpreter's"
+        checks.append(_ON_DEVICE.check("failed", found, "run with --device cuda"))
     return checks
 
 
@@ -221,13 +225,9 @@ def _load_checks(manifest: BenchManifest, shapes: Sequence[Shape], loads: Sequen
 def _check_chunked(manifest: BenchManifest, shape: Shape) -> Check:
     sizes = {server.role: server.arguments.get("chunked_prefill_size") for server in manifest.servers}
     chunked = all(isinstance(size, int) and 0 < size < shape.prompt for size in sizes.values())
-    return Check(
-        id=f"chunked-{shape.name}",
-        title=f"prompts of the shape {shape.name} were prefilled in chunks",
-        status="ok" if chunked else "missing",
-        found=f"{shape.prompt} tokens; chunks of {', '.join(f'{size} ({role})' for role, size in sizes.items())}",
-        settles="" if chunked else "set a chunk length below the prompt's; see --chunked-prefill-size",
-    )
+    in_chunks = Requirement(f"chunked-{shape.name}", f"prompts of the shape {shape.name} were prefilled in chunks")
+    found = f"{shape.prompt} tokens; chunks of {', '.join(f'{size} ({role})' for role, size in sizes.items())}"
+    return in_chunks.met(chunked, found, "set a chunk length below the prompt's; see --chunked-prefill-size")
 
 
 def _check_shared_prefix(load: LoadRow) -> Check:
@@ -237,32 +237,19 @@ def _check_shared_prefix(load: LoadRow) -> Check:
     reported = ", ".join(
         f"{role} {'not reported' if share is None else f'{100 * share:.0f} %'}" for role, share in shares.items()
     )
-    return Check(
-        id=f"shared-prefix-{load.shape}-{load.concurrency}",
-        title=f"the shared prefix came from the cache: {load.where}",
-        status="ok" if met else "missing",
-        found=f"{reported} of the prompt tokens were cached",
-        settles="" if met else "keep the prefix cache on, and use servers that report cached tokens",
+    id_ = f"shared-prefix-{load.shape}-{load.concurrency}"
+    return Requirement(id_, f"the shared prefix came from the cache: {load.where}").met(
+        met,
+        f"{reported} of the prompt tokens were cached",
+        "keep the prefix cache on, and use servers that report cached tokens",
     )
 
 
 def _check_lengths(lengths: AnswerLengths) -> Check:
-    id_, title = "answer-lengths", "without a forced length, the candidate's answers are as long as the reference's"
     if not lengths.informative:
-        return Check(
-            id=id_,
-            title=title,
-            status="not checked",
-            found=f"all {lengths.prompts} answers of both ran to the limit, so their lengths prove nothing",
-            settles="use a model that ends its answers",
-        )
-    return Check(
-        id=id_,
-        title=title,
-        status="missing" if lengths.differ else "ok",
-        found=_lengths_text(lengths),
-        settles="compare the answers themselves; see assay run" if lengths.differ else "",
-    )
+        found = f"all {lengths.prompts} answers of both ran to the limit, so their lengths prove nothing"
+        return _AS_LONG.check("not checked", found, "use a model that ends its answers")
+    return _AS_LONG.met(not lengths.differ, _lengths_text(lengths), "compare the answers themselves; see assay run")
 
 
 def _lengths_text(lengths: AnswerLengths) -> str:

@@ -3,73 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 from assay.harness.config import RunSpec
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.bench_folder import bench_folder
-from assay.harness.evidence.counters import CallCount
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.manifest import ServerManifest
+from assay.harness.judge.evidence import Judged
 from assay.harness.judge.latency import judge_bench
 from assay.harness.judge.latency_result import LatencyResult, ratio_text, worst_ratio
 from assay.harness.judge.report import Metric, SuiteResult
-from assay.harness.sides import Role
-from assay.harness.verdict import Check, CheckStatus
+from assay.harness.verdict import Requirement
 
+_TIMED = Requirement("servers-timed", "both servers were timed")
 _WORST = "worst-time-ratio"
 
 
-@dataclass(frozen=True)
-class LatencySuite:
-    """The latency suite of a run.
+def timed(folder: RunFolder, spec: RunSpec) -> LatencyResult | str:
+    """Judge the times that a run's folder holds.
 
-    Attributes:
-        result: all ratios; None where nothing was timed to the end.
-        suite: the suite's verdict; None with `result`.
-        checks: whether it was timed; empty if the run did not ask for it.
+    Returns:
+        All ratios; in words, why there are none; empty if none were asked for.
     """
-
-    result: LatencyResult | None = None
-    suite: SuiteResult | None = None
-    checks: tuple[Check, ...] = ()
-
-
-def latency_suite(folder: RunFolder, spec: RunSpec) -> LatencySuite:
-    """Judge what the latency suite left in a run's folder."""
     if "latency" not in spec.workload.suites:
-        return LatencySuite()
+        return ""
     bench = bench_folder(folder)
     if not bench.complete:
-        return LatencySuite(checks=(_check("missing", "no bench was completed"),))
+        return "no bench was completed"
     try:
-        result = judge_bench(bench)
+        return judge_bench(bench)
     except EvidenceError as error:
-        return LatencySuite(checks=(_check("missing", str(error)),))
-    found = f"{result.rounds} rounds of {len(result.loads)} loads in {result.seconds:.0f} s"
-    return LatencySuite(result, _suite(spec, result), (_check("ok", found),))
+        return str(error)
 
 
-def disbelieve(latency: LatencySuite, spec: RunSpec, wrong: Sequence[SuiteResult]) -> LatencySuite:
-    """Cap a pass of the latency suite, which proves nothing if the candidate computes something else.
+def claim(spec: RunSpec, result: LatencyResult | str, wrong: Sequence[SuiteResult]) -> Judged:
+    """Judge the latency of a run, and check that it was timed.
 
     Args:
-        latency: as judged without the other suites.
-        spec: of the run.
-        wrong: the suites that found the candidate's answers or outputs wrong.
+        spec: the run's.
+        result: what `timed` returned.
+        wrong: the suites that found the candidate's answers or outputs wrong: the times of another computation prove nothing.
     """
-    if not wrong or latency.result is None or latency.result.verdict != "pass":
-        return latency
-    note = _no_gain(latency.result, wrong)
-    result = latency.result.model_copy(update={"verdict": "inconclusive", "headline": note, "note": note})
-    return replace(latency, result=result, suite=_suite(spec, result))
-
-
-def servers_of(folder: RunFolder) -> tuple[dict[Role, ServerManifest], dict[Role, list[CallCount]]]:
-    """Summarise both servers that were timed, and the calls counted in them: for a run of latency alone."""
-    bench = bench_folder(folder)
-    servers = {server.role: server for server in bench.manifest().servers}
-    return servers, {role: bench.counters(role) for role in servers}
+    if not result:
+        return Judged()
+    if isinstance(result, str):
+        return Judged(checks=[_TIMED.check("missing", result, "repeat the command, which times both again")])
+    if wrong and result.verdict == "pass":
+        note = _no_gain(result, wrong)
+        result = result.model_copy(update={"verdict": "inconclusive", "headline": note, "note": note})
+    found = f"{result.rounds} rounds of {len(result.loads)} loads in {result.seconds:.0f} s"
+    return Judged(
+        suite=_suite(spec, result),
+        checks=[_TIMED.check("ok", found)],
+        findings=result.findings,
+        parts={"latency": result},
+    )
 
 
 def _no_gain(result: LatencyResult, wrong: Sequence[SuiteResult]) -> str:
@@ -77,16 +64,6 @@ def _no_gain(result: LatencyResult, wrong: Sequence[SuiteResult]) -> str:
     faster = any(row.high is not None and row.high < 1 for row in result.rows)
     suites = f"wrong answers ({', '.join(suite.title for suite in wrong)})"
     return f"No speed-up: {suites}." if faster else f"{suites[0].upper()}{suites[1:]}: the times prove nothing."
-
-
-def _check(status: CheckStatus, found: str) -> Check:
-    return Check(
-        id="servers-timed",
-        title="both servers were timed",
-        status=status,
-        found=found,
-        settles="" if status == "ok" else "repeat the command, which times both again",
-    )
 
 
 def _suite(spec: RunSpec, result: LatencyResult) -> SuiteResult:

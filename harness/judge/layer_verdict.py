@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +13,7 @@ from assay.harness.config import RunSpec
 from assay.harness.evidence.cause import ReplayResult
 from assay.harness.evidence.shadow_errors import CONDITIONS, DIMENSIONS, ShadowErrors
 from assay.harness.evidence.worst_queries import place
-from assay.harness.judge.report import NOT_FINITE, Metric
+from assay.harness.judge.report import NOT_FINITE, Metric, SuiteResult
 from assay.harness.judge.truth_bounds import HEAD, LAYER, PHASE, AgainstNoise, Measured
 from assay.harness.stats.noise_bound import FALSE_FLAGS
 from assay.harness.text import one_line, percent, some, two_digits
@@ -46,16 +45,11 @@ class LayerEvidence:
     foreign: str = ""
 
 
-class LayersJudgement(NamedTuple):
-    """The verdict on layers, why, the metric that decided (empty where a finding did), and the p value of no regression."""
-
-    verdict: Verdict
-    why: str
-    decided_by: str
-    p_regression: float | None = None
+_Ruling = tuple[Verdict, str, str, float | None]
+"""The verdict, why, the metric that decided (empty where a finding did), and the p value of no regression."""
 
 
-def judge_layers(spec: RunSpec, evidence: LayerEvidence) -> LayersJudgement:
+def judge_layers(spec: RunSpec, evidence: LayerEvidence) -> SuiteResult:
     """Judge if the candidate is as right as noise allows, in every layer, head and condition that the shadow saw.
 
     - *regression*: in a cell the candidate's own error is out of bounds, or that of a single query, or its gain in a head, layer or
@@ -64,43 +58,55 @@ def judge_layers(spec: RunSpec, evidence: LayerEvidence) -> LayersJudgement:
     - *inconclusive*: the reference itself is out of bounds; or nothing was compared with the truth or examined, the candidate
       did not compute a call, no call had a cached prefix; or its error is smaller than its declared quantisation must cost.
     """
+    verdict, why, decided_by, p_regression = _judge(spec, evidence)
+    return SuiteResult(
+        id="layers",
+        title="Own error",
+        synthetic=spec.workload.synthetic,
+        verdict=verdict,
+        why=why,
+        p_regression=p_regression,
+        metrics=tuple(_metrics(spec, evidence)),
+        decided_by=decided_by,
+    )
+
+
+def _judge(spec: RunSpec, evidence: LayerEvidence) -> _Ruling:
     against, replay = evidence.against, evidence.replay
-    if (found := _wrong_reference(evidence)) is not None:
-        return LayersJudgement("inconclusive", f"{found.title}: {one_line(found.where)}: {found.diagnosis}.", "")
+    if (wrong := _wrong_reference(evidence)) is not None:
+        return "inconclusive", f"{wrong.title}: {one_line(wrong.where)}: {wrong.diagnosis}.", "", None
     tests = (
         (against.cells, WORST_CELL), (against.queries, _WORST_QUERY), (against.gains, WORST_GAIN), (against.apart, WORST_APART),
     )  # fmt: skip
     for measured, metric in tests:
         if measured.flagged.any():
             why = f"{_sentence(metric, measured, evidence.errors)}."
-            return LayersJudgement("regression", why, metric, FALSE_FLAGS)
+            return "regression", why, metric, FALSE_FLAGS
     if replay is not None and not evidence.foreign and (regressed := _judge_replay(replay)):
         return regressed
-    for one in _policy_metrics(spec, evidence):
-        if one.value is None or not one.value <= (one.bound or 0.0):
-            return LayersJudgement("regression", f"The largest own error is {one.text}, above {one.policy}.", one.id)
+    for largest in _policy_metrics(spec, evidence):
+        if largest.value is None or not largest.value <= (largest.bound or 0.0):
+            why = f"The largest own error is {largest.text}, above {largest.policy}."
+            return "regression", why, largest.id, None
     if why := _missing(evidence):
-        return LayersJudgement("inconclusive", why, WORST_CELL)
+        return "inconclusive", why, WORST_CELL, None
     cells = against.cells
     worst = f"The worst own error is {two_digits(float(cells.excess.max()))}x what noise explains"
     query = f"that of a single query {two_digits(float(against.queries.excess.max(initial=0.0)))}x"
     gain = f"the worst gain {two_digits(float(against.gains.excess.max(initial=0.0)))}x"
-    return LayersJudgement(
-        "pass",
-        f"{worst}, {query}, and {gain}, in {len(cells.index):,} cells ({_queries(evidence.errors)}).",
-        WORST_CELL,
-    )
+    why = f"{worst}, {query}, and {gain}, in {len(cells.index):,} cells ({_queries(evidence.errors)})."
+    return "pass", why, WORST_CELL, None
 
 
-def _judge_replay(replay: ReplayResult) -> LayersJudgement | None:
+def _judge_replay(replay: ReplayResult) -> _Ruling | None:
     """Return regression if a recorded call is out of bounds, whatever the findings state, or if there is a serious finding."""
     outside = not replay.worst <= 1
     if wrong := serious(replay.findings):
         why = one_line(wrong[0].sentence, 400)
-        return LayersJudgement("regression", why, WORST_CALL if outside else "")
+        return "regression", why, WORST_CALL if outside else "", None
     if outside:
         why = f"The own error of a recorded call is {two_digits(replay.worst)}x what noise explains."
-        return LayersJudgement("regression", why, WORST_CALL)
+        return "regression", why, WORST_CALL, None
     return None
 
 
@@ -110,8 +116,8 @@ def _missing(evidence: LayerEvidence) -> str:
     if not len(against.cells.index):
         return "Nothing was compared with the truth."
     if against.quiet:
-        found = _quiet_finding(evidence)
-        return f"{one_line(found.where)}: {found.diagnosis}." if found else ""
+        quiet = _quiet_finding(evidence)
+        return f"{one_line(quiet.where)}: {quiet.diagnosis}." if quiet else ""
     if errors.failed_calls:
         return f"The candidate did not compute a call: {one_line(errors.failed_calls[0].text)}."
     if not (against.cells.index[:, _CACHED[0]] == _CACHED[1]).any():
@@ -140,16 +146,16 @@ def findings(evidence: LayerEvidence, reproduce: str) -> list[Finding]:
         reproduce: a command that shows it again.
     """
     against, errors = evidence.against, evidence.errors
-    found = [_wrong_reference(evidence), _quiet_finding(evidence)]
+    shown = [_wrong_reference(evidence), _quiet_finding(evidence)]
     if (rest := _unnamed(evidence, against.cells)).flagged.any():
-        found.append(_finding(OUT_OF_BOUNDS, "own error out of bounds", "serious", WORST_CELL, rest, errors))
+        shown.append(_finding(OUT_OF_BOUNDS, "own error out of bounds", "serious", WORST_CELL, rest, errors))
     if (queries := _unnamed(evidence, against.queries)).flagged.any() and not against.cells.flagged.any():
-        found.append(
+        shown.append(
             _finding(_QUERY_OUT_OF_BOUNDS, "single queries out of bounds", "serious", _WORST_QUERY, queries, errors)
         )
     if against.gains.flagged.any() and not against.cells.flagged.any():  # else the error explains the gain
-        found.append(_finding(GAIN, "output scaled", "serious", WORST_GAIN, against.gains, errors))
-    return [one.model_copy(update={"reproduce": reproduce}) for one in found if one]
+        shown.append(_finding(GAIN, "output scaled", "serious", WORST_GAIN, against.gains, errors))
+    return [finding.model_copy(update={"reproduce": reproduce}) for finding in shown if finding]
 
 
 def _unnamed(evidence: LayerEvidence, cells: Measured) -> Measured:
@@ -179,9 +185,11 @@ def _quiet_finding(evidence: LayerEvidence) -> Finding | None:
     quiet = evidence.against.quiet
     if not quiet:
         return None
-    worst = min(quiet, key=lambda one: one.own / one.least)
-    layers = sorted({one.layer for one in quiet})
-    where = f"{' and '.join(sorted({one.phase for one in quiet}))}, {some('layer', layers, _layers(evidence.errors))}"
+    worst = min(quiet, key=lambda place: place.own / place.least)
+    layers = sorted({place.layer for place in quiet})
+    where = (
+        f"{' and '.join(sorted({place.phase for place in quiet}))}, {some('layer', layers, _layers(evidence.errors))}"
+    )
     noise = evidence.errors.headers[0].candidate_noise
     return Finding(
         id=TOO_QUIET,
@@ -251,8 +259,8 @@ def _where(index: NDArray[np.int64], errors: ShadowErrors) -> str:
 
 def _numbers(index: NDArray[np.int64], column: int) -> list[int] | None:
     """List what tests cover in a dimension; None if one of them covers all of it."""
-    found = sorted({int(number) for number in index[:, column]})
-    return None if -1 in found else found
+    numbers = sorted({int(number) for number in index[:, column]})
+    return None if -1 in numbers else numbers
 
 
 def _layers(errors: ShadowErrors) -> Collection[int]:
@@ -261,10 +269,10 @@ def _layers(errors: ShadowErrors) -> Collection[int]:
     )
 
 
-def metrics_of(spec: RunSpec, evidence: LayerEvidence) -> list[Metric]:
+def _metrics(spec: RunSpec, evidence: LayerEvidence) -> list[Metric]:
     """List the numbers of the suite."""
     against, replay = evidence.against, evidence.replay
-    found = [
+    metrics = [
         _metric(
             WORST_CELL, "worst own error, cells of the layer diff", against.cells,
             "Relative L1 against fp64 on the same inputs, by cell",
@@ -283,8 +291,8 @@ def metrics_of(spec: RunSpec, evidence: LayerEvidence) -> list[Metric]:
         ),
     ]  # fmt: skip
     if replay is not None and not evidence.foreign:
-        found.append(_replayed_metric(replay))
-    return [*found, *_policy_metrics(spec, evidence)]
+        metrics.append(_replayed_metric(replay))
+    return [*metrics, *_policy_metrics(spec, evidence)]
 
 
 def _metric(id_: str, title: str, measured: Measured, explain: str) -> Metric:

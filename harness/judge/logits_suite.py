@@ -20,13 +20,14 @@ from assay.harness.config import RunSpec
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.logit_files import logits_path, read_logits
 from assay.harness.evidence.records import FLOOR_REPEAT
+from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.report import Metric, SuiteResult
 from assay.harness.policy import WIDEST_LOGITS_LIMIT
 from assay.harness.sides import ROLES
 from assay.harness.stats.bootstrap import bootstrap_t
 from assay.harness.stats.share import clopper_pearson, p_not_above
 from assay.harness.text import percent
-from assay.harness.verdict import Verdict
+from assay.harness.verdict import Requirement, Verdict
 
 MIN_PROMPTS = 64
 """Fewer prompts under a condition give no verdict: the interval's coverage is measured from here on."""
@@ -47,6 +48,7 @@ a log-normal distribution with a sigma of 1.6. At the limit with a sigma of 2 or
 256 prompts; with this rule, under 1 % (``python benchmarks/logit_verdicts.py``).
 """
 _NOT_FINITE, _FAR_PROMPTS = "not-finite", "far-prompts"
+_SCORED = Requirement("logits-compared", "the logits were compared")
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,20 @@ class _Test:
     reach: float
     p: float
     doubt: str = ""
+
+
+def claim(run: RunEvidence) -> Judged:
+    """Judge the logits, or check that they were scored.
+
+    Raises:
+        EvidenceError: a file is damaged, or the roles were scored on different tokens.
+    """
+    if (suite := logits_suite(run.folder, run.spec, run.noise)) is not None:
+        return Judged(suite=suite)
+    if "logits" not in run.spec.workload.suites:
+        return Judged()
+    settles = "let assay start both servers, without a URL, or leave logits out of --suites"
+    return Judged(checks=[_SCORED.check("missing", "nothing was scored", settles)])
 
 
 def logits_suite(folder: RunFolder, spec: RunSpec, noise: Sequence[str]) -> SuiteResult | None:
@@ -132,17 +148,28 @@ def _judge(
 ) -> tuple[Verdict, str, str, float | None]:
     """Decide the verdict, with the sentence that explains it, the id of the deciding metric, and the p value of a regression."""
     rows = comparison.rows
+    fewest = min((row.sequences for row in rows), default=0) if len(rows) == 2 else 0
     if bad := [row for row in rows if row.reference_nonfinite]:
         why = f"The reference's own log-probabilities are not finite at {_positions(bad)}, so nothing can be compared with them."
         return "inconclusive", why, _NOT_FINITE, None
     if bad := [row for row in rows if row.nonfinite]:
         why = f"The candidate's log-probabilities are not finite at {_positions(bad)}; the reference's are."
         return "regression", why, _NOT_FINITE, 0.0
-    fewest = min((row.sequences for row in rows), default=0) if len(rows) == 2 else 0
     if fewest < MIN_PROMPTS:
         unmet = f" Not observed: {'; '.join(comparison.not_observed)}." if comparison.not_observed else ""
         why = f"{fewest} prompts were scored both cold and cached; at least {MIN_PROMPTS} are needed for a verdict.{unmet}"
         return "inconclusive", why, "", None
+    return _judge_tests(tests, spec, fewest)
+
+
+def _judge_tests(tests: Sequence[_Test], spec: RunSpec, fewest: int) -> tuple[Verdict, str, str, float | None]:
+    """Decide as `_judge` does, by tests of enough prompts.
+
+    Args:
+        tests: of all numbers.
+        spec: the policy.
+        fewest: prompts under the condition that has the fewest.
+    """
     p = min(test.p for test in tests)
     if worse := [test for test in tests if test.p < spec.policy.alpha]:
         most = max(worse, key=lambda test: test.reach)  # a mean before a share, which reaches nowhere

@@ -4,85 +4,67 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from assay.harness.compare.answer_conditions import by_condition, most_telling
-from assay.harness.compare.answers import Flips, Pair, Pairing, Tally, flips, tally
-from assay.harness.compare.paired_accuracy import Outcome, Prefix, Rule, outcome_of, prefix_of
+from assay.harness.compare.answers import Flips, Pair, Tally, flips, tally
 from assay.harness.conditions import CACHED_PREFIX
 from assay.harness.config import RunSpec
-from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.question_plan import QUESTION_PLAN, QuestionPlan, order_hash
-from assay.harness.evidence.records import Answer, Item
+from assay.harness.evidence.question_plan import order_hash
+from assay.harness.evidence.records import Item
+from assay.harness.evidence.run_file import RUN_AGAIN
+from assay.harness.judge.evidence import Judged, RunEvidence
+from assay.harness.judge.questions import Questions
 from assay.harness.judge.report import Flip, Metric, SuiteResult
 from assay.harness.judge.suite_decisions import Decision, decide_accuracy
+from assay.harness.sides import ROLES, Role
 from assay.harness.stats.outlook import smallest_loss_shown
-from assay.harness.verdict import Check, Finding
+from assay.harness.verdict import Check, Finding, Requirement
 
+_ANSWERED = Requirement("all-answered", "both servers answered every question")
+_TESTED = Requirement("accuracy-tested", "accuracy was tested")
+_PLANNED = Requirement(
+    "question-plan", "the order of the questions and the rule to stop were fixed before the first was asked"
+)
 _LOSS = "loss-of-accuracy"
 
 
-@dataclass(frozen=True)
-class Questions:
-    """The questions of a run, and what both roles answered.
-
-    Attributes:
-        items: in their random order, each prompt once.
-        pairs: those that both roles answered.
-        again: for each question that the reference answered twice, whether one answer was right and the other not.
-        prefix: what the test reads.
-        rule: what it is made with.
-        plan: what was recorded before the first question was asked; None if there is no record.
-    """
-
-    items: tuple[Item, ...]
-    pairs: tuple[Pair, ...]
-    again: tuple[bool, ...]
-    prefix: Prefix
-    rule: Rule
-    plan: QuestionPlan | None
-
-    @property
-    def outcome(self) -> Outcome:
-        """The result of the test."""
-        return outcome_of(self.prefix, self.rule)
-
-    @property
-    def needed(self) -> set[str]:
-        """Ids of the questions that both roles must have answered: all, unless a beginning of them ended the test."""
-        return {pair.item.id for pair in self.prefix.pairs} if self.outcome.over else {item.id for item in self.items}
+def claim(run: RunEvidence) -> Judged:
+    """Judge the questions, and check that they were asked as planned and answered."""
+    checks = []
+    if "mmlu" in run.compared:
+        checks.append(_check_question_plan(run.spec, run.accuracy))
+    if run.compared:
+        mismatched = [item for suite in run.compared for item in run.pairings[suite].mismatched]
+        asked = _asked(run)
+        answered = {(a.suite, a.role, a.item, a.prompt_hash) for a in run.answers if a.repeat == 0}
+        checks.append(check_all_answered(len(asked), sum(key in answered for key in asked), mismatched))
+    return Judged(suite=_accuracy_suite(run.spec, run.accuracy) if run.accuracy.pairs else None, checks=checks)
 
 
-def read_questions(
-    folder: RunFolder, spec: RunSpec, items: Sequence[Item], pairing: Pairing, answers: Sequence[Answer]
-) -> Questions:
-    """Read how the questions were planned, and cut the pairs to what the test may read."""
-    plan = folder.read(QUESTION_PLAN)
-    distinct = tuple(item for item in items if item.suite == "mmlu" and item.id not in pairing.repeated)
-    first = {pair.item.id: pair for pair in pairing.pairs}
-    again = [a for a in answers if a.suite == "mmlu" and a.role == "reference" and a.repeat > 0 and a.item in first]
-    return Questions(
-        items=distinct,
-        pairs=pairing.pairs,
-        again=tuple(first[a.item].right("reference") != first[a.item].item.is_right(a.parsed) for a in again),
-        prefix=prefix_of(distinct, pairing.pairs),
-        rule=rule_of(spec, plan),
-        plan=plan,
-    )
+def accuracy_tested(run: RunEvidence) -> Judged:
+    """Report that accuracy was not tested, where it was not: own errors within bounds prove nothing about answers."""
+    if "mmlu" in run.spec.workload.suites:
+        return Judged()
+    settles = "assay run, or add mmlu to --suites"
+    return Judged(checks=[_TESTED.check("not checked", "the suite mmlu was not requested", settles)])
 
 
-def rule_of(spec: RunSpec, plan: QuestionPlan | None) -> Rule:
-    """Make the test's rule: levels and margin of the policy; only the size of the set comes from the record."""
-    return Rule(spec.policy.margin, spec.policy.alpha, spec.regression_alpha, plan.population if plan else None)
+def _asked(run: RunEvidence) -> list[tuple[str, Role, str, str]]:
+    """List what both roles must have answered: suite, role, item and hash of the prompt."""
+    needed = run.accuracy.needed | {item.id for item in run.items if item.suite != "mmlu"}
+    return [
+        (item.suite, role, item.id, item.prompt_hash)
+        for item in run.items
+        if item.suite in run.compared and item.id in needed and item.id not in run.pairings[item.suite].repeated
+        for role in ROLES
+    ]
 
 
-def check_question_plan(spec: RunSpec, questions: Questions) -> Check:
+def _check_question_plan(spec: RunSpec, questions: Questions) -> Check:
     """Check that order and stopping rule were recorded before the first question was asked, and are those of the run."""
-    plan, expected = (
-        questions.plan,
-        (spec.workload.order_seed, spec.policy.margin, spec.policy.alpha, spec.regression_alpha),
-    )
+    plan = questions.plan
+    expected = (spec.workload.order_seed, spec.policy.margin, spec.policy.alpha, spec.regression_alpha)
     if plan is None:
         found = "no record"
     elif (plan.seed, plan.margin, plan.alpha, plan.regression_alpha) != expected:
@@ -94,16 +76,26 @@ def check_question_plan(spec: RunSpec, questions: Questions) -> Check:
     else:
         at_most = f"at most {plan.most:,} questions in the random order of seed {plan.seed}"
         stop = f"; stopped after {plan.pairs:,}: {plan.stopped}" if plan.stopped else ""
-        return _question_plan("ok", f"{at_most}, margin {plan.margin:g}, alpha {plan.alpha:g}{stop}")
-    return _question_plan("missing", found, "run again with a new --out")
+        return _PLANNED.check("ok", f"{at_most}, margin {plan.margin:g}, alpha {plan.alpha:g}{stop}")
+    return _PLANNED.check("missing", found, RUN_AGAIN)
 
 
-def _question_plan(status: Literal["ok", "missing"], found: str, settles: str = "") -> Check:
-    title = "the order of the questions and the rule to stop were fixed before the first was asked"
-    return Check(id="question-plan", title=title, status=status, found=found, settles=settles)
+def check_all_answered(asked: int, answered: int, mismatched: Sequence[str]) -> Check:
+    """Check that both roles answered every question.
+
+    Args:
+        asked: questions, counted once for each role.
+        answered: answers to these questions, with the same prompt.
+        mismatched: items that a role answered with another prompt.
+    """
+    found, settles = f"{answered} of {asked}", "repeat the command, which resumes where it stopped"
+    if mismatched:
+        found += f"; answers to another prompt: {len(mismatched)}, the first to {mismatched[0]}"
+        settles = "run again with a new --out: these answers do not belong to this run's questions"
+    return _ANSWERED.met(bool(asked) and answered == asked and not mismatched, found, settles)
 
 
-def accuracy_suite(spec: RunSpec, questions: Questions) -> SuiteResult:
+def _accuracy_suite(spec: RunSpec, questions: Questions) -> SuiteResult:
     """Judge if the candidate's accuracy is non-inferior, within the policy's margin."""
     # Only what the test read: one set of answers for every number of the suite. Answers that arrived after the verdict are in none.
     pairs = questions.prefix.pairs
@@ -121,7 +113,7 @@ def accuracy_suite(spec: RunSpec, questions: Questions) -> SuiteResult:
         decided_by=_LOSS,
         tallies=tallies,
         conditions=tuple(by_condition(pairs)),
-        flips=(*(_flip(one, "lost") for one in flipped.lost), *(_flip(one, "gained") for one in flipped.gained)),
+        flips=(*(_flip(pair, "lost") for pair in flipped.lost), *(_flip(pair, "gained") for pair in flipped.gained)),
     )
 
 
@@ -149,13 +141,13 @@ def _metrics(
     least = smallest_loss_shown(changed / max(n, 1), spec.policy.margin, spec.regression_alpha, most)
     accuracies = [
         Metric(
-            id=f"{one.role}-accuracy",
-            title=f"{one.role} accuracy",
-            value=one.right / n if n else None,
-            text=f"{one.right / n:.3f}" if n else "nothing compared",
-            explain=f"{one.right} of {n} answers, up to the verdict",
+            id=f"{own.role}-accuracy",
+            title=f"{own.role} accuracy",
+            value=own.right / n if n else None,
+            text=f"{own.right / n:.3f}" if n else "nothing compared",
+            explain=f"{own.right} of {n} answers, up to the verdict",
         )
-        for one in tallies
+        for own in tallies
     ]
     return (
         *accuracies,
@@ -247,7 +239,7 @@ def accuracy_finding(pairs: Sequence[Pair], reproduce: str) -> Finding:
     telling = most_telling(by_condition(pairs))
     unparsed = tally(pairs, "candidate").unparsed
     lost = flips(pairs).lost
-    evidence = [f"{len(lost)} questions lost; the first: {', '.join(one.item.id for one in lost[:3])}"]
+    evidence = [f"{len(lost)} questions lost; the first: {', '.join(pair.item.id for pair in lost[:3])}"]
     if unparsed:
         evidence.append(f"{unparsed} of the candidate's {len(pairs)} answers could not be parsed")
     if telling is None:

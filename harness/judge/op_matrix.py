@@ -5,14 +5,21 @@ from __future__ import annotations
 from assay.harness.config import RunSpec
 from assay.harness.evidence.op_matrix import MatrixRecord
 from assay.harness.evidence.run_file import REPEAT_RUN
+from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.report import Metric, SuiteResult
 from assay.harness.stats.noise_bound import FALSE_FLAGS
 from assay.harness.text import one_line, two_digits
-from assay.harness.verdict import Check, kernel_verdict, serious
+from assay.harness.verdict import Check, Requirement, kernel_verdict, serious
 
-_CHECK = "matrix-ran"
+_RAN = Requirement("matrix-ran", "the candidate's kernel ran on the op-level matrix")
 SUITE = "matrix"
 _WORST = "worst-of-matrix"
+
+
+def claim(run: RunEvidence) -> Judged:
+    """Judge the kernel by itself, and check that it was run."""
+    checks = check_matrix(run.spec, run.matrix, "candidate" in run.manifest.code)
+    return Judged(suite=matrix_suite(run.matrix), checks=checks, causes=run.matrix.findings if run.matrix else ())
 
 
 def matrix_suite(record: MatrixRecord | None) -> SuiteResult | None:
@@ -67,15 +74,7 @@ def check_matrix(spec: RunSpec, record: MatrixRecord | None, kernel: bool) -> li
     elif record and record.error:
         ran, found = False, one_line(record.error, 300)
         settles = f"see what assay check {spec.candidate.backend} reports, and repeat the run with a new --out"
-    return [
-        Check(
-            id=_CHECK,
-            title="the candidate's kernel ran on the op-level matrix",
-            status="ok" if ran else "missing",
-            found=found,
-            settles="" if ran else settles,
-        )
-    ]
+    return [_RAN.met(ran, found, settles)]
 
 
 def _outside(record: MatrixRecord) -> bool:
@@ -92,7 +91,7 @@ def _why(record: MatrixRecord, missing: tuple[str, ...]) -> str:
         worst = two_digits(record.worst or 0.0)
         return f"{len(record.failing)} calls are out of bounds, at worst {worst}x what noise explains; no finding explains it."
     if missing:
-        return f"Not tested: {'; '.join(one_line(one, 300) for one in missing)}."
+        return f"Not tested: {'; '.join(one_line(requirement, 300) for requirement in missing)}."
     refused = f"; {len(record.refused)} more were refused" if record.refused else ""
     worst = two_digits(record.worst or 0.0)
     return f"The worst own error is {worst}x what noise explains, in {len(record.computed)} calls of {record.calls}{refused}."

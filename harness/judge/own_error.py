@@ -2,53 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+
+import numpy as np
 
 from assay.harness.compare.traces import compare, joined, split
-from assay.harness.config import RunSpec
+from assay.harness.conditions import CACHED_PREFIX, CACHED_PREFIX_TOKENS, MIN_CACHED_SHARE, PHASES
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.cause import CAUSE, foreign_cause
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.layer_diff_record import LAYER_DIFF, pack_of, shadow_errors_of
+from assay.harness.evidence.layer_diff_record import LAYER_DIFF, pack_of
 from assay.harness.evidence.pack import replay_command
-from assay.harness.evidence.shadow_errors import ShadowErrors
+from assay.harness.evidence.records import Answer
+from assay.harness.evidence.run_file import RESUME
+from assay.harness.evidence.shadow_errors import DIMENSIONS, ShadowErrors
 from assay.harness.evidence.trace import read_trace
 from assay.harness.judge.error_grids import bounds_of, depth_rows, layers_result, truth_rows
-from assay.harness.judge.layer_verdict import LayerEvidence, findings, judge_layers, metrics_of
-from assay.harness.judge.report import LayersResult, SuiteResult
+from assay.harness.judge.evidence import Judged, RunEvidence
+from assay.harness.judge.layer_verdict import LayerEvidence, findings, judge_layers
 from assay.harness.judge.truth_bounds import compare_with_noise
 from assay.harness.sides import ROLES
-from assay.harness.text import one_line
-from assay.harness.verdict import Finding
+from assay.harness.text import one_line, percent, ranges
+from assay.harness.verdict import Check, Requirement
+
+_COMPARED = Requirement("layers-compared", "every layer's output was compared with the truth")
+_PREFIX = Requirement("cached-prefix", "the cached-prefix condition was exercised")
 
 
-@dataclass(frozen=True)
-class LayerDiff:
-    """The layer diff of a run.
-
-    Attributes:
-        errors: the candidate's errors on the reference's inputs.
-        result: own errors by layer and condition.
-        suite: the suite's verdict.
-        findings: what the replay named, and what the cells show.
-    """
-
-    errors: ShadowErrors
-    result: LayersResult
-    suite: SuiteResult
-    findings: tuple[Finding, ...]
-
-
-def layer_diff(folder: RunFolder, spec: RunSpec) -> LayerDiff | None:
-    """Judge what the layer diff left; None without one.
+def claim(run: RunEvidence) -> Judged:
+    """Judge what the layer diff left, and check that it compared every layer, also with a cached prefix.
 
     Raises:
         EvidenceError: a file is damaged.
     """
-    errors = shadow_errors_of(folder)
+    suites, errors = run.spec.workload.suites, run.errors
+    called = {layer for role in ROLES for count in run.counts[role] for layer in count.calls_by_layer}
+    checks = [
+        check_cached_prefix([question.candidate for question in run.accuracy.pairs])
+        if errors is None or "mmlu" in suites
+        else check_cached_prefix_of_layers(errors),
+        check_layers(suites, errors, run.claimed, called, has_url=run.has_url),
+    ]
     if errors is None:
-        return None
+        return Judged(checks=checks)
+    folder, spec = run.folder, run.spec
     replay, pack = folder.read(CAUSE), pack_of(folder)
     foreign = foreign_cause(replay, spec.candidate.backend, errors.headers[0].phases, pack) if replay else ""
     evidence = LayerEvidence(errors, compare_with_noise(errors), replay, foreign)
@@ -68,8 +65,9 @@ def layer_diff(folder: RunFolder, spec: RunSpec) -> LayerDiff | None:
         against_truth=rows,
     )
     named = replay.findings if replay and not foreign else ()
-    again = replay_command(pack, spec.candidate.backend) if pack else folder.manifest().command
-    return LayerDiff(errors, result, _suite(spec, evidence), (*named, *findings(evidence, again)))
+    again = replay_command(pack, spec.candidate.backend) if pack else run.manifest.command
+    causes = [*named, *findings(evidence, again)]
+    return Judged(suite=judge_layers(spec, evidence), checks=checks, causes=causes, parts={"layers": result})
 
 
 def _untested(errors: ShadowErrors) -> Iterator[str]:
@@ -96,15 +94,83 @@ def _free_running(folder: RunFolder, errors: ShadowErrors) -> tuple[dict[int, fl
     return by_layer[0], by_layer[1]
 
 
-def _suite(spec: RunSpec, evidence: LayerEvidence) -> SuiteResult:
-    judged = judge_layers(spec, evidence)
-    return SuiteResult(
-        id="layers",
-        title="Own error",
-        synthetic=spec.workload.synthetic,
-        verdict=judged.verdict,
-        why=judged.why,
-        p_regression=judged.p_regression,
-        metrics=tuple(metrics_of(spec, evidence)),
-        decided_by=judged.decided_by,
+def check_layers(
+    suites: Sequence[str],
+    errors: ShadowErrors | None,
+    claimed: Sequence[str],
+    expected: Collection[int],
+    *,
+    has_url: bool = False,
+) -> Check:
+    """Check that the candidate's output was compared with the truth, on the same inputs, in every claimed phase, layer and head.
+
+    Args:
+        suites: suites that were requested.
+        errors: the candidate's errors on the reference's inputs; None without a layer diff.
+        claimed: phases that the candidate claims to compute.
+        expected: layers that called attention.
+        has_url: whether a role is a server that assay did not start.
+    """
+    if "layers" not in suites:
+        return _COMPARED.check("not checked", "the suite layers was not requested", "add layers to --suites")
+    if errors is None and has_url:
+        settles = "let assay start the reference, without a URL"
+        return _COMPARED.check("missing", "no server could be instrumented", settles)
+    if errors is None:
+        return _COMPARED.check("missing", "no call was compared", RESUME)
+    if failed := errors.failed_calls:
+        found = f"the candidate did not compute {sum(call.calls for call in failed)} calls: {failed[0].text}"
+        return _COMPARED.check("failed", found, "fix the candidate so that it computes every call")
+    if untested := {layer: why for header in errors.headers for layer, why in header.untested.items()}:
+        layer, why = min(untested.items())
+        found = f"calls of layers {ranges(untested)} could not be compared; layer {layer}: {one_line(why)}"
+        return _COMPARED.check("missing", found, "run so that the kernel contract can express every call")
+    covered = [_coverage(errors, phase, expected) for phase in claimed]
+    return _COMPARED.met(
+        bool(covered) and all(met for _, met in covered),
+        "; ".join(words for words, _ in covered) or "no phase is claimed",
+        "run so that each of these is shadowed; the report lists why calls were not observed",
     )
+
+
+def _coverage(errors: ShadowErrors, phase: str, expected: Collection[int]) -> tuple[str, bool]:
+    """Describe which layers and heads of a phase were compared with the truth, and return True with it if these are all.
+
+    The processes that share a layer's heads say how many there are; a layer that none of them saw is missing anyway.
+    """
+    at_layer, at_head = (DIMENSIONS.index(name) for name in ("layer", "head"))
+    index, members = errors.truth.index, errors.truth.candidate_honest.shape[1]
+    here = index[index[:, DIMENSIONS.index("phase")] == PHASES.index(phase)] if members > 1 else index[:0]
+    seen = {(int(row[at_layer]), int(row[at_head])) for row in here}
+    if not seen:
+        return f"{phase}: not observed", False
+    lacking = {(layer, head) for layer in expected for head in range(errors.heads.get(layer, 1))} - seen
+    if not lacking:
+        return f"{phase}: {len(expected)} layers", bool(expected)
+    layers, heads = ({place[axis] for place in lacking} for axis in (0, 1))
+    return f"{phase}: not layer {ranges(layers)}, head {ranges(heads)}", False
+
+
+def check_cached_prefix(answers: Sequence[Answer]) -> Check:
+    """Check that enough of the candidate's questions hit a cached prefix, as the server reports."""
+    known = [answer for answer in answers if answer.cached_tokens is not None]
+    met = [answer for answer in known if (answer.cached_tokens or 0) >= CACHED_PREFIX_TOKENS]
+    found = (
+        f"{len(met)} of {len(answers)} questions had at least {CACHED_PREFIX_TOKENS} cached tokens; "
+        f"{percent(MIN_CACHED_SHARE)} of them are needed"
+    )
+    if not answers:
+        return _PREFIX.check("missing", "no question was answered", RESUME)
+    if not known:
+        found = "the server did not report how many tokens were cached"
+        return _PREFIX.check("missing", found, "use a server that reports cached tokens (--enable-cache-report)")
+    settles = "keep the prefix cache on (without --disable-radix-cache), and questions that share a header"
+    return _PREFIX.met(len(met) >= MIN_CACHED_SHARE * len(answers), found, settles)
+
+
+def check_cached_prefix_of_layers(errors: ShadowErrors) -> Check:
+    """Check that the layer diff compared calls with a cached prefix, where no question was asked."""
+    longest = CACHED_PREFIX.labels[-1]
+    met = bool(np.nansum(errors.table((), {"prefix": longest}).elements))
+    found = f"{'some' if met else 'no'} compared calls had {longest} cached tokens"
+    return _PREFIX.met(met, found, "keep the prefix cache on (without --disable-radix-cache)")

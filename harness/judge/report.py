@@ -1,6 +1,6 @@
 """``report.json``: the verdict and everything a reader needs to believe it. Every other report is rendered from it.
 
-`SCHEMA` follows `assay.harness.schema.RULE`. This version reads ``assay.report/2`` and ``assay.report/1``.
+`SCHEMA` follows `assay.harness.schema.RULE`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from assay.harness.compare.answer_conditions import ConditionRow
 from assay.harness.compare.answers import Tally
 from assay.harness.compare.greedy_texts import TextDivergence
 from assay.harness.compare.logits import LogitsRow
+from assay.harness.evidence.executed import pass_title, some_kernels
 from assay.harness.judge.call_counts import CallSummary
 from assay.harness.judge.decide import Judgement, SuiteVerdict
-from assay.harness.judge.envelope import EnvelopeResult, EnvelopeRow
-from assay.harness.judge.executed_kernels import KernelRow, PassKernels
 from assay.harness.judge.latency_result import LatencyResult
-from assay.harness.judge.sensitivity_result import FaultSeen, SensitivityResult
 from assay.harness.schema import RULE, Part
+from assay.harness.sides import Role
 from assay.harness.verdict import Check, CheckStatus, Finding, Severity, Verdict
 
 __all__ = [  # all parts of a report, wherever they are defined
@@ -61,6 +60,41 @@ class ServerSummary(Part):
     calls: tuple[CallSummary, ...] = Field(description="empty where assay could not instrument the engine")
     startup_s: float | None = None
     launch_command: str = ""
+
+
+class KernelRow(Part):
+    """A kernel that ran in a traced pass."""
+
+    name: str
+    kind: Literal["device", "triton", "operator"] = Field(
+        description="a kernel on a GPU, a Triton function that the interpreter ran, or an operator of PyTorch"
+    )
+    launches: int
+    attention: bool | None = Field(
+        description="whether an attention call launched it; null: not known, as in a CUDA graph"
+    )
+    of: Literal["reference", "candidate", "both", ""] = Field(
+        description="the role whose backend is known to launch kernels of this name; empty for neither"
+    )
+
+
+class PassKernels(Part):
+    """The kernels of one traced pass."""
+
+    role: Role
+    phase: str
+    cached_prefix: bool
+    kernels: tuple[KernelRow, ...]
+
+    @property
+    def sentence(self) -> str:
+        """Row in words: "candidate, extend without a cached prefix: _attn_fwd (4), quant_per_block_int8_kernel (8); 12 others"."""
+        own = [kernel for kernel in self.kernels if kernel.of and kernel.attention is not False]
+        rest = len(self.kernels) - len(own)
+        named = some_kernels(f"{kernel.name} ({kernel.launches})" for kernel in own) or "none that is known by name"
+        return f"{self.role}, {pass_title(self.phase, self.cached_prefix)}: {named}" + (
+            f"; {rest} others" if rest else ""
+        )
 
 
 class Environment(Part):
@@ -235,6 +269,58 @@ class LayersResult(Part):
     pack: str = Field("", description="folder of the replay pack; empty for none")
     candidate_errors: tuple[str, ...] = Field((), description="calls that the candidate did not compute")
     against_truth: tuple[TruthRow, ...] = Field((), description="by phase and layer")
+
+
+class EnvelopeRow(Part):
+    """A condition, and the calls under it that were compared."""
+
+    phase: str
+    condition: str = Field(description='id of the condition, such as "new-tokens"')
+    title: str
+    label: str = Field(description='bucket or kind, such as "129-512"')
+    calls: int = Field(description="compared calls, of the layer that has the fewest")
+    wanted: bool = Field(description="whether the policy's envelope wants such a call")
+
+
+class EnvelopeResult(Part):
+    """The coverage of a verdict: the conditions of the calls that were compared in every layer, as counted."""
+
+    policy: str = Field(description='the line of policy, such as "envelope_tokens = 512 (default)"')
+    sentence: str = Field(description="which lengths were compared in the shadow, in words")
+    served: str = Field(
+        "", description="with which lengths the candidate's own server answered as the reference did, in words"
+    )
+    reached: dict[str, dict[str, int]] = Field(
+        description="phase -> condition -> the largest value that every layer met; of lengths, the largest before the first gap"
+    )
+    served_reached: dict[str, dict[str, int]] = Field(
+        default_factory=dict, description="the same of the candidate's own server; empty where nothing was compared"
+    )
+    gaps: tuple[str, ...] = Field((), description="lengths of the policy's envelope that some layer did not compare")
+    rows: tuple[EnvelopeRow, ...]
+    not_covered: tuple[str, ...] = Field(description="what lies outside")
+
+
+class FaultSeen(Part):
+    """A suite's answer to whether it saw a fault, with the numbers."""
+
+    suite: Literal["mmlu", "logits", "layers"]
+    seen: bool
+    found: str = Field(description='such as "7 of 8 questions lost, p = 0.01"')
+
+
+class SensitivityResult(Part):
+    """The suites' answers to whether they saw a fault that was seeded in the running servers."""
+
+    fault: str = Field(description="id of the fault")
+    parts: tuple[FaultSeen, ...]
+
+    @property
+    def sentence(self) -> str:
+        """The suites that saw it, in words."""
+        return f"{self.fault}: " + "; ".join(
+            f"{'seen' if part.seen else 'not seen'} by {part.suite} ({part.found})" for part in self.parts
+        )
 
 
 class FailureResult(Part):

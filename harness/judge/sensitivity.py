@@ -6,77 +6,65 @@ sign test against their limit, layers by cells out of bounds. A workload that do
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeGuard
 
 from assay.harness.compare.fault_seen import losses, p_no_loss, p_within
 from assay.harness.compare.logits import compare_roles
 from assay.harness.config import RunSpec
 from assay.harness.evidence.faults import SeededCalls
-from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import with_roles_exchanged
 from assay.harness.evidence.logit_files import logits_path, read_logits
 from assay.harness.evidence.records import Answer, Item
-from assay.harness.evidence.sensitivity import SENSITIVITY_RECORD, SensitivityRecord, sensitivity_folder
+from assay.harness.evidence.run_file import RUN_AGAIN
+from assay.harness.evidence.sensitivity import SensitivityRecord, sensitivity_folder
 from assay.harness.evidence.shadow_errors import FOLDER as SHADOW_FOLDER
 from assay.harness.evidence.shadow_errors import read_shadow_errors
+from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.logits_suite import limit_of
-from assay.harness.judge.sensitivity_result import SUITES, FaultSeen, SensitivityResult
+from assay.harness.judge.report import FaultSeen, SensitivityResult
 from assay.harness.judge.truth_bounds import compare_with_noise
-from assay.harness.sides import ROLES, Role
-from assay.harness.verdict import Check
+from assay.harness.sides import Role
+from assay.harness.verdict import Check, Requirement
 
-_CHECK = "workload-sensitive"
-_TITLE = "the workload is sensitive: a fault that was seeded in the running servers was seen"
-
-
-class FaultEvidence(NamedTuple):
-    """The record of what a run's servers did under a fault, by role. The answers are those to compare with."""
-
-    records: Mapping[Role, SensitivityRecord]
-    items: Sequence[Item]
-    answers: Sequence[Answer]
-
-
-def read_fault_evidence(folder: RunFolder, items: Sequence[Item], answers: Sequence[Answer]) -> FaultEvidence:
-    """Read what the servers of a run did under the fault.
-
-    Raises:
-        EvidenceError: a file is damaged, or of another run.
-    """
-    found = {role: record for role in ROLES if (record := folder.read(SENSITIVITY_RECORD, role)) is not None}
-    return FaultEvidence(found, items, answers)
+_SUITES = ("mmlu", "logits", "layers")
+"""Suites that have to see the fault."""
+_SENSITIVE = Requirement(
+    "workload-sensitive", "the workload is sensitive: a fault that was seeded in the running servers was seen"
+)
+_ATTENTIVE = (
+    "use a workload that depends on attention: real weights (without --load-format=dummy), questions that share a header, and the "
+    "prefix cache on"
+)
+_START_BOTH = "let assay start both servers, by the names of their backends"
 
 
-def sensitivity_result(
-    folder: RunFolder, spec: RunSpec, evidence: FaultEvidence, claimed: Sequence[str], noise: Sequence[str]
-) -> SensitivityResult | None:
-    """Determine what each suite of a run saw of the fault; None where none was seeded.
-
-    Args:
-        folder: the run's.
-        spec: its policy.
-        evidence: what the servers did under the fault.
-        claimed: phases that the candidate claims.
-        noise: noise families that the roles declare.
+def claim(run: RunEvidence) -> Judged:
+    """Check that the suites saw the seeded fault.
 
     Raises:
         EvidenceError: a file is damaged, or of another run.
     """
-    if not evidence.records:
+    result = _result(run)
+    check = _check_sensitive(run.spec, result, run.seeded, run.has_url)
+    return Judged(checks=[check], parts={"sensitivity": result} if result else {})
+
+
+def _result(run: RunEvidence) -> SensitivityResult | None:
+    """Determine what each suite of a run saw of the fault; None where none was seeded."""
+    if not run.seeded:
         return None
-    parts = []
-    for role, record in evidence.records.items():
+    folder, spec, parts = run.folder, run.spec, []
+    for role, record in run.seeded.items():
         place = sensitivity_folder(folder.server_folder(role))
         if record.answers:
-            parts.append(answers_see(spec, evidence.items, evidence.answers, record.answers))
+            parts.append(answers_see(spec, run.items, run.answers, record.answers))
         if record.scored:
-            parts.append(logits_see(spec, folder.path, place, noise, folder.nonce))
+            parts.append(logits_see(spec, folder.path, place, run.noise, folder.nonce))
         if record.shadowed is not None and any((place / SHADOW_FOLDER).glob("*.safetensors")):
-            parts.append(_layers_see(place, claimed, role, folder.nonce))
-    parts.sort(key=lambda one: SUITES.index(one.suite))
-    return SensitivityResult(fault=next(iter(evidence.records.values())).fault, parts=tuple(parts))
+            parts.append(_layers_see(place, run.claimed, role, folder.nonce))
+    parts.sort(key=lambda part: _SUITES.index(part.suite))
+    return SensitivityResult(fault=next(iter(run.seeded.values())).fault, parts=tuple(parts))
 
 
 def answers_see(spec: RunSpec, items: Sequence[Item], answers: Sequence[Answer], faulty: Sequence[Answer]) -> FaultSeen:
@@ -91,7 +79,7 @@ def answers_see(spec: RunSpec, items: Sequence[Item], answers: Sequence[Answer],
     texts = {a.item: a.text for a in answers if (a.suite, a.role, a.repeat) == ("mmlu", "reference", 0)}
     lost = losses({item.id: item for item in items if item.suite == "mmlu"}, texts, faulty)
     p = p_no_loss(lost, spec.policy.margin)
-    net = f"{sum(one > 0 for one in lost)} lost and {sum(one < 0 for one in lost)} gained of {len(lost)} questions"
+    net = f"{sum(loss > 0 for loss in lost)} lost and {sum(loss < 0 for loss in lost)} gained of {len(lost)} questions"
     return FaultSeen(suite="mmlu", seen=p <= spec.policy.alpha, found=f"{net}, p = {p:.2g}")
 
 
@@ -110,7 +98,7 @@ def logits_see(spec: RunSpec, folder: Path, place: Path, noise: Sequence[str], n
     """
     faulty = read_logits(logits_path(place, "candidate", 0), nonce)
     reference = read_logits(logits_path(folder, "reference", 0), nonce)
-    order = {one.item: number for number, one in enumerate(reference.header.sequences)}
+    order = {sequence.item: number for number, sequence in enumerate(reference.header.sequences)}
     same = reference.only([order[sequence.item] for sequence in faulty.header.sequences])
     compared = compare_roles(same, faulty, None, alpha=spec.policy.alpha)
     lost = next((row.nonfinite - row.reference_nonfinite for row in compared.rows if row.condition == "cached"), 0)
@@ -120,7 +108,7 @@ def logits_see(spec: RunSpec, folder: Path, place: Path, noise: Sequence[str], n
         return FaultSeen(suite="logits", seen=lost > 0, found=found)
     limit, _ = limit_of(cached, spec, noise)
     p = p_within(cached.kl.tolist(), limit)
-    above = sum(not one <= limit for one in cached.kl.tolist())
+    above = sum(not kl <= limit for kl in cached.kl.tolist())
     found = f"{above} of {len(cached.kl)} prompts above {limit:.3g} nats, {cached.kl.mean():.3g} on average"
     return FaultSeen(suite="logits", seen=lost > 0 or p <= spec.policy.alpha, found=found)
 
@@ -146,7 +134,7 @@ def _layers_see(place: Path, claimed: Sequence[str], role: Role = "reference", n
     return FaultSeen(suite="layers", seen=flagged > 0, found=found)
 
 
-def check_sensitive(
+def _check_sensitive(
     spec: RunSpec, result: SensitivityResult | None, records: Mapping[Role, SensitivityRecord], url: bool
 ) -> Check:
     """Check that every suite of the run saw the fault.
@@ -157,44 +145,28 @@ def check_sensitive(
         records: what the servers did under it, by role.
         url: whether a role is a server that assay did not start.
     """
-    wanted = [suite for suite in SUITES if suite in spec.workload.suites]
+    wanted = [suite for suite in _SUITES if suite in spec.workload.suites]
     if not wanted:
         found = "no suite that could see a fault was requested"
-        return Check(
-            id=_CHECK, title=_TITLE, status="not checked", found=found, settles="add mmlu, logits or layers to --suites"
-        )
+        return _SENSITIVE.check("not checked", found, "add mmlu, logits or layers to --suites")
     if result is None or not result.parts:
-        found = "a fault cannot be seeded in a server that assay did not start" if url else "no fault was seeded"
-        settles = (
-            "let assay start both servers, by the names of their backends"
-            if url
-            else "repeat the command, which resumes"
-        )
-        return _missing(found, settles)
-    seen = {part.suite: part for part in result.parts}
-    if idle := [one for record in records.values() for one in (record.served, record.shadowed) if _is_idle(one)]:
-        why = f": {idle[0].why}" if idle[0].why else ", since none had a cached prefix"
-        return _missing(f"{result.fault} changed none of {idle[0].calls:,} calls{why}", _HEADER)
+        if url:
+            found = "a fault cannot be seeded in a server that assay did not start"
+            return _SENSITIVE.check("missing", found, _START_BOTH)
+        return _SENSITIVE.check("missing", "no fault was seeded", "repeat the command, which resumes")
+    if (idle := next(_idle(records), None)) is not None:
+        why = f": {idle.why}" if idle.why else ", since none had a cached prefix"
+        return _SENSITIVE.check("missing", f"{result.fault} changed none of {idle.calls:,} calls{why}", _ATTENTIVE)
+    seen: dict[str, bool] = {part.suite: part.seen for part in result.parts}
     if unmeasured := [suite for suite in wanted if suite not in seen]:
         found = f"{result.sentence}; not measured by {' and '.join(unmeasured)}"
-        return _missing(
-            found,
-            "let assay start both servers, by the names of their backends" if url else "run again with a new --out",
-        )
-    if not all(seen[suite].seen for suite in wanted):
-        return _missing(result.sentence, _HEADER)
-    return Check(id=_CHECK, title=_TITLE, status="ok", found=result.sentence)
+        return _SENSITIVE.check("missing", found, _START_BOTH if url else RUN_AGAIN)
+    return _SENSITIVE.met(all(seen[suite] for suite in wanted), result.sentence, _ATTENTIVE)
 
 
-_HEADER = (
-    "use a workload that depends on attention: real weights (without --load-format=dummy), questions that share a header, and the "
-    "prefix cache on"
-)
-
-
-def _is_idle(calls: SeededCalls | None) -> TypeGuard[SeededCalls]:
-    return calls is not None and not 0 < calls.changed <= calls.calls
-
-
-def _missing(found: str, settles: str) -> Check:
-    return Check(id=_CHECK, title=_TITLE, status="missing", found=found, settles=settles)
+def _idle(records: Mapping[Role, SensitivityRecord]) -> Iterator[SeededCalls]:
+    """List the measurements whose fault changed no call, or more calls than there were."""
+    for record in records.values():
+        for calls in (record.served, record.shadowed):
+            if calls is not None and not 0 < calls.changed <= calls.calls:
+                yield calls

@@ -8,7 +8,7 @@ history.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from assay.harness.compare.answers import Pair, pair
@@ -44,7 +44,7 @@ def envelope_pairs(answers: Sequence[Answer]) -> Sequence[Pair]:
         EvidenceError: a role answered a request twice.
     """
     asked = {answer.item: answer for answer in answers if answer.suite == "envelope"}
-    items = [Item(suite="envelope", id=id_, prompt=id_, prompt_hash=one.prompt_hash) for id_, one in asked.items()]
+    items = [Item(suite="envelope", id=id_, prompt=id_, prompt_hash=a.prompt_hash) for id_, a in asked.items()]
     return pair(items, answers, "envelope").pairs
 
 
@@ -61,8 +61,19 @@ def served_envelope(
     """
     if not pairs:
         return None
-    compared = {one.candidate.request_id for one in pairs}
-    counting, seen = EnvelopeCounting(limits), set()
+    counting = EnvelopeCounting(limits)
+    _count_extend(counting, {both.candidate.request_id for both in pairs}, admissions)
+    for both in pairs:
+        for step in range(_compared_tokens(both) - 1):
+            length = both.candidate.prompt_tokens + step
+            counting.count("decode", _ANY_LAYER, counting.decode([length], [both.candidate.request_id]))
+    graphs = any(count.captured and count.phase == "decode" and count.calls for count in counts)
+    return ServedEnvelope(counting.counts(""), len(pairs), graphs)
+
+
+def _count_extend(counting: EnvelopeCounting, compared: Collection[str], admissions: Iterable[Admission]) -> None:
+    """Count the prefill batches of the requests whose answers are compared."""
+    seen = set()
     for batch in admissions:
         passed = (batch.rids, batch.new, batch.prefix)
         rows = [row for row, rid in enumerate(batch.rids) if rid in compared]
@@ -71,16 +82,10 @@ def served_envelope(
         seen.add(passed)
         new, prefix = ([lengths[row] for row in rows] for lengths in (batch.new, batch.prefix))
         counting.count("extend", _ANY_LAYER, counting.extend(new, prefix, [batch.rids[row] for row in rows]))
-    for one in pairs:
-        for step in range(_compared_tokens(one) - 1):
-            length = one.candidate.prompt_tokens + step
-            counting.count("decode", _ANY_LAYER, counting.decode([length], [one.candidate.request_id]))
-    graphs = any(count.captured and count.phase == "decode" and count.calls for count in counts)
-    return ServedEnvelope(counting.counts(""), len(pairs), graphs)
 
 
-def _compared_tokens(one: Pair) -> int:
+def _compared_tokens(both: Pair) -> int:
     """Count the tokens of the candidate's answer whose history is that of the reference's, the first differing one included."""
-    tokens = one.candidate.tokens
-    parting = first_divergence(one.reference.tokens, tokens)
+    tokens = both.candidate.tokens
+    parting = first_divergence(both.reference.tokens, tokens)
     return len(tokens) if parting is None else min(parting + 1, len(tokens))

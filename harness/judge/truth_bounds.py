@@ -73,7 +73,7 @@ class Measured:
 _NOTHING = Measured(np.zeros((0, len(DIMENSIONS)), np.int64), np.zeros(0), np.zeros(0))
 
 
-class Quiet(NamedTuple):
+class _Quiet(NamedTuple):
     """A layer and phase, its own error over all cells, and the least that its declared quantisation must cost there."""
 
     layer: int
@@ -104,13 +104,13 @@ class AgainstNoise:
     reference: Measured
     reference_queries: Measured
     apart: Measured
-    quiet: tuple[Quiet, ...]
+    quiet: tuple[_Quiet, ...]
 
     @property
     def places(self) -> tuple[tuple[int, str], ...]:
         """Layers and phases with a tested cell."""
-        found = {(int(layer), PHASES[phase]) for layer, phase in self.cells.index[:, [LAYER, PHASE]]}
-        return tuple(sorted(found, key=lambda place: (PHASES.index(place[1]), place[0])))
+        places = {(int(layer), PHASES[phase]) for layer, phase in self.cells.index[:, [LAYER, PHASE]]}
+        return tuple(sorted(places, key=lambda place: (PHASES.index(place[1]), place[0])))
 
 
 def compare_with_noise(shadow: ShadowErrors) -> AgainstNoise:
@@ -147,14 +147,14 @@ def _apart(shadow: ShadowErrors, cells: Measured, reference: Measured) -> Measur
     """Bound |candidate - reference| <= |candidate - truth| + |reference - truth|, each within its bound."""
     largest: dict[tuple[int, int], float] = {}
     for layer, phase in {(int(a), int(b)) for a, b in cells.index[:, [LAYER, PHASE]]}:
-        parts = [one.of(layer, PHASES[phase]).bound for one in (cells, reference)]
+        parts = [measured.of(layer, PHASES[phase]).bound for measured in (cells, reference)]
         largest[layer, phase] = sum(float(part.max(initial=0.0)) for part in parts)
     places = [(int(a), int(b)) for a, b in shadow.index[:, [LAYER, PHASE]]]
     known = np.array([place in largest for place in places], bool)
     observed = error_sums.relative_l1(shadow.sums)
     observed = np.where(error_sums.nonfinite_share(shadow.sums) > 0, np.inf, observed)
     known &= ~np.isnan(observed)
-    bound = np.array([largest[place] for place, one in zip(places, known, strict=True) if one])
+    bound = np.array([largest[place] for place, is_known in zip(places, known, strict=True) if is_known])
     return Measured(shadow.index[known], observed[known], bound)
 
 
@@ -194,11 +194,11 @@ def _gains(errors: TruthErrors, rate: float, tolerance: float) -> Measured:
         # A gain is one number, so it has one degree of freedom.
         bound = tolerance + cell_bounds(members, freedom=1.0, alpha=rate / len(_GAIN_LEVELS))
         tests.append(Measured(merged.index, observed, bound))
-    parts = zip(*((one.index, one.observed, one.bound) for one in (_NOTHING, *tests)), strict=True)
+    parts = zip(*((measured.index, measured.observed, measured.bound) for measured in (_NOTHING, *tests)), strict=True)
     return Measured(*(np.concatenate(part) for part in parts))
 
 
-def _quiet(errors: TruthErrors) -> Iterable[Quiet]:
+def _quiet(errors: TruthErrors) -> Iterable[_Quiet]:
     if not _bounded(errors.candidate_honest):
         return
     merged = errors.merged((LAYER, PHASE))
@@ -210,4 +210,4 @@ def _quiet(errors: TruthErrors) -> Iterable[Quiet]:
         merged.index, own_error(merged.candidate, merged.truth), low / _SLACK_BELOW, strict=True
     ):
         if own < least:
-            yield Quiet(int(where[LAYER]), PHASES[where[PHASE]], float(own), float(least))
+            yield _Quiet(int(where[LAYER]), PHASES[where[PHASE]], float(own), float(least))

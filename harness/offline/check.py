@@ -31,7 +31,15 @@ from assay.harness.offline.check_findings import MatrixRun, not_endured, outside
 from assay.harness.offline.check_result import CheckResult, Computed, WorstOfMatrix
 from assay.harness.offline.coverage import coverage_of
 from assay.harness.offline.early import clearly_wrong, in_order
-from assay.harness.offline.kernel_matrix import MatrixOptions, command_of, declared_with, declined, matrix_of, named
+from assay.harness.offline.kernel_matrix import (
+    MatrixOptions,
+    check_names,
+    command_of,
+    declared_with,
+    declined,
+    matrix_of,
+    named,
+)
 from assay.harness.offline.watcher import Watcher, watched
 from assay.harness.text import percent
 from assay.harness.verdict import Finding, serious
@@ -115,10 +123,12 @@ def check(
         options: `phases`, `dtypes`, `size`, `device`, `head_dims`, `like` and `seed` of the matrix; see `MatrixOptions`.
 
     Raises:
+        TypeError: no such option.
         UsageError: no such kernel, phase, dtype, noise, size or device, no case, or a package that the kernel imports is not
             installed.
     """
     start, ignored = time.monotonic(), Watcher()
+    check_names(options)
     task = _task(kernel, options, noise, cases, again, calls)
     if watcher is not None:
         task = replace(task, kernel=watched(task.kernel, watcher))

@@ -27,7 +27,7 @@ _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
 
 
 class MatrixOptions(TypedDict, total=False):
-    """The options that choose a kernel's calls. None is the same as no value.
+    """The options that choose a kernel's calls. Where it may be None, that is the same as no value.
 
     Attributes:
         phases: phases to run; by default those that the kernel declares.
@@ -47,6 +47,16 @@ class MatrixOptions(TypedDict, total=False):
     head_dims: Sequence[int] | None
     like: Sequence[str] | None
     seed: int
+
+
+def check_names(options: MatrixOptions) -> None:
+    """Refuse what is no option, as Python does with an unknown argument.
+
+    Raises:
+        TypeError: there is such a name.
+    """
+    for name in options.keys() - MatrixOptions.__annotations__.keys():
+        raise TypeError(f"unexpected option {name!r}; expected one of {', '.join(MatrixOptions.__annotations__)}")
 
 
 def named(kernel: str | Kernel) -> tuple[str, Kernel]:
@@ -74,8 +84,10 @@ def matrix_of(declared: Declaration, **options: Unpack[MatrixOptions]) -> list[C
         options: as in `check`.
 
     Raises:
+        TypeError: no such option.
         UsageError: no such phase, dtype, size, device or model, or none that is both asked for and declared.
     """
+    check_names(options)
     asked = _asked(declared.phases, options.get("phases"))
     dtypes = _asked(declared.dtypes, options.get("dtypes"))
     head_dims = _asked(declared.head_dims, options.get("head_dims"))

@@ -35,7 +35,7 @@ from assay.harness.evidence.layer_diff_record import with_roles_exchanged
 from assay.harness.evidence.manifest import ServerManifest
 from assay.harness.evidence.records import Answer
 from assay.harness.evidence.shadow_errors import ShadowErrors, ShadowHeader, condition_numbers
-from assay.harness.judge.accepted import _suite, check_baselines, compare_accepted
+from assay.harness.judge.accepted import check_baselines, compare_accepted
 from assay.harness.judge.build import build
 from assay.harness.judge.decide import holm_corrected
 from assay.harness.judge.suite_decisions import decide_accuracy
@@ -162,7 +162,7 @@ def test_growth_stays_a_regression_among_many_suites_once_answers_were_compared(
 ) -> None:
     equal = decide_accuracy(prefix(500, 0, 0, 0), RULE)
     before, now = {"a": 0.001}, {"a": 0.04}
-    alone, beside = (_suite(SPEC, compare_accepted(one, before, now, SPEC)) for one in (None, equal))
+    alone, beside = (compare_accepted(decision, before, now, SPEC) for decision in (None, equal))
     for suite in (alone, beside):
         others = [suite.model_copy(update={"id": f"s{n}", "verdict": "pass", "p_regression": 0.9}) for n in range(4)]
         assert holm_corrected([suite, *others], 0.05)[0].verdict == "regression"

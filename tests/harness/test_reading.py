@@ -17,8 +17,8 @@ from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.pack import read_manifest
 from assay.harness.ingest.recognise import ingest
 from assay.harness.ingest.tensors.dump import open_dump
-from assay.harness.ingest.tensors.files import safetensors_entries
-from assay.harness.ingest.trace.load import document_of
+from assay.harness.ingest.tensors.tensor_files import safetensors_entries
+from assay.harness.ingest.trace.trace_diff import document_of
 from assay.harness.reading import reading, whole_file
 
 
@@ -126,7 +126,7 @@ def test_a_deeply_nested_trace_ends_soon(tmp_path: Path) -> None:
 
 
 def test_a_line_without_an_end_is_not_held_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("assay.harness.ingest.source.LONGEST_LINE", 1 << 20)
+    monkeypatch.setattr("assay.harness.ingest.source_file.LONGEST_LINE", 1 << 20)
     long = tmp_path / "server.log"
     buffer = io.BytesIO(b"Score: 0.5\n" + b"a" * (3 << 20))
     long.write_bytes(buffer.getvalue())

@@ -85,14 +85,15 @@ def test_a_server_that_cannot_be_reached_is_an_error_with_a_report(tmp_path: Pat
 
 
 def test_a_kernel_that_changes_while_it_runs_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = tmp_path / "changing_kernel.py"
+    kernel = tmp_path / "kernel_that_changes.py"
     kernel.write_text("def attend(call):\n    return call.q\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(module, "collect", lambda *_: kernel.write_text("def attend(call):\n    raise SystemExit\n"))
-    report = run(spec(candidate="changing_kernel:attend"), tmp_path / "run")
+    report = run(spec(candidate="kernel_that_changes:attend"), tmp_path / "run")
     assert (report.verdict, report.exit_code) == ("error", 3)
-    assert "The candidate's kernel changed while the run went on (module changing_kernel)" in report.headline.replace(
-        "the cand", "The cand"
+    assert (
+        "The candidate's kernel changed while the run went on (module kernel_that_changes)"
+        in report.headline.replace("the cand", "The cand")
     )
     assert RunFolder(tmp_path / "run").progress().sealed == {}
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from assay.harness.ingest.results.compare import Limits, compare
-from assay.harness.ingest.results.comparison import AnswerFlip, Change, CompareResult, OutcomeChange
+from assay.harness.ingest.results.compare_results import PassLimits, compare
+from assay.harness.ingest.results.comparison import AnswerFlip, CompareResult, OutcomeChange
 from assay.reports import junit, page
 from assay.reports.compare import compare_document
 from assay.reports.terminal import render
@@ -20,7 +20,7 @@ DATA = Path(__file__).parents[1] / "data" / "results"
 
 def result(kind: str) -> CompareResult:
     names = {"answers": "lm_eval_{}", "latencies": "serving_{}.jsonl", "tests": "junit_{}.xml"}[kind]
-    return compare(DATA / names.format("a"), DATA / names.format("b"), Limits(), reproduce="assay compare A B")
+    return compare(DATA / names.format("a"), DATA / names.format("b"), PassLimits(), reproduce="assay compare A B")
 
 
 def to_html(one: CompareResult) -> str:
@@ -51,7 +51,7 @@ def test_page_and_terminal_show_the_numbers_what_they_cover_and_what_is_missing(
     assert "assay compare A B" in to_html(one)
 
 
-def test_the_terminal_shows_flips_notes_checks_changes_and_the_other_reasons() -> None:
+def test_the_terminal_shows_flips_notes_checks_and_the_other_reasons() -> None:
     one = result("answers")
     assert one.overall is not None
     more = one.model_copy(
@@ -59,9 +59,6 @@ def test_the_terminal_shows_flips_notes_checks_changes_and_the_other_reasons() -
             "overall": one.overall.model_copy(update={"lost": 1007}),
             "reasons": ("first", "the second reason"),
             "a": one.a.model_copy(update={"notes": ("a note",)}),
-            "changes": tuple(
-                Change(id="x", title=f"x{n}", a="1", b="2", worse=w) for n, w in enumerate((True, False, None))
-            ),
             "outcomes": tuple(OutcomeChange(test=f"test_{n}", a="passed", b="failed") for n in range(25)),
             "tasks": (one.tasks[0].model_copy(update={"pairs": 0, "refused": ("other shots",)}),),
         }
@@ -74,9 +71,6 @@ def test_the_terminal_shows_flips_notes_checks_changes_and_the_other_reasons() -
     assert "  a note" in lines
     assert any(line.startswith("– not checked: the kernel under test computed the answers") for line in lines)
     assert "  the second reason" in lines
-    assert "  x0: A 1; B 2;  worse" in lines
-    assert "  x1: A 1; B 2;  better" in lines
-    assert "  x2: A 1; B 2" in [line.rstrip("; ") for line in lines]
     assert "  test_19: A passed; B failed" in lines
     assert "  test_20: A passed; B failed" not in lines
     assert "  … and 5 more rows: see --json or --html" in lines
@@ -91,7 +85,6 @@ def test_texts_of_others_stay_inert(examples: ModuleType, tmp_path: Path) -> Non
             "reasons": (hostile, hostile),
             "flips": (AnswerFlip(task=hostile, key=hostile, direction="lost", target=hostile, a=hostile, b=hostile),),
             "outcomes": (OutcomeChange(test=hostile, a="passed", b="failed"),),
-            "changes": (Change(id="x", title=hostile, a=hostile, b=hostile, worse=True),),
         }
     )
     page = to_html(one)
@@ -132,7 +125,7 @@ def choices(folder: Path, name: str, loglikelihoods: list[list[float]]) -> Path:
 def multiple_choice(tmp_path: Path) -> CompareResult:
     right, wrong = [-2.0, -0.5, -3.0, -4.0], [-0.25, -2.0, -3.0, -4.0]
     a, b = choices(tmp_path, "a", [right] * 40), choices(tmp_path, "b", [wrong] * 5 + [right] * 35)
-    return compare(a, b, Limits())
+    return compare(a, b, PassLimits())
 
 
 def test_flips_of_multiple_choice_show_questions_letters_and_choices(multiple_choice: CompareResult) -> None:

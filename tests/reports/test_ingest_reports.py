@@ -9,7 +9,7 @@ from junitparser import JUnitXml
 from rich.console import Console
 
 from assay.harness.ingest.recognise import ingest
-from assay.harness.ingest.result import Document, Excerpt, FileRead, IngestResult
+from assay.harness.ingest.result import Excerpt, FileDocument, FileRead, IngestResult
 from assay.reports import junit, page, terminal
 from assay.reports.ingest import cited, ingest_document, place
 
@@ -119,7 +119,7 @@ def test_files_without_findings_are_named_together_and_their_facts_are_printed()
 def test_an_unknown_file_is_not_green() -> None:
     file = FileRead(path="x", format="unknown", title="Unknown", bytes=2, sha256="", lines=1, read=0, unread=1)
     result = IngestResult(
-        verdict="inconclusive", created="2026-01-01T00:00:00Z", headline="none", documents=(Document(file=file),)
+        verdict="inconclusive", created="2026-01-01T00:00:00Z", headline="none", documents=(FileDocument(file=file),)
     )
     document = JUnitXml.fromstring(to_junit(result))
     assert [[type(one).__name__ for one in case.result] for suite in document for case in suite] == [

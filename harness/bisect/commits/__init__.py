@@ -10,5 +10,5 @@ imports the kernel in a process that never held another commit's kernel, and rep
 
 Modules: `bisection` has the library calls, `search` decides what to probe (pure), `repo` is git, `probe_calls` holds the calls a
 kernel computes, `probe` runs in a commit's own process, `executor` starts that process, `outcome` classifies its measurement,
-`state` is what is on disk, `session` connects them.
+`state` is what is on disk, `bisect_session` connects them.
 """

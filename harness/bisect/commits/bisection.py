@@ -10,10 +10,10 @@ from typing import Any
 from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.backend import Backend
 from assay.harness.bisect.commits import probe, probe_calls
-from assay.harness.bisect.commits.executor import AccuracyProber, Builder, Forks, ReplayProber, run_build
+from assay.harness.bisect.commits.bisect_session import Session, Show, new_state
+from assay.harness.bisect.commits.executor import AccuracyProber, Forks, ReplayProber, run_build
 from assay.harness.bisect.commits.outcome import outcome_of
 from assay.harness.bisect.commits.repo import Repository
-from assay.harness.bisect.commits.session import Session, Show, new_state
 from assay.harness.bisect.commits.state import (
     ACCURACY_DEFAULTS,
     BisectFolder,
@@ -129,7 +129,7 @@ def bisect_commits(spec: BisectSpec, folder: BisectFolder, show: Show) -> Bisect
         interpret_without_gpu()  # before the process that probes are forked from imports Triton
         calls = None if spec.measure_with == "accuracy" else _calls(folder.path, spec)
         with repository.worktree() as tree:
-            replay = ReplayProber(spec, Builder(spec, tree), tree.path, calls, Forks())
+            replay = ReplayProber(spec, tree, calls, Forks())
             prober = replay if spec.measure_with == "replay" else AccuracyProber(spec, replay, tree.path)
             return Session(folder, state, prober, repository, show).run()
 
@@ -149,7 +149,7 @@ def probe_checkout(spec: BisectSpec) -> tuple[ProbeOutcome, Measurement]:
             measured = Measurement(status="build", reason=why)
         else:
             calls, result = _calls(scratch, spec), scratch / "result.json"
-            task = probe.Task(top, spec.sources, spec.kernel, calls, result, scratch / "log")
+            task = probe.ProbeTask(top, spec.sources, spec.kernel, calls, result, scratch / "log")
             measured = Forks().run(task, spec.timeout)
     return outcome_of(measured, spec, []), measured
 

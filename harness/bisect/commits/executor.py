@@ -10,8 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -37,7 +36,7 @@ class BrokenEnvironment(AssayError):
     """The machine is at fault, not a commit. Exit code 3; 128 under ``git bisect run``."""
 
 
-class Prober(Protocol):
+class CommitProber(Protocol):
     """Measures a commit."""
 
     def probe(self, commit: str, log: Path, name_bug: bool = False) -> Measurement:
@@ -51,22 +50,6 @@ class Prober(Protocol):
         Raises:
             BrokenEnvironment: the commit cannot be probed through no fault of its own.
         """
-
-
-class Builder:
-    """Checks commits out into a worktree and builds them."""
-
-    def __init__(self, spec: BisectSpec, tree: Worktree) -> None:
-        self._spec, self._tree = spec, tree
-
-    def build(self, commit: str, log: Path) -> tuple[str, float]:
-        """Check a commit out and build it.
-
-        Returns:
-            The reason why it does not build, empty if it does; and the build time in seconds.
-        """
-        self._tree.checkout(commit, self._spec.keep_build)
-        return run_build(self._spec.build, self._tree.path, self._spec.build_timeout, log)
 
 
 def run_build(command: str, folder: Path, timeout: float, log: Path) -> tuple[str, float]:
@@ -136,10 +119,14 @@ class Forks:
         os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(_PRELOADED_MODULES)
-        with _environment(PYTHONSAFEPATH="1"):  # never import from the working directory
+        before = os.environ.get("PYTHONSAFEPATH")
+        os.environ["PYTHONSAFEPATH"] = "1"  # never import from the working directory
+        try:
             forkserver.ensure_running()
+        finally:
+            os.environ.pop("PYTHONSAFEPATH") if before is None else os.environ.update(PYTHONSAFEPATH=before)
 
-    def run(self, task: probe.Task, timeout: float) -> Measurement:
+    def run(self, task: probe.ProbeTask, timeout: float) -> Measurement:
         """Run a task in a fresh process.
 
         Raises:
@@ -174,20 +161,6 @@ class Forks:
         )
 
 
-@contextmanager
-def _environment(**variables: str) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
 def _end(process: ForkServerProcess) -> None:
     if process.pid is not None:
         with suppress(ProcessLookupError, PermissionError):
@@ -199,26 +172,25 @@ def _end(process: ForkServerProcess) -> None:
 class ReplayProber:
     """Measures layer error: the kernel computes the calls, without a server or a model."""
 
-    def __init__(self, spec: BisectSpec, builder: Builder, tree: Path, calls: Path | None, forks: Forks) -> None:
-        self._spec, self._builder, self._tree, self._calls, self._forks = spec, builder, tree, calls, forks
+    def __init__(self, spec: BisectSpec, tree: Worktree, calls: Path | None, forks: Forks) -> None:
+        self._spec, self._tree, self._calls, self._forks = spec, tree, calls, forks
 
     def probe(self, commit: str, log: Path, name_bug: bool = False) -> Measurement:
-        """Measure a commit; see `Prober`."""
-        begun = time.monotonic()
-        why, build_seconds = self._builder.build(commit, log)
+        """Measure a commit; see `CommitProber`."""
+        begun, spec, path = time.monotonic(), self._spec, self._tree.path
+        self._tree.checkout(commit, spec.keep_build)
+        why, build_seconds = run_build(spec.build, path, spec.build_timeout, log)
         if why:
-            found = Measurement(status="build", reason=why)
+            measured = Measurement(status="build", reason=why)
         else:
-            with tempfile.TemporaryDirectory(
-                dir=self._tree.parent
-            ) as scratch:  # removed with the worktree after a kill
-                task = probe.Task(
-                    tree=self._tree, sources=self._spec.sources, kernel=self._spec.kernel, calls=self._calls,
+            with tempfile.TemporaryDirectory(dir=path.parent) as scratch:  # removed with the worktree after a kill
+                task = probe.ProbeTask(
+                    tree=path, sources=spec.sources, kernel=spec.kernel, calls=self._calls,
                     result=Path(scratch) / "result.json", log=log.resolve(), name_bug=name_bug,
-                    reproduce=reproduce(self._spec, commit),
+                    reproduce=reproduce(spec, commit),
                 )  # fmt: skip
-                found = self._forks.run(task, self._spec.timeout)
-        return found.model_copy(update={"seconds": time.monotonic() - begun, "build_seconds": build_seconds})
+                measured = self._forks.run(task, spec.timeout)
+        return measured.model_copy(update={"seconds": time.monotonic() - begun, "build_seconds": build_seconds})
 
 
 class AccuracyProber:
@@ -228,7 +200,7 @@ class AccuracyProber:
         self._spec, self._imports, self._tree = spec, imports, tree
 
     def probe(self, commit: str, log: Path, name_bug: bool = False) -> Measurement:
-        """Measure a commit; see `Prober`.
+        """Measure a commit; see `CommitProber`.
 
         Raises:
             UsageError: ``assay run`` rejected its arguments.
@@ -251,21 +223,17 @@ class AccuracyProber:
             str(folder.resolve()),
         ]
         environment = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
-        code = run_command(
-            [*command, *self._spec.run_args], log.parent, environment, self._spec.timeout, log, gently=True
-        )
+        command += self._spec.run_args
+        code = run_command(command, log.parent, environment, self._spec.timeout, log, gently=True)
         update: dict[str, object] = {"seconds": time.monotonic() - begun}
         if code in (ExitCode.PASS, ExitCode.REGRESSION):
             update["regression"] = code == ExitCode.REGRESSION
         elif code == ExitCode.USAGE:
-            raise UsageError(
-                f"assay run rejected its arguments: {_tail(log, 400)}", "arguments that it accepts", "check --run-arg"
-            )
+            said = f"assay run rejected its arguments: {_tail(log, 400)}"
+            raise UsageError(said, "arguments that it accepts", "check --run-arg")
         else:
-            update |= {
-                "status": "undecided" if code == ExitCode.NO_VERDICT else "died",
-                "reason": _reason(code, folder, log),
-            }
+            status = "undecided" if code == ExitCode.NO_VERDICT else "died"
+            update |= {"status": status, "reason": _reason(code, folder, log)}
         return imported.model_copy(update=update)
 
 

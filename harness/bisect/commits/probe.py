@@ -41,7 +41,7 @@ _OWN = {"torch", "numpy", *sys.stdlib_module_names}
 
 
 @dataclass(frozen=True)
-class Task:
+class ProbeTask:
     """The task of one process.
 
     Attributes:
@@ -66,7 +66,7 @@ class Task:
     reproduce: str = ""
 
 
-def main(task: Task) -> None:
+def main(task: ProbeTask) -> None:
     """Run a task in this process, which must be a fresh one. Errors of the kernel are results."""
     os.setsid()
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -93,7 +93,9 @@ def _end_with_parent() -> None:
         os.killpg(0, signal.SIGKILL)
 
 
-def _measure_commit(task: Task, before_reading: Callable[[Measurement], None] = lambda measured: None) -> Measurement:
+def _measure_commit(
+    task: ProbeTask, before_reading: Callable[[Measurement], None] = lambda measured: None
+) -> Measurement:
     """Import the kernel and run it on the calls. `before_reading` receives the result before a wrong kernel is read."""
     roots = [str((task.tree / source).resolve()) for source in task.sources if (task.tree / source).is_dir()]
     _prefer(roots, task.kernel.split(":")[0].split(".")[0])

@@ -1,15 +1,14 @@
 """The choice of the next probe, and when to stop: probabilistic bisection over a history with merges.
 
 The culprit is one commit of the range; a commit is bad if it is the culprit or descends from it. A probe may misclassify: good
-commits come out bad with one unknown rate, bad ones good with another. What these rates are like is one of a few `SCENARIOS`;
-within a scenario a rate has a Beta prior and is integrated out, so the probability of each suspect given all outcomes has a closed
-form. In most histories no outcome is wrong, which is a scenario of its own: there, a suspect that an outcome contradicts is out.
+commits come out bad with one unknown rate, bad ones good with another. Either rate is zero, as in most histories, or has a Beta
+prior; it is integrated out, so the probability of each suspect given all outcomes has a closed form. Where both are zero, a suspect
+that an outcome contradicts is out.
 
 The next probe is the commit whose outcome carries the most information about the culprit: Horstein's scheme (Sequential
-transmission using noiseless feedback, IEEE Transactions on Information Theory 9, 136-143 (1963); Burnashev & Zigangirov 1974;
-convergence: Waeber, Frazier & Henderson, Bisection search with noisy responses, SIAM Journal on Control and Optimization 51,
-2261-2279 (2013)), with the mutual information under unknown rates. While nothing contradicts, that is plain bisection; one search
-serves steady and flaky histories alike.
+transmission using noiseless feedback, IEEE Transactions on Information Theory 9, 136-143 (1963); convergence: Waeber, Frazier &
+Henderson, Bisection search with noisy responses, SIAM Journal on Control and Optimization 51, 2261-2279 (2013)). While nothing
+contradicts, that is plain bisection; one search serves steady and flaky histories alike.
 
 Pure: no git, no clock. The next step follows from the outcomes alone, so a bisection can be resumed from a list of them.
 """
@@ -17,9 +16,8 @@ Pure: no git, no clock. The next step follows from the outcomes alone, so a bise
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -41,37 +39,14 @@ _MIN_CONTRADICTIONS = 2
 _NEGLIGIBLE_BITS = 1e-9
 """Information below which a probe is not worth its time; the rest is rounding."""
 
-_MAX_UNPACKED = 2048
-"""Commits of a history whose ancestry is kept unpacked, in at most 32 MB; a search multiplies with it at each step."""
-
 Floats = NDArray[np.float64]
 Booleans = NDArray[np.bool_]
 
 
-@dataclass(frozen=True)
-class Scenario:
-    """The rates at which outcomes may be wrong.
-
-    Attributes:
-        weight: prior probability of the scenario.
-        good_as_bad: Beta parameters of the rate at which a good commit comes out bad; None if it never does.
-        bad_as_good: the same for a bad commit that comes out good.
-    """
-
-    weight: float
-    good_as_bad: tuple[float, float] | None
-    bad_as_good: tuple[float, float] | None
-
-
-SCENARIOS = (
-    Scenario(0.50, None, None),
-    Scenario(0.30, None, (5, 5)),
-    Scenario(0.15, (2, 18), (2, 18)),
-    Scenario(0.05, (1, 3), (1, 2)),
-)
-"""Steady; a bug that shows about half the time, in a kernel that is otherwise right; outcomes that are wrong about one time in ten
-either way; and anything. Weights and parameters were chosen by simulation (``benchmarks/commit_bisection.py --only simulated``):
-a larger first weight saves probes of steady histories and names more wrong commits in flaky ones."""
+_GOOD_AS_BAD, _BAD_AS_GOOD = (0.7, 1, 6), (0.45, 1, 2)
+"""Priors of the two rates: the probability that it is zero, and the parameters of its Beta distribution otherwise. Chosen by
+simulation (``benchmarks/commit_bisection.py --only simulated``): more weight on zero saves probes of steady histories and names
+more wrong commits in flaky ones."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +76,6 @@ class History:
     """Commits that may be the culprit: those reachable from the bad revision but not from the good one.
 
     Stores ancestry as n x n bits: 125 kB for 1,000 commits, 50 MB for 20,000.
-
     """
 
     def __init__(self, commits: Sequence[str], parents: Sequence[Sequence[int]]) -> None:
@@ -130,24 +104,14 @@ class History:
         """Return which commits are commit i or one of its ancestors; bool [n]."""
         return np.unpackbits(self._bits[i], count=len(self)).astype(bool)
 
-    def descendants(self, i: int) -> Booleans:
-        """Return which commits are commit i or one of its descendants; bool [n]."""
-        return (self._bits[:, i >> 3] & (128 >> (i & 7))).astype(bool)
+    def _unpacked(self, rows: NDArray[np.int64]) -> Iterator[Booleans]:
+        """Yield the ancestors of some commits, in blocks of rows: unpacked bits take eight times the memory; bool [<= 512, n]."""
+        for start in range(0, len(rows), 512):
+            yield np.unpackbits(self._bits[rows[start : start + 512]], axis=1, count=len(self)).astype(bool)
 
     def mass(self, weights: Floats) -> Floats:
         """Sum the weights of each commit's ancestors, itself included; float64, in the shape of `weights`: [n] or [n, k]."""
-        if len(self) <= _MAX_UNPACKED:
-            return np.asarray(self._ancestry @ weights)
-        found = np.empty_like(weights, dtype=np.float64)
-        for start in range(0, len(self), 512):  # in blocks: unpacked bits take 64 times the memory
-            rows = np.unpackbits(self._bits[start : start + 512], axis=1, count=len(self))
-            found[start : start + 512] = rows.astype(np.float64) @ weights
-        return found
-
-    @cached_property
-    def _ancestry(self) -> Floats:
-        """The matrix of ancestry: 1 if the column's commit is the row's or an ancestor of it, else 0; float64 [n, n]."""
-        return np.unpackbits(self._bits, axis=1, count=len(self)).astype(np.float64)
+        return np.concatenate([block @ weights for block in self._unpacked(np.arange(len(self)))])
 
     def upto(self, i: int) -> History:
         """Return the history that ends with commit i: its ancestors and itself."""
@@ -158,12 +122,8 @@ class History:
     def indistinguishable(self, i: int, probed: Booleans) -> Booleans:
         """Return which commits no probe of the commits in `probed` (bool [n]) can distinguish from commit i; bool [n]."""
         same = np.ones(len(self), dtype=bool)
-        own = self.descendants(i)
-        rows = np.flatnonzero(probed)
-        for start in range(0, len(rows), 512):
-            block = rows[start : start + 512]
-            unpacked = np.unpackbits(self._bits[block], axis=1, count=len(self)).astype(bool)
-            same &= (unpacked == own[block][:, None]).all(axis=0)
+        for block in self._unpacked(np.flatnonzero(probed)):
+            same &= (block == block[:, [i]]).all(axis=0)
         return same
 
 
@@ -176,30 +136,19 @@ class NextProbe:
 
 
 @dataclass(frozen=True)
-class Found:
-    """The culprit, and its probability."""
+class SearchAnswer:
+    """The end of a search.
 
-    commit: str
-    confidence: float
+    Attributes:
+        outcome: the culprit was "found"; or it is one of the commits, which are "ambiguous" because skipped ones make them
+            indistinguishable; or there were too many probes without a result: the outcomes are too "flaky".
+        commits: the culprit, or the suspects: oldest first, and of a flaky search the likeliest first.
+        confidence: probability that the culprit is among them, of a flaky search that it is the first.
+    """
 
-
-@dataclass(frozen=True)
-class Ambiguous:
-    """The culprit is one of these commits, oldest first, with this probability; skipped commits make them indistinguishable."""
-
+    outcome: Literal["found", "ambiguous", "flaky"]
     commits: tuple[str, ...]
     confidence: float
-
-
-@dataclass(frozen=True)
-class TooFlaky:
-    """Too many probes without a result: the outcomes are too flaky. The likeliest suspects, and the first one's probability."""
-
-    commits: tuple[str, ...]
-    confidence: float
-
-
-Step = NextProbe | Found | Ambiguous | TooFlaky
 
 
 @dataclass(frozen=True)
@@ -241,34 +190,20 @@ def believe(history: History, counts: Mapping[str, OutcomeCounts], good: Outcome
             right_bad[above] += count.bad
             wrong_good[above] += count.good
             total = OutcomeCounts(total.good + count.good, total.bad + count.bad)
-    wrong_bad, right_good = total.bad - right_bad + good.bad, total.good - wrong_good + good.good
-    # [scenarios, n]
-    good_logs, good_as_bad = _evidence([scenario.good_as_bad for scenario in SCENARIOS], wrong_bad, right_good)
-    bad_logs, bad_as_good = _evidence([scenario.bad_as_good for scenario in SCENARIOS], wrong_good, right_bad)
-    logs = np.log([[scenario.weight] for scenario in SCENARIOS]) + good_logs + bad_logs
-    joint = np.exp(logs - logs.max())
-    weights = joint.sum(axis=0)
-    scenarios = joint / np.maximum(weights, np.finfo(float).tiny)
-    return Belief(
-        weights / weights.sum(),
-        (wrong_good == 0) & (wrong_bad == 0),
-        (scenarios * good_as_bad).sum(axis=0),
-        (scenarios * bad_as_good).sum(axis=0),
-    )
+    good_logs, good_as_bad = _rate(_GOOD_AS_BAD, total.bad - right_bad + good.bad, total.good - wrong_good + good.good)
+    bad_logs, bad_as_good = _rate(_BAD_AS_GOOD, wrong_good, right_bad)
+    logs = good_logs + bad_logs
+    weights = np.exp(logs - logs.max())
+    consistent = (wrong_good == 0) & (total.bad + good.bad == right_bad)
+    return Belief(weights / weights.sum(), consistent, good_as_bad, bad_as_good)
 
 
-def _evidence(priors: Sequence[tuple[float, float] | None], wrong: Floats, right: Floats) -> tuple[Floats, Floats]:
-    """Compute the log-probability of the outcomes, and the expected rate of wrong ones, by prior and suspect; each [priors, n]."""
-    logs, rates = [], []
-    for prior in priors:
-        if prior is None:
-            logs.append(np.where(wrong == 0, 0.0, -np.inf))
-            rates.append(np.zeros(len(wrong)))
-        else:
-            a, b = prior
-            logs.append(betaln(a + wrong, b + right) - betaln(a, b))
-            rates.append((a + wrong) / (a + b + wrong + right))
-    return np.array(logs), np.array(rates)
+def _rate(prior: tuple[float, float, float], wrong: Floats, right: Floats) -> tuple[Floats, Floats]:
+    """Compute the log-probability of the outcomes and the expected rate of wrong ones, by suspect; each [n]."""
+    zero, a, b = prior
+    flaky = math.log(1 - zero) + betaln(a + wrong, b + right) - betaln(a, b)
+    logs = np.logaddexp(np.where(wrong == 0, math.log(zero), -np.inf), flaky)
+    return logs, np.exp(flaky - logs) * (a + wrong) / (a + b + wrong + right)
 
 
 EndStep = Literal["probe-good", "probe-bad", "proven", "good-refuted", "bad-refuted", "flaky"]
@@ -312,7 +247,7 @@ def next_step(
     skipped: Collection[str],
     good: OutcomeCounts,
     confidence: float,
-) -> Step:
+) -> NextProbe | SearchAnswer:
     """Choose the next step.
 
     Args:
@@ -337,29 +272,28 @@ def next_step(
             history = history.upto(history.index[first])
             continue
         step = _search(history, known, skipped, belief, confidence)
-        if isinstance(step, Found):
-            own = history.index[step.commit]
-            for commit in (step.commit, *(history.commits[p] for p in history.parents[own])):
-                if commit not in known and commit not in skipped:
-                    return NextProbe(commit, "verify")
-        return step
+        if isinstance(step, NextProbe) or step.outcome != "found":
+            return step
+        culprit = history.index[step.commits[0]]
+        inferred = [history.commits[i] for i in (culprit, *history.parents[culprit]) if history.commits[i] not in known]
+        return next((NextProbe(commit, "verify") for commit in inferred if commit not in skipped), step)
 
 
 def _search(
     history: History, known: Mapping[str, OutcomeCounts], skipped: Collection[str], belief: Belief, confidence: float
-) -> Step:
+) -> NextProbe | SearchAnswer:
     available = np.array([commit not in skipped for commit in history.commits])
     probed = np.array([commit in known for commit in history.commits])
     best = int(belief.weights.argmax())
     same = history.indistinguishable(best, available | probed)
     probability = float(belief.weights[same].sum())
     if probability >= confidence:
-        if same.sum() == 1:
-            return Found(history.commits[best], probability)
-        return Ambiguous(tuple(history.commits[i] for i in np.flatnonzero(same)), probability)
+        suspects = tuple(history.commits[i] for i in np.flatnonzero(same))
+        return SearchAnswer("found" if len(suspects) == 1 else "ambiguous", suspects, probability)
     likely = np.argsort(-belief.weights)[:10]
-    flaky = TooFlaky(tuple(history.commits[i] for i in likely), probability)
-    if sum(count.total for count in known.values()) > _max_probes(len(history)):
+    flaky = SearchAnswer("flaky", tuple(history.commits[i] for i in likely), probability)
+    # Far more than probes that are wrong one time in ten need.
+    if sum(count.total for count in known.values()) > 50 + 40 * math.log2(len(history) + 1):
         return flaky
     builds = np.where(available, buildable(history, known, skipped), 0.0)
     gain = information(history, belief) * builds
@@ -367,11 +301,6 @@ def _search(
         return flaky
     chosen = history.commits[int(gain.argmax())]
     return NextProbe(chosen, "confirm" if chosen in known else "search")
-
-
-def _max_probes(commits: int) -> float:
-    """Return the number of outcomes after which a search is too flaky: far more than probes wrong one time in ten need."""
-    return 50 + 40 * math.log2(commits + 1)
 
 
 def buildable(history: History, known: Mapping[str, OutcomeCounts], skipped: Collection[str]) -> Floats:

@@ -24,11 +24,6 @@ SCHEMA: Literal["assay.bisect-commits/3"] = "assay.bisect-commits/3"
 _STATE = "state.json"
 Outcome = Literal["good", "bad", "skip"]
 Purpose = Literal["good-end", "bad-end", "search", "confirm", "verify", "environment", "scan", "name"]
-PURPOSES: dict[Purpose, str] = {
-    "good-end": "good end", "bad-end": "bad end", "search": "search", "confirm": "confirm", "verify": "verify",
-    "environment": "environment", "scan": "scan", "name": "name",
-}  # fmt: skip
-"""What a probe is for, in words."""
 ACCURACY_DEFAULTS: dict[str, Any] = {"scan": 0, "timeout": 7200.0}
 """Defaults of `BisectSpec` for accuracy runs, which take minutes."""
 _DAMAGED = "start again with another --out"

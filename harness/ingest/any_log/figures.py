@@ -92,20 +92,21 @@ def _named(before: str) -> tuple[str, str]:
 
 def _figure(match: re.Match[str], own: str, label: str, given: str) -> Figure | None:
     """Make the figure of a number: `own` is its name, `label` the line's last name, `given` its unit in parentheses."""
-    unit = unit_of(match["unit"] or given)
-    value = float(match["number"].replace(",", ""))
-    name = own or (f"{label} per {match['per']}" if match["per"] else label)
-    if match["of"]:
-        name = f"{match['of']} {name}".strip()
+    unit, value = unit_of(match["unit"] or given), float(match["number"].replace(",", ""))
+    name = " ".join(filter(None, [match["of"], own or label])) + (
+        f" per {match['per']}" if match["per"] and not own else ""
+    )
     written = match.group().strip() + (f" {given}" if given else "")
     if unit is not None and (unit.kind != "time" or _TIME.search(name.lower())):
         name = name or "throughput"
         return Figure(name if own or match["of"] or match["per"] else f"{name}, rate", value, written, unit)
-    if own and unit is None and _TIME.search(own.lower()) and not match["percent"]:
+    if not own or unit is not None:
+        return None
+    if _TIME.search(own.lower()) and not match["percent"]:
         return Figure(own, value, written, quantity(own).unit)
-    if own and unit is None and _SCORE.search(own.lower()):
-        return Figure(own, value / 100 if match["percent"] else value, written, None)
-    return None
+    return (
+        Figure(own, value / 100 if match["percent"] else value, written, None) if _SCORE.search(own.lower()) else None
+    )
 
 
 class Tables:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
-from assay.harness.ingest.any_log.faults import TITLES, Traceback, Tracebacks, fault, message
 from assay.harness.ingest.any_log.figures import Figure, Tables, figures
+from assay.harness.ingest.any_log.log_faults import TITLES, Traceback, Tracebacks, fault, message
 from assay.harness.ingest.guessing import below_guessing
-from assay.harness.ingest.result import CitedFinding, Document, Excerpt, Fact, FileRead, Table
-from assay.harness.ingest.source import Source
-from assay.harness.ingest.statement import Statement
+from assay.harness.ingest.result import CitedFinding, Excerpt, Fact, FactTable, FileDocument, FileRead, Statement
+from assay.harness.ingest.source_file import SourceFile
 from assay.harness.text import one_line
 
 KEPT = 10_000
@@ -20,17 +19,17 @@ _SHOWN = 50
 
 
 @dataclass
-class Stated:
+class _Stated:
     """One figure: each time that the text states it."""
 
-    figures: list[Figure] = field(default_factory=list)
-    first: int = 0
-    last: int = 0
-    text: str = ""
+    figures: list[Figure]
+    first: int
+    last: int
+    text: str
 
 
 @dataclass
-class Fault:
+class _Fault:
     """Lines that report the same fault."""
 
     id: str
@@ -39,16 +38,10 @@ class Fault:
     last: int
     count: int = 1
 
-
-@dataclass
-class Text:
-    """The statements of a text."""
-
-    lines: int = 0
-    read: int = 0
-    stated: dict[str, Stated] = field(default_factory=dict)
-    faults: dict[str, Fault] = field(default_factory=dict)
-    tracebacks: list[Traceback] = field(default_factory=list)
+    @property
+    def cite(self) -> Excerpt:
+        """Its lines."""
+        return _cite(self.first, self.last, self.text)
 
 
 class AnyLog:
@@ -57,32 +50,30 @@ class AnyLog:
     id = "text"
     title = "Text of an unknown program"
 
-    def recognises(self, source: Source) -> bool:
+    def recognises(self, source: SourceFile) -> bool:
         """Return True if the source is text and one of its lines states something."""
         if source.path.is_dir() or not source.head or "\0" in source.head_text:
             return False
-        read = _Reading()
-        return any(read.line(line.number, line.text) for line in source.lines())
+        text = _Statements()
+        return any(text.line(line.number, line.text) for line in source.lines())
 
-    def read(self, source: Source) -> Document:
+    def read(self, source: SourceFile) -> FileDocument:
         """See `FileReader`."""
-        found = _read(source)
+        text = _Statements.of(source)
         notes = (
             *source.encoding_notes(),
             "only errors, tracebacks, scores, times and rates were looked for: what the other lines state is not known",
         )
-        return Document(
-            file=FileRead.of(source, self.id, self.title, found.read, found.lines - found.read, notes=notes),
-            facts=tuple(_facts(found)),
-            tables=tuple(table for table in (_table(found),) if table.rows),
-            findings=tuple(_findings(found)),
-        )
+        table = _table(text)
+        return FileDocument(
+            file=FileRead.of(source, self.id, self.title, text.read, text.lines - text.read, notes=notes),
+            facts=tuple(_facts(text)), tables=(table,) if table.rows else (), findings=tuple(_findings(text)),
+        )  # fmt: skip
 
-    def statements(self, source: Source) -> Iterable[Statement]:
+    def statements(self, source: SourceFile) -> Iterable[Statement]:
         """Yield each figure that is stated once; of one that is repeated, the lowest, the highest and the last."""
-        for name, one in _read(source).stated.items():
-            where = f"{source.path}:{one.first}"
-            first = one.figures[0]
+        for name, one in _Statements.of(source).stated.items():
+            where, first = f"{source.path}:{one.first}", one.figures[0]
             if len(one.figures) == 1:
                 yield Statement("number", first.names, first.value, where, one.text, first.unit)
                 continue
@@ -92,109 +83,108 @@ class AnyLog:
                 yield Statement("number", names, figure.value, where, f"{name}: {figure.written}", figure.unit)
 
 
-class _Reading:
+class _Statements:
+    """The statements of a text, line by line."""
+
     def __init__(self) -> None:
-        self.text = Text()
-        self._tables, self._tracebacks = Tables(), Tracebacks()
+        self.lines = self.read = 0
+        self.stated: dict[str, _Stated] = {}
+        self.faults: dict[str, _Fault] = {}
+        self.tracebacks: list[Traceback] = []
+        self._tables, self._open = Tables(), Tracebacks()
+
+    @classmethod
+    def of(cls, source: SourceFile) -> _Statements:
+        """Read all lines."""
+        text = cls()
+        for line in source.lines():
+            text.line(line.number, line.text)
+        text._keep([text._open.cut_off()])
+        return text
 
     def line(self, number: int, text: str) -> bool:
         """Read a line; return True if it states anything."""
-        self.text.lines += 1
-        within = list(self._tracebacks.line(number, text))
+        self.lines += 1
+        within = list(self._open.line(number, text))
         self._keep(within)
-        understood = any(one is None or one.last == number for one in within)
         row = self._tables.row(text)
-        for one in figures(text) if row is None else row:
-            understood = True
-            self._state(one, number, text)
+        stated = list(figures(text) if row is None else row)
+        for figure in stated:
+            self._state(figure, number, text)
+        understood = bool(stated) or row is not None or any(one is None or one.last == number for one in within)
         id = "" if understood or within else fault(text)
         if id:
-            understood = True
             self._report(id, number, text)
-        understood = understood or bool(row is not None)
-        self.text.read += understood
-        return understood
+        self.read += understood or bool(id)
+        return understood or bool(id)
 
-    def end(self) -> Text:
-        self._keep([self._tracebacks.cut_off()])
-        return self.text
-
-    def _keep(self, found: Iterable[Traceback | None]) -> None:
-        room = KEPT - len(self.text.tracebacks)
-        self.text.tracebacks += [one for one in found if one][:room]
+    def _keep(self, ended: Iterable[Traceback | None]) -> None:
+        room = KEPT - len(self.tracebacks)
+        self.tracebacks += [one for one in ended if one][:room]
 
     def _state(self, figure: Figure, number: int, text: str) -> None:
-        if figure.name not in self.text.stated and len(self.text.stated) >= KEPT:
+        if figure.name not in self.stated and len(self.stated) >= KEPT:
             return
-        stated = self.text.stated.setdefault(figure.name, Stated(first=number, text=one_line(text)))
+        stated = self.stated.setdefault(figure.name, _Stated([], number, number, one_line(text)))
         if len(stated.figures) < KEPT:
             stated.figures.append(figure)
         stated.last = number
 
     def _report(self, id: str, number: int, text: str) -> None:
         key = message(text)
-        known = self.text.faults.get(key)
-        if known:
+        if known := self.faults.get(key):
             known.count, known.last = known.count + 1, number
-        elif len(self.text.faults) < KEPT:
-            self.text.faults[key] = Fault(id, one_line(text), number, number)
+        elif len(self.faults) < KEPT:
+            self.faults[key] = _Fault(id, one_line(text), number, number)
 
 
-def _read(source: Source) -> Text:
-    read = _Reading()
-    for line in source.lines():
-        read.line(line.number, line.text)
-    return read.end()
+def _facts(text: _Statements) -> Iterator[Fact]:
+    for one in text.tracebacks[:_SHOWN]:
+        frame = f" ({one.frame})" if one.frame else ""
+        said = one_line(one.raised or "a traceback that does not end") + frame
+        yield Fact(id="traceback", title="Traceback", text=said, cites=(_cite(one.first, one.last, said),))
+    for known in list(text.faults.values())[:_SHOWN]:
+        times = f"{known.count}×: " if known.count > 1 else ""
+        yield Fact(id=known.id, title=TITLES[known.id], text=times + known.text, cites=(known.cite,))
 
 
-def _facts(found: Text) -> Iterator[Fact]:
-    for traceback in found.tracebacks[:_SHOWN]:
-        text = one_line(traceback.raised or "a traceback that does not end") + (
-            f" ({traceback.frame})" if traceback.frame else ""
-        )
-        yield Fact(id="traceback", title="Traceback", text=text, cites=(_cite(traceback.first, traceback.last, text),))
-    for fault_ in list(found.faults.values())[:_SHOWN]:
-        text = (f"{fault_.count}×: " if fault_.count > 1 else "") + fault_.text
-        yield Fact(
-            id=fault_.id, title=TITLES[fault_.id], text=text, cites=(_cite(fault_.first, fault_.last, fault_.text),)
-        )
-
-
-def _table(found: Text) -> Table:
+def _table(text: _Statements) -> FactTable:
     rows = []
-    for name, one in list(found.stated.items())[:_SHOWN]:
+    for name, one in list(text.stated.items())[:_SHOWN]:
         values = [figure.value for figure in one.figures]
         low, high = (one.figures[values.index(extreme)].written for extreme in (min(values), max(values)))
         lines = str(one.first) if one.first == one.last else f"{one.first}–{one.last}"
         spread = (low, high) if len(values) > 1 else ("", "")
         rows.append((name, one.figures[-1].written, *spread, f"{len(values):,}", lines))
     columns = ("figure", "value (the last)", "lowest", "highest", "times", "lines")
-    return Table(id="figures", title="Scores, times and rates", columns=columns, rows=tuple(rows))
+    return FactTable(id="figures", title="Scores, times and rates", columns=columns, rows=tuple(rows))
 
 
-def _findings(found: Text) -> Iterator[CitedFinding]:
+def _findings(text: _Statements) -> Iterator[CitedFinding]:
     for id, title in TITLES.items():
-        reported = [one for one in found.faults.values() if one.id == id]
-        raised = [traceback for traceback in found.tracebacks if fault(traceback.raised) == id]
-        cites = [_cite(one.first, one.last, one.text) for one in reported]
-        cites += [_cite(one.first, one.last, one.raised) for one in raised]
+        cites = [known.cite for known in text.faults.values() if known.id == id]
+        cites += [_cite(one.first, one.last, one.raised) for one in text.tracebacks if fault(one.raised) == id]
         cites.sort(key=lambda cite: cite.first)
         if cites:
             number = f"{len(cites):,} different ones; the first: " if len(cites) > 1 else ""
             yield _finding(id, title, f"{number}{cites[0].text}", tuple(cites[:5]))
-    if found.tracebacks:
-        last = next((traceback for traceback in reversed(found.tracebacks) if traceback.raised), found.tracebacks[-1])
-        which = "The" if len(found.tracebacks) == 1 else f"The last of {len(found.tracebacks):,}"
-        ends = f"ends in: {one_line(last.raised)}" if last.raised else "does not end"
-        said = f"{which} traceback{'s' if which != 'The' else ''} {ends}"
-        cites = [_cite(traceback.first, traceback.last, traceback.raised) for traceback in found.tracebacks[:5]]
-        yield _finding("traceback", "Traceback", said, tuple(cites))
-    for name, one in found.stated.items():
+    yield from _of_tracebacks(text.tracebacks)
+    for name, one in text.stated.items():
         stated = one.figures[-1]
         if stated.unit is None and 0 <= stated.value <= 1:
-            cites = [_cite(one.first, one.last, one.text)]
-            below = below_guessing(stated.task or name.partition(" ")[0], stated.value, 0, name, (), tuple(cites))
-            yield from filter(None, [below])
+            cite = _cite(one.first, one.last, one.text)
+            task = stated.task or name.partition(" ")[0]
+            yield from filter(None, [below_guessing(task, stated.value, 0, name, (), (cite,))])
+
+
+def _of_tracebacks(tracebacks: Sequence[Traceback]) -> Iterator[CitedFinding]:
+    if not tracebacks:
+        return
+    last = next((one for one in reversed(tracebacks) if one.raised), tracebacks[-1])
+    which = f"The last of {len(tracebacks):,} tracebacks" if len(tracebacks) > 1 else "The traceback"
+    ends = f"ends in: {one_line(last.raised)}" if last.raised else "does not end"
+    cites = tuple(_cite(one.first, one.last, one.raised) for one in tracebacks[:5])
+    yield _finding("traceback", "Traceback", f"{which} {ends}", cites)
 
 
 def _finding(id: str, title: str, diagnosis: str, cites: tuple[Excerpt, ...]) -> CitedFinding:

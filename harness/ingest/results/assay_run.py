@@ -8,12 +8,11 @@ from pathlib import Path
 from assay.harness.config import recorded_spec
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.records import Answer, Item
-from assay.harness.ingest.result import Document, Fact
-from assay.harness.ingest.results.result_set import Reading, ResultItem, ResultSet, document_of
-from assay.harness.ingest.source import Source
-from assay.harness.ingest.statement import Statement
-from assay.harness.judge.binding import parsed_from_text
+from assay.harness.ingest.result import Fact, FileDocument, Statement
+from assay.harness.ingest.results.result_set import ReadResults, ResultItem, ResultSet, ResultsReader
+from assay.harness.ingest.source_file import SourceFile
 from assay.harness.judge.build import build
+from assay.harness.judge.questions import parsed_from_text
 from assay.harness.judge.report import Report
 from assay.harness.judge.report_file import read_report
 
@@ -22,28 +21,28 @@ REPORT = "report.json"
 _OUTCOMES = {"pass": "passed", "regression": "failed", "ok": "passed", "failed": "failed"}
 
 
-class AssayRun:
+class AssayRun(ResultsReader):
     """Reads runs of assay."""
 
     id = "assay-run"
     title = "run of assay"
 
-    def recognises(self, source: Source) -> bool:
+    def recognises(self, source: SourceFile) -> bool:
         """Recognise a folder with a manifest and items, or with a report; or JSON with the schema of a report."""
         if source.path.is_dir():
             return _is_run(source.path) or (
-                (source.path / REPORT).is_file() and _is_report(Source.of(source.path / REPORT))
+                (source.path / REPORT).is_file() and _is_report(SourceFile.of(source.path / REPORT))
             )
         return _is_report(source)
 
-    def read(self, source: Source) -> Document:
+    def read(self, source: SourceFile) -> FileDocument:
         """See `FileReader`."""
         report = self.report(source)
-        document = document_of(source, self.id, self.title, self.results(source))
+        document = super().read(source)
         verdict = Fact(id="verdict", title=f"verdict of {report.run_id}", text=f"{report.verdict}: {report.headline}")
         return document.model_copy(update={"facts": (verdict, *document.facts)})
 
-    def report(self, source: Source) -> Report:
+    def report(self, source: SourceFile) -> Report:
         """Return its report: of a run's folder, made again from the evidence.
 
         Raises:
@@ -54,19 +53,19 @@ class AssayRun:
             return build(RunFolder(path))
         return read_report(path / REPORT if path.is_dir() else path)
 
-    def statements(self, source: Source) -> Iterable[Statement]:
+    def statements(self, source: SourceFile) -> Iterable[Statement]:
         """Yield the verdicts, the checks, the candidate's scores and the metrics of its report."""
         return _stated(self.report(source), str(source.path))
 
-    def results(self, source: Source, metric: str = "") -> Reading:
+    def results(self, source: SourceFile, metric: str = "") -> ReadResults:
         """Read the candidate's answers to the questions. A ``report.json`` has none. `metric` is not used.
 
         Raises:
             EvidenceError: the folder is damaged.
         """
         if not (source.path.is_dir() and _is_run(source.path)):
-            return Reading(unit="report", read=1, notes=["a report has no answers: name the folder of the run"])
-        reading = Reading(unit="answer")
+            return ReadResults(unit="report", read=1, notes=["a report has no answers: name the folder of the run"])
+        reading = ReadResults(unit="answer")
         folder = RunFolder(source.path)
         folder.check_sealed()
         manifest = folder.manifest()
@@ -83,7 +82,6 @@ class AssayRun:
         reading.sets.append(
             ResultSet(
                 source=str(source.path),
-                format=self.id,
                 tool="assay",
                 version=manifest.packages.get("assay", ""),
                 task=f"questions of {spec.workload.data}",
@@ -108,7 +106,7 @@ def _is_run(folder: Path) -> bool:
     return all((folder / name).is_file() for name in ("manifest.json", "items.jsonl"))
 
 
-def _is_report(source: Source) -> bool:
+def _is_report(source: SourceFile) -> bool:
     return source.path.suffix == ".json" and '"assay.report/' in source.head_text[:4_000]
 
 
@@ -141,5 +139,4 @@ def _item(item: Item, answer: Answer) -> ResultItem:
         answer=answer.text,
         parsed=answer.parsed,
         score=float(item.is_right(answer.parsed)),
-        latency_s=answer.latency_s,
     )

@@ -30,7 +30,7 @@ COVERS: dict[ResultKind, str] = {
 }
 
 
-class Side(Part):
+class ComparedSide(Part):
     """One of the two results."""
 
     name: Literal["A", "B"]
@@ -65,7 +65,9 @@ class ComparedTask(Part):
     shots: int | None = None
     verdict: Verdict
     why: str
-    test: Literal["exact", "betting"] = Field("exact", description="see `assay.harness.ingest.results.decision`")
+    test: Literal["exact", "betting"] = Field(
+        "exact", description="exact: one look; betting: valid whenever one stopped"
+    )
     pairs: int = 0
     again: int = Field(0, description="documents that both hold more than once; each counts once")
     a: float = Field(0.0, description="mean score")
@@ -106,16 +108,6 @@ class OutcomeChange(Part):
     b: str
 
 
-class Change(Part):
-    """Something in which two runs of assay differ."""
-
-    id: str
-    title: str
-    a: str
-    b: str
-    worse: bool | None = Field(None, description="null where neither is better")
-
-
 class CompareResult(Decided):
     __doc__ = f"Two results. {RULE}"
 
@@ -129,15 +121,14 @@ class CompareResult(Decided):
     covers: str = Field(description="what the verdict covers, and what it does not")
     margin: float = Field(description="largest loss that passes, as a share of 1")
     alpha: float
-    a: Side
-    b: Side
+    a: ComparedSide
+    b: ComparedSide
     checks: tuple[Check, ...]
     overall: ComparedTask | None = Field(None, description="all tasks together; null for anything but answers")
     tasks: tuple[ComparedTask, ...] = ()
     flips: tuple[AnswerFlip, ...] = Field((), description="the first of them")
     latencies: tuple[ComparedLatency, ...] = ()
     outcomes: tuple[OutcomeChange, ...] = ()
-    changes: tuple[Change, ...] = ()
     reproduce: str = ""
 
 

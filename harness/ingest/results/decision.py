@@ -13,55 +13,21 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from assay.harness.compare.paired_accuracy import HEADROOM, MOST_UNPARSED, Rule, reason_of, verdict_of
+from assay.harness.ingest.results.comparison import ComparedTask
 from assay.harness.ingest.results.pairing import ItemPair, guessing
 from assay.harness.stats.betting import betting_interval, log_wealth, log_wealth_below, p_value
 from assay.harness.stats.paired import mcnemar_exact
 from assay.harness.stats.paired_margin import loss_interval, p_not_above, p_not_below
-from assay.harness.stats.share import Interval, clopper_pearson
+from assay.harness.stats.share import clopper_pearson
 from assay.harness.text import percent
 from assay.harness.verdict import Verdict
 
-Test = Literal["exact", "betting"]
 
-
-@dataclass(frozen=True)
-class PairDecision:
-    """The verdict on paired scores.
-
-    Attributes:
-        verdict: "pass", "regression" or "inconclusive".
-        why: one sentence.
-        test: which one was made.
-        a, b: mean scores.
-        lost, gained: pairs in which B's score is lower, and higher.
-        loss: A's mean score minus B's, each document once.
-        interval: of the loss; its level is ``1 - 2 alpha``.
-        p_two_sided: exact McNemar p value of "no difference"; it decides nothing.
-        p_inferior: p value of "the loss is at least the margin".
-        p_regression: p value of "the loss is at most the margin".
-    """
-
-    verdict: Verdict
-    why: str
-    test: Test
-    a: float
-    b: float
-    lost: int
-    gained: int
-    loss: float
-    interval: Interval
-    p_two_sided: float
-    p_inferior: float
-    p_regression: float
-
-
-def decide_pairs(pairs: Sequence[ItemPair], rule: Rule, adaptive: bool = False) -> PairDecision:
+def decide_pairs(pairs: Sequence[ItemPair], rule: Rule, adaptive: bool = False) -> ComparedTask:
     """Decide by the paired scores.
 
     - *regression*: the loss is shown to be above the margin.
@@ -75,32 +41,28 @@ def decide_pairs(pairs: Sequence[ItemPair], rule: Rule, adaptive: bool = False) 
         adaptive: whether either side stopped asking because of its answers.
     """
     if not pairs:
-        nothing = "Nothing was compared: no document could be paired."
-        return PairDecision(
-            "inconclusive", nothing, "exact", 0, 0, 0, 0, 0, Interval(-1, 1, 1 - 2 * rule.alpha), 1, 1, 1
-        )
+        why = "Nothing was compared: no document could be paired."
+        return ComparedTask(task="", verdict="inconclusive", why=why)
+    n = len(pairs)
     lost, gained = (sum(pair.loss * sign > 0 for pair in pairs) for sign in (1, -1))
     binary = all(pair.a.score in (0, 1) and pair.b.score in (0, 1) for pair in pairs)
-    alone = len({pair.a.key for pair in pairs}) == len(pairs)
-    test: Test = "exact" if binary and alone and not adaptive else "betting"
-    if test == "exact":
-        n = len(pairs)
-        interval = loss_interval(lost, gained, n, rule.alpha)
+    exact = binary and not adaptive and len({pair.a.key for pair in pairs}) == n
+    if exact:
+        interval, loss = loss_interval(lost, gained, n, rule.alpha), (lost - gained) / n
         p_inferior, p_regression = p_not_below(lost, gained, n, rule.margin), p_not_above(lost, gained, n, rule.margin)
-        loss = (lost - gained) / n
     else:
         values = _units(pairs, adaptive)
-        interval = betting_interval(values, rule.alpha, -1, 1)
+        interval, loss = betting_interval(values, rule.alpha, -1, 1), float(np.mean(values))
         p_inferior = p_value(log_wealth_below(values, rule.margin, -1, 1))
         p_regression = p_value(log_wealth(values, rule.margin, -1, 1))
-        loss = float(np.mean(values))
     a, b = (float(np.mean([getattr(pair, side).score for pair in pairs])) for side in ("a", "b"))
-    p_two_sided = mcnemar_exact(lost, gained).two_sided
-    found = PairDecision(
-        "inconclusive", "", test, a, b, lost, gained, loss, interval, p_two_sided, p_inferior, p_regression
-    )
-    verdict, why = _verdict(pairs, rule, found)
-    return PairDecision(**{**found.__dict__, "verdict": verdict, "why": why})
+    compared = ComparedTask(
+        task="", verdict="inconclusive", why="", test="exact" if exact else "betting", pairs=n, a=a, b=b, lost=lost,
+        gained=gained, loss=loss, low=interval.low, high=interval.high, p_mcnemar=mcnemar_exact(lost, gained).two_sided,
+        p_inferior=p_inferior, p_regression=p_regression,
+    )  # fmt: skip
+    verdict, why = _verdict(pairs, rule, compared)
+    return compared.model_copy(update={"verdict": verdict, "why": why})
 
 
 def _units(pairs: Sequence[ItemPair], adaptive: bool) -> np.ndarray:
@@ -115,43 +77,37 @@ def _units(pairs: Sequence[ItemPair], adaptive: bool) -> np.ndarray:
     return np.array([sum(units[key]) / len(units[key]) for key in keys])
 
 
-def _verdict(pairs: Sequence[ItemPair], rule: Rule, found: PairDecision) -> tuple[Verdict, str]:
-    points = 100 * rule.margin
-    seen = f"{found.lost:,} lost and {found.gained:,} gained of {len(pairs):,}"
-    ends = f"{100 * found.interval.low:.1f} to {100 * found.interval.high:.1f}"
-    level = percent(found.interval.level)
-    measured = f"Loss {100 * found.loss + 0.0:.1f} points ({ends} with {level} confidence; {seen})"
-    name = "exact" if found.test == "exact" else "anytime-valid"
-    shares = [sum(getattr(pair, side).parsed is None for pair in pairs) / len(pairs) for side in ("a", "b")]
-    guess, right = guessing(pairs), found.a
-    lower = clopper_pearson(int(right * len(pairs)), len(pairs), 2 * rule.alpha).low
-    reason = reason_of(
-        rule,
-        found.p_regression,
-        found.p_inferior,
-        (shares[0], shares[1]),
-        lower > guess + HEADROOM * rule.margin,
-        always_regresses=True,
+def _verdict(pairs: Sequence[ItemPair], rule: Rule, task: ComparedTask) -> tuple[Verdict, str]:
+    points, n = 100 * rule.margin, len(pairs)
+    ends = f"{100 * task.low:.1f} to {100 * task.high:.1f} with {percent(1 - 2 * rule.alpha)} confidence"
+    measured = (
+        f"Loss {100 * task.loss + 0.0:.1f} points ({ends}; {task.lost:,} lost and {task.gained:,} gained of {n:,})"
     )
-    unparsed = [(side, share) for side, share in zip("AB", shares, strict=True) if share > MOST_UNPARSED]
+    name = "exact" if task.test == "exact" else "anytime-valid"
+    unparsed = tuple(sum(getattr(pair, side).parsed is None for pair in pairs) / n for side in ("a", "b"))
+    guess = guessing(pairs)
+    headroom = clopper_pearson(int(task.a * n), n, 2 * rule.alpha).low > guess + HEADROOM * rule.margin
+    reason = reason_of(
+        rule, task.p_regression, task.p_inferior, (unparsed[0], unparsed[1]), headroom, always_regresses=True
+    )
+    side, share = max(zip("AB", unparsed, strict=True), key=lambda one: one[1] > MOST_UNPARSED)
     if reason == "regression":
-        why = f"{measured}: above the margin of {points:g} points ({name} p = {found.p_regression:.2g})."
-    elif unparsed:
-        side, share = unparsed[0]
+        why = f"{measured}: above the margin of {points:g} points ({name} p = {task.p_regression:.2g})."
+    elif share > MOST_UNPARSED:
         why = (
             f"{measured}, but {percent(share)} of {side}'s answers are unparsed, where {percent(MOST_UNPARSED)} is the most that "
             "allows a pass. To resolve: raise the token limit, or use a filter that finds the answers."
         )
     elif reason == "no headroom":
         why = (
-            f"{measured}, but A scores {right:.3f}, which is not shown to beat guessing ({guess:.3f}) by {HEADROOM:g} margins, "
+            f"{measured}, but A scores {task.a:.3f}, which is not shown to beat guessing ({guess:.3f}) by {HEADROOM:g} margins, "
             "so a broken B could look no worse. To resolve: a task that the model can do, or more documents."
         )
     elif reason == "non-inferior":
-        why = f"{measured}: non-inferior, below the margin of {points:g} points ({name} p = {found.p_inferior:.2g})."
+        why = f"{measured}: non-inferior, below the margin of {points:g} points ({name} p = {task.p_inferior:.2g})."
     else:
         why = (
-            f"{measured}: shown neither to be below the margin of {points:g} points ({name} p = {found.p_inferior:.2g}) nor above "
-            f"it (p = {found.p_regression:.2g}). To resolve: more documents, or a margin that the claim allows."
+            f"{measured}: shown neither to be below the margin of {points:g} points ({name} p = {task.p_inferior:.2g}) nor above "
+            f"it (p = {task.p_regression:.2g}). To resolve: more documents, or a margin that the claim allows."
         )
     return verdict_of(reason), why

@@ -10,17 +10,14 @@ from __future__ import annotations
 import json
 import struct
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from assay.harness.errors import EvidenceError, UsageError
-from assay.harness.ingest.result import Document
 from assay.harness.ingest.results.json_files import json_object
-from assay.harness.ingest.results.result_set import Reading, ResultItem, ResultSet, document_of, short_hash
-from assay.harness.ingest.results.statements import statements_of
-from assay.harness.ingest.source import Source
-from assay.harness.ingest.statement import Statement
+from assay.harness.ingest.results.result_set import ReadResults, ResultItem, ResultSet, ResultsReader, short_hash
+from assay.harness.ingest.source_file import SourceFile
 from assay.harness.reading import whole_file
 from assay.harness.text import did_you_mean
 
@@ -33,13 +30,13 @@ _SAMPLING = ("temperature", "top_p", "top_k", "max_tokens", "seed", "stop_seqs",
              "num_choices", "reasoning_effort", "system_message")  # fmt: skip
 
 
-class InspectAi:
+class InspectAi(ResultsReader):
     """Reads logs of inspect_ai."""
 
     id = "inspect-ai"
     title = "inspect_ai log"
 
-    def recognises(self, source: Source) -> bool:
+    def recognises(self, source: SourceFile) -> bool:
         """Recognise a zip with a header and samples, or JSON with version, status, eval and plan."""
         if source.head.startswith(b"PK\x03\x04"):
             try:
@@ -51,15 +48,7 @@ class InspectAi:
         head = source.head_text.lstrip()
         return head.startswith("{") and all(f'"{key}"' in head for key in ("status", "eval", "task_id", "run_id"))
 
-    def read(self, source: Source) -> Document:
-        """See `FileReader`."""
-        return document_of(source, self.id, self.title, self.results(source))
-
-    def statements(self, source: Source) -> Iterable[Statement]:
-        """See `States`."""
-        return statements_of(self.results(source))
-
-    def results(self, source: Source, metric: str = "") -> Reading:
+    def results(self, source: SourceFile, metric: str = "") -> ReadResults:
         """Read the task of the log.
 
         Args:
@@ -71,7 +60,7 @@ class InspectAi:
             UsageError: it has no such scorer.
             UsageError: a package that unpacks it is not installed.
         """
-        reading = Reading(unit="sample")
+        reading = ReadResults(unit="sample")
         if source.head.startswith(b"PK\x03\x04"):
             header, samples = _from_zip(source.path, reading)
         else:
@@ -94,7 +83,7 @@ class InspectAi:
         return reading
 
 
-def _from_zip(path: Path, reading: Reading) -> tuple[dict[str, Any], list[tuple[int, dict[str, Any]]]]:
+def _from_zip(path: Path, reading: ReadResults) -> tuple[dict[str, Any], list[tuple[int, dict[str, Any]]]]:
     samples = []
     try:
         with zipfile.ZipFile(path) as file:
@@ -139,9 +128,7 @@ def _zstandard(packed: bytes, size: int, where: str) -> bytes:
         import pyarrow
     except ImportError:
         raise UsageError(
-            f"{where} is compressed with Zstandard, and pyarrow is not installed.",
-            "pyarrow",
-            "pip install pyarrow",
+            f"{where} is compressed with Zstandard, and pyarrow is not installed.", "pyarrow", "pip install pyarrow"
         ) from None
     try:
         with pyarrow.CompressedInputStream(pyarrow.BufferReader(packed), "zstd") as stream:
@@ -194,7 +181,6 @@ def _item(sample: Mapping[str, Any], scorer: str) -> ResultItem:
         parsed=score.get("answer"),
         score=float(number) if usable and number is not None else None,
         repeat=int(sample.get("epoch", 1)) - 1,
-        latency_s=sample.get("total_time"),
     )
 
 
@@ -208,7 +194,6 @@ def _set(
     )
     return ResultSet(
         source=str(path),
-        format=InspectAi.id,
         tool="inspect_ai",
         version=str((evaluated.get("packages") or {}).get("inspect_ai", "")),
         task=str(evaluated.get("task", path.stem)),

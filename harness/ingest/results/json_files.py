@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from assay.harness.errors import EvidenceError
-from assay.harness.ingest.results.result_set import Reading
-from assay.harness.ingest.source import Source
+from assay.harness.ingest.results.result_set import ReadResults
+from assay.harness.ingest.source_file import SourceFile
 from assay.harness.reading import whole_file
 
 
@@ -41,7 +41,7 @@ def read_object(path: Path) -> dict[str, Any]:
     return json_object(whole_file(path), str(path)) if path.is_file() else {}
 
 
-def json_rows(source: Source, keys: Sequence[str], reading: Reading) -> Iterator[tuple[int, dict[str, Any]]]:
+def json_rows(source: SourceFile, keys: Sequence[str], reading: ReadResults) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the objects of a file with one a line, with their lines; what is no object with these keys is counted as unread."""
     for line in source.lines():
         try:

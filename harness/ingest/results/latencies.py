@@ -13,7 +13,6 @@ from statistics import median
 
 from assay.harness.ingest.results.comparison import ComparedLatency, requirement
 from assay.harness.ingest.results.result_set import Latencies, ResultSet
-from assay.harness.ingest.results.serving import settings_that_differ
 from assay.harness.stats.ratio import Ratio, RatioDecision, decide_ratios, ratio_of
 from assay.harness.verdict import Check
 
@@ -35,7 +34,7 @@ def compare_latencies(
     if not (a and b):
         return (), [_needs("runs", "both files hold a run", "a file holds none", "one of each")]
     first, last = a[0], b[-1]
-    differing = settings_that_differ(first, last)
+    differing = _settings_that_differ(first, last)
     listed = bool(first.requests and last.requests)
     paired = listed and len(first.requests) == len(last.requests)
     other = sum(x != y for x, y in zip(first.requests, last.requests, strict=False)) if paired else 0
@@ -63,6 +62,15 @@ def compare_latencies(
     return _rows(a, last, bound, alpha), checks
 
 
+def _settings_that_differ(a: ResultSet, b: ResultSet) -> list[str]:
+    """List the settings of the load that two runs do not share."""
+    return [
+        f"{key} {a.settings.get(key, 'unknown')} and {b.settings.get(key, 'unknown')}"
+        for key in dict.fromkeys((*a.settings, *b.settings))
+        if key != "tag" and a.settings.get(key) != b.settings.get(key)
+    ]
+
+
 def _untimed(*runs: ResultSet) -> str:
     """Describe requests that did not fail and lack a time to the first token: the benchmark writes 0 where it saw no token."""
     counts = [
@@ -74,7 +82,7 @@ def _untimed(*runs: ResultSet) -> str:
 def _rows(a: Sequence[ResultSet], last: ResultSet, bound: float, alpha: float) -> tuple[ComparedLatency, ...]:
     first = a[0]
     again = next(
-        (one for one in a[1:] if one.requests == first.requests and not settings_that_differ(first, one)), None
+        (one for one in a[1:] if one.requests == first.requests and not _settings_that_differ(first, one)), None
     )
     measured = []
     for place, one in enumerate(first.latencies):

@@ -14,13 +14,11 @@ from typing import Any, NamedTuple
 
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.ingest.guessing import below_guessing
-from assay.harness.ingest.result import CitedFinding, Document, Excerpt, Table
+from assay.harness.ingest.result import CitedFinding, Excerpt, FactTable, FileDocument, Statement
 from assay.harness.ingest.results.json_files import json_object, json_rows, read_object
 from assay.harness.ingest.results.lm_eval_choices import choices, chosen, described, question, target
-from assay.harness.ingest.results.result_set import Reading, ResultItem, ResultSet, document_of
-from assay.harness.ingest.results.statements import score_names, statements_of
-from assay.harness.ingest.source import Source
-from assay.harness.ingest.statement import Statement
+from assay.harness.ingest.results.result_set import ReadResults, ResultItem, ResultSet, ResultsReader, score_names
+from assay.harness.ingest.source_file import SourceFile
 from assay.harness.reading import whole_file
 from assay.harness.text import did_you_mean
 
@@ -36,25 +34,25 @@ _TABLES = (("scores", "Scores", False), ("scores-in-groups", "Scores of the task
 _SAMPLING = ("until", "max_gen_toks", "max_tokens", "do_sample", "temperature", "top_p", "top_k", "min_p", "seed")
 
 
-class LmEval:
+class LmEval(ResultsReader):
     """Reads what lm-eval wrote."""
 
     id = "lm-eval"
     title = "lm-eval results"
 
-    def recognises(self, source: Source) -> bool:
+    def recognises(self, source: SourceFile) -> bool:
         """Recognise a sample's line with three hashes, a results file with configs and versions, or a folder with such files."""
         if source.path.is_dir():
-            return any(self.recognises(Source.of(path)) for path in _files(source.path))
+            return any(self.recognises(SourceFile.of(path)) for path in _files(source.path))
         head = source.head_text.lstrip()
         if not head.startswith("{"):
             return False
         first = head.partition("\n")[0]
         return all(f'"{key}"' in first for key in _SAMPLE_KEYS[:3]) or _is_results(source.path, head)
 
-    def read(self, source: Source) -> Document:
+    def read(self, source: SourceFile) -> FileDocument:
         """See `FileReader`. Scores that a results file states are shown where it has no samples beside it."""
-        document = document_of(source, self.id, self.title, self.results(source))
+        document = super().read(source)
         pairs = [(samples, results) for samples, results in _pairs(source.path) if results]
         alone = [score for samples, results in pairs if samples is None for score in _scores(results)]
         found = [one for results in dict.fromkeys(results for _, results in pairs) for one in _below_guessing(results)]
@@ -65,14 +63,14 @@ class LmEval:
         shown = (*document.tables, *(table for table in tables if table.rows))
         return document.model_copy(update={"file": file, "tables": shown, "findings": tuple(found)})
 
-    def statements(self, source: Source) -> Iterable[Statement]:
+    def statements(self, source: SourceFile) -> Iterable[Statement]:
         """Yield the scores that lm-eval states, and those that its samples have."""
         for _, results in _pairs(source.path):
             if results:
                 yield from _stated(results)
-        yield from statements_of(self.results(source))
+        yield from super().statements(source)
 
-    def results(self, source: Source, metric: str = "") -> Reading:
+    def results(self, source: SourceFile, metric: str = "") -> ReadResults:
         """Read all tasks of the files.
 
         Args:
@@ -85,7 +83,7 @@ class LmEval:
             EvidenceError: the folder holds two runs of a task; a results file is damaged.
             UsageError: no score has the name that was asked for.
         """
-        reading = Reading(unit="sample")
+        reading = ReadResults(unit="sample")
         for samples, results in _pairs(source.path):
             found = read_object(results) if results else {}
             if samples is None:
@@ -141,12 +139,12 @@ def _scores(path: Path) -> Iterator[_Score]:
                 yield _Score(task, metric, float(value), of, _line(text, task, metric), task in grouped)
 
 
-def _table(id: str, title: str, scores: Iterable[_Score]) -> Table:
+def _table(id: str, title: str, scores: Iterable[_Score]) -> FactTable:
     rows = tuple(
         (score.task, score.metric, f"{score.value:.4f}", f"{score.questions:,}" if score.questions else "")
         for score in scores
     )
-    return Table(id=id, title=title, columns=("task", "metric", "score", "questions"), rows=rows)
+    return FactTable(id=id, title=title, columns=("task", "metric", "score", "questions"), rows=rows)
 
 
 def _questions(task: str, counts: Mapping[str, Any], members: Mapping[str, Any], above: frozenset[str]) -> int:
@@ -203,9 +201,9 @@ def _date(path: Path) -> str:
     return path.stem.rpartition("_")[2]
 
 
-def _task(samples: Path, found: Mapping[str, Any], metric: str, reading: Reading) -> ResultSet:
+def _task(samples: Path, found: Mapping[str, Any], metric: str, reading: ReadResults) -> ResultSet:
     name = samples.stem.removeprefix("samples_").rpartition("_")[0]
-    answered = [row for _, row in json_rows(Source.of(samples), _SAMPLE_KEYS, reading)]
+    answered = [row for _, row in json_rows(SourceFile.of(samples), _SAMPLE_KEYS, reading)]
     chosen, filter_ = _metric(answered, metric, samples)
     others = sorted({f"{one},{row.get('filter', 'none')}" for row in answered for one in row.get("metrics", ())})
     if len(others) > 1:
@@ -215,7 +213,6 @@ def _task(samples: Path, found: Mapping[str, Any], metric: str, reading: Reading
     run = found.get("config", {})
     return ResultSet(
         source=str(samples),
-        format=LmEval.id,
         tool="lm-eval",
         version=str(found.get("lm_eval_version", "")),
         task=name,
@@ -239,12 +236,9 @@ def _task(samples: Path, found: Mapping[str, Any], metric: str, reading: Reading
 
 def _metric(rows: list[dict[str, Any]], wanted: str, samples: Path) -> tuple[str, str]:
     """Return the metric and the filter that count."""
-    names = list(dict.fromkeys((one, row.get("filter", "none")) for row in rows for one in row.get("metrics", ())))
-    scored = [
-        (one, f)
-        for one, f in names
-        if any(_score(row, one) is not None for row in rows if row.get("filter", "none") == f)
-    ]
+    named = [(one, row.get("filter", "none"), row) for row in rows for one in row.get("metrics", ())]
+    with_score = {(one, f) for one, f, row in named if _score(row, one) is not None}
+    scored = [pair for pair in dict.fromkeys((one, f) for one, f, _ in named) if pair in with_score]
     if not wanted:
         return scored[0] if scored else ("none", "none")
     metric, _, filter_ = wanted.partition(",")

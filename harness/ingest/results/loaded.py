@@ -4,34 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import cast
 
 from assay.harness.errors import UsageError
-from assay.harness.ingest.results import READERS
-from assay.harness.ingest.results.comparison import ResultKind, Side
-from assay.harness.ingest.results.result_set import Reading
-from assay.harness.ingest.source import Source
+from assay.harness.ingest.recognise import reader_of, readers
+from assay.harness.ingest.results.comparison import ComparedSide, ResultKind
+from assay.harness.ingest.results.result_set import ReadResults, ResultsReader
+from assay.harness.ingest.source_file import SourceFile
 from assay.harness.reading import reading
-
-
-class ResultsReader(Protocol):
-    """A `FileReader` that also gives the results themselves."""
-
-    id: str
-    title: str
-
-    def recognises(self, source: Source) -> bool: ...
-
-    def results(self, source: Source, metric: str = "") -> Reading: ...
 
 
 @dataclass(frozen=True)
 class Loaded:
     """One side of a comparison, read."""
 
-    source: Source
+    source: SourceFile
     reader: ResultsReader
-    reading: Reading
+    reading: ReadResults
 
     @property
     def kind(self) -> ResultKind:
@@ -40,10 +29,10 @@ class Loaded:
             return "runs"
         return self.reading.sets[0].kind if self.reading.sets else "answers"
 
-    def side(self, name: str) -> Side:
+    def side(self, name: str) -> ComparedSide:
         """Return it as a side of the comparison, under this name."""
         first = self.reading.sets[0] if self.reading.sets else None
-        return Side(
+        return ComparedSide(
             name="A" if name == "A" else "B",
             path=str(self.source.path),
             format=self.reader.id,
@@ -61,20 +50,20 @@ def load(path: Path, metric: str = "") -> Loaded:
     """Read a file or a folder of results.
 
     Args:
-        path: what `READERS` read.
+        path: what the readers of results read.
         metric: which score counts, for the tools that write several.
 
     Raises:
         UsageError: there is no such file, or no reader recognises it.
         EvidenceError: it is damaged.
     """
-    source = Source.of(path)
+    source = SourceFile.of(path)
     with reading(path, "results file"):
-        for reader in READERS:
-            if reader.recognises(source):
-                return Loaded(source, reader, reader.results(source, metric))
+        reader = cast(ResultsReader | None, reader_of(source, "results"))
+        if reader is not None:
+            return Loaded(source, reader, reader.results(source, metric))
     raise UsageError(
         f"{path} is not recognised as results.",
-        f"one of: {', '.join(one.title for one in READERS)}",
+        f"one of: {', '.join(one.title for one in readers('results'))}",
         "name a results file, or the output folder of the tool",
     )

@@ -21,45 +21,49 @@ def compare_outcomes(
     - *regression*: a test that passed in A fails in B. A single flaky test is enough: a file cannot show that it is one.
     - *pass*: none does, every test of A that passed ran and passed in B, and no other test fails in B.
     """
-    before, after = _outcomes(a), _outcomes(b)
-    repeated = sorted(name for name, number in (before[1] + after[1]).items() if number)
-    both = [(name, outcome, after[0][name]) for name, outcome in before[0].items() if name in after[0]]
+    (before, twice), (after, again) = _outcomes(a), _outcomes(b)
+    both = [(name, outcome, after[name]) for name, outcome in before.items() if name in after]
     changed = [OutcomeChange(test=name, a=x, b=y) for name, x, y in both if x != y]
-    broken = [one for one in changed if one.a == "passed" and one.b in _BAD]
-    mended = [one for one in changed if one.a in _BAD and one.b == "passed"]
-    gone = [
-        name
-        for name, outcome in before[0].items()
-        if outcome == "passed" and after[0].get(name, "skipped") == "skipped"
-    ]
-    new = [name for name, outcome in after[0].items() if outcome in _BAD and name not in before[0]]
+    changed.sort(key=lambda change: not _broke(change))
+    broken = sum(map(_broke, changed))
+    repaired = sum(one.a in _BAD and one.b == "passed" for one in changed)
+    passed = [name for name, outcome in before.items() if outcome == "passed"]
+    gone = [name for name in passed if after.get(name, "skipped") == "skipped"]
+    failing = [name for name, outcome in after.items() if outcome in _BAD]
+    new = [name for name in failing if name not in before]
     hidden = [f"{one.source} states {one.failed:,} more than it lists" for one in (*a, *b) if one.failed]
-    ran = sum(outcome == "passed" for outcome in before[0].values())
-    failing = sum(outcome in _BAD for outcome in after[0].values())
+    ran = f"{len(passed):,}"
+    none_passed = "" if passed else "none did, so none could fail"
     checks = [
-        _needs("all-ran", "every test that passed in A ran in B", _named(gone, "did not run in B"), f"{ran:,} tests"),
-        _needs("no-test-twice", "every test is there once", _named(repeated, "are there more than once"), "once each"),
+        _needs("all-ran", "every test that passed in A ran in B", _named(gone, "did not run in B"), f"{ran} tests"),
+        _needs("no-test-twice", "every test is there once", _named(sorted(twice | again), "are there more than once"), "once each"),
         _needs("none-new", "no test that fails in B is new", _named(new, "fail in B and are not in A"), "none is"),
         _needs("all-listed", "every test that failed is listed", "; ".join(hidden), "it is"),
-        _needs("anything-passed", "a test passed in A", "" if ran else "none did, so none could fail", f"{ran:,} did"),
-    ]
+        _needs("anything-passed", "a test passed in A", none_passed, f"{ran} did"),
+    ]  # fmt: skip
     verdict: Verdict = "regression" if broken else "pass"
-    why = (
-        f"{len(broken):,} of {counted(ran, 'test')} that passed in A {'fails' if len(broken) == 1 else 'fail'} in B"
-        if broken
-        else f"No test that passed in A fails in B ({ran:,} did)"
-    )
-    why += f"; {len(mended):,} that failed in A {'passes' if len(mended) == 1 else 'pass'} in B" if mended else ""
-    still = failing - len(broken) - len(new)
-    why += f"; {still:,} {'fails' if still == 1 else 'fail'} in both" if still else ""
-    return verdict, f"{why}.", (*broken, *(one for one in changed if one not in broken)), checks
+    why = f"No test that passed in A fails in B ({ran} did)"
+    if broken:
+        why = f"{broken:,} of {counted(len(passed), 'test')} that passed in A {_verb(broken, 'fail')} in B"
+    why += f"; {repaired:,} that failed in A {_verb(repaired, 'pass')} in B" if repaired else ""
+    still = len(failing) - broken - len(new)
+    why += f"; {still:,} {_verb(still, 'fail')} in both" if still else ""
+    return verdict, f"{why}.", tuple(changed), checks
 
 
-def _outcomes(sets: Sequence[ResultSet]) -> tuple[dict[str, str], Counter[str]]:
-    """Return the outcome of each test that is there once, and count the repeats of the others."""
-    counted = Counter(item.key for one in sets for item in one.items)
-    repeated = Counter({name: number - 1 for name, number in counted.items() if number > 1})
-    return {item.key: item.answer for one in sets for item in one.items if not repeated[item.key]}, repeated
+def _broke(change: OutcomeChange) -> bool:
+    return change.a == "passed" and change.b in _BAD
+
+
+def _verb(count: int, verb: str) -> str:
+    return verb if count != 1 else f"{verb}es" if verb.endswith("s") else f"{verb}s"
+
+
+def _outcomes(sets: Sequence[ResultSet]) -> tuple[dict[str, str], set[str]]:
+    """Return the outcome of each test that is there once, and the names of the others."""
+    counts = Counter(item.key for one in sets for item in one.items)
+    repeated = {name for name, number in counts.items() if number > 1}
+    return {item.key: item.answer for one in sets for item in one.items if item.key not in repeated}, repeated
 
 
 def _named(names: Sequence[str], what: str) -> str:

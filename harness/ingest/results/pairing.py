@@ -93,53 +93,44 @@ def pair_items(a: Sequence[ResultItem], b: Sequence[ResultItem]) -> ItemPairing:
     A document that both hold equally often is one question asked again: the first answers count. Held more often by one side, it
     is unknown which answer belongs to which.
     """
-    result = ItemPairing()
     left, right = _by_key(a), _by_key(b)
-    for key, mine in left.items():
-        theirs = right.get(key, [])
-        if not theirs:
-            _count(result, "only-in-a", key)
-        elif len(mine) != len(theirs):
-            _count(result, "repeated", key)
+    pairs: list[ItemPair] = []
+    reasons: dict[str, list[str]] = {}
+    again = 0
+    for key in dict.fromkeys((*left, *right)):
+        mine, theirs = left.get(key, []), right.get(key, [])
+        reason = "only-in-a" if not theirs else "only-in-b" if not mine else ""
+        if not reason and len(mine) != len(theirs):
+            reason = "repeated"
+        if not reason:
+            again += len(mine) - 1
+            reason = _apart(mine[0], theirs[0])
+        if reason:
+            reasons.setdefault(reason, []).append(key[0] if not key[1] else f"{key[0]} (repeat {key[1]})")
         else:
-            result.again += len(mine) - 1
-            _join(result, key, mine[0], theirs[0])
-    for key in right:
-        if key not in left:
-            _count(result, "only-in-b", key)
-    return result
+            pairs.append(ItemPair(mine[0], theirs[0]))
+    unpaired = [
+        Unpaired(id=reason, title=_TITLES[reason], count=len(names), examples=tuple(names[:_EXAMPLES]))
+        for reason, names in reasons.items()
+    ]
+    unverified = sum(not (pair.a.prompt_hash and pair.b.prompt_hash) for pair in pairs)
+    return ItemPairing(pairs, unpaired, again, unverified)
 
 
-_Key = tuple[str, int]
-
-
-def _by_key(items: Sequence[ResultItem]) -> dict[_Key, list[ResultItem]]:
-    found: dict[_Key, list[ResultItem]] = {}
+def _by_key(items: Sequence[ResultItem]) -> dict[tuple[str, int], list[ResultItem]]:
+    by_key: dict[tuple[str, int], list[ResultItem]] = {}
     for item in items:
-        found.setdefault((item.key, item.repeat), []).append(item)
-    return found
+        by_key.setdefault((item.key, item.repeat), []).append(item)
+    return by_key
 
 
-def _join(result: ItemPairing, key: _Key, a: ResultItem, b: ResultItem) -> None:
+def _apart(a: ResultItem, b: ResultItem) -> str:
+    """Return why two answers to a document are no pair; empty if they are one."""
     if a.prompt_hash and b.prompt_hash and a.prompt_hash != b.prompt_hash:
-        _count(result, "other-prompt", key)
-    elif a.target != b.target:
-        _count(result, "other-target", key)
-    elif a.score is None or b.score is None:
-        _count(result, "not-scored", key)
-    else:
-        result.unverified += not (a.prompt_hash and b.prompt_hash)
-        result.pairs.append(ItemPair(a, b))
-
-
-def _count(result: ItemPairing, reason: str, key: _Key) -> None:
-    name = key[0] if not key[1] else f"{key[0]} (repeat {key[1]})"
-    for place, one in enumerate(result.unpaired):
-        if one.id == reason:
-            named = one.examples if len(one.examples) >= _EXAMPLES else (*one.examples, name)
-            result.unpaired[place] = one.model_copy(update={"count": one.count + 1, "examples": named})
-            return
-    result.unpaired.append(Unpaired(id=reason, title=_TITLES[reason], count=1, examples=(name,)))
+        return "other-prompt"
+    if a.target != b.target:
+        return "other-target"
+    return "not-scored" if a.score is None or b.score is None else ""
 
 
 def guessing(pairs: Sequence[ItemPair]) -> float:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from assay.harness.ingest.result import Document, Excerpt, Fact, FileRead, Table
-from assay.harness.ingest.source import Source
+from assay.harness.ingest.quantity import quantity
+from assay.harness.ingest.result import Excerpt, Fact, FactTable, FileDocument, FileRead, Statement
+from assay.harness.ingest.source_file import SourceFile
 from assay.harness.schema import Part
 from assay.harness.text import one_line
 
@@ -31,7 +34,6 @@ class ResultItem(Part):
     parsed: str | None = Field(None, description="what the tool took from it; null where it found no answer")
     score: float | None = Field(None, description="1 right, 0 wrong, or a share of 1; null where it was not scored")
     repeat: int = Field(0, description="0 for the first answer to a document, 1 and above where it was asked again")
-    latency_s: float | None = None
 
 
 class Latencies(Part):
@@ -49,7 +51,6 @@ class ResultSet(Part):
     """
 
     source: str = Field(description="path of the file")
-    format: str = Field(description="id of the reader")
     tool: str
     version: str = ""
     kind: Kind = "answers"
@@ -79,7 +80,7 @@ class ResultSet(Part):
 
 
 @dataclass
-class Reading:
+class ReadResults:
     """The result of a reader on a file, counted unit by unit.
 
     Attributes:
@@ -109,15 +110,76 @@ def short_hash(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
 
 
-def document_of(source: Source, format_id: str, title: str, reading: Reading) -> Document:
-    """Make the document that ``assay ingest`` shows of a results file."""
-    return Document(
-        file=FileRead.of(
-            source, format_id, title, reading.read, reading.unread, reading.unit, reading.excerpts, reading.notes
-        ),
-        facts=tuple(fact for one in reading.sets for fact in _facts(one)),
-        tables=tuple(table for table in (_table(reading.sets), _figures(reading.sets)) if table.rows),
-    )
+class ResultsReader(ABC):
+    """A reader that gives the results themselves; its document and its statements follow from them."""
+
+    id: ClassVar[str]
+    title: ClassVar[str]
+
+    @abstractmethod
+    def recognises(self, source: SourceFile) -> bool:
+        """See `FileReader`."""
+
+    @abstractmethod
+    def results(self, source: SourceFile, metric: str = "") -> ReadResults:
+        """Read all results of a file or folder.
+
+        Args:
+            source: what `recognises` takes.
+            metric: which score counts, for the tools that write several; by default the first.
+
+        Raises:
+            EvidenceError: it is damaged.
+            UsageError: no score has the name that was asked for.
+        """
+
+    def read(self, source: SourceFile) -> FileDocument:
+        """See `FileReader`."""
+        reading = self.results(source)
+        return FileDocument(
+            file=FileRead.of(
+                source, self.id, self.title, reading.read, reading.unread, reading.unit, reading.excerpts, reading.notes
+            ),
+            facts=tuple(fact for one in reading.sets for fact in _facts(one)),
+            tables=tuple(table for table in (_table(reading.sets), _figures(reading.sets)) if table.rows),
+        )
+
+    def statements(self, source: SourceFile) -> Iterable[Statement]:
+        """Yield the mean scores of answers, and the figures of a benchmark; see `recognise.States`."""
+        for one in self.results(source).sets:
+            yield from figures(one) if one.kind == "latencies" else _score(one)
+
+
+def score_names(task: str, metric: str) -> tuple[str, ...]:
+    """List the names that a score may have: its task, its metric with and without the filter, both, or just a score.
+
+    Args:
+        task: such as "gsm8k".
+        metric: such as "exact_match,strict-match".
+    """
+    short = metric.partition(",")[0]
+    return tuple(dict.fromkeys((f"{task} {metric}", f"{task} {short}", task, metric, short, "score")))
+
+
+def _score(result_set: ResultSet) -> Iterable[Statement]:
+    if result_set.accuracy is not None:
+        count = sum(item.score is not None for item in result_set.items)
+        text = f"{result_set.task}: mean {result_set.metric} of {count:,} answers is {result_set.accuracy:.4f}"
+        yield Statement(
+            "number", score_names(result_set.task, result_set.metric), result_set.accuracy, result_set.source, text
+        )
+
+
+def figures(result_set: ResultSet) -> Iterable[Statement]:
+    """Yield the numbers that a tool summed up itself, and those among the settings of the set."""
+    for name, written in (result_set.settings | result_set.figures).items():
+        try:
+            value = float(written)
+        except ValueError:
+            continue
+        names, unit = quantity(name)
+        spelt = score_names(result_set.task, name) if name == "score" else (*names, f"{result_set.task} {name}")
+        yield Statement("number", spelt, value, result_set.source, f"{result_set.task}: {name} {written}", unit)
 
 
 def _facts(result_set: ResultSet) -> list[Fact]:
@@ -136,15 +198,15 @@ def _facts(result_set: ResultSet) -> list[Fact]:
     )
 
 
-def _figures(sets: list[ResultSet]) -> Table:
+def _figures(sets: list[ResultSet]) -> FactTable:
     """Tabulate the summaries of serving benchmarks: a row for each run, a column for each figure that any of them has."""
     runs = [one for one in sets if one.kind == "latencies"]
     columns = tuple(dict.fromkeys(name for run in runs for name in run.figures))
     rows = [(run.task, f"{run.failed:,}", *(run.figures.get(name, "") for name in columns)) for run in runs]
-    return Table(id="figures", title="Serving", columns=("load", "failed", *columns), rows=tuple(rows[:ROWS_SHOWN]))
+    return FactTable(id="figures", title="Serving", columns=("load", "failed", *columns), rows=tuple(rows[:ROWS_SHOWN]))
 
 
-def _table(sets: list[ResultSet]) -> Table:
+def _table(sets: list[ResultSet]) -> FactTable:
     sets = [one for one in sets if one.kind != "latencies"]
     rows = [
         (
@@ -159,4 +221,4 @@ def _table(sets: list[ResultSet]) -> Table:
     ]
     columns = ("task", "metric", "items", "mean score", "shots", "unparsed")
     note = f"The first {ROWS_SHOWN} of {len(sets)} tasks." if len(sets) > ROWS_SHOWN else ""
-    return Table(id="results", title="Results", columns=columns, rows=tuple(rows), note=note)
+    return FactTable(id="results", title="Results", columns=columns, rows=tuple(rows), note=note)

@@ -11,12 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from assay.harness.ingest.result import Document
 from assay.harness.ingest.results.json_files import json_object, json_rows
-from assay.harness.ingest.results.result_set import Latencies, Reading, ResultSet, document_of
-from assay.harness.ingest.results.statements import statements_of
-from assay.harness.ingest.source import Source
-from assay.harness.ingest.statement import Statement
+from assay.harness.ingest.results.result_set import Latencies, ReadResults, ResultSet, ResultsReader
+from assay.harness.ingest.source_file import SourceFile
 from assay.harness.reading import whole_file
 
 _KEYS = ("request_throughput", "mean_ttft_ms", "median_itl_ms")
@@ -29,30 +26,22 @@ _SHOWN = ("completed", "request_throughput", "output_throughput", "median_ttft_m
           "median_e2e_latency_ms", "p99_ttft_ms", "p99_e2e_latency_ms")  # fmt: skip
 
 
-class Serving:
+class Serving(ResultsReader):
     """Reads the results of the serving benchmarks of SGLang and vLLM."""
 
     id = "serving"
     title = "Results of a serving benchmark"
 
-    def recognises(self, source: Source) -> bool:
+    def recognises(self, source: SourceFile) -> bool:
         """Recognise a JSON object with the benchmark's throughput and latencies, or with vLLM's names of model and tokenizer."""
         head = source.head_text.lstrip()
         first = head.partition("\n")[0]
         by_line = all(f'"{key}"' in first for key in _KEYS)
         return head.startswith("{") and (by_line or all(f'"{key}"' in head for key in _VLLM))
 
-    def read(self, source: Source) -> Document:
-        """See `FileReader`."""
-        return document_of(source, self.id, self.title, self.results(source))
-
-    def statements(self, source: Source) -> Iterable[Statement]:
-        """See `States`."""
-        return statements_of(self.results(source))
-
-    def results(self, source: Source, metric: str = "") -> Reading:
+    def results(self, source: SourceFile, metric: str = "") -> ReadResults:
         """Make a set for each run of the file, in its order. `metric` is not used."""
-        reading = Reading(unit="run")
+        reading = ReadResults(unit="run")
         for number, row in _rows(source, reading):
             reading.sets.append(_set(source, row, number))
         if any(not one.requests for one in reading.sets):
@@ -60,7 +49,7 @@ class Serving:
         return reading
 
 
-def _rows(source: Source, reading: Reading) -> Iterable[tuple[int, Mapping[str, Any]]]:
+def _rows(source: SourceFile, reading: ReadResults) -> Iterable[tuple[int, Mapping[str, Any]]]:
     """Read the runs of a file: one a line, or one object over several lines."""
     if source.head_text.strip().partition("\n")[0].rstrip() != "{":
         return json_rows(source, _KEYS, reading)
@@ -72,13 +61,12 @@ def _rows(source: Source, reading: Reading) -> Iterable[tuple[int, Mapping[str, 
     return ((1, row),)
 
 
-def _set(source: Source, row: Mapping[str, Any], line: int) -> ResultSet:
+def _set(source: SourceFile, row: Mapping[str, Any], line: int) -> ResultSet:
     listed = all(isinstance(row.get(key), list) for key in _LISTS)
     errors = row.get("errors") or []
     info = row.get("server_info") or {}
     return ResultSet(
         source=f"{source.path}:{line}",
-        format=Serving.id,
         tool="vllm bench serve" if "tokenizer_id" in row else "sglang.benchmark.serving",
         version=str(info.get("version", "")) if isinstance(info, dict) else "",
         kind="latencies",
@@ -110,12 +98,3 @@ def _latencies(row: Mapping[str, Any]) -> tuple[Latencies, ...]:
         Latencies(id="tpot", title="time per output token", seconds=tuple(between)),
         Latencies(id="e2e", title="time of a request", seconds=tuple(total)),
     )
-
-
-def settings_that_differ(a: ResultSet, b: ResultSet) -> list[str]:
-    """List the settings of the load that two runs do not share."""
-    return [
-        f"{key} {a.settings.get(key, 'unknown')} and {b.settings.get(key, 'unknown')}"
-        for key in _SETTINGS
-        if key != "tag" and a.settings.get(key) != b.settings.get(key)
-    ]

@@ -8,30 +8,27 @@ expected_answer, generation, predicted_answer, symbolic_correct or another score
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from assay.harness.errors import EvidenceError
-from assay.harness.ingest.result import Document
 from assay.harness.ingest.results.json_files import json_rows, read_object
-from assay.harness.ingest.results.result_set import Reading, ResultItem, ResultSet, document_of, short_hash
-from assay.harness.ingest.results.statements import statements_of
-from assay.harness.ingest.source import Source
-from assay.harness.ingest.statement import Statement
+from assay.harness.ingest.results.result_set import ReadResults, ResultItem, ResultSet, ResultsReader, short_hash
+from assay.harness.ingest.source_file import SourceFile
 
 _SCORES = ("symbolic_correct", "is_correct", "score")
 _METRIC_KEYS = ("name", "num_examples", "n_repeats", "aggregate")
 _SAMPLE_KEYS = ("id", "expected_answer", "generation", "predicted_answer")
 
 
-class SglEval:
+class SglEval(ResultsReader):
     """Reads an output folder of sgl-eval."""
 
     id = "sgl-eval"
     title = "sgl-eval results"
 
-    def recognises(self, source: Source) -> bool:
+    def recognises(self, source: SourceFile) -> bool:
         """Recognise a folder with the two kinds of files (or one folder that has them), or one of the files."""
         if source.path.is_dir():
             return bool(_folders(source.path))
@@ -41,15 +38,7 @@ class SglEval:
             return all(f'"{key}"' in first for key in _SAMPLE_KEYS)
         return head.lstrip().startswith("{") and all(f'"{key}"' in head for key in _METRIC_KEYS)
 
-    def read(self, source: Source) -> Document:
-        """See `FileReader`."""
-        return document_of(source, self.id, self.title, self.results(source))
-
-    def statements(self, source: Source) -> Iterable[Statement]:
-        """See `States`."""
-        return statements_of(self.results(source))
-
-    def results(self, source: Source, metric: str = "") -> Reading:
+    def results(self, source: SourceFile, metric: str = "") -> ReadResults:
         """Read the benchmark of the folder. `metric` is not used: sgl-eval has one score.
 
         Raises:
@@ -62,7 +51,7 @@ class SglEval:
                 "one run",
                 "name one of its folders",
             )
-        folder, reading = found_in[0], Reading(unit="sample")
+        folder, reading = found_in[0], ReadResults(unit="sample")
         found = read_object(folder / "metrics.json")
         if not found:
             reading.notes.append(f"{folder} has no metrics.json: model, settings and version are not known")
@@ -82,14 +71,13 @@ def _folders(path: Path) -> list[Path]:
     return [one.parent for one in sorted(path.rglob("output-rs0.jsonl"))]
 
 
-def _read_samples(path: Path, repeat: int, items: list[ResultItem], reading: Reading) -> None:
-    for _, row in json_rows(Source.of(path), _SAMPLE_KEYS, reading):
+def _read_samples(path: Path, repeat: int, items: list[ResultItem], reading: ReadResults) -> None:
+    for _, row in json_rows(SourceFile.of(path), _SAMPLE_KEYS, reading):
         items.append(_item(row, repeat))
 
 
 def _item(row: Mapping[str, Any], repeat: int) -> ResultItem:
     score = next((row[key] for key in _SCORES if isinstance(row.get(key), (bool, int, float))), None)
-    start, end = row.get("generation_start_time"), row.get("generation_end_time")
     problem = row.get("problem") or ""
     parsed = row["predicted_answer"]
     return ResultItem(
@@ -100,7 +88,6 @@ def _item(row: Mapping[str, Any], repeat: int) -> ResultItem:
         parsed=None if parsed is None else str(parsed),
         score=None if score is None or row.get("finish_reason") == "error" else float(score),
         repeat=repeat,
-        latency_s=end - start if isinstance(start, (int, float)) and isinstance(end, (int, float)) else None,
     )
 
 
@@ -114,7 +101,6 @@ def _set(folder: Path, found: Mapping[str, Any], items: list[ResultItem]) -> Res
     }
     return ResultSet(
         source=str(folder),
-        format=SglEval.id,
         tool="sgl-eval",
         version=str(found.get("sgl_eval_version", "")),
         task=str(found.get("name", folder.name)),

@@ -12,12 +12,11 @@ from pathlib import Path
 
 from assay.harness.errors import UsageError
 from assay.harness.ingest.results.assay_run import AssayRun
-from assay.harness.ingest.results.compare import Limits, compare_two_runs
+from assay.harness.ingest.results.compare_results import PassLimits, compare_two_runs
 from assay.harness.ingest.results.comparison import COVERS, CompareResult
 from assay.harness.ingest.results.loaded import Loaded, load
-from assay.harness.ingest.results.runs import LEAST_FACTOR, badness_of, environment_of
 from assay.harness.ingest.results.runs_comparison import Group, HeadMaps, RunCell, RunColumn, RunRow, RunsComparison
-from assay.harness.ingest.source import Source
+from assay.harness.ingest.source_file import SourceFile
 from assay.harness.judge.history import line_of, worst_own
 from assay.harness.judge.latency_result import ratio_text
 from assay.harness.judge.report import NOT_FINITE, ErrorGrid, OwnError, Report, excess, out_of_bounds
@@ -28,6 +27,10 @@ from assay.harness.verdict import WORST_FIRST, serious
 NOTHING = "–"
 _LEAST_DIFFERENCE = 0.01
 """Ratios of times that differ by less are equal as printed."""
+
+
+_LEAST_FACTOR = 1.1
+"""Own errors that differ by less are equal: two runs of one kernel differ so much."""
 
 
 @dataclass(frozen=True)
@@ -55,14 +58,14 @@ def are_runs(paths: Iterable[Path]) -> bool:
     """
     reader = AssayRun()
     for path in paths:
-        source = Source.of(path)
+        source = SourceFile.of(path)
         with reading(path, "results file"):
             if not reader.recognises(source):
                 return False
     return True
 
 
-def compare_runs(paths: Sequence[Path], limits: Limits, reproduce: str = "") -> RunsComparison:
+def compare_runs(paths: Sequence[Path], limits: PassLimits, reproduce: str = "") -> RunsComparison:
     """Put runs side by side, and compare each with the first. The verdict is the worst of these comparisons.
 
     Args:
@@ -91,7 +94,7 @@ def compare_runs(paths: Sequence[Path], limits: Limits, reproduce: str = "") -> 
         return _compared(loaded, limits, reproduce)
 
 
-def _compared(loaded: Sequence[Loaded], limits: Limits, reproduce: str) -> RunsComparison:
+def _compared(loaded: Sequence[Loaded], limits: PassLimits, reproduce: str) -> RunsComparison:
     reader = AssayRun()
     reports = [reader.report(one.source) for one in loaded]
     first, *others = zip(loaded, reports, strict=True)
@@ -176,12 +179,12 @@ def _facts(
     yield from _questions(pairs[0] if is_first else pair, is_first)
     yield from _own_errors(report)
     yield from _latency(report)
-    for name, text in environment_of(report).items():
+    for name, text in _environment_of(report).items():
         yield _Fact("environment", f"environment-{name}", name, text or NOTHING)
 
 
 def _verdicts(report: Report) -> Iterator[_Fact]:
-    yield _Fact("verdict", "verdict", "verdict", report.verdict, badness_of(report.verdict))
+    yield _Fact("verdict", "verdict", "verdict", report.verdict, _badness_of(report.verdict))
     found = serious(report.findings)
     yield _Fact(
         "verdict",
@@ -192,10 +195,16 @@ def _verdicts(report: Report) -> Iterator[_Fact]:
     )
     for suite in report.suites:
         title = f"suite {suite.id}"
-        yield _Fact("verdict", f"verdict-{suite.id}", title, suite.verdict, badness_of(suite.verdict))
+        yield _Fact("verdict", f"verdict-{suite.id}", title, suite.verdict, _badness_of(suite.verdict))
     for suite in report.suites:
         for metric in suite.metrics:
             yield _Fact("measured", f"{suite.id}-{metric.id}", f"{suite.id}: {metric.title}", metric.text)
+
+
+def _badness_of(verdict: str) -> int | None:
+    """Order verdicts; None for one that does not tell how good a candidate is: a suite that was not run, an engine's error."""
+    known = verdict in WORST_FIRST and verdict != "error"
+    return len(WORST_FIRST) - 1 - WORST_FIRST.index(verdict) if known else None
 
 
 def _questions(pair: CompareResult | None, is_first: bool) -> Iterator[_Fact]:
@@ -218,13 +227,13 @@ def _own_errors(report: Report) -> Iterator[_Fact]:
     worst = worst_own(report)
     if worst is not None:
         text, badness = _own(worst.error, worst.bound)
-        yield _Fact("own error", "own-error", "worst own error against the truth", text, badness, LEAST_FACTOR)
+        yield _Fact("own error", "own-error", "worst own error against the truth", text, badness, _LEAST_FACTOR)
     if report.layers is None:
         return
     for row in report.layers.depth:
         if row.own is not None:
             text, badness = _own(row.own, row.bound)
-            yield _Fact("own error", f"own-error-{row.layer}", f"layer {row.layer}", text, badness, LEAST_FACTOR)
+            yield _Fact("own error", f"own-error-{row.layer}", f"layer {row.layer}", text, badness, _LEAST_FACTOR)
     for grid in report.layers.grids:
         if grid.columns == "head":
             beyond, total, where = _beyond(grid)
@@ -268,3 +277,19 @@ def _latency(report: Report) -> Iterator[_Fact]:
             text = ratio_text(row.ratio, row.low, row.high)
             title = f"ratio of {row.title}, {row.where}"
             yield _Fact("latency", f"latency-{row.metric}-{row.where}", title, text, row.ratio, 1 + _LEAST_DIFFERENCE)
+
+
+def _environment_of(report: Report) -> dict[str, str]:
+    """List what was compared and where, by name; a package as "package NAME"."""
+    here = report.environment
+    named = {
+        "candidate": report.candidate.backend,
+        "reference": report.reference.backend,
+        "engine": report.candidate.engine,
+        "model": f"{here.model} {here.model_hash[:12]}",
+        "hardware": here.hardware,
+        "device": here.device,
+        "python": here.python,
+        "git": here.git,
+    }
+    return named | {f"package {name}": version for name, version in sorted(here.packages.items())}

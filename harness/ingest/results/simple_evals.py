@@ -13,12 +13,17 @@ from collections.abc import Iterable
 from html.parser import HTMLParser
 from pathlib import Path
 
-from assay.harness.ingest.result import Document
+from assay.harness.ingest.result import Statement
 from assay.harness.ingest.results.json_files import read_object
-from assay.harness.ingest.results.result_set import Reading, ResultItem, ResultSet, document_of, short_hash
-from assay.harness.ingest.results.statements import figures, statements_of
-from assay.harness.ingest.source import Source
-from assay.harness.ingest.statement import Statement
+from assay.harness.ingest.results.result_set import (
+    ReadResults,
+    ResultItem,
+    ResultSet,
+    ResultsReader,
+    figures,
+    short_hash,
+)
+from assay.harness.ingest.source_file import SourceFile
 from assay.harness.reading import whole_file
 
 _RESULTS = {"Correct Answer: ": "target", "Extracted Answer: ": "parsed", "Score: ": "score"}
@@ -26,13 +31,13 @@ _NOTHING = ("None", "", "-9999999")
 """Extracted answers that stand for none; the number is INVALID of SGLang's GSM8K (``test/simple_eval_mixed_prefix_gsm8k.py``)."""
 
 
-class SimpleEvals:
+class SimpleEvals(ResultsReader):
     """Reads what simple-evals, or SGLang's copy of it, wrote."""
 
     id = "simple-evals"
     title = "simple-evals results"
 
-    def recognises(self, source: Source) -> bool:
+    def recognises(self, source: SourceFile) -> bool:
         """Recognise a report with its headings, or a JSON object of a score and its standard deviation."""
         head = source.head_text
         if "<h1>Examples</h1>" in head and "<h3>Prompt conversation</h3>" in head:
@@ -45,25 +50,21 @@ class SimpleEvals:
             return False
         return isinstance(found, dict) and "score" in found and "score:std" in found
 
-    def read(self, source: Source) -> Document:
-        """See `FileReader`."""
-        return document_of(source, self.id, self.title, self.results(source))
-
-    def statements(self, source: Source) -> Iterable[Statement]:
+    def statements(self, source: SourceFile) -> Iterable[Statement]:
         """Yield the mean score of the examples, and what the JSON sums up."""
         reading = self.results(source)
-        yield from statements_of(reading)
+        yield from super().statements(source)
         for one in reading.sets:
             yield from figures(one)
 
-    def results(self, source: Source, metric: str = "") -> Reading:
+    def results(self, source: SourceFile, metric: str = "") -> ReadResults:
         """Read the evaluation of the file. Of the JSON, the report beside it is read if there is one. `metric` is not used.
 
         Raises:
             EvidenceError: the JSON is damaged.
         """
         path = source.path
-        reading = Reading(unit="example")
+        reading = ReadResults(unit="example")
         report = path if path.suffix == ".html" else path.with_suffix(".html")
         scores = path if path.suffix == ".json" else path.with_suffix(".json")
         written = read_object(scores)
@@ -77,7 +78,6 @@ class SimpleEvals:
         reading.sets.append(
             ResultSet(
                 source=str(path),
-                format=self.id,
                 tool="simple-evals",
                 task=name,
                 metric="score",
@@ -89,7 +89,7 @@ class SimpleEvals:
         return reading
 
 
-def _check_total(written: dict[str, object], items: list[ResultItem], reading: Reading) -> None:
+def _check_total(written: dict[str, object], items: list[ResultItem], reading: ReadResults) -> None:
     """Say so where the answers do not add up to the score that was written."""
     score, scores = written.get("score"), [item.score for item in items if item.score is not None]
     if isinstance(score, (int, float)) and scores and abs(sum(scores) / len(scores) - score) > 1e-6:
@@ -98,7 +98,7 @@ def _check_total(written: dict[str, object], items: list[ResultItem], reading: R
         )
 
 
-def _examples(report: Path, reading: Reading) -> list[ResultItem]:
+def _examples(report: Path, reading: ReadResults) -> list[ResultItem]:
     parser = _Report()
     parser.feed(whole_file(report).decode(errors="replace"))
     parser.close()

@@ -10,7 +10,7 @@ KEPT = 10_000
 
 
 @dataclass
-class Where:
+class CitedLines:
     """Lines that state the same: how many, the first and the last, and the text of the first.
 
     Attributes:
@@ -21,6 +21,11 @@ class Where:
     first: int = 0
     last: int = 0
     text: str = ""
+
+    @classmethod
+    def of(cls, number: int, text: str) -> CitedLines:
+        """Cite one line."""
+        return cls(1, number, number, text)
 
     def see(self, number: int, text: str) -> None:
         """Count one more."""
@@ -41,7 +46,7 @@ class Burst:
 
     size: int
     steps: int
-    where: Where
+    where: CitedLines
 
 
 @dataclass
@@ -63,33 +68,27 @@ class Server:
     arguments: dict[str, str]
     whole: bool = True
     test: int = -1
-    prefills: Where = field(default_factory=Where)
+    prefills: CitedLines = field(default_factory=CitedLines)
     sequences: int = 0
     new_tokens: int = 0
     cached_tokens: int = 0
-    prefix_batches: Where = field(default_factory=Where)
+    prefix_batches: CitedLines = field(default_factory=CitedLines)
     prefix_new: int = 0
-    decodes: Where = field(default_factory=Where)
+    decodes: CitedLines = field(default_factory=CitedLines)
     decode_graph: int = 0
     decode_steps: int = 0
     decode_tokens: int = 0
     most_running: int = 0
     throughput: float = 0.0
-    answered: Where = field(default_factory=Where)
-    refused: Where = field(default_factory=Where)
+    answered: CitedLines = field(default_factory=CitedLines)
+    refused: CitedLines = field(default_factory=CitedLines)
     bursts: list[Burst] = field(default_factory=list)
-    facts: dict[str, tuple[str, Where]] = field(default_factory=dict)
+    facts: dict[str, tuple[str, CitedLines]] = field(default_factory=dict)
 
     @property
     def backend(self) -> str:
         """Its attention backend; "?" if the log does not state it."""
         return self.arguments.get("attention_backend", "?").strip("'\"")
-
-    @property
-    def cached_share(self) -> float:
-        """Share of the prompt tokens that came from the prefix cache."""
-        total = self.new_tokens + self.cached_tokens
-        return self.cached_tokens / total if total else 0.0
 
 
 @dataclass
@@ -113,7 +112,7 @@ class Test:
 
 
 @dataclass(frozen=True)
-class Metric:
+class LogMetric:
     """A number with a name: a ``[METRIC]`` line, or a line such as "Score: 0.125"."""
 
     name: str
@@ -135,7 +134,7 @@ class Group:
 
 
 @dataclass
-class Trace:
+class LogTrace:
     """A traceback: its lines, the functions it went through, and the exception."""
 
     first: int
@@ -147,7 +146,7 @@ class Trace:
 
 
 @dataclass
-class Bar:
+class ProgressBar:
     """A progress bar: how far it came, of how many."""
 
     label: str
@@ -158,7 +157,7 @@ class Bar:
 
 
 @dataclass
-class Block:
+class BenchmarkTable:
     """A table of a benchmark.
 
     Attributes:
@@ -166,18 +165,7 @@ class Block:
     """
 
     title: str
-    line: int
-    test: int
     rows: list[tuple[str, str, int]] = field(default_factory=list)
-
-
-@dataclass
-class Command:
-    """A command line that the log shows."""
-
-    text: str
-    line: int
-    test: int
 
 
 @dataclass
@@ -198,26 +186,26 @@ class Log:
 
     lines: int = 0
     read: int = 0
-    unread: list[Where] = field(default_factory=list)
+    unread: list[CitedLines] = field(default_factory=list)
     kinds: Counter[str] = field(default_factory=Counter)
     ids: dict[str, int] = field(default_factory=dict)
     beyond: Counter[str] = field(default_factory=Counter)
     tests: list[Test] = field(default_factory=list)
     servers: list[Server] = field(default_factory=list)
-    metrics: list[Metric] = field(default_factory=list)
+    metrics: list[LogMetric] = field(default_factory=list)
     groups: list[Group] = field(default_factory=list)
-    traces: list[Trace] = field(default_factory=list)
-    bars: dict[tuple[int, str, int], Bar] = field(default_factory=dict)
-    blocks: list[Block] = field(default_factory=list)
-    commands: list[Command] = field(default_factory=list)
-    notices: dict[tuple[str, str], Where] = field(default_factory=dict)
+    traces: list[LogTrace] = field(default_factory=list)
+    bars: dict[tuple[int, str, int], ProgressBar] = field(default_factory=dict)
+    blocks: list[BenchmarkTable] = field(default_factory=list)
+    commands: list[CitedLines] = field(default_factory=list)
+    notices: dict[tuple[str, str], CitedLines] = field(default_factory=dict)
     calls: Counter[str] = field(default_factory=Counter)
-    nan_from: dict[str, Where] = field(default_factory=dict)
+    nan_from: dict[str, CitedLines] = field(default_factory=dict)
     outcomes: Counter[str] = field(default_factory=Counter)
-    loose_outcomes: Where = field(default_factory=Where)
+    loose_outcomes: CitedLines = field(default_factory=CitedLines)
     summary: tuple[str, int] = ("", 0)
     collected: tuple[int, int, str] = (0, 0, "")
-    disordered: Where = field(default_factory=Where)
+    disordered: CitedLines = field(default_factory=CitedLines)
     began: str = ""
     ended: str = ""
-    answer_limit: tuple[int, Where] = field(default_factory=lambda: (0, Where()))
+    answer_limit: tuple[int, CitedLines] = field(default_factory=lambda: (0, CitedLines()))

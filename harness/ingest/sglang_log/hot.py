@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from assay.harness.conditions import CACHED_PREFIX_TOKENS
-from assay.harness.ingest.sglang_log.facts import KEPT, Burst, Server, Where
+from assay.harness.ingest.sglang_log.facts import KEPT, Burst, CitedLines, Server
 
 _TAIL = r"(?:, [#\w][\w #()/.-]*: [^\s,:\[\]]+)*(?:, ?)?"
 _PREFILL = re.compile(
@@ -40,7 +40,7 @@ class Hot:
         interval = server.arguments.get("decode_log_interval", "")
         self._interval = int(interval) if interval.isdecimal() else _INTERVAL
         self._wave = 0
-        self._burst = Where()
+        self._burst = CitedLines()
 
     def prefill(self, number: int, text: str) -> bool:
         """Read a prefill batch; False if the line is not one."""
@@ -94,6 +94,6 @@ class Hot:
 
     def close(self) -> None:
         """End a burst of answers: a batch followed it, or the log ends."""
-        burst, self._burst = self._burst, Where()
+        burst, self._burst = self._burst, CitedLines()
         if burst.count >= _WAVE and len(self.server.bursts) < KEPT:
             self.server.bursts.append(Burst(burst.count, self.server.decode_steps - self._wave, burst))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from assay.harness.ingest.sglang_log.facts import KEPT, Log, Where
+from assay.harness.ingest.sglang_log.facts import KEPT, CitedLines, Log
 
 KIND = "kernel-call"
 _CALL = "SGLang Kernel API Call: "
@@ -38,7 +38,7 @@ class KernelCalls:
                 self._log.calls[self._name] += 1
             return KIND
         if message.startswith(_EXCEPTION):
-            self._log.notices.setdefault(("crash", message[:200]), Where()).see(number, message)
+            self._log.notices.setdefault(("crash", message[:200]), CitedLines()).see(number, message)
             return KIND
         return ""
 
@@ -61,4 +61,4 @@ class KernelCalls:
         if self._section == "input":
             self._finite = False
         elif self._finite and (self._name in self._log.nan_from or len(self._log.nan_from) < KEPT):
-            self._log.nan_from.setdefault(self._name, Where()).see(number, text)
+            self._log.nan_from.setdefault(self._name, CitedLines()).see(number, text)

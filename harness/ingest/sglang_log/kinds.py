@@ -1,4 +1,4 @@
-"""Kinds of lines that stand on their own, by the words that they begin with.
+"""LineKinds of lines that stand on their own, by the words that they begin with.
 
 Read in SGLang 0.5.17 to 0.5.23 (``sglang/srt``, ``sglang/test``, ``sglang/bench_*``), uvicorn 0.51, pytest 9.0, PyTorch 2.13
 (``torch/_inductor/select_algorithm.py``) and huggingface_hub 1.x, and seen in their logs. A rule is about what a program prints
@@ -16,7 +16,7 @@ _CHOICE = r"(?:Us(?:e|ing)|Detected|Auto-\w+|Automatically|Inferred|Defaulting|S
 """How a line of SGLang begins that reports an option it chose by itself."""
 
 
-class Rule(NamedTuple):
+class LineRule(NamedTuple):
     """One kind of line.
 
     Attributes:
@@ -114,14 +114,14 @@ _BARE = (
 _FIRST_WORD = re.compile(r"[A-Za-z_#'\[][\w#'./]*(?: |$)")
 
 
-class Kinds:
+class LineKinds:
     """A table of rules, which finds the one that a text follows by its first word."""
 
     def __init__(self, rows: tuple[tuple[str, ...], ...]) -> None:
-        self._by_word: dict[str, list[Rule]] = {}
-        self._any: list[Rule] = []
+        self._by_word: dict[str, list[LineRule]] = {}
+        self._any: list[LineRule] = []
         for row in rows:
-            rule = Rule(row[0], re.compile(row[1], re.DOTALL), row[2] if len(row) > 2 else "")
+            rule = LineRule(row[0], re.compile(row[1], re.DOTALL), row[2] if len(row) > 2 else "")
             word = _FIRST_WORD.match(row[1])
             if word and "|" not in row[1]:
                 self._by_word.setdefault(word.group().rstrip(), []).append(rule)
@@ -129,7 +129,7 @@ class Kinds:
                 self._any.append(rule)
 
     @lru_cache(4096)  # noqa: B019 - there are two tables, and logs repeat themselves
-    def of(self, text: str) -> Rule | None:
+    def of(self, text: str) -> LineRule | None:
         """Find the rule that all of the text follows; None if there is none."""
         for rule in self._by_word.get(text.partition(" ")[0], ()):
             if rule.pattern.fullmatch(text):
@@ -140,7 +140,7 @@ class Kinds:
         return None
 
 
-RECORDS = Kinds(_RECORDS)
+RECORDS = LineKinds(_RECORDS)
 """What SGLang logs behind its time."""
-BARE = Kinds(_BARE)
+BARE = LineKinds(_BARE)
 """Lines without a time."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from assay.harness.ingest.sglang_log.facts import KEPT, Group, Log, Metric, Server, Where
+from assay.harness.ingest.sglang_log.facts import KEPT, CitedLines, Group, Log, LogMetric, Server
 
 _NUMBER = r"-?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?"
 _METRIC = re.compile(rf"\[METRIC\] (?P<name>[\w./-]+)=(?P<value>{_NUMBER}|nan|inf)(?: labels=\{{.*\}})?")
@@ -55,7 +55,7 @@ class Numbers:
         if match:
             if len(self._log.metrics) < KEPT:
                 value = float(match["value"])
-                self._log.metrics.append(Metric(match["name"], value, number, text, test, server.number))
+                self._log.metrics.append(LogMetric(match["name"], value, number, text, test, server.number))
             else:
                 self._log.beyond["metrics"] += 1
             return kind
@@ -63,9 +63,7 @@ class Numbers:
             return self._scores(number, text, test)
         limit = _LIMIT.match(text)
         if limit:
-            seen = Where()
-            seen.see(number, text)
-            self._log.answer_limit = (int(limit[1]), seen)
+            self._log.answer_limit = (int(limit[1]), CitedLines.of(number, text))
         return ""
 
     def _scores(self, number: int, text: str, test: int) -> str:
@@ -86,6 +84,4 @@ class Numbers:
         for name, pattern in _COMPILED.get(kind, ()):
             match = pattern.search(message)
             if match:
-                seen = Where()
-                seen.see(number, message)
-                server.facts[name] = (match[1], seen)
+                server.facts[name] = (match[1], CitedLines.of(number, message))

@@ -25,20 +25,15 @@ _TEST = re.compile(r"(?P<id>[\w./-]+\.py::[^\s\[]+(?:\[[^\]]*\])?) (?=\S|$)")
 _PREFIX = re.compile(r"(?P<name>Output|Error|stdout|stderr): (?=\[|$)")
 
 
-class Bar(NamedTuple):
-    """The state of a progress bar: the text before its colon, and the numbers as they are written."""
+class LinePiece(NamedTuple):
+    """A piece of a line: a progress bar, the name of a test that starts, the label of another process's output, or else text.
 
-    label: str
-    done: str
-    total: str
-
-
-class Piece(NamedTuple):
-    """A piece of a line: a progress bar, the name of a test that starts, the label of another process's output, or else text."""
+    `bar` is the text before a bar's colon, and its two numbers as they are written.
+    """
 
     kind: str
     text: str
-    bar: Bar | None = None
+    bar: tuple[str, str, str] = ("", "", "")
 
 
 def plain(text: str) -> bool:
@@ -51,16 +46,16 @@ def plain(text: str) -> bool:
     )
 
 
-def split(text: str) -> list[Piece]:
+def split(text: str) -> list[LinePiece]:
     """Split a line; a line of one writer is one piece of kind "text"."""
-    found: list[Piece] = []
+    found: list[LinePiece] = []
     for part in text.split("\r") if "\r" in text else (text,):
         if part or not found:
             _split(part, found)
     return found
 
 
-def _split(text: str, found: list[Piece]) -> None:
+def _split(text: str, found: list[LinePiece]) -> None:
     start = 0
     if "%" in text and len(text) <= LONGEST and any(mark in text for mark in _MARKS):
         for bar in _BAR.finditer(text):
@@ -68,20 +63,19 @@ def _split(text: str, found: list[Piece]) -> None:
             label = _LABEL.fullmatch(before)
             if before.strip() and not label:
                 _labels(before.rstrip(" "), found)
-            found.append(
-                Piece("progress", bar.group(), Bar(label["label"] if label else "", bar["done"], bar["total"]))
-            )
+            numbers = (label["label"] if label else "", bar["done"], bar["total"])
+            found.append(LinePiece("progress", bar.group(), numbers))
             start = bar.end()
     if start < len(text) or not found:
         _labels(text[start:], found)
 
 
-def _labels(text: str, found: list[Piece]) -> None:
+def _labels(text: str, found: list[LinePiece]) -> None:
     for kind, pattern in (("test-start", _TEST), ("label", _PREFIX)):
         match = pattern.match(text)
         if match:
-            found.append(Piece(kind, match[1]))
+            found.append(LinePiece(kind, match[1]))
             text = text[match.end() :]
             if not text:
                 return
-    found.append(Piece("text", text))
+    found.append(LinePiece("text", text))

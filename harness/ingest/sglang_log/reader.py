@@ -7,15 +7,14 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from assay.harness.ingest.sglang_log import server_args
-from assay.harness.ingest.sglang_log.blocks import Blocks
-from assay.harness.ingest.sglang_log.facts import KEPT, Bar, Command, Log, Server, Test, Where
+from assay.harness.ingest.sglang_log.facts import KEPT, CitedLines, Log, ProgressBar, Server, Test
 from assay.harness.ingest.sglang_log.hot import Hot
 from assay.harness.ingest.sglang_log.kernel_calls import KernelCalls
-from assay.harness.ingest.sglang_log.kinds import BARE, RECORDS, Rule
+from assay.harness.ingest.sglang_log.kinds import BARE, RECORDS, LineRule
+from assay.harness.ingest.sglang_log.log_blocks import LogBlocks
 from assay.harness.ingest.sglang_log.numbers import Numbers
-from assay.harness.ingest.sglang_log.pieces import Bar as BarPiece
-from assay.harness.ingest.sglang_log.pieces import Piece, plain, split
-from assay.harness.ingest.source import Line
+from assay.harness.ingest.sglang_log.pieces import LinePiece, plain, split
+from assay.harness.ingest.source_file import TextLine
 
 _TIME = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d+)?((?: [A-Z]+\d+)*)\](?: |$)")
 _ARGUMENTS = re.compile(r"server_args=(?:ServerArgs\(|\{)")
@@ -40,7 +39,7 @@ class LogReader:
         self._open: list[int] = []
         self._time = ""
         self._numbers = Numbers(self.log)
-        self._blocks = Blocks(self.log, self)
+        self._blocks = LogBlocks(self.log, self)
         self._kernels = KernelCalls(self.log)
 
     @property
@@ -48,7 +47,7 @@ class LogReader:
         """Index of the test that is running, or whose output pytest shows again; -1 if none or several are."""
         return self._open[0] if len(self._open) == 1 else self._blocks.failed
 
-    def read(self, lines: Iterable[Line]) -> Log:
+    def read(self, lines: Iterable[TextLine]) -> Log:
         """Read all lines. The log is complete when this returns."""
         log, count, read = self.log, 0, 0
         for number, text in lines:
@@ -88,10 +87,9 @@ class LogReader:
         understood = [self._piece(number, piece) for piece in split(text)]
         return all(understood)
 
-    def _piece(self, number: int, piece: Piece) -> bool:
+    def _piece(self, number: int, piece: LinePiece) -> bool:
         if piece.kind == "progress":
-            assert piece.bar is not None
-            self._bar(number, piece.bar)
+            self._bar(number, *piece.bar)
         elif piece.kind == "test-start":
             self._start_test(number, piece.text)
         elif piece.kind == "text":
@@ -163,7 +161,7 @@ class LogReader:
         if not match:
             return ""
         if len(self.log.commands) < KEPT:
-            self.log.commands.append(Command(match["text"], number, self.test))
+            self.log.commands.append(CitedLines.of(number, match["text"]))
         return "command"
 
     def _outcome(self, number: int, text: str) -> str:
@@ -232,25 +230,24 @@ class LogReader:
                 test.began, test.ended = test.began or match[1], match[1]
         return match
 
-    def _bar(self, number: int, bar: BarPiece) -> None:
-        done, total = bar.done, bar.total
+    def _bar(self, number: int, label: str, done: str, total: str) -> None:
         if done.isdecimal() and total.isdecimal() and len(self.log.bars) < KEPT:
-            key = (self.test, bar.label.partition("(")[0].strip(), int(total))
-            self.log.bars[key] = Bar(key[1], int(done), int(total), number, self.test)
+            key = (self.test, label.partition("(")[0].strip(), int(total))
+            self.log.bars[key] = ProgressBar(key[1], int(done), int(total), number, self.test)
 
-    def _note(self, rule: Rule, number: int, text: str) -> None:
+    def _note(self, rule: LineRule, number: int, text: str) -> None:
         if rule.notice:
             notices = self.log.notices
             key = (rule.notice, text[:200])
             if key in notices or len(notices) < KEPT:
-                notices.setdefault(key, Where()).see(number, text)
+                notices.setdefault(key, CitedLines()).see(number, text)
 
     def _unread(self, number: int, text: str) -> None:
         unread = self.log.unread
         if unread and unread[-1].last == number - 1:
             unread[-1].see(number, text)
         elif len(unread) < KEPT:
-            unread.append(Where(1, number, number, text))
+            unread.append(CitedLines.of(number, text))
 
 
 def seconds_between(earlier: str, later: str) -> float:

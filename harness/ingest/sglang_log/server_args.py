@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 
-_TOKENS = re.compile(
-    r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[()\[\]{},]|[^'"()\[\]{},]+|['"]""",
-)
+_TOKENS = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[()\[\]{},]|[^'"()\[\]{},]+|['"]""")
 _SIMPLE = re.compile(r"""\s*(\w+)=('[^'\\]*'|[^,'"()\[\]{}]*|\[[^][{}()'"]*\]|\{[^][{}()'"]*\})(?:, |(\)$))""")
 """An argument as nearly all are, with what ends it."""
 _NAME = re.compile(r"""\s*(?:(\w+)=|'(\w+)':\s)""")

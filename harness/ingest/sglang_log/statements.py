@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable
 
 from assay.harness.ingest.quantity import quantity, unit_of
+from assay.harness.ingest.result import Statement
 from assay.harness.ingest.sglang_log.facts import Log
-from assay.harness.ingest.statement import Statement
 
 _PASSING = frozenset({"passed", "xfailed"})
 _AFTER_NUMBER = re.compile(r"^[^:]*: *\S+")

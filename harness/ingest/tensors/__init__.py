@@ -1,5 +1,1 @@
 """Tensor dumps of other tools → a diff by layer, head and token, replay packs, and what a dump holds."""
-
-from assay.harness.ingest.tensors.reader import TensorReader
-
-READER = TensorReader()

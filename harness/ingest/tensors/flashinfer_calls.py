@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from assay.harness.ingest.tensors.dump import Dump
-from assay.harness.ingest.tensors.files import Unreadable, load_torch, safetensors_entries
+from assay.harness.ingest.tensors.tensor_files import Unreadable, load_torch, safetensors_entries
 from assay.harness.ingest.tensors.whole_calls import WholeCall, packed_call
 from assay.harness.reading import whole_file
 

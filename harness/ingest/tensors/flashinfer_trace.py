@@ -12,35 +12,30 @@ import hashlib
 import json
 import math
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import safetensors.torch
 import torch
-from pydantic import BaseModel, Field, ValidationError
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, CallSpec, Mask, cumulative
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.pack import RecordedCall, read_pack
 from assay.harness.files import is_unused, write_whole
-from assay.harness.ingest.tensors.files import safetensors_entries
+from assay.harness.ingest.tensors.tensor_files import safetensors_entries
 from assay.harness.reading import whole_file
 
 _OP_TYPE = "gqa_ragged"
 _NAMESPACE = uuid.UUID("6f1d6c3e-9f0b-5f57-9a57-2f7ac1f0a5a1")
 LARGEST_INPUT = 1 << 30
 """Bytes of an input that is drawn: a workload can state any number of rows."""
+_DEFINED = ("name", "op_type", "axes", "inputs")
 _INPUTS = ("q", "k", "v", "qo_indptr", "kv_indptr")
-_TORCH = {
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "int32": torch.int32,
-    "int64": torch.int64,
-}
+_TORCH = {name: getattr(torch, name) for name in ("float32", "float16", "bfloat16", "int32", "int64")}
 REFERENCE = '''\
 import math
 
@@ -86,42 +81,6 @@ class Exported:
     workloads: int
     with_prefix: int
     refused: tuple[str, ...]
-
-
-class _Axis(BaseModel):
-    type: Literal["const", "var"]
-    value: int | None = None
-
-
-class _Spec(BaseModel):
-    shape: list[str] | None = None
-    dtype: str
-
-
-class _Definition(BaseModel):
-    name: str
-    op_type: str
-    axes: dict[str, _Axis]
-    inputs: dict[str, _Spec]
-
-
-class _Input(BaseModel):
-    type: Literal["random", "scalar", "safetensors"]
-    value: float | int | bool | None = None
-    path: str = ""
-    tensor_key: str = ""
-
-
-class _Workload(BaseModel):
-    axes: dict[str, int] = Field(default_factory=dict)
-    inputs: dict[str, _Input]
-    uuid: str
-
-
-class _Trace(BaseModel):
-    definition: str
-    workload: _Workload
-    solution: str | None = None
 
 
 def _definition_name(call: AttentionCall) -> str:
@@ -202,8 +161,8 @@ def export_pack(pack: Path, folder: Path) -> Exported:
 
 def _write_workload(folder: Path, name: str, recorded_call: RecordedCall) -> str:
     """Write the tensors of a call; returns its line of the workloads."""
-    call, told = recorded_call.call, str(uuid.uuid5(_NAMESPACE, recorded_call.entry.sha256))
-    place = f"blob/workloads/{_OP_TYPE}/{name}/{name}_{told}.safetensors"
+    call, identity = recorded_call.call, str(uuid.uuid5(_NAMESPACE, recorded_call.entry.sha256))
+    place = f"blob/workloads/{_OP_TYPE}/{name}/{name}_{identity}.safetensors"
     tensors = {"q": call.q, "k": call.k, "v": call.v, "qo_indptr": call.cu_seqlens_q, "kv_indptr": call.cu_seqlens_k}
     write_whole(
         folder / place, safetensors.torch.save({key: x.contiguous() for key, x in tensors.items()}), durable=False
@@ -212,7 +171,7 @@ def _write_workload(folder: Path, name: str, recorded_call: RecordedCall) -> str
     workload = {
         "axes": {"len_indptr": len(call.cu_seqlens_q), "total_q": call.q.shape[0], "total_kv": call.k.shape[0]},
         "inputs": inputs | {"sm_scale": {"type": "scalar", "value": call.scale}},
-        "uuid": told,
+        "uuid": identity,
     }
     return json.dumps({"definition": name, "workload": workload, "solution": None, "evaluation": None})
 
@@ -228,49 +187,48 @@ def calls_of(folder: Path, problems: list[str]) -> Iterator[AttentionCall]:
     Inputs that a workload calls random are drawn here, from a normal distribution as flashinfer-bench draws them, with the
     workload's id as the seed.
     """
-    definitions: dict[str, _Definition] = {}
+    definitions: dict[str, dict[str, Any]] = {}
     for path in sorted((folder / "definitions").rglob("*.json")):
         try:
-            found = _Definition.model_validate_json(whole_file(path))
-            definitions[found.name] = found
-        except (ValidationError, OSError) as error:
-            problems.append(f"{path.name} is no definition: {str(error).splitlines()[0]}")
+            made = json.loads(whole_file(path))
+            definitions[made["name"]] = {
+                name: dict(made[name]) if name in ("axes", "inputs") else made[name] for name in _DEFINED
+            }
+        except (ValueError, KeyError, TypeError, OSError) as error:
+            problems.append(f"{path.name} is no definition: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
     for path in sorted((folder / "workloads").rglob("*.jsonl")):
         for number, line in enumerate(whole_file(path).decode(errors="replace").splitlines(), 1):
             if not line.strip():
                 continue
             try:
-                trace = _Trace.model_validate_json(line)
-                call = _call(folder, definitions[trace.definition], trace.workload)
+                trace = json.loads(line)
+                call = _call(folder, definitions[trace["definition"]], trace["workload"])
             except KeyError as error:
                 problems.append(f"{path.name}: there is no definition or input {error}")
-            except Exception as error:  # whatever tensors that do not fit together raise
+            except Exception as error:  # whatever a damaged line, or tensors that do not fit together, raise
                 said = str(error).splitlines() or [type(error).__name__]
                 problems.append(f"{path.name}, line {number}: {said[0]}")
             else:
                 yield call
 
 
-def _call(folder: Path, definition: _Definition, workload: _Workload) -> AttentionCall:
+def _call(folder: Path, definition: Mapping[str, Any], workload: Mapping[str, Any]) -> AttentionCall:
     """Read the call of a workload. Raises ValueError if assay does not know such a call, KeyError if an input is missing."""
-    if definition.op_type not in ("gqa_ragged", "gqa_paged"):
-        raise ValueError(f"op type {definition.op_type} is not gqa_ragged or gqa_paged")
-    given = {name: _input(folder, definition, workload, name) for name in definition.inputs}
+    op_type, name = definition["op_type"], definition["name"]
+    if op_type not in ("gqa_ragged", "gqa_paged"):
+        raise ValueError(f"op type {op_type} is not gqa_ragged or gqa_paged")
+    given = {name: _input(folder, definition, workload, name) for name in definition["inputs"]}
     q = given["q"]
-    causal = "causal" in definition.name or "decode" in definition.name
+    causal = "causal" in name or "decode" in name
     scale = float(given["sm_scale"]) if given.get("sm_scale") is not None else q.shape[-1] ** -0.5
-    if definition.op_type == "gqa_ragged":
+    if op_type == "gqa_ragged":
         qo, kv = given["qo_indptr"].to(torch.int32), given["kv_indptr"].to(torch.int32)
         k, v = given["k"], given["v"]
     else:
         qo = given["qo_indptr"].to(torch.int32) if "qo_indptr" in given else cumulative([1] * q.shape[0])
         k, v, kv = _unpaged(given)
-    if (
-        int(qo[-1]) != q.shape[0]
-        or int(kv[-1]) != k.shape[0]
-        or len(qo) != len(kv)
-        or bool((kv.diff() < qo.diff()).any())
-    ):
+    fits = (int(qo[-1]), int(kv[-1])) == (q.shape[0], k.shape[0]) and len(qo) == len(kv)
+    if not fits or bool((kv.diff() < qo.diff()).any()):
         raise ValueError(
             f"indptrs {qo.tolist()[-1]} and {kv.tolist()[-1]} do not fit {q.shape[0]} queries and {k.shape[0]} keys"
         )
@@ -278,51 +236,49 @@ def _call(folder: Path, definition: _Definition, workload: _Workload) -> Attenti
     return AttentionCall(q, k, v, qo, kv, CallSpec(scale, Mask(causal), phase="decode" if decode else "extend"))
 
 
-def _unpaged(given: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+def _unpaged(given: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
     """Gather keys, values and their cumulative lengths from [pages, page_size, kv_heads, head_dim] and the page table."""
-    cache_k, cache_v, indptr, indices = (
-        given["k_cache"],
-        given["v_cache"],
-        given["kv_indptr"],
-        given["kv_indices"].long(),
-    )
+    cache_k, cache_v = given["k_cache"], given["v_cache"]
+    indptr, indices = given["kv_indptr"].tolist(), given["kv_indices"].long()
     size, rows, lens = cache_k.shape[1], [], []
-    for b, (start, stop) in enumerate(zip(indptr[:-1].tolist(), indptr[1:].tolist(), strict=True)):
+    for b, (start, stop) in enumerate(pairwise(indptr)):
         last = int(given["kv_last_page_len"][b]) if "kv_last_page_len" in given else size
-        length = max(stop - start - 1, 0) * size + (last if stop > start else 0)
-        pages = indices[start:stop, None] * size + torch.arange(size)
-        rows.append(pages.flatten()[:length])
-        lens.append(length)
+        lens.append(max(stop - start - 1, 0) * size + (last if stop > start else 0))
+        rows.append((indices[start:stop, None] * size + torch.arange(size)).flatten()[: lens[-1]])
     used = torch.cat(rows)
     return cache_k.flatten(0, 1)[used], cache_v.flatten(0, 1)[used], cumulative(lens)
 
 
-def _input(folder: Path, definition: _Definition, workload: _Workload, name: str) -> Any:
-    spec, given = definition.inputs[name], workload.inputs[name]
-    if given.type == "scalar":
-        return given.value
-    shape = None if spec.shape is None else [_axis(definition, workload, axis) for axis in spec.shape]
-    if given.type == "safetensors":
-        path = (folder / given.path).resolve()
-        if not path.is_relative_to(folder.resolve()):
-            raise ValueError(f"{given.path} lies outside of the trace")
-        tensor = safetensors_entries(path)[given.tensor_key].map(path)
-        if shape is None and tensor.numel() == 1:
-            return tensor.item()
-        if shape is None or list(tensor.shape) != shape:
-            raise ValueError(f"{name} is {list(tensor.shape)}, its definition states {shape}")
-        return tensor
-    dtype = _TORCH.get(spec.dtype)
+def _input(folder: Path, definition: Mapping[str, Any], workload: Mapping[str, Any], name: str) -> Any:
+    """Return a tensor, or a scalar; None for a random scalar."""
+    spec, given = definition["inputs"][name], workload["inputs"][name]
+    if given["type"] == "scalar":
+        return given["value"]
+    fixed = {axis: one.get("value") for axis, one in definition["axes"].items()}
+    axes = spec.get("shape")
+    shape = axes and [workload["axes"][axis] if fixed[axis] is None else fixed[axis] for axis in axes]
+    if given["type"] == "safetensors":
+        return _stored(folder, name, given, shape)
+    if given["type"] != "random":
+        raise ValueError(f"{name} is of type {given['type']}, not random, scalar or safetensors")
     if shape is None:
         return None
+    dtype = _TORCH.get(spec["dtype"])
     if dtype is None or not dtype.is_floating_point:
-        raise ValueError(f"{name} is {spec.dtype} and random, so that the lengths are not known")
+        raise ValueError(f"{name} is {spec['dtype']} and random, so that the lengths are not known")
     if math.prod(shape) * dtype.itemsize > LARGEST_INPUT:
         raise ValueError(f"{name} of shape {shape} has more than {LARGEST_INPUT:,} bytes")
-    seed = int.from_bytes(hashlib.sha256(f"{workload.uuid} {name}".encode()).digest()[:8], "little") >> 1
+    seed = int.from_bytes(hashlib.sha256(f"{workload['uuid']} {name}".encode()).digest()[:8], "little") >> 1
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def _axis(definition: _Definition, workload: _Workload, name: str) -> int:
-    value = definition.axes[name].value
-    return workload.axes[name] if value is None else value
+def _stored(folder: Path, name: str, given: Mapping[str, Any], shape: list[int] | None) -> Any:
+    path = (folder / given["path"]).resolve()
+    if not path.is_relative_to(folder.resolve()):
+        raise ValueError(f"{given['path']} lies outside of the trace")
+    tensor = safetensors_entries(path)[given["tensor_key"]].map(path)
+    if shape is None and tensor.numel() == 1:
+        return tensor.item()
+    if shape is None or list(tensor.shape) != shape:
+        raise ValueError(f"{name} is {list(tensor.shape)}, its definition states {shape}")
+    return tensor

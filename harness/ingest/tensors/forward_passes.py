@@ -20,8 +20,8 @@ from torch import Tensor
 
 from assay.harness.errors import EvidenceError
 from assay.harness.ingest.tensors.dump import Dump, StoredTensor
-from assay.harness.ingest.tensors.files import Unreadable, load_torch
-from assay.harness.ingest.tensors.layout import ModelShape
+from assay.harness.ingest.tensors.layout import DumpedModel
+from assay.harness.ingest.tensors.tensor_files import Unreadable, load_torch
 from assay.harness.reading import whole_file
 
 _ATTENTION = "srt.layers.attention.base_attn_backend.AttentionBackend.forward"
@@ -67,7 +67,7 @@ class LayerCall:
 
 
 @dataclass(frozen=True)
-class ForwardPass:
+class DumpedPass:
     """One forward pass.
 
     Attributes:
@@ -83,15 +83,14 @@ class ForwardPass:
     layers: dict[int, LayerCall]
 
 
-class Missing(EvidenceError):
+class MissingPart(EvidenceError):
     """A pass lacks what a call needs."""
 
 
-def _lacking(number: int, what: str, do: str) -> Missing:
+def _lacking(number: int, what: str, do: str) -> MissingPart:
     """Make the error for a pass that lacks something."""
-    return Missing(
-        f"pass {number} lacks {what}", "q, k and v of every attention call, positions and sequence lengths", do
-    )
+    expected = "q, k and v of every attention call, positions and sequence lengths"
+    return MissingPart(f"pass {number} lacks {what}", expected, do)
 
 
 def split(
@@ -108,164 +107,137 @@ def split(
         count: sequences, where it is known otherwise.
 
     Raises:
-        Missing: the positions do not fit the lengths, or not the count.
+        MissingPart: the positions do not fit the lengths, or not the count.
     """
     at = positions.tolist()
-    found: list[SequencePart] = []
-    if lens is None:
-        ends = [i + 1 for i in range(len(at)) if i + 1 == len(at) or at[i + 1] != at[i] + 1]
-        if count is not None and count == len(at):
-            ends = list(range(1, len(at) + 1))
-        starts = [0, *ends[:-1]]
-        found = [
-            SequencePart(requests[i] if i < len(requests) else "", at[s], slice(s, e))
-            for i, (s, e) in enumerate(zip(starts, ends, strict=True))
-        ]
-        if count is not None and count != len(found):
-            raise _lacking(
-                number,
-                f"the lengths of its {count} sequences, and its positions show {len(found)}",
-                "dump with DUMPER_ENABLE=1, which keeps seq_lens",
-            )
-        return tuple(found)
+    rows = list(_by_positions(number, at, count) if lens is None else _by_lengths(number, at, lens))
+    named = [*requests[: len(rows)], *[""] * (len(rows) - len(requests))]
+    return tuple(SequencePart(name, at[part.start], part) for name, part in zip(named, rows, strict=True))
+
+
+def _by_positions(number: int, at: Sequence[int], count: int | None) -> Iterator[slice]:
+    ends = [i + 1 for i in range(len(at)) if i + 1 == len(at) or at[i + 1] != at[i] + 1]
+    if count is not None and count == len(at):
+        ends = list(range(1, len(at) + 1))
+    if count is not None and count != len(ends):
+        what = f"the lengths of its {count} sequences, and its positions show {len(ends)}"
+        raise _lacking(number, what, "dump with DUMPER_ENABLE=1, which keeps seq_lens")
+    yield from map(slice, [0, *ends[:-1]], ends)
+
+
+def _by_lengths(number: int, at: Sequence[int], lens: Sequence[int]) -> Iterator[slice]:
     start = 0
     for index, length in enumerate(lens):
         if start >= len(at):
             break
         stop = start + length - at[start]
         if stop <= start or stop > len(at) or at[stop - 1] != length - 1:
-            raise _lacking(
-                number,
-                f"whole sequences: sequence {index} has {length} tokens and starts at {at[start]}",
-                "dump the pass again",
-            )
-        found.append(SequencePart(requests[index] if index < len(requests) else "", at[start], slice(start, stop)))
+            what = f"whole sequences: sequence {index} has {length} tokens and starts at {at[start]}"
+            raise _lacking(number, what, "dump the pass again")
+        yield slice(start, stop)
         start = stop
-    if start != len(at):  # padding of a CUDA graph
-        found = found if found and all(p == at[start] for p in at[start:]) else []
-    if not found:
+    padded = start != len(at) and all(position == at[start] for position in at[start:])  # of a CUDA graph
+    if not start or (start != len(at) and not padded):
         raise _lacking(number, "sequence lengths that fit its positions", "dump without padding or CUDA graphs")
-    return tuple(found)
 
 
 def _heads_of(tensor: Tensor, head_dim: int | None, number: int) -> Tensor:
     """Split [rows, heads * head_dim] into [rows, heads, head_dim].
 
     Raises:
-        Missing: the head dim is not known, or does not divide the width.
+        MissingPart: the head dim is not known, or does not divide the width.
     """
     if tensor.ndim == 3:
         return tensor
     if head_dim is None:
-        raise _lacking(
-            number,
-            f"the head dim: q, k or v is [{', '.join(map(str, tensor.shape))}]",
-            "name the model's folder with --model, for its config.json",
-        )
+        what = f"the head dim: q, k or v is {list(tensor.shape)}"
+        raise _lacking(number, what, "name the model's folder with --model, for its config.json")
     if tensor.shape[-1] % head_dim:
-        raise _lacking(
-            number,
-            f"heads of {head_dim}: q, k or v has width {tensor.shape[-1]}",
-            "name the folder of the model that was dumped with --model",
-        )
+        what = f"heads of {head_dim}: q, k or v has width {tensor.shape[-1]}"
+        raise _lacking(number, what, "name the folder of the model that was dumped with --model")
     return tensor.reshape(tensor.shape[0], -1, head_dim)
 
 
-def passes_of(dump: Dump, model: ModelShape | None, problems: list[str]) -> Iterator[ForwardPass]:
+def passes_of(dump: Dump, model: DumpedModel | None, problems: list[str]) -> Iterator[DumpedPass]:
     """Yield the forward passes of a server's dump, in order. What cannot be used is added to `problems`."""
-    made: Iterable[tuple[int, Callable[[], ForwardPass]]]
+    made: Iterable[Callable[[], DumpedPass]]
     if dump.format == "kernel-api":
-        made = ((number, partial(_api_pass, number, held, model)) for number, held in _api_passes(dump, model))
+        made = (partial(_api_pass, number, held, model) for number, held in _api_passes(dump, model))
     else:
         read = _dumper_pass if dump.format == "sglang-dumper" else _hooked_pass
-        made = ((number, partial(read, number, held, model)) for number, held in _by_step(dump))
-    for _, one in made:
+        by_step: dict[int, list[StoredTensor]] = defaultdict(list)
+        for tensor in dump.tensors:
+            if not tensor.place.rank or tensor.place.rank == "TP0_PP0":
+                by_step[tensor.place.step].append(tensor)
+        made = (partial(read, number, held, model) for number, held in sorted(by_step.items()))
+    for make in made:
         try:
-            yield one()
-        except (Missing, Unreadable) as error:
+            yield make()
+        except (MissingPart, Unreadable) as error:
             problems.append(error.found + (f"; {error.do}" if error.do else ""))
 
 
-def _by_step(dump: Dump) -> Iterator[tuple[int, list[StoredTensor]]]:
-    by_step: dict[int, list[StoredTensor]] = defaultdict(list)
-    for tensor in dump.tensors:
-        if not tensor.place.rank or tensor.place.rank == "TP0_PP0":
-            by_step[tensor.place.step].append(tensor)
-    yield from sorted(by_step.items())
+def _layer_call(
+    number: int, model: DumpedModel | None, tensors: Sequence[Tensor], out: StoredTensor | None
+) -> LayerCall:
+    q, k, v = (_heads_of(tensor, model.head_dim if model else None, number) for tensor in tensors)
+    return LayerCall(q, k, v, None if out is None else out.map().reshape(q.shape[0], q.shape[1], v.shape[-1]))
 
 
-def _value(stored_tensor: StoredTensor | None, number: int, name: str) -> Any:
-    if stored_tensor is None:
-        raise _lacking(number, name, "dump with DUMPER_NON_INTRUSIVE_MODE=all and without a filter")
-    return load_torch(stored_tensor.path)["value"]
-
-
-def _dumper_pass(number: int, held: list[StoredTensor], model: ModelShape | None) -> ForwardPass:
+def _dumper_pass(number: int, held: list[StoredTensor], model: DumpedModel | None) -> DumpedPass:
     outside = {one.place.name: one for one in held if one.place.layer is None}
-    positions = _value(outside.get("positions"), number, "positions")
-    lens = _value(outside.get("seq_lens"), number, "seq_lens").tolist()
-    requests = [str(x) for x in _value(outside["rids"], number, "rids")] if "rids" in outside else []
-    ids = _value(outside["input_ids"], number, "input_ids") if "input_ids" in outside else None
+
+    def value(name: str) -> Any:
+        if name not in outside:
+            raise _lacking(number, name, "dump with DUMPER_NON_INTRUSIVE_MODE=all and without a filter")
+        return load_torch(outside[name].path)["value"]
+
+    positions, lens = value("positions"), value("seq_lens").tolist()
+    requests = [str(x) for x in value("rids")] if "rids" in outside else []
+    ids = value("input_ids") if "input_ids" in outside else None
     inside: dict[int, dict[str, StoredTensor]] = defaultdict(dict)
     for one in held:
         if one.place.layer is not None:
             inside[one.place.layer][one.place.name] = one
     layers = {}
     for layer, names in inside.items():
-        module = next(
-            (
-                n.removesuffix(".inputs.2")
-                for n in names
-                if n.endswith(".inputs.2") and "rotary" not in n and f"{n[:-1]}1" in names
-            ),
-            None,
-        )
-        if module is None:
-            continue
-        q, k, v = (
-            _heads_of(names[f"{module}.inputs.{i}"].map(), model.head_dim if model else None, number) for i in range(3)
-        )
-        out = names.get(f"{module}.output")
-        layers[layer] = LayerCall(
-            q, k, v, None if out is None else out.map().reshape(q.shape[0], q.shape[1], v.shape[-1])
-        )
+        attention = (n for n in names if n.endswith(".inputs.2") and "rotary" not in n and f"{n[:-1]}1" in names)
+        module = next(attention, "").removesuffix(".inputs.2")
+        if module:
+            inputs = [names[f"{module}.inputs.{i}"].map() for i in range(3)]
+            layers[layer] = _layer_call(number, model, inputs, names.get(f"{module}.output"))
     return _checked(number, split(number, positions, lens, requests), ids, layers)
 
 
-def _hooked_pass(number: int, held: list[StoredTensor], model: ModelShape | None) -> ForwardPass:
+def _hooked_pass(number: int, held: list[StoredTensor], model: DumpedModel | None) -> DumpedPass:
     names = {one.key.split("/", 2)[2]: one for one in held}
     info = {name.rpartition(".")[2]: one for name, one in names.items() if ".forward_batch_info." in name}
     if not {"positions", "seq_lens"} <= set(info):
         raise _lacking(number, "forward_batch_info", "dump with --debug-tensor-dump-output-folder of SGLang 0.5.23")
     layers = {}
     # SGLang's rotary embedding is one module for all layers, and each layer's hook keeps its latest output: the last layer's.
-    rotary = {one.place.layer: (name, one) for name, one in names.items() if name.endswith("self_attn.rotary_emb.0")}
-    seen = {layer: one.map() for layer, (_, one) in rotary.items() if layer is not None}
-    last = max(seen, default=0)
-    for layer, (name, one) in rotary.items():
-        if layer is None or (layer != last and torch.equal(seen[layer], seen[last])):
+    rotary = {
+        one.place.layer: (name.removesuffix("rotary_emb.0"), one.map())
+        for name, one in names.items()
+        if name.endswith("self_attn.rotary_emb.0") and one.place.layer is not None
+    }
+    last = max(rotary, default=0)
+    for layer, (base, q) in rotary.items():
+        if layer != last and torch.equal(q, rotary[last][1]):
             continue
-        base = name.removesuffix("rotary_emb.0")
-        if not {f"{base}rotary_emb.1", f"{base}qkv_proj"} <= set(names):
-            continue
-        q, k, qkv = one.map(), names[f"{base}rotary_emb.1"].map(), names[f"{base}qkv_proj"].map()
-        v = qkv[:, q[0].numel() + k[0].numel() :]
-        q, k, v = (_heads_of(x, model.head_dim if model else None, number) for x in (q, k, v))
-        out = names.get(f"{base}attn")
-        layers[layer] = LayerCall(
-            q, k, v, None if out is None else out.map().reshape(q.shape[0], q.shape[1], v.shape[-1])
-        )
+        if {f"{base}rotary_emb.1", f"{base}qkv_proj"} <= set(names):
+            k, qkv = names[f"{base}rotary_emb.1"].map(), names[f"{base}qkv_proj"].map()
+            v = qkv[:, q[0].numel() + k[0].numel() :]
+            layers[layer] = _layer_call(number, model, (q, k, v), names.get(f"{base}attn"))
     sequences = split(number, info["positions"].map(), info["seq_lens"].map().tolist(), ())
-    ids = info["input_ids"].map() if "input_ids" in info else None
-    return _checked(number, sequences, ids, layers)
+    return _checked(number, sequences, info["input_ids"].map() if "input_ids" in info else None, layers)
 
 
-def _api_passes(dump: Dump, model: ModelShape | None) -> Iterator[tuple[int, Any]]:
+def _api_passes(dump: Dump, model: DumpedModel | None) -> Iterator[tuple[int, Any]]:
     """Yield calls of attention, a layer each: passes begin with layer 0. Positions are the preceding rotary embedding's."""
-    folders = sorted({tensor.path.parent for tensor in dump.tensors})
     calls: list[tuple[Path, Path | None]] = []
     rotary: Path | None = None
-    for folder in folders:
+    for folder in sorted({tensor.path.parent for tensor in dump.tensors}):
         function = re.sub(r"^\d{8}_\d{6}_\d+_pid\d+_|_call\d+$", "", folder.name)
         if function == _FUSED and _is_rotary(folder):
             rotary = folder
@@ -274,11 +246,8 @@ def _api_passes(dump: Dump, model: ModelShape | None) -> Iterator[tuple[int, Any
             rotary = None
     layers = model.layers if model else 0
     if calls and not layers:
-        raise Missing(
-            "kernel API logs do not name the layer of a call.",
-            "the number of layers",
-            "name the model's folder with --model",
-        )
+        found = "kernel API logs do not name the layer of a call."
+        raise MissingPart(found, "the number of layers", "name the model's folder with --model")
     for start in range(0, len(calls) - layers + 1, max(layers, 1)):
         yield start // layers, calls[start : start + layers]
 
@@ -287,10 +256,8 @@ def _is_rotary(folder: Path) -> bool:
     """Return True if a call is a rotary embedding: it takes positions, q and k, and gives q and k."""
     try:
         about = json.loads(whole_file(folder / "metadata.json"))
-        if about["input_tensor_keys"][:3] != ["arg_0", "arg_1", "arg_2"] or about["output_tensor_keys"] != [
-            "result_0",
-            "result_1",
-        ]:
+        takes, gives = about["input_tensor_keys"][:3], about["output_tensor_keys"]
+        if (takes, gives) != (["arg_0", "arg_1", "arg_2"], ["result_0", "result_1"]):
             return False
         first = load_torch(folder / "inputs.pt")["arg_0"]
         return bool(first.ndim == 1 and not first.dtype.is_floating_point)
@@ -298,19 +265,14 @@ def _is_rotary(folder: Path) -> bool:
         return False
 
 
-def _api_pass(number: int, held: list[tuple[Path, Path | None]], model: ModelShape | None) -> ForwardPass:
+def _api_pass(number: int, held: list[tuple[Path, Path | None]], model: DumpedModel | None) -> DumpedPass:
     layers, positions, batch = {}, None, None
     for layer, (folder, rotary) in enumerate(held):
-        about = json.loads(whole_file(folder / "metadata.json"))
+        about = json.loads(whole_file(folder / "metadata.json"))["input_metadata"].get("arg_4")
         given = load_torch(folder / "inputs.pt")
         if not {"arg_0", "arg_1", "arg_2"} <= set(given):
             raise _lacking(number, f"k and v of layer {layer}", "dump a model that is not MLA")
-        repr_ = (
-            str(about["input_metadata"].get("arg_4", {}).get("repr", ""))
-            if isinstance(about["input_metadata"].get("arg_4"), dict)
-            else ""
-        )
-        batch = _BATCH.search(repr_) or batch
+        batch = _BATCH.search(str(about.get("repr", "")) if isinstance(about, dict) else "") or batch
         k, v = given["arg_1"], given["arg_2"]
         q = _heads_of(given["arg_0"], k.shape[-1] if k.ndim == 3 else model.head_dim if model else None, number)
         outputs = folder / "outputs.pt"
@@ -326,15 +288,12 @@ def _api_pass(number: int, held: list[tuple[Path, Path | None]], model: ModelSha
 
 def _checked(
     number: int, sequences: tuple[SequencePart, ...], ids: Tensor | None, layers: dict[int, LayerCall]
-) -> ForwardPass:
+) -> DumpedPass:
     if not layers:
-        raise _lacking(
-            number,
-            "attention calls with q, k and v",
-            "dump the inputs of attention, of all layers that are of interest",
-        )
+        do = "dump the inputs of attention, of all layers that are of interest"
+        raise _lacking(number, "attention calls with q, k and v", do)
     rows = sequences[-1].rows.stop
     for layer, call in layers.items():
         if min(call.q.shape[0], call.k.shape[0], call.v.shape[0]) < rows or call.q.shape[1] % call.k.shape[1]:
             raise _lacking(number, f"{rows} rows of q, k and v in layer {layer}", "dump the pass again")
-    return ForwardPass(number, sequences, None if ids is None else ids.to(torch.int64), dict(sorted(layers.items())))
+    return DumpedPass(number, sequences, None if ids is None else ids.to(torch.int64), dict(sorted(layers.items())))

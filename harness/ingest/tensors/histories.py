@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from assay.harness.ingest.tensors.forward_passes import ForwardPass, LayerCall, SequencePart
+from assay.harness.ingest.tensors.forward_passes import DumpedPass, LayerCall, SequencePart
 
 _MAX_DONORS = 32
 """Distinct prefixes that are tried for one sequence, the latest first."""
 
 
 @dataclass(frozen=True)
-class Piece:
+class CachedRows:
     """Rows of one pass."""
 
     layers: dict[int, LayerCall]
@@ -34,25 +34,25 @@ class Piece:
 
 
 @dataclass
-class History:
+class RequestHistory:
     """All tokens of one request so far, as pieces of passes."""
 
     request: str
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[CachedRows] = field(default_factory=list)
 
     @property
     def length(self) -> int:
         """Tokens."""
         return sum(piece.length for piece in self.pieces)
 
-    def first(self, tokens: int) -> list[Piece]:
+    def first(self, tokens: int) -> list[CachedRows]:
         """List the pieces of its first tokens."""
-        found: list[Piece] = []
+        found: list[CachedRows] = []
         for piece in self.pieces:
             if tokens <= 0:
                 break
             take = min(piece.length, tokens)
-            found.append(Piece(piece.layers, piece.ids, slice(piece.rows.start, piece.rows.start + take)))
+            found.append(CachedRows(piece.layers, piece.ids, slice(piece.rows.start, piece.rows.start + take)))
             tokens -= take
         return found
 
@@ -61,9 +61,9 @@ class Histories:
     """Every request that a dump has shown so far."""
 
     def __init__(self) -> None:
-        self._all: list[History] = []
+        self._all: list[RequestHistory] = []
 
-    def prefixes(self, part: SequencePart) -> Iterator[list[Piece]]:
+    def prefixes(self, part: SequencePart) -> Iterator[list[CachedRows]]:
         """Yield the possible cached prefixes of a sequence, distinct, the likeliest first: its own request, then others."""
         if not part.prefix:
             yield []
@@ -82,15 +82,15 @@ class Histories:
             if len(seen) == _MAX_DONORS:
                 return
 
-    def add(self, part: SequencePart, prefix: list[Piece], computed: ForwardPass) -> None:
+    def add(self, part: SequencePart, prefix: list[CachedRows], computed: DumpedPass) -> None:
         """Remember a sequence's new tokens after its prefix."""
-        pieces = [*prefix, Piece(computed.layers, computed.ids, part.rows)]
+        pieces = [*prefix, CachedRows(computed.layers, computed.ids, part.rows)]
         if part.request:
             self._all = [one for one in self._all if one.request != part.request or one.length > part.prefix + part.new]
-        self._all.append(History(part.request, pieces))
+        self._all.append(RequestHistory(part.request, pieces))
 
 
-def _fingerprint(pieces: list[Piece]) -> bytes:
+def _fingerprint(pieces: list[CachedRows]) -> bytes:
     """Hash tokens, equal for equal ones: their ids, or, without them, the first layer's k, which no earlier token changes."""
     told = hashlib.sha256()
     for piece in pieces:
@@ -100,7 +100,7 @@ def _fingerprint(pieces: list[Piece]) -> bytes:
     return told.digest()
 
 
-def keys_values(pieces: list[Piece], layer: int) -> tuple[list[Tensor], list[Tensor]] | None:
+def keys_values(pieces: list[CachedRows], layer: int) -> tuple[list[Tensor], list[Tensor]] | None:
     """Return k and v of some pieces in one layer; None if a pass did not dump that layer."""
     if any(layer not in piece.layers for piece in pieces):
         return None
@@ -109,8 +109,8 @@ def keys_values(pieces: list[Piece], layer: int) -> tuple[list[Tensor], list[Ten
 
 
 def choose(
-    candidates: Iterator[list[Piece]], fits: Callable[[list[Piece]], bool | None]
-) -> tuple[list[Piece] | None, str]:
+    candidates: Iterator[list[CachedRows]], fits: Callable[[list[CachedRows]], bool | None]
+) -> tuple[list[CachedRows] | None, str]:
     """Choose the prefix that a sequence had.
 
     Args:

@@ -17,7 +17,7 @@ _AXES = "bthd"
 
 
 @dataclass(frozen=True)
-class ModelShape:
+class DumpedModel:
     """Heads of a model, from its ``config.json`` (transformers' names).
 
     Attributes:
@@ -33,7 +33,7 @@ class ModelShape:
     layers: int
 
     @classmethod
-    def of(cls, folder: Path) -> ModelShape:
+    def of(cls, folder: Path) -> DumpedModel:
         """Read it from a model's folder.
 
         Raises:
@@ -80,7 +80,7 @@ class Layout:
         return tuple(self.axes.index(letter) for letter in _AXES if letter in self.axes)
 
 
-def layout_of(name: str, shape: Sequence[int], model: ModelShape | None = None, axes: str = "") -> Layout:
+def layout_of(name: str, shape: Sequence[int], model: DumpedModel | None = None, axes: str = "") -> Layout:
     """Infer how to read a tensor.
 
     Args:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from assay.harness.ingest.tensors.files import Unreadable
+from assay.harness.ingest.tensors.tensor_files import Unreadable
 
 MAGIC = b"\x93NUMPY"
 """First bytes of a ``.npy`` file, and of each member of a ``.npz`` file."""

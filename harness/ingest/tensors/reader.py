@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from assay.harness.ingest.result import Document, Fact, FileRead, Table
-from assay.harness.ingest.source import Source
+from assay.harness.ingest.result import Fact, FactTable, FileDocument, FileRead
+from assay.harness.ingest.source_file import SourceFile
 from assay.harness.ingest.tensors.dump import TITLES, Dump, format_of, open_dump, tensor_files
 from assay.harness.ingest.tensors.numpy_files import MAGIC
 from assay.harness.text import ranges
@@ -19,7 +19,7 @@ class TensorReader:
     id = "tensors"
     title = "tensor dump"
 
-    def recognises(self, source: Source) -> bool:
+    def recognises(self, source: SourceFile) -> bool:
         """Recognise a folder whose first tensor file is one, or a file that begins as safetensors, PyTorch's zip or NumPy's."""
         if source.path.is_dir():
             return bool(format_of(tensor_files(source.path)))
@@ -28,7 +28,7 @@ class TensorReader:
         zipped = source.head.startswith(_ZIP) and (b"data.pkl" in source.head or MAGIC in source.head)
         return safetensors or zipped or source.head.startswith(MAGIC)
 
-    def read(self, source: Source) -> Document:
+    def read(self, source: SourceFile) -> FileDocument:
         """List its tensors. None of them is loaded.
 
         Raises:
@@ -39,7 +39,7 @@ class TensorReader:
         file = FileRead.of(
             source, f"tensors-{kind}", TITLES[kind], len(dump.tensors), len(refused), "tensor", notes=refused[:5]
         )
-        return Document(file=file, facts=tuple(_facts(dump)), tables=(_table(dump),))
+        return FileDocument(file=file, facts=tuple(_facts(dump)), tables=(_table(dump),))
 
 
 def _facts(dump: Dump) -> list[Fact]:
@@ -56,7 +56,7 @@ def _facts(dump: Dump) -> list[Fact]:
     ]  # fmt: skip
 
 
-def _table(dump: Dump) -> Table:
+def _table(dump: Dump) -> FactTable:
     counts = Counter(tensor.place.boundary for tensor in dump.tensors)
     rows = tuple((boundary, f"{count:,}") for boundary, count in counts.most_common())
-    return Table(id="boundaries", title="Tensors by boundary", columns=("boundary", "tensors"), rows=rows)
+    return FactTable(id="boundaries", title="Tensors by boundary", columns=("boundary", "tensors"), rows=rows)

@@ -13,13 +13,12 @@ from assay.harness.attention.call import AttentionCall, CallSpec, Mask, cumulati
 from assay.harness.attention.oracle import oracle
 from assay.harness.errors import AssayError, EvidenceError
 from assay.harness.evidence.pack import CallMetadata, Source, read_manifest
-from assay.harness.ingest.tensors.dump import TITLES, Dump
+from assay.harness.ingest.tensors.dump import TITLES, Dump, Imported
 from assay.harness.ingest.tensors.flashinfer_calls import flashinfer_calls
 from assay.harness.ingest.tensors.flashinfer_trace import calls_of
-from assay.harness.ingest.tensors.forward_passes import ForwardPass, LayerCall, SequencePart, passes_of
-from assay.harness.ingest.tensors.histories import Histories, Piece, choose, keys_values
-from assay.harness.ingest.tensors.imported import Imported
-from assay.harness.ingest.tensors.layout import ModelShape
+from assay.harness.ingest.tensors.forward_passes import DumpedPass, LayerCall, SequencePart, passes_of
+from assay.harness.ingest.tensors.histories import CachedRows, Histories, choose, keys_values
+from assay.harness.ingest.tensors.layout import DumpedModel
 from assay.harness.ingest.tensors.whole_calls import WholeCall, hooked_calls
 from assay.harness.localize.kernel_runs import measure
 from assay.harness.server.pack_writer import RESERVOIR, PackWriter
@@ -30,7 +29,7 @@ ALL = 1 << 30
 
 
 def to_pack(
-    dump: Dump, folder: Path, model: ModelShape | None = None, model_name: str = "", budget_mb: int = _BUDGET_MB
+    dump: Dump, folder: Path, model: DumpedModel | None = None, model_name: str = "", budget_mb: int = _BUDGET_MB
 ) -> Imported:
     """Write a pack of a dump's attention calls.
 
@@ -83,12 +82,12 @@ class _Maker:
         self.problems: list[str] = []
         self.passes = self.kept = self.checked = 0
 
-    def add_passes(self, passes: Iterable[ForwardPass]) -> None:
+    def add_passes(self, passes: Iterable[DumpedPass]) -> None:
         """Add the calls of a server's forward passes."""
         known = Histories()
         for one in passes:
             self.passes += 1
-            parts: list[tuple[SequencePart, list[Piece]]] = []
+            parts: list[tuple[SequencePart, list[CachedRows]]] = []
             for part in one.sequences:
                 prefix, why = choose(known.prefixes(part), lambda pieces, part=part, one=one: _fits(one, part, pieces))  # type: ignore[misc]
                 if prefix is None:
@@ -101,7 +100,7 @@ class _Maker:
                     self._add_layer(one, layer, parts)
 
     def _add_layer(
-        self, forward_pass: ForwardPass, layer: int, parts: Sequence[tuple[SequencePart, list[Piece]]]
+        self, forward_pass: DumpedPass, layer: int, parts: Sequence[tuple[SequencePart, list[CachedRows]]]
     ) -> None:
         here = [(part, prefix) for part, prefix in parts if keys_values(prefix, layer) is not None]
         if len(here) < len(parts):
@@ -160,7 +159,9 @@ class _Maker:
         return Imported(manifest, self.passes, self.checked, with_prefix, refused)
 
 
-def call_of(forward_pass: ForwardPass, layer: int, parts: Sequence[tuple[SequencePart, list[Piece]]]) -> AttentionCall:
+def call_of(
+    forward_pass: DumpedPass, layer: int, parts: Sequence[tuple[SequencePart, list[CachedRows]]]
+) -> AttentionCall:
     """Make the call of one layer for some of a pass's sequences, each with its prefix."""
     tensors: LayerCall = forward_pass.layers[layer]
     q, k, v, lens_q, lens_k = [], [], [], [], []
@@ -187,7 +188,7 @@ def _masked_right(whole_call: WholeCall) -> AttentionCall:
     return other
 
 
-def _fits(forward_pass: ForwardPass, part: SequencePart, pieces: list[Piece]) -> bool | None:
+def _fits(forward_pass: DumpedPass, part: SequencePart, pieces: list[CachedRows]) -> bool | None:
     """Return True if this prefix gives the dumped output of the first layer that has one; None if none has."""
     for layer, tensors in forward_pass.layers.items():
         if tensors.out is not None and keys_values(pieces, layer) is not None:

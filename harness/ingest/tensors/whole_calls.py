@@ -55,28 +55,19 @@ def _from_hooks(base: str, group: dict[str, StoredTensor], problems: list[str]) 
     if q.ndim == 3:
         q, k, v = (x[None].transpose(1, 2) for x in (q, k, v))
         out = out[None] if out is not None else None
-    if (
-        q.ndim != 4
-        or k.ndim != 4
-        or v.shape[:3] != k.shape[:3]
-        or q.shape[0] != k.shape[0]
-        or q.shape[1] % k.shape[1]
-        or q.shape[2] > k.shape[2]
-    ):
-        problems.append(
-            f"{base}: shapes {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)} are not [batch, heads, tokens, dim]"
-        )
+    batched = q.ndim == k.ndim == v.ndim == 4 and q.shape[0] == k.shape[0] and v.shape[:3] == k.shape[:3]
+    if not batched or q.shape[1] % k.shape[1] or q.shape[2] > k.shape[2]:
+        shapes = ", ".join(str(tuple(x.shape)) for x in (q, k, v))
+        problems.append(f"{base}: shapes {shapes} are not [batch, heads, tokens, dim]")
         return
     if out is not None and out.ndim == 3:
         out = out.reshape(q.shape[0], q.shape[2], q.shape[1], -1)
     elif out is not None and out.shape[1:3] == q.shape[1:3] and q.shape[1] != q.shape[2]:
         out = out.transpose(1, 2)
     for b in range(q.shape[0]):
-        packed = [x[b].transpose(0, 1).contiguous() for x in (q, k, v)]
-        yield WholeCall(
-            packed_call(packed[0], packed[1], packed[2], [q.shape[2]], [k.shape[2]], layer),
-            None if out is None else out[b].contiguous(),
-        )
+        rows = [x[b].transpose(0, 1).contiguous() for x in (q, k, v)]
+        call = packed_call(rows[0], rows[1], rows[2], [q.shape[2]], [k.shape[2]], layer)
+        yield WholeCall(call, None if out is None else out[b].contiguous())
 
 
 def packed_call(

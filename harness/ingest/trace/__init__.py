@@ -1,6 +1,1 @@
-"""Traces of engines and profilers: read, checked by a state machine, and compared."""
-
-from assay.harness.ingest.trace.chrome import ChromeReader
-from assay.harness.ingest.trace.mlc import MlcReader
-
-READERS = (MlcReader(), ChromeReader())
+"""Traces of engines and profilers: read, checked against the rules of `steps.RULES`, and compared."""

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import bisect
 import re
-from array import array
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from assay.harness.ingest.result import Document, Excerpt, FileRead
-from assay.harness.ingest.source import Source
+from assay.harness.ingest.result import Excerpt, Fact, FactTable, FileDocument, FileRead
+from assay.harness.ingest.source_file import SourceFile
+from assay.harness.ingest.timeline import MAX_COLUMNS, MAX_LANES, MAX_TRACKS, Lane, Timeline, TimelineTrack, cell
 from assay.harness.ingest.trace.json_events import GZIP, EventStream
-from assay.harness.ingest.trace.model import Segment, SegmentKind, StepPool, Trace, Track
 from assay.harness.ingest.trace.spans import Span, Spans
+from assay.harness.ingest.trace.steps import (
+    ROWS_SHOWN,
+    Segment,
+    SegmentKind,
+    StepTrace,
+    TraceStep,
+    Track,
+    Violation,
+    findings_of,
+    left_out,
+    totals,
+)
 from assay.harness.text import one_line
 
 _SHOWN = 5
@@ -23,14 +33,19 @@ KERNELS = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 _OPERATORS = frozenset({"cpu_op"})
 _ANNOTATIONS = frozenset({"user_annotation"})
 MLC, PYTORCH, UNKNOWN = "MLC-LLM's event recorder", "PyTorch's profiler", "an unknown writer"
-
-_ID, _TITLE = "chrome-trace", "Chrome trace events"
+_WITHOUT_CATEGORY = {"M": "metadata", "C": "counter", **dict.fromkeys("iI", "instant"), **dict.fromkeys("stf", "flow")}
 _HEAD = re.compile(r'\s*(?:\[\s*\{\s*"(?:ph|name|cat|pid|tid|ts|dur|args|id)"|\{.*"traceEvents"\s*:\s*\[)', re.DOTALL)
 _STEP = re.compile(r"step\[(\w+)")
 _PHASES: dict[str, SegmentKind] = {
     "EXTEND": "extend", "DECODE": "decode", "VERIFY": "decode", "MIXED": "mixed", "IDLE": "idle",
 }  # fmt: skip
-_PROFILER_STEP = re.compile(r"ProfilerStep#\d+")
+_PASSES: tuple[Callable[[str], object], ...] = (
+    _STEP.match,
+    lambda name: phase_of(name) != "other",
+    re.compile(r"ProfilerStep#\d+").fullmatch,
+)
+"""Names of annotations that are forward passes: SGLang's ``step[…]`` come first, then names with a phase in them, then those of
+PyTorch's scheduler."""
 _COUNTED = re.compile(r" \(\d+\)$")
 _FRONT_END = frozenset({
     "receive request", "invoke generate", "tokenization", "detokenization", "callback", "yield delta output",
@@ -41,66 +56,84 @@ _STEP_BEGINS = frozenset({"embedding", "proposal embedding", "verify embedding"}
 """What each step of MLC-LLM's engine begins with."""
 
 
-@dataclass(frozen=True)
-class LoadedProfile:
-    """A profile, how much of it was understood, and its spans."""
+class ChromeReader:
+    """Reads Chrome trace events."""
 
-    trace: Trace
-    file: FileRead
-    spans: Spans
+    id, title = "chrome-trace", "Chrome trace events"
+
+    def recognises(self, source: SourceFile) -> bool:
+        """Return True if the file begins with trace events, compressed or not."""
+        if source.head.startswith(GZIP):
+            first = next(EventStream(source.path).events(), None)
+            return first is not None and isinstance(first.value, dict) and "ph" in first.value
+        return _HEAD.match(source.head_text) is not None
+
+    def read(self, source: SourceFile) -> FileDocument:
+        """Read it: passes, kernels, and what does not begin or end."""
+        trace = self.steps(source)
+        return FileDocument(
+            file=trace.file, facts=tuple(_facts(trace)), tables=(_kernels(trace), _passes(trace)),
+            findings=findings_of(trace, {}), timeline=self.timeline(trace),
+        )  # fmt: skip
+
+    def steps(self, source: SourceFile) -> StepTrace:
+        """Read all events of a file, one at a time."""
+        stream, spans = EventStream(source.path), Spans()
+        unread: list[Excerpt] = []
+        number = refused = 0
+        for number, value, text in stream.events():
+            if not spans.add(number, value):
+                refused += 1
+                if len(unread) < _SHOWN:
+                    unread.append(Excerpt(first=number, last=number, text=one_line(text or repr(value)[:400])))
+        violations = spans.violations()
+        if stream.ended and (stream.head or "compressed" in stream.ended):
+            violations.append(Violation("trace-cut-off", "end of the file", stream.ended, (number,) if number else ()))
+        writer = _writer(spans, stream.head)
+        tracks = tuple(_requests(spans)) if writer == MLC else _profile(spans)
+        violations += _decoded_before_prefill(tracks) if writer == MLC else ()
+        return StepTrace(
+            FileRead.of(
+                source, self.id, f"{self.title} of {writer}", number - refused, refused, "event", unread,
+                filter(None, [stream.ended]),
+            ),
+            writer, tracks, violations=tuple(violations), stated=tuple(_stated(spans, tracks)),
+        )  # fmt: skip
+
+    def timeline(self, trace: StepTrace) -> Timeline:
+        """Draw a profile by track and phase: how much of each column something ran."""
+        tracks = [track for track in trace.tracks if track.segments]
+        timed = [
+            (time, time + duration)
+            for track in tracks
+            for segment in track.segments
+            for time, duration in zip(segment.times, segment.durations, strict=True)
+        ]
+        low, high = min((begin for begin, _ in timed), default=0.0), max((end for _, end in timed), default=0.0)
+        return Timeline(
+            axis="ms", low=0.0, high=(high - low) / 1e3,
+            tracks=tuple(_lanes(track, low, (high - low) / MAX_COLUMNS or 1.0) for track in tracks[:MAX_TRACKS]),
+            left_out=max(0, len(tracks) - MAX_TRACKS),
+        )  # fmt: skip
 
 
 def phase_of(name: str) -> SegmentKind:
     """Infer the phase that a name states: SGLang's ``step[DECODE bs=4]``, or a word in it; "other" if it states none."""
-    if found := _STEP.match(name):
-        return _PHASES.get(found[1], "other")
+    if step := _STEP.match(name):
+        return _PHASES.get(step[1], "other")
     lower = name.lower()
     if "prefill" in lower or "extend" in lower:
         return "extend"
     return "decode" if "decode" in lower or "verify" in lower else "other"
 
 
-def is_chrome_trace(source: Source) -> bool:
-    """Return True if a file begins like Chrome trace events, compressed or not."""
-    if source.head.startswith(GZIP):
-        stream = EventStream(source.path)
-        first = next(stream.events(), None)
-        return first is not None and isinstance(first.value, dict) and "ph" in first.value
-    return _HEAD.match(source.head_text) is not None
-
-
-def load(source: Source) -> LoadedProfile:
-    """Read all events of a file, one at a time."""
-    stream, spans = EventStream(source.path), Spans()
-    unread: list[Excerpt] = []
-    number = refused = 0
-    for event in stream.events():
-        number = event.number
-        if not spans.add(number, event.value):
-            refused += 1
-            if len(unread) < _SHOWN:
-                text = one_line(event.text or repr(event.value)[:400])
-                unread.append(Excerpt(first=number, last=number, text=text))
-    spans.finish()
-    whole_object = bool(stream.head)
-    if stream.ended and (whole_object or "compressed" in stream.ended):
-        spans.found.add("trace-cut-off", "end of the file", stream.ended, number)
-    writer = _writer(spans, stream.head)
-    tracks = _requests(spans) if writer == MLC else _profile(spans)
-    trace = Trace("chrome-trace", writer, "event", None, tracks, tuple(spans.found.kept), dict(spans.found.counts))
-    notes = (stream.ended,) if stream.ended else ()
-    file = FileRead.of(source, _ID, f"{_TITLE} of {writer}", number - refused, refused, "event", unread, notes)
-    return LoadedProfile(trace, file, spans)
-
-
 def _writer(spans: Spans, head: str) -> str:
-    categories = spans.categories()
+    categories = {span.cat for span in spans.all}
     if categories & (KERNELS | _OPERATORS | _ANNOTATIONS) or '"schemaVersion"' in head:
         return PYTORCH
     phases = {phase for phase, _ in spans.kinds}
-    timed = spans.all()[:100]
-    if timed and categories == {""} and phases <= set("BEi") and all(
-        span.pid == "1" and (span.name == "finish" or _COUNTED.search(span.name)) for span in timed
+    if categories == {""} and phases <= set("BEi") and all(
+        span.pid == "1" and (span.name == "finish" or _COUNTED.search(span.name)) for span in spans.all[:100]
     ):  # fmt: skip
         return MLC
     return UNKNOWN
@@ -108,151 +141,182 @@ def _writer(spans: Spans, head: str) -> str:
 
 def _profile(spans: Spans) -> tuple[Track, ...]:
     """List the tracks of a profile: its devices, or its threads if no device ran anything; of another writer, all threads."""
-    pool, categories = StepPool(), spans.categories()
-    passes = Passes(spans.all(_ANNOTATIONS))
-    if categories & KERNELS:
+    pass_at = _pass_at(spans.of(_ANNOTATIONS))
+    kernels, operators = spans.of(KERNELS), spans.of(_OPERATORS)
+    groups: dict[tuple[str, str], list[Span]] = defaultdict(list)
+    for span in kernels or operators or spans.all:
+        groups[span.pid, "" if kernels else span.tid].append(span)
+    if kernels:
         launches = spans.launches()
-        by_device: dict[str, list[Span]] = defaultdict(list)
-        for kernel in spans.all(KERNELS):
-            by_device[kernel.pid].append(kernel)
-        tracks = [
-            Track(f"device {device}", "device", _passes(pool, kernels, passes, launches))
-            for device, kernels in sorted(by_device.items())
-        ]
-        return tuple(tracks)
+        return tuple(
+            Track(f"device {device}", "device", _segments(ran, pass_at, launches))
+            for (device, _), ran in sorted(groups.items())
+        )
+    return tuple(
+        Track(f"thread {number}", "thread", _segments(ran, pass_at, {}))
+        for number, ran in enumerate(groups.values(), 1)
+    )
+
+
+def _pass_at(annotations: Sequence[Span]) -> Callable[[Span], Span | None]:
+    """Make what finds the forward pass in which a thread was when a span began: the outermost annotation that names one."""
+    named = ([span for span in annotations if rule(span.name)] for rule in _PASSES)
     by_thread: dict[tuple[str, str], list[Span]] = defaultdict(list)
-    for span in spans.all(_OPERATORS if categories & _OPERATORS else None):
-        by_thread[span.pid, span.tid].append(span)
-    threads = by_thread.values()
-    return tuple(
-        Track(f"thread {number}", "thread", _passes(pool, ones, passes, {})) for number, ones in enumerate(threads, 1)
-    )
+    for span in sorted(next(filter(None, named), []), key=lambda span: (span.ts, -span.dur)):
+        thread = by_thread[span.pid, span.tid]
+        if not thread or span.ts >= thread[-1].end:
+            thread.append(span)
+
+    def found(span: Span) -> Span | None:
+        thread = by_thread.get((span.pid, span.tid), [])
+        at = bisect.bisect_right(thread, span.ts, key=lambda begun: begun.ts) - 1
+        return thread[at] if at >= 0 and span.ts <= thread[at].end else None
+
+    return found
 
 
-class Passes:
-    """The forward passes of a profile: the outermost annotations that say what they are, by thread.
-
-    SGLang's ``step[…]`` come first, then names with a phase in them, then ``ProfilerStep#…`` of PyTorch's scheduler.
-    """
-
-    def __init__(self, annotations: Sequence[Span]) -> None:
-        rules: tuple[Callable[[str], bool], ...] = (
-            lambda name: _STEP.match(name) is not None,
-            lambda name: phase_of(name) != "other",
-            lambda name: _PROFILER_STEP.fullmatch(name) is not None,
-        )
-        chosen = next(
-            (found for rule in rules if (found := [annotation for annotation in annotations if rule(annotation.name)])),
-            [],
-        )
-        self._by_thread: dict[tuple[str, str], list[Span]] = defaultdict(list)
-        for one in sorted(chosen, key=lambda one: (one.ts, -one.dur)):
-            thread = self._by_thread[one.pid, one.tid]
-            if not thread or one.ts >= thread[-1].ts + thread[-1].dur:
-                thread.append(one)
-        self._begins = {key: [one.ts for one in ones] for key, ones in self._by_thread.items()}
-
-    def of(self, pid: str, tid: str, ts: float) -> Span | None:
-        """Return the pass in which a thread was at a time; None if it was in none."""
-        begins = self._begins.get((pid, tid))
-        if not begins:
-            return None
-        at = bisect.bisect_right(begins, ts) - 1
-        one = self._by_thread[pid, tid][at] if at >= 0 else None
-        return one if one is not None and ts <= one.ts + one.dur else None
-
-
-def _passes(pool: StepPool, spans: list[Span], passes: Passes, launches: dict[int, Span]) -> tuple[Segment, ...]:
+def _segments(
+    spans: list[Span], pass_at: Callable[[Span], Span | None], launches: Mapping[int, Span]
+) -> tuple[Segment, ...]:
     """Group spans by the pass that launched them; what runs between passes becomes segments of its own."""
-    spans.sort(key=lambda one: (one.ts, -one.dur, one.number))
-    groups: dict[tuple[int, int], list[Span]] = defaultdict(list)
-    found: dict[int, Span] = {}
+    groups: dict[tuple[int, bool], list[Span]] = defaultdict(list)
+    labels: dict[int, str] = {}
     latest = 0
-    for span in spans:
-        launch = launches.get(span.correlation, span) if span.correlation >= 0 else span
-        one = passes.of(launch.pid, launch.tid, launch.ts)
-        if one is None:
-            groups[latest, 1].append(span)
-        else:
-            latest = max(latest, one.number)
-            found[one.number] = one
-            groups[one.number, 0].append(span)
-    order = sorted(groups.items(), key=lambda item: item[1][0].ts)
-    return tuple(
-        _segment(pool, found[number].name if not outside else "", ones, outside == 1)
-        for (number, outside), ones in order
-    )
+    for span in sorted(spans, key=lambda span: (span.ts, -span.dur, span.number)):
+        inside = pass_at(launches.get(span.correlation, span))
+        if inside is not None:
+            latest = max(latest, inside.number)
+            labels[inside.number] = inside.name
+        groups[inside.number if inside else latest, inside is not None].append(span)
+    made = []
+    for (number, named), ran in sorted(groups.items(), key=lambda item: item[1][0].ts):
+        label = labels[number] if named else ""
+        # By stream: how kernels of different streams interleave differs from run to run.
+        made.append(_segment(sorted(ran, key=lambda span: span.tid), label, phase_of(label)))
+    return tuple(made)
 
 
-def _segment(pool: StepPool, label: str, spans: Iterable[Span], outside: bool) -> Segment:
-    # By stream: how kernels of different streams interleave differs from run to run.
-    ones = sorted(spans, key=lambda span: (span.tid, span.ts, -span.dur, span.number))
-    kind: SegmentKind = "other" if outside else phase_of(label)
+def _segment(spans: Sequence[Span], label: str, kind: SegmentKind) -> Segment:
     return Segment(
-        label, kind, pool.sequence([pool.step("call", one.name) for one in ones]),
-        array("q", (one.number for one in ones)), array("d", (one.ts for one in ones)),
-        array("d", (one.dur for one in ones)),
+        label, kind, tuple(TraceStep("call", span.name) for span in spans), [span.number for span in spans],
+        [span.ts for span in spans], [span.dur for span in spans],
     )  # fmt: skip
 
 
-def _requests(spans: Spans) -> tuple[Track, ...]:
-    """List the requests of MLC-LLM's recorder: the steps of the engine, and what its Python side did, name by name."""
-    pool = StepPool()
-    by_request: dict[str, list[Span]] = {}
-    for span in spans.all():
-        name = _COUNTED.sub("", span.name)
-        by_request.setdefault(span.tid, []).append(span._replace(name=name, tid=""))
-    tracks = []
-    for number, ones in enumerate(by_request.values(), 1):
-        ones.sort(key=lambda one: (one.ts, -one.dur, one.name))
+def _requests(spans: Spans) -> Iterator[Track]:
+    """Yield the requests of MLC-LLM's recorder: the steps of the engine, and what its Python side did, name by name."""
+    by_request: dict[str, list[Span]] = defaultdict(list)
+    for span in spans.all:
+        by_request[span.tid].append(span._replace(name=_COUNTED.sub("", span.name)))
+    for number, ran in enumerate(by_request.values(), 1):
         engine: list[list[Span]] = [[]]
         front: dict[str, list[Span]] = defaultdict(list)
-        for one in ones:
-            if one.name in _FRONT_END:
-                front[one.name].append(one)
+        for span in sorted(ran, key=lambda span: (span.ts, -span.dur, span.name)):
+            if span.name in _FRONT_END:
+                front[span.name].append(span)
                 continue
-            if one.name in _STEP_BEGINS:
+            if span.name in _STEP_BEGINS:
                 engine.append([])
-            engine[-1].append(one)
-        segments = [_step(pool, group) for group in engine if group]
-        _check_order(spans, number, segments)
-        tracks.append(Track(f"request {number}", "request", tuple(segments)))
-        beside = tuple(_segment(pool, name, group, True) for name, group in sorted(front.items()))
-        if beside:
-            tracks.append(Track(f"request {number}, front end", "request", beside))
-    return tuple(tracks)
+            engine[-1].append(span)
+        yield Track(
+            f"request {number}", "request", tuple(_segment(group, "", _phase(group)) for group in engine if group)
+        )
+        if front:
+            beside = tuple(_segment(group, name, "other") for name, group in sorted(front.items()))
+            yield Track(f"request {number}, front end", "request", beside)
 
 
-def _check_order(spans: Spans, request: int, segments: Sequence[Segment]) -> None:
-    """Check that a request is prefilled before it is decoded."""
-    kinds = [segment.kind for segment in segments]
-    first = next((i for i, kind in enumerate(kinds) if kind == "decode"), len(kinds))
-    if first < len(kinds) and not {"extend", "mixed"} & set(kinds[:first]):
-        says = "the request is decoded, and nothing was prefilled"
-        spans.found.add("trace-decode-before-prefill", f"request {request}", says, segments[first].first)
-
-
-def _step(pool: StepPool, spans: list[Span]) -> Segment:
+def _phase(spans: Sequence[Span]) -> SegmentKind:
     kinds = {phase_of(span.name) for span in spans} - {"other"}
-    kind: SegmentKind = next(iter(kinds)) if len(kinds) == 1 else "mixed" if kinds else "other"
-    return Segment(
-        "", kind, pool.sequence([pool.step("call", span.name) for span in spans]),
-        array("q", (span.number for span in spans)), array("d", (span.ts for span in spans)),
-        array("d", (span.dur for span in spans)),
-    )  # fmt: skip
+    return kinds.pop() if len(kinds) == 1 else "mixed" if kinds else "other"
 
 
-class ChromeReader:
-    """Reads Chrome trace events."""
+def _decoded_before_prefill(tracks: Sequence[Track]) -> Iterator[Violation]:
+    """Yield the requests that are decoded before they are prefilled."""
+    for track in tracks:
+        first = next((one for one in track.segments if one.kind in ("extend", "mixed", "decode")), None)
+        if first is not None and first.kind == "decode":
+            says = "the request is decoded, and nothing was prefilled"
+            yield Violation("trace-decode-before-prefill", track.name, says, (first.first,))
 
-    id, title = _ID, _TITLE
 
-    def recognises(self, source: Source) -> bool:
-        """Return True if the file begins with trace events, compressed or not."""
-        return is_chrome_trace(source)
+def _stated(spans: Spans, tracks: Sequence[Track]) -> Iterator[Fact]:
+    what = Counter[str]()
+    for (phase, cat), number in spans.kinds.items():
+        what[cat or _WITHOUT_CATEGORY.get(phase, "span")] += number
+    common = ", ".join(f"{one_line(name, 40)} {number:,}" for name, number in what.most_common(12))
+    length = max((span.end for span in spans.all), default=0.0) - min((span.ts for span in spans.all), default=0.0)
+    yield Fact(id="events", title="Events by category", text=common or "none")
+    yield Fact(id="length", title="From the first event to the last", text=f"{length / 1e3:,.3f} ms")
+    given = [spans.process_names.get(track.name.removeprefix("device "), "") for track in tracks[:20]]
+    named = [f"{track.name} ({name})" if name and track.kind == "device" else track.name
+             for track, name in zip(tracks, given, strict=False)]  # fmt: skip
+    yield Fact(id="tracks", title="Tracks", text=", ".join(named) or "none")
 
-    def read(self, source: Source) -> Document:
-        """Read it: passes, kernels, and what does not begin or end."""
-        from assay.harness.ingest.trace.chrome_facts import document
 
-        return document(load(source))
+def _facts(trace: StepTrace) -> Iterator[Fact]:
+    yield Fact(id="writer", title="Written by", text=trace.writer)
+    yield from trace.stated
+    kinds = Counter(segment.kind for segment in trace.segments)
+    phases = ", ".join(f"{kind} {number:,}" for kind, number in sorted(kinds.items()))
+    yield Fact(id="segments", title="Segments by phase", text=phases or "none")
+    if trace.writer == MLC:
+        engine = trace.tracks[:40:2]
+        sampled = [str(sum(step.name == "sampling" for s in track.segments for step in s.steps)) for track in engine]
+        yield Fact(id="tokens", title="Tokens sampled, by request", text=", ".join(sampled))
+
+
+def _kernels(trace: StepTrace) -> FactTable:
+    counts, times = totals(trace)
+    whole = sum(times.values()) or 1.0
+    rows = tuple(
+        (one_line(name, 300), phase, f"{counts[phase, name]:,}", f"{time / 1e3:,.3f}", f"{100 * time / whole:.1f}")
+        for (phase, name), time in sorted(times.items(), key=lambda item: (-item[1], item[0]))[:ROWS_SHOWN]
+    )
+    columns = ("name", "phase", "count", "ms", "% of all")
+    return FactTable(
+        id="kernels", title="What ran, by name and phase", columns=columns, rows=rows, note=left_out(len(times))
+    )
+
+
+def _passes(trace: StepTrace) -> FactTable:
+    groups: dict[tuple[str, str, int], list[Segment]] = defaultdict(list)
+    for track in trace.tracks:
+        for segment in track.segments:
+            groups[track.name, segment.kind, len(segment.steps)].append(segment)
+    rows = tuple(
+        (track, kind, f"{steps:,}", f"{len(same):,}", one_line(same[0].label, 80), f"{same[0].first:,}")
+        for (track, kind, steps), same in list(groups.items())[:ROWS_SHOWN]
+    )
+    columns = ("track", "phase", "steps", "segments", "label of the first", "its first event")
+    return FactTable(
+        id="passes", title="Segments with as many steps", columns=columns, rows=rows, note=left_out(len(groups))
+    )
+
+
+def _lanes(track: Track, low: float, width: float) -> TimelineTrack:
+    busy: dict[SegmentKind, list[float]] = {}
+    for segment in track.segments:
+        shares = busy.setdefault(segment.kind, [0.0] * MAX_COLUMNS)
+        end = low
+        # Nested and concurrent spans are counted once: from where the one before it ended.
+        for time, duration in sorted(zip(segment.times, segment.durations, strict=True)):
+            _fill(shares, max(time, end) - low, time + duration - low, width)
+            end = max(end, time + duration)
+    steps = sum(len(segment.steps) for segment in track.segments)
+    lanes = tuple(
+        Lane(name=kind, kind="other" if kind == "setup" else kind, cells="".join(map(cell, shares)))
+        for kind, shares in sorted(busy.items())
+    )
+    note = f"{len(track.segments):,} segments, {steps:,} steps"
+    return TimelineTrack(name=track.name, note=note, lanes=lanes[:MAX_LANES])
+
+
+def _fill(shares: list[float], start: float, stop: float, width: float) -> None:
+    """Add an interval to the columns that it covers; a cell shows even the shortest span."""
+    if stop < start:
+        return
+    first, last = (min(MAX_COLUMNS - 1, max(0, int(at / width))) for at in (start, stop))
+    for column in range(first, last + 1):
+        covered = min(stop, (column + 1) * width) - max(start, column * width)
+        shares[column] = min(1.0, shares[column] + max(covered / width, 1e-6))

@@ -1,4 +1,4 @@
-"""The spans of a Chrome trace, held in flat arrays: begins matched with their ends, kernels with their launches.
+"""The spans of a Chrome trace: begins matched with their ends, kernels with their launches.
 
 Read off what writes them: PyTorch 2.11 and 2.13 (complete events "X", flows, instants, metadata; kernels carry
 ``args.correlation``, which the call that launched them shares), ``event_trace_recorder.cc`` of MLC-LLM at 79d603f ("B", "E", "i";
@@ -8,13 +8,12 @@ a request is a thread), and SGLang 0.5.23's ``utils/profile_merger.py`` (the ran
 from __future__ import annotations
 
 import math
-from array import array
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from sys import intern
 from typing import Any, NamedTuple
 
-from assay.harness.ingest.trace.machine import Balance, Violations
+from assay.harness.ingest.trace.steps import Violation
 from assay.harness.text import one_line
 
 _PHASES = frozenset("XBEbneiIMCstfSTpFPORNDvVc()")
@@ -44,36 +43,30 @@ class Span(NamedTuple):
     ts: float
     dur: float
     number: int
-    correlation: int
+    correlation: int = -1
+
+    @property
+    def end(self) -> float:
+        """Its end in microseconds."""
+        return self.ts + self.dur
 
 
-@dataclass
 class Spans:
     """Collects events one at a time.
 
     Attributes:
-        found: what is not balanced.
+        all: the spans, in the order of their ends.
         kinds: events that were understood, by ``ph`` and category.
         process_names: from the metadata.
     """
 
-    found: Violations = field(default_factory=Violations)
-    kinds: Counter[tuple[str, str]] = field(default_factory=Counter)
-    process_names: dict[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self._texts: dict[str, int] = {}
-        self._lanes: dict[tuple[str, str], int] = {}
-        self._name, self._cat, self._lane = array("l"), array("l"), array("l")
-        self._number, self._correlation = array("q"), array("q")
-        self._ts, self._dur = array("d"), array("d")
-        self._balance: Balance[tuple[str, ...]] = Balance()
-        self._begun: dict[int, tuple[str, str, float]] = {}
-        self._stacks: dict[tuple[str, str], list[tuple[tuple[str, ...], int]]] = {}
-        self._early: dict[tuple[str, ...], tuple[float, int]] = {}
-
-    def __len__(self) -> int:
-        return len(self._ts)
+    def __init__(self) -> None:
+        self.all: list[Span] = []
+        self.kinds: Counter[tuple[str, str]] = Counter()
+        self.process_names: dict[str, str] = {}
+        self._open: defaultdict[tuple[str, ...], list[Span]] = defaultdict(list)
+        self._unmatched: dict[tuple[str, ...], tuple[float, int]] = {}
+        self._violations: dict[int, Violation] = {}
 
     def add(self, number: int, event: Any) -> bool:
         """Take an event.
@@ -81,136 +74,86 @@ class Spans:
         Returns:
             Whether it was understood.
         """
-        if not isinstance(event, dict):
-            return False
-        phase = event.get("ph")
+        phase = event.get("ph") if isinstance(event, dict) else None
         if not isinstance(phase, str) or phase not in _PHASES or len(phase) != 1:
             return False
-        if phase in "XBEbneiI" and not self._timed(number, phase, event):
-            return False
-        if phase == "M":
-            self._metadata(event)
         cat = event.get("cat")
-        self.kinds[phase, cat if isinstance(cat, str) else ""] += 1
+        cat = intern(cat) if isinstance(cat, str) else ""
+        if phase in "XBEbneiI" and not self._timed(number, phase, cat, event):
+            return False
+        if phase == "M" and event.get("name") == "process_name" and isinstance(args := event.get("args"), dict):
+            self.process_names[str(event.get("pid", ""))] = one_line(str(args.get("name", "")), 60)
+        self.kinds[phase, cat] += 1
         return True
 
-    def _metadata(self, event: Mapping[str, Any]) -> None:
-        args = event.get("args")
-        if event.get("name") == "process_name" and isinstance(args, dict):
-            self.process_names[str(event.get("pid", ""))] = one_line(str(args.get("name", "")), 60)
-
-    def _timed(self, number: int, phase: str, event: Mapping[str, Any]) -> bool:
+    def _timed(self, number: int, phase: str, cat: str, event: Mapping[str, Any]) -> bool:
         ts, name = _finite(event.get("ts")), event.get("name", "" if phase == "E" else None)
         if ts is None or not isinstance(name, str):
             return False
-        cat, lane = event.get("cat"), (str(event.get("pid", "")), str(event.get("tid", "")))
-        cat = cat if isinstance(cat, str) else ""
+        pid, tid = (intern(str(event.get(key, ""))) for key in ("pid", "tid"))
+        span = Span(intern(name), cat, pid, tid, ts, 0.0, number)
         if phase == "X":
             dur = _finite(event.get("dur"))
             if dur is None or dur < 0:
                 return False
-            self._append(name, cat, lane, ts, dur, number, _correlation(event))
-        elif phase in "iIn":
-            self._append(name, cat, lane, ts, 0.0, number, -1)
-        elif phase in "BE":
-            self._duration(number, phase, name, cat, lane, ts)
-        else:
+            self.all.append(span._replace(dur=dur, correlation=_correlation(event)))
+        elif phase in "be":
             key = ("async", cat, str(event.get("id", event.get("id2", ""))), name)
-            self._begin(key, number, name, cat, ts) if phase == "b" else self._end(key, number, lane, ts)
+            self._open[key].append(span) if phase == "b" else self._end(key, span)
+        elif phase == "B":
+            self._begin(span)
+        elif phase == "E" and not name.startswith(_RECORDER_END):
+            self._end((pid, tid, name) if name else self._innermost(pid, tid), span)
+        else:  # MLC-LLM's instant "finish" gets its number before it is taken for the end of a span: "finish (0)" ends "(0)"
+            self.all.append(span._replace(name="finish") if phase == "E" else span)
         return True
 
-    def _duration(self, number: int, phase: str, name: str, cat: str, lane: tuple[str, str], ts: float) -> None:
-        key = (*lane, name)
-        if phase == "B":
-            early = self._early.pop(key, None)
-            if early is not None and early[0] == ts:
-                # MLC-LLM sorts by microsecond, and not stably: an end may stand before a begin of the same microsecond.
-                self._append(name, cat, lane, ts, 0.0, number, -1)
-                self.found.counts["trace-end-not-begun"] -= 1
-                self.found.kept = [one for one in self.found.kept if early[1] not in one.places]
-                return
-            self._begin(key, number, name, cat, ts)
-            self._stacks.setdefault(lane, []).append((key, number))
-        elif name.startswith(_RECORDER_END):
-            # MLC-LLM's instant "finish" gets its number before it is taken for the end of a span: "finish (0)" ends "(0)".
-            self._append("finish", cat, lane, ts, 0.0, number, -1)
+    def _begin(self, span: Span) -> None:
+        key = (span.pid, span.tid, span.name)
+        ended = self._unmatched.pop(key, None)
+        if ended is not None and ended[0] == span.ts:
+            # MLC-LLM sorts by microsecond, and not stably: an end may stand before a begin of the same microsecond.
+            self.all.append(span)
+            del self._violations[ended[1]]
         else:
-            self._end(key if name else self._top(lane), number, lane, ts)
+            self._open[key].append(span)
 
-    def _top(self, lane: tuple[str, str]) -> tuple[str, ...]:
+    def _innermost(self, pid: str, tid: str) -> tuple[str, ...]:
         """Return the span of a thread that an end without a name closes: the last one that is open."""
-        stack = self._stacks.get(lane, [])
-        while stack:
-            key, number = stack.pop()
-            if number in self._begun:
-                return key
-        return (*lane, "")
+        begun = [(spans[-1].number, key) for key, spans in self._open.items() if key[:2] == (pid, tid)]
+        return max(begun)[1] if begun else (pid, tid, "")
 
-    def _begin(self, key: tuple[str, ...], number: int, name: str, cat: str, ts: float) -> None:
-        self._balance.begin(key, number)
-        self._begun[number] = (name, cat, ts)
-
-    def _end(self, key: tuple[str, ...], number: int, lane: tuple[str, str], ts: float) -> None:
-        place = self._balance.end(key)
-        if place is None:
-            self._early[key] = (ts, number)
-            says = f"{one_line(key[-1], 60) or 'a span'} ends, and had not begun"
-            self.found.add("trace-end-not-begun", where(*lane), says, number)
+    def _end(self, key: tuple[str, ...], end: Span) -> None:
+        if begun := self._open.get(key):
+            span = begun.pop()
+            if not begun:
+                del self._open[key]
+            self.all.append(span._replace(dur=max(0.0, end.ts - span.ts), pid=end.pid, tid=end.tid))
             return
-        name, cat, begun = self._begun.pop(place)
-        self._append(name, cat, lane, begun, max(0.0, ts - begun), place, -1)
+        self._unmatched[key] = (end.ts, end.number)
+        self._break("trace-end-not-begun", end, f"{one_line(key[-1], 60) or 'a span'} ends, and had not begun")
 
-    def finish(self) -> None:
-        """Finish once all events were added: what has not ended is a violation."""
-        for key, number in self._balance.waiting():
-            lane = where(key[0], key[1]) if key[0] != "async" else "asynchronous"
-            self.found.add("trace-begin-not-closed", lane, f"{one_line(key[-1], 60)} begins, and does not end", number)
-        self.found.counts = {rule: count for rule, count in self.found.counts.items() if count}
+    def _break(self, rule: str, span: Span, says: str, where: str = "") -> None:
+        where = where or one_line(f"process {span.pid}, thread {span.tid}", 100)
+        self._violations[span.number] = Violation(rule, where, says, (span.number,))
 
-    def _append(
-        self, name: str, cat: str, lane: tuple[str, str], ts: float, dur: float, number: int, correlation: int
-    ) -> None:
-        texts = self._texts
-        self._name.append(texts.setdefault(name, len(texts)))
-        self._cat.append(texts.setdefault(cat, len(texts)))
-        self._lane.append(self._lanes.setdefault(lane, len(self._lanes)))
-        self._ts.append(ts)
-        self._dur.append(dur)
-        self._number.append(number)
-        self._correlation.append(correlation)
+    def violations(self) -> list[Violation]:
+        """List the ends that had not begun, then, once all events were added, the begins that do not end."""
+        early = list(self._violations.values())
+        for key, spans in self._open.items():
+            for span in spans:
+                says = f"{one_line(span.name, 60)} begins, and does not end"
+                self._break("trace-begin-not-closed", span, says, "asynchronous" if key[0] == "async" else "")
+        late = list(self._violations.values())[len(early) :]
+        return early + sorted(late, key=lambda one: one.places)
 
-    def all(self, categories: frozenset[str] | None = None) -> list[Span]:
-        """List the spans of some categories, or all, in the order of the file."""
-        names, lanes = list(self._texts), list(self._lanes)
-        wanted = None if categories is None else {self._texts[cat] for cat in categories if cat in self._texts}
-        return [
-            Span(
-                names[self._name[i]], names[self._cat[i]], *lanes[self._lane[i]], self._ts[i], self._dur[i],
-                self._number[i], self._correlation[i],
-            )
-            for i in range(len(self._ts))
-            if wanted is None or self._cat[i] in wanted
-        ]  # fmt: skip
-
-    def categories(self) -> set[str]:
-        """Return the categories that occur among the spans."""
-        names = list(self._texts)
-        return {names[i] for i in set(self._cat)}
+    def of(self, categories: frozenset[str]) -> list[Span]:
+        """List the spans of some categories."""
+        return [span for span in self.all if span.cat in categories]
 
     def launches(self) -> dict[int, Span]:
         """Return the calls that launched kernels, by correlation."""
-        return {span.correlation: span for span in self.all(_LAUNCHES) if span.correlation >= 0}
-
-    def bounds(self) -> tuple[float, float]:
-        """Return the first begin and the last end, in microseconds; zeros if there is no span."""
-        if not self._ts:
-            return 0.0, 0.0
-        return min(self._ts), max(ts + dur for ts, dur in zip(self._ts, self._dur, strict=True))
-
-
-def where(pid: str, tid: str) -> str:
-    """Describe a process and a thread."""
-    return one_line(f"process {pid}, thread {tid}", 100)
+        return {span.correlation: span for span in self.of(_LAUNCHES) if span.correlation >= 0}
 
 
 def _finite(value: Any) -> float | None:

@@ -25,7 +25,7 @@ def test_show(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     printed = capsys.readouterr().out
     assert "147 of 147 lines read" in printed
     assert "request 2 forks a sequence" in printed
-    assert "No rule of the state machine is broken." in printed
+    assert "No rule is broken." in printed
     assert "In order" in (tmp_path / "trace.html").read_text()
     assert call(monkeypatch, "show", FLASH) == 0
     assert "decode 4, extend 1, other 4" in capsys.readouterr().out

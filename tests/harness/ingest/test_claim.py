@@ -8,7 +8,7 @@ import pytest
 
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.ingest.claim import CheckedClaims, Outcome, check, parse, verify
-from assay.harness.ingest.statement import Statement
+from assay.harness.ingest.result import Statement
 from assay.reports.write import write_reports
 
 SUMMARY = "ALL TESTS PASSED, MMLU ~0.60+, ready for production"

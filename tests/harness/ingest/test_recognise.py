@@ -6,7 +6,7 @@ import pytest
 
 from assay.harness.errors import UsageError
 from assay.harness.ingest.recognise import UNKNOWN, ingest, readers
-from assay.harness.ingest.source import Source
+from assay.harness.ingest.source_file import SourceFile
 
 DATA = Path(__file__).parents[2] / "data"
 
@@ -98,7 +98,7 @@ def test_every_kind_of_file_finds_its_reader_and_no_other_takes_it(name: str, fo
     assert document.facts or document.tables
     *known, generic = readers()
     assert generic.id == "text"
-    takers = [one.id for one in known if one.recognises(Source.of(path))]
+    takers = [one.id for one in known if one.recognises(SourceFile.of(path))]
     assert len(takers) == 1
     assert format_.startswith(takers[0])
 

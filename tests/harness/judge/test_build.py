@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +11,7 @@ from types import ModuleType
 
 import pytest
 
+from assay.harness import judge
 from assay.harness.collect.plan import Plan, prepare
 from assay.harness.collect.run_folder import open_folder
 from assay.harness.config import RunSpec
@@ -17,7 +20,8 @@ from assay.harness.evidence.executed import KernelClaim
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import Failure, ServerManifest
 from assay.harness.evidence.records import Answer, Item, Token
-from assay.harness.judge.build import build
+from assay.harness.judge import latency_suite, policy_checks
+from assay.harness.judge.build import CLAIMS, build
 from assay.harness.sides import ROLES, Role
 
 QUESTIONS, GREEDY, COLD = 160, 128, 16
@@ -264,3 +268,13 @@ def test_a_report_needs_no_kernel(plan: Plan, tmp_path: Path, evidence: Evidence
     for path in here:
         path.write_text(path.read_text().replace("sage_attn", "no.such:kernel"))
     assert build(folder).verdict == "pass", "what it claims to compute is in the evidence"
+
+
+def test_no_claim_is_forgotten() -> None:
+    """Every module of the judge that makes a claim is looped over, or judged after the others."""
+    names = [name for _, name, _ in pkgutil.iter_modules(judge.__path__)]
+    modules = [importlib.import_module(f"{judge.__name__}.{name}") for name in names]
+    made = {module.__name__: module.claim for module in modules if hasattr(module, "claim")}
+    after = {latency_suite.claim, policy_checks.claim}
+    assert after < set(made.values())
+    assert set(made.values()) - after == {claim for claim in CLAIMS if claim.__name__ == "claim"}

@@ -10,7 +10,7 @@ import pytest
 from assay.harness.config import RunSpec, make_spec
 from assay.harness.evidence.envelope import EngineLimits, Envelope, EnvelopeCounts, Met, met_of
 from assay.harness.evidence.lengths import ranges_of
-from assay.harness.judge.decide import SuiteVerdict, decide
+from assay.harness.judge.decide import About, SuiteVerdict, decide
 from assay.harness.judge.envelope import check_envelope, envelope_result
 
 LIMITS = EngineLimits(chunk_tokens=512, context_tokens=4096)
@@ -167,5 +167,5 @@ def test_the_sentence_says_how_far_it_reaches_and_what_lies_outside() -> None:
     )
     assert "extend: more than 512 new tokens at once" in result.not_covered
     assert "decode by the candidate: it claims none" in result.not_covered
-    judged = decide("sage_attn", [PASSED], [], covers=result.sentence)
+    judged = decide("sage_attn", [PASSED], [], about=About(covers=result.sentence))
     assert any(result.sentence in reason for reason in judged.reasons)

@@ -9,9 +9,10 @@ import pytest
 
 from assay.harness.conditions import CACHED_PREFIX, PHASES
 from assay.harness.evidence.error_sums import SUMS
+from assay.harness.evidence.records import Answer
 from assay.harness.evidence.shadow_errors import FailedCalls, ShadowErrors, ShadowHeader
 from assay.harness.evidence.truth_errors import TruthErrors
-from assay.harness.judge import checks
+from assay.harness.judge import own_error as checks
 
 ASKED = ("mmlu", "layers")
 HEADS = 4
@@ -84,3 +85,26 @@ def test_the_advice_does_not_contradict_what_happened() -> None:
     assert ("URL" in here.settles, "URL" in elsewhere.settles) == (False, True)
     unasked = checks.check_cached_prefix([])
     assert (unasked.found, "--enable-cache-report" in unasked.settles) == ("no question was answered", False)
+
+
+def answer(cached: int | None) -> Answer:
+    return Answer(
+        suite="mmlu", role="candidate", item="i", prompt_hash="h", text="", finish_reason="stop", prompt_tokens=100,
+        completion_tokens=5, cached_tokens=cached, latency_s=1.0,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("cached", "status"),
+    [
+        ([54] * 10, "ok"),
+        ([1] * 4 + [16] * 4, "ok"),
+        ([1] * 5 + [54] * 4, "missing"),
+        ([15] * 10, "missing"),
+        ([1] * 10, "missing"),
+        ([None] * 10, "missing"),
+        ([], "missing"),
+    ],
+)
+def test_cached_prefix(cached: list[int | None], status: str) -> None:
+    assert checks.check_cached_prefix([answer(tokens) for tokens in cached]).status == status

@@ -14,7 +14,8 @@ from assay.harness.evidence.cause import LayerBound, ReplayResult
 from assay.harness.evidence.shadow_errors import FailedCalls, ShadowErrors
 from assay.harness.evidence.truth_errors import OUTPUT_SUMS, TruthErrors
 from assay.harness.evidence.worst_queries import WorstQueries
-from assay.harness.judge.layer_verdict import LayerEvidence, LayersJudgement, findings, judge_layers
+from assay.harness.judge.layer_verdict import LayerEvidence, findings, judge_layers
+from assay.harness.judge.report import SuiteResult
 from assay.harness.judge.truth_bounds import compare_with_noise
 from assay.harness.stats.noise_bound import FALSE_FLAGS
 from assay.harness.verdict import Finding, Severity
@@ -54,7 +55,7 @@ def shadowed(layer_diffs: ModuleType) -> Any:
     return make
 
 
-def judge(errors: ShadowErrors, made: ReplayResult | None = None, foreign: str = "", **policy: Any) -> LayersJudgement:
+def judge(errors: ShadowErrors, made: ReplayResult | None = None, foreign: str = "", **policy: Any) -> SuiteResult:
     made = replay() if made is None else made
     return judge_layers(make_spec(policy), LayerEvidence(errors, compare_with_noise(errors), made, foreign))
 

@@ -21,9 +21,12 @@ from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import PACK_FOLDER, pack_of
 from assay.harness.evidence.pack import CallMetadata, Source
 from assay.harness.evidence.shadow_errors import FOLDER, write_shadow_errors
-from assay.harness.judge.own_error import LayerDiff, layer_diff
+from assay.harness.judge.evidence import RunEvidence
+from assay.harness.judge.own_error import claim
+from assay.harness.judge.report import LayersResult, SuiteResult
 from assay.harness.offline.replay import replay_recorded
 from assay.harness.server.pack_writer import PackWriter
+from assay.harness.verdict import Finding
 
 CANDIDATE = "assay.harness.attention.sdpa:torch_sdpa"
 SPEC_DTYPE = torch.float32
@@ -60,28 +63,30 @@ def evidence(layer_diffs: ModuleType, tmp_path_factory: pytest.TempPathFactory) 
     return folder
 
 
-def judged(folder: RunFolder, changes: dict[str, Any]) -> LayerDiff:
-    """The layer diff with a changed examination of the recorded calls; the file is put back."""
+def judged(folder: RunFolder, changes: dict[str, Any]) -> tuple[SuiteResult, list[Finding], LayersResult]:
+    """Suite, causes and profile of the layer diff with a changed examination of the recorded calls; the file is put back."""
     path = folder.path / "cause.json"
     kept = path.read_bytes()
     made = folder.read(CAUSE)
     assert made is not None
     folder.write(CAUSE, ReplayResult.model_validate(made.model_dump() | changes))
     try:
-        found = layer_diff(folder, SPEC)
+        part = claim(RunEvidence.read(folder))
     finally:
         path.write_bytes(kept)
-    assert found is not None
-    return found
+    layers = part.parts["layers"]
+    assert part.suite is not None
+    assert isinstance(layers, LayersResult)
+    return part.suite, list(part.causes), layers
 
 
 def test_an_examination_of_these_calls_is_believed(evidence: RunFolder) -> None:
-    found = judged(evidence, {})
-    assert (found.suite.verdict, found.findings) == ("pass", ()), found.suite.why
-    assert [(row.layer, row.phase, row.cells) for row in found.result.against_truth] == [
+    suite, causes, layers = judged(evidence, {})
+    assert (suite.verdict, causes) == ("pass", []), suite.why
+    assert [(row.layer, row.phase, row.cells) for row in layers.against_truth] == [
         (0, "extend", 160), (1, "extend", 160),
     ]  # fmt: skip
-    assert not any(row.out_of_bounds for row in found.result.depth)
+    assert not any(row.out_of_bounds for row in layers.depth)
 
 
 @pytest.mark.parametrize(
@@ -93,20 +98,25 @@ def test_an_examination_of_these_calls_is_believed(evidence: RunFolder) -> None:
     ],
 )
 def test_an_examination_of_other_calls_is_not(evidence: RunFolder, changes: dict[str, Any], why: str) -> None:
-    found = judged(evidence, changes | {"worst": 37.0})
-    assert found.suite.verdict == "inconclusive"
-    assert why in found.suite.why
+    suite, _, _ = judged(evidence, changes | {"worst": 37.0})
+    assert suite.verdict == "inconclusive"
+    assert why in suite.why
 
 
 def test_a_recorded_call_out_of_bounds_is_a_regression_without_a_finding(evidence: RunFolder) -> None:
-    assert judged(evidence, {"worst": 37.0}).suite.verdict == "regression"
+    assert judged(evidence, {"worst": 37.0})[0].verdict == "regression"
 
 
 def test_a_kernel_that_could_not_be_run_on_the_recorded_calls_does_not_pass(evidence: RunFolder) -> None:
-    found = judged(evidence, {"not_run": "the kernel ended its process, which exited with status 0"})
-    assert found.suite.verdict == "inconclusive"
-    assert "the kernel ended its process, which exited with status 0" in found.suite.why
+    suite, _, _ = judged(evidence, {"not_run": "the kernel ended its process, which exited with status 0"})
+    assert suite.verdict == "inconclusive"
+    assert "the kernel ended its process, which exited with status 0" in suite.why
 
 
 def test_a_run_without_a_layer_diff_has_no_part(tmp_path: Path) -> None:
-    assert layer_diff(open_folder(prepare(SPEC), tmp_path / "run"), SPEC) is None
+    part = claim(RunEvidence.read(open_folder(prepare(SPEC), tmp_path / "run")))
+    assert (part.suite, part.causes, part.parts) == (None, (), {})
+    assert [(check.id, check.status) for check in part.checks] == [
+        ("cached-prefix", "missing"),
+        ("layers-compared", "missing"),
+    ]

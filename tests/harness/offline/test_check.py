@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -652,3 +653,9 @@ def test_a_call_whose_scores_are_scaled_by_zero_is_judged() -> None:
     assert_correct(rounded_oracle, call)
     with pytest.raises(AssertionError, match="causal mask top-left"):
         assert_correct(TOP_LEFT, call)
+
+
+@pytest.mark.parametrize("given", [{}, {"cases": []}])
+def test_an_unknown_option_is_refused_as_an_unknown_argument_is(given: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match="unexpected option 'dtype'; expected one of phases, dtypes"):
+        check_and_read(rounded_oracle, dtype="float32", **given)

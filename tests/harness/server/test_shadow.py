@@ -27,7 +27,7 @@ from assay.harness.evidence.pack import Source, rank_folder, read_pack
 from assay.harness.evidence.shadow_errors import ShadowErrors, read_shadow_errors
 from assay.harness.evidence.truth_errors import OUTPUT_SUMS, TRUTH_SUMS, own_error
 from assay.harness.evidence.worst_queries import COLUMNS
-from assay.harness.judge.checks import check_layers
+from assay.harness.judge.own_error import check_layers
 from assay.harness.judge.truth_bounds import AgainstNoise, compare_with_noise
 from assay.harness.offline.replay import diagnose_recorded
 from assay.harness.server import row_sample

@@ -28,10 +28,9 @@ def test_the_command_repeats_every_setting(more: dict[str, Any], tmp_path: Path)
     more = {**more, "repo": str(tmp_path)}  # the command refuses one that is not there
     spec = BisectSpec(**{**SETTINGS, **more})
     command = load_command("bisect").commands["commits"]
-    names = {"sources": "source", "conditions": "condition", "run_args": "run_arg"}
     parsed = command.make_context("commits", shlex.split(reproduce(spec, "c" * 40))[3:]).params
     for name, value in {**SETTINGS, **more, "good": "g" * 12, "bad": "c" * 12}.items():
-        found = parsed[names.get(name, name)]
+        found = parsed[name]
         assert (tuple(found) if isinstance(value, tuple) else type(value)(found)) == value, name
 
 

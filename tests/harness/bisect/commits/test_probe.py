@@ -13,7 +13,7 @@ import torch
 
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.bisect.commits.executor import BrokenEnvironment, Forks, run_build
-from assay.harness.bisect.commits.probe import Task
+from assay.harness.bisect.commits.probe import ProbeTask
 from assay.harness.bisect.commits.probe_calls import (
     ProbeCall,
     choose_calls,
@@ -48,8 +48,8 @@ def calls(tmp_path: Path) -> Path:
     return tmp_path / "calls"
 
 
-def task(tree: Path, calls: Path | None, kernel: str = "attn:forward", name_bug: bool = False) -> Task:
-    return Task(
+def task(tree: Path, calls: Path | None, kernel: str = "attn:forward", name_bug: bool = False) -> ProbeTask:
+    return ProbeTask(
         tree, (".", "src"), kernel, calls, tree.parent / "result.json", tree.parent / "log", name_bug, "assay again"
     )
 
@@ -175,7 +175,7 @@ def test_every_process_is_fresh_and_has_its_own_random_state(forks: Forks, tree:
 
 def test_a_result_that_cannot_be_written_blames_the_environment(forks: Forks, tree: Path, calls: Path) -> None:
     nowhere = Path("/proc/no-such-folder/result.json")  # not even root can create that folder
-    broken = Task(tree, (".",), "attn:forward", calls, nowhere, tree.parent / "log")
+    broken = ProbeTask(tree, (".",), "attn:forward", calls, nowhere, tree.parent / "log")
     with pytest.raises(BrokenEnvironment, match="without a result"):
         forks.run(broken, 60)
 

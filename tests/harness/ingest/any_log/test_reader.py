@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from assay.harness.ingest.any_log import READER
-from assay.harness.ingest.any_log.faults import fault
 from assay.harness.ingest.any_log.figures import figures
+from assay.harness.ingest.any_log.log_faults import fault
+from assay.harness.ingest.any_log.reader import AnyLog
 from assay.harness.ingest.claim import verify
 from assay.harness.ingest.recognise import UNKNOWN, ingest
-from assay.harness.ingest.result import Document
-from assay.harness.ingest.source import Source
+from assay.harness.ingest.result import FileDocument
+from assay.harness.ingest.source_file import SourceFile
 
 DATA = Path(__file__).parents[3] / "data" / "any_log"
 VLLM = (DATA / "vllm.txt").read_text()
@@ -29,13 +29,13 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
-def document(folder: Path, text: str) -> Document:
+def document(folder: Path, text: str) -> FileDocument:
     result = ingest([written(folder, text)])
     assert result.verdict == "inconclusive"
     return result.documents[0]
 
 
-def rows(found: Document) -> dict[str, tuple[str, ...]]:
+def rows(found: FileDocument) -> dict[str, tuple[str, ...]]:
     return {row[0]: row[1:] for table in found.tables for row in table.rows}
 
 
@@ -116,7 +116,9 @@ def test_bytes_are_no_text(tmp_path: Path) -> None:
 
 def test_a_traceback_without_an_end_is_kept(tmp_path: Path) -> None:
     path = written(tmp_path, 'Traceback (most recent call last):\n  File "a.py", line 3, in f\n    g()\n')
-    assert [fact.text for fact in READER.read(Source.of(path)).facts] == ["a traceback that does not end (a.py:3 in f)"]
+    assert [fact.text for fact in AnyLog().read(SourceFile.of(path)).facts] == [
+        "a traceback that does not end (a.py:3 in f)"
+    ]
 
 
 @pytest.mark.parametrize(

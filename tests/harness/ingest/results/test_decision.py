@@ -34,7 +34,7 @@ def test_a_loss_above_the_margin_is_a_regression() -> None:
     assert found.loss == pytest.approx(35 / 295)
     assert found.p_regression == p_not_above(40, 5, 295, 0.02)
     assert found.p_inferior == p_not_below(40, 5, 295, 0.02)
-    assert found.interval.low > 0.02
+    assert found.low > 0.02
 
 
 def test_a_gain_is_no_regression() -> None:
@@ -44,7 +44,7 @@ def test_a_gain_is_no_regression() -> None:
 def test_a_significant_loss_within_the_margin_passes_nothing_but_the_margin() -> None:
     wide = Rule(0.1, 0.05, 0.05)
     found = decide_pairs(pairs(same=980, lost=20), wide)
-    assert found.p_two_sided < 1e-4
+    assert found.p_mcnemar < 1e-4
     assert found.verdict == "pass"
     assert decide_pairs(pairs(same=980, lost=20), RULE).verdict == "inconclusive"
 

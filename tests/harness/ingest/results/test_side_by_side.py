@@ -6,7 +6,7 @@ from types import ModuleType
 import pytest
 
 from assay.harness.errors import UsageError
-from assay.harness.ingest.results.compare import Limits
+from assay.harness.ingest.results.compare_results import PassLimits
 from assay.harness.ingest.results.runs_comparison import RunRow, RunsComparison
 from assay.harness.ingest.results.side_by_side import compare_runs
 from assay.harness.judge.report import DepthRow, ErrorGrid, LayersResult, Report
@@ -35,7 +35,7 @@ def compared(tmp_path: Path, examples: ModuleType) -> RunsComparison:
     for name, own, head in (("a", 0.005, 0.002), ("b", 0.0052, 0.002), ("c", 1.4, 1.4)):
         paths.append(tmp_path / f"{name}.json")
         paths[-1].write_text(to_json(with_layers(examples.passing(), own, head)))
-    return compare_runs(paths, Limits())
+    return compare_runs(paths, PassLimits())
 
 
 def row(compared: RunsComparison, id_: str) -> RunRow:
@@ -79,9 +79,9 @@ def test_a_run_is_named_once(tmp_path: Path, examples: ModuleType) -> None:
     path = tmp_path / "a.json"
     path.write_text(to_json(examples.passing()))
     with pytest.raises(UsageError, match="twice"):
-        compare_runs([path, path], Limits())
+        compare_runs([path, path], PassLimits())
     with pytest.raises(UsageError, match="2 to 26"):
-        compare_runs([path], Limits())
+        compare_runs([path], PassLimits())
 
 
 def test_a_comparison_is_no_better_than_the_runs_own_verdict_and_an_error_is_not_better(
@@ -91,7 +91,7 @@ def test_a_comparison_is_no_better_than_the_runs_own_verdict_and_an_error_is_not
     failed = examples.regression().model_copy(update={"verdict": "error"})
     for path, report in zip(paths, (examples.regression(), failed, examples.regression()), strict=True):
         path.write_text(to_json(report))
-    compared = compare_runs(paths, Limits())
+    compared = compare_runs(paths, PassLimits())
     assert [one.compared for one in compared.runs] == [None, "error", "regression"]
     assert compared.runs[2].sentence.startswith("C's own verdict is regression: ")
     assert compared.exit_code == 1

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from assay.harness.ingest.recognise import ingest
-from assay.harness.ingest.sglang_log import READER, read_log
 from assay.harness.ingest.sglang_log.facts import Log
-from assay.harness.ingest.source import Source
+from assay.harness.ingest.sglang_log.sglang_reader import SglangLog, read_log
+from assay.harness.ingest.source_file import SourceFile
 
 PREFILL = re.compile(r"Prefill batch, #new-seq: \d+, #new-token: (\d+), #cached-token: (\d+),")
 
@@ -28,10 +28,10 @@ def counted(log: Log) -> tuple[int, int, int, int]:
     return log.kinds["prefill"], new, log.kinds["metric"], log.kinds["decode"]
 
 
-def copy(tmp_path: Path, data: bytes) -> Source:
+def copy(tmp_path: Path, data: bytes) -> SourceFile:
     path = tmp_path / "copy.log"
     path.write_bytes(data)
-    return Source.of(path)
+    return SourceFile.of(path)
 
 
 def test_cut_off_at_any_byte(seed_log: Path, tmp_path: Path) -> None:
@@ -65,8 +65,8 @@ def test_line_ends_and_encodings_change_nothing(encoding: str, seed_log: Path, t
     text = seed_log.read_text()
     data = text.replace("\n", "\r\n").encode() if encoding == "crlf" else text.encode(encoding)
     source = copy(tmp_path, data)
-    assert READER.recognises(source)
-    found, expected = READER.read(source), READER.read(Source.of(seed_log))
+    assert SglangLog().recognises(source)
+    found, expected = SglangLog().read(source), SglangLog().read(SourceFile.of(seed_log))
     assert (found.facts, found.tables, found.findings) == (expected.facts, expected.tables, expected.findings)
     assert found.file.unread == 0
 

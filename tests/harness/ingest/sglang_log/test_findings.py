@@ -6,27 +6,28 @@ from pathlib import Path
 import pytest
 from scipy.stats import binom
 
-from assay.harness.ingest.result import CitedFinding, Document
-from assay.harness.ingest.sglang_log import READER
-from assay.harness.ingest.source import Source
+from assay.harness.engines.sglang import failures
+from assay.harness.ingest.result import CitedFinding, FileDocument
+from assay.harness.ingest.sglang_log.sglang_reader import SglangLog
+from assay.harness.ingest.source_file import SourceFile
 
 
-def ingested(tmp_path: Path, text: str) -> Document:
+def ingested(tmp_path: Path, text: str) -> FileDocument:
     path = tmp_path / "x.log"
     path.write_text(text)
-    return READER.read(Source.of(path))
+    return SglangLog().read(SourceFile.of(path))
 
 
-def by_id(document: Document) -> dict[str, CitedFinding]:
+def by_id(document: FileDocument) -> dict[str, CitedFinding]:
     return {one.id: one for one in document.findings}
 
 
 @pytest.fixture
-def seed(seed_log: Path) -> Document:
-    return READER.read(Source.of(seed_log))
+def seed(seed_log: Path) -> FileDocument:
+    return SglangLog().read(SourceFile.of(seed_log))
 
 
-def test_all_findings_of_the_seed(seed: Document) -> None:
+def test_all_findings_of_the_seed(seed: FileDocument) -> None:
     assert {one.id: one.severity for one in seed.findings} == {
         "score-below-guessing": "serious",
         "score-below-bound": "serious",
@@ -58,7 +59,7 @@ def test_figures_by_server_are_not_trusted_where_the_time_goes_back(seed_log: Pa
     assert "score-below-guessing" in found
 
 
-def test_every_finding_cites_lines_that_say_so(seed: Document, seed_log: Path) -> None:
+def test_every_finding_cites_lines_that_say_so(seed: FileDocument, seed_log: Path) -> None:
     lines = seed_log.read_text().splitlines()
     words = {
         "score-below-guessing": "mmlu_score=0.125",
@@ -77,25 +78,25 @@ def test_every_finding_cites_lines_that_say_so(seed: Document, seed_log: Path) -
         assert any(words[finding.id] in line for line in cited), finding.id
 
 
-def test_the_p_value_is_that_of_the_exact_test(seed: Document) -> None:
+def test_the_p_value_is_that_of_the_exact_test(seed: FileDocument) -> None:
     evidence = by_id(seed)["score-below-guessing"].evidence[0]
     p = float(re.search(r"p = ([\d.e-]+)", evidence)[1])  # type: ignore[index]
     assert p == pytest.approx(binom.cdf(8, 64, 0.25), rel=0.02)
 
 
-def test_the_prefix_is_what_the_failing_test_has(seed: Document) -> None:
+def test_the_prefix_is_what_the_failing_test_has(seed: FileDocument) -> None:
     finding = by_id(seed)["prefix-untested"]
     assert finding.diagnosis.startswith("34 % of the prompt tokens of the failing test")
     assert "1.1 % of those of the passing tests" in finding.diagnosis  # 5 of 442
 
 
-def test_runaways_are_counted(seed: Document) -> None:
+def test_runaways_are_counted(seed: FileDocument) -> None:
     finding = by_id(seed)["runaway-generations"]
     assert "36 answers ran to the limit of 2048 tokens" in finding.diagnosis
     assert "64 s" in finding.diagnosis
 
 
-def test_the_conclusion_is_a_command_with_the_logs_own_names(seed: Document) -> None:
+def test_the_conclusion_is_a_command_with_the_logs_own_names(seed: FileDocument) -> None:
     assert seed.next_steps == (
         "assay check sage_attn_as_shipped",
         "assay diff --candidate sage_attn_as_shipped --reference triton --device cuda --model meta-llama/Llama-3.1-8B-Instruct",
@@ -156,7 +157,7 @@ def test_interleaved_processes_are_not_told_apart(seed_log: Path, server_log: Pa
 
 
 def test_a_servers_own_end_is_no_crash(server_log: Path) -> None:
-    assert [one.id for one in READER.read(Source.of(server_log)).findings] == []
+    assert [one.id for one in SglangLog().read(SourceFile.of(server_log)).findings] == []
 
 
 def test_requests_without_an_answer_are_counted(tmp_path: Path) -> None:
@@ -180,3 +181,12 @@ def test_a_crash_a_fallback_and_a_failed_test_are_warnings(tmp_path: Path) -> No
         "fallback": "warning",
         "crash": "warning",
     }
+
+
+@pytest.mark.parametrize("name", ["gpu_memory", "missing_module"])
+def test_a_server_that_failed_says_why_as_one_of_assays_own_does(name: str) -> None:
+    log = Path(__file__).parents[3] / "data" / "server_failures" / f"{name}.log"
+    failure = failures.read(log.read_text())
+    facts = {fact.id: fact for fact in SglangLog().read(SourceFile.of(log)).facts}
+    assert failure.do in facts["cause"].text
+    assert failure.line.rstrip(".") in facts["cause"].text

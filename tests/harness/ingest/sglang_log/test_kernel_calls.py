@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from assay.harness.ingest.recognise import ingest
-from assay.harness.ingest.result import Document
+from assay.harness.ingest.result import FileDocument
 
 LOG = Path(__file__).parents[3] / "data/sglang_log/kernel_calls.log"
 
 
-def read(path: Path) -> Document:
+def read(path: Path) -> FileDocument:
     return ingest([path]).documents[0]
 
 

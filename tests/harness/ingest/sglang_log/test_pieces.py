@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from assay.harness.ingest.sglang_log.pieces import LONGEST, Bar, split
+from assay.harness.ingest.sglang_log.pieces import LONGEST, split
 
 
 def kinds(text: str) -> list[str]:
@@ -21,7 +21,7 @@ def test_bars_that_lost_their_carriage_returns_are_told_apart() -> None:
     )
     found = split(line)
     assert [one.kind for one in found] == ["progress", "progress", "text"]
-    assert found[1].bar == Bar("Capturing batches (bs=32 avail_mem=5.00 GB)", "0", "8")
+    assert found[1].bar == ("Capturing batches (bs=32 avail_mem=5.00 GB)", "0", "8")
     assert found[2].text == "[2026-01-24 18:16:03] Failed to load JIT"
 
 
@@ -29,7 +29,7 @@ def test_bars_that_lost_their_carriage_returns_are_told_apart() -> None:
 def test_bars_cut_at_the_width_of_the_terminal(cut: str) -> None:
     bar = "Capturing batches (bs=16):  {}%|▍| {}/8 [00:01<00:02,  {}"
     line = bar.format(38, 3, cut) + bar.format(50, 4, "2.38it/")
-    assert [one.bar and one.bar.done for one in split(line)] == ["3", "4"]
+    assert [one.bar[1] for one in split(line)] == ["3", "4"]
 
 
 def test_in_a_line_of_more_characters_no_bar_is_looked_for() -> None:

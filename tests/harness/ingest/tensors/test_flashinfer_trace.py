@@ -123,7 +123,7 @@ def _edit(trace: Path, change: Callable[[dict[str, Any]], object]) -> None:
             lambda one: one["workload"]["inputs"].update(qo_indptr={"type": "random"}),
             "random, so that the lengths are not known",
         ),
-        (lambda one: one.pop("workload"), "validation error"),
+        (lambda one: one.pop("workload"), "there is no definition or input 'workload'"),
     ],
 )
 def test_a_workload_that_cannot_be_used_is_named(

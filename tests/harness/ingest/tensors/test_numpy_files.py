@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from assay.harness.ingest.recognise import ingest
-from assay.harness.ingest.tensors.diff import diff
 from assay.harness.ingest.tensors.dump import open_dump
-from assay.harness.ingest.tensors.files import Unreadable
 from assay.harness.ingest.tensors.numpy_files import load_array
+from assay.harness.ingest.tensors.tensor_diff import diff
+from assay.harness.ingest.tensors.tensor_files import Unreadable
 
 
 def saved(path: Path, wrong: bool = False, compressed: bool = False) -> Path:

@@ -18,16 +18,15 @@ from assay.harness.attention.sample_calls import call_of
 from assay.harness.cli.app import app, load_command
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.pack import read_pack
-from assay.harness.ingest.tensors.dump import open_dump
-from assay.harness.ingest.tensors.forward_passes import Missing, split
-from assay.harness.ingest.tensors.histories import Piece, choose
-from assay.harness.ingest.tensors.imported import Imported
-from assay.harness.ingest.tensors.layout import ModelShape
+from assay.harness.ingest.tensors.dump import Imported, open_dump
+from assay.harness.ingest.tensors.forward_passes import MissingPart, split
+from assay.harness.ingest.tensors.histories import CachedRows, choose
+from assay.harness.ingest.tensors.layout import DumpedModel
 from assay.harness.ingest.tensors.to_pack import to_pack
 from assay.harness.offline.replay import replay
 
 DATA = Path(__file__).parents[3] / "data" / "tensors"
-MODEL = ModelShape(heads=2, kv_heads=1, head_dim=64, layers=1)
+MODEL = DumpedModel(heads=2, kv_heads=1, head_dim=64, layers=1)
 """Of the excerpt: one kv head and two q heads of layer 0 of evals/tiny_model, dumped by SGLang 0.5.23 on a CPU (torch_native)."""
 SERVED = [
     ((20,), (0,)),
@@ -44,7 +43,7 @@ SERVED = [
 Held = dict[str, Any]
 
 
-def _made(dump: Path, folder: Path, model: ModelShape | None = MODEL) -> Imported:
+def _made(dump: Path, folder: Path, model: DumpedModel | None = MODEL) -> Imported:
     return to_pack(open_dump(dump), folder, model)
 
 
@@ -196,16 +195,16 @@ def test_a_batch_is_split_by_lengths() -> None:
     parts = split(0, positions, [3, 19, 10], ["a", "b", "c"])
     assert [(part.request, part.prefix, part.new) for part in parts] == [("a", 0, 3), ("b", 17, 2), ("c", 9, 1)]
     assert [(part.prefix, part.new) for part in split(0, positions, None, ())] == [(0, 3), (17, 2), (9, 1)]
-    with pytest.raises(Missing, match="lengths of its 4 sequences"):
+    with pytest.raises(MissingPart, match="lengths of its 4 sequences"):
         split(0, positions, None, (), 4)
-    with pytest.raises(Missing):
+    with pytest.raises(MissingPart):
         split(0, positions, [3, 18, 10], ())
-    with pytest.raises(Missing):
+    with pytest.raises(MissingPart):
         split(0, torch.tensor([0, 1, 7]), [3], ())
 
 
 def test_the_prefix_that_fits_is_chosen_not_the_first() -> None:
-    wrong, fitting = [Piece({}, None, slice(0, 1))], [Piece({}, None, slice(0, 2))]
+    wrong, fitting = [CachedRows({}, None, slice(0, 1))], [CachedRows({}, None, slice(0, 2))]
     assert choose(iter([wrong, fitting]), lambda one: one is fitting) == (fitting, "")
     assert choose(iter([wrong]), lambda one: False)[0] is None
 
@@ -228,4 +227,4 @@ def test_the_command_imports_and_says_what_it_refused(tmp_path: Path) -> None:
 def test_a_model_without_heads_is_a_usage_error(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UsageError, match="does not state a model's heads"):
-        ModelShape.of(tmp_path)
+        DumpedModel.of(tmp_path)

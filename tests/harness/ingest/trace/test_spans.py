@@ -1,4 +1,4 @@
-"""Begins and ends of Chrome trace events, balanced by the same state machine as an engine's passes."""
+"""Begins and ends of Chrome trace events, matched."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ def spans_of(*events: dict[str, Any]) -> Spans:
     spans = Spans()
     for number, event in enumerate(events, 1):
         assert spans.add(number, {"pid": 1, "tid": 1, **event})
-    spans.finish()
     return spans
 
 
 def short(spans: Spans) -> list[tuple[str, float, float, int]]:
-    return [(span.name, span.ts, span.dur, span.number) for span in spans.all()]
+    return [(span.name, span.ts, span.dur, span.number) for span in spans.all]
 
 
 def test_nested_spans_by_name_and_without() -> None:
@@ -27,13 +26,13 @@ def test_nested_spans_by_name_and_without() -> None:
         {"ph": "E", "name": "a", "ts": 5},
     )  # fmt: skip
     assert short(spans) == [("b", 2, 1, 2), ("a", 1, 4, 1)]
-    assert spans.found.kept == []
+    assert spans.violations() == []
 
 
 def test_spans_of_other_threads_are_kept_apart() -> None:
     spans = spans_of({"ph": "B", "name": "a", "ts": 1}, {"ph": "E", "name": "a", "ts": 2, "tid": 2})
-    assert [one.rule for one in spans.found.kept] == ["trace-end-not-begun", "trace-begin-not-closed"]
-    assert [one.places for one in spans.found.kept] == [(2,), (1,)]
+    broken = [("trace-end-not-begun", (2,)), ("trace-begin-not-closed", (1,))]
+    assert [(one.rule, one.places) for one in spans.violations()] == broken
 
 
 def test_asynchronous_spans_by_their_id() -> None:
@@ -43,7 +42,7 @@ def test_asynchronous_spans_by_their_id() -> None:
         {**end, "id": "1", "ts": 5, "tid": 9}, {**end, "id": "3", "ts": 6},
     )  # fmt: skip
     assert ("r", 1, 4, 1) in short(spans)
-    assert [(one.rule, one.places) for one in spans.found.kept] == [
+    assert [(one.rule, one.places) for one in spans.violations()] == [
         ("trace-end-not-begun", (5,)),
         ("trace-begin-not-closed", (2,)),
     ]
@@ -52,19 +51,17 @@ def test_asynchronous_spans_by_their_id() -> None:
 def test_an_end_before_a_begin_of_the_same_microsecond_is_mlc_llms_sorting() -> None:
     spans = spans_of({"ph": "E", "name": "a (0)", "ts": 7}, {"ph": "B", "name": "a (0)", "ts": 7})
     assert short(spans) == [("a (0)", 7, 0, 2)]
-    assert spans.found.counts == {}
-    assert spans.found.kept == []
+    assert spans.violations() == []
 
 
 def test_an_end_before_a_later_begin_is_not() -> None:
     spans = spans_of({"ph": "E", "name": "a (0)", "ts": 7}, {"ph": "B", "name": "a (0)", "ts": 8})
-    assert spans.found.counts == {"trace-end-not-begun": 1, "trace-begin-not-closed": 1}
+    assert [one.rule for one in spans.violations()] == ["trace-end-not-begun", "trace-begin-not-closed"]
 
 
 def test_the_instant_finish_of_mlc_llm_is_no_end() -> None:
     spans = spans_of({"ph": "E", "name": "(0)", "ts": 7})
     assert short(spans) == [("finish", 7, 0, 1)]
-    assert spans.found.counts == {}
 
 
 @pytest.mark.parametrize(
@@ -79,7 +76,7 @@ def test_the_instant_finish_of_mlc_llm_is_no_end() -> None:
 def test_what_is_no_event_is_not_understood(event: Any) -> None:
     spans = Spans()
     assert not spans.add(1, event)
-    assert len(spans) == 0
+    assert spans.all == []
 
 
 def test_correlations_of_any_type() -> None:
@@ -87,4 +84,4 @@ def test_correlations_of_any_type() -> None:
     spans = spans_of(
         *({**event, "args": {"correlation": value}} for value in (5, -5, "5", 1 << 70, None)), {**event, "args": []}
     )
-    assert [span.correlation for span in spans.all()] == [5, -1, -1, -1, -1, -1]
+    assert [span.correlation for span in spans.all] == [5, -1, -1, -1, -1, -1]

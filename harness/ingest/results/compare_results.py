@@ -1,0 +1,350 @@
+"""Two results -> `CompareResult`: pairs what can be paired, explains why the rest cannot be, and decides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from assay.harness.compare.paired_accuracy import Rule
+from assay.harness.errors import UsageError
+from assay.harness.files import timestamp
+from assay.harness.ingest.results.assay_run import AssayRun
+from assay.harness.ingest.results.comparison import COVERS, AnswerFlip, ComparedTask, CompareResult, requirement
+from assay.harness.ingest.results.decision import decide_pairs
+from assay.harness.ingest.results.latencies import compare_latencies
+from assay.harness.ingest.results.loaded import Loaded, load
+from assay.harness.ingest.results.outcomes import compare_outcomes
+from assay.harness.ingest.results.pairing import ItemPair, ItemPairing, Unpaired, pair_items, refusals
+from assay.harness.ingest.results.result_set import ResultSet
+from assay.harness.ingest.source_file import two
+from assay.harness.judge.report import Report
+from assay.harness.reading import reading
+from assay.harness.text import one_line
+from assay.harness.verdict import WORST_FIRST, Check, Verdict, cause_of
+
+_BEYOND = "beyond-stop"
+"""Questions that one run asked after the other had stopped: they are no gap, since stopping decides nothing about the rest."""
+FLIPS_SHOWN = 50
+_TEXT_KEPT = 400
+"""Characters that are kept of an answer."""
+
+
+@dataclass(frozen=True)
+class PassLimits:
+    """The limits that a user sets: the largest loss and the largest ratio of times that pass, and the level of each test."""
+
+    margin: float = 0.02
+    alpha: float = 0.05
+    latency_bound: float = 1.10
+
+
+def compare(a: Path, b: Path, limits: PassLimits, metric: str = "", reproduce: str = "") -> CompareResult:
+    """Compare two results: is B as good as A?
+
+    Args:
+        a: the accepted result: file or folder.
+        b: the new one.
+        limits: of a pass.
+        metric: which score counts, for the tools that write several.
+        reproduce: the command.
+
+    Raises:
+        UsageError: a path is no results file, both are the same, or they hold different things.
+        EvidenceError: one of them is damaged.
+    """
+    two(a, b, "results")
+    with reading(f"{a} or {b}", "results file"):
+        return _compared(a, b, limits, metric, reproduce)
+
+
+def _compared(a: Path, b: Path, limits: PassLimits, metric: str, reproduce: str) -> CompareResult:
+    left, right = load(a, metric), load(b, metric)
+    if left.kind != right.kind:
+        raise UsageError(
+            f"{a} holds {left.kind} ({left.reader.title}), and {b} holds {right.kind} ({right.reader.title}).",
+            "two results of one kind",
+            "compare results of the same tool",
+        )
+    if left.reading.sets and right.reading.sets and left.reader.id != right.reader.id:
+        raise UsageError(
+            f"{a} is of {left.reader.title}, and {b} is of {right.reader.title}: they do not name documents alike.",
+            "two results of one tool",
+            "run the same tool on both",
+        )
+    found = {"answers": _answers, "latencies": _latencies, "tests": _tests, "runs": _runs}[left.kind](
+        left, right, limits
+    )
+    return found.model_copy(update={"reproduce": reproduce})
+
+
+def _result(
+    left: Loaded,
+    right: Loaded,
+    limits: PassLimits,
+    verdict: Verdict,
+    reasons: Sequence[str],
+    checks: Sequence[Check],
+    **parts: object,
+) -> CompareResult:
+    kind = left.kind
+    return CompareResult(
+        verdict=verdict,
+        created=timestamp(),
+        kind=kind,
+        headline=_headline(verdict, reasons[:1]),
+        reasons=tuple(reasons),
+        covers=COVERS[kind],
+        margin=limits.margin,
+        alpha=limits.alpha,
+        a=left.side("A"),
+        b=right.side("B"),
+        checks=tuple(checks),
+        **parts,
+    )
+
+
+def _headline(verdict: Verdict, reasons: Sequence[str]) -> str:
+    """Return the verdict with its first reasons: the cause, if it is known, and what decided."""
+    word = {"pass": "B is as good as A", "regression": "B is worse than A"}.get(verdict, "No verdict")
+    return f"{word}: {' '.join(reasons)}" if reasons else f"{word}."
+
+
+def final(decided: Verdict, checks: Iterable[Check]) -> tuple[Verdict, list[str]]:
+    """Combine the verdict with its checks and the reasons they add: what is missing rules out a pass, and hides no regression."""
+    open_ = [check for check in checks if check.status in ("missing", "failed")]
+    verdict: Verdict = "inconclusive" if decided == "pass" and open_ else decided
+    return verdict, [
+        f"{one.title}: {one.found}" + (f" To resolve: {one.settles}." if one.settles else "") for one in open_
+    ]
+
+
+def _answers(left: Loaded, right: Loaded, limits: PassLimits) -> CompareResult:
+    overall, tasks, flips, checks = _compare_answers(left, right, limits)
+    decided: Verdict = overall.verdict
+    worse = [task for task in tasks if task.verdict == "regression"]
+    if decided != "regression" and worse:
+        decided = "regression"
+    checks.append(_no_copy(left, right))
+    verdict, more = final(decided, checks)
+    reasons = (
+        [f"{one.task}: {one.why}" for one in worse] if overall.verdict != "regression" and worse else [overall.why]
+    )
+    if verdict == "inconclusive" and decided == "pass":
+        reasons = [*more, *reasons]
+        more = []
+    return _result(left, right, limits, verdict, [*reasons, *more], checks, overall=overall, tasks=tasks, flips=flips)
+
+
+def _compare_answers(
+    left: Loaded, right: Loaded, limits: PassLimits
+) -> tuple[ComparedTask, tuple[ComparedTask, ...], tuple[AnswerFlip, ...], list[Check]]:
+    """Compare two results with answers: all tasks together, each task, the flips, and the checks."""
+    mine, theirs = ({one.task: one for one in side.reading.sets} for side in (left, right))
+    common = [name for name in mine if name in theirs]
+    levels = Rule(limits.margin, limits.alpha, limits.alpha / (len(common) + 1) if len(common) > 1 else limits.alpha)
+    adaptive = any(one.adaptive for one in (*mine.values(), *theirs.values()))
+    tasks: list[ComparedTask] = []
+    pairs: list[ItemPair] = []
+    flips: list[AnswerFlip] = []
+    pairings: list[ItemPairing] = []
+    for name in common:
+        refused = refusals(mine[name], theirs[name])
+        pairing = ItemPairing() if refused else _pairing(mine[name], theirs[name])
+        pairings.append(pairing)
+        tasks.append(_task(mine[name], pairing, levels, refused, adaptive))
+        pairs += pairing.pairs
+        flips += _flips(name, pairing.pairs)
+    overall = tasks[0] if len(tasks) == 1 else _task(None, ItemPairing(pairs), levels, (), adaptive)
+    checks = _checks(left, right, mine, theirs, tasks, pairings)
+    return overall, tuple(tasks), tuple(flips[:FLIPS_SHOWN]), checks
+
+
+def _pairing(a: ResultSet, b: ResultSet) -> ItemPairing:
+    """Pair the answers of a task; of runs that stop as their answers decide, those of the beginning that both asked."""
+    if not (a.adaptive and b.adaptive):
+        return pair_items(a.items, b.items)
+    shared = min(len(a.items), len(b.items))
+    pairing = pair_items(a.items[:shared], b.items[:shared])
+    beyond = abs(len(a.items) - len(b.items))
+    if beyond:
+        longer = max((a, b), key=lambda one: len(one.items)).items[shared:]
+        pairing.unpaired.append(
+            Unpaired(
+                id=_BEYOND,
+                title="asked after the other run had stopped",
+                count=beyond,
+                examples=tuple(one.key for one in longer[:3]),
+            )
+        )
+    return pairing
+
+
+def _task(
+    result_set: ResultSet | None, pairing: ItemPairing, rule: Rule, refused: Sequence[str], adaptive: bool
+) -> ComparedTask:
+    known = {
+        "pairs": len(pairing.pairs),
+        "again": pairing.again,
+        "refused": tuple(refused),
+        "unpaired": tuple(pairing.unpaired),
+    }
+    named = {name: getattr(result_set, name) for name in ("task", "metric", "shots")} if result_set else {}
+    why = {"why": f"It cannot be compared: {'; '.join(refused)}."} if refused else {}
+    return decide_pairs(pairing.pairs, rule, adaptive).model_copy(update={**known, **named, **why})
+
+
+def _flips(task: str, pairs: Iterable[ItemPair]) -> list[AnswerFlip]:
+    return [
+        AnswerFlip(
+            task=task,
+            key=pair.a.key,
+            direction="lost" if pair.loss > 0 else "gained",
+            question=pair.a.question[:_TEXT_KEPT],
+            target=pair.a.target[:_TEXT_KEPT],
+            a=pair.a.answer[:_TEXT_KEPT],
+            b=pair.b.answer[:_TEXT_KEPT],
+        )
+        for pair in pairs
+        if pair.loss
+    ]
+
+
+def _checks(
+    left: Loaded,
+    right: Loaded,
+    mine: dict[str, ResultSet],
+    theirs: dict[str, ResultSet],
+    tasks: Sequence[ComparedTask],
+    pairings: Sequence[ItemPairing],
+) -> list[Check]:
+    refused = "; ".join(f"{one.task}: {'; '.join(one.refused)}" for one in tasks if one.refused)
+    only = [f"{name} is in {side} alone" for side, these, those in (("A", mine, theirs), ("B", theirs, mine))
+            for name in these if name not in those]  # fmt: skip
+    unread, same = left.reading.unread + right.reading.unread, "run the same tasks with the same settings on both"
+    lost, paired = f"{unread:,} records were not" if unread else "", sum(len(pairing.pairs) for pairing in pairings)
+    stated = _other_scores(mine, theirs)
+    checks = [
+        requirement("same-tasks", "both have the same tasks", "; ".join(only), "the same tasks", same),
+        requirement("same-settings", "tasks, prompts and settings are the same", refused, "nothing differs", same),
+        requirement("scores-agree", "the stated scores are those of the documents", stated, "they are", same),
+        requirement("all-paired", "every document is in both", _gaps(tasks), f"{paired:,} pairs", "run both to the end"),
+        requirement("all-read", "every record was understood", lost, "every record", "see the lines that assay ingest quotes"),
+    ]  # fmt: skip
+    if unverified := sum(pairing.unverified for pairing in pairings):
+        found = f"{unverified:,} pairs have no recorded prompt: the documents are the same, the prompts are taken to be"
+        title = "both were asked with the same prompts"
+        checks.append(Check(id="same-prompts", title=title, status="not checked", found=found))
+    return checks if left.kind == "runs" else [*checks, _EXECUTION]
+
+
+def _gaps(tasks: Sequence[ComparedTask]) -> str:
+    """Describe the documents that were not paired; empty if all were."""
+    unpaired = [(one, task.task) for task in tasks for one in task.unpaired if one.id != _BEYOND]
+    detail = "; ".join(f"{one.count:,} {one.title} ({task}: {', '.join(one.examples)})" for one, task in unpaired)
+    return f"{sum(one.count for one, _ in unpaired):,} documents were not paired: {detail}" if unpaired else ""
+
+
+_ROUNDED = 1e-3
+"""Difference of a score that rounding to three digits explains."""
+
+
+def _other_scores(*sides: dict[str, ResultSet]) -> str:
+    """List the scores of tasks that their documents do not have: the files are of different runs, or one is damaged."""
+    found = []
+    for which, side in zip("AB", sides, strict=True):
+        for one in side.values():
+            stated, mean = one.figures.get(one.metric), one.accuracy
+            if one.kind == "answers" and stated and mean is not None and abs(float(stated) - mean) > _ROUNDED:
+                found.append(f"{which} states {float(stated):.4f} for {one.task}, and its documents have {mean:.4f}")
+    return "; ".join(found)
+
+
+_EXECUTION = Check(
+    id="execution",
+    title="the kernel under test computed the answers",
+    status="not checked",
+    found="these files do not record which kernels ran",
+    settles="assay run --reference … --candidate …",
+)
+
+
+def _no_copy(left: Loaded, right: Loaded) -> Check:
+    """Check that B is not A again: a result that is compared with its copy passes whatever the candidate computes."""
+    same = "both hold the same bytes" if left.source.is_copy_of(right.source) else ""
+    settles = (
+        "name the candidate's result; where two results may be equal, the folders of their tools, which have the date"
+    )
+    return requirement("two-results", "B is no copy of A", same, "they differ", settles)
+
+
+def _latencies(left: Loaded, right: Loaded, limits: PassLimits) -> CompareResult:
+    rows, checks = compare_latencies(left.reading.sets, right.reading.sets, limits.latency_bound, limits.alpha)
+    checks = [*checks, _no_copy(left, right)]
+    verdicts = {row.verdict for row in rows}
+    decided: Verdict = "regression" if "regression" in verdicts else "pass" if verdicts == {"pass"} else "inconclusive"
+    verdict, more = final(decided, checks)
+    order = [row for row in rows if row.verdict == decided] or rows
+    reasons = [f"{one.title}: {one.why}" for one in order]
+    reasons = [*more, *reasons] if verdict == "inconclusive" else [*reasons, *more]
+    return _result(left, right, limits, verdict, reasons, checks, latencies=rows)
+
+
+def _tests(left: Loaded, right: Loaded, limits: PassLimits) -> CompareResult:
+    decided, why, changed, checks = compare_outcomes(left.reading.sets, right.reading.sets)
+    checks = [*checks, _no_copy(left, right)]
+    verdict, more = final(decided, checks)
+    reasons = [*more, why] if verdict != decided else [why, *more]
+    return _result(left, right, limits, verdict, reasons, checks, outcomes=changed)
+
+
+def _runs(left: Loaded, right: Loaded, limits: PassLimits) -> CompareResult:
+    reader = AssayRun()
+    return compare_two_runs(left, right, limits, reader.report(left.source), reader.report(right.source))
+
+
+def compare_two_runs(left: Loaded, right: Loaded, limits: PassLimits, a: Report, b: Report) -> CompareResult:
+    """Compare two runs whose reports are at hand: by the answers to the questions that both asked, and by nothing else.
+
+    The verdict is no better than that of the new run itself: answers show nothing of layers, logits or kernels that did not run.
+
+    Args:
+        left: the accepted run.
+        right: the new one.
+        limits: of a pass.
+        a: the report of `left`.
+        b: the report of `right`.
+    """
+    if not (left.reading.sets and right.reading.sets):
+        missing = requirement(
+            "answers",
+            "the answers of both runs are there",
+            "a report.json has none",
+            "",
+            "name the folders of both runs",
+        )
+        alone = _result(left, right, limits, "inconclusive", [missing.found], [missing])
+        return _capped(alone, b)
+    found = _answers(left, right, limits)
+    cause = _new_cause(a, b) if found.verdict == "regression" else []
+    headline = _headline(found.verdict, [*cause, *found.reasons[:1]])
+    return _capped(found.model_copy(update={"headline": headline}), b)
+
+
+def _capped(found: CompareResult, b: Report) -> CompareResult:
+    """Cap a comparison at the new run's own verdict."""
+    if WORST_FIRST.index(found.verdict) <= WORST_FIRST.index(b.verdict):
+        return found
+    said = f"B's own verdict is {b.verdict}: {b.headline}"
+    own = requirement("own-verdict", "B passes by its own report", said.rstrip("."), "", "see the report of B")
+    reasons = (said, *found.reasons)
+    checks = (*found.checks, own)
+    return found.model_copy(update={"verdict": b.verdict, "headline": said, "reasons": reasons, "checks": checks})
+
+
+def _new_cause(a: Report, b: Report) -> list[str]:
+    """List what the new run's candidate does wrong and the accepted one does not; nothing where no kernel was seen to."""
+    before, cause = cause_of(a.findings), cause_of(b.findings)
+    if cause is None or not cause.does or (before is not None and before.does == cause.does):
+        return []
+    return [f"{one_line(b.candidate.backend, 60)} {cause.does}."]

@@ -1,0 +1,106 @@
+"""JUnit XML, as pytest writes it with ``--junitxml`` (pytest 9.2.0, ``junitxml.py``, family xunit2), through junitparser 5.0.3."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from assay.harness.errors import EvidenceError
+from assay.harness.ingest.result import Statement
+from assay.harness.ingest.results.result_set import ReadResults, ResultItem, ResultSet, ResultsReader
+from assay.harness.ingest.source_file import SourceFile
+from assay.harness.text import one_line
+
+
+class JUnit(ResultsReader):
+    """Reads JUnit XML."""
+
+    id = "junit"
+    title = "JUnit test results"
+
+    def recognises(self, source: SourceFile) -> bool:
+        """Recognise XML whose first elements are test suites."""
+        head = source.head_text.lstrip()
+        return head.startswith("<") and any(f"<{name}" in head[:2_000] for name in ("testsuites", "testsuite"))
+
+    def statements(self, source: SourceFile) -> Iterable[Statement]:
+        """See `States`."""
+        for case in _read(source):
+            item = _item(case)
+            message = next((one.message for one in case.result or () if one.message), "")
+            names = (item.key, str(case.name))
+            text = one_line(f"{item.key} {item.answer}: {message}".rstrip(": "))
+            yield Statement("test", names, item.answer, str(source.path), text)
+        listed = [_item(case).answer for case in _read(source)]
+        failed, tests = _stated_failures(source), sum(suite.tests or 0 for suite in _suites(source))
+        if failed > sum(answer in ("failed", "error") for answer in listed):
+            text = f"its suites state {failed:,} failures and errors, and it does not list them"
+            yield Statement("test", ("(a test that is not listed)",), "failed", str(source.path), text)
+        elif tests > len(listed):
+            text = f"its suites state {tests:,} tests, and it lists {len(listed):,}"
+            yield Statement("test", ("(a test that is not listed)",), "", str(source.path), text)
+
+    def results(self, source: SourceFile, metric: str = "") -> ReadResults:
+        """Read all tests of the file, with their outcomes: passed, failed, error or skipped. `metric` is not used.
+
+        Raises:
+            EvidenceError: it is no XML, or its document type declares entities.
+        """
+        reading = ReadResults(unit="test")
+        cases = _read(source)
+        items = tuple(map(_item, cases))
+        reading.read = len(cases)
+        reading.sets.append(
+            ResultSet(
+                source=str(source.path),
+                tool="JUnit",
+                kind="tests",
+                task=source.path.stem,
+                metric="outcome",
+                items=items,
+                failed=max(0, _stated_failures(source) - sum(item.answer in ("failed", "error") for item in items)),
+            )
+        )
+        return reading
+
+
+def _read(source: SourceFile) -> list[Any]:
+    """Read all tests of a file."""
+    return [case for suite in _suites(source) for case in _cases(suite)]
+
+
+def _stated_failures(source: SourceFile) -> int:
+    """Count the failed tests of a file, as its suites state it."""
+    return sum((suite.failures or 0) + (suite.errors or 0) for suite in _suites(source))
+
+
+def _suites(source: SourceFile) -> list[Any]:
+    """Return the outermost suites of a file."""
+    import junitparser
+
+    if "<!DOCTYPE" in source.head_text or "<!ENTITY" in source.head_text:
+        raise EvidenceError(
+            f"{source.path} has a document type.", "JUnit XML without one", "remove the line with <!DOCTYPE"
+        )
+    try:
+        document = junitparser.JUnitXml.fromfile(str(source.path))
+    except Exception as error:  # junitparser lets the errors of whatever XML parser is installed through
+        raise EvidenceError(f"{source.path} is not JUnit XML: {error}.", "JUnit XML", "write it again") from None
+    return [document] if isinstance(document, junitparser.TestSuite) else list(document)
+
+
+def _cases(suite: Any) -> list[Any]:
+    """List the tests of a suite and of the suites within it."""
+    return [*suite, *(case for inner in suite.testsuites() for case in _cases(inner))]
+
+
+def _item(case: Any) -> ResultItem:
+    kinds = {type(one).__name__.lower() for one in case.result or ()}
+    outcome = next((kind for kind in ("error", "failure", "skipped") if kind in kinds), "passed")
+    outcome = "failed" if outcome == "failure" else outcome
+    return ResultItem(
+        key=f"{case.classname or ''}::{case.name or ''}".removeprefix("::"),
+        answer=outcome,
+        parsed=outcome,
+        score={"passed": 1.0, "failed": 0.0, "error": 0.0}.get(outcome),
+    )

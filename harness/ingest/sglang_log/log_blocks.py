@@ -1,0 +1,225 @@
+"""Blocks of several lines: tracebacks, warnings of Python, sections of pytest, tables of benchmarks.
+
+A line of a block is known by its form; only what has no form of its own (source lines) needs the block around it. So a block
+survives lines of other writers in between.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Protocol
+
+from assay.harness.ingest.sglang_log.facts import KEPT, BenchmarkTable, CitedLines, Log, LogTrace
+
+_TRACEBACK = "Traceback (most recent call last):"
+_FILE = re.compile(r' *(?:\| +)?File "[^"]+", line \d+(?:, in (?P<name>\S.*))?')
+_EXCEPTION = re.compile(
+    r"[A-Za-z_][\w.]*(?:Error|Exception|Warning|Interrupt|Exit|Timeout|Failed|Refused|Iteration|Group)?(?:: .*)?"
+)
+_CHAINED = (
+    "During handling of the above exception, another exception occurred:",
+    "The above exception was the direct cause of the following exception:",
+)
+_WARNING = re.compile(r"\S+\.py:\d+: \w{0,60}(?:Warning|Deprecation)\w{0,60}: .*")
+_TITLE = re.compile(r"={3,} (?P<title>\S.*?) ={3,}")
+_COUNTS = re.compile(
+    r"(?:\d+ (?:failed|passed|skipped|deselected|xfailed|xpassed|warnings?|errors?|rerun)(?:, )?)+ in [\d.]+s(?: \([\d:]+\))?"
+    r"|no tests ran in [\d.]+s"
+)
+_SECTIONS = {
+    "test session starts": "session", "FAILURES": "failures", "ERRORS": "failures", "warnings summary": "warnings",
+    "short test summary info": "summary", "PASSES": "failures", "rerun test summary info": "summary",
+}  # fmt: skip
+_FAILURE = re.compile(
+    r"_{3,} .+ _{3,}|(?:_ )+_?|[\w./<>-]+:\d+: (?:in \S+|\w*)|E {3,}.*|E|> {3,}.*|-{3,} Captured .* -{3,}|\w+ += .*"
+)
+_FAILED = re.compile(r"_{3,} (?P<name>[^_ ].*?) _{3,}")
+_RAISED = re.compile(r"E {3,}(?P<what>\S.*)")
+_AT = re.compile(r"(?P<at>[\w./<>-]+:\d+): (?P<kind>[A-Za-z_]\w*)")
+_SUMMARY = re.compile(
+    r"(?P<outcome>FAILED|PASSED|ERROR|SKIPPED|XFAIL|XPASS)(?: \[\d+\])? (?P<id>\S+::\S+|\S+\.py(?::\d+)?)(?: - (?P<why>.*)|:? .*)?"
+)
+_DURATION = re.compile(
+    r"(?P<seconds>[\d.]+)s (?P<phase>call|setup|teardown) +(?P<id>\S+)|\(\d+ durations < [\d.]+s hidden\..*\)"
+)
+_PLACE = re.compile(r"\S+\.py:\d+|\S+::\S+|\S+\.py: \d+ warnings?|  \S.*|    .*|  ")
+_ROW = re.compile(r"(?P<name>[A-Z][\w (),/.%#-]*): +(?P<value>\S+)")
+_TABLE = re.compile(r"=+ *(?P<title>(?:\w[\w ]{0,80})?Result) *=+")
+_RULED = re.compile(r"-{4}[\w ()-]*-{4}")
+_PATIENCE = 200
+"""Lines of other writers that a block survives."""
+
+
+class Tests(Protocol):
+    """Who knows which test runs."""
+
+    @property
+    def test(self) -> int: ...
+
+
+class LogBlocks:
+    """Follows the blocks of one log."""
+
+    def __init__(self, log: Log, tests: Tests) -> None:
+        self._log, self._tests = log, tests
+        self._section = ""
+        self._table: BenchmarkTable | None = None
+        self._trace: LogTrace | None = None
+        self._source_due = False
+        self._warned = 0
+        self._failed = -1
+        self._raised: tuple[int, str] | None = None
+
+    @property
+    def failed(self) -> int:
+        """Index of the test whose failure pytest reports here, with what it had printed; -1 elsewhere."""
+        return self._failed if self._section == "failures" else -1
+
+    def record(self, number: int, message: str) -> str:
+        """Read a logged message that begins a block."""
+        if message.endswith(_TRACEBACK):
+            self._begin(number)
+            if message != _TRACEBACK:
+                where = self._log.notices.setdefault(("crash", message[:200]), CitedLines())
+                where.see(number, message)
+            return "traceback"
+        return ""
+
+    def bare(self, number: int, text: str) -> str:
+        """Read a line without a time that is known by its form. Returns its kind; empty otherwise."""
+        start = text[:1]
+        if start == "=":
+            return self._title(number, text)
+        if start == "T" and text == _TRACEBACK:
+            self._begin(number)
+            return "traceback"
+        if start in " +|" and _FILE.fullmatch(text):
+            return self._frame(number, text)
+        if start in "DT" and text in _CHAINED:
+            return "traceback"
+        if "Warning" in text or "Deprecat" in text:
+            return self._warning(number, text) or self._sectioned(number, text)
+        return self._sectioned(number, text)
+
+    def _warning(self, number: int, text: str) -> str:
+        if _WARNING.fullmatch(text) and self._section != "failures":
+            self._warned = number
+            return "python-warning"
+        return ""
+
+    def _begin(self, number: int) -> None:
+        self.end()
+        self._trace = LogTrace(number, number, (), "", 0, self._tests.test)
+
+    def _frame(self, number: int, text: str) -> str:
+        if self._trace:
+            match = _FILE.fullmatch(text)
+            name = (match and match["name"]) or ""
+            self._trace.functions += (name,) if len(self._trace.functions) < 200 else ()
+            self._trace.last = number
+        self._source_due = True
+        return "traceback"
+
+    def _title(self, number: int, text: str) -> str:
+        title = _TITLE.fullmatch(text)
+        if title and (title["title"] in _SECTIONS or title["title"].startswith("slowest ")):
+            self._section = _SECTIONS.get(title["title"], "durations")
+            return "pytest-section"
+        if title and _COUNTS.fullmatch(title["title"]):
+            self._log.summary, self._section = (title["title"], number), ""
+            return "pytest-summary"
+        table = _TABLE.fullmatch(text)
+        if table:
+            self._table = BenchmarkTable(table["title"].strip())
+            if len(self._log.blocks) < KEPT:
+                self._log.blocks.append(self._table)
+            return "table"
+        if self._table and not text.strip("="):
+            self._table = None
+            return "table"
+        return ""
+
+    def _sectioned(self, number: int, text: str) -> str:
+        if self._table:
+            row = _ROW.fullmatch(text.rstrip())
+            if row:
+                self._table.rows.append((row["name"].strip(), row["value"], number))
+                return "table"
+            return "table" if _RULED.fullmatch(text) else ""
+        if self._section == "summary":
+            return self._summary(number, text)
+        if self._section == "durations":
+            return self._duration(text)
+        if self._section == "failures":
+            self._failure(number, text)
+        pattern = {"failures": _FAILURE, "warnings": _PLACE}.get(self._section)
+        return "pytest-detail" if pattern and pattern.fullmatch(text) else ""
+
+    def _failure(self, number: int, text: str) -> None:
+        """Read a line of pytest's own report of a failure: the test, what it raised (``E``), and where (``path:line: Error``)."""
+        title, raised, place = _FAILED.fullmatch(text), _RAISED.fullmatch(text), _AT.fullmatch(text)
+        if title:
+            self._failed = self._index(title["name"])
+            self._raised = None
+        elif raised and self._raised is None:
+            self._raised = (number, raised["what"])
+        elif place and self._raised:
+            line, what = self._raised
+            kind = place["kind"]
+            said = what if what.startswith(kind) else f"{kind}: {what}"
+            if len(self._log.traces) < KEPT:
+                self._log.traces.append(LogTrace(line, number, (place["at"],), said, line, self._failed))
+            self._raised = None
+
+    def _index(self, name: str) -> int:
+        """Find the test that a section of failures is about, by its id's end: ``TestClass.test_name[case]``; -1 if none."""
+        name = name.removeprefix("ERROR at setup of ").removeprefix("ERROR at teardown of ")
+        ends = [at for id, at in self._log.ids.items() if id.partition("::")[2].replace("::", ".") == name]
+        return ends[0] if len(ends) == 1 else -1
+
+    def _summary(self, number: int, text: str) -> str:
+        match = _SUMMARY.fullmatch(text)
+        if not match:
+            return ""
+        index = self._log.ids.get(match["id"])
+        known = index is not None and any(trace.test == index for trace in self._log.traces)
+        if index is not None and match["why"] and not known and len(self._log.traces) < KEPT:
+            self._log.traces.append(LogTrace(number, number, (), match["why"], number, index))
+        if index is not None and not self._log.tests[index].outcome:
+            self._log.tests[index].outcome, self._log.tests[index].outcome_line = match["outcome"].lower(), number
+        return "pytest-detail"
+
+    def _duration(self, text: str) -> str:
+        match = _DURATION.fullmatch(text)
+        if not match:
+            return ""
+        index = self._log.ids.get(match["id"] or "")
+        if index is not None and match["phase"] == "call":
+            self._log.tests[index].seconds = float(match["seconds"])
+        return "pytest-detail"
+
+    def inside(self, number: int, text: str) -> str:
+        """Read a line that is known only by the block that it is in. Returns its kind; empty if it is in none."""
+        trace = self._trace
+        if trace and number - trace.last <= _PATIENCE:
+            if self._source_due and text.startswith("    "):
+                self._source_due = bool(text.strip(" ^~"))
+                trace.last = number
+                return "traceback"
+            if text.startswith("  [Previous line repeated"):
+                return "traceback"
+            if trace.functions and _EXCEPTION.fullmatch(text):
+                trace.exception, trace.exception_line, trace.last = text, number, number
+                self.end()
+                return "traceback"
+        if self._warned and number - self._warned <= _PATIENCE and text.startswith("  "):
+            return "python-warning"
+        if self._section == "failures" and text.startswith("    "):
+            return "pytest-detail"
+        return ""
+
+    def end(self) -> None:
+        """End the traceback that is open."""
+        if self._trace and len(self._log.traces) < KEPT:
+            self._log.traces.append(self._trace)
+        self._trace, self._source_due = None, False

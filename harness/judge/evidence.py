@@ -1,0 +1,182 @@
+"""The evidence of a run as a claim reads it, and what a claim makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from assay.harness.backend import Backend
+from assay.harness.baselines import Status, counts_of, measured_roles, status_of
+from assay.harness.compare.answers import Pair, Pairing, pair
+from assay.harness.config import RunSpec, recorded_spec
+from assay.harness.engines.sglang.arguments import differences
+from assay.harness.evidence.bench_folder import bench_folder
+from assay.harness.evidence.counters import CallCount
+from assay.harness.evidence.envelope import EnvelopeCounts, envelope_of
+from assay.harness.evidence.executed import KERNEL_TRACES, KernelTrace
+from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.layer_diff_record import shadow_errors_of
+from assay.harness.evidence.manifest import Manifest, ServerManifest
+from assay.harness.evidence.op_matrix import MATRIX, MatrixRecord
+from assay.harness.evidence.records import Answer, Item, Suite
+from assay.harness.evidence.sensitivity import SENSITIVITY_RECORD, SensitivityRecord
+from assay.harness.evidence.shadow_errors import ShadowErrors
+from assay.harness.judge.questions import Questions, parsed_from_text, read_questions
+from assay.harness.judge.report import SuiteResult
+from assay.harness.judge.served import ServedEnvelope, envelope_pairs, served_envelope
+from assay.harness.schema import Part
+from assay.harness.sides import ROLES, Role
+from assay.harness.verdict import Check, Finding
+
+_ANSWERED: tuple[Suite, ...] = ("mmlu", "greedy")
+"""Suites that compare both servers' answers."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What a claim contributes to the report of a run.
+
+    Attributes:
+        suite: its verdict; None if it tests nothing, or nothing of it was measured.
+        checks: the requirements of a pass that it states.
+        causes: what is wrong with the kernel.
+        findings: what else shows that something is wrong.
+        parts: fields of the `Report`, by name.
+    """
+
+    suite: SuiteResult | None = None
+    checks: Sequence[Check] = ()
+    causes: Sequence[Finding] = ()
+    findings: Sequence[Finding] = ()
+    parts: Mapping[str, Part] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RunEvidence:
+    """The contents of a run's folder, read once, and what a claim may ask of them.
+
+    Attributes:
+        recorded: answers as recorded.
+        answers: the same, parsed from their texts again.
+        pairings: pairs of answers to questions and of greedy texts, by suite.
+        accuracy: the questions, and what the test of accuracy reads.
+        over_envelope: both roles' answers to the requests of the envelope.
+        servers: by role; none for a role whose server never started.
+        counts: attention calls by role.
+        argument_differences: server arguments that differ beyond the treatment.
+        kernels: what each role's processes saw in the passes that they traced.
+        errors: the candidate's errors on the reference's inputs; None without a layer diff.
+        envelope: the conditions of the calls that the layer diff compared; None without one.
+        served: the candidate's own server's answers of the envelope; None where no such answer is compared.
+        matrix: the candidate's kernel on the op-level matrix; None where it was not run.
+        seeded: what the servers did under a seeded fault, by role; empty where none was seeded.
+        baselines: the accepted baselines that match; None if the run was not compared with any.
+        measured: roles that were measured in this run: all but a reference whose answers are stored.
+        noise: noise families that the roles declare.
+        claimed: phases that the candidate claims, as its server reported: its kernel need not be importable here.
+        has_url: whether a role is a server that assay did not start.
+        compared: the requested suites that compare both servers' answers.
+        compares_servers: whether two servers are compared: by their answers, or by logits without a layer diff.
+    """
+
+    folder: RunFolder
+    manifest: Manifest
+    spec: RunSpec
+    items: Sequence[Item]
+    recorded: Sequence[Answer]
+    answers: Sequence[Answer]
+    pairings: Mapping[Suite, Pairing]
+    accuracy: Questions
+    over_envelope: Sequence[Pair]
+    servers: Mapping[Role, ServerManifest]
+    counts: Mapping[Role, Sequence[CallCount]]
+    argument_differences: dict[str, tuple[str, str]]
+    kernels: Mapping[Role, Sequence[KernelTrace]]
+    errors: ShadowErrors | None
+    envelope: EnvelopeCounts | None
+    served: ServedEnvelope | None
+    matrix: MatrixRecord | None
+    seeded: Mapping[Role, SensitivityRecord]
+    baselines: Status | None
+    measured: tuple[Role, ...]
+    noise: Sequence[str]
+    claimed: Sequence[str]
+    has_url: bool
+    compared: Sequence[Suite]
+    compares_servers: bool
+
+    @classmethod
+    def read(cls, folder: RunFolder, timed: bool = False) -> RunEvidence:
+        """Read a run's folder.
+
+        Args:
+            folder: the run's.
+            timed: whether latency was measured to its end; in a run of latency alone, the servers are those that were timed.
+
+        Raises:
+            EvidenceError: a file is damaged, or of another run.
+        """
+        manifest, items, recorded = folder.manifest(), folder.items(), folder.answers()
+        spec, answers = recorded_spec(manifest.spec), parsed_from_text(recorded, items)
+        pairings = {suite: pair(items, answers, suite) for suite in _ANSWERED}
+        servers, counts = _servers(folder, timed)
+        errors, envelope, over_envelope = shadow_errors_of(folder), envelope_of(folder), envelope_pairs(answers)
+        traces = {role: KERNEL_TRACES.read_each(folder.server_folder(role), folder.nonce) for role in ROLES}
+        seeded = {role: folder.read(SENSITIVITY_RECORD, role) for role in ROLES}
+        compared = [suite for suite in _ANSWERED if suite in spec.workload.suites]
+        return cls(
+            folder=folder,
+            manifest=manifest,
+            spec=spec,
+            items=items,
+            recorded=recorded,
+            answers=answers,
+            pairings=pairings,
+            accuracy=read_questions(folder, spec, items, pairings["mmlu"], answers),
+            over_envelope=over_envelope,
+            servers=servers,
+            counts=counts,
+            argument_differences=_differences(servers, spec),
+            kernels={role: list(by_process.values()) for role, by_process in traces.items()},
+            errors=errors,
+            envelope=envelope,
+            served=_served(folder, envelope, over_envelope, counts["candidate"]),
+            matrix=folder.read(MATRIX),
+            seeded={role: record for role, record in seeded.items() if record is not None},
+            baselines=status_of(folder),
+            measured=measured_roles(folder),
+            noise=list(manifest.noise.values()),
+            claimed=_claimed(servers, errors),
+            has_url=any(Backend.parse(spec.side(role).backend).is_url for role in ROLES),
+            compared=compared,
+            compares_servers=bool(compared) or ("logits" in spec.workload.suites and errors is None),
+        )
+
+
+def _servers(folder: RunFolder, timed: bool) -> tuple[dict[Role, ServerManifest], dict[Role, Sequence[CallCount]]]:
+    servers = folder.progress().servers
+    if timed and not servers:
+        bench = bench_folder(folder)
+        return {server.role: server for server in bench.manifest().servers}, {r: bench.counters(r) for r in ROLES}
+    return {server.role: server for server in servers}, {role: counts_of(folder, role) for role in ROLES}
+
+
+def _differences(servers: Mapping[Role, ServerManifest], spec: RunSpec) -> dict[str, tuple[str, str]]:
+    if len(servers) < len(ROLES):
+        return {}
+    reference, candidate = (servers[role].arguments for role in ROLES)
+    return differences(reference, candidate, spec.treatment)
+
+
+def _served(
+    folder: RunFolder, envelope: EnvelopeCounts | None, answers: Sequence[Pair], counts: Sequence[CallCount]
+) -> ServedEnvelope | None:
+    if envelope is None or envelope.limits is None or not answers:
+        return None
+    return served_envelope(envelope.limits, answers, folder.admissions("candidate"), counts)
+
+
+def _claimed(servers: Mapping[Role, ServerManifest], errors: ShadowErrors | None) -> Sequence[str]:
+    if candidate := servers.get("candidate"):
+        return candidate.claimed_phases
+    return errors.headers[0].phases if errors is not None else ()

@@ -1,0 +1,72 @@
+"""What the policy asks of a run as a whole: its suites, its limits, and that it was not repeated until it passed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from assay.harness.judge.decide import WHOLE
+from assay.harness.judge.evidence import Judged, RunEvidence
+from assay.harness.judge.history import check_repeated, compared
+from assay.harness.sides import Role
+from assay.harness.text import listed
+from assay.harness.verdict import Check, Requirement
+
+_POLICY = Requirement("policy", "no limit of the policy is wider than its default")
+
+
+def claim(run: RunEvidence, ran: Sequence[str]) -> Judged:
+    """Check that the required suites ran, and with which policy.
+
+    In a gate whose policy names none, every suite of a whole run is required.
+
+    Args:
+        run: the evidence.
+        ran: ids of the suites that were judged.
+    """
+    spec, manifest = run.spec, run.manifest
+    require, line = spec.policy.require, spec.policy.line("require")
+    if run.baselines is not None and "require" not in spec.policy.given_by:
+        require, line = WHOLE, f"a gate requires {listed(WHOLE)} (default)"
+    same = compared(spec.device, spec.reference.backend, manifest.model, spec.treatment)
+    return Judged(
+        checks=[
+            *_check_required(require, ran, line),
+            *check_repeated(run.folder.path, same, manifest.created),
+            check_policy((*spec.weakened, *only_declared(spec.policy.bounds, manifest.noise))),
+        ]
+    )
+
+
+def only_declared(bounds: Mapping[str, float], noise: Mapping[Role, str]) -> list[str]:
+    """List noise of the candidate that the kernel alone declares: it widens every bound, and no line of policy states it.
+
+    Args:
+        bounds: the policy's, by noise family.
+        noise: the family that each role's backend declares; empty for rounding alone.
+    """
+    declared = noise.get("candidate", "")
+    return [f"noise = {declared} (declared by the kernel alone)"] if declared and declared not in bounds else []
+
+
+def check_policy(weakened: Sequence[str]) -> Check:
+    """Check that the policy is as strict as the default. A weaker one is the user's to choose, and is not chosen in silence.
+
+    Args:
+        weakened: the lines of policy that pass more than their defaults do, and what `only_declared` found.
+    """
+    if not weakened:
+        return _POLICY.check("ok", "margins, error rates and envelope are the defaults, or stricter")
+    settles = "leave lines of policy out for a verdict by the defaults; to accept a kernel's noise, name it in [policy.bounds]"
+    return _POLICY.check("not checked", "; ".join(weakened), settles)
+
+
+def _check_required(require: Sequence[str], ran: Sequence[str], line: str) -> list[Check]:
+    """Check that the suites ran that the policy requires; `line` is the policy's."""
+    return [
+        Requirement(f"required-{suite}", f"the required suite {suite} ran").met(
+            suite in ran,
+            f"{'it ran' if suite in ran else 'it did not run'}; {line}",
+            f"add {suite} to --suites, on servers that assay starts",
+        )
+        for suite in require
+    ]

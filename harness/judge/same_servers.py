@@ -1,0 +1,90 @@
+"""Both servers' arguments -> the check that they differed in the treatment and in nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from assay.harness.config import RunSpec
+from assay.harness.evidence.common_settings import COMMON_SETTINGS, CommonSettings
+from assay.harness.evidence.manifest import ServerManifest
+from assay.harness.evidence.run_file import RUN_AGAIN
+from assay.harness.judge.evidence import Judged, RunEvidence
+from assay.harness.sides import Role
+from assay.harness.text import listed
+from assay.harness.verdict import Check, Requirement
+
+_SAME = Requirement("same-servers", "the servers differed in the treatment and in nothing else")
+
+
+def claim(run: RunEvidence) -> Judged:
+    """Check that the servers are the same, and state what both were given so that they could be."""
+    if not run.compares_servers:
+        return Judged()
+    check = check_same_servers(run.spec, run.servers, run.argument_differences, "reference" not in run.measured)
+    return Judged(checks=[with_common_settings(check, run.folder.read(COMMON_SETTINGS))])
+
+
+def check_same_servers(
+    spec: RunSpec,
+    servers: Mapping[Role, ServerManifest],
+    differences: Mapping[str, tuple[str, str]],
+    stored: bool = False,
+) -> Check:
+    """Check that the servers differed in the treatment and in nothing else.
+
+    Args:
+        spec: what the run names.
+        servers: by role.
+        differences: arguments that differ beyond the treatment.
+        stored: whether the reference's server is the one of an accepted baseline, whose model has the same hash.
+    """
+    if len(servers) < 2:
+        return _SAME.check("missing", "not both servers started", "start both; see the servers' logs")
+    if not all(server.started for server in servers.values()):  # of other servers, nothing is known
+        found = "at least one server was not started by assay"
+        return _SAME.check("missing", found, "let assay start both servers")
+    if other := _other_backends(spec, servers):
+        return _SAME.check("failed", "; ".join(other), RUN_AGAIN)
+    if not any(server.arguments for server in servers.values()):
+        return _SAME.check("missing", "neither server reported its arguments", "use an engine that reports them")
+    if differences:
+        found = "; ".join(f"{key}: {ours} against {theirs}" for key, (ours, theirs) in differences.items())
+        settles = f"run again so that only {listed(list(spec.treatment)) or 'nothing'} differs"
+        return _SAME.check("failed", found, settles)
+    if unseen := [name for name in spec.treatment if name.startswith("--") and _same_argument(name, servers)]:
+        found = f"both servers report the same {listed(unseen)}, which was asked to differ"
+        return _SAME.check("failed", found, "see why the engine ignores the flag")
+    compared = len(servers["reference"].arguments)
+    same = "the stored reference and the candidate have one model hash" if stored else "one model folder"
+    return _SAME.check("ok", f"{same}; {compared} server arguments agree")
+
+
+def _other_backends(spec: RunSpec, servers: Mapping[Role, ServerManifest]) -> list[str]:
+    """List the servers that ran another backend than the run names, in words."""
+    return [
+        f"the {role} was to be {spec.side(role).backend}, and its server ran {server.backend}"
+        for role, server in servers.items()
+        if server.backend != spec.side(role).backend
+    ]
+
+
+def _same_argument(flag: str, servers: Mapping[Role, ServerManifest]) -> bool:
+    """Return True if both servers report the argument of a flag, and the same value of it."""
+    name = flag.removeprefix("--").replace("-", "_")
+    reported = [server.arguments[name] for server in servers.values() if name in server.arguments]
+    return len(reported) == len(servers) and all(value == reported[0] for value in reported)
+
+
+def with_common_settings(check: Check, common: CommonSettings | None) -> Check:
+    """Add to the check that both servers had the same flags what they were given so that it could be met.
+
+    Args:
+        check: `check_same_servers`.
+        common: the common settings of the run; None if they were not looked for.
+    """
+    if common is None:
+        return check
+    words = list(common.because)
+    if check.status == "failed":
+        words += [f"not made equal: {setting}" for setting in common.impossible]
+    return check.model_copy(update={"found": "; ".join([check.found, *words])})

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import codecs
+from pathlib import Path
+
+import pytest
+
+from assay.harness.errors import UsageError
+from assay.harness.ingest import source_file as source
+from assay.harness.ingest.source_file import SourceFile
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "x.log"
+
+
+def lines_of(path: Path) -> list[tuple[int, str]]:
+    return [tuple(line) for line in SourceFile.of(path).lines()]
+
+
+@pytest.mark.parametrize("block", [1, 7, 1 << 20])
+@pytest.mark.parametrize(
+    ("data", "lines"),
+    [
+        (b"", []),
+        (b"one", ["one"]),
+        (b"one\n", ["one"]),
+        (b"one\r\ntwo\n\nfour\r", ["one", "two", "", "four"]),
+        (b"10%\r20%\nx\x0cy\x85z\n", ["10%\r20%", "x\x0cy…z"]),  # only a line feed ends a line
+        (codecs.BOM_UTF8 + "é\nü".encode(), ["é", "ü"]),
+        ("é\r\nü\n".encode("utf-16"), ["é", "ü"]),
+    ],
+)
+def test_lines_are_those_of_grep(
+    path: Path, data: bytes, lines: list[str], block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "BLOCK", block)
+    path.write_bytes(data)
+    assert lines_of(path) == list(enumerate(lines, 1))
+
+
+@pytest.mark.parametrize("block", [1, 1 << 20])
+def test_only_lines_that_do_not_decode_are_read_otherwise_and_counted(
+    path: Path, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "BLOCK", block)
+    path.write_bytes("é\n".encode() + b"\xe9\n" + "ü\n".encode() + b"\xfc\r\n")
+    file = SourceFile.of(path)
+    assert [line.text for line in file.lines()] == ["é", "é", "ü", "ü"]
+    assert (file.foreign, file.foreign_lines) == (2, [2, 4])
+    assert file.encoding_notes() == ("2 lines are not UTF-8 (the first is line 2)",)
+    list(file.lines())
+    assert file.foreign == 2  # once, however often it is read
+
+
+def test_a_folder_has_the_size_of_its_files_and_no_hash(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/b").write_bytes(b"123")
+    (tmp_path / "c").write_bytes(b"45")
+    folder = SourceFile.of(tmp_path)
+    assert (folder.size, folder.sha256(), SourceFile.of(tmp_path / "c").size) == (5, "", 2)
+
+
+def test_a_link_to_the_root_of_the_file_system_is_not_walked(tmp_path: Path) -> None:
+    (tmp_path / "results").symlink_to("/")
+    with pytest.raises(UsageError, match="root of the file system"):
+        SourceFile.of(tmp_path / "results")

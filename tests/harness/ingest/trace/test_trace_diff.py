@@ -1,0 +1,148 @@
+"""Two traces compared: an excerpt of a real engine trace with itself, edited; and real profiles with each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from assay.harness.errors import EvidenceError, UsageError
+from assay.harness.ingest.trace import trace_diff as module
+from assay.harness.ingest.trace.trace_diff import TraceDiff, diff_files, short_name
+
+TRACES = Path(__file__).parents[3] / "data" / "traces"
+ENGINE = TRACES / "mlc_engine.txt"
+LINES = ENGINE.read_text().splitlines()
+FORK = next(i for i, line in enumerate(LINES) if "fork" in line)
+
+
+def edited(tmp_path: Path, lines: list[str]) -> TraceDiff:
+    path = tmp_path / "b.txt"
+    path.write_text("\n".join(lines))
+    return diff_files(ENGINE, path)
+
+
+def test_two_equal_traces_pass(tmp_path: Path) -> None:
+    result = edited(tmp_path, LINES)
+    assert (result.verdict, result.exit_code, result.differences) == ("pass", 0, 0)
+    assert result.headline == "Both traces take the same steps: 2 requests, 10 segments, 120 steps."
+
+
+def test_a_trace_that_is_named_twice_is_refused() -> None:
+    with pytest.raises(UsageError, match="was named twice"):
+        diff_files(ENGINE, ENGINE)
+
+
+def test_the_spelling_of_marks_makes_no_difference(tmp_path: Path) -> None:
+    assert edited(tmp_path, [line.replace("_SEGMENT", " SEGMENT") for line in LINES]).verdict == "pass"
+
+
+def test_a_fork_in_place_of_an_addition_is_named_with_both_lines(tmp_path: Path) -> None:
+    lines = ["[debug] one more line", *LINES]
+    lines[FORK + 1] = lines[FORK + 1].replace("fork", "add")
+    result = edited(tmp_path, lines)
+    assert (
+        result.headline == f"Request 2 forks its sequence (line {FORK + 1}) where the other adds one (line {FORK + 2})."
+    )
+    assert result.exit_code == 1
+    assert [(one.first, one.text) for one in result.cites] == [
+        (FORK + 1, "first trace: forks its sequence"),
+        (FORK + 2, "second trace: adds one"),
+    ]
+
+
+def test_a_step_that_only_one_trace_has(tmp_path: Path) -> None:
+    lines = list(LINES)
+    del lines[31]
+    headline = edited(tmp_path, lines).headline
+    assert (
+        headline == "Request 1 polls Batch decode in the first trace (line 32) and not in the second (after line 31)."
+    )
+    lines = list(LINES)
+    lines.insert(32, "[engine debug] kv_cache_popn_func_")
+    headline = edited(tmp_path, lines).headline
+    assert (
+        headline
+        == "Request 1 calls kv_cache_popn_func_ in the second trace (line 33) and not in the first (after line 32)."
+    )
+
+
+def test_a_segment_that_only_one_trace_has(tmp_path: Path) -> None:
+    result = edited(tmp_path, LINES[:40] + LINES[54:])
+    assert result.differences == 1
+    assert "has one more segment, decode with 14 steps in the first trace (line " in result.headline
+    assert result.headline.startswith("Request 1 ")
+
+
+def test_a_request_that_only_one_trace_has(tmp_path: Path) -> None:
+    second = next(i for i, line in enumerate(LINES) if "SECOND" in line)
+    result = edited(tmp_path, LINES[:second])
+    assert result.headline == f"Request 2 is there in the first trace (line {second + 2}) and not in the second."
+
+
+def test_another_answer(tmp_path: Path) -> None:
+    result = edited(tmp_path, [line.replace("friendly and respectful", "rude") for line in LINES])
+    assert result.headline.startswith("Request 1 answers ")
+    assert "(line 77)" in result.headline
+    assert result.differences == 1
+
+
+def test_equal_as_far_as_it_was_understood_is_not_equal(tmp_path: Path) -> None:
+    lines = list(LINES)
+    lines.insert(30, "[engine debug] teleport_func_")
+    result = edited(tmp_path, lines)
+    assert (result.verdict, result.exit_code) == ("inconclusive", 3)
+    assert "not understood" in result.headline
+
+
+def test_what_cannot_be_compared(tmp_path: Path) -> None:
+    assert diff_files(ENGINE, TRACES / "h100_flash.json.gz").exit_code == 3
+    assert diff_files(TRACES / "mlc_events.json", TRACES / "h100_flash.json.gz").exit_code == 3
+    empty = tmp_path / "empty.txt"
+    empty.write_text("[engine debug] EngineReloadImpl\n")
+    result = diff_files(ENGINE, empty)
+    assert result.exit_code == 3
+    assert "no request" in result.headline
+    with pytest.raises(UsageError):
+        diff_files(ENGINE, tmp_path / "nowhere")
+    with pytest.raises(EvidenceError):
+        diff_files(ENGINE, Path(__file__))
+
+
+def test_another_kernel_is_named_by_pass() -> None:
+    result = diff_files(TRACES / "h100_flash.json.gz", TRACES / "h100_math.json.gz")
+    assert result.headline == (
+        "Device 0 runs pytorch_flash::flash_fwd_kernel (event 577) where the other runs "
+        "at::native::unrolled_elementwise_kernel (event 1,495)."
+    )
+    assert {kind.where for kind in result.kinds} == {"device 0, extend", "device 0, decode"}
+    flash = next(row for row in result.steps if "flash_fwd_kernel" in row.name and row.phase == "decode")
+    assert (flash.a, flash.b, flash.b_us, flash.ratio) == (16, 0, None, None)
+    equal = next(row for row in result.steps if row.name.startswith("nvjet") and row.phase == "decode")
+    assert equal.a == equal.b == 16
+    assert equal.ratio == pytest.approx((equal.b_us or 0) / (equal.a_us or 1))
+
+
+def test_kernels_of_a_replayed_graph_are_those_of_eager_passes() -> None:
+    """Times differ between the two, and are not compared."""
+    assert diff_files(TRACES / "h100_flash.json.gz", TRACES / "h100_graph.json.gz").verdict == "pass"
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        ("void pytorch_flash::flash_fwd_kernel<A<64>, false>(Params)", "pytorch_flash::flash_fwd_kernel"),
+        ("void (anonymous namespace)::softmax_warp_forward<float>(float*)", "softmax_warp_forward"),
+        ("aten::linear", "aten::linear"),
+        ("<lambda>", "<lambda>"),
+    ],
+)
+def test_short_names(name: str, short: str) -> None:
+    assert short_name(name) == short
+
+
+def test_sequences_that_are_too_long_to_align_are_compared_by_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST_COMPARED", 3)
+    result = diff_files(TRACES / "h100_flash.json.gz", TRACES / "h100_math.json.gz")
+    assert result.verdict == "regression"
+    assert "differ too much to align" in " ".join(result.notes)

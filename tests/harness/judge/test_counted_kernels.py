@@ -1,0 +1,95 @@
+"""Counted calls -> whether the candidate's own kernel ran, and ran compiled."""
+
+from __future__ import annotations
+
+from assay.harness.evidence.counters import CallCount
+from assay.harness.evidence.manifest import ServerManifest
+from assay.harness.judge import executed_kernels as rules
+from assay.harness.sides import ROLES, Role
+from assay.harness.verdict import Check
+
+
+def count(backend: str, phase: str = "extend", layers: int = 4, delegated_by: str = "", calls: int = 5) -> CallCount:
+    return CallCount(
+        backend=backend,
+        kernel=f"{backend} kernel",
+        phase=phase,
+        cached_prefix=True,
+        delegated_by=delegated_by,
+        calls_by_layer=dict.fromkeys(range(layers), calls),
+    )
+
+
+def server(backend: str = "mine", phases: tuple[str, ...] = ("extend",), role: str = "candidate") -> ServerManifest:
+    return ServerManifest(role=role, backend=backend, engine="e", claimed_phases=phases, arguments={"dtype": "float32"})
+
+
+REFERENCE = [count("triton"), count("triton", "decode")]
+
+
+def statuses(checks: list[Check]) -> list[str]:
+    return [check.status for check in checks]
+
+
+def test_own_kernel_in_every_layer_is_ok() -> None:
+    counts = [count("mine"), count("triton", "decode", delegated_by="mine")]
+    (check,) = rules.check_kernel_ran(server(), counts, REFERENCE)
+    assert (check.status, check.found) == ("ok", "mine kernel 20 calls in 4 layers")
+
+
+def test_a_kernel_that_was_never_called_is_missing() -> None:
+    assert statuses(rules.check_kernel_ran(server(), [], REFERENCE)) == ["missing"]
+
+
+def test_a_fallback_next_to_the_kernel_fails() -> None:
+    (check,) = rules.check_kernel_ran(server(), [count("mine"), count("triton", calls=1)], REFERENCE)
+    assert check.status == "failed"
+    assert "also triton kernel 4 calls" in check.found
+
+
+def test_delegating_a_claimed_phase_is_no_own_kernel() -> None:
+    both = server(phases=("extend", "decode"))
+    counts = [count("mine"), count("triton", "decode", delegated_by="mine")]
+    assert statuses(rules.check_kernel_ran(both, counts, REFERENCE)) == ["ok", "missing"]
+
+
+def test_a_layer_without_the_kernel_fails() -> None:
+    (check,) = rules.check_kernel_ran(server(), [count("mine", layers=3)], REFERENCE)
+    assert (check.status, "not in [3]" in check.found) == ("failed", True)
+
+
+def test_a_server_that_assay_did_not_start_proves_nothing() -> None:
+    assert statuses(rules.check_kernel_ran(server("http://x", ()), [], [])) == ["missing"]
+    assert statuses(rules.check_kernel_ran(None, [], [])) == ["missing"]
+
+
+def decode_calls(calls: int, compiled: bool) -> CallCount:
+    return CallCount(
+        backend="triton",
+        kernel="triton",
+        phase="decode",
+        cached_prefix=True,
+        compiled=compiled,
+        calls_by_layer={0: calls},
+    )
+
+
+def test_compiled_only_where_it_was_asked_for() -> None:
+    counts: dict[Role, list[CallCount]] = {role: [decode_calls(9, False)] for role in ROLES}
+    plain = {role: server("triton", role=role) for role in ROLES}
+    assert rules.check_compiled(plain, counts) == []
+    asked = {role: one.model_copy(update={"arguments": {"enable_torch_compile": True}}) for role, one in plain.items()}
+    (check,) = rules.check_compiled(asked, counts)
+    assert check.status == "missing"
+    counts["reference"].append(decode_calls(10, True))
+    (check,) = rules.check_compiled(asked, counts)
+    assert check.status == "missing", "the candidate's were not compiled"
+    counts["candidate"].append(decode_calls(9, True))
+    (check,) = rules.check_compiled(asked, counts)
+    assert check.status == "missing", "half of the candidate's were not: as many as capturing alone may leave"
+    counts["candidate"].append(decode_calls(82, True))
+    (check,) = rules.check_compiled(asked, counts)
+    assert (check.status, check.found) == (
+        "ok",
+        "10 of 19 decode calls of the reference, 91 of 100 decode calls of the candidate; more than 50 % of each are needed",
+    )  # fmt: skip

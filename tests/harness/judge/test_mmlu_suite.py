@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from assay.harness.collect.plan import prepare
+from assay.harness.collect.run_folder import open_folder
+from assay.harness.config import RunSpec
+from assay.harness.judge.evidence import RunEvidence
+from assay.harness.judge.mmlu_suite import accuracy_tested, check_all_answered
+
+
+def test_all_answered() -> None:
+    assert check_all_answered(8, 8, ()).status == "ok"
+    assert check_all_answered(8, 7, ()).status == "missing"
+    assert check_all_answered(0, 0, ()).status == "missing"
+    other = check_all_answered(8, 7, ("mmlu-3",))
+    assert (other.status, other.found) == ("missing", "7 of 8; answers to another prompt: 1, the first to mmlu-3")
+    assert "--out" in other.settles
+
+
+def test_only_accuracy_that_was_not_asked_for_is_noticed(tmp_path: Path) -> None:
+    for suites, noticed in ((("mmlu", "greedy"), []), (("greedy",), ["not checked"])):
+        spec = RunSpec.of(reference="torch_native", candidate="sage_attn", questions=8, greedy_prompts=8, suites=suites)
+        run = RunEvidence.read(open_folder(prepare(spec), tmp_path / "-".join(suites)))
+        assert [check.status for check in accuracy_tested(run).checks] == noticed
