@@ -85,7 +85,7 @@ def _cells(lane: Lane, x: Scale, top: float, timeline: Timeline, columns: int) -
         says = f"{one_line(lane.name, 60)}, {timeline.axis} {low:,.6g} to {high:,.6g}"
         middle = top + ROW / 2
         if cell == POLLED:
-            shape = {"y": middle - 1, "height": 2, "fill": MUTED, "fill_opacity": 0.5}
+            shape: dict[str, str | float] = {"y": middle - 1, "height": 2, "fill": MUTED, "fill_opacity": 0.5}
         elif timeline.axis == "segment" and per == 1:  # segments can be counted
             across = f"{width / (at - start) - 1:.2f} 1"
             parts.append(line(left, middle, left + width, middle, colour, ROW - 4, stroke_dasharray=across))

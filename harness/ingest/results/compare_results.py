@@ -140,10 +140,10 @@ def _compare_answers(
     left: Loaded, right: Loaded, limits: PassLimits
 ) -> tuple[ComparedTask, tuple[ComparedTask, ...], tuple[AnswerFlip, ...], list[Check]]:
     """Compare two results with answers: all tasks together, each task, the flips, and the checks."""
-    mine, theirs = ({one.task: one for one in side.reading.sets} for side in (left, right))
+    mine, theirs = ({result_set.task: result_set for result_set in side.reading.sets} for side in (left, right))
     common = [name for name in mine if name in theirs]
     levels = Rule(limits.margin, limits.alpha, limits.alpha / (len(common) + 1) if len(common) > 1 else limits.alpha)
-    adaptive = any(one.adaptive for one in (*mine.values(), *theirs.values()))
+    adaptive = any(item.adaptive for item in (*mine.values(), *theirs.values()))
     tasks: list[ComparedTask] = []
     pairs: list[ItemPair] = []
     flips: list[AnswerFlip] = []
@@ -168,7 +168,7 @@ def _pairing(a: ResultSet, b: ResultSet) -> ItemPairing:
     pairing = pair_items(a.items[:shared], b.items[:shared])
     beyond = abs(len(a.items) - len(b.items))
     if beyond:
-        longer = max((a, b), key=lambda one: len(one.items)).items[shared:]
+        longer = max((a, b), key=lambda item: len(item.items)).items[shared:]
         pairing.unpaired.append(
             Unpaired(
                 id=_BEYOND,
@@ -218,7 +218,7 @@ def _checks(
     tasks: Sequence[ComparedTask],
     pairings: Sequence[ItemPairing],
 ) -> list[Check]:
-    refused = "; ".join(f"{one.task}: {'; '.join(one.refused)}" for one in tasks if one.refused)
+    refused = "; ".join(f"{task.task}: {'; '.join(task.refused)}" for task in tasks if task.refused)
     only = [f"{name} is in {side} alone" for side, these, those in (("A", mine, theirs), ("B", theirs, mine))
             for name in these if name not in those]  # fmt: skip
     unread, same = left.reading.unread + right.reading.unread, "run the same tasks with the same settings on both"

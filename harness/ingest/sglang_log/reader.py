@@ -103,7 +103,7 @@ class LogReader:
             self.log.kinds[kind] += 1
         if kind == "pytest-header" and (match := _COLLECTED.search(text)):
             number_run = int(match["all"]) - int(match["deselected"] or 0)
-            self.log.collected = max(self.log.collected, (number_run, number, text), key=lambda one: one[0])
+            self.log.collected = max(self.log.collected, (number_run, number, text), key=lambda item: item[0])
         return bool(kind)
 
     def _record(self, number: int, text: str) -> str:
