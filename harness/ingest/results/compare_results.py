@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -194,20 +194,13 @@ def _task(
     return decide_pairs(pairing.pairs, rule, adaptive).model_copy(update={**known, **named, **why})
 
 
-def _flips(task: str, pairs: Iterable[ItemPair]) -> list[AnswerFlip]:
-    return [
-        AnswerFlip(
-            task=task,
-            key=pair.a.key,
-            direction="lost" if pair.loss > 0 else "gained",
-            question=pair.a.question[:_TEXT_KEPT],
-            target=pair.a.target[:_TEXT_KEPT],
-            a=pair.a.answer[:_TEXT_KEPT],
-            b=pair.b.answer[:_TEXT_KEPT],
-        )
-        for pair in pairs
-        if pair.loss
-    ]
+def _flips(task: str, pairs: Iterable[ItemPair]) -> Iterator[AnswerFlip]:
+    for pair in pairs:
+        if pair.loss:
+            asked, a, b = pair.a.question, pair.a.answer, pair.b.answer
+            texts = zip(("question", "target", "a", "b"), (asked, pair.a.target, a, b), strict=True)
+            kept = {name: text[:_TEXT_KEPT] for name, text in texts}
+            yield AnswerFlip(task=task, key=pair.a.key, direction="lost" if pair.loss > 0 else "gained", **kept)
 
 
 def _checks(
@@ -316,13 +309,8 @@ def compare_two_runs(left: Loaded, right: Loaded, limits: PassLimits, a: Report,
         b: the report of `right`.
     """
     if not (left.reading.sets and right.reading.sets):
-        missing = requirement(
-            "answers",
-            "the answers of both runs are there",
-            "a report.json has none",
-            "",
-            "name the folders of both runs",
-        )
+        do = "name the folders of both runs"
+        missing = requirement("answers", "the answers of both runs are there", "a report.json has none", "", do)
         alone = _result(left, right, limits, "inconclusive", [missing.found], [missing])
         return _capped(alone, b)
     found = _answers(left, right, limits)
