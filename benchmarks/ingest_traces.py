@@ -28,11 +28,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from assay.harness.ingest.trace.facts import tokens
-from assay.harness.ingest.trace.load import diff_files, document_of
-
 from assay.harness.ingest.source_file import SourceFile
-from assay.harness.ingest.trace.mlc_engine import MlcReader
+from assay.harness.ingest.trace.mlc_engine import MlcReader, tokens
+from assay.harness.ingest.trace.trace_diff import diff_files, document_of
 
 PROFILE = Path(__file__).parents[1] / "tests" / "data" / "traces" / "h100_flash.json.gz"
 COPIES, MEGABYTES = 200, 100

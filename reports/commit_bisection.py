@@ -156,7 +156,7 @@ def _changed(result: BisectResult) -> Section:
 
 
 def _probes(state: BisectState, last: int = 0) -> Table:
-    subjects = {one.commit: one.subject for one in state.history}
+    subjects = {commit.commit: commit.subject for commit in state.history}
     rows = [
         (
             str(probe.number),

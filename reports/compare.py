@@ -59,11 +59,12 @@ def compare_document(result: CompareResult) -> Document:
         Only("terminal", closing),
     ]
     cases = [CaseResult("verdict", "assay.compare", result.verdict, result.headline, [*result.reasons, result.covers])]
-    cases += [CaseResult(one.task, "assay.compare.tasks", one.verdict, one.why, [one.why]) for one in result.tasks]
+    cases += [CaseResult(task.task, "assay.compare.tasks", task.verdict, task.why, [task.why]) for task in result.tasks]
     cases += [
-        CaseResult(one.id, "assay.compare.latencies", one.verdict, one.why, [one.why]) for one in result.latencies
+        CaseResult(latency.id, "assay.compare.latencies", latency.verdict, latency.why, [latency.why])
+        for latency in result.latencies
     ]
-    cases += [CaseResult.of(one, "assay.compare.checks") for one in result.checks]
+    cases += [CaseResult.of(check, "assay.compare.checks") for check in result.checks]
     return Document(
         command="compare",
         title=one_line(result.b.path, 60),
@@ -92,7 +93,7 @@ def _scores(result: CompareResult) -> list[Block]:
     if not result.tasks:
         return []
     whole = [result.overall] if result.overall and len(result.tasks) > 1 else []
-    rows = [_task(one) for one in [*result.tasks, *whole]]
+    rows = [_task(task) for task in [*result.tasks, *whole]]
     refused: list[Block] = [
         Line(f"{one_line(one.task, 60)}: {one_line(one.why, 600)}", "quiet") for one in result.tasks if one.refused
     ]
@@ -103,7 +104,7 @@ def _scores(result: CompareResult) -> list[Block]:
 def _times(result: CompareResult) -> list[Block]:
     if not result.latencies:
         return []
-    why = Items([f"{one.title}: {one.why}" for one in result.latencies])
+    why = Items([f"{latency.title}: {latency.why}" for latency in result.latencies])
     table = Table(_LATENCY_COLUMNS, [_latency(one) for one in result.latencies])
     return [Section("latency", "Latency, B over A", [table, Only("page", [why])], announced=True)]
 
@@ -125,47 +126,49 @@ def _flips(result: CompareResult) -> list[Block]:
 def _flips_table(flips: Sequence[AnswerFlip], name: str) -> Table:
     """The questions that one side got right and the other did not."""
     rows = []
-    for one in flips:
-        task = one_line(one.task, 40)
+    for flip in flips:
+        task = one_line(flip.task, 40)
         what = (
-            Cell(one_line(one.question, 200), note=task) if one.question else f"{task} {one_line(one.key, 20)}".strip()
+            Cell(one_line(flip.question, 200), note=task)
+            if flip.question
+            else f"{task} {one_line(flip.key, 20)}".strip()
         )
-        said = (one_line(one.target, 80), one_line(one.a, 200), one_line(one.b, 200))
-        rows.append((what, Cell(one.direction, one.direction), *said))
+        said = (one_line(flip.target, 80), one_line(flip.a, 200), one_line(flip.b, 200))
+        rows.append((what, Cell(flip.direction, flip.direction), *said))
     return Table(("Question", "", "Expected", "A", name), rows, style="stacked")
 
 
 def _outcomes(result: CompareResult) -> list[Block]:
     if not result.outcomes:
         return []
-    rows = [(one_line(one.test, 200), one.a, one.b) for one in result.outcomes]
+    rows = [(one_line(outcome.test, 200), outcome.a, outcome.b) for outcome in result.outcomes]
     return [
         Section("tests", "Tests with another outcome", [Table(("Test", "A", "B"), rows, most=SHOWN)], announced=True)
     ]
 
 
-def _task(one: ComparedTask) -> tuple[str, ...]:
-    if not one.pairs:
-        refused = "refused" if one.refused else one.verdict
-        return (one_line(one.task, 60) or "all tasks", one_line(one.metric, 40), "0", *[""] * 6, refused)
+def _task(task: ComparedTask) -> tuple[str, ...]:
+    if not task.pairs:
+        refused = "refused" if task.refused else task.verdict
+        return (one_line(task.task, 60) or "all tasks", one_line(task.metric, 40), "0", *[""] * 6, refused)
     return (
-        one_line(one.task, 60) or "all tasks",
-        one_line(one.metric, 40),
-        f"{one.pairs:,}",
-        f"{one.a:.4f}",
-        f"{one.b:.4f}",
-        f"{one.lost:,}",
-        f"{one.gained:,}",
-        f"{100 * one.loss + 0.0:.2f} ({100 * one.low:.1f} to {100 * one.high:.1f})",
-        f"{one.p_mcnemar:.2g}",
-        one.verdict,
+        one_line(task.task, 60) or "all tasks",
+        one_line(task.metric, 40),
+        f"{task.pairs:,}",
+        f"{task.a:.4f}",
+        f"{task.b:.4f}",
+        f"{task.lost:,}",
+        f"{task.gained:,}",
+        f"{100 * task.loss + 0.0:.2f} ({100 * task.low:.1f} to {100 * task.high:.1f})",
+        f"{task.p_mcnemar:.2g}",
+        task.verdict,
     )
 
 
-def _latency(one: ComparedLatency) -> tuple[str, ...]:
-    ends = "" if one.low is None or one.high is None else f" ({one.low:.3f} to {one.high:.3f})"
-    ratio = "not measured" if one.ratio is None else f"{one.ratio:.3f}{ends}"
-    return (one.title, f"{one.pairs:,}", _ms(one.a_median), _ms(one.b_median), ratio, one.verdict)
+def _latency(latency: ComparedLatency) -> tuple[str, ...]:
+    ends = "" if latency.low is None or latency.high is None else f" ({latency.low:.3f} to {latency.high:.3f})"
+    ratio = "not measured" if latency.ratio is None else f"{latency.ratio:.3f}{ends}"
+    return (latency.title, f"{latency.pairs:,}", _ms(latency.a_median), _ms(latency.b_median), ratio, latency.verdict)
 
 
 def _ms(seconds: float | None) -> str:
@@ -195,7 +198,7 @@ def runs_compared_document(result: RunsComparison) -> Document:
         headline=one_line(result.headline, 700),
         body=body,
         created=result.created,
-        suites=[_suite(result, {one.name: one.run.folder for one in result.runs}, cases)],
+        suites=[_suite(result, {run.name: run.run.folder for run in result.runs}, cases)],
         result=result,
     )
 
@@ -235,7 +238,7 @@ def _group(result: RunsComparison, group: str, grids: Sequence[ErrorGrid]) -> Se
 
 
 def _rows(result: RunsComparison, rows: Sequence[RunRow]) -> Table:
-    names = [one.name for one in result.runs]
+    names = [run.name for run in result.runs]
     cells = [(one_line(row.title, 160), *map(_cell, row.cells)) for row in rows]
     return Table(("", *names), cells, style="side-by-side", most=ROWS_SHOWN)
 

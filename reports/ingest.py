@@ -44,9 +44,11 @@ _OUTCOMES: dict[Severity, Outcome] = {"serious": "failed", "warning": "error", "
 def claims_document(checked: CheckedClaims) -> Document:
     """Each claim with its outcome, and the lines that say so."""
     body: list[Block] = []
-    for one in checked.claims:
-        body.append(Line(f"{_SIGNS[one.outcome]} {one.outcome}: {one_line(one.claim)}: {one_line(one.why, 400)}"))
-        body.append(Items([f"  {one_line(line, 300)}" for line in one.cites]))
+    for claim in checked.claims:
+        body.append(
+            Line(f"{_SIGNS[claim.outcome]} {claim.outcome}: {one_line(claim.claim)}: {one_line(claim.why, 400)}")
+        )
+        body.append(Items([f"  {one_line(line, 300)}" for line in claim.cites]))
     said = "; ".join(f"{one.outcome}: {one.claim}" for one in checked.claims)
     return Document(
         command="verify-claim", title=said, verdict=None, exit_code=checked.exit_code, headline=said, body=body, result=checked
@@ -57,8 +59,8 @@ def ingest_document(result: IngestResult) -> Document:
     """A terminal shows a file after the other, in brief; a page all findings first, then each file, and what was not read."""
     mark = VERDICTS[result.verdict]
     terminal: list[Block] = [Line(f"{mark.sign} {mark.word}: {one_line(result.headline, 600)}")]
-    for one in result.documents:
-        terminal += [Line(""), *_in_brief(one)]
+    for document in result.documents:
+        terminal += [Line(""), *_in_brief(document)]
     steps = Section("next", "To prove the cause", [_measure(result)])
     files = [_file(number, one) for number, one in enumerate(result.documents, 1)]
     body: list[Block] = [
@@ -86,18 +88,20 @@ def _measure(result: IngestResult) -> Code:
     return Code("\n".join(steps), "A file only suggests; these commands measure")
 
 
-def _in_brief(one: ingested.FileDocument) -> list[Block]:
-    blocks: list[Block] = [Line(file_line(one.file))]
-    for finding in one.findings:
+def _in_brief(document: ingested.FileDocument) -> list[Block]:
+    blocks: list[Block] = [Line(file_line(document.file))]
+    for finding in document.findings:
         blocks.append(Findings([finding]))
-        if lines := cited(finding, one.file.unit):
+        if lines := cited(finding, document.file.unit):
             blocks.append(Line(f"  {lines}"))
-    blocks += [Line(f"{fact.title}: {one_line(fact.text)}") for fact in one.facts[:_MAX_FACTS] if not one.findings]
-    blocks += [table_of(table) for table in one.tables if table.id in _BRIEF]
-    blocks += [Line(f"Note: {one_line(note, 600)}") for note in one.file.notes]
-    shown = one.file.excerpts[:_MAX_UNREAD]
-    blocks += [Line(f"Not read: {place(excerpt, one.file.unit)}: {one_line(excerpt.text)}") for excerpt in shown]
-    if left := len(one.file.excerpts) - len(shown):
+    blocks += [
+        Line(f"{fact.title}: {one_line(fact.text)}") for fact in document.facts[:_MAX_FACTS] if not document.findings
+    ]
+    blocks += [table_of(table) for table in document.tables if table.id in _BRIEF]
+    blocks += [Line(f"Note: {one_line(note, 600)}") for note in document.file.notes]
+    shown = document.file.excerpts[:_MAX_UNREAD]
+    blocks += [Line(f"Not read: {place(excerpt, document.file.unit)}: {one_line(excerpt.text)}") for excerpt in shown]
+    if left := len(document.file.excerpts) - len(shown):
         blocks.append(Line(f"Not read: {left} more places; --json and the page list them"))
     return blocks
 
@@ -106,40 +110,40 @@ def _findings(result: IngestResult) -> Section:
     blocks: list[Block] = []
     several = len(result.documents) > 1
     quiet = [one_line(one.file.path) for one in result.documents if not one.findings and one.file.format != UNKNOWN]
-    for one in result.documents:
-        if several and (one.findings or one.file.format == UNKNOWN):
-            blocks.append(Line(one_line(one.file.path, 120), "strong"))
-        for finding in one.findings:
+    for document in result.documents:
+        if several and (document.findings or document.file.format == UNKNOWN):
+            blocks.append(Line(one_line(document.file.path, 120), "strong"))
+        for finding in document.findings:
             blocks.append(Findings([finding]))
-            blocks += _quoted(finding.cites, cited(finding, one.file.unit), one.file.unit)
-        if one.file.format == UNKNOWN and not one.findings:
+            blocks += _quoted(finding.cites, cited(finding, document.file.unit), document.file.unit)
+        if document.file.format == UNKNOWN and not document.findings:
             blocks.append(Line("No reader knows this file.", "empty"))
     if quiet:
         blocks.append(Line(f"Nothing was found in {', '.join(quiet)}." if several else "None.", "empty"))
     return Section("findings", "Findings", blocks)
 
 
-def _file(number: int, one: ingested.FileDocument) -> Section:
-    file = one.file
+def _file(number: int, document: ingested.FileDocument) -> Section:
+    file = document.file
     facts: list[tuple[Words, ...]] = [
         ("format", file.title),
         (f"{file.unit}s read", f"{file.read:,} of {file.lines:,}"),
         ("bytes", f"{file.bytes:,}"),
         *([("SHA-256", Cell(f"{file.sha256[:16]}…", code=True))] if file.sha256 else []),
     ]
-    blocks: list[Block] = [Facts(facts), *(Line(note, "quiet") for note in file.notes), *timeline_blocks(one)]
-    if one.facts:
+    blocks: list[Block] = [Facts(facts), *(Line(note, "quiet") for note in file.notes), *timeline_blocks(document)]
+    if document.facts:
         rows = [
             (fact.title, one_line(fact.text, 300), ", ".join(place(cite, file.unit) for cite in fact.cites[:3]))
-            for fact in one.facts
+            for fact in document.facts
         ]
         blocks.append(Table(("Fact", "The file says", "Where"), rows))
-    return Section(f"file-{number}", one_line(file.path, 120), [*blocks, *map(table_of, one.tables)])
+    return Section(f"file-{number}", one_line(file.path, 120), [*blocks, *map(table_of, document.tables)])
 
 
 def _unread(result: IngestResult) -> Section:
     blocks: list[Block] = []
-    for file in (one.file for one in result.documents if one.file.unread):
+    for file in (document.file for document in result.documents if document.file.unread):
         first = ", the first of them" if file.excerpts else ""
         blocks.append(Line(f"{one_line(file.path, 120)}: {file.unread:,} of {counted(file.lines, file.unit)}{first}."))
         blocks += _quoted(file.excerpts, "Show them", file.unit)
@@ -153,15 +157,15 @@ def _suites(result: IngestResult) -> list[Suite]:
     )
     properties = {"verdict": result.verdict, "exit_code": str(int(exit_code_of(result.verdict)))}
     suites = [Suite("assay", [verdict], properties, result.created)]
-    for one in result.documents:
-        line = file_line(one.file)
-        read: Outcome = "error" if one.file.format == UNKNOWN else "ok"
-        cases = [CaseResult("read", "assay.ingest", read, line, [line, *one.file.notes])]
-        for finding in one.findings:
+    for document in result.documents:
+        line = file_line(document.file)
+        read: Outcome = "error" if document.file.format == UNKNOWN else "ok"
+        cases = [CaseResult("read", "assay.ingest", read, line, [line, *document.file.notes])]
+        for finding in document.findings:
             said = f"{finding.where}: {finding.diagnosis}"
-            lines = [said, *finding.evidence, cited(finding, one.file.unit)]
+            lines = [said, *finding.evidence, cited(finding, document.file.unit)]
             cases.append(CaseResult(finding.id, "assay.ingest.findings", _OUTCOMES[finding.severity], said, lines))
-        suites.append(Suite(one.file.path, cases))
+        suites.append(Suite(document.file.path, cases))
     return suites
 
 
@@ -171,17 +175,17 @@ def table_of(table: ingested.FactTable) -> Table:
     return Table(table.columns, rows, table.title, table.note)
 
 
-def timeline_blocks(one: ingested.FileDocument) -> list[Block]:
+def timeline_blocks(document: ingested.FileDocument) -> list[Block]:
     """The timeline of a trace, for a page; none for other files."""
-    if one.timeline is None or not (svg := timeline_svg(one.timeline)):
+    if document.timeline is None or not (svg := timeline_svg(document.timeline)):
         return []
-    left = one.timeline.left_out
+    left = document.timeline.left_out
     return [Drawing(svg), *([Line(f"{left:,} more tracks are not shown.", "quiet")] if left else [])]
 
 
 def _quoted(excerpts: tuple[Excerpt, ...], summary: str, unit: str) -> list[Block]:
     """Lines of a file, folded; none if there are none."""
-    rows = [(place(one, unit), Cell(one_line(one.text, 200), code=True)) for one in excerpts]
+    rows = [(place(excerpt, unit), Cell(one_line(excerpt.text, 200), code=True)) for excerpt in excerpts]
     return [Fold(summary, [Table((), rows)])] if rows else []
 
 
@@ -193,7 +197,7 @@ def file_line(file: FileRead) -> str:
 
 def cited(finding: CitedFinding, unit: str) -> str:
     """The places that a finding follows from: "lines 51, 466-483"; empty if it cites none."""
-    places = [_range(one) for one in finding.cites]
+    places = [_range(cite) for cite in finding.cites]
     several = len(places) > 1 or "-" in "".join(places)
     return f"{unit}{'s' * several} {', '.join(places)}" if places else ""
 

@@ -30,7 +30,8 @@ def trace_document(trace: ingested.FileDocument) -> Document:
     if file.unread:
         first = Line(f"{file.unread:,} of {counted(file.lines, file.unit)}. The first of them:")
         rows: list[Block] = [
-            Line((f"Not read: {place(one, file.unit)}: ", Cell(one.text, code=True))) for one in file.excerpts
+            Line((f"Not read: {place(excerpt, file.unit)}: ", Cell(excerpt.text, code=True)))
+            for excerpt in file.excerpts
         ]
         body.append(Section("unread", "Not read", [first, *rows]))
     answers = [fact for fact in trace.facts if fact.id.endswith("-output")]

@@ -99,7 +99,7 @@ class LayerSearch(SearchResult):
     @property
     def probes(self) -> int:
         """Number of probes, including repeats."""
-        return sum(one.right + one.wrong for one in self.probed)
+        return sum(tried.right + tried.wrong for tried in self.probed)
 
 
 def lead_needed(noise: float, error: float) -> int:

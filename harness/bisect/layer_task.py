@@ -266,7 +266,7 @@ def _finding(setup: LayerSetup, by: Criterion, search: LayerSearch, probes: Sequ
 
 
 def _score(what: str, some: frozenset[int], search: LayerSearch, probes: Sequence[ProbeRecord], by: Criterion) -> str:
-    probed = next(one for one in search.probed if one.candidate == some)
+    probed = next(tried for tried in search.probed if tried.candidate == some)
     outcome = "right" if probed.right > probed.wrong else "wrong"  # outvoted answers are no evidence
     probe = next(probe for probe in probes if frozenset(probe.candidate) == some and probe.outcome == outcome)
     total = probe.right + probe.lost - probe.gained

@@ -85,7 +85,7 @@ class CheckedClaims(Part):
     @property
     def exit_code(self) -> int:
         """The exit code of the command."""
-        outcomes = {one.outcome for one in self.claims}
+        outcomes = {claim.outcome for claim in self.claims}
         if "refuted" in outcomes:
             return int(ExitCode.REGRESSION)
         return int(ExitCode.NO_VERDICT if "undecided" in outcomes else ExitCode.PASS)
@@ -151,7 +151,7 @@ def _of_number(text: str, match: re.Match[str]) -> Claim:
 
 def check(claim: Claim, stated: Sequence[Statement]) -> CheckedClaim:
     """Check a claim against the statements."""
-    tests = [one for one in stated if one.kind == "test"]
+    tests = [statement for statement in stated if statement.kind == "test"]
     if claim.kind == "all tests":
         return _all_tests(claim, tests)
     if claim.kind == "test":
@@ -164,7 +164,7 @@ def check(claim: Claim, stated: Sequence[Statement]) -> CheckedClaim:
 
 
 def _checked(claim: Claim, outcome: Outcome, why: str, cites: Iterable[Statement] = ()) -> CheckedClaim:
-    quoted = tuple(one_line(f"{one.where}: {one.text}", 300) for one in list(cites)[:_MAX_CITES])
+    quoted = tuple(one_line(f"{cite.where}: {cite.text}", 300) for cite in list(cites)[:_MAX_CITES])
     return CheckedClaim(claim=claim.text, outcome=outcome, why=why, cites=quoted)
 
 
@@ -173,7 +173,7 @@ def _all_tests(claim: Claim, tests: list[Statement]) -> CheckedClaim:
         return _checked(claim, "undecided", "the evidence has no tests")
     bad = [test for test in tests if test.value in ("failed", "error")]
     if bad:
-        return _checked(claim, "refuted", f"{listed(sorted({_short(one) for one in bad}))} failed", bad)
+        return _checked(claim, "refuted", f"{listed(sorted({_short(commit) for commit in bad}))} failed", bad)
     open_ = [test for test in tests if test.value not in _SAME_AS_PASSED]
     if open_:
         return _checked(
@@ -185,7 +185,7 @@ def _all_tests(claim: Claim, tests: list[Statement]) -> CheckedClaim:
 def _one_test(claim: Claim, found: list[Statement], tests: list[Statement]) -> CheckedClaim:
     if not found:
         return _checked(claim, "undecided", f"the evidence has no test {claim.name}{_nearest(claim.name, tests)}")
-    failed = [one for one in found if one.value in ("failed", "error")]
+    failed = [item for item in found if item.value in ("failed", "error")]
     passed = [one for one in found if one.value in _SAME_AS_PASSED]
     says, otherwise = (passed, failed) if claim.outcome == "passed" else (failed, passed)
     if otherwise:
@@ -196,7 +196,7 @@ def _one_test(claim: Claim, found: list[Statement], tests: list[Statement]) -> C
 
 
 def _number(claim: Claim, stated: Sequence[Statement]) -> CheckedClaim:
-    numbers = [one for one in stated if one.kind == "number" and isinstance(one.value, float)]
+    numbers = [statement for statement in stated if statement.kind == "number" and isinstance(statement.value, float)]
     meant = [one for one in numbers if _means(claim.name, one)]
     if not meant:
         return _checked(claim, "undecided", f"the evidence states no {claim.name}{_nearest(claim.name, numbers)}")
@@ -215,7 +215,7 @@ def _number(claim: Claim, stated: Sequence[Statement]) -> CheckedClaim:
 
 def _are_shares(statements: Sequence[Statement]) -> bool:
     """Return True if these are scores as shares of 1, and not all are 0."""
-    values = [float(one.value) for one in statements]
+    values = [float(statement.value) for statement in statements]
     scores = any(_key(name).endswith(_SCORE) for one in statements for name in one.names)
     return scores and any(value > 0 for value in values) and all(0 <= value <= 1 for value in values)
 

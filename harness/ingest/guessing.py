@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from assay.harness.ingest.result import CitedFinding, Excerpt
 from assay.harness.stats.binomial import at_most
+from assay.harness.verdict import Severity
 
 GUESSING = {"mmlu": 0.25, "gpqa": 0.25, "hellaswag": 0.25, "mmlu_pro": 0.1}
 """Score that guessing gets: four choices (MMLU, arXiv:2009.03300; GPQA, 2311.12022; HellaSwag, 1905.07830), or ten (MMLU-Pro,
@@ -41,30 +42,17 @@ def below_guessing(
     guess = guessed_share(task)
     if guess is None or score >= guess:
         return None
-    if not count:
-        return CitedFinding(
-            id="score-below-guessing",
-            title="Score below guessing",
-            severity="warning",
-            where=where,
-            diagnosis=f"{task} {score:g} is below {guess:g}, which guessing gets; the number of questions is not stated.",
-            evidence=tuple(evidence),
-            reproduce="",
-            cites=cites,
-        )
-    right = round(score * count)
-    p = at_most(right, count, guess)
-    words = "less than guessing explains" if p < LEVEL else "below guessing, within its noise"
+    severity: Severity = "warning"
+    says = f"{task} {score:g} is below {guess:g}, which guessing gets; the number of questions is not stated."
+    test: tuple[str, ...] = ()
+    if count:
+        right = round(score * count)
+        p = at_most(right, count, guess)
+        severity = "serious" if p < LEVEL else "info"
+        words = "less than guessing explains" if p < LEVEL else "below guessing, within its noise"
+        says = f"{task} {score:g} is {words}: {right:,} of {count:,} right, p = {p:.2g}."
+        test = (f"{right} of {count} right; guessing gets {guess:g}; exact binomial test, one-sided: p = {p:.2g}",)
     return CitedFinding(
-        id="score-below-guessing",
-        title="Score below guessing",
-        severity="serious" if p < LEVEL else "info",
-        where=where,
-        diagnosis=f"{task} {score:g} is {words}: {right:,} of {count:,} right, p = {p:.2g}.",
-        evidence=(
-            f"{right} of {count} right; guessing gets {guess:g}; exact binomial test, one-sided: p = {p:.2g}",
-            *evidence,
-        ),
-        reproduce="",
-        cites=cites,
-    )
+        id="score-below-guessing", title="Score below guessing", severity=severity, where=where, diagnosis=says,
+        evidence=(*test, *evidence), reproduce="", cites=cites,
+    )  # fmt: skip

@@ -46,7 +46,7 @@ Show = Callable[[BisectState, str], None]
 
 def history_of(state: BisectState) -> History:
     """Return the range as a `History`."""
-    return History([one.commit for one in state.history], [one.parents for one in state.history])
+    return History([commit.commit for commit in state.history], [one.parents for one in state.history])
 
 
 def count_outcomes(state: BisectState) -> tuple[dict[str, OutcomeCounts], OutcomeCounts, set[str]]:
@@ -254,7 +254,7 @@ class Session:
     def _operator_change(self, parents: Sequence[str], measured: Measurement) -> tuple[str, ...]:
         """Describe how the commit changed what a kernel that was wrong before computes; a parent is then read too."""
         for parent in parents:
-            if measured.operator and any(is_wrong(one) for one in self._measurements(parent)):
+            if measured.operator and any(is_wrong(measurement) for measurement in self._measurements(parent)):
                 number = self._probe(parent, "name", name_bug=True).number
                 before = self._folder.measurement(number)
                 change = operator_change(measured, before) if before else ""

@@ -75,7 +75,7 @@ def choose_calls(calls: Sequence[ProbeCall], conditions: Sequence[str], limit: i
                 "choose another condition",
             )
         wanted.setdefault(axis, set()).add(value)
-    met = [one for one in calls if all(one.condition.get(axis) in values for axis, values in wanted.items())]
+    met = [call for call in calls if all(call.condition.get(axis) in values for axis, values in wanted.items())]
     if not met:
         raise UsageError(f"no call meets {' and '.join(conditions)}.", "at least one", "give fewer conditions")
     return [met[i * len(met) // limit] for i in range(limit)] if 0 < limit < len(met) else met

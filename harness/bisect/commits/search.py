@@ -233,11 +233,11 @@ def prove_ends(good: OutcomeCounts, bad: OutcomeCounts, repeats: int) -> EndStep
     return "probe-good" if good.total <= bad.total else "probe-bad"
 
 
-def _more_often_bad(one: OutcomeCounts, other: OutcomeCounts) -> float:
+def _more_often_bad(counts: OutcomeCounts, other: OutcomeCounts) -> float:
     """Compute the probability that the first commit is bad at a higher rate than the second, with Jeffreys' prior on each."""
     edges = np.linspace(0.0, 1.0, 2001)
     below = betainc(_JEFFREYS + other.bad, _JEFFREYS + other.good, edges)
-    mass = np.diff(betainc(_JEFFREYS + one.bad, _JEFFREYS + one.good, edges))
+    mass = np.diff(betainc(_JEFFREYS + counts.bad, _JEFFREYS + counts.good, edges))
     return float(mass @ (below[1:] + below[:-1]) / 2)
 
 

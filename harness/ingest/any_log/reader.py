@@ -111,7 +111,11 @@ class _Statements:
         stated = list(figures(text) if row is None else row)
         for figure in stated:
             self._state(figure, number, text)
-        understood = bool(stated) or row is not None or any(one is None or one.last == number for one in within)
+        understood = (
+            bool(stated)
+            or row is not None
+            or any(traceback is None or traceback.last == number for traceback in within)
+        )
         id = "" if understood or within else fault(text)
         if id:
             self._report(id, number, text)
@@ -139,10 +143,10 @@ class _Statements:
 
 
 def _facts(text: _Statements) -> Iterator[Fact]:
-    for one in text.tracebacks[:_SHOWN]:
-        frame = f" ({one.frame})" if one.frame else ""
-        said = one_line(one.raised or "a traceback that does not end") + frame
-        yield Fact(id="traceback", title="Traceback", text=said, cites=(_cite(one.first, one.last, said),))
+    for traceback in text.tracebacks[:_SHOWN]:
+        frame = f" ({traceback.frame})" if traceback.frame else ""
+        said = one_line(traceback.raised or "a traceback that does not end") + frame
+        yield Fact(id="traceback", title="Traceback", text=said, cites=(_cite(traceback.first, traceback.last, said),))
     for known in list(text.faults.values())[:_SHOWN]:
         times = f"{known.count}×: " if known.count > 1 else ""
         yield Fact(id=known.id, title=TITLES[known.id], text=times + known.text, cites=(known.cite,))
@@ -163,7 +167,11 @@ def _table(text: _Statements) -> FactTable:
 def _findings(text: _Statements) -> Iterator[CitedFinding]:
     for id, title in TITLES.items():
         cites = [known.cite for known in text.faults.values() if known.id == id]
-        cites += [_cite(one.first, one.last, one.raised) for one in text.tracebacks if fault(one.raised) == id]
+        cites += [
+            _cite(traceback.first, traceback.last, traceback.raised)
+            for traceback in text.tracebacks
+            if fault(traceback.raised) == id
+        ]
         cites.sort(key=lambda cite: cite.first)
         if cites:
             number = f"{len(cites):,} different ones; the first: " if len(cites) > 1 else ""
@@ -180,7 +188,7 @@ def _findings(text: _Statements) -> Iterator[CitedFinding]:
 def _of_tracebacks(tracebacks: Sequence[Traceback]) -> Iterator[CitedFinding]:
     if not tracebacks:
         return
-    last = next((one for one in reversed(tracebacks) if one.raised), tracebacks[-1])
+    last = next((traceback for traceback in reversed(tracebacks) if traceback.raised), tracebacks[-1])
     which = f"The last of {len(tracebacks):,} tracebacks" if len(tracebacks) > 1 else "The traceback"
     ends = f"ends in: {one_line(last.raised)}" if last.raised else "does not end"
     cites = tuple(_cite(one.first, one.last, one.raised) for one in tracebacks[:5])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -140,10 +140,10 @@ def _compare_answers(
     left: Loaded, right: Loaded, limits: PassLimits
 ) -> tuple[ComparedTask, tuple[ComparedTask, ...], tuple[AnswerFlip, ...], list[Check]]:
     """Compare two results with answers: all tasks together, each task, the flips, and the checks."""
-    mine, theirs = ({one.task: one for one in side.reading.sets} for side in (left, right))
+    mine, theirs = ({result_set.task: result_set for result_set in side.reading.sets} for side in (left, right))
     common = [name for name in mine if name in theirs]
     levels = Rule(limits.margin, limits.alpha, limits.alpha / (len(common) + 1) if len(common) > 1 else limits.alpha)
-    adaptive = any(one.adaptive for one in (*mine.values(), *theirs.values()))
+    adaptive = any(item.adaptive for item in (*mine.values(), *theirs.values()))
     tasks: list[ComparedTask] = []
     pairs: list[ItemPair] = []
     flips: list[AnswerFlip] = []
@@ -168,7 +168,7 @@ def _pairing(a: ResultSet, b: ResultSet) -> ItemPairing:
     pairing = pair_items(a.items[:shared], b.items[:shared])
     beyond = abs(len(a.items) - len(b.items))
     if beyond:
-        longer = max((a, b), key=lambda one: len(one.items)).items[shared:]
+        longer = max((a, b), key=lambda item: len(item.items)).items[shared:]
         pairing.unpaired.append(
             Unpaired(
                 id=_BEYOND,
@@ -194,20 +194,13 @@ def _task(
     return decide_pairs(pairing.pairs, rule, adaptive).model_copy(update={**known, **named, **why})
 
 
-def _flips(task: str, pairs: Iterable[ItemPair]) -> list[AnswerFlip]:
-    return [
-        AnswerFlip(
-            task=task,
-            key=pair.a.key,
-            direction="lost" if pair.loss > 0 else "gained",
-            question=pair.a.question[:_TEXT_KEPT],
-            target=pair.a.target[:_TEXT_KEPT],
-            a=pair.a.answer[:_TEXT_KEPT],
-            b=pair.b.answer[:_TEXT_KEPT],
-        )
-        for pair in pairs
-        if pair.loss
-    ]
+def _flips(task: str, pairs: Iterable[ItemPair]) -> Iterator[AnswerFlip]:
+    for pair in pairs:
+        if pair.loss:
+            asked, a, b = pair.a.question, pair.a.answer, pair.b.answer
+            texts = zip(("question", "target", "a", "b"), (asked, pair.a.target, a, b), strict=True)
+            kept = {name: text[:_TEXT_KEPT] for name, text in texts}
+            yield AnswerFlip(task=task, key=pair.a.key, direction="lost" if pair.loss > 0 else "gained", **kept)
 
 
 def _checks(
@@ -218,7 +211,7 @@ def _checks(
     tasks: Sequence[ComparedTask],
     pairings: Sequence[ItemPairing],
 ) -> list[Check]:
-    refused = "; ".join(f"{one.task}: {'; '.join(one.refused)}" for one in tasks if one.refused)
+    refused = "; ".join(f"{task.task}: {'; '.join(task.refused)}" for task in tasks if task.refused)
     only = [f"{name} is in {side} alone" for side, these, those in (("A", mine, theirs), ("B", theirs, mine))
             for name in these if name not in those]  # fmt: skip
     unread, same = left.reading.unread + right.reading.unread, "run the same tasks with the same settings on both"
@@ -316,13 +309,8 @@ def compare_two_runs(left: Loaded, right: Loaded, limits: PassLimits, a: Report,
         b: the report of `right`.
     """
     if not (left.reading.sets and right.reading.sets):
-        missing = requirement(
-            "answers",
-            "the answers of both runs are there",
-            "a report.json has none",
-            "",
-            "name the folders of both runs",
-        )
+        do = "name the folders of both runs"
+        missing = requirement("answers", "the answers of both runs are there", "a report.json has none", "", do)
         alone = _result(left, right, limits, "inconclusive", [missing.found], [missing])
         return _capped(alone, b)
     found = _answers(left, right, limits)

@@ -90,7 +90,7 @@ def _verdict(pairs: Sequence[ItemPair], rule: Rule, task: ComparedTask) -> tuple
     reason = reason_of(
         rule, task.p_regression, task.p_inferior, (unparsed[0], unparsed[1]), headroom, always_regresses=True
     )
-    side, share = max(zip("AB", unparsed, strict=True), key=lambda one: one[1] > MOST_UNPARSED)
+    side, share = max(zip("AB", unparsed, strict=True), key=lambda item: item[1] > MOST_UNPARSED)
     if reason == "regression":
         why = f"{measured}: above the margin of {points:g} points ({name} p = {task.p_regression:.2g})."
     elif share > MOST_UNPARSED:

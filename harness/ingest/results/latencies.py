@@ -74,7 +74,8 @@ def _settings_that_differ(a: ResultSet, b: ResultSet) -> list[str]:
 def _untimed(*runs: ResultSet) -> str:
     """Describe requests that did not fail and lack a time to the first token: the benchmark writes 0 where it saw no token."""
     counts = [
-        sum(s is None for one in run.latencies if one.id == "ttft" for s in one.seconds) - run.failed for run in runs
+        sum(s is None for latency in run.latencies if latency.id == "ttft" for s in latency.seconds) - run.failed
+        for run in runs
     ]
     return f"{counts[0]:,} in A and {counts[1]:,} in B have none, and are left out" if any(counts) else ""
 
@@ -95,11 +96,11 @@ def _rows(a: Sequence[ResultSet], last: ResultSet, bound: float, alpha: float) -
     )
 
 
-def _logs(one: Latencies, other: Latencies, a: ResultSet, b: ResultSet) -> list[float]:
+def _logs(latencies: Latencies, other: Latencies, a: ResultSet, b: ResultSet) -> list[float]:
     """Log ratios of the requests that have this time in both, and had the same lengths."""
     found = [
         math.log(y / x)
-        for x, y, p, q in zip(one.seconds, other.seconds, a.requests, b.requests, strict=True)
+        for x, y, p, q in zip(latencies.seconds, other.seconds, a.requests, b.requests, strict=True)
         if x and y and p == q
     ]
     step = max(1, math.ceil(len(found) / _MOST_PAIRS))
@@ -131,8 +132,8 @@ def _row(
     )
 
 
-def _median(one: Latencies) -> float | None:
-    times = [seconds for seconds in one.seconds if seconds is not None]
+def _median(latencies: Latencies) -> float | None:
+    times = [seconds for seconds in latencies.seconds if seconds is not None]
     return median(times) if times else None
 
 

@@ -90,7 +90,7 @@ class LmEval(ResultsReader):
                 reading.notes.append(f"{results} has no samples beside it: run lm-eval with --log_samples")
                 continue
             reading.sets.append(_task(samples, found, metric, reading))
-        names = [one.task for one in reading.sets]
+        names = [result_set.task for result_set in reading.sets]
         if repeated := sorted({name for name in names if names.count(name) > 1}):
             raise EvidenceError(
                 f"{source.path} holds more than one run of {repeated[0]}.",
@@ -131,7 +131,7 @@ def _scores(path: Path) -> Iterator[_Score]:
     text = whole_file(path).decode(errors="replace")
     found = json_object(text, str(path))
     members = found.get("group_subtasks") or {}
-    grouped = {one for some in members.values() if isinstance(some, list) for one in some}
+    grouped = {part for some in members.values() if isinstance(some, list) for part in some}
     for task, scores in (found.get("results") or {}).items():
         for metric, value in scores.items() if isinstance(scores, dict) else ():
             if isinstance(value, (int, float)) and "," in metric and "_stderr," not in metric:
@@ -189,7 +189,7 @@ def _pairs(path: Path) -> Iterator[tuple[Path | None, Path | None]]:
     found = _files(path) if path.is_dir() else [path]
     if path.is_file() and path.suffix == ".json":
         found += sorted(path.parent.glob(f"samples_*_{_date(path)}.jsonl"))
-    samples = [one for one in found if one.suffix == ".jsonl"]
+    samples = [item for item in found if item.suffix == ".jsonl"]
     for sample in samples:
         beside = sample.with_name(f"results_{_date(sample)}.json")
         yield sample, beside if beside.is_file() else None

@@ -49,7 +49,7 @@ def choices(row: Mapping[str, Any]) -> tuple[Choice, ...]:
     scores = [_loglikelihood(response) for response in responses]
     if any(math.isnan(one) for one in scores):
         return ()
-    texts = [str(one[1]).strip() if len(one) > 1 else "" for one in _requests(row)]
+    texts = [str(request[1]).strip() if len(request) > 1 else "" for request in _requests(row)]
     texts += [""] * (len(scores) - len(texts))
     named = zip(scores, texts, strict=False)
     return tuple(Choice(chr(ord("A") + at % 26), text, score) for at, (score, text) in enumerate(named))
@@ -57,13 +57,13 @@ def choices(row: Mapping[str, Any]) -> tuple[Choice, ...]:
 
 def chosen(given: Sequence[Choice], metric: str) -> Choice:
     """Return the choice that the model takes by a metric: `acc_norm` divides by the length of the text."""
-    by_length = metric == "acc_norm" and all(one.text for one in given)
+    by_length = metric == "acc_norm" and all(choice.text for choice in given)
     return max(given, key=lambda one: one.loglikelihood / (len(one.text) if by_length else 1))
 
 
 def described(given: Sequence[Choice], metric: str) -> str:
     """Describe the choice that the model takes, and the log-likelihood of each."""
-    each = ", ".join(f"{one.letter} {one.loglikelihood:.2f}" for one in given)
+    each = ", ".join(f"{choice.letter} {choice.loglikelihood:.2f}" for choice in given)
     return f"{chosen(given, metric).shown} ({each})"
 
 
@@ -72,7 +72,7 @@ def target(given: Sequence[Choice], written: object) -> str:
     text = str(written).strip()
     if text.isdigit() and int(text) < len(given) and all(one.text != text for one in given):
         return given[int(text)].shown
-    return next((one.shown for one in given if text and one.text == text), text)
+    return next((choice.shown for choice in given if text and choice.text == text), text)
 
 
 def _requests(row: Mapping[str, Any]) -> list[tuple[Any, ...]]:
@@ -80,7 +80,9 @@ def _requests(row: Mapping[str, Any]) -> list[tuple[Any, ...]]:
     arguments = row.get("arguments")
     found = arguments.values() if isinstance(arguments, dict) else arguments if isinstance(arguments, list) else ()
     return [
-        tuple(one.values()) if isinstance(one, dict) else tuple(one) for one in found if isinstance(one, (dict, list))
+        tuple(item.values()) if isinstance(item, dict) else tuple(item)
+        for item in found
+        if isinstance(item, (dict, list))
     ]
 
 

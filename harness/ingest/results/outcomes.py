@@ -61,7 +61,7 @@ def _verb(count: int, verb: str) -> str:
 
 def _outcomes(sets: Sequence[ResultSet]) -> tuple[dict[str, str], set[str]]:
     """Return the outcome of each test that is there once, and the names of the others."""
-    counts = Counter(item.key for one in sets for item in one.items)
+    counts = Counter(item.key for result_set in sets for item in result_set.items)
     repeated = {name for name, number in counts.items() if number > 1}
     return {item.key: item.answer for one in sets for item in one.items if item.key not in repeated}, repeated
 

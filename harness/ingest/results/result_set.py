@@ -140,14 +140,14 @@ class ResultsReader(ABC):
             file=FileRead.of(
                 source, self.id, self.title, reading.read, reading.unread, reading.unit, reading.excerpts, reading.notes
             ),
-            facts=tuple(fact for one in reading.sets for fact in _facts(one)),
+            facts=tuple(fact for result_set in reading.sets for fact in _facts(result_set)),
             tables=tuple(table for table in (_table(reading.sets), _figures(reading.sets)) if table.rows),
         )
 
     def statements(self, source: SourceFile) -> Iterable[Statement]:
         """Yield the mean scores of answers, and the figures of a benchmark; see `recognise.States`."""
-        for one in self.results(source).sets:
-            yield from figures(one) if one.kind == "latencies" else _score(one)
+        for result_set in self.results(source).sets:
+            yield from figures(result_set) if result_set.kind == "latencies" else _score(result_set)
 
 
 def score_names(task: str, metric: str) -> tuple[str, ...]:
@@ -200,14 +200,14 @@ def _facts(result_set: ResultSet) -> list[Fact]:
 
 def _figures(sets: list[ResultSet]) -> FactTable:
     """Tabulate the summaries of serving benchmarks: a row for each run, a column for each figure that any of them has."""
-    runs = [one for one in sets if one.kind == "latencies"]
+    runs = [result_set for result_set in sets if result_set.kind == "latencies"]
     columns = tuple(dict.fromkeys(name for run in runs for name in run.figures))
     rows = [(run.task, f"{run.failed:,}", *(run.figures.get(name, "") for name in columns)) for run in runs]
     return FactTable(id="figures", title="Serving", columns=("load", "failed", *columns), rows=tuple(rows[:ROWS_SHOWN]))
 
 
 def _table(sets: list[ResultSet]) -> FactTable:
-    sets = [one for one in sets if one.kind != "latencies"]
+    sets = [result_set for result_set in sets if result_set.kind != "latencies"]
     rows = [
         (
             one.task,

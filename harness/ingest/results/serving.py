@@ -44,7 +44,7 @@ class Serving(ResultsReader):
         reading = ReadResults(unit="run")
         for number, row in _rows(source, reading):
             reading.sets.append(_set(source, row, number))
-        if any(not one.requests for one in reading.sets):
+        if any(not result_set.requests for result_set in reading.sets):
             reading.notes.append("no times of single requests: run the benchmark with --output-details")
         return reading
 

@@ -83,10 +83,10 @@ def compare_runs(paths: Sequence[Path], limits: PassLimits, reproduce: str = "")
     if twice := [path for path in paths if sum(path.resolve() == other.resolve() for other in paths) > 1]:
         raise UsageError(f"{twice[0]} was named twice.", "different runs", "leave one out")
     loaded = [load(path) for path in paths]
-    for one in loaded:
-        if one.kind != "runs":
+    for side in loaded:
+        if side.kind != "runs":
             raise UsageError(
-                f"{one.source.path} is of {one.reader.title}.",
+                f"{side.source.path} is of {side.reader.title}.",
                 "runs of assay",
                 "compare results of other tools in pairs",
             )
@@ -96,7 +96,7 @@ def compare_runs(paths: Sequence[Path], limits: PassLimits, reproduce: str = "")
 
 def _compared(loaded: Sequence[Loaded], limits: PassLimits, reproduce: str) -> RunsComparison:
     reader = AssayRun()
-    reports = [reader.report(one.source) for one in loaded]
+    reports = [reader.report(side.source) for side in loaded]
     first, *others = zip(loaded, reports, strict=True)
     pairs = [compare_two_runs(first[0], one, limits, first[1], report) for one, report in others]
     return _comparison(loaded, reports, pairs, reproduce)
@@ -163,12 +163,12 @@ def _row(fact: _Fact, facts: Sequence[_Fact | None]) -> RunRow:
     return RunRow(group=fact.group, id=fact.id, title=fact.title, cells=cells, differs=differs)
 
 
-def _worse(first: _Fact | None, one: _Fact | None) -> bool | None:
-    if first is None or one is None or first.badness is None or one.badness is None:
+def _worse(first: _Fact | None, fact: _Fact | None) -> bool | None:
+    if first is None or fact is None or first.badness is None or fact.badness is None:
         return None
-    if one.badness > first.badness * first.factor:
+    if fact.badness > first.badness * first.factor:
         return True
-    return False if one.badness * first.factor < first.badness else None
+    return False if fact.badness * first.factor < first.badness else None
 
 
 def _facts(
@@ -190,7 +190,7 @@ def _verdicts(report: Report) -> Iterator[_Fact]:
         "verdict",
         "cause",
         "cause",
-        "; ".join(dict.fromkeys(one.title for one in found)) or "none found",
+        "; ".join(dict.fromkeys(item.title for item in found)) or "none found",
         None if report.verdict == "error" else float(bool(found)),
     )
     for suite in report.suites:

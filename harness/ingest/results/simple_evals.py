@@ -54,8 +54,8 @@ class SimpleEvals(ResultsReader):
         """Yield the mean score of the examples, and what the JSON sums up."""
         reading = self.results(source)
         yield from super().statements(source)
-        for one in reading.sets:
-            yield from figures(one)
+        for result_set in reading.sets:
+            yield from figures(result_set)
 
     def results(self, source: SourceFile, metric: str = "") -> ReadResults:
         """Read the evaluation of the file. Of the JSON, the report beside it is read if there is one. `metric` is not used.

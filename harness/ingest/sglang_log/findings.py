@@ -66,7 +66,7 @@ def next_steps(log: Log, found: Iterable[CitedFinding]) -> tuple[str, ...]:
     package as the backend does (``sage_attn_as_shipped``), that kernel stands for the backend; its ``sage_attn`` is corrected.
     """
     candidate, reference, server = _roles(log)
-    if server is None or not _SAFE.fullmatch(candidate) or all(one.severity == "info" for one in found):
+    if server is None or not _SAFE.fullmatch(candidate) or all(item.severity == "info" for item in found):
         return ()
     stand_in = f"{candidate}_as_shipped"
     flags = [f"--candidate {stand_in if stand_in in published() else candidate}"]
@@ -145,7 +145,7 @@ def _missed_bounds(log: Log) -> Iterator[tuple[LogTrace, LogMetric, float]]:
         if said is None or not failed or "greater" not in said[1] or not said[0] <= said[2]:
             continue
         scored = [one for _, one in _scores(log) if one.value == said[0] and one.test == trace.test]
-        yield from ((trace, one, said[2]) for one in scored[:1])
+        yield from ((trace, metric, said[2]) for metric in scored[:1])
 
 
 def _below_bound(log: Log) -> Iterator[CitedFinding]:
@@ -204,12 +204,14 @@ def _runaways(log: Log) -> Iterator[CitedFinding]:
         bursts = _runaway(log, server)
         if not bursts:
             continue
-        seconds = [one for one in log.metrics if one.test == server.test and one.name.endswith("_latency")][:1]
+        seconds = [metric for metric in log.metrics if metric.test == server.test and metric.name.endswith("_latency")][
+            :1
+        ]
         generated = server.decode_tokens / max(1, server.answered.count)
         evidence = [
             *(f"{one.size} answers end together, {one.steps} decode steps after they began, of at most {limit}" for one in bursts),
             f"about {generated:,.0f} generated tokens per answered request",
-            *(f"{one.name} = {one.value:.1f} s" for one in seconds),
+            *(f"{second.name} = {second.value:.1f} s" for second in seconds),
         ]  # fmt: skip
         took = f"; the evaluation took {seconds[0].value:.0f} s." if seconds else "."
         count = sum(burst.size for burst in bursts)
@@ -288,7 +290,9 @@ def _graph_memory(log: Log, backend: str, like: Server) -> tuple[str, CitedLines
     """Return the memory that the decode graphs of a backend's first server with the same batches; None if it is not stated."""
     batches = like.facts.get("graph batches", ("",))[0]
     twins = [
-        one for one in log.servers if one.backend == backend and one.facts.get("graph batches", ("",))[0] == batches
+        server
+        for server in log.servers
+        if server.backend == backend and server.facts.get("graph batches", ("",))[0] == batches
     ]
     return twins[0].facts.get("graph memory") if twins else None
 

@@ -52,7 +52,7 @@ class LogReader:
         log, count, read = self.log, 0, 0
         for number, text in lines:
             count += 1
-            if self._fast(number, text) or self._slow(number, text):
+            if self._read(number, text):
                 read += 1
             else:
                 self._unread(number, text)
@@ -61,24 +61,7 @@ class LogReader:
         self._blocks.end()
         return log
 
-    def _fast(self, number: int, text: str) -> bool:
-        """Read a line of the most frequent kinds, without looking for other pieces on it; False for any other line."""
-        if text[:1] != "[" or text[20:22] != "] " or len(text) > 1_000:
-            return False
-        if text[1:20] != self._time and not self._at(number, text):
-            return False
-        start, message = text[22:23], text[22:]
-        if start == "P":
-            return self._hot.prefill(number, message) and self._is("prefill")
-        if start == "D":
-            return self._hot.decode(number, message) and self._is("decode")
-        return start == "I" and self._hot.request(number, message) and self._is("request")
-
-    def _is(self, kind: str) -> bool:
-        self.log.kinds[kind] += 1
-        return True
-
-    def _slow(self, number: int, text: str) -> bool:
+    def _read(self, number: int, text: str) -> bool:
         if len(text) > _LONGEST and ("server_args=" not in text[:200] or len(text) > _LONGEST_LIST):
             return False
         if plain(text):
@@ -103,7 +86,7 @@ class LogReader:
             self.log.kinds[kind] += 1
         if kind == "pytest-header" and (match := _COLLECTED.search(text)):
             number_run = int(match["all"]) - int(match["deselected"] or 0)
-            self.log.collected = max(self.log.collected, (number_run, number, text), key=lambda one: one[0])
+            self.log.collected = max(self.log.collected, (number_run, number, text), key=lambda item: item[0])
         return bool(kind)
 
     def _record(self, number: int, text: str) -> str:

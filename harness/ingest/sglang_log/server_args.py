@@ -6,8 +6,6 @@ import re
 from itertools import pairwise
 
 _TOKENS = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[()\[\]{},]|[^'"()\[\]{},]+|['"]""")
-_SIMPLE = re.compile(r"""\s*(\w+)=('[^'\\]*'|[^,'"()\[\]{}]*|\[[^][{}()'"]*\]|\{[^][{}()'"]*\})(?:, |(\)$))""")
-"""An argument as nearly all are, with what ends it."""
 _NAME = re.compile(r"""\s*(?:(\w+)=|'(\w+)':\s)""")
 PER_SERVER = frozenset({"random_seed", "port", "nccl_port", "dist_init_addr", "mem_fraction_static", "host"})
 """Arguments that differ between any two servers: chosen at random, by the machine's free memory, or to be out of the way."""
@@ -24,18 +22,9 @@ def parse(text: str) -> tuple[dict[str, str], bool]:
     """
     arguments: dict[str, str] = {}
     start = 0
-    while start < len(text):
-        simple = _SIMPLE.match(text, start)
-        if simple:
-            arguments[simple[1]] = simple[2]
-            start = simple.end()
-            if simple[3]:
-                return arguments, True
-            continue
-        end = _end(text, start)
-        if end < 0:
-            break
-        _add(arguments, text[start:end])
+    while (end := _end(text, start)) >= 0:
+        if named := _NAME.match(text[start:end]):
+            arguments[named[1] or named[2]] = text[start + named.end() : end].strip()
         start = end + 1
         if text[end] != ",":
             return arguments, not text[start:].strip()
@@ -56,12 +45,6 @@ def _end(text: str, start: int) -> int:
             if depth < 0:
                 return match.start()
     return -1
-
-
-def _add(arguments: dict[str, str], one: str) -> None:
-    named = _NAME.match(one)
-    if named:
-        arguments[named[1] or named[2]] = one[named.end() :].strip()
 
 
 def differences(servers: list[dict[str, str]]) -> list[tuple[str, tuple[str, ...]]]:

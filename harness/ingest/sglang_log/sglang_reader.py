@@ -147,7 +147,9 @@ def _tables(log: Log) -> Iterable[FactTable]:
     columns = ("argument", *(f"server {one.number}" for one in known))
     arguments = [(name, *(one_line(value, 60) for value in values)) for name, values in differing]
     yield _table("arguments", "Arguments that differ between the servers", columns, arguments, note)
-    metrics = [(one.name, f"{one.value:g}", _test(log, one.test), str(one.line)) for one in log.metrics[:_SHOWN]]
+    metrics = [
+        (metric.name, f"{metric.value:g}", _test(log, metric.test), str(metric.line)) for metric in log.metrics[:_SHOWN]
+    ]
     yield _table("metrics", "Metrics", ("metric", "value", "test", "line"), metrics)
     figures = [
         (block.title, name, value, str(line)) for block in log.blocks[:_SHOWN] for name, value, line in block.rows

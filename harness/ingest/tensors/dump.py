@@ -147,7 +147,7 @@ def open_dump(path: Path) -> Dump:
     if not found_tensors:
         raise last
     if kind == "tensors":
-        found_tensors.sort(key=lambda one: one.place.depth)
+        found_tensors.sort(key=lambda item: item.place.depth)
     if kind == "sglang-dumper":
         found_tensors.sort(
             key=lambda one: (one.place.rank, one.place.step, int(tags_of(one.path.stem).get("dump_index", 0)))

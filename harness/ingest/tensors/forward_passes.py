@@ -196,9 +196,9 @@ def _dumper_pass(number: int, held: list[StoredTensor], model: DumpedModel | Non
     requests = [str(x) for x in value("rids")] if "rids" in outside else []
     ids = value("input_ids") if "input_ids" in outside else None
     inside: dict[int, dict[str, StoredTensor]] = defaultdict(dict)
-    for one in held:
-        if one.place.layer is not None:
-            inside[one.place.layer][one.place.name] = one
+    for tensor in held:
+        if tensor.place.layer is not None:
+            inside[tensor.place.layer][tensor.place.name] = tensor
     layers = {}
     for layer, names in inside.items():
         attention = (n for n in names if n.endswith(".inputs.2") and "rotary" not in n and f"{n[:-1]}1" in names)
@@ -210,7 +210,7 @@ def _dumper_pass(number: int, held: list[StoredTensor], model: DumpedModel | Non
 
 
 def _hooked_pass(number: int, held: list[StoredTensor], model: DumpedModel | None) -> DumpedPass:
-    names = {one.key.split("/", 2)[2]: one for one in held}
+    names = {tensor.key.split("/", 2)[2]: tensor for tensor in held}
     info = {name.rpartition(".")[2]: one for name, one in names.items() if ".forward_batch_info." in name}
     if not {"positions", "seq_lens"} <= set(info):
         raise _lacking(number, "forward_batch_info", "dump with --debug-tensor-dump-output-folder of SGLang 0.5.23")

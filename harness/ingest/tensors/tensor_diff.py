@@ -143,7 +143,7 @@ def diff(
 
     with ThreadPoolExecutor(_THREADS) as pool:
         made = list(pool.map(compared, pairs))
-    problems += [one for one in made if isinstance(one, str)]
+    problems += [item for item in made if isinstance(item, str)]
     problems += [f"not read: {why}" for why in (*a.refused, *b.refused)]
     result = _result([one for one in made if isinstance(one, _Compared)], problems, exact)
     named = {"a": str(a.path), "b": str(b.path), "format": TITLES[a.format], "seconds": time.monotonic() - started}
@@ -151,10 +151,10 @@ def diff(
 
 
 def _result(every: Sequence[_Compared], problems: Sequence[str], exact: bool) -> dict[str, Any]:
-    full = [one for one in every if one.bytes]
+    full = [pair for pair in every if pair.bytes]
     changed = [(one, one.cells.worst) for one in full if one.cells.worst is not None]
     bad = [(one, one.cells.first) for one in full if one.cells.first is not None]
-    worst = max(changed, key=lambda one: one[0].badness, default=None)
+    worst = max(changed, key=lambda change: change[0].badness, default=None)
     return {
         "verdict": "regression" if bad else "inconclusive" if problems or not full else "pass",
         "headline": _headline(full, bad, problems, exact), "exact": exact, "compared": len(full),
@@ -195,12 +195,12 @@ def _compare(
     return _Compared(a, b, compare(one, two, layout(a.place.name, one.shape), bound), bound, one.nbytes + two.nbytes)
 
 
-def _row(one: _Compared, worst: TensorCell) -> TensorRow:
-    cells, place = one.cells, one.a.place
+def _row(compared: _Compared, worst: TensorCell) -> TensorRow:
+    cells, place = compared.cells, compared.a.place
     return TensorRow(
-        tensor=one.a.key, layer=place.layer, boundary=place.boundary, cells=cells.total, out_of_bounds=cells.differing,
-        not_finite=cells.nonfinite, max_abs=_error(cells.max_abs), first=one.at(cells.first) if cells.first else None,
-        worst=one.at(worst),
+        tensor=compared.a.key, layer=place.layer, boundary=place.boundary, cells=cells.total, out_of_bounds=cells.differing,
+        not_finite=cells.nonfinite, max_abs=_error(cells.max_abs), first=compared.at(cells.first) if cells.first else None,
+        worst=compared.at(worst),
     )  # fmt: skip
 
 
@@ -237,7 +237,7 @@ def _grids(compared: Sequence[_Compared]) -> Iterator[ErrorGrid]:
         if one.a.place.layer is not None:
             layered.setdefault(one.a.place.boundary, {}).setdefault(one.a.place.layer, []).append(one)
     for boundary, layers in layered.items():
-        heads = max(one.cells.by_head.size for tensors in layers.values() for one in tensors)
+        heads = max(tensor.cells.by_head.size for tensors in layers.values() for tensor in tensors)
         rows = sorted(layers.items())
         yield ErrorGrid(
             id=boundary.replace(" ", "-"), title="layer × head", where=boundary, columns="head",
@@ -248,7 +248,7 @@ def _grids(compared: Sequence[_Compared]) -> Iterator[ErrorGrid]:
 
 
 def _worst(head: int, tensors: Sequence[_Compared]) -> OwnError:
-    errors = [float(one.cells.by_head[head]) for one in tensors if head < one.cells.by_head.size]
+    errors = [float(tensor.cells.by_head[head]) for tensor in tensors if head < tensor.cells.by_head.size]
     if not all(map(math.isfinite, errors)):
         return NOT_FINITE
     return float(f"{max(errors):.4g}") if errors else None

@@ -234,7 +234,7 @@ def _phase(spans: Sequence[Span]) -> SegmentKind:
 def _decoded_before_prefill(tracks: Sequence[Track]) -> Iterator[Violation]:
     """Yield the requests that are decoded before they are prefilled."""
     for track in tracks:
-        first = next((one for one in track.segments if one.kind in ("extend", "mixed", "decode")), None)
+        first = next((segment for segment in track.segments if segment.kind in ("extend", "mixed", "decode")), None)
         if first is not None and first.kind == "decode":
             says = "the request is decoded, and nothing was prefilled"
             yield Violation("trace-decode-before-prefill", track.name, says, (first.first,))

@@ -200,7 +200,9 @@ def _marked(track: Track) -> list[Segment]:
 
 def tokens(track: Track) -> tuple[int, int]:
     """Count the tokens that were sampled for a request: in prefills, and in everything else."""
-    sampled = [(one.kind, sum(step.name in mlc_lines.SAMPLE for step in one.steps)) for one in track.segments]
+    sampled = [
+        (segment.kind, sum(step.name in mlc_lines.SAMPLE for step in segment.steps)) for segment in track.segments
+    ]
     return sum(n for kind, n in sampled if kind == "extend"), sum(n for kind, n in sampled if kind != "extend")
 
 

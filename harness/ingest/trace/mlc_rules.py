@@ -96,4 +96,4 @@ def violations(letters: str, lines: Sequence[tuple[str, int]], part: str) -> Ite
         says = f"{len(sequences)} sequences were added or forked for the request, where one is expected"
         places = tuple(lines[place][1] for place in (0, *sequences[:3]))
         broken.append((len(letters), Violation("trace-sequence-count", part, says, places)))
-    yield from (violation for _, violation in sorted(broken, key=lambda one: one[0]))
+    yield from (violation for _, violation in sorted(broken, key=lambda item: item[0]))

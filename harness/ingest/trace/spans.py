@@ -145,7 +145,7 @@ class Spans:
                 says = f"{one_line(span.name, 60)} begins, and does not end"
                 self._break("trace-begin-not-closed", span, says, "asynchronous" if key[0] == "async" else "")
         late = list(self._violations.values())[len(early) :]
-        return early + sorted(late, key=lambda one: one.places)
+        return early + sorted(late, key=lambda item: item.places)
 
     def of(self, categories: frozenset[str]) -> list[Span]:
         """List the spans of some categories."""

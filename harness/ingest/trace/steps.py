@@ -124,7 +124,10 @@ class StepTrace:
     @property
     def segments(self) -> list[Segment]:
         """All segments: the setup, then those of the tracks."""
-        return [*([self.setup] if self.setup else []), *(one for track in self.tracks for one in track.segments)]
+        return [
+            *([self.setup] if self.setup else []),
+            *(segment for track in self.tracks for segment in track.segments),
+        ]
 
 
 class TraceReader(FileReader, Protocol):
@@ -152,7 +155,7 @@ def totals(trace: StepTrace) -> tuple[Counter[tuple[str, str]], dict[tuple[str, 
 
 def findings_of(trace: StepTrace, texts: Mapping[int, str]) -> tuple[CitedFinding, ...]:
     """Make a finding of each violation, but of one rule at most `VIOLATIONS_SHOWN`. `texts` are of lines, by their numbers."""
-    counts, made = Counter(one.rule for one in trace.violations), list[CitedFinding]()
+    counts, made = Counter(violation.rule for violation in trace.violations), list[CitedFinding]()
     for number, one in _numbered(trace.violations):
         if number > VIOLATIONS_SHOWN:
             continue
@@ -169,9 +172,9 @@ def findings_of(trace: StepTrace, texts: Mapping[int, str]) -> tuple[CitedFindin
 def _numbered(violations: Iterable[Violation]) -> Iterable[tuple[int, Violation]]:
     """Number the violations of each rule from 1."""
     seen: Counter[str] = Counter()
-    for one in violations:
-        seen[one.rule] += 1
-        yield seen[one.rule], one
+    for violation in violations:
+        seen[violation.rule] += 1
+        yield seen[violation.rule], violation
 
 
 def quote(places: Iterable[int], texts: Mapping[int, str], otherwise: str = "") -> tuple[Excerpt, ...]:

@@ -207,7 +207,9 @@ class _Comparison:
         return f"{after}{self._unit} {at:,}" if at else ""
 
     def _of_tracks(self, a: Track, b: Track) -> Iterator[_Difference]:
-        blocks = _aligned([(one.kind, one.steps) for one in a.segments], [(one.kind, one.steps) for one in b.segments])
+        blocks = _aligned(
+            [(segment.kind, segment.steps) for segment in a.segments], [(one.kind, one.steps) for one in b.segments]
+        )
         if blocks is None:
             self._notes.append(f"The segments of {a.name} differ so much that they were compared by their order alone.")
             blocks = [(0, len(a.segments), 0, len(b.segments))]
@@ -320,7 +322,7 @@ def _sentence(found: _Difference) -> str:
 
 def _cites(found: Sequence[_Difference]) -> tuple[Excerpt, ...]:
     """List the places of the first difference, with what each trace does there in words."""
-    says = [(one.places, (one.left, one.right)) for one in found[:1]]
+    says = [(item.places, (item.left, item.right)) for item in found[:1]]
     return tuple(
         Excerpt(first=at, last=at, text=f"{which} trace: {words or 'nothing'}")
         for places, both in says
@@ -331,8 +333,8 @@ def _cites(found: Sequence[_Difference]) -> tuple[Excerpt, ...]:
 
 def _summary(found: Sequence[_Difference]) -> tuple[DifferenceKind, ...]:
     groups: dict[tuple[str, str | None, str | None], list[_Difference]] = defaultdict(list)
-    for one in found:
-        groups[one.where, one.left, one.right].append(one)
+    for item in found:
+        groups[item.where, item.left, item.right].append(item)
     return tuple(
         DifferenceKind(
             where=where, a=left or "–", b=right or "–", count=len(same), first=" and ".join(filter(None, (same[0].a, same[0].b)))
