@@ -59,7 +59,7 @@ def main() -> None:
             table.add_row(candidate, " ".join(flags), "no report", str(code))
             continue
         report = read_report(folder / "report.json")
-        tallies = {t.role: t for s in report.suites if s.id == "mmlu" for t in s.tallies}
+        tallies = {t.role: t for s in report.suites if s.id == "accuracy" for t in s.tallies}
         right = [
             f"{tallies[role].right}/{tallies[role].total}" if role in tallies else "-"
             for role in ("reference", "candidate")

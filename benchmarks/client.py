@@ -205,7 +205,7 @@ def interview_seconds(url: str, questions: int) -> float:
     from assay.harness.config import RunSpec
     from assay.harness.progress import ProgressDisplay
 
-    plan = prepare(RunSpec.of(reference=url, candidate=url, questions=questions, suites=("mmlu",)))
+    plan = prepare(RunSpec.of(reference=url, candidate=url, questions=questions, suites=("accuracy",)))
     with tempfile.TemporaryDirectory() as path, ProgressDisplay(Console(file=io.StringIO())) as display:
         folder = open_folder(plan, Path(path) / "run")
         engines = [as_started("reference", url), as_started("candidate", url)]
@@ -281,7 +281,7 @@ def whole_process(url: str, kind: str, questions: int, turns: int) -> Table:
             flush(url)
             bare.append(process_cost([sys.executable, __file__, "--as", "bare", "--server", url, str(bodies)]))
             flush(url)
-            run = ["run", "--reference", url, "--candidate", url, "--questions", str(questions), "--suites", "mmlu"]
+            run = ["run", "--reference", url, "--candidate", url, "--questions", str(questions), "--suites", "accuracy"]
             assay.append(process_cost([sys.executable, "-m", "assay", *run, "--out", f"{folder}/{turn}"]))
             # Not the exit status: servers behind a URL cannot be instrumented, so there is never a verdict.
             if not Path(folder, str(turn), "report.json").exists():

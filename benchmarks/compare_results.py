@@ -70,7 +70,7 @@ def write_task(folder: Path, questions: int, facts: int) -> None:
 
 def evaluate(python: str, folder: Path, backend: str, number: int, concurrency: int) -> Path:
     """Serve the tiny model with a backend, and have lm-eval ask it; return the folder of its results."""
-    spec = make_spec({"reference": backend, "candidate": backend, "suites": ("mmlu",), "questions": 1})
+    spec = make_spec({"reference": backend, "candidate": backend, "suites": ("accuracy",), "questions": 1})
     out, server = folder / f"results-{number}", folder / f"server-{number}"
     server.mkdir()
     engine = make_engine(prepare(spec), "reference", server, server / "log", cpu_core=core_of("cpu"), eager=True)

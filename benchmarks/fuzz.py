@@ -427,7 +427,7 @@ REPORTS = [report("regression"), report("error")]
 CONFIG = b"""[run]
 candidate = "sage_attn"
 model = "./nowhere"
-suites = ["mmlu", "greedy"]
+suites = ["accuracy", "greedy"]
 [policy]
 margin = 0.02
 alpha = 0.05
@@ -454,7 +454,7 @@ URLS = ("--reference", "{whole}", "--candidate", "{path}")
 """Of endpoints; the paths become addresses once they are served."""
 ASKED = (
     "--suites",
-    "mmlu,greedy",
+    "accuracy,greedy",
     "--questions",
     "8",
     "--greedy-prompts",

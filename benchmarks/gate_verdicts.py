@@ -34,7 +34,7 @@ from assay.harness.policy import SuiteName
 
 SLEEP_S = 0.01
 """Sleep in each call of the slow kernel: 40 ms for the tiny model's four layers, about as long as its prefill takes."""
-LATENCY = ("--suites", "mmlu,greedy,layers,latency", "--latency-shapes", "short", "--latency-seconds", "40")
+LATENCY = ("--suites", "accuracy,greedy,layers,latency", "--latency-shapes", "short", "--latency-seconds", "40")
 ANOTHER_ENGINE = "SGLang 0.5.17 on another machine"
 
 
@@ -77,7 +77,7 @@ class Row:
 
 def rows(reference: str) -> tuple[Row, ...]:
     """The rows in order; the later ones use the results of the first one."""
-    only_questions = ("--suites", "mmlu")
+    only_questions = ("--suites", "accuracy")
     return (
         Row("identical backends", reference, 0),
         Row("as shipped", "sage_attn_as_shipped", 1),

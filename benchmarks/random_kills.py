@@ -33,7 +33,7 @@ from rich.console import Console
 ROOT = Path(__file__).parents[1]
 ENGINE = ROOT / "tests" / "stand_ins" / "engine"
 FLAGS = (
-    "--reference=torch_native", "--candidate=triton", "--questions=96", "--greedy-prompts=16", "--suites=mmlu,greedy",
+    "--reference=torch_native", "--candidate=triton", "--questions=96", "--greedy-prompts=16", "--suites=accuracy,greedy",
 )  # fmt: skip
 PACE_S = 0.08
 GONE_S = 20.0

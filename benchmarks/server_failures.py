@@ -35,7 +35,7 @@ from junitparser import JUnitXml
 ROOT = Path(__file__).parents[1]
 ENGINE = ROOT / "tests" / "stand_ins" / "engine"
 LOGS = ROOT / "tests" / "data" / "server_failures"
-FLAGS = ("--reference=torch_native", "--candidate=triton", "--questions=8", "--suites=mmlu", "--require=mmlu")
+FLAGS = ("--reference=torch_native", "--candidate=triton", "--questions=8", "--suites=accuracy", "--require=accuracy")
 OUTPUTS = ("terminal", "html", "markdown", "junit", "annotation")
 WHO = "the candidate server (triton)"
 

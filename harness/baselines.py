@@ -270,12 +270,12 @@ def make(folder: RunFolder, role: Role, verdict: Verdict, reason: str = "") -> B
         )
     manifest, answers = folder.manifest(), folder.answers()
     server = next((s for s in folder.progress().servers if s.role == role), None)
-    questions, greedy = (pair(folder.items(), answers, suite).pairs for suite in ("mmlu", "greedy"))
+    questions, greedy = (pair(folder.items(), answers, suite).pairs for suite in ("accuracy", "greedy"))
     if server is None or role not in measured_roles(folder) or not (questions or greedy):
         raise UsageError(
             f"{folder.path} has no answers from a {role} server.",
             "a complete run that started this server",
-            "run the suites mmlu or greedy with --reference-from server",
+            "run the suites accuracy or greedy with --reference-from server",
         )
     numbers = {"accuracy": tally(questions, role).right / len(questions)} if questions else {}
     return Baseline(

@@ -43,9 +43,9 @@ class Workload(Settings):
     """The questions and prompts of both sides."""
 
     suites: tuple[SuiteName, ...] = Field(
-        ("mmlu", "greedy", "logits", "layers"),
+        ("accuracy", "greedy", "logits", "layers"),
         min_length=1,
-        description="suites to run, separated by commas: mmlu, greedy, logits, layers, latency",
+        description="suites to run, separated by commas: accuracy, greedy, logits, layers, latency",
     )
     data: str = Field(
         BUILTIN_DATA,

@@ -16,7 +16,7 @@ _WIDEST_GREEDY_MARGIN = 0.25
 WIDEST_LOGITS_LIMIT = 0.25
 """Largest mean KL that a policy may allow, in nats: twice what K and V in FP4 explain, the coarsest noise family."""
 
-SuiteName = Literal["mmlu", "greedy", "logits", "layers", "latency"]
+SuiteName = Literal["accuracy", "greedy", "logits", "layers", "latency"]
 
 
 class Policy(Settings):
@@ -113,7 +113,7 @@ FRACTIONS = ("margin", "greedy_margin", "alpha")
 
 
 def split_words(value: Any) -> Any:
-    """Split "mmlu,greedy" at its commas, and drop repeated words; anything but text and lists is returned as it is."""
+    """Split "accuracy,greedy" at its commas, and drop repeated words; anything but text and lists is returned as it is."""
     if isinstance(value, str):
         value = [word.strip() for word in value.split(",") if word.strip()]
     return tuple(dict.fromkeys(value)) if isinstance(value, (list, tuple)) else value

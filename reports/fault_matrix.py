@@ -11,7 +11,7 @@ from assay.reports.document import Block, Cell, Document, Items, Line, Only, Sec
 _COLUMNS = ("fault", "seeded", "public bug", "caught by", "after", "named", "pinned", "crash, time-out", "s", "read")
 _BRIEF = (0, 3, 4, 5, 6, 9, 8)
 """Columns that a terminal has room for."""
-_NUMBERED = {"op-level": "calls", "layers": "calls", "logits": "prompts", "greedy": "prompts", "mmlu": "questions"}
+_NUMBERED = {"op-level": "calls", "layers": "calls", "logits": "prompts", "greedy": "prompts", "accuracy": "questions"}
 _KINDS = {"fault": "Faults", "equivalent": "Equivalent faults", "honest": "Honest kernels"}
 
 

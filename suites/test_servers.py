@@ -9,12 +9,12 @@ from assay.suites import claims
 
 def test_only_the_backend_differs(report: Report, spec: RunSpec) -> None:
     """Check that weights, tokenizer and flags are the same."""
-    claims.needs(spec, "mmlu", "greedy")
+    claims.needs(spec, "accuracy", "greedy")
     claims.check(report, "same-servers")
 
 
 def test_the_candidates_own_kernel_ran(report: Report, spec: RunSpec) -> None:
     """Check that it ran in every phase that it claims, in every layer, and nothing else in its place."""
-    claims.needs(spec, "mmlu", "greedy")
+    claims.needs(spec, "accuracy", "greedy")
     phases = report.candidate.claimed_phases
     claims.check(report, *([f"kernel-ran-{phase}" for phase in phases] or ["kernel-ran"]))

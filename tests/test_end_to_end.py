@@ -19,9 +19,9 @@ pytestmark = pytest.mark.server
 
 ROOT = Path(__file__).parent.parent
 FEW = ["--questions", "48", "--margin", "0.1"]
-SEED_CASE = [*FEW, "--suites", "mmlu,layers", "--envelope-tokens", "128"]
+SEED_CASE = [*FEW, "--suites", "accuracy,layers", "--envelope-tokens", "128"]
 """What shows it; a correct kernel goes through all suites in `test_collect_server.py`."""
-ANSWERS = ["--questions", "48", "--margin", "0.1", "--suites", "mmlu"]
+ANSWERS = ["--questions", "48", "--margin", "0.1", "--suites", "accuracy"]
 """For what is not about the other suites: each start and each call of an interpreted kernel costs seconds."""
 
 KERNEL = """
@@ -135,11 +135,11 @@ def test_the_repaired_backend_passes(repaired: Resumed) -> None:
     assert {c["status"] for c in made["checks"]} == {"ok", "not checked"}
     assert status(made, "layers-compared") == "ok"
     assert [(s["id"], s["verdict"]) for s in made["suites"]] == [
-        (n, "pass") for n in ("mmlu", "greedy", "logits", "layers", "matrix")
+        (n, "pass") for n in ("accuracy", "greedy", "logits", "layers", "matrix")
     ]
     assert made["findings"] == []
     records = [json.loads(line) for line in repaired.answered]
-    questions = [(r["role"], r["item"], r["repeat"]) for r in records if r["suite"] == "mmlu"]
+    questions = [(r["role"], r["item"], r["repeat"]) for r in records if r["suite"] == "accuracy"]
     asked = max(one["total"] for one in made["suites"][0]["tallies"])  # up to the verdict
     assert len(questions) == len(set(questions)), "nothing is asked twice after the run was resumed"
     assert 2 * asked + 32 <= len(questions) <= 2 * 48 + 32, "and 32 by the reference again, for its floor"
@@ -231,14 +231,14 @@ def test_pytest_suites_is_the_same_run(tmp_path: Path) -> None:
     flags = [
         "--questions=48",
         "--margin=0.1",
-        "--suites=mmlu",
+        "--suites=accuracy",
         "--candidate=sage_attn_as_shipped",
         f"--out={tmp_path / 'run'}",
     ]
     command = [sys.executable, "-m", "pytest", str(ROOT / "suites"), "-p", "no:cacheprovider", "-q", "-rA", *flags]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 1, done.stdout
-    assert "FAILED suites/test_mmlu.py::test_accuracy_is_not_inferior" in done.stdout
+    assert "FAILED suites/test_accuracy.py::test_accuracy_is_not_inferior" in done.stdout
     assert "PASSED suites/test_servers.py::test_the_candidates_own_kernel_ran" in done.stdout
     assert report(tmp_path)["verdict"] == "regression"
     assert gone(tmp_path)

@@ -98,7 +98,7 @@ def test_the_envelope_of_a_right_kernel_is_covered_and_says_what_is_not(tmp_path
 def test_a_workload_that_cannot_see_attention_is_inconclusive(tmp_path: Path) -> None:
     """With dummy weights every answer is noise, whatever the attention."""
     command = [
-        sys.executable, "-m", "assay", "run", "--suites", "mmlu", "--candidate", "torch_native", "--out", "run",
+        sys.executable, "-m", "assay", "run", "--suites", "accuracy", "--candidate", "torch_native", "--out", "run",
         "--questions", "24", "--engine-arg=--load-format=dummy",
     ]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -106,4 +106,4 @@ def test_a_workload_that_cannot_see_attention_is_inconclusive(tmp_path: Path) ->
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     (check,) = [check for check in report["checks"] if check["id"] == "workload-sensitive"]
     assert (ended.returncode, report["verdict"], check["status"]) == (3, "inconclusive", "missing")
-    assert "not seen by mmlu" in check["found"]
+    assert "not seen by accuracy" in check["found"]

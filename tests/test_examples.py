@@ -68,7 +68,7 @@ def test_the_triton_kernel_passes_its_tests(tmp_path: Path) -> None:
 
 def test_the_engine_gate_is_policy_and_flags_that_assay_takes() -> None:
     spec = make_spec({"candidate": "flashinfer"}, ENGINE / "assay.toml")
-    assert (spec.reference.backend, spec.policy.require) == ("triton", ("mmlu", "layers"))
+    assert (spec.reference.backend, spec.policy.require) == ("triton", ("accuracy", "layers"))
     assert "assay.toml" in spec.policy.line("margin")
     workflow = (ENGINE / ".github" / "workflows" / "assay.yml").read_text()
     (command,) = re.findall(

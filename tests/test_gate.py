@@ -98,7 +98,7 @@ def test_what_was_accepted_and_is_broken_since_is_a_regression_found_with_one_se
     assert {c["status"] for c in made["checks"]} == {"ok", "not checked"}
 
     verdicts = {suite["id"]: suite["verdict"] for suite in made["suites"]}
-    assert verdicts == dict.fromkeys(("mmlu", "greedy", "logits", "layers", "baseline"), "regression")
+    assert verdicts == dict.fromkeys(("accuracy", "greedy", "logits", "layers", "baseline"), "regression")
     assert made["findings"][0]["id"] == "mask-top-left"
     (logits,) = [suite for suite in made["suites"] if suite["id"] == "logits"]
     assert [row["condition"] for row in logits["logits"]] == ["cold", "cached"], (
@@ -129,7 +129,7 @@ def test_a_stale_baseline_and_a_required_suite_that_did_not_run_are_no_verdict(a
         kept["key"]["engine"] = "SGLang 0.5.17 on cpu"
         file.write_text(json.dumps(kept))
 
-    write(tmp_path, run='suites = ["mmlu"]', policy='reference_from = "baseline"\nrequire = ["layers"]')
+    write(tmp_path, run='suites = ["accuracy"]', policy='reference_from = "baseline"\nrequire = ["layers"]')
     code, out = assay(tmp_path, "gate", "--out", "second")
     made = report(tmp_path / "second")
     assert (code, made["verdict"]) == (3, "inconclusive"), out

@@ -71,7 +71,7 @@ def test_a_hostile_kernel_is_no_pass(tmp_path: Path, kernel: str) -> None:
     (tmp_path / "hostile_kernels.py").write_text(KERNELS)
     command = [
         sys.executable, "-m", "assay", "run", "--out", str(tmp_path / "run"), "--candidate", f"hostile_kernels:{kernel}",
-        "--questions", "48", "--suites", "mmlu", "--margin", "0.1", "--request-timeout", "20",
+        "--questions", "48", "--suites", "accuracy", "--margin", "0.1", "--request-timeout", "20",
     ]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"}
     done = subprocess.run(

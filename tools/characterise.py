@@ -456,7 +456,7 @@ def servers(place: Path, wanted: Callable[[str], bool]) -> Cases:
         if wanted(name):
             folder = place / name
             folder.mkdir()
-            line = shlex.join(["run", "--json", "--out", str(folder / "run"), *STAND_IN, "--suites=mmlu,greedy"])
+            line = shlex.join(["run", "--json", "--out", str(folder / "run"), *STAND_IN, "--suites=accuracy,greedy"])
             made = apart(line, folder, STAND_IN_FAILS=failure, first=engine)
             made.pop("numbers", None)  # how many questions it asked depends on timing
             yield name, made

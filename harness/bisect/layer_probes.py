@@ -117,7 +117,7 @@ def bisect_layers(plan: Plan, by: Criterion | None, folder: Path, display: Progr
         EngineError: the server failed, or the candidate raised.
         EvidenceError: a substitution did not happen, or a file cannot be written.
     """
-    spec, items = plan.spec, plan.of("mmlu")
+    spec, items = plan.spec, plan.of("accuracy")
     if folder.exists() and any(folder.iterdir()):
         raise UsageError(f"{folder} is not empty.", "a new folder", "give another one with --out")
     fewest = fewest_prompts(spec.policy.alpha)

@@ -72,7 +72,7 @@ from assay.harness.sides import Role
 from assay.harness.text import some
 from assay.harness.verdict import Finding
 
-SUITES = ("layers", "logits", "greedy", "mmlu")
+SUITES = ("layers", "logits", "greedy", "accuracy")
 _GREEDY_PROMPTS = 8
 """Greedy texts that are written under a fault: with 3 of 8 apart, a share of 10 % is rejected at 5 %."""
 _SHADOWED_TOKENS = 4
@@ -296,7 +296,7 @@ def _looks_at(level: ServerLevel, under: Under) -> tuple[Look, ...]:
         Look(suite="layers", caught=bool(_flagged_places(under.against)), of=under.shadowed.calls if under.shadowed else 0),
         Look(suite="logits", caught=logits_see(spec, folder.path, place, noise, folder.nonce).seen, of=under.served.scored),
         Look(suite="greedy", caught=greedy_suite(spec, pairs, answers, noise).verdict == "regression", of=len(pairs)),
-        Look(suite="mmlu", caught=right, after=asked if right else None, of=QUESTIONS),
+        Look(suite="accuracy", caught=right, after=asked if right else None, of=QUESTIONS),
     )  # fmt: skip
 
 

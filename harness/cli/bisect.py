@@ -47,7 +47,7 @@ def layers(
     from assay.harness.collect.run_folder import default_folder
     from assay.reports.layer_bisection import layers_document
 
-    spec = instrumented_spec(flags | {"questions": questions, "suites": "mmlu,layers"}, config)
+    spec = instrumented_spec(flags | {"questions": questions, "suites": "accuracy,layers"}, config)
     plan = prepare(spec)
     folder = out or default_folder(spec)
     with progress() as display:

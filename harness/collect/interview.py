@@ -129,6 +129,6 @@ def answer_of(role: Role, item: Item, reply: Reply, repeat: int = 0) -> Answer:
         item=item.id,
         repeat=repeat,
         prompt_hash=item.prompt_hash,
-        parsed=parse_answer(reply.text, item.expected) if item.suite == "mmlu" else None,
+        parsed=parse_answer(reply.text, item.expected) if item.suite == "accuracy" else None,
         **vars(reply),
     )

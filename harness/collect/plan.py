@@ -61,7 +61,7 @@ class Plan:
     @property
     def compares_answers(self) -> bool:
         """True if both roles answer questions or prompts."""
-        return bool({"mmlu", "greedy"} & set(self.spec.workload.suites))
+        return bool({"accuracy", "greedy"} & set(self.spec.workload.suites))
 
     @property
     def has_url(self) -> bool:
@@ -132,13 +132,13 @@ def _on_this_machine(spec: RunSpec) -> Plan:
 def _with_items(plan: Plan) -> Plan:
     """Draw the questions and prompts."""
     workload = plan.spec.workload
-    asked = workload.questions if "mmlu" in workload.suites else 0
+    asked = workload.questions if "accuracy" in workload.suites else 0
     traced = COLD_QUESTIONS + WARM_QUESTIONS if plan.has_layer_diff else 0
     prompts = {suite: count for suite, count in _prompt_counts(workload).items() if suite in workload.suites}
     most = max(asked, traced, *prompts.values(), 1)
     drawn = draw(workload.data, most, workload.order_seed, lambda: fit_of(plan.model, workload.token_limit))
     questions = drawn.questions
-    items = [_item("mmlu", question, place) for place, question in enumerate(questions[:asked])]
+    items = [_item("accuracy", question, place) for place, question in enumerate(questions[:asked])]
     items += [_item("layers", question) for question in questions[:traced]]
     for suite, count in prompts.items():
         items += [

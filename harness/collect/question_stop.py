@@ -49,7 +49,7 @@ class QuestionStop:
 
     def __init__(self, plan: Plan, answers: Sequence[Answer], together: bool) -> None:
         spec = plan.spec
-        self.items: list[Item] = plan.of("mmlu")
+        self.items: list[Item] = plan.of("accuracy")
         self.together, self.first = together, len(self.items)
         self._places = {item.id: number for number, item in enumerate(self.items)}
         self._rule = Rule(spec.policy.margin, spec.policy.alpha, spec.regression_alpha, plan.units)
@@ -141,7 +141,7 @@ class QuestionStop:
             self._changed.notify_all()
 
     def _take(self, answer: Answer) -> None:
-        if answer.suite != "mmlu" or answer.repeat:
+        if answer.suite != "accuracy" or answer.repeat:
             return
         self._answers[answer.role][answer.item] = answer
         reference, candidate = (self._answers[role] for role in ROLES)

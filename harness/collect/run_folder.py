@@ -88,7 +88,7 @@ def _code(plan: Plan) -> dict[Role, dict[str, str]]:
 
 def _plan_questions(plan: Plan, folder: RunFolder) -> None:
     """Record order and stopping rule of the questions before the first is asked; a resumed run keeps its own."""
-    questions, spec = plan.of("mmlu"), plan.spec
+    questions, spec = plan.of("accuracy"), plan.spec
     if not questions or folder.read(QUESTION_PLAN) is not None:
         return
     rule = QuestionPlan(

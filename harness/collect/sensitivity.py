@@ -188,15 +188,15 @@ def _parts(plan: Plan, folder: RunFolder, role: Role) -> set[str]:
     asked, shadowed = asked_roles(plan, folder), shadowed_role(plan, folder)
     parts = {"shadow"} if role == shadowed else set()
     if role == asked[-1] and (role == "candidate" or shadowed == role):
-        parts |= {"answers"} if "mmlu" in plan.spec.workload.suites and role == "candidate" else set()
+        parts |= {"answers"} if "accuracy" in plan.spec.workload.suites and role == "candidate" else set()
         parts |= {"logits"} if "logits" in plan.spec.workload.suites and not plan.has_url else set()
     return parts
 
 
 def fault_load(plan: Plan, folder: RunFolder, parts: set[str]) -> _FaultLoad:
     """Return the questions that the reference answered first, and the sequences of it that were scored behind a cached prefix."""
-    texts = {a.item: a.text for a in folder.answers() if (a.suite, a.role, a.repeat) == ("mmlu", "reference", 0)}
-    items = [item for item in plan.of("mmlu") if item.id in texts][:QUESTIONS]
+    texts = {a.item: a.text for a in folder.answers() if (a.suite, a.role, a.repeat) == ("accuracy", "reference", 0)}
+    items = [item for item in plan.of("accuracy") if item.id in texts][:QUESTIONS]
     logits = None
     path = logits_path(folder.path, ROLES[0], 0)
     if "logits" in parts and path.exists():

@@ -50,7 +50,7 @@ class Pairing:
     repeated: tuple[str, ...] = ()
 
 
-def pair(items: Sequence[Item], answers: Sequence[Answer], suite: Suite = "mmlu") -> Pairing:
+def pair(items: Sequence[Item], answers: Sequence[Answer], suite: Suite = "accuracy") -> Pairing:
     """Join both roles' answers to each item of a suite.
 
     Repeats (`Answer.repeat` above 0) are not compared, and equal prompts count once: asking twice is no second question.

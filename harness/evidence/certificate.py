@@ -86,7 +86,7 @@ class Look(Part):
     """One suite's view of a fault.
 
     Attributes:
-        suite: "op-level", "layers", "logits", "greedy" or "mmlu".
+        suite: "op-level", "layers", "logits", "greedy" or "accuracy".
         caught: whether it flagged the fault.
         after: calls or questions up to the first that was flagged; None if none was, or if it is unknown.
         of: calls or questions that it looked at.

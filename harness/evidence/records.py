@@ -10,7 +10,7 @@ from assay.harness.evidence.nonce import RunRecord
 from assay.harness.schema import Record
 from assay.harness.sides import Role
 
-Suite = Literal["mmlu", "greedy", "logits", "layers", "envelope"]
+Suite = Literal["accuracy", "greedy", "logits", "layers", "envelope"]
 FLOOR_REPEAT = 1
 """`Answer.repeat` of the reference's second answers, which give its run-to-run floor; 0 is the comparison itself."""
 

@@ -9,9 +9,9 @@ from assay.harness.compare.answers import pair
 from assay.harness.compare.paired_accuracy import prefix_of
 from assay.harness.config import RunSpec
 from assay.harness.evidence import baseline as stored
+from assay.harness.judge.accuracy_suite import loss_metric
 from assay.harness.judge.decide import BASELINE
 from assay.harness.judge.evidence import Judged, RunEvidence
-from assay.harness.judge.mmlu_suite import loss_metric
 from assay.harness.judge.report import Metric, SuiteResult
 from assay.harness.judge.suite_decisions import Decision, decide_accuracy
 from assay.harness.text import percent, two_digits

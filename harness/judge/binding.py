@@ -159,7 +159,7 @@ def _check_parsed(recorded: Sequence[Answer], parsed: Sequence[Answer]) -> list[
         recorded: answers as recorded.
         parsed: the same, by `parsed_from_text`.
     """
-    letters = [(a.parsed, b.parsed) for a, b in zip(recorded, parsed, strict=True) if a.suite == "mmlu"]
+    letters = [(a.parsed, b.parsed) for a, b in zip(recorded, parsed, strict=True) if a.suite == "accuracy"]
     if not letters:
         return []
     other = sum(a != b for a, b in letters)

@@ -10,6 +10,7 @@ from assay.harness.config import recorded_spec
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.judge import (
     accepted,
+    accuracy_suite,
     binding,
     certified,
     envelope,
@@ -17,7 +18,6 @@ from assay.harness.judge import (
     greedy_suite,
     latency_suite,
     logits_suite,
-    mmlu_suite,
     op_matrix,
     own_error,
     policy_checks,
@@ -38,7 +38,7 @@ CLAIMS: tuple[Callable[[RunEvidence], Judged], ...] = (
     executed_kernels.claim,
     same_servers.claim,
     binding.claim,
-    mmlu_suite.claim,
+    accuracy_suite.claim,
     greedy_suite.claim,
     own_error.claim,
     accepted.claim,
@@ -47,11 +47,11 @@ CLAIMS: tuple[Callable[[RunEvidence], Judged], ...] = (
     certified.claim,
     logits_suite.claim,
     op_matrix.claim,
-    mmlu_suite.accuracy_tested,
+    accuracy_suite.accuracy_tested,
 )
 """What is claimed of a run, in the order in which a report lists its checks. After them come latency and policy, which depend on
 how the others came out."""
-_SUITES = ("mmlu", "greedy", "logits", "layers", "matrix", "baseline", "latency")
+_SUITES = ("accuracy", "greedy", "logits", "layers", "matrix", "baseline", "latency")
 """The order in which a report lists its suites."""
 
 
@@ -141,8 +141,8 @@ def _suites(judged: Sequence[Judged]) -> list[SuiteResult]:
 
 def _lost(run: RunEvidence, suites: Sequence[SuiteResult]) -> list[Finding]:
     """Name the condition in which answers were lost, if Holm's correction has left the loss standing."""
-    lost = any(suite.id == "mmlu" and suite.verdict == "regression" for suite in suites)
-    return [mmlu_suite.accuracy_finding(run.accuracy.prefix.pairs, run.manifest.command)] if lost else []
+    lost = any(suite.id == "accuracy" and suite.verdict == "regression" for suite in suites)
+    return [accuracy_suite.accuracy_finding(run.accuracy.prefix.pairs, run.manifest.command)] if lost else []
 
 
 def _server(run: RunEvidence, role: Role, instead: str) -> ServerSummary:

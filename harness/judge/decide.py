@@ -15,7 +15,7 @@ from assay.harness.stats.multiple import holm
 from assay.harness.text import listed
 from assay.harness.verdict import Check, Decided, Finding, Verdict
 
-WHOLE: tuple[SuiteName, ...] = ("mmlu", "greedy", "logits", "layers")
+WHOLE: tuple[SuiteName, ...] = ("accuracy", "greedy", "logits", "layers")
 """Suites without which a run is partial. The latency suite is asked for on its own: a time is no accuracy."""
 BASELINE = "baseline"
 """Id of the suite that compares the candidate with its accepted baseline."""
@@ -26,7 +26,7 @@ _LATENCY = "latency"
 class SuiteVerdict(Part):
     """The verdict of a suite, or of a load of a bench, with its reason."""
 
-    id: str = Field(description='stable, such as "mmlu"')
+    id: str = Field(description='stable, such as "accuracy"')
     title: str
     verdict: Verdict
     why: str = Field(description="one sentence: the number that decided, and the bound that applies")

@@ -28,7 +28,7 @@ from assay.harness.schema import Part
 from assay.harness.sides import ROLES, Role
 from assay.harness.verdict import Check, Finding
 
-_ANSWERED: tuple[Suite, ...] = ("mmlu", "greedy")
+_ANSWERED: tuple[Suite, ...] = ("accuracy", "greedy")
 """Suites that compare both servers' answers."""
 
 
@@ -132,7 +132,7 @@ class RunEvidence:
             recorded=recorded,
             answers=answers,
             pairings=pairings,
-            accuracy=read_questions(folder, spec, items, pairings["mmlu"], answers),
+            accuracy=read_questions(folder, spec, items, pairings["accuracy"], answers),
             over_envelope=over_envelope,
             servers=servers,
             counts=counts,

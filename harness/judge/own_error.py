@@ -39,7 +39,7 @@ def claim(run: RunEvidence) -> Judged:
     called = {layer for role in ROLES for count in run.counts[role] for layer in count.calls_by_layer}
     checks = [
         check_cached_prefix([question.candidate for question in run.accuracy.pairs])
-        if errors is None or "mmlu" in suites
+        if errors is None or "accuracy" in suites
         else check_cached_prefix_of_layers(errors),
         check_layers(suites, errors, run.claimed, called, has_url=run.has_url),
     ]

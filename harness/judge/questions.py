@@ -51,9 +51,9 @@ def read_questions(
 ) -> Questions:
     """Read how the questions were planned, and cut the pairs to what the test may read."""
     plan = folder.read(QUESTION_PLAN)
-    distinct = tuple(item for item in items if item.suite == "mmlu" and item.id not in pairing.repeated)
+    distinct = tuple(item for item in items if item.suite == "accuracy" and item.id not in pairing.repeated)
     first = {pair.item.id: pair for pair in pairing.pairs}
-    again = [a for a in answers if a.suite == "mmlu" and a.role == "reference" and a.repeat > 0 and a.item in first]
+    again = [a for a in answers if a.suite == "accuracy" and a.role == "reference" and a.repeat > 0 and a.item in first]
     return Questions(
         items=distinct,
         pairs=pairing.pairs,
@@ -71,10 +71,10 @@ def _rule_of(spec: RunSpec, plan: QuestionPlan | None) -> Rule:
 
 def parsed_from_text(answers: Sequence[Answer], items: Sequence[Item]) -> list[Answer]:
     """Parse the answers' letter, number or text again, whatever was recorded."""
-    expected = {item.id: item.expected for item in items if item.suite == "mmlu"}
+    expected = {item.id: item.expected for item in items if item.suite == "accuracy"}
     return [
         answer.model_copy(update={"parsed": parse_answer(answer.text, expected.get(answer.item))})
-        if answer.suite == "mmlu"
+        if answer.suite == "accuracy"
         else answer
         for answer in answers
     ]

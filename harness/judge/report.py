@@ -304,7 +304,7 @@ class EnvelopeResult(Part):
 class FaultSeen(Part):
     """A suite's answer to whether it saw a fault, with the numbers."""
 
-    suite: Literal["mmlu", "logits", "layers"]
+    suite: Literal["accuracy", "logits", "layers"]
     seen: bool
     found: str = Field(description='such as "7 of 8 questions lost, p = 0.01"')
 

@@ -27,7 +27,7 @@ from assay.harness.judge.truth_bounds import compare_with_noise
 from assay.harness.sides import Role
 from assay.harness.verdict import Check, Requirement
 
-_SUITES = ("mmlu", "logits", "layers")
+_SUITES = ("accuracy", "logits", "layers")
 """Suites that have to see the fault."""
 _SENSITIVE = Requirement(
     "workload-sensitive", "the workload is sensitive: a fault that was seeded in the running servers was seen"
@@ -76,11 +76,11 @@ def answers_see(spec: RunSpec, items: Sequence[Item], answers: Sequence[Answer],
         answers: both roles' recorded answers; the reference's first ones count.
         faulty: those with the fault, in the order in which they were asked.
     """
-    texts = {a.item: a.text for a in answers if (a.suite, a.role, a.repeat) == ("mmlu", "reference", 0)}
-    lost = losses({item.id: item for item in items if item.suite == "mmlu"}, texts, faulty)
+    texts = {a.item: a.text for a in answers if (a.suite, a.role, a.repeat) == ("accuracy", "reference", 0)}
+    lost = losses({item.id: item for item in items if item.suite == "accuracy"}, texts, faulty)
     p = p_no_loss(lost, spec.policy.margin)
     net = f"{sum(loss > 0 for loss in lost)} lost and {sum(loss < 0 for loss in lost)} gained of {len(lost)} questions"
-    return FaultSeen(suite="mmlu", seen=p <= spec.policy.alpha, found=f"{net}, p = {p:.2g}")
+    return FaultSeen(suite="accuracy", seen=p <= spec.policy.alpha, found=f"{net}, p = {p:.2g}")
 
 
 def logits_see(spec: RunSpec, folder: Path, place: Path, noise: Sequence[str], nonce: str = "") -> FaultSeen:
@@ -148,7 +148,7 @@ def _check_sensitive(
     wanted = [suite for suite in _SUITES if suite in spec.workload.suites]
     if not wanted:
         found = "no suite that could see a fault was requested"
-        return _SENSITIVE.check("not checked", found, "add mmlu, logits or layers to --suites")
+        return _SENSITIVE.check("not checked", found, "add accuracy, logits or layers to --suites")
     if result is None or not result.parts:
         if url:
             found = "a fault cannot be seeded in a server that assay did not start"

@@ -213,10 +213,10 @@ def run_of(plan: Plan, path: Path, roles: tuple[Role, ...] = ROLES) -> RunFolder
     progress = folder.progress()
     folder.update(progress.model_copy(update={"servers": (*progress.servers, *servers)}))
     for role in roles:
-        for item in plan.of("mmlu"):
+        for item in plan.of("accuracy"):
             folder.append(
                 Answer(
-                    suite="mmlu", role=role, item=item.id, prompt_hash=item.prompt_hash, text="", parsed=item.expected,
+                    suite="accuracy", role=role, item=item.id, prompt_hash=item.prompt_hash, text="", parsed=item.expected,
                     finish_reason="stop", prompt_tokens=9, completion_tokens=1, latency_s=0.1,
                 )
             )  # fmt: skip
@@ -227,7 +227,7 @@ def run_of(plan: Plan, path: Path, roles: tuple[Role, ...] = ROLES) -> RunFolder
 def plan(tmp_path: Path) -> Plan:
     return prepare(
         RunSpec.of(
-            reference="torch_native", candidate="sage_attn", questions=8, suites=("mmlu",),
+            reference="torch_native", candidate="sage_attn", questions=8, suites=("accuracy",),
             baselines=str(tmp_path / "baselines"), reference_from="baseline",
         )
     )  # fmt: skip
@@ -332,7 +332,7 @@ def test_a_baseline_whose_key_was_changed_is_stale_under_its_old_name(plan: Plan
 
 
 def test_requested_logits_that_were_not_scored_are_reported(plan: Plan, tmp_path: Path) -> None:
-    asked = plan.spec.changed(suites=("mmlu", "logits"), require=("logits",))
+    asked = plan.spec.changed(suites=("accuracy", "logits"), require=("logits",))
     report = build(run_of(replace(plan, spec=asked), tmp_path / "run"))
     status = {check.id: check.status for check in report.checks}
     assert status["logits-compared"] == "missing"

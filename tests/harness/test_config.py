@@ -64,9 +64,9 @@ def test_a_line_of_policy_names_its_source() -> None:
 
 
 def test_suites_are_a_list_or_separated_by_commas() -> None:
-    assert make_spec({"suites": "layers, mmlu,layers"}).workload.suites == ("layers", "mmlu")
+    assert make_spec({"suites": "layers, accuracy,layers"}).workload.suites == ("layers", "accuracy")
     assert from_toml('[run]\nsuites = ["greedy"]\n[policy]\nrequire = ["greedy"]').policy.require == ("greedy",)
-    for suites in ("", "speed", ["mmlu", "speed"], ()):
+    for suites in ("", "speed", ["accuracy", "speed"], ()):
         assert failure(suites=suites).found.startswith("--suites is ")
 
 
@@ -221,7 +221,7 @@ def test_loads_are_lists_in_a_file_and_comma_lists_on_the_command_line(tmp_path:
         ({"latency_bound": 2.0, "growth": 9.0}, ("latency_bound = 2.0 (--latency-bound)", "growth = 9.0 (--growth)")),
         ({"envelope_tokens": 128}, ("envelope_tokens = 128 (--envelope-tokens)",)),
         ({"require": ""}, ("require = () (--require)",)),
-        ({"require": "mmlu"}, ()),
+        ({"require": "accuracy"}, ()),
         ({"envelope_tokens": 1024, "device": "cuda"}, ("envelope_tokens = 1024 (--envelope-tokens)",)),
     ],
 )

@@ -22,17 +22,19 @@ from assay.harness.sides import ROLES
 
 
 def spec(**flags: object) -> RunSpec:
-    return make_spec({"questions": 8, "suites": ("mmlu",), "candidate": "sage_attn", "startup_timeout": 1.0} | flags)
+    return make_spec(
+        {"questions": 8, "suites": ("accuracy",), "candidate": "sage_attn", "startup_timeout": 1.0} | flags
+    )
 
 
 def answer_everything(out: Path, served: ModuleType) -> None:
     plan = prepare(spec())
     folder = open_folder(plan, out)
     for role, repeat in ((role, repeat) for role in ROLES for repeat in (0, FLOOR_REPEAT)):
-        for item in plan.of("mmlu"):
+        for item in plan.of("accuracy"):
             folder.append(
                 Answer(
-                    suite="mmlu", role=role, item=item.id, repeat=repeat, prompt_hash=item.prompt_hash, text="",
+                    suite="accuracy", role=role, item=item.id, repeat=repeat, prompt_hash=item.prompt_hash, text="",
                     parsed=item.expected,
                     finish_reason="stop", prompt_tokens=9, completion_tokens=1, latency_s=0.1,
                 )
@@ -47,7 +49,7 @@ def test_a_run_with_all_its_answers_is_judged_without_a_server(tmp_path: Path, s
     report = run(spec(), tmp_path / "run", display=ProgressDisplay(Console(file=shown)))
     assert "All questions were already answered." in shown.getvalue()
     assert report.verdict == "inconclusive", "nothing shows that the candidate's kernel ran"
-    assert [suite.id for suite in report.suites] == ["mmlu"]
+    assert [suite.id for suite in report.suites] == ["accuracy"]
     assert report.reproduce.startswith("assay run ")
 
 

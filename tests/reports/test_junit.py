@@ -116,7 +116,7 @@ def test_class_names_distinguish_candidates_and_have_no_stray_dots(examples: Mod
     candidate = report.candidate.model_copy(update={"backend": "http://127.0.0.1:30000/v1"})
     text = to_junit(report.model_copy(update={"candidate": candidate}))
     names = {case.get("classname") for case in ET.fromstring(text).iter("testcase")}
-    assert "assay.http_127_0_0_1_30000_v1.mmlu" in names
+    assert "assay.http_127_0_0_1_30000_v1.accuracy" in names
 
 
 def test_junitparser_reads_it_back(any_report: Report) -> None:

@@ -15,12 +15,12 @@ def prefix(both_right: int = 0, lost: int = 0, gained: int = 0, both_wrong: int 
     outcomes = [("A", "A")] * both_right + [("A", "B")] * lost + [("B", "A")] * gained + [("B", "C")] * both_wrong
     np.random.default_rng(0).shuffle(outcomes)
     items = [
-        Item(suite="mmlu", id=str(n), prompt=str(n), prompt_hash=str(n), expected="A") for n in range(len(outcomes))
+        Item(suite="accuracy", id=str(n), prompt=str(n), prompt_hash=str(n), expected="A") for n in range(len(outcomes))
     ]
 
     def answer(item: Item, role: Role, letter: str) -> Answer:
         return Answer(
-            suite="mmlu", role=role, item=item.id, prompt_hash=item.prompt_hash, text="", parsed=letter,
+            suite="accuracy", role=role, item=item.id, prompt_hash=item.prompt_hash, text="", parsed=letter,
             finish_reason="stop", prompt_tokens=1, completion_tokens=1, latency_s=0.1,
         )  # fmt: skip
 

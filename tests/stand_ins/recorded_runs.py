@@ -77,7 +77,7 @@ def answered(
     see: dict[str, int] | None = None,
     **policy: Any,
 ) -> RunFolder:
-    """A complete run of the suites mmlu and greedy.
+    """A complete run of the suites accuracy and greedy.
 
     Args:
         path: the run's folder.
@@ -92,7 +92,7 @@ def answered(
     """
     flags = {
         "device": device, "reference": "torch_native", "candidate": "sage_attn", "questions": QUESTIONS, "margin": 0.05,
-        "greedy_prompts": GREEDY, "suites": "mmlu,greedy",
+        "greedy_prompts": GREEDY, "suites": "accuracy,greedy",
     }  # fmt: skip
     plan = planned(flags | policy)
     folder = started(plan, path, device)
@@ -100,7 +100,7 @@ def answered(
     served.trace(folder, "candidate", "sage_attn", KernelClaim(noise="int8_qk", kernels=SAGE), ran)
     for role in ROLES:
         other = role == "candidate"
-        for number, item in enumerate(plan.of("mmlu")):
+        for number, item in enumerate(plan.of("accuracy")):
             tokens = 0 if number < COLD else cached
             said = served.answer_of(role, item, tokens)
             wrong = {"text": "", "parsed": None} if other and not right(number, tokens) else {}
@@ -175,7 +175,7 @@ def another_prompt(lines: list[str]) -> list[str]:
 def other_letters(lines: list[str]) -> list[str]:
     """Recorded letters that their texts do not say."""
     made = [json.loads(line) for line in lines]
-    return [json.dumps(one | ({"parsed": "A"} if one["suite"] == "mmlu" else {})) + "\n" for one in made]
+    return [json.dumps(one | ({"parsed": "A"} if one["suite"] == "accuracy" else {})) + "\n" for one in made]
 
 
 def few_counts(path: Path) -> None:
@@ -192,7 +192,7 @@ def without_seeded_fault(path: Path) -> None:
 
 def nothing_happened(path: Path) -> None:
     """A run without servers."""
-    open_folder(planned({"candidate": "sage_attn", "suites": "mmlu,greedy"}), path)
+    open_folder(planned({"candidate": "sage_attn", "suites": "accuracy,greedy"}), path)
 
 
 def texts(path: Path, nats: float, candidate: str = "triton", suites: tuple[str, ...] = ("greedy",)) -> None:
@@ -273,11 +273,11 @@ def layers(
 
 def timed(path: Path, broken: bool = False, bench: dict[str, Any] | None = None, **flags: Any) -> None:
     """A run with questions and latency; `bench` says what is wrong in the times, as in `benches.write_bench`."""
-    given = {"suites": "mmlu,latency", "candidate": "torch_native", "questions": 240}
+    given = {"suites": "accuracy,latency", "candidate": "torch_native", "questions": 240}
     plan = planned(given | flags)
     folder = started(plan, path)
     for role in ROLES:
-        for number, item in enumerate(plan.of("mmlu")):
+        for number, item in enumerate(plan.of("accuracy")):
             said = served.answer_of(role, item, 0 if number < COLD else 54)
             wrong = broken and role == "candidate" and number >= COLD
             folder.append(said.model_copy(update={"text": "", "parsed": None}) if wrong else said)

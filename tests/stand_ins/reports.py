@@ -101,7 +101,7 @@ def regression() -> Report:
     slips = {17, 60, 101, 143, 188, 240}
     flips = tuple(_garbled_flip(question, i) for i, question in enumerate(asked) if i >= FIRST_WAVE and i not in slips)
     suite = SuiteResult(
-        id="mmlu",
+        id="accuracy",
         title="Multiple-choice questions",
         synthetic=True,
         verdict="regression",
@@ -162,7 +162,7 @@ def regression() -> Report:
             "cached prefix 1: reference 31/32, candidate 31/32",
             "cached prefix >= 16: reference 219/224, candidate 0/224, all unparsed",
         ),
-        reproduce="assay run --candidate sage_attn_as_shipped --questions 32 --suites mmlu,layers",
+        reproduce="assay run --candidate sage_attn_as_shipped --questions 32 --suites accuracy,layers",
         operator="query i does not see keys j > i, only where a prefix is cached",
         picture=picture(TOP_LEFT),
     )
@@ -302,7 +302,7 @@ def hostile() -> Report:
         run_id=h, created=h, seconds=1.0, verdict="regression", headline=h, reasons=(h,), reference=server,
         candidate=server, environment=environment, checks=(Check(id=h, title=h, status="failed", found=h, settles=h),),
         kernels=(_kernels("candidate", h, h, "candidate"),), envelope=_envelope(h),
-        sensitivity=SensitivityResult(fault=h, parts=(FaultSeen(suite="mmlu", seen=False, found=h),)),
+        sensitivity=SensitivityResult(fault=h, parts=(FaultSeen(suite="accuracy", seen=False, found=h),)),
         suites=(hostile_suite,), findings=(finding,), reproduce=h, treatment={h: (h, h)},
         layers=_hostile_layers(h), latency=latency(h),
     )  # fmt: skip
@@ -452,7 +452,7 @@ def _mmlu(verdict: Verdict, right: int, lost: int, gained: int, cached: bool = T
     candidate_right = right - lost + gained
     bucket = ">= 16" if cached else "0"
     return SuiteResult(
-        id="mmlu",
+        id="accuracy",
         title="Multiple-choice questions",
         synthetic=True,
         verdict=verdict,
@@ -645,7 +645,7 @@ def _report(
         envelope=_envelope(),
         sensitivity=SensitivityResult(
             fault="mask-top-left",
-            parts=(FaultSeen(suite="mmlu", seen=True, found="8 lost and 0 gained of 8 questions, p = 0.017"),),
+            parts=(FaultSeen(suite="accuracy", seen=True, found="8 lost and 0 gained of 8 questions, p = 0.017"),),
         ),
         reproduce=REPRODUCE.format(candidate=candidate),
         treatment={"backend": (NATIVE, candidate)},

@@ -37,7 +37,7 @@ def complete_run(plan: Plan, path: Path) -> RunFolder:
     )
     folder.update(folder.progress().model_copy(update={"servers": servers, "seconds": 12.0}))
     for role in ROLES:
-        for number, item in enumerate(item for item in plan.items if item.suite in ("mmlu", "greedy")):
+        for number, item in enumerate(item for item in plan.items if item.suite in ("accuracy", "greedy")):
             folder.append(answer_of(role, item, 0 if number < COLD else CACHED_TOKENS))
         count_served(folder, role, plan.backend(role).name)
     see_fault(folder, plan)
@@ -59,7 +59,7 @@ def mark_traced(folder: RunFolder) -> None:
 
 def see_fault(folder: RunFolder, plan: Plan, lost: int = 8, changed: int = 40) -> None:
     """Write what the candidate's server did with a seeded fault: it lost the first questions of eight."""
-    answers = [answer_of("candidate", item, CACHED_TOKENS) for item in plan.of("mmlu")[:8]]
+    answers = [answer_of("candidate", item, CACHED_TOKENS) for item in plan.of("accuracy")[:8]]
     wrong = [one.model_copy(update={"text": "", "parsed": None, "run": folder.nonce}) for one in answers]
     calls = SeededCalls(run=folder.nonce, fault="mask-top-left", calls=40, changed=changed, refused=0)
     record = SensitivityRecord(
@@ -74,12 +74,12 @@ def see_fault(folder: RunFolder, plan: Plan, lost: int = 8, changed: int = 40) -
 
 def answer_of(role: Role, item: Item, cached: int, repeat: int = 0) -> Answer:
     """The right answer to an item."""
-    text = f"Answer: {item.expected}" if item.suite == "mmlu" else "yes"
+    text = f"Answer: {item.expected}" if item.suite == "accuracy" else "yes"
     greedy = (Token(text=text, logprob=-0.1, top=((text, -0.1), ("no", -3.0))),)
     return Answer(
         suite=item.suite, role=role, item=item.id, repeat=repeat, prompt_hash=item.prompt_hash,
         request_id=f"{role}-{item.suite}-{item.id}-{repeat}", text=text,
-        parsed=item.expected if item.suite == "mmlu" else None, finish_reason="stop", prompt_tokens=PROMPT_TOKENS,
+        parsed=item.expected if item.suite == "accuracy" else None, finish_reason="stop", prompt_tokens=PROMPT_TOKENS,
         completion_tokens=1, cached_tokens=cached, latency_s=0.1, tokens=greedy if item.suite == "greedy" else (),
     )  # fmt: skip
 

@@ -20,7 +20,7 @@ REPORT: dict[str, Any] = {
     "checks": [{"id": "kernel-ran", "title": "t", "status": "ok", "found": "it was counted"}],
     "suites": [
         {
-            "id": "mmlu", "verdict": "regression", "why": "The loss is 85.5 points.",
+            "id": "accuracy", "verdict": "regression", "why": "The loss is 85.5 points.",
             "metrics": [{"id": "loss", "value": 0.85512, "low": None}],
         },
     ],
@@ -51,10 +51,10 @@ def test_what_is_decided_is_found_wherever_it_stands(characterise: ModuleType) -
         "verdict": "regression",
         "exit_code": 1,
         "checks": ["kernel-ran ok"],
-        "suites": ["mmlu regression"],
+        "suites": ["accuracy regression"],
         "numbers": ["loss [0.855, None, None, None]"],
         "findings": ["mask serious layer 1"],
-        "reasons": ["suites: mmlu", "Something that no check says took <time> in <folder>"],
+        "reasons": ["suites: accuracy", "Something that no check says took <time> in <folder>"],
     }
 
 
@@ -92,10 +92,15 @@ def test_times_and_paths_and_small_digits_are_no_difference(characterise: Module
 
 
 def test_a_table_lists_what_may_be_called_otherwise(characterise: ModuleType) -> None:
-    changed = json.loads(json.dumps(REPORT).replace('"mmlu"', '"accuracy"').replace("no check says", "no check states"))
+    changed = json.loads(
+        json.dumps(REPORT).replace('"accuracy"', '"accuracy"').replace("no check says", "no check states")
+    )
     before, after = ({"runs/x": characterise.essence(one)} for one in (REPORT, changed))
     assert len(characterise.differences(before, after, {})) == 2
-    renames = {"words": {"suites: mmlu": "suites: accuracy", "check says": "check states"}, "ids": {"mmlu": "accuracy"}}
+    renames = {
+        "words": {"suites: accuracy": "suites: accuracy", "check says": "check states"},
+        "ids": {"accuracy": "accuracy"},
+    }
     assert characterise.differences(before, after, renames) == []
     assert characterise.differences(before, after, {"changed": {"runs/x": "a reason"}}) == []
 

@@ -16,7 +16,7 @@ from assay.harness.judge.questions import parsed_from_text
 from assay.harness.judge.report import Report
 from assay.harness.judge.report_file import read_report
 
-SUITE = "mmlu"
+SUITE = "accuracy"
 REPORT = "report.json"
 _OUTCOMES = {"pass": "passed", "regression": "failed", "ok": "passed", "failed": "failed"}
 
@@ -120,11 +120,18 @@ def _stated(report: Report, path: str) -> Iterator[Statement]:
         for tally in suite.tallies:
             if tally.role == "candidate" and tally.total:
                 text = f"{suite.id}: candidate {tally.right} of {tally.total} right"
-                yield Statement("number", (suite.id,), tally.right / tally.total, path, text)
+                names = (suite.id, *_question_set(suite.title))
+                yield Statement("number", names, tally.right / tally.total, path, text)
         for metric in suite.metrics:
             if metric.value is not None:
                 text = f"{suite.id}: {metric.title}: {metric.text}"
                 yield Statement("number", (metric.id, metric.title), float(metric.value), path, text)
+
+
+def _question_set(title: str) -> tuple[str, ...]:
+    """Name the question set of a suite: "mmlu" of "Multiple-choice questions of cais/mmlu"; nothing for synthetic questions."""
+    data = title.partition(" of ")[2]
+    return (data.partition(":")[0].rpartition("/")[2],) if data else ()
 
 
 def _verdict(names: tuple[str, ...], verdict: str, path: str, why: str) -> Statement:

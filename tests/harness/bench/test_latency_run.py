@@ -23,7 +23,7 @@ from assay.harness.evidence.manifest import Failure
 from assay.harness.progress import ProgressDisplay
 
 FLAGS: dict[str, Any] = {
-    "candidate": "torch_native", "suites": "mmlu,layers,latency", "questions": 4, "servers": "together",
+    "candidate": "torch_native", "suites": "accuracy,layers,latency", "questions": 4, "servers": "together",
     "latency_shapes": "short,long", "latency_seconds": 3.0, "latency_bound": 1.2,
 }  # fmt: skip
 
@@ -101,7 +101,7 @@ def test_a_run_that_failed_is_not_timed_and_stays_failed(folder: RunFolder, monk
 def test_latency_is_timed_on_request_only(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "latency" not in make_spec({}).workload.suites
     benches = Benches()
-    timed(folder, benches, monkeypatch, suites="mmlu")
+    timed(folder, benches, monkeypatch, suites="accuracy")
     assert benches.plans == []
 
 

@@ -29,7 +29,7 @@ from assay.harness.server.control import substituted_calls, substitution_folder
 
 LAYERS = frozenset(range(4))
 ITEMS = [
-    Item(suite="mmlu", id=q.id, prompt=q.prompt, prompt_hash=q.prompt_hash, expected=q.answer)
+    Item(suite="accuracy", id=q.id, prompt=q.prompt, prompt_hash=q.prompt_hash, expected=q.answer)
     for q in islice(questions(), 16)
 ]
 Says = Callable[[frozenset[int], Item, int], str]

@@ -22,7 +22,8 @@ from assay.harness.evidence.records import Item
 from assay.harness.stats.paired import mcnemar_exact
 
 ITEMS = [
-    Item(suite="mmlu", id=f"q{n}", prompt="p", prompt_hash=prompt_hash("p"), expected="ABCD"[n % 4]) for n in range(16)
+    Item(suite="accuracy", id=f"q{n}", prompt="p", prompt_hash=prompt_hash("p"), expected="ABCD"[n % 4])
+    for n in range(16)
 ]
 RIGHT = [f"Answer: {item.expected}" for item in ITEMS]
 

@@ -28,7 +28,7 @@ def test_one_pair_of_servers_sees_one_fault_after_the_other(tmp_path: Path) -> N
         "layers",
         "logits",
         "greedy",
-        "mmlu",
+        "accuracy",
     }
     assert {look.suite for look in found["gain-0.1-percent"].looks if look.caught} == {"layers"}
     assert found["layer-2-zero"].where.startswith("extend and decode, layer 2 of 4")

@@ -60,7 +60,7 @@ def test_help_shows_every_default(name: str) -> None:
         assert (shown["--margin"], shown["--questions"], shown["--suites"]) == (
             "0.02]",
             "4096]",
-            "mmlu,greedy,logits,layers]",
+            "accuracy,greedy,logits,layers]",
         )
         assert shown["--reference"] == "torch_native with --device cpu, triton with --device cuda]"
 

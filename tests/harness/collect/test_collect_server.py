@@ -21,7 +21,7 @@ def test_a_correct_kernel_passes_every_suite_on_servers_that_are_already_running
     report = build(pair_run.folder)
     assert report.verdict == "pass", report.reasons
     assert {suite.id: suite.verdict for suite in report.suites} == dict.fromkeys(
-        ("mmlu", "greedy", "logits", "layers", "matrix"), "pass"
+        ("accuracy", "greedy", "logits", "layers", "matrix"), "pass"
     )
     assert {check.status for check in report.checks} == {"ok", "not checked"}
     assert report.findings == ()

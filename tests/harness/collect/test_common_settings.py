@@ -31,7 +31,7 @@ def _served_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def planned(**changes: Any) -> Plan:
     fields: dict[str, Any] = {
-        "device": "cuda", "reference": "triton", "candidate": "torch_native", "questions": 4, "suites": ("mmlu",),
+        "device": "cuda", "reference": "triton", "candidate": "torch_native", "questions": 4, "suites": ("accuracy",),
     }  # fmt: skip
     return prepare(RunSpec.of(**fields | changes))
 

@@ -82,7 +82,11 @@ class FakeEngine(Engine):
 def plan() -> Plan:
     return prepare(
         RunSpec.of(
-            reference="torch_native", candidate="sage_attn", questions=16, greedy_prompts=3, suites=("mmlu", "greedy")
+            reference="torch_native",
+            candidate="sage_attn",
+            questions=16,
+            greedy_prompts=3,
+            suites=("accuracy", "greedy"),
         )
     )
 
@@ -130,7 +134,7 @@ def test_one_engines_failure_stops_both(plan: Plan, tmp_path: Path) -> None:
 
 
 def test_without_a_way_to_score_tokens_logits_are_not_compared(plan: Plan, tmp_path: Path) -> None:
-    scored = prepare(plan.spec.changed(suites=("mmlu", "greedy", "logits")))
+    scored = prepare(plan.spec.changed(suites=("accuracy", "greedy", "logits")))
     folder = open_folder(scored, tmp_path / "run")
     asked(scored, folder, [FakeEngine("reference"), FakeEngine("candidate")])
     assert folder.progress().failure is None
@@ -140,7 +144,7 @@ def test_without_a_way_to_score_tokens_logits_are_not_compared(plan: Plan, tmp_p
 
 @pytest.fixture
 def long_plan() -> Plan:
-    return prepare(RunSpec.of(reference="torch_native", candidate="sage_attn", questions=2000, suites=("mmlu",)))
+    return prepare(RunSpec.of(reference="torch_native", candidate="sage_attn", questions=2000, suites=("accuracy",)))
 
 
 def test_asking_stops_when_the_answers_decide(long_plan: Plan, tmp_path: Path) -> None:
@@ -152,7 +156,7 @@ def test_asking_stops_when_the_answers_decide(long_plan: Plan, tmp_path: Path) -
     assert (recorded.stopped, recorded.most, recorded.seed) == ("decided", 2000, 0)
     assert recorded.pairs is not None
     assert 200 <= recorded.pairs <= 300, "an equal candidate, of which no answer flips"
-    items = [item for item in long_plan.of("mmlu") if item.cold]
+    items = [item for item in long_plan.of("accuracy") if item.cold]
     answers = folder.answers()
     assert sum(answer.repeat > 0 for answer in answers) == FLOOR_QUESTIONS
     for role in ROLES:
@@ -161,7 +165,7 @@ def test_asking_stops_when_the_answers_decide(long_plan: Plan, tmp_path: Path) -
     answered = {(answer.role, answer.item) for answer in answers}
     assert all((role, item.id) in answered for role in ROLES for item in items), "both conditions are in every run"
     report = build(folder)
-    assert {suite.id: suite.verdict for suite in report.suites} == {"mmlu": "pass"}
+    assert {suite.id: suite.verdict for suite in report.suites} == {"accuracy": "pass"}
     assert "ok" in [check.status for check in report.checks if check.id == "all-answered"]
 
 
@@ -196,7 +200,7 @@ def test_a_run_killed_while_asking_goes_on_in_the_same_order(long_plan: Plan, tm
     answers = folder.answers()
     assert len({answer.key for answer in answers}) == len(answers), "nothing is asked twice"
     assert before < {answer.key for answer in answers}
-    place = {item.id: number for number, item in enumerate(long_plan.of("mmlu"))}
+    place = {item.id: number for number, item in enumerate(long_plan.of("accuracy"))}
     for role in ROLES:
         warm = [a.item for a in answers if a.role == role and not a.repeat and place[a.item] % 8 != 7]
         assert [place[item] for item in warm] == sorted(place[item] for item in warm)
@@ -243,12 +247,12 @@ def test_the_command_in_the_manifest_repeats_the_run(plan: Plan, tmp_path: Path)
         "--candidate=sage_attn",
         "--questions=16",
         "--greedy-prompts=3",
-        "--suites=mmlu,greedy",
+        "--suites=accuracy,greedy",
     }
 
 
 def test_no_greedy_prompt_is_one_of_the_questions(plan: Plan) -> None:
-    assert not {item.prompt for item in plan.of("mmlu")} & {item.prompt for item in plan.of("greedy")}
+    assert not {item.prompt for item in plan.of("accuracy")} & {item.prompt for item in plan.of("greedy")}
 
 
 def test_a_folder_is_named_after_the_candidate() -> None:

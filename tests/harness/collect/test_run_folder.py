@@ -29,7 +29,7 @@ def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def opened(path: Path) -> RunFolder:
-    spec = RunSpec.of(reference="torch_native", candidate="changing_kernel:forward", questions=4, suites=("mmlu",))
+    spec = RunSpec.of(reference="torch_native", candidate="changing_kernel:forward", questions=4, suites=("accuracy",))
     return open_folder(prepare(spec), path)
 
 
@@ -68,7 +68,11 @@ def test_the_commands_of_a_run_hold_no_path_of_its_host(
     (tmp_path / "repo").mkdir()
     monkeypatch.chdir(tmp_path / "repo")
     spec = RunSpec.of(
-        reference="torch_native", candidate="changing_kernel:forward", model=str(model), questions=4, suites=("mmlu",)
+        reference="torch_native",
+        candidate="changing_kernel:forward",
+        model=str(model),
+        questions=4,
+        suites=("accuracy",),
     )
     below = open_folder(prepare(spec), tmp_path / "repo" / "runs" / "1")
     beside = open_folder(prepare(spec), tmp_path / "elsewhere")
@@ -77,6 +81,10 @@ def test_the_commands_of_a_run_hold_no_path_of_its_host(
     assert resuming(beside).endswith(" --out='~/elsewhere'")
     assert str(tmp_path) not in resuming(below) + resuming(beside)
     repeated = RunSpec.of(
-        reference="torch_native", candidate="changing_kernel:forward", model="~/models/m", questions=4, suites=("mmlu",)
+        reference="torch_native",
+        candidate="changing_kernel:forward",
+        model="~/models/m",
+        questions=4,
+        suites=("accuracy",),
     )
     assert prepare(repeated).model == model, "assay expands what it writes"

@@ -56,17 +56,17 @@ def display() -> ProgressDisplay:
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    return prepare(make_spec({"candidate": "sage_attn", "questions": 40, "suites": "mmlu"}))
+    return prepare(make_spec({"candidate": "sage_attn", "questions": 40, "suites": "accuracy"}))
 
 
 @pytest.fixture
 def folder(plan: Plan, tmp_path: Path) -> RunFolder:
     """A run in which the reference has answered everything right."""
     made = open_folder(plan, tmp_path / "run")
-    for item in plan.of("mmlu"):
+    for item in plan.of("accuracy"):
         made.append(
             Answer(
-                suite="mmlu", role="reference", item=item.id, prompt_hash=item.prompt_hash, text=f"Answer: {item.expected}",
+                suite="accuracy", role="reference", item=item.id, prompt_hash=item.prompt_hash, text=f"Answer: {item.expected}",
                 finish_reason="stop", prompt_tokens=60, completion_tokens=1, latency_s=0.1,
             )
         )  # fmt: skip
@@ -74,7 +74,7 @@ def folder(plan: Plan, tmp_path: Path) -> RunFolder:
 
 
 def server(plan: Plan, folder: RunFolder, sensitive: bool = True) -> Server:
-    right = {item.prompt: f"Answer: {item.expected}" for item in plan.of("mmlu")}
+    right = {item.prompt: f"Answer: {item.expected}" for item in plan.of("accuracy")}
     return Server(folder.server_folder("candidate"), right, sensitive)
 
 

@@ -33,7 +33,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, RunFolder]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(place))
         patch.setenv("PYTHONPATH", str(place))
-        suites = ("mmlu",)
+        suites = ("accuracy",)
         plan = prepare(RunSpec.of(reference="sage_attn", candidate="silent:int8", questions=4, suites=suites))
         folder = open_folder(plan, place / "run")
         engines = [make_run_engine(plan, folder, role, alone=False) for role in ROLES]

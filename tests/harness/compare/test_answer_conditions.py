@@ -13,7 +13,7 @@ from assay.harness.sides import Role
 
 def answer(role: Role, right: bool, cached: int | None, prompt: int, batch: int | None) -> Answer:
     return Answer(
-        suite="mmlu",
+        suite="accuracy",
         role=role,
         item="q",
         prompt_hash="h",
@@ -36,7 +36,7 @@ def make_pair(
     batch: int | None = 4,
     group: str = "stem",
 ) -> Pair:
-    item = Item(suite="mmlu", id="q", prompt="", prompt_hash="h", expected="A", group=group)
+    item = Item(suite="accuracy", id="q", prompt="", prompt_hash="h", expected="A", group=group)
     # The reference's own condition differs: it must not be what the items are split by.
     reference = answer("reference", reference_right, cached=None, prompt=4000, batch=None)
     return Pair(item, reference, answer("candidate", candidate_right, cached, prompt, batch))

@@ -10,7 +10,7 @@ from assay.harness.evidence.records import Answer, Item, Suite
 from assay.harness.sides import ROLES, Role
 
 
-def item(name: str, expected: str | None = "A", suite: Suite = "mmlu") -> Item:
+def item(name: str, expected: str | None = "A", suite: Suite = "accuracy") -> Item:
     return Item(suite=suite, id=name, prompt=name, prompt_hash="h" + name, expected=expected)
 
 
@@ -21,7 +21,7 @@ def answer(
     finish_reason: str = "stop",
     repeat: int = 0,
     prompt_hash: str | None = None,
-    suite: Suite = "mmlu",
+    suite: Suite = "accuracy",
 ) -> Answer:
     return Answer(
         suite=suite,

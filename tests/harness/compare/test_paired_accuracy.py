@@ -15,7 +15,7 @@ RULE = Rule(margin=0.05, alpha=0.05, regression_alpha=0.01, population=None)
 def items_of(count: int, units: dict[int, str] | None = None, cold: tuple[int, ...] = ()) -> list[Item]:
     return [
         Item(
-            suite="mmlu", id=f"q{n}", prompt=f"p{n}", prompt_hash=f"h{n}", expected="A",
+            suite="accuracy", id=f"q{n}", prompt=f"p{n}", prompt_hash=f"h{n}", expected="A",
             unit=(units or {}).get(n, ""), cold=n in cold,
         )
         for n in range(count)
@@ -36,7 +36,7 @@ def pairs_of(items: list[Item], outcomes: str) -> tuple[Pair, ...]:
     }
     answers = [
         Answer(
-            suite="mmlu", role=role, item=item.id, prompt_hash=item.prompt_hash, text="", parsed=letters[outcome][number],
+            suite="accuracy", role=role, item=item.id, prompt_hash=item.prompt_hash, text="", parsed=letters[outcome][number],
             finish_reason="stop", prompt_tokens=1, completion_tokens=1, latency_s=0.1,
         )
         for item, outcome in zip(items, outcomes, strict=True)

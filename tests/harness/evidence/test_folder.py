@@ -18,7 +18,7 @@ from assay.harness.evidence.manifest import Failure, Manifest, Progress, hash_it
 from assay.harness.evidence.records import Answer, Item, Token
 
 BATCHES = (("rid-0", "rid-1"), ("rid-0",))
-ITEMS = [Item(suite="mmlu", id=f"q{i}", prompt=f"prompt {i}", prompt_hash="h", expected="A") for i in range(3)]
+ITEMS = [Item(suite="accuracy", id=f"q{i}", prompt=f"prompt {i}", prompt_hash="h", expected="A") for i in range(3)]
 
 
 def manifest(**changes: object) -> Manifest:
@@ -41,7 +41,7 @@ def manifest(**changes: object) -> Manifest:
 
 def answer(item: str, request: str = "") -> Answer:
     return Answer(
-        suite="mmlu", role="candidate", item=item, prompt_hash="h", request_id=request, text="Answer: A",
+        suite="accuracy", role="candidate", item=item, prompt_hash="h", request_id=request, text="Answer: A",
         parsed="A", finish_reason="stop", prompt_tokens=9, completion_tokens=3, cached_tokens=1, latency_s=0.1,
     )  # fmt: skip
 
@@ -68,7 +68,7 @@ def test_a_killed_run_is_resumed(tmp_path: Path) -> None:
     folder.append(answer("q0"))
     folder.update(Progress(seconds=3, failure=Failure(kind="engine", message="died")))
     with (path / "records.jsonl").open("a") as file:
-        file.write('{"suite": "mmlu", "ro')  # killed in the middle of a line
+        file.write('{"suite": "accuracy", "ro')  # killed in the middle of a line
     again = RunFolder.open(
         path, manifest(spec={"candidate": {"backend": "mine"}, "workload": {"concurrency": 8}}), ITEMS
     )

@@ -174,11 +174,19 @@ def test_a_run_of_assay_is_evidence(tmp_path: Path, examples: ModuleType) -> Non
     report = examples.regression()
     write_reports(report, tmp_path)
     tally = next(
-        one for suite in report.suites for one in suite.tallies if suite.id == "mmlu" and one.role == "candidate"
+        one for suite in report.suites for one in suite.tallies if suite.id == "accuracy" and one.role == "candidate"
     )
     share = tally.right / tally.total
-    checked = verify([tmp_path], [f"mmlu >= {share}", f"mmlu > {share + 0.01}", f"mmlu <= {share}"])
+    checked = verify([tmp_path], [f"accuracy >= {share}", f"accuracy > {share + 0.01}", f"accuracy <= {share}"])
     assert outcomes(checked) == ["confirmed", "refuted", "confirmed"]  # of the candidate, never of the reference
+    named = [
+        suite.model_copy(update={"title": "Multiple-choice questions of cais/mmlu"})
+        if suite.id == "accuracy"
+        else suite
+        for suite in report.suites
+    ]
+    write_reports(report.model_copy(update={"suites": tuple(named)}), tmp_path)
+    assert outcomes(verify([tmp_path], [f"MMLU >= {share}", "gsm8k >= 0.1"])) == ["confirmed", "cannot be decided"]
 
 
 def test_evidence_that_nobody_reads_is_an_error(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ Letter = Callable[[int, Item], str | None]
 def plan_of(questions: int = 400, margin: float = 0.05) -> Plan:
     return prepare(
         RunSpec.of(
-            reference="torch_native", candidate="sage_attn", questions=questions, margin=margin, suites=("mmlu",)
+            reference="torch_native", candidate="sage_attn", questions=questions, margin=margin, suites=("accuracy",)
         )
     )
 
@@ -74,7 +74,7 @@ def answered(folder: RunFolder, role: Role, items: Sequence[Item], letter: Lette
         parsed = letter(number, item)
         folder.append(
             Answer(
-                suite="mmlu", role=role, item=item.id, prompt_hash=item.prompt_hash,
+                suite="accuracy", role=role, item=item.id, prompt_hash=item.prompt_hash,
                 text=f"Answer: {parsed}" if parsed else "I do not know.", parsed=parsed, finish_reason="stop",
                 prompt_tokens=100, completion_tokens=3, cached_tokens=54, latency_s=0.1,
             )
@@ -83,25 +83,25 @@ def answered(folder: RunFolder, role: Role, items: Sequence[Item], letter: Lette
 
 def report_of(plan: Plan, path: Path, reference: Letter, candidate: Letter) -> Report:
     folder = begun(plan, path)
-    answered(folder, "reference", plan.of("mmlu"), reference)
-    answered(folder, "candidate", plan.of("mmlu"), candidate)
+    answered(folder, "reference", plan.of("accuracy"), reference)
+    answered(folder, "candidate", plan.of("accuracy"), candidate)
     return build(folder)
 
 
-def mmlu(report: Report) -> SuiteResult:
-    (suite,) = [suite for suite in report.suites if suite.id == "mmlu"]
+def accuracy(report: Report) -> SuiteResult:
+    (suite,) = [suite for suite in report.suites if suite.id == "accuracy"]
     return suite
 
 
 def test_an_equal_candidate_passes_and_a_broken_one_does_not(tmp_path: Path) -> None:
-    assert mmlu(report_of(plan_of(), tmp_path / "equal", right, right)).verdict == "pass"
-    assert mmlu(report_of(plan_of(), tmp_path / "broken", right, share(right, wrong, 8))).verdict == "regression"
+    assert accuracy(report_of(plan_of(), tmp_path / "equal", right, right)).verdict == "pass"
+    assert accuracy(report_of(plan_of(), tmp_path / "broken", right, share(right, wrong, 8))).verdict == "regression"
 
 
 def test_questions_whose_prompts_differed_between_the_roles_are_not_answered(tmp_path: Path) -> None:
     plan = plan_of()
     folder = begun(plan, tmp_path / "run")
-    items = plan.of("mmlu")
+    items = plan.of("accuracy")
     # The candidate was asked 150 other questions under the same ids, and got them wrong.
     answered(folder, "reference", items, right)
     answered(folder, "candidate", items[:-150], right)
@@ -109,7 +109,7 @@ def test_questions_whose_prompts_differed_between_the_roles_are_not_answered(tmp
     answered(folder, "candidate", other, wrong)
     report = build(folder)
     (check,) = [check for check in report.checks if check.id == "all-answered"]
-    assert mmlu(report).verdict == "pass", "what was asked alike had decided before"
+    assert accuracy(report).verdict == "pass", "what was asked alike had decided before"
     assert (report.verdict, check.status) == ("inconclusive", "missing")
     assert "answers to another prompt: 150" in check.found
 
@@ -117,13 +117,13 @@ def test_questions_whose_prompts_differed_between_the_roles_are_not_answered(tmp
 def test_every_number_is_of_the_questions_that_the_test_read(tmp_path: Path) -> None:
     plan = plan_of()
     folder = begun(plan, tmp_path / "run")
-    items = plan.of("mmlu")
+    items = plan.of("accuracy")
     answered(folder, "reference", items[:120], right)
     # Question 100 was still being answered at the verdict; those after it are right, and would make the candidate look better.
     answered(folder, "candidate", items[:100], share(right, wrong, 4))
     answered(folder, "candidate", items[101:120], right)
     report = build(folder)
-    suite = mmlu(report)
+    suite = accuracy(report)
     values = {one.id: one.value for one in suite.metrics}
     loss = 100 * (values["reference-accuracy"] - values["candidate-accuracy"])
     assert values["questions"] == 100 == sum(row.total for row in suite.tallies) / 2
@@ -137,18 +137,18 @@ def test_mostly_unparsed_answers_in_both_roles_give_no_verdict(tmp_path: Path) -
         return item.expected if number % 5 < 2 else None
 
     report = report_of(plan_of(), tmp_path / "run", some, some)
-    assert mmlu(report).verdict == "inconclusive"
-    assert "unparsed" in mmlu(report).why or "could not be parsed" in mmlu(report).why
+    assert accuracy(report).verdict == "inconclusive"
+    assert "unparsed" in accuracy(report).why or "could not be parsed" in accuracy(report).why
 
 
 def test_unparsed_answers_of_the_candidate_alone_are_lost(tmp_path: Path) -> None:
-    assert mmlu(report_of(plan_of(), tmp_path / "run", right, share(right, unparsed, 8))).verdict == "regression"
+    assert accuracy(report_of(plan_of(), tmp_path / "run", right, share(right, unparsed, 8))).verdict == "regression"
 
 
 def test_a_few_unparsed_answers_of_the_candidate_are_no_pass(tmp_path: Path) -> None:
     # One in fifteen is unparsed where the reference is wrong as well: nothing is lost, and nothing is known.
     report = report_of(plan_of(), tmp_path / "run", share(wrong, right, 15), share(unparsed, right, 15))
-    assert mmlu(report).verdict == "inconclusive"
+    assert accuracy(report).verdict == "inconclusive"
 
 
 def test_a_reference_with_less_headroom_than_twice_the_margin_gives_no_verdict(tmp_path: Path) -> None:
@@ -157,11 +157,11 @@ def test_a_reference_with_less_headroom_than_twice_the_margin_gives_no_verdict(t
         return (right if number % 10 < 3 else wrong)(number, item)
 
     report = report_of(plan_of(1500), tmp_path / "run", hardly, hardly)
-    assert mmlu(report).verdict == "inconclusive"
+    assert accuracy(report).verdict == "inconclusive"
 
 
 def test_the_same_question_256_times_counts_once(tmp_path: Path) -> None:
-    first = plan_of().of("mmlu")[0]
+    first = plan_of().of("accuracy")[0]
     copies = tuple(first.model_copy(update={"id": f"copy-{number}"}) for number in range(400))
     plan = replace(plan_of(), items=copies)
     folder = begun(plan, tmp_path / "run")
@@ -180,6 +180,8 @@ def test_a_margin_that_passes_a_broken_candidate_is_refused(margin: float) -> No
 
 def test_more_questions_do_not_turn_red_into_green(tmp_path: Path) -> None:
     # A loss of 2.5 points, within the margin of 5: 7 of 250 are significant by McNemar's test, and 100 of 4,000 clearly within.
-    few, many = (mmlu(report_of(plan_of(n), tmp_path / str(n), right, share(wrong, right, 40))) for n in (250, 4000))
+    few, many = (
+        accuracy(report_of(plan_of(n), tmp_path / str(n), right, share(wrong, right, 40))) for n in (250, 4000)
+    )
     assert (few.verdict, many.verdict) == ("inconclusive", "pass")
     assert "A loss is shown" in few.why

@@ -24,7 +24,7 @@ QUESTIONS, GREEDY = 160, 30
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    suites = ("mmlu", "greedy")
+    suites = ("accuracy", "greedy")
     return prepare(
         RunSpec.of(
             reference="torch_native", candidate="sage_attn", questions=QUESTIONS, greedy_prompts=GREEDY, suites=suites
@@ -110,7 +110,7 @@ def test_calls_behind_a_prefix_must_be_counted_behind_one(sound: RunFolder) -> N
 
 def test_answered_requests_were_admitted(sound: RunFolder) -> None:
     admissions = sound.server_folder("candidate") / "admissions.jsonl"
-    admissions.write_text(admissions.read_text().replace("candidate-mmlu", "other-mmlu", 3))
+    admissions.write_text(admissions.read_text().replace("candidate-accuracy", "other-accuracy", 3))
     check = checked(sound)["calls-reconciled"]
     assert check.status == "failed"
     assert "3 of 190 answered requests were not admitted" in check.found
@@ -212,12 +212,14 @@ def test_the_server_of_another_candidate_proves_nothing(sound: RunFolder) -> Non
 def test_the_text_of_an_answer_is_believed_not_its_recorded_letter(sound: RunFolder) -> None:
     path = sound.path / "records.jsonl"
     changed = [
-        json.dumps(line | {"text": "I do not know."}) + "\n" if line["role"] == "candidate" and line["suite"] == "mmlu" else text
+        json.dumps(line | {"text": "I do not know."}) + "\n"
+        if (line["role"], line["suite"]) == ("candidate", "accuracy")
+        else text
         for text, line in ((text, json.loads(text)) for text in lines_of(path))
     ]  # fmt: skip
     path.write_text("".join(changed))
     report = build(sound)
-    (suite,) = [suite for suite in report.suites if suite.id == "mmlu"]
+    (suite,) = [suite for suite in report.suites if suite.id == "accuracy"]
     assert suite.tallies[1].unparsed == QUESTIONS
     (check,) = [check for check in report.checks if check.id == "answers-parsed"]
     assert check.status == "failed"

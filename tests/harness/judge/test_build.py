@@ -29,7 +29,7 @@ QUESTIONS, GREEDY, COLD = 160, 128, 16
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    suites = ("mmlu", "greedy")
+    suites = ("accuracy", "greedy")
     return prepare(
         RunSpec.of(
             reference="torch_native",
@@ -76,7 +76,7 @@ def evidence(served: ModuleType) -> Evidence:
         served.trace(folder, "reference", "torch_native", KernelClaim(), ("aten::scaled_dot_product_attention",))
         served.trace(folder, "candidate", "sage_attn", KernelClaim(noise="int8_qk", kernels=SAGE), ran)
         for role in ROLES:
-            for number, item in enumerate(plan.of("mmlu")):
+            for number, item in enumerate(plan.of("accuracy")):
                 tokens = 0 if number < COLD else cached
                 right = not (broken and role == "candidate" and tokens)
                 folder.append(answer(role, item, tokens, text=f"Answer: {item.expected}" if right else ""))
@@ -99,7 +99,7 @@ def answer(role: Role, item: Item, cached: int, text: str) -> Answer:
         prompt_hash=item.prompt_hash,
         request_id=f"{role}-{item.suite}-{item.id}",
         text=text,
-        parsed=text[-1:] or None if item.suite == "mmlu" else None,
+        parsed=text[-1:] or None if item.suite == "accuracy" else None,
         finish_reason="stop",
         prompt_tokens=100,
         completion_tokens=1,
@@ -172,7 +172,7 @@ def test_a_workload_that_does_not_see_a_seeded_fault_is_no_pass(
     report = build(folder)
     assert (report.verdict, report.exit_code) == ("inconclusive", 3)
     (check,) = [check for check in report.checks if check.id == "workload-sensitive"]
-    assert "not seen by mmlu (0 lost and 0 gained of 8 questions" in check.found
+    assert "not seen by accuracy (0 lost and 0 gained of 8 questions" in check.found
     assert report.sensitivity is not None
 
 
@@ -201,7 +201,7 @@ def test_a_missing_answer_is_no_pass(plan: Plan, tmp_path: Path, evidence: Evide
     assert build(folder).verdict == "inconclusive"
 
 
-@pytest.mark.parametrize("suite", ["mmlu", "greedy"])
+@pytest.mark.parametrize("suite", ["accuracy", "greedy"])
 def test_an_answer_to_another_prompt_does_not_count_as_answered(
     plan: Plan, tmp_path: Path, evidence: Evidence, suite: str
 ) -> None:

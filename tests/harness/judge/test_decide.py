@@ -52,9 +52,9 @@ def test_worse_than_the_accepted_baseline_is_not_worse_than_the_reference() -> N
 
 
 def test_a_partial_run_says_so_whatever_its_verdict() -> None:
-    left_out = ["mmlu", "greedy"]
+    left_out = ["accuracy", "greedy"]
     headlines = [decide("mine", [suite_verdict(v)], [OK], about=About(left_out=left_out)).headline for v in VERDICTS]
-    assert headlines[0] == "Partial run: mine passes s; mmlu and greedy were left out."
+    assert headlines[0] == "Partial run: mine passes s; accuracy and greedy were left out."
     assert all(headline.startswith("Partial run: ") for headline in headlines)
     assert not any(decide("mine", [suite_verdict(v)], [OK]).headline.startswith("Partial") for v in VERDICTS)
     assert "no worse" in decide("mine", [PASS], [OK]).headline

@@ -129,7 +129,7 @@ def test_a_claimed_phase_that_was_not_compared_is_no_pass() -> None:
 
 def test_without_counts_it_is_missing_and_without_the_suite_not_checked() -> None:
     assert check_envelope(spec(), None, ["extend"]).status == "missing"
-    assert check_envelope(spec(suites="mmlu"), None, ["extend"]).status == "not checked"
+    assert check_envelope(spec(suites="accuracy"), None, ["extend"]).status == "not checked"
 
 
 def test_a_larger_policy_wants_more() -> None:

@@ -22,7 +22,7 @@ def found(**more: Any) -> Finding:
     return Finding.model_validate(values | more)
 
 
-def suite(id_: str = "mmlu", verdict: str = "regression", **more: Any) -> SuiteResult:
+def suite(id_: str = "accuracy", verdict: str = "regression", **more: Any) -> SuiteResult:
     values = {"id": id_, "title": "Questions", "verdict": verdict, "why": "It lost.", "synthetic": False}
     return SuiteResult.model_validate(values | more)
 

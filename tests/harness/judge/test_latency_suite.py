@@ -35,7 +35,7 @@ def run(tmp_path: Path, served: ModuleType) -> Callable[..., RunFolder]:
     """A function that writes a complete run which asked for questions and latency; nothing is timed yet."""
 
     def make(broken: bool = False, **flags: Any) -> RunFolder:
-        suites = {"suites": "mmlu,latency", "candidate": "torch_native", "questions": QUESTIONS}
+        suites = {"suites": "accuracy,latency", "candidate": "torch_native", "questions": QUESTIONS}
         plan = prepare(make_spec(suites | flags))
         folder = open_folder(plan, tmp_path / "run")
         servers = tuple(
@@ -45,15 +45,15 @@ def run(tmp_path: Path, served: ModuleType) -> Callable[..., RunFolder]:
             )
             for role in ROLES
         )  # fmt: skip
-        folder.update(folder.progress().model_copy(update={"servers": servers if plan.of("mmlu") else ()}))
-        for role in ROLES if plan.of("mmlu") else ():
-            for number, item in enumerate(plan.of("mmlu")):
+        folder.update(folder.progress().model_copy(update={"servers": servers if plan.of("accuracy") else ()}))
+        for role in ROLES if plan.of("accuracy") else ():
+            for number, item in enumerate(plan.of("accuracy")):
                 wrong = broken and role == "candidate" and number >= COLD
                 said: Answer = served.answer_of(role, item, 0 if number < COLD else 54)
                 folder.append(said.model_copy(update={"text": "", "parsed": None}) if wrong else said)
             served.count_served(folder, role, "torch_native")
             served.trace(folder, role, "torch_native", KernelClaim(), ("aten::scaled_dot_product_attention",))
-        if plan.of("mmlu"):
+        if plan.of("accuracy"):
             served.see_fault(folder, plan)
         return folder
 
@@ -110,7 +110,7 @@ def test_wrong_answers_are_no_speed_up(report: MakeRun) -> None:
     made = report(broken=True, bench={"slow": {"short": 0.5, "shared": 0.5, "chunked": 0.5}})
     assert (made.verdict, made.exit_code) == ("regression", 1)
     questions, suite = made.suites
-    assert (questions.id, suite.id, suite.verdict) == ("mmlu", "latency", "inconclusive")
+    assert (questions.id, suite.id, suite.verdict) == ("accuracy", "latency", "inconclusive")
     assert suite.why.startswith(f"No speed-up: wrong answers ({questions.title}).")
     assert suite.metrics[0].explain.startswith("No speed-up: wrong answers")
     assert made.latency is not None
@@ -151,7 +151,7 @@ def test_what_was_asked_for_and_not_timed_is_no_pass(
 
 
 def test_a_run_that_was_not_asked_for_latency_lists_nothing(run: Callable[..., RunFolder]) -> None:
-    made = build(run(suites="mmlu"))
+    made = build(run(suites="accuracy"))
     assert made.verdict == "pass"
     assert made.latency is None
     assert not [check for check in made.checks if "timed" in check.id or "latency" in check.id]

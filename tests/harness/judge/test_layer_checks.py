@@ -14,7 +14,7 @@ from assay.harness.evidence.shadow_errors import FailedCalls, ShadowErrors, Shad
 from assay.harness.evidence.truth_errors import TruthErrors
 from assay.harness.judge import own_error as checks
 
-ASKED = ("mmlu", "layers")
+ASKED = ("accuracy", "layers")
 HEADS = 4
 
 
@@ -64,7 +64,7 @@ def test_heads_of_a_process_that_shares_the_model_are_missing() -> None:
 
 
 def test_layers_that_were_not_asked_for_are_not_checked() -> None:
-    assert checks.check_layers(("mmlu",), None, ("extend",), range(4)).status == "not checked"
+    assert checks.check_layers(("accuracy",), None, ("extend",), range(4)).status == "not checked"
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_the_advice_does_not_contradict_what_happened() -> None:
 
 def answer(cached: int | None) -> Answer:
     return Answer(
-        suite="mmlu", role="candidate", item="i", prompt_hash="h", text="", finish_reason="stop", prompt_tokens=100,
+        suite="accuracy", role="candidate", item="i", prompt_hash="h", text="", finish_reason="stop", prompt_tokens=100,
         completion_tokens=5, cached_tokens=cached, latency_s=1.0,
     )  # fmt: skip
 

@@ -68,7 +68,7 @@ def test_the_matrix_of_the_candidate_must_have_run(made: MatrixRecord | None, st
 
 def test_no_matrix_is_asked_of_an_engines_own_backend_or_without_layers() -> None:
     assert check_matrix(SPEC, None, kernel=False) == []
-    assert check_matrix(SPEC.changed(suites=("mmlu",)), None, kernel=True) == []
+    assert check_matrix(SPEC.changed(suites=("accuracy",)), None, kernel=True) == []
 
 
 def test_a_run_whose_matrix_was_removed_lacks_it(tmp_path: Path) -> None:

@@ -236,7 +236,7 @@ def run(served: ModuleType, tmp_path: Path) -> Callable[..., Path]:
     """Writes a run of two equal servers whose candidate answers some questions wrongly."""
 
     def write(name: str, questions: int, wrong: int = 0) -> Path:
-        spec = RunSpec.of(reference="torch_native", candidate="triton", suites=("mmlu",), questions=questions)
+        spec = RunSpec.of(reference="torch_native", candidate="triton", suites=("accuracy",), questions=questions)
         folder = served.complete_run(prepare(spec), tmp_path / name)
         path = folder.path / "records.jsonl"
         rows = [json.loads(line) for line in path.read_text().splitlines()]

@@ -9,7 +9,7 @@ from assay.suites import claims
 
 def test_every_question_was_answered_by_both(report: Report, spec: RunSpec) -> None:
     """Check that both answered: an engine that stops early proves nothing."""
-    claims.needs(spec, "mmlu", "greedy")
+    claims.needs(spec, "accuracy", "greedy")
     claims.check(report, "all-answered")
 
 
@@ -20,5 +20,5 @@ def test_prefixes_were_cached(report: Report) -> None:
 
 def test_accuracy_is_not_inferior(report: Report, spec: RunSpec) -> None:
     """Test the paired accuracy within the stated margin."""
-    claims.needs(spec, "mmlu")
-    claims.suite(report, "mmlu")
+    claims.needs(spec, "accuracy")
+    claims.suite(report, "accuracy")

@@ -5,8 +5,8 @@ from pathlib import Path
 from assay.harness.collect.plan import prepare
 from assay.harness.collect.run_folder import open_folder
 from assay.harness.config import RunSpec
+from assay.harness.judge.accuracy_suite import accuracy_tested, check_all_answered
 from assay.harness.judge.evidence import RunEvidence
-from assay.harness.judge.mmlu_suite import accuracy_tested, check_all_answered
 
 
 def test_all_answered() -> None:
@@ -19,7 +19,7 @@ def test_all_answered() -> None:
 
 
 def test_only_accuracy_that_was_not_asked_for_is_noticed(tmp_path: Path) -> None:
-    for suites, noticed in ((("mmlu", "greedy"), []), (("greedy",), ["not checked"])):
+    for suites, noticed in ((("accuracy", "greedy"), []), (("greedy",), ["not checked"])):
         spec = RunSpec.of(reference="torch_native", candidate="sage_attn", questions=8, greedy_prompts=8, suites=suites)
         run = RunEvidence.read(open_folder(prepare(spec), tmp_path / "-".join(suites)))
         assert [check.status for check in accuracy_tested(run).checks] == noticed

@@ -1,4 +1,4 @@
-"""Paired answers to multiple-choice questions -> the suite ``mmlu``, and the finding that says where the candidate is wrong."""
+"""Paired answers to multiple-choice questions -> the suite ``accuracy``, and the finding that says where the candidate is wrong."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LOSS = "loss-of-accuracy"
 def claim(run: RunEvidence) -> Judged:
     """Judge the questions, and check that they were asked as planned and answered."""
     checks = []
-    if "mmlu" in run.compared:
+    if "accuracy" in run.compared:
         checks.append(_check_question_plan(run.spec, run.accuracy))
     if run.compared:
         mismatched = [item for suite in run.compared for item in run.pairings[suite].mismatched]
@@ -44,15 +44,15 @@ def claim(run: RunEvidence) -> Judged:
 
 def accuracy_tested(run: RunEvidence) -> Judged:
     """Report that accuracy was not tested, where it was not: own errors within bounds prove nothing about answers."""
-    if "mmlu" in run.spec.workload.suites:
+    if "accuracy" in run.spec.workload.suites:
         return Judged()
-    settles = "assay run, or add mmlu to --suites"
-    return Judged(checks=[_TESTED.check("not checked", "the suite mmlu was not requested", settles)])
+    settles = "assay run, or add accuracy to --suites"
+    return Judged(checks=[_TESTED.check("not checked", "the suite accuracy was not requested", settles)])
 
 
 def _asked(run: RunEvidence) -> list[tuple[str, Role, str, str]]:
     """List what both roles must have answered: suite, role, item and hash of the prompt."""
-    needed = run.accuracy.needed | {item.id for item in run.items if item.suite != "mmlu"}
+    needed = run.accuracy.needed | {item.id for item in run.items if item.suite != "accuracy"}
     return [
         (item.suite, role, item.id, item.prompt_hash)
         for item in run.items
@@ -103,7 +103,7 @@ def _accuracy_suite(spec: RunSpec, questions: Questions) -> SuiteResult:
     decision = decide_accuracy(questions.prefix, questions.rule)
     tallies = (tally(pairs, "reference"), tally(pairs, "candidate"))
     return SuiteResult(
-        id="mmlu",
+        id="accuracy",
         title=_title(spec),
         synthetic=spec.workload.synthetic,
         verdict=decision.verdict,
