@@ -390,7 +390,7 @@ IMPORTABLE = {
     ("reports",): (
         "judge.build",
         "offline.timing",
-        "bisect.commits.session",
+        "bisect.commits.bisect_session",
         "cli.gate",
         "cli.bench",
         "cli.bisect_commits",
