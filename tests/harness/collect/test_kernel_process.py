@@ -317,7 +317,7 @@ def test_a_kernel_that_does_not_survive_being_read_keeps_its_findings(
 
 
 BUSY_S = 180
-"""Seconds that steps may take which take five on an idle machine; thirty were seen on one with three times as much to do as cores."""
+"""Seconds that steps may take which take five on an idle machine; thirty were seen on a busy one."""
 
 
 def wait_until_it_hangs(folder: RunFolder) -> None:
