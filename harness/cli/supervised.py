@@ -37,7 +37,7 @@ def main() -> None:
         sys.exit(gone.exit_code)
     if runs_kernel(sys.argv[1:]):
         wait_passively(sys.argv[1:])
-        sys.exit(_supervise(run_command))
+        sys.exit(supervise(run_command))
     run_command()
 
 
@@ -59,7 +59,7 @@ def wait_passively(arguments: Sequence[str]) -> None:
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
-def _supervise(command: Callable[[], None]) -> int:
+def supervise(command: Callable[[], None]) -> int:
     """Run a command in a forked process, which has to be done before anything starts a thread, and wait for it.
 
     If it does not come to its end, but had found something, it runs once more to report that: without the kernel.

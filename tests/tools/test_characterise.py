@@ -93,13 +93,13 @@ def test_times_and_paths_and_small_digits_are_no_difference(characterise: Module
 
 def test_a_table_lists_what_may_be_called_otherwise(characterise: ModuleType) -> None:
     changed = json.loads(
-        json.dumps(REPORT).replace('"accuracy"', '"accuracy"').replace("no check says", "no check states")
+        json.dumps(REPORT).replace('"accuracy"', '"questions"').replace("no check says", "no check states")
     )
     before, after = ({"runs/x": characterise.essence(one)} for one in (REPORT, changed))
     assert len(characterise.differences(before, after, {})) == 2
     renames = {
-        "words": {"suites: accuracy": "suites: accuracy", "check says": "check states"},
-        "ids": {"accuracy": "accuracy"},
+        "words": {"suites: accuracy": "suites: questions", "check says": "check states"},
+        "ids": {"accuracy": "questions"},
     }
     assert characterise.differences(before, after, renames) == []
     assert characterise.differences(before, after, {"changed": {"runs/x": "a reason"}}) == []
