@@ -27,6 +27,9 @@ _LONGEST_BEGIN = 64
 _DECODER = json.JSONDecoder(strict=False)
 _ARRAY = re.compile(r'"traceEvents"\s*:\s*\[')
 _SPACE = re.compile(r"[\s,]*")
+_BRACKET = re.compile(r"[\[\]{}]")
+_DEEPEST, _LOOKED_AHEAD = 500, 1 << 16
+"""Brackets around a value beyond which none can be decoded, and characters in which they are counted."""
 _NEXT = re.compile(r'\{\s*"(?:ph|name|cat|pid|tid|ts|dur|args|id)"\s*:')
 _STRING = r'"(?:[^"\\]|\\.)*"'
 _EVENT = re.compile(rf'\{{(?:\s*{_STRING}\s*:(?:\s*{_STRING}\s*|[^{{}}\[\]",]+),)*?\s*"ph"\s*:')
@@ -95,7 +98,7 @@ class EventStream:
                 buffer, at = buffer[at:] + (text or ""), 0
             elif at < len(buffer):
                 yield None, buffer[at : at + 200]
-                start = at + 1
+                start = _behind_brackets(buffer, at)
                 while (at := (yield from _behind(buffer, start))) == len(buffer) and more:
                     text = next(texts, None)
                     more = text is not None
@@ -124,7 +127,10 @@ def _behind(buffer: str, start: int) -> Generator[tuple[Any, str], None, int]:
 
     What follows may lie inside of the broken event, and then is no event itself: an event has a phase.
     """
-    for tried, match in enumerate(_NEXT.finditer(buffer, start)):
+    for _ in range(_TRIED):
+        match = _NEXT.search(buffer, start)
+        if match is None:
+            return len(buffer)
         value, end = _decoded(buffer, match.start())
         if end and isinstance(value, dict) and "ph" in value:
             return match.start()
@@ -132,9 +138,24 @@ def _behind(buffer: str, start: int) -> Generator[tuple[Any, str], None, int]:
             if _incomplete(buffer, match.start()):
                 return match.start()
             yield None, buffer[match.start() : match.start() + 200]
-        if tried == _TRIED:
-            return match.end()
-    return len(buffer)
+        start = match.end() if end else max(match.end(), _behind_brackets(buffer, match.start()))
+    return start
+
+
+def _behind_brackets(buffer: str, at: int) -> int:
+    """Return where the search goes on behind a place at which no JSON value can be decoded.
+
+    That is the next character or, where brackets are nested deeper than any value that can be decoded, behind `_DEEPEST` of them:
+    else each would be tried down to that depth.
+    """
+    depth = 0
+    for bracket in _BRACKET.finditer(buffer, at, at + _LOOKED_AHEAD):
+        depth += 1 if bracket[0] in "[{" else -1
+        if depth <= 0:
+            break
+        if depth > _DEEPEST:
+            return bracket.start()
+    return at + 1
 
 
 def _decoded(buffer: str, at: int) -> tuple[Any, int]:
