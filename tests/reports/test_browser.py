@@ -27,7 +27,9 @@ def to_html(report: Report) -> str:
 
 def _requests(chrome: Any) -> list[str]:
     messages = [json.loads(entry["message"])["message"] for entry in chrome.get_log("performance")]
-    sent = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+    requests = [m["params"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+    # The first page of a new browser is its own, and asks the browser for icons.
+    sent = [r["request"]["url"] for r in requests if not r.get("documentURL", "").startswith("chrome://")]
     assert any(url.endswith("report.html") for url in sent), "the log of requests does not work"
     return [url for url in sent if not url.endswith("report.html") and not url.startswith("data:")]
 
