@@ -14,6 +14,11 @@ SCRIPTS = sorted(
 )
 
 
+def test_there_are_scripts_to_look_at() -> None:
+    """Without any, the test below would be skipped."""
+    assert {path.relative_to(ROOT).parts[0] for path in SCRIPTS} == {"benchmarks", "tools", "examples", "docs"}
+
+
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_name_that_a_script_imports_from_assay_exists(script: Path) -> None:
     """Also what is imported within a function."""
