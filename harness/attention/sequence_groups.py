@@ -169,7 +169,8 @@ def _padded(packed: Tensor, starts: NDArray[np.int64], lens: NDArray[np.int64]) 
     inside = token < lens[:, None]
     at = torch.from_numpy(np.where(inside, starts[:, None] + token, 0)).to(packed.device)
     behind = torch.from_numpy(~inside).to(packed.device)
-    return packed[at].masked_fill_(behind[..., None, None], 0)
+    rows = packed.index_select(0, at.flatten()).view(*at.shape, *packed.shape[1:])  # faster than packed[at]
+    return rows.masked_fill_(behind[..., None, None], 0)
 
 
 def _up(count: int, fewest: int) -> int:

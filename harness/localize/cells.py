@@ -12,6 +12,7 @@ from torch import Tensor
 from assay.harness.attention.call import AttentionCall
 from assay.harness.conditions import POSITION
 from assay.harness.evidence.error_sums import ratio
+from assay.harness.localize.values import all_finite
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ def deviation(out: Tensor, expected: Tensor, cells: CallCells) -> Deviation:
 def row_deviation(out: Tensor, expected: Tensor, cells: CallCells) -> Tensor:
     """Compute the same by query: float64 [rows, num_q_heads, 3], the fields of `Deviation`, on the device of `out`."""
     a, b = (_compared(values.detach(), cells).double() for values in (out, expected))
-    if bool(a.isfinite().all() & b.isfinite().all()):  # as usual
+    if all_finite(a) and all_finite(b):  # as usual
         sums = ((a - b).abs_().sum(-1), b.abs().sum(-1))
         return torch.stack([*sums, torch.full_like(sums[0], b.shape[-1])], -1)
     undefined = b.isnan()

@@ -7,11 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations, cycle
 
-import torch
-
 from assay.harness.attention.call import INPUTS, AttentionCall, KernelRefused
 from assay.harness.localize.guard import Guard
 from assay.harness.localize.kernel_runs import CallResult, compute, measure
+from assay.harness.localize.values import same_values
 from assay.harness.text import percent
 
 _SEVERAL = 256
@@ -60,7 +59,7 @@ def endure(guard: Guard, results: Sequence[CallResult], before: int, runs: int, 
             out = compute(guard, given)
         except KernelRefused as error:
             return Endured(number, one.call, f"{error}, in its run {number}{buffers}")
-        if not torch.equal(out, one.out) and (now := measure(one.call, out.clone(), one.noise)).fails:
+        if not same_values(out, one.out) and (now := measure(one.call, out.clone(), one.noise)).fails:
             own, bound = now.worst_cell
             how = f"is wrong in its run {number}{buffers} on a call that it computed right before: own error {percent(own)}"
             return Endured(number, one.call, f"{how}; noise explains at most {percent(bound)}")

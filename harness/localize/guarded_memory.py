@@ -20,6 +20,7 @@ from assay.harness.attention.call import AttentionCall, Kernel, tensor_of
 from assay.harness.attention.interpreter_bounds import memory
 from assay.harness.attention.kernels import declaration
 from assay.harness.localize.threads import kernel_threads
+from assay.harness.localize.values import same_values
 
 Side = Literal["front", "back"]
 SIDES: tuple[Side, ...] = ("front", "back")
@@ -61,7 +62,7 @@ class Guarded:
             ("before the start", self.side("front"), self.fill[: self.before]),
             ("beyond the end", self.side("back"), self.fill[self.before :]),
         ):
-            if torch.equal(actual, expected):  # the numbers are finite
+            if same_values(actual, expected):
                 continue
             changed = (actual != expected).nonzero().ravel()
             far = int(changed.max()) + 1 if side == "beyond the end" else self.before - int(changed.min())
@@ -123,7 +124,7 @@ class GuardedKernel:
                 memory.inside.pop(one.whole.untyped_storage().data_ptr(), None)
         for one in inputs:  # a kernel that writes to its inputs is found by whoever gave them
             original = getattr(call, one.name)
-            if not torch.equal(one.tensor, original):
+            if not same_values(one.tensor, original):
                 original.copy_(one.tensor)
         stores = [one.words for one in seen if one.does == "writes"]
         stores += [f"writes {words}" for one in (*inputs, *made) if not numbers and (words := one.written())]

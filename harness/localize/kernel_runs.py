@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import torch
@@ -21,6 +24,7 @@ from assay.harness.localize.call_conditions import SequenceShape, sequence_shape
 from assay.harness.localize.cells import CallCells, Deviation, cells_of, deviation, merged, row_deviation, size_of
 from assay.harness.localize.raised import raised, traceback_of
 from assay.harness.localize.threads import kernel_threads
+from assay.harness.localize.values import all_finite, same_values
 from assay.harness.stats.query_bounds import QUERY_SHARE, with_all_heads
 
 _FIT_ROUNDINGS = 3.0
@@ -28,6 +32,8 @@ _FIT_ROUNDINGS = 3.0
 would be tighter."""
 MAX_QUERIES = 64
 """Most queries of a call that are simulated one by one: those with the largest errors."""
+_AHEAD = 16
+"""Calls of which the oracle's output is computed before the kernel's."""
 MAX_SCORES, MAX_ROWS = 2**27, 1024
 """A call with more scores (queries x keys x heads) is compared on this many of its queries; see `sample_rows`."""
 
@@ -275,13 +281,14 @@ def worst_of(results: Sequence[CallResult]) -> CallResult | None:
     return worst
 
 
-def measure(call: AttentionCall, out: Tensor, noise: str = "") -> CallResult:
+def measure(call: AttentionCall, out: Tensor, noise: str = "", right: Tensor | None = None) -> CallResult:
     """Compare an output, computed here or recorded, with the oracle.
 
     Args:
         call: the call.
         out: [total_q, num_q_heads, head_dim_v].
         noise: noise family that the kernel declares, as `Declaration.noise`.
+        right: the oracle's output where it is known, as `truth` returns it.
 
     Raises:
         AssayError: the output breaks the contract.
@@ -290,10 +297,9 @@ def measure(call: AttentionCall, out: Tensor, noise: str = "") -> CallResult:
     _require_contract(call, out)
     if not out.numel():
         raise ValueError("nothing to compare: the call holds no query; expected at least one")
-    scores = call.q.shape[0] * call.q.shape[1] * call.k.shape[0]
-    rows = None if scores <= MAX_SCORES else sample_rows(call, MAX_ROWS)
-    cells, right = cells_of(call, rows), oracle(call, rows)
-    if not bool(right.isfinite().all()):
+    rows = _compared(call)
+    cells, right = cells_of(call, rows), truth(call) if right is None else right
+    if not all_finite(right):
         raise ValueError(
             "the oracle's output is not finite, so nothing can be compared with it; check the call's inputs"
         )
@@ -302,6 +308,16 @@ def measure(call: AttentionCall, out: Tensor, noise: str = "") -> CallResult:
     products, squares = cells.sums(by_row).cpu().unbind(-1)
     off = row_deviation(out, right, cells)
     return CallResult(call, out, cells, merged(off, cells), off, products, squares, noise_on(call, noise, cells))
+
+
+def truth(call: AttentionCall) -> Tensor:
+    """Compute what the oracle gives on the queries of a call that are compared, float64 [rows, num_q_heads, head_dim_v]."""
+    return oracle(call, _compared(call))
+
+
+def _compared(call: AttentionCall) -> Tensor | None:
+    """Choose the packed query rows of a call that are compared; None for all."""
+    return None if call.q.shape[0] * call.q.shape[1] * call.k.shape[0] <= MAX_SCORES else sample_rows(call, MAX_ROWS)
 
 
 def _require_contract(call: AttentionCall, out: object) -> None:
@@ -368,7 +384,7 @@ def run_once(
     delegated = tuple(call for call in calls if call.phase not in declared.phases)
     results: list[CallResult] = []
     refused: list[tuple[AttentionCall, str]] = []
-    for call in (call for call in calls if call.phase in declared.phases):
+    for call, right in _with_truths([call for call in calls if call.phase in declared.phases]):
         given = call.clone()
         try:
             out = compute(kernel, given)
@@ -377,12 +393,31 @@ def run_once(
             continue
         mutated = tuple(name for name in INPUTS if not same_values(getattr(given, name), getattr(call, name)))
         # The output may be a view of an input, or of a buffer that the next call overwrites.
-        results.append(replace(measure(call, out.clone(), declared.noise), mutated=mutated))
+        results.append(replace(measure(call, out.clone(), declared.noise, right()), mutated=mutated))
         if each is not None:
             each(results[-1])
         if enough is not None and enough(results):
             break
     return KernelRun(tuple(results), delegated, tuple(refused))
+
+
+def _with_truths(calls: Sequence[AttentionCall]) -> Iterator[tuple[AttentionCall, Callable[[], Tensor | None]]]:
+    """Yield the calls, and what returns the oracle's output on each, or None where `measure` has to compute it.
+
+    On a CPU a second thread computes the oracle's outputs while the kernel runs, some calls ahead.
+    """
+    if any(call.q.device.type != "cpu" for call in calls):
+        yield from ((call, lambda: None) for call in calls)
+        return
+    ahead: deque[Future[Tensor]] = deque()
+    waiting = iter(calls)
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            for call in calls:
+                ahead.extend([pool.submit(truth, later) for later in islice(waiting, _AHEAD - len(ahead))])
+                yield call, ahead.popleft().result
+        finally:  # also if the kernel is clearly wrong, or raised what ends the check
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def require_results(run: KernelRun) -> None:
@@ -408,11 +443,6 @@ def repeat(kernel: Kernel, result: CallResult) -> CallResult:
     return result.updated(
         repeated=True, late=late_error, late_differs=late_differs, repeat=error, repeats_differ=differs
     )
-
-
-def same_values(a: Tensor, b: Tensor) -> bool:
-    """Return True if both hold the same values; NaN equals NaN."""
-    return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
 
 
 def _difference(result: CallResult, first: Tensor, other: Tensor) -> tuple[float, bool]:

@@ -11,7 +11,7 @@ import torch
 
 from assay.harness.attention.call import AttentionCall
 
-_SMALL_SCORES = 2**22
+_SMALL_SCORES = 2**23
 """Attention scores (queries x keys x heads) of a call up to which threads cost more than they gain."""
 _of_kernels: ContextVar[int | None] = ContextVar("_of_kernels", default=None)
 """Threads that a kernel gets inside `few_threads`; None for those that there are."""

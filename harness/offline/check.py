@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Unpack
@@ -24,9 +25,10 @@ from assay.harness.localize.diagnose import describe, diagnose
 from assay.harness.localize.endurance import endure
 from assay.harness.localize.guard import MAX_REPEATED, Guard, run_guarded, runs_of
 from assay.harness.localize.guarded_memory import GuardedKernel
-from assay.harness.localize.kernel_runs import CallResult, KernelRun, compute, measure, same_values, worst_of
+from assay.harness.localize.kernel_runs import CallResult, KernelRun, compute, measure, worst_of
 from assay.harness.localize.smallest import smallest_call
 from assay.harness.localize.threads import few_threads
+from assay.harness.localize.values import same_values
 from assay.harness.offline.check_findings import MatrixRun, not_endured, outside_first
 from assay.harness.offline.check_result import CheckResult, Computed, WorstOfMatrix
 from assay.harness.offline.coverage import coverage_of
@@ -185,8 +187,9 @@ def _task(
         again = command_of(path, options, noise, calls)
     chosen = matrix_of(declared, **options) if cases is None else cases
     runs = (CALLS[size] if cases is None else 0) if calls is None else calls
-    with few_threads(()):
-        every = [(case, call) for case in chosen if (call := case.make()).phase in asked]
+    with few_threads(()), ThreadPoolExecutor(2) as pool:  # two threads draw numbers faster than one
+        made_calls = pool.map(lambda case: case.make(), chosen)
+        every = [(case, call) for case, call in zip(chosen, made_calls, strict=True) if call.phase in asked]
     made, left = [], []
     for case, call in every:
         if why := excluded(family(declared.noise), case.condition.get("data", "")) or declared.excludes(call):

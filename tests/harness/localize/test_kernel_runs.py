@@ -15,7 +15,7 @@ from assay.harness.bugs.faults import rounded_oracle
 from assay.harness.errors import AssayError
 from assay.harness.localize import bounds
 from assay.harness.localize.diagnose import CALL_REFUSED, INPUT_WRITTEN, NONDETERMINISM, STATE_KEPT, diagnose
-from assay.harness.localize.kernel_runs import KernelRun, measure, repeat, run_and_repeat, worst_of
+from assay.harness.localize.kernel_runs import KernelRun, measure, repeat, run_and_repeat, run_once, worst_of
 from assay.harness.localize.screening import Comparisons
 from assay.harness.verdict import Finding
 
@@ -135,6 +135,38 @@ def test_refused_and_delegated_calls_are_reported() -> None:
         run_and_repeat(picky, [decode])
     with pytest.raises(AssayError, match="none of 0 calls"):
         run_and_repeat(picky, [])
+
+
+def test_each_output_is_compared_with_the_truth_of_its_own_call() -> None:
+    """Truths are computed ahead; refused calls and an early end must not shift them."""
+    calls = [call_of([(3, seed % 5)], (2, 1), 16, torch.float32, "cpu", seed=seed) for seed in range(40)]
+
+    def kernel(call: AttentionCall) -> Tensor:
+        if call.lens_k == [5]:
+            raise KernelRefused("two cached tokens")
+        return rounded_oracle(call)
+
+    run = run_once(kernel, calls, enough=lambda results: len(results) == 25)
+    kept = [call for call in calls if call.lens_k != [5]][:25]
+    assert [id(result.call) for result in run.results] == [id(call) for call in kept]
+    assert all(torch.equal(o.own, measure(o.call, rounded_oracle(o.call)).own) for o in run.results)
+    assert not any(o.fails for o in run.results)
+
+
+def test_a_truth_that_cannot_be_computed_ends_only_its_own_comparison() -> None:
+    """A kernel may refuse what the oracle does not compute."""
+    good, infinite = CALLS[0], CALLS[1].clone()
+    infinite.q.fill_(float("inf"))
+
+    def kernel(call: AttentionCall) -> Tensor:
+        if call.q.isinf().any():
+            raise KernelRefused("infinite scores")
+        return rounded_oracle(call)
+
+    run = run_once(kernel, [infinite, good])
+    assert [o.call for o in run.results] == [good]
+    with pytest.raises(ValueError, match="not finite"):
+        run_once(rounded_oracle, [good, infinite])
 
 
 def test_an_output_of_a_wrong_shape_is_refused() -> None:

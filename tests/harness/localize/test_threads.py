@@ -56,7 +56,7 @@ def test_only_the_kernel_keeps_the_threads_that_the_user_sets(
 
 @pytest.mark.usefixtures("two_threads")
 def test_a_large_call_keeps_all_threads() -> None:
-    large = call_of([(2048, 512)], (1, 1), 8, torch.float32, "cpu")
+    large = call_of([(2048, 2560)], (1, 1), 8, torch.float32, "cpu")
     with few_threads([large]):
         assert torch.get_num_threads() == 2
     with few_threads(SMALL), few_threads([large]):
