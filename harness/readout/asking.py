@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from assay.harness.attention.call import AttentionCall, Mask
 from assay.harness.localize.reading import row_errors
+from assay.harness.readout.features import row_table
+from assay.harness.readout.mining import Condition
 from assay.harness.readout.probing import (
     STEEP,
     CallPlan,
@@ -86,21 +88,23 @@ class Asker:
                 base = self.samples[-1].plan if self.samples[-1].bad.any() else base
             self.screen(varied_plans(base)[: 8 if self.slow else None])
 
-    def screen(self, plans: Iterable[CallPlan], fresh: bool = False) -> None:
-        """Ask for the calls, and keep some queries of each."""
+    def screen(self, plans: Iterable[CallPlan], fresh: bool = False, meeting: Condition | None = None) -> None:
+        """Ask for the calls, and keep some queries of each: some that meet a condition among them, if one is given."""
         for plan in plans:
             if self.causal_only and not plan.causal:
                 continue
             seed = plan.seed + 1_000_003 * self.seed
             dim, value_dim = self.prober.nearest_shape(plan.head_dim, plan.value_dim)
             call = replace(plan, seed=seed, head_dim=dim, value_dim=value_dim).make(self.prober.device)
-            self._ask(plan, call, self._least_error(plan), fresh)
+            self._ask(plan, call, self._least_error(plan), fresh, meeting)
 
     def _least_error(self, plan: CallPlan) -> float:
         """The relative error of a query from which on it is wrong."""
         return {"scores": LOOSE, "steep": STEEP * self.exactness.error}.get(plan.data, self.exactness.error)
 
-    def _ask(self, plan: CallPlan, call: AttentionCall, error: float, fresh: bool = False) -> None:
+    def _ask(
+        self, plan: CallPlan, call: AttentionCall, error: float, fresh: bool = False, meeting: Condition | None = None
+    ) -> None:
         number, nth = self.prober.asked, self.prober.of_kind[call.layer, call.phase]
         out = self.prober(call)
         if out is None:
@@ -108,6 +112,9 @@ class Asker:
         wrong = row_errors(call, out) > error
         some: Flags = np.asarray(wrong.any(1))
         rows = self._rows(some)
+        if meeting is not None:
+            holds = meeting.holds(row_table(call, range(len(some)), number, nth)).reshape(len(some), -1).any(1)
+            rows = np.union1d(rows, np.flatnonzero(holds)[:RIGHT_ROWS])
         queries = Queries(call, rows, number, nth)
         actual = out[torch.from_numpy(rows)].numpy()
         bad = wrong[rows].ravel()

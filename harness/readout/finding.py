@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -10,9 +10,10 @@ import numpy as np
 import torch
 
 from assay.harness.readout.asking import COMPARED_DATA, FEW_HEADS
+from assay.harness.readout.features import row_table
 from assay.harness.readout.fitting import Fitter
 from assay.harness.readout.key_factors import KeyFactors
-from assay.harness.readout.mining import Condition, Literal
+from assay.harness.readout.mining import Condition, Literal, Term
 from assay.harness.readout.operators import Operator
 from assay.harness.readout.probing import (
     CallPlan,
@@ -34,8 +35,12 @@ FRESH = 20
 """Calls on which an operator is tried that it was not mined from, in each round."""
 _TOTALS, _PREFIXES = ("total", "most_total"), ("prefix", "previous_prefix", "first_prefix", "most_prefix")
 _NEW, _POSITIONS, _SEQUENCES = ("new", "most_new"), ("pos", "i"), ("seqs", "seq")
-_ASKED = frozenset((*_TOTALS, *_PREFIXES, *_NEW, *_POSITIONS, *_SEQUENCES))
+_ASKED = frozenset((*_TOTALS, *_PREFIXES, *_NEW, *_POSITIONS, *_SEQUENCES, "layer"))
 """Features of a query of which calls with any value can be made."""
+_NOT_ASKED = frozenset(("head_dim", "heads", "kv_heads", "group", "call", "nth"))
+"""Amounts at which no call is asked for halfway: a kernel computes few of them, or the count of its calls gives them."""
+_MOST_KEYS = 5000
+"""Tokens of the longest sequence that is made."""
 _HALVINGS = 8
 """Calls that are asked for at a threshold, each halfway between a wrong and a right query: enough for lengths of a few hundred."""
 _TELLING = 6
@@ -127,15 +132,34 @@ class Finder(Fitter):
         for condition in _conditions(operator):
             for literal in condition.literals:
                 gap = self._gap(condition, literal)
-                asked = {sample.plan for sample in self.samples}
                 for _ in range(_HALVINGS):
                     if gap is None or abs(gap[0] - gap[1]) <= 1:
                         break
-                    between = self._at(literal.term.name, (gap[0] + gap[1]) // 2, [gap[2]])
-                    self.screen([plan for plan in between if plan not in asked][:1], fresh=True)
+                    between = _others(condition, literal).literals + _within(literal.term, gap)
+                    self.screen(self._halfway(condition, literal, gap)[:1], fresh=True, meeting=Condition(between))
                     if (now := self._gap(condition, literal)) == gap:
                         break
                     gap = now
+
+    def _halfway(self, condition: Condition, literal: Literal, gap: tuple[int, int, CallPlan]) -> list[CallPlan]:
+        """Calls with queries between the nearest wrong and right ones at a threshold, the most central first. None was made."""
+        middle = sum(gap[:2]) // 2
+        asked = {replace(sample.plan, seed=0) for sample in self.samples}
+        if _is_plain(literal.term):
+            return [
+                plan for plan in self._at(literal.term.name, middle, [gap[2]]) if replace(plan, seed=0) not in asked
+            ]
+        between = Condition((*_others(condition, literal).literals, *_within(literal.term, gap)))
+        found: list[tuple[float, CallPlan]] = []
+        for plan in _shifted(gap[2], (middle - gap[0]) * literal.term.block):
+            if replace(plan, seed=0) in asked:
+                continue
+            call = plan.make()
+            table = row_table(call, range(call.q.shape[0]))
+            off = np.abs(literal.term.of(table)[between.holds(table)] - middle)
+            if len(off):
+                found.append((float(off.min()), plan))
+        return [plan for _, plan in sorted(found, key=lambda one: (one[0], one[1].size))]
 
     def open_limits(self) -> list[tuple[Literal, int, int]]:
         """Thresholds of the operator whose nearest wrong and right queries are not neighbours, with the values of these two."""
@@ -150,20 +174,13 @@ class Finder(Fitter):
     def _gap(self, condition: Condition, literal: Literal) -> tuple[int, int, CallPlan] | None:
         """The nearest wrong and right query at a threshold that meet the other literals, and the call of the wrong one.
 
-        None if the literal is no threshold on an amount, or one side has no query.
+        None if the literal is no threshold on an amount of which calls of any value can be made, or one side has no query.
         """
         term = literal.term
-        if (
-            term.name not in _ASKED
-            or term.minus
-            or literal.op not in (">=", "<")
-            or term.modulo
-            or term.block > 1
-            or condition.negated
-        ):
+        if literal.op not in (">=", "<") or term.name in _NOT_ASKED:
             return None
-        rest = Condition(tuple(one for one in condition.literals if one is not literal))
-        side = 1 if literal.op == ">=" else -1
+        rest = _others(condition, literal)
+        side = 1 if (literal.op == ">=") != condition.negated else -1
         wrong: list[tuple[int, CallPlan]] = []
         right: list[int] = []
         for sample in self.samples:
@@ -191,13 +208,16 @@ class Finder(Fitter):
         """Calls in which a feature has a value."""
         found: list[CallPlan] = []
         for base in bases or [CallPlan(((7, 9),), dtype=self.dtype, data=self.data)]:
+            if name == "layer" and value >= 0:
+                found.append(replace(base, layer=value))
+                continue
             for place, (new, prefix) in enumerate(base.lens):
                 lens = list(base.lens)
                 decode = base.phase == "decode"
-                if name in (*_TOTALS, "j") and 1 < value < 5000:
+                if name in (*_TOTALS, "j") and 1 < value < _MOST_KEYS:
                     now = 1 if decode or not prefix else min(new, value - 1)
                     lens[place] = (now, value - now) if prefix else (value, 0)
-                elif name in _PREFIXES and 0 <= value < 5000:
+                elif name in _PREFIXES and 0 <= value < _MOST_KEYS:
                     lens[place] = (new, value)
                 elif name in _NEW and 0 < value < 700:
                     lens[place] = (value, prefix)
@@ -246,6 +266,32 @@ def _literals(operator: Operator) -> Iterable[Literal]:
 def _conditions(operator: Operator) -> list[Condition]:
     """The conditions on queries."""
     return [clause.condition for clause in operator.clauses]
+
+
+def _others(condition: Condition, literal: Literal) -> Condition:
+    """The literals of a conjunction but one."""
+    return Condition(tuple(one for one in condition.literals if one is not literal))
+
+
+def _within(term: Term, gap: tuple[int, int, CallPlan]) -> tuple[Literal, ...]:
+    """The literals of a value strictly between two others."""
+    low, high = sorted(gap[:2])
+    return Literal(term, ">=", low + 1), Literal(term, "<", high)
+
+
+def _is_plain(term: Term) -> bool:
+    """Whether a term is a feature of which a call with any value can be made."""
+    return term.name in _ASKED and not term.minus and term.block == 1
+
+
+def _shifted(plan: CallPlan, by: int) -> Iterator[CallPlan]:
+    """Calls in which one sequence has so many tokens more or fewer: new ones, cached ones, or new in place of cached ones."""
+    decode = plan.phase == "decode"
+    for place, (new, prefix) in enumerate(plan.lens):
+        for more in (by, -by):
+            for now, cached in ((new + more, prefix), (new, prefix + more), (new + more, prefix - more)):
+                if now >= 1 and cached >= 0 and now + cached <= _MOST_KEYS and not (decode and (now > 1 or not cached)):
+                    yield replace(plan, lens=(*plan.lens[:place], (now, cached), *plan.lens[place + 1 :]), seed=7000)
 
 
 def _sides(literal: Literal) -> tuple[int, ...]:

@@ -255,6 +255,46 @@ def test_a_threshold_is_asked_for_from_both_sides() -> None:
     assert read.exact
 
 
+def wrong_where(condition: Callable[[list[Request], int], bool]) -> Kernel:
+    """Attention with the scale applied twice in some sequences of a call."""
+
+    def kernel(call: AttentionCall) -> Tensor:
+        every = requests(call)
+        outs = [attend(replace(r, scale=r.scale**2) if condition(every, n) else r) for n, r in enumerate(every)]
+        return torch.cat([out.transpose(0, 1) for out in outs]).to(call.q.dtype)
+
+    return kernel
+
+
+@pytest.mark.parametrize(
+    ("condition", "says"),
+    [
+        (lambda every, n: every[n].prefix - every[n].len_q >= 37, "only where prefix >= new + 37"),
+        (
+            lambda every, n: every[n].len_q < 13 or every[n].prefix < 57,
+            ("except where new >= 13 and prefix >= 57", "except where prefix >= 57 and new >= 13"),
+        ),
+        (
+            lambda every, n: every[n].len_k - every[0].len_k < -50,
+            "only where total <= total of the first sequence - 51",
+        ),
+    ],
+    ids=["a difference", "an exception", "less than the first"],
+)
+def test_a_threshold_on_any_term_lies_between_neighbours(
+    condition: Callable[[list[Request], int], bool], says: str | tuple[str, ...]
+) -> None:
+    read = read_out(wrong_where(condition))
+    assert read.sentence.endswith(says), read.sentence
+    assert read.exact
+
+
+def test_a_threshold_on_the_layer_lies_between_neighbours() -> None:
+    read = read_out(lambda call: SCALED_TWICE(call) if call.layer >= 5 else rounded_oracle(call))
+    assert read.sentence.endswith("only where the layer >= 5"), read.sentence
+    assert read.exact
+
+
 def test_a_limit_between_lengths_that_were_not_asked_for_is_open() -> None:
     finder = _finder(Prober(batch_of_six), "normal", 0, ())
     assert finder is not None
