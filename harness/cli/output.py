@@ -105,7 +105,7 @@ def deliver(document: Document, json: bool = False, html: Path | None = None, ju
 
     render(document, console)
     if json and document.result is not None:
-        print_json(document.result.model_dump_json(indent=2, by_alias=True))
+        print_json(document.json(document.result))
     if junit:
         from assay.reports.junit import write_junit
 

@@ -157,7 +157,7 @@ def _matrix_record(
 def _filled(record: MatrixRecord, result: CheckResult) -> MatrixRecord:
     """Fill a record with what it holds of a result."""
     filled = {
-        "computed": tuple(one.case.name for one in result.computed),
+        "computed": tuple(case.name for case in result.computed),
         "failing": tuple(case.name for case in result.failing),
         "refused": tuple(case.name for case, _ in (*result.refused, *result.excluded)),
         "worst": None if result.worst is None else result.worst.ratio,

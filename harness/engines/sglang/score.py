@@ -19,7 +19,7 @@ from pydantic import AliasChoices, BaseModel, Field, ValidationError
 from assay.harness.engines.base import ChatRequest, Reply, Scorer
 from assay.harness.engines.client import chat_body
 from assay.harness.engines.sglang.catalog import MIN_SGLANG
-from assay.harness.engines.wire import Choice, Completion, Logprobs, number, problem
+from assay.harness.engines.wire import ChatChoice, Completion, Logprobs, number, problem
 from assay.harness.errors import EngineError
 from assay.harness.evidence.records import Token
 
@@ -63,7 +63,7 @@ class Score:
     at: Floats
 
 
-class _TokenIds(Choice):
+class _TokenIds(ChatChoice):
     prompt_token_ids: list[int] = Field(min_length=1)
     response_token_ids: list[int] = Field(validation_alias=AliasChoices("response_token_ids", "token_ids"))  # 0.5.17
     logprobs: Logprobs
