@@ -342,7 +342,7 @@ class Document:
 def plain(words: Words) -> str:
     """Words without markup, on one line."""
     parts = words if isinstance(words, tuple) else (words,)
-    notes = (one if isinstance(one, str) else one.text + (f" ({one.note})" if one.note else "") for one in parts)
+    notes = (part if isinstance(part, str) else part.text + (f" ({part.note})" if part.note else "") for part in parts)
     return one_line("".join(notes), 700)
 
 

@@ -116,7 +116,7 @@ def backends(json: Json = False) -> None:
         print_json(dumps({"kernels": listed, "sglang": own, "problem": problem}, indent=2))
         return
     say("Kernels (entry-point group assay.kernels):")
-    for one in listed:
-        told = one.get("problem") or f"{'+'.join(one['phases'])}  {one['path']}  {one['about']}"  # type: ignore[arg-type]
-        say(f"  {one['name']}  {told}")
+    for kernel in listed:
+        told = kernel.get("problem") or f"{'+'.join(kernel['phases'])}  {kernel['path']}  {kernel['about']}"  # type: ignore[arg-type]
+        say(f"  {kernel['name']}  {told}")
     say(f"SGLang's own: {problem or ', '.join(own)}")

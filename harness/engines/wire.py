@@ -46,7 +46,7 @@ class _PromptDetails(BaseModel):
     cached_tokens: int | None = Field(None, ge=0, lt=_MOST_TOKENS)
 
 
-class Usage(BaseModel):
+class _Usage(BaseModel):
     """Token counts that a server reports with an answer."""
 
     prompt_tokens: int = Field(ge=0, lt=_MOST_TOKENS)
@@ -67,7 +67,7 @@ class Completion(BaseModel, Generic[AnyChoice]):
 
     id: str
     choices: list[AnyChoice] = Field(min_length=1)
-    usage: Usage
+    usage: _Usage
 
 
 class _Piece(BaseModel):
@@ -80,7 +80,7 @@ class Chunk(BaseModel):
 
     id: str
     choices: list[_Piece]
-    usage: Usage | None = None
+    usage: _Usage | None = None
 
 
 class BadReply(ValueError):

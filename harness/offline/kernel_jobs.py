@@ -104,7 +104,7 @@ def _failing_first(job: MatrixJob, kernel: Kernel) -> str:
     with few_threads(()):
         calls = [case.make() for case in _cases(job, kernel)]
     for phase in dict.fromkeys(call.phase for call in calls):
-        smallest = sorted((call for call in calls if call.phase == phase), key=lambda one: one.k.shape[0])[:_TRIED]
+        smallest = sorted((call for call in calls if call.phase == phase), key=lambda call: call.k.shape[0])[:_TRIED]
         with few_threads(smallest):
             said = [why for call in smallest if (why := _raised(kernel, call))]
         if len(said) == len(smallest):

@@ -168,9 +168,9 @@ def generate_all(
     except (TypeError, ValidationError) as error:
         words = problem(error) if isinstance(error, ValidationError) else str(replies)[:300]
         raise _bad(server, path, words, "generated tokens with log-probabilities") from None
-    if [one.prompt_tokens for one in found] != [len(ids) for ids in prompts]:
+    if [answer.prompt_tokens for answer in found] != [len(ids) for ids in prompts]:
         raise _bad(server, path, f"{len(found)} answers", f"one to each of {len(prompts)} prompts")
-    return [one.reply(seconds) for one in found]
+    return [answer.reply(seconds) for answer in found]
 
 
 def score(server: Scorer, ids: Sequence[int], start: int, top_k: int, at: Sequence[int] = ()) -> Score:
