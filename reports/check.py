@@ -90,7 +90,7 @@ def message(result: CheckResult) -> str:
 
 
 def cause(results: Sequence[CheckResult]) -> str:
-    """What is wrong, by kernel: "last partial block of 64 lost; 74 of 107 calls"; empty if no finding is serious.
+    """Return what is wrong, by kernel: "last partial block of 64 lost; 74 of 107 calls"; empty if no finding is serious.
 
     Where a kernel has several results, such as one for each case, its cause is the bug that explains most failing calls.
     """

@@ -203,7 +203,7 @@ def _headline(state: BisectState, result: BisectResult) -> str:
 
 
 def _newly(result: BisectResult) -> list[str]:
-    """What fails at the commit but not before it; axes on which all values do share a line."""
+    """Return what fails at the commit but not before it; axes on which all values do share a line."""
     lines = []
     complete = []
     for change in result.changes:

@@ -96,8 +96,8 @@ class Table:
 
 @dataclass(frozen=True)
 class Findings:
-    """What is wrong; none is said, too. A terminal shows the commands that reproduce them if `commands`, a page folds the evidence
-    and leaves out the command of a kernel's bug if `brief`, and Markdown shows so many; None for all."""
+    """The findings, or that there are none. A terminal shows the commands that reproduce them if `commands`, a page folds the
+    evidence and leaves out the command of a kernel's bug if `brief`, and Markdown shows so many; None for all."""
 
     findings: Sequence[Finding]
     commands: bool = False
@@ -276,7 +276,7 @@ class Suite:
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """What is said of a result.
+    """A result as every renderer shows it.
 
     Attributes:
         command: that made it, such as "compare".

@@ -45,7 +45,7 @@ def _short(address: str) -> str:
 
 
 def explain_document(page: Page) -> Document:
-    """What it does to the weights, wrong and right code, public reports, and what to do."""
+    """Build the document of a bug: its weights, wrong and right code, public reports, and what to do."""
     blocks: list[Block] = [
         Only("terminal", [Line(f"{page.id}: {page.title}", "strong"), Line(page.about)]),
         Line(f"Severity: {page.severity}.", "quiet"),

@@ -16,7 +16,7 @@ _KINDS = {"fault": "Faults", "equivalent": "Equivalent faults", "honest": "Hones
 
 
 def certificate_document(certificate: Certificate) -> Document:
-    """What was caught, named and pinned, and in which envelope: briefly on a terminal, with links and by kind in Markdown."""
+    """Build the document of what was caught, named and pinned, in which envelope: brief on a terminal, by kind in Markdown."""
     columns = [number for number in range(len(_COLUMNS)) if _COLUMNS[number] != "read" or certificate.envelope.read_out]
     brief = [number for number in _BRIEF if number in columns]
     sections = []
@@ -115,7 +115,7 @@ def _row(one: Examined) -> tuple[Words, ...]:
 
 
 def _read(one: Examined) -> str:
-    """What was read off the kernel; empty if it was not read."""
+    """Return what was read off the kernel; empty if it was not read."""
     if one.read is None:
         return ""
     return f"{one_line(one.read) or 'nothing'}{'' if one.read_exact or not one.read else ' (not exact)'}"

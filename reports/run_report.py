@@ -208,7 +208,7 @@ def _finding_line(finding: Finding) -> Words:
 
 
 def _failure(report: Report) -> list[Block]:
-    """What shows a failure: how the server ended, and its log; none where nothing does."""
+    """Return what shows a failure: how the server ended, and its log; none where nothing does."""
     if report.failure is None or not report.failure.details:
         return []
     first, _, rest = report.failure.details.partition("\n")

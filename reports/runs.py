@@ -61,7 +61,7 @@ def runs_document(listed: RunList, beside: Path) -> Document:
 
 
 def treatment(one: RunLine) -> str:
-    """What was compared: "sage_attn against torch_native, tiny on cpu"."""
+    """Return what was compared: "sage_attn against torch_native, tiny on cpu"."""
     others = {name: values for name, values in one.treatment.items() if name != "backend"}
     settings = f" ({differing(others)})" if others else ""
     return one_line(f"{one.candidate} against {one.reference}{settings}, {one.model} on {one.device}", 120)
@@ -77,7 +77,7 @@ def worst_text(worst: Worst | None) -> str:
 
 
 def level(worst: Worst | None) -> str:
-    """How far an own error is from its bound, as a bar of eight heights; a dot where none was observed."""
+    """Return how far an own error is from its bound, as a bar of eight heights; a dot where none was observed."""
     if worst is None:
         return _DOT
     multiple = math.inf if worst.error == NOT_FINITE else worst.multiple

@@ -35,7 +35,7 @@ _ANSWERED: tuple[Suite, ...] = ("accuracy", "greedy")
 
 @dataclass(frozen=True)
 class Judged:
-    """What a claim contributes to the report of a run.
+    """A claim's contribution to the report of a run.
 
     Attributes:
         suite: its verdict; None if it tests nothing, or nothing of it was measured.

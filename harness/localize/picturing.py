@@ -95,7 +95,7 @@ def _own_kv_heads(call: AttentionCall) -> Ints:
 
 
 def _own_sequence(call: AttentionCall, rows: Ints) -> Flags:
-    """Which keys are of a query's own sequence, bool [rows, total_k]."""
+    """Return which keys are of a query's own sequence, bool [rows, total_k]."""
     found = np.zeros((len(rows), call.k.shape[0]), bool)
     for q, k in own_keys(call):
         found[(rows >= q.start) & (rows < q.stop), k] = True
@@ -103,7 +103,7 @@ def _own_sequence(call: AttentionCall, rows: Ints) -> Flags:
 
 
 def _kinds(reading: WeightReading, small: float) -> Words:
-    """What was read of each query and head, [rows, num_q_heads]; `small` is what is not told from zero."""
+    """Return what was read of each query and head, [rows, num_q_heads]; `small` is what is not told from zero."""
     weights = np.abs(reading.weights).sum((-1, -2))
     constant = np.abs(reading.constant).max(-1)
     conditions = [weights + constant <= small, weights <= small, reading.off > 20 * small, constant > small]
@@ -111,7 +111,7 @@ def _kinds(reading: WeightReading, small: float) -> Words:
 
 
 def _unread_kind(answer: Tensor) -> RowKind:
-    """What is seen of a wrong output, [head_dim_v], without its weights."""
+    """Return what is seen of a wrong output, [head_dim_v], without its weights."""
     if bool(answer.isnan().any()):
         return "nan"
     if bool(answer.isinf().any()):
@@ -122,7 +122,7 @@ def _unread_kind(answer: Tensor) -> RowKind:
 
 
 def _cells(reading: WeightReading, relative: float, least: float) -> Words:
-    """What differs, [rows, num_q_heads, total_k], as in `Picture.cells`; `least` is the least weight that counts."""
+    """Return what differs, [rows, num_q_heads, total_k], as in `Picture.cells`; `least` is the least weight that counts."""
     call = reading.call
     heads, own = np.arange(call.q.shape[1]), _own_kv_heads(call)
     read, expected = reading.weights[:, heads, own], reading.expected[:, heads, own]
@@ -171,7 +171,7 @@ def _common_factor(read: Numbers, expected: Numbers, total: Numbers, relative: f
 
 
 def hides(queries: int, keys: int) -> tuple[bool, bool, int]:
-    """How little a picture of so many queries and keys shows: a few keys hide a rule, and a few queries the edge of a mask."""
+    """Rate how little a picture of so many queries and keys shows: few keys hide a rule, few queries the edge of a mask."""
     return keys < 8, queries < 4, keys
 
 

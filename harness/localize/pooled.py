@@ -97,7 +97,7 @@ def scaled(results: Sequence[CallResult]) -> Scaled | None:
 
 @dataclass(frozen=True)
 class _Deviations:
-    """How far the slopes of a result are from what they should be, [num_q_heads], not finite where a slope is not; and how far they
+    """Distance of the slopes of a result from what they should be, [num_q_heads], not finite where a slope is not; and how far they
     may be whatever the number of calls."""
 
     slopes: Floats

@@ -10,10 +10,11 @@ from assay.harness.conditions import CACHED_PREFIX_TOKENS
 from assay.harness.ingest import guessing
 from assay.harness.ingest.guessing import GUESSING, LEVEL
 from assay.harness.ingest.result import CitedFinding, Excerpt
-from assay.harness.ingest.sglang_log.facts import Burst, CitedLines, Group, Log, LogMetric, LogTrace, Server
+from assay.harness.ingest.sglang_log.facts import Burst, CitedLines, Group, Log, LogMetric, Server
 from assay.harness.ingest.sglang_log.numbers import asserted
 from assay.harness.stats.binomial import at_most
 from assay.harness.text import counted, listed, one_line, percent
+from assay.harness.tracebacks import HEADER, Traceback
 from assay.harness.verdict import Severity
 
 _Cited = CitedLines | tuple[int, str]
@@ -136,15 +137,15 @@ def _by_group(group: Group) -> str:
     return ", ".join(f"{key} {value:.3g}" for key, value in shown.items())
 
 
-def _missed_bounds(log: Log) -> Iterator[tuple[LogTrace, LogMetric, float]]:
+def _missed_bounds(log: Log) -> Iterator[tuple[Traceback, LogMetric, float]]:
     """Yield the assertions that failed because of a score that the log also states: where, the score, and the bound."""
-    for trace in log.traces:
+    for trace, test in log.traces:
         said = asserted(trace.exception)
         # What is outside of all tests may have failed, and counts as failed.
-        failed = trace.test < 0 or log.tests[trace.test].outcome in ("failed", "error")
+        failed = test < 0 or log.tests[test].outcome in ("failed", "error")
         if said is None or not failed or "greater" not in said[1] or not said[0] <= said[2]:
             continue
-        scored = [one for _, one in _scores(log) if one.value == said[0] and one.test == trace.test]
+        scored = [metric for _, metric in _scores(log) if metric.value == said[0] and metric.test == test]
         yield from ((trace, metric, said[2]) for metric in scored[:1])
 
 
@@ -159,9 +160,9 @@ def _below_bound(log: Log) -> Iterator[CitedFinding]:
             evidence.append(
                 f"if the true score were {bound:g}, {right} or fewer of {of[0]} would be right with p = {p:.2g}"
             )
-        cites = [(trace.exception_line, trace.exception), (metric.line, metric.text), *_outcome(log, trace.test)]
+        cites = [(trace.exception_line, trace.exception), (metric.line, metric.text), *_outcome(log, metric.test)]
         says = f"{metric.name} is {value:g}; the test asks for {bound:g}."
-        yield _finding("score-below-bound", _test_name(log, trace.test), says, evidence, cites)
+        yield _finding("score-below-bound", _test_name(log, metric.test), says, evidence, cites)
 
 
 def _unparsed(log: Log) -> Iterator[CitedFinding]:
@@ -321,29 +322,30 @@ def _refused(log: Log) -> Iterator[CitedFinding]:
 
 def _hidden_by_retry(log: Log) -> Iterator[CitedFinding]:
     """Yield failures that a retry wrapped, or that a later attempt covered up."""
-    for trace in log.traces:
-        if "retry" not in trace.functions:
+    for trace, test in log.traces:
+        functions = [frame.name for frame in trace.frames if frame.name]
+        if "retry" not in functions:
             continue
-        passed = trace.test >= 0 and log.tests[trace.test].outcome == "passed"
+        passed = test >= 0 and log.tests[test].outcome == "passed"
         hid = (
             "The test passed, but only after it had failed: "
             if passed
             else "The summary reports the retry, not what failed first: "
         )
-        evidence = [f"the traceback goes through {', '.join(name for name in trace.functions if name)}"]
-        cites = [(trace.first, "Traceback (most recent call last):"), (trace.exception_line, trace.exception)]
-        says, where = hid + one_line(trace.exception), _test_name(log, trace.test)
-        yield _finding("retry-hid-failure", where, says, evidence, [*cites, *_outcome(log, trace.test)])
+        evidence = [f"the traceback goes through {', '.join(functions)}"]
+        cites = [(trace.first, HEADER), (trace.exception_line, trace.exception)]
+        says, where = hid + one_line(trace.exception), _test_name(log, test)
+        yield _finding("retry-hid-failure", where, says, evidence, [*cites, *_outcome(log, test)])
 
 
 def _failed_otherwise(log: Log) -> Iterator[CitedFinding]:
     """Yield the tests that failed for another reason than a score."""
-    explained = {trace.test for trace, _, _ in _missed_bounds(log)}
+    explained = {metric.test for _, metric, _ in _missed_bounds(log)}
     for index, test in enumerate(log.tests):
         if test.outcome in ("failed", "error") and index not in explained:
-            last = [one for one in log.traces if one.test == index and one.exception][-1:]
+            last = [trace for trace, of in log.traces if of == index and trace.exception][-1:]
             says = one_line(last[0].exception) if last else "The log does not state why."
-            cites = [*((one.exception_line, one.exception) for one in last), *_outcome(log, index)]
+            cites = [*((trace.exception_line, trace.exception) for trace in last), *_outcome(log, index)]
             yield _finding("test-failed", _test_name(log, index), says, [], cites)
 
 

@@ -103,7 +103,7 @@ def _facts(log: Log) -> Iterable[Fact]:
     for (kind, text), where in list(log.notices.items())[:_SHOWN]:
         title = kind.replace("-", " ").capitalize()
         yield Fact(id=kind, title=title, text=f"{where.count}×: {one_line(text)}", cites=cite(where))
-    for trace in log.traces[:_SHOWN]:
+    for trace, _ in log.traces[:_SHOWN]:
         text = one_line(trace.exception or "a traceback that does not end")
         quoted = Excerpt(first=trace.first, last=trace.last, text=text)
         yield Fact(id="traceback", title="Traceback", text=text, cites=(quoted,))
