@@ -38,7 +38,7 @@ def run_and_report(spec: RunSpec, out: Path | None, *, baselines: bool = False, 
     from assay.harness.collect.run_folder import default_folder
     from assay.harness.run import run
 
-    folder = out or default_folder(spec)
+    folder = out or default_folder(spec.candidate.backend)
     with progress() as display:
         made = run(spec, folder, baselines=baselines, display=display)
     if made.failure and made.failure.kind == "interrupted":

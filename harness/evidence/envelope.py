@@ -16,7 +16,7 @@ from pydantic import Field
 
 from assay.evals.envelope_load import BATCH, DEPTH, Reach, longest
 from assay.harness.conditions import BATCHES, BORDER, CHUNK, DEPTHS, ENVELOPE, MIX, PHASES, PREFIXES
-from assay.harness.config import RunSpec
+from assay.harness.config import Device
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.lengths import Ranges, gaps, in_all, in_words
 from assay.harness.evidence.nonce import RunRecord
@@ -169,9 +169,9 @@ class Envelope:
     depth: int
 
     @classmethod
-    def of(cls, spec: RunSpec) -> Envelope:
-        """Return the envelope of a run's policy."""
-        return cls(spec.policy.envelope_tokens, BATCH[spec.device], DEPTH[spec.device])
+    def of(cls, tokens: int, device: Device) -> Envelope:
+        """Return the envelope of so many tokens on a device."""
+        return cls(tokens, BATCH[device], DEPTH[device])
 
     def reach(self, limits: EngineLimits) -> Reach:
         """Compute how far an engine can be taken into it."""
