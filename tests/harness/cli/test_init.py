@@ -106,9 +106,7 @@ def test_nothing_is_overwritten(repository: Path, init: Callable[..., tuple[int,
     assert {name: (repository / name).read_text() for name in FILES} == before
 
 
-def test_a_kernel_that_is_not_there_writes_nothing(
-    repository: Path, init: Callable[..., tuple[int, str, str]]
-) -> None:
+def test_a_kernel_that_is_not_there_writes_nothing(repository: Path, init: Callable[..., tuple[int, str, str]]) -> None:
     code, _, error = init(repository, "mine.attention:backward")
     assert code == 2
     assert "has no attribute 'backward'" in error

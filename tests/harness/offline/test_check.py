@@ -154,7 +154,11 @@ def test_the_shipped_kernel_itself_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     [
         pytest.param(lambda call: call.q.shape[2] == 128, "head_dim is 128", id="head_dim", marks=pytest.mark.slow),
         pytest.param(lambda call: call.q.dtype == torch.bfloat16, "dtype is bfloat16", id="dtype"),
-        pytest.param(lambda call: 0 < sum(map(bool, call.prefixes)) < len(call.prefixes), "cached prefix is some", id="mixed batches"),
+        pytest.param(
+            lambda call: 0 < sum(map(bool, call.prefixes)) < len(call.prefixes),
+            "cached prefix is some",
+            id="mixed batches",
+        ),
         pytest.param(lambda call: call.k.shape[1] == 1, "heads is MQA 4/1", id="heads", marks=pytest.mark.slow),
     ],
 )

@@ -17,7 +17,7 @@ from assay.harness.attention.call import AttentionCall, KernelRefused, Mask
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.oracle import Request, attend, requests
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.bugs.faults import fault, rounded_oracle
+from assay.harness.bugs.faults import rounded_oracle
 from assay.harness.bugs.quantisation import int8
 from assay.harness.readout.probing import REFUSED, CallPlan, Prober
 from assay.harness.readout.queries import Queries
