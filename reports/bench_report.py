@@ -30,7 +30,7 @@ _CALLS = ("phase", "kernel", "calls", "cached prefix", "in graphs", "compiled", 
 
 
 def bench_document(result: LatencyResult) -> Document:
-    """What was timed, why it is so, the findings, the ratios, and the environment."""
+    """Build the document of a benchmark: the verdict and its reasons, the findings, the ratios, and the environment."""
     why = Section("why", "Why", [Items([one_line(reason, 600) for reason in result.reasons], ordered=True)])
     names = ("device", "hardware", "git", "model")
     environment: list[tuple[Words, ...]] = [(name.capitalize(), getattr(result, name) or "–") for name in names]
@@ -143,7 +143,7 @@ def _time(row: LatencyRow, seconds: float) -> str:
 
 
 def _graphs(result: LatencyResult) -> str:
-    """Whether decode ran in CUDA graphs, in words."""
+    """Describe whether decode ran in CUDA graphs."""
     if result.device == "cpu":
         return "on the CPU"
     return "without CUDA graphs" if result.eager else "CUDA graphs as the engine configures them"

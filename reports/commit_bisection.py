@@ -134,7 +134,7 @@ def _asked(state: BisectState) -> Facts:
 def _named(state: BisectState, result: BisectResult) -> Section:
     """The commit; the suspects where none could be named."""
     if (note := result.commit) is None:
-        subjects = {one.commit: one.subject for one in state.history}
+        subjects = {commit.commit: commit.subject for commit in state.history}
         suspects = [
             (Cell(commit[:12], code=True), f" {one_line(subjects[commit])}") for commit in result.suspects[:_SUSPECTS]
         ]
@@ -203,7 +203,7 @@ def _headline(state: BisectState, result: BisectResult) -> str:
 
 
 def _newly(result: BisectResult) -> list[str]:
-    """What fails at the commit but not before it; axes on which all values do share a line."""
+    """Return what fails at the commit but not before it; axes on which all values do share a line."""
     lines = []
     complete = []
     for change in result.changes:

@@ -32,8 +32,8 @@ def _marked(wrong: str, right: str) -> str:
     """Wrong code with a mark on each line that the right code does not have."""
     lines, others = wrong.rstrip("\n").split("\n"), right.rstrip("\n").split("\n")
     kept = {
-        at for found in difflib.SequenceMatcher(None, lines, others, autojunk=False).get_matching_blocks()
-        for at in range(found.a, found.a + found.size)
+        at for block in difflib.SequenceMatcher(None, lines, others, autojunk=False).get_matching_blocks()
+        for at in range(block.a, block.a + block.size)
     }  # fmt: skip
     return "\n".join(line if at in kept else f"{line}{_MARK}" for at, line in enumerate(lines))
 
@@ -45,7 +45,7 @@ def _short(address: str) -> str:
 
 
 def explain_document(page: Page) -> Document:
-    """What it does to the weights, wrong and right code, public reports, and what to do."""
+    """Build the document of a bug: its weights, wrong and right code, public reports, and what to do."""
     blocks: list[Block] = [
         Only("terminal", [Line(f"{page.id}: {page.title}", "strong"), Line(page.about)]),
         Line(f"Severity: {page.severity}.", "quiet"),

@@ -17,12 +17,12 @@ def worst_grid(grids: Sequence[ErrorGrid]) -> ErrorGrid | None:
 
 
 def grid_data(grids: Sequence[ErrorGrid]) -> Markup:
-    """What layer_diff.js draws, as JSON that is safe within a script element."""
+    """Return what layer_diff.js draws, as JSON that is safe within a script element."""
     return htmlsafe_json_dumps([_payload(grid) for grid in grids], separators=(",", ":"))
 
 
 def grid_says(grid: ErrorGrid) -> str:
-    """How many of its cells are out of bounds, in words."""
+    """Return how many of its cells are out of bounds, in words."""
     if all(bound is None for bound in grid.bounds):
         return "no bound"
     count = sum(map(sum, _beyond(grid)))
@@ -43,7 +43,7 @@ def _payload(grid: ErrorGrid) -> dict[str, object]:
 
 
 def _beyond(grid: ErrorGrid) -> list[list[int]]:
-    """Which cells are out of bounds: 1 or 0, rows x columns."""
+    """Return which cells are out of bounds: 1 or 0, rows x columns."""
     rows = zip(grid.values, grid.bounds, strict=True)
     return [[int(out_of_bounds(error, bound)) for error in row] for row, bound in rows]
 

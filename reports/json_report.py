@@ -58,7 +58,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def schema_text() -> str:
-    """What `SCHEMA_FILE` must hold."""
+    """Return what `SCHEMA_FILE` must hold."""
     return json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n"
 
 

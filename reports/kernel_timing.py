@@ -33,7 +33,7 @@ _COLUMNS = ("phase", "new", "prefix", "reference", "candidate", "ratio", "TFLOP/
 
 
 def _why(result: KernelTiming) -> str:
-    """Which shapes decided, in words."""
+    """Return which shapes decided, in words."""
     shapes, bound = result.shapes, f"the bound of {result.bound:g}"
     timed = [row.verdict for row in shapes if row.right]
     counted = (

@@ -15,7 +15,7 @@ _CALLS = ("Layer", "Head", "Phase", "Error", "Position", "Prefix", "New", "Batch
 
 
 def layer_diff_section(layers: LayersResult) -> Section:
-    """How far each layer is from the truth or the reference: charts, heat maps, and the worst cells and calls."""
+    """Build the section on each layer's distance from the truth or the reference: charts, heat maps, the worst cells and calls."""
     judged = any(row.bound is not None for row in layers.depth)
     blocks: list[Block] = [
         Line(_about(layers, judged), "quiet after"),

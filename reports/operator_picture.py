@@ -64,7 +64,7 @@ _STYLES = {
 
 
 def caption(picture: Picture) -> str:
-    """What is shown: the call, the q head, and the queries and keys if they are not all."""
+    """Return what is shown: the call, the q head, and the queries and keys if they are not all."""
     parts = [picture.call, f"q head {picture.head} of {picture.heads}"]
     if picture.wrong_heads and picture.heads > 1:
         parts.append(f"wrong in {some('q head', picture.wrong_heads, range(picture.heads))}")
@@ -102,7 +102,7 @@ def svg(picture: Picture, width: int = WIDTH) -> str:
         An ``<svg>`` element.
     """
     keys = max(1, len(picture.key_indices))
-    label = max(text_width(one, TICK_SIZE) for one in ("query", *_query_labels(picture))) + 8
+    label = max(text_width(label_, TICK_SIZE) for label_ in ("query", *_query_labels(picture))) + 8
     gap = _GAP if width >= WIDTH else _NARROW_GAP
     across = _cell(width - label - _RIGHT - 2 * gap, 3, keys)
     above, room = _cell(width - label - _RIGHT - gap, 2, keys), width - label - _RIGHT
@@ -355,7 +355,7 @@ def _number(value: float) -> str:
 
 
 def _several(picture: Picture) -> bool:
-    """Whether a label needs the number of a sequence."""
+    """Return True if a label needs the number of a sequence."""
     return len({*picture.query_sequences, *picture.key_sequences}) > 1
 
 

@@ -16,7 +16,7 @@ from assay.reports.document import Block, Document, Findings, Line, Table
 
 
 def replay_document(replay: ReplayResult) -> Document:
-    """What the kernel does wrong, on how many of the calls, and why there is no verdict if there is none."""
+    """Build the document of a replay: what is wrong, on how many of the calls, and why there is no verdict if there is none."""
     cause = cause_of(replay.findings)
     does = one_line(f"{replay.candidate} {cause.does}.", 300) if cause and cause.does else ""
     worst = f"Worst own error: {two_digits(replay.worst)} times its bound"
@@ -45,7 +45,7 @@ def replay_document(replay: ReplayResult) -> Document:
 
 
 def pack_document(manifest: PackManifest, pack: Path, made: Imported | None = None) -> Document:
-    """What became of the dump that was imported, the calls by phase and cached prefix, and the command that replays them."""
+    """Build the document of an imported dump: the calls by phase and cached prefix, and the command that replays them."""
     strata: dict[tuple[str, str], list[tuple[int | None, int]]] = {}
     for call in manifest.calls:
         cached = "yes" if has_cached_prefix(call.prefix) else "no"

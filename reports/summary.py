@@ -31,7 +31,7 @@ NOTHING = "–"
 
 
 class Mark(NamedTuple):
-    """How a verdict is shown.
+    """The symbol and colour of a verdict.
 
     Attributes:
         sign: one character.
@@ -148,7 +148,7 @@ class WorstCell:
 
     @property
     def out_of_bounds(self) -> bool:
-        """Whether the error is more than noise explains."""
+        """True if the error is more than noise explains."""
         return out_of_bounds(self.error, self.bound)
 
 
@@ -225,7 +225,7 @@ class Step(NamedTuple):
 
 
 def next_steps(report: Report) -> list[Step]:
-    """What to do after a run, most important first: reproduce the cause, settle what is not known, repeat the run."""
+    """List what to do after a run, most important first: reproduce the cause, settle what is not known, repeat the run."""
     again = [Step("Repeat this run", report.reproduce)] if report.reproduce else []
     if report.verdict == "pass" or report.failure is not None:  # the remedy of a failure is below its headline
         return again
@@ -276,7 +276,7 @@ def _truth_line(layers: LayersResult) -> str:
 
 
 def envelope_lines(report: Report) -> list[str]:
-    """What a verdict covers and what it does not, in two sentences; empty where nothing was counted."""
+    """Return what a verdict covers and what it does not, in two sentences; empty where nothing was counted."""
     if report.envelope is None:
         return []
     return [
@@ -288,7 +288,7 @@ def envelope_lines(report: Report) -> list[str]:
 
 
 def compared_tokens(rows: Sequence[LogitsRow]) -> tuple[str, ...]:
-    """Which part of each distribution is compared: one sentence, or one per condition if they differ."""
+    """Return which part of each distribution is compared: one sentence, or one per condition if they differ."""
     said = {row.condition: _mass(row) for row in rows}
     if len(set(said.values())) == 1:
         return (said.popitem()[1],)
@@ -335,7 +335,7 @@ def _sources(layers: LayersResult) -> str:
 
 
 def failure_lines(report: Report, most: int) -> list[str]:
-    """What shows a failure: the last lines of its details; empty if the run did not fail, or nothing shows it."""
+    """Return what shows a failure: the last lines of its details; empty if the run did not fail, or nothing shows it."""
     if report.failure is None or not report.failure.details:
         return []
     lines = visible(report.failure.details).split("\n")

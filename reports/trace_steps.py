@@ -21,7 +21,7 @@ _STEPS = ("step", "phase", "first", "second", "ms", "ms", "ratio")
 
 
 def trace_document(trace: ingested.FileDocument) -> Document:
-    """What a trace states, and the rules that it breaks."""
+    """Build the document of a trace: what it states, and the rules that it breaks."""
     verdict, file = verdict_of(trace), trace.file
     none = Line("No rule is broken.", "empty")
     body: list[Block] = [Line(f"Note: {note}") for note in file.notes]

@@ -27,6 +27,8 @@ from assay.harness.attention.sequence_groups import SequenceGroup, sequence_grou
 
 MEMBERS = 16
 """Members of an ensemble, unless a caller asks for others."""
+_EXPONENT = 0x7F800000
+"""The bits of a float32's exponent."""
 _FEW_BINADES = 4
 """Powers of two of a format that random phases of two of them would leave."""
 _SCORE_ROUNDINGS, _EXP_ROUNDINGS, _SUM_ROUNDINGS = 0.2, 0.5, 0.2
@@ -208,8 +210,11 @@ def _ways(family: NoiseFamily) -> tuple[_Way, ...]:
 
 
 def _depends_on_blocks(family: NoiseFamily) -> bool:
-    stored = [one for one in (family.q, family.k, family.v, family.p) if one is not None]
-    return any(one.per == "block" and FORMATS[one.format].scaled for one in stored) or family.p is not None
+    stored = [quantised for quantised in (family.q, family.k, family.v, family.p) if quantised is not None]
+    return (
+        any(quantised.per == "block" and FORMATS[quantised.format].scaled for quantised in stored)
+        or family.p is not None
+    )
 
 
 def _groups(call: AttentionCall, rows: Tensor | None) -> list[SequenceGroup]:
@@ -311,7 +316,7 @@ class _Draw:
             smoothed = torch.where(inside, x - mean, 0.0)
             every, largest = smoothed.expand(members, *x.shape), smoothed.abs().amax()
         scale = self.scale(every[0], how, largest, self.way.q_block if what == "q" else self.way.k_block)
-        found = self.quantised(every / scale, how) * scale
+        found = self.quantised((every[0] / scale).expand(every.shape), how).mul_(scale)  # divided once for all
         return found if what == "v" or self.stretch == 1.0 else every + self.stretch * (found - every)
 
     def scale(self, x: Tensor, how: Quantised, largest: Tensor, block: int) -> Tensor:
@@ -331,13 +336,13 @@ class _Draw:
         format = FORMATS[how.format]
         if format.mantissa is None:
             dither = self.uniform(*x.shape) - 0.5
-            return (x + dither).round() - dither
+            return (x + dither).round_().sub_(dither)
         factors = self.factors(x)
         if format.binades <= _FEW_BINADES:
             # FP4 has three: phases of more would leave its range. Those of less do not stand for the one of a kernel with
             # an exact scale, which does not round the largest number of a token at all.
             factors = torch.ones_like(factors) if self.way.exact_scales else factors.sqrt().sqrt()
-        return _rounded_to(x * factors, format) / factors
+        return _rounded_to(x * factors, format).div_(factors)
 
 
 def _by_block(top: Tensor, block: int, shift: int) -> Tensor:
@@ -352,11 +357,13 @@ def _by_block(top: Tensor, block: int, shift: int) -> Tensor:
 def _rounded_to(x: Tensor, format: NumberFormat) -> Tensor:
     """Round x to the nearest number of a floating-point format; beyond its range, to its largest."""
     assert format.mantissa is not None
-    x = x.clamp(-format.largest, format.largest)
-    if format.dtype:
-        return x.to(getattr(torch, format.dtype)).to(x.dtype)
-    step = x.abs().clamp_(min=2.0**format.least).log2_().floor_().sub_(format.mantissa).exp2_()
-    return (x / step).round_().mul_(step)
+    wide = x.dtype
+    x = x.clamp(-format.largest, format.largest).float()
+    # The size of x as a power of two, at least that of the least normal number. A sum with 1.5 * 2**(23 - mantissa) times that has
+    # the format's spacing. On a CPU, this takes a quarter of the time of a conversion to FP8 and back.
+    size = x.view(torch.int32).bitwise_and(_EXPONENT).view(torch.float32).clamp_(min=2.0**format.least)
+    coarse = size.mul_(1.5 * 2.0 ** (23 - format.mantissa))
+    return x.add_(coarse).sub_(coarse).to(wide)
 
 
 def _answer(group: SequenceGroup, call: AttentionCall, draw: _Draw, into: Tensor) -> None:

@@ -27,7 +27,6 @@ class NumberFormat:
         mantissa: bits of mantissa that are stored; None for integers.
         least: exponent of its smallest normal numbers; below, steps stay the same.
         scaled: whether a scale maps the largest magnitude of a tensor or a part of it to `largest`.
-        dtype: name of PyTorch's dtype, which rounds faster; empty if it has none.
     """
 
     largest: float
@@ -35,7 +34,6 @@ class NumberFormat:
     mantissa: int | None = None
     least: int = 0
     scaled: bool = True
-    dtype: str = ""
 
     @property
     def binades(self) -> int:
@@ -45,8 +43,8 @@ class NumberFormat:
 
 FORMATS = {
     "int8": NumberFormat(127.0, 0.009),
-    "e4m3": NumberFormat(448.0, 0.026, mantissa=3, least=-6, dtype="float8_e4m3fn"),
-    "e5m2": NumberFormat(57344.0, 0.052, mantissa=2, least=-14, dtype="float8_e5m2"),
+    "e4m3": NumberFormat(448.0, 0.026, mantissa=3, least=-6),
+    "e5m2": NumberFormat(57344.0, 0.052, mantissa=2, least=-14),
     "e2m1": NumberFormat(6.0, 0.12, mantissa=1),
     "fp16": NumberFormat(65504.0, 2**-12, mantissa=10, least=-14, scaled=False),
 }

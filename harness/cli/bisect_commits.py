@@ -28,7 +28,7 @@ Kernel = Annotated[str, typer.Option(help="The kernel, as module:function; the m
 
 @dataclass
 class _Measured:
-    """How a commit is built and measured: settings of a `BisectSpec`."""
+    """Settings of a `BisectSpec`: the build and the measurement of a commit."""
 
     build: Annotated[str, typer.Option(help="Shell command that builds a commit, run at the top of its tree.")] = ""
     pack: Annotated[Path | None, typer.Option(help="Use the recorded calls of this replay pack.")] = None
@@ -56,7 +56,7 @@ class _Measured:
 
 @dataclass
 class _Searched(_Measured):
-    """What is searched for, and how: settings of a `BisectSpec`."""
+    """Settings of a `BisectSpec`: the search and its aim."""
 
     measure_with: Annotated[
         Literal["replay", "accuracy"],

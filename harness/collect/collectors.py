@@ -22,7 +22,7 @@ from assay.harness.sides import ROLES, Role
 
 @dataclass
 class Asking:
-    """What the servers of a run are asked in one go, together or in turn.
+    """The questions that the servers of a run are asked in one go, together or in turn.
 
     Attributes:
         plan: the checked run.

@@ -11,21 +11,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import time
 from collections.abc import AsyncIterable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NotRequired, TypeVar
+from typing import Any, TypeVar
 
 import aiohttp
-from pydantic import BaseModel, Field, ValidationError
-from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
 from assay.harness.engines.base import ChatRequest, Reply, never
 from assay.harness.engines.guardian import HELPER_GRACE_S
 from assay.harness.engines.process import GRACE_S
+from assay.harness.engines.wire import BadReply, read_reply
 from assay.harness.errors import EngineError
-from assay.harness.evidence.records import Token
 
 _WATCH_INTERVAL_S = 0.25
 _FIND_OUT = "find out why in the server's log, and repeat the command, which resumes"
@@ -43,8 +40,6 @@ _EXCERPT = 300
 LARGEST_ANSWER = 1 << 26
 """Bytes of one answer, unpacked: what is larger has no end, or is a few packed zeros. With twenty alternatives a token, 30,000
 tokens are half of it."""
-_MOST_TOKENS = 1 << 32
-"""No request has so many: a server that reports so many counts something else."""
 INFO_TIMEOUT_S = 60.0
 """Seconds that a server may take to describe itself."""
 BROKEN = (aiohttp.ClientError, OSError)
@@ -52,97 +47,6 @@ BROKEN = (aiohttp.ClientError, OSError)
 
 
 Done = TypeVar("Done")
-
-
-class _Alternative(TypedDict):  # hundreds in a reply: models would take three times as long
-    token: str
-    logprob: float | None
-
-
-class _Position(_Alternative):
-    top_logprobs: NotRequired[list[_Alternative]]
-
-
-class _Logprobs(BaseModel):
-    content: list[_Position]
-
-
-class _Message(BaseModel):
-    content: str
-
-
-class _Choice(BaseModel):
-    message: _Message
-    finish_reason: str
-    logprobs: _Logprobs | None = None
-
-
-class _PromptDetails(BaseModel):
-    cached_tokens: int | None = Field(None, ge=0, lt=_MOST_TOKENS)
-
-
-class Usage(BaseModel):
-    """Token counts that a server reports with an answer."""
-
-    prompt_tokens: int = Field(ge=0, lt=_MOST_TOKENS)
-    completion_tokens: int = Field(ge=0, lt=_MOST_TOKENS)
-    prompt_tokens_details: _PromptDetails | None = None
-
-    @property
-    def cached_tokens(self) -> int | None:
-        """Prompt tokens that came from the prefix cache; None if the server does not report them."""
-        return self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else None
-
-
-class _Completion(BaseModel):
-    id: str
-    choices: list[_Choice] = Field(min_length=1)
-    usage: Usage
-
-
-class BadReply(ValueError):
-    """A body that is not a valid completion; the message states what is wrong with it."""
-
-
-def read_reply(body: str, ask: ChatRequest, latency_s: float) -> Reply:
-    """Parse the body of a chat completion.
-
-    A log-probability of null, which is how SGLang writes NaN, becomes NaN: that is a finding about the candidate, not an
-    engine failure.
-
-    Raises:
-        BadReply: the body is not JSON, or lacks a field of a chat completion, or the log-probabilities that ``ask`` requests.
-    """
-    try:
-        completion = _Completion.model_validate_json(body)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise BadReply(f"{where}: {first['msg']}" if where else first["msg"]) from None
-    choice, usage = completion.choices[0], completion.usage
-    if ask.top_logprobs and choice.logprobs is None:
-        raise BadReply("log-probabilities were requested, and there are none")
-    return Reply(
-        request_id=completion.id,
-        text=choice.message.content,
-        finish_reason=choice.finish_reason,
-        prompt_tokens=usage.prompt_tokens,
-        completion_tokens=usage.completion_tokens,
-        cached_tokens=usage.cached_tokens,
-        latency_s=latency_s,
-        tokens=tuple(map(_token, choice.logprobs.content)) if choice.logprobs else (),
-    )
-
-
-def _token(position: _Position) -> Token:
-    top = [(other["token"], _number(other["logprob"])) for other in position.get("top_logprobs", ())]
-    top.sort(key=lambda pair: -math.inf if math.isnan(pair[1]) else pair[1], reverse=True)
-    # Validated already. Validating again would take longer than parsing the reply.
-    return Token.model_construct(text=position["token"], logprob=_number(position["logprob"]), top=tuple(top))
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from pathlib import Path
 from assay.harness.engines import guardian
 from assay.harness.portable import shown
 from assay.harness.text import how_ended
+from assay.harness.tracebacks import HEADER
 
 GRACE_S = 2.0
 """Seconds from SIGTERM to SIGKILL. SGLang checks for a SIGTERM every 5 s and has nothing to save that is worth the wait."""
@@ -35,7 +36,6 @@ _NOISE = re.compile(
     r'|.*"(GET|POST) /\S* HTTP/1\.1" 200 OK|.*"GET /health HTTP/1\.1" 503'
 )
 _CRASH, _CRASHED = "Fatal Python error: ", "Current thread "
-_TRACEBACK = "Traceback (most recent call last)"
 _SPAWNED = "multiprocessing.spawn import spawn_main"
 _UNNAMED = "a process without a name yet"
 """How a process is called that Python's multiprocessing has made and that has not named itself."""
@@ -251,7 +251,7 @@ def telling_lines(log: str, most: int = TAIL_LINES) -> list[str]:
     Lines are cut to `LINE_WIDTH` characters. Empty lines and known noise are omitted.
     """
     lines = _lines(log)
-    heads = [number for number, line in enumerate(lines) if _TRACEBACK in line]
+    heads = [number for number, line in enumerate(lines) if HEADER in line]
     crash = next((number for number, line in enumerate(lines) if line.startswith(_CRASH)), None)
     if crash is not None and (not heads or heads[-1] < crash):
         stack = next((n for n in range(crash, len(lines)) if lines[n].startswith(_CRASHED)), crash + 1)

@@ -14,20 +14,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from assay.harness.engines.base import ChatRequest, Engine, Reply
 from assay.harness.engines.client import (
     BROKEN,
     LARGEST_ANSWER,
-    BadReply,
     Client,
-    Usage,
     excerpt,
     read_response,
     reason,
     served_models,
 )
+from assay.harness.engines.wire import BadReply, Chunk
 
 _DATA, _DONE = "data: ", "[DONE]"
 _EVENT = b"data:"
@@ -55,17 +54,6 @@ class StreamReply(Reply):
     sent_s: float = 0.0
     chunk_s: tuple[float, ...] = ()
     chunk_tokens: tuple[int, ...] = ()
-
-
-class _Choice(BaseModel):
-    text: str
-    finish_reason: str | None = None
-
-
-class _Chunk(BaseModel):
-    id: str
-    choices: list[_Choice]
-    usage: Usage | None = None
 
 
 def read_stream(lines: Sequence[tuple[float, str]], ask: ChatRequest, sent_s: float) -> StreamReply:
@@ -114,16 +102,16 @@ def read_stream(lines: Sequence[tuple[float, str]], ask: ChatRequest, sent_s: fl
     )
 
 
-def _chunks(lines: Sequence[tuple[float, str]]) -> Iterator[tuple[float, _Chunk]]:
+def _chunks(lines: Sequence[tuple[float, str]]) -> Iterator[tuple[float, Chunk]]:
     for came_s, line in lines:
         if not line.startswith(":") and not line.endswith(_DONE):  # a colon begins a comment
             try:
-                yield came_s, _Chunk.model_validate_json(line.removeprefix(_DATA))
+                yield came_s, Chunk.model_validate_json(line.removeprefix(_DATA))
             except ValidationError as error:
                 raise BadReply(f"{error.errors()[0]['msg']} in {excerpt(line)}") from None
 
 
-class StreamClient(Client):
+class _StreamClient(Client):
     """A `Client` whose requests are `TokenRequest`s and whose replies are `StreamReply`s.
 
     No request is sent twice: a retry would count as latency.
@@ -212,7 +200,7 @@ class Streamer:
     """
 
     def __init__(self, engine: Engine) -> None:
-        self._client = engine.client(StreamClient)
+        self._client = engine.client(_StreamClient)
         self._model = served_models(self._client)[0]
 
     def stream(self, prompts: Sequence[tuple[int, ...]], output: int, concurrency: int) -> list[StreamReply]:

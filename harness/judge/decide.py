@@ -77,7 +77,7 @@ def _corrected(suite: Suite, p: float, alpha: float, count: int) -> Suite:
 
 @dataclass(frozen=True)
 class About:
-    """What the headline and the reasons of a run state beside its suites and checks.
+    """The facts that the headline and the reasons of a run state beside its suites and checks.
 
     Attributes:
         left_out: suites of a whole run that were not requested. The headline then says that the run was partial.

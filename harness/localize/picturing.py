@@ -62,11 +62,12 @@ def picture_of(reading: WeightReading, head: int | None = None, *, relative: flo
         head = int((misplaced * wrong).sum(0).argmax())
     found = order[_window(wrong[order, head], MAX_QUERIES)]
     by_kv = np.abs(reading.weights[:, head]).max((0, -1)) > least
-    return _picture(
+    picture = _picture(
         call, reading.rows[found], head, heads[wrong.any(0)], kinds[found, head], cells[found, head],
         reading.expected[found, head, own[head]], reading.weights[found, head].sum(1),
-        tuple(kv for kv in np.flatnonzero(by_kv).tolist() if kv != own[head]),
     )  # fmt: skip
+    foreign = tuple(kv for kv in np.flatnonzero(by_kv).tolist() if kv != own[head])
+    return picture.model_copy(update={"foreign_kv_heads": foreign})
 
 
 def unread_picture(call: AttentionCall, out: Tensor, wrong: Flags, head: int | None = None) -> Picture:
@@ -86,7 +87,7 @@ def unread_picture(call: AttentionCall, out: Tensor, wrong: Flags, head: int | N
     )
     expected = right_weights(call, rows, scores_of(call, rows))[:, head, _own_kv_heads(call)[head]]
     cells = np.full(expected.shape, NONE)
-    return _picture(call, rows, head, np.flatnonzero(wrong.any(0)), kinds, cells, expected, np.zeros_like(expected), ())
+    return _picture(call, rows, head, np.flatnonzero(wrong.any(0)), kinds, cells, expected, np.zeros_like(expected))
 
 
 def _own_kv_heads(call: AttentionCall) -> Ints:
@@ -95,7 +96,7 @@ def _own_kv_heads(call: AttentionCall) -> Ints:
 
 
 def _own_sequence(call: AttentionCall, rows: Ints) -> Flags:
-    """Which keys are of a query's own sequence, bool [rows, total_k]."""
+    """Return which keys are of a query's own sequence, bool [rows, total_k]."""
     found = np.zeros((len(rows), call.k.shape[0]), bool)
     for q, k in own_keys(call):
         found[(rows >= q.start) & (rows < q.stop), k] = True
@@ -103,7 +104,7 @@ def _own_sequence(call: AttentionCall, rows: Ints) -> Flags:
 
 
 def _kinds(reading: WeightReading, small: float) -> Words:
-    """What was read of each query and head, [rows, num_q_heads]; `small` is what is not told from zero."""
+    """Return what was read of each query and head, [rows, num_q_heads]; `small` is what is not told from zero."""
     weights = np.abs(reading.weights).sum((-1, -2))
     constant = np.abs(reading.constant).max(-1)
     conditions = [weights + constant <= small, weights <= small, reading.off > 20 * small, constant > small]
@@ -111,7 +112,7 @@ def _kinds(reading: WeightReading, small: float) -> Words:
 
 
 def _unread_kind(answer: Tensor) -> RowKind:
-    """What is seen of a wrong output, [head_dim_v], without its weights."""
+    """Return what is seen of a wrong output, [head_dim_v], without its weights."""
     if bool(answer.isnan().any()):
         return "nan"
     if bool(answer.isinf().any()):
@@ -122,7 +123,7 @@ def _unread_kind(answer: Tensor) -> RowKind:
 
 
 def _cells(reading: WeightReading, relative: float, least: float) -> Words:
-    """What differs, [rows, num_q_heads, total_k], as in `Picture.cells`; `least` is the least weight that counts."""
+    """Return what differs, [rows, num_q_heads, total_k], as in `Picture.cells`; `least` is the least weight that counts."""
     call = reading.call
     heads, own = np.arange(call.q.shape[1]), _own_kv_heads(call)
     read, expected = reading.weights[:, heads, own], reading.expected[:, heads, own]
@@ -171,7 +172,7 @@ def _common_factor(read: Numbers, expected: Numbers, total: Numbers, relative: f
 
 
 def hides(queries: int, keys: int) -> tuple[bool, bool, int]:
-    """How little a picture of so many queries and keys shows: a few keys hide a rule, and a few queries the edge of a mask."""
+    """Rate how little a picture of so many queries and keys shows: few keys hide a rule, few queries the edge of a mask."""
     return keys < 8, queries < 4, keys
 
 
@@ -219,8 +220,7 @@ def _where_most_changes(flags: Flags, cells: Words, count: int) -> Ints:
 
 
 def _picture(
-    call: AttentionCall, rows: Ints, head: int, wrong_heads: Ints, kinds: Words, cells: Words, expected: Numbers, read: Numbers,
-    foreign_kv_heads: tuple[int, ...],
+    call: AttentionCall, rows: Ints, head: int, wrong_heads: Ints, kinds: Words, cells: Words, expected: Numbers, read: Numbers
 ) -> Picture:  # fmt: skip
     """The picture of some queries of a head: packed rows of q [rows], and arrays [rows] and [rows, total_k] of them."""
     with_weights = np.isin(kinds, WITH_WEIGHTS)
@@ -234,7 +234,6 @@ def _picture(
         head=head,
         heads=call.q.shape[1],
         wrong_heads=tuple(wrong_heads.tolist()),
-        foreign_kv_heads=foreign_kv_heads,
         query_sequences=tuple(of_query.tolist()),
         query_positions=tuple((rows - starts_q[of_query] + np.array(call.prefixes)[of_query]).tolist()),
         key_sequences=tuple(of_key.tolist()),

@@ -28,7 +28,7 @@ _SMALLEST = 1e-12
 
 @dataclass(frozen=True)
 class WeightReading:
-    """What a kernel does with the values of a call.
+    """A kernel's weights of the values of a call, as they were read.
 
     Attributes:
         call: the call.
@@ -59,7 +59,7 @@ class WeightReading:
 
     @cached_property
     def visible(self) -> Flags:
-        """Which keys a query should see, bool [rows, total_k]."""
+        """The keys that a query should see, bool [rows, total_k]."""
         return visible(self.call, self.rows)
 
 
@@ -76,7 +76,7 @@ def scores_of(call: AttentionCall, rows: NDArray[np.int64]) -> Numbers:
 
 
 def visible(call: AttentionCall, rows: NDArray[np.int64]) -> Flags:
-    """Which packed keys a query should see, bool [rows, total_k]."""
+    """Return which packed keys a query should see, bool [rows, total_k]."""
     found = np.zeros((len(rows), call.k.shape[0]), bool)
     for rows_q, rows_k in own_keys(call):
         here = np.flatnonzero((rows >= rows_q.start) & (rows < rows_q.stop))

@@ -124,7 +124,7 @@ class Address:
 
     @property
     def cost(self) -> float:
-        """How far-fetched it is."""
+        """Strangeness: how far-fetched it is."""
         return sum(one.cost for one in (self.start, self.index) if one is not None)
 
     @property
@@ -158,7 +158,7 @@ class _Row:
     sorted: bool
 
     def given(self, indices: Ints) -> Flags:
-        """Which of these rows of all keys, int64 [candidates, keys], were read, bool [candidates]."""
+        """Return which of these rows of all keys, int64 [candidates, keys], were read, bool [candidates]."""
         if self.sorted:
             found: Flags = (np.sort(indices, 1) == self.read).all(1)
             return found
@@ -267,7 +267,7 @@ def _row(one: Explained, place: int, fit: Fit) -> _Row | None:
 
 
 def _times(factors: np.ndarray[tuple[int], np.dtype[np.float64]], keys: int) -> Ints | None:
-    """How often each packed row is counted, if they are `keys` in all: factors are known up to a common one."""
+    """Return how often each packed row is counted, if they are `keys` in all: factors are known up to a common one."""
     if not np.isfinite(factors).all() or (factors < 0).any() or factors.sum() <= 0 or keys < 1:
         return None
     times = factors * (keys / factors.sum())

@@ -71,7 +71,7 @@ class Asker:
 
     @property
     def wrong(self) -> bool:
-        """Whether anything was seen to be wrong."""
+        """True if anything was seen to be wrong."""
         return any(sample.bad.any() for sample in self.samples)
 
     def ask_compared(self) -> None:
@@ -145,13 +145,13 @@ class Asker:
 
     @staticmethod
     def _as_causal(sample: Sample) -> bool:
-        """Whether the answer is that of the same call with a causal mask."""
+        """Return True if the answer is that of the same call with a causal mask."""
         one = sample.queries
         causal = Queries(one.call.with_spec(mask=Mask(causal=True)), one.rows, one.number, one.nth)
         return bool(sample.agrees(causal.right).all())
 
     def _ignores_causal(self, plans: Sequence[CallPlan]) -> bool:
-        """Whether the kernel gives one answer, and not zeros, to calls that differ in their mask only."""
+        """Return True if the kernel gives one answer, and not zeros, to calls that differ in their mask only."""
         for plan in plans:
             call = plan.make(self.prober.device)
             masked = self.prober(call)

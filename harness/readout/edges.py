@@ -105,7 +105,7 @@ class Sum:
 
     @property
     def cost(self) -> float:
-        """How far-fetched it is."""
+        """Strangeness: how far-fetched it is."""
         own = sum(0.4 + amount.cost + 0.3 * (sign < 0) for sign, amount in self.amounts) + strangeness(self.plus)
         return own + (0.8 + strangeness(self.after)) * bool(self.rounding)
 
@@ -140,7 +140,7 @@ class Blocks:
 
     @property
     def cost(self) -> float:
-        """How far-fetched it is."""
+        """Strangeness: how far-fetched it is."""
         return self.of_sum.cost + 0.3
 
     @property
@@ -160,7 +160,7 @@ _SIZES = (8, 16, 32, 64, 128, 256)
 
 @dataclass(frozen=True)
 class Search:
-    """What is searched: sums of one or two of some amounts, and roundings of sums of a few plain ones.
+    """A search: sums of one or two of some amounts, and roundings of sums of a few plain ones.
 
     Attributes:
         amounts: of sums.

@@ -94,7 +94,7 @@ class Merged(Effect):
         return queries.attended(queries.own_scores + self.offsets(queries))
 
     def offsets(self, queries: Queries) -> Numbers:
-        """What is added to each score, [rows, heads, total_k]."""
+        """Return what is added to each score, [rows, heads, total_k]."""
         label, cached = self._parts(queries)
         found = np.zeros_like(queries.own_scores)
         logits = np.where(queries.visible[:, None], queries.own_scores, -np.inf)
@@ -117,7 +117,7 @@ class Merged(Effect):
         return of * (part.max() + 1) + part, cached
 
     def _offset(self, logits: Numbers) -> Numbers:
-        """What is added to the scores of a part, [rows, heads, keys] -> [rows, heads]; 0 for parts that are not seen."""
+        """Return what is added to the scores of a part, [rows, heads, keys] -> [rows, heads]; 0 for parts that are not seen."""
         top = logits.max(-1)
         safe = np.where(np.isfinite(top), top, 0.0)
         with np.errstate(divide="ignore", invalid="ignore"):

@@ -280,7 +280,7 @@ def _within(term: Term, gap: tuple[int, int, CallPlan]) -> tuple[Literal, ...]:
 
 
 def _is_plain(term: Term) -> bool:
-    """Whether a term is a feature of which a call with any value can be made."""
+    """Return True if a term is a feature of which a call with any value can be made."""
     return term.name in _ASKED and not term.minus and term.block == 1
 
 

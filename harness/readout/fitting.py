@@ -108,7 +108,7 @@ class Fitter(Asker):
             yield sample.agrees(out), sample.differs(out)
 
     def clauses(self, effect: Effect, open_: Sequence[Flags]) -> tuple[int, list[Clause]]:
-        """How many wrong rows an effect explains, and its clauses, cheapest first; no clause if none keeps right rows right."""
+        """Count the wrong rows that an effect explains, and list its clauses, cheapest first: those that keep right rows right."""
         tables, flags, hits, strange = [], [], 0, 0
         calls: list[tuple[int, int]] = []
         for sample, (agrees, changes), left in zip(self.samples, self.judged(effect, self.samples), open_, strict=True):
@@ -262,7 +262,7 @@ class Fitter(Asker):
         return sample.agrees(operator.outputs(sample.queries))
 
     def tally(self, operator: Operator, samples: Sequence[Sample]) -> Agreement:
-        """How an operator does."""
+        """Compare an operator with samples."""
         flags = [(sample.bad, self.agreed(operator, sample)) for sample in samples]
         return Agreement(
             sum(int(bad.sum()) for bad, _ in flags), sum(int((bad & agrees).sum()) for bad, agrees in flags),
@@ -271,7 +271,7 @@ class Fitter(Asker):
 
 
 def _by_chance(condition: Condition, wrong: int, calls: int) -> bool:
-    """Whether a condition may tell wrong calls from right ones by chance: it is far-fetched, and the calls could be told apart by
+    """Return True if a condition may tell calls apart by chance: it is far-fetched, and they could be told apart by
     as few bits as it has."""
     if wrong == 1:
         return bool(condition.literals)

@@ -40,7 +40,7 @@ output, and exp(0) = 1 to the denominator."""
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How exact a reading is. The defaults are for float32.
+    """The exactness of a reading. The defaults are for float32.
 
     Read off right float32 kernels (PyTorch's, and blockwise and split ones) on all of `fixed_plans`, weights miss the right ones by
     at most 5e-7 of their sum, and log weights by at most 2e-6: float32 rounds by 6e-8, and scores are of size 1 to 10. The defaults
@@ -85,7 +85,7 @@ class Fit:
 
 
 class CallContext:
-    """What all rows of a call have in common: the scores and right weights of every query, read or not.
+    """The context that all rows of a call share: the scores and right weights of every query, read or not.
 
     Args:
         reading: of some queries of the call.
@@ -143,11 +143,11 @@ class Row:
         self.keys = next(k for q, k in context.own_keys if q.start <= self.row < q.stop)
 
     def near(self, weights: Numbers) -> bool:
-        """Whether these are the weights that were read, up to the tolerance."""
+        """Return True if these are the weights that were read, up to the tolerance."""
         return bool(np.abs(self.weights - weights).sum() <= self.tolerance.weight * max(1.0, np.abs(weights).sum()))
 
     def reads_also(self, kv: int) -> bool:
-        """Whether kv heads besides this one have weight."""
+        """Return True if kv heads besides this one have weight."""
         return float(np.abs(self.weights).sum() - np.abs(self.weights[kv]).sum()) > self.tolerance.weight
 
     def own_logs(self, least: int) -> tuple[Flags, Numbers] | None:
@@ -224,7 +224,7 @@ def _multiplied(row: Row, kv: int) -> Fit | None:
 
 
 def _factors(gaps: Numbers, should: Flags, tolerance: float) -> list[tuple[float, Numbers]]:
-    """What log weights minus scores say: that of a factor of 1, and the factor of each key; empty if they are too many.
+    """Return what log weights minus scores say: that of a factor of 1, and the factor of each key; empty if they are too many.
 
     Args:
         gaps: of the keys with weight.
@@ -478,5 +478,5 @@ def fits(row: Row) -> list[Fit]:
 
 
 def _plain(fit: Fit) -> bool:
-    """Whether keys are seen not at all, once or twice, and nothing else."""
+    """Return True if keys are seen not at all, once or twice, and nothing else."""
     return fit.form == "keys" and fit.keys is not None and bool(np.isin(fit.keys, (0.0, 1.0, 2.0)).all())

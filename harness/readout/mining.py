@@ -106,7 +106,7 @@ class Literal:
 
     @property
     def cost(self) -> float:
-        """How far-fetched it is."""
+        """Strangeness: how far-fetched it is."""
         return self.term.cost + {"==": 0.0, ">=": 0.1, "<": 0.1, "!=": 0.6}[self.op] + strangeness(self.value)
 
 
@@ -131,12 +131,12 @@ class Condition:
 
     @property
     def cost(self) -> float:
-        """How far-fetched it is."""
+        """Strangeness: how far-fetched it is."""
         return sum(1.0 + literal.cost for literal in self.literals) + 1.5 * self.negated
 
     @property
     def always(self) -> bool:
-        """Whether it holds for every example."""
+        """True if it holds for every example."""
         return not self.literals and not self.negated
 
 
@@ -219,7 +219,7 @@ def _between(first: int, last: int) -> list[int]:
 
 
 def strangeness(value: int) -> float:
-    """How far-fetched a constant is: little for 0, 1, powers of two and their neighbours; of others, least for small round ones.
+    """Rate how far-fetched a constant is: least 0, 1, powers of two and their neighbours; of others, small round ones.
 
     Differences only decide between rivals, so that only their order matters.
     """
@@ -303,7 +303,7 @@ class Value:
 
     @property
     def cost(self) -> float:
-        """How far-fetched it is."""
+        """Strangeness: how far-fetched it is."""
         return (0.0 if self.term is None else 0.5 + self.term.cost) + strangeness(self.plus)
 
 

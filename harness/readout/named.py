@@ -58,7 +58,7 @@ def name_of(operator: Operator, samples: Sequence[Sample]) -> Bug | None:
 
 
 def said(read: ReadOut) -> str:
-    """What a read-out says, with the share of the wrong outputs if it does not give them all; empty if it says nothing."""
+    """Return what a read-out says, with the share of the wrong outputs if it does not give them all; empty if it says nothing."""
     if not read.sentence or read.share < _SAID or read.fresh.explained < _CONFIRMED:
         return ""
     if read.all.false > _SPOILT * read.all.explained:
@@ -71,7 +71,7 @@ def said(read: ReadOut) -> str:
 
 
 def _effort(read: ReadOut) -> str:
-    """What a read-out took: "212 calls and 2.1 s"."""
+    """Return what a read-out took: "212 calls and 2.1 s"."""
     spent = "" if read.complete else ", which was all of its budget"
     return f"{read.calls:,} calls and {read.seconds:.1f} s{spent}"
 
@@ -106,7 +106,7 @@ def with_operator(findings: Sequence[Finding], read: ReadOut) -> list[Finding]:
 
 
 def _evidence(read: ReadOut) -> list[str]:
-    """What a read-out rests on, or why it says nothing."""
+    """Return what a read-out rests on, or why it says nothing."""
     if read.passive and not said(read):
         searched = f"{read.calls:,} recorded calls were searched in {read.seconds:.1f} s"
         found = (
@@ -179,7 +179,7 @@ def _read_name(read: ReadOut) -> dict[str, object]:
 
 
 def _title(text: str) -> str:
-    """What was read, as the title of a finding without a name of its own."""
+    """Return what was read, as the title of a finding without a name of its own."""
     return one_line(text, OPERATOR_SHOWN)
 
 
@@ -224,7 +224,7 @@ def _wrong(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def _outputs(one: Bug, sample: Sample) -> Numbers:
-    """What a kernel with this bug gives, float64 [rows, heads, head_dim_v]; of a scaled one, the nearest multiple."""
+    """Return what a kernel with this bug gives, float64 [rows, heads, head_dim_v]; of a scaled one, the nearest multiple."""
     right = sample.queries.right
     if one.id not in _GAINS:
         return KnownBug(one.id, one.about, one.compute).outputs(sample.queries)
@@ -236,7 +236,7 @@ def _outputs(one: Bug, sample: Sample) -> Numbers:
 
 
 def _gives(one: Bug, sample: Sample) -> Flags:
-    """Which of a sample's answers a hypothesis gives, bool [rows * heads]; what it leaves undefined may be zero."""
+    """Return which of a sample's answers a hypothesis gives, bool [rows * heads]; what it leaves undefined may be zero."""
     out = _outputs(one, sample)
     return sample.agrees(out) | sample.agrees(np.where(np.isnan(out), 0.0, out))
 

@@ -16,7 +16,7 @@ from assay.harness.readout.queries import Queries
 
 
 class Effect(ABC):
-    """What becomes of the output of a query. Whether it shows on a query is the clause's business.
+    """A change of the output of a query. The clause decides on which queries it shows.
 
     Attributes:
         cost: how far-fetched it is. Costs only rank effects that explain the same: 1 is a plain bug, 3 is one of a kind.
@@ -43,13 +43,13 @@ class Clause:
 
     @property
     def cost(self) -> float:
-        """How far-fetched it is."""
+        """Strangeness: how far-fetched it is."""
         return self.effect.cost + self.condition.cost
 
 
 @dataclass(frozen=True)
 class Operator:
-    """What a kernel computes: attention, changed by each clause where it shows; the first one that shows counts."""
+    """The function that a kernel computes: attention, changed by each clause where it shows; the first one that shows counts."""
 
     clauses: tuple[Clause, ...] = ()
 

@@ -66,7 +66,7 @@ class Solved:
         return np.isfinite(self.reading.off)
 
     def tolerance(self, row: int, head: int) -> Tolerance:
-        """How exact the weights of a query and head are."""
+        """Return how exact the weights of a query and head are."""
         return tolerance_of(float(self.errors[row, head]), float(self.total[row, head]))
 
     def shown(self, head: int) -> WeightReading | None:
@@ -261,7 +261,7 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Passive:
-    """What was read from recorded calls.
+    """A reading of recorded calls.
 
     Attributes:
         read: the read-out: `calls` counts the recorded calls that were looked at, and `fresh` speaks of those that it was not mined
@@ -399,7 +399,7 @@ class _Search:
         return max(least, float(np.quantile(right, 0.8))) if len(right) else least
 
     def _contradicts(self, sample: Sample) -> bool:
-        """Whether an output of a sample is not the one that the operator gives."""
+        """Return True if an output of a sample is not the one that the operator gives."""
         found = not self.finder.agreed(self.operator, sample).all()
         queries = sample.queries
         sample.queries = Queries(queries.call, queries.rows)  # without what it has computed: there may be many

@@ -186,7 +186,7 @@ _DIMS = (32, 80, 96)
 
 
 def plan_of(call: AttentionCall, data: str = "normal") -> CallPlan:
-    """How a call would be made that is as large."""
+    """Return the plan of a call that is as large."""
     lens = tuple((new, prefix) for new, prefix in zip(call.lens_q, call.prefixes, strict=True))
     heads = (call.q.shape[1], call.k.shape[1])
     return CallPlan(
@@ -342,7 +342,7 @@ class Prober:
             self.until += seconds
 
     def _may_ask(self, call: AttentionCall) -> bool:
-        """Whether the kernel computes such calls, as far as it is known or declared."""
+        """Return True if the kernel computes such calls, as far as it is known or declared."""
         declared, dims = declaration(self.kernel), (call.q.shape[2], call.v.shape[2])
         if call.phase not in declared.phases or declared.excludes(call):
             return False
@@ -371,5 +371,5 @@ class Prober:
 
 
 def same(a: Tensor, b: Tensor) -> bool:
-    """Whether both hold the same values; NaN equals NaN."""
+    """Return True if both hold the same values; NaN equals NaN."""
     return bool(((a == b) | ((a != a) & (b != b))).all())

@@ -78,7 +78,7 @@ class ReadOut:
 
     @property
     def exact(self) -> bool:
-        """Whether the operator gives every output that was seen, right and wrong."""
+        """True if the operator gives every output that was seen, right and wrong."""
         return self.all.exact and not self.unsure
 
 
@@ -163,7 +163,7 @@ def _finder(prober: Prober, data: str, seed: int, compared: Sequence[Compared]) 
 
 
 def _exactness(samples: Sequence[Sample], base: float, data: str, device: str) -> Exactness:
-    """What counts as wrong: clearly more than rounding explains, or than twelve times the spread of the kernel's better queries."""
+    """Return the error that counts as wrong: more than rounding, or twelve times the spread of the better queries, explains."""
     errors = np.concatenate([sample.errors for sample in samples])
     spread = 12 * float(np.quantile(np.nan_to_num(errors, posinf=1e9), 0.2))
     noisy = device != "cpu" or data == "levels"

@@ -42,7 +42,7 @@ def every(readings: Sequence[Explained], *forms: str) -> list[tuple[Explained, i
 
 
 def near(a: float, b: float, by: float = 2e-3) -> bool:
-    """Whether two numbers are the same, up to what a reading is off by."""
+    """Return True if two numbers are the same, up to what a reading is off by."""
     return math.isclose(a, b, rel_tol=by, abs_tol=1e-9)
 
 
@@ -72,7 +72,7 @@ _NEARER = 0.3
 
 @dataclass(frozen=True)
 class Exactness:
-    """What counts as wrong, and how exact readings are.
+    """The error that counts as wrong, and the exactness of readings.
 
     Attributes:
         error: relative error of a query from which on it is wrong.
@@ -132,7 +132,7 @@ class Sample:
 
 
 def close(a: Numbers, b: Numbers, size: Numbers, tolerance: float) -> Flags:
-    """Whether two outputs agree, by query and head, bool [rows * heads]. NaN agrees with NaN."""
+    """Return True if two outputs agree, by query and head, bool [rows * heads]. NaN agrees with NaN."""
     found: Flags = (_gaps(a, b) <= tolerance * size).ravel()
     return found
 
@@ -148,7 +148,7 @@ def _gaps(a: Numbers, b: Numbers) -> Numbers:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How an operator does on samples.
+    """The agreement of an operator with samples.
 
     Attributes:
         wrong: queries and heads on which the kernel is wrong.
@@ -167,5 +167,5 @@ class Agreement:
 
     @property
     def exact(self) -> bool:
-        """Whether the operator gives every answer."""
+        """True if the operator gives every answer."""
         return self.explained == self.wrong and not self.false

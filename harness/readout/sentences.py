@@ -43,7 +43,7 @@ def where(operator: Operator) -> str | None:
 
 
 def _text_and_place(clause: Clause) -> tuple[str, str]:
-    """What a clause does, and where."""
+    """Return what a clause does, and where."""
     mask = _mask(clause)
     if mask:
         text, conditions = mask, [_without_causal(clause.condition)]
@@ -149,7 +149,7 @@ def _moved(effect: Moved) -> str:
 
 
 def _split(condition: Condition, universe: str = "seen") -> tuple[Keys | None, list[Condition]]:
-    """What a condition says of keys, None if nothing, and what it says of queries alone."""
+    """Return what a condition says of keys, None if nothing, and what it says of queries alone."""
     own = [literal for literal in condition.literals if of_keys(literal)]
     rest = tuple(literal for literal in condition.literals if not of_keys(literal))
     if condition.negated and own:
@@ -299,7 +299,7 @@ def _without_causal(condition: Condition) -> Condition:
 
 
 def _is(a: Literal, b: Literal) -> bool:
-    """Whether literals say the same, whatever they cost."""
+    """Return True if literals say the same, whatever they cost."""
     return (a.term.name, a.term.minus, a.op, a.value) == (b.term.name, b.term.minus, b.op, b.value)
 
 

@@ -87,7 +87,7 @@ TILES = (1, 8, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 256)
 
 @dataclass(frozen=True)
 class OnlineSoftmax(Effect):
-    """What was summed over earlier tiles of keys is rescaled wrongly where a later tile raises the running maximum.
+    """An online softmax in which earlier tiles of keys are rescaled wrongly where a later tile raises the running maximum.
 
     Attributes:
         tile: keys of a tile.

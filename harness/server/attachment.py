@@ -46,7 +46,7 @@ class ControlReader:
 
 
 class Attachment:
-    """What is attached in one process. There is one, even where prefill and decode have different backends.
+    """The attachments of one process. There is one, even where prefill and decode have different backends.
 
     Args:
         folder: the server's folder (``ASSAY_EVIDENCE``), which holds the control.

@@ -21,7 +21,7 @@ Boundary = Literal["attention"]
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """What all layers of a forward pass share.
+    """The facts that all layers of a forward pass share.
 
     Attributes:
         number: unique in the process.

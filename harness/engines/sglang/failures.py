@@ -6,6 +6,8 @@ it, and the main process ends all of them with SIGKILL. So neither the end of th
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -23,6 +25,7 @@ from assay.harness.engines.sglang.known_causes import (
 )  # fmt: skip
 from assay.harness.errors import EngineError
 from assay.harness.text import how_ended, one_line
+from assay.harness.tracebacks import CHAINED, HEADER, Frame, Traceback, Tracebacks
 
 _LINE_LIMIT = 300
 """Characters of the line that names the cause; PyTorch's out-of-memory message goes on for three times as many."""
@@ -55,18 +58,13 @@ _DEATH = re.compile(
     r"Subprocess (\w+?)(?:_\d+)? \(pid=\d+\) crashed with exit code (-?\d+)"
     r"|Rank \d+ (scheduler) died during initialization \(exit code: (-?\d+)\)"
 )
-_TRACEBACK = "Traceback (most recent call last)"
 _OF_A_SERVER = "hit an exception"
 """How SGLang's processes log the exception that ends them; others were survived, or ended a process with status 1."""
-_IN_KERNEL = re.compile(r'\s+File "[^"]*", line \d+, in run_kernel$')
-_FRAME = re.compile(r'\s+File "([^"]+)", line (\d+), in (\S+)')
-_EXCEPTION = re.compile(r"(?!(?:INFO|WARNING|ERROR|DEBUG|CRITICAL|FATAL)\b)[A-Za-z_][\w.]*(?::\s|:?$)")
 # How other processes, and SGLang's main process, fail because of the one that failed first.
 _CONSEQUENCE = re.compile(
     r"(?:EOFError|BrokenPipeError|ConnectionResetError|ConnectionRefusedError|KeyboardInterrupt|SystemExit|asyncio\S*CancelledError)\b"
     r"|.*(?:scheduler died during initialization|Initialization failed\. Please see|child (?:process )?failed)"
 )
-_CHAINED = re.compile(r"The above exception was the direct cause|During handling of the above exception")
 _STARTS_AN_ENTRY = re.compile(r"\[\d{4}-\d\d-\d\d|\d{4}-\d\d-\d\d |INFO:|WARNING:|ERROR:|\[rank\d|\[W\d|\[E\d")
 _FATAL = re.compile(
     r"\berror:|\bfatal\b|terminate called|what\(\):|segmentation fault|core dumped|\bkilled\b|\baborted\b|out of memory",
@@ -112,14 +110,14 @@ def read(log: str, situation: Situation = ANYWHERE) -> Told:
         situation = replace(situation, share=float(share[1]))
     chain = _last_chain(lines)
     died = _death(lines, situation)
-    where = next((one.kernel for one in chain if one.kernel), "")
-    survivable = not any(one.final for one in chain)
+    where = next((raised.kernel for raised in chain if raised.kernel), "")
+    survivable = not any(raised.final for raised in chain)
     # A process that an exception ended has status 1; one that a signal ended, or exit, had survived those that it logged.
     if chain and (died is None or died.cause == "" or not survivable):
-        for one in chain:
+        for raised in chain:
             for cause in CAUSES:
-                if match := cause.pattern.search(one.text):
-                    return Told(_headline(one.text, where), cause.id, remedy(cause, match, situation), survivable)
+                if match := cause.pattern.search(raised.text):
+                    return Told(_headline(raised.text, where), cause.id, remedy(cause, match, situation), survivable)
     for line in lines:
         for cause in CAUSES:
             if cause.anywhere and not _SETTINGS.match(line) and (match := cause.pattern.search(line)):
@@ -202,21 +200,17 @@ def _death(lines: list[str], situation: Situation) -> Told | None:
 
 def _fault_place(lines: list[str]) -> str:
     """Return where Python was when it crashed: the innermost frame that is not of a library, else the innermost."""
-    frames: list[re.Match[str]] = []
     start = next((n for n, line in enumerate(lines) if line.startswith("Current thread")), len(lines))
-    for line in lines[start + 1 :]:
-        if not (match := _FAULT_FRAME.match(line)):
-            break
-        frames.append(match)
+    frames = [match for match in itertools.takewhile(bool, map(_FAULT_FRAME.match, lines[start + 1 :])) if match]
     if not frames:
         return ""
-    frame = next((one for one in frames if not _NOT_OURS.search(one[1])), frames[0])
+    frame = next((match for match in frames if not _NOT_OURS.search(match[1])), frames[0])
     return f" in {frame[3]} ({frame[1].rpartition('/')[2]}, line {frame[2]})"
 
 
 def _last_words(lines: list[str]) -> str:
     """Return what a process printed before it ended outside of its log's entries."""
-    before = next((n for n, line in enumerate(lines) if _TRACEBACK in line and "hit an" not in line), len(lines))
+    before = next((n for n, line in enumerate(lines) if HEADER in line and "hit an" not in line), len(lines))
     words = next((line for line in reversed(lines[:before]) if line.strip() and not _ANSWERED.search(line)), "")
     return "" if not words or _NO_LAST_WORDS.match(words) else f', after it wrote "{one_line(words, 160)}"'
 
@@ -233,40 +227,38 @@ def _last_chain(lines: list[str]) -> list[_Raised]:
         else:
             chains.append([raised])
     failed = [chain for chain in chains if not _CONSEQUENCE.match(chain[-1].text)]
-    final = [chain for chain in failed if any(one.final for one in chain)]
+    final = [chain for chain in failed if any(raised.final for raised in chain)]
     return next(iter((final or failed)[-1:]), [])[::-1]
 
 
 def _exceptions(lines: list[str]) -> Iterator[_Raised]:
     """Yield each traceback's exception. One without a message gets the source line that raised it."""
+    tracebacks: list[Traceback] = []
+    reader = Tracebacks(tracebacks.append, patience=math.inf)
     for number, line in enumerate(lines):
-        if _TRACEBACK not in line:
-            continue
-        at = next((n for n in range(number + 1, len(lines)) if _EXCEPTION.match(lines[n])), None)
-        if at is None:
-            continue
-        said = [lines[at]]
+        reader.line(number, line)
+    for trace in (trace for trace in tracebacks if trace.exception):
+        at = trace.exception_line
+        said = [trace.exception]
         for more in lines[at + 1 : at + _MESSAGE_LINES]:
-            if _TRACEBACK in more or _STARTS_AN_ENTRY.match(more) or _CHAINED.match(more):
+            if HEADER in more or _STARTS_AN_ENTRY.match(more) or CHAINED.match(more):
                 break
             said.append(more)
-        if ":" not in lines[at] and not "".join(said[1:]).strip():
-            source = next((one.strip() for one in reversed(lines[number:at]) if one.strip(" ~^")), "")
-            said = [f"{lines[at]}: {source}"]
-        before = lines[max(number - 3, 0) : number]
+        if ":" not in trace.exception and not "".join(said[1:]).strip():
+            source = next((line.strip() for line in reversed(lines[trace.first : at]) if line.strip(" ~^")), "")
+            said = [f"{trace.exception}: {source}"]
+        before = lines[max(trace.first - 3, 0) : trace.first]
         yield _Raised(
-            "\n".join(said), any(map(_CHAINED.match, before)), _OF_A_SERVER in line, _in_kernel(lines[number:at])
+            "\n".join(said), any(map(CHAINED.match, before)), _OF_A_SERVER in trace.before, _in_kernel(trace.frames)
         )
 
 
-def _in_kernel(traceback: list[str]) -> str:
+def _in_kernel(frames: list[Frame]) -> str:
     """Return the innermost frame of a kernel that raised, outside of libraries if there is one; empty if no kernel was called."""
-    called = next((n for n, line in enumerate(traceback) if _IN_KERNEL.match(line)), None)
-    if called is None:
-        return ""
-    frames = [match for line in traceback[called + 1 :] if (match := _FRAME.match(line))]
-    own = [frame for frame in frames if not _NOT_OURS.search(frame[1])] or frames
-    return f"{own[-1][1].rpartition('/')[2]}, line {own[-1][2]}, in {own[-1][3]}" if own else ""
+    called = next((n for n, known in enumerate(frames) if known.name == "run_kernel"), len(frames))
+    inner = frames[called + 1 :]
+    own = [known for known in inner if not _NOT_OURS.search(known.file)] or inner
+    return f"{own[-1].file.rpartition('/')[2]}, line {own[-1].line}, in {own[-1].name}" if own else ""
 
 
 def _without_stamp(line: str) -> str:

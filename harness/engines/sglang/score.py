@@ -8,7 +8,6 @@ come from the cache; ``meta_info.cached_tokens`` is the part that did.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from pydantic import AliasChoices, BaseModel, Field, ValidationError
 from assay.harness.engines.base import ChatRequest, Reply, Scorer
 from assay.harness.engines.client import chat_body
 from assay.harness.engines.sglang.catalog import MIN_SGLANG
+from assay.harness.engines.wire import ChatChoice, Completion, Logprobs, number, problem
 from assay.harness.errors import EngineError
 from assay.harness.evidence.records import Token
 
@@ -63,22 +63,10 @@ class Score:
     at: Floats
 
 
-class _Text(BaseModel):
-    token: str
-
-
-class _Logprobs(BaseModel):
-    content: list[_Text]
-
-
-class _Choice(BaseModel):
+class _TokenIds(ChatChoice):
     prompt_token_ids: list[int] = Field(min_length=1)
     response_token_ids: list[int] = Field(validation_alias=AliasChoices("response_token_ids", "token_ids"))  # 0.5.17
-    logprobs: _Logprobs
-
-
-class _Completion(BaseModel):
-    choices: list[_Choice] = Field(min_length=1)
+    logprobs: Logprobs
 
 
 class _Meta(BaseModel):
@@ -106,8 +94,8 @@ class _Written(BaseModel):
         tokens = tuple(
             Token(
                 text=str(id_),
-                logprob=_number(logprob),
-                top=tuple((str(other), _number(p)) for p, other, _ in top or ()),
+                logprob=number(logprob),
+                top=tuple((str(other), number(p)) for p, other, _ in top or ()),
             )
             for (logprob, id_, _), top in zip(self.output_token_logprobs, self.output_top_logprobs, strict=True)
         )
@@ -137,10 +125,10 @@ def generate(server: Scorer, prompt: str, max_tokens: int) -> Generation:
     body = {**chat_body(ChatRequest(prompt, max_tokens)), "logprobs": True, "return_token_ids": True}
     reply = server.send(path, body)
     try:
-        choice = _Completion.model_validate(reply).choices[0]
+        choice = Completion[_TokenIds].model_validate(reply).choices[0]
     except ValidationError as error:
-        raise _bad(server, path, _first(error), "a chat completion with token ids") from None
-    texts = tuple(entry.token for entry in choice.logprobs.content)
+        raise _bad(server, path, problem(error), "a chat completion with token ids") from None
+    texts = tuple(entry["token"] for entry in choice.logprobs.content)
     if len(texts) != len(choice.response_token_ids):
         found = f"{len(choice.response_token_ids)} token ids and {len(texts)} texts"
         raise _bad(server, path, found, "one text for each token id")
@@ -178,11 +166,11 @@ def generate_all(
     try:
         found = [_Answered.model_validate(reply).meta_info for reply in replies]
     except (TypeError, ValidationError) as error:
-        words = _first(error) if isinstance(error, ValidationError) else str(replies)[:300]
+        words = problem(error) if isinstance(error, ValidationError) else str(replies)[:300]
         raise _bad(server, path, words, "generated tokens with log-probabilities") from None
-    if [one.prompt_tokens for one in found] != [len(ids) for ids in prompts]:
+    if [answer.prompt_tokens for answer in found] != [len(ids) for ids in prompts]:
         raise _bad(server, path, f"{len(found)} answers", f"one to each of {len(prompts)} prompts")
-    return [one.reply(seconds) for one in found]
+    return [answer.reply(seconds) for answer in found]
 
 
 def score(server: Scorer, ids: Sequence[int], start: int, top_k: int, at: Sequence[int] = ()) -> Score:
@@ -216,7 +204,7 @@ def score(server: Scorer, ids: Sequence[int], start: int, top_k: int, at: Sequen
     try:
         meta = _Generated.model_validate(reply).meta_info
     except ValidationError as error:
-        raise _bad(server, path, _first(error), "log-probabilities of the prompt") from None
+        raise _bad(server, path, problem(error), "log-probabilities of the prompt") from None
     _check_ids(server, meta, ids, start)
     # The first entry is the first computed token, which no position predicts.
     own, top = meta.input_token_logprobs[1:], meta.input_top_logprobs[1:]
@@ -246,17 +234,8 @@ def _check_ids(server: Scorer, meta: _Meta, ids: Sequence[int], start: int) -> N
 
 def _values(rows: Sequence[Sequence[_Entry] | None]) -> Floats:
     """Convert to an array, NaN for null: SGLang's JSON has null for every number that is not finite."""
-    numbers = [[_number(entry[0]) for entry in row or ()] for row in rows]
+    numbers = [[number(entry[0]) for entry in row or ()] for row in rows]
     return np.array(numbers, dtype=np.float32).reshape(len(rows), -1)
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value
-
-
-def _first(error: ValidationError) -> str:
-    first = error.errors()[0]
-    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
 def _bad(server: Scorer, path: str, found: str, expected: str) -> EngineError:

@@ -2,20 +2,46 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from assay.harness.ingest.any_log.figures import Figure, Tables, figures
-from assay.harness.ingest.any_log.log_faults import TITLES, Traceback, Tracebacks, fault, message
+from assay.harness.ingest.any_log.figures import LONGEST, Figure, Tables, figures
 from assay.harness.ingest.guessing import below_guessing
 from assay.harness.ingest.result import CitedFinding, Excerpt, Fact, FactTable, FileDocument, FileRead, Statement
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.text import one_line
+from assay.harness.tracebacks import Traceback, Tracebacks
 
 KEPT = 10_000
 """Different figures, faults and tracebacks that are kept; what lies beyond is counted as read only."""
 _SHOWN = 50
 """Most rows of a table and most facts of one kind."""
+_TITLES = {
+    "cuda-error": "CUDA error",
+    "out-of-memory": "Out of memory",
+    "nccl-error": "NCCL error",
+    "crash": "Crash",
+    "not-a-number": "NaN or infinity",
+    "error": "Error",
+}
+"""Faults by id, the most telling first: a line counts as the first that it is."""
+_FAULTS = (
+    ("out-of-memory", r"out of memory|outofmemory|oom[- ]kill|cannot allocate memory|std::bad_alloc|cuda_error_out_of_memory"),
+    ("cuda-error", r"cuda (?:runtime |driver )?error|cuda_error_|cublas_status_(?!success)|cudnn_status_(?!success)"
+                   r"|device-side assert|illegal memory access|unspecified launch failure|hip error"),
+    ("nccl-error", r"nccl ?error|nccl warn|nccl(?:internal|system|unhandled\w{0,10}|remote)error|nccl.{0,60}timed? ?out"),
+    ("crash", r"segmentation fault|core dumped|bus error|\bsig(?:segv|abrt|bus|ill)\b|fatal python error|terminate called"
+              r"|illegal instruction|ggml_assert|assert(?:ion)?.{0,120} failed|assertion failed"),
+    ("not-a-number", r"\b(?:nans?|infs?)\b.{0,40}\b(?:detected|found|logits?|logprobs?)\b"
+                     r"|\b(?:detected|found|contains?|has|have)\b.{0,20}\b(?:nans?|infs?)\b"),
+)  # fmt: skip
+_COMPILED = tuple((id, re.compile(pattern)) for id, pattern in _FAULTS)
+_LEVEL = re.compile(r"(?:ERROR|FATAL|CRITICAL)\b|\[E\] |error: |fatal: |E\d{4} \d\d:")
+_LEVEL_WITHIN = re.compile(r"[\[( |:](?:ERROR|FATAL|CRITICAL)[\]) |:]|\[E\] ")
+_PREFIX = 100
+"""Characters before a level: a time, a process, a file."""
+_DIGIT = re.compile(r"\d")
 
 
 @dataclass
@@ -91,7 +117,7 @@ class _Statements:
         self.stated: dict[str, _Stated] = {}
         self.faults: dict[str, _Fault] = {}
         self.tracebacks: list[Traceback] = []
-        self._tables, self._open = Tables(), Tracebacks()
+        self._tables, self._open = Tables(), Tracebacks(self._keep)
 
     @classmethod
     def of(cls, source: SourceFile) -> _Statements:
@@ -99,32 +125,27 @@ class _Statements:
         text = cls()
         for line in source.lines():
             text.line(line.number, line.text)
-        text._keep([text._open.cut_off()])
+        text._open.end()
         return text
 
     def line(self, number: int, text: str) -> bool:
         """Read a line; return True if it states anything."""
         self.lines += 1
-        within = list(self._open.line(number, text))
-        self._keep(within)
+        within = self._open.line(number, text[:LONGEST])
         row = self._tables.row(text)
         stated = list(figures(text) if row is None else row)
         for figure in stated:
             self._state(figure, number, text)
-        understood = (
-            bool(stated)
-            or row is not None
-            or any(traceback is None or traceback.last == number for traceback in within)
-        )
-        id = "" if understood or within else fault(text)
+        understood = within or bool(stated) or row is not None
+        id = "" if understood else fault(text)
         if id:
             self._report(id, number, text)
         self.read += understood or bool(id)
         return understood or bool(id)
 
-    def _keep(self, ended: Iterable[Traceback | None]) -> None:
-        room = KEPT - len(self.tracebacks)
-        self.tracebacks += [one for one in ended if one][:room]
+    def _keep(self, ended: Traceback) -> None:
+        if len(self.tracebacks) < KEPT:
+            self.tracebacks.append(ended)
 
     def _state(self, figure: Figure, number: int, text: str) -> None:
         if figure.name not in self.stated and len(self.stated) >= KEPT:
@@ -135,7 +156,7 @@ class _Statements:
         stated.last = number
 
     def _report(self, id: str, number: int, text: str) -> None:
-        key = message(text)
+        key = _message(text)
         if known := self.faults.get(key):
             known.count, known.last = known.count + 1, number
         elif len(self.faults) < KEPT:
@@ -144,12 +165,18 @@ class _Statements:
 
 def _facts(text: _Statements) -> Iterator[Fact]:
     for traceback in text.tracebacks[:_SHOWN]:
-        frame = f" ({traceback.frame})" if traceback.frame else ""
-        said = one_line(traceback.raised or "a traceback that does not end") + frame
+        said = one_line(traceback.exception or "a traceback that does not end") + _innermost(traceback)
         yield Fact(id="traceback", title="Traceback", text=said, cites=(_cite(traceback.first, traceback.last, said),))
     for known in list(text.faults.values())[:_SHOWN]:
         times = f"{known.count}×: " if known.count > 1 else ""
-        yield Fact(id=known.id, title=TITLES[known.id], text=times + known.text, cites=(known.cite,))
+        yield Fact(id=known.id, title=_TITLES[known.id], text=times + known.text, cites=(known.cite,))
+
+
+def _innermost(traceback: Traceback) -> str:
+    if not traceback.frames:
+        return ""
+    file, line, name = traceback.frames[-1]
+    return f" ({file}:{line}{name and ' in '}{name})"
 
 
 def _table(text: _Statements) -> FactTable:
@@ -165,12 +192,12 @@ def _table(text: _Statements) -> FactTable:
 
 
 def _findings(text: _Statements) -> Iterator[CitedFinding]:
-    for id, title in TITLES.items():
+    for id, title in _TITLES.items():
         cites = [known.cite for known in text.faults.values() if known.id == id]
         cites += [
-            _cite(traceback.first, traceback.last, traceback.raised)
+            _cite(traceback.first, traceback.last, traceback.exception)
             for traceback in text.tracebacks
-            if fault(traceback.raised) == id
+            if fault(traceback.exception) == id
         ]
         cites.sort(key=lambda cite: cite.first)
         if cites:
@@ -188,10 +215,10 @@ def _findings(text: _Statements) -> Iterator[CitedFinding]:
 def _of_tracebacks(tracebacks: Sequence[Traceback]) -> Iterator[CitedFinding]:
     if not tracebacks:
         return
-    last = next((traceback for traceback in reversed(tracebacks) if traceback.raised), tracebacks[-1])
+    last = next((traceback for traceback in reversed(tracebacks) if traceback.exception), tracebacks[-1])
     which = f"The last of {len(tracebacks):,} tracebacks" if len(tracebacks) > 1 else "The traceback"
-    ends = f"ends in: {one_line(last.raised)}" if last.raised else "does not end"
-    cites = tuple(_cite(one.first, one.last, one.raised) for one in tracebacks[:5])
+    ends = f"ends in: {one_line(last.exception)}" if last.exception else "does not end"
+    cites = tuple(_cite(traceback.first, traceback.last, traceback.exception) for traceback in tracebacks[:5])
     yield _finding("traceback", "Traceback", f"{which} {ends}", cites)
 
 
@@ -205,3 +232,18 @@ def _finding(id: str, title: str, diagnosis: str, cites: tuple[Excerpt, ...]) ->
 
 def _cite(first: int, last: int, text: str) -> Excerpt:
     return Excerpt(first=first, last=last, text=one_line(text))
+
+
+def fault(text: str) -> str:
+    """Return the id of the fault that a line reports; empty if it reports none."""
+    text = text[:LONGEST]
+    lower = text.lower()
+    for id, pattern in _COMPILED:
+        if pattern.search(lower):
+            return id
+    return "error" if _LEVEL.match(text) or _LEVEL_WITHIN.search(text, 0, _PREFIX) else ""
+
+
+def _message(text: str) -> str:
+    """Strip a line of its numbers: what two lines that report the same share."""
+    return _DIGIT.sub("0", text[:LONGEST])

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from assay.harness.tracebacks import Traceback
+
 KEPT = 10_000
 """Entries that a list of facts keeps; what lies beyond is counted only."""
 
@@ -134,18 +136,6 @@ class Group:
 
 
 @dataclass
-class LogTrace:
-    """A traceback: its lines, the functions it went through, and the exception."""
-
-    first: int
-    last: int
-    functions: tuple[str, ...]
-    exception: str
-    exception_line: int
-    test: int
-
-
-@dataclass
 class ProgressBar:
     """A progress bar: how far it came, of how many."""
 
@@ -194,7 +184,7 @@ class Log:
     servers: list[Server] = field(default_factory=list)
     metrics: list[LogMetric] = field(default_factory=list)
     groups: list[Group] = field(default_factory=list)
-    traces: list[LogTrace] = field(default_factory=list)
+    traces: list[tuple[Traceback, int]] = field(default_factory=list)
     bars: dict[tuple[int, str, int], ProgressBar] = field(default_factory=dict)
     blocks: list[BenchmarkTable] = field(default_factory=list)
     commands: list[CitedLines] = field(default_factory=list)

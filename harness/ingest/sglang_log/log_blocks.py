@@ -9,17 +9,9 @@ from __future__ import annotations
 import re
 from typing import Protocol
 
-from assay.harness.ingest.sglang_log.facts import KEPT, BenchmarkTable, CitedLines, Log, LogTrace
+from assay.harness.ingest.sglang_log.facts import KEPT, BenchmarkTable, CitedLines, Log
+from assay.harness.tracebacks import CHAINED, FRAME, HEADER, Frame, Traceback, Tracebacks
 
-_TRACEBACK = "Traceback (most recent call last):"
-_FILE = re.compile(r' *(?:\| +)?File "[^"]+", line \d+(?:, in (?P<name>\S.*))?')
-_EXCEPTION = re.compile(
-    r"[A-Za-z_][\w.]*(?:Error|Exception|Warning|Interrupt|Exit|Timeout|Failed|Refused|Iteration|Group)?(?:: .*)?"
-)
-_CHAINED = (
-    "During handling of the above exception, another exception occurred:",
-    "The above exception was the direct cause of the following exception:",
-)
 _WARNING = re.compile(r"\S+\.py:\d+: \w{0,60}(?:Warning|Deprecation)\w{0,60}: .*")
 _TITLE = re.compile(r"={3,} (?P<title>\S.*?) ={3,}")
 _COUNTS = re.compile(
@@ -35,7 +27,7 @@ _FAILURE = re.compile(
 )
 _FAILED = re.compile(r"_{3,} (?P<name>[^_ ].*?) _{3,}")
 _RAISED = re.compile(r"E {3,}(?P<what>\S.*)")
-_AT = re.compile(r"(?P<at>[\w./<>-]+:\d+): (?P<kind>[A-Za-z_]\w*)")
+_AT = re.compile(r"(?P<file>[\w./<>-]+):(?P<line>\d+): (?P<kind>[A-Za-z_]\w*)")
 _SUMMARY = re.compile(
     r"(?P<outcome>FAILED|PASSED|ERROR|SKIPPED|XFAIL|XPASS)(?: \[\d+\])? (?P<id>\S+::\S+|\S+\.py(?::\d+)?)(?: - (?P<why>.*)|:? .*)?"
 )
@@ -64,8 +56,8 @@ class LogBlocks:
         self._log, self._tests = log, tests
         self._section = ""
         self._table: BenchmarkTable | None = None
-        self._trace: LogTrace | None = None
-        self._source_due = False
+        self._tracebacks = Tracebacks(lambda trace: self._keep(trace, self._test), _PATIENCE)
+        self._test = -1
         self._warned = 0
         self._failed = -1
         self._raised: tuple[int, str] | None = None
@@ -77,9 +69,9 @@ class LogBlocks:
 
     def record(self, number: int, message: str) -> str:
         """Read a logged message that begins a block."""
-        if message.endswith(_TRACEBACK):
-            self._begin(number)
-            if message != _TRACEBACK:
+        if message.endswith(HEADER):
+            self._begin(number, message)
+            if message != HEADER:
                 where = self._log.notices.setdefault(("crash", message[:200]), CitedLines())
                 where.see(number, message)
             return "traceback"
@@ -90,12 +82,12 @@ class LogBlocks:
         start = text[:1]
         if start == "=":
             return self._title(number, text)
-        if start == "T" and text == _TRACEBACK:
-            self._begin(number)
+        if text == HEADER:
+            self._begin(number, text)
             return "traceback"
-        if start in " +|" and _FILE.fullmatch(text):
-            return self._frame(number, text)
-        if start in "DT" and text in _CHAINED:
+        if start in " +|" and (self._tracebacks.form(number, text) or FRAME.fullmatch(text)):
+            return "traceback"
+        if start in "DT" and CHAINED.fullmatch(text):
             return "traceback"
         if "Warning" in text or "Deprecat" in text:
             return self._warning(number, text) or self._sectioned(number, text)
@@ -107,18 +99,13 @@ class LogBlocks:
             return "python-warning"
         return ""
 
-    def _begin(self, number: int) -> None:
-        self.end()
-        self._trace = LogTrace(number, number, (), "", 0, self._tests.test)
+    def _begin(self, number: int, text: str) -> None:
+        self._tracebacks.form(number, text)
+        self._test = self._tests.test
 
-    def _frame(self, number: int, text: str) -> str:
-        if self._trace:
-            match = _FILE.fullmatch(text)
-            name = (match and match["name"]) or ""
-            self._trace.functions += (name,) if len(self._trace.functions) < 200 else ()
-            self._trace.last = number
-        self._source_due = True
-        return "traceback"
+    def _keep(self, trace: Traceback, test: int) -> None:
+        if len(self._log.traces) < KEPT:
+            self._log.traces.append((trace, test))
 
     def _title(self, number: int, text: str) -> str:
         title = _TITLE.fullmatch(text)
@@ -167,8 +154,8 @@ class LogBlocks:
             line, what = self._raised
             kind = place["kind"]
             said = what if what.startswith(kind) else f"{kind}: {what}"
-            if len(self._log.traces) < KEPT:
-                self._log.traces.append(LogTrace(line, number, (place["at"],), said, line, self._failed))
+            frames = [Frame(place["file"], int(place["line"]))]
+            self._keep(Traceback(line, number, "", frames, said, line), self._failed)
             self._raised = None
 
     def _index(self, name: str) -> int:
@@ -182,9 +169,9 @@ class LogBlocks:
         if not match:
             return ""
         index = self._log.ids.get(match["id"])
-        known = index is not None and any(trace.test == index for trace in self._log.traces)
-        if index is not None and match["why"] and not known and len(self._log.traces) < KEPT:
-            self._log.traces.append(LogTrace(number, number, (), match["why"], number, index))
+        known = index is not None and any(test == index for _, test in self._log.traces)
+        if index is not None and match["why"] and not known:
+            self._keep(Traceback(number, number, "", [], match["why"], number), index)
         if index is not None and not self._log.tests[index].outcome:
             self._log.tests[index].outcome, self._log.tests[index].outcome_line = match["outcome"].lower(), number
         return "pytest-detail"
@@ -200,18 +187,8 @@ class LogBlocks:
 
     def inside(self, number: int, text: str) -> str:
         """Read a line that is known only by the block that it is in. Returns its kind; empty if it is in none."""
-        trace = self._trace
-        if trace and number - trace.last <= _PATIENCE:
-            if self._source_due and text.startswith("    "):
-                self._source_due = bool(text.strip(" ^~"))
-                trace.last = number
-                return "traceback"
-            if text.startswith("  [Previous line repeated"):
-                return "traceback"
-            if trace.functions and _EXCEPTION.fullmatch(text):
-                trace.exception, trace.exception_line, trace.last = text, number, number
-                self.end()
-                return "traceback"
+        if self._tracebacks.inside(number, text):
+            return "traceback"
         if self._warned and number - self._warned <= _PATIENCE and text.startswith("  "):
             return "python-warning"
         if self._section == "failures" and text.startswith("    "):
@@ -220,6 +197,4 @@ class LogBlocks:
 
     def end(self) -> None:
         """End the traceback that is open."""
-        if self._trace and len(self._log.traces) < KEPT:
-            self._log.traces.append(self._trace)
-        self._trace, self._source_due = None, False
+        self._tracebacks.end()

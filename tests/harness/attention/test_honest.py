@@ -7,8 +7,8 @@ import torch
 
 from assay.harness.attention import oracle as oracle_module
 from assay.harness.attention.call import AttentionCall
-from assay.harness.attention.honest import here, honest_outputs, sample_rows
-from assay.harness.attention.noise import FAMILIES, NoiseFamily, Quantised
+from assay.harness.attention.honest import _rounded_to, here, honest_outputs, sample_rows
+from assay.harness.attention.noise import FAMILIES, FORMATS, NoiseFamily, Quantised
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sample_calls import call_of
 
@@ -96,3 +96,18 @@ def test_sampled_rows_are_the_ends_the_borders_of_blocks_and_others() -> None:
     borders = set(range(128, 500, 128)) | {at - 30 for at in range(128, 530, 128)}
     assert len(borders & set(rows.tolist())) >= 3
     assert torch.equal(sample_rows(call, 801), torch.arange(801))
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("e4m3", torch.float8_e4m3fn), ("e5m2", torch.float8_e5m2), ("fp16", torch.float16)]
+)
+def test_a_format_rounds_as_pytorch_does(name: str, dtype: torch.dtype) -> None:
+    format = FORMATS[name]
+    draw = torch.Generator().manual_seed(3)
+    x = torch.randn(50_000, generator=draw) * 2.0 ** torch.randint(-30, 20, (50_000,), generator=draw)
+    step = 2.0 ** (format.least - (format.mantissa or 0))  # half-way cases, of normal numbers and below them
+    ties = torch.arange(-40, 41) * step / 2
+    x = torch.cat([x, ties, torch.tensor([0.0, 1e30, -1e30, format.largest, 1.0625, 1.1875])])
+    expected = x.clamp(-format.largest, format.largest).to(dtype).float()
+    assert torch.equal(_rounded_to(x, format), expected)
+    assert torch.equal(_rounded_to(x.double(), format), expected.double())

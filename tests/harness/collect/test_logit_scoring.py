@@ -55,7 +55,9 @@ class Model:
         ids = [*range(1, min(self.answer_tokens, body["max_tokens"])), END]
         content = [{"token": f"t{token}", "logprob": 0.0} for token in ids]
         choice = {"prompt_token_ids": prompt, "response_token_ids": ids, "logprobs": {"content": content}}
-        return {"choices": [choice]}
+        message = {"message": {"content": ""}, "finish_reason": "stop"}
+        usage = {"prompt_tokens": len(prompt), "completion_tokens": len(ids)}
+        return {"id": "1", "choices": [message | choice], "usage": usage}
 
     def _generate(self, body: Mapping[str, Any]) -> Any:
         ids, start, k = tuple(body["input_ids"]), body["logprob_start_len"], body["top_logprobs_num"]

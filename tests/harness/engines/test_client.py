@@ -15,8 +15,9 @@ import pytest
 
 from assay.harness.engines import client as client_module
 from assay.harness.engines.base import ChatRequest, Reply
-from assay.harness.engines.client import BadReply, Client, read_reply
+from assay.harness.engines.client import Client
 from assay.harness.engines.remote import EndpointClient, RemoteServer
+from assay.harness.engines.wire import BadReply, read_reply
 from assay.harness.errors import EngineError
 
 GOOD: dict[str, Any] = {

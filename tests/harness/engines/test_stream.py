@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from assay.harness.engines.client import BadReply
 from assay.harness.engines.remote import RemoteServer
 from assay.harness.engines.sglang.launch import Launch
 from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.engines.stream import Streamer, TokenRequest, read_stream
+from assay.harness.engines.wire import BadReply
 from assay.harness.errors import EngineError
 
 ASK = TokenRequest("", 3, tokens=(5, 6))

@@ -142,5 +142,6 @@ def test_an_exception_that_was_survived_is_not_the_cause_of_a_later_one() -> Non
 
 
 def test_an_assertion_without_a_message_shows_its_source() -> None:
-    log = "Traceback (most recent call last):\n  File\n    assert page_size == 1\n           ^^^^\nAssertionError\n"
+    frame = '  File "/x/pool.py", line 7, in allocate'
+    log = f"Traceback (most recent call last):\n{frame}\n    assert page_size == 1\n           ^^^^\nAssertionError\n"
     assert read(log).line == "AssertionError: assert page_size == 1"

@@ -25,6 +25,8 @@ META: dict[str, Any] = {
     "output_token_logprobs": [[-1.7e-06, 1, None]],
 }
 CHAT: dict[str, Any] = {
+    "id": "3f",
+    "usage": {"prompt_tokens": 4, "completion_tokens": 2},
     "choices": [
         {
             "message": {"role": "assistant", "content": " A"},
@@ -33,7 +35,7 @@ CHAT: dict[str, Any] = {
             "prompt_token_ids": [0, 1, 296, 2],
             "response_token_ids": [324, 3],
         }
-    ]
+    ],
 }
 
 
@@ -138,12 +140,12 @@ def test_a_generation_has_the_ids_that_the_server_returns() -> None:
 def test_sglang_0_5_17_has_another_name_for_the_ids() -> None:
     choice = dict(CHAT["choices"][0])
     choice["token_ids"] = choice.pop("response_token_ids")
-    assert generate(Canned({"choices": [choice]}), "Who?", 8).ids == (324, 3)
+    assert generate(Canned({**CHAT, "choices": [choice]}), "Who?", 8).ids == (324, 3)
 
 
 def test_a_server_without_token_ids_is_named() -> None:
     choice = {key: value for key, value in CHAT["choices"][0].items() if key != "response_token_ids"}
     with pytest.raises(EngineError, match=r"response_token_ids: Field required"):
-        generate(Canned({"choices": [choice]}), "Who?", 8)
+        generate(Canned({**CHAT, "choices": [choice]}), "Who?", 8)
     with pytest.raises(EngineError, match=r"1 token ids and 2 texts"):
-        generate(Canned({"choices": [{**choice, "response_token_ids": [3]}]}), "Who?", 8)
+        generate(Canned({**CHAT, "choices": [{**choice, "response_token_ids": [3]}]}), "Who?", 8)

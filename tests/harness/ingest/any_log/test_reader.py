@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from assay.harness.ingest.any_log.figures import figures
-from assay.harness.ingest.any_log.log_faults import fault
-from assay.harness.ingest.any_log.reader import AnyLog
+from assay.harness.ingest.any_log.reader import AnyLog, fault
 from assay.harness.ingest.claim import verify
 from assay.harness.ingest.recognise import UNKNOWN, ingest
 from assay.harness.ingest.result import FileDocument

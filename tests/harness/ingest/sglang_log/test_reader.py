@@ -7,6 +7,7 @@ import pytest
 from assay.harness.ingest.sglang_log.facts import Log
 from assay.harness.ingest.sglang_log.reader import LogReader
 from assay.harness.ingest.source_file import SourceFile, TextLine
+from assay.harness.tracebacks import Frame
 
 STAMP = "[2026-01-24 18:15:48] "
 
@@ -71,11 +72,11 @@ def test_numbers_scores_commands_and_start_are_facts(seed_log: Path) -> None:
 
 def test_tracebacks_have_their_exception_and_functions(seed_log: Path) -> None:
     log = LogReader().read(SourceFile.of(seed_log).lines())
-    assert [one.exception for one in log.traces] == [
+    assert [trace.exception for trace, _ in log.traces] == [
         "KeyError: '/loky-13911-_51_mu8w'",
         "AssertionError: np.float64(0.125) not greater than or equal to 0.6",
     ]
-    assert log.traces[1].functions[0] == "retry"
+    assert log.traces[1][0].frames[0].name == "retry"
 
 
 @pytest.mark.parametrize(
@@ -189,19 +190,19 @@ def test_a_traceback_survives_lines_of_other_writers() -> None:
         "mod.OddError: what now",
         "mod.OddError: again",
     )
-    assert (log.read, log.traces[0].exception) == (5, "mod.OddError: what now")
+    assert (log.read, log.traces[0][0].exception) == (5, "mod.OddError: what now")
     assert [one.first for one in log.unread] == [6]
 
 
 def test_a_traceback_that_the_log_ends_in_is_kept() -> None:
     log = read("Traceback (most recent call last):", '  File "/x/a.py", line 3, in run', "    return fn()")
-    assert [(one.first, one.last, one.exception) for one in log.traces] == [(1, 3, "")]
+    assert [(trace.first, trace.last, trace.exception) for trace, _ in log.traces] == [(1, 3, "")]
     assert log.read == 3
 
 
 def test_a_traceback_without_frames_has_no_exception() -> None:
     log = read("Traceback (most recent call last):", "Note: nothing followed")
-    assert (log.read, log.traces[0].exception) == (1, "")
+    assert (log.read, log.traces[0][0].exception) == (1, "")
 
 
 def test_the_source_of_a_frame_ends_with_its_marks() -> None:
@@ -250,13 +251,13 @@ FAILED test_eval.py::test_mmlu - assert 0.125 >= 0.6
 
 def test_a_failure_of_pytest_says_why() -> None:
     log = read(*PYTEST.splitlines())
-    (trace,) = log.traces
+    ((trace, test),) = log.traces
     assert trace.exception == "AssertionError: assert 0.125 >= 0.6"
-    assert trace.functions == ("test_eval.py:3",)
-    assert log.tests[trace.test].id == "test_eval.py::test_mmlu"
+    assert trace.frames == [Frame("test_eval.py", 3)]
+    assert log.tests[test].id == "test_eval.py::test_mmlu"
 
 
 def test_the_summary_of_pytest_says_why_where_the_failure_was_not_kept() -> None:
     lines = [line for line in PYTEST.splitlines() if not line.startswith(("E ", "test_eval.py:3"))]
-    (trace,) = read(*lines).traces
+    ((trace, _),) = read(*lines).traces
     assert trace.exception == "assert 0.125 >= 0.6"
