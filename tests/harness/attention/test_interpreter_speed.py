@@ -22,7 +22,7 @@ from assay.harness.attention.call import KernelRefused
 import torch
 kernel, total = kernels.load("sage_attn"), hashlib.sha256()
 done = 0
-for case in cases(("extend",), seed=3, head_dims=(64,))[:12:6]:
+for case in cases(("extend",), seed=3, head_dims=(64,))[:12:3]:
     out = kernel(case.make())
     total.update(out.contiguous().view(torch.uint8).numpy().tobytes())
     done += 1
@@ -36,10 +36,11 @@ def _outputs(speed: str) -> list[str]:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
 
 
+@pytest.mark.slow
 def test_sageattention_computes_the_same_bits_with_and_without_it() -> None:
     fast, slow = _outputs("fast"), _outputs("slow")
     assert (fast[1], slow[1]) == ("True", "False")
-    assert fast[0] == slow[0] == "2"
+    assert fast[0] == slow[0] == "4"
     assert fast[2] == slow[2]
 
 

@@ -155,9 +155,7 @@ def test_the_shipped_kernel_itself_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         pytest.param(lambda call: call.q.shape[2] == 128, "head_dim is 128", id="head_dim", marks=pytest.mark.slow),
         pytest.param(lambda call: call.q.dtype == torch.bfloat16, "dtype is bfloat16", id="dtype"),
         pytest.param(
-            lambda call: 0 < sum(map(bool, call.prefixes)) < len(call.prefixes),
-            "cached prefix is some",
-            id="mixed batches",
+            lambda call: any(call.prefixes) and not all(call.prefixes), "cached prefix is some", id="mixed batches"
         ),
         pytest.param(lambda call: call.k.shape[1] == 1, "heads is MQA 4/1", id="heads", marks=pytest.mark.slow),
     ],
@@ -356,13 +354,13 @@ def test_a_kernel_that_refuses_a_few_calls_passes() -> None:
     def numbers(call: AttentionCall) -> tuple[float, list[int]]:
         return call.q.double().sum().item(), call.lens_k
 
-    some = cases(dtypes=[torch.float16])[::3]
+    some = cases(("decode",), dtypes=[torch.float16])
     refused = [numbers(case.make()) for case in some[10:60:16]]
 
     def forgetful(call: AttentionCall) -> Tensor:
         return refuse("out of slots") if numbers(call) in refused else rounded_oracle(call)
 
-    result = check(forgetful, cases=some)
+    result = check(forgetful, cases=some, phases=["decode"])
     assert (result.verdict, len(result.refused)) == ("pass", len(refused))
 
 
