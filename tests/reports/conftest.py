@@ -1,7 +1,8 @@
-"""A browser, as fixtures."""
+"""A browser, and documents in files that they are compared with, as fixtures."""
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -10,10 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from assay.harness.judge.report import Report
+from assay.reports.document import Document
+from assay.reports.junit import to_junit
+from assay.reports.markdown import to_markdown
 from assay.reports.page import to_html
 from assay.reports.run_report import run_document
+from assay.reports.terminal import render
+
+GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 
 
 def _program(*names: str) -> str:
@@ -38,6 +46,28 @@ def browser(screenshot: Any) -> Callable[..., AbstractContextManager[Any]]:
             assert script_errors(chrome) == []
 
     return opened
+
+
+@pytest.fixture
+def golden(tmp_path: Path) -> Callable[[str, Document], None]:
+    """A function that compares a document, in four media, with the files of that name in tests/data/golden."""
+
+    def compare(name: str, document: Document) -> None:
+        pipe = Console(file=io.StringIO(), width=100, force_terminal=False)
+        terminal = Console(file=io.StringIO(), width=120, force_terminal=True, color_system=None)
+        for console in (pipe, terminal):
+            render(document, console)
+        found = {"txt": pipe.file.getvalue(), "tty": terminal.file.getvalue()}  # type: ignore[attr-defined]
+        found |= {"md": to_markdown(document), "xml": to_junit(document)}
+        changed = []
+        for ending, text in found.items():
+            made, expected = tmp_path / f"{name}.{ending}", GOLDEN / f"{name}.{ending}"
+            made.write_text(text, encoding="utf-8")
+            if not expected.exists() or text != expected.read_text(encoding="utf-8"):
+                changed.append(f"cp {made} {expected}")
+        assert not changed, "look at what is different, and if it is right, take it over"
+
+    return compare
 
 
 def script_errors(chrome: Any) -> list[str]:

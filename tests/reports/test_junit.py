@@ -82,35 +82,6 @@ def test_one_suite_for_the_checks_and_one_per_suite(any_report: Report) -> None:
     assert properties["candidate"] == any_report.candidate.backend
 
 
-def test_synthetic_questions_are_marked(any_report: Report) -> None:
-    for suite, written in zip(
-        any_report.suites, ET.fromstring(to_junit(any_report)).findall("testsuite")[1:], strict=True
-    ):
-        [case] = written.iter("testcase")
-        assert case.get("name") == "verdict"
-        assert ("synthetic" in ET.tostring(case, encoding="unicode").lower()) == suite.synthetic
-
-
-def test_the_failure_has_operator_and_picture_of_its_finding(examples: ModuleType) -> None:
-    result = next(ET.fromstring(to_junit(examples.regression())).iter("failure"))
-    lines = (result.text or "").splitlines()
-    assert "  observed: query i does not see keys j > i, only where a prefix is cached" in lines
-    assert "  2     ###...    #.....    #oo..." in lines
-
-
-def test_findings_and_conditions_are_named_by_their_ids(examples: ModuleType) -> None:
-    report = examples.regression()
-    text = to_junit(report)
-    shown = "".join(ET.fromstring(text).itertext())
-    rows = [row for suite in report.suites for row in suite.conditions if row.items]
-    assert report.findings
-    assert rows
-    for finding in report.findings:
-        assert f"{finding.severity}: {finding.id}: {finding.where}: " in shown
-    for row in rows:
-        assert f"{row.id} ({row.title} {row.bucket}): reference {row.reference_right}/{row.items}, " in shown
-
-
 def test_class_names_distinguish_candidates_and_have_no_stray_dots(examples: ModuleType) -> None:
     report = examples.passing()
     candidate = report.candidate.model_copy(update={"backend": "http://127.0.0.1:30000/v1"})

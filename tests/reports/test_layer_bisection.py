@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import re
+from collections.abc import Callable
 from io import StringIO
 
 import pytest
@@ -9,6 +9,7 @@ from rich.console import Console
 from assay.harness.bisect.layer_search import RestoredLayer
 from assay.harness.bisect.layer_task import LayerBisection, ProbeRecord
 from assay.harness.verdict import Finding
+from assay.reports.document import Document
 from assay.reports.layer_bisection import layers_document
 from assay.reports.terminal import render
 
@@ -37,19 +38,9 @@ def shown(result: LayerBisection) -> str:
     return out.getvalue()
 
 
-def test_probes_are_rows_with_abbreviated_layers() -> None:
-    (row,) = [line for line in shown(FOUND).splitlines() if "0-3, 12 " in line and "wrong" in line]
-    cells = re.split(" {2,}", row.strip())
-    assert cells == ["2", "0-3, 12", "12", "20", "0", "9.5e-07", "wrong"]
-
-
-def test_the_finding_comes_with_its_command() -> None:
-    text = shown(FOUND)
-    assert "serious: layer 12 of 0-3, 12: must run triton" in text
-    assert "layer 12: wrong alone" in text
-    assert "$ assay bisect layers --candidate=[red]mine" in text
-    assert "[red]mine in layers" in text, "a name is not markup"
-    assert "each set is probed once" in text
+def test_a_bisection_is_what_it_was(golden: Callable[[str, Document], None]) -> None:
+    """Probes are rows with abbreviated layers, a finding comes with its command, and a name is not markup."""
+    golden("layer-bisection", layers_document(FOUND))
 
 
 @pytest.mark.parametrize(

@@ -55,25 +55,6 @@ def _full(
     )
 
 
-def test_verdict_table_reasons_and_command_are_there(any_report: Report) -> None:
-    text = to_markdown(any_report)
-    assert any_report.verdict in text.splitlines()[0].lower()
-    shown = _shown(text)
-    for wanted in (any_report.headline, *any_report.reasons, *(f.diagnosis for f in any_report.findings)):
-        assert wanted in shown
-    fences = [token.content.strip() for token in _tokens(text) if token.type == "fence" and token.info == "sh"]
-    assert fences == [any_report.reproduce]
-    rows = sum(token.type == "tr_open" for token in _tokens(text))
-    assert rows == (len(any_report.suites) + 1 if any_report.suites else 0)
-
-
-def test_unmet_checks_say_what_resolves_them(examples: ModuleType) -> None:
-    text = to_markdown(examples.inconclusive())
-    assert "? missing: **cached prefix exercised**" in text
-    assert "run without --disable-radix-cache" in text
-    assert "candidate's kernel ran" not in text
-
-
 @pytest.mark.few(3)
 @pytest.mark.parametrize("text", ["x", "a\nb\nc\nd\ne", "a\nb\n" * 40, "`" * 50, "long " * 1_000])
 def test_never_more_than_sixty_lines(examples: ModuleType, layer_diffs: ModuleType, text: str) -> None:
@@ -85,13 +66,6 @@ def test_never_more_than_sixty_lines(examples: ModuleType, layer_diffs: ModuleTy
         ).splitlines()
         assert len(timed) <= 60
     assert "| and 93 more, in report.html |" in "\n".join(lines)
-
-
-def test_the_first_finding_has_its_operator_and_its_picture(examples: ModuleType) -> None:
-    text = to_markdown(examples.regression())
-    assert " Observed: query i does not see keys j > i, only where a prefix is cached" in _shown(text)
-    [drawn] = [token.content for token in _tokens(text) if token.type == "fence" and token.info == "text"]
-    assert "2     ###...    #.....    #oo..." in drawn.splitlines()
 
 
 def test_a_picture_without_room_is_left_to_the_page(examples: ModuleType) -> None:

@@ -2,15 +2,15 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Callable
 from types import ModuleType
 
 import pytest
 from rich.console import Console
 
 from assay.harness.judge.report import Report
-from assay.harness.text import percent
+from assay.reports.document import Document
 from assay.reports.run_report import MAX_LAYERS, run_document
-from assay.reports.summary import suite_line
 from assay.reports.terminal import render
 
 
@@ -29,33 +29,6 @@ def _uncoloured(text: str) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
-@pytest.mark.parametrize("terminal", [True, False])
-def test_says_verdict_why_suites_calls_and_what_is_not_met(any_report: Report, terminal: bool) -> None:
-    text = re.sub(r"\s+", " ", _uncoloured(_printed(any_report, terminal)))
-    wanted = [any_report.verdict.upper(), f"exit code {any_report.exit_code}", any_report.headline, *any_report.reasons]
-    for suite in any_report.suites:
-        wanted += [*suite.title.split(), suite.verdict, suite_line(suite).differences, suite_line(suite).measured]
-    for call in (*any_report.reference.calls, *any_report.candidate.calls):
-        wanted.append(call.sentence)
-    for finding in any_report.findings:
-        wanted += [finding.where, finding.diagnosis, f"$ {finding.reproduce}", *finding.evidence]
-    for check in any_report.checks:
-        if check.status == "ok":
-            assert check.found not in text
-        else:
-            wanted += [f"{check.status}: {check.title}: {check.found}", f"to resolve: {check.settles}"]
-    assert [word for word in wanted if word not in text] == []
-
-
-def test_counted_calls_read_as_a_sentence(examples: ModuleType) -> None:
-    text = _printed(examples.passing(), terminal=False)
-    assert (
-        "candidate sage_attn: extend: sageattention 1.0.6 (Triton interpreter) 412 calls; "
-        "decode: torch_native 1,020 calls, delegated" in text
-    )
-    assert "candidate sage_attn: none counted (" in _printed(examples.error(), terminal=False)
-
-
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
 def test_operator_and_picture_come_before_the_evidence(examples: ModuleType, encoding: str) -> None:
     report = examples.regression()
@@ -69,6 +42,16 @@ def test_operator_and_picture_come_before_the_evidence(examples: ModuleType, enc
     ]  # fmt: skip
     assert [part for part in parts if part not in text] == []
     assert sorted(parts, key=text.index) == parts
+
+
+@pytest.mark.parametrize("name", ["pass", "regression", "inconclusive", "error", "failed-server", "latency", "layers"])
+def test_a_report_is_what_it_was(
+    golden: Callable[[str, Document], None], examples: ModuleType, layer_diffs: ModuleType, name: str
+) -> None:
+    """Verdict, reasons, suites, calls, findings, checks that are not met, latency and the layer diff, in three media."""
+    update = {"latency": {"latency": examples.latency()}, "layers": {"layers": layer_diffs.seed_case()}}
+    more = {"failed-server": examples.failed_server, "latency": examples.passing, "layers": examples.regression}
+    golden(f"run-{name}", run_document((examples.BY_VERDICT | more)[name]().model_copy(update=update.get(name))))
 
 
 def test_plain_lines_have_no_colour_and_are_not_wrapped(any_report: Report) -> None:
@@ -107,16 +90,6 @@ def test_a_stream_that_cannot_encode_signs_gets_plain_ones(examples: ModuleType)
     assert "x REGRESSION" in text
     assert "Bound <= 5" in text
     _printed(examples.hostile(), terminal=True, encoding="ascii")
-
-
-@pytest.mark.parametrize("terminal", [True, False])
-def test_the_layer_diff_is_a_short_block(examples: ModuleType, layer_diffs: ModuleType, terminal: bool) -> None:
-    report = examples.regression().model_copy(update={"layers": layer_diffs.seed_case()})
-    text = re.sub(r"\s+", " ", _uncoloured(_printed(report, terminal, width=110)))
-    assert "Layer diff Worst own error: layer 0, head 2, extend, cached prefix: 143 %, 31x its bound 4.7 %" in text
-    shown = percent(layer_diffs.seed_case().grids[2].values[0][0])
-    assert f"layer 0 extend, prefix 0: {shown}; extend, prefix >= 16: 143 %, out of bounds layer 1 " in text
-    assert "Layer diff" not in _printed(examples.regression(), terminal)
 
 
 def test_of_many_layers_the_worst_are_shown(examples: ModuleType, layer_diffs: ModuleType) -> None:

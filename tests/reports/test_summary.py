@@ -8,18 +8,6 @@ from assay.harness.judge.report import Metric, SuiteResult
 from assay.reports import summary
 
 
-def test_suite_line_of_a_regression(examples: ModuleType) -> None:
-    line = summary.suite_line(examples.regression().suites[0])
-    assert (line.reference, line.candidate) == ("0.977", "0.121")
-    assert line.differences == "219 lost, 0 gained"
-    assert (line.measured, line.bound) == ("85.5 points (80.7 to 89.4)", "≤ 5")
-
-
-def test_suite_line_of_a_greedy_comparison(examples: ModuleType) -> None:
-    line = summary.suite_line(examples.regression().suites[1])
-    assert (line.reference, line.differences) == (summary.NOTHING, "29 apart, 2 tie")
-
-
 @pytest.mark.parametrize(
     ("title", "synthetic", "shown"),
     [("MMLU", False, "MMLU"), ("MMLU", True, "MMLU (synthetic)")],
