@@ -83,7 +83,7 @@ class RunSpec(Settings):
 
     @property
     def sides(self) -> dict[Role, Side]:
-        """What serves in each role."""
+        """The side that serves in each role."""
         return {"reference": self.reference, "candidate": self.candidate}
 
     def changed(self, **settings: Any) -> Self:

@@ -56,7 +56,7 @@ class Examination(Part):
     @property
     def exit_code(self) -> ExitCode:
         """No verdict where something is missing."""
-        missing = any(one.status == "missing" for one in self.examined)
+        missing = any(examined.status == "missing" for examined in self.examined)
         return ExitCode.NO_VERDICT if missing else ExitCode.PASS
 
 

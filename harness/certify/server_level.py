@@ -147,7 +147,7 @@ class ServerLevel:
             )
         phases = self.kernel.declared.phases
         chosen = choose([recorded for recorded in read_pack(pack) if recorded.phase in phases])
-        return [one.call.to(default_device()) for one in chosen]
+        return [recorded.call.to(default_device()) for recorded in chosen]
 
     @property
     def model(self) -> ModelShape:
