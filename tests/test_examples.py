@@ -43,8 +43,6 @@ def test_the_kernel_repository_publishes_its_kernel() -> None:
     project = tomllib.loads((KERNELS / "pyproject.toml").read_text())["project"]
     assert project["entry-points"]["assay.kernels"] == {"fastattn": "fastattn.attention:forward"}
     assert {line.split(">")[0] for line in project["dependencies"]} == {"torch", "assay-harness"}
-    done = run(KERNELS, "assay", "check", "fastattn.attention:forward", "--phase", "decode", "--case", "1+1-")
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.interpreter

@@ -5,14 +5,13 @@ from __future__ import annotations
 import io
 import json
 import os
-import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from assay.harness import cli
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.pack import read_manifest
 from assay.harness.ingest.recognise import ingest
@@ -20,13 +19,6 @@ from assay.harness.ingest.tensors.dump import open_dump
 from assay.harness.ingest.tensors.tensor_files import safetensors_entries
 from assay.harness.ingest.trace.trace_diff import document_of
 from assay.harness.reading import reading, whole_file
-
-
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["assay", *arguments])
-    with pytest.raises(SystemExit) as exit_:
-        cli.main()
-    return int(exit_.value.code or 0)
 
 
 def test_a_pipe_is_no_safetensors_file(tmp_path: Path) -> None:
@@ -66,23 +58,23 @@ def test_a_pipe_a_device_and_a_file_that_is_too_large_are_not_read(tmp_path: Pat
 
 
 def test_a_fault_of_a_reader_is_one_line_and_v_shows_its_traceback(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    call: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     cyclic: dict[str, object] = {}
     cyclic["self"] = cyclic
     for name in ("a.pt", "b.pt"):
         torch.save(cyclic, tmp_path / name)
     given = ["tensors", "diff", str(tmp_path / "a.pt"), str(tmp_path / "b.pt")]
-    assert run(monkeypatch, *given) == 3
+    assert call(*given) == 3
     said = capsys.readouterr().err
     assert "is not a whole PyTorch file: RecursionError" in said
     assert "Traceback" not in said
-    assert run(monkeypatch, *given, "-v") == 3
+    assert call(*given, "-v") == 3
     assert "Traceback" in capsys.readouterr().err
 
 
 def test_names_and_contents_move_no_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    call: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     name = "a\x1b]0;owned\x07\x1b[2J.json"
     (tmp_path / name).write_text('{"results": "\\u001b[2J"')
@@ -91,7 +83,7 @@ def test_names_and_contents_move_no_terminal(
         ["show", str(tmp_path / name)],
         ["show", f"{tmp_path}/no\x1b[2J"],
     ):
-        run(monkeypatch, *arguments)
+        call(*arguments)
         captured = capsys.readouterr()
         assert "\x1b" not in captured.out + captured.err
         assert "\u241b" in captured.out + captured.err
@@ -108,12 +100,12 @@ def test_a_tensor_without_data_is_refused(tmp_path: Path) -> None:
             open_dump(tmp_path / f"{name}.pt")
 
 
-def test_an_empty_tensor_of_any_shape_is_compared_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_empty_tensor_of_any_shape_is_compared_at_once(call: Callable[..., int], tmp_path: Path) -> None:
     header = json.dumps({"x": {"dtype": "F32", "shape": [1 << 62, 0], "data_offsets": [0, 0]}}).encode()
     for name in ("a.safetensors", "b.safetensors"):
         (tmp_path / name).write_bytes(len(header).to_bytes(8, "little") + header)
     began = time.process_time()
-    assert run(monkeypatch, "tensors", "diff", str(tmp_path / "a.safetensors"), str(tmp_path / "b.safetensors")) == 3
+    assert call("tensors", "diff", str(tmp_path / "a.safetensors"), str(tmp_path / "b.safetensors")) == 3
     assert time.process_time() - began < 5
 
 

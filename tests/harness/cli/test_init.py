@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from assay.harness import cli
 from assay.harness.cli.starter import starter_files, the_kernel
 from assay.harness.config import make_spec
 from assay.harness.errors import UsageError
@@ -53,20 +52,17 @@ def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def init(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    call: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Callable[..., tuple[int, str, str]]]:
     """A function that runs `assay init` in this process; it returns the exit code and both streams."""
     imported = set(sys.modules)
 
-    def call(folder: Path, *arguments: str) -> tuple[int, str, str]:
+    def run(folder: Path, *arguments: str) -> tuple[int, str, str]:
         monkeypatch.chdir(folder)
         monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
-        monkeypatch.setattr(sys, "argv", ["assay", "init", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return int(ended.value.code or 0), *capsys.readouterr()
+        return call("init", *arguments), *capsys.readouterr()
 
-    yield call
+    yield run
     for name in [name for name in set(sys.modules) - imported if name.partition(".")[0] == "mine"]:
         del sys.modules[name]
 

@@ -18,7 +18,7 @@ import torch
 from rich.console import Console
 
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.bugs.faults import fault, rounded_oracle
+from assay.harness.bugs.faults import rounded_oracle
 from assay.harness.collect.collect import _kernel_aside, collect
 from assay.harness.collect.kernel_process import LOG, examine_kernel, try_kernel
 from assay.harness.collect.plan import Plan, prepare
@@ -31,6 +31,7 @@ from assay.harness.evidence.layer_diff_record import PACK_FOLDER
 from assay.harness.evidence.op_matrix import MATRIX, MatrixRecord
 from assay.harness.evidence.pack import CallMetadata, Source
 from assay.harness.judge.build import build
+from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN
 from assay.harness.progress import ProgressDisplay
 from assay.harness.server.pack_writer import PackWriter
 
@@ -38,9 +39,7 @@ RECORDED = 7
 """Layer of the recorded calls; those of the matrix are of layer 0."""
 KERNELS = f"""
 import ctypes, os, time
-from assay.harness.bugs.faults import fault, rounded_oracle
-
-top_left = fault("mask-top-left")
+from assay.harness.bugs.faults import rounded_oracle
 
 def right(call):
     print("\\x1b[31m", flush=True)
@@ -76,22 +75,22 @@ def hangs_on_the_matrix(call):
     return rounded_oracle(call)
 
 def wrong(call):
-    return top_left(call)
+    return 0 * rounded_oracle(call)
 
 def hangs_when_it_is_read(call):
     if call.layer not in (0, {RECORDED}):
         time.sleep(600)
-    return top_left(call)
+    return 0 * rounded_oracle(call)
 
 def exits_when_it_is_read(call):
     if call.layer not in (0, {RECORDED}):
         os._exit(0)
-    return top_left(call)
+    return 0 * rounded_oracle(call)
 
 def hangs_on_recorded_calls(call):
     if call.layer == {RECORDED}:
         time.sleep(600)
-    return top_left(call)
+    return 0 * rounded_oracle(call)
 """
 
 
@@ -123,13 +122,12 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ope
             engine="e", model="m", model_hash="", reference="torch_native", candidate=candidate, run=folder.nonce
         )
         writer = PackWriter(folder.server_folder("reference") / PACK_FOLDER, source, 10**7)
-        wrong = fault("mask-top-left")
         for new, prefix in ((3, 0), (4, 20)):
             call = call_of([(new, prefix)], (2, 1), 8, torch.float32, "cpu").with_spec(layer=RECORDED)
             metadata = CallMetadata(RECORDED, "extend", (new,), (prefix,), ("a",))
             assert writer.wants(metadata)
             is_wrong = kernel in ("wrong", "hangs_on_recorded_calls") or kernel.endswith("_when_it_is_read")
-            out = (wrong if is_wrong else rounded_oracle)(call)
+            out = (0 if is_wrong else 1) * rounded_oracle(call)
             writer.add(metadata, call, rounded_oracle(call), candidate=out)
         writer.flush()
         return plan, folder
@@ -191,7 +189,7 @@ class ServersStartError(Exception):
     [
         (
             "decode_raises",
-            "the kernel raised ValueError: no decode today (isolated_kernels.py, line 16, in decode_raises)",
+            "the kernel raised ValueError: no decode today (isolated_kernels.py, line 14, in decode_raises)",
         ),
         ("exits", "the kernel ended its process, which exited with status 0, in a call (layer 0 extend, "),
         (
@@ -270,8 +268,8 @@ def test_a_kernel_that_hangs_on_recorded_calls_is_named_by_their_outputs_and_run
     examine_kernel(plan, folder, quiet())
     cause, matrix = results(folder)
     assert cause.not_run.startswith("the kernel did not return from a call within 2 s (layer 7 extend, ")
-    assert [finding.id for finding in cause.findings] == ["mask-top-left"]
-    assert "mask-top-left" in [finding.id for finding in matrix.findings], matrix
+    assert [finding.id for finding in cause.findings] == [OUTPUT_NOT_WRITTEN]
+    assert OUTPUT_NOT_WRITTEN in [finding.id for finding in matrix.findings], matrix
     assert_nothing_left(folder)
 
 
@@ -280,7 +278,7 @@ def test_a_wrong_kernel_is_read_once_for_both_results(opened: Callable[..., Open
     examine_kernel(plan, folder, quiet())
     cause, matrix = results(folder)
     for finding in (cause.findings[0], matrix.findings[0]):
-        assert finding.id == "mask-top-left"
+        assert finding.id == OUTPUT_NOT_WRITTEN
         assert finding.operator == cause.findings[0].operator != ""
         assert finding.picture is not None
     took = [
@@ -310,7 +308,7 @@ def test_a_kernel_that_does_not_survive_being_read_keeps_its_findings(
     cause, matrix = results(folder)
     assert (cause.not_run, matrix.error) == ("", "")
     for finding in (cause.findings[0], matrix.findings[0]):
-        assert (finding.id, finding.operator) == ("mask-top-left", "")
+        assert (finding.id, finding.operator) == (OUTPUT_NOT_WRITTEN, "")
         assert finding.evidence[-1].startswith(f"the kernel could not be read: {why}")
     assert matrix.failing
     assert_nothing_left(folder)
@@ -357,6 +355,7 @@ from assay.harness.collect.kernel_process import examine_kernel
 from assay.harness.collect.plan import prepare
 from assay.harness.config import recorded_spec
 from assay.harness.evidence.folder import RunFolder
+from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN
 from assay.harness.progress import ProgressDisplay
 folder = RunFolder(Path("run"))
 examine_kernel(prepare(recorded_spec(folder.manifest().spec)), folder, ProgressDisplay(Console(quiet=True)))

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
-from assay.harness import cli
 from assay.harness.attention.call import AttentionCall, Kernel
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sample_calls import call_of
@@ -194,23 +193,17 @@ def test_a_pack_without_the_candidates_outputs_is_a_usage_error(tmp_path: Path) 
 
 
 def test_a_folder_that_is_no_pack_is_a_usage_error(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    call: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["assay", "replay", str(tmp_path), "--candidate", "sage_attn"])
-    with pytest.raises(SystemExit) as exit_:
-        cli.main()
-    assert exit_.value.code in (2, 3)
+    assert call("replay", tmp_path, "--candidate", "sage_attn") in (2, 3)
     assert "What to do" in capsys.readouterr().err
 
 
 def test_a_url_cannot_be_instrumented(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    call: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    monkeypatch.setattr(sys, "argv", ["assay", "diff", "--candidate", "http://127.0.0.1:1", "--out", str(out)])
-    with pytest.raises(SystemExit) as exit_:
-        cli.main()
-    assert exit_.value.code == 2
+    assert call("diff", "--candidate", "http://127.0.0.1:1", "--out", out) == 2
     assert "is the URL" in capsys.readouterr().err
     assert not out.exists()
 

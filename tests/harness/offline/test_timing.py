@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.harness import cli
 from assay.harness.attention.call import AttentionCall, KernelRefused
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.oracle import oracle
@@ -27,6 +25,10 @@ LENS = [[(24, 0)], [(12, 40), (3, 9)], [(1, 30), (1, 12)]]
 
 
 NAMES = ("mine", "theirs")
+
+
+COMMAND = ("bench", "kernel")
+"""What `call` begins with."""
 
 
 def calls() -> list[AttentionCall]:
@@ -161,15 +163,8 @@ def pack(tmp_path: Path) -> Path:
     return tmp_path / "pack"
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["assay", "bench", "kernel", *arguments])
-    with pytest.raises(SystemExit) as exit_:
-        cli.main()
-    return int(exit_.value.code or 0)
-
-
 def test_the_command_times_a_pack(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, pack: Path
+    call: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path, pack: Path
 ) -> None:
     out = tmp_path / "timing.json"
     flags = [
@@ -182,13 +177,13 @@ def test_the_command_times_a_pack(
         "--out",
         str(out),
     ]
-    assert run(monkeypatch, str(pack), *flags) == 0
+    assert call(str(pack), *flags) == 0
     assert "PASS" in capsys.readouterr().out
     assert '"schema":"assay.kernel-timing/2"' in out.read_text().replace(" ", "").replace("\n", "")
 
 
 def test_a_kernel_that_does_not_exist_is_a_usage_error(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], pack: Path
+    call: Callable[..., int], capsys: pytest.CaptureFixture[str], pack: Path
 ) -> None:
-    assert run(monkeypatch, str(pack), "--candidate", "no.such:kernel") == 2
+    assert call(str(pack), "--candidate", "no.such:kernel") == 2
     assert "no.such:kernel" in capsys.readouterr().err
