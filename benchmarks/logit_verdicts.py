@@ -111,7 +111,7 @@ def verdict_on(kls: Sequence[Array], floor: Array) -> str:
                 **unknown,
             )
         )
-    return judge_logits(LogitsComparison(tuple(rows), tuple(prompts), ()), SPEC, ()).verdict
+    return judge_logits(LogitsComparison(tuple(rows), tuple(prompts), ()), SPEC.policy, (), synthetic=True).verdict
 
 
 def logits(runs: int) -> Table:

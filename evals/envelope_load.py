@@ -47,7 +47,7 @@ def border_points(first: int, last: int, step: int = 1) -> tuple[int, ...]:
         step: only multiples of it are possible.
     """
     borders = {length for length in range(first, last + 1) if length % BORDER in (0, 1, BORDER - 1)}
-    return tuple(sorted(one for one in borders | {first, last} if first <= one <= last and one % step == 0))
+    return tuple(sorted(length for length in borders | {first, last} if first <= length <= last and length % step == 0))
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,9 @@ class Reach:
             total = total // 2 // BORDER * BORDER
         # A full chunk behind a prefix that does not fit into the envelope is the long prompt's own.
         return sorted(
-            one for one in found if sum(one) <= self.tokens or one[1] < self.at_once or not self.has_full_later_chunk
+            pair
+            for pair in found
+            if sum(pair) <= self.tokens or pair[1] < self.at_once or not self.has_full_later_chunk
         )
 
     def _in_pages(self, cached: int) -> int:

@@ -130,7 +130,7 @@ def _clustered(questions: Sequence[AnyQuestion]) -> list[AnyQuestion]:
     for question, first in zip(questions, firsts, strict=True):
         if sizes[first] > 1:
             by_unit.setdefault(question.unit, f"alike-{questions[first].prompt_hash}")
-    return [replace(one, cluster=by_unit.get(one.unit, "")) for one in questions]
+    return [replace(question, cluster=by_unit.get(question.unit, "")) for question in questions]
 
 
 def _whole_units(units: Sequence[Sequence[AnyQuestion]], most: int) -> Iterator[AnyQuestion]:

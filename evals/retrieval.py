@@ -60,7 +60,9 @@ def draw_retrieval(lengths: str, most: int, seed: int, fit: Fit) -> Drawn:
     """
     chosen = _lengths(lengths, fit)
     haystacks = max(1, most // PER_HAYSTACK)
-    questions = [one for place in range(haystacks) for one in _haystack(chosen[place % len(chosen)], place, seed, fit)]
+    questions = [
+        question for place in range(haystacks) for question in _haystack(chosen[place % len(chosen)], place, seed, fit)
+    ]
     return Drawn(tuple(questions), len({question.unit for question in questions}))
 
 

@@ -51,14 +51,13 @@ class Status(Record):
 def key_of(manifest: Manifest, role: Role) -> Key:
     """Return the key of a role's results in a run."""
     spec = recorded_spec(manifest.spec)
+    side = spec.sides[role]
     return Key(
-        engine=engine_label(
-            spec.side(role).engine, manifest.packages.get(spec.side(role).engine, "not installed"), spec.device
-        ),
-        backend=spec.side(role).backend,
+        engine=engine_label(side.engine, manifest.packages.get(side.engine, "not installed"), spec.device),
+        backend=side.backend,
         model_hash=manifest.model_hashes[role],
         hardware=manifest.hardware,
-        flags=spec.side(role).flags,
+        flags=side.flags,
         items_hash=manifest.items_hash,
     )
 

@@ -149,9 +149,10 @@ class RunSpec(Settings):
         """The settings in which the sides differ, as asked: (reference, candidate) by name of the setting."""
         return treatment(self.reference, self.candidate)
 
-    def side(self, role: Role) -> Side:
-        """Return the side that serves in a role."""
-        return self.reference if role == "reference" else self.candidate
+    @property
+    def sides(self) -> dict[Role, Side]:
+        """The side that serves in each role."""
+        return {"reference": self.reference, "candidate": self.candidate}
 
     def changed(self, **settings: Any) -> Self:
         """Return a copy with other settings of the workload, the policy or the run, by the names of their flags."""

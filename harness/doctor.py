@@ -12,7 +12,7 @@ import socket
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -23,6 +23,7 @@ from assay.harness.config import Device, RunSpec
 from assay.harness.errors import AssayError, ExitCode, UsageError
 from assay.harness.extras import DISTRIBUTION, install, missing_packages
 from assay.harness.schema import RULE, Part
+from assay.harness.sides import Side
 from assay.harness.text import one_line
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class Examination(Part):
     @property
     def exit_code(self) -> ExitCode:
         """No verdict where something is missing."""
-        missing = any(one.status == "missing" for one in self.examined)
+        missing = any(examined.status == "missing" for examined in self.examined)
         return ExitCode.NO_VERDICT if missing else ExitCode.PASS
 
 
@@ -64,14 +65,16 @@ def examine(spec: RunSpec) -> Iterator[Examined]:
 
     An examination that fails is a finding, too, so that the others are still made.
     """
-    steps: Sequence[tuple[str, Callable[[RunSpec], Examined]]] = (
-        ("check", _check), ("python", _python), ("packages", _packages), ("sglang", _sglang), ("gpu", _gpu), ("memory", _memory),
-        ("triton", _triton), ("ninja", _ninja), ("compiler", _compiler), ("disk", _disk), ("ports", _ports),
-        ("candidate", _candidate), ("first-call", _first_call),
-    )  # fmt: skip
-    for id_, step in steps:
+    device, candidate = spec.device, spec.candidate.backend
+    steps: dict[str, Callable[[], Examined]] = {
+        "check": _check, "python": _python, "packages": _packages, "sglang": _sglang, "gpu": lambda: _gpu(device),
+        "memory": lambda: _memory(device, spec.reference), "triton": lambda: _triton(device, candidate),
+        "ninja": lambda: _ninja(device), "compiler": lambda: _compiler(device), "disk": _disk, "ports": _ports,
+        "candidate": lambda: _candidate(candidate), "first-call": lambda: _first_call(device, candidate),
+    }  # fmt: skip
+    for id_, step in steps.items():
         try:
-            made = step(spec)
+            made = step()
         except AssayError as error:
             made = Examined(id=id_, status="missing", found=one_line(error.found.rstrip("."), 300), do=error.do)
         except (ImportError, OSError) as error:
@@ -81,13 +84,13 @@ def examine(spec: RunSpec) -> Iterator[Examined]:
             return
 
 
-def _python(spec: RunSpec) -> Examined:
+def _python() -> Examined:
     enough = sys.version_info[:2] >= _MIN_PYTHON
     found = f"{sys.version.split()[0]}, {sys.executable}"
     return _result("python", enough, found, f"use Python {_MIN_PYTHON[0]}.{_MIN_PYTHON[1]} or newer")
 
 
-def _check(spec: RunSpec) -> Examined:
+def _check() -> Examined:
     """Examine if a kernel can be checked here: all that takes is the base install."""
     if missing := missing_packages():
         return _result("check", False, f"not installed: {', '.join(missing)}", f'pip install "{DISTRIBUTION}"')
@@ -97,13 +100,13 @@ def _check(spec: RunSpec) -> Examined:
     return Examined(id="check", status="ok", found=f"assay check is ready: torch {torch.__version__} on {where}")
 
 
-def _packages(spec: RunSpec) -> Examined:
+def _packages() -> Examined:
     missing = missing_packages("serve")
     found = f"not installed: {', '.join(missing)}" if missing else f"all packages of {DISTRIBUTION}[serve]"
     return _result("packages", not missing, found, install("serve"))
 
 
-def _sglang(spec: RunSpec) -> Examined:
+def _sglang() -> Examined:
     from assay.harness.collect.machine import installed_packages
     from assay.harness.engines.sglang.catalog import MIN_SGLANG, sglang_backends
 
@@ -114,43 +117,43 @@ def _sglang(spec: RunSpec) -> Examined:
     return _result("sglang", enough, found, f"install SGLang {MIN_SGLANG} or newer")
 
 
-def _gpu(spec: RunSpec) -> Examined:
+def _gpu(device: Device) -> Examined:
     import torch
 
     from assay.harness.collect.preflight import check_gpu
 
-    if spec.device == "cpu":
+    if device == "cpu":
         here = "one is here, for --device=cuda" if torch.cuda.is_available() else "there is none"
         return Examined(id="gpu", status="not needed", found=f"--device is cpu; {here}")
     check_gpu()
     return Examined(id="gpu", status="ok", found=f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}")
 
 
-def _memory(spec: RunSpec) -> Examined:
+def _memory(device: Device, side: Side) -> Examined:
     from assay.harness.collect.preflight import check_memory
     from assay.harness.engines.model import is_hub_name, resolve_model
     from assay.harness.engines.sglang import memory
 
-    if is_hub_name(spec.reference.model) and not Path(spec.reference.model).exists():  # a run would download it
-        return Examined(id="memory", status="not needed", found=f"{spec.reference.model} is not on this machine yet")
-    if spec.device == "cuda" and not memory.available_bytes("cuda"):
+    if is_hub_name(side.model) and not Path(side.model).exists():  # a run would download it
+        return Examined(id="memory", status="not needed", found=f"{side.model} is not on this machine yet")
+    if device == "cuda" and not memory.available_bytes("cuda"):
         return Examined(
             id="memory", status="missing", found="no GPU memory that could be read", do="make nvidia-smi work"
         )
     size, free = (
-        memory.model_bytes(resolve_model(spec.reference.model, spec.reference.flags)),
-        memory.available_bytes(spec.device),
+        memory.model_bytes(resolve_model(side.model, side.flags)),
+        memory.available_bytes(device),
     )
-    check_memory(spec.device, spec.reference, size, free)
-    both = memory.hold_both(spec.device, size, free, memory.mem_fraction(spec.reference.flags))
-    where = "on the GPU" if spec.device == "cuda" else "on this machine"
+    check_memory(device, side, size, free)
+    both = memory.hold_both(device, size, free, memory.mem_fraction(side.flags))
+    where = "on the GPU" if device == "cuda" else "on this machine"
     how = "two servers fit at the same time" if both else "one server at a time, which takes longer"
     return Examined(id="memory", status="ok", found=f"{free / GIB:.1f} GiB free {where}: {how}")
 
 
-def _triton(spec: RunSpec) -> Examined:
+def _triton(device: Device, candidate: str) -> Examined:
     if importlib.util.find_spec("triton") is None:
-        needed = spec.device == "cuda" or spec.candidate.backend.startswith("sage_attn")
+        needed = device == "cuda" or candidate.startswith("sage_attn")
         return _optional("triton", needed, "not installed", install("sage"))
     from importlib.metadata import version
 
@@ -159,27 +162,25 @@ def _triton(spec: RunSpec) -> Examined:
     return Examined(id="triton", status="ok", found=f"{version('triton')}; {how}")
 
 
-def _ninja(spec: RunSpec) -> Examined:
+def _ninja(device: Device) -> Examined:
     path = shutil.which("ninja")
     if path:
         return Examined(id="ninja", status="ok", found=path)
     found = "not on PATH; FlashInfer and PyTorch compile kernels with it on a GPU"
-    return _optional(
-        "ninja", spec.device == "cuda", found, "pip install ninja, with the environment's bin folder on PATH"
-    )
+    return _optional("ninja", device == "cuda", found, "pip install ninja, with the environment's bin folder on PATH")
 
 
-def _compiler(spec: RunSpec) -> Examined:
+def _compiler(device: Device) -> Examined:
     compiler = next(filter(None, map(shutil.which, (os.environ.get("CC") or "cc", "gcc", "clang"))), None)
     headers = Path(sysconfig.get_paths()["include"]) / "Python.h"
     absent = [name for name, here in (("a C compiler", compiler), ("Python.h", headers.exists())) if not here]
     if not absent:
         return Examined(id="compiler", status="ok", found=f"{compiler}, {headers}")
     do = "install a C compiler and Python's headers (Debian: apt-get install gcc python3-dev)"
-    return _optional("compiler", spec.device == "cuda", f"not found: {', '.join(absent)}; Triton compiles with it", do)
+    return _optional("compiler", device == "cuda", f"not found: {', '.join(absent)}; Triton compiles with it", do)
 
 
-def _disk(spec: RunSpec) -> Examined:
+def _disk() -> Examined:
     places = {"here": Path.cwd(), "temporary folder": Path(tempfile.gettempdir())}
     free = {name: shutil.disk_usage(path).free / GIB for name, path in places.items()}
     writable = all(os.access(path, os.W_OK) for path in places.values())
@@ -191,7 +192,7 @@ def _disk(spec: RunSpec) -> Examined:
     )
 
 
-def _ports(spec: RunSpec) -> Examined:
+def _ports() -> Examined:
     """Listen on a port of 127.0.0.1 and reach it, as a server and assay do."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
@@ -203,33 +204,33 @@ def _ports(spec: RunSpec) -> Examined:
             )
 
 
-def _candidate(spec: RunSpec) -> Examined:
+def _candidate(candidate: str) -> Examined:
     from assay.harness.engines.sglang.catalog import checked_backend
 
-    backend = Backend.parse(spec.candidate.backend)
+    backend = Backend.parse(candidate)
     if not backend.is_kernel:
-        checked_backend("--candidate", spec.candidate.backend)
-        return Examined(id="candidate", status="ok", found=f"{spec.candidate.backend}, {_kind(backend)}")
+        checked_backend("--candidate", candidate)
+        return Examined(id="candidate", status="ok", found=f"{candidate}, {_kind(backend)}")
     from assay.harness.attention.kernels import find
 
-    find("--candidate", spec.candidate.backend)
-    found = f"{spec.candidate.backend} can be imported; it computes {' and '.join(backend.phases)}"
+    find("--candidate", candidate)
+    found = f"{candidate} can be imported; it computes {' and '.join(backend.phases)}"
     return Examined(id="candidate", status="ok", found=found)
 
 
-def _first_call(spec: RunSpec) -> Examined:
+def _first_call(device: Device, candidate: str) -> Examined:
     """Call the candidate's kernel once, on a sequence with a cached prefix: it shows what only running it shows."""
     import torch
 
-    backend = Backend.parse(spec.candidate.backend)
+    backend = Backend.parse(candidate)
     if not backend.is_kernel:
         return Examined(id="first-call", status="not needed", found=f"{_kind(backend)} runs in a server only")
-    if spec.device == "cuda" and not torch.cuda.is_available():
+    if device == "cuda" and not torch.cuda.is_available():
         return Examined(id="first-call", status="not needed", found="there is no GPU to make it on")
-    out, shape = _call(backend, spec.device)
+    out, shape = _call(backend, device)
     finite = bool(out.isfinite().all())
     found = f"an output of shape {tuple(shape)}{'' if finite else ', which is not finite'}"
-    return _result("first-call", finite, found, f"assay check {spec.candidate.backend}")
+    return _result("first-call", finite, found, f"assay check {candidate}")
 
 
 def _call(backend: Backend, device: str) -> tuple[Tensor, tuple[int, ...]]:

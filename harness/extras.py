@@ -61,7 +61,11 @@ def _packages(extra: str) -> set[str]:
     for line in lines:
         if match := re.fullmatch(rf"""([\w.-]+)(?:\[([\w,]+)\])?{condition}""", line):
             name, inner = match[1], match[2]
-            found |= {one for part in inner.split(",") for one in _packages(part)} if name == DISTRIBUTION else {name}
+            found |= (
+                {package for part in inner.split(",") for package in _packages(part)}
+                if name == DISTRIBUTION
+                else {name}
+            )
     return found
 
 

@@ -125,10 +125,11 @@ class OpenRun:
             spec: as in `run`, and so are `out`, `baselines`, `display` and the errors.
             kept_running: whether `servers` is to be used, which needs both servers at the same time.
         """
-        plan, bench = prepare(spec), plan_latency(spec)
+        plan = prepare(spec)
+        bench = plan_latency(plan)
         if kept_running and len(plan.roles) > 1:
             check_together(plan, "they run as long as the tests")
-        folder = open_folder(plan, out or default_folder(spec), "gate" if baselines else "run")
+        folder = open_folder(plan, out or default_folder(spec.candidate.backend), "gate" if baselines else "run")
         display.say(f"Run {folder.path}: {spec.candidate.backend} against {spec.reference.backend}.")
         if baselines:
             status = attach_baselines(folder)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, computed_field, model_validator
 
@@ -62,15 +62,6 @@ def cause_of(findings: Sequence[Finding]) -> Finding | None:
     return cause.model_copy(update={"does": f"{words}, only where {cause.only}" if cause.only else words})
 
 
-def html_of(verdict: Verdict, summary: str, findings: Iterable[Finding]) -> str:
-    """Format a verdict as a notebook shows it: the summary, and what is wrong."""
-    wrong = [
-        f"<li>{escape(' '.join(filter(None, [finding.sentence, finding.observed])))}</li>"
-        for finding in serious(findings)
-    ]
-    return f"<p><strong>{verdict}</strong>: {escape(summary)}</p>" + (f"<ul>{''.join(wrong)}</ul>" if wrong else "")
-
-
 def kernel_verdict(findings: Iterable[Finding], missing: Collection[str], compared: Iterable[Verdict] = ()) -> Verdict:
     """Decide the verdict on a kernel that was run without a server.
 
@@ -83,6 +74,40 @@ def kernel_verdict(findings: Iterable[Finding], missing: Collection[str], compar
     if serious(findings) or "regression" in verdicts:
         return "regression"
     return "inconclusive" if missing or verdicts - {"pass"} else "pass"
+
+
+class KernelResult:
+    """Base of the results of a kernel on calls, without a server: what is wrong with it, and what was not tested, decide."""
+
+    if TYPE_CHECKING:  # fields or properties of the results
+
+        @property
+        def findings(self) -> tuple[Finding, ...]: ...
+        @property
+        def missing(self) -> tuple[str, ...]: ...
+        def summary(self) -> str: ...
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.verdict}: {self.summary()}>"
+
+    def _repr_html_(self) -> str:
+        """Format the verdict as a notebook shows it: the summary, and what is wrong."""
+        wrong = [
+            f"<li>{escape(' '.join(filter(None, [finding.sentence, finding.observed])))}</li>"
+            for finding in serious(self.findings)
+        ]
+        listed = f"<ul>{''.join(wrong)}</ul>" if wrong else ""
+        return f"<p><strong>{self.verdict}</strong>: {escape(self.summary())}</p>{listed}"
+
+    @property
+    def verdict(self) -> Verdict:
+        """ "regression" if a finding is more severe than "info", else "inconclusive" if something is missing, else "pass"."""
+        return kernel_verdict(self.findings, self.missing)
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """The exit code of the command: it follows from the verdict."""
+        return exit_code_of(self.verdict)
 
 
 class Decided(Part):

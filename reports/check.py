@@ -79,8 +79,8 @@ def message(result: CheckResult) -> str:
         lines += [f"  {name:<{widths[0]}}  {wrong:<{widths[1]}}  {right}" for name, wrong, right in table]
         lines += [f"  {indifferent(result.axes)}"]
     lines += [f"covered: {result.coverage.sentence}"] if result.coverage.sentence else []
-    lines += [f"missing: {one}" for one in result.missing]
-    lines += [f"not covered: {one}" for one in not_covered(result)]
+    lines += [f"missing: {requirement}" for requirement in result.missing]
+    lines += [f"not covered: {gap}" for gap in not_covered(result)]
     if result.smallest:
         lines += ["", f"smallest failing call: {result.smallest}"]
     lines += [f"reproduce: {result.again}"] if result.again else []
@@ -148,9 +148,11 @@ def check_document(result: CheckResult, verbose: bool = False) -> Document:
     """
     summary, gaps, shown = result.summary(), not_covered(result), result.traceback if verbose else ""
     covered = [f"Covered: {result.coverage.sentence}."] if result.coverage.sentence else []
-    missing = [f"Missing for a pass: {one}" for one in result.missing]
-    left: list[Block] = [Line(f"Missing: {one}") for one in result.missing if result.exit_code == ExitCode.NO_VERDICT]
-    left += [Line(f"Not covered: {one}") for one in gaps]
+    missing = [f"Missing for a pass: {requirement}" for requirement in result.missing]
+    left: list[Block] = [
+        Line(f"Missing: {requirement}") for requirement in result.missing if result.exit_code == ExitCode.NO_VERDICT
+    ]
+    left += [Line(f"Not covered: {gap}") for gap in gaps]
     body: list[Block] = [
         Only("terminal", [Line(f"{summary}. {result.seconds:.1f} s."), *map(Line, covered)]),
         Section("findings", "Findings", [Findings(result.findings)]),
@@ -158,7 +160,7 @@ def check_document(result: CheckResult, verbose: bool = False) -> Document:
         *_where(result),
         Only("terminal", left),
     ]
-    if listed := [*covered, *missing, *(f"Not covered: {one}" for one in gaps)]:
+    if listed := [*covered, *missing, *(f"Not covered: {gap}" for gap in gaps)]:
         body.append(Only("page", [Section("covered", "What it covered", [Items(listed)])]))
     return Document(
         command="check",

@@ -134,7 +134,7 @@ def _asked(state: BisectState) -> Facts:
 def _named(state: BisectState, result: BisectResult) -> Section:
     """The commit; the suspects where none could be named."""
     if (note := result.commit) is None:
-        subjects = {one.commit: one.subject for one in state.history}
+        subjects = {commit.commit: commit.subject for commit in state.history}
         suspects = [
             (Cell(commit[:12], code=True), f" {one_line(subjects[commit])}") for commit in result.suspects[:_SUSPECTS]
         ]

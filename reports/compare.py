@@ -95,7 +95,7 @@ def _scores(result: CompareResult) -> list[Block]:
     whole = [result.overall] if result.overall and len(result.tasks) > 1 else []
     rows = [_task(task) for task in [*result.tasks, *whole]]
     refused: list[Block] = [
-        Line(f"{one_line(one.task, 60)}: {one_line(one.why, 600)}", "quiet") for one in result.tasks if one.refused
+        Line(f"{one_line(task.task, 60)}: {one_line(task.why, 600)}", "quiet") for task in result.tasks if task.refused
     ]
     table = Table(_TASK_COLUMNS, rows, most=SHOWN)
     return [Section("scores", "Scores", [table, Only("page", refused)], announced=True)]
@@ -105,7 +105,7 @@ def _times(result: CompareResult) -> list[Block]:
     if not result.latencies:
         return []
     why = Items([f"{latency.title}: {latency.why}" for latency in result.latencies])
-    table = Table(_LATENCY_COLUMNS, [_latency(one) for one in result.latencies])
+    table = Table(_LATENCY_COLUMNS, [_latency(latency) for latency in result.latencies])
     return [Section("latency", "Latency, B over A", [table, Only("page", [why])], announced=True)]
 
 
@@ -178,10 +178,10 @@ def _ms(seconds: float | None) -> str:
 def runs_compared_document(result: RunsComparison) -> Document:
     """The runs, the rows in which they differ, the flips of each beside A, and what each is beside A."""
     cases = []
-    for one, pair in zip(result.runs[1:], result.pairs, strict=True):
-        reasons = [one.sentence, *pair.reasons[1:], result.covers]
-        cases.append(CaseResult(one.name, "assay.compare", pair.verdict, one.sentence, reasons))
-        cases += [CaseResult.of(check, f"assay.compare.{one.name}.checks") for check in pair.checks]
+    for run, pair in zip(result.runs[1:], result.pairs, strict=True):
+        reasons = [run.sentence, *pair.reasons[1:], result.covers]
+        cases.append(CaseResult(run.name, "assay.compare", pair.verdict, run.sentence, reasons))
+        cases += [CaseResult.of(check, f"assay.compare.{run.name}.checks") for check in pair.checks]
     grids = [grid for maps in result.maps for grid in _named(result, maps)][:MOST_MAPS]
     repeat: list[Block] = [Code(result.reproduce, "Repeat this comparison")] if result.reproduce else []
     body: list[Block] = [
@@ -206,19 +206,19 @@ def runs_compared_document(result: RunsComparison) -> Document:
 def _runs(result: RunsComparison) -> list[Block]:
     cards: list[tuple[Words, ...]] = []
     lines: list[Block] = []
-    for one in result.runs:
-        run, verdict = one.run, one.run.verdict or "error"
+    for entry in result.runs:
+        run, verdict = entry.run, entry.run.verdict or "error"
         about = f"{run.candidate} against {run.reference}, {when(run.created)}, {run.folder}"
         lines.append(
-            Line((f"{one.name}  ", Cell(f"{VERDICTS[verdict].sign} {verdict}", verdict), f"  {one_line(about, 300)}"))
+            Line((f"{entry.name}  ", Cell(f"{VERDICTS[verdict].sign} {verdict}", verdict), f"  {one_line(about, 300)}"))
         )
         lines += [Line(f"   {one_line(run.cause, 300)}", "quiet")] if run.cause else []
         own = f"Worst own error {worst_text(run.worst)}{' its bound' if run.worst and run.worst.multiple is not None else ''}."
-        card: list[Words] = [Cell(f"{one.name} {when(run.created)}"), Cell(verdict, verdict)]
+        card: list[Words] = [Cell(f"{entry.name} {when(run.created)}"), Cell(verdict, verdict)]
         card.append(f"{one_line(run.candidate, 80)} against {one_line(run.reference, 80)}")
         card += [Cell(one_line(run.cause, 160), "strong")] if run.cause else []
         card += [Cell(own, "quiet"), Cell(one_line(run.folder, 160), code=True)]
-        card += [one.sentence] if one.sentence and len(result.runs) > 2 else []
+        card += [entry.sentence] if entry.sentence and len(result.runs) > 2 else []
         cards.append(tuple(card))
     return [Only("terminal", lines), Only("page", [Facts(cards, "cards")])]
 
@@ -257,24 +257,24 @@ def _equal(result: RunsComparison) -> list[Block]:
 def _beside(result: RunsComparison) -> list[Block]:
     blocks: list[Block] = []
     said: list[Block] = [Line("")]
-    for one, pair in zip(result.runs[1:], result.pairs, strict=True):
+    for run, pair in zip(result.runs[1:], result.pairs, strict=True):
         lines: list[Block] = []
         for flip in pair.flips[:FLIPS_SHOWN]:
-            words = f"{one.name} {flip.direction}: {flip.key[:32]}, expected {flip.target!r}: A {flip.a!r}, {one.name} {flip.b!r}"
+            words = f"{run.name} {flip.direction}: {flip.key[:32]}, expected {flip.target!r}: A {flip.a!r}, {run.name} {flip.b!r}"
             lines.append(Line(one_line(words, 300)))
         if pair.flips and pair.overall:
             whole = pair.overall
             counts = Line(f"{whole.lost:,} lost, {whole.gained:,} gained of {whole.pairs:,}.", "quiet")
-            fold = Fold(f"The first {len(pair.flips)}", [_flips_table(pair.flips, one.name)])
+            fold = Fold(f"The first {len(pair.flips)}", [_flips_table(pair.flips, run.name)])
             left = more(whole.lost + whole.gained - FLIPS_SHOWN, "more flip")
-            title = f"Questions lost and gained by {one.name}"
+            title = f"Questions lost and gained by {run.name}"
             blocks.append(
-                Section(f"flips-{one.name}", title, [Only("page", [counts, fold]), Only("terminal", lines), *left])
+                Section(f"flips-{run.name}", title, [Only("page", [counts, fold]), Only("terminal", lines), *left])
             )
-        checks = Section(f"checks-{one.name}", f"Checks of {one.name} beside A", [Checks(pair.checks)])
+        checks = Section(f"checks-{run.name}", f"Checks of {run.name} beside A", [Checks(pair.checks)])
         blocks.append(Only("page", [checks]))
-        if len(result.runs) > 2 and one.compared:  # the last line of the command says it of two
-            said.append(Line((Cell(f"{VERDICTS[one.compared].sign} ", one.compared), one_line(one.sentence, 700))))
+        if len(result.runs) > 2 and run.compared:  # the last line of the command says it of two
+            said.append(Line((Cell(f"{VERDICTS[run.compared].sign} ", run.compared), one_line(run.sentence, 700))))
     return [*blocks, Only("terminal", said)]
 
 

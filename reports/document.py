@@ -6,7 +6,7 @@ document; its JSON is that of the result itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ from assay.harness.picture import Picture
 from assay.harness.text import counted, one_line
 from assay.harness.verdict import Check, CheckStatus, Finding, Verdict, exit_code_of
 
-Medium = Literal["terminal", "page", "markdown"]
+Medium = Literal["terminal", "page", "markdown", "github"]
 Outcome = Verdict | Literal["ok", "failed", "missing", "not checked"]
 CHECK_SIGNS: dict[CheckStatus, str] = {"ok": "✓", "failed": "✕", "missing": "?", "not checked": "–"}
 
@@ -274,6 +274,10 @@ class Suite:
     created: str = ""
 
 
+def _json(result: BaseModel) -> str:
+    return result.model_dump_json(indent=2, by_alias=True)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Document:
     """A result as every renderer shows it.
@@ -294,7 +298,9 @@ class Document:
         foot: what a page says at its end, before the command that made it.
         suites: for JUnit.
         result: what its JSON holds; None for a document without.
+        json: writes the result.
         name: of the JUnit document.
+        page: where its page is; the last line of an output names it.
     """
 
     command: str
@@ -312,7 +318,9 @@ class Document:
     foot: str = ""
     suites: Sequence[Suite] = ()
     result: BaseModel | None = None
+    json: Callable[[Any], str] = _json
     name: str = "assay"
+    page: str = ""
 
     @property
     def code(self) -> int:
@@ -327,13 +335,14 @@ class Document:
             return ""
         if self.exit_code is not None:
             return one_line(self.headline, 700) + (f" (exit code {self.exit_code})" if self.exit_code else "")
-        return one_line(f"{(self.word or self.verdict or '').upper()} (exit code {self.code}): {self.headline}", 700)
+        said = one_line(f"{(self.word or self.verdict or '').upper()} (exit code {self.code}): {self.headline}", 700)
+        return one_line(f"{one_line(said, 440)} Report: {self.page}", 700) if self.page else said
 
 
 def plain(words: Words) -> str:
     """Words without markup, on one line."""
     parts = words if isinstance(words, tuple) else (words,)
-    notes = (one if isinstance(one, str) else one.text + (f" ({one.note})" if one.note else "") for one in parts)
+    notes = (part if isinstance(part, str) else part.text + (f" ({part.note})" if part.note else "") for part in parts)
     return one_line("".join(notes), 700)
 
 

@@ -32,8 +32,8 @@ def _marked(wrong: str, right: str) -> str:
     """Wrong code with a mark on each line that the right code does not have."""
     lines, others = wrong.rstrip("\n").split("\n"), right.rstrip("\n").split("\n")
     kept = {
-        at for found in difflib.SequenceMatcher(None, lines, others, autojunk=False).get_matching_blocks()
-        for at in range(found.a, found.a + found.size)
+        at for block in difflib.SequenceMatcher(None, lines, others, autojunk=False).get_matching_blocks()
+        for at in range(block.a, block.a + block.size)
     }  # fmt: skip
     return "\n".join(line if at in kept else f"{line}{_MARK}" for at, line in enumerate(lines))
 

@@ -21,7 +21,7 @@ def certificate_document(certificate: Certificate) -> Document:
     brief = [number for number in _BRIEF if number in columns]
     sections = []
     for kind, title in _KINDS.items():
-        examined = [one for one in certificate.examined if one.kind == kind]
+        examined = [task for task in certificate.examined if task.kind == kind]
         sections += [Section(kind, title, [_table(examined, columns)])] if examined else []
     body: list[Block] = [
         Only("terminal", [_table(certificate.examined, brief)]),
@@ -47,17 +47,17 @@ def _table(examined: Sequence[Examined], columns: Sequence[int]) -> Table:
 
 def _headline(certificate: Certificate) -> str:
     """One sentence: how many faults were caught, named and pinned, and how many false alarms there were."""
-    faults = [one for one in certificate.having("caught", "missed") if one.kind == "fault"]
-    caught = [one for one in faults if one.outcome == "caught"]
-    named = [one for one in caught if one.named is not None]
-    harmless = [one for one in certificate.examined if one.kind != "fault"]
+    faults = [task for task in certificate.having("caught", "missed") if task.kind == "fault"]
+    caught = [fault for fault in faults if fault.outcome == "caught"]
+    named = [task for task in caught if task.named is not None]
+    harmless = [task for task in certificate.examined if task.kind != "fault"]
     alarms = len(certificate.having("false alarm"))
-    hidden = sum(one.hidden for one in faults)
+    hidden = sum(fault.hidden for fault in faults)
     text = f"{len(caught)} of {len(faults)} faults caught"
     text += f", {hidden} hidden by the noise of {certificate.envelope.noise}" if hidden else ""
-    text += f"; {sum(bool(one.named) for one in named)} of {len(named)} with a name named" if named else ""
+    text += f"; {sum(bool(task.named) for task in named)} of {len(named)} with a name named" if named else ""
     text += (
-        f"; {sum(bool(one.pinned) for one in caught)} of {len(caught)} pinned; {alarms} false alarm{'s' * (alarms != 1)} on "
+        f"; {sum(bool(task.pinned) for task in caught)} of {len(caught)} pinned; {alarms} false alarm{'s' * (alarms != 1)} on "
         f"{len(harmless)} equivalent faults and honest kernels"
     )
     unfinished = len(certificate.having("crash", "time-out"))
@@ -92,7 +92,7 @@ def _envelope(envelope: CertifiedEnvelope) -> str:
 def not_caught(certificate: Certificate) -> list[str]:
     """A line for everything that is not as it should be, with the reason, and for faults that do not show."""
     wrong = certificate.having("missed", "false alarm", "crash", "time-out", "not shown")
-    return [f"{one.id}: {one.outcome}: {one_line(one.why)}" for one in wrong]
+    return [f"{task.id}: {task.outcome}: {one_line(task.why)}" for task in wrong]
 
 
 def _row(one: Examined) -> tuple[Words, ...]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from assay.harness.judge.report import Report
+from collections.abc import Sequence
+
 from assay.harness.text import one_line
+from assay.reports import document as doc
 
 _MAX_ANNOTATIONS = 8
 """GitHub shows at most ten annotations of each level per step."""
@@ -11,28 +13,33 @@ _MAX_TITLE = 200
 """GitHub shows at most 255 characters of a title."""
 
 
-def workflow_commands(report: Report) -> str:
+def workflow_commands(document: doc.Document) -> str:
     """One workflow command for the verdict, one per finding, and one per unmet check.
 
     A regression and a serious finding are errors, a pass is a notice, everything else is a warning. Titles of findings and checks
     begin with their stable ids.
     """
-    level = {"pass": "notice", "regression": "error"}.get(report.verdict, "warning")
-    todo = f" {report.reasons[0]}" if report.failure and report.reasons else ""
-    lines = [_command(level, f"assay: {report.verdict}", f"{report.headline.rstrip('.')}.{todo}")]
-    for finding in report.findings[:_MAX_ANNOTATIONS]:
-        kind = "error" if finding.severity == "serious" else "warning"
-        lines.append(
-            _command(
-                kind,
-                f"assay {finding.id}: {finding.where}",
-                f"{finding.sentence} To reproduce: {finding.reproduce}",
-            )
-        )
-    for check in [check for check in report.checks if check.status in ("failed", "missing")][:_MAX_ANNOTATIONS]:
-        title = f"assay {check.id}: {check.title}"
-        lines.append(_command("warning", title, f"{check.found}. To resolve: {check.settles}"))
-    return "".join(f"{line}\n" for line in lines)
+    level = {"pass": "notice", "regression": "error"}.get(document.verdict or "", "warning")
+    said, lines = f"{document.headline.rstrip('.')}.", []
+    for block in (block for part in document.body for block in _blocks(part)):
+        match block:
+            case doc.Line():
+                said += f" {doc.plain(block.text)}"
+            case doc.Findings():
+                for finding in block.findings[:_MAX_ANNOTATIONS]:
+                    kind = "error" if finding.severity == "serious" else "warning"
+                    says = f"{finding.sentence} To reproduce: {finding.reproduce}"
+                    lines.append(_command(kind, f"assay {finding.id}: {finding.where}", says))
+            case doc.Checks():
+                unmet = [check for check in block.checks if check.status in ("failed", "missing")]
+                for check in unmet[:_MAX_ANNOTATIONS]:
+                    says = f"{check.found}. To resolve: {check.settles}"
+                    lines.append(_command("warning", f"assay {check.id}: {check.title}", says))
+    return "\n".join([_command(level, f"assay: {document.verdict}", said), *lines, ""])
+
+
+def _blocks(block: doc.Block) -> Sequence[doc.Block]:
+    return block.blocks if isinstance(block, doc.Only) and block.medium == "github" else ()
 
 
 def _command(level: str, title: str, message: str) -> str:

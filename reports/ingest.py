@@ -49,7 +49,7 @@ def claims_document(checked: CheckedClaims) -> Document:
             Line(f"{_SIGNS[claim.outcome]} {claim.outcome}: {one_line(claim.claim)}: {one_line(claim.why, 400)}")
         )
         body.append(Items([f"  {one_line(line, 300)}" for line in claim.cites]))
-    said = "; ".join(f"{one.outcome}: {one.claim}" for one in checked.claims)
+    said = "; ".join(f"{claim.outcome}: {claim.claim}" for claim in checked.claims)
     return Document(
         command="verify-claim", title=said, verdict=None, exit_code=checked.exit_code, headline=said, body=body, result=checked
     )  # fmt: skip
@@ -109,7 +109,11 @@ def _in_brief(document: ingested.FileDocument) -> list[Block]:
 def _findings(result: IngestResult) -> Section:
     blocks: list[Block] = []
     several = len(result.documents) > 1
-    quiet = [one_line(one.file.path) for one in result.documents if not one.findings and one.file.format != UNKNOWN]
+    quiet = [
+        one_line(document.file.path)
+        for document in result.documents
+        if not document.findings and document.file.format != UNKNOWN
+    ]
     for document in result.documents:
         if several and (document.findings or document.file.format == UNKNOWN):
             blocks.append(Line(one_line(document.file.path, 120), "strong"))

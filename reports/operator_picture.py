@@ -102,7 +102,7 @@ def svg(picture: Picture, width: int = WIDTH) -> str:
         An ``<svg>`` element.
     """
     keys = max(1, len(picture.key_indices))
-    label = max(text_width(one, TICK_SIZE) for one in ("query", *_query_labels(picture))) + 8
+    label = max(text_width(label_, TICK_SIZE) for label_ in ("query", *_query_labels(picture))) + 8
     gap = _GAP if width >= WIDTH else _NARROW_GAP
     across = _cell(width - label - _RIGHT - 2 * gap, 3, keys)
     above, room = _cell(width - label - _RIGHT - gap, 2, keys), width - label - _RIGHT

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
+from pathlib import Path
 
 from assay.harness.judge.latency_result import ratio_text, worst_ratio
 from assay.harness.judge.report import (
@@ -46,6 +47,7 @@ from assay.reports.document import (
     Weights,
     Words,
 )
+from assay.reports.json_report import to_json
 from assay.reports.layer_section import layer_diff_section
 from assay.reports.markdown import markdown_lines
 from assay.reports.page import TEXT_SHOWN
@@ -62,8 +64,8 @@ _COMMENT_LOG, _COMMAND_LINES, _COMMAND = 16, 3, 2_000
 _SUITES = ("Suite", "Verdict", "Reference", "Candidate", "Differences", "Measured (interval)", "Bound")
 
 
-def run_document(report: Report) -> Document:
-    """All that a report says, for every medium."""
+def run_document(report: Report, page: str | Path = "") -> Document:
+    """All that a report says, for every medium; with the path of its page, if there is one to name."""
     code = one_line(report.candidate.backend, 60), one_line(report.reference.backend, 60)
     compared = (Cell(report.candidate.backend, code=True), " against ", Cell(report.reference.backend, code=True))
     return Document(
@@ -81,12 +83,24 @@ def run_document(report: Report) -> Document:
             f"run {report.run_id}, {report.seconds:.0f} s",
             f"Exit code {report.exit_code}",
         ],
-        body=[Only("terminal", _brief(report)), Only("page", _page(report)), Only("markdown", _comment(report))],
+        body=[
+            Only("terminal", _brief(report)),
+            Only("page", _page(report)),
+            Only("markdown", _comment(report)),
+            Only("github", _annotations(report)),
+        ],
         contents=True,
         foot=f"{report.schema_id}. Next to this file: report.json, the complete report, and records.jsonl, every answer.",
         suites=_cases(report),
         result=report,
+        json=to_json,
+        page=str(page),
     )
+
+
+def _annotations(report: Report) -> list[Block]:
+    todo = [Line(reason) for reason in report.reasons[:1] if report.failure]
+    return [*todo, Findings(report.findings), Checks(report.checks)]
 
 
 def _brief(report: Report) -> list[Block]:

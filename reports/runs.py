@@ -31,8 +31,8 @@ def runs_document(listed: RunList, beside: Path) -> Document:
         listed: the runs.
         beside: the folder of the page, from which its links lead to the runs' own pages.
     """
-    newest = next((one for one in listed.runs if one.verdict is not None), None)
-    unread = [one for one in listed.runs if one.verdict is None]
+    newest = next((run for run in listed.runs if run.verdict is not None), None)
+    unread = [run for run in listed.runs if run.verdict is None]
     treated = f"{one_line(newest.candidate, 80)} against {one_line(newest.reference, 80)}" if newest else ""
     body: list[Block] = [Only("terminal", [Line(f"No run in {listed.folder}.")])] if not listed.runs else []
     for number, history in enumerate(listed.histories, 1):
@@ -43,7 +43,7 @@ def runs_document(listed: RunList, beside: Path) -> Document:
             )
         )
     if unread:
-        lines = [f"{one_line(one.folder, 200)}: {one_line(one.problem, 300)}" for one in unread]
+        lines = [f"{one_line(run.folder, 200)}: {one_line(run.problem, 300)}" for run in unread]
         body.append(Section("unread", "Without a report", [Items(lines)], announced=True))
     return Document(
         command="runs",
@@ -85,27 +85,27 @@ def level(worst: Worst | None) -> str:
 
 
 def _suites(history: Sequence[RunLine]) -> list[str]:
-    return list(dict.fromkeys(name for one in reversed(history) for name in one.suites))
+    return list(dict.fromkeys(name for run in reversed(history) for name in run.suites))
 
 
 def _brief(history: Sequence[RunLine]) -> list[Block]:
     """For a terminal: two lines for each run, and for each suite a strip with a character for each run."""
     lines: list[Block] = []
-    for one in reversed(history):
-        assert one.verdict is not None
-        verdict = Cell(f"{VERDICTS[one.verdict].sign} {one.verdict:<12} ", one.verdict)
-        rest = f"own error {worst_text(one.worst):<10} {one_line(one.folder, 200)}"
-        lines.append(Line((f"  {when(one.created)}  ", verdict, rest)))
-        lines += [Line(f"{'':24}{one_line(one.cause, 58)}", "quiet")] if one.cause else []
+    for run in reversed(history):
+        assert run.verdict is not None
+        verdict = Cell(f"{VERDICTS[run.verdict].sign} {run.verdict:<12} ", run.verdict)
+        rest = f"own error {worst_text(run.worst):<10} {one_line(run.folder, 200)}"
+        lines.append(Line((f"  {when(run.created)}  ", verdict, rest)))
+        lines += [Line(f"{'':24}{one_line(run.cause, 58)}", "quiet")] if run.cause else []
     last = history[-_STRIP:]
     if len(history) > 1:
-        strips = [("verdict", [one.verdict for one in last])]
-        strips += [(name, [one.suites.get(name) for one in last]) for name in _suites(last)]
+        strips = [("verdict", [run.verdict for run in last])]
+        strips += [(name, [run.suites.get(name) for run in last]) for name in _suites(last)]
         for name, verdicts in strips:
-            signs = [_DOT if found is None else Cell(VERDICTS[found].sign, found) for found in verdicts]
+            signs = [_DOT if verdict is None else Cell(VERDICTS[verdict].sign, verdict) for verdict in verdicts]
             lines.append(Line((f"  {name:<12} ", *signs)))
-        if any(one.worst for one in last):
-            lines.append(Line(f"  {'own error':<12} {''.join(level(one.worst) for one in last)}"))
+        if any(run.worst for run in last):
+            lines.append(Line(f"  {'own error':<12} {''.join(level(run.worst) for run in last)}"))
         key = "oldest to newest; own error: ▁▂ within its bound, █ 100x or more"
         lines.append(Line(f"  {'':<12} {key}", "quiet"))
     return [Only("terminal", lines)]
@@ -117,24 +117,24 @@ def _history(history: Sequence[RunLine]) -> list[Block]:
     last = history[-_STRIP:]
     rows: list[tuple[Words, ...]] = []
     for suite in _suites(history):
-        found = [one.suites.get(suite) for one in last]
+        found = [run.suites.get(suite) for run in last]
         rows.append(
             (one_line(suite, 30), *(_DOT if verdict is None else Cell(verdict, sign=verdict) for verdict in found))
         )
-    rows.append(("worst own error", *(f"{worst_text(one.worst)} {level(one.worst)}" for one in last)))
-    columns = ("Suite", *(when(one.created)[5:16] for one in last))
+    rows.append(("worst own error", *(f"{worst_text(run.worst)} {level(run.worst)}" for run in last)))
+    columns = ("Suite", *(when(run.created)[5:16] for run in last))
     note = "Own error as a multiple of its bound; at most 1x is within it. A dot: the run had no such suite."
     return [Table(columns, rows, "History, oldest to newest", note, style="history")]
 
 
 def _table(history: Sequence[RunLine], beside: Path) -> Table:
     rows: list[tuple[Words, ...]] = []
-    for one in reversed(history):
-        headline = one_line(one.headline, 200)
-        why = Cell(one_line(one.cause, 100), "strong", note=headline) if one.cause else headline
-        verdict, folder = one.verdict or "", Cell(one_line(one.folder, 200), code=True, link=_link(one, beside))
-        own = worst_text(one.worst)
-        rows.append((when(one.created), f"{one.seconds:,.0f} s", Cell(verdict, verdict), own, why, folder))
+    for run in reversed(history):
+        headline = one_line(run.headline, 200)
+        why = Cell(one_line(run.cause, 100), "strong", note=headline) if run.cause else headline
+        verdict, folder = run.verdict or "", Cell(one_line(run.folder, 200), code=True, link=_link(run, beside))
+        own = worst_text(run.worst)
+        rows.append((when(run.created), f"{run.seconds:,.0f} s", Cell(verdict, verdict), own, why, folder))
     return Table(
         ("Date", "Took", "Verdict", "Worst own error", "Why", "Folder"), rows, numbers=(1,), style="runs stacked"
     )

@@ -220,4 +220,4 @@ def _style(words: doc.Words) -> str:
 
 def _text(words: doc.Words, style: str) -> Text:
     parts = words if isinstance(words, tuple) else (words,)
-    return Text.assemble(*((one if isinstance(one, str) else one.text, _style(one)) for one in parts), style=style)
+    return Text.assemble(*((part if isinstance(part, str) else part.text, _style(part)) for part in parts), style=style)

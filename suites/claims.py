@@ -17,7 +17,7 @@ def needs(spec: RunSpec, *suites: str) -> None:
 def check(report: Report, *ids: str) -> None:
     """Pass if the checks with these ids are ok; skip if one was not checked."""
     __tracebackhide__ = True
-    found = {one.id: one for one in report.checks}
+    found = {each.id: each for each in report.checks}
     for id_ in ids:
         if id_ not in found:
             pytest.fail(f"the report has no check {id_!r}: the run ended early ({report.headline} {report.reasons[0]})")
@@ -31,7 +31,7 @@ def check(report: Report, *ids: str) -> None:
 def suite(report: Report, id_: str) -> None:
     """Pass if the suite's verdict is pass."""
     __tracebackhide__ = True
-    found = {one.id: one for one in report.suites}
+    found = {each.id: each for each in report.suites}
     if id_ not in found:
         pytest.fail(f"the suite {id_!r} did not run: {report.headline} {report.reasons[0]}", pytrace=False)
     if found[id_].verdict != "pass":

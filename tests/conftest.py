@@ -194,6 +194,25 @@ def stand_ins(name: str) -> ModuleType:
 
 
 @pytest.fixture
+def call(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """A function that runs assay with these arguments in this process and returns its exit code.
+
+    They follow those of the module's COMMAND, if it has one.
+    """
+    command = ("assay", *getattr(request.module, "COMMAND", ()))
+
+    def run(*arguments: str | Path) -> int:
+        from assay.harness import cli
+
+        monkeypatch.setattr(sys, "argv", [*command, *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return int(ended.value.code or 0)
+
+    return run
+
+
+@pytest.fixture
 def not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """assay is on the path only: there is no distribution of it."""
     real = Distribution.from_name

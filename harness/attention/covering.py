@@ -46,9 +46,14 @@ def covering(
         Rows, axis -> value. The first ones cover most.
     """
     chance = random.Random(seed)
-    table = [(group, set(product(*(dict.fromkeys(map(one.of, axes[one.axis])) for one in group)))) for group in groups]
+    table = [
+        (group, set(product(*(dict.fromkeys(map(feature.of, axes[feature.axis])) for feature in group))))
+        for group in groups
+    ]
     missing = dict(enumerate(table))
-    of_axis = {axis: [n for n, (group, _) in missing.items() if axis in {one.axis for one in group}] for axis in axes}
+    of_axis = {
+        axis: [n for n, (group, _) in missing.items() if axis in {feature.axis for feature in group}] for axis in axes
+    }
 
     words = {combination: repr(combination) for _, left in table for combination in left}
 
@@ -56,11 +61,11 @@ def covering(
         """Count, for each of these values of the axis, the missing combinations including the axis that the row would cover."""
         found = [0] * len(values)
         for group, left in (missing[number] for number in of_axis[axis]):
-            if not left or any(one.axis != axis and one.axis not in row for one in group):
+            if not left or any(feature.axis != axis and feature.axis not in row for feature in group):
                 continue
-            of_value = next(one.of for one in group if one.axis == axis)
-            place = next(at for at, one in enumerate(group) if one.axis == axis)
-            others = [one.of(row[one.axis]) if one.axis != axis else None for one in group]
+            of_value = next(feature.of for feature in group if feature.axis == axis)
+            place = next(at for at, feature in enumerate(group) if feature.axis == axis)
+            others = [feature.of(row[feature.axis]) if feature.axis != axis else None for feature in group]
             before, after = tuple(others[:place]), tuple(others[place + 1 :])
             for number, value in enumerate(values):
                 found[number] += (*before, of_value(value), *after) in left
@@ -68,27 +73,27 @@ def covering(
 
     def settle(row: Row) -> None:
         for group, left in missing.values():
-            left.discard(tuple(one.of(row[one.axis]) for one in group))
+            left.discard(tuple(feature.of(row[feature.axis]) for feature in group))
 
     for known in covered:
         settle(known)
     rows: list[Row] = []
     used = {(axis, value): 0 for axis, values in axes.items() for value in values}
     while any(left for _, left in missing.values()):
-        group, left = max(missing.values(), key=lambda one: len(one[1]))
-        wanted = dict(zip(group, min(left, key=lambda one: words[tuple(one)]), strict=True))
+        group, left = max(missing.values(), key=lambda tuples: len(tuples[1]))
+        wanted = dict(zip(group, min(left, key=lambda values: words[tuple(values)]), strict=True))
         row: Row = {}
-        for axis in (*(one.axis for one in group), *chance.sample(list(axes), len(axes))):
+        for axis in (*(feature.axis for feature in group), *chance.sample(list(axes), len(axes))):
             if axis in row:
                 continue
             allowed = [
                 value
                 for value in axes[axis]
-                if all(one.of(value) == wish for one, wish in wanted.items() if one.axis == axis)
+                if all(feature.of(value) == wish for feature, wish in wanted.items() if feature.axis == axis)
             ]
             tried = chance.sample(allowed, len(allowed))
             best = zip(gains(row, axis, tried), [-used[axis, value] for value in tried], strict=True)
-            row[axis] = max(zip(best, tried, strict=True), key=lambda one: one[0])[1]
+            row[axis] = max(zip(best, tried, strict=True), key=lambda scored: scored[0])[1]
         settle(row)
         for axis, value in row.items():
             used[axis, value] += 1

@@ -210,8 +210,11 @@ def _ways(family: NoiseFamily) -> tuple[_Way, ...]:
 
 
 def _depends_on_blocks(family: NoiseFamily) -> bool:
-    stored = [one for one in (family.q, family.k, family.v, family.p) if one is not None]
-    return any(one.per == "block" and FORMATS[one.format].scaled for one in stored) or family.p is not None
+    stored = [quantised for quantised in (family.q, family.k, family.v, family.p) if quantised is not None]
+    return (
+        any(quantised.per == "block" and FORMATS[quantised.format].scaled for quantised in stored)
+        or family.p is not None
+    )
 
 
 def _groups(call: AttentionCall, rows: Tensor | None) -> list[SequenceGroup]:

@@ -183,8 +183,8 @@ def _check(interpreter: Any) -> None:
 def _tensors(interpreter: Any, argument: Any) -> Iterator[Any]:
     """Yield the tensors of an argument: itself, of a tuple, or the base of a descriptor."""
     if isinstance(argument, tuple):
-        for one in argument:
-            yield from _tensors(interpreter, one)
+        for part in argument:
+            yield from _tensors(interpreter, part)
     elif isinstance(argument, interpreter.TensorDescriptor):
         yield from _tensors(interpreter, argument.base)
     elif hasattr(argument, "data_ptr") and hasattr(tensor := getattr(argument, "base", argument), "untyped_storage"):

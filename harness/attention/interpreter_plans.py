@@ -117,7 +117,7 @@ class _Recorder:
             if id(value) in self._places:
                 return self._places[id(value)]
             self._is_whole = False  # nobody knows where it comes from
-        elif isinstance(value, list | tuple) and any(isinstance(one, self._handle) for one in value):
+        elif isinstance(value, list | tuple) and any(isinstance(part, self._handle) for part in value):
             self._is_whole = False
         return "constant", self._constant(value)
 
@@ -221,7 +221,7 @@ class _Plans:
         if kind is int or kind is bool or kind is str:
             return kind, value
         if kind is tuple:
-            return tuple([self._described(one, handles) for one in value])
+            return tuple([self._described(part, handles) for part in value])
         if value is None:
             return "None"
         if kind is float:
@@ -229,7 +229,7 @@ class _Plans:
         if kind is self._core.constexpr:
             return kind, self._described(value.value, handles)
         if kind is slice:
-            return kind, *[self._described(one, handles) for one in (value.start, value.stop, value.step)]
+            return kind, *[self._described(bound, handles) for bound in (value.start, value.stop, value.step)]
         return (kind, value.name) if kind is self._core.dtype else None
 
     def _type(self, value: Any) -> int | None:
@@ -244,14 +244,14 @@ class _Plans:
             told = (scalar.name,) if type(scalar) is self._core.dtype else None
         if told is None:
             return None
-        shape = tuple(int(one) for one in type_.shape) if type_.is_block() else None
+        shape = tuple(int(extent) for extent in type_.shape) if type_.is_block() else None
         value.assay_type = self._types.setdefault((shape, told), len(self._types) + 1)
         return value.assay_type  # type: ignore[no-any-return]
 
 
 def _is_told(key: Any) -> bool:
     """Return True if nothing in a description is missing."""
-    return key is not None and (not isinstance(key, tuple) or all(_is_told(one) for one in key))
+    return key is not None and (not isinstance(key, tuple) or all(_is_told(part) for part in key))
 
 
 def _depends(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], tensor: type) -> bool:

@@ -118,7 +118,7 @@ def _remember_shapes(tl: Any) -> None:
     def block_type(self: Any, element_ty: Any, shape: Any) -> None:
         if isinstance(shape, constexpr):
             shape = shape.value
-        key = tuple(one.value if isinstance(one, constexpr) else one for one in shape)
+        key = tuple(extent.value if isinstance(extent, constexpr) else extent for extent in shape)
         known = types.get(key)
         if known is None:
             make_type(self, element_ty, shape)

@@ -26,6 +26,7 @@ import torch
 
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.covering import Feature, Row, covering
+from assay.harness.attention.kernels import Declaration
 from assay.harness.attention.matrix_data import BEYOND_FP16, DATA, ONE_SIGN, RARE
 from assay.harness.attention.model_shapes import COMMON, SHAPES
 from assay.harness.attention.paging import through_pages
@@ -306,6 +307,7 @@ def axes(
     }
 
 
+_ANYTHING = Declaration()
 _CACHED = Feature("prefix", bool)
 _CORE = (Feature("dtype"), Feature("head_dim"), Feature("heads"))
 _FULL = (
@@ -345,9 +347,8 @@ def cases(
     seed: int = 0,
     size: Size = "small",
     head_dims: Sequence[int] | None = None,
-    head_dims_v: Sequence[int] = (),
     like: Sequence[str] | None = None,
-    prefix: bool = True,
+    declared: Declaration = _ANYTHING,
 ) -> list[Case]:
     """Make the matrix: first the calls of the seed case, then a covering design for each phase, then calls beyond it.
 
@@ -358,10 +359,9 @@ def cases(
         seed: seed of the data and of the design. The same seed gives the same cases with the same data.
         size: "small" for interpreted kernels; "full" for a GPU, with more and longer sequences and more heads.
         head_dims: head dims of q and k; None for 64 and 128, and beyond the design for `OTHER_HEAD_DIMS`.
-        head_dims_v: head dims of v, in turn with that of q and k.
         like: models of `assay.harness.attention.model_shapes.SHAPES` whose shapes are added; None for none in the small matrix, and
             for `COMMON` in the full one.
-        prefix: whether calls may have a cached prefix.
+        declared: whether calls may have a cached prefix, and head dims of v, which come in turn with that of q and k.
 
     Raises:
         ValueError: no phase, dtype or head dim, or an unknown phase, size or model.
@@ -385,17 +385,17 @@ def cases(
             for new, prefix in ((41, 1), (34, 157))
         ]
     for phase in phases:
-        of_v = cycle((0, *head_dims_v))
-        for row, dim_v in zip(_design(phase, size, kinds, dims, prefix, seed), of_v, strict=False):
+        of_v = cycle((0, *declared.head_dims_v))
+        for row, dim_v in zip(_design(phase, size, kinds, dims, declared.prefix, seed), of_v, strict=False):
             drawn.append(_Values(phase=phase, **row, head_dim_v=dim_v if dim_v != row["head_dim"] else 0))
     for phase in phases:
         drawn += [
-            *_every(phase, size, kinds, dims, head_dims_v),
+            *_every(phase, size, kinds, dims, declared.head_dims_v),
             *_long(phase, size, kinds, dims),
-            *_special(phase, size, kinds, dims, other_dims, head_dims_v, models),
+            *_special(phase, size, kinds, dims, other_dims, declared.head_dims_v, models),
         ]
     made = [_case(values, seed * 10_000 + number, device, size) for number, values in enumerate(drawn)]
-    return [case for case in made if prefix or case.condition["cached prefix"] == "none"]
+    return [case for case in made if declared.prefix or case.condition["cached prefix"] == "none"]
 
 
 def _every(

@@ -7,7 +7,6 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from assay.harness.attention.call import AttentionCall
@@ -27,6 +26,8 @@ def torch_sdpa(call: AttentionCall) -> Tensor:
 
 
 def _sdpa(call: AttentionCall, queries: Sequence[int], keys: Sequence[int]) -> Tensor:
+    from torch.nn.attention.bias import causal_lower_right  # brings PyTorch's compiler along, which takes seconds
+
     outs = []
     for (q0, q1), (k0, k1) in zip(pairwise(queries), pairwise(keys), strict=True):
         q, k, v = (t.transpose(0, 1)[None] for t in (call.q[q0:q1], call.k[k0:k1], call.v[k0:k1]))

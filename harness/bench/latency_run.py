@@ -10,21 +10,22 @@ import shutil
 
 from assay.harness.bench.bench_plan import BenchPlan, plan_bench, timed_spec
 from assay.harness.bench.drive import bench
-from assay.harness.collect.plan import prepare
+from assay.harness.collect.plan import Plan, ask
 from assay.harness.collect.run_folder import recorded
-from assay.harness.config import RunSpec
 from assay.harness.evidence.bench_folder import BenchFolder, bench_folder
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.progress import ProgressDisplay
 
 
-def plan_latency(spec: RunSpec) -> BenchPlan | None:
+def plan_latency(plan: Plan) -> BenchPlan | None:
     """Check and plan the bench of a run; None if latency was not requested.
 
     Raises:
         UsageError: see `plan_bench`.
     """
-    return plan_bench(prepare(timed_spec(spec))) if "latency" in spec.workload.suites else None
+    if "latency" not in plan.spec.workload.suites:
+        return None
+    return plan_bench(ask(plan, timed_spec(plan.spec).workload))
 
 
 def time_servers(plan: BenchPlan | None, folder: RunFolder, display: ProgressDisplay) -> None:

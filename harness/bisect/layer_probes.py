@@ -173,13 +173,12 @@ class _Probe:
     def __init__(
         self,
         server: ProbeServer,
-        spec: RunSpec,
+        setup: LayerSetup,
         reference: _Reference,
-        layers: frozenset[int],
         display: ProgressDisplay,
     ) -> None:
-        self._server, self._spec, self._reference = server, spec, reference
-        self._layers, self._display = layers, display
+        self._server, self._setup, self._reference = server, setup, reference
+        self._layers, self._display = frozenset(setup.layers), display
         self.records: list[ProbeRecord] = []
         self._waiting: list[AnswerSet] = []
 
@@ -190,13 +189,13 @@ class _Probe:
         known, total = self._reference.floors, len(first)
         floor, unstable = _differing(*self._waiting), known.unstable + _unstable(first, again)
         self._display.say(f"The candidate in all layers asked twice: {total - floor} of {total} texts identical.")
-        noise = answer_noise(unstable, 2 * total, total, self._spec.policy.alpha) if known.floor or floor else 0.0
+        noise = answer_noise(unstable, 2 * total, total, self._setup.alpha) if known.floor or floor else 0.0
         return known.model_copy(update={"candidate_floor": floor, "unstable": unstable, "noise": noise})
 
     def __call__(self, candidate: frozenset[int]) -> bool:
         known = self._waiting if candidate == self._layers else []
         answers = known.pop(0) if known else self._server.ask(candidate)
-        comparison = compare_with_reference(self._reference.right, self._right(answers), self._spec.policy.alpha)
+        comparison = compare_with_reference(self._reference.right, self._right(answers), self._setup.alpha)
         self.records.append(
             ProbeRecord(
                 **comparison.model_dump(),
@@ -206,7 +205,7 @@ class _Probe:
             )
         )
         self._display.say(
-            f"Probe {len(self.records)}: {self._spec.candidate.backend} in {ranges(candidate)}: {comparison.outcome} "
+            f"Probe {len(self.records)}: {self._setup.candidate} in {ranges(candidate)}: {comparison.outcome} "
             f"({comparison.lost} lost, {comparison.gained} gained of {len(answers.texts)})."
         )
         return comparison.outcome == "right"
@@ -233,23 +232,25 @@ def search_layers(server: ProbeServer, spec: RunSpec, by: Criterion | None, disp
         EvidenceError: a substitution did not happen.
     """
     begun = time.monotonic()
-    reference = _ask_reference(server, spec, by, display)
+    reference = _ask_reference(server, spec.workload.token_limit, spec.policy.alpha, by, display)
     setup = _setup(server, spec, by)
-    probe = _Probe(server, spec, reference, frozenset(setup.layers), display)
+    probe = _Probe(server, setup, reference, display)
     floors, found = reference.floors, None
-    if can_fail(floors.by, floors.reference_right, setup.prompts, spec.policy.alpha):
+    if can_fail(floors.by, floors.reference_right, setup.prompts, setup.alpha):
         floors = probe.floors()
-        found = find_layers(setup.layers, probe, floors.noise, spec.policy.alpha)
+        found = find_layers(setup.layers, probe, floors.noise, setup.alpha)
     return conclude(setup, floors, found, probe.records, time.monotonic() - begun)
 
 
-def _ask_reference(server: ProbeServer, spec: RunSpec, by: Criterion | None, display: ProgressDisplay) -> _Reference:
+def _ask_reference(
+    server: ProbeServer, token_limit: int, alpha: float, by: Criterion | None, display: ProgressDisplay
+) -> _Reference:
     """Ask the reference alone twice, and choose what must be right. Texts are short, whatever the limit of an answer."""
-    short = min(spec.workload.token_limit, MAX_TOKENS)
+    short = min(token_limit, MAX_TOKENS)
     if by == "text":
         server.max_tokens = short
     own = server.ask(frozenset())
-    chosen, why = (by, "requested") if by else choose_criterion(server.items, own.texts, spec.policy.alpha)
+    chosen, why = (by, "requested") if by else choose_criterion(server.items, own.texts, alpha)
     if chosen == "text" and server.max_tokens != short:
         server.max_tokens = short
         own = server.ask(frozenset())

@@ -237,13 +237,13 @@ def conclude(
 
 
 def _finding(setup: LayerSetup, by: Criterion, search: LayerSearch, probes: Sequence[ProbeRecord]) -> Finding:
-    layers = [one.layer for one in search.restored]
+    layers = [layer.layer for layer in search.restored]
     every = frozenset(setup.layers)
     where = f"layer{'s' * (len(layers) > 1)} {ranges(layers)} of {ranges(every)}"
     evidence = [_score(f"{setup.candidate} in {name}", some, search, probes, by) for name, some in (
         ("no layer", frozenset()), ("all layers", every), (f"all layers but {ranges(layers)}", every - set(layers)),
     )]  # fmt: skip
-    evidence += [f"layer {one.layer}: {_alone(one)}" for one in search.restored if one.alone is not None]
+    evidence += [f"layer {layer.layer}: {_alone(layer)}" for layer in search.restored if layer.alone is not None]
     if len(layers) > 1:
         evidence.append(
             "each of these layers is needed: with any one of them running the candidate, the task is wrong again"

@@ -61,5 +61,5 @@ def fault(
     return kernel
 
 
-CATALOGUE: dict[str, SeededFault] = {one.id: one for one in ALL}
+CATALOGUE: dict[str, SeededFault] = {each.id: each for each in ALL}
 """Every seeded fault, by id."""

@@ -113,11 +113,11 @@ def certified_kernel(name: str | None) -> CertifiedKernel:
 def _content(call: AttentionCall) -> bytes:
     """Hash everything in a call."""
     total = blake2b(digest_size=16)
-    for one in fields(call):
-        value = getattr(call, one.name)
+    for field in fields(call):
+        value = getattr(call, field.name)
         if isinstance(value, torch.Tensor):
-            total.update(f"{one.name} {value.dtype} {list(value.shape)}".encode())
+            total.update(f"{field.name} {value.dtype} {list(value.shape)}".encode())
             total.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
         else:
-            total.update(f"{one.name} {value!r}".encode())
+            total.update(f"{field.name} {value!r}".encode())
     return total.digest()

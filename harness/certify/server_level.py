@@ -37,7 +37,7 @@ from assay.harness.collect.machine import installed_packages
 from assay.harness.collect.sensitivity import QUESTIONS, fault_load, serve_fault, switched_on
 from assay.harness.compare.answers import Pair
 from assay.harness.conditions import PHASES
-from assay.harness.config import RunSpec, make_spec
+from assay.harness.config import Device, RunSpec, make_spec
 from assay.harness.engines.base import ChatRequest, Engine, Reply, cache_header
 from assay.harness.engines.model import ModelShape, model_shape
 from assay.harness.errors import EvidenceError
@@ -147,7 +147,7 @@ class ServerLevel:
             )
         phases = self.kernel.declared.phases
         chosen = choose([recorded for recorded in read_pack(pack) if recorded.phase in phases])
-        return [one.call.to(default_device()) for one in chosen]
+        return [recorded.call.to(default_device()) for recorded in chosen]
 
     @property
     def model(self) -> ModelShape:
@@ -228,7 +228,7 @@ class ServerLevel:
             engine.ask(prompts, plan.spec.workload.concurrency, lambda index, reply: None)
             if engine.scorer is not None:
                 # As few tokens as on a CPU: each more is another pass of decode in the shadow, under each of the faults.
-                length = reach(self.spec, self.model)
+                length = reach(self.spec.policy.envelope_tokens, self.model, self.spec.device)
                 short = Reach(length, self.model.context, chunk=length, depth=min(DEPTH.values()))
                 send(engine, engine.scorer, short_load(short, self.model.vocabulary, token), drop)
             write_now(sensitivity_folder(place), poke)
@@ -291,11 +291,12 @@ def _looks_at(level: ServerLevel, under: Under) -> tuple[Look, ...]:
     pairs = [Pair(items[a.item], references[a.item], a) for a in under.greedy if a.item in references]
     place = sensitivity_folder(folder.server_folder("candidate"))
     asked = len(under.served.answers)
-    right = answers_see(spec, folder.items(), answers, under.served.answers).seen
+    greedy = greedy_suite(spec.policy, pairs, answers, noise, synthetic=spec.workload.synthetic)
+    right = answers_see(spec.policy, folder.items(), answers, under.served.answers).seen
     return (
         Look(suite="layers", caught=bool(_flagged_places(under.against)), of=under.shadowed.calls if under.shadowed else 0),
-        Look(suite="logits", caught=logits_see(spec, folder.path, place, noise, folder.nonce).seen, of=under.served.scored),
-        Look(suite="greedy", caught=greedy_suite(spec, pairs, answers, noise).verdict == "regression", of=len(pairs)),
+        Look(suite="logits", caught=logits_see(spec.policy, folder.path, place, noise, folder.nonce).seen, of=under.served.scored),
+        Look(suite="greedy", caught=greedy.verdict == "regression", of=len(pairs)),
         Look(suite="accuracy", caught=right, after=asked if right else None, of=QUESTIONS),
     )  # fmt: skip
 
@@ -367,7 +368,7 @@ def server_tasks(level: ServerLevel, only: Collection[str] = ()) -> list[Task]:
 def server_envelope(level: ServerLevel) -> CertifiedEnvelope:
     """Return the envelope of the servers: what the policy of their run asks for."""
     spec, model = level.spec, level.model
-    length = reach(spec, model)
+    length = reach(spec.policy.envelope_tokens, model, spec.device)
     return CertifiedEnvelope(
         level="server", device=spec.device, machine=torch.cuda.get_device_name() if spec.device == "cuda" else "",
         engine=f"SGLang {installed_packages().get('sglang', '')}", reference=spec.reference.backend, model=spec.reference.model,
@@ -379,9 +380,9 @@ def server_envelope(level: ServerLevel) -> CertifiedEnvelope:
     )  # fmt: skip
 
 
-def reach(spec: RunSpec, model: ModelShape) -> int:
+def reach(tokens: int, model: ModelShape, device: Device) -> int:
     """Return the number of tokens up to which requests under a fault reach."""
-    return longest(spec.policy.envelope_tokens, model.context, DEPTH[spec.device])
+    return longest(tokens, model.context, DEPTH[device])
 
 
 def certified_spec(device: str, model: str, kernel: CertifiedKernel) -> RunSpec:

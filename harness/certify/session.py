@@ -179,7 +179,7 @@ class _Kept:
                 f"{folder} cannot be created: {error.strerror}.", "a writable folder", "name another --out"
             ) from error
         jsonl.drop_cut_line(path)
-        return cls(folder, envelope, {one.id: one for one in jsonl.read(path, Examined)})
+        return cls(folder, envelope, {examined.id: examined for examined in jsonl.read(path, Examined)})
 
     def add(self, examined: Examined) -> None:
         """Keep a result."""

@@ -199,7 +199,9 @@ def wrong_use(error: Exception) -> UsageError | None:
         near = did_you_mean(unknown[1], known)
         return UsageError(f"{name} has no such command '{unknown[1]}'.", f"one of {', '.join(known)}", near or see)
     if unknown := re.match(r"No such option:? '?(-[^\s']*)", message):
-        offered = [word for one in context.command.params if not getattr(one, "hidden", False) for word in one.opts]
+        offered = [
+            word for param in context.command.params if not getattr(param, "hidden", False) for word in param.opts
+        ]
         near = did_you_mean(unknown[1], [word for word in offered if word.startswith("--")])
         return UsageError(f"{name} has no option {unknown[1]}.", "one of its options", near or see)
     if param is not None and (value := _given(param.opts)) is not None and "Missing" not in type(error).__name__:
@@ -252,17 +254,19 @@ def load_command(name: str) -> Any:
     from assay.harness.cli.output import add_output_flags
 
     add_output_flags(command)
-    for one in leaves(command):
-        one.format_options = MethodType(_format_options, one)
-        one.short_help = one.short_help or (one.help or "").partition("\n")[0]  # what is short already is never cut off
+    for leaf in leaves(command):
+        leaf.format_options = MethodType(_format_options, leaf)
+        leaf.short_help = (
+            leaf.short_help or (leaf.help or "").partition("\n")[0]
+        )  # what is short already is never cut off
     return command
 
 
 def leaves(command: Any) -> Iterator[Any]:
     """Yield a command, or the commands of a group, and the group itself if it does something without one of them."""
     commands = getattr(command, "commands", {})
-    for one in commands.values():
-        yield from leaves(one)
+    for each in commands.values():
+        yield from leaves(each)
     if not commands or command.invoke_without_command:
         yield command
 

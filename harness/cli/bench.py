@@ -55,7 +55,7 @@ def bench(
     from assay.reports.bench_report import bench_document
 
     spec = make_spec(flags, config)
-    folder = out or Path(f"{default_folder(spec)}-bench")
+    folder = out or Path(f"{default_folder(spec.candidate.backend)}-bench")
     with progress() as display:
         result = bench_servers(spec, folder, seed=seed, cuda_graphs=cuda_graphs, display=display)
     write_whole(folder / "bench.json", result.model_dump_json(indent=2) + "\n")

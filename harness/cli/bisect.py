@@ -49,7 +49,7 @@ def layers(
 
     spec = instrumented_spec(flags | {"questions": questions, "suites": "accuracy,layers"}, config)
     plan = prepare(spec)
-    folder = out or default_folder(spec)
+    folder = out or default_folder(spec.candidate.backend)
     with progress() as display:
         result = bisect_layers(plan, by, folder, display)
     say(f"Details: {folder / 'bisect.json'}")

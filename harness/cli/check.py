@@ -78,7 +78,7 @@ def check(
     cases = matrix_of(
         declared, phases=phases, dtypes=_words(dtype), size=size, device=device, head_dims=dims, like=_words(like), seed=seed,  # type: ignore[arg-type]
     )  # fmt: skip
-    chosen = [one for one in cases if case is None or case in one.name]
+    chosen = [known for known in cases if case is None or case in known.name]
     if not chosen:
         raise UsageError(
             f"No case's name contains {case!r}.", f"part of a name, for example of {cases[0].name}", "try another"
@@ -110,7 +110,7 @@ def check(
 
 def _words(given: list[str] | None) -> list[str] | None:
     """Split a flag that may be repeated, or hold several words with commas."""
-    return [word.strip() for one in given for word in one.split(",")] if given else None
+    return [word.strip() for words in given for word in words.split(",")] if given else None
 
 
 def _whole_numbers(flag: str, given: list[str]) -> tuple[int, ...]:

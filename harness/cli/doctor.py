@@ -33,9 +33,9 @@ def doctor(
 
     spec = make_spec(flags, config)
     examined = []
-    for one in examine(spec):  # shown at once: the last of them calls a kernel, which may hang
-        render(_document(Examination(device=spec.device, examined=(one,))), console)
-        examined.append(one)
+    for shown in examine(spec):  # shown at once: the last of them calls a kernel, which may hang
+        render(_document(Examination(device=spec.device, examined=(shown,))), console)
+        examined.append(shown)
     document = _document(Examination(device=spec.device, examined=tuple(examined)))
     raise typer.Exit(deliver(replace(document, body=()), json))
 
@@ -48,10 +48,10 @@ def _document(made: Examination) -> Document:
     from assay.reports.document import Block, Cell, Document, Line
 
     lines: list[Block] = []
-    for one in made.examined:
-        lines.append(Line((Cell(_SIGNS[one.status], one.status), f" {one.id:<10}  {one.found}")))
-        lines += [Line(f"  {'':<10}  What to do: {one.do}")] if one.do else []
-    missing = [one.id for one in made.examined if one.status == "missing"]
+    for examined in made.examined:
+        lines.append(Line((Cell(_SIGNS[examined.status], examined.status), f" {examined.id:<10}  {examined.found}")))
+        lines += [Line(f"  {'':<10}  What to do: {examined.do}")] if examined.do else []
+    missing = [examined.id for examined in made.examined if examined.status == "missing"]
     fails = f"A run on {made.device} would fail: {', '.join(missing)}."
     return Document(
         command="doctor",

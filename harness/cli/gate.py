@@ -45,12 +45,13 @@ def gate(flags: dict[str, Any], out: Out = None, config: Config = None, json: Js
 
     existing("a folder of accepted baselines")(Path(flags["baselines"]) if "baselines" in flags else None)
     made = run_and_report(make_spec(flags, config), out, baselines=True, json=json)
+    document = run_document(made)
     if os.environ.get("GITHUB_ACTIONS") == "true":
         # GitHub reads these lines from standard output: nothing may wrap or colour them.
-        typer.echo(workflow_commands(made), nl=False, err=json)
+        typer.echo(workflow_commands(document), nl=False, err=json)
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
         with Path(summary).open("a", encoding="utf-8") as file:
-            file.write(to_markdown(run_document(made)))
+            file.write(to_markdown(document))
     raise typer.Exit(made.exit_code)
 
 

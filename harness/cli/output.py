@@ -66,10 +66,10 @@ def new_folder(param: typer.CallbackParam, path: Path | None) -> Path | None:
 def _below_folder(param: typer.CallbackParam, path: Path | None) -> Path | None:
     if path is None:
         return None
-    for one in (path, *path.absolute().parents):
-        if one.is_symlink() and not one.exists():
+    for part in (path, *path.absolute().parents):
+        if part.is_symlink() and not part.exists():
             raise UsageError(
-                f"{_named(param)}: {one} is a link that leads nowhere.", "a path", "remove it, or name another path"
+                f"{_named(param)}: {part} is a link that leads nowhere.", "a path", "remove it, or name another path"
             )
     there = path if path.exists() else next(parent for parent in path.absolute().parents if parent.exists())
     if there != path and not there.is_dir():
@@ -105,7 +105,7 @@ def deliver(document: Document, json: bool = False, html: Path | None = None, ju
 
     render(document, console)
     if json and document.result is not None:
-        print_json(document.result.model_dump_json(indent=2, by_alias=True))
+        print_json(document.json(document.result))
     if junit:
         from assay.reports.junit import write_junit
 
@@ -180,8 +180,8 @@ def _output(
 def add_output_flags(command: Any) -> None:
     """Give a loaded command, or each command of a group, ``--quiet`` and ``--verbose``."""
     if isinstance(command, TyperGroup):
-        for one in command.commands.values():
-            add_output_flags(one)
+        for each in command.commands.values():
+            add_output_flags(each)
         if not command.invoke_without_command:
             return
     for flag in typer.main.get_command(_flags).params:

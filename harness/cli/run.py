@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from assay.harness.cli.app import app, console, say
+from assay.harness.cli.app import app, say
 from assay.harness.cli.flags import Config, Out, RunFolderArgument, spec_flags
-from assay.harness.cli.output import Json, conclude, print_json, progress
+from assay.harness.cli.output import Json, deliver, print_json, progress
 from assay.harness.config import RUN_FLAGS, RunSpec, make_spec
 from assay.harness.errors import UsageError
 from assay.harness.interruption import too_late
-from assay.harness.text import one_line
 
 if TYPE_CHECKING:
     from assay.harness.judge.report import Report
@@ -39,7 +38,7 @@ def run_and_report(spec: RunSpec, out: Path | None, *, baselines: bool = False, 
     from assay.harness.collect.run_folder import default_folder
     from assay.harness.run import run
 
-    folder = out or default_folder(spec)
+    folder = out or default_folder(spec.candidate.backend)
     with progress() as display:
         made = run(spec, folder, baselines=baselines, display=display)
     if made.failure and made.failure.kind == "interrupted":
@@ -64,25 +63,13 @@ def _show_interrupted(made: Report, folder: Path, json: bool) -> None:
 
 
 def _show(made: Report, folder: Path, json: bool) -> None:
+    from assay.harness.judge.history import PAGE
+    from assay.reports.run_report import run_document
     from assay.reports.write import write_reports
 
     with too_late():
         write_reports(made, folder)
-        show_report(made, folder, json)
-
-
-def show_report(made: Report, folder: Path, json: bool) -> None:
-    """Print a report, with ``--json`` as JSON, and last its verdict, why, and where its page is."""
-    from assay.harness.judge.history import PAGE
-    from assay.reports.json_report import to_json
-    from assay.reports.run_report import run_document
-    from assay.reports.terminal import render
-
-    document = run_document(made)
-    render(document, console)
-    if json:
-        print_json(to_json(made))
-    conclude(one_line(f"{one_line(document.conclusion, 440)} Report: {folder / PAGE}", 700))
+        deliver(run_document(made, folder / PAGE), json)
 
 
 @app.command()
@@ -129,7 +116,7 @@ def backends(json: Json = False) -> None:
         print_json(dumps({"kernels": listed, "sglang": own, "problem": problem}, indent=2))
         return
     say("Kernels (entry-point group assay.kernels):")
-    for one in listed:
-        told = one.get("problem") or f"{'+'.join(one['phases'])}  {one['path']}  {one['about']}"  # type: ignore[arg-type]
-        say(f"  {one['name']}  {told}")
+    for kernel in listed:
+        told = kernel.get("problem") or f"{'+'.join(kernel['phases'])}  {kernel['path']}  {kernel['about']}"  # type: ignore[arg-type]
+        say(f"  {kernel['name']}  {told}")
     say(f"SGLang's own: {problem or ', '.join(own)}")

@@ -12,7 +12,6 @@ import typer
 
 from assay.harness.cli.app import app, say
 from assay.harness.cli.output import Html, Json, deliver
-from assay.harness.cli.run import show_report
 from assay.harness.config import RUNS
 from assay.harness.errors import UsageError
 
@@ -40,12 +39,12 @@ def runs(
 @app.command()
 def show(run: Run = None, json: Json = False) -> None:
     """Show the report that a run has already. Nothing is judged again; `assay report` does that."""
-    from assay.harness.judge.history import find_run, report_of
+    from assay.harness.judge.history import PAGE, find_run, report_of
+    from assay.reports.run_report import run_document
 
     run = find_run(run, RUNS)
-    made = report_of(run)
-    show_report(made, run if run.is_dir() else run.parent, json)
-    raise typer.Exit(made.exit_code)
+    page = (run if run.is_dir() else run.parent) / PAGE
+    raise typer.Exit(deliver(run_document(report_of(run), page), json))
 
 
 @app.command(name="open")

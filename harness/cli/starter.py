@@ -135,8 +135,8 @@ def _takes_a_call(node: ast.FunctionDef) -> bool:
     if (annotation := arguments[0].annotation) is not None:
         return ast.unparse(annotation).strip("'\"").rpartition(".")[2] == "AttentionCall"
     read = {
-        one.attr
-        for one in ast.walk(node)
-        if isinstance(one, ast.Attribute) and isinstance(one.value, ast.Name) and one.value.id == arguments[0].arg
+        inner.attr
+        for inner in ast.walk(node)
+        if isinstance(inner, ast.Attribute) and isinstance(inner.value, ast.Name) and inner.value.id == arguments[0].arg
     }
     return {"q", "k", "v"} <= read

@@ -36,7 +36,7 @@ def collect(plan: Plan, folder: RunFolder, display: ProgressDisplay, ready: Sequ
     with recorded(folder):
         stop = QuestionStop(plan, folder.answers(), together=_asked_together(plan, folder, ready))
         if stop.items and stop.reason is None:
-            for line in outlook(plan.spec, len(stop.items)):
+            for line in outlook(plan.rule, plan.spec.workload.order_seed, len(stop.items)):
                 display.say(line)
         for number, first in enumerate(_rounds(stop)):
             if number and stop.enough():

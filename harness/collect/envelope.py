@@ -17,7 +17,7 @@ from assay.harness.engines.base import Engine, Reply, Scorer
 from assay.harness.engines.model import model_shape
 from assay.harness.engines.sglang.launch import CHUNK_FLAG
 from assay.harness.engines.sglang.score import generate_all
-from assay.harness.evidence.envelope import EngineLimits, Envelope, EnvelopeCounts, read_envelope
+from assay.harness.evidence.envelope import EngineLimits, EnvelopeCounts, read_envelope
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.records import Item
 
@@ -125,9 +125,7 @@ def _missing(plan: Plan, counts: EnvelopeCounts | None) -> set[tuple[str, str]]:
     """List what is not yet covered in the phases that the candidate computes: phase, and id of the condition."""
     if counts is None:
         return set()
-    return {
-        (missing.phase, missing.quantity) for missing in Envelope.of(plan.spec).missing(counts, plan.candidate.phases)
-    }
+    return {(missing.phase, missing.quantity) for missing in plan.envelope.missing(counts, plan.candidate.phases)}
 
 
 def _load(engine: Engine, plan: Plan, seed: str) -> Load | None:
@@ -139,7 +137,7 @@ def _load(engine: Engine, plan: Plan, seed: str) -> Load | None:
         chunk_tokens=chunk if chunk > 0 else None,
         page_tokens=int(settings.get("page_size") or 1),
     )
-    reach = Envelope.of(plan.spec).reach(limits)
+    reach = plan.envelope.reach(limits)
     if reach.tokens <= 0:
         return None
     return envelope_load(reach, BATCH[device], model.vocabulary, seed, decodes="decode" in plan.candidate.phases)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,10 +12,12 @@ from assay.evals.question_sets import draw
 from assay.evals.questions import AnyQuestion, prompt_hash
 from assay.harness.backend import Backend
 from assay.harness.collect.preflight import check_certificate, check_environment
+from assay.harness.compare.paired_accuracy import Rule
 from assay.harness.config import RunSpec, Workload
 from assay.harness.engines.model import fit_of, resolve_model
 from assay.harness.engines.sglang.catalog import checked_backend
 from assay.harness.engines.sglang.launch import check_engine_args
+from assay.harness.evidence.envelope import Envelope
 from assay.harness.evidence.records import Item, Suite
 from assay.harness.sides import ROLES, Role
 
@@ -57,6 +59,17 @@ class Plan:
     def backend(self, role: Role) -> Backend:
         """Return a role's backend."""
         return self.reference if role == "reference" else self.candidate
+
+    @property
+    def rule(self) -> Rule:
+        """The parameters of the test of accuracy."""
+        policy = self.spec.policy
+        return Rule(policy.margin, policy.alpha, self.spec.regression_alpha, self.units)
+
+    @property
+    def envelope(self) -> Envelope:
+        """The envelope of the policy, on the run's device."""
+        return Envelope.of(self.spec.policy.envelope_tokens, self.spec.device)
 
     @property
     def compares_answers(self) -> bool:
@@ -104,7 +117,21 @@ def prepare(spec: RunSpec) -> Plan:
             device that is not there or cannot hold the model, or questions that cannot be read.
     """
     _check_spec(spec)
-    return _with_items(_on_this_machine(spec))
+    return ask(_on_this_machine(spec), spec.workload)
+
+
+def ask(plan: Plan, workload: Workload) -> Plan:
+    """Return the plan of a run that asks the same servers something else.
+
+    Raises:
+        UsageError: questions that cannot be read.
+    """
+    plan = replace(plan, spec=plan.spec.model_copy(update={"workload": workload}))
+    counts = _counts(workload, plan.has_layer_diff)
+    most = max(*counts.values(), 1)
+    drawn = draw(workload.data, most, workload.order_seed, lambda: fit_of(plan.model, workload.token_limit))
+    items = _items(drawn.questions, counts, synthetic=workload.synthetic)
+    return replace(plan, items=items, units=drawn.units)
 
 
 def _check_spec(spec: RunSpec) -> None:
@@ -113,44 +140,45 @@ def _check_spec(spec: RunSpec) -> None:
     Raises:
         UsageError: flags that assay sets itself, or an unknown shape of requests.
     """
-    for role in ROLES:
-        check_engine_args(spec.side(role).flags)
+    for side in spec.sides.values():
+        check_engine_args(side.flags)
     shapes_of(spec.workload.latency_shapes, spec.device)
 
 
 def _on_this_machine(spec: RunSpec) -> Plan:
-    """Find backends, models, certificate and device."""
+    """Find backends, models, certificate and device; nothing is asked yet."""
     reference = checked_backend("--reference", spec.reference.backend)
     candidate = checked_backend("--candidate", spec.candidate.backend)
     check_certificate(spec.policy.certificate)
-    models: dict[Role, Path] = {role: resolve_model(spec.side(role).model, spec.side(role).flags) for role in ROLES}
-    sides = {role: spec.side(role) for role in ROLES}
-    check_environment(spec.device, sides, models, (reference, candidate))
+    models = {role: resolve_model(side.model, side.flags) for role, side in spec.sides.items()}
+    check_environment(spec.device, spec.sides, models, (reference, candidate))
     return Plan(spec, models, (), reference, candidate)
 
 
-def _with_items(plan: Plan) -> Plan:
-    """Draw the questions and prompts."""
-    workload = plan.spec.workload
-    asked = workload.questions if "accuracy" in workload.suites else 0
-    traced = COLD_QUESTIONS + WARM_QUESTIONS if plan.has_layer_diff else 0
-    prompts = {suite: count for suite, count in _prompt_counts(workload).items() if suite in workload.suites}
-    most = max(asked, traced, *prompts.values(), 1)
-    drawn = draw(workload.data, most, workload.order_seed, lambda: fit_of(plan.model, workload.token_limit))
-    questions = drawn.questions
-    items = [_item("accuracy", question, place) for place, question in enumerate(questions[:asked])]
-    items += [_item("layers", question) for question in questions[:traced]]
-    for suite, count in prompts.items():
+def _counts(workload: Workload, layers: bool) -> dict[Suite, int]:
+    """Count what each suite asks; `layers` states if the layer diff is possible.
+
+    The logits' prompts are the first greedy ones, with the same ids.
+    """
+    of_suites: dict[Suite, int] = {
+        "accuracy": workload.questions,
+        "layers": COLD_QUESTIONS + WARM_QUESTIONS if layers else 0,
+        "greedy": workload.greedy_prompts,
+        "logits": workload.logits_prompts,
+    }
+    return {suite: count if suite in workload.suites else 0 for suite, count in of_suites.items()}
+
+
+def _items(questions: Sequence[AnyQuestion], counts: Mapping[Suite, int], *, synthetic: bool) -> tuple[Item, ...]:
+    """Turn the first questions into what each suite asks."""
+    items = [_item("accuracy", question, place) for place, question in enumerate(questions[: counts["accuracy"]])]
+    items += [_item("layers", question) for question in questions[: counts["layers"]]]
+    for suite in ("greedy", "logits"):
         items += [
             Item(suite=suite, id=id_, prompt=prompt, prompt_hash=prompt_hash(prompt))
-            for id_, prompt in greedy_prompts(questions, count, workload.synthetic)
+            for id_, prompt in greedy_prompts(questions, counts[suite], synthetic)
         ]
-    return replace(plan, items=tuple(items), units=drawn.units)
-
-
-def _prompt_counts(workload: Workload) -> dict[Suite, int]:
-    """Count the prompts of the suites of texts and logits. The logits' prompts are the first greedy ones, with the same ids."""
-    return {"greedy": workload.greedy_prompts, "logits": workload.logits_prompts}
+    return tuple(items)
 
 
 def _item(suite: Suite, question: AnyQuestion, place: int | None = None) -> Item:

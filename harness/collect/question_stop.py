@@ -8,7 +8,6 @@ from threading import Condition
 from assay.harness.collect.plan import Plan
 from assay.harness.compare.answers import Pair
 from assay.harness.compare.paired_accuracy import Rule, outcome_of, prefix_of, soonest_pass
-from assay.harness.config import RunSpec
 from assay.harness.evidence.question_plan import Stop
 from assay.harness.evidence.records import Answer, Item
 from assay.harness.sides import ROLES, Role
@@ -48,11 +47,10 @@ class QuestionStop:
     """
 
     def __init__(self, plan: Plan, answers: Sequence[Answer], together: bool) -> None:
-        spec = plan.spec
         self.items: list[Item] = plan.of("accuracy")
         self.together, self.first = together, len(self.items)
         self._places = {item.id: number for number, item in enumerate(self.items)}
-        self._rule = Rule(spec.policy.margin, spec.policy.alpha, spec.regression_alpha, plan.units)
+        self._rule = plan.rule
         self._answers: dict[Role, dict[str, Answer]] = {role: {} for role in ROLES}
         self._asking: set[Role] = set()
         self._changed = Condition()
@@ -166,25 +164,26 @@ class QuestionStop:
         self.soonest = soonest if soonest > self._complete else len(self.items)
 
 
-def outlook(spec: RunSpec, most: int) -> list[str]:
+def outlook(rule: Rule, order_seed: int, most: int) -> list[str]:
     """Explain what the plan of the questions promises, in lines for a person.
 
     Args:
-        spec: of the run.
+        rule: the parameters of the test.
+        order_seed: seed of their order.
         most: questions planned.
     """
-    margin, alpha = spec.policy.margin, spec.policy.alpha
+    margin, alpha = rule.margin, rule.alpha
     expected = []
     for flips in _FLIPS:
         equal = forecast(0.0, flips, margin, alpha, most)
         count = f"about {equal.questions:,}" if equal.questions else f"more than {most:,}"
         expected.append(f"{count} if {percent(flips)} of the answers flip ({percent(equal.power)} of runs decide)")
     shown = [
-        f"{100 * loss:g} points in {percent(forecast(loss, _FLIPS[-1], margin, spec.regression_alpha, most).power)}"
+        f"{100 * loss:g} points in {percent(forecast(loss, _FLIPS[-1], margin, rule.regression_alpha, most).power)}"
         for loss in (1.5 * margin, 2.5 * margin, 5 * margin)
     ]
     return [
-        f"Questions: at most {most:,}, in the random order of seed {spec.workload.order_seed}; margin {margin:g}, alpha {alpha:g}. "
+        f"Questions: at most {most:,}, in the random order of seed {order_seed}; margin {margin:g}, alpha {alpha:g}. "
         "Asking stops when the answers decide.",
         f"Questions that an equal candidate needs: {', '.join(expected)}.",
         f"Losses shown as a regression if {percent(_FLIPS[-1])} of the answers flip: {', '.join(shown)} of runs.",

@@ -27,9 +27,9 @@ _EXPANDED = ("--model", "--data")
 """Flags with a path in which assay expands ``~``; so it does in ``--out``."""
 
 
-def default_folder(spec: RunSpec) -> Path:
-    """Return ``runs/<time>-<candidate>``, for a run without ``--out``."""
-    return RUNS / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{file_name(spec.candidate.backend)}"
+def default_folder(candidate: str) -> Path:
+    """Return ``runs/<time>-<candidate>``, for a run of this backend without ``--out``."""
+    return RUNS / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{file_name(candidate)}"
 
 
 def open_folder(plan: Plan, path: Path, command: str = "run") -> RunFolder:
@@ -88,19 +88,19 @@ def _code(plan: Plan) -> dict[Role, dict[str, str]]:
 
 def _plan_questions(plan: Plan, folder: RunFolder) -> None:
     """Record order and stopping rule of the questions before the first is asked; a resumed run keeps its own."""
-    questions, spec = plan.of("accuracy"), plan.spec
+    questions, rule = plan.of("accuracy"), plan.rule
     if not questions or folder.read(QUESTION_PLAN) is not None:
         return
-    rule = QuestionPlan(
-        seed=spec.workload.order_seed,
+    planned = QuestionPlan(
+        seed=plan.spec.workload.order_seed,
         order_hash=order_hash(questions),
         most=len(questions),
         population=plan.units,
-        margin=spec.policy.margin,
-        alpha=spec.policy.alpha,
-        regression_alpha=spec.regression_alpha,
+        margin=rule.margin,
+        alpha=rule.alpha,
+        regression_alpha=rule.regression_alpha,
     )
-    folder.write(QUESTION_PLAN, rule)
+    folder.write(QUESTION_PLAN, planned)
 
 
 def given_flags(spec: RunSpec, keys: Sequence[str] = FLAGS) -> list[str]:

@@ -23,7 +23,7 @@ from assay.harness.collect.plan import COLD_QUESTIONS, Plan
 from assay.harness.collect.run_folder import asked_roles, shadowed_role
 from assay.harness.compare.fault_seen import losses, p_no_loss
 from assay.harness.conditions import PHASES
-from assay.harness.config import RunSpec
+from assay.harness.config import Workload
 from assay.harness.engines.base import ChatRequest, Engine, Reply, cache_header
 from assay.harness.evidence.faults import SeededCalls, read_seeded_calls
 from assay.harness.evidence.folder import RunFolder
@@ -32,6 +32,7 @@ from assay.harness.evidence.logit_files import Logits, logits_path, read_logits,
 from assay.harness.evidence.records import Answer, Item
 from assay.harness.evidence.sensitivity import SENSITIVITY_RECORD, SensitivityRecord, sensitivity_folder
 from assay.harness.evidence.shadow_errors import FOLDER as SHADOW_FOLDER
+from assay.harness.policy import Policy
 from assay.harness.progress import ProgressDisplay
 from assay.harness.server.control import Control, set_control
 from assay.harness.server.write_request import write_now
@@ -55,13 +56,15 @@ class _FaultLoad:
         items: multiple-choice questions that the reference answered.
         reference: its texts, by id of the question. No more questions are asked once these and the answers show the fault.
         logits: its scoring of the sequences to score; None for none.
-        spec: limits and policy of the run.
+        workload: limits of an answer and of what is in flight.
+        policy: of the run.
     """
 
     items: Sequence[Item]
     reference: Mapping[str, str]
     logits: Logits | None
-    spec: RunSpec
+    workload: Workload
+    policy: Policy
 
 
 def is_open(plan: Plan, folder: RunFolder, role: Role) -> bool:
@@ -127,9 +130,9 @@ def serve_fault(
         if load.items:
             cache_header(engine)
         for start in range(0, len(load.items), AT_ONCE):
-            answers += _ask(engine, load.items[start : start + AT_ONCE], load.spec, nonce)
+            answers += _ask(engine, load.items[start : start + AT_ONCE], load.workload, nonce)
             lost = losses({item.id: item for item in load.items}, load.reference, answers)
-            if p_no_loss(lost, load.spec.policy.margin) <= load.spec.policy.alpha:
+            if p_no_loss(lost, load.policy.margin) <= load.policy.alpha:
                 break
         if load.logits is not None and engine.scorer is not None:
             logits = score_again(engine.scorer, load.logits, nonce, display)
@@ -203,17 +206,18 @@ def fault_load(plan: Plan, folder: RunFolder, parts: set[str]) -> _FaultLoad:
         scored = read_logits(path, folder.nonce)
         chosen = [n for n, sequence in enumerate(scored.header.sequences) if sequence.honoured("cached")][:PROMPTS]
         logits = scored.only(chosen) if chosen else None
-    return _FaultLoad(items if "answers" in parts else (), texts, logits, plan.spec)
+    asked = items if "answers" in parts else ()
+    return _FaultLoad(asked, texts, logits, plan.spec.workload, plan.spec.policy)
 
 
-def _ask(engine: Engine, items: Sequence[Item], spec: RunSpec, nonce: str) -> list[Answer]:
+def _ask(engine: Engine, items: Sequence[Item], workload: Workload, nonce: str) -> list[Answer]:
     """Ask some questions at the same time, and return the answers in their order."""
     replies: dict[int, Reply] = {}
 
     def keep(index: int, reply: Reply) -> None:
         replies[index] = reply
 
-    engine.ask([ChatRequest(item.prompt, spec.workload.token_limit) for item in items], spec.workload.concurrency, keep)
+    engine.ask([ChatRequest(item.prompt, workload.token_limit) for item in items], workload.concurrency, keep)
     answers = [answer_of(engine.role, item, replies[number]) for number, item in enumerate(items)]
     return [answer.model_copy(update={"run": nonce}) for answer in answers]
 

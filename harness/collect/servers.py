@@ -54,7 +54,7 @@ def make_engine(
         environment: further environment variables of the server.
         arguments: further flags of the server, which the user's override.
     """
-    spec, side, backend = plan.spec, plan.spec.side(role), plan.backend(role)
+    spec, side, backend = plan.spec, plan.spec.sides[role], plan.backend(role)
     if backend.is_url:
         return RemoteServer(role=role, url=backend.name, request_timeout=spec.request_timeout, model=side.model)
     return SGLangServer(
@@ -144,7 +144,7 @@ def together(plan: Plan) -> bool:
     if plan.has_url:
         return True
     size = max((memory.model_bytes(folder) or 0 for folder in plan.models.values()), default=0) or None
-    share = max(memory.mem_fraction(spec.side(role).flags) for role in ROLES)
+    share = max(memory.mem_fraction(side.flags) for side in spec.sides.values())
     return memory.hold_both(spec.device, size, memory.available_bytes(spec.device), share)
 
 

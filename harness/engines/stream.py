@@ -111,7 +111,7 @@ def _chunks(lines: Sequence[tuple[float, str]]) -> Iterator[tuple[float, Chunk]]
                 raise BadReply(f"{error.errors()[0]['msg']} in {excerpt(line)}") from None
 
 
-class StreamClient(Client):
+class _StreamClient(Client):
     """A `Client` whose requests are `TokenRequest`s and whose replies are `StreamReply`s.
 
     No request is sent twice: a retry would count as latency.
@@ -200,7 +200,7 @@ class Streamer:
     """
 
     def __init__(self, engine: Engine) -> None:
-        self._client = engine.client(StreamClient)
+        self._client = engine.client(_StreamClient)
         self._model = served_models(self._client)[0]
 
     def stream(self, prompts: Sequence[tuple[int, ...]], output: int, concurrency: int) -> list[StreamReply]:

@@ -34,7 +34,7 @@ class _Message(BaseModel):
     content: str
 
 
-class Choice(BaseModel):
+class ChatChoice(BaseModel):
     """A whole answer."""
 
     message: _Message
@@ -46,7 +46,7 @@ class _PromptDetails(BaseModel):
     cached_tokens: int | None = Field(None, ge=0, lt=_MOST_TOKENS)
 
 
-class Usage(BaseModel):
+class _Usage(BaseModel):
     """Token counts that a server reports with an answer."""
 
     prompt_tokens: int = Field(ge=0, lt=_MOST_TOKENS)
@@ -59,7 +59,7 @@ class Usage(BaseModel):
         return self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else None
 
 
-AnyChoice = TypeVar("AnyChoice", bound=Choice)
+AnyChoice = TypeVar("AnyChoice", bound=ChatChoice)
 
 
 class Completion(BaseModel, Generic[AnyChoice]):
@@ -67,7 +67,7 @@ class Completion(BaseModel, Generic[AnyChoice]):
 
     id: str
     choices: list[AnyChoice] = Field(min_length=1)
-    usage: Usage
+    usage: _Usage
 
 
 class _Piece(BaseModel):
@@ -80,7 +80,7 @@ class Chunk(BaseModel):
 
     id: str
     choices: list[_Piece]
-    usage: Usage | None = None
+    usage: _Usage | None = None
 
 
 class BadReply(ValueError):
@@ -97,7 +97,7 @@ def read_reply(body: str, ask: ChatRequest, latency_s: float) -> Reply:
         BadReply: the body is not JSON, or lacks a field of a chat completion, or the log-probabilities that ``ask`` requests.
     """
     try:
-        completion = Completion[Choice].model_validate_json(body)
+        completion = Completion[ChatChoice].model_validate_json(body)
     except ValidationError as error:
         raise BadReply(problem(error)) from None
     choice, usage = completion.choices[0], completion.usage

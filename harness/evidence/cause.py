@@ -8,13 +8,12 @@ from pathlib import Path
 
 from pydantic import Field
 
-from assay.harness.errors import ExitCode
 from assay.harness.evidence.nonce import RunRecord
 from assay.harness.evidence.pack import PackEntry, hash_pack, read_manifest
 from assay.harness.evidence.run_file import RunFile
 from assay.harness.schema import Record
 from assay.harness.text import two_digits
-from assay.harness.verdict import Finding, Verdict, cause_of, exit_code_of, html_of, kernel_verdict
+from assay.harness.verdict import Finding, KernelResult, cause_of
 
 
 class LayerBound(Record):
@@ -27,7 +26,7 @@ class LayerBound(Record):
     worst: float = 0.0
 
 
-class ReplayResult(RunRecord):
+class ReplayResult(KernelResult, RunRecord):
     """A candidate's result on recorded calls.
 
     Attributes:
@@ -70,12 +69,6 @@ class ReplayResult(RunRecord):
     smallest: str = ""
     test: str = ""
 
-    def __repr__(self) -> str:
-        return f"<ReplayResult {self.verdict}: {self.summary()}>"
-
-    def _repr_html_(self) -> str:
-        return html_of(self.verdict, self.summary(), self.findings)
-
     def summary(self) -> str:
         """Summarise in a sentence what the candidate does wrong if known, how many calls were examined, and the worst own error."""
         cause = cause_of(self.findings)
@@ -101,16 +94,6 @@ class ReplayResult(RunRecord):
             if not text
         ]
         return (*found, *lacking, *filter(None, [self.not_run]))
-
-    @property
-    def verdict(self) -> Verdict:
-        """ "regression" if a finding is more severe than "info", else "inconclusive" if something is missing, else "pass"."""
-        return kernel_verdict(self.findings, self.missing)
-
-    @property
-    def exit_code(self) -> ExitCode:
-        """The exit code of ``assay replay``: it follows from the verdict."""
-        return exit_code_of(self.verdict)
 
 
 CAUSE = RunFile("cause.json", ReplayResult)

@@ -162,11 +162,11 @@ class Certificate(Decided):
     @property
     def minutes(self) -> float:
         """Time that all examinations took."""
-        return sum(one.seconds for one in self.examined) / 60
+        return sum(examined.seconds for examined in self.examined) / 60
 
     def having(self, *outcomes: Outcome) -> list[Examined]:
         """List what ended with one of these outcomes."""
-        return [one for one in self.examined if one.outcome in outcomes]
+        return [examined for examined in self.examined if examined.outcome in outcomes]
 
 
 def installed_version() -> str:
@@ -197,7 +197,7 @@ def verdict_on(examined: tuple[Examined, ...], left: tuple[str, ...]) -> Verdict
         examined: what was examined.
         left: ids that were not.
     """
-    outcomes = {one.outcome for one in examined if not one.hidden}
+    outcomes = {task.outcome for task in examined if not task.hidden}
     if outcomes & {"missed", "false alarm"}:
         return "regression"
     return "inconclusive" if left or not outcomes or outcomes - set(_COMPLETE) else "pass"

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from assay.evals.envelope_load import BATCH, DEPTH, Reach, longest
 from assay.harness.conditions import BATCHES, BORDER, CHUNK, DEPTHS, ENVELOPE, MIX, PHASES, PREFIXES
-from assay.harness.config import RunSpec
+from assay.harness.config import Device
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.lengths import Ranges, gaps, in_all, in_words
 from assay.harness.evidence.nonce import RunRecord
@@ -84,7 +84,7 @@ class EnvelopeCounts(RunRecord):
 
     def by_layer(self, phase: str, quantity: str) -> dict[int, Ranges]:
         """Return layer -> the values of a condition that it met."""
-        return {layer: one.ranges for one in self.met.get(phase, {}).get(quantity, ()) for layer in one.layers}
+        return {layer: met.ranges for met in self.met.get(phase, {}).get(quantity, ()) for layer in met.layers}
 
     def reached(self, phase: str, quantity: str) -> int:
         """Return the largest value of a condition that every layer met; 0 where nothing was compared."""
@@ -131,21 +131,23 @@ def envelope_of(folder: RunFolder) -> EnvelopeCounts | None:
 def _merged(found: list[EnvelopeCounts]) -> EnvelopeCounts:
     calls: dict[str, dict[str, dict[str, dict[int, int]]]] = {}
     met: dict[str, dict[str, tuple[Met, ...]]] = {}
-    for phase in {phase for one in found for phase in one.calls}:
-        here = [one for one in found if phase in one.calls]
+    for phase in {phase for counts in found for phase in counts.calls}:
+        here = [counts for counts in found if phase in counts.calls]
         owners = {
-            layer: [one for one in here if layer in one.layers(phase)] for one in here for layer in one.layers(phase)
+            layer: [counts for counts in here if layer in counts.layers(phase)]
+            for each in here
+            for layer in each.layers(phase)
         }
         for layer, counting in owners.items():
             for quantity, label in {
-                (q, label) for one in counting for q, labels in one.calls[phase].items() for label in labels
+                (q, label) for counts in counting for q, labels in counts.calls[phase].items() for label in labels
             }:
-                fewest = min(one.calls[phase].get(quantity, {}).get(label, {}).get(layer, 0) for one in counting)
+                fewest = min(counts.calls[phase].get(quantity, {}).get(label, {}).get(layer, 0) for counts in counting)
                 if fewest:
                     calls.setdefault(phase, {}).setdefault(quantity, {}).setdefault(label, {})[layer] = fewest
-        for quantity in {quantity for one in here for quantity in one.met.get(phase, {})}:
+        for quantity in {quantity for counts in here for quantity in counts.met.get(phase, {})}:
             values = {
-                layer: in_all([one.by_layer(phase, quantity).get(layer, ()) for one in counting])
+                layer: in_all([counts.by_layer(phase, quantity).get(layer, ()) for counts in counting])
                 for layer, counting in owners.items()
             }
             met.setdefault(phase, {})[quantity] = met_of(values)
@@ -167,9 +169,9 @@ class Envelope:
     depth: int
 
     @classmethod
-    def of(cls, spec: RunSpec) -> Envelope:
-        """Return the envelope of a run's policy."""
-        return cls(spec.policy.envelope_tokens, BATCH[spec.device], DEPTH[spec.device])
+    def of(cls, tokens: int, device: Device) -> Envelope:
+        """Return the envelope of so many tokens on a device."""
+        return cls(tokens, BATCH[device], DEPTH[device])
 
     def reach(self, limits: EngineLimits) -> Reach:
         """Compute how far an engine can be taken into it."""
@@ -216,7 +218,9 @@ class Envelope:
         for phase in (phase for phase in PHASES if phase in phases):
             for quantity, labels in kinds[phase].items():
                 if quantity not in lengths[phase]:
-                    found += [Missing(phase, quantity, one) for one in labels if not counts.count(phase, quantity, one)]
+                    found += [
+                        Missing(phase, quantity, label) for label in labels if not counts.count(phase, quantity, label)
+                    ]
             for quantity, value in {"batch": self.batch, "depth": self.depth}.items():
                 if quantity in kinds[phase] and counts.reached(phase, quantity) < value:
                     found.append(Missing(phase, quantity, f"up to {value:,}"))

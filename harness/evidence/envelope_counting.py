@@ -89,7 +89,7 @@ class EnvelopeCounting:
 
 def _lengths(new: Sequence[int], prefix: Sequence[int]) -> dict[str, Sequence[int]]:
     total = [n + p for n, p in zip(new, prefix, strict=True)]
-    return {"total-tokens": total, "batch": [len(new)], "border": [border_of(one) for one in total]}
+    return {"total-tokens": total, "batch": [len(new)], "border": [border_of(length) for length in total]}
 
 
 def _mix(prefix: Sequence[int], decoding: bool) -> str:

@@ -93,7 +93,7 @@ KERNEL_TRACES = RunFile(f"{FOLDER}/*.json", KernelTrace, RUN_AGAIN, durable=Fals
 
 def passes_of(traces: Iterable[KernelTrace], phase: str) -> Sequence[TracedPass]:
     """Return the traced passes of a phase, of all processes."""
-    return [one for trace in traces for one in trace.passes if one.phase == phase]
+    return [pass_ for trace in traces for pass_ in trace.passes if pass_.phase == phase]
 
 
 def pass_title(phase: str, cached_prefix: bool) -> str:

@@ -48,8 +48,8 @@ def read_seeded_calls(server: Path, token: str, nonce: str = "") -> SeededCalls 
     return SeededCalls(
         run=found[0].run,
         fault=found[0].fault,
-        calls=sum(one.calls for one in found),
-        changed=sum(one.changed for one in found),
-        refused=sum(one.refused for one in found),
-        why=next((one.why for one in found if one.why), ""),
+        calls=sum(calls.calls for calls in found),
+        changed=sum(calls.changed for calls in found),
+        refused=sum(calls.refused for calls in found),
+        why=next((calls.why for calls in found if calls.why), ""),
     )

@@ -23,7 +23,7 @@ def ranges_of(lengths: Iterable[int]) -> Ranges:
 
 def in_all(sets: Sequence[Ranges]) -> Ranges:
     """Intersect the sets of lengths; none of no set."""
-    common = [_lengths(one) for one in sets]
+    common = [_lengths(lengths) for lengths in sets]
     return ranges_of(set.intersection(*common)) if common else ()
 
 
@@ -38,8 +38,8 @@ def stood_for(met: Ranges, wanted: Sequence[int]) -> Ranges:
     """
     known = _lengths(met)
     found = set(known)
-    for block in {(one - 1) // BORDER for one in wanted}:
-        points = [one for one in wanted if (one - 1) // BORDER == block]
+    for block in {(length - 1) // BORDER for length in wanted}:
+        points = [length for length in wanted if (length - 1) // BORDER == block]
         if known.issuperset(points):
             found.update(range(max(block * BORDER + 1, wanted[0]), min((block + 1) * BORDER, wanted[-1]) + 1))
     return ranges_of(found)

@@ -295,9 +295,13 @@ def write_shadow_errors(
         EvidenceError: the disk is full or not writable.
     """
     truth = truth or TruthErrors.none()
-    against_truth = {_TRUTH + one.name: np.ascontiguousarray(getattr(truth, one.name)) for one in fields(TruthErrors)}
+    against_truth = {
+        _TRUTH + column.name: np.ascontiguousarray(getattr(truth, column.name)) for column in fields(TruthErrors)
+    }
     queries = queries or WorstQueries.none()
-    worst = {_QUERIES + one.name: np.ascontiguousarray(getattr(queries, one.name)) for one in fields(WorstQueries)}
+    worst = {
+        _QUERIES + column.name: np.ascontiguousarray(getattr(queries, column.name)) for column in fields(WorstQueries)
+    }
     tensors = {"index": index, "sums": sums, "max_abs": max_abs, **against_truth, **worst}
     content = save(tensors, {"header": header.model_dump_json()})
     write_whole(path, content, durable=False)
@@ -324,17 +328,17 @@ def read_shadow_errors(folder: Path, run: str = "") -> ShadowErrors:
     read = [_read(file) for file in files]
     for file, one in zip(files, read, strict=True):
         check_run(file, one.headers[0].run, run)
-    if len({(one.headers[0].reference, one.headers[0].candidate) for one in read}) > 1:
+    if len({(table.headers[0].reference, table.headers[0].candidate) for table in read}) > 1:
         raise EvidenceError(
             f"{folder} has errors of different backends.", "one reference and one candidate", "use a new folder"
         )
     return ShadowErrors(
-        np.concatenate([one.index for one in read]),
-        np.concatenate([one.sums for one in read]),
-        np.concatenate([one.max_abs for one in read]),
-        tuple(header for one in read for header in one.headers),
-        joined([one.truth for one in read]),
-        joined_queries([one.queries for one in read]),
+        np.concatenate([table.index for table in read]),
+        np.concatenate([table.sums for table in read]),
+        np.concatenate([table.max_abs for table in read]),
+        tuple(header for table in read for header in table.headers),
+        joined([table.truth for table in read]),
+        joined_queries([table.queries for table in read]),
     )
 
 
@@ -347,8 +351,8 @@ def _read(path: Path) -> ShadowErrors:
                 file.get_tensor("sums"),
                 file.get_tensor("max_abs"),
                 headers=(header,),
-                truth=TruthErrors(*(file.get_tensor(_TRUTH + one.name) for one in fields(TruthErrors))),
-                queries=WorstQueries(*(file.get_tensor(_QUERIES + one.name) for one in fields(WorstQueries))),
+                truth=TruthErrors(*(file.get_tensor(_TRUTH + column.name) for column in fields(TruthErrors))),
+                queries=WorstQueries(*(file.get_tensor(_QUERIES + column.name) for column in fields(WorstQueries))),
             )
     except (SafetensorError, OSError, KeyError, ValidationError) as error:
         raise EvidenceError(

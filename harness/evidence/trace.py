@@ -174,7 +174,7 @@ def _array(view: Mapping[str, Any]) -> NDArray[Any]:
 def _joined(place: Path, label: str, passes: Sequence[Sequence[_Part]]) -> Trace:
     complete = [_heads_joined(place, parts) for parts in passes]
     layers = [set(outputs) for outputs in complete]
-    if any(found != layers[0] for found in layers):
+    if any(layer != layers[0] for layer in layers):
         raise _damaged(place, "the passes have different layers")
     firsts = [parts[0] for parts in passes]
     return Trace(

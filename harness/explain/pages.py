@@ -82,12 +82,12 @@ class Page:
 
 def titles() -> dict[str, str]:
     """Return every id that has a page, with its title: hypotheses first."""
-    return {one.id: one.title for one in FAMILY} | {id_: one.title for id_, one in OTHERS.items()}
+    return {bug.id: bug.title for bug in FAMILY} | {id_: one.title for id_, one in OTHERS.items()}
 
 
 def ids_of(kind: str) -> tuple[str, ...]:
     """List the ids of a kind, in their order."""
-    return tuple(OTHERS) if kind == OTHER_KIND else tuple(one.id for one in FAMILY if one.kind == kind)
+    return tuple(OTHERS) if kind == OTHER_KIND else tuple(bug.id for bug in FAMILY if bug.kind == kind)
 
 
 def page(id_: str) -> Page:
@@ -99,7 +99,7 @@ def page(id_: str) -> Page:
     if id_ in BY_ID:
         return _of_hypothesis(BY_ID[id_])
     if id_ in OTHERS:
-        other, variants = OTHERS[id_], tuple(one for one in OTHERS if one != id_)
+        other, variants = OTHERS[id_], tuple(variant for variant in OTHERS if variant != id_)
         return Page(
             id_, other.title, other.about, OTHER_KIND, other.severity, variants, None, None, None, "", (), other.do, other.command
         )  # fmt: skip
@@ -120,7 +120,7 @@ def _of_hypothesis(of: Bug) -> Page:
         about=_sentence(of.about),
         kind=of.kind,
         severity=of.severity,
-        variants=tuple(one for one in ids_of(of.kind) if one != of.id),
+        variants=tuple(variant for variant in ids_of(of.kind) if variant != of.id),
         code=of.code,
         picture=picture(of, call),
         error=float(error.nan_to_num(nan=torch.inf, posinf=torch.inf)),

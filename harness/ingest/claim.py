@@ -102,7 +102,7 @@ def verify(evidence: Sequence[Path], says: Sequence[str]) -> CheckedClaims:
         UsageError: no claim was given, there is no such file, or no reader takes it.
         EvidenceError: a report is damaged.
     """
-    claims = [parse(one) for text in says for one in re.split(r"[,;]\s+|\n", text) if one.strip()]
+    claims = [parse(part) for text in says for part in re.split(r"[,;]\s+|\n", text) if part.strip()]
     if not claims:
         raise UsageError("No claim was given.", 'for example --says "MMLU >= 0.60"', "name what is to be checked")
     stated = [statement for path in evidence for statement in statements_of(path)]
@@ -186,7 +186,7 @@ def _one_test(claim: Claim, found: list[Statement], tests: list[Statement]) -> C
     if not found:
         return _checked(claim, "undecided", f"the evidence has no test {claim.name}{_nearest(claim.name, tests)}")
     failed = [item for item in found if item.value in ("failed", "error")]
-    passed = [one for one in found if one.value in _SAME_AS_PASSED]
+    passed = [statement for statement in found if statement.value in _SAME_AS_PASSED]
     says, otherwise = (passed, failed) if claim.outcome == "passed" else (failed, passed)
     if otherwise:
         return _checked(claim, "refuted", f"it {otherwise[0].value}", otherwise)
@@ -197,26 +197,26 @@ def _one_test(claim: Claim, found: list[Statement], tests: list[Statement]) -> C
 
 def _number(claim: Claim, stated: Sequence[Statement]) -> CheckedClaim:
     numbers = [statement for statement in stated if statement.kind == "number" and isinstance(statement.value, float)]
-    meant = [one for one in numbers if _means(claim.name, one)]
+    meant = [number for number in numbers if _means(claim.name, number)]
     if not meant:
         return _checked(claim, "undecided", f"the evidence states no {claim.name}{_nearest(claim.name, numbers)}")
     if claim.number > 1 and _are_shares(meant):
         said = f"{claim.name} is a share from 0 to 1; write {claim.number:g} % if that is meant"
         return _checked(claim, "undecided", said, meant)
     if claim.unit:
-        fitting = [one for one in meant if one.unit and one.unit.kind == claim.unit.kind]
+        fitting = [statement for statement in meant if statement.unit and statement.unit.kind == claim.unit.kind]
         if not fitting:
             return _checked(claim, "undecided", f"the evidence does not state {claim.name} in that unit", meant)
         meant = fitting
-    against = [one for one in meant if not _holds(claim, _in_unit(claim, one))]
-    values = listed(list(dict.fromkeys(f"{_in_unit(claim, one):g}" for one in against or meant)))
+    against = [statement for statement in meant if not _holds(claim, _in_unit(claim, statement))]
+    values = listed(list(dict.fromkeys(f"{_in_unit(claim, statement):g}" for statement in against or meant)))
     return _checked(claim, "refuted" if against else "confirmed", f"the evidence states {values}", against or meant)
 
 
 def _are_shares(statements: Sequence[Statement]) -> bool:
     """Return True if these are scores as shares of 1, and not all are 0."""
     values = [float(statement.value) for statement in statements]
-    scores = any(_key(name).endswith(_SCORE) for one in statements for name in one.names)
+    scores = any(_key(name).endswith(_SCORE) for statement in statements for name in statement.names)
     return scores and any(value > 0 for value in values) and all(0 <= value <= 1 for value in values)
 
 
@@ -255,6 +255,6 @@ def _short(statement: Statement) -> str:
 
 
 def _nearest(name: str, among: Iterable[Statement]) -> str:
-    names = list(dict.fromkeys(_short(one) for one in among))
+    names = list(dict.fromkeys(_short(name) for name in among))
     near = difflib.get_close_matches(name, names, 3, 0.4) or names[:3]
-    return f"; it has {listed([one_line(one, 60) for one in near])}" if near else ""
+    return f"; it has {listed([one_line(name, 60) for name in near])}" if near else ""

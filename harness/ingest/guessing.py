@@ -22,7 +22,7 @@ def guessed_share(task: str) -> float | None:
     None if unknown.
     """
     name = task.lower()
-    known = [one for one in GUESSING if name == one or name.startswith(f"{one}_")]
+    known = [task for task in GUESSING if name == task or name.startswith(f"{task}_")]
     return GUESSING[max(known, key=len)] if known else None
 
 

@@ -102,7 +102,7 @@ class SourceFile:
         if not self.path.is_dir():
             return self.sha256() == other.sha256()
         names = [
-            {one.relative_to(side.path) for one in side.path.rglob("*") if one.is_file()} for side in (self, other)
+            {path.relative_to(side.path) for path in side.path.rglob("*") if path.is_file()} for side in (self, other)
         ]
         return names[0] == names[1] and all(
             SourceFile.of(self.path / name).sha256() == SourceFile.of(other.path / name).sha256() for name in names[0]

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from assay.harness.baselines import Status, growth, own_errors_of
 from assay.harness.compare.answers import pair
 from assay.harness.compare.paired_accuracy import prefix_of
-from assay.harness.config import RunSpec
 from assay.harness.evidence import baseline as stored
 from assay.harness.judge.accuracy_suite import loss_metric
 from assay.harness.judge.decide import BASELINE
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.report import Metric, SuiteResult
 from assay.harness.judge.suite_decisions import Decision, decide_accuracy
+from assay.harness.policy import Policy
+from assay.harness.sides import Role, Side
 from assay.harness.text import percent, two_digits
 from assay.harness.verdict import Check, Requirement, Verdict
 
@@ -30,7 +31,7 @@ def claim(run: RunEvidence) -> Judged:
     """
     if run.baselines is None:
         return Judged()
-    checks = check_baselines(run.spec, run.baselines)
+    checks = check_baselines(run.spec.sides, run.spec.policy, run.baselines)
     if "candidate" not in run.baselines.used:
         return Judged(checks=checks)
     place = run.folder.baseline("candidate")
@@ -41,7 +42,9 @@ def claim(run: RunEvidence) -> Judged:
     decision = decide_accuracy(prefix, run.accuracy.rule) if prefix.pairs else None
     non_inferior = run.accuracy.outcome.reason == "non-inferior"
     own_errors = own_errors_of(run.folder, "candidate")
-    suite = compare_accepted(decision, accepted.own_errors, own_errors, run.spec, non_inferior)
+    suite = compare_accepted(
+        decision, accepted.own_errors, own_errors, run.spec.policy, non_inferior, synthetic=run.spec.workload.synthetic
+    )
     return Judged(suite=suite, checks=checks)
 
 
@@ -49,8 +52,10 @@ def compare_accepted(
     decision: Decision | None,
     before: Mapping[str, float],
     now: Mapping[str, float],
-    spec: RunSpec,
+    policy: Policy,
     non_inferior: bool = False,
+    *,
+    synthetic: bool,
 ) -> SuiteResult:
     """Compare what was accepted with what is now: paired answers, and own errors by layer and condition.
 
@@ -62,38 +67,39 @@ def compare_accepted(
         decision: on the questions that both runs answered; None where there were none.
         before: accepted own errors.
         now: own errors of this run.
-        spec: the policy.
+        policy: of the run.
         non_inferior: whether this run itself shows that the candidate is non-inferior to the reference.
+        synthetic: whether the questions are.
     """
     worst, most = max(
         ((name, growth(before[name], now[name])) for name in before if name in now),
         key=lambda named: named[1],
         default=("", None),
     )
-    grown = most is not None and not most <= spec.policy.growth
+    grown = most is not None and not most <= policy.growth
     verdict, decided_by, p_regression = _judge(decision, most is not None, grown, non_inferior)
     why, lines, metrics = [], [], []
     if decision is not None:
-        lines.append(spec.policy.line("margin"))
+        lines.append(policy.line("margin"))
         why.append(f"Against the accepted answers: {decision.why}")
         title = "loss of accuracy since it was accepted"
-        metrics.append(loss_metric(spec, decision, _LOSS, title, "Accepted minus now"))
+        metrics.append(loss_metric(policy, decision, _LOSS, title, "Accepted minus now"))
     if most is not None:
-        lines.append(spec.policy.line("growth"))
+        lines.append(policy.line("growth"))
         why.append(
             f"Own error grew most at {worst}: {percent(before[worst])} accepted, {percent(now[worst])} now, "
-            f"a factor {'above' if grown else 'within'} the policy's {spec.policy.line('growth')}."
+            f"a factor {'above' if grown else 'within'} the policy's {policy.line('growth')}."
         )
-        metrics.append(_growth_metric(spec, most))
+        metrics.append(_growth_metric(policy, most))
     if decision is not None and decision.verdict == "inconclusive" and non_inferior:
         why.append("No loss beyond the margin is shown, and the candidate is non-inferior to the reference.")
-    policy = f"Policy: {' and '.join(lines)}." if lines else "The run and the baseline measured nothing in common."
+    stated = f"Policy: {' and '.join(lines)}." if lines else "The run and the baseline measured nothing in common."
     return SuiteResult(
         id=BASELINE,
         title="Accepted baseline",
-        synthetic=spec.workload.synthetic,
+        synthetic=synthetic,
         verdict=verdict,
-        why=" ".join([*why, policy]),
+        why=" ".join([*why, stated]),
         metrics=tuple(metrics),
         decided_by=decided_by,
         p_regression=p_regression,
@@ -121,28 +127,28 @@ def _judge(
     return "regression", _LOSS if verdict == "regression" else _GROWTH, None
 
 
-def _growth_metric(spec: RunSpec, most: float) -> Metric:
+def _growth_metric(policy: Policy, most: float) -> Metric:
     return Metric(
         id=_GROWTH,
         title="growth of own error",
         value=most,
         text=f"{two_digits(most)} times",
-        bound=spec.policy.growth,
+        bound=policy.growth,
         bound_is="most",
         explain="Largest over layers and conditions",
-        policy=spec.policy.line("growth"),
+        policy=policy.line("growth"),
     )
 
 
-def check_baselines(spec: RunSpec, status: Status) -> list[Check]:
+def check_baselines(sides: Mapping[Role, Side], policy: Policy, status: Status) -> list[Check]:
     """Check that accepted baselines match: the candidate's, and the reference's where it was to be stored, or is stale."""
-    checks = [_check_candidate(spec.candidate.backend, status, spec.policy.baselines)]
-    if spec.policy.reference_from == "baseline" or "reference" in status.stale:
-        checks.append(_check_reference(spec, status))
+    checks = [_check_candidate(sides["candidate"].backend, status, policy.baselines)]
+    if policy.reference_from == "baseline" or "reference" in status.stale:
+        checks.append(_check_reference(sides["reference"].backend, status, policy.baselines))
     return checks
 
 
-def _check_reference(spec: RunSpec, status: Status) -> Check:
+def _check_reference(reference: str, status: Status, root: str) -> Check:
     """Check that the reference's answers are stored. If not, its server was queried, which is reported but rules out nothing."""
     if used := status.used.get("reference"):
         how = (
@@ -152,13 +158,9 @@ def _check_reference(spec: RunSpec, status: Status) -> Check:
         )
         return _OF_REFERENCE.check("ok", f"{used}: {how}")
     why = status.stale.get("reference")
-    found = (
-        f"the baseline of {spec.reference.backend} is stale: {why}"
-        if why
-        else f"none was accepted for {spec.reference.backend}"
-    )
+    found = f"the baseline of {reference} is stale: {why}" if why else f"none was accepted for {reference}"
     found = f"{found}; the reference server was queried instead"
-    return _OF_REFERENCE.check("not checked", found, _accept_again(spec.policy.baselines))
+    return _OF_REFERENCE.check("not checked", found, _accept_again(root))
 
 
 def _check_candidate(candidate: str, status: Status, root: str) -> Check:

@@ -9,7 +9,7 @@ from typing import Literal
 from assay.harness.compare.answer_conditions import by_condition, most_telling
 from assay.harness.compare.answers import Flips, Pair, Tally, flips, tally
 from assay.harness.conditions import CACHED_PREFIX
-from assay.harness.config import RunSpec
+from assay.harness.config import Workload
 from assay.harness.evidence.question_plan import order_hash
 from assay.harness.evidence.records import Item
 from assay.harness.evidence.run_file import RUN_AGAIN
@@ -17,6 +17,7 @@ from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.questions import Questions
 from assay.harness.judge.report import Flip, Metric, SuiteResult
 from assay.harness.judge.suite_decisions import Decision, decide_accuracy
+from assay.harness.policy import Policy
 from assay.harness.sides import ROLES, Role
 from assay.harness.stats.outlook import smallest_loss_shown
 from assay.harness.verdict import Check, Finding, Requirement
@@ -33,13 +34,15 @@ def claim(run: RunEvidence) -> Judged:
     """Judge the questions, and check that they were asked as planned and answered."""
     checks = []
     if "accuracy" in run.compared:
-        checks.append(_check_question_plan(run.spec, run.accuracy))
+        checks.append(_check_question_plan(run.spec.workload.order_seed, run.accuracy))
     if run.compared:
         mismatched = [item for suite in run.compared for item in run.pairings[suite].mismatched]
         asked = _asked(run)
         answered = {(a.suite, a.role, a.item, a.prompt_hash) for a in run.answers if a.repeat == 0}
         checks.append(check_all_answered(len(asked), sum(key in answered for key in asked), mismatched))
-    return Judged(suite=_accuracy_suite(run.spec, run.accuracy) if run.accuracy.pairs else None, checks=checks)
+    if not run.accuracy.pairs:
+        return Judged(checks=checks)
+    return Judged(suite=_accuracy_suite(run.spec.policy, run.spec.workload, run.accuracy), checks=checks)
 
 
 def accuracy_tested(run: RunEvidence) -> Judged:
@@ -61,10 +64,10 @@ def _asked(run: RunEvidence) -> list[tuple[str, Role, str, str]]:
     ]
 
 
-def _check_question_plan(spec: RunSpec, questions: Questions) -> Check:
+def _check_question_plan(seed: int, questions: Questions) -> Check:
     """Check that order and stopping rule were recorded before the first question was asked, and are those of the run."""
-    plan = questions.plan
-    expected = (spec.workload.order_seed, spec.policy.margin, spec.policy.alpha, spec.regression_alpha)
+    plan, rule = questions.plan, questions.rule
+    expected = (seed, rule.margin, rule.alpha, rule.regression_alpha)
     if plan is None:
         found = "no record"
     elif (plan.seed, plan.margin, plan.alpha, plan.regression_alpha) != expected:
@@ -95,7 +98,7 @@ def check_all_answered(asked: int, answered: int, mismatched: Sequence[str]) -> 
     return _ANSWERED.met(bool(asked) and answered == asked and not mismatched, found, settles)
 
 
-def _accuracy_suite(spec: RunSpec, questions: Questions) -> SuiteResult:
+def _accuracy_suite(policy: Policy, workload: Workload, questions: Questions) -> SuiteResult:
     """Judge if the candidate's accuracy is non-inferior, within the policy's margin."""
     # Only what the test read: one set of answers for every number of the suite. Answers that arrived after the verdict are in none.
     pairs = questions.prefix.pairs
@@ -104,12 +107,12 @@ def _accuracy_suite(spec: RunSpec, questions: Questions) -> SuiteResult:
     tallies = (tally(pairs, "reference"), tally(pairs, "candidate"))
     return SuiteResult(
         id="accuracy",
-        title=_title(spec),
-        synthetic=spec.workload.synthetic,
+        title=_title(workload),
+        synthetic=workload.synthetic,
         verdict=decision.verdict,
-        why=f"{decision.why} Policy: {spec.policy.line('margin')}.",
+        why=f"{decision.why} Policy: {policy.line('margin')}.",
         p_regression=decision.p_regression,
-        metrics=_metrics(spec, decision, tallies, flipped, questions),
+        metrics=_metrics(policy, decision, tallies, flipped, questions),
         decided_by=_LOSS,
         tallies=tallies,
         conditions=tuple(by_condition(pairs)),
@@ -126,19 +129,19 @@ def _units(items: Sequence[Item]) -> str:
     return f"; {shared}, each of which counts once ({len(sizes):,})"
 
 
-def _title(spec: RunSpec) -> str:
-    if spec.workload.synthetic:
+def _title(workload: Workload) -> str:
+    if workload.synthetic:
         return "Multiple-choice questions"
-    named = any(spec.workload.data.partition(":")[0] == name for name in ("gsm8k", "retrieval", "lm-eval"))
-    return f"Questions of {spec.workload.data}" if named else f"Multiple-choice questions of {spec.workload.data}"
+    named = any(workload.data.partition(":")[0] == name for name in ("gsm8k", "retrieval", "lm-eval"))
+    return f"Questions of {workload.data}" if named else f"Multiple-choice questions of {workload.data}"
 
 
 def _metrics(
-    spec: RunSpec, decision: Decision, tallies: tuple[Tally, Tally], flipped: Flips, questions: Questions
+    policy: Policy, decision: Decision, tallies: tuple[Tally, Tally], flipped: Flips, questions: Questions
 ) -> tuple[Metric, ...]:
     n, most = decision.n, len(questions.items)
     changed = len(flipped.lost) + len(flipped.gained)
-    least = smallest_loss_shown(changed / max(n, 1), spec.policy.margin, spec.regression_alpha, most)
+    least = smallest_loss_shown(changed / max(n, 1), policy.margin, questions.rule.regression_alpha, most)
     accuracies = [
         Metric(
             id=f"{own.role}-accuracy",
@@ -152,7 +155,7 @@ def _metrics(
     return (
         *accuracies,
         loss_metric(
-            spec,
+            policy,
             decision,
             _LOSS,
             "loss of accuracy",
@@ -190,11 +193,11 @@ def _metrics(
     )
 
 
-def loss_metric(spec: RunSpec, decision: Decision, id_: str, title: str, difference: str) -> Metric:
+def loss_metric(policy: Policy, decision: Decision, id_: str, title: str, difference: str) -> Metric:
     """Express a loss of accuracy in percentage points, with its interval and the margin.
 
     Args:
-        spec: whose margin is the bound.
+        policy: whose margin is the bound.
         decision: on the paired answers.
         id_: of the metric.
         title: of the metric.
@@ -207,9 +210,9 @@ def loss_metric(spec: RunSpec, decision: Decision, id_: str, title: str, differe
         text=f"{100 * decision.loss:.1f} points",
         low=100 * decision.interval.low,
         high=100 * decision.interval.high,
-        bound=100 * spec.policy.margin,
+        bound=100 * policy.margin,
         bound_is="most",
-        policy=spec.policy.line("margin"),
+        policy=policy.line("margin"),
         explain=f"{difference}, with its {100 * decision.interval.level:.0f} % interval by betting, which holds at every look",
     )
 

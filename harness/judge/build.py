@@ -69,7 +69,7 @@ def _build(folder: RunFolder) -> Report:
     manifest, progress = folder.manifest(), folder.progress()
     folder.check_sealed()
     spec = recorded_spec(manifest.spec)
-    times = latency_suite.timed(folder, spec)
+    times = latency_suite.timed(folder) if "latency" in spec.workload.suites else ""
     run = RunEvidence.read(folder, timed=not isinstance(times, str))
     judged = _judged(run, times)
     suites = holm_corrected(_suites(judged), spec.policy.alpha)
@@ -128,7 +128,7 @@ def _judged(run: RunEvidence, times: LatencyResult | str) -> list[Judged]:
     """Judge every claim."""
     judged = [claim(run) for claim in CLAIMS]
     wrong = [suite for suite in _suites(judged) if suite.verdict == "regression"]
-    judged.append(latency_suite.claim(run.spec, times, wrong))
+    judged.append(latency_suite.claim(times, wrong))
     judged.append(policy_checks.claim(run, [suite.id for suite in _suites(judged)]))
     return judged
 
@@ -149,7 +149,7 @@ def _server(run: RunEvidence, role: Role, instead: str) -> ServerSummary:
     """Summarise a role's server; where there is none, `instead` says what served."""
     server = run.servers.get(role)
     if server is None:
-        return ServerSummary(backend=run.spec.side(role).backend, engine=instead, claimed_phases=(), calls=())
+        return ServerSummary(backend=run.spec.sides[role].backend, engine=instead, claimed_phases=(), calls=())
     return ServerSummary(
         backend=server.backend,
         engine=server.engine,

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from assay.harness.conditions import PHASES
-from assay.harness.config import RunSpec
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.certificate import FILE, Certificate, installed_version, read_certificate, source_hash
 from assay.harness.judge.evidence import Judged, RunEvidence
+from assay.harness.policy import Policy
+from assay.harness.sides import Side
 from assay.harness.text import listed
 from assay.harness.verdict import Check, CheckStatus, Requirement
 
@@ -24,6 +25,9 @@ class RunEnvelope:
     """The envelope of a run, as far as a certificate depends on it.
 
     Attributes:
+        device: of both servers.
+        reference: the reference's side.
+        candidate: the candidate's backend.
         engines: engines of its servers, such as "SGLang 0.5.23".
         hardware: of the machine; on CUDA it starts with the GPU's name.
         model_hash: hash of the model's files.
@@ -34,6 +38,9 @@ class RunEnvelope:
         source: hash of its source code.
     """
 
+    device: str
+    reference: Side
+    candidate: str
     engines: frozenset[str]
     hardware: str
     model_hash: str
@@ -63,6 +70,9 @@ class _Part(NamedTuple):
 def claim(run: RunEvidence) -> Judged:
     """Check that a certificate states what the harness catches where the run was made."""
     ran = RunEnvelope(
+        device=run.spec.device,
+        reference=run.spec.reference,
+        candidate=run.spec.candidate.backend,
         engines=frozenset(server.engine.partition(" on ")[0] for server in run.servers.values()),
         hardware=run.manifest.hardware,
         model_hash=run.manifest.model_hash,
@@ -72,10 +82,10 @@ def claim(run: RunEvidence) -> Judged:
         version=installed_version(),
         source=source_hash(),
     )
-    return Judged(checks=[check_certificate(run.spec, ran)])
+    return Judged(checks=[check_certificate(run.spec.policy, ran)])
 
 
-def check_certificate(spec: RunSpec, ran: RunEnvelope) -> Check:
+def check_certificate(policy: Policy, ran: RunEnvelope) -> Check:
     """Check that the policy's certificate was made where the run was. It does not rule out a pass, unless it is damaged.
 
     A certificate is cited only if everything agrees: level, device, machine, engine, reference, model, dtype, noise family and
@@ -83,21 +93,21 @@ def check_certificate(spec: RunSpec, ran: RunEnvelope) -> Check:
     catalogue was examined. Faults that the declared noise hides do not forbid that; they are counted as missed.
 
     Args:
-        spec: the run's.
+        policy: of the run.
         ran: where the run was made.
     """
-    path = Path(spec.policy.certificate or Path(spec.policy.baselines) / FILE)
+    path = Path(policy.certificate or Path(policy.baselines) / FILE)
     if not path.exists():
-        settles = f"make one with {_command(spec, ran)}, and name it: {spec.policy.line('certificate')}"
-        status: CheckStatus = "missing" if spec.policy.certificate else "not checked"
+        settles = f"make one with {_command(ran)}, and name it: {policy.line('certificate')}"
+        status: CheckStatus = "missing" if policy.certificate else "not checked"
         return _CERTIFIED.check(status, f"there is no {path}", settles)
     try:
         certificate = read_certificate(path)
     except EvidenceError as error:
         return _CERTIFIED.check("missing", error.found, error.do)
-    parts = _parts(certificate, spec, ran)
+    parts = _parts(certificate, ran, policy.envelope_tokens)
     if elsewhere := _differing(parts):
-        settles = f"certify this envelope: {_command(spec, ran)}"
+        settles = f"certify this envelope: {_command(ran)}"
         return _CERTIFIED.check("not checked", f"{path} was made elsewhere: {elsewhere}", settles)
     if certificate.not_asked:
         left_out = (
@@ -119,22 +129,22 @@ def _differing(parts: Sequence[_Part]) -> str:
     return "; ".join(differing) + (f"; the same: {listed(same)}" if same else "") if differing else ""
 
 
-def _command(spec: RunSpec, ran: RunEnvelope) -> str:
+def _command(ran: RunEnvelope) -> str:
     """Return the command that makes a certificate of the noise of the run's candidate."""
-    return "assay certify --level server" + (f" --candidate {shlex.quote(spec.candidate.backend)}" if ran.noise else "")
+    return "assay certify --level server" + (f" --candidate {shlex.quote(ran.candidate)}" if ran.noise else "")
 
 
-def _parts(certificate: Certificate, spec: RunSpec, ran: RunEnvelope) -> Sequence[_Part]:
-    """Compare what a certificate depends on, there and here."""
+def _parts(certificate: Certificate, ran: RunEnvelope, tokens: int) -> Sequence[_Part]:
+    """Compare what a certificate depends on, there and here, up to so many tokens."""
     made = certificate.envelope
-    pairs = [("level", made.level, "server"), ("device", made.device, spec.device)]
-    if spec.device == "cuda":
+    pairs = [("level", made.level, "server"), ("device", made.device, ran.device)]
+    if ran.device == "cuda":
         pairs.append(("GPU", made.machine, made.machine if _is_gpu_of(made.machine, ran.hardware) else ran.hardware))
     if made.level == "server":
         pairs += [("engine", made.engine, engine) for engine in sorted(ran.engines)]
         pairs += [
-            ("reference", made.reference, spec.reference.backend),
-            ("model", _model(made.model, made.model_hash), _model(spec.reference.model, ran.model_hash)),
+            ("reference", made.reference, ran.reference.backend),
+            ("model", _model(made.model, made.model_hash), _model(ran.reference.model, ran.model_hash)),
         ]
     pairs.append(("noise family", made.noise or "exact", ran.noise or "exact"))
     pairs.append(("assay", f"{made.version} ({made.source})".strip(), f"{ran.version} ({ran.source})"))
@@ -144,9 +154,7 @@ def _parts(certificate: Certificate, spec: RunSpec, ran: RunEnvelope) -> Sequenc
     phases = made.phases or PHASES
     parts.append(_Part("phases", listed(phases), listed(ran.phases), set(ran.phases) <= set(phases)))
     reach = f"to {made.longest:,} tokens"
-    parts.append(
-        _Part("reach", reach, f"to {spec.policy.envelope_tokens:,} tokens", made.longest >= spec.policy.envelope_tokens)
-    )
+    parts.append(_Part("reach", reach, f"to {tokens:,} tokens", made.longest >= tokens))
     return parts
 
 

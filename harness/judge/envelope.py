@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from assay.harness.conditions import BORDER_TOKENS, ENVELOPE, ENVELOPE_OF, PHASES
-from assay.harness.config import RunSpec
 from assay.harness.evidence.envelope import EngineLimits, Envelope, EnvelopeCounts, Missing
 from assay.harness.evidence.lengths import Ranges, in_words, stood_for
 from assay.harness.judge.evidence import Judged, RunEvidence
@@ -24,19 +23,23 @@ _BEYOND_ALL = (
 
 
 def envelope_result(
-    spec: RunSpec, counts: EnvelopeCounts | None, claimed: Sequence[str], served: ServedEnvelope | None = None
+    envelope: Envelope,
+    line: str,
+    counts: EnvelopeCounts | None,
+    claimed: Sequence[str],
+    served: ServedEnvelope | None = None,
 ) -> EnvelopeResult | None:
     """Determine what a verdict covers; None where no call was compared.
 
     Args:
-        spec: the run's.
+        envelope: that of the policy.
+        line: the policy's line.
         counts: what the shadow counted.
         claimed: phases that the candidate claims.
         served: what the candidate's own server answered; None where its texts were not compared.
     """
     if counts is None or counts.limits is None or not counts.calls:
         return None
-    envelope = Envelope.of(spec)
     kinds = envelope.kinds(counts.limits)
     phases = [phase for phase in PHASES if phase in claimed]
     rows = [
@@ -54,7 +57,7 @@ def envelope_result(
     ]
     reached = _reached(envelope, counts, counts.limits, phases)
     return EnvelopeResult(
-        policy=spec.policy.line("envelope_tokens"),
+        policy=line,
         sentence=_sentence(envelope, counts, counts.limits, phases),
         served=_served_sentence(envelope, served, counts.limits, phases) if served else "",
         reached=reached,
@@ -148,29 +151,34 @@ def _outside(
 
 def claim(run: RunEvidence) -> Judged:
     """Check that the policy's envelope was covered, in the shadow and as served, and describe what was."""
-    result = envelope_result(run.spec, run.envelope, run.claimed, run.served)
+    policy, suites = run.spec.policy, run.spec.workload.suites
+    line, envelope = policy.line("envelope_tokens"), Envelope.of(policy.envelope_tokens, run.spec.device)
+    result = envelope_result(envelope, line, run.envelope, run.claimed, run.served)
     checks = [
-        check_envelope(run.spec, run.envelope, run.claimed),
-        check_served(run.spec, run.envelope, run.served, run.claimed),
+        check_envelope(envelope, line, suites, run.envelope, run.claimed),
+        check_served(envelope, line, suites, run.envelope, run.served, run.claimed),
     ]
     return Judged(checks=checks, parts={"envelope": result} if result else {})
 
 
-def check_envelope(spec: RunSpec, counts: EnvelopeCounts | None, claimed: Sequence[str]) -> Check:
+def check_envelope(
+    envelope: Envelope, line: str, suites: Sequence[str], counts: EnvelopeCounts | None, claimed: Sequence[str]
+) -> Check:
     """Check that every layer was compared under every condition of the policy's envelope, in each claimed phase.
 
     Args:
-        spec: the run's.
+        envelope: that of the policy.
+        line: the policy's line.
+        suites: of the run.
         counts: what the shadow counted; None if it counted nothing.
         claimed: phases that the candidate claims.
     """
-    line = spec.policy.line("envelope_tokens")
-    if "layers" not in spec.workload.suites:
+    if "layers" not in suites:
         return _COVERED.check("not checked", f"the suite layers was not requested; {line}", "add layers to --suites")
     if counts is None or not claimed:
         settles = "let assay start the servers, without a URL"
         return _COVERED.check("missing", f"no compared call was counted; {line}", settles)
-    if lacking := Envelope.of(spec).missing(counts, claimed):
+    if lacking := envelope.missing(counts, claimed):
         found = f"in some layer no call was compared with {_some_words(lacking)}; {line}"
         return _COVERED.check("missing", found, _settles(lacking, counts.limits))
     calls = " and ".join(f"{len(counts.layers(phase))} layers in {phase}" for phase in claimed)
@@ -178,20 +186,26 @@ def check_envelope(spec: RunSpec, counts: EnvelopeCounts | None, claimed: Sequen
 
 
 def check_served(
-    spec: RunSpec, counts: EnvelopeCounts | None, served: ServedEnvelope | None, claimed: Sequence[str]
+    envelope: Envelope,
+    line: str,
+    suites: Sequence[str],
+    counts: EnvelopeCounts | None,
+    served: ServedEnvelope | None,
+    claimed: Sequence[str],
 ) -> Check:
     """Check that the candidate's own server answered, and was compared, with every length of the policy's envelope.
 
     What runs in the shadow is the same kernel, but not what serves: not with its own KV cache, and not in CUDA graphs.
 
     Args:
-        spec: the run's.
+        envelope: that of the policy.
+        line: the policy's line.
+        suites: of the run.
         counts: what the shadow counted; None if it counted nothing.
         served: what the candidate's own server answered; None where its texts were not compared.
         claimed: phases that the candidate claims.
     """
-    line = spec.policy.line("envelope_tokens")
-    if lacking := [suite for suite in ("layers", "greedy") if suite not in spec.workload.suites]:
+    if lacking := [suite for suite in ("layers", "greedy") if suite not in suites]:
         found = (
             f"without the suite {listed(lacking)} the candidate's server answers no requests of the envelope; {line}"
         )
@@ -199,7 +213,7 @@ def check_served(
     if counts is None or counts.limits is None or served is None or not claimed:
         found = f"no answer of the candidate's own server to the envelope's requests was compared; {line}"
         return _SERVED.check("missing", found, "let assay start the servers, without a URL")
-    if missing := Envelope.of(spec).gaps(served.counts, claimed):
+    if missing := envelope.gaps(served.counts, claimed):
         found = f"no answer was compared with {_some_words(missing)}; {line}"
         return _SERVED.check("missing", found, _settles(missing, counts.limits))
     return _SERVED.check("ok", f"{counted(served.answers, 'answer')}; {line}")

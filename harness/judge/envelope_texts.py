@@ -12,9 +12,9 @@ from functools import cached_property
 
 from assay.harness.compare.answers import Pair
 from assay.harness.compare.greedy_texts import TextDivergence, compare_text, floor_between, is_finite
-from assay.harness.config import RunSpec
 from assay.harness.judge.report import Metric
 from assay.harness.judge.suite_decisions import decide_share
+from assay.harness.policy import Policy
 from assay.harness.stats.share import p_not_above
 from assay.harness.text import few
 from assay.harness.verdict import Verdict
@@ -31,13 +31,13 @@ class EnvelopeTexts:
         pairs: answers of both roles, with the log-probabilities of their tokens.
         floor: the reference's own run-to-run floor, in nats.
         limit: largest change of log-odds or of a log-probability, in nats, that noise explains.
-        spec: the policy.
+        policy: of the run.
     """
 
     pairs: Sequence[Pair]
     floor: float
     limit: float
-    spec: RunSpec
+    policy: Policy
 
     @cached_property
     def divergences(self) -> list[tuple[Pair, TextDivergence]]:
@@ -57,7 +57,7 @@ class EnvelopeTexts:
     @property
     def p(self) -> float:
         """p value of "the true share of such answers is at most the policy's greedy margin"; 1 without an answer."""
-        return p_not_above(len(self.beyond), len(self.pairs), self.spec.policy.greedy_margin) if self.pairs else 1.0
+        return p_not_above(len(self.beyond), len(self.pairs), self.policy.greedy_margin) if self.pairs else 1.0
 
     def combined(self, verdict: Verdict, why: str, *, trusted: bool) -> tuple[Verdict, str]:
         """Combine the verdict on greedy texts with that on these, and return the sentence that explains it.
@@ -72,7 +72,7 @@ class EnvelopeTexts:
         asked = len(self.pairs)
         named = few([pair.item.id for pair in self.beyond], _MOST_NAMED)
         said = f"{len(self.beyond)} of {asked} answers over the envelope differ by more than noise: {named}."
-        share = decide_share(len(self.beyond), asked, self.spec.policy.greedy_margin, self.spec.policy.alpha)
+        share = decide_share(len(self.beyond), asked, self.policy.greedy_margin, self.policy.alpha)
         finite = all(is_finite(pair.reference.tokens) for pair in self.pairs)
         if share.verdict == "regression" and trusted and finite:
             return "regression", f"{said} {why}"

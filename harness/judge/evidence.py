@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from assay.harness.backend import Backend
 from assay.harness.baselines import Status, counts_of, measured_roles, status_of
 from assay.harness.compare.answers import Pair, Pairing, pair
+from assay.harness.compare.paired_accuracy import Rule
 from assay.harness.config import RunSpec, recorded_spec
 from assay.harness.engines.sglang.arguments import differences
 from assay.harness.evidence.bench_folder import bench_folder
@@ -74,7 +75,7 @@ class RunEvidence:
         measured: roles that were measured in this run: all but a reference whose answers are stored.
         noise: noise families that the roles declare.
         claimed: phases that the candidate claims, as its server reported: its kernel need not be importable here.
-        has_url: whether a role is a server that assay did not start.
+        urls: roles whose server assay did not start.
         compared: the requested suites that compare both servers' answers.
         compares_servers: whether two servers are compared: by their answers, or by logits without a layer diff.
     """
@@ -101,7 +102,7 @@ class RunEvidence:
     measured: tuple[Role, ...]
     noise: Sequence[str]
     claimed: Sequence[str]
-    has_url: bool
+    urls: Collection[Role]
     compared: Sequence[Suite]
     compares_servers: bool
 
@@ -118,6 +119,7 @@ class RunEvidence:
         """
         manifest, items, recorded = folder.manifest(), folder.items(), folder.answers()
         spec, answers = recorded_spec(manifest.spec), parsed_from_text(recorded, items)
+        rule = Rule(spec.policy.margin, spec.policy.alpha, spec.regression_alpha)
         pairings = {suite: pair(items, answers, suite) for suite in _ANSWERED}
         servers, counts = _servers(folder, timed)
         errors, envelope, over_envelope = shadow_errors_of(folder), envelope_of(folder), envelope_pairs(answers)
@@ -132,11 +134,11 @@ class RunEvidence:
             recorded=recorded,
             answers=answers,
             pairings=pairings,
-            accuracy=read_questions(folder, spec, items, pairings["accuracy"], answers),
+            accuracy=read_questions(folder, rule, items, pairings["accuracy"], answers),
             over_envelope=over_envelope,
             servers=servers,
             counts=counts,
-            argument_differences=_differences(servers, spec),
+            argument_differences=_differences(servers, spec.treatment),
             kernels={role: list(by_process.values()) for role, by_process in traces.items()},
             errors=errors,
             envelope=envelope,
@@ -147,7 +149,7 @@ class RunEvidence:
             measured=measured_roles(folder),
             noise=list(manifest.noise.values()),
             claimed=_claimed(servers, errors),
-            has_url=any(Backend.parse(spec.side(role).backend).is_url for role in ROLES),
+            urls=[role for role, side in spec.sides.items() if Backend.parse(side.backend).is_url],
             compared=compared,
             compares_servers=bool(compared) or ("logits" in spec.workload.suites and errors is None),
         )
@@ -161,11 +163,13 @@ def _servers(folder: RunFolder, timed: bool) -> tuple[dict[Role, ServerManifest]
     return {server.role: server for server in servers}, {role: counts_of(folder, role) for role in ROLES}
 
 
-def _differences(servers: Mapping[Role, ServerManifest], spec: RunSpec) -> dict[str, tuple[str, str]]:
+def _differences(
+    servers: Mapping[Role, ServerManifest], treatment: Mapping[str, tuple[str, str]]
+) -> dict[str, tuple[str, str]]:
     if len(servers) < len(ROLES):
         return {}
     reference, candidate = (servers[role].arguments for role in ROLES)
-    return differences(reference, candidate, spec.treatment)
+    return differences(reference, candidate, treatment)
 
 
 def _served(

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from assay.harness.backend import Backend
 from assay.harness.compare.answers import Pair
 from assay.harness.compare.greedy_texts import TextDivergence, compare_text, floor_between, is_finite
 from assay.harness.compare.noise_limits import MAX_SWING, swing_limit
-from assay.harness.config import RunSpec
 from assay.harness.evidence.records import Answer
 from assay.harness.judge.envelope_texts import METRIC, EnvelopeTexts
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.report import DivergenceRow, Metric, SuiteResult
 from assay.harness.judge.suite_decisions import ShareDecision, decide_share
-from assay.harness.sides import ROLES, Role
+from assay.harness.policy import Policy
+from assay.harness.sides import Role
 from assay.harness.stats.share import p_not_above
 from assay.harness.verdict import Finding, Verdict
 
@@ -34,7 +33,15 @@ def claim(run: RunEvidence) -> Judged:
     if not pairs:
         return Judged()
     erratic = _erratic_reference(pairs, run.answers, run.noise, run.manifest.command)
-    suite = greedy_suite(run.spec, pairs, run.answers, run.noise, run.over_envelope)
+    suite = greedy_suite(
+        run.spec.policy,
+        pairs,
+        run.answers,
+        run.noise,
+        run.over_envelope,
+        urls=run.urls,
+        synthetic=run.spec.workload.synthetic,
+    )
     return Judged(suite=suite, findings=[erratic] if erratic else [])
 
 
@@ -77,7 +84,14 @@ class _Limit:
 
 
 def greedy_suite(
-    spec: RunSpec, pairs: Sequence[Pair], answers: Sequence[Answer], noise: Sequence[str], envelope: Sequence[Pair] = ()
+    policy: Policy,
+    pairs: Sequence[Pair],
+    answers: Sequence[Answer],
+    noise: Sequence[str],
+    envelope: Sequence[Pair] = (),
+    *,
+    urls: Collection[Role] = (),
+    synthetic: bool,
 ) -> SuiteResult:
     """Judge if few enough texts differ by more than noise, by the policy's greedy margin. Ties and close texts do not count.
 
@@ -87,38 +101,39 @@ def greedy_suite(
     are tested apart (`assay.harness.judge.envelope_texts`), with the same limit; the p value is that of both tests, by Bonferroni.
 
     Args:
-        spec: of the run.
+        policy: of the run.
         pairs: greedy answers of both roles. Equal prompts count once.
         answers: all answers: the reference's second ones give its run-to-run floor.
         noise: noise families that the roles declare.
         envelope: answers of both roles to the envelope's requests.
+        urls: roles whose server assay did not start.
+        synthetic: whether the prompts are.
     """
-    pairs, margin = _comparable(pairs), spec.policy.greedy_margin
+    pairs, margin = _comparable(pairs), policy.greedy_margin
     limit = _Limit.of(_floors(pairs, answers), noise)
-    started: dict[Role, bool] = {role: not Backend.parse(spec.side(role).backend).is_url for role in ROLES}
-    compared = [(pair, _divergence(pair, limit.floor, limit.nats, started)) for pair in pairs]
+    compared = [(pair, _divergence(pair, limit.floor, limit.nats, urls)) for pair in pairs]
     differing = [(pair, divergence) for pair, divergence in compared if divergence]
     apart = sum(divergence.kind == "apart" for _, divergence in differing)
     decision = decide_share(
-        apart, len(pairs), margin, spec.policy.alpha, items="greedy texts", bad_clause="differ by more than noise"
+        apart, len(pairs), margin, policy.alpha, items="greedy texts", bad_clause="differ by more than noise"
     )
-    verdict, why = _verdict(decision, pairs, started)
+    verdict, why = _verdict(decision, pairs, urls)
     if limit.erratic:
         why = f"The reference is erratic: {_erratic_words(limit.floors, limit.erratic)} {why}"
         verdict = "inconclusive" if verdict == "pass" or not limit.is_steady(margin) else verdict
-    over = EnvelopeTexts(envelope, limit.floor, limit.nats, spec)
+    over = EnvelopeTexts(envelope, limit.floor, limit.nats, policy)
     trusted = limit.is_steady(margin) and all(is_finite(pair.reference.tokens) for pair in pairs)
     alone, (verdict, why) = verdict, over.combined(verdict, why, trusted=trusted)
     tests = [p_not_above(apart, len(pairs), margin)] * bool(pairs) + [over.p] * bool(envelope)
     return SuiteResult(
         id="greedy",
         title="Greedy texts",
-        synthetic=spec.workload.synthetic,
+        synthetic=synthetic,
         verdict=verdict,
-        why=f"{why} Policy: {spec.policy.line('greedy_margin')}.",
+        why=f"{why} Policy: {policy.line('greedy_margin')}.",
         p_regression=min(1.0, len(tests) * min(tests)) if tests else None,
         metrics=(
-            _apart_metric(spec, decision, apart, len(pairs)),
+            _apart_metric(policy, decision, apart, len(pairs)),
             Metric(
                 id="close-limit",
                 title="limit of the log-odds' change",
@@ -141,7 +156,7 @@ def _comparable(pairs: Sequence[Pair]) -> Sequence[Pair]:
     return [pair for pair in asked if any(a.text or a.tokens for a in (pair.reference, pair.candidate))]
 
 
-def _apart_metric(spec: RunSpec, decision: ShareDecision, apart: int, of: int) -> Metric:
+def _apart_metric(policy: Policy, decision: ShareDecision, apart: int, of: int) -> Metric:
     return Metric(
         id=_APART,
         title="texts that differ by more than noise",
@@ -149,9 +164,9 @@ def _apart_metric(spec: RunSpec, decision: ShareDecision, apart: int, of: int) -
         text=f"{100 * decision.share:.1f} %",
         low=100 * decision.interval.low,
         high=100 * decision.interval.high,
-        bound=100 * spec.policy.greedy_margin,
+        bound=100 * policy.greedy_margin,
         bound_is="most",
-        policy=spec.policy.line("greedy_margin"),
+        policy=policy.line("greedy_margin"),
         explain=f"{apart} of {of} texts: at the first difference, log-odds change by more than the limit, a "
         "role's token is not among the other's best five, or a log-probability is not finite",
     )
@@ -232,22 +247,22 @@ def _steady(floors: Sequence[float], explained: float) -> tuple[list[float], lis
     return [floor for floor in floors if floor <= most], [floor for floor in floors if floor > most]
 
 
-def _has_tokens(answer: Answer, started: Mapping[Role, bool]) -> bool:
+def _has_tokens(answer: Answer, urls: Collection[Role]) -> bool:
     """Return True if an answer came with its log-probabilities.
 
     From a server that assay started, one that is not finite is the candidate's doing; an endpoint may leave them out, or fill
     them with anything.
     """
-    return answer.text == "" or (bool(answer.tokens) and (started[answer.role] or is_finite(answer.tokens)))
+    return answer.text == "" or (bool(answer.tokens) and (answer.role not in urls or is_finite(answer.tokens)))
 
 
-def _divergence(pair: Pair, floor: float, limit: float, started: Mapping[Role, bool]) -> TextDivergence | None:
+def _divergence(pair: Pair, floor: float, limit: float, urls: Collection[Role]) -> TextDivergence | None:
     """Classify how two texts differ.
 
     The texts are believed over their tokens; equal ones differ only where both have log-probabilities.
     """
     equal = pair.reference.text == pair.candidate.text
-    if equal and not all(_has_tokens(answer, started) for answer in (pair.reference, pair.candidate)):
+    if equal and not all(_has_tokens(answer, urls) for answer in (pair.reference, pair.candidate)):
         return None
     divergence = compare_text(pair.reference.tokens, pair.candidate.tokens, floor, limit)
     if divergence is None and not equal:
@@ -255,13 +270,13 @@ def _divergence(pair: Pair, floor: float, limit: float, started: Mapping[Role, b
     return divergence
 
 
-def _verdict(decision: ShareDecision, pairs: Sequence[Pair], started: Mapping[Role, bool]) -> tuple[Verdict, str]:
+def _verdict(decision: ShareDecision, pairs: Sequence[Pair], urls: Collection[Role]) -> tuple[Verdict, str]:
     """Decide on the share of texts apart, unless the reference is broken or too few prompts were asked."""
     broken = sum(not is_finite(p.reference.tokens) for p in pairs)
     if broken:
         why = f"The reference's own log-probabilities are not finite in {broken} of {len(pairs)} texts, so nothing can be compared."
         return "inconclusive", why
-    bare = sum(not _has_tokens(answer, started) for pair in pairs for answer in (pair.reference, pair.candidate))
+    bare = sum(not _has_tokens(answer, urls) for pair in pairs for answer in (pair.reference, pair.candidate))
     if decision.verdict == "pass" and bare:
         lack = f"{bare} of {2 * len(pairs)} answers came without log-probabilities"
         why = f"{lack}, or without finite ones; use a server that gives them."

@@ -21,7 +21,7 @@ from assay.harness.compare.blocks import (
     throughputs,
 )
 from assay.harness.conditions import MIN_CACHED_SHARE
-from assay.harness.config import RunSpec, recorded_spec
+from assay.harness.config import recorded_spec
 from assay.harness.engines.sglang.arguments import differences
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.bench_folder import BenchFolder, BenchManifest
@@ -31,6 +31,7 @@ from assay.harness.judge.decide import SuiteVerdict, decide
 from assay.harness.judge.executed_kernels import check_compiled, check_kernel_ran
 from assay.harness.judge.latency_result import LatencyResult, LatencyRow, LoadRow, ratio_text
 from assay.harness.judge.same_servers import check_same_servers
+from assay.harness.policy import Policy
 from assay.harness.sides import ROLES, Role
 from assay.harness.stats.ratio import RatioDecision, decide_ratios
 from assay.harness.verdict import WORST_FIRST, Check, Finding, Requirement
@@ -57,7 +58,7 @@ def judge_bench(folder: BenchFolder) -> LatencyResult:
     shapes = {shape.name: shape for shape in manifest.shapes}
     loads = sorted(played, key=lambda load: (list(shapes).index(load[0]), load[1]))
     measured = {load: [rounds for rounds in played[load] if rounds.round >= first] for load in loads}
-    rows = _rows(measured, loads, spec)
+    rows = _rows(measured, loads, spec.policy)
     load_rows = tuple(
         _load_row(shapes[shape], concurrency, measured[shape, concurrency]) for shape, concurrency in loads
     )
@@ -100,7 +101,7 @@ def judge_bench(folder: BenchFolder) -> LatencyResult:
     )
 
 
-def _rows(measured: Mapping[Load, Sequence[SideBySide]], loads: Sequence[Load], spec: RunSpec) -> list[LatencyRow]:
+def _rows(measured: Mapping[Load, Sequence[SideBySide]], loads: Sequence[Load], policy: Policy) -> list[LatencyRow]:
     """Decide on all ratios together."""
     keys = [(load, metric) for load in loads for metric in METRICS]
     logs = [
@@ -110,9 +111,9 @@ def _rows(measured: Mapping[Load, Sequence[SideBySide]], loads: Sequence[Load], 
         )
         for load, metric in keys
     ]
-    decisions = decide_ratios(logs, spec.policy.latency_bound, spec.policy.alpha)
+    decisions = decide_ratios(logs, policy.latency_bound, policy.alpha)
     return [
-        _row(load, metric, measured[load], decision, spec.policy.latency_bound)
+        _row(load, metric, measured[load], decision, policy.latency_bound)
         for (load, metric), decision in zip(keys, decisions, strict=True)
     ]
 
@@ -208,7 +209,7 @@ def _server_checks(manifest: BenchManifest, calls: Mapping[Role, Sequence[CallCo
         differing = differences(servers["reference"].arguments, servers["candidate"].arguments, asked)
     checks = [*check_kernel_ran(servers.get("candidate"), calls["candidate"], calls["reference"])]
     checks += check_compiled(servers, calls)
-    checks.append(check_same_servers(recorded_spec(manifest.spec), servers, differing))
+    checks.append(check_same_servers(recorded_spec(manifest.spec).sides, servers, differing))
     interpreted = sorted({count.kernel for role in ROLES for count in calls[role] if count.interpreted})
     if interpreted:
         found = f"{', '.join(interpreted)}: interpreted, so the time measured is the interpreter's"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from assay.harness.config import RunSpec
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.bench_folder import bench_folder
 from assay.harness.evidence.folder import RunFolder
@@ -18,14 +17,12 @@ _TIMED = Requirement("servers-timed", "both servers were timed")
 _WORST = "worst-time-ratio"
 
 
-def timed(folder: RunFolder, spec: RunSpec) -> LatencyResult | str:
+def timed(folder: RunFolder) -> LatencyResult | str:
     """Judge the times that a run's folder holds.
 
     Returns:
-        All ratios; in words, why there are none; empty if none were asked for.
+        All ratios; in words, why there are none.
     """
-    if "latency" not in spec.workload.suites:
-        return ""
     bench = bench_folder(folder)
     if not bench.complete:
         return "no bench was completed"
@@ -35,12 +32,11 @@ def timed(folder: RunFolder, spec: RunSpec) -> LatencyResult | str:
         return str(error)
 
 
-def claim(spec: RunSpec, result: LatencyResult | str, wrong: Sequence[SuiteResult]) -> Judged:
+def claim(result: LatencyResult | str, wrong: Sequence[SuiteResult]) -> Judged:
     """Judge the latency of a run, and check that it was timed.
 
     Args:
-        spec: the run's.
-        result: what `timed` returned.
+        result: what `timed` returned; empty if no times were asked for.
         wrong: the suites that found the candidate's answers or outputs wrong: the times of another computation prove nothing.
     """
     if not result:
@@ -52,7 +48,7 @@ def claim(spec: RunSpec, result: LatencyResult | str, wrong: Sequence[SuiteResul
         result = result.model_copy(update={"verdict": "inconclusive", "headline": note, "note": note})
     found = f"{result.rounds} rounds of {len(result.loads)} loads in {result.seconds:.0f} s"
     return Judged(
-        suite=_suite(spec, result),
+        suite=_suite(result),
         checks=[_TIMED.check("ok", found)],
         findings=result.findings,
         parts={"latency": result},
@@ -66,14 +62,14 @@ def _no_gain(result: LatencyResult, wrong: Sequence[SuiteResult]) -> str:
     return f"No speed-up: {suites}." if faster else f"{suites[0].upper()}{suites[1:]}: the times prove nothing."
 
 
-def _suite(spec: RunSpec, result: LatencyResult) -> SuiteResult:
+def _suite(result: LatencyResult) -> SuiteResult:
     return SuiteResult(
         id="latency",
         title="Latency",
         synthetic=False,
         verdict=result.verdict,
         why=_why(result),
-        metrics=_metrics(spec, result),
+        metrics=_metrics(result),
         decided_by=_WORST if result.rows else "",
     )
 
@@ -89,7 +85,7 @@ def _why(result: LatencyResult) -> str:
     return " ".join(part for part in (result.note, unmet, ratio, f"Policy: {result.policy}.") if part)
 
 
-def _metrics(spec: RunSpec, result: LatencyResult) -> tuple[Metric, ...]:
+def _metrics(result: LatencyResult) -> tuple[Metric, ...]:
     worst = worst_ratio(result)
     if worst is None:
         return ()
@@ -103,7 +99,7 @@ def _metrics(spec: RunSpec, result: LatencyResult) -> tuple[Metric, ...]:
             high=worst.high,
             bound=result.bound,
             bound_is="most",
-            policy=spec.policy.line("latency_bound"),
+            policy=result.policy,
             explain=f"{result.note}{' ' if result.note else ''}Candidate over reference: {worst.title}, {worst.where}; "
             f"the worst of {len(result.rows)} ratios",
         ),

@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.harness.conditions import CACHED_PREFIX
-from assay.harness.config import RunSpec
 from assay.harness.evidence.cause import ReplayResult
 from assay.harness.evidence.shadow_errors import CONDITIONS, DIMENSIONS, ShadowErrors
 from assay.harness.evidence.worst_queries import place
 from assay.harness.judge.report import NOT_FINITE, Metric, SuiteResult
 from assay.harness.judge.truth_bounds import HEAD, LAYER, PHASE, AgainstNoise, Measured
+from assay.harness.policy import Policy
 from assay.harness.stats.noise_bound import FALSE_FLAGS
 from assay.harness.text import one_line, percent, some, two_digits
 from assay.harness.verdict import Finding, Verdict, serious
@@ -49,7 +49,7 @@ _Ruling = tuple[Verdict, str, str, float | None]
 """The verdict, why, the metric that decided (empty where a finding did), and the p value of no regression."""
 
 
-def judge_layers(spec: RunSpec, evidence: LayerEvidence) -> SuiteResult:
+def judge_layers(policy: Policy, evidence: LayerEvidence, *, synthetic: bool) -> SuiteResult:
     """Judge if the candidate is as right as noise allows, in every layer, head and condition that the shadow saw.
 
     - *regression*: in a cell the candidate's own error is out of bounds, or that of a single query, or its gain in a head, layer or
@@ -58,20 +58,20 @@ def judge_layers(spec: RunSpec, evidence: LayerEvidence) -> SuiteResult:
     - *inconclusive*: the reference itself is out of bounds; or nothing was compared with the truth or examined, the candidate
       did not compute a call, no call had a cached prefix; or its error is smaller than its declared quantisation must cost.
     """
-    verdict, why, decided_by, p_regression = _judge(spec, evidence)
+    verdict, why, decided_by, p_regression = _judge(policy, evidence)
     return SuiteResult(
         id="layers",
         title="Own error",
-        synthetic=spec.workload.synthetic,
+        synthetic=synthetic,
         verdict=verdict,
         why=why,
         p_regression=p_regression,
-        metrics=tuple(_metrics(spec, evidence)),
+        metrics=tuple(_metrics(policy, evidence)),
         decided_by=decided_by,
     )
 
 
-def _judge(spec: RunSpec, evidence: LayerEvidence) -> _Ruling:
+def _judge(policy: Policy, evidence: LayerEvidence) -> _Ruling:
     against, replay = evidence.against, evidence.replay
     if (wrong := _wrong_reference(evidence)) is not None:
         return "inconclusive", f"{wrong.title}: {one_line(wrong.where)}: {wrong.diagnosis}.", "", None
@@ -84,7 +84,7 @@ def _judge(spec: RunSpec, evidence: LayerEvidence) -> _Ruling:
             return "regression", why, metric, FALSE_FLAGS
     if replay is not None and not evidence.foreign and (regressed := _judge_replay(replay)):
         return regressed
-    for largest in _policy_metrics(spec, evidence):
+    for largest in _policy_metrics(policy, evidence):
         if largest.value is None or not largest.value <= (largest.bound or 0.0):
             why = f"The largest own error is {largest.text}, above {largest.policy}."
             return "regression", why, largest.id, None
@@ -269,7 +269,7 @@ def _layers(errors: ShadowErrors) -> Collection[int]:
     )
 
 
-def _metrics(spec: RunSpec, evidence: LayerEvidence) -> list[Metric]:
+def _metrics(policy: Policy, evidence: LayerEvidence) -> list[Metric]:
     """List the numbers of the suite."""
     against, replay = evidence.against, evidence.replay
     metrics = [
@@ -292,7 +292,7 @@ def _metrics(spec: RunSpec, evidence: LayerEvidence) -> list[Metric]:
     ]  # fmt: skip
     if replay is not None and not evidence.foreign:
         metrics.append(_replayed_metric(replay))
-    return [*metrics, *_policy_metrics(spec, evidence)]
+    return [*metrics, *_policy_metrics(policy, evidence)]
 
 
 def _metric(id_: str, title: str, measured: Measured, explain: str) -> Metric:
@@ -314,10 +314,10 @@ def _replayed_metric(replay: ReplayResult) -> Metric:
     )
 
 
-def _policy_metrics(spec: RunSpec, evidence: LayerEvidence) -> Sequence[Metric]:
+def _policy_metrics(policy: Policy, evidence: LayerEvidence) -> Sequence[Metric]:
     """Return the largest own error, where the policy bounds that of the kernel's family."""
     family = evidence.errors.headers[0].candidate_noise or "exact"
-    if family not in spec.policy.bounds:
+    if family not in policy.bounds:
         return ()
     largest = float(evidence.against.cells.observed.max(initial=0.0))
     value = largest if np.isfinite(largest) else None
@@ -327,9 +327,9 @@ def _policy_metrics(spec: RunSpec, evidence: LayerEvidence) -> Sequence[Metric]:
             title="largest own error",
             value=value,
             text=NOT_FINITE if value is None else f"{value:.3g}",
-            bound=spec.policy.bounds[family],
+            bound=policy.bounds[family],
             bound_is="most",
-            policy=spec.policy.line(family),
+            policy=policy.line(family),
             explain="Relative L1 against fp64 of the worst cell of any layer, over all shadowed calls",
         ),
     )

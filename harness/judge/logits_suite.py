@@ -16,13 +16,12 @@ import numpy as np
 
 from assay.harness.compare.logits import Array, LogitsComparison, LogitsRow, PromptMeans, compare_roles
 from assay.harness.compare.noise_limits import change_limit, kl_limit
-from assay.harness.config import RunSpec
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.logit_files import logits_path, read_logits
 from assay.harness.evidence.records import FLOOR_REPEAT
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.report import Metric, SuiteResult
-from assay.harness.policy import WIDEST_LOGITS_LIMIT
+from assay.harness.policy import WIDEST_LOGITS_LIMIT, Policy
 from assay.harness.sides import ROLES
 from assay.harness.stats.bootstrap import bootstrap_t
 from assay.harness.stats.share import clopper_pearson, p_not_above
@@ -74,31 +73,34 @@ def claim(run: RunEvidence) -> Judged:
     Raises:
         EvidenceError: a file is damaged, or the roles were scored on different tokens.
     """
-    if (suite := logits_suite(run.folder, run.spec, run.noise)) is not None:
+    workload = run.spec.workload
+    suite = logits_suite(run.folder, run.spec.policy, run.noise, synthetic=workload.synthetic)
+    if suite is not None:
         return Judged(suite=suite)
-    if "logits" not in run.spec.workload.suites:
+    if "logits" not in workload.suites:
         return Judged()
     settles = "let assay start both servers, without a URL, or leave logits out of --suites"
     return Judged(checks=[_SCORED.check("missing", "nothing was scored", settles)])
 
 
-def logits_suite(folder: RunFolder, spec: RunSpec, noise: Sequence[str]) -> SuiteResult | None:
+def logits_suite(folder: RunFolder, policy: Policy, noise: Sequence[str], *, synthetic: bool) -> SuiteResult | None:
     """Judge the suite of a run's folder; None where nothing was scored. See `judge_logits`.
 
     Args:
         folder: of the run.
-        spec: its policy.
+        policy: of the run.
         noise: noise families that the roles declare.
+        synthetic: whether the prompts are.
 
     Raises:
         EvidenceError: a file is damaged, or the roles were scored on different tokens.
     """
     if not all(logits_path(folder.path, role, 0).exists() for role in ROLES):
         return None
-    return judge_logits(compare_logits(folder.path, spec.policy.alpha, folder.nonce), spec, noise)
+    return judge_logits(compare_logits(folder.path, policy.alpha, folder.nonce), policy, noise, synthetic=synthetic)
 
 
-def judge_logits(comparison: LogitsComparison, spec: RunSpec, noise: Sequence[str]) -> SuiteResult:
+def judge_logits(comparison: LogitsComparison, policy: Policy, noise: Sequence[str], *, synthetic: bool) -> SuiteResult:
     """Judge if the candidate's distributions are as near to the reference's as its declared noise explains.
 
     - *regression*: a log-probability of the candidate is not finite where the reference's is, or a mean, or the share of prompts
@@ -109,15 +111,16 @@ def judge_logits(comparison: LogitsComparison, spec: RunSpec, noise: Sequence[st
 
     Args:
         comparison: of both roles' scorings.
-        spec: the policy.
+        policy: of the run.
         noise: noise families that the roles declare.
+        synthetic: whether the prompts are.
     """
-    tests = list(_tests(comparison, spec, noise))
-    verdict, why, decided_by, p = _judge(comparison, tests, spec)
+    tests = list(_tests(comparison, policy, noise))
+    verdict, why, decided_by, p = _judge(comparison, tests, policy.alpha)
     return SuiteResult(
         id="logits",
         title="Logits",
-        synthetic=spec.workload.synthetic,
+        synthetic=synthetic,
         verdict=verdict,
         why=why,
         p_regression=p,
@@ -144,7 +147,7 @@ def compare_logits(folder: Path, alpha: float, run: str = "") -> LogitsCompariso
 
 
 def _judge(
-    comparison: LogitsComparison, tests: Sequence[_Test], spec: RunSpec
+    comparison: LogitsComparison, tests: Sequence[_Test], alpha: float
 ) -> tuple[Verdict, str, str, float | None]:
     """Decide the verdict, with the sentence that explains it, the id of the deciding metric, and the p value of a regression."""
     rows = comparison.rows
@@ -159,42 +162,42 @@ def _judge(
         unmet = f" Not observed: {'; '.join(comparison.not_observed)}." if comparison.not_observed else ""
         why = f"{fewest} prompts were scored both cold and cached; at least {MIN_PROMPTS} are needed for a verdict.{unmet}"
         return "inconclusive", why, "", None
-    return _judge_tests(tests, spec, fewest)
+    return _judge_tests(tests, alpha, fewest)
 
 
-def _judge_tests(tests: Sequence[_Test], spec: RunSpec, fewest: int) -> tuple[Verdict, str, str, float | None]:
+def _judge_tests(tests: Sequence[_Test], alpha: float, fewest: int) -> tuple[Verdict, str, str, float | None]:
     """Decide as `_judge` does, by tests of enough prompts.
 
     Args:
         tests: of all numbers.
-        spec: the policy.
+        alpha: level of all of them together.
         fewest: prompts under the condition that has the fewest.
     """
     p = min(test.p for test in tests)
-    if worse := [test for test in tests if test.p < spec.policy.alpha]:
+    if worse := [test for test in tests if test.p < alpha]:
         most = max(worse, key=lambda test: test.reach)  # a mean before a share, which reaches nowhere
-        why = f"{_found(most, spec, fewest)}, above {_limit(most.metric)}; p = {most.p:.2g}."
+        why = f"{_found(most, alpha, fewest)}, above {_limit(most.metric)}; p = {most.p:.2g}."
         return "regression", why, most.metric.id, p
     if in_doubt := [test for test in tests if test.doubt]:
         doubted = min(in_doubt, key=lambda test: test.reach)  # a prompt that is far beyond, before a tail
         why = f"{doubted.doubt} So the prompts that were asked do not show that the mean is within the limit."
         return "inconclusive", why, doubted.metric.id, p
     worst = max(tests, key=lambda test: test.reach)
-    found, limit = _found(worst, spec, fewest), _limit(worst.metric)
+    found, limit = _found(worst, alpha, fewest), _limit(worst.metric)
     if worst.reach <= 1:
-        return "pass", f"{found}, within {limit}. {_unseen(fewest, spec)}", worst.metric.id, p
+        return "pass", f"{found}, within {limit}. {_unseen(fewest, alpha)}", worst.metric.id, p
     why = f"{found}: neither shown to be within {limit} nor above it; more prompts (--logits-prompts) may resolve this."
     return "inconclusive", why, worst.metric.id, p
 
 
-def _found(test: _Test, spec: RunSpec, prompts: int) -> str:
+def _found(test: _Test, alpha: float, prompts: int) -> str:
     """Describe what a test measured, as the beginning of a sentence."""
     number, _, condition = test.metric.title.rpartition(", ")
     if test.metric.id.startswith(_FAR_PROMPTS):
         return f"Scored {condition}, {test.metric.text} are more than {_FAR:g} limits away from the reference"
     return (
         f"Scored {condition}, the {number} is {test.metric.text} (at most {_nats(test.metric.high)} in size with "
-        f"{percent(1 - spec.policy.alpha)} confidence, {prompts} prompts)"
+        f"{percent(1 - alpha)} confidence, {prompts} prompts)"
     )
 
 
@@ -204,24 +207,24 @@ def _limit(metric: Metric) -> str:
     return f"the limit of {_nats(metric.bound)} ({metric.policy or metric.explain})"
 
 
-def _unseen(prompts: int, spec: RunSpec) -> str:
+def _unseen(prompts: int, alpha: float) -> str:
     """Describe what so many prompts cannot show: the share of prompts that may be wrong though all those asked are right."""
-    share = clopper_pearson(0, prompts, 2 * spec.policy.alpha).high
+    share = clopper_pearson(0, prompts, 2 * alpha).high
     return f"A bug in less than {percent(share)} of prompts may have met none of them."
 
 
-def _tests(comparison: LogitsComparison, spec: RunSpec, noise: Sequence[str]) -> Iterator[_Test]:
+def _tests(comparison: LogitsComparison, policy: Policy, noise: Sequence[str]) -> Iterator[_Test]:
     tested = [prompts for prompts in comparison.prompts if len(prompts.kl)]
     number = 3 * len(tested)
     for prompts in tested:
-        limit, explain = limit_of(prompts, spec, noise)
-        condition, policy = prompts.condition, spec.policy.line("logits_limit") if spec.policy.logits_limit else ""
+        limit, explain = limit_of(prompts, policy.logits_limit, noise)
+        condition, line = prompts.condition, policy.line("logits_limit") if policy.logits_limit else ""
         # Two-sided intervals of level 1 - alpha. A divergence can only be too large; a log-likelihood can change either way.
-        kl, change = bootstrap_t(prompts.kl, spec.policy.alpha / 2), bootstrap_t(prompts.change, spec.policy.alpha / 2)
+        kl, change = bootstrap_t(prompts.kl, policy.alpha / 2), bootstrap_t(prompts.change, policy.alpha / 2)
         yield _Test(
             Metric(
                 id=f"mean-kl-{condition}", title=f"mean KL, {condition}", value=kl.value, text=_nats(kl.value),
-                low=_finite(kl.low), high=_finite(kl.high), bound=limit, bound_is="most", policy=policy, explain=explain,
+                low=_finite(kl.low), high=_finite(kl.high), bound=limit, bound_is="most", policy=line, explain=explain,
             ),
             kl.high / limit,
             min(1.0, number * kl.p_not_above(limit)),
@@ -233,13 +236,13 @@ def _tests(comparison: LogitsComparison, spec: RunSpec, noise: Sequence[str]) ->
             Metric(
                 id=f"likelihood-change-{condition}", title=f"mean change of the log-likelihood, {condition}",
                 value=abs(change.value), text=f"{change.value:+.3g} nats", low=_finite(max(change.low, -change.high, 0.0)),
-                high=_finite(far), bound=most, bound_is="most", policy=policy,
+                high=_finite(far), bound=most, bound_is="most", policy=line,
                 explain=f"In either direction; the bound is the root of twice that of the KL: {explain}",
             ),
             far / most,
             min(1.0, 2 * number * min(change.p_not_above(most), change.p_not_below(-most))),
         )  # fmt: skip
-        yield _far(prompts, limit, number, spec.policy.alpha)
+        yield _far(prompts, limit, number, policy.alpha)
 
 
 def _far(prompts: PromptMeans, limit: float, tests: int, alpha: float) -> _Test:
@@ -280,16 +283,16 @@ def tail_spread(values: Array) -> float:
     return float(np.log(above[len(above) // 2 :]).std(ddof=1)) if len(above) > 3 else 0.0
 
 
-def limit_of(prompts: PromptMeans, spec: RunSpec, noise: Sequence[str]) -> tuple[float, str]:
+def limit_of(prompts: PromptMeans, limit: float | None, noise: Sequence[str]) -> tuple[float, str]:
     """Compute the limit of the mean KL of prompts, and where it comes from.
 
-    That is policy, else the larger of declared noise and floor, which an erratic reference raises to `WIDEST_LOGITS_LIMIT` and
-    no further.
+    That is the policy's `limit`, else the larger of declared noise and floor, which an erratic reference raises to
+    `WIDEST_LOGITS_LIMIT` and no further.
     """
     floor = float(prompts.floor.mean()) if len(prompts.floor) else None
     measured = "not measured" if floor is None else f"{floor:.2g} nats over {len(prompts.floor)} prompts"
-    if spec.policy.logits_limit:
-        return spec.policy.logits_limit, f"the reference against itself: {measured}"
+    if limit:
+        return limit, f"the reference against itself: {measured}"
     declared = [name for name in noise if name]
     explained = kl_limit(declared)
     if floor is not None and FLOOR_FACTOR * floor > explained:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from assay.harness.config import RunSpec
+from collections.abc import Sequence
+
 from assay.harness.evidence.op_matrix import MatrixRecord
 from assay.harness.evidence.run_file import REPEAT_RUN
 from assay.harness.judge.evidence import Judged, RunEvidence
@@ -18,7 +19,9 @@ _WORST = "worst-of-matrix"
 
 def claim(run: RunEvidence) -> Judged:
     """Judge the kernel by itself, and check that it was run."""
-    checks = check_matrix(run.spec, run.matrix, "candidate" in run.manifest.code)
+    checks = check_matrix(
+        run.spec.candidate.backend, run.spec.workload.suites, run.matrix, "candidate" in run.manifest.code
+    )
     return Judged(suite=matrix_suite(run.matrix), checks=checks, causes=run.matrix.findings if run.matrix else ())
 
 
@@ -57,23 +60,24 @@ def matrix_suite(record: MatrixRecord | None) -> SuiteResult | None:
     )
 
 
-def check_matrix(spec: RunSpec, record: MatrixRecord | None, kernel: bool) -> list[Check]:
+def check_matrix(candidate: str, suites: Sequence[str], record: MatrixRecord | None, kernel: bool) -> list[Check]:
     """Check that the matrix ran with the candidate; no check where that is no kernel, or no layers were asked for.
 
     Args:
-        spec: the run's.
+        candidate: its backend.
+        suites: of the run.
         record: the result; None if there is none.
         kernel: whether the candidate is a kernel of the contract.
     """
-    if not kernel or "layers" not in spec.workload.suites:
+    if not kernel or "layers" not in suites:
         return []
-    ran, settles = record is not None and record.kernel == spec.candidate.backend, REPEAT_RUN
+    ran, settles = record is not None and record.kernel == candidate, REPEAT_RUN
     found = f"{len(record.computed)} calls were computed" if record else "no result of it"
     if record and not ran:
-        found = f"a result of {record.kernel}, not of {spec.candidate.backend}"
+        found = f"a result of {record.kernel}, not of {candidate}"
     elif record and record.error:
         ran, found = False, one_line(record.error, 300)
-        settles = f"see what assay check {spec.candidate.backend} reports, and repeat the run with a new --out"
+        settles = f"see what assay check {candidate} reports, and repeat the run with a new --out"
     return [_RAN.met(ran, found, settles)]
 
 

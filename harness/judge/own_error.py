@@ -41,7 +41,7 @@ def claim(run: RunEvidence) -> Judged:
         check_cached_prefix([question.candidate for question in run.accuracy.pairs])
         if errors is None or "accuracy" in suites
         else check_cached_prefix_of_layers(errors),
-        check_layers(suites, errors, run.claimed, called, has_url=run.has_url),
+        check_layers(suites, errors, run.claimed, called, has_url=bool(run.urls)),
     ]
     if errors is None:
         return Judged(checks=checks)
@@ -67,7 +67,8 @@ def claim(run: RunEvidence) -> Judged:
     named = replay.findings if replay and not foreign else ()
     again = replay_command(pack, spec.candidate.backend) if pack else run.manifest.command
     causes = [*named, *findings(evidence, again)]
-    return Judged(suite=judge_layers(spec, evidence), checks=checks, causes=causes, parts={"layers": result})
+    suite = judge_layers(spec.policy, evidence, synthetic=spec.workload.synthetic)
+    return Judged(suite=suite, checks=checks, causes=causes, parts={"layers": result})
 
 
 def _untested(errors: ShadowErrors) -> Iterator[str]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from assay.evals.questions import parse_answer
 from assay.harness.compare.answers import Pair, Pairing
 from assay.harness.compare.paired_accuracy import Outcome, Prefix, Rule, outcome_of, prefix_of
-from assay.harness.config import RunSpec
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.question_plan import QUESTION_PLAN, QuestionPlan
 from assay.harness.evidence.records import Answer, Item
@@ -47,9 +46,12 @@ class Questions:
 
 
 def read_questions(
-    folder: RunFolder, spec: RunSpec, items: Sequence[Item], pairing: Pairing, answers: Sequence[Answer]
+    folder: RunFolder, rule: Rule, items: Sequence[Item], pairing: Pairing, answers: Sequence[Answer]
 ) -> Questions:
-    """Read how the questions were planned, and cut the pairs to what the test may read."""
+    """Read how the questions were planned, and cut the pairs to what the test may read.
+
+    Levels and margin of the `rule` are the policy's; only the size of the set comes from the record.
+    """
     plan = folder.read(QUESTION_PLAN)
     distinct = tuple(item for item in items if item.suite == "accuracy" and item.id not in pairing.repeated)
     first = {pair.item.id: pair for pair in pairing.pairs}
@@ -59,14 +61,9 @@ def read_questions(
         pairs=pairing.pairs,
         again=tuple(first[a.item].right("reference") != first[a.item].item.is_right(a.parsed) for a in again),
         prefix=prefix_of(distinct, pairing.pairs),
-        rule=_rule_of(spec, plan),
+        rule=replace(rule, population=plan.population if plan else None),
         plan=plan,
     )
-
-
-def _rule_of(spec: RunSpec, plan: QuestionPlan | None) -> Rule:
-    """Make the test's rule: levels and margin of the policy; only the size of the set comes from the record."""
-    return Rule(spec.policy.margin, spec.policy.alpha, spec.regression_alpha, plan.population if plan else None)
 
 
 def parsed_from_text(answers: Sequence[Answer], items: Sequence[Item]) -> list[Answer]:

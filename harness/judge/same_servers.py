@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from assay.harness.config import RunSpec
 from assay.harness.evidence.common_settings import COMMON_SETTINGS, CommonSettings
 from assay.harness.evidence.manifest import ServerManifest
 from assay.harness.evidence.run_file import RUN_AGAIN
 from assay.harness.judge.evidence import Judged, RunEvidence
-from assay.harness.sides import Role
+from assay.harness.sides import Role, Side, treatment
 from assay.harness.text import listed
 from assay.harness.verdict import Check, Requirement
 
@@ -20,12 +19,12 @@ def claim(run: RunEvidence) -> Judged:
     """Check that the servers are the same, and state what both were given so that they could be."""
     if not run.compares_servers:
         return Judged()
-    check = check_same_servers(run.spec, run.servers, run.argument_differences, "reference" not in run.measured)
+    check = check_same_servers(run.spec.sides, run.servers, run.argument_differences, "reference" not in run.measured)
     return Judged(checks=[with_common_settings(check, run.folder.read(COMMON_SETTINGS))])
 
 
 def check_same_servers(
-    spec: RunSpec,
+    sides: Mapping[Role, Side],
     servers: Mapping[Role, ServerManifest],
     differences: Mapping[str, tuple[str, str]],
     stored: bool = False,
@@ -33,7 +32,7 @@ def check_same_servers(
     """Check that the servers differed in the treatment and in nothing else.
 
     Args:
-        spec: what the run names.
+        sides: what the run names, by role.
         servers: by role.
         differences: arguments that differ beyond the treatment.
         stored: whether the reference's server is the one of an accepted baseline, whose model has the same hash.
@@ -43,15 +42,16 @@ def check_same_servers(
     if not all(server.started for server in servers.values()):  # of other servers, nothing is known
         found = "at least one server was not started by assay"
         return _SAME.check("missing", found, "let assay start both servers")
-    if other := _other_backends(spec, servers):
+    if other := _other_backends(sides, servers):
         return _SAME.check("failed", "; ".join(other), RUN_AGAIN)
     if not any(server.arguments for server in servers.values()):
         return _SAME.check("missing", "neither server reported its arguments", "use an engine that reports them")
+    asked = treatment(sides["reference"], sides["candidate"])
     if differences:
         found = "; ".join(f"{key}: {ours} against {theirs}" for key, (ours, theirs) in differences.items())
-        settles = f"run again so that only {listed(list(spec.treatment)) or 'nothing'} differs"
+        settles = f"run again so that only {listed(list(asked)) or 'nothing'} differs"
         return _SAME.check("failed", found, settles)
-    if unseen := [name for name in spec.treatment if name.startswith("--") and _same_argument(name, servers)]:
+    if unseen := [name for name in asked if name.startswith("--") and _same_argument(name, servers)]:
         found = f"both servers report the same {listed(unseen)}, which was asked to differ"
         return _SAME.check("failed", found, "see why the engine ignores the flag")
     compared = len(servers["reference"].arguments)
@@ -59,12 +59,12 @@ def check_same_servers(
     return _SAME.check("ok", f"{same}; {compared} server arguments agree")
 
 
-def _other_backends(spec: RunSpec, servers: Mapping[Role, ServerManifest]) -> list[str]:
+def _other_backends(sides: Mapping[Role, Side], servers: Mapping[Role, ServerManifest]) -> list[str]:
     """List the servers that ran another backend than the run names, in words."""
     return [
-        f"the {role} was to be {spec.side(role).backend}, and its server ran {server.backend}"
+        f"the {role} was to be {sides[role].backend}, and its server ran {server.backend}"
         for role, server in servers.items()
-        if server.backend != spec.side(role).backend
+        if server.backend != sides[role].backend
     ]
 
 

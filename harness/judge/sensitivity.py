@@ -11,7 +11,6 @@ from pathlib import Path
 
 from assay.harness.compare.fault_seen import losses, p_no_loss, p_within
 from assay.harness.compare.logits import compare_roles
-from assay.harness.config import RunSpec
 from assay.harness.evidence.faults import SeededCalls
 from assay.harness.evidence.layer_diff_record import with_roles_exchanged
 from assay.harness.evidence.logit_files import logits_path, read_logits
@@ -24,6 +23,7 @@ from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.logits_suite import limit_of
 from assay.harness.judge.report import FaultSeen, SensitivityResult
 from assay.harness.judge.truth_bounds import compare_with_noise
+from assay.harness.policy import Policy
 from assay.harness.sides import Role
 from assay.harness.verdict import Check, Requirement
 
@@ -46,7 +46,7 @@ def claim(run: RunEvidence) -> Judged:
         EvidenceError: a file is damaged, or of another run.
     """
     result = _result(run)
-    check = _check_sensitive(run.spec, result, run.seeded, run.has_url)
+    check = _check_sensitive(run.spec.workload.suites, result, run.seeded, bool(run.urls))
     return Judged(checks=[check], parts={"sensitivity": result} if result else {})
 
 
@@ -54,40 +54,42 @@ def _result(run: RunEvidence) -> SensitivityResult | None:
     """Determine what each suite of a run saw of the fault; None where none was seeded."""
     if not run.seeded:
         return None
-    folder, spec, parts = run.folder, run.spec, []
+    folder, policy, parts = run.folder, run.spec.policy, []
     for role, record in run.seeded.items():
         place = sensitivity_folder(folder.server_folder(role))
         if record.answers:
-            parts.append(answers_see(spec, run.items, run.answers, record.answers))
+            parts.append(answers_see(policy, run.items, run.answers, record.answers))
         if record.scored:
-            parts.append(logits_see(spec, folder.path, place, run.noise, folder.nonce))
+            parts.append(logits_see(policy, folder.path, place, run.noise, folder.nonce))
         if record.shadowed is not None and any((place / SHADOW_FOLDER).glob("*.safetensors")):
             parts.append(_layers_see(place, run.claimed, role, folder.nonce))
     parts.sort(key=lambda part: _SUITES.index(part.suite))
     return SensitivityResult(fault=next(iter(run.seeded.values())).fault, parts=tuple(parts))
 
 
-def answers_see(spec: RunSpec, items: Sequence[Item], answers: Sequence[Answer], faulty: Sequence[Answer]) -> FaultSeen:
+def answers_see(
+    policy: Policy, items: Sequence[Item], answers: Sequence[Answer], faulty: Sequence[Answer]
+) -> FaultSeen:
     """Test if answers with a fault lose more than the margin against the reference's, at the policy's alpha.
 
     Args:
-        spec: the policy.
+        policy: of the run.
         items: what was asked.
         answers: both roles' recorded answers; the reference's first ones count.
         faulty: those with the fault, in the order in which they were asked.
     """
     texts = {a.item: a.text for a in answers if (a.suite, a.role, a.repeat) == ("accuracy", "reference", 0)}
     lost = losses({item.id: item for item in items if item.suite == "accuracy"}, texts, faulty)
-    p = p_no_loss(lost, spec.policy.margin)
+    p = p_no_loss(lost, policy.margin)
     net = f"{sum(loss > 0 for loss in lost)} lost and {sum(loss < 0 for loss in lost)} gained of {len(lost)} questions"
-    return FaultSeen(suite="accuracy", seen=p <= spec.policy.alpha, found=f"{net}, p = {p:.2g}")
+    return FaultSeen(suite="accuracy", seen=p <= policy.alpha, found=f"{net}, p = {p:.2g}")
 
 
-def logits_see(spec: RunSpec, folder: Path, place: Path, noise: Sequence[str], nonce: str = "") -> FaultSeen:
+def logits_see(policy: Policy, folder: Path, place: Path, noise: Sequence[str], nonce: str = "") -> FaultSeen:
     """Test if the mean KL of prompts scored with a fault is above the limit of the suite, behind a cached prefix.
 
     Args:
-        spec: the policy.
+        policy: of the run.
         folder: the run's folder, with the reference's scoring.
         place: the folder with the scoring under the fault.
         noise: noise families that the roles declare.
@@ -100,17 +102,17 @@ def logits_see(spec: RunSpec, folder: Path, place: Path, noise: Sequence[str], n
     reference = read_logits(logits_path(folder, "reference", 0), nonce)
     order = {sequence.item: number for number, sequence in enumerate(reference.header.sequences)}
     same = reference.only([order[sequence.item] for sequence in faulty.header.sequences])
-    compared = compare_roles(same, faulty, None, alpha=spec.policy.alpha)
+    compared = compare_roles(same, faulty, None, alpha=policy.alpha)
     lost = next((row.nonfinite - row.reference_nonfinite for row in compared.rows if row.condition == "cached"), 0)
     cached = next((prompt for prompt in compared.prompts if prompt.condition == "cached"), None)
     if cached is None or not len(cached.kl):
         found = f"{lost} positions not finite" if lost else "no prompt was scored behind a cached prefix"
         return FaultSeen(suite="logits", seen=lost > 0, found=found)
-    limit, _ = limit_of(cached, spec, noise)
+    limit, _ = limit_of(cached, policy.logits_limit, noise)
     p = p_within(cached.kl.tolist(), limit)
     above = sum(not kl <= limit for kl in cached.kl.tolist())
     found = f"{above} of {len(cached.kl)} prompts above {limit:.3g} nats, {cached.kl.mean():.3g} on average"
-    return FaultSeen(suite="logits", seen=lost > 0 or p <= spec.policy.alpha, found=found)
+    return FaultSeen(suite="logits", seen=lost > 0 or p <= policy.alpha, found=found)
 
 
 def _layers_see(place: Path, claimed: Sequence[str], role: Role = "reference", nonce: str = "") -> FaultSeen:
@@ -135,17 +137,17 @@ def _layers_see(place: Path, claimed: Sequence[str], role: Role = "reference", n
 
 
 def _check_sensitive(
-    spec: RunSpec, result: SensitivityResult | None, records: Mapping[Role, SensitivityRecord], url: bool
+    suites: Sequence[str], result: SensitivityResult | None, records: Mapping[Role, SensitivityRecord], url: bool
 ) -> Check:
     """Check that every suite of the run saw the fault.
 
     Args:
-        spec: the run's.
+        suites: of the run.
         result: what they saw; None where no fault was seeded.
         records: what the servers did under it, by role.
         url: whether a role is a server that assay did not start.
     """
-    wanted = [suite for suite in _SUITES if suite in spec.workload.suites]
+    wanted = [suite for suite in _SUITES if suite in suites]
     if not wanted:
         found = "no suite that could see a fault was requested"
         return _SENSITIVE.check("not checked", found, "add accuracy, logits or layers to --suites")

@@ -32,16 +32,20 @@ def by_axis(
 ) -> list[Axis]:
     """Group results by axis; numbers in order of size, words in order of appearance. Calls that are left out were not made."""
     everything = [*failing, *right]
-    names = dict.fromkeys(name for one in everything for name in one)
+    names = dict.fromkeys(name for conditions in everything for name in conditions)
     found = []
     for name in names:
-        values = sorted(dict.fromkeys(one[name] for one in everything if name in one), key=_by_size)
+        values = sorted(
+            dict.fromkeys(conditions[name] for conditions in everything if name in conditions), key=_by_size
+        )
         counts = {
-            value: tuple(sum(one.get(name) == value for one in some) for some in (failing, everything))
+            value: tuple(sum(conditions.get(name) == value for conditions in some) for some in (failing, everything))
             for value in values
         }
         bad = {value: (wrong, all_) for value, (wrong, all_) in counts.items() if wrong}
-        unknown = tuple(value for value in dict.fromkeys(one[name] for one in left_out) if value not in values)
+        unknown = tuple(
+            value for value in dict.fromkeys(conditions[name] for conditions in left_out) if value not in values
+        )
         found.append(Axis(name, bad, tuple(value for value in values if value not in bad), unknown))
     return found
 
@@ -63,7 +67,11 @@ def confining(
         return []
     narrow = _telling(by_axis(failing, right, left_out))
     for count in (1, 2):
-        exact = [chosen for chosen in combinations(narrow, count) if not any(holds(chosen, one) for one in right)]
+        exact = [
+            chosen
+            for chosen in combinations(narrow, count)
+            if not any(holds(chosen, conditions) for conditions in right)
+        ]
         if exact:
             return list(min(exact, key=lambda chosen: sum(len(a.failing) + len(a.right) for a in chosen)))
     return []

@@ -252,7 +252,7 @@ def bounds_of_queries(call: AttentionCall, family: NoiseFamily, rows: Tensor, ow
     right = oracle(call, rows)
     members = MEMBERS if rows.numel() * call.k.shape[0] * call.q.shape[1] >= _SMALL else _MAX_MEMBERS
     off = _off(honest_outputs(call, family, rows, members), right)
-    ways = [query_bounds(one) for one in torch.split(off, members_by_way(call, family, members))]
+    ways = [query_bounds(part) for part in torch.split(off, members_by_way(call, family, members))]
     bounds, freedom = (torch.stack(values) for values in zip(*ways, strict=True))
     bounds, freedom = bounds.amax(0), freedom.amin(0)
     above = own > bounds

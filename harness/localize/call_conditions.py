@@ -211,8 +211,8 @@ def condition_of(where: str) -> SequenceCondition | None:
     for part in where.split(", "):
         stated = [_stated(words) for words in part.removeprefix("only where ").split(" and ")]
         if all(stated):
-            words = " and ".join(one.words for one in stated if one)
-            return SequenceCondition(words, lambda s, stated=stated: all(one.holds(s) for one in stated if one))  # type: ignore[misc]
+            words = " and ".join(part.words for part in stated if part)
+            return SequenceCondition(words, lambda s, stated=stated: all(part.holds(s) for part in stated if part))  # type: ignore[misc]
     return None
 
 

@@ -57,12 +57,12 @@ def diagnose(run: KernelRun, reproduce: str = "") -> list[Finding]:
 def _joined(bugs: Sequence[Finding], pooled: Sequence[Finding]) -> list[Finding]:
     """Join both; what shows over all calls is further evidence of a bug of the same name."""
     found = list(bugs)
-    for one in pooled:
-        place = next((at for at, bug in enumerate(found) if bug.id == one.id), None)
+    for finding in pooled:
+        place = next((at for at, bug in enumerate(found) if bug.id == finding.id), None)
         if place is None:
-            found.append(one)
+            found.append(finding)
         else:
-            more = f"also {one.where}, {', '.join(one.evidence)}: {one.diagnosis}"
+            more = f"also {finding.where}, {', '.join(finding.evidence)}: {finding.diagnosis}"
             found[place] = found[place].model_copy(update={"evidence": (*found[place].evidence, more)})
     return found
 
@@ -193,14 +193,14 @@ def _groups(groups: Sequence[Group]) -> str:
     """Describe groups of calls, the widest first: "extend and decode, float16"; one by one if they are no product of axes."""
     widest = [group for group in groups if not any(set(other) < set(group) for other in groups)]
     values: dict[str, list[str]] = {}
-    for axis, value in (pair for one in widest for pair in one):
+    for axis, value in (pair for pairs in widest for pair in pairs):
         values.setdefault(axis, []).append(value)
     by_axis = {axis: list(dict.fromkeys(some)) for axis, some in values.items()}
-    if {frozenset(one) for one in widest} == {
+    if {frozenset(pairs) for pairs in widest} == {
         frozenset(zip(by_axis, chosen, strict=True)) for chosen in itertools.product(*by_axis.values())
     }:
         return ", ".join(_named(axis, some) for axis, some in by_axis.items())
-    return "; ".join(", ".join(_named(axis, [value]) for axis, value in one) for one in widest)
+    return "; ".join(", ".join(_named(axis, [value]) for axis, value in pairs) for pairs in widest)
 
 
 def _named(axis: str, values: Sequence[str]) -> str:

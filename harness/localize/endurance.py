@@ -47,22 +47,22 @@ def endure(guard: Guard, results: Sequence[CallResult], before: int, runs: int, 
     """
     right = sorted((result for result in results if not result.fails), key=_size)
     cheapest: dict[tuple[object, ...], CallResult] = {}
-    for one in right:
-        cheapest.setdefault((one.call.phase, one.call.q.dtype, max(one.call.lens_k) > _SEVERAL), one)
+    for result in right:
+        cheapest.setdefault((result.call.phase, result.call.q.dtype, max(result.call.lens_k) > _SEVERAL), result)
     until = time.monotonic() + seconds
-    many = ((one, one.call.clone(), "") for one in cycle(cheapest.values()))
-    for one, given, buffers in chain(_in_kept_buffers(right), many):
+    many = ((result, result.call.clone(), "") for result in cycle(cheapest.values()))
+    for result, given, buffers in chain(_in_kept_buffers(right), many):
         if before + guard.runs >= runs or time.monotonic() > until:
             break
         number = before + guard.runs + 1
         try:
             out = compute(guard, given)
         except KernelRefused as error:
-            return Endured(number, one.call, f"{error}, in its run {number}{buffers}")
-        if not same_values(out, one.out) and (now := measure(one.call, out.clone(), one.noise)).fails:
+            return Endured(number, result.call, f"{error}, in its run {number}{buffers}")
+        if not same_values(out, result.out) and (now := measure(result.call, out.clone(), result.noise)).fails:
             own, bound = now.worst_cell
             how = f"is wrong in its run {number}{buffers} on a call that it computed right before: own error {percent(own)}"
-            return Endured(number, one.call, f"{how}; noise explains at most {percent(bound)}")
+            return Endured(number, result.call, f"{how}; noise explains at most {percent(bound)}")
     return Endured(before + guard.runs)
 
 

@@ -120,7 +120,7 @@ def run_guarded(
     run = replace(
         run,
         results=tuple(sorted(run.results, key=lambda result: place[id(result.call)])),
-        refused=tuple(sorted(run.refused, key=lambda one: place[id(one[0])])),
+        refused=tuple(sorted(run.refused, key=lambda pair: place[id(pair[0])])),
     )
     step = _step(len(run.results), repeats)
     return replace(run, results=tuple(_repeat(guard, o) if n % step == 0 else o for n, o in enumerate(run.results)))

@@ -107,27 +107,27 @@ class GuardedKernel:
         """Compute the output with other numbers on some sides of some inputs, each as long as `Guarded.front`; see `guards_of`."""
         __tracebackhide__ = True
         inputs = guards_of(call)
-        for one in inputs:
+        for guarded in inputs:
             for side in SIDES:
-                if (one.name, side) in numbers:
-                    one.side(side).copy_(numbers[one.name, side])
-        tensors: dict[str, Any] = {one.name: one.tensor for one in inputs}
+                if (guarded.name, side) in numbers:
+                    guarded.side(side).copy_(numbers[guarded.name, side])
+        tensors: dict[str, Any] = {guarded.name: guarded.tensor for guarded in inputs}
         given = replace(call, **tensors)
         made: list[Guarded] = []
-        for one in inputs:
-            _bound(one)
+        for guarded in inputs:
+            _bound(guarded)
         try:
             with memory.watching() as seen, _Allocations(made, call.q.device), kernel_threads():
                 out = tensor_of(self._kernel(given))
         finally:
-            for one in (*inputs, *made):
-                memory.inside.pop(one.whole.untyped_storage().data_ptr(), None)
-        for one in inputs:  # a kernel that writes to its inputs is found by whoever gave them
-            original = getattr(call, one.name)
-            if not same_values(one.tensor, original):
-                original.copy_(one.tensor)
-        stores = [one.words for one in seen if one.does == "writes"]
-        stores += [f"writes {words}" for one in (*inputs, *made) if not numbers and (words := one.written())]
+            for guarded in (*inputs, *made):
+                memory.inside.pop(guarded.whole.untyped_storage().data_ptr(), None)
+        for guarded in inputs:  # a kernel that writes to its inputs is found by whoever gave them
+            original = getattr(call, guarded.name)
+            if not same_values(guarded.tensor, original):
+                original.copy_(guarded.tensor)
+        stores = [overrun.words for overrun in seen if overrun.does == "writes"]
+        stores += [f"writes {words}" for guarded in (*inputs, *made) if not numbers and (words := guarded.written())]
         if stores:
             self.written.append((call, stores[0]))
         return out

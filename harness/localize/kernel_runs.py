@@ -184,7 +184,7 @@ class CallResult:
             )
             for at, head in near.nonzero().tolist()
         ]
-        return tuple(sorted(found, key=lambda one: -one.excess))
+        return tuple(sorted(found, key=lambda query: -query.excess))
 
     @property
     def fails(self) -> bool:
@@ -213,8 +213,8 @@ class CallResult:
     def wrong_queries(self) -> tuple[QueryError, ...]:
         """Queries out of their bounds in cells that are within theirs, worst first; all heads together only where no head is."""
         wrong = [query for query in self.queries if query.excess > 1]
-        by_head = {one.place for one in wrong if one.head is not None}
-        return tuple(one for one in wrong if one.head is not None or one.place not in by_head)
+        by_head = {query.place for query in wrong if query.head is not None}
+        return tuple(query for query in wrong if query.head is not None or query.place not in by_head)
 
     @property
     def worst(self) -> float:

@@ -55,7 +55,7 @@ def _words(kernel: GuardedKernel, call: AttentionCall) -> str:
                 found.append((f"{readers} read {{}} up to {distance} {where}", guard.name.upper()))
     parts = [
         text.format(" and ".join(name for _, name in group))
-        for text, group in ((text, list(group)) for text, group in groupby(sorted(found), key=lambda one: one[0]))
+        for text, group in ((text, list(group)) for text, group in groupby(sorted(found), key=lambda pair: pair[0]))
     ]
     return f"reads outside of its inputs: {'; '.join(parts)}" if parts else ""
 

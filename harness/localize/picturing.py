@@ -62,11 +62,12 @@ def picture_of(reading: WeightReading, head: int | None = None, *, relative: flo
         head = int((misplaced * wrong).sum(0).argmax())
     found = order[_window(wrong[order, head], MAX_QUERIES)]
     by_kv = np.abs(reading.weights[:, head]).max((0, -1)) > least
-    return _picture(
+    picture = _picture(
         call, reading.rows[found], head, heads[wrong.any(0)], kinds[found, head], cells[found, head],
         reading.expected[found, head, own[head]], reading.weights[found, head].sum(1),
-        tuple(kv for kv in np.flatnonzero(by_kv).tolist() if kv != own[head]),
     )  # fmt: skip
+    foreign = tuple(kv for kv in np.flatnonzero(by_kv).tolist() if kv != own[head])
+    return picture.model_copy(update={"foreign_kv_heads": foreign})
 
 
 def unread_picture(call: AttentionCall, out: Tensor, wrong: Flags, head: int | None = None) -> Picture:
@@ -86,7 +87,7 @@ def unread_picture(call: AttentionCall, out: Tensor, wrong: Flags, head: int | N
     )
     expected = right_weights(call, rows, scores_of(call, rows))[:, head, _own_kv_heads(call)[head]]
     cells = np.full(expected.shape, NONE)
-    return _picture(call, rows, head, np.flatnonzero(wrong.any(0)), kinds, cells, expected, np.zeros_like(expected), ())
+    return _picture(call, rows, head, np.flatnonzero(wrong.any(0)), kinds, cells, expected, np.zeros_like(expected))
 
 
 def _own_kv_heads(call: AttentionCall) -> Ints:
@@ -219,8 +220,7 @@ def _where_most_changes(flags: Flags, cells: Words, count: int) -> Ints:
 
 
 def _picture(
-    call: AttentionCall, rows: Ints, head: int, wrong_heads: Ints, kinds: Words, cells: Words, expected: Numbers, read: Numbers,
-    foreign_kv_heads: tuple[int, ...],
+    call: AttentionCall, rows: Ints, head: int, wrong_heads: Ints, kinds: Words, cells: Words, expected: Numbers, read: Numbers
 ) -> Picture:  # fmt: skip
     """The picture of some queries of a head: packed rows of q [rows], and arrays [rows] and [rows, total_k] of them."""
     with_weights = np.isin(kinds, WITH_WEIGHTS)
@@ -234,7 +234,6 @@ def _picture(
         head=head,
         heads=call.q.shape[1],
         wrong_heads=tuple(wrong_heads.tolist()),
-        foreign_kv_heads=foreign_kv_heads,
         query_sequences=tuple(of_query.tolist()),
         query_positions=tuple((rows - starts_q[of_query] + np.array(call.prefixes)[of_query]).tolist()),
         key_sequences=tuple(of_key.tolist()),

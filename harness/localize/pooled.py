@@ -91,8 +91,8 @@ def scaled(results: Sequence[CallResult]) -> Scaled | None:
             found.append((group, factor, limit, some))
     if not found:
         return None
-    _, factor, limit, _ = max(found, key=lambda one: abs(one[1]) / one[2])
-    return Scaled(tuple(one[0] for one in found), 1 + factor, limit, _union(one[3] for one in found))
+    _, factor, limit, _ = max(found, key=lambda test: abs(test[1]) / test[2])
+    return Scaled(tuple(test[0] for test in found), 1 + factor, limit, _union(test[3] for test in found))
 
 
 @dataclass(frozen=True)
@@ -122,13 +122,13 @@ def _slope(
     for result in results:
         if id(result) not in known:
             known[id(result)] = _Deviations.of(result)
-        one = known[id(result)]
-        off = one.slopes[heads]
+        deviations = known[id(result)]
+        off = deviations.slopes[heads]
         off = off[np.isfinite(off)]
         if len(off):
             values.append(float(off.mean()))
             weights.append(float(len(result.cells.of_row)))
-            tolerances.append(one.tolerance)
+            tolerances.append(deviations.tolerance)
     w = np.asarray(weights)
     worth = float(w.sum() ** 2 / (w**2).sum()) if len(w) else 0.0
     if worth < _MIN_CALLS:
@@ -162,8 +162,8 @@ def not_run(results: Sequence[CallResult]) -> NotRun | None:
             found.append((group, share, limit, some))
     if not found:
         return None
-    _, share, limit, _ = min(found, key=lambda one: one[1] / one[2])
-    return NotRun(tuple(one[0] for one in found), share, limit, _union(one[3] for one in found))
+    _, share, limit, _ = min(found, key=lambda test: test[1] / test[2])
+    return NotRun(tuple(test[0] for test in found), share, limit, _union(test[3] for test in found))
 
 
 def _share(results: Sequence[CallResult], rate: float) -> tuple[float, float]:

@@ -33,7 +33,7 @@ def place(error: BaseException) -> str:
     chain = [error]
     while (cause := chain[-1].__cause__) is not None and cause not in chain:
         chain.append(cause)
-    frames = [frame for one in chain for frame in _frames(one)]
+    frames = [frame for exception in chain for frame in _frames(exception)]
     if not frames:
         return "when it was called"
     entry = next((one for one, _ in frames if _package(one) not in _LIBRARIES), frames[0][0])

@@ -49,8 +49,8 @@ class Smallest:
         about = [finding for finding in serious(findings) if finding.id != CONTRACT_BROKEN][:1]
         evidence = [
             _IN_EVIDENCE + self.words if self.words and line.startswith(_IN_EVIDENCE) else line
-            for one in about
-            for line in one.evidence
+            for finding in about
+            for line in finding.evidence
         ]
         return [
             finding.model_copy(update={"evidence": tuple(evidence)}) if finding in about else finding

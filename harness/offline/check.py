@@ -30,7 +30,7 @@ from assay.harness.localize.smallest import smallest_call
 from assay.harness.localize.threads import few_threads
 from assay.harness.localize.values import same_values
 from assay.harness.offline.check_findings import MatrixRun, not_endured, outside_first
-from assay.harness.offline.check_result import CheckResult, Computed, WorstOfMatrix
+from assay.harness.offline.check_result import CheckResult, WorstOfMatrix
 from assay.harness.offline.coverage import coverage_of
 from assay.harness.offline.early import clearly_wrong, in_order
 from assay.harness.offline.kernel_matrix import (
@@ -252,7 +252,8 @@ def _result(
     tracebacks = examined.guard.tracebacks
     return CheckResult(
         kernel=task.name,
-        computed=tuple(Computed(case, result.fails) for case, result in examined.results),
+        computed=tuple(examined.computed),
+        wrong=tuple(case for case, result in examined.results if result.fails),
         worst=None if worst is None else WorstOfMatrix(case_of[id(worst.call)], *worst.worst_cell),
         refused=refused,
         excluded=task.excluded,

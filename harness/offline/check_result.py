@@ -12,7 +12,7 @@ from assay.harness.errors import ExitCode
 from assay.harness.localize import axes
 from assay.harness.offline.coverage import NOTHING, Coverage
 from assay.harness.text import percent, two_digits
-from assay.harness.verdict import Finding, Verdict, cause_of, exit_code_of, html_of, kernel_verdict
+from assay.harness.verdict import Finding, KernelResult, cause_of
 
 if TYPE_CHECKING:  # what reads a wrong kernel is loaded for one
     from assay.harness.offline.observed import ReadOut
@@ -20,19 +20,6 @@ if TYPE_CHECKING:  # what reads a wrong kernel is loaded for one
 LEAST_COVERED = 0.9
 """Share of the calls of each phase that a kernel must compute, rather than refuse, to pass. What it does not support belongs in
 its declaration: there it is a statement, and not a matter of what happened to be refused."""
-
-
-@dataclass(frozen=True)
-class Computed:
-    """A case that the kernel computed.
-
-    Attributes:
-        case: the case.
-        fails: whether its own error is out of bounds.
-    """
-
-    case: Case
-    fails: bool
 
 
 @dataclass(frozen=True)
@@ -56,12 +43,13 @@ class WorstOfMatrix:
 
 
 @dataclass(frozen=True, repr=False)
-class CheckResult:
+class CheckResult(KernelResult):
     """A kernel's result on a matrix.
 
     Attributes:
         kernel: its name, as given.
         computed: cases that it computed.
+        wrong: those of them whose own error is out of bounds.
         worst: the case with the largest own error relative to its bound; None if none was computed.
         refused: cases that it refused, with its reasons: not covered. A pass needs `LEAST_COVERED` of the calls of each phase, and
             every value of every axis, of those that it claims. Where it raised on every call with a value that it does not claim
@@ -82,7 +70,8 @@ class CheckResult:
     """
 
     kernel: str
-    computed: tuple[Computed, ...]
+    computed: tuple[Case, ...]
+    wrong: tuple[Case, ...]
     worst: WorstOfMatrix | None
     refused: tuple[tuple[Case, str], ...]
     excluded: tuple[tuple[Case, str], ...]
@@ -97,12 +86,6 @@ class CheckResult:
     coverage: Coverage = NOTHING
     traceback: str = ""
     left_out: tuple[Case, ...] = ()
-
-    def __repr__(self) -> str:
-        return f"<CheckResult {self.verdict}: {self.summary()}>"
-
-    def _repr_html_(self) -> str:
-        return html_of(self.verdict, self.summary(), self.findings)
 
     def summary(self) -> str:
         """Summarise in a sentence: what the kernel does wrong if known, how many calls are wrong, and the worst own error."""
@@ -133,12 +116,13 @@ class CheckResult:
     @property
     def failing(self) -> list[Case]:
         """Cases that are out of bounds or broken."""
-        return [*(c.case for c in self.computed if c.fails), *(case for case, _ in self.broken)]
+        return [*self.wrong, *(case for case, _ in self.broken)]
 
     @property
     def right(self) -> list[Case]:
         """Cases within their bounds."""
-        return [c.case for c in self.computed if not c.fails]
+        wrong = {case.name for case in self.wrong}
+        return [case for case in self.computed if case.name not in wrong]
 
     @property
     def axes(self) -> list[axes.Axis]:
@@ -155,16 +139,6 @@ class CheckResult:
         return axes.words(
             axes.confining(conditions_of(self.failing), conditions_of(self.right), conditions_of(self.left_out))
         )
-
-    @property
-    def verdict(self) -> Verdict:
-        """ "regression" if a finding is more severe than "info", else "inconclusive" if something is missing, else "pass"."""
-        return kernel_verdict(self.findings, self.missing)
-
-    @property
-    def exit_code(self) -> ExitCode:
-        """The exit code of ``assay check``: it follows from the verdict."""
-        return exit_code_of(self.verdict)
 
 
 def conditions_of(cases: Sequence[Case]) -> list[axes.Conditions]:

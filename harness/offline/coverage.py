@@ -262,7 +262,7 @@ def _reach(calls: Sequence[AttentionCall]) -> Reach:
 
 def _least(reached: Sequence[Reach]) -> Reach:
     """Return how far all of them reach."""
-    return Reach(**{one.name: min(getattr(each, one.name) for each in reached) for one in fields(Reach)})
+    return Reach(**{field_.name: min(getattr(each, field_.name) for each in reached) for field_ in fields(Reach)})
 
 
 def _beyond(core: Core, phases: Mapping[str, Sequence[AttentionCall]]) -> Iterator[str]:
@@ -342,9 +342,9 @@ def _words(found: Sequence[axes.Axis]) -> str:
     """Describe the refused values of axes: "head_dim 80, 96"."""
     return " with ".join(
         "a cached prefix"
-        if one.name == "cached prefix" and one.right == ("none",)
-        else f"{one.name} {', '.join(one.failing)}"
-        for one in found
+        if axis.name == "cached prefix" and axis.right == ("none",)
+        else f"{axis.name} {', '.join(axis.failing)}"
+        for axis in found
     )
 
 
@@ -361,7 +361,7 @@ def separating(refused: Sequence[axes.Conditions], computed: Sequence[axes.Condi
     Of several that separate them equally well, that which a kernel can declare: dtype, head dim, cached prefix.
     """
     for axis in axes.by_axis(refused, computed):
-        if axis.name in DECLARABLE and axis.right and not any(axes.holds([axis], one) for one in computed):
+        if axis.name in DECLARABLE and axis.right and not any(axes.holds([axis], case) for case in computed):
             return [axis]
     return axes.confining(refused, computed)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from assay.harness.attention.matrix import Case
 from assay.harness.evidence.cause import ReplayResult
-from assay.harness.offline.check_result import CheckResult, Computed, WorstOfMatrix
+from assay.harness.offline.check_result import CheckResult, WorstOfMatrix
 from assay.harness.text import percent
 from assay.harness.verdict import UNEXPLAINED, Finding, serious
 
@@ -58,20 +58,20 @@ def interrupted(known: Known) -> CheckResult:
             return replace(result, missing=(*result.missing, known.asked_for_more))
         return replace(result, findings=_with_end(result.findings, known))
     by_name = {case.name: case for case in cases}
-    done = [one for one in known.computed if one[0] in by_name]
-    computed = tuple(Computed(by_name[name], fails) for name, fails, _, _ in done)
+    done = [record for record in known.computed if record[0] in by_name]
+    computed = tuple(by_name[name] for name, _, _, _ in done)
+    wrong = tuple(by_name[name] for name, fails, _, _ in done if fails)
     worst = max(
         (WorstOfMatrix(by_name[name], own, bound) for name, _, own, bound in done),
-        key=lambda one: one.ratio,
+        key=lambda worst: worst.ratio,
         default=None,
     )
     extent = f"{len(done)} of {len(cases)} calls were computed before"
-    failing = [one for one in computed if one.fails]
     findings = []
-    if worst is not None and failing:
+    if worst is not None and wrong:
         findings.append(
             Finding(
-                id=UNEXPLAINED, title="unexplained error", severity="serious", where=f"{len(failing)} of {len(done)} calls",
+                id=UNEXPLAINED, title="unexplained error", severity="serious", where=f"{len(wrong)} of {len(done)} calls",
                 diagnosis="the output is out of bounds; the process ended before it was known why",
                 evidence=(
                     f"the worst own error is {percent(worst.own)} (noise explains {percent(worst.bound)}): {worst.case.name}",
@@ -81,7 +81,7 @@ def interrupted(known: Known) -> CheckResult:
             )
         )  # fmt: skip
     return CheckResult(
-        kernel=kernel, computed=computed, worst=worst, refused=(), excluded=(), broken=(),
+        kernel=kernel, computed=computed, wrong=wrong, worst=worst, refused=(), excluded=(), broken=(),
         missing=(f"the process of the kernel {known.end}; {extent}",), findings=tuple(findings), smallest="", test="",
         again=again, seconds=0.0,
     )  # fmt: skip

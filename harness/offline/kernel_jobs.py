@@ -104,7 +104,7 @@ def _failing_first(job: MatrixJob, kernel: Kernel) -> str:
     with few_threads(()):
         calls = [case.make() for case in _cases(job, kernel)]
     for phase in dict.fromkeys(call.phase for call in calls):
-        smallest = sorted((call for call in calls if call.phase == phase), key=lambda one: one.k.shape[0])[:_TRIED]
+        smallest = sorted((call for call in calls if call.phase == phase), key=lambda call: call.k.shape[0])[:_TRIED]
         with few_threads(smallest):
             said = [why for call in smallest if (why := _raised(kernel, call))]
         if len(said) == len(smallest):
@@ -157,7 +157,7 @@ def _matrix_record(
 def _filled(record: MatrixRecord, result: CheckResult) -> MatrixRecord:
     """Fill a record with what it holds of a result."""
     filled = {
-        "computed": tuple(one.case.name for one in result.computed),
+        "computed": tuple(case.name for case in result.computed),
         "failing": tuple(case.name for case in result.failing),
         "refused": tuple(case.name for case, _ in (*result.refused, *result.excluded)),
         "worst": None if result.worst is None else result.worst.ratio,

@@ -110,9 +110,8 @@ def matrix_of(declared: Declaration, **options: Unpack[MatrixOptions]) -> list[C
         options.get("seed", 0),
         size,
         None if head_dims is None else tuple(head_dims),
-        declared.head_dims_v,
         like,
-        declared.prefix,
+        declared,
     )
 
 

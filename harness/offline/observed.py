@@ -184,7 +184,7 @@ class Reader:
         named = with_operator(findings, found.read)
         first = serious(named)[0]
         picture = picture or first.picture
-        shown = [one.model_copy(update={"picture": picture}) if one is first else one for one in named]
+        shown = [finding.model_copy(update={"picture": picture}) if finding is first else finding for finding in named]
         return Observed(tuple(shown), _light(found.read))
 
     def sentence(self, kernel: Kernel, declared: Declaration, result: CallResult) -> str:
@@ -228,19 +228,19 @@ def _telling(results: Sequence[CallResult]) -> list[Compared]:
     found: list[CallResult] = []
     for fails, of_a_kind in ((True, _FAILING_OF_A_KIND), (False, 1)):
         kinds: Counter[tuple[object, ...]] = Counter()
-        for one in sorted((result for result in results if result.fails == fails), key=_size):
-            call = one.call
+        for small in sorted((result for result in results if result.fails == fails), key=_size):
+            call = small.call
             kind = (call.q.dtype, call.phase, any(call.prefixes), len(call.lens_q) > 1, call.causal)
             kinds[kind] += 1
             if kinds[kind] <= of_a_kind:
-                found.append(one)
-    return [(one.call, _ROW_SPREAD * float(one.fit_bounds.max())) for one in found]
+                found.append(small)
+    return [(result.call, _ROW_SPREAD * float(result.fit_bounds.max())) for result in found]
 
 
 def _recorded_outputs(results: Sequence[CallResult], others: Iterable[tuple[AttentionCall, Tensor]]) -> list[Recorded]:
     """Convert recorded calls to the form in which they are read; see `Reader.observe_outputs`."""
     limits = [_ROW_SPREAD * float(result.fit_bounds.max()) for result in results]
-    found = [recorded(one.call, one.out, limit) for one, limit in zip(results, limits, strict=True)]
+    found = [recorded(result.call, result.out, limit) for result, limit in zip(results, limits, strict=True)]
     return found + [recorded(call, out, max(limits, default=0.0)) for call, out in others]
 
 
@@ -252,14 +252,14 @@ def _tried(found: ReadOut, results: Sequence[CallResult]) -> ReadOut:
     whose order is not known: then it is not exact.
     """
     known = [result for result in results if not _remembers(found, result.call)]
-    failing = [one for one in known if one.fails]
-    kinds = {_unspoken(one.call) for one in failing}
-    passing = [one for one in known if not one.fails and _unspoken(one.call) in kinds]
+    failing = [result for result in known if result.fails]
+    kinds = {_unspoken(result.call) for result in failing}
+    passing = [result for result in known if not result.fails and _unspoken(result.call) in kinds]
     seen = held(found, [*failing, *passing[:: max(1, len(passing) // _PASSING)]])
     if not seen.wrong:
         return replace(found, unsure=True)
     if seen.exact:
-        others = [one for one in known if not one.fails and _unspoken(one.call) not in kinds]
+        others = [result for result in known if not result.fails and _unspoken(result.call) not in kinds]
         apart = held(found, others[:: max(1, len(others) // _PASSING)]) if found.exact else seen
         return replace(found, whole=found.exact and not apart.false)
     if seen.share < found.share:
@@ -313,7 +313,9 @@ def _spread(wrong: NDArray[np.bool_], most: int) -> NDArray[np.int64]:
     """Choose queries from the first to the last, evenly: at most so many of the wrong ones, and of the right ones."""
     found = [np.flatnonzero(which) for which in (wrong, ~wrong)]
     return np.sort(
-        np.concatenate([one[np.linspace(0, len(one) - 1, min(most, len(one))).astype(int)] for one in found])
+        np.concatenate(
+            [places[np.linspace(0, len(places) - 1, min(most, len(places))).astype(int)] for places in found]
+        )
     )
 
 
@@ -382,13 +384,13 @@ def _with_evidence(findings: Sequence[Finding], line: str) -> list[Finding]:
 def _dtypes(declared: Declaration, results: Sequence[CallResult]) -> tuple[str, ...] | None:
     """List the dtypes in which a kernel is wrong; where no single call is, those that it declares."""
     wrong = [result for result in results if result.fails]
-    return tuple(dict.fromkeys(str(one.call.q.dtype).removeprefix("torch.") for one in wrong)) or declared.dtypes
+    return tuple(dict.fromkeys(str(result.call.q.dtype).removeprefix("torch.") for result in wrong)) or declared.dtypes
 
 
 def _smallest_failing(results: Sequence[CallResult]) -> CallResult | None:
     """Find the failing call whose picture shows most; None if no call fails."""
     failing = sorted((result for result in results if result.fails), key=_size)
-    return min(failing, key=lambda one: hides(one.call.q.shape[0], one.call.k.shape[0]), default=None)
+    return min(failing, key=lambda result: hides(result.call.q.shape[0], result.call.k.shape[0]), default=None)
 
 
 def _smallest(results: Sequence[CallResult]) -> list[CallResult]:

@@ -245,7 +245,7 @@ class _FreshProcess:
         self._records = Handover()
         self.records = self._records.open()
         code = f"from {__name__} import serve; serve({os.getpid()}, {theirs.fileno()}, {self.records})"
-        path = os.pathsep.join(one or os.getcwd() for one in sys.path)
+        path = os.pathsep.join(folder or os.getcwd() for folder in sys.path)
         with theirs:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-c", code], env={**os.environ, "PYTHONPATH": path}, stdin=subprocess.DEVNULL,

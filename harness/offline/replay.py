@@ -65,11 +65,11 @@ def replay(
     reproduce = reproduce or replay_command(pack, candidate)
     kernel = kernels.find("", candidate)
     phases = kernels.declaration(kernel).phases
-    recorded = [one for one in read_pack(pack) if one.phase in phases]
+    recorded = [record for record in read_pack(pack) if record.phase in phases]
     if not recorded:
         raise _nothing(pack, f"no {' or '.join(phases)} call", candidate)
     chosen = choose(recorded)
-    calls = [_on_device(one.call) for one in chosen]
+    calls = [_on_device(record.call) for record in chosen]
     within = GuardedKernel(kernel)
     guard, examined = Guard(within, kernels.declaration(kernel)), _Examined(pack, recorded, chosen)
     counted = _counted(guard, _RUNS_OF_A_CALL * len(calls), progress)
@@ -95,7 +95,7 @@ def replay(
         smallest = smallest_call(guard, found.run, found.findings, candidate)
         named = smallest.named_in(named)
 
-        envelope = {phase: _envelope([one for one in chosen if one.phase == phase]) for phase in phases}
+        envelope = {phase: _envelope([record for record in chosen if record.phase == phase]) for phase in phases}
 
         def result_of(findings: Sequence[Finding]) -> ReplayResult:
             made = _result(
@@ -205,10 +205,10 @@ def _read_passively(
     """Add to the result what can be read from the recorded outputs alone: further small calls are looked at too."""
     if not serious(result.findings):
         return result
-    known = {id(one) for one in examined.chosen}
-    small = sorted(examined.recorded, key=lambda one: one.call.k.shape[0])
-    others = [(one.call, _output(one, served)) for one in small if id(one) not in known][:_MORE_CALLS]
-    with few_threads([one.call for one in run.results]):
+    known = {id(record) for record in examined.chosen}
+    small = sorted(examined.recorded, key=lambda record: record.call.k.shape[0])
+    others = [(record.call, _output(record, served)) for record in small if id(record) not in known][:_MORE_CALLS]
+    with few_threads([result.call for result in run.results]):
         observed = reader.observe_outputs(result.findings, run.results[: len(known)], others)
     return result.model_copy(update={"findings": observed.findings})
 
@@ -225,9 +225,9 @@ def _envelope(recorded: Sequence[RecordedCall]) -> str:
     """Describe layers, new tokens and cached prefixes of calls; empty without a call."""
     if not recorded:
         return ""
-    layers = {one.layer for one in recorded}
-    new = {length for one in recorded for length in one.call.lens_q}
-    cached = {length for one in recorded for length in one.call.prefixes}
+    layers = {record.layer for record in recorded}
+    new = {length for record in recorded for length in record.call.lens_q}
+    cached = {length for record in recorded for length in record.call.prefixes}
     return f"layers {ranges(layers)}; {ranges(new)} new tokens, {ranges(cached)} cached; {len(recorded)} calls"
 
 
@@ -249,12 +249,12 @@ class _Examined:
 def _recorded_run(pack: Path, candidate: Backend, served: bool) -> tuple[_Examined, KernelRun]:
     """Compare the recorded outputs of a candidate, and a choice of them, with the oracle."""
     phases, noise = candidate.phases, candidate.noise  # each look-up of a published kernel takes 20 ms
-    recorded = [one for one in read_pack(pack) if one.phase in phases]
-    recorded = [one for one in recorded if served or one.candidate is not None]
+    recorded = [record for record in read_pack(pack) if record.phase in phases]
+    recorded = [record for record in recorded if served or record.candidate is not None]
     if not recorded:
         raise _nothing(pack, "no output of a candidate", candidate.name)
     chosen = choose(recorded)
-    run = KernelRun(tuple(_measured(one, noise, served) for one in chosen))
+    run = KernelRun(tuple(_measured(record, noise, served) for record in chosen))
     return _Examined(pack, recorded, chosen), run
 
 
@@ -270,11 +270,11 @@ def _result(
     return ReplayResult(
         candidate=candidate.name,
         pack=hash_pack(examined.pack),
-        examined=tuple(one.entry.sha256 for one in examined.chosen),
+        examined=tuple(record.entry.sha256 for record in examined.chosen),
         noise=candidate.noise,
         calls=len(run.results),
         recorded=len(examined.recorded),
-        with_prefix=sum(has_cached_prefix(one.served_prefixes) for one in examined.chosen),
+        with_prefix=sum(has_cached_prefix(record.served_prefixes) for record in examined.chosen),
         worst=max((result.worst for result in run.results), default=0.0),
         bounds=tuple(bounds_of(run.results)),
         findings=tuple(findings),
@@ -291,11 +291,11 @@ def choose(recorded: Sequence[RecordedCall]) -> list[RecordedCall]:
     in long calls.
     """
     strata: dict[tuple[int, str, bool], list[RecordedCall]] = {}
-    for one in sorted(recorded, key=lambda one: (one.call.k.shape[0], one.call.q.shape[0])):
-        strata.setdefault((one.layer, one.phase, has_any_prefix(one.entry.prefix)), []).append(one)
+    for record in sorted(recorded, key=lambda record: (record.call.k.shape[0], record.call.q.shape[0])):
+        strata.setdefault((record.layer, record.phase, has_any_prefix(record.entry.prefix)), []).append(record)
     chosen = [stratum[at] for stratum in strata.values() for at in sorted({0, len(stratum) // 2, len(stratum) - 1})]
-    known = {id(one) for one in chosen}
-    return chosen + [one for one in recorded if one.entry.chosen == "worst" and id(one) not in known]
+    known = {id(record) for record in chosen}
+    return chosen + [record for record in recorded if record.entry.chosen == "worst" and id(record) not in known]
 
 
 def bounds_of(results: Sequence[CallResult]) -> list[LayerBound]:
@@ -307,21 +307,21 @@ def bounds_of(results: Sequence[CallResult]) -> list[LayerBound]:
         LayerBound(
             layer=layer,
             phase=phase,
-            bound=max(one.limits.largest_bound for one in here),
-            worst=max(one.worst for one in here),
+            bound=max(result.limits.largest_bound for result in here),
+            worst=max(result.worst for result in here),
         )
         for (layer, phase), here in sorted(found.items())
     ]
 
 
-def _measured(recorded_call: RecordedCall, noise: str, served: bool) -> CallResult:
-    call = _on_device(recorded_call.call)
-    return measure(call, _output(recorded_call, served).to(call.q.device), noise)
+def _measured(record: RecordedCall, noise: str, served: bool) -> CallResult:
+    call = _on_device(record.call)
+    return measure(call, _output(record, served).to(call.q.device), noise)
 
 
-def _output(recorded_call: RecordedCall, served: bool) -> Tensor:
+def _output(record: RecordedCall, served: bool) -> Tensor:
     """Return what the candidate computed, [total_q, num_q_heads, head_dim_v]."""
-    out = recorded_call.reference if served else recorded_call.candidate
+    out = record.reference if served else record.candidate
     assert out is not None
     return out
 

@@ -161,8 +161,8 @@ def _shape(
     scheme: str,
 ) -> ShapeTiming:
     call, work = group[0], work_of(group[0])
-    ours = statistics.median(one for first, _, again, _ in times for one in (first, again))
-    theirs = statistics.median(one for _, first, _, again in times for one in (first, again))
+    ours = statistics.median(seconds for first, _, again, _ in times for seconds in (first, again))
+    theirs = statistics.median(seconds for _, first, _, again in times for seconds in (first, again))
     limits = limit_s(call, device), limit_s(call, device, scheme)
     return ShapeTiming(
         phase=call.phase,
@@ -171,7 +171,7 @@ def _shape(
         heads=(call.q.shape[1], call.k.shape[1]),
         head_dim=call.q.shape[2],
         dtype=str(call.q.dtype).removeprefix("torch."),
-        layers=tuple(sorted({one.layer for one in group})),
+        layers=tuple(sorted({call.layer for call in group})),
         reference_s=ours,
         candidate_s=theirs,
         repeats=len(times),
@@ -192,7 +192,7 @@ def _shape(
 def _findings(
     candidate: Kernel, shapes: Sequence[ShapeTiming], groups: Sequence[Sequence[AttentionCall]], reproduce: str
 ) -> list[Finding]:
-    found = [_impossible_speed(one, reproduce) for one in shapes if (one.candidate_share or 0) > 1]
+    found = [_impossible_speed(shape, reproduce) for shape in shapes if (shape.candidate_share or 0) > 1]
     wrong = [(shape, group[0]) for shape, group in zip(shapes, groups, strict=True) if not shape.right]
     if wrong:
         # The two cheapest shapes are enough to name a bug.

@@ -59,7 +59,7 @@ class CallPlan:
 
     @property
     def size(self) -> int:
-        """What it costs to read: values that are probed, by queries that are computed, and 64 more for what each call costs."""
+        """Cost of reading it: values that are probed, by queries that are computed, and 64 more for what each call costs."""
         return self.keys * self.heads[1] * (64 + sum(new for new, _ in self.lens))
 
     def make(self, device: str = "cpu") -> AttentionCall:

@@ -147,8 +147,8 @@ class PackWriter:
         """
         if not self._changed:
             return
-        kept = [*self._worst.values(), *(one for stratum in self._samples.values() for one in stratum)]
-        entries = tuple(one.entry or self._write(one) for one in kept)
+        kept = [*self._worst.values(), *(kept_call for stratum in self._samples.values() for kept_call in stratum)]
+        entries = tuple(kept_call.entry or self._write(kept_call) for kept_call in kept)
         manifest = PackManifest(
             source=self._source, budget_bytes=self._budget, seen=self._seen, too_large=self._too_large, calls=entries
         )
@@ -191,7 +191,9 @@ class PackWriter:
             mildest = min(self._worst, key=lambda key: self._worst[key].relative_l1 or 0.0)
             self._release(self._worst.pop(mildest))
         while self._bytes > self._budget:
-            stratum = max(self._samples.values(), key=lambda kept: (len(kept), sum(one.bytes for one in kept)))
+            stratum = max(
+                self._samples.values(), key=lambda kept: (len(kept), sum(kept_call.bytes for kept_call in kept))
+            )
             self._release(stratum.pop(self._random.randrange(len(stratum))))
 
     def _worst_bytes(self) -> int:

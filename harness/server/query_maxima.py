@@ -65,7 +65,7 @@ class QueryMaxima:
                 _mean(QUERY_SHARE * MODEL_FACTOR * usual, cell.ravel()), least_error(call.q.dtype) * size
             )
             columns = [own.numpy(), np.maximum(bound.numpy(), floor), size]
-            columns += [np.broadcast_to(one[:, None], size.shape) for one in (position, prefix)]
+            columns += [np.broadcast_to(column[:, None], size.shape) for column in (position, prefix)]
             found.append(np.stack(columns, -1))
         by_role = np.stack(found)  # [roles, rows, heads + 1, columns]
         for n, condition in enumerate(numbers.tolist()):

@@ -60,7 +60,7 @@ def row_errors(out: Tensor, reference: Tensor) -> RowErrors:
     assert len(sums) == len(SUMS)
     relative = ratio(difference, size).nan_to_num(nan=float("inf"), posinf=float("inf"))
     relative = relative.masked_fill(known > count, float("inf"))
-    return RowErrors(torch.stack([one.double() for one in sums], -1), apart.amax(-1), relative)
+    return RowErrors(torch.stack([part.double() for part in sums], -1), apart.amax(-1), relative)
 
 
 class LayerSums:
@@ -91,7 +91,7 @@ class LayerSums:
         errors = row_errors(out, reference)
         self.add(errors, conditions)
         difference = errors.sums[..., SUMS.index("difference")]
-        (relative, at), (farthest, where) = (one.flatten().max(0) for one in (errors.relative_l1, difference))
+        (relative, at), (farthest, where) = (errors_.flatten().max(0) for errors_ in (errors.relative_l1, difference))
         return Worst(relative.double(), at), Worst(farthest, where)
 
     def add(self, errors: RowErrors, conditions: Tensor) -> None:

@@ -22,4 +22,4 @@ def holm(p: Sequence[float]) -> list[float]:
     raised = np.maximum.accumulate(np.asarray(p, dtype=float)[order] * np.arange(len(p), 0, -1))
     found = np.empty(len(p))
     found[order] = np.minimum(1.0, raised)
-    return [float(one) for one in found]
+    return [float(p) for p in found]

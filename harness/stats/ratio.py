@@ -300,7 +300,7 @@ def warm_up(series: Sequence[Sequence[Sequence[float]]]) -> int:
     rounds = min((len(times) for role in series for times in role), default=0)
     levels = np.ones(rounds)
     for role in series:
-        times = np.array([list(one)[:rounds] for one in role])
+        times = np.array([list(times_)[:rounds] for times_ in role])
         if rounds:
             levels = np.maximum(levels, np.median(times / np.median(times[:, rounds // 2 :], axis=1)[:, None], axis=0))
     warm = np.flatnonzero(levels[1:] <= _WARM_FACTOR) + 1

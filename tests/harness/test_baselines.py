@@ -104,7 +104,8 @@ def test_a_damaged_status_is_named_with_what_to_do(tmp_path: Path) -> None:
 
 
 def checked(status: Status) -> Check:
-    (only,) = check_baselines(make_spec({"candidate": "mine:f"}), status)
+    spec = make_spec({"candidate": "mine:f"})
+    (only,) = check_baselines(spec.sides, spec.policy, status)
     return only
 
 
@@ -145,16 +146,18 @@ def test_an_own_error_that_is_no_longer_finite_is_worse() -> None:
     assert {change.name for change in changes if change.worse} == {"l"}
 
 
-SPEC = make_spec({"growth": 1.5})
+POLICY = make_spec({"growth": 1.5}).policy
 
 
 def test_growth_of_own_error_is_compared_with_the_policy() -> None:
-    assert compare_accepted(None, {"a": 0.01}, {"a": 0.0149}, SPEC).verdict == "pass"
-    grown = compare_accepted(None, {"a": 0.01, "b": 0.02}, {"a": 0.0151, "b": 0.02}, SPEC)
+    assert compare_accepted(None, {"a": 0.01}, {"a": 0.0149}, POLICY, synthetic=True).verdict == "pass"
+    grown = compare_accepted(None, {"a": 0.01, "b": 0.02}, {"a": 0.0151, "b": 0.02}, POLICY, synthetic=True)
     assert (grown.verdict, "growth = 1.5 (--growth)" in grown.why) == ("regression", True)
-    assert compare_accepted(None, {"a": 0.01}, {"a": float("nan")}, SPEC).verdict == "regression"
-    assert compare_accepted(None, {"a": 1e-9}, {"a": 9e-9}, SPEC).verdict == "pass", "rounding does not grow"
-    assert compare_accepted(None, {"a": 0.01}, {"b": 0.01}, SPEC).verdict == "inconclusive"
+    assert compare_accepted(None, {"a": 0.01}, {"a": float("nan")}, POLICY, synthetic=True).verdict == "regression"
+    assert compare_accepted(None, {"a": 1e-9}, {"a": 9e-9}, POLICY, synthetic=True).verdict == "pass", (
+        "rounding does not grow"
+    )
+    assert compare_accepted(None, {"a": 0.01}, {"b": 0.01}, POLICY, synthetic=True).verdict == "inconclusive"
 
 
 def test_growth_stays_a_regression_among_many_suites_once_answers_were_compared(
@@ -162,7 +165,7 @@ def test_growth_stays_a_regression_among_many_suites_once_answers_were_compared(
 ) -> None:
     equal = decide_accuracy(prefix(500, 0, 0, 0), RULE)
     before, now = {"a": 0.001}, {"a": 0.04}
-    alone, beside = (compare_accepted(decision, before, now, SPEC) for decision in (None, equal))
+    alone, beside = (compare_accepted(decision, before, now, POLICY, synthetic=True) for decision in (None, equal))
     for suite in (alone, beside):
         others = [suite.model_copy(update={"id": f"s{n}", "verdict": "pass", "p_regression": 0.9}) for n in range(4)]
         assert holm_corrected([suite, *others], 0.05)[0].verdict == "regression"
@@ -174,16 +177,16 @@ RULE = Rule(margin=0.05, alpha=0.05, regression_alpha=0.01, population=None)
 @pytest.mark.parametrize(("lost", "verdict"), [(0, "pass"), (60, "regression")])
 def test_answers_are_compared_with_the_accepted_ones(lost: int, verdict: str, prefix: Callable[..., Prefix]) -> None:
     decision = decide_accuracy(prefix(200 - lost, lost), RULE)
-    assert compare_accepted(decision, {}, {}, SPEC).verdict == verdict
+    assert compare_accepted(decision, {}, {}, POLICY, synthetic=True).verdict == verdict
 
 
 def test_too_few_common_answers_pass_only_with_a_run_that_shows_the_candidate_non_inferior(
     prefix: Callable[..., Prefix],
 ) -> None:
     few, worse = decide_accuracy(prefix(20, 1), RULE), decide_accuracy(prefix(0, 30), RULE)
-    assert compare_accepted(few, {}, {}, SPEC).verdict == "inconclusive"
-    assert compare_accepted(few, {}, {}, SPEC, non_inferior=True).verdict == "pass"
-    assert compare_accepted(worse, {}, {}, SPEC, non_inferior=True).verdict == "regression"
+    assert compare_accepted(few, {}, {}, POLICY, synthetic=True).verdict == "inconclusive"
+    assert compare_accepted(few, {}, {}, POLICY, non_inferior=True, synthetic=True).verdict == "pass"
+    assert compare_accepted(worse, {}, {}, POLICY, non_inferior=True, synthetic=True).verdict == "regression"
 
 
 @pytest.mark.parametrize(
@@ -197,7 +200,7 @@ def test_the_metric_that_decided_is_named(
     lost: int | None, own_error: float, decided_by: str, prefix: Callable[..., Prefix]
 ) -> None:
     decision = None if lost is None else decide_accuracy(prefix(200 - lost, lost), RULE)
-    compared = compare_accepted(decision, {"a": 0.01}, {"a": own_error}, SPEC)
+    compared = compare_accepted(decision, {"a": 0.01}, {"a": own_error}, POLICY, synthetic=True)
     assert (compared.decided_by, compared.verdict == "regression") == (decided_by, lost == 60 or own_error == 0.5)
 
 

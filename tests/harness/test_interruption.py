@@ -130,7 +130,8 @@ def test_a_signal_while_a_report_is_made_does_not_prevent_it(
         written.append(made)
 
     monkeypatch.setattr(write_module, "write_reports", write)
-    monkeypatch.setattr(cli_run, "show_report", lambda made, folder, json: None)
+    monkeypatch.setattr("assay.reports.run_report.run_document", lambda made, page: made)
+    monkeypatch.setattr(cli_run, "deliver", lambda document, json: 0)
     with like_ctrl_c():
         cli_run._show("the report", tmp_path, False)  # type: ignore[arg-type]
     assert written == ["the report"]

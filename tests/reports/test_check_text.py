@@ -27,7 +27,7 @@ check = partial(check_and_read, read_out=0)
 @cache
 def decoded(kernel: Kernel) -> CheckResult:
     """The result of a kernel on the decode calls of the matrix."""
-    return check(kernel, phases=["decode"])
+    return check(kernel, phases=["decode"], calls=0)
 
 
 def wrong_at_128(call: AttentionCall) -> Tensor:
@@ -81,7 +81,7 @@ def test_a_correct_kernel_is_one_sentence_and_what_was_covered() -> None:
 
 
 def test_what_is_not_covered_is_summarised() -> None:
-    result = check(picky, phases=["decode"])
+    result = decoded(picky)
     lines = not_covered(result)
     assert len(lines) == MAX_REFUSALS + 1
     assert lines[-1].endswith("more refusals")
@@ -98,7 +98,7 @@ def test_one_line_for_several_kernels() -> None:
         f"causal mask top-left; {failing} of {done} calls; 2 kernels, {2 * DECODE + done} calls, worst "
     )
     assert both.endswith(f", {DECODE - done} not covered")
-    refuses_all = check(picky, dtypes=["float32"], phases=["decode"])
+    refuses_all = check(picky, cases=cases(("decode",), dtypes=[torch.float32])[::5], phases=["decode"])
     assert sentence([refuses_all]) == f"1 kernel, 0 calls, {len(refuses_all.refused)} not covered"
     assert refuses_all.summary() == f"No verdict on {refuses_all.kernel}: requirements of a pass were not tested"
     assert refuses_all.exit_code == ExitCode.NO_VERDICT
@@ -106,7 +106,7 @@ def test_one_line_for_several_kernels() -> None:
 
 
 def test_what_is_missing_has_a_line_each() -> None:
-    result = check(picky, phases=["decode"])
+    result = decoded(picky)
     assert len(result.missing) >= 2
     for text, word in ((message(result), "missing"), (printed(result), "Missing")):
         assert text.count(f"{word}: ") == len(result.missing)
@@ -117,7 +117,7 @@ def test_what_is_missing_has_a_line_each() -> None:
 
 
 def test_an_output_that_is_not_finite_is_said_in_words() -> None:
-    result = check(not_a_number, phases=["decode"], dtypes=["bfloat16"])
+    result = check(not_a_number, cases=cases(("decode",), dtypes=[torch.bfloat16])[:5])
     assert result.summary().endswith("calls; an output is not finite")
     assert ": it is not finite." in result.findings[0].diagnosis
 
@@ -126,7 +126,7 @@ def test_the_cause_comes_first_and_counts_the_calls_of_all_results_of_a_kernel()
     lost = fault("last-block-lost-64")
     lost.__qualname__ = "lost"
     extend = check(lost, cases=cases(("extend",), dtypes=[torch.float32])[::15])
-    decode = check(lost, phases=["decode"], dtypes=["float32"], head_dims=[64])
+    decode = check(lost, cases=cases(("decode",), dtypes=[torch.float32], head_dims=[64])[::3])
     failing, calls = len(extend.failing) + len(decode.failing), len(extend.computed) + len(decode.computed)
     assert cause([extend, decode]) == f"last partial block of 64 lost; {failing} of {calls} calls"
     assert message(extend).startswith(

@@ -60,7 +60,7 @@ def printed(report: Report) -> str:
 
 def outputs(server_failures: ModuleType, report: Report) -> Any:
     files = {"report.html": to_html(report), "report.md": to_markdown(report), "report.junit.xml": to_junit(report)}
-    return server_failures.shown(printed(report), files, workflow_commands(report))
+    return server_failures.shown(printed(report), files, workflow_commands(run_document(report)))
 
 
 @pytest.mark.parametrize("log", LOGS, ids=lambda path: path.stem)
@@ -96,7 +96,7 @@ def test_one_cause_is_one_error_with_one_remedy(examples: ModuleType, log: Path)
     report = failed(examples, log)
     cases = [case for suite in JUnitXml.fromstring(to_junit(report).encode()) for case in suite]
     assert [type(one).__name__ for case in cases for one in case.result].count("Error") == 1
-    assert len(workflow_commands(report).splitlines()) == 1
+    assert len(workflow_commands(run_document(report)).splitlines()) == 1
     shown = printed(report)
     assert shown.count("What to do: ") == 1
     assert "Checks that are not ok" not in shown

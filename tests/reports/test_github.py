@@ -5,17 +5,22 @@ from types import ModuleType
 
 from assay.harness.judge.report import Check, Report
 from assay.reports.github import workflow_commands
+from assay.reports.run_report import run_document
+
+
+def annotations(report: Report) -> str:
+    return workflow_commands(run_document(report))
 
 
 def test_every_line_is_one_command(any_report: Report) -> None:
-    lines = workflow_commands(any_report).splitlines()
+    lines = annotations(any_report).splitlines()
     assert lines
     assert all(re.fullmatch(r"::(notice|warning|error) title=[^:,]*::.*", line) for line in lines)
 
 
 def test_the_level_is_the_verdicts(examples: ModuleType) -> None:
     first = {
-        name: workflow_commands(getattr(examples, name)()).split(" ")[0]
+        name: annotations(getattr(examples, name)()).split(" ")[0]
         for name in ("passing", "regression", "inconclusive", "error")
     }
     assert first == {
@@ -28,24 +33,24 @@ def test_the_level_is_the_verdicts(examples: ModuleType) -> None:
 
 def test_a_finding_says_how_to_reproduce_it(examples: ModuleType) -> None:
     report = examples.regression()
-    text = workflow_commands(report)
+    text = annotations(report)
     assert "To reproduce: " in text
     assert text.count("::error") == 1 + len([f for f in report.findings if f.severity == "serious"])
 
 
 def test_no_text_can_start_another_command(examples: ModuleType) -> None:
     report = examples.passing().model_copy(update={"headline": "a\n::error::b\r\n%0A::set-output name=x::y"})
-    (line, *_) = workflow_commands(report).splitlines()
+    (line, *_) = annotations(report).splitlines()
     assert "%250A" in line
     assert line.startswith("::notice title=assay%3A pass::")
-    assert not [one for one in workflow_commands(report).splitlines() if one.startswith(("::set", "::error"))]
+    assert not [one for one in annotations(report).splitlines() if one.startswith(("::set", "::error"))]
 
 
 def test_a_diagnosis_ends_before_the_command_begins(examples: ModuleType) -> None:
     report = examples.regression()
     for ending in ("it is wrong", "it is wrong."):
         finding = report.findings[0].model_copy(update={"diagnosis": ending})
-        text = workflow_commands(report.model_copy(update={"findings": (finding,)}))
+        text = annotations(report.model_copy(update={"findings": (finding,)}))
         assert f"::{finding.where}: it is wrong. To reproduce: " in text
 
 
@@ -54,7 +59,7 @@ def test_findings_and_checks_are_titled_by_their_ids(examples: ModuleType) -> No
     unmet = Check(id="kernel-ran", title="the kernel ran", status="missing", found="no counts", settles="run it")
     wordy = report.findings[0].model_copy(update={"id": "mask-top-left", "where": "layer 3, " * 100})
     report = report.model_copy(update={"findings": (*report.findings, wordy), "checks": (unmet,)})
-    titles = re.findall(r"title=(.*?)::", workflow_commands(report))
+    titles = re.findall(r"title=(.*?)::", annotations(report))
     assert titles[1:-2] == [
         f"assay {f.id}: {f.where}".replace(":", "%3A").replace(",", "%2C") for f in report.findings[:-1]
     ]

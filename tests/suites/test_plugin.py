@@ -98,10 +98,11 @@ def outcome(case: ElementTree.Element) -> str:
 
 @pytest.fixture(scope="module")
 def documented(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with every file that the documentation shows."""
+    """A folder with every file that the documentation shows, and a kernel that refuses all calls."""
     folder = tmp_path_factory.mktemp("my_repo")
     for name, source in re.findall(r"```python\n# (\S+)\n(.*?)```", DOCS, re.DOTALL):
         (folder / name).write_text(source)
+    (folder / "refusing.py").write_text(REFUSING)
     return folder
 
 
@@ -158,14 +159,13 @@ def test_plain_pytest_finds_a_kernel_in_the_root_and_in_the_working_folder(
     assert len(found) > 2
 
 
-SOME_CASES = ("64+0-one-", "64+16-", "1+16-")
+SOME_CASES = ("64+0-one-", "64+16-", "1+16-one_token", "1+16-after_a_short_one-GQA_", "1+16-one-MQA")
 """Parts of the names of single calls: without a cached prefix and with one."""
 
 
 @pytest.fixture(scope="module")
 def failing(documented: Path) -> tuple[subprocess.CompletedProcess[str], dict[str, ElementTree.Element]]:
     (documented / "test_kernels.py").write_text(TESTS)
-    (documented / "refusing.py").write_text(REFUSING)
     # Of the single cases only some, since each is named and shrunk.
     return run(documented, "test_kernels.py", "-k", f"not each_ and not test_wrong or {' or '.join(SOME_CASES)}")
 

@@ -46,7 +46,7 @@ Show = Callable[[BisectState, str], None]
 
 def history_of(state: BisectState) -> History:
     """Return the range as a `History`."""
-    return History([commit.commit for commit in state.history], [one.parents for one in state.history])
+    return History([commit.commit for commit in state.history], [commit.parents for commit in state.history])
 
 
 def count_outcomes(state: BisectState) -> tuple[dict[str, OutcomeCounts], OutcomeCounts, set[str]]:

@@ -159,7 +159,7 @@ def _calls(folder: Path, spec: BisectSpec) -> Path:
     file = (folder / probe_calls.FILE).resolve()
     if not file.exists():
         if spec.pack:
-            found = probe_calls.recorded_calls([one.call for one in choose(read_pack(Path(spec.pack)))])
+            found = probe_calls.recorded_calls([recorded.call for recorded in choose(read_pack(Path(spec.pack)))])
         else:
             found = probe_calls.matrix_calls(spec.seed)
         probe_calls.write_calls(file, probe_calls.choose_calls(found, spec.conditions, spec.calls))

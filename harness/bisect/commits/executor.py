@@ -256,5 +256,7 @@ def reproduce(spec: BisectSpec, bad: str) -> str:
         if value == defaults.get(name, field.default):
             continue
         flag = f"--{_FLAGS.get(name, name.replace('_', '-'))}"
-        flags += [flag if one is True else f"{flag}={one}" for one in (value if isinstance(value, tuple) else (value,))]
+        flags += [
+            flag if part is True else f"{flag}={part}" for part in (value if isinstance(value, tuple) else (value,))
+        ]
     return shlex.join(["assay", "bisect", "commits", *flags])

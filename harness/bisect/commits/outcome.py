@@ -27,7 +27,7 @@ def outcome_of(measurement: Measurement, spec: BisectSpec, good: Sequence[Measur
     ]
     if not ratios:
         return ProbeOutcome(outcome="skip", reason="no call was computed")
-    worst, row, head = max(ratios, key=lambda found: found[0])
+    worst, row, head = max(ratios, key=lambda ratio: ratio[0])
     where = f"{row.call}, head {head}: own error {percent(row.own[head])}"
     return ProbeOutcome(outcome="bad" if worst > 1 else "good", worst=worst, where=where)
 

@@ -66,9 +66,9 @@ def choose_calls(calls: Sequence[ProbeCall], conditions: Sequence[str], limit: i
     wanted: dict[str, set[str]] = {}
     for condition in conditions:
         axis, _, value = condition.partition("=")
-        known = sorted({one.condition[axis] for one in calls if axis in one.condition})
+        known = sorted({call.condition[axis] for call in calls if axis in call.condition})
         if value not in known:
-            axes = ", ".join(sorted({axis for one in calls for axis in one.condition}))
+            axes = ", ".join(sorted({axis for call in calls for axis in call.condition}))
             raise UsageError(
                 f"--condition {condition} matches no call.",
                 f"{axis}= one of {', '.join(known)}" if known else f"axis=value, with axis one of {axes}",

@@ -113,7 +113,7 @@ def agree(
             return agreed.model_copy(update={"impossible": (str(error),)})
         found = common_settings(reference, candidate, names, asked)
         new = tuple(flag for flag in found.flags if flag not in agreed.flags)
-        still = tuple(f"{one}, although both were given it" for one in found.because) if not new else ()
+        still = tuple(f"{reason}, although both were given it" for reason in found.because) if not new else ()
         agreed = CommonSettings(
             flags=agreed.flags + new,
             because=agreed.because + (found.because if new else ()),

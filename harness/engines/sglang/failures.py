@@ -110,14 +110,14 @@ def read(log: str, situation: Situation = ANYWHERE) -> Told:
         situation = replace(situation, share=float(share[1]))
     chain = _last_chain(lines)
     died = _death(lines, situation)
-    where = next((one.kernel for one in chain if one.kernel), "")
-    survivable = not any(one.final for one in chain)
+    where = next((raised.kernel for raised in chain if raised.kernel), "")
+    survivable = not any(raised.final for raised in chain)
     # A process that an exception ended has status 1; one that a signal ended, or exit, had survived those that it logged.
     if chain and (died is None or died.cause == "" or not survivable):
-        for one in chain:
+        for raised in chain:
             for cause in CAUSES:
-                if match := cause.pattern.search(one.text):
-                    return Told(_headline(one.text, where), cause.id, remedy(cause, match, situation), survivable)
+                if match := cause.pattern.search(raised.text):
+                    return Told(_headline(raised.text, where), cause.id, remedy(cause, match, situation), survivable)
     for line in lines:
         for cause in CAUSES:
             if cause.anywhere and not _SETTINGS.match(line) and (match := cause.pattern.search(line)):
@@ -227,7 +227,7 @@ def _last_chain(lines: list[str]) -> list[_Raised]:
         else:
             chains.append([raised])
     failed = [chain for chain in chains if not _CONSEQUENCE.match(chain[-1].text)]
-    final = [chain for chain in failed if any(one.final for one in chain)]
+    final = [chain for chain in failed if any(raised.final for raised in chain)]
     return next(iter((final or failed)[-1:]), [])[::-1]
 
 

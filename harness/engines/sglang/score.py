@@ -19,7 +19,7 @@ from pydantic import AliasChoices, BaseModel, Field, ValidationError
 from assay.harness.engines.base import ChatRequest, Reply, Scorer
 from assay.harness.engines.client import chat_body
 from assay.harness.engines.sglang.catalog import MIN_SGLANG
-from assay.harness.engines.wire import Choice, Completion, Logprobs, number, problem
+from assay.harness.engines.wire import ChatChoice, Completion, Logprobs, number, problem
 from assay.harness.errors import EngineError
 from assay.harness.evidence.records import Token
 
@@ -63,7 +63,7 @@ class Score:
     at: Floats
 
 
-class _TokenIds(Choice):
+class _TokenIds(ChatChoice):
     prompt_token_ids: list[int] = Field(min_length=1)
     response_token_ids: list[int] = Field(validation_alias=AliasChoices("response_token_ids", "token_ids"))  # 0.5.17
     logprobs: Logprobs
@@ -168,9 +168,9 @@ def generate_all(
     except (TypeError, ValidationError) as error:
         words = problem(error) if isinstance(error, ValidationError) else str(replies)[:300]
         raise _bad(server, path, words, "generated tokens with log-probabilities") from None
-    if [one.prompt_tokens for one in found] != [len(ids) for ids in prompts]:
+    if [answer.prompt_tokens for answer in found] != [len(ids) for ids in prompts]:
         raise _bad(server, path, f"{len(found)} answers", f"one to each of {len(prompts)} prompts")
-    return [one.reply(seconds) for one in found]
+    return [answer.reply(seconds) for answer in found]
 
 
 def score(server: Scorer, ids: Sequence[int], start: int, top_k: int, at: Sequence[int] = ()) -> Score:

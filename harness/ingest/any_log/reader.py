@@ -218,7 +218,7 @@ def _of_tracebacks(tracebacks: Sequence[Traceback]) -> Iterator[CitedFinding]:
     last = next((traceback for traceback in reversed(tracebacks) if traceback.exception), tracebacks[-1])
     which = f"The last of {len(tracebacks):,} tracebacks" if len(tracebacks) > 1 else "The traceback"
     ends = f"ends in: {one_line(last.exception)}" if last.exception else "does not end"
-    cites = tuple(_cite(one.first, one.last, one.exception) for one in tracebacks[:5])
+    cites = tuple(_cite(traceback.first, traceback.last, traceback.exception) for traceback in tracebacks[:5])
     yield _finding("traceback", "Traceback", f"{which} {ends}", cites)
 
 

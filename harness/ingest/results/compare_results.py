@@ -115,7 +115,7 @@ def final(decided: Verdict, checks: Iterable[Check]) -> tuple[Verdict, list[str]
     open_ = [check for check in checks if check.status in ("missing", "failed")]
     verdict: Verdict = "inconclusive" if decided == "pass" and open_ else decided
     return verdict, [
-        f"{one.title}: {one.found}" + (f" To resolve: {one.settles}." if one.settles else "") for one in open_
+        f"{check.title}: {check.found}" + (f" To resolve: {check.settles}." if check.settles else "") for check in open_
     ]
 
 
@@ -128,7 +128,7 @@ def _answers(left: Loaded, right: Loaded, limits: PassLimits) -> CompareResult:
     checks.append(_no_copy(left, right))
     verdict, more = final(decided, checks)
     reasons = (
-        [f"{one.task}: {one.why}" for one in worse] if overall.verdict != "regression" and worse else [overall.why]
+        [f"{task.task}: {task.why}" for task in worse] if overall.verdict != "regression" and worse else [overall.why]
     )
     if verdict == "inconclusive" and decided == "pass":
         reasons = [*more, *reasons]
@@ -174,7 +174,7 @@ def _pairing(a: ResultSet, b: ResultSet) -> ItemPairing:
                 id=_BEYOND,
                 title="asked after the other run had stopped",
                 count=beyond,
-                examples=tuple(one.key for one in longer[:3]),
+                examples=tuple(pair.key for pair in longer[:3]),
             )
         )
     return pairing
@@ -233,9 +233,11 @@ def _checks(
 
 def _gaps(tasks: Sequence[ComparedTask]) -> str:
     """Describe the documents that were not paired; empty if all were."""
-    unpaired = [(one, task.task) for task in tasks for one in task.unpaired if one.id != _BEYOND]
-    detail = "; ".join(f"{one.count:,} {one.title} ({task}: {', '.join(one.examples)})" for one, task in unpaired)
-    return f"{sum(one.count for one, _ in unpaired):,} documents were not paired: {detail}" if unpaired else ""
+    unpaired = [(item, task.task) for task in tasks for item in task.unpaired if item.id != _BEYOND]
+    detail = "; ".join(
+        f"{group.count:,} {group.title} ({task}: {', '.join(group.examples)})" for group, task in unpaired
+    )
+    return f"{sum(group.count for group, _ in unpaired):,} documents were not paired: {detail}" if unpaired else ""
 
 
 _ROUNDED = 1e-3
@@ -246,10 +248,10 @@ def _other_scores(*sides: dict[str, ResultSet]) -> str:
     """List the scores of tasks that their documents do not have: the files are of different runs, or one is damaged."""
     found = []
     for which, side in zip("AB", sides, strict=True):
-        for one in side.values():
-            stated, mean = one.figures.get(one.metric), one.accuracy
-            if one.kind == "answers" and stated and mean is not None and abs(float(stated) - mean) > _ROUNDED:
-                found.append(f"{which} states {float(stated):.4f} for {one.task}, and its documents have {mean:.4f}")
+        for part in side.values():
+            stated, mean = part.figures.get(part.metric), part.accuracy
+            if part.kind == "answers" and stated and mean is not None and abs(float(stated) - mean) > _ROUNDED:
+                found.append(f"{which} states {float(stated):.4f} for {part.task}, and its documents have {mean:.4f}")
     return "; ".join(found)
 
 
@@ -278,7 +280,7 @@ def _latencies(left: Loaded, right: Loaded, limits: PassLimits) -> CompareResult
     decided: Verdict = "regression" if "regression" in verdicts else "pass" if verdicts == {"pass"} else "inconclusive"
     verdict, more = final(decided, checks)
     order = [row for row in rows if row.verdict == decided] or rows
-    reasons = [f"{one.title}: {one.why}" for one in order]
+    reasons = [f"{part.title}: {part.why}" for part in order]
     reasons = [*more, *reasons] if verdict == "inconclusive" else [*reasons, *more]
     return _result(left, right, limits, verdict, reasons, checks, latencies=rows)
 

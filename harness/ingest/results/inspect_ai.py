@@ -90,7 +90,7 @@ def _from_zip(path: Path, reading: ReadResults) -> tuple[dict[str, Any], list[tu
             names = file.namelist()
             start = "header.json" if "header.json" in names else "_journal/start.json"
             header = json_object(_member(path, file, start), start)
-            for number, name in enumerate([one for one in names if one.startswith("samples/")], 1):
+            for number, name in enumerate([name for name in names if name.startswith("samples/")], 1):
                 try:
                     samples.append((number, json_object(_member(path, file, name), name)))
                 except EvidenceError as error:

@@ -27,7 +27,7 @@ class JUnit(ResultsReader):
         """See `States`."""
         for case in _read(source):
             item = _item(case)
-            message = next((one.message for one in case.result or () if one.message), "")
+            message = next((entry.message for entry in case.result or () if entry.message), "")
             names = (item.key, str(case.name))
             text = one_line(f"{item.key} {item.answer}: {message}".rstrip(": "))
             yield Statement("test", names, item.answer, str(source.path), text)
@@ -95,7 +95,7 @@ def _cases(suite: Any) -> list[Any]:
 
 
 def _item(case: Any) -> ResultItem:
-    kinds = {type(one).__name__.lower() for one in case.result or ()}
+    kinds = {type(entry).__name__.lower() for entry in case.result or ()}
     outcome = next((kind for kind in ("error", "failure", "skipped") if kind in kinds), "passed")
     outcome = "failed" if outcome == "failure" else outcome
     return ResultItem(

@@ -83,7 +83,7 @@ def _untimed(*runs: ResultSet) -> str:
 def _rows(a: Sequence[ResultSet], last: ResultSet, bound: float, alpha: float) -> tuple[ComparedLatency, ...]:
     first = a[0]
     again = next(
-        (one for one in a[1:] if one.requests == first.requests and not _settings_that_differ(first, one)), None
+        (later for later in a[1:] if later.requests == first.requests and not _settings_that_differ(first, later)), None
     )
     measured = []
     for place, one in enumerate(first.latencies):

@@ -55,10 +55,16 @@ class LmEval(ResultsReader):
         document = super().read(source)
         pairs = [(samples, results) for samples, results in _pairs(source.path) if results]
         alone = [score for samples, results in pairs if samples is None for score in _scores(results)]
-        found = [one for results in dict.fromkeys(results for _, results in pairs) for one in _below_guessing(results)]
+        found = [
+            finding
+            for results in dict.fromkeys(results for _, results in pairs)
+            for finding in _below_guessing(results)
+        ]
         if not alone:
             return document.model_copy(update={"findings": tuple(found)})
-        tables = [_table(id, title, [one for one in alone if one.grouped == inside]) for id, title, inside in _TABLES]
+        tables = [
+            _table(id, title, [result for result in alone if result.grouped == inside]) for id, title, inside in _TABLES
+        ]
         file = document.file.model_copy(update={"lines": len(alone), "read": len(alone), "unit": "score"})
         shown = (*document.tables, *(table for table in tables if table.rows))
         return document.model_copy(update={"file": file, "tables": shown, "findings": tuple(found)})
@@ -156,7 +162,7 @@ def _questions(task: str, counts: Mapping[str, Any], members: Mapping[str, Any],
     inside = members.get(task)
     if task in above or not isinstance(inside, list):
         return 0
-    return sum(_questions(one, counts, members, above | {task}) for one in inside if isinstance(one, str))
+    return sum(_questions(member, counts, members, above | {task}) for member in inside if isinstance(member, str))
 
 
 def _stated(path: Path) -> Iterator[Statement]:
@@ -194,7 +200,7 @@ def _pairs(path: Path) -> Iterator[tuple[Path | None, Path | None]]:
         beside = sample.with_name(f"results_{_date(sample)}.json")
         yield sample, beside if beside.is_file() else None
     dated = {_date(sample) for sample in samples}
-    yield from ((None, one) for one in found if one.suffix == ".json" and _date(one) not in dated)
+    yield from ((None, file) for file in found if file.suffix == ".json" and _date(file) not in dated)
 
 
 def _date(path: Path) -> str:
@@ -205,7 +211,7 @@ def _task(samples: Path, found: Mapping[str, Any], metric: str, reading: ReadRes
     name = samples.stem.removeprefix("samples_").rpartition("_")[0]
     answered = [row for _, row in json_rows(SourceFile.of(samples), _SAMPLE_KEYS, reading)]
     chosen, filter_ = _metric(answered, metric, samples)
-    others = sorted({f"{one},{row.get('filter', 'none')}" for row in answered for one in row.get("metrics", ())})
+    others = sorted({f"{metric},{row.get('filter', 'none')}" for row in answered for metric in row.get("metrics", ())})
     if len(others) > 1:
         reading.notes.append(f"{name}: counted is {chosen},{filter_}, of {', '.join(others)}: choose with --metric")
     config = found.get("configs", {}).get(name, {})
@@ -236,7 +242,7 @@ def _task(samples: Path, found: Mapping[str, Any], metric: str, reading: ReadRes
 
 def _metric(rows: list[dict[str, Any]], wanted: str, samples: Path) -> tuple[str, str]:
     """Return the metric and the filter that count."""
-    named = [(one, row.get("filter", "none"), row) for row in rows for one in row.get("metrics", ())]
+    named = [(metric, row.get("filter", "none"), row) for row in rows for metric in row.get("metrics", ())]
     with_score = {(one, f) for one, f, row in named if _score(row, one) is not None}
     scored = [pair for pair in dict.fromkeys((one, f) for one, f, _ in named) if pair in with_score]
     if not wanted:

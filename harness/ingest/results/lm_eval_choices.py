@@ -47,7 +47,7 @@ def choices(row: Mapping[str, Any]) -> tuple[Choice, ...]:
     if not isinstance(responses, list) or len(responses) < 2:
         return ()
     scores = [_loglikelihood(response) for response in responses]
-    if any(math.isnan(one) for one in scores):
+    if any(math.isnan(score) for score in scores):
         return ()
     texts = [str(request[1]).strip() if len(request) > 1 else "" for request in _requests(row)]
     texts += [""] * (len(scores) - len(texts))
@@ -58,7 +58,7 @@ def choices(row: Mapping[str, Any]) -> tuple[Choice, ...]:
 def chosen(given: Sequence[Choice], metric: str) -> Choice:
     """Return the choice that the model takes by a metric: `acc_norm` divides by the length of the text."""
     by_length = metric == "acc_norm" and all(choice.text for choice in given)
-    return max(given, key=lambda one: one.loglikelihood / (len(one.text) if by_length else 1))
+    return max(given, key=lambda choice: choice.loglikelihood / (len(choice.text) if by_length else 1))
 
 
 def described(given: Sequence[Choice], metric: str) -> str:
@@ -70,7 +70,7 @@ def described(given: Sequence[Choice], metric: str) -> str:
 def target(given: Sequence[Choice], written: object) -> str:
     """Return the right choice with its letter: `written` is its index or its text."""
     text = str(written).strip()
-    if text.isdigit() and int(text) < len(given) and all(one.text != text for one in given):
+    if text.isdigit() and int(text) < len(given) and all(choice.text != text for choice in given):
         return given[int(text)].shown
     return next((choice.shown for choice in given if text and choice.text == text), text)
 

@@ -64,6 +64,6 @@ def load(path: Path, metric: str = "") -> Loaded:
             return Loaded(source, reader, reader.results(source, metric))
     raise UsageError(
         f"{path} is not recognised as results.",
-        f"one of: {', '.join(one.title for one in readers('results'))}",
+        f"one of: {', '.join(reader.title for reader in readers('results'))}",
         "name a results file, or the output folder of the tool",
     )

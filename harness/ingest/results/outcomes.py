@@ -26,12 +26,14 @@ def compare_outcomes(
     changed = [OutcomeChange(test=name, a=x, b=y) for name, x, y in both if x != y]
     changed.sort(key=lambda change: not _broke(change))
     broken = sum(map(_broke, changed))
-    repaired = sum(one.a in _BAD and one.b == "passed" for one in changed)
+    repaired = sum(change.a in _BAD and change.b == "passed" for change in changed)
     passed = [name for name, outcome in before.items() if outcome == "passed"]
     gone = [name for name in passed if after.get(name, "skipped") == "skipped"]
     failing = [name for name, outcome in after.items() if outcome in _BAD]
     new = [name for name in failing if name not in before]
-    hidden = [f"{one.source} states {one.failed:,} more than it lists" for one in (*a, *b) if one.failed]
+    hidden = [
+        f"{outcomes.source} states {outcomes.failed:,} more than it lists" for outcomes in (*a, *b) if outcomes.failed
+    ]
     ran = f"{len(passed):,}"
     none_passed = "" if passed else "none did, so none could fail"
     checks = [
@@ -63,7 +65,7 @@ def _outcomes(sets: Sequence[ResultSet]) -> tuple[dict[str, str], set[str]]:
     """Return the outcome of each test that is there once, and the names of the others."""
     counts = Counter(item.key for result_set in sets for item in result_set.items)
     repeated = {name for name, number in counts.items() if number > 1}
-    return {item.key: item.answer for one in sets for item in one.items if item.key not in repeated}, repeated
+    return {item.key: item.answer for source in sets for item in source.items if item.key not in repeated}, repeated
 
 
 def _named(names: Sequence[str], what: str) -> str:

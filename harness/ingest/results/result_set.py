@@ -210,14 +210,14 @@ def _table(sets: list[ResultSet]) -> FactTable:
     sets = [result_set for result_set in sets if result_set.kind != "latencies"]
     rows = [
         (
-            one.task,
-            one.metric or one.kind,
-            f"{len(one.items):,}",
-            "" if one.accuracy is None else f"{one.accuracy:.4f}",
-            "" if one.shots is None else str(one.shots),
-            f"{sum(item.parsed is None for item in one.items):,}" if one.kind == "answers" else "",
+            results.task,
+            results.metric or results.kind,
+            f"{len(results.items):,}",
+            "" if results.accuracy is None else f"{results.accuracy:.4f}",
+            "" if results.shots is None else str(results.shots),
+            f"{sum(item.parsed is None for item in results.items):,}" if results.kind == "answers" else "",
         )
-        for one in sets[:ROWS_SHOWN]
+        for results in sets[:ROWS_SHOWN]
     ]
     columns = ("task", "metric", "items", "mean score", "shots", "unparsed")
     note = f"The first {ROWS_SHOWN} of {len(sets)} tasks." if len(sets) > ROWS_SHOWN else ""

@@ -47,7 +47,7 @@ class SglEval(ResultsReader):
         found_in = _folders(source.path) if source.path.is_dir() else [source.path.parent]
         if len(found_in) > 1:
             raise EvidenceError(
-                f"{source.path} holds {len(found_in)} runs: {', '.join(one.name for one in found_in[:3])}.",
+                f"{source.path} holds {len(found_in)} runs: {', '.join(run.name for run in found_in[:3])}.",
                 "one run",
                 "name one of its folders",
             )
@@ -68,7 +68,7 @@ class SglEval(ResultsReader):
 
 def _folders(path: Path) -> list[Path]:
     """Find the folders that have samples: `path`, or those below it."""
-    return [one.parent for one in sorted(path.rglob("output-rs0.jsonl"))]
+    return [file.parent for file in sorted(path.rglob("output-rs0.jsonl"))]
 
 
 def _read_samples(path: Path, repeat: int, items: list[ResultItem], reading: ReadResults) -> None:

@@ -141,7 +141,7 @@ def _renamed(headline: str, name: str) -> str:
 
 def _rows(of_runs: Iterable[Sequence[_Fact]]) -> list[RunRow]:
     """Make a row for each id that any run has, in the order of their groups."""
-    tables = [{one.id: one for one in facts} for facts in of_runs]
+    tables = [{fact.id: fact for fact in facts} for facts in of_runs]
     merged = {id_: fact for table in reversed(tables) for id_, fact in table.items()}
     order = list(dict.fromkeys(id_ for table in tables for id_ in table))
     groups: tuple[Group, ...] = ("verdict", "questions", "own error", "latency", "measured", "environment")
@@ -154,8 +154,8 @@ def _rows(of_runs: Iterable[Sequence[_Fact]]) -> list[RunRow]:
 
 
 def _row(fact: _Fact, facts: Sequence[_Fact | None]) -> RunRow:
-    cells = tuple(RunCell(text=one.text if one else NOTHING, worse=_worse(facts[0], one)) for one in facts)
-    numbers = [one.badness for one in facts if one and one.badness is not None]
+    cells = tuple(RunCell(text=fact.text if fact else NOTHING, worse=_worse(facts[0], fact)) for fact in facts)
+    numbers = [fact.badness for fact in facts if fact and fact.badness is not None]
     if len(numbers) == len(facts) and fact.factor > 1:
         differs = max(numbers) > fact.factor * min(numbers)
     else:

@@ -90,7 +90,9 @@ def _finding(id: str, where: str, diagnosis: str, evidence: Sequence[str], cites
 def cite(*places: _Cited) -> tuple[Excerpt, ...]:
     """Quote lines: a range where there are several of a kind."""
     quoted = [place if isinstance(place, CitedLines) else CitedLines.of(*place) for place in places]
-    return tuple(Excerpt(first=one.first, last=one.last, text=one_line(one.text)) for one in quoted if one.count)
+    return tuple(
+        Excerpt(first=lines.first, last=lines.last, text=one_line(lines.text)) for lines in quoted if lines.count
+    )
 
 
 def _test_name(log: Log, index: int) -> str:
@@ -123,7 +125,9 @@ def _below_guessing(log: Log) -> Iterator[CitedFinding]:
     for name, metric in _scores(log):
         if (of := _questions(log, metric)) is None:
             continue
-        groups = [one for one in log.groups if one.test == metric.test and one.scores.get("score") == metric.value][:1]
+        groups = [
+            group for group in log.groups if group.test == metric.test and group.scores.get("score") == metric.value
+        ][:1]
         evidence = [f"by group: {_by_group(group)}" for group in groups]
         cites = cite((metric.line, metric.text), of[1], *((group.line, group.text) for group in groups))
         where = _test_name(log, metric.test)
@@ -177,7 +181,7 @@ def _unparsed(log: Log) -> Iterator[CitedFinding]:
             continue
         right = round(metric.value * of[0])
         endless = [burst for server in log.servers if server.test == metric.test for burst in _runaway(log, server)]
-        ran = sum(one.size for one in endless)
+        ran = sum(burst.size for burst in endless)
         guessed = right / GUESSING[name]
         evidence = [f"{right} right answers are what guessing on {guessed:.0f} questions gives, not on {of[0]}"]
         if 0 < ran < of[0]:
@@ -185,7 +189,7 @@ def _unparsed(log: Log) -> Iterator[CitedFinding]:
             evidence.append(
                 f"{ran} of {of[0]} ran to the token limit; of the other {rest}, at most {right} are right ({right / rest:.2f})"
             )
-        cites: list[_Cited] = [(metric.line, metric.text), *(one.where for one in endless)]
+        cites: list[_Cited] = [(metric.line, metric.text), *(burst.where for burst in endless)]
         yield _finding("answers-unparsed", _test_name(log, metric.test), says, evidence, cites)
 
 
@@ -210,14 +214,21 @@ def _runaways(log: Log) -> Iterator[CitedFinding]:
         ]
         generated = server.decode_tokens / max(1, server.answered.count)
         evidence = [
-            *(f"{one.size} answers end together, {one.steps} decode steps after they began, of at most {limit}" for one in bursts),
+            *(
+                f"{burst.size} answers end together, {burst.steps} decode steps after they began, of at most {limit}"
+                for burst in bursts
+            ),
             f"about {generated:,.0f} generated tokens per answered request",
             *(f"{second.name} = {second.value:.1f} s" for second in seconds),
         ]  # fmt: skip
         took = f"; the evaluation took {seconds[0].value:.0f} s." if seconds else "."
         count = sum(burst.size for burst in bursts)
         says = f"{count} answers ran to the limit of {limit} tokens instead of ending{took}"
-        cites: list[_Cited] = [said, *(burst.where for burst in bursts), *((one.line, one.text) for one in seconds)]
+        cites: list[_Cited] = [
+            said,
+            *(burst.where for burst in bursts),
+            *((second.line, second.text) for second in seconds),
+        ]
         yield _finding("runaway-generations", _test_name(log, server.test), says, evidence, cites)
 
 
@@ -231,16 +242,16 @@ def _prefix_untested(log: Log) -> Iterator[CitedFinding]:
         return
     batches = sum(server.prefix_batches.count for server in failed)
     evidence = [
-        *(f"failed: {_cached(log, one)}" for one in failed),
+        *(f"failed: {_cached(log, server)}" for server in failed),
         f"{batches} prefill batches of the failing test have {CACHED_PREFIX_TOKENS} cached tokens or more per sequence",
-        *(f"passed: {_cached(log, one)}" for one in passed),
+        *(f"passed: {_cached(log, server)}" for server in passed),
     ]
     says = (
         f"{percent(share)} of the prompt tokens of the failing test came from the prefix cache, and {percent(other)} of those of "
         "the passing tests: what passed did not test attention over a cached prefix."
     )
     where = listed([_test_name(log, index) for index in sorted({server.test for server in failed})])
-    cites = [*(one.prefix_batches for one in failed), *(one.prefills for one in passed)]
+    cites = [*(server.prefix_batches for server in failed), *(server.prefills for server in passed)]
     yield _finding("prefix-untested", where, says, evidence, cites)
 
 
@@ -263,10 +274,10 @@ def _cached(log: Log, server: Server) -> str:
 def _decode_not_shown(log: Log) -> Iterator[CitedFinding]:
     """Report that no line states which kernel computed decode."""
     candidate, reference, server = _roles(log)
-    own = [one for one in log.servers if one.backend == candidate and one.decodes.count]
+    own = [server for server in log.servers if server.backend == candidate and server.decodes.count]
     if log.disordered.count or server is None or not own:
         return
-    steps, graphs = sum(one.decodes.count for one in own), sum(one.decode_graph for one in own)
+    steps, graphs = sum(server.decodes.count for server in own), sum(server.decode_graph for server in own)
     evidence = [f"{graphs} of {steps} lines of decode batches ran from a CUDA graph; none names the kernel"]
     evidence += [_NO_DECODE_KERNEL[candidate]] if candidate in _NO_DECODE_KERNEL else []
     evidence.append(
@@ -283,7 +294,7 @@ def _decode_not_shown(log: Log) -> Iterator[CitedFinding]:
     ]
     hands = f", and {candidate} must hand it to another backend." if candidate in _NO_DECODE_KERNEL else "."
     says = f"No line states which kernel computed decode with {candidate}{hands}"
-    cites = [*(one.decodes for one in own), *(fact[1] for fact in (memory, same) if fact)]
+    cites = [*(server.decodes for server in own), *(fact[1] for fact in (memory, same) if fact)]
     yield _finding("decode-not-shown", candidate, says, evidence, cites)
 
 
@@ -305,10 +316,12 @@ def _roles(log: Log) -> tuple[str, str, Server | None]:
     """
     known = [server for server in log.servers if server.arguments]
     failed = [server for server in known if server.test >= 0 and log.tests[server.test].outcome == "failed"]
-    names = sorted({one.backend for one in known}, key=lambda name: -sum(one.backend == name for one in known))
+    names = sorted(
+        {server.backend for server in known}, key=lambda name: -sum(server.backend == name for server in known)
+    )
     candidate = failed[0].backend if failed else names[0] if len(names) > 1 else ""
     reference = next((name for name in names if name != candidate), "")
-    return candidate, reference, next((one for one in failed or known if one.backend == candidate), None)
+    return candidate, reference, next((server for server in failed or known if server.backend == candidate), None)
 
 
 def _refused(log: Log) -> Iterator[CitedFinding]:

@@ -52,7 +52,9 @@ class SglangLog:
     def read(self, source: SourceFile) -> FileDocument:
         """Read all of it, a line at a time."""
         log = read_log(source)
-        excerpts = [Excerpt(first=one.first, last=one.last, text=one_line(one.text)) for one in log.unread[:_SHOWN]]
+        excerpts = [
+            Excerpt(first=lines.first, last=lines.last, text=one_line(lines.text)) for lines in log.unread[:_SHOWN]
+        ]
         file = FileRead.of(
             source, self.id, self.title, log.read, log.lines - log.read, excerpts=excerpts, notes=_notes(log, source)
         )
@@ -137,14 +139,15 @@ def _tables(log: Log) -> Iterable[FactTable]:
     servers = log.servers[:_SHOWN]
     yield _table("servers", "Servers", _SERVER, [_server(log, server) for server in servers])
     started = [
-        (str(one.number), *(one.facts[name][0] if name in one.facts else "–" for name in _START)) for one in servers if one.facts
+        (str(server.number), *(server.facts[name][0] if name in server.facts else "–" for name in _START))
+        for server in servers if server.facts
     ]  # fmt: skip
     yield _table("start", "Start, memory and CUDA graphs", ("server", *_START), started)
     known = [server for server in servers if server.arguments]
-    differing = server_args.differences([one.arguments for one in known])[:_SHOWN]
-    most = max((len(one.arguments) for one in known), default=0)
+    differing = server_args.differences([server.arguments for server in known])[:_SHOWN]
+    most = max((len(server.arguments) for server in known), default=0)
     note = f"{most} arguments; not compared: {', '.join(sorted(server_args.PER_SERVER))}"
-    columns = ("argument", *(f"server {one.number}" for one in known))
+    columns = ("argument", *(f"server {server.number}" for server in known))
     arguments = [(name, *(one_line(value, 60) for value in values)) for name, values in differing]
     yield _table("arguments", "Arguments that differ between the servers", columns, arguments, note)
     metrics = [

@@ -150,7 +150,11 @@ def open_dump(path: Path) -> Dump:
         found_tensors.sort(key=lambda item: item.place.depth)
     if kind == "sglang-dumper":
         found_tensors.sort(
-            key=lambda one: (one.place.rank, one.place.step, int(tags_of(one.path.stem).get("dump_index", 0)))
+            key=lambda tensor: (
+                tensor.place.rank,
+                tensor.place.step,
+                int(tags_of(tensor.path.stem).get("dump_index", 0)),
+            )
         )
     other = (
         ()
@@ -207,10 +211,10 @@ def _from_passes(file: Path, root: Path) -> Iterator[StoredTensor]:
 def _from_call(file: Path, root: Path) -> Iterator[StoredTensor]:
     call = _CALL.match(file.parent.name)
     prefix = f"{call['function']}/{int(call['number'])}/" if call else ""
-    for one in _from_file(file, root):
+    for tensor in _from_file(file, root):
         step = int(call["number"]) if call else 0
-        name = f"{call['function']}.{file.stem}.{one.key.rpartition('/')[2]}" if call else one.key
-        yield replace(one, key=f"{prefix}{file.stem}/{one.key.rpartition('/')[2]}", place=place_of(name, step))
+        name = f"{call['function']}.{file.stem}.{tensor.key.rpartition('/')[2]}" if call else tensor.key
+        yield replace(tensor, key=f"{prefix}{file.stem}/{tensor.key.rpartition('/')[2]}", place=place_of(name, step))
 
 
 def _from_file(file: Path, root: Path) -> Iterator[StoredTensor]:

@@ -185,7 +185,7 @@ def _layer_call(
 
 
 def _dumper_pass(number: int, held: list[StoredTensor], model: DumpedModel | None) -> DumpedPass:
-    outside = {one.place.name: one for one in held if one.place.layer is None}
+    outside = {tensor.place.name: tensor for tensor in held if tensor.place.layer is None}
 
     def value(name: str) -> Any:
         if name not in outside:

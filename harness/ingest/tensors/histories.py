@@ -68,13 +68,13 @@ class Histories:
         if not part.prefix:
             yield []
             return
-        own = [one for one in self._all if part.request and one.request == part.request]
-        exact = [one for one in reversed(self._all) if one.length == part.prefix and not part.request]
+        own = [history for history in self._all if part.request and history.request == part.request]
+        exact = [history for history in reversed(self._all) if history.length == part.prefix and not part.request]
         seen: set[bytes] = set()
-        for one in (*own, *exact, *reversed(self._all)):
-            if one.length < part.prefix:
+        for history in (*own, *exact, *reversed(self._all)):
+            if history.length < part.prefix:
                 continue
-            pieces = one.first(part.prefix)
+            pieces = history.first(part.prefix)
             told = _fingerprint(pieces)
             if told not in seen:
                 seen.add(told)
@@ -86,7 +86,11 @@ class Histories:
         """Remember a sequence's new tokens after its prefix."""
         pieces = [*prefix, CachedRows(computed.layers, computed.ids, part.rows)]
         if part.request:
-            self._all = [one for one in self._all if one.request != part.request or one.length > part.prefix + part.new]
+            self._all = [
+                history
+                for history in self._all
+                if history.request != part.request or history.length > part.prefix + part.new
+            ]
         self._all.append(RequestHistory(part.request, pieces))
 
 
@@ -127,7 +131,7 @@ def choose(
         return [], ""
     if len(tried) == 1 and fits(tried[0]) is not False:
         return tried[0], ""
-    verdicts = [fits(one) for one in tried]
+    verdicts = [fits(history) for history in tried]
     if None in verdicts:
         return (
             None,

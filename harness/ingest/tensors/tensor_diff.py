@@ -145,22 +145,22 @@ def diff(
         made = list(pool.map(compared, pairs))
     problems += [item for item in made if isinstance(item, str)]
     problems += [f"not read: {why}" for why in (*a.refused, *b.refused)]
-    result = _result([one for one in made if isinstance(one, _Compared)], problems, exact)
+    result = _result([pair for pair in made if isinstance(pair, _Compared)], problems, exact)
     named = {"a": str(a.path), "b": str(b.path), "format": TITLES[a.format], "seconds": time.monotonic() - started}
     return TensorDiff(**result, **named)
 
 
 def _result(every: Sequence[_Compared], problems: Sequence[str], exact: bool) -> dict[str, Any]:
     full = [pair for pair in every if pair.bytes]
-    changed = [(one, one.cells.worst) for one in full if one.cells.worst is not None]
-    bad = [(one, one.cells.first) for one in full if one.cells.first is not None]
+    changed = [(pair, pair.cells.worst) for pair in full if pair.cells.worst is not None]
+    bad = [(pair, pair.cells.first) for pair in full if pair.cells.first is not None]
     worst = max(changed, key=lambda change: change[0].badness, default=None)
     return {
         "verdict": "regression" if bad else "inconclusive" if problems or not full else "pass",
         "headline": _headline(full, bad, problems, exact), "exact": exact, "compared": len(full),
         "identical": len(full) - len(changed), "within": len(changed) - len(bad), "differing": len(bad),
-        "bytes": sum(one.bytes for one in full), "first": bad[0][0].at(bad[0][1]) if bad else None,
-        "worst": worst[0].at(worst[1]) if worst else None, "tensors": tuple(_row(*one) for one in changed[:_LISTED]),
+        "bytes": sum(pair.bytes for pair in full), "first": bad[0][0].at(bad[0][1]) if bad else None,
+        "worst": worst[0].at(worst[1]) if worst else None, "tensors": tuple(_row(*pair) for pair in changed[:_LISTED]),
         "not_compared": tuple(problems[:_LISTED]), "not_compared_count": len(problems), "empty": len(every) - len(full),
         "grids": tuple(_grids(full)),
     }  # fmt: skip
@@ -233,9 +233,9 @@ def cell_text(head: int | None, token: int | None, batch: int | None) -> str:
 def _grids(compared: Sequence[_Compared]) -> Iterator[ErrorGrid]:
     """Yield the worst error by layer and head over all tensors of a boundary, for boundaries that have layers."""
     layered: dict[str, dict[int, list[_Compared]]] = {}
-    for one in compared:
-        if one.a.place.layer is not None:
-            layered.setdefault(one.a.place.boundary, {}).setdefault(one.a.place.layer, []).append(one)
+    for pair in compared:
+        if pair.a.place.layer is not None:
+            layered.setdefault(pair.a.place.boundary, {}).setdefault(pair.a.place.layer, []).append(pair)
     for boundary, layers in layered.items():
         heads = max(tensor.cells.by_head.size for tensors in layers.values() for tensor in tensors)
         rows = sorted(layers.items())

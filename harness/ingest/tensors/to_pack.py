@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -85,19 +86,19 @@ class _Maker:
     def add_passes(self, passes: Iterable[DumpedPass]) -> None:
         """Add the calls of a server's forward passes."""
         known = Histories()
-        for one in passes:
+        for pass_ in passes:
             self.passes += 1
             parts: list[tuple[SequencePart, list[CachedRows]]] = []
-            for part in one.sequences:
-                prefix, why = choose(known.prefixes(part), lambda pieces, part=part, one=one: _fits(one, part, pieces))  # type: ignore[misc]
+            for part in pass_.sequences:
+                prefix, why = choose(known.prefixes(part), partial(_fits, pass_, part))
                 if prefix is None:
                     self._refused[f"a call with a cached prefix: {why}"] += 1
                     continue
                 parts.append((part, prefix))
-                known.add(part, prefix, one)
+                known.add(part, prefix, pass_)
             if parts:
-                for layer in one.layers:
-                    self._add_layer(one, layer, parts)
+                for layer in pass_.layers:
+                    self._add_layer(pass_, layer, parts)
 
     def _add_layer(
         self, forward_pass: DumpedPass, layer: int, parts: Sequence[tuple[SequencePart, list[CachedRows]]]

@@ -210,8 +210,8 @@ def _facts(trace: StepTrace, texts: dict[int, str]) -> Iterator[Fact]:
     yield Fact(id="requests", title="Requests", text=counted(len(trace.tracks), "request"))
     for track in trace.tracks[:ROWS_SHOWN]:
         marked, slug, (first, rest) = _marked(track), track.name.replace(" ", "-"), tokens(track)
-        idle = sum(one.kind == "idle" for one in marked)
-        steps = sum(one.kind == "decode" for one in marked)
+        idle = sum(segment.kind == "idle" for segment in marked)
+        steps = sum(segment.kind == "decode" for segment in marked)
         ends = ", the last one" if idle == 1 and marked[-1].kind == "idle" else ""
         says = f"{counted(len(marked), 'segment')}: {steps:,} with a decode, {idle:,} idle{ends}"
         yield Fact(id=f"{slug}-segments", title=f"Segments of {track.name}", text=says)
@@ -231,7 +231,7 @@ def _requests(trace: StepTrace) -> FactTable:
     rows = []
     for track in trace.tracks[:ROWS_SHOWN]:
         marked = _marked(track)
-        kinds = [one.kind for one in marked]
+        kinds = [segment.kind for segment in marked]
         rows.append((
             track.name, f"{track.segments[0].first:,} to {track.segments[-1].last:,}" if track.segments else "",
             _FORKED[_sequence(track)[0]][0], f"{len(marked):,}", f"{kinds.count('decode'):,}", f"{kinds.count('idle'):,}",

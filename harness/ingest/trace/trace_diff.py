@@ -147,7 +147,7 @@ class _Comparison:
         if reason := self._refusal():
             return TraceDiff(verdict="inconclusive", a=a.file, b=b.file, headline=reason)
         found = list(self._differences())
-        unread = [f"{one.file.path}: {one.file.unread:,}" for one in (a, b) if one.file.unread]
+        unread = [f"{side.file.path}: {side.file.unread:,}" for side in (a, b) if side.file.unread]
         verdict: Literal["pass", "regression", "inconclusive"]
         if found:
             verdict, headline = "regression", _sentence(found[0])
@@ -158,7 +158,7 @@ class _Comparison:
             segments = [segment for track in a.tracks for segment in track.segments]
             tracks, steps = (
                 counted(len(a.tracks), a.tracks[0].kind),
-                counted(sum(len(one.steps) for one in segments), "step"),
+                counted(sum(len(segment.steps) for segment in segments), "step"),
             )
             verdict = "pass"
             headline = f"Both traces take the same steps: {tracks}, {counted(len(segments), 'segment')}, {steps}."
@@ -177,9 +177,9 @@ class _Comparison:
                 f"The traces cannot be compared: one is by {a.writer} ({a.file.title}), the other by {b.writer} "
                 f"({b.file.title}); expected two by the same writer."
             )
-        for one in (a, b):
-            if not any(segment.steps for track in one.tracks for segment in track.segments):
-                return f"The traces cannot be compared: {one.file.path} has no request and no pass with a step in it."
+        for side in (a, b):
+            if not any(segment.steps for track in side.tracks for segment in track.segments):
+                return f"The traces cannot be compared: {side.file.path} has no request and no pass with a step in it."
         return ""
 
     def _differences(self) -> Iterator[_Difference]:
@@ -208,7 +208,8 @@ class _Comparison:
 
     def _of_tracks(self, a: Track, b: Track) -> Iterator[_Difference]:
         blocks = _aligned(
-            [(segment.kind, segment.steps) for segment in a.segments], [(one.kind, one.steps) for one in b.segments]
+            [(segment.kind, segment.steps) for segment in a.segments],
+            [(segment.kind, segment.steps) for segment in b.segments],
         )
         if blocks is None:
             self._notes.append(f"The segments of {a.name} differ so much that they were compared by their order alone.")

@@ -36,6 +36,7 @@ def _outputs(speed: str) -> list[str]:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
 
 
+@pytest.mark.slow
 def test_sageattention_computes_the_same_bits_with_and_without_it() -> None:
     fast, slow = _outputs("fast"), _outputs("slow")
     assert (fast[1], slow[1]) == ("True", "False")

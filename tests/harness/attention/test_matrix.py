@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.kernels import Declaration
 from assay.harness.attention.matrix import LONG, Case, Size, axes, cases, model_cases
 from assay.harness.attention.oracle import oracle
 
@@ -99,7 +100,7 @@ def test_sliced_inputs_are_parts_of_wider_tensors_and_stay_so() -> None:
 
 def test_a_head_dim_of_v_is_asked_only_where_it_is_named() -> None:
     assert {case.condition["head_dim_v"] for case in cases()} == {"that of q"}
-    made = [case for case in cases(head_dims_v=[32]) if case.condition["head_dim_v"] == "32"]
+    made = [case for case in cases(declared=Declaration(head_dims_v=(32,))) if case.condition["head_dim_v"] == "32"]
     assert {case.make().v.shape[2] for case in made} == {32}
     assert {case.condition["phase"] for case in made} == {"extend", "decode"}
 
@@ -314,7 +315,7 @@ def test_lengths_that_schedulers_and_chunks_have_are_there() -> None:
 
 
 def test_half_of_the_design_has_a_head_dim_of_v_that_is_declared() -> None:
-    made = [case.condition["head_dim_v"] for case in cases(head_dims=[192], head_dims_v=[128])]
+    made = [case.condition["head_dim_v"] for case in cases(head_dims=[192], declared=Declaration(head_dims_v=(128,)))]
     assert made.count("128") > len(made) / 4
 
 

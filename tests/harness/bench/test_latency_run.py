@@ -52,7 +52,7 @@ def folder(tmp_path: Path) -> RunFolder:
 def timed(folder: RunFolder, benches: Benches, monkeypatch: pytest.MonkeyPatch, **flags: Any) -> None:
     monkeypatch.setattr(latency_run, "bench", benches)
     with ProgressDisplay(Console(file=StringIO())) as display:
-        time_servers(plan_latency(make_spec(FLAGS | flags)), folder, display)
+        time_servers(plan_latency(prepare(make_spec(FLAGS | flags))), folder, display)
 
 
 def test_nothing_is_shadowed_while_servers_are_timed(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,4 +111,4 @@ def test_latency_is_timed_on_request_only(folder: RunFolder, monkeypatch: pytest
 )
 def test_wrong_use_is_refused_before_anything_starts(flags: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        plan_latency(make_spec(FLAGS | flags))
+        plan_latency(prepare(make_spec(FLAGS | flags)))

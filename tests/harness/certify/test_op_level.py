@@ -59,7 +59,7 @@ def caught(id: str = "a-fault") -> Examined:
     return Examined(id=id, kind="fault", title="a fault", outcome="caught", seconds=1.0)
 
 
-@pytest.mark.few(10)
+@pytest.mark.few(5)
 @pytest.mark.parametrize("fault", [f for f in CATALOGUE.values() if not f.equivalent], ids=lambda f: f.id)
 def test_every_fault_changes_some_output(fault: SeededFault) -> None:
     rounds = 5 if fault.where.share < 1 else 1

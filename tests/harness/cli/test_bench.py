@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 
-from assay.harness import cli, run
+from assay.harness import run
 from assay.harness.bench.bench_plan import plan_bench, timed_spec
 from assay.harness.cli.app import as_given
 from assay.harness.collect.plan import prepare
 from assay.harness.config import BENCH_FLAGS, RunSpec, make_spec
 from assay.harness.judge.latency_result import LatencyResult
 
-
-def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["assay", "bench", *arguments])
-    with pytest.raises(SystemExit) as exit_:
-        cli.main()
-    return int(exit_.value.code or 0)
+COMMAND = ("bench",)
+"""What `call` begins with."""
 
 
-def test_the_command_that_a_bench_cites_repeats_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_command_that_a_bench_cites_repeats_it(
+    monkeypatch: pytest.MonkeyPatch, call: Callable[..., int], tmp_path: Path
+) -> None:
     data = tmp_path / "questions.csv"
     data.write_text("Question,A,B,C,D,Answer,Subject\nWhy?,1,2,3,4,A,logic\n")
     flags: dict[str, Any] = {
@@ -43,7 +42,7 @@ def test_the_command_that_a_bench_cites_repeats_it(monkeypatch: pytest.MonkeyPat
         raise typer.Exit
 
     monkeypatch.setattr(run, "bench_servers", bench_servers)
-    assert call(monkeypatch, *shlex.split(plan.command)[2:]) == 0
+    assert call(*shlex.split(plan.command)[2:]) == 0
     ((spec, how),) = asked
     assert spec == plan.run.spec
     assert (how["seed"], how["cuda_graphs"]) == (7, False)

@@ -3,13 +3,15 @@ from __future__ import annotations
 import re
 import sys
 import xml.etree.ElementTree as ET
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from assay.harness import cli
 from assay.harness.cli.app import errors
 
+COMMAND = ("check",)
+"""What `call` begins with."""
 KERNELS = """
 from assay.harness.attention.call import KernelRefused
 from assay.harness.bugs.faults import fault, rounded_oracle
@@ -30,13 +32,6 @@ def refuses(call):
 """
 
 
-def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["assay", "check", *arguments])
-    with pytest.raises(SystemExit) as exit_:
-        cli.main()
-    return int(exit_.value.code or 0)
-
-
 @pytest.fixture(autouse=True)
 def _kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "checked_kernels.py").write_text(KERNELS)
@@ -45,13 +40,13 @@ def _kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kernel", "code"), [("right", 0), ("wrong", 1), ("refuses", 3)])
-def test_exit_codes(monkeypatch: pytest.MonkeyPatch, kernel: str, code: int) -> None:
+def test_exit_codes(call: Callable[..., int], kernel: str, code: int) -> None:
     some = ("--phase", "decode", "--dtype", "float32", "--case", "1+16-", "--read-out", "0")
-    assert call(monkeypatch, f"checked_kernels:{kernel}", *some) == code
+    assert call(f"checked_kernels:{kernel}", *some) == code
 
 
-def test_one_case_can_be_run_again(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(monkeypatch, "checked_kernels:wrong", "--case", "extend-41+1-one", "--read-out", "0") == 1
+def test_one_case_can_be_run_again(call: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("checked_kernels:wrong", "--case", "extend-41+1-one", "--read-out", "0") == 1
     out = capsys.readouterr().out
     assert "checked_kernels:wrong applies a top-left causal mask; wrong on 1 of 1 calls" in out
     assert "new+prefix 41+1" in out
@@ -62,26 +57,26 @@ def test_one_case_can_be_run_again(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 
 
 def test_a_wrong_kernel_is_read_and_what_was_found_before_is_said_first(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    call: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     some = ("checked_kernels:wrong", "--case", "extend-41+1-one")
-    assert call(monkeypatch, *some, "--read-out", "30") == 1
+    assert call(*some, "--read-out", "30") == 1
     said = capsys.readouterr()
     assert "\n  observed: " in said.out
     assert "read off the kernel in " in said.out
     assert "; wrong on 1 of 1 calls; " in said.err
     assert "Reading what it computes, for at most 30 s." in said.err
-    assert call(monkeypatch, *some, "--read-out", "0") == 1
+    assert call(*some, "--read-out", "0") == 1
     said = capsys.readouterr()
     assert "observed: " not in said.out
     assert said.err == ""
 
 
 def test_a_page_is_written_on_request(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    call: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     some = ("checked_kernels:wrong", "--case", "extend-41+1-one", "--read-out", "0")
-    assert call(monkeypatch, *some, "--html", "new/check.html") == 1
+    assert call(*some, "--html", "new/check.html") == 1
     assert "Report: new/check.html" in capsys.readouterr().out
     page = (tmp_path / "new" / "check.html").read_text(encoding="utf-8")
     assert "checked_kernels:wrong applies a top-left causal mask; wrong on 1 of 1 calls" in page
@@ -89,21 +84,21 @@ def test_a_page_is_written_on_request(
 
 
 def test_junit_without_its_package_is_refused_before_the_kernel_runs(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, call: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr("assay.harness.extras._installed", lambda name: name != "junitparser")
-    assert call(monkeypatch, "checked_kernels:wrong", "--junit", "check.xml") == 2
+    assert call("checked_kernels:wrong", "--junit", "check.xml") == 2
     assert "assay check --junit needs packages that are not installed: junitparser" in capsys.readouterr().err
     assert not (tmp_path / "check.xml").exists()
 
 
 def test_progress_is_shown_on_a_terminal_and_a_short_check_is_silent_elsewhere(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, call: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert call(monkeypatch, "checked_kernels:right", "--phase", "decode", "--case", "1+2200") == 0
+    assert call("checked_kernels:right", "--phase", "decode", "--case", "1+2200") == 0
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(errors, "_force_terminal", True)
-    assert call(monkeypatch, "checked_kernels:right", "--phase", "decode", "--case", "1+2200") == 0
+    assert call("checked_kernels:right", "--phase", "decode", "--case", "1+2200") == 0
     said = capsys.readouterr()
     assert "runs of the kernel" in said.err
     assert "3/3" in said.err
@@ -111,10 +106,10 @@ def test_progress_is_shown_on_a_terminal_and_a_short_check_is_silent_elsewhere(
 
 
 def test_junit_has_one_failure_for_one_cause(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    call: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     some = ("checked_kernels:wrong", "--case", "extend-41+", "--dtype", "float32", "--read-out", "0")
-    assert call(monkeypatch, *some, "--junit", "junit.xml") == 1
+    assert call(*some, "--junit", "junit.xml") == 1
     assert "JUnit: junit.xml" in capsys.readouterr().out
     [case] = ET.fromstring((tmp_path / "junit.xml").read_text()).iter("testcase")
     [failure] = case
@@ -123,8 +118,6 @@ def test_junit_has_one_failure_for_one_cause(
         r"causal mask top-left; \d+ of \d+ calls: checked_kernels:wrong is wrong on ", failure.get("message", "")
     )
     assert "reproduce: assay check checked_kernels:wrong" in (failure.text or "")
-    assert (
-        call(monkeypatch, "checked_kernels:right", "--phase", "decode", "--case", "1+16-", "--junit", "right.xml") == 0
-    )
+    assert call("checked_kernels:right", "--phase", "decode", "--case", "1+16-", "--junit", "right.xml") == 0
     [case] = ET.fromstring((tmp_path / "right.xml").read_text()).iter("testcase")
     assert [one.tag for one in case] == ["system-out"]

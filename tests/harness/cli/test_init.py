@@ -7,10 +7,12 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from assay.harness import cli
 from assay.harness.cli.starter import starter_files, the_kernel
 from assay.harness.config import make_spec
 from assay.harness.errors import UsageError
@@ -49,6 +51,26 @@ def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.fixture
+def init(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Callable[..., tuple[int, str, str]]]:
+    """A function that runs `assay init` in this process; it returns the exit code and both streams."""
+    imported = set(sys.modules)
+
+    def call(folder: Path, *arguments: str) -> tuple[int, str, str]:
+        monkeypatch.chdir(folder)
+        monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
+        monkeypatch.setattr(sys, "argv", ["assay", "init", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return int(ended.value.code or 0), *capsys.readouterr()
+
+    yield call
+    for name in [name for name in set(sys.modules) - imported if name.partition(".")[0] == "mine"]:
+        del sys.modules[name]
+
+
 def written(folder: Path) -> set[str]:
     return {name for name in FILES if (folder / name).exists()}
 
@@ -74,21 +96,20 @@ def test_what_it_writes_passes(repository: Path) -> None:
         assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
-def test_nothing_is_overwritten(repository: Path) -> None:
+def test_nothing_is_overwritten(repository: Path, init: Callable[..., tuple[int, str, str]]) -> None:
     (repository / "assay.toml").write_text("# mine\n")
-    done = run(repository, "assay", "init", "mine.attention:forward")
-    assert done.returncode == 0
-    assert "kept   assay.toml" in done.stdout
+    code, out, _ = init(repository, "mine.attention:forward")
+    assert (code, "kept   assay.toml" in out) == (0, True)
     assert (repository / "assay.toml").read_text() == "# mine\n"
     before = {name: (repository / name).read_text() for name in FILES}
-    assert run(repository, "assay", "init").returncode == 0
+    assert init(repository)[0] == 0
     assert {name: (repository / name).read_text() for name in FILES} == before
 
 
-def test_a_kernel_that_is_not_there_writes_nothing(repository: Path) -> None:
-    done = run(repository, "assay", "init", "mine.attention:backward")
-    assert done.returncode == 2
-    assert "has no attribute 'backward'" in done.stderr
+def test_a_kernel_that_is_not_there_writes_nothing(repository: Path, init: Callable[..., tuple[int, str, str]]) -> None:
+    code, _, error = init(repository, "mine.attention:backward")
+    assert code == 2
+    assert "has no attribute 'backward'" in error
     assert not written(repository)
 
 
@@ -114,15 +135,17 @@ def test_an_installable_repository_is_installed_in_ci() -> None:
     assert "def test_sage_attn_is_correct(assay):" in files["tests/test_assay.py"]
 
 
-def test_the_kernel_of_the_readme_is_found_and_its_workflow_installs_assay_itself(tmp_path: Path) -> None:
+def test_the_kernel_of_the_readme_is_found_and_its_workflow_installs_assay_itself(
+    tmp_path: Path, init: Callable[..., tuple[int, str, str]]
+) -> None:
     [source] = re.findall(r"```python\n# mine.py\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     (tmp_path / "mine.py").write_text(source)
     (tmp_path / "helpers.py").write_text(
         "def keys(call):\n    return call.k\n\n\ndef heads(q):\n    return q.k + q.v\n"
     )
     assert the_kernel(tmp_path) == "mine:forward"
-    done = run(tmp_path, "assay", "init")
-    assert done.returncode == 0, done.stderr
+    code, out, error = init(tmp_path)
+    assert code == 0, error
     [installed] = re.findall(r"ASSAY: (.*)", (tmp_path / ".github/workflows/assay.yml").read_text())
     assert installed == f"{DISTRIBUTION} @ git+{REPOSITORY}"
-    assert f"replace {REPOSITORY} by the URL of your clone" in " ".join(done.stdout.split())
+    assert f"replace {REPOSITORY} by the URL of your clone" in " ".join(out.split())

@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from assay.harness import cli
 from assay.harness.cli.app import COMMANDS, load_command
 
 WITHOUT_RESULT = {"open", "export", "accept", "probe", "record", "explain", "init"}
 """Commands that end in a file, a page, a window, or git's exit code. `record` is both of `assay record`, which has a result, and of
 `assay trace record`."""
-
-
-def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["assay", *arguments])
-    with pytest.raises(SystemExit) as exit_:
-        cli.main()
-    return int(exit_.value.code or 0)
 
 
 def leaves(command: Any) -> Iterator[Any]:
@@ -76,7 +68,7 @@ def test_a_bound_of_latency_has_one_name_and_its_old_one_still_works() -> None:
         assert "--latency-bound" in flags(load_command(name))
 
 
-def test_the_old_name_sets_the_same_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_old_name_sets_the_same_bound(monkeypatch: pytest.MonkeyPatch, call: Callable[..., int]) -> None:
     from assay.harness.cli import bench
 
     seen: list[float] = []
@@ -87,16 +79,16 @@ def test_the_old_name_sets_the_same_bound(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(bench, "make_spec", stop)
     for spelled in ("--bound", "--latency-bound"):
-        call(monkeypatch, "bench", spelled, "1.25")
+        call("bench", spelled, "1.25")
     assert seen == [1.25, 1.25]
 
 
 def test_verbose_shows_the_traceback_of_an_error(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    call: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert call(monkeypatch, "runs", str(tmp_path / "nowhere"), "-v") == 2
+    assert call("runs", str(tmp_path / "nowhere"), "-v") == 2
     assert "Traceback" in capsys.readouterr().err
-    assert call(monkeypatch, "runs", str(tmp_path / "nowhere")) == 2
+    assert call("runs", str(tmp_path / "nowhere")) == 2
     assert "Traceback" not in capsys.readouterr().err
 
 

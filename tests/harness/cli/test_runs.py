@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from assay.harness import cli
 from assay.harness.cli import runs as command
 from assay.reports.write import write_reports
-
-
-def call(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
-    monkeypatch.setattr(sys, "argv", ["assay", *map(str, arguments)])
-    with pytest.raises(SystemExit) as exit_:
-        cli.main()
-    return int(exit_.value.code or 0)
 
 
 @pytest.fixture
@@ -36,9 +28,9 @@ def folder(tmp_path: Path, examples: ModuleType) -> Path:
 
 
 def test_runs_lists_the_newest_first_and_what_has_no_report(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path
+    call: Callable[..., int], capsys: pytest.CaptureFixture[str], folder: Path
 ) -> None:
-    assert call(monkeypatch, "runs", folder) == 0
+    assert call("runs", folder) == 0
     out = capsys.readouterr().out
     assert out.index("! error") < out.index("✓ pass") < out.index("✕ regression"), (
         "by treatment, the one that ran last first"
@@ -50,9 +42,9 @@ def test_runs_lists_the_newest_first_and_what_has_no_report(
 
 
 def test_runs_as_json_is_the_only_thing_on_standard_output(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path
+    call: Callable[..., int], capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path
 ) -> None:
-    assert call(monkeypatch, "runs", folder, "--json", "--html", tmp_path / "runs.html") == 0
+    assert call("runs", folder, "--json", "--html", tmp_path / "runs.html") == 0
     shown = capsys.readouterr()
     document = json.loads(shown.out)
     assert document["schema"] == "assay.runs/1"
@@ -62,49 +54,49 @@ def test_runs_as_json_is_the_only_thing_on_standard_output(
 
 
 def test_show_prints_the_report_and_exits_with_its_verdict(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path
+    call: Callable[..., int], capsys: pytest.CaptureFixture[str], folder: Path
 ) -> None:
-    assert call(monkeypatch, "show", folder / "regression") == 1
+    assert call("show", folder / "regression") == 1
     *_, last = capsys.readouterr().out.splitlines()
     assert last.startswith("REGRESSION (exit code 1): ")
     assert last.endswith(f"Report: {folder / 'regression' / 'report.html'}")
-    assert call(monkeypatch, "show", folder / "passing", "--json", "-q") == 0
+    assert call("show", folder / "passing", "--json", "-q") == 0
     shown = capsys.readouterr()
     assert json.loads(shown.out)["verdict"] == "pass"
     assert shown.err == ""
-    assert call(monkeypatch, "show", folder / "passing", "-q") == 0
+    assert call("show", folder / "passing", "-q") == 0
     assert len(capsys.readouterr().out.splitlines()) == 1
 
 
 def test_without_a_run_the_newest_is_shown_and_a_unique_beginning_names_one(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path
+    monkeypatch: pytest.MonkeyPatch, call: Callable[..., int], capsys: pytest.CaptureFixture[str], folder: Path
 ) -> None:
     monkeypatch.chdir(folder.parent)
-    assert call(monkeypatch, "show") == 3
+    assert call("show") == 3
     assert "runs/error/report.html" in capsys.readouterr().out
-    assert call(monkeypatch, "show", "regr") == 1
+    assert call("show", "regr") == 1
     assert "runs/regression/report.html" in capsys.readouterr().out
-    assert call(monkeypatch, "open", "runs/pass") == 0
+    assert call("open", "runs/pass") == 0
     assert str(folder / "passing" / "report.html") in capsys.readouterr().out
     (folder / "regression").rename(folder / "passed-not")
-    assert call(monkeypatch, "show", "pass") == 2
+    assert call("show", "pass") == 2
     assert "2 runs in runs begin with pass: passed-not and passing." in " ".join(capsys.readouterr().err.split())
     for name in ("passed-not", "passing", "error"):
         (folder / name / "report.json").unlink()
-    assert call(monkeypatch, "show") == 2
+    assert call("show") == 2
     assert "No run in runs has a report." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("run", "code"), [("nowhere", 2), ("notes", 2), ("killed", 3)])
 def test_show_of_what_has_no_report(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path, run: str, code: int
+    call: Callable[..., int], capsys: pytest.CaptureFixture[str], folder: Path, run: str, code: int
 ) -> None:
-    assert call(monkeypatch, "show", folder / run) == code
+    assert call("show", folder / run) == code
     assert "What to do: " in capsys.readouterr().err
 
 
 def test_open_starts_a_browser_or_prints_the_path(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path
+    monkeypatch: pytest.MonkeyPatch, call: Callable[..., int], capsys: pytest.CaptureFixture[str], folder: Path
 ) -> None:
     opened: list[str] = []
     monkeypatch.setattr(command.webbrowser, "open", lambda url: opened.append(url) or True)
@@ -112,10 +104,10 @@ def test_open_starts_a_browser_or_prints_the_path(
         monkeypatch.delenv(name, raising=False)
     page = folder / "passing" / "report.html"
     monkeypatch.setattr(command.sys, "platform", "linux")
-    assert call(monkeypatch, "open", folder / "passing") == 0
+    assert call("open", folder / "passing") == 0
     assert capsys.readouterr().out == f"No browser was found. The report is {page}\n"
     assert not opened
     monkeypatch.setenv("DISPLAY", ":0")
-    assert call(monkeypatch, "open", folder / "passing") == 0
+    assert call("open", folder / "passing") == 0
     assert opened == [page.as_uri()]
-    assert call(monkeypatch, "open", folder / "killed") == 2
+    assert call("open", folder / "killed") == 2

@@ -24,6 +24,7 @@ from assay.harness.server.pack_writer import PackWriter
 
 KERNELS = """
 import ctypes, os, sys
+from assay import declares
 from assay.harness.bugs.faults import rounded_oracle
 
 def exits(call):
@@ -60,7 +61,12 @@ def exits_when_it_is_read(call):
     if is_read():
         os._exit(0)
     return rounded_oracle(call) * 2
+
+@declares(phases=("decode",), dtypes=("float32",), head_dims=(64,))
+def exits_in_decode(call):
+    os._exit(0)
 """
+SOME = ("--phase", "decode", "--dtype", "float32", "--case", "1+16-")
 NO_VERDICT = "The process that ran the kernel {} before its work was done; there is no verdict."
 
 
@@ -82,7 +88,7 @@ def pack(folder: Path) -> Path:
 
 
 def test_a_kernel_that_exits_with_0_does_not_pass(tmp_path: Path) -> None:
-    done = assay(tmp_path, "check", "ending_kernels:exits", "--phase", "decode")
+    done = assay(tmp_path, "check", "ending_kernels:exits", *SOME)
     assert done.returncode == 3
     assert "The process that ran the kernel exited with status 0 before its work was done" in done.stderr
     assert "the process of the kernel exited with status 0 in layer 0 decode, new+prefix 1+" in done.stdout
@@ -90,21 +96,23 @@ def test_a_kernel_that_exits_with_0_does_not_pass(tmp_path: Path) -> None:
 
 
 def test_a_certified_kernel_that_exits_with_0_does_not_pass(tmp_path: Path) -> None:
-    done = assay(tmp_path, "certify", "--device", "cpu", "--candidate", "ending_kernels:exits", "--fault", "identity")
+    done = assay(
+        tmp_path, "certify", "--device", "cpu", "--candidate", "ending_kernels:exits_in_decode", "--fault", "identity"
+    )
     assert done.returncode == 3
     assert NO_VERDICT.format("exited with status 0") in done.stderr
 
 
 def test_a_kernel_that_crashes_is_no_verdict_and_its_stack_is_shown(tmp_path: Path) -> None:
-    done = assay(tmp_path, "check", "ending_kernels:crashes", "--phase", "decode")
+    done = assay(tmp_path, "check", "ending_kernels:crashes", *SOME)
     assert done.returncode == 3
     assert "the process of the kernel was killed by SIGSEGV in layer 0 decode, new+prefix 1+" in done.stdout
     assert "0 of " in done.stdout
-    assert 'ending_kernels.py", line 9 in crashes' in done.stderr
+    assert 'ending_kernels.py", line 10 in crashes' in done.stderr
 
 
 def test_a_crash_in_the_matrix_leaves_what_was_computed_before(tmp_path: Path) -> None:
-    done = assay(tmp_path, "check", "ending_kernels:crashes_later", "--phase", "decode", "--json")
+    done = assay(tmp_path, "check", "ending_kernels:crashes_later", *SOME, "--json")
     assert done.returncode == 1, "a call that was computed before is wrong"
     (found,) = json.loads(done.stdout)["findings"]
     assert found["where"] == "4 of 4 calls"
@@ -126,13 +134,13 @@ def test_a_kernel_that_exits_when_it_is_read_after_a_replay_leaves_the_result(tm
 
 
 def test_sys_exit_where_no_guard_expects_it_does_not_pass(tmp_path: Path) -> None:
-    done = assay(tmp_path, "check", "ending_kernels:leaves", "--phase", "decode")
+    done = assay(tmp_path, "check", "ending_kernels:leaves", *SOME)
     assert done.returncode == 3
     assert "called sys.exit(0), so there is no verdict" in done.stderr
 
 
 def test_a_kernel_that_exits_when_it_is_read_ends_as_in_any_other_call(tmp_path: Path) -> None:
-    done = assay(tmp_path, "check", "ending_kernels:exits_when_it_is_read", "--phase", "decode")
+    done = assay(tmp_path, "check", "ending_kernels:exits_when_it_is_read", *SOME)
     assert done.returncode == 1, "the matrix was done, and its verdict stands"
     assert (
         NO_VERDICT.format("exited with status 0").replace("there is no verdict", "what it had found is below")
@@ -145,7 +153,7 @@ def test_a_kernel_that_exits_when_it_is_read_ends_as_in_any_other_call(tmp_path:
 
 def test_ctrl_c_ends_a_kernel_that_hangs_when_it_is_read(tmp_path: Path) -> None:
     (tmp_path / "ending_kernels.py").write_text(KERNELS)
-    command = [sys.executable, "-m", "assay", "check", "ending_kernels:hangs_when_it_is_read", "--phase", "decode"]
+    command = [sys.executable, "-m", "assay", "check", "ending_kernels:hangs_when_it_is_read", *SOME]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, cwd=tmp_path, text=True, start_new_session=True, **pipes) as process:  # type: ignore[call-overload]
         assert process.stdout is not None

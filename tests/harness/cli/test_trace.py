@@ -1,33 +1,29 @@
 from __future__ import annotations
 
 import shutil
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from assay.harness import cli
 from assay.harness.engines import mlc
 
 TRACES = Path(__file__).parents[2] / "data" / "traces"
 ENGINE, FLASH, MATH = TRACES / "mlc_engine.txt", TRACES / "h100_flash.json.gz", TRACES / "h100_math.json.gz"
 
 
-def call(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
-    monkeypatch.setattr(sys, "argv", ["assay", "trace", *map(str, arguments)])
-    with pytest.raises(SystemExit) as exit_:
-        cli.main()
-    return int(exit_.value.code or 0)
+COMMAND = ("trace",)
+"""What `call` begins with."""
 
 
-def test_show(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert call(monkeypatch, "show", ENGINE, "--html", tmp_path / "trace.html") == 0
+def test_show(call: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert call("show", ENGINE, "--html", tmp_path / "trace.html") == 0
     printed = capsys.readouterr().out
     assert "147 of 147 lines read" in printed
     assert "request 2 forks a sequence" in printed
     assert "No rule is broken." in printed
     assert "In order" in (tmp_path / "trace.html").read_text()
-    assert call(monkeypatch, "show", FLASH) == 0
+    assert call("show", FLASH) == 0
     assert "decode 4, extend 1, other 4" in capsys.readouterr().out
 
 
@@ -39,7 +35,7 @@ def test_show(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     ],
 )
 def test_show_of_a_trace_that_is_not_in_order(
-    monkeypatch: pytest.MonkeyPatch,
+    call: Callable[..., int],
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
     edit: tuple[str, str],
@@ -55,16 +51,16 @@ def test_show_of_a_trace_that_is_not_in_order(
     else:
         text = text.replace(line, "", 1)
     (tmp_path / "trace.txt").write_text(text)
-    assert call(monkeypatch, "show", tmp_path / "trace.txt") == code
+    assert call("show", tmp_path / "trace.txt") == code
     assert says in capsys.readouterr().out
 
 
-def test_diff(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert call(monkeypatch, "diff", ENGINE, ENGINE) == 2, "a trace agrees with itself, which shows nothing"
+def test_diff(call: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert call("diff", ENGINE, ENGINE) == 2, "a trace agrees with itself, which shows nothing"
     again = shutil.copy(ENGINE, tmp_path)
-    assert call(monkeypatch, "diff", ENGINE, again) == 0
+    assert call("diff", ENGINE, again) == 0
     assert "Both traces take the same steps" in capsys.readouterr().out
-    assert call(monkeypatch, "diff", FLASH, MATH, "--html", tmp_path / "diff.html") == 1
+    assert call("diff", FLASH, MATH, "--html", tmp_path / "diff.html") == 1
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith(
         "DIFFERENT (exit code 1): Device 0 runs pytorch_flash::flash_fwd_kernel (event 577) where the other runs "
@@ -72,18 +68,20 @@ def test_diff(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     page = (tmp_path / "diff.html").read_text()
     assert "Different" in page
     assert page.count("<svg xmlns") == 2
-    assert call(monkeypatch, "diff", ENGINE, FLASH) == 3
+    assert call("diff", ENGINE, FLASH) == 3
     assert "cannot be compared" in capsys.readouterr().out
 
 
-def test_what_is_no_trace(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert call(monkeypatch, "diff", ENGINE, tmp_path / "nowhere") == 2
-    assert call(monkeypatch, "diff", ENGINE) == 2
-    assert call(monkeypatch, "diff", ENGINE, __file__) == 3
+def test_what_is_no_trace(call: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert call("diff", ENGINE, tmp_path / "nowhere") == 2
+    assert call("diff", ENGINE) == 2
+    assert call("diff", ENGINE, __file__) == 3
     assert "is no trace that assay knows" in capsys.readouterr().err
 
 
-def test_record(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_record(
+    monkeypatch: pytest.MonkeyPatch, call: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     asked: list[str] = []
 
     class Server(mlc.MlcServer):
@@ -100,7 +98,7 @@ def test_record(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
 
     monkeypatch.setattr(mlc, "MlcServer", Server)
     out = tmp_path / "trace.json"
-    assert call(monkeypatch, "record", "http://127.0.0.1:1", "--out", out, "--requests", "3") == 0
+    assert call("record", "http://127.0.0.1:1", "--out", out, "--requests", "3") == 0
     assert len(asked) == 3
     assert len({prompt[:40] for prompt in asked}) == 1
     assert out.read_text() == '[{"name": "prefill (0)", "ph": "i", "ts": 1, "pid": 1, "tid": "r"}]'
@@ -108,7 +106,7 @@ def test_record(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
 
 
 def test_record_from_what_is_no_server(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    call: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert call(monkeypatch, "record", "mlc:model", "--out", tmp_path / "trace.json") == 2
+    assert call("record", "mlc:model", "--out", tmp_path / "trace.json") == 2
     assert "'mlc:model' is not the URL of an MLC-LLM server" in capsys.readouterr().err

@@ -234,7 +234,7 @@ def test_servers_in_turn_share_few_questions_first(long_plan: Plan, tmp_path: Pa
 
 
 def test_the_plan_says_what_to_expect_before_anything_is_asked(long_plan: Plan) -> None:
-    lines = outlook(long_plan.spec, 4096)
+    lines = outlook(long_plan.rule, long_plan.spec.workload.order_seed, 4096)
     assert lines[0].startswith("Questions: at most 4,096, in the random order of seed 0; margin 0.02, alpha 0.05.")
     assert "if 0 % of the answers flip" in lines[1]
 
@@ -257,4 +257,4 @@ def test_no_greedy_prompt_is_one_of_the_questions(plan: Plan) -> None:
 
 def test_a_folder_is_named_after_the_candidate() -> None:
     spec = RunSpec.of(reference="triton", candidate="mine.attn:forward")
-    assert default_folder(spec).name.endswith("-mine.attn-forward")
+    assert default_folder(spec.candidate.backend).name.endswith("-mine.attn-forward")

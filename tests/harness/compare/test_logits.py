@@ -12,8 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import log_softmax, rel_entr, softmax
-from statsmodels.regression.linear_model import OLS
-from statsmodels.stats.proportion import proportion_confint
 
 from assay.harness.compare.logits import clustered_stderr, compare_roles, merged_kl, share_interval
 from assay.harness.errors import EvidenceError
@@ -79,6 +77,8 @@ def test_a_token_that_is_excluded_is_infinitely_far_and_nan_stays_nan() -> None:
 
 
 def test_the_clustered_error_is_the_formula_of_the_paper() -> None:
+    from statsmodels.regression.linear_model import OLS  # takes a second to import, in each process of the tests
+
     generator = np.random.default_rng(0)
     sizes = generator.integers(3, 40, 30)
     clusters = np.repeat(np.arange(30), sizes)
@@ -107,6 +107,8 @@ def test_one_sequence_has_no_error() -> None:
 
 
 def test_the_interval_counts_what_the_clusters_leave_independent() -> None:
+    from statsmodels.stats.proportion import proportion_confint
+
     clusters = np.repeat(np.arange(20), 10)
     whole = np.repeat(np.arange(20) % 4 > 0, 10)  # all positions of a sequence agree: 20 items, not 200
     low, high = share_interval(whole, clusters, ALPHA)

@@ -136,20 +136,20 @@ def seconds(pattern: re.Pattern[str], text: str, searched: bool) -> float:
     return slowest
 
 
-def slow(pattern: re.Pattern[str], searched: bool = True) -> list[str]:
+def slow(pattern: re.Pattern[str], searched: bool = True) -> Iterator[str]:
     texts = dict.fromkeys(
         text + end for text in pumped(parser.parse(pattern.pattern, pattern.flags)) for end in ("\0", "")
     )
-    return [f"{text[:40]!r}… ({LONG} characters)" for text in texts if seconds(pattern, text, searched) > MOST_S]
+    return (f"{text[:40]!r}… ({LONG} characters)" for text in texts if seconds(pattern, text, searched) > MOST_S)
 
 
 def test_the_inputs_find_a_cubic_and_a_quadratic_expression() -> None:
-    assert slow(re.compile(r"(?:\d+\.?\d*|\.\d+)x"))
-    assert slow(re.compile(r"a*\s*\s*b"))
-    assert not slow(re.compile(r"^\d+(?:\.\d*)?x"))
+    assert any(slow(re.compile(r"(?:\d+\.?\d*|\.\d+)x")))
+    assert any(slow(re.compile(r"a*\s*\s*b")))
+    assert not any(slow(re.compile(r"^\d+(?:\.\d*)?x")))
 
 
 def test_every_expression_of_a_reader_takes_linear_time() -> None:
-    found = {where: slow(pattern, searched) for where, pattern, searched in expressions()}
+    found = {where: list(slow(pattern, searched)) for where, pattern, searched in expressions()}
     assert len(found) > 80, "the expressions are found"
     assert not (wrong := {where: texts for where, texts in found.items() if texts}), wrong

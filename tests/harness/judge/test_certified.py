@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 
-from assay.harness.config import RunSpec
 from assay.harness.evidence.certificate import Certificate, CertifiedEnvelope, Examined
 from assay.harness.judge.certified import RunEnvelope, check_certificate
+from assay.harness.policy import Policy
+from assay.harness.sides import Side
 from assay.harness.verdict import Check
 
 ENGINE = "SGLang 0.5.23"
-RUN: dict[str, Any] = {"reference": "torch_native", "candidate": "triton"}
 RAN = RunEnvelope(
+    device="cpu", reference=Side(backend="torch_native"), candidate="triton",
     engines=frozenset({ENGINE}), hardware="a CPU, 2 cores, 8 GiB", model_hash="f00", dtype="float32", noise="",
     phases=("extend",), version="1.0", source="abc",
 )  # fmt: skip
@@ -32,7 +33,7 @@ def checked(
     folder: Path,
     made: CertifiedEnvelope,
     *,
-    spec: dict[str, Any] | None = None,
+    policy: dict[str, Any] | None = None,
     ran: RunEnvelope = RAN,
     **changed: Any,
 ) -> Check:
@@ -40,7 +41,7 @@ def checked(
     examined = (Examined(id="a", kind="fault", title="a", outcome="caught", seconds=1.0),)
     certificate = Certificate(verdict="pass", made="2026-01-02T03:04:05Z", envelope=made, examined=examined)
     path.write_text(certificate.model_copy(update=changed).model_dump_json())
-    return check_certificate(RunSpec.of(**{**RUN, "certificate": str(path), **(spec or {})}), ran)
+    return check_certificate(Policy(certificate=str(path), **(policy or {})), ran)
 
 
 def test_a_certificate_of_the_runs_envelope_is_cited_with_what_agrees(tmp_path: Path) -> None:
@@ -86,8 +87,8 @@ INT8 = {"candidate": "sage_attn", "noise": "int8_qk", "phases": ("extend",)}
 
 
 def test_a_candidate_that_declares_noise_cites_a_certificate_of_its_family(tmp_path: Path) -> None:
-    ran, spec = replace(RAN, noise="int8_qk"), {"candidate": "mine:another"}
-    found = checked(tmp_path, envelope(**INT8), ran=ran, spec=spec)
+    ran = replace(RAN, noise="int8_qk", candidate="mine:another")
+    found = checked(tmp_path, envelope(**INT8), ran=ran)
     assert (found.status, "noise family int8_qk" in found.found) == ("ok", True)
     exact = checked(tmp_path, envelope(**INT8))
     assert (exact.status, "noise family int8_qk instead of exact" in exact.found) == ("not checked", True)
@@ -114,10 +115,10 @@ def test_faults_that_the_declared_noise_hides_are_listed_where_the_certificate_i
     [("", "assay certify --level server"), ("int8_qk", "assay certify --level server --candidate 'odd name:kernel'")],
 )
 def test_the_advice_is_a_command_that_certifies_the_candidates_noise(tmp_path: Path, noise: str, command: str) -> None:
-    ran, spec = replace(RAN, noise=noise), {"candidate": "odd name:kernel"}
-    elsewhere = checked(tmp_path, envelope(device="cuda"), ran=ran, spec=spec)
+    ran = replace(RAN, noise=noise, candidate="odd name:kernel")
+    elsewhere = checked(tmp_path, envelope(device="cuda"), ran=ran)
     assert elsewhere.settles == f"certify this envelope: {command}"
-    missing = check_certificate(RunSpec.of(**{**RUN, **spec}, certificate=str(tmp_path / "none")), ran)
+    missing = check_certificate(Policy(certificate=str(tmp_path / "none")), ran)
     assert missing.settles.startswith(f"make one with {command}, and name it")
 
 
@@ -132,7 +133,8 @@ def test_the_advice_is_a_command_that_certifies_the_candidates_noise(tmp_path: P
 )
 def test_a_certificate_of_another_gpu_is_not_cited(tmp_path: Path, machine: str, hardware: str, status: str) -> None:
     made = envelope(device="cuda", machine=machine, longest=2048)
-    assert checked(tmp_path, made, spec={"device": "cuda"}, ran=replace(RAN, hardware=hardware)).status == status
+    ran = replace(RAN, device="cuda", hardware=hardware)
+    assert checked(tmp_path, made, policy={"envelope_tokens": 2048}, ran=ran).status == status
 
 
 def test_a_run_that_compared_no_call_cites_none(tmp_path: Path) -> None:
@@ -153,11 +155,11 @@ def test_a_certificate_of_a_part_of_the_catalogue_is_no_proof(tmp_path: Path) ->
 
 def test_without_a_certificate_nothing_is_checked_unless_the_policy_names_one(tmp_path: Path) -> None:
     none = str(tmp_path / "none")
-    assert check_certificate(RunSpec.of(**RUN, baselines=none), RAN).status == "not checked"
-    assert check_certificate(RunSpec.of(**RUN, certificate=none), RAN).status == "missing"
+    assert check_certificate(Policy(baselines=none), RAN).status == "not checked"
+    assert check_certificate(Policy(certificate=none), RAN).status == "missing"
 
 
 def test_a_damaged_certificate_forbids_a_pass(tmp_path: Path) -> None:
     path = tmp_path / "certificate.json"
     path.write_text("{}")
-    assert check_certificate(RunSpec.of(**RUN, certificate=str(path)), RAN).status == "missing"
+    assert check_certificate(Policy(certificate=str(path)), RAN).status == "missing"

@@ -17,6 +17,7 @@ from assay.harness.evidence.worst_queries import WorstQueries
 from assay.harness.judge.layer_verdict import LayerEvidence, findings, judge_layers
 from assay.harness.judge.report import SuiteResult
 from assay.harness.judge.truth_bounds import compare_with_noise
+from assay.harness.policy import Policy
 from assay.harness.stats.noise_bound import FALSE_FLAGS
 from assay.harness.verdict import Finding, Severity
 
@@ -57,7 +58,9 @@ def shadowed(layer_diffs: ModuleType) -> Any:
 
 def judge(errors: ShadowErrors, made: ReplayResult | None = None, foreign: str = "", **policy: Any) -> SuiteResult:
     made = replay() if made is None else made
-    return judge_layers(make_spec(policy), LayerEvidence(errors, compare_with_noise(errors), made, foreign))
+    return judge_layers(
+        make_spec(policy).policy, LayerEvidence(errors, compare_with_noise(errors), made, foreign), synthetic=True
+    )
 
 
 def ids(errors: ShadowErrors) -> list[str]:
@@ -173,7 +176,7 @@ def test_a_finding_within_bounds_is_decided_by_no_metric(shadowed: Any, worst: f
 def test_calls_that_were_not_examined_or_are_not_these_are_no_pass(shadowed: Any) -> None:
     errors = shadowed()
     against = compare_with_noise(errors)
-    assert judge_layers(make_spec({}), LayerEvidence(errors, against, None)).verdict == "inconclusive"
+    assert judge_layers(Policy(), LayerEvidence(errors, against, None), synthetic=True).verdict == "inconclusive"
     judged = judge(errors, replay("serious", worst=37.0), foreign="it examined another")
     assert judged.verdict == "inconclusive"
     assert judged.why.endswith("does not belong to this run: it examined another.")

@@ -55,7 +55,7 @@ def judged(tmp_path: Path, scored_runs: ModuleType) -> Callable[..., SuiteResult
             folder.path, scored("reference", prompts, noise=floor, seed=2, repeat=FLOOR_REPEAT, change=reference)
         )
         write_logits(folder.path, scored("candidate", prompts, noise=noise, seed=1, change=change))
-        result = logits_suite(folder, spec, declared)
+        result = logits_suite(folder, spec.policy, declared, synthetic=True)
         assert result is not None
         return result
 
@@ -219,7 +219,7 @@ def test_without_a_cached_prefix_there_is_no_verdict(tmp_path: Path, scored_runs
     logits: Logits = read_logits(path)
     sequences = tuple(s.model_copy(update={"cached": {"cold": 0, "cached": 0}}) for s in logits.header.sequences)
     write_logits(folder.path, replace(logits, header=logits.header.model_copy(update={"sequences": sequences})))
-    suite = logits_suite(folder, spec, ())
+    suite = logits_suite(folder, spec.policy, (), synthetic=True)
     assert suite is not None
     assert suite.verdict == "inconclusive"
     assert "at least 16 cached tokens were required" in suite.why
@@ -239,7 +239,7 @@ def on_means(tmp_path: Path, scored_runs: ModuleType) -> Callable[..., SuiteResu
         prompts = tuple(
             replace(one, kl=kl, change=np.zeros(len(kl)), floor=np.full(32, floor)) for one in comparison.prompts
         )
-        return judge_logits(replace(comparison, prompts=prompts), spec, ())
+        return judge_logits(replace(comparison, prompts=prompts), spec.policy, (), synthetic=True)
 
     return judge
 

@@ -62,13 +62,13 @@ def test_what_is_out_of_bounds_or_was_not_computed_does_not_pass(changed: dict[s
     ],
 )
 def test_the_matrix_of_the_candidate_must_have_run(made: MatrixRecord | None, status: str, found: str) -> None:
-    [check] = check_matrix(SPEC, made, kernel=True)
+    [check] = check_matrix(SPEC.candidate.backend, SPEC.workload.suites, made, kernel=True)
     assert (check.status, check.found) == (status, found)
 
 
 def test_no_matrix_is_asked_of_an_engines_own_backend_or_without_layers() -> None:
-    assert check_matrix(SPEC, None, kernel=False) == []
-    assert check_matrix(SPEC.changed(suites=("accuracy",)), None, kernel=True) == []
+    assert check_matrix(SPEC.candidate.backend, SPEC.workload.suites, None, kernel=False) == []
+    assert check_matrix(SPEC.candidate.backend, ("accuracy",), None, kernel=True) == []
 
 
 def test_a_run_whose_matrix_was_removed_lacks_it(tmp_path: Path) -> None:

@@ -14,21 +14,21 @@ def server(backend: str = "mine", phases: tuple[str, ...] = ("extend",), role: s
 
 def test_same_servers() -> None:
     pair: dict[Role, ServerManifest] = {"reference": server("triton", role="reference"), "candidate": server()}
-    assert rules.check_same_servers(SPEC, pair, {}).status == "ok"
-    differing = rules.check_same_servers(SPEC, pair, {"dtype": ("float32", "bfloat16")})
+    assert rules.check_same_servers(SPEC.sides, pair, {}).status == "ok"
+    differing = rules.check_same_servers(SPEC.sides, pair, {"dtype": ("float32", "bfloat16")})
     assert (differing.status, differing.found) == ("failed", "dtype: float32 against bfloat16")
-    assert rules.check_same_servers(SPEC, pair | {"candidate": server("http://x", ())}, {}).status == "missing"
-    assert rules.check_same_servers(SPEC, {}, {}).status == "missing"
+    assert rules.check_same_servers(SPEC.sides, pair | {"candidate": server("http://x", ())}, {}).status == "missing"
+    assert rules.check_same_servers(SPEC.sides, {}, {}).status == "missing"
 
 
 def test_a_flag_that_was_asked_to_differ_must_differ_in_the_servers() -> None:
     sides = (Side(backend="triton", flags=flags) for flags in ((), ("--page-size=16",)))
     spec = RunSpec(**dict(zip(ROLES, sides, strict=True)))
     same = {role: server("triton", role=role).model_copy(update={"arguments": {"page_size": 1}}) for role in ROLES}
-    check = rules.check_same_servers(spec, same, {})
+    check = rules.check_same_servers(spec.sides, same, {})
     assert (check.status, check.found) == (
         "failed",
         "both servers report the same --page-size, which was asked to differ",
     )
     other = same["candidate"].model_copy(update={"arguments": {"page_size": 16}})
-    assert rules.check_same_servers(spec, same | {"candidate": other}, {}).status == "ok"
+    assert rules.check_same_servers(spec.sides, same | {"candidate": other}, {}).status == "ok"

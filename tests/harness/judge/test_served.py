@@ -18,9 +18,11 @@ from assay.harness.judge.served import ServedEnvelope, envelope_pairs, served_en
 from assay.harness.sides import Role
 
 LIMITS = EngineLimits(chunk_tokens=512, context_tokens=4096)
-SPEC = make_spec({"reference": "torch_native", "candidate": "sage_attn", "envelope_tokens": 512})
+POLICY = make_spec({"envelope_tokens": 512}).policy
+ENVELOPE, LINE = Envelope.of(512, "cpu"), POLICY.line("envelope_tokens")
+SUITES = ("greedy", "layers")
 BOTH = ["extend", "decode"]
-LOAD = envelope_load(Envelope.of(SPEC).reach(LIMITS), 9, 1031, "seed")
+LOAD = envelope_load(ENVELOPE.reach(LIMITS), 9, 1031, "seed")
 REQUESTS = [one for wave in LOAD.waves for one in wave]
 
 
@@ -59,14 +61,14 @@ def served(made: list[Answer], admitted: list[Admission]) -> ServedEnvelope:
 
 def test_the_whole_load_serves_the_envelope() -> None:
     found = served(answers(), admissions())
-    assert check_served(SPEC, EnvelopeCounts(limits=LIMITS), found, BOTH).status == "ok"
+    assert check_served(ENVELOPE, LINE, SUITES, EnvelopeCounts(limits=LIMITS), found, BOTH).status == "ok"
     assert found.answers == len(REQUESTS)
 
 
 def test_a_server_that_saw_short_prompts_alone_is_no_pass_and_says_what_it_served() -> None:
     """What every run was until the candidate's own server got the requests too: it saw 158 tokens."""
     found = served(answers(), admissions(one for one in REQUESTS if len(one.ids) <= 158))
-    check = check_served(SPEC, EnvelopeCounts(limits=LIMITS), found, BOTH)
+    check = check_served(ENVELOPE, LINE, SUITES, EnvelopeCounts(limits=LIMITS), found, BOTH)
     assert check.status == "missing"
     assert "extend: total length 130 to 512" in check.found
 
@@ -75,16 +77,17 @@ def test_what_follows_the_first_token_that_differs_is_not_compared() -> None:
     def say(role: Role, one: Request) -> list[str]:
         return ["8" if role == "candidate" else "7", *["7"] * (one.output - 1)]
 
-    check = check_served(SPEC, EnvelopeCounts(limits=LIMITS), served(answers(say), admissions()), BOTH)
+    check = check_served(
+        ENVELOPE, LINE, SUITES, EnvelopeCounts(limits=LIMITS), served(answers(say), admissions()), BOTH
+    )
     assert check.status == "missing"
     assert "decode: total length 2 to 512" in check.found
 
 
 def test_without_answers_nothing_is_served() -> None:
     assert served_envelope(LIMITS, [], admissions(), []) is None
-    assert check_served(SPEC, EnvelopeCounts(limits=LIMITS), None, BOTH).status == "missing"
-    alone = make_spec({"reference": "torch_native", "candidate": "sage_attn", "suites": "layers"})
-    assert check_served(alone, None, None, BOTH).status == "not checked"
+    assert check_served(ENVELOPE, LINE, SUITES, EnvelopeCounts(limits=LIMITS), None, BOTH).status == "missing"
+    assert check_served(ENVELOPE, LINE, ("layers",), None, None, BOTH).status == "not checked"
 
 
 def test_processes_that_share_the_heads_of_a_layer_count_once() -> None:
@@ -95,7 +98,7 @@ def test_processes_that_share_the_heads_of_a_layer_count_once() -> None:
 def test_the_report_states_both_envelopes() -> None:
     short = served(answers(), admissions(one for one in REQUESTS if len(one.ids) <= 158))
     compared = served(answers(), admissions()).counts
-    result = envelope_result(SPEC, compared, ["extend"], short)
+    result = envelope_result(ENVELOPE, LINE, compared, ["extend"], short)
     assert result is not None
     assert result.reached["extend"]["total-tokens"] >= 512
     assert result.served_reached["extend"]["total-tokens"] == 129
@@ -108,7 +111,7 @@ def texts(wrong: int) -> EnvelopeTexts:
     pairs = envelope_pairs(
         answers(lambda role, one: ["8" if role == "candidate" and one.title in titles else "7"] * one.output)
     )
-    return EnvelopeTexts(pairs, 0.0, 0.5, SPEC)
+    return EnvelopeTexts(pairs, 0.0, 0.5, POLICY)
 
 
 @pytest.mark.parametrize(("wrong", "verdict"), [(0, "pass"), (1, "inconclusive"), (30, "regression")])
@@ -123,4 +126,4 @@ def test_equal_tokens_are_compared_by_their_log_probabilities() -> None:
     (one, *_) = texts(0).pairs
     changed = tuple(token.model_copy(update={"logprob": -2.0}) for token in one.candidate.tokens)
     pair = Pair(one.item, one.reference, one.candidate.model_copy(update={"tokens": changed}))
-    assert EnvelopeTexts([pair], 0.0, 0.5, SPEC).beyond == [pair]
+    assert EnvelopeTexts([pair], 0.0, 0.5, POLICY).beyond == [pair]

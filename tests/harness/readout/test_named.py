@@ -85,7 +85,9 @@ def test_a_known_operator_has_its_name(missing_mask: ReadOut) -> None:
 def test_a_name_comes_with_its_public_reports() -> None:
     reports = public_reports("leak-all-keys-previous")
     assert reports[0].startswith("https://")
-    [named] = with_operator([finding(UNEXPLAINED)], read_out(fault("leak-all-keys-previous")))
+    known = BY_ID["leak-all-keys-previous"]
+    operator = Operator((Clause(KnownBug(known.id, known.about, known.compute)),))
+    [named] = with_operator([finding(UNEXPLAINED)], read_of(operator, seen(operator, ((9, 20), (3, 5)))))
     assert named.id == "leak-all-keys-previous"
     assert named.evidence[-1].startswith(f"public reports of such a bug: {reports[0]}")
     assert public_reports("no-such-bug") == ()
@@ -178,7 +180,7 @@ def test_axes_are_said_unless_what_was_read_says_which_calls_fail(missing_mask: 
     assert (whole.only, whole.sentence) == ("", "it is wrong.")
 
 
-def seen(effect: Effect, *lens: tuple[tuple[int, int], ...]) -> list[Sample]:
+def seen(effect: Effect | Operator, *lens: tuple[tuple[int, int], ...]) -> list[Sample]:
     """What a kernel with this effect answers to calls of these lengths."""
     found = []
     for batch in lens:
@@ -238,30 +240,23 @@ def test_headline_and_sentence_say_one_thing_of_every_fault(fault: SeededFault) 
                 assert (sample.agrees(out) | ~sample.differs(out) | np.isnan(out).any(-1).ravel())[sample.bad].all()
 
 
+def read_of_two(cached: str) -> ReadOut:
+    """What is read off a kernel with one bug where a prefix is cached, and the scale applied twice elsewhere."""
+    bugs = [KnownBug(one.id, one.about, one.compute) for one in (BY_ID[cached], BY_ID["scale-twice"])]
+    operator = Operator((Clause(bugs[0], Condition((Literal(Term("prefix"), ">=", 1),))), Clause(bugs[1])))
+    return read_of(operator, seen(operator, ((9, 20), (3, 5)), ((9, 0), (12, 0)), ((1, 30),)))
+
+
 def test_what_another_finding_explains_contradicts_nothing() -> None:
-    long, short = fault("mask-missing", when=lambda new, prefix: prefix > 0), fault("scale-twice")
-
-    def two(call: AttentionCall) -> Tensor:
-        return long(call) if any(call.prefixes) else short(call)
-
-    read = read_out(two)
-    read = replace(read, all=Agreement(read.all.wrong, read.all.wrong))  # whatever was mined
+    read = read_of_two("mask-missing")
     [alone] = with_operator([finding("scale-twice")], read)
     assert alone.id != "scale-twice"
     first, other = with_operator([finding("scale-twice"), finding("mask-missing")], read)
     assert (first.id, other) == ("scale-twice", finding("mask-missing"))
 
 
-@pytest.mark.slow
 def test_what_a_name_does_not_change_contradicts_nothing() -> None:
-    cached, other = fault("prefix-dropped"), fault("scale-twice")
-
-    def two(call: AttentionCall) -> Tensor:
-        return cached(call) if any(call.prefixes) else other(call)
-
-    read = read_out(two)
-    read = replace(read, all=Agreement(read.all.wrong, read.all.wrong))  # whatever was mined
-    [first] = with_operator([finding("prefix-dropped")], read)
+    [first] = with_operator([finding("prefix-dropped")], read_of_two("prefix-dropped"))
     assert (first.id, first.diagnosis) == ("prefix-dropped", "it is wrong")
 
 

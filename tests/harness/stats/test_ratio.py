@@ -8,7 +8,6 @@ import pytest
 from numpy.typing import NDArray
 from scipy.signal import lfilter
 from scipy.stats import wilcoxon
-from statsmodels.stats.multitest import multipletests
 
 from assay.harness.stats.multiple import holm
 from assay.harness.stats.ratio import (
@@ -203,6 +202,8 @@ def test_identical_servers_raise_no_alarm_and_a_slow_one_does(rng: np.random.Gen
 
 
 def test_holms_correction_is_that_of_statsmodels() -> None:
+    from statsmodels.stats.multitest import multipletests
+
     for p in ([0.01, 0.5, 0.011, 0.04], [0.2], [0.03, 0.03, 0.9]):
         assert holm(p) == pytest.approx(multipletests(p, 0.05, method="holm")[1].tolist())
     assert holm([]) == []

@@ -89,7 +89,7 @@ def checked(backend: str) -> dict[str, Any]:
         "verdict": result.verdict,
         "findings": [finding.id for finding in result.findings],
         "failing": sorted(failing),
-        "right": sorted({one.case.name for one in result.computed} - failing),
+        "right": sorted({case.name for case in result.computed} - failing),
     }
 
 
