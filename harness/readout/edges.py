@@ -146,7 +146,7 @@ _MOST_SUMS = 300
 
 
 def plain_sums(amounts: Sequence[Amount]) -> list[Sum]:
-    """Sums of one or of two amounts, and differences of two."""
+    """List the sums of one or of two amounts, and the differences of two."""
     single = [Sum(((1, a),)) for a in amounts]
     added = [Sum(((1, a), (1, b))) for n, a in enumerate(amounts) for b in amounts[n + 1 :]]
     return single + added + [Sum(((1, a), (-1, b))) for a in amounts for b in amounts if a is not b]

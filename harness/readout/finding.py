@@ -246,7 +246,7 @@ def _literals(operator: Operator) -> Iterable[Literal]:
 
 
 def _of_queries(operator: Operator) -> list[tuple[Condition, Literal]]:
-    """The literals of the conditions on queries, each with its condition."""
+    """List the literals of the conditions on queries, each with its condition."""
     return [(clause.condition, literal) for clause in operator.clauses for literal in clause.condition.literals]
 
 
@@ -256,7 +256,7 @@ def _others(condition: Condition, literal: Literal) -> Condition:
 
 
 def _between(condition: Condition, literal: Literal, gap: tuple[int, int, CallPlan]) -> Condition:
-    """The other literals of a conjunction, and a value of this one's term strictly between two others."""
+    """Join the other literals of a conjunction, and those of a value of this one's term strictly between two others."""
     low, high = sorted(gap[:2])
     bounds = Literal(literal.term, ">=", low + 1), Literal(literal.term, "<", high)
     return Condition((*_others(condition, literal).literals, *bounds))

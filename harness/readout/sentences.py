@@ -282,7 +282,7 @@ def _shifted_mask(term: Term, op: str, by: int) -> str:
 
 
 def _without_causal(condition: Condition) -> Condition:
-    """A conjunction without the literal that the mask is causal, whatever that costs."""
+    """Leave out of a conjunction the literal that the mask is causal, whatever that costs."""
     if condition.negated:
         return condition
     return Condition(tuple(literal for literal in condition.literals if not _is_causal(literal)))
