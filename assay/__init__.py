@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from assay.harness.attention.sample_calls import call_of as call_of
     from assay.harness.conditions import PHASES as PHASES
     from assay.harness.config import RunSpec as RunSpec
-    from assay.harness.config import Workload as Workload
     from assay.harness.errors import AssayError as AssayError
     from assay.harness.errors import EngineError as EngineError
     from assay.harness.errors import EvidenceError as EvidenceError
@@ -51,6 +50,7 @@ if TYPE_CHECKING:
     from assay.harness.verdict import Check as Check
     from assay.harness.verdict import Finding as Finding
     from assay.harness.verdict import Verdict as Verdict
+    from assay.harness.workload import Workload as Workload
     from assay.reports.write import write_reports as write_reports
 
 # In the order of docs/api.md.
@@ -78,7 +78,7 @@ _HOME = {
     "run": "assay.harness.run",
     "RunSpec": "assay.harness.config",
     "Side": "assay.harness.sides",
-    "Workload": "assay.harness.config",
+    "Workload": "assay.harness.workload",
     "Policy": "assay.harness.policy",
     "Report": "assay.harness.judge.report",
     "write_reports": "assay.reports.write",

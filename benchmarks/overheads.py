@@ -30,12 +30,12 @@ from rich.table import Table
 from torch import Tensor
 
 from assay.harness.collect.servers import core_of
-from assay.harness.config import Device
 from assay.harness.engines.model import TINY_MODEL
 from assay.harness.engines.sglang.launch import Launch
 from assay.harness.engines.sglang.meter import meter
 from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.server.control import EVIDENCE, SHADOW, Control, set_control
+from assay.harness.sides import Device
 
 CONSOLE = Console(width=140)
 PREFILLS = {"cpu": (32, 128), "cuda": (512, 2048, 8192)}

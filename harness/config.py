@@ -9,26 +9,24 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args, get_origin
+from typing import Any, Literal, Self, get_args, get_origin
 
-from pydantic import Field, ValidationError, ValidationInfo, field_validator
+from pydantic import Field, ValidationError
 from pydantic.fields import FieldInfo
 
-from assay.evals.loads import DEFAULT as DEFAULT_SHAPES
-from assay.evals.questions import BUILTIN_DATA
 from assay.harness.errors import EvidenceError, UsageError
-from assay.harness.policy import FRACTIONS, POLICY, Policy, SuiteName, split_words
+from assay.harness.policy import FRACTIONS, POLICY, Policy
 from assay.harness.reading import whole_file
-from assay.harness.sides import Role, Settings, Side, treatment
+from assay.harness.sides import ROLES, Device, Role, Settings, Side, treatment
 from assay.harness.text import did_you_mean
+from assay.harness.workload import Workload
 
 FILE = "assay.toml"
 RUNS = Path("runs")
 """Folder of the runs and bisections whose folder is not named."""
 
-Device = Literal["cpu", "cuda"]
 Placement = Literal["auto", "together", "in-turn"]
 
 PROFILES: dict[str, dict[str, Any]] = {
@@ -37,72 +35,6 @@ PROFILES: dict[str, dict[str, Any]] = {
 }
 """Defaults of a device, by flag. `envelope_tokens`: on the CPU it is what a run of a few minutes allows, with every count of blocks
 up to there, since interpreted SageAttention takes 0.5 s for a call of 512 tokens."""
-
-
-class Workload(Settings):
-    """The questions and prompts of both sides."""
-
-    suites: tuple[SuiteName, ...] = Field(
-        ("accuracy", "greedy", "logits", "layers"),
-        min_length=1,
-        description="suites to run, separated by commas: accuracy, greedy, logits, layers, latency",
-    )
-    data: str = Field(
-        BUILTIN_DATA,
-        min_length=1,
-        description="questions: builtin; a CSV or parquet file with simple-evals columns, or a hub dataset; gsm8k, or gsm8k:FILE; "
-        "retrieval, or retrieval:LENGTHS in tokens, separated by commas; lm-eval:TASK",
-    )
-    questions: int = Field(
-        4096, ge=1, description="most multiple-choice questions asked; fewer are, as soon as the answers decide"
-    )
-    order_seed: int = Field(0, ge=0, description="seed of the random order of the questions")
-    greedy_prompts: int = Field(
-        128, description="number of prompts in the greedy comparison; fewer than 128 cannot pass"
-    )
-    logits_prompts: int = Field(
-        64, description="number of prompts whose logits are compared; fewer than 64 give no verdict"
-    )
-    concurrency: int = Field(32, ge=1, le=1024, description="requests in flight")
-    max_tokens: int | None = Field(
-        None, ge=1, description="token limit of an answer; by default 32 for the built-in questions, else 2048"
-    )
-    latency_shapes: tuple[str, ...] = Field(
-        DEFAULT_SHAPES,
-        min_length=1,
-        description="shapes of the requests to time: short, long, shared, chunked, offline, or tokens as PROMPT:OUTPUT[:SHARED]",
-    )
-    latency_concurrency: tuple[Annotated[int, Field(ge=1, le=1024)], ...] = Field(
-        (1, 4),
-        min_length=1,
-        description="requests in flight while timing, separated by commas; each is a load of its own",
-    )
-    latency_seconds: float = Field(
-        120.0, gt=0, description="seconds of timing, warm-up included; more if the 6 rounds after warm-up take longer"
-    )
-    budget_mb: int = Field(256, ge=1, description="largest size of the recorded replay pack, in MiB")
-
-    _split = field_validator("suites", "latency_shapes", "latency_concurrency", mode="before")(
-        lambda value: split_words(value)
-    )
-
-    @field_validator("greedy_prompts", "logits_prompts")
-    @classmethod
-    def _asks_something(cls, prompts: int, info: ValidationInfo) -> int:
-        if prompts < 1:
-            suite = str(info.field_name).removesuffix("_prompts")
-            raise ValueError(f"at least 1; to leave the suite out, name the others with --suites, without {suite}")
-        return prompts
-
-    @property
-    def synthetic(self) -> bool:
-        """True if the questions are the built-in synthetic ones."""
-        return self.data == BUILTIN_DATA
-
-    @property
-    def token_limit(self) -> int:
-        """Token limit of a multiple-choice answer; simple-evals and SGLang use 2048 for real MMLU."""
-        return self.max_tokens or (32 if self.synthetic else 2048)
 
 
 class RunSpec(Settings):
@@ -162,9 +94,21 @@ class RunSpec(Settings):
             parts[name] = part.model_copy(update=mine)
         return self.model_copy(update=parts | settings)
 
-    def setting(self, name: str) -> Any:
+    def given_flags(self, names: Iterable[str]) -> list[str]:
+        """List the flags among `names` that repeat a run: both roles, and whatever differs from its default."""
+        flags = []
+        for name in names:
+            value = self._setting(name)
+            if value is None or (name not in ROLES and value == PROFILES[self.device].get(name, FIELDS[name].default)):
+                continue
+            if isinstance(value, tuple) and name != "engine_arg":
+                value = ",".join(map(str, value))
+            flags += [f"{flag(name)}={each}" for each in (value if isinstance(value, tuple) else (value,))]
+        return flags
+
+    def _setting(self, name: str) -> Any:
         """Return a setting by the name of its flag; `model` and `engine_arg` are the reference's."""
-        if name in ("reference", "candidate"):
+        if name in ROLES:
             return getattr(self, name).backend
         if name in ("model", "engine_arg"):
             return self.reference.model if name == "model" else self.reference.flags
@@ -213,11 +157,6 @@ BENCH_FLAGS = (
 """Flags of ``assay bench``: everything that decides what it measures and how it is judged."""
 BISECT_FLAGS = (*SERVER_FLAGS, "data", "alpha", "concurrency", "max_tokens", "startup_timeout", "request_timeout")
 """Flags of ``assay bisect layers`` besides its own."""
-
-
-def default_of(name: str, device: Device) -> Any:
-    """Return the default of a setting on a device; `PydanticUndefined` if it has none."""
-    return PROFILES[device].get(name, FIELDS[name].default)
 
 
 def make_spec(flags: Mapping[str, Any], file: Path | None = None) -> RunSpec:

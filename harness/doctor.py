@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from assay.harness.backend import Backend
-from assay.harness.config import Device, RunSpec
+from assay.harness.config import RunSpec
 from assay.harness.errors import AssayError, ExitCode, UsageError
 from assay.harness.extras import DISTRIBUTION, install, missing_packages
 from assay.harness.schema import RULE, Part
-from assay.harness.sides import Side
+from assay.harness.sides import Device, Side
 from assay.harness.text import one_line
 
 if TYPE_CHECKING:

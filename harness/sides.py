@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 BUILTIN_MODEL = "tiny"
+Device = Literal["cpu", "cuda"]
 Engine = Literal["sglang"]
 ENGINES: dict[Engine, str] = {"sglang": "SGLang"}
 """Engines that assay starts, by their package, and their names."""

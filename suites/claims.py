@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from assay.harness.config import RunSpec
 from assay.harness.judge.report import Report
+from assay.harness.workload import Workload
 
 
-def needs(spec: RunSpec, *suites: str) -> None:
+def needs(workload: Workload, *suites: str) -> None:
     """Skip a claim about suites of which the run includes none."""
-    if not set(suites) & set(spec.workload.suites):
+    if not set(suites) & set(workload.suites):
         pytest.skip(f"--suites does not include {' or '.join(suites)}")
 
 

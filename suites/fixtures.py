@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from assay.harness.progress import ProgressDisplay
     from assay.harness.run import OpenRun
     from assay.harness.sides import Role
+    from assay.harness.workload import Workload
 
 Made = TypeVar("Made")
 _REPORT = pytest.StashKey["Report"]()
@@ -59,6 +60,12 @@ def spec(request: pytest.FixtureRequest) -> RunSpec:
     if flags["engine_arg"] is not None:
         flags["engine_arg"] = tuple(flags["engine_arg"])
     return _or_exit(lambda: make_spec(flags))
+
+
+@pytest.fixture(scope="session")
+def workload(spec: RunSpec) -> Workload:
+    """Return what the run asks."""
+    return spec.workload
 
 
 @pytest.fixture(scope="session")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from assay.harness.config import RunSpec
 from assay.harness.judge.report import Report
+from assay.harness.workload import Workload
 from assay.suites import claims
 
 
-def test_every_question_was_answered_by_both(report: Report, spec: RunSpec) -> None:
+def test_every_question_was_answered_by_both(report: Report, workload: Workload) -> None:
     """Check that both answered: an engine that stops early proves nothing."""
-    claims.needs(spec, "accuracy", "greedy")
+    claims.needs(workload, "accuracy", "greedy")
     claims.check(report, "all-answered")
 
 
@@ -18,7 +18,7 @@ def test_prefixes_were_cached(report: Report) -> None:
     claims.check(report, "cached-prefix")
 
 
-def test_accuracy_is_not_inferior(report: Report, spec: RunSpec) -> None:
+def test_accuracy_is_not_inferior(report: Report, workload: Workload) -> None:
     """Test the paired accuracy within the stated margin."""
-    claims.needs(spec, "accuracy")
+    claims.needs(workload, "accuracy")
     claims.suite(report, "accuracy")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from assay.harness.config import RunSpec
 from assay.harness.judge.report import Report
+from assay.harness.workload import Workload
 from assay.suites import claims
 
 
-def test_the_candidate_is_no_slower(report: Report, spec: RunSpec) -> None:
+def test_the_candidate_is_no_slower(report: Report, workload: Workload) -> None:
     """Check that the times are within the policy's bound, in every load, by every metric."""
-    claims.needs(spec, "latency")
+    claims.needs(workload, "latency")
     claims.suite(report, "latency")

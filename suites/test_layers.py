@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from assay.harness.config import RunSpec
 from assay.harness.judge.report import Report
+from assay.harness.workload import Workload
 from assay.suites import claims
 
 
@@ -12,7 +12,7 @@ def test_every_layer_was_compared(report: Report) -> None:
     claims.check(report, "layers-compared")
 
 
-def test_every_own_error_is_within_bounds(report: Report, spec: RunSpec) -> None:
+def test_every_own_error_is_within_bounds(report: Report, workload: Workload) -> None:
     """Check that noise explains the candidate's own error in every layer."""
-    claims.needs(spec, "layers")
+    claims.needs(workload, "layers")
     claims.suite(report, "layers")

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from assay.harness.config import RunSpec
 from assay.harness.judge.report import Report
+from assay.harness.workload import Workload
 from assay.suites import claims
 
 
-def test_only_the_backend_differs(report: Report, spec: RunSpec) -> None:
+def test_only_the_backend_differs(report: Report, workload: Workload) -> None:
     """Check that weights, tokenizer and flags are the same."""
-    claims.needs(spec, "accuracy", "greedy")
+    claims.needs(workload, "accuracy", "greedy")
     claims.check(report, "same-servers")
 
 
-def test_the_candidates_own_kernel_ran(report: Report, spec: RunSpec) -> None:
+def test_the_candidates_own_kernel_ran(report: Report, workload: Workload) -> None:
     """Check that it ran in every phase that it claims, in every layer, and nothing else in its place."""
-    claims.needs(spec, "accuracy", "greedy")
+    claims.needs(workload, "accuracy", "greedy")
     phases = report.candidate.claimed_phases
     claims.check(report, *([f"kernel-ran-{phase}" for phase in phases] or ["kernel-ran"]))

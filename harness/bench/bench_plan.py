@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from assay.evals.loads import CHUNK, Shape, check_fit, shapes_of
 from assay.harness.bench.lengths import PROMPTS
 from assay.harness.collect.plan import Plan
-from assay.harness.collect.run_folder import given_flags
 from assay.harness.collect.servers import check_together
 from assay.harness.compare.blocks import Load
 from assay.harness.config import BENCH_FLAGS, RunSpec
@@ -62,7 +61,7 @@ class BenchPlan:
     @property
     def command(self) -> str:
         """The command that repeats it."""
-        flags = given_flags(self.run.spec, BENCH_FLAGS)
+        flags = self.run.spec.given_flags(BENCH_FLAGS)
         flags += [f"--seed={self.seed}"] if self.seed else []
         if self.cuda_graphs is not None:
             flags.append("--cuda-graphs" if self.cuda_graphs else "--no-cuda-graphs")

@@ -26,7 +26,6 @@ from assay.harness.bisect.layer_task import (
     right_prompts,
 )
 from assay.harness.collect.plan import Plan
-from assay.harness.collect.run_folder import given_flags
 from assay.harness.collect.servers import core_of, make_engine, running
 from assay.harness.conditions import CACHED_PREFIX_TOKENS
 from assay.harness.config import BISECT_FLAGS, RunSpec
@@ -265,7 +264,7 @@ def _ask_reference(
 
 
 def _setup(server: ProbeServer, spec: RunSpec, by: Criterion | None) -> LayerSetup:
-    command = ["assay", "bisect", "layers", *given_flags(spec, BISECT_FLAGS), f"--questions={len(server.items)}"]
+    command = ["assay", "bisect", "layers", *spec.given_flags(BISECT_FLAGS), f"--questions={len(server.items)}"]
     return LayerSetup(
         reference=spec.reference.backend,
         candidate=spec.candidate.backend,

@@ -13,10 +13,10 @@ from assay.evals.questions import parse_answer
 from assay.harness.bisect.layer_search import LayerSearch, RestoredLayer, SearchResult
 from assay.harness.compare.paired_accuracy import CHANCE
 from assay.harness.conditions import CACHED_PREFIX_TOKENS, MIN_CACHED_SHARE
-from assay.harness.config import Device
 from assay.harness.errors import ExitCode
 from assay.harness.evidence.records import Item
 from assay.harness.schema import Record
+from assay.harness.sides import Device
 from assay.harness.stats.paired import mcnemar_exact
 from assay.harness.stats.share import clopper_pearson, p_not_above
 from assay.harness.text import ranges

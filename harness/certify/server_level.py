@@ -37,7 +37,7 @@ from assay.harness.collect.machine import installed_packages
 from assay.harness.collect.sensitivity import QUESTIONS, fault_load, serve_fault, switched_on
 from assay.harness.compare.answers import Pair
 from assay.harness.conditions import PHASES
-from assay.harness.config import Device, RunSpec, make_spec
+from assay.harness.config import RunSpec, make_spec
 from assay.harness.engines.base import ChatRequest, Engine, Reply, cache_header
 from assay.harness.engines.model import ModelShape, model_shape
 from assay.harness.errors import EvidenceError
@@ -68,7 +68,7 @@ from assay.harness.progress import ProgressDisplay
 from assay.harness.run import OpenRun
 from assay.harness.server.control import Control
 from assay.harness.server.write_request import write_now
-from assay.harness.sides import Role
+from assay.harness.sides import Device, Role
 from assay.harness.text import some
 from assay.harness.verdict import Finding
 

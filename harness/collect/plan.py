@@ -13,13 +13,14 @@ from assay.evals.questions import AnyQuestion, prompt_hash
 from assay.harness.backend import Backend
 from assay.harness.collect.preflight import check_certificate, check_environment
 from assay.harness.compare.paired_accuracy import Rule
-from assay.harness.config import RunSpec, Workload
+from assay.harness.config import RunSpec
 from assay.harness.engines.model import fit_of, resolve_model
 from assay.harness.engines.sglang.catalog import checked_backend
 from assay.harness.engines.sglang.launch import check_engine_args
 from assay.harness.evidence.envelope import Envelope
 from assay.harness.evidence.records import Item, Suite
 from assay.harness.sides import ROLES, Role
+from assay.harness.workload import Workload
 
 COLD_EVERY, MAX_COLD = 8, 16
 """One question in eight, until there are sixteen, is asked with an empty cache, so that both conditions occur in every run."""

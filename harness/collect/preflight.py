@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from assay.harness.backend import Backend
-from assay.harness.config import Device
 from assay.harness.engines.sglang import memory
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.certificate import read_certificate
-from assay.harness.sides import Role, Side
+from assay.harness.sides import Device, Role, Side
 
 GIB = memory.GIB
 _CPU_BACKENDS = ("torch_native", "triton", "flex_attention", "intel_amx")

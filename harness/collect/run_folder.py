@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +13,7 @@ from assay.harness.attention.source import source_hashes
 from assay.harness.baselines import status_of
 from assay.harness.collect.machine import origin_of
 from assay.harness.collect.plan import Plan
-from assay.harness.config import FLAGS, RUN_FLAGS, RUNS, RunSpec, default_of, flag
+from assay.harness.config import FLAGS, RUN_FLAGS, RUNS
 from assay.harness.errors import EngineError, EvidenceError
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import Failure, Manifest, hash_items
@@ -43,7 +43,7 @@ def open_folder(plan: Plan, path: Path, command: str = "run") -> RunFolder:
     Raises:
         UsageError: `path` holds something else.
     """
-    flags = given_flags(plan.spec, FLAGS if command == "gate" else RUN_FLAGS)
+    flags = plan.spec.given_flags(FLAGS if command == "gate" else RUN_FLAGS)
     manifest = Manifest(
         **vars(origin_of(plan, shlex.join(["assay", command, *map(_portable, flags)]), new_nonce())),
         run_id=path.resolve().name,
@@ -101,19 +101,6 @@ def _plan_questions(plan: Plan, folder: RunFolder) -> None:
         regression_alpha=rule.regression_alpha,
     )
     folder.write(QUESTION_PLAN, planned)
-
-
-def given_flags(spec: RunSpec, keys: Sequence[str] = FLAGS) -> list[str]:
-    """List the flags among `keys` that repeat a run: both roles, and whatever differs from its default."""
-    flags = []
-    for key in keys:
-        value = spec.setting(key)
-        if value is None or (key not in ROLES and value == default_of(key, spec.device)):
-            continue
-        if isinstance(value, tuple) and key != "engine_arg":
-            value = ",".join(map(str, value))
-        flags += [f"{flag(key)}={each}" for each in (value if isinstance(value, tuple) else (value,))]
-    return flags
 
 
 def asked_roles(plan: Plan, folder: RunFolder) -> tuple[Role, ...]:

@@ -23,7 +23,6 @@ from assay.harness.collect.plan import COLD_QUESTIONS, Plan
 from assay.harness.collect.run_folder import asked_roles, shadowed_role
 from assay.harness.compare.fault_seen import losses, p_no_loss
 from assay.harness.conditions import PHASES
-from assay.harness.config import Workload
 from assay.harness.engines.base import ChatRequest, Engine, Reply, cache_header
 from assay.harness.evidence.faults import SeededCalls, read_seeded_calls
 from assay.harness.evidence.folder import RunFolder
@@ -37,6 +36,7 @@ from assay.harness.progress import ProgressDisplay
 from assay.harness.server.control import Control, set_control
 from assay.harness.server.write_request import write_now
 from assay.harness.sides import ROLES, Role
+from assay.harness.workload import Workload
 
 _FAULT = "mask-top-left"
 """The fault of the seed case, which only calls with a cached prefix show."""

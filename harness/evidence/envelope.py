@@ -16,13 +16,12 @@ from pydantic import Field
 
 from assay.evals.envelope_load import BATCH, DEPTH, Reach, longest
 from assay.harness.conditions import BATCHES, BORDER, CHUNK, DEPTHS, ENVELOPE, MIX, PHASES, PREFIXES
-from assay.harness.config import Device
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.lengths import Ranges, gaps, in_all, in_words
 from assay.harness.evidence.nonce import RunRecord
 from assay.harness.evidence.run_file import RunFile
 from assay.harness.schema import Record
-from assay.harness.sides import ROLES
+from assay.harness.sides import ROLES, Device
 
 FOLDER = "envelope"
 

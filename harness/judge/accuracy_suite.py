@@ -9,7 +9,6 @@ from typing import Literal
 from assay.harness.compare.answer_conditions import by_condition, most_telling
 from assay.harness.compare.answers import Flips, Pair, Tally, flips, tally
 from assay.harness.conditions import CACHED_PREFIX
-from assay.harness.config import Workload
 from assay.harness.evidence.question_plan import order_hash
 from assay.harness.evidence.records import Item
 from assay.harness.evidence.run_file import RUN_AGAIN
@@ -21,6 +20,7 @@ from assay.harness.policy import Policy
 from assay.harness.sides import ROLES, Role
 from assay.harness.stats.outlook import smallest_loss_shown
 from assay.harness.verdict import Check, Finding, Requirement
+from assay.harness.workload import Workload
 
 _ANSWERED = Requirement("all-answered", "both servers answered every question")
 _TESTED = Requirement("accuracy-tested", "accuracy was tested")

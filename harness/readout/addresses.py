@@ -14,13 +14,13 @@ from functools import partial
 import numpy as np
 
 from assay.harness.attention.call import AttentionCall
-from assay.harness.localize.reading import Numbers
-from assay.harness.readout.edges import Amount, Sum, amounts_of
+from assay.harness.localize.reading import Flags, Numbers
+from assay.harness.readout.edges import Amount, Sum, amounts_of, plain_sums
 from assay.harness.readout.features import Ints
 from assay.harness.readout.forms import Fit
 from assay.harness.readout.mining import Table
 from assay.harness.readout.operators import Effect
-from assay.harness.readout.queries import Flags, Queries
+from assay.harness.readout.queries import Queries
 from assay.harness.readout.samples import Explained, every
 
 _MOST_ROWS, _LEAST_KEYS = 40, 4
@@ -35,7 +35,7 @@ _MOST_READ = 512
 """Keys of a row beyond which it is left out: expressions are computed for each key."""
 
 
-Rows = Callable[[AttentionCall], Ints]
+_Rows = Callable[[AttentionCall], Ints]
 """(call) -> the packed row that each packed key is read from, int64 [total_k]; total_k for a row of zeros."""
 
 
@@ -51,7 +51,7 @@ class Moved(Effect):
 
     what: str
     words: str
-    row: Rows = field(compare=False)
+    row: _Rows = field(compare=False)
     cost: float = 1.0
 
     def outputs(self, queries: Queries) -> Numbers:
@@ -102,7 +102,7 @@ _INDICES: tuple[Amount, ...] = (
 
 
 @dataclass(frozen=True)
-class Address:
+class _Address:
     """(call) -> the packed row at which each packed key is looked for, int64 [total_k]; negative and larger ones are no rows.
 
     Attributes:
@@ -119,13 +119,13 @@ class Address:
     def of(self, table: Table, rows: int) -> Ints:
         """The row of each key of a table; as many as there are, which stands for zeros, where it is none."""
         start = table["k_start"] if self.start is None else self.start.of(table)
-        found: Ints = start + (table["j"] if self.index is None else self.index.of(table))
-        return np.where((found >= 0) & (found < rows), found, rows)
+        row: Ints = start + (table["j"] if self.index is None else self.index.of(table))
+        return np.where((row >= 0) & (row < rows), row, rows)
 
     @property
     def cost(self) -> float:
         """Strangeness: how far-fetched it is."""
-        return sum(one.cost for one in (self.start, self.index) if one is not None)
+        return sum(part.cost for part in (self.start, self.index) if part is not None)
 
     @property
     def words(self) -> str:
@@ -160,8 +160,7 @@ class _Row:
     def given(self, indices: Ints) -> Flags:
         """Return which of these rows of all keys, int64 [candidates, keys], were read, bool [candidates]."""
         if self.sorted:
-            found: Flags = (np.sort(indices, 1) == self.read).all(1)
-            return found
+            return np.asarray((np.sort(indices, 1) == self.read).all(1))
         known = self.read >= 0
         return np.asarray((indices[:, known] == self.read[known]).all(1))
 
@@ -169,27 +168,29 @@ class _Row:
 def addresses(readings: Sequence[Explained]) -> Iterable[Effect]:
     """Effects that look for K, V or both at a wrong address."""
     for what, forms in (("kv", ("keys", "keys-and-mass")), ("v", ("values",)), ("k", ("scored",))):
-        found = every(readings, *forms)
-        rows = [row for row in (_row(*one) for one in found[:: len(found) // _MOST_ROWS + 1]) if row is not None]
+        fits = every(readings, *forms)
+        rows = [row for row in (_row(*fit) for fit in fits[:: len(fits) // _MOST_ROWS + 1]) if row is not None]
         rows.sort(key=lambda row: len(row.read))
         if len(rows) < 3:
             continue
-        yield from _pooled(rows, what)
-        options = [Address(start=one) for one in _matching(rows, _start_sums(), "start")]
-        options += [Address(index=one) for one in _matching(rows, _index_sums(), "index")]
-        for one in sorted(options, key=lambda one: one.cost)[:_RIVALS]:
-            yield Moved(what, one.words, one, cost=_COST + one.cost)
+        for words, to in POOLS:
+            if all(row.given(to(row.call)[row.keys][None]).all() for row in rows):
+                yield Moved(what, words, to, cost=_COST + 0.5)
+        options = [_Address(start=start) for start in _matching(rows, [Sum(()), *plain_sums(_STARTS)], "start")]
+        options += [_Address(index=index) for index in _matching(rows, _index_sums(), "index")]
+        for address in sorted(options, key=lambda option: option.cost)[:_RIVALS]:
+            yield Moved(what, address.words, address, cost=_COST + address.cost)
 
 
 def _slots(size: int, call: AttentionCall) -> Ints:
     """The packed key in each slot of a pool where every sequence begins with a new page; as many as there are for an empty one."""
     total = np.array(call.lens_k)
     room = -(-total // size) * size
-    found = np.full(int(room.sum()), int(total.sum()))
+    slots = np.full(int(room.sum()), int(total.sum()))
     begins, starts = np.cumsum(room) - room, np.cumsum(total) - total
     for begin, start, length in zip(begins.tolist(), starts.tolist(), total.tolist(), strict=True):
-        found[begin : begin + length] = np.arange(start, start + length)
-    return found
+        slots[begin : begin + length] = np.arange(start, start + length)
+    return slots
 
 
 def _without_gaps(size: int, call: AttentionCall) -> Ints:
@@ -197,7 +198,7 @@ def _without_gaps(size: int, call: AttentionCall) -> Ints:
     return _slots(size, call)[: call.k.shape[0]]
 
 
-POOLS: tuple[tuple[str, Rows], ...] = tuple(
+POOLS: tuple[tuple[str, _Rows], ...] = tuple(
     (
         f"the slot of its packed row, in a pool of pages of {size} whose empty slots are not counted",
         partial(_without_gaps, size),
@@ -207,23 +208,10 @@ POOLS: tuple[tuple[str, Rows], ...] = tuple(
 """Pools that are read as if they had no empty slots."""
 
 
-def _pooled(rows: Sequence[_Row], what: str) -> Iterable[Moved]:
-    for words, to in POOLS:
-        found = {id(row.call): to(row.call) for row in rows}
-        if all(row.given(found[id(row.call)][row.keys][None]).all() for row in rows):
-            yield Moved(what, words, to, cost=_COST + 0.5)
-
-
-def _start_sums() -> list[Sum]:
-    one = [Sum(()), *(Sum(((1, a),)) for a in _STARTS)]
-    two = [Sum(((1, a), (1, b))) for n, a in enumerate(_STARTS) for b in _STARTS[n + 1 :]]
-    return one + two + [Sum(((1, a), (-1, b))) for a in _STARTS for b in _STARTS if a is not b]
-
-
 def _index_sums() -> list[Sum]:
-    one = [Sum(((1, a),), plus) for a in _INDICES for plus in (-1, 0, 1)]
-    two = [Sum(((1, a), (1, b))) for n, a in enumerate(_INDICES) for b in _INDICES[n:]]
-    return one + two + [Sum(((1, a), (-1, b))) for a in _INDICES for b in _INDICES if a is not b]
+    single = [Sum(((1, a),), plus) for a in _INDICES for plus in (-1, 0, 1)]
+    added = [Sum(((1, a), (1, b))) for n, a in enumerate(_INDICES) for b in _INDICES[n:]]
+    return single + added + [Sum(((1, a), (-1, b))) for a in _INDICES for b in _INDICES if a is not b]
 
 
 def _matching(rows: Sequence[_Row], sums: Sequence[Sum], part: str) -> list[Sum]:
@@ -232,19 +220,19 @@ def _matching(rows: Sequence[_Row], sums: Sequence[Sum], part: str) -> list[Sum]
     for row in rows:
         if not left:
             break
-        amounts = {amount: amount.of(row.table) for one in left for _, amount in one.amounts}
+        amounts = {amount: amount.of(row.table) for option in left for _, amount in option.amounts}
         zero = np.zeros_like(row.keys)
         values = np.array(
-            [sum((sign * amounts[amount] for sign, amount in one.amounts), zero) + one.plus for one in left]
+            [sum((sign * amounts[amount] for sign, amount in option.amounts), zero) + option.plus for option in left]
         )
-        found = values + row.table["j" if part == "start" else "k_start"]
-        found = np.where((found >= 0) & (found < row.rows), found, row.rows)
-        left = [one for one, ok in zip(left, row.given(found), strict=True) if ok]
+        indices = values + row.table["j" if part == "start" else "k_start"]
+        indices = np.where((indices >= 0) & (indices < row.rows), indices, row.rows)
+        left = [option for option, ok in zip(left, row.given(indices), strict=True) if ok]
     return left
 
 
-def _row(one: Explained, place: int, fit: Fit) -> _Row | None:
-    queries, (t, h) = one.queries, divmod(place, one.queries.heads)
+def _row(reading: Explained, place: int, fit: Fit) -> _Row | None:
+    queries, (t, h) = reading.queries, divmod(place, reading.queries.heads)
     should = np.flatnonzero(queries.visible[t])
     if fit.keys is None or not _LEAST_KEYS <= len(should) <= _MOST_READ:
         return None
@@ -258,15 +246,12 @@ def _row(one: Explained, place: int, fit: Fit) -> _Row | None:
     blank = round(fit.phantom) if fit.form == "keys-and-mass" else 0
     if fit.form == "keys-and-mass" and (blank < 0 or abs(fit.phantom - blank) > _WHOLE * max(1, blank)):
         return None
-    times = _times(fit.keys, len(should) - blank)
-    return (
-        None
-        if times is None
-        else _Row(queries.call, should, table, rows, np.repeat(np.arange(rows + 1), [*times, blank]), True)
-    )
+    if (times := _times(fit.keys, len(should) - blank)) is None:
+        return None
+    return _Row(queries.call, should, table, rows, np.repeat(np.arange(rows + 1), [*times, blank]), True)
 
 
-def _times(factors: np.ndarray[tuple[int], np.dtype[np.float64]], keys: int) -> Ints | None:
+def _times(factors: Numbers, keys: int) -> Ints | None:
     """Return how often each packed row is counted, if they are `keys` in all: factors are known up to a common one."""
     if not np.isfinite(factors).all() or (factors < 0).any() or factors.sum() <= 0 or keys < 1:
         return None

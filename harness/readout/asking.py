@@ -10,18 +10,11 @@ import torch
 from numpy.typing import NDArray
 
 from assay.harness.attention.call import AttentionCall, Mask
-from assay.harness.localize.reading import row_errors
+from assay.harness.localize.reading import Flags, row_errors
 from assay.harness.readout.features import row_table
 from assay.harness.readout.mining import Condition
-from assay.harness.readout.probing import (
-    STEEP,
-    CallPlan,
-    Prober,
-    drawn_plans,
-    plan_of,
-    varied_plans,
-)
-from assay.harness.readout.queries import Flags, Queries
+from assay.harness.readout.probing import STEEP, CallPlan, Prober, drawn_plans, plan_of, varied_plans
+from assay.harness.readout.queries import Queries
 from assay.harness.readout.samples import LOOSE, Exactness, Sample
 
 Compared = tuple[AttentionCall, float]
@@ -90,17 +83,14 @@ class Asker:
 
     def screen(self, plans: Iterable[CallPlan], fresh: bool = False, meeting: Condition | None = None) -> None:
         """Ask for the calls, and keep some queries of each: some that meet a condition among them, if one is given."""
+        least = {"scores": LOOSE, "steep": STEEP * self.exactness.error}
         for plan in plans:
             if self.causal_only and not plan.causal:
                 continue
             seed = plan.seed + 1_000_003 * self.seed
             dim, value_dim = self.prober.nearest_shape(plan.head_dim, plan.value_dim)
             call = replace(plan, seed=seed, head_dim=dim, value_dim=value_dim).make(self.prober.device)
-            self._ask(plan, call, self._least_error(plan), fresh, meeting)
-
-    def _least_error(self, plan: CallPlan) -> float:
-        """The relative error of a query from which on it is wrong."""
-        return {"scores": LOOSE, "steep": STEEP * self.exactness.error}.get(plan.data, self.exactness.error)
+            self._ask(plan, call, least.get(plan.data, self.exactness.error), fresh, meeting)
 
     def _ask(
         self, plan: CallPlan, call: AttentionCall, error: float, fresh: bool = False, meeting: Condition | None = None
@@ -133,21 +123,21 @@ class Asker:
         before += len(right)
         without = [replace(plan, causal=False) for plan in plans]
         self.screen(without)
-        found = self.samples[before:]
-        if not all(sample.bad.any() for sample in found):
+        samples = self.samples[before:]
+        if not all(sample.bad.any() for sample in samples):
             return
-        as_causal = all(self._as_causal(sample) for sample in found) or self._ignores_causal(plans)
+        as_causal = all(self._as_causal(sample) for sample in samples) or self._ignores_causal(plans)
         if not (as_causal or any(right)):
             return
-        self.causal_only = bool(found)
+        self.causal_only = bool(samples)
         self._apart = [] if as_causal else without
         del self.samples[before:]
 
     @staticmethod
     def _as_causal(sample: Sample) -> bool:
         """Return True if the answer is that of the same call with a causal mask."""
-        one = sample.queries
-        causal = Queries(one.call.with_spec(mask=Mask(causal=True)), one.rows, one.number, one.nth)
+        queries = sample.queries
+        causal = Queries(queries.call.with_spec(mask=Mask(causal=True)), queries.rows, queries.number, queries.nth)
         return bool(sample.agrees(causal.right).all())
 
     def _ignores_causal(self, plans: Sequence[CallPlan]) -> bool:

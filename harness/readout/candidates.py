@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from assay.harness.localize.reading import Numbers
+from assay.harness.localize.reading import Flags, Numbers
 from assay.harness.readout.dims import TAILS, Answer, lost_dims
 from assay.harness.readout.edges import Blocks, Search, amounts_of, edges
 from assay.harness.readout.effects import (
@@ -30,7 +30,7 @@ from assay.harness.readout.formulas import DESCALES, QUANTISED, SCALES, TIMES, c
 from assay.harness.readout.key_factors import KeyFactor, KeyFactors
 from assay.harness.readout.mining import Table, Term, Value, mine, mine_values
 from assay.harness.readout.operators import Effect
-from assay.harness.readout.queries import Flags, Queries
+from assay.harness.readout.queries import Queries
 from assay.harness.readout.samples import Explained, common, every, near
 from assay.harness.readout.softmaxes import Exponential, online_softmaxes
 
@@ -52,52 +52,47 @@ class _Row:
     place: int
     factors: Numbers | None
 
-    @property
-    def index(self) -> tuple[int, int]:
-        """Row and head."""
-        return divmod(self.place, self.queries.heads)
 
-    def table(self, keys: Ints) -> Table:
-        """Features of some keys."""
-        return chosen(self.queries.pairs, keys + self.place * self.queries.call.k.shape[0])
-
-
-def key_factors(readings: Sequence[Explained], negatives: Sequence[Queries] = (), most: int = 6) -> list[KeyFactors]:
+def key_factors(readings: Sequence[Explained], negatives: Sequence[Queries] = ()) -> list[KeyFactors]:
     """Rules on which keys are seen and how much, mined from what was read; cheapest first.
 
     Args:
         readings: readings of wrong rows.
         negatives: queries on which the kernel is right.
-        most: most rules to return, for each way of looking at the rows.
     """
-    found = [(one, place, fit) for one, place, fit in every(readings, "keys", "keys-of-all") if fit.keys is not None]
-    if not found:
+    fits = [
+        (reading, place, fit) for reading, place, fit in every(readings, "keys", "keys-of-all") if fit.keys is not None
+    ]
+    if not fits:
         return []
     # In a short row either form may fit; most rows say which it is.
-    of_all = sum(fit.form == "keys-of-all" for _, _, fit in found) > len(found) / 2
+    of_all = sum(fit.form == "keys-of-all" for _, _, fit in fits) > len(fits) / 2
     denominator = "all" if of_all else "counted"
-    found = [one for one in found if of_all == (one[2].form == "keys-of-all")]
-    wrong = [_Row(one.queries, place, fit.keys) for one, place, fit in found]
+    wrong = [
+        _Row(reading.queries, place, fit.keys) for reading, place, fit in fits if of_all == (fit.form == "keys-of-all")
+    ]
     right = _right_rows(readings, negatives)
     counted = [_Row(row.queries, row.place, _counted(row.factors)) for row in wrong if row.factors is not None]
     rules: list[KeyFactors] = []
     # With the right rows, a rule says also where the effect shows; without them, that is left to the condition on queries.
     for rows in ([*wrong, *right], wrong, [*counted, *right], counted):
-        for parts in _rules(rows, most):
+        for parts in _rules(rows):
             cost = sum(0.4 + part.condition.cost + 0.3 * (part.factor != 0) for part in parts)
             rules.append(KeyFactors(parts, denominator, cost=cost))
         if rows is wrong and any(rule.cost < _PLAIN for rule in rules):
             break
-    return sorted(dict.fromkeys(rules), key=lambda one: one.cost)
+    return sorted(dict.fromkeys(rules), key=lambda rule: rule.cost)
 
 
 def _right_rows(readings: Sequence[Explained], negatives: Sequence[Queries]) -> list[_Row]:
-    found = [_Row(one.queries, int(n), None) for one in readings for n in np.flatnonzero(one.right)[:_RIGHT_ROWS]]
+    rows = [
+        _Row(reading.queries, int(n), None) for reading in readings for n in np.flatnonzero(reading.right)[:_RIGHT_ROWS]
+    ]
     draw = np.random.default_rng(0)
     for queries in negatives:
         places = draw.permutation(len(queries.table["row"]))[:_OTHER_ROWS]
-        found += [_Row(queries, int(place), None) for place in places]
-    return found
+        rows += [_Row(queries, int(place), None) for place in places]
+    return rows
 
 
 def _counted(factors: Numbers) -> Numbers:
@@ -106,7 +101,7 @@ def _counted(factors: Numbers) -> Numbers:
     return np.where(factors > 0, factors / least, factors)
 
 
-def _rules(rows: Sequence[_Row], most: int) -> list[tuple[KeyFactor, ...]]:
+def _rules(rows: Sequence[_Row]) -> list[tuple[KeyFactor, ...]]:
     """Parts that explain the rows: the cheapest, and with one of them replaced by a rival; empty if some factor follows no rule."""
     parts: list[list[KeyFactor]] = []
     for name, table, values in _universes(rows):
@@ -118,7 +113,7 @@ def _rules(rows: Sequence[_Row], most: int) -> list[tuple[KeyFactor, ...]]:
             flags = np.isclose(values, factor, rtol=3e-3, atol=1e-6)
             if not flags.any():
                 continue
-            rules = mine(table, flags, PAIR_TERMS, most)
+            rules = mine(table, flags, PAIR_TERMS)
             if not rules:
                 return []
             parts.append([KeyFactor(name, rule, factor) for rule in rules])
@@ -132,18 +127,19 @@ def _rules(rows: Sequence[_Row], most: int) -> list[tuple[KeyFactor, ...]]:
 
 def _universes(rows: Sequence[_Row]) -> Iterable[tuple[str, Table, Numbers]]:
     """For each universe of `KeyFactor` that has keys: features of the keys that are looked at, and their factors."""
-    found: dict[str, list[tuple[Table, Numbers]]] = {"seen": [], "hidden": [], "foreign": []}
+    universes: dict[str, list[tuple[Table, Numbers]]] = {"seen": [], "hidden": [], "foreign": []}
     draw = np.random.default_rng(0)
     for row in rows:
-        queries, (t, h) = row.queries, row.index
+        queries, (t, h) = row.queries, divmod(row.place, row.queries.heads)
         seen, own = queries.visible[t], queries.own_rows[t]
         actual = seen.astype(float) if row.factors is None else row.factors
         faint = seen & (queries.weights[t, h, queries.own[h]] < _FAINT)
         for name, inside in (("seen", seen & ~faint), ("hidden", own & ~seen), ("foreign", ~own)):
             keys = _looked_at(inside, actual != float(name == "seen"), draw)
             if len(keys):
-                found[name].append((row.table(keys), actual[keys]))
-    for name, pieces in found.items():
+                features = chosen(queries.pairs, keys + row.place * queries.call.k.shape[0])
+                universes[name].append((features, actual[keys]))
+    for name, pieces in universes.items():
         if pieces:
             yield name, joined([table for table, _ in pieces]), np.concatenate([values for _, values in pieces])
 
@@ -231,57 +227,53 @@ def _constants(readings: Sequence[Explained]) -> Iterable[Effect]:
 
 
 def _scales(readings: Sequence[Explained]) -> Iterable[Effect]:
-    found = every(readings, "scale")
-    if not found:
+    fits = every(readings, "scale")
+    if not fits:
         return
-    some = found[:: len(found) // _MOST_SCALES + 1]
+    some = fits[:: len(fits) // _MOST_SCALES + 1]
     for formula in (*SCALES, *QUANTISED):
-        hits = [near(float(formula.of(one.queries)[place]), fit.number) for one, place, fit in some]
+        hits = [near(float(formula.of(reading.queries)[place]), fit.number) for reading, place, fit in some]
         if sum(hits) >= max(2, 0.4 * len(hits)):
             yield Scale(formula, cost=0.8 + 0.6 * (formula in QUANTISED))
-    for value in common([fit.number for _, _, fit in found]):
+    for value in common([fit.number for _, _, fit in fits]):
         yield Scale(constant_formula(value), cost=1.2)
 
 
 def _exponentials(readings: Sequence[Explained]) -> Iterable[Effect]:
     """Functions in place of exp(score) that many of the rows with one have in common."""
-    found = Counter(fit.law for _, _, fit in every(readings, "bent") if fit.law is not None)
-    rows = len({(id(one), place) for one, place, _ in every(readings, "bent")})
-    yield from (Exponential(law) for law, count in found.most_common() if count >= max(2, _SHARE * rows))
+    counts = Counter(fit.law for _, _, fit in every(readings, "bent") if fit.law is not None)
+    rows = len({(id(reading), place) for reading, place, _ in every(readings, "bent")})
+    yield from (Exponential(law) for law, count in counts.most_common() if count >= max(2, _SHARE * rows))
 
 
 def _masses(readings: Sequence[Explained]) -> Iterable[Effect]:
     """Outputs that are multiplied, and denominators that count too many keys."""
-    found = [
-        (one, place, fit)
-        for one, place, fit in every(readings, "keys-and-mass")
+    fits = [
+        (reading, place, fit)
+        for reading, place, fit in every(readings, "keys-and-mass")
         if fit.keys is not None and (np.isclose(fit.keys, 1) | (fit.keys == 0)).all()
     ]
-    if not found:
+    if not fits:
         return
     for formula in TIMES:
         yield Times(formula, cost=1.0)
-    for factor in common([fit.mass for _, _, fit in found]):
+    for factor in common([fit.mass for _, _, fit in fits]):
         yield Times(constant_formula(factor), cost=1.2)
-    yield from _phantoms(found)
+    yield from _phantoms(fits)
 
 
-def _phantoms(found: Sequence[tuple[Explained, int, Fit]]) -> Iterable[Effect]:
+def _phantoms(fits: Sequence[tuple[Explained, int, Fit]]) -> Iterable[Effect]:
     """Denominators that count too many keys: what is too much is a whole number, since exp(0) = 1."""
-    counts = np.array([fit.phantom for _, _, fit in found])
+    counts = np.array([fit.phantom for _, _, fit in fits])
     whole = np.abs(counts - np.round(counts)) < np.minimum(0.02 * np.maximum(1, np.abs(counts)), 0.1)
     if whole.mean() < 0.6 or (np.round(counts[whole]) <= 0).mean() > 0.2:
         return
-    wanted, table = np.round(counts[whole]).astype(np.int64), chosen(_table(found), whole)
+    wanted, table = np.round(counts[whole]).astype(np.int64), chosen(_table(fits), whole)
     for number, _ in Counter(wanted.tolist()).most_common(2):
         yield KeyFactors((), phantom=Value(None, int(number)), cost=1.4)
     for value in mine_values(table, wanted, _PHANTOMS, 2):
         yield KeyFactors((), phantom=value, cost=1.6)
-    yield from _counted_in_vain(table, wanted)
-
-
-def _counted_in_vain(table: Table, wanted: Ints) -> Iterable[Effect]:
-    """Numbers of keys, or of blocks, by sums of lengths."""
+    # Numbers of keys, or of blocks, by sums of lengths.
     for size in (1, *_BLOCKS):
         for count in _COUNTS(table, wanted * size)[:2]:
             yield KeyFactors((), phantom=count if size == 1 else Blocks(count, size), cost=1.8 + count.cost)
@@ -289,17 +281,8 @@ def _counted_in_vain(table: Table, wanted: Ints) -> Iterable[Effect]:
 
 _BLOCKS = (16, 32, 64, 128)
 _COUNTS = Search(
-    (
-        *amounts_of(
-            (
-                ("total", 0.2),
-                ("prefix", 0.2),
-                ("new", 0.3),
-                ("most_total", 0.5),
-                ("most_prefix", 0.5),
-                ("most_new", 0.6),
-            )
-        ),
+    amounts_of(
+        (("total", 0.2), ("prefix", 0.2), ("new", 0.3), ("most_total", 0.5), ("most_prefix", 0.5), ("most_new", 0.6))
     ),
     largest=0,
 )
@@ -310,23 +293,23 @@ _PHANTOMS: tuple[Term, ...] = tuple(term for term in ROW_TERMS if not (term.word
 """What the number of keys that are counted in vain may follow: amounts of one feature, such as a length or its rest in a block."""
 
 
-def _table(found: Sequence[tuple[Explained, int, object]]) -> Table:
+def _table(places: Sequence[tuple[Explained, int, object]]) -> Table:
     """Features of places in readings."""
-    return joined([chosen(one.queries.table, np.array([place])) for one, place, _ in found])
+    return joined([chosen(reading.queries.table, np.array([place])) for reading, place, _ in places])
 
 
 def _kv_heads(readings: Sequence[Explained]) -> Iterable[Effect]:
     for form, what in (("kv", "kv"), ("values", "v"), ("scored", "k")):
-        found = [
-            (one, place, kv)
-            for one, place, fit in every(readings, form)
-            if (kv := _kv_head(one, place, fit)) is not None
+        rows = [
+            (reading, place, kv)
+            for reading, place, fit in every(readings, form)
+            if (kv := _kv_head(reading, place, fit)) is not None
         ]
-        if found:
-            yield from _other_kv_heads(found, what)
+        if rows:
+            yield from _other_kv_heads(rows, what)
 
 
-def _kv_head(one: Explained, place: int, fit: Fit) -> int | None:
+def _kv_head(reading: Explained, place: int, fit: Fit) -> int | None:
     """The kv head that a row reads its keys or values from, in their right rows; None if it reads other rows too."""
     if fit.form == "kv":
         return fit.kv
@@ -334,12 +317,12 @@ def _kv_head(one: Explained, place: int, fit: Fit) -> int | None:
     known = np.flatnonzero(fit.keys >= 0)
     kv, keys = np.divmod(fit.keys[known].astype(np.int64), len(fit.keys))
     plain = len(known) and (keys == known).all() and (kv == kv[0]).all()
-    return int(kv[0]) if plain and kv[0] != one.queries.own[place % one.queries.heads] else None
+    return int(kv[0]) if plain and kv[0] != reading.queries.own[place % reading.queries.heads] else None
 
 
-def _other_kv_heads(found: Sequence[tuple[Explained, int, int]], what: str) -> Iterable[Effect]:
-    table = _table(found)
-    wanted, count = np.array([kv for _, _, kv in found]), table["kv_heads"]
+def _other_kv_heads(rows: Sequence[tuple[Explained, int, int]], what: str) -> Iterable[Effect]:
+    table = _table(rows)
+    wanted, count = np.array([kv for _, _, kv in rows]), table["kv_heads"]
     options = [Value(Term("kv"), by) for by in (1, -1, 2)] + [Value(Term("head")), Value(Term("member"))]
     options += [Value(None, int(kv)) for kv in np.unique(wanted)[:4]]
     for value in options:
@@ -350,8 +333,8 @@ def _other_kv_heads(found: Sequence[tuple[Explained, int, int]], what: str) -> I
 def _sources(readings: Sequence[Explained], form: str) -> Iterable[Effect]:
     """Sources that many rows of a form are explained by."""
     wanted: dict[int, dict[int, set[tuple[int, int]]]] = {}
-    for number, one in enumerate(readings):
-        for place, fit in one.having(form):
+    for number, reading in enumerate(readings):
+        for place, fit in reading.having(form):
             wanted.setdefault(number, {}).setdefault(place, set()).add(fit.source)
     total = sum(len(places) for places in wanted.values())
     if not total:
@@ -364,7 +347,7 @@ def _sources(readings: Sequence[Explained], form: str) -> Iterable[Effect]:
             explained += [(int(rows[place]), int(heads[place])) in those for place, those in places.items()]
         if sum(explained) >= max(1, _SHARE * total):
             alike.setdefault(tuple(explained), []).append(source)
-    plain = {which: sorted(some, key=lambda one: one.cost)[:_RIVALS] for which, some in alike.items()}
+    plain = {which: sorted(some, key=lambda candidate: candidate.cost)[:_RIVALS] for which, some in alike.items()}
     best = sorted(plain, key=lambda which: sum(which) / total - _FAR * plain[which][0].cost, reverse=True)
     for source in (source for which in best[:_MOST_SOURCES] for source in plain[which]):
         yield FromElsewhere(source, form, cost=1.0 + source.cost + 0.3 * (form == "query"))

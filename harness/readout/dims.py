@@ -8,11 +8,11 @@ from functools import partial
 
 import numpy as np
 
-from assay.harness.localize.reading import Numbers
-from assay.harness.readout.features import Ints
+from assay.harness.localize.reading import Flags, Numbers
+from assay.harness.readout.features import Ints, joined
 from assay.harness.readout.mining import Condition, Literal, Term, mine
 from assay.harness.readout.operators import Effect
-from assay.harness.readout.queries import Flags, Queries, einsum
+from assay.harness.readout.queries import Queries, einsum
 
 Answer = tuple[Queries, Numbers, Flags]
 """Queries, what the kernel answered, [rows, heads, head_dim_v], and which of them are wrong, bool [rows * heads]."""
@@ -73,8 +73,7 @@ def lost_dims(answers: Sequence[Answer]) -> Iterator[Dims]:
             lost.setdefault(given.shape[1], zero[partly][0])
     if not lost:
         return
-    tables = [_table(count) for count in lost]
-    table = {name: np.concatenate([one[name] for one in tables]) for name in tables[0]}
+    table = joined([_table(count) for count in lost])
     for rule in mine(table, np.concatenate(list(lost.values())), _TERMS, 3):
         if not rule.always:
             yield Dims(f"dims of {{}} {_which(rule)} are zero", partial(_without, rule), 0.5 + rule.cost)

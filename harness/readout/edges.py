@@ -15,16 +15,14 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.harness.localize.reading import Numbers
+from assay.harness.localize.reading import Flags, Numbers
 from assay.harness.readout.features import Ints, chosen, joined
 from assay.harness.readout.forms import Fit
-from assay.harness.readout.mining import Table, strangeness
+from assay.harness.readout.mining import Rounding, Table, rounded, strangeness
 from assay.harness.readout.operators import Effect
-from assay.harness.readout.queries import Flags, Queries, weighted_softmax
+from assay.harness.readout.queries import Queries, weighted_softmax
 from assay.harness.readout.samples import Explained, every
 from assay.harness.readout.words import SYMBOLS, plus
-
-Rounding = Literal["", "up", "down", "mod", "gap"]
 
 
 @dataclass(frozen=True)
@@ -32,9 +30,9 @@ class Amount:
     """A feature, or what a tile or a page makes of it.
 
     Attributes:
-        name: the feature, or an expression of two; see `assay.harness.readout.mining.column`.
-        rounding: "up" or "down", to a multiple of `size`; "mod", the remainder by it; "gap", what is missing to the next multiple.
-        size: see `rounding`.
+        name: the feature.
+        rounding: see `rounded`.
+        size: see `rounded`.
         cost: how far-fetched it is.
         times: a feature that it is multiplied by, as a stride is; empty for none.
     """
@@ -59,23 +57,10 @@ class Amount:
         if self.times:
             stride = "b" if self.times == "seq" else SYMBOLS[self.times]
             return f"{stride} x {f'({symbol})' if ' ' in symbol else symbol}"
-        return _rounding_words(symbol, self.rounding, self.size)
-
-
-def rounded(x: Ints, how: Rounding, size: int) -> Ints:
-    """A number that is rounded, see `Amount.rounding`."""
-    if how == "mod":
-        return x % size
-    if how == "gap":
-        return -x % size
-    return {"": x, "up": -(-x // size) * size, "down": x // size * size}[how]
-
-
-def _rounding_words(symbol: str, how: Rounding, size: int) -> str:
-    return {
-        "": symbol, "up": f"({symbol} rounded up to {size})", "down": f"({symbol} rounded down to {size})",
-        "mod": f"({symbol} mod {size})", "gap": f"(-{symbol} mod {size})",
-    }[how]  # fmt: skip
+        return {
+            "": symbol, "up": f"({symbol} rounded up to {self.size})", "down": f"({symbol} rounded down to {self.size})",
+            "mod": f"({symbol} mod {self.size})", "gap": f"(-{symbol} mod {self.size})",
+        }[self.rounding]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -98,10 +83,10 @@ class Sum:
 
     def of(self, table: Table) -> Ints:
         """Its value for each example, int64 [examples]."""
-        found = np.full(len(next(iter(table.values()))), self.plus)
+        value = np.full(len(next(iter(table.values()))), self.plus)
         for sign, amount in self.amounts:
-            found = found + sign * amount.of(table)
-        return rounded(found, self.rounding, self.size) + self.after
+            value = value + sign * amount.of(table)
+        return rounded(value, self.rounding, self.size) + self.after
 
     @property
     def cost(self) -> float:
@@ -112,13 +97,13 @@ class Sum:
     @property
     def words(self) -> str:
         """In words: "p + (-new mod 16) - 1"."""
-        found = ""
+        text = ""
         for sign, amount in self.amounts:
-            found = f"{found} {'+' if sign > 0 else '-'} {amount.words}" if found else amount.words
-        found = plus(found, self.plus)
+            text = f"{text} {'+' if sign > 0 else '-'} {amount.words}" if text else amount.words
+        text = plus(text, self.plus)
         if not self.rounding:
-            return found
-        inner = f"({found})" if " " in found and not _bracketed(found) else found
+            return text
+        inner = f"({text})" if " " in text and not _bracketed(text) else text
         return plus(f"({inner} rounded {self.rounding} to {self.size})", self.after)
 
 
@@ -156,6 +141,15 @@ def _bracketed(text: str) -> bool:
 
 _SIZES = (8, 16, 32, 64, 128, 256)
 """Sizes of vectors, pages, tiles and blocks."""
+_MOST_SUMS = 300
+"""Most sums that a search returns."""
+
+
+def plain_sums(amounts: Sequence[Amount]) -> list[Sum]:
+    """List the sums of one or of two amounts, and the differences of two."""
+    single = [Sum(((1, a),)) for a in amounts]
+    added = [Sum(((1, a), (1, b))) for n, a in enumerate(amounts) for b in amounts[n + 1 :]]
+    return single + added + [Sum(((1, a), (-1, b))) for a in amounts for b in amounts if a is not b]
 
 
 @dataclass(frozen=True)
@@ -167,16 +161,12 @@ class Search:
         rounded: amounts of sums that are rounded.
         three: amounts of sums of three.
         largest: largest size of the number in a sum.
-        most: most sums to return.
-        sizes: to which sums are rounded.
     """
 
     amounts: tuple[Amount, ...]
     rounded: tuple[Amount, ...] = ()
     three: tuple[Amount, ...] = ()
     largest: int = 2
-    most: int = 300
-    sizes: tuple[int, ...] = _SIZES
 
     def __call__(self, table: Table, target: Ints) -> list[Sum]:
         """The cheapest sums that give the target for every example.
@@ -186,59 +176,56 @@ class Search:
             target: int64 [examples].
         """
         values = np.array([amount.of(table) for amount in self.amounts])
-        found = [Sum(((1, self.amounts[n]),), plus) for n, plus in _constant(target - values, self.largest)]
+        sums = [Sum(((1, self.amounts[n]),), plus) for n, plus in _constant(target - values, self.largest)]
         for a, amount in enumerate(self.amounts):
             rest = target - values[a]
-            found += [
+            sums += [
                 Sum(((1, amount), (1, self.amounts[b])), plus)
                 for b, plus in _constant(rest - values, self.largest) if b >= a
             ]  # fmt: skip
-            found += [
+            sums += [
                 Sum(((1, amount), (-1, self.amounts[b])), plus)
                 for b, plus in _constant(rest + values, self.largest) if b != a
             ]  # fmt: skip
-        found += self._roundings(table, target) + self._threes(table, target)
-        return sorted(found, key=lambda one: one.cost)[: self.most]
+        sums += self._roundings(table, target) + self._threes(table, target)
+        return sorted(sums, key=lambda candidate: candidate.cost)[:_MOST_SUMS]
 
     @cached_property
     def _plain_sums(self) -> list[Sum]:
-        one = [Sum(((1, a),)) for a in self.rounded]
-        two = [Sum(((1, a), (1, b))) for n, a in enumerate(self.rounded) for b in self.rounded[n + 1 :]]
-        less = [Sum(((1, a), (-1, b))) for a in self.rounded for b in self.rounded if a is not b]
-        return one + two + less
+        return plain_sums(self.rounded)
 
     def _threes(self, table: Table, target: Ints) -> list[Sum]:
         """Sums of three: of two, two that are added and one that is subtracted, or the reverse."""
         if not self.three:
             return []
         values = np.array([amount.of(table) for amount in self.three])
-        found: list[Sum] = []
+        sums: list[Sum] = []
         for a, b in combinations(range(len(self.three)), 2):
             pair = ((1, self.three[a]), (1, self.three[b]))
             rest = target - values[a] - values[b]
-            found += [
+            sums += [
                 Sum((*pair, (1, self.three[c])), plus) for c, plus in _constant(rest - values, self.largest) if c > b
             ]
-            found += [
+            sums += [
                 Sum((*pair, (-1, self.three[c])), plus)
                 for c, plus in _constant(rest + values, self.largest) if c not in (a, b)
             ]  # fmt: skip
-        return found
+        return sums
 
     def _roundings(self, table: Table, target: Ints) -> list[Sum]:
-        found: list[Sum] = []
         if not self.rounded:
-            return found
-        values = np.array([one.of(table) for one in self._plain_sums])
+            return []
+        sums: list[Sum] = []
+        values = np.array([plain.of(table) for plain in self._plain_sums])
         for added in (-1, 0, 1):
-            for size in self.sizes:
+            for size in _SIZES:
                 for how in ("up", "down"):
                     gaps = target - rounded(values + added, how, size)
-                    found += [
+                    sums += [
                         replace(self._plain_sums[n], plus=added, rounding=how, size=size, after=after)
                         for n, after in _constant(gaps, 1)
                     ]
-        return found
+        return sums
 
 
 def _constant(gaps: Ints, largest: int) -> list[tuple[int, int]]:
@@ -261,7 +248,7 @@ def amounts_of(plain: Sequence[tuple[str, float]], sizes: Sequence[int] = _SIZES
     )  # fmt: skip
 
 
-Mode = Literal["", "also", "less"]
+_Mode = Literal["", "also", "less"]
 
 
 @dataclass(frozen=True)
@@ -279,7 +266,7 @@ class Edge(Effect):
 
     side: Literal["last", "first"]
     at: Sum
-    mode: Mode = ""
+    mode: _Mode = ""
     beyond: bool = False
     counted: bool = False
     cost: float = 1.0
@@ -303,21 +290,9 @@ class Edge(Effect):
 
 _PLAIN = (("pos", 0.1), ("prefix", 0.2), ("total", 0.2), ("new", 0.2), ("i", 0.2))
 _OTHERS = (
-    "previous_total",
-    "previous_prefix",
-    "next_total",
-    "next_prefix",
-    "first_total",
-    "first_prefix",
-    "most_total",
-    "most_new",
-    "most_prefix",
-    "least_prefix",
-    "ranked_total",
-    "group",
-    "member",
-    "peers_after",
-)
+    "previous_total", "previous_prefix", "next_total", "next_prefix", "first_total", "first_prefix", "most_total", "most_new",
+    "most_prefix", "least_prefix", "ranked_total", "group", "member", "peers_after",
+)  # fmt: skip
 _TILES = (16, 32, 64, 128)
 _AMOUNTS: tuple[Amount, ...] = (*amounts_of(_PLAIN), *(Amount(name, cost=0.9) for name in _OTHERS))
 """What an edge may be made of: lengths and the place of a query, lengths of its neighbours and of calls before, which a kernel may
@@ -360,20 +335,21 @@ def edges(readings: Sequence[Explained], negatives: Sequence[Queries] = ()) -> I
     """
     if not readings:
         return
-    kept = _right_rows(readings, negatives)
-    yield from _edges([_run(*one) for one in every(readings, "keys", "keys-and-mass")], kept, False)
-    yield from _edges([_counted(*one) for one in every(readings, "keys-and-mass")], kept, True)
+    right = [chosen(reading.queries.table, reading.right) for reading in readings]
+    kept = joined([*right, *(queries.table for queries in negatives)])
+    yield from _edges([_run(*fit) for fit in every(readings, "keys", "keys-and-mass")], kept, False)
+    yield from _edges([_counted(*fit) for fit in every(readings, "keys-and-mass")], kept, True)
 
 
 def _edges(rows: Sequence[_Run | None], kept: Table, counted: bool) -> Iterable[Edge]:
     """Edges that give those of all rows that have one; `counted` says that they are those of denominators."""
-    found = [row for row in rows if row is not None]
-    found = found[:: len(found) // _MOST_ROWS + 1]
-    if len(found) < _LEAST_ROWS:
+    runs = [row for row in rows if row is not None]
+    runs = runs[:: len(runs) // _MOST_ROWS + 1]
+    if len(runs) < _LEAST_ROWS:
         return
-    table = {name: np.array([row.table[name] for row in found]) for name in found[0].table}
+    table = {name: np.array([row.table[name] for row in runs]) for name in runs[0].table}
     first, last, right, end = (
-        np.array([getattr(row, name) for row in found]) for name in ("first", "last", "last_right", "end")
+        np.array([getattr(row, name) for row in runs]) for name in ("first", "last", "last_right", "end")
     )
     if not first.any():
         for edge in _last_edges(table, last, right, end, kept):
@@ -382,11 +358,6 @@ def _edges(rows: Sequence[_Run | None], kept: Table, counted: bool) -> Iterable[
         sums = _sums(_FIRST, table, first, first > 0)
         for at in _best([at for at in sums if (at.of(table) <= first).all()], lambda at: at.of(kept) > 0):
             yield Edge("first", at, cost=_BASE + at.cost)
-
-
-def _right_rows(readings: Sequence[Explained], negatives: Sequence[Queries]) -> Table:
-    tables = [chosen(one.queries.table, one.right) for one in readings] + [one.table for one in negatives]
-    return joined(tables)
 
 
 def _best(sums: Sequence[Sum], changes: Callable[[Sum], Flags]) -> list[Sum]:
@@ -402,7 +373,7 @@ def _last_edges(table: Table, last: Ints, right: Ints, end: Ints, kept: Table) -
     sums = [at for at in sums if (at.of(table) >= last).all()]  # an edge behind the end of a sequence is cut off
     place = np.where(kept["causal"] == 1, kept["pos"], kept["total"] - 1)
     room = kept["total"] - 1 if not beyond else np.full_like(place, np.iinfo(np.int64).max)
-    modes: dict[Mode, Callable[[Sum], Flags]] = {"": lambda at: np.minimum(at.of(kept), room) != place}
+    modes: dict[_Mode, Callable[[Sum], Flags]] = {"": lambda at: np.minimum(at.of(kept), room) != place}
     if (last > right).all():
         modes["also"] = lambda at: np.minimum(at.of(kept), room) > place
     if (last < right).all():
@@ -436,8 +407,8 @@ _WHOLE = 2e-3
 """By how much the number of rows of zeros that were counted may miss a whole one."""
 
 
-def _run(one: Explained, place: int, fit: Fit) -> _Run | None:
-    queries, row = one.queries, place // one.queries.heads
+def _run(reading: Explained, place: int, fit: Fit) -> _Run | None:
+    queries, row = reading.queries, place // reading.queries.heads
     own = np.flatnonzero(queries.own_rows[row])
     if fit.keys is None or fit.keys[: own[0]].any():
         return None  # keys of earlier sequences are no matter of an edge
@@ -460,9 +431,9 @@ _DENOMINATOR = 3e-4
 """Relative error of a denominator that was read."""
 
 
-def _counted(one: Explained, place: int, fit: Fit) -> _Run | None:
+def _counted(reading: Explained, place: int, fit: Fit) -> _Run | None:
     """The run of keys that the denominator counts of a row whose weights are otherwise right; None if it counts no such run."""
-    queries, (row, head) = one.queries, divmod(place, one.queries.heads)
+    queries, (row, head) = reading.queries, divmod(place, reading.queries.heads)
     visible = queries.visible[row]
     if fit.keys is None or not (fit.keys == visible).all():
         return None

@@ -91,21 +91,21 @@ class Merged(Effect):
     cost: float = 1.5
 
     def outputs(self, queries: Queries) -> Numbers:
-        return queries.attended(queries.own_scores + self.offsets(queries))
+        return queries.attended(queries.own_scores + self._offsets(queries))
 
-    def offsets(self, queries: Queries) -> Numbers:
+    def _offsets(self, queries: Queries) -> Numbers:
         """Return what is added to each score, [rows, heads, total_k]."""
         label, cached = self._parts(queries)
-        found = np.zeros_like(queries.own_scores)
+        offsets = np.zeros_like(queries.own_scores)
         logits = np.where(queries.visible[:, None], queries.own_scores, -np.inf)
-        for one in np.unique(label):
-            here = label == one
+        for part in np.unique(label):
+            here = label == part
             if self.law == "mean":
                 k = queries.k[here].mean(0)[queries.own]  # [heads, dim]
-                found[:, :, here] = -queries.call.scale * einsum("thd,hd->th", queries.q, k)[..., None]
+                offsets[:, :, here] = -queries.call.scale * einsum("thd,hd->th", queries.q, k)[..., None]
             elif not self.law.startswith("new " if cached[here].any() else "cached "):
-                found[:, :, here] = self._offset(logits[:, :, here])[..., None]
-        return found
+                offsets[:, :, here] = self._offset(logits[:, :, here])[..., None]
+        return offsets
 
     def _parts(self, queries: Queries) -> tuple[Ints, Ints]:
         """A number for the part of each packed key, and whether a key is cached, int64 [total_k]."""
@@ -159,15 +159,15 @@ class BlockScale(Effect):
     def _factors(self, queries: Queries) -> Numbers:
         """The wrong scale over the right one of each key, [total_k, kv heads]."""
         x = np.abs(queries.k if self.what == "k" else queries.values).max(-1)
-        found: Numbers = np.ones_like(x)
+        factors: Numbers = np.ones_like(x)
         keys = [k for _, k in own_keys(queries.call)]
         scales = [np.maximum.reduceat(x[k], np.arange(0, k.stop - k.start, self.size), axis=0) for k in keys]
         every = np.concatenate(scales)
         for seq, (k, own) in enumerate(zip(keys, scales, strict=True)):
             block = np.arange(k.stop - k.start) // self.size
             wrong = self._wrong(seq, k.start, block, scales, every)
-            found[k] = wrong / np.maximum(own[block], 1e-30)
-        return found
+            factors[k] = wrong / np.maximum(own[block], 1e-30)
+        return factors
 
     def _wrong(self, seq: int, start: int, block: Ints, scales: Sequence[Numbers], every: Numbers) -> Numbers:
         """The scale that each key of a sequence gets, [keys, kv heads]."""
@@ -223,8 +223,7 @@ class KnownBug(Effect):
         out = self.compute(queries.call, torch.from_numpy(queries.rows).to(queries.call.q.device))
         if out is None:
             return queries.right
-        found: Numbers = out.double().cpu().numpy()
-        return found
+        return out.double().cpu().numpy()
 
 
 _FORMATS = (
@@ -244,22 +243,22 @@ _ROUNDING_COST = 3.5
 
 def known_effects() -> list[KnownBug]:
     """The effects of all hypotheses, and of roundings that nobody declared."""
-    found = [KnownBug(one.id, one.about, one.compute) for one in FAMILY]
+    effects = [KnownBug(bug.id, bug.about, bug.compute) for bug in FAMILY]
     for dtype, name in _FORMATS:
         for what, words in _INPUTS:
-            found.append(
+            effects.append(
                 _rounding(f"rounded-{what}-{name}", f"{words} rounded to {name}", partial(keys_rounded, dtype, what))
             )
-        found += [
+        effects += [
             _rounding(f"rounded-p-{name}", f"softmax weights are rounded to {name}", partial(weights_rounded, dtype)),
             _rounding(
                 f"rounded-s-{name}", f"scores are rounded to {name} before the softmax", partial(scores_rounded, dtype)
             ),
         ]
-    found.append(
+    effects.append(
         _rounding("rounded-sum-bfloat16", "the softmax denominator is accumulated in bfloat16", denominator_rounded)
     )
-    return found
+    return effects
 
 
 def _rounding(id: str, about: str, change: Change) -> KnownBug:

@@ -14,9 +14,9 @@ from assay.harness.readout.mining import Value
 from assay.harness.readout.operators import Effect
 from assay.harness.readout.queries import Queries
 
-Of = Callable[[Queries], Ints]
+_Of = Callable[[Queries], Ints]
 """(queries) -> a packed row of q, or a q head, for each row and head, int64 [rows * heads]."""
-_Option = tuple[str, Of, float]
+_Option = tuple[str, _Of, float]
 """A place in words, the place, and its cost."""
 
 
@@ -34,8 +34,8 @@ class RowSource:
 
     query: str
     in_head: str
-    row: Of = field(compare=False)
-    head: Of = field(compare=False)
+    row: _Of = field(compare=False)
+    head: _Of = field(compare=False)
     cost: float = 1.0
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -54,11 +54,6 @@ class RowSource:
 
 def _source(query: str, in_head: str) -> RowSource:
     return next(source for source in SOURCES if (source.query, source.in_head) == (query, in_head))
-
-
-def shift(name: str, by: int) -> str:
-    """Spell an index and a shift: "i - 1"."""
-    return f"{name} {'+' if by > 0 else '-'} {abs(by)}"
 
 
 def _in_sequence(queries: Queries, seq: Ints, i: Ints) -> Ints:
@@ -95,8 +90,7 @@ def _sequence(of: Callable[[dict[str, Ints]], Ints], queries: Queries) -> Ints:
 
 def _from_start_of_keys(queries: Queries) -> Ints:
     starts = np.array(queries.call.cu_seqlens_k.tolist())
-    found: Ints = np.minimum(starts[queries.table["seq"]] + queries.table["i"], queries.call.q.shape[0] - 1)
-    return found
+    return np.minimum(starts[queries.table["seq"]] + queries.table["i"], queries.call.q.shape[0] - 1)
 
 
 def _strided(name: str, queries: Queries) -> Ints:
@@ -108,7 +102,7 @@ def _strided(name: str, queries: Queries) -> Ints:
 
 _QUERIES: tuple[_Option, ...] = (
     ("", lambda q: q.table["row"], 0.0),
-    *((f"query {shift('i', by)}", partial(_shifted, by), 0.2 + 0.1 * abs(by))
+    *((f"query i {'+' if by > 0 else '-'} {abs(by)}", partial(_shifted, by), 0.2 + 0.1 * abs(by))
       for by in (-1, 1, -2, 2, -4, 4, -8, 8, -16, 16)),
     ("the first query of its sequence", partial(_query, lambda t: 0 * t["i"]), 0.4),
     ("the last query of its sequence", partial(_query, lambda t: t["new"] - 1), 0.4),
@@ -190,10 +184,10 @@ class FromElsewhere(Effect):
         others = Queries(queries.call, needed)
         at, head = place.reshape(shape), np.clip(heads, 0, queries.heads - 1).reshape(shape)
         if self.what == "query":
-            found = queries.attended(others.scores[at, head, np.broadcast_to(queries.own, shape)])
+            out = queries.attended(others.scores[at, head, np.broadcast_to(queries.own, shape)])
         else:
-            found = others.right[at, head]
-        return np.where(there, found, queries.right)
+            out = others.right[at, head]
+        return np.where(there, out, queries.right)
 
 
 @dataclass(frozen=True)

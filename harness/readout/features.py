@@ -35,19 +35,19 @@ def row_table(call: AttentionCall, rows: Sequence[int], number: int = 0, nth: in
     seq = np.searchsorted(starts, row, "right") - 1
     i = row - starts[seq]
     before, after = np.maximum(seq - 1, 0), np.minimum(seq + 1, seqs - 1)
-    one = np.ones_like(row)
+    ones = np.ones_like(row)
     return {
-        "head": head, "kv": call.heads.kv_head(head), "member": head % call.heads.group, "heads": heads * one,
-        "kv_heads": kv_heads * one, "group": call.heads.group * one, "head_dim": call.q.shape[2] * one,
-        "layer": call.layer * one, "decode": (call.phase == "decode") * one, "causal": bool(call.causal) * one,
-        "call": number * one, "nth": nth * one, "seq": seq, "from_last": seqs - 1 - seq, "seqs": seqs * one, "row": row,
+        "head": head, "kv": call.heads.kv_head(head), "member": head % call.heads.group, "heads": heads * ones,
+        "kv_heads": kv_heads * ones, "group": call.heads.group * ones, "head_dim": call.q.shape[2] * ones,
+        "layer": call.layer * ones, "decode": (call.phase == "decode") * ones, "causal": bool(call.causal) * ones,
+        "call": number * ones, "nth": nth * ones, "seq": seq, "from_last": seqs - 1 - seq, "seqs": seqs * ones, "row": row,
         "i": i, "pos": i + prefix[seq], "after": new[seq] - 1 - i, "prefix": prefix[seq], "new": new[seq], "total": total[seq],
         "previous_total": np.where(seq > 0, total[before], 0), "previous_prefix": np.where(seq > 0, prefix[before], 0),
         "next_total": np.where(seq < seqs - 1, total[after], 0),
-        "next_prefix": np.where(seq < seqs - 1, prefix[after], 0), "first_total": total[0] * one,
-        "first_prefix": prefix[0] * one, "most_total": total.max() * one, "most_new": new.max() * one, "first_new": new[0] * one,
-        "least_prefix": prefix.min() * one,
-        "peers_after": call.heads.group - 1 - head % call.heads.group, "most_prefix": prefix.max() * one,
+        "next_prefix": np.where(seq < seqs - 1, prefix[after], 0), "first_total": total[0] * ones,
+        "first_prefix": prefix[0] * ones, "most_total": total.max() * ones, "most_new": new.max() * ones,
+        "first_new": new[0] * ones, "least_prefix": prefix.min() * ones,
+        "peers_after": call.heads.group - 1 - head % call.heads.group, "most_prefix": prefix.max() * ones,
         **_tiles(i, new[seq], prefix[seq], call.heads.group),
         "ranked_total": total[np.argsort(np.argsort(-total, kind="stable"), kind="stable")][seq],
     }  # fmt: skip
@@ -61,7 +61,7 @@ _ROWS = (64, 128)
 """Rows of a tile in which each new token has as many rows as q heads read a kv head, as kernels pack them."""
 
 
-TILES = (*map(str, _TILES), *(f"packed_{rows}" for rows in _ROWS))
+_TILE_NAMES = (*map(str, _TILES), *(f"packed_{rows}" for rows in _ROWS))
 """Names of the sizes of tiles."""
 
 
@@ -74,12 +74,12 @@ def _tiles(i: Ints, new: Ints, prefix: Ints, group: int) -> dict[str, Ints]:
         prefix: cached tokens of its sequence.
         group: q heads per kv head.
     """
-    found: dict[str, Ints] = {}
+    columns: dict[str, Ints] = {}
     sizes = (*_TILES, *(max(1, rows // group) for rows in _ROWS))
-    for name, size in zip(TILES, sizes, strict=True):
-        found[f"first_{name}"] = i // size * size + prefix
-        found[f"last_{name}"] = np.minimum(i // size * size + size, new) - 1 + prefix
-    return found
+    for name, size in zip(_TILE_NAMES, sizes, strict=True):
+        columns[f"first_{name}"] = i // size * size + prefix
+        columns[f"last_{name}"] = np.minimum(i // size * size + size, new) - 1 + prefix
+    return columns
 
 
 class Pairs(Mapping[str, Ints]):
@@ -95,7 +95,7 @@ class Pairs(Mapping[str, Ints]):
         queries: the features of its queries, as `row_table` gives them.
     """
 
-    _OF_KEY = ("j", "left", "other", "key_seq", "key_row", "fresh", "ahead")
+    OF_KEY = ("j", "left", "other", "key_seq", "key_row", "fresh", "ahead")
 
     def __init__(self, call: AttentionCall, queries: Table) -> None:
         total = np.array(call.lens_k)
@@ -129,10 +129,10 @@ class Pairs(Mapping[str, Ints]):
         return np.repeat(self._queries[name], keys)
 
     def __iter__(self) -> Iterator[str]:
-        return iter((*self._queries, *self._OF_KEY))
+        return iter((*self._queries, *self.OF_KEY))
 
     def __len__(self) -> int:
-        return len(self._queries) + len(self._OF_KEY)
+        return len(self._queries) + len(self.OF_KEY)
 
 
 def _named(*terms: tuple[str, float]) -> list[Term]:
@@ -149,8 +149,8 @@ def _residues(name: str, cost: float, of: Iterable[int] = _RESIDUES) -> list[Ter
 
 def _in_blocks(name: str, cost: float) -> list[Term]:
     """Blocks of an index: which one, and every second, third and fourth of them."""
-    found = [Term(name, block=b, cost=cost, words=True) for b in _BLOCKS]
-    return found + [Term(name, block=b, modulo=m, cost=cost + 0.4) for b in _BLOCKS for m in (2, 3, 4)]
+    blocks = [Term(name, block=b, cost=cost, words=True) for b in _BLOCKS]
+    return blocks + [Term(name, block=b, modulo=m, cost=cost + 0.4) for b in _BLOCKS for m in (2, 3, 4)]
 
 
 ROW_TERMS: tuple[Term, ...] = (

@@ -13,15 +13,9 @@ from assay.harness.readout.asking import COMPARED_DATA, FEW_HEADS
 from assay.harness.readout.features import row_table
 from assay.harness.readout.fitting import Fitter
 from assay.harness.readout.key_factors import KeyFactors
-from assay.harness.readout.mining import Condition, Literal, Term
+from assay.harness.readout.mining import Condition, Literal
 from assay.harness.readout.operators import Operator
-from assay.harness.readout.probing import (
-    CallPlan,
-    extreme_plans,
-    fixed_plans,
-    repeated_plans,
-    steep_plans,
-)
+from assay.harness.readout.probing import CallPlan, extreme_plans, fixed_plans, repeated_plans, steep_plans
 from assay.harness.readout.queries import Queries
 from assay.harness.readout.samples import close
 
@@ -61,9 +55,8 @@ class Finder(Fitter):
         self.screen(fixed_plans(self.data, self.dtype, not self.slow))
         if self.data == "normal":  # what is rounded as declared is exact on no others
             self.screen(steep_plans(self.dtype))
-            if (
-                not self.wrong and self.dtype == torch.float32 and self.prober.device == "cpu"
-            ):  # 16 bits and TF32 are less exact
+            exact = self.dtype == torch.float32 and self.prober.device == "cpu"  # 16 bits and TF32 are less exact
+            if not self.wrong and exact:
                 self.screen(extreme_plans())
         if not self.wrong and self._apart:
             self.causal_only = False
@@ -85,7 +78,7 @@ class Finder(Fitter):
         for _ in range(_ROUNDS):
             operators = self.fit()
             self.operator = operators[0]
-            plans = [*self.again(), *self.edges(operators), *self.telling(operators, drawn)]
+            plans = [*self._again(), *self.edges(operators), *self.telling(operators, drawn)]
             asked = {sample.plan for sample in self.samples if sample.fresh}
             plans = [plan for plan in dict.fromkeys(plans) if replace(plan, seed=0) not in tried and plan not in asked]
             tried |= {replace(plan, seed=0) for plan in plans}
@@ -105,7 +98,7 @@ class Finder(Fitter):
         else:
             self.operator = self.fit()[0]
 
-    def again(self) -> list[CallPlan]:
+    def _again(self) -> list[CallPlan]:
         """Some calls that were wrong, with other data: what is wrong now and then is right this time."""
         wrong = sorted((s.plan for s in self.samples if s.bad.any() and not s.fresh), key=lambda plan: plan.size)
         return [replace(plan, seed=plan.seed + 50_000, data=self._made(plan)) for plan in wrong[:3]]
@@ -124,52 +117,48 @@ class Finder(Fitter):
             for value in _sides(literal)
         )
         bases = self._bases()
-        found = [plan for name, value in wanted for plan in self._at(name, value, bases)]
-        return list(dict.fromkeys(found))[: 20 if self.slow else 60]
+        plans = [plan for name, value in wanted for plan in self._at(name, value, bases)]
+        return list(dict.fromkeys(plans))[: 20 if self.slow else 60]
 
     def bisect(self, operator: Operator) -> None:
         """Ask for calls between the nearest wrong and right queries on both sides of each threshold of an operator."""
-        for condition in _conditions(operator):
-            for literal in condition.literals:
-                gap = self._gap(condition, literal)
-                for _ in range(_HALVINGS):
-                    if gap is None or abs(gap[0] - gap[1]) <= 1:
-                        break
-                    between = _others(condition, literal).literals + _within(literal.term, gap)
-                    self.screen(self._halfway(condition, literal, gap)[:1], fresh=True, meeting=Condition(between))
-                    if (now := self._gap(condition, literal)) == gap:
-                        break
-                    gap = now
+        for condition, literal in _of_queries(operator):
+            gap = self._gap(condition, literal)
+            for _ in range(_HALVINGS):
+                if gap is None or abs(gap[0] - gap[1]) <= 1:
+                    break
+                between = _between(condition, literal, gap)
+                self.screen(self._halfway(condition, literal, gap)[:1], fresh=True, meeting=between)
+                if (now := self._gap(condition, literal)) == gap:
+                    break
+                gap = now
 
     def _halfway(self, condition: Condition, literal: Literal, gap: tuple[int, int, CallPlan]) -> list[CallPlan]:
         """Calls with queries between the nearest wrong and right ones at a threshold, the most central first. None was made."""
-        middle = sum(gap[:2]) // 2
+        term, middle = literal.term, sum(gap[:2]) // 2
         asked = {replace(sample.plan, seed=0) for sample in self.samples}
-        if _is_plain(literal.term):
-            return [
-                plan for plan in self._at(literal.term.name, middle, [gap[2]]) if replace(plan, seed=0) not in asked
-            ]
-        between = Condition((*_others(condition, literal).literals, *_within(literal.term, gap)))
-        found: list[tuple[float, CallPlan]] = []
-        for plan in _shifted(gap[2], (middle - gap[0]) * literal.term.block):
+        if term.name in _ASKED and not term.minus and term.block == 1:
+            return [plan for plan in self._at(term.name, middle, [gap[2]]) if replace(plan, seed=0) not in asked]
+        between = _between(condition, literal, gap)
+        ranked: list[tuple[float, CallPlan]] = []
+        for plan in _shifted(gap[2], (middle - gap[0]) * term.block):
             if replace(plan, seed=0) in asked:
                 continue
             call = plan.make()
             table = row_table(call, range(call.q.shape[0]))
-            off = np.abs(literal.term.of(table)[between.holds(table)] - middle)
+            off = np.abs(term.of(table)[between.holds(table)] - middle)
             if len(off):
-                found.append((float(off.min()), plan))
-        return [plan for _, plan in sorted(found, key=lambda one: (one[0], one[1].size))]
+                ranked.append((float(off.min()), plan))
+        return [plan for _, plan in sorted(ranked, key=lambda pair: (pair[0], pair[1].size))]
 
     def open_limits(self) -> list[tuple[Literal, int, int]]:
         """Thresholds of the operator whose nearest wrong and right queries are not neighbours, with the values of these two."""
-        found: list[tuple[Literal, int, int]] = []
-        for condition in _conditions(self.operator):
-            for literal in condition.literals:
-                gap = self._gap(condition, literal)
-                if gap is not None and abs(gap[0] - gap[1]) > 1:
-                    found.append((literal, gap[0], gap[1]))
-        return found
+        limits: list[tuple[Literal, int, int]] = []
+        for condition, literal in _of_queries(self.operator):
+            gap = self._gap(condition, literal)
+            if gap is not None and abs(gap[0] - gap[1]) > 1:
+                limits.append((literal, gap[0], gap[1]))
+        return limits
 
     def _gap(self, condition: Condition, literal: Literal) -> tuple[int, int, CallPlan] | None:
         """The nearest wrong and right query at a threshold that meet the other literals, and the call of the wrong one.
@@ -190,26 +179,24 @@ class Finder(Fitter):
             right += np.unique(x[there & ~sample.bad]).tolist()
         if not wrong:
             return None
-        nearest, plan = min(wrong, key=lambda one: one[0])
+        nearest, plan = min(wrong, key=lambda pair: pair[0])
         before = [x for x in right if x < nearest]
         return (side * nearest, side * max(before), replace(plan, data=self._made(plan))) if before else None
 
     def _bases(self) -> list[CallPlan]:
         """Small wrong calls of different kinds: a call at an edge is one of them with another length."""
         kinds: dict[tuple[object, ...], CallPlan] = {}
-        for sample in sorted(
-            (s for s in self.samples if s.bad.any() and s.plan.data == self.data), key=lambda s: s.plan.size
-        ):
-            plan = sample.plan
+        plans = (s.plan for s in self.samples if s.bad.any() and s.plan.data == self.data)
+        for plan in sorted(plans, key=lambda wrong: wrong.size):
             kinds.setdefault((plan.phase, len(plan.lens), any(p for _, p in plan.lens)), plan)
         return list(kinds.values())[:3]
 
     def _at(self, name: str, value: int, bases: Sequence[CallPlan]) -> list[CallPlan]:
         """Calls in which a feature has a value."""
-        found: list[CallPlan] = []
+        plans: list[CallPlan] = []
         for base in bases or [CallPlan(((7, 9),), dtype=self.dtype, data=self.data)]:
             if name == "layer" and value >= 0:
-                found.append(replace(base, layer=value))
+                plans.append(replace(base, layer=value))
                 continue
             for place, (new, prefix) in enumerate(base.lens):
                 lens = list(base.lens)
@@ -229,15 +216,15 @@ class Finder(Fitter):
                     continue
                 if sum(n * (n + p) for n, p in lens) < 10**6:
                     heads = (2, 1) if value > FEW_HEADS and base.heads[1] > 1 and base.heads[0] < 4 else base.heads
-                    found.append(replace(base, lens=tuple(lens), heads=heads, seed=7000 + value))
-        return found
+                    plans.append(replace(base, lens=tuple(lens), heads=heads, seed=7000 + value))
+        return plans
 
     def telling(self, operators: Sequence[Operator], plans: Iterable[CallPlan]) -> list[CallPlan]:
         """Plans of calls on which a rival says something else than the chosen operator."""
         undecided = [operator for operator in operators[1:] if operator != operators[0]]
-        found: list[CallPlan] = []
+        telling: list[CallPlan] = []
         for plan in islice(plans, 60):
-            if not undecided or len(found) >= _TELLING:
+            if not undecided or len(telling) >= _TELLING:
                 break
             call = plan.make()
             rows = np.arange(call.q.shape[0])[:: max(1, call.q.shape[0] // 6)]
@@ -246,42 +233,33 @@ class Finder(Fitter):
             said = operators[0].outputs(queries)
             split = [o for o in undecided if not close(o.outputs(queries), said, size, self.exactness.error).all()]
             if split:
-                found.append(plan)
+                telling.append(plan)
                 undecided = [o for o in undecided if o not in split]
-        return found
+        return telling
 
 
 def _literals(operator: Operator) -> Iterable[Literal]:
-    for condition in _conditions(operator):
-        yield from condition.literals
+    yield from (literal for _, literal in _of_queries(operator))
     for clause in operator.clauses:
-        effect = clause.effect
-        of_keys: list[Condition] = []
-        if isinstance(effect, KeyFactors):
-            of_keys += [part.condition for part in effect.parts]
-        for condition in of_keys:
-            yield from condition.literals
+        if isinstance(clause.effect, KeyFactors):
+            yield from (literal for part in clause.effect.parts for literal in part.condition.literals)
 
 
-def _conditions(operator: Operator) -> list[Condition]:
-    """The conditions on queries."""
-    return [clause.condition for clause in operator.clauses]
+def _of_queries(operator: Operator) -> list[tuple[Condition, Literal]]:
+    """List the literals of the conditions on queries, each with its condition."""
+    return [(clause.condition, literal) for clause in operator.clauses for literal in clause.condition.literals]
 
 
 def _others(condition: Condition, literal: Literal) -> Condition:
     """The literals of a conjunction but one."""
-    return Condition(tuple(one for one in condition.literals if one is not literal))
+    return Condition(tuple(other for other in condition.literals if other is not literal))
 
 
-def _within(term: Term, gap: tuple[int, int, CallPlan]) -> tuple[Literal, ...]:
-    """The literals of a value strictly between two others."""
+def _between(condition: Condition, literal: Literal, gap: tuple[int, int, CallPlan]) -> Condition:
+    """Join the other literals of a conjunction, and those of a value of this one's term strictly between two others."""
     low, high = sorted(gap[:2])
-    return Literal(term, ">=", low + 1), Literal(term, "<", high)
-
-
-def _is_plain(term: Term) -> bool:
-    """Return True if a term is a feature of which a call with any value can be made."""
-    return term.name in _ASKED and not term.minus and term.block == 1
+    bounds = Literal(literal.term, ">=", low + 1), Literal(literal.term, "<", high)
+    return Condition((*_others(condition, literal).literals, *bounds))
 
 
 def _shifted(plan: CallPlan, by: int) -> Iterator[CallPlan]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from assay.harness.localize.reading import WeightReading, read
+from assay.harness.localize.reading import Flags, read
 from assay.harness.readout.addresses import addresses
 from assay.harness.readout.asking import COMPARED_DATA, Asker
 from assay.harness.readout.candidates import effects_of, general_effects, key_factors
@@ -18,10 +18,8 @@ from assay.harness.readout.features import ROW_TERMS, chosen, joined
 from assay.harness.readout.forms import CallContext, Row, fits
 from assay.harness.readout.mining import Condition, mine
 from assay.harness.readout.operators import Clause, Effect, Operator
-from assay.harness.readout.probing import (
-    BudgetSpentError,
-)
-from assay.harness.readout.queries import Flags, Queries
+from assay.harness.readout.probing import BudgetSpentError
+from assay.harness.readout.queries import Queries
 from assay.harness.readout.samples import Agreement, Explained, Sample
 
 _LEAST = 0.05
@@ -62,46 +60,33 @@ class Fitter(Asker):
     _general: dict[bytes, list[_Rated]] = field(default_factory=dict, init=False)
 
     def read(self, sample: Sample) -> None:
-        """Read the weights of a sample's queries, once."""
+        """Read the weights of a sample's queries, once, and find the forms that fit the wrong rows."""
         if sample.reading is not None:
             return
-        queries = sample.queries
+        queries, tolerance = sample.queries, self.exactness.tolerance
         reading = read(self.prober, queries.call, queries.rows.tolist(), queries.number)
-        if reading is not None:
-            self._explain(sample, reading)
-
-    def _explain(self, sample: Sample, reading: WeightReading) -> None:
-        """Find the forms that fit the wrong rows."""
-        queries, context, tolerance = sample.queries, CallContext(reading), self.exactness.tolerance
+        if reading is None:
+            return
+        context = CallContext(reading)
         rows = [Row(context, *divmod(place, queries.heads), tolerance) for place in range(len(sample.bad))]
-        found = tuple(tuple(fits(row)) if bad else () for row, bad in zip(rows, sample.bad, strict=True))
-        sample.reading = reading
-        sample.explained = Explained(queries, found, ~sample.bad)
+        fits_of_rows = tuple(tuple(fits(row)) if bad else () for row, bad in zip(rows, sample.bad, strict=True))
+        sample.reading, sample.explained = reading, Explained(queries, fits_of_rows, ~sample.bad)
 
     def to_read(self, samples: Sequence[Sample], most: int) -> list[Sample]:
         """Samples that are worth reading: small ones first, of each kind some."""
-        kinds: dict[tuple[object, ...], int] = {}
+        kinds: Counter[tuple[object, ...]] = Counter()
 
         def rank(sample: Sample) -> int:
             plan = sample.plan
             kind = (plan.phase, len(plan.lens) > 1, any(p for _, p in plan.lens), plan.keys > 70)
-            kinds[kind] = kinds.get(kind, 0) + 1
+            kinds[kind] += 1
             return kinds[kind]
 
-        plain = [
-            s
-            for s in samples
-            if s.bad.any()
-            and s.plan.keys > 3
-            and s.plan.data in (self.data, COMPARED_DATA, "steep")
-            and s.reading is None
-        ]
-        plain.sort(key=lambda s: s.plan.size)
-        ranks = [rank(sample) for sample in plain]
-        order = sorted(range(len(plain)), key=lambda n: (ranks[n], n))
-        return [plain[n] for n in order[:most]]
+        data = (self.data, COMPARED_DATA, "steep")
+        wrong = [s for s in samples if s.bad.any() and s.plan.keys > 3 and s.plan.data in data and s.reading is None]
+        return sorted(sorted(wrong, key=lambda s: s.plan.size), key=rank)[:most]  # ranks count from the smallest on
 
-    def judged(self, effect: Effect, samples: Sequence[Sample]) -> Iterable[tuple[Flags, Flags]]:
+    def _judged(self, effect: Effect, samples: Sequence[Sample]) -> Iterable[tuple[Flags, Flags]]:
         """For each sample, which rows the effect gives the answer of, and on which it changes the right output."""
         for sample in samples:
             out = effect.outputs(sample.queries)
@@ -111,7 +96,9 @@ class Fitter(Asker):
         """Count the wrong rows that an effect explains, and list its clauses, cheapest first: those that keep right rows right."""
         tables, flags, hits, strange = [], [], 0, 0
         calls: list[tuple[int, int]] = []
-        for sample, (agrees, changes), left in zip(self.samples, self.judged(effect, self.samples), open_, strict=True):
+        for sample, (agrees, changes), left in zip(
+            self.samples, self._judged(effect, self.samples), open_, strict=True
+        ):
             positive, other = sample.bad & agrees & left, sample.bad & ~agrees & left
             negative = (~sample.bad & changes & ~agrees) | other
             hits, strange = hits + int(positive.sum()), strange + int(other.sum())
@@ -153,17 +140,19 @@ class Fitter(Asker):
 
     def _keep(self, clauses: Sequence[Clause]) -> None:
         """Keep clauses that were found when the budget ended, if they explain more than what was known before."""
-        found = self._pruned(Operator(tuple(clauses)))
-        if self.tally(found, self.samples).explained > self.tally(self.operator, self.samples).explained:
-            self.operator = found
+        operator = self._pruned(Operator(tuple(clauses)))
+        if self.tally(operator, self.samples).explained > self.tally(self.operator, self.samples).explained:
+            self.operator = operator
 
     def _pruned(self, operator: Operator) -> Operator:
         """The operator without clauses that later ones make superfluous."""
         tally = self.tally(operator, self.samples)
         for clause in operator.clauses[:-1]:
-            fewer = Operator(tuple(one for one in operator.clauses if one is not clause))
-            if (found := self.tally(fewer, self.samples)).explained >= tally.explained and found.false <= tally.false:
-                operator, tally = fewer, found
+            fewer = Operator(tuple(other for other in operator.clauses if other is not clause))
+            if (
+                fewer_tally := self.tally(fewer, self.samples)
+            ).explained >= tally.explained and fewer_tally.false <= tally.false:
+                operator, tally = fewer, fewer_tally
         return operator
 
     def _best(self, open_: Sequence[Flags]) -> list[Clause]:
@@ -176,13 +165,13 @@ class Fitter(Asker):
                 break
             hits, clauses = self.clauses(effect, open_)
             best += [(hits * (1 - 0.01 * min(clause.cost, 20)), clause) for clause in clauses]
-        best.sort(key=lambda one: -one[0])
+        best.sort(key=lambda pair: -pair[0])
         near = [clause for score, clause in best if score > 0.8 * best[0][0]]
         return list(dict.fromkeys(near))[:8]
 
     def _ranked(self, left: Sequence[tuple[Sample, Flags]]) -> list[Effect]:
         """Effects by how many wrong rows of a few calls they explain."""
-        few = [one for one in left if any(one[0] is kept for kept in self._few)]
+        few = [(sample, o) for sample, o in left if any(sample is kept for kept in self._few)]
         if len(few) < min(_FEW, len(left)):
             few = list(left[:: max(1, len(left) // _FEW)][:_FEW])
         self._few = [sample for sample, _ in few]
@@ -196,27 +185,27 @@ class Fitter(Asker):
         answers = [(s.queries, s.actual, s.bad & o) for s, o in few]
         rated = self._rated(_undefined(left), few)
 
-        def settled() -> bool:
-            return any(one[0] > 0.9 * total for one in rated)
+        def settled(effects: Sequence[_Rated]) -> bool:
+            return any(score > 0.9 * total for score, _, _ in effects)
 
         rated += self._rated(key_factors(readings, right), few)
-        if not settled():
+        if not settled(rated):
             rated += self._rated(effects_of(readings, right), few)
-        if not settled():
+        if not settled(rated):
             rated += self._rated(addresses(readings), few)
-        if not settled():
+        if not settled(rated):
             # These do not depend on what was read, so that a round in which nothing was explained need not try them again.
             asked = b"".join(str(id(s)).encode() + np.packbits(s.bad & o).tobytes() for s, o in few)
             if asked not in self._general:
                 tiny = [self._tiny(s, o) for s, o in few[:_FIRST]]
-                found = self._rated(general_effects(answers), few, tiny)
-                if not any(one[0] > 0.9 * total for one in found):
-                    found += self._rated(known_effects(), few, tiny)
-                self._general[asked] = found
+                general = self._rated(general_effects(answers), few, tiny)
+                if not settled(general):
+                    general += self._rated(known_effects(), few, tiny)
+                self._general[asked] = general
             rated += self._general[asked]
         alike_before: Counter[bytes] = Counter()
         ranked = []
-        for _, alike, effect in sorted(rated, key=lambda one: one[0], reverse=True):
+        for _, alike, effect in sorted(rated, key=lambda entry: entry[0], reverse=True):
             alike_before[alike] += 1
             if alike_before[alike] <= _RIVALS:
                 ranked.append(effect)
@@ -226,13 +215,13 @@ class Fitter(Asker):
         self, effects: Iterable[Effect], few: Sequence[tuple[Sample, Flags]], first: Sequence[tuple[Sample, Flags]] = ()
     ) -> list[_Rated]:
         """The effects that explain enough of what is left of a few calls; if some of it `first`, where that is given."""
-        found: list[_Rated] = []
+        rated: list[_Rated] = []
         total = sum(int((s.bad & o).sum()) for s, o in few)
         for effect in effects:
             self.prober.check_time()
             if first and not any((s.agrees(effect.outputs(s.queries)) & s.bad & o).any() for s, o in first):
                 continue
-            judged = self.judged(effect, [s for s, _ in few])
+            judged = self._judged(effect, [s for s, _ in few])
             pairs = [
                 (agrees & s.bad & o, changes & ~s.bad & ~agrees)
                 for (agrees, changes), (s, o) in zip(judged, few, strict=True)
@@ -240,8 +229,8 @@ class Fitter(Asker):
             explained, spoilt = (np.concatenate(flags) for flags in zip(*pairs, strict=True))
             if explained.sum() >= max(1.0, _LEAST * total):
                 score = explained.sum() - _SPOILT * spoilt.sum() - _FAR * total * min(effect.cost, 10)
-                found.append((float(score), np.packbits([explained, spoilt]).tobytes(), effect))
-        return found
+                rated.append((float(score), np.packbits([explained, spoilt]).tobytes(), effect))
+        return rated
 
     @staticmethod
     def _tiny(sample: Sample, left: Flags) -> tuple[Sample, Flags]:
@@ -252,10 +241,8 @@ class Fitter(Asker):
         rows = np.unique(wrong[np.linspace(0, len(wrong) - 1, _TINY).astype(int)])
         fewer = Queries(queries.call, queries.rows[rows], queries.number, queries.nth)
         bad = sample.bad.reshape(queries.shape)[rows].ravel()
-        return (
-            Sample(sample.plan, fewer, sample.actual[rows], bad, sample.error),
-            left.reshape(queries.shape)[rows].ravel(),
-        )
+        tiny = Sample(sample.plan, fewer, sample.actual[rows], bad, sample.error)
+        return tiny, left.reshape(queries.shape)[rows].ravel()
 
     def agreed(self, operator: Operator, sample: Sample) -> Flags:
         """Where an operator gives the kernel's answer."""
@@ -280,13 +267,13 @@ def _by_chance(condition: Condition, wrong: int, calls: int) -> bool:
 
 
 def _undefined(left: Sequence[tuple[Sample, Flags]]) -> list[Effect]:
-    found: dict[str, Effect] = {}
+    effects: dict[str, Effect] = {}
     for sample, o in left:
         bad = sample.actual.reshape(len(sample.bad), -1)[sample.bad & o]
         if np.isnan(bad).any():
-            found["nan"] = Constant(float("nan"))
+            effects["nan"] = Constant(float("nan"))
         if (bad == 0).all(-1).any():
-            found["zero"] = Constant(0.0)
+            effects["zero"] = Constant(0.0)
         if np.isinf(bad).any():
-            found["inf"] = Constant(float("inf"))
-    return list(found.values())
+            effects["inf"] = Constant(float("inf"))
+    return list(effects.values())

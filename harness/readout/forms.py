@@ -17,7 +17,7 @@ from assay.harness.localize.reading import Flags, Numbers, WeightReading, own_ke
 from assay.harness.readout.features import Ints
 from assay.harness.readout.softmaxes import Law, laws_of
 
-Form = Literal[
+_Form = Literal[
     "right", "zero", "constant", "keys", "keys-of-all", "keys-and-mass", "kv", "scale", "bent", "pieces",
     "output", "query", "values", "scored",
 ]  # fmt: skip
@@ -74,7 +74,7 @@ class Fit:
         phantom: keys with a score of zero that the denominator counts too.
     """
 
-    form: Form
+    form: _Form
     keys: Numbers | None = field(default=None, compare=False)
     number: float = 0.0
     law: Law | None = None
@@ -196,10 +196,10 @@ def _other_kv(row: Row) -> Fit | None:
     kv = int(np.abs(row.weights).sum(-1).argmax())
     if kv == row.own:
         return None
-    found = _multiplied(row, kv)
-    if found is None or found.form != "keys" or found.keys is None or not (found.keys == row.visible).all():
+    fit = _multiplied(row, kv)
+    if fit is None or fit.form != "keys" or fit.keys is None or not (fit.keys == row.visible).all():
         return None
-    return replace(found, form="kv")
+    return replace(fit, form="kv")
 
 
 def _multiplied(row: Row, kv: int) -> Fit | None:
@@ -210,17 +210,17 @@ def _multiplied(row: Row, kv: int) -> Fit | None:
     seen = weights > row.tolerance.least
     if not seen.any():
         return None
-    found: list[Fit] = []
+    candidates: list[Fit] = []
     for base, of_seen in _factors(np.log(weights[seen]) - scores[seen], should[seen], row.tolerance.log):
         factors = np.zeros(len(weights))
         factors[seen] = of_seen
         counted = float((factors * np.exp(scores)).sum())
         faint = should & ~seen & (np.exp(scores + base) < 10 * row.tolerance.least)
         factors[faint] = 1.0  # too small to be seen: nothing says that it is left out
-        found.append(_denominated(Fit("keys", factors, kv=kv), float(np.exp(-base)), counted, row))
-    if found and found[0].form == "keys-and-mass":  # then the factor of most keys may not be 1
-        return next((fit for fit in found if fit.form == "keys-of-all"), found[0])
-    return found[0] if found else None
+        candidates.append(_denominated(Fit("keys", factors, kv=kv), float(np.exp(-base)), counted, row))
+    if candidates and candidates[0].form == "keys-and-mass":  # then the factor of most keys may not be 1
+        return next((fit for fit in candidates if fit.form == "keys-of-all"), candidates[0])
+    return candidates[0] if candidates else None
 
 
 def _factors(gaps: Numbers, should: Flags, tolerance: float) -> list[tuple[float, Numbers]]:
@@ -236,21 +236,21 @@ def _factors(gaps: Numbers, should: Flags, tolerance: float) -> list[tuple[float
     if len(counts) > _FACTORS or np.ptp(gaps[group == counts.argmax()]) > 20 * tolerance:
         return []
     inside = np.bincount(group[should], minlength=len(counts)) if should.any() else counts
-    found = []
+    bases = []
     for usual in np.argsort(-inside, kind="stable"):
         base = float(gaps[group == usual].mean())
         values = np.array([np.exp(gaps[group == number].mean() - base) for number in range(len(counts))])
         whole = np.round(values)
-        found.append((base, np.where(np.abs(values - whole) < 3 * tolerance, whole, values)[group]))
-    return found
+        bases.append((base, np.where(np.abs(values - whole) < 3 * tolerance, whole, values)[group]))
+    return bases
 
 
 def _groups(values: Numbers, gap: float) -> Ints:
     """A group number for each value: sorted values belong together up to a gap."""
     order = np.argsort(values)
-    found = np.empty(len(values), np.int64)
-    found[order] = np.concatenate([[0], np.cumsum(np.diff(values[order]) > gap)])
-    return found
+    group = np.empty(len(values), np.int64)
+    group[order] = np.concatenate([[0], np.cumsum(np.diff(values[order]) > gap)])
+    return group
 
 
 def _denominated(fit: Fit, denominator: float, counted: float, row: Row) -> Fit:
@@ -278,10 +278,9 @@ def _denominated(fit: Fit, denominator: float, counted: float, row: Row) -> Fit:
 
 def _scaled(row: Row) -> Fit | None:
     """All scores are multiplied by a number."""
-    found = row.own_logs(3)
-    if found is None:
+    if (own := row.own_logs(3)) is None:
         return None
-    seen, logs = found
+    seen, logs = own
     scores = row.scores[row.own]
     centred = scores[seen] - scores[seen].mean()
     spread = float(centred @ centred)
@@ -299,9 +298,9 @@ def _scaled(row: Row) -> Fit | None:
 
 def _bent(row: Row) -> Iterator[Fit]:
     """Weights are in proportion to another function than exp(score)."""
-    if (found := row.own_logs(4)) is None:
+    if (own := row.own_logs(4)) is None:
         return
-    seen, logs = found
+    seen, logs = own
     scores = row.scores[row.own]
     if np.ptp(logs - scores[seen]) < 5 * row.tolerance.log:
         return  # in proportion to exp(score)
@@ -312,10 +311,9 @@ def _bent(row: Row) -> Iterator[Fit]:
 
 def _pieces(row: Row) -> Fit | None:
     """A factor that is constant over runs of keys: the logs of the factors, for whoever finds out what they follow."""
-    found = row.own_logs(8)
-    if found is None:
+    if (own := row.own_logs(8)) is None:
         return None
-    seen, logs = found
+    seen, logs = own
     scores = row.scores[row.own]
     gaps = np.full(len(seen), np.nan)
     gaps[seen] = logs - scores[seen]
@@ -344,10 +342,9 @@ def _output(row: Row) -> Iterator[Fit]:
 
 def _query(row: Row) -> Iterator[Fit]:
     """The weights that another query's q has here: in place of this row's, behind this row's mask."""
-    found = row.own_logs(3)
-    if found is None:
+    if (own := row.own_logs(3)) is None:
         return
-    seen, logs = found
+    seen, logs = own
     if not (seen == row.visible)[row.expected[row.own] > 1e-5].all():
         return
     scores = row.context.scores[:, :, row.own].reshape(-1, len(seen))[:, seen]
@@ -429,8 +426,8 @@ def _keys_moved(row: Row) -> Fit | None:
     order = np.argsort(scores)
     ranked = scores[order]
     offsets = np.unique(np.concatenate([logs[n] - scores for n in (0, len(places) // 2, len(places) - 1)]))
-    for one in logs:
-        offsets = offsets[_distance(ranked, one - offsets)[1] <= margin]
+    for log in logs:
+        offsets = offsets[_distance(ranked, log - offsets)[1] <= margin]
     if not len(offsets):
         return None
     unmoved = [np.abs(scores[home] - (logs - offset)) <= margin for offset in offsets]
@@ -464,8 +461,8 @@ say nothing. Right float32 kernels are off by 2e-6 at most."""
 
 def fits(row: Row) -> list[Fit]:
     """The forms that fit a query and head; only "right" where that fits, and none where no form does."""
-    if found := _right(row):
-        return [found]
+    if right := _right(row):
+        return [right]
     if row.off > _NOT_LINEAR * row.tolerance.weight:
         return []
     fitting = [fit for form in _CHEAP if (fit := form(row))]

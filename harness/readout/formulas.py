@@ -43,8 +43,7 @@ def _power_of_scale(power: float, queries: Queries) -> Numbers:
 
 
 def _power_of_feature(name: str, power: float, queries: Queries) -> Numbers:
-    found: Numbers = queries.table[name].astype(float) ** power
-    return found
+    return queries.table[name].astype(float) ** power
 
 
 def _inverse(of: Callable[[Queries], Numbers], queries: Queries) -> Numbers:
@@ -64,13 +63,13 @@ def _value_dim_scale(queries: Queries) -> Numbers:
 def _tile_sizes(x: Numbers, starts: Sequence[int], tile: int) -> Numbers:
     """The largest size of a number in each row's tile of its sequence, [rows, heads], of x [rows, heads, dims]; 0: all of it."""
     size: Numbers = np.abs(x).max(-1)
-    found: Numbers = np.empty_like(size)
+    sizes: Numbers = np.empty_like(size)
     for start, stop in pairwise(starts):
         tiles = np.arange(0, stop - start, tile or stop - start)
         if len(tiles):
             largest = np.maximum.reduceat(size[start:stop], tiles, axis=0)
-            found[start:stop] = largest[np.arange(stop - start) // (tile or stop - start)]
-    return found
+            sizes[start:stop] = largest[np.arange(stop - start) // (tile or stop - start)]
+    return sizes
 
 
 def _largest_q(tile: int, other: str, queries: Queries) -> Numbers:
@@ -89,8 +88,7 @@ def _largest_q(tile: int, other: str, queries: Queries) -> Numbers:
             "zero": 0 * heads,
         }
         used = sizes[:, to[other]]
-    found: Numbers = np.asarray(used / sizes).ravel()
-    return found
+    return np.asarray(used / sizes).ravel()
 
 
 def _largest(of: str, other: str, queries: Queries) -> Numbers:
@@ -105,8 +103,7 @@ def _largest(of: str, other: str, queries: Queries) -> Numbers:
         sizes = np.array([np.abs(x[keys]).max((0, 2)) for _, keys in own_keys(queries.call)])
         there = 0 * seq if other == "first sequence" else np.maximum(seq - 1, 0)
         used, own = sizes[there, kv], sizes[seq, kv]
-    found: Numbers = np.asarray(used / np.maximum(own, 1e-30))
-    return found
+    return np.asarray(used / np.maximum(own, 1e-30))
 
 
 def _k_for_v(by_sequence: bool, queries: Queries) -> Numbers:
@@ -114,8 +111,7 @@ def _k_for_v(by_sequence: bool, queries: Queries) -> Numbers:
     kv, seq = queries.table["kv"], queries.table["seq"]
     spans = [k for _, k in own_keys(queries.call)] if by_sequence else [slice(None)]
     of_k, of_v = (np.array([np.abs(x[k]).max((0, 2)) for k in spans]) for x in (queries.k, queries.values))
-    found: Numbers = (of_k / np.maximum(of_v, 1e-30))[seq if by_sequence else 0 * seq, kv]
-    return found
+    return np.asarray((of_k / np.maximum(of_v, 1e-30))[seq if by_sequence else 0 * seq, kv])
 
 
 _Q_HEADS = {

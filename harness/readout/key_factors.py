@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from assay.harness.localize.reading import Numbers
+from assay.harness.localize.reading import Flags, Numbers
 from assay.harness.readout.edges import Blocks, Sum
 from assay.harness.readout.forms import BLANK
 from assay.harness.readout.mining import Condition, Value
 from assay.harness.readout.operators import Effect
-from assay.harness.readout.queries import Flags, Queries, weighted_softmax
+from assay.harness.readout.queries import Queries, weighted_softmax
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,7 @@ class KeyFactor:
         """For which keys it holds, bool [rows, heads, total_k]."""
         seen, own = queries.visible, queries.own_rows
         inside = {"seen": seen, "hidden": own & ~seen, "foreign": ~own}[self.universe]
-        found: Flags = self.condition.holds(queries.pairs).reshape(*queries.shape, -1) & inside[:, None]
-        return found
+        return self.condition.holds(queries.pairs).reshape(*queries.shape, -1) & inside[:, None]
 
 
 @dataclass(frozen=True)

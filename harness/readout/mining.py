@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 Table = Mapping[str, NDArray[np.int64]]
 """Feature -> its value for each example, int64 [examples]."""
 Flags = NDArray[np.bool_]
+Rounding = Choice["", "up", "down", "mod", "gap"]
 _MAX_LITERALS = 3
 """Most literals of a condition: longer ones fit by chance."""
 MAX_EXAMPLES = 1500
@@ -57,8 +58,8 @@ class Term:
         modulo: remainder by this; 0 for the number itself.
         cost: how far-fetched it is; conditions are compared by the sum.
         words: whether its values are names rather than amounts, so that no threshold on it makes sense.
-        rounding: "up" or "down", to a multiple of `size`, or "mod", the remainder by it, of `minus`; empty for none.
-        size: see `rounding`.
+        rounding: of `minus`, see `rounded`; empty for none.
+        size: see `rounded`.
         single: whether one value of it may matter; of the number of a call, only from which on, and every how many.
     """
 
@@ -69,23 +70,31 @@ class Term:
     cost: float = 1.0
     words: bool = False
     single: bool = True
-    rounding: Choice["", "up", "down", "mod"] = ""
+    rounding: Rounding = ""
     size: int = 1
 
     def of(self, table: Table) -> NDArray[np.int64]:
         """Its value for each example, int64 [examples]."""
         value = table[self.name] // self.block
         if self.rounding:
-            value = value - _rounded(table[self.minus], self.rounding, self.size)
+            value = value - rounded(table[self.minus], self.rounding, self.size)
         elif self.minus:
             value = value - table[self.minus] // self.block
         return value % self.modulo if self.modulo else value
 
 
-def _rounded(x: NDArray[np.int64], rounding: str, size: int) -> NDArray[np.int64]:
-    if rounding == "mod":
+def rounded(x: NDArray[np.int64], how: Rounding, size: int) -> NDArray[np.int64]:
+    """Round "up" or "down" to a multiple of a size; "mod" is the remainder by it, "gap" what is missing to the next multiple."""
+    if how == "mod":
         return x % size
-    return -(-x // size) * size if rounding == "up" else x // size * size
+    if how == "gap":
+        return -x % size
+    if how == "up":
+        return -(-x // size) * size
+    return x // size * size if how == "down" else x
+
+
+_COMPARISONS = {"==": np.equal, "!=": np.not_equal, ">=": np.greater_equal, "<": np.less}
 
 
 @dataclass(frozen=True)
@@ -98,11 +107,7 @@ class Literal:
 
     def holds(self, table: Table) -> Flags:
         """For which examples it holds, bool [examples]."""
-        x = self.term.of(table)
-        found: Flags = {
-            "==": x == self.value, "!=": x != self.value, ">=": x >= self.value, "<": x < self.value
-        }[self.op]  # fmt: skip
-        return found
+        return np.asarray(_COMPARISONS[self.op](self.term.of(table), self.value))
 
     @property
     def cost(self) -> float:
@@ -124,10 +129,10 @@ class Condition:
 
     def holds(self, table: Table) -> Flags:
         """For which examples it holds, bool [examples]."""
-        found = np.ones(_size(table), bool)
+        flags = np.ones(_size(table), bool)
         for literal in self.literals:
-            found &= literal.holds(table)
-        return ~found if self.negated else found
+            flags &= literal.holds(table)
+        return ~flags if self.negated else flags
 
     @property
     def cost(self) -> float:
@@ -143,7 +148,7 @@ class Condition:
 ALWAYS = Condition()
 
 
-def mine(table: Table, positive: Flags, terms: Sequence[Term], most: int = 6, seed: int = 0) -> list[Condition]:
+def mine(table: Table, positive: Flags, terms: Sequence[Term], most: int = 6) -> list[Condition]:
     """The cheapest conditions that hold for all positive examples and for no negative one, cheapest first.
 
     Where no conjunction of at most `_MAX_LITERALS` does, or only a far-fetched one, the negation of one is tried. Several
@@ -154,30 +159,29 @@ def mine(table: Table, positive: Flags, terms: Sequence[Term], most: int = 6, se
         positive: which of them are positive, bool [examples]; at least one.
         terms: what conditions may speak of.
         most: most conditions to return.
-        seed: of the examples that are looked at first.
 
     Returns:
         Empty if there is none.
     """
     if positive.all():
         return [ALWAYS]
-    found = _conjunctions(table, positive, terms, most, seed)
-    if not found or found[0].cost > _NO_NEGATION:
-        others = _conjunctions(table, ~positive, terms, most, seed)
-        found += [Condition(one.literals, negated=True) for one in others]
-    return sorted(found, key=lambda one: one.cost)[:most]
+    conditions = _conjunctions(table, positive, terms, most)
+    if not conditions or conditions[0].cost > _NO_NEGATION:
+        others = _conjunctions(table, ~positive, terms, most)
+        conditions += [Condition(other.literals, negated=True) for other in others]
+    return sorted(conditions, key=lambda condition: condition.cost)[:most]
 
 
-def _conjunctions(table: Table, positive: Flags, terms: Sequence[Term], most: int, seed: int) -> list[Condition]:
+def _conjunctions(table: Table, positive: Flags, terms: Sequence[Term], most: int) -> list[Condition]:
     """Conjunctions that are exact on all examples, sought among some of them and tried on all."""
-    draw = np.random.default_rng(seed)
+    draw = np.random.default_rng(0)
     inside, outside = (draw.permutation(np.flatnonzero(which))[:MAX_EXAMPLES] for which in (positive, ~positive))
     for _ in range(_ROUNDS):
         holding, against = ({name: column[some] for name, column in table.items()} for some in (inside, outside))
-        found = _search(_literals(holding, against, terms), against, most)
-        wrong = [one.holds(table) != positive for one in found]
-        exact = [one for one, off in zip(found, wrong, strict=True) if not off.any()]
-        if exact or not found:
+        conditions = _search(_literals(holding, against, terms), against, most)
+        wrong = [condition.holds(table) != positive for condition in conditions]
+        exact = [condition for condition, off in zip(conditions, wrong, strict=True) if not off.any()]
+        if exact or not conditions:
             return exact
         against_them = [draw.permutation(np.flatnonzero(off))[:_COUNTEREXAMPLES] for off in wrong]
         more = np.unique(np.concatenate(against_them))
@@ -187,27 +191,27 @@ def _conjunctions(table: Table, positive: Flags, terms: Sequence[Term], most: in
 
 def _literals(holding: Table, against: Table, terms: Sequence[Term]) -> list[Literal]:
     """Literals that hold for all positive examples and exclude a negative one."""
-    found: list[Literal] = []
+    literals: list[Literal] = []
     for term in terms:
         inside, other = term.of(holding), term.of(against)
         low, high = int(inside.min()), int(inside.max())
         if term.single and low == high and (other != low).any():
-            found.append(Literal(term, "==", low))
+            literals.append(Literal(term, "==", low))
         values = np.unique(other)
         if term.modulo or term.words:
             if low != high:
                 missing = np.setdiff1d(values, inside)
                 few = missing if len(values) <= _MAX_VALUES else missing[missing == 0]
-                found += [Literal(term, "!=", int(value)) for value in few]
+                literals += [Literal(term, "!=", int(value)) for value in few]
             continue
         below, above = values[values < low], values[values > high]
         if len(below):
             # The tightest threshold, and the one that excludes least: the first call alone, say.
             loose = {int(below[0]) + 1} - {int(below[-1]) + 1}
-            found += [Literal(term, ">=", c) for c in (*_between(int(below[-1]) + 1, low), *loose)]
+            literals += [Literal(term, ">=", c) for c in (*_between(int(below[-1]) + 1, low), *loose)]
         if len(above):
-            found += [Literal(term, "<", c) for c in _between(high + 1, int(above[0]))]
-    return found
+            literals += [Literal(term, "<", c) for c in _between(high + 1, int(above[0]))]
+    return literals
 
 
 @lru_cache(maxsize=2**12)
@@ -249,19 +253,19 @@ def _search(literals: Sequence[Literal], against: Table, most: int) -> list[Cond
     costs = np.array([ordered[number].cost for number in first])
     left = patterns.sum(1)
     alone = [Condition((literal,)) for of in np.flatnonzero(left == 0) for literal in members[of]]
-    if alone and min(one.cost for one in alone) < _PLAIN:
-        return sorted(alone, key=lambda one: one.cost)[:most]
+    if alone and min(condition.cost for condition in alone) < _PLAIN:
+        return sorted(alone, key=lambda condition: condition.cost)[:most]
     several = np.flatnonzero(left > 0)
     pairs = [(int(several[a]), int(several[b])) for a, b in _pairs(patterns[several], costs[several])]
     if alone or pairs:
-        found = [*alone, *islice(_spelled(pairs, members), most * 3)]
-        return sorted(found, key=lambda one: one.cost)[:most]
+        conditions = [*alone, *islice(_spelled(pairs, members), most * 3)]
+        return sorted(conditions, key=lambda condition: condition.cost)[:most]
     triples: list[tuple[int, ...]] = []
     for of in np.argsort(left + costs)[:_BEAM]:
         within = patterns[:, patterns[of]]
         triples += [(int(of), *pair) for pair in _pairs(within, costs)[:2]]
     triples.sort(key=lambda which: sum(costs[list(which)]))
-    return sorted(islice(_spelled(triples, members), most * 3), key=lambda one: one.cost)[:most]
+    return sorted(islice(_spelled(triples, members), most * 3), key=lambda condition: condition.cost)[:most]
 
 
 def _pairs(patterns: Flags, costs: NDArray[np.float64]) -> list[tuple[int, ...]]:
@@ -309,14 +313,14 @@ class Value:
 
 def mine_values(table: Table, wanted: NDArray[np.int64], terms: Sequence[Term], most: int = 4) -> list[Value]:
     """The cheapest integers that equal the wanted one for every example, cheapest first; empty if there is none."""
-    found = [Value(None, int(wanted[0]))] if (wanted == wanted[0]).all() else []
+    values = [Value(None, int(wanted[0]))] if (wanted == wanted[0]).all() else []
     for term in terms:
         value = term.of(table)
         for times in (1, -1):
             off = wanted - times * value
             if (off == off[0]).all():
-                found.append(Value(term, int(off[0]), times))
-    return sorted(found, key=lambda one: one.cost)[:most]
+                values.append(Value(term, int(off[0]), times))
+    return sorted(values, key=lambda candidate: candidate.cost)[:most]
 
 
 def _size(table: Table) -> int:

@@ -13,12 +13,11 @@ from assay.harness.bugs.family import BY_ID, FAMILY
 from assay.harness.localize.causes import GAINS, OUTPUT_NOT_WRITTEN
 from assay.harness.localize.diagnose import TITLES
 from assay.harness.localize.picturing import hides, picture_of
-from assay.harness.localize.reading import Numbers
+from assay.harness.localize.reading import Flags, Numbers
 from assay.harness.localize.wording import does
 from assay.harness.picture import Picture
 from assay.harness.readout.effects import KnownBug
 from assay.harness.readout.operators import Operator
-from assay.harness.readout.queries import Flags
 from assay.harness.readout.readout import ReadOut
 from assay.harness.readout.samples import Sample
 from assay.harness.readout.sentences import where
@@ -53,8 +52,8 @@ def name_of(operator: Operator, samples: Sequence[Sample]) -> Bug | None:
     few = wrong[:: max(1, len(wrong) // _NAMED_ON)][:_NAMED_ON]
     if not operator.clauses or not few:
         return None
-    fits = (one for one in FAMILY if all(_gives(one, s)[s.bad].all() for s in few))
-    return next((one for one in fits if any(_defined(one, s).any() for s in few)), None)
+    fits = (bug for bug in FAMILY if all(_gives(bug, s)[s.bad].all() for s in few))
+    return next((bug for bug in fits if any(_defined(bug, s).any() for s in few)), None)
 
 
 def said(read: ReadOut) -> str:
@@ -68,12 +67,6 @@ def said(read: ReadOut) -> str:
     gives = f"this gives {percent(read.share)} of the wrong outputs that were seen"
     also = f", and is wrong on {read.all.false} that are right" if read.all.false else ""
     return f"{read.sentence}; {gives}{also}"
-
-
-def _effort(read: ReadOut) -> str:
-    """Return what a read-out took: "212 calls and 2.1 s"."""
-    spent = "" if read.complete else ", which was all of its budget"
-    return f"{read.calls:,} calls and {read.seconds:.1f} s{spent}"
 
 
 def with_operator(findings: Sequence[Finding], read: ReadOut) -> list[Finding]:
@@ -107,33 +100,27 @@ def with_operator(findings: Sequence[Finding], read: ReadOut) -> list[Finding]:
 
 def _evidence(read: ReadOut) -> list[str]:
     """Return what a read-out rests on, or why it says nothing."""
-    if read.passive and not said(read):
-        searched = f"{read.calls:,} recorded calls were searched in {read.seconds:.1f} s"
-        found = (
-            f"{searched}: no rule was found that gives their {read.all.wrong:,} wrong outputs, also those it is not mined from"
-            if read.all.wrong
-            else f"{searched}: no single output is clearly wrong"
-        )
-    elif said(read):
+    text, wrong = said(read), f"{read.all.wrong:,} wrong outputs"
+    effort = f"{read.calls:,} calls and {read.seconds:.1f} s{'' if read.complete else ', which was all of its budget'}"
+    if text:
         how = "read from recorded calls, without asking the kernel," if read.passive else "read off the kernel"
-        found = (
-            f"{how} in {_effort(read)}: gives {read.all.explained:,} of {read.all.wrong:,} wrong outputs (queries x "
-            f"heads), {read.fresh.explained:,} of {read.fresh.wrong:,} on calls that it was not mined from"
+        summary = (
+            f"{how} in {effort}: gives {read.all.explained:,} of {wrong} (queries x heads), {read.fresh.explained:,} of "
+            f"{read.fresh.wrong:,} on calls that it was not mined from"
         )
+    elif read.passive:
+        rule = f"no rule was found that gives their {wrong}, also those it is not mined from"
+        searched = f"{read.calls:,} recorded calls were searched in {read.seconds:.1f} s"
+        summary = f"{searched}: {rule if read.all.wrong else 'no single output is clearly wrong'}"
     elif read.all.wrong:
-        found = (
-            f"the kernel was read in {_effort(read)}: no rule was found that gives its {read.all.wrong:,} wrong outputs"
-        )
+        summary = f"the kernel was read in {effort}: no rule was found that gives its {wrong}"
     elif read.samples:
-        found = (
-            f"the kernel was read in {_effort(read)}, and answered all of them right: it is wrong only on other calls"
-        )
+        summary = f"the kernel was read in {effort}, and answered all of them right: it is wrong only on other calls"
     elif not read.complete:
-        found = f"the kernel could not be read in {_effort(read)}"
+        summary = f"the kernel could not be read in {effort}"
     else:
-        found = f"the kernel could not be read: it answered none of {read.calls:,} calls that were made for it"
-    symbols = legend(said(read))
-    return [found, *filter(None, (symbols,)), *read.notes]
+        summary = f"the kernel could not be read: it answered none of {read.calls:,} calls that were made for it"
+    return [summary, *filter(None, (legend(text),)), *read.notes]
 
 
 def _name(first: Finding, others: Collection[str], read: ReadOut, text: str) -> dict[str, object]:
@@ -191,53 +178,51 @@ def _named(id_: str, read: ReadOut) -> dict[str, object]:
     return {"id": id_, "title": _NAMES[id_].title, "does": f"{act}, {place}" if place else act}
 
 
-def _against(one: Bug, others: Collection[str], read: ReadOut) -> int:
+def _against(bug: Bug, others: Collection[str], read: ReadOut) -> int:
     """Wrong outputs that a hypothesis changes, and not to the kernel's answer, nor does another finding's give it.
 
     Of a read-out that is not exact, those count that its operator gives.
     """
-    if not any(_defined(one, sample).any() for sample in _wrong(read.samples)):
+    if not any(_defined(bug, sample).any() for sample in _wrong(read.samples)):
         return sum(int(sample.bad.sum()) for sample in read.samples)
-    found = 0
+    count = 0
     for sample in _wrong(read.samples):
-        rows = sample.bad & ~_gives(one, sample)
-        if one.id not in _GAINS:
-            rows &= sample.differs(_outputs(one, sample))
+        rows = sample.bad & ~_gives(bug, sample)
+        if bug.id not in _GAINS:
+            rows &= sample.differs(_outputs(bug, sample))
         if rows.any() and not read.exact:
             rows &= sample.agrees(read.operator.outputs(sample.queries))
         for id in others:
             if rows.any() and id in _NAMES:
                 rows &= ~_gives(_NAMES[id], sample)
-        found += int(rows.sum())
-    return found
+        count += int(rows.sum())
+    return count
 
 
-def _defined(one: Bug, sample: Sample) -> Flags:
+def _defined(bug: Bug, sample: Sample) -> Flags:
     """Where a hypothesis says what a wrong answer is: that it leaves an output undefined fits whatever is not finite."""
-    out = _outputs(one, sample)
-    found: Flags = sample.bad & ~np.isnan(out).any(-1).ravel()
-    return found
+    out = _outputs(bug, sample)
+    return sample.bad & ~np.isnan(out).any(-1).ravel()
 
 
 def _wrong(samples: Sequence[Sample]) -> list[Sample]:
     return [sample for sample in samples if sample.bad.any()]
 
 
-def _outputs(one: Bug, sample: Sample) -> Numbers:
+def _outputs(bug: Bug, sample: Sample) -> Numbers:
     """Return what a kernel with this bug gives, float64 [rows, heads, head_dim_v]; of a scaled one, the nearest multiple."""
     right = sample.queries.right
-    if one.id not in _GAINS:
-        return KnownBug(one.id, one.about, one.compute).outputs(sample.queries)
-    if one.id == OUTPUT_NOT_WRITTEN:
+    if bug.id not in _GAINS:
+        return KnownBug(bug.id, bug.about, bug.compute).outputs(sample.queries)
+    if bug.id == OUTPUT_NOT_WRITTEN:
         return np.zeros_like(right)
     answers = np.nan_to_num(sample.actual, posinf=0.0, neginf=0.0)
-    found: Numbers = right * ((answers * right).sum(-1) / np.maximum((right * right).sum(-1), 1e-30))[..., None]
-    return found
+    return np.asarray(right * ((answers * right).sum(-1) / np.maximum((right * right).sum(-1), 1e-30))[..., None])
 
 
-def _gives(one: Bug, sample: Sample) -> Flags:
+def _gives(bug: Bug, sample: Sample) -> Flags:
     """Return which of a sample's answers a hypothesis gives, bool [rows * heads]; what it leaves undefined may be zero."""
-    out = _outputs(one, sample)
+    out = _outputs(bug, sample)
     return sample.agrees(out) | sample.agrees(np.where(np.isnan(out), 0.0, out))
 
 
@@ -246,6 +231,6 @@ def _picture(read: ReadOut) -> Picture | None:
     seen = [(sample, sample.reading) for sample in read.samples if sample.reading is not None and sample.bad.any()]
     if not seen:
         return None
-    best, reading = min(seen, key=lambda one: hides(len(one[1].rows), one[0].plan.keys))
+    best, reading = min(seen, key=lambda pair: hides(len(pair[1].rows), pair[0].plan.keys))
     quantised = best.plan.data == "levels"
     return picture_of(reading, relative=_NOISY_WEIGHTS * best.error if quantised else None)

@@ -55,11 +55,11 @@ class Operator:
 
     def outputs(self, queries: Queries) -> Numbers:
         """The output of each query, float64 [rows, heads, head_dim_v]."""
-        found = queries.right.copy()
-        left = np.ones(found.shape[0] * found.shape[1], bool)
+        out = queries.right.copy()
+        left = np.ones(out.shape[0] * out.shape[1], bool)
         for clause in self.clauses:
             shows = left & clause.condition.holds(queries.table)
             if shows.any():
-                found = np.where(shows.reshape(*queries.shape, 1), clause.effect.outputs(queries), found)
+                out = np.where(shows.reshape(*queries.shape, 1), clause.effect.outputs(queries), out)
                 left &= ~shows
-        return found
+        return out

@@ -78,8 +78,8 @@ class Solved:
         rows = np.flatnonzero(self.known[:, head])
         if not len(rows):
             return None
-        one = self.reading
-        read, expected = one.weights[rows, head], one.expected[rows, head]
+        reading = self.reading
+        read, expected = reading.weights[rows, head], reading.expected[rows, head]
         unsure = _UNSURE * self.errors[rows, head][:, None, None]
         sure = (read > 5 * unsure) & (expected > 5 * unsure)
         ratios = np.where(sure, read / np.where(sure, expected, 1.0), np.nan)
@@ -90,11 +90,10 @@ class Solved:
         usual = factor[:, None, None] * expected
         shown = np.where(np.abs(read) <= unsure, 0.0, read)
         shown = np.where(np.abs(read - usual) <= unsure, usual, shown)
-        weights = one.expected[rows].copy()
+        weights = reading.expected[rows].copy()
         weights[:, head] = shown
-        return WeightReading(
-            one.call, one.rows[rows], weights, one.constant[rows], np.zeros(weights.shape[:2]), one.number
-        )
+        off = np.zeros(weights.shape[:2])
+        return WeightReading(reading.call, reading.rows[rows], weights, reading.constant[rows], off, reading.number)
 
 
 def tolerance_of(error: float, total: float) -> Tolerance:
@@ -132,14 +131,13 @@ def solve(call: AttentionCall, rows: Ints, out: Numbers, noise: float) -> Solved
             for kv, keys in _supports(call, row, own):
                 if not left.any():
                     break
-                found = _solved(values[keys, kv], wanted[n, its], noise)
-                if found is None:
+                solution = _solved(values[keys, kv], wanted[n, its], noise)
+                if solution is None:
                     continue
-                hit = left & found.fits
-                for head in np.flatnonzero(hit) + its.start:
-                    one = head - its.start
-                    weights[n, head, kv, keys] = found.weights[one]
-                    off[n, head], errors[n, head], total[n, head] = found.off[one], found.errors[one], found.total[one]
+                hit = left & solution.fits
+                at = np.flatnonzero(hit) + its.start
+                weights[n, at[:, None], kv, keys] = solution.weights[hit]
+                off[n, at], errors[n, at], total[n, at] = solution.off[hit], solution.errors[hit], solution.total[hit]
                 left &= ~hit
     constant = np.zeros((*off.shape, call.v.shape[2]))
     return Solved(WeightReading(call, rows, weights, constant, off), errors, total)
@@ -207,7 +205,8 @@ def _key_sets(call: AttentionCall, row: int, most: int) -> Iterator[Ints]:
     yield every[first:last]
     yield every[first:stop]
     yield every[max(first, last - most) : last]
-    yield every[max(first, min(stop, last + most // 4) - most) : min(stop, last + most // 4)]
+    beyond = min(stop, last + most // 4)
+    yield every[max(first, beyond - most) : beyond]
     yield every[max(first, stop - most) : stop]
     ends = [every[first : min(last, first + most // 4)], every[max(first, last - most // 2) : last]]
     yield np.unique(np.concatenate(ends))
@@ -319,7 +318,7 @@ class _Search:
 
     def __init__(self, calls: Sequence[Recorded], seconds: float) -> None:
         draw = np.random.default_rng(0)
-        every = [_sample(one, draw) for one in _ordered(calls)]
+        every = [_sample(call, draw) for call in _ordered(calls)]
         self._wrong = [sample for sample in every if sample.bad.any()][:_MOST_WRONG]
         self._right = [sample for sample in every if not sample.bad.any()][:_MOST_RIGHT]
         self.samples = [*self._wrong, *self._right]
@@ -338,7 +337,7 @@ class _Search:
         if not self._wrong:
             return
         first = [*self._wrong[::2][:WRONG_CALLS], *self._right[::2][:RIGHT_CALLS]]
-        for sample in sorted(first, key=lambda one: one.plan.size):
+        for sample in sorted(first, key=lambda mined: mined.plan.size):
             self._mine(sample)
         left = [sample for sample in self.samples if sample.fresh]
         operators = self.finder.fit()
@@ -360,12 +359,12 @@ class _Search:
 
     def telling(self) -> tuple[WeightReading, int] | None:
         """The weights of one q head of the smallest call that shows more than a few keys, and that head."""
-        found: list[tuple[bool, int, int, Solved, int]] = []
+        ranked: list[tuple[bool, int, int, Solved, int]] = []
         for number, (sample, solved) in enumerate(self._read):
             of = (sample.bad.reshape(solved.known.shape) & solved.known).sum(0)
             if of.any():
-                found.append((sample.plan.keys < 8, sample.plan.keys, number, solved, int(of.argmax())))
-        for *_, solved, head in sorted(found, key=lambda one: one[:3]):
+                ranked.append((sample.plan.keys < 8, sample.plan.keys, number, solved, int(of.argmax())))
+        for *_, solved, head in sorted(ranked, key=lambda entry: entry[:3]):
             if (reading := solved.shown(head)) is not None:
                 return reading, head
         return None
@@ -382,13 +381,13 @@ class _Search:
         solved = solve(queries.call, queries.rows, sample.actual, self._noise)
         known = sample.bad & solved.known.ravel()
         self.tried, self.solved = self.tried + int(sample.bad.sum()), self.solved + int(known.sum())
-        context, found = CallContext(solved.reading), list[tuple[Fit, ...]]()
+        context, fits_of_rows = CallContext(solved.reading), list[tuple[Fit, ...]]()
         for place in range(len(known)):
             row, head = divmod(place, queries.heads)
             explained = fits(Row(context, row, head, solved.tolerance(row, head))) if known[place] else []
             # A wrong output whose weights may be right, up to their noise, is evidence of nothing.
-            found.append(tuple(fit for fit in explained if fit.form != "right"))
-        sample.explained = Explained(queries, tuple(found), ~sample.bad)
+            fits_of_rows.append(tuple(fit for fit in explained if fit.form != "right"))
+        sample.explained = Explained(queries, tuple(fits_of_rows), ~sample.bad)
         self._read.append((sample, solved))
 
     @cached_property
@@ -400,10 +399,10 @@ class _Search:
 
     def _contradicts(self, sample: Sample) -> bool:
         """Return True if an output of a sample is not the one that the operator gives."""
-        found = not self.finder.agreed(self.operator, sample).all()
+        contradicts = not self.finder.agreed(self.operator, sample).all()
         queries = sample.queries
         sample.queries = Queries(queries.call, queries.rows)  # without what it has computed: there may be many
-        return found
+        return contradicts
 
 
 def _nobody(call: AttentionCall) -> Tensor:
@@ -414,41 +413,37 @@ def _nobody(call: AttentionCall) -> Tensor:
 def _ordered(calls: Sequence[Recorded]) -> list[Recorded]:
     """Calls of each kind in turn; of a kind the smallest, the largest, the next to the smallest, and so on."""
     kinds: dict[tuple[object, ...], list[Recorded]] = {}
-    for one in sorted(calls, key=lambda one: plan_of(one.call).size):
-        call = one.call
-        kinds.setdefault((call.layer, call.phase, any(call.prefixes), len(call.lens_q) > 1), []).append(one)
+    for record in sorted(calls, key=lambda item: plan_of(item.call).size):
+        call = record.call
+        kinds.setdefault((call.layer, call.phase, any(call.prefixes), len(call.lens_q) > 1), []).append(record)
     return list(_in_turn([list(_in_turn([some, some[::-1]]))[: len(some)] for some in kinds.values()]))
 
 
 def _in_turn(lists: Iterable[Sequence[Recorded]]) -> Iterable[Recorded]:
     """The first of each list, then the second of each, and so on."""
-    return (one for one in chain.from_iterable(zip_longest(*lists)) if one is not None)
+    return (record for record in chain.from_iterable(zip_longest(*lists)) if record is not None)
 
 
-def _sample(one: Recorded, draw: np.random.Generator) -> Sample:
-    call, out = one.call, one.out.double().cpu()
-    wrong = row_errors(call, out) > one.error
+def _sample(record: Recorded, draw: np.random.Generator) -> Sample:
+    call, out = record.call, record.out.double().cpu()
+    wrong = row_errors(call, out) > record.error
     most = max(1, min(_ROWS, _MOST_WEIGHTS // (call.q.shape[1] * call.k.shape[1] * call.k.shape[0])))
     rows = _rows(call, np.asarray(wrong.any(1)), most, draw)
     actual = out[torch.from_numpy(rows)].numpy()
-    return Sample(plan_of(call), Queries(call, rows), actual, wrong[rows].ravel(), one.error, fresh=True)
+    return Sample(plan_of(call), Queries(call, rows), actual, wrong[rows].ravel(), record.error, fresh=True)
 
 
-def _rows(
-    call: AttentionCall, wrong: np.ndarray[tuple[int], np.dtype[np.bool_]], most: int, draw: np.random.Generator
-) -> Ints:
+def _rows(call: AttentionCall, wrong: Flags, most: int, draw: np.random.Generator) -> Ints:
     """Queries that are looked at: wrong ones, two in three, and right ones; of both the first ones of sequences, and any."""
-    lens = [(new, prefix) for new, prefix in zip(call.lens_q, call.prefixes, strict=True)]
-    keys = np.concatenate(
-        [np.arange(prefix, prefix + new) for new, prefix in lens]
-    )  # of the own sequence, before the query
+    lens = zip(call.lens_q, call.prefixes, strict=True)
+    keys = np.concatenate([np.arange(prefix, prefix + new) for new, prefix in lens])  # of its sequence, before a query
     bad, good = np.flatnonzero(wrong), np.flatnonzero(~wrong)
     beside = np.intersect1d(np.concatenate([bad[:1] - 1, bad[-1:] + 1]), good)
-    found: list[int] = []
+    queries: list[int] = []
     for rows, first, share in ((bad, bad[:0], max(1, most * 2 // 3)), (good, beside, most)):
         few = rows[np.argsort(keys[rows], kind="stable")]
         # Short rows are solved, but few keys say little: of each size some.
         spread = few[np.linspace(0, len(few) - 1, min(len(few), share // 2)).astype(int)] if len(few) else few
         order = np.concatenate([first, rows[:2], rows[-2:], few[: share // 4], spread, draw.permutation(rows)])
-        found += list(dict.fromkeys(order.tolist()))[: min(share, most - len(found))]
-    return np.unique(np.asarray(found, dtype=np.int64))
+        queries += list(dict.fromkeys(order.tolist()))[: min(share, most - len(queries))]
+    return np.unique(np.asarray(queries, dtype=np.int64))

@@ -12,19 +12,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from assay.harness.attention.call import (
-    AttentionCall,
-    CallSpec,
-    Kernel,
-    KernelRefused,
-    Mask,
-    cumulative,
-    tensor_of,
-)
+from assay.harness.attention.call import AttentionCall, CallSpec, Kernel, KernelRefused, Mask, cumulative, tensor_of
 from assay.harness.attention.kernels import declaration, output_fault
 from assay.harness.localize.threads import kernel_threads
 
-Lens = tuple[tuple[int, int], ...]
+_Lens = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -45,7 +37,7 @@ class CallPlan:
         value_dim: head_dim of V; 0 for that of q and k.
     """
 
-    lens: Lens
+    lens: _Lens
     heads: tuple[int, int] = (4, 2)
     head_dim: int = 64
     dtype: torch.dtype = torch.float32
@@ -113,7 +105,7 @@ def _paired(length: int, heads: int, dim: int, draw: torch.Generator) -> Tensor:
     return torch.cat([torch.zeros(length % 2, heads, dim), both])
 
 
-_FIXED: tuple[Lens, ...] = (
+_FIXED: tuple[_Lens, ...] = (
     ((7, 0),), ((40, 0),), ((17, 16),), ((34, 157),), ((5, 64),), ((66, 0),), ((67, 63),), ((129, 0),), ((3, 200),),
     ((12, 33), (7, 0)), ((7, 0), (12, 33)), ((5, 20), (9, 0), (6, 41)), ((40, 10), (3, 100)), ((20, 64), (20, 64)),
     ((1, 3), (30, 0), (2, 17)), ((33, 31), (66, 0)), ((2, 0),), ((130, 70),), ((200, 5),), ((12, 300),), ((1, 0), (6, 1)),
@@ -121,15 +113,15 @@ _FIXED: tuple[Lens, ...] = (
     ((1, 33), (1, 33), (1, 33), (1, 33)), ((1, 127), (1, 128), (1, 129)), ((1, 63), (1, 200)),
 )  # fmt: skip
 """Lengths that are always tried: around page and block sizes, with and without a prefix, alone and in batches."""
-_NOT_CAUSAL: tuple[Lens, ...] = (((20, 150),), ((9, 40), (30, 0)), ((70, 60),), ((3, 17),), ((1, 70), (1, 20)))
+_NOT_CAUSAL: tuple[_Lens, ...] = (((20, 150),), ((9, 40), (30, 0)), ((70, 60),), ((3, 17),), ((1, 70), (1, 20)))
 """Lengths of calls without a causal mask."""
-_LONG: tuple[Lens, ...] = (((4, 600),), ((600, 0),), ((1, 700),), ((2, 1100),), ((1, 2200),), ((2, 4200),))
+_LONG: tuple[_Lens, ...] = (((4, 600),), ((600, 0),), ((1, 700),), ((2, 1100),), ((1, 2200),), ((2, 4200),))
 """Long ones, with few heads."""
 _HEADS = ((4, 2), (8, 2), (4, 4), (4, 1), (6, 3))
 """q and kv heads: groups of 2, 4 and 1, one kv head for all, and counts that are no powers of two."""
-_STEEP: tuple[Lens, ...] = (((40, 200),), ((1, 260),), ((30, 0), (9, 150)))
+_STEEP: tuple[_Lens, ...] = (((40, 200),), ((1, 260),), ((30, 0), (9, 150)))
 """Lengths of calls with steep scores."""
-_OF_ALL_SIZES: tuple[Lens, ...] = (((9, 0),), ((5, 20),), ((1, 40),), ((4, 8), (7, 0)))
+_OF_ALL_SIZES: tuple[_Lens, ...] = (((9, 0),), ((5, 20),), ((1, 40),), ((4, 8), (7, 0)))
 """Lengths of calls with values and scores of all sizes."""
 _EDGES = (1, 2, 8, 16, 32, 64, 128, 192, 256)
 """Sizes of pages and blocks."""
@@ -149,21 +141,21 @@ def repeated_plans(data: str, dtype: torch.dtype) -> list[CallPlan]:
 
 def fixed_plans(data: str, dtype: torch.dtype, long: bool = True) -> list[CallPlan]:
     """The calls that are always tried."""
-    found = [
+    plans = [
         CallPlan(lens, _HEADS[n % 5], 128 if n % 7 == 6 else 64, dtype, n % 11 != 10, n % 4, data, 1000 + n)
         for n, lens in enumerate(_FIXED)
     ]
-    found += [
+    plans += [
         CallPlan(lens, _HEADS[n % 3], 64, dtype, False, n % 4, data, 1500 + n) for n, lens in enumerate(_NOT_CAUSAL)
     ]
     if long:
-        found += [CallPlan(lens, (2, 1), 64, dtype, True, n % 4, data, 2000 + n) for n, lens in enumerate(_LONG)]
-    found.append(CallPlan(((20, 13),), (4, 2), 64, dtype, True, 0, data, 2100, value_dim=32))
-    found += [
+        plans += [CallPlan(lens, (2, 1), 64, dtype, True, n % 4, data, 2000 + n) for n, lens in enumerate(_LONG)]
+    plans.append(CallPlan(((20, 13),), (4, 2), 64, dtype, True, 0, data, 2100, value_dim=32))
+    plans += [
         CallPlan(lens, _HEADS[n], dim, dtype, True, n, data, 2200 + dim)
         for dim in _DIMS for n, lens in enumerate((((20, 45),), ((1, 90),), ((33, 0), (4, 70))))
     ]  # fmt: skip
-    return found
+    return plans
 
 
 def steep_plans(dtype: torch.dtype) -> list[CallPlan]:
@@ -187,7 +179,7 @@ _DIMS = (32, 80, 96)
 
 def plan_of(call: AttentionCall, data: str = "normal") -> CallPlan:
     """Return the plan of a call that is as large."""
-    lens = tuple((new, prefix) for new, prefix in zip(call.lens_q, call.prefixes, strict=True))
+    lens = tuple(zip(call.lens_q, call.prefixes, strict=True))
     heads = (call.q.shape[1], call.k.shape[1])
     return CallPlan(
         lens, heads, call.q.shape[2], call.q.dtype, call.causal, call.layer, data, value_dim=call.v.shape[2]
@@ -199,15 +191,17 @@ def varied_plans(plan: CallPlan) -> list[CallPlan]:
     new, prefix = plan.lens[0]
     decode = plan.phase == "decode"
     shorter = () if decode else (max(1, new // 2), new - 1, new + 1, 2 * new)
-    firsts = [(one, prefix) for one in shorter if one > 0]
-    firsts += [(new, one) for one in (0, prefix // 2, prefix - 1, prefix + 1, 2 * prefix) if one >= int(decode)]
-    lens: list[Lens] = [(one, *plan.lens[1:]) for one in firsts]
+    firsts = [(now, prefix) for now in shorter if now > 0]
+    firsts += [
+        (new, cached) for cached in (0, prefix // 2, prefix - 1, prefix + 1, 2 * prefix) if cached >= int(decode)
+    ]
+    lens: list[_Lens] = [(first, *plan.lens[1:]) for first in firsts]
     lens += [plan.lens[:1], plan.lens[::-1], plan.lens * 2, (plan.lens * 7)[:7]]
-    found = [plan, *(replace(plan, lens=one) for one in dict.fromkeys(lens))]
-    found += [replace(plan, heads=heads) for heads in _HEADS]
-    found += [replace(plan, layer=plan.layer + 1)]
-    few = [one for one in dict.fromkeys(found) if one.keys <= _MOST_VARIED]
-    return [replace(one, seed=4000 + number) for number, one in enumerate(few)]
+    plans = [plan, *(replace(plan, lens=changed) for changed in dict.fromkeys(lens))]
+    plans += [replace(plan, heads=heads) for heads in _HEADS]
+    plans += [replace(plan, layer=plan.layer + 1)]
+    few = [varied for varied in dict.fromkeys(plans) if varied.keys <= _MOST_VARIED]
+    return [replace(varied, seed=4000 + number) for number, varied in enumerate(few)]
 
 
 def drawn_plans(data: str, dtype: torch.dtype, seed: int) -> Iterator[CallPlan]:
@@ -354,11 +348,9 @@ class Prober:
         stated = {(dim, dim) for dim in declaration(self.kernel).head_dims or ()}
         known = stated | (self.shapes or frozenset())
         wanted = (head_dim, value_dim or head_dim)
-        return (
-            wanted
-            if not known
-            else min(known, key=lambda one: (abs(one[0] - wanted[0]) + abs(one[1] - wanted[1]), one))
-        )
+        if not known:
+            return wanted
+        return min(known, key=lambda dims: (abs(dims[0] - wanted[0]) + abs(dims[1] - wanted[1]), dims))
 
     def check_time(self) -> None:
         """Stop if the time is over.
@@ -368,8 +360,3 @@ class Prober:
         """
         if self.clock() > self.until:
             raise BudgetSpentError
-
-
-def same(a: Tensor, b: Tensor) -> bool:
-    """Return True if both hold the same values; NaN equals NaN."""
-    return bool(((a == b) | ((a != a) & (b != b))).all())

@@ -7,21 +7,18 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from assay.harness.attention.call import AttentionCall
-from assay.harness.localize.reading import Numbers, own_keys, right_weights, scores_of, softmax, visible
+from assay.harness.localize.reading import Flags, Numbers, own_keys, right_weights, scores_of, softmax, visible
 from assay.harness.readout.features import Ints, Pairs, row_table
 
-Flags = NDArray[np.bool_]
 _MOST_EXPONENT = 700.0
 """Scores are cut here above the largest one: exp(710) is beyond float64."""
 
 
 def einsum(rule: str, *arrays: Numbers) -> Numbers:
     """numpy.einsum by PyTorch, whose number of threads the caller sets."""
-    found: Numbers = torch.einsum(rule, *(torch.from_numpy(array) for array in arrays)).numpy()
-    return found
+    return torch.einsum(rule, *(torch.from_numpy(array) for array in arrays)).numpy()
 
 
 class Queries:
@@ -34,13 +31,7 @@ class Queries:
         nth: of the call among those of its layer and phase.
     """
 
-    def __init__(
-        self,
-        call: AttentionCall,
-        rows: Sequence[int] | Ints,
-        number: int = 0,
-        nth: int = 0,
-    ) -> None:
+    def __init__(self, call: AttentionCall, rows: Sequence[int] | Ints, number: int = 0, nth: int = 0) -> None:
         self.call, self.rows, self.number, self.nth = call, np.asarray(rows, dtype=np.int64), number, nth
 
     @property
@@ -76,20 +67,17 @@ class Queries:
     @cached_property
     def q(self) -> Numbers:
         """The rows of q, float64 [rows, heads, head_dim]."""
-        found: Numbers = self.call.q[torch.from_numpy(self.rows).to(self.call.q.device)].double().cpu().numpy()
-        return found
+        return self.call.q[torch.from_numpy(self.rows).to(self.call.q.device)].double().cpu().numpy()
 
     @cached_property
     def k(self) -> Numbers:
         """All rows of k, float64 [total_k, kv heads, head_dim]."""
-        found: Numbers = self.call.k.double().cpu().numpy()
-        return found
+        return self.call.k.double().cpu().numpy()
 
     @cached_property
     def values(self) -> Numbers:
         """All rows of v, float64 [total_k, kv heads, head_dim_v]."""
-        found: Numbers = self.call.v.double().cpu().numpy()
-        return found
+        return self.call.v.double().cpu().numpy()
 
     @cached_property
     def scores(self) -> Numbers:
@@ -99,8 +87,7 @@ class Queries:
     @cached_property
     def own_scores(self) -> Numbers:
         """Scores with the keys of the own kv head, float64 [rows, heads, total_k]."""
-        found: Numbers = self.scores[:, np.arange(self.heads), self.own]
-        return found
+        return self.scores[:, np.arange(self.heads), self.own]
 
     @cached_property
     def visible(self) -> Flags:
@@ -115,22 +102,20 @@ class Queries:
     @cached_property
     def maximum(self) -> Numbers:
         """The largest score of each query, which sees at least one key, float64 [rows, heads]."""
-        found: Numbers = self._seen_scores.max(-1)
-        return found
+        return np.asarray(self._seen_scores.max(-1))
 
     @cached_property
     def lse(self) -> Numbers:
         """The log-sum-exp of the scores of each query, float64 [rows, heads]."""
-        found: Numbers = self.maximum + np.log(np.exp(self._seen_scores - self.maximum[..., None]).sum(-1))
-        return found
+        return np.asarray(self.maximum + np.log(np.exp(self._seen_scores - self.maximum[..., None]).sum(-1)))
 
     @cached_property
     def own_rows(self) -> Flags:
         """Keys of the query's own sequence, bool [rows, total_k]."""
-        found = np.zeros((len(self.rows), self.call.k.shape[0]), bool)
+        rows = np.zeros((len(self.rows), self.call.k.shape[0]), bool)
         for q, k in own_keys(self.call):
-            found[(self.rows >= q.start) & (self.rows < q.stop), k] = True
-        return found
+            rows[(self.rows >= q.start) & (self.rows < q.stop), k] = True
+        return rows
 
     @cached_property
     def row_indices(self) -> Ints:
@@ -140,8 +125,7 @@ class Queries:
         """
         starts = np.array([k.start for _, k in own_keys(self.call)])
         begins = starts[self.table["seq"][:: self.heads]]
-        found: Ints = np.arange(self.call.k.shape[0])[None, None] - begins[:, None, None]
-        return found
+        return np.asarray(np.arange(self.call.k.shape[0])[None, None] - begins[:, None, None])
 
     @cached_property
     def weights(self) -> Numbers:
@@ -193,5 +177,4 @@ def weighted_softmax(
         total = (below * e).sum(-1, keepdims=True)
         if phantom is not None:
             total = total + phantom * np.exp(np.minimum(-top, _MOST_EXPONENT))
-        found: Numbers = np.where(total > 0, factors * e / np.where(total > 0, total, 1.0), 0.0)
-    return found
+        return np.where(total > 0, factors * e / np.where(total > 0, total, 1.0), 0.0)

@@ -82,6 +82,7 @@ class ReadOut:
         return self.all.exact and not self.unsure
 
 
+_WITHOUT_MASK = "calls without a causal mask are wrong in a way of their own, which was not read"
 _QUANTISED = 5e-3
 """The same for a declared quantisation, on data on which it is exact: what a scale that is itself rounded costs."""
 
@@ -130,10 +131,11 @@ def read_out(
             )  # fmt: skip
         every = finder.tally(finder.operator, finder.samples)
         fresh = finder.tally(finder.operator, [sample for sample in finder.samples if sample.fresh])
-        open_ = tuple(_between(*one) for one in finder.open_limits())
+        without_mask = (_WITHOUT_MASK,) if finder.not_causal_note else ()
+        open_ = tuple(_between(*limit) for limit in finder.open_limits())
     return ReadOut(
         finder.operator, sentence(finder.operator), every, fresh, prober.asked, time.monotonic() - begun,
-        time.process_time() - cpu, complete, (*open_, *_without_mask(finder), *_notes(prober)),
+        time.process_time() - cpu, complete, (*open_, *without_mask, *_notes(prober)),
         tuple(finder.samples), unsure=bool(open_),
     )  # fmt: skip
 
@@ -179,16 +181,7 @@ def _between(literal: Literal, wrong: int, right: int) -> str:
     return f"{text}: the limit lies between {low} and {high}, where no call was made"
 
 
-def _without_mask(finder: Finder) -> tuple[str, ...]:
-    note = "calls without a causal mask are wrong in a way of their own, which was not read"
-    return (note,) if finder.not_causal_note else ()
-
-
 def _notes(prober: Prober) -> tuple[str, ...]:
     # A refusal says that the kernel does not compute such calls, which is no fault.
     raised = sorted((why, n) for why, n in prober.raised.items() if why != REFUSED)
-    return tuple(f"not answered: {why}, in {_calls(n)}" for why, n in raised)
-
-
-def _calls(number: int) -> str:
-    return f"{number} call{'s' * (number != 1)}"
+    return tuple(f"not answered: {why}, in {n} call{'s' * (n != 1)}" for why, n in raised)

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from assay.harness.localize.reading import Numbers, WeightReading
+from assay.harness.localize.reading import Flags, Numbers, WeightReading
 from assay.harness.readout.forms import Fit, Tolerance
 from assay.harness.readout.probing import CallPlan
-from assay.harness.readout.queries import Flags, Queries
+from assay.harness.readout.queries import Queries
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Explained:
 
 def every(readings: Sequence[Explained], *forms: str) -> list[tuple[Explained, int, Fit]]:
     """Readings, places of rows and heads in them that have one of these forms, and the fit."""
-    return [(one, place, fit) for one in readings for place, fit in one.having(*forms)]
+    return [(reading, place, fit) for reading in readings for place, fit in reading.having(*forms)]
 
 
 # Numbers that were read
@@ -113,8 +113,7 @@ class Sample:
         size = np.abs(self.queries.right).sum(-1)
         with np.errstate(invalid="ignore"):
             gap = np.abs(self.actual - self.queries.right).sum(-1) / np.maximum(size, 1e-12)
-        found: Numbers = np.nan_to_num(gap, nan=np.inf, posinf=np.inf).ravel()
-        return found
+        return np.asarray(np.nan_to_num(gap, nan=np.inf, posinf=np.inf).ravel())
 
     def agrees(self, out: Numbers) -> Flags:
         """Where the kernel's answer is this output, bool [rows * heads].
@@ -123,8 +122,7 @@ class Sample:
         """
         size = np.maximum(np.abs(self.queries.right).sum(-1), np.nan_to_num(np.abs(out).sum(-1), posinf=0.0))
         nearer = _gaps(out, self.actual) <= _NEARER * _gaps(self.queries.right, self.actual)
-        found: Flags = close(out, self.actual, size, self.error) & (nearer.ravel() | ~self.bad)
-        return found
+        return close(out, self.actual, size, self.error) & (nearer.ravel() | ~self.bad)
 
     def differs(self, out: Numbers) -> Flags:
         """Where this output is clearly not the right one, bool [rows * heads]."""
@@ -133,8 +131,7 @@ class Sample:
 
 def close(a: Numbers, b: Numbers, size: Numbers, tolerance: float) -> Flags:
     """Return True if two outputs agree, by query and head, bool [rows * heads]. NaN agrees with NaN."""
-    found: Flags = (_gaps(a, b) <= tolerance * size).ravel()
-    return found
+    return (_gaps(a, b) <= tolerance * size).ravel()
 
 
 def _gaps(a: Numbers, b: Numbers) -> Numbers:
@@ -142,8 +139,7 @@ def _gaps(a: Numbers, b: Numbers) -> Numbers:
     with np.errstate(invalid="ignore"):
         same = (a == b) | (np.isnan(a) & np.isnan(b))
         gap = np.where(same, 0.0, np.abs(a - b)).sum(-1)
-    found: Numbers = np.nan_to_num(gap, nan=np.inf)
-    return found
+    return np.asarray(np.nan_to_num(gap, nan=np.inf))
 
 
 @dataclass(frozen=True)

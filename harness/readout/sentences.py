@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from assay.harness.readout.addresses import Moved
@@ -18,13 +17,10 @@ from assay.harness.readout.key_factors import KeyFactor, KeyFactors
 from assay.harness.readout.mining import Condition, Literal, Term, Value
 from assay.harness.readout.operators import Clause, Effect, Operator
 from assay.harness.readout.softmaxes import Exponential, OnlineSoftmax
-from assay.harness.readout.words import ALL_BUT, Keys, keys, legend, of_keys, only, plus, value_words
+from assay.harness.readout.words import ALL_BUT, Keys, keys, of_keys, only, plus, value_words
 
-__all__ = ["legend", "sentence", "where"]
-
-Said = tuple[str, list[Condition]]
+_Said = tuple[str, list[Condition]]
 """An effect in words, and the conditions on queries that its own conditions hold in common."""
-_CAUSAL = Literal(Term("causal"), "==", 1)
 
 
 def sentence(operator: Operator) -> str:
@@ -44,16 +40,13 @@ def where(operator: Operator) -> str | None:
 
 def _text_and_place(clause: Clause) -> tuple[str, str]:
     """Return what a clause does, and where."""
-    mask = _mask(clause)
-    if mask:
-        text, conditions = mask, [_without_causal(clause.condition)]
-    else:
-        text, inner = _effect(clause.effect)
-        conditions = [clause.condition, *inner]
-    return text, only(conditions)
+    if mask := _mask(clause):
+        return mask, only([_without_causal(clause.condition)])
+    text, inner = _effect(clause.effect)
+    return text, only([clause.condition, *inner])
 
 
-def _effect(effect: Effect) -> Said:
+def _effect(effect: Effect) -> _Said:
     if isinstance(effect, KeyFactors):
         return _key_factors(effect)
     for kind, words_of in _WORDS.items():
@@ -181,7 +174,7 @@ def _block_scale(effect: BlockScale) -> str:
 # Masks and weights
 
 
-def _key_factors(effect: KeyFactors) -> Said:
+def _key_factors(effect: KeyFactors) -> _Said:
     if instead := _in_place(effect):
         return instead
     split = [_split(part.condition, part.universe) for part in effect.parts]
@@ -195,13 +188,12 @@ def _key_factors(effect: KeyFactors) -> Said:
     text = "after the softmax, " * late + _chained(texts)
     if effect.phantom is not None:
         number = value_words(effect.phantom) if isinstance(effect.phantom, Value) else effect.phantom.words
-        extra = f"the softmax denominator counts {number} extra {'key' if number == '1' else 'keys'}"
-        extra += " with a score of 0"
+        extra = f"the softmax denominator counts {number} extra {'key' if number == '1' else 'keys'} with a score of 0"
         text = "; ".join(filter(None, (text, extra)))
     return text, common
 
 
-def _in_place(effect: KeyFactors) -> Said | None:
+def _in_place(effect: KeyFactors) -> _Said | None:
     """Keys of another sequence that are seen in place of the same ones of the own sequence."""
     if len(effect.parts) != 2 or effect.denominator != "counted" or effect.phantom is not None:
         return None
@@ -209,7 +201,7 @@ def _in_place(effect: KeyFactors) -> Said | None:
     if (here.universe, there.universe, here.factor, there.factor) != ("seen", "foreign", 0, 1):
         return None
     literals = set(there.condition.literals) - set(here.condition.literals)
-    if here.condition.negated or there.condition.negated or {one.term.name for one in literals} != {"other"}:
+    if here.condition.negated or there.condition.negated or {literal.term.name for literal in literals} != {"other"}:
         return None
     which, inner = _split(there.condition, "foreign")
     return (f"query i sees {which.text} in place of its own", inner) if which else None
@@ -217,14 +209,14 @@ def _in_place(effect: KeyFactors) -> Said | None:
 
 def _chained(texts: Sequence[str]) -> str:
     """Texts in one sentence, whose common subject is said once."""
-    found = ""
+    chain = ""
     for text in texts:
-        if found and text.startswith("query i ") and found.startswith("query i "):
-            link = " but " if found.startswith("query i does not") and "does not" not in text else " and "
-            found += link + text.removeprefix("query i ")
+        if chain and text.startswith("query i ") and chain.startswith("query i "):
+            link = " but " if chain.startswith("query i does not") and "does not" not in text else " and "
+            chain += link + text.removeprefix("query i ")
         else:
-            found += f"; {text}" if found else text
-    return found
+            chain += f"; {text}" if chain else text
+    return chain
 
 
 def _part(part: KeyFactor, which: Keys | None, late: bool) -> str:
@@ -250,15 +242,12 @@ def _part(part: KeyFactor, which: Keys | None, late: bool) -> str:
 def _mask(clause: Clause) -> str:
     """A mask with a name, which says by itself that it is causal; empty if it has none."""
     effect = clause.effect
-    if (
-        not isinstance(effect, KeyFactors)
-        or len(effect.parts) != 1
-        or effect.denominator != "counted"
-        or effect.phantom
-    ):
+    if not isinstance(effect, KeyFactors) or len(effect.parts) != 1:
+        return ""
+    if effect.denominator != "counted" or effect.phantom:
         return ""
     part = effect.parts[0]
-    literals = tuple(one for one in part.condition.literals if not _is(one, _CAUSAL))
+    literals = _without_causal(part.condition).literals
     if part.condition.negated or len(literals) > 1:
         return ""
     term, op, value = (literals[0].term, literals[0].op, literals[0].value) if literals else (Term(""), "==", 0)
@@ -293,14 +282,14 @@ def _shifted_mask(term: Term, op: str, by: int) -> str:
 
 
 def _without_causal(condition: Condition) -> Condition:
+    """Leave out of a conjunction the literal that the mask is causal, whatever that costs."""
     if condition.negated:
         return condition
-    return replace(condition, literals=tuple(one for one in condition.literals if not _is(one, _CAUSAL)))
+    return Condition(tuple(literal for literal in condition.literals if not _is_causal(literal)))
 
 
-def _is(a: Literal, b: Literal) -> bool:
-    """Return True if literals say the same, whatever they cost."""
-    return (a.term.name, a.term.minus, a.op, a.value) == (b.term.name, b.term.minus, b.op, b.value)
+def _is_causal(literal: Literal) -> bool:
+    return (literal.term.name, literal.term.minus, literal.op, literal.value) == ("causal", "", "==", 1)
 
 
 _WORDS: Mapping[type[Effect], Callable[[Any], str]] = {

@@ -33,8 +33,7 @@ def _split(degree: int, x: Numbers) -> Numbers:
     coefficients = [1.0, 1.0] if degree == 1 else [math.log(2) ** n / math.factorial(n) for n in range(degree, -1, -1)]
     y = np.maximum(x, -1e6) / math.log(2)
     whole = np.floor(y)
-    found: Numbers = whole * math.log(2) + np.log(np.polyval(coefficients, y - whole))
-    return found
+    return np.asarray(whole * math.log(2) + np.log(np.polyval(coefficients, y - whole)))
 
 
 _FRACTIONS = ("(1 + f)", *(f"times the Taylor polynomial of degree {degree} of 2^f" for degree in (2, 3)))
@@ -113,8 +112,8 @@ class OnlineSoftmax(Effect):
             if here.any():
                 weights[here, :, keys], total[here] = self._of_sequence(scores[here, :, keys])
         with np.errstate(divide="ignore", invalid="ignore"):
-            found = np.where(total > 0, weights / total, 0.0)
-        return queries.of_own(np.nan_to_num(found))
+            normalised = np.where(total > 0, weights / total, 0.0)
+        return queries.of_own(np.nan_to_num(normalised))
 
     def _of_sequence(self, scores: Numbers) -> tuple[Numbers, Numbers]:
         """The numerators of weights, [rows, heads, keys], and the denominators, [rows, heads, 1]."""

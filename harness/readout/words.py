@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from assay.harness.readout.features import Pairs
 from assay.harness.readout.mining import Condition, Literal, Term, Value
 from assay.harness.text import listed
 
@@ -44,8 +45,6 @@ SYMBOLS = {
        for end in ("first", "last") for name, words in _TILE_WORDS.items()},
 }  # fmt: skip
 """How a sentence calls each feature in an expression."""
-_OF_KEY = frozenset({"j", "left", "other", "key_seq", "key_row", "fresh", "ahead"})
-"""Features of a key rather than a query."""
 _FLAGS = frozenset({"decode", "causal"})
 _PLACES = {"layer": "layer", "head": "q head", "kv": "kv head"}
 """Features whose values are names."""
@@ -152,12 +151,12 @@ def _plainest(op: str, gap: int, symbolic: bool) -> tuple[str, int]:
 def only(conditions: Sequence[Condition]) -> str:
     """Say where conditions on queries hold: "only in decode and where a prefix is cached"; empty if they always do."""
     holding = _phrases([literal for condition in conditions if not condition.negated for literal in condition.literals])
-    found = [f"only {listed(holding)}"] if holding else []
-    found += [
+    phrases = [f"only {listed(holding)}"] if holding else []
+    phrases += [
         f"except {' and '.join(_phrases(condition.literals))}"
         for condition in conditions if condition.negated and condition.literals
     ]  # fmt: skip
-    return ", ".join(dict.fromkeys(found))
+    return ", ".join(dict.fromkeys(phrases))
 
 
 def _phrases(literals: Sequence[Literal]) -> list[str]:
@@ -241,7 +240,7 @@ class _Bound:
 
 def of_keys(literal: Literal) -> bool:
     """True if a literal speaks of a key, not of a query alone."""
-    return bool({literal.term.name, literal.term.minus} & _OF_KEY)
+    return not {literal.term.name, literal.term.minus}.isdisjoint(Pairs.OF_KEY)
 
 
 def keys(literals: Sequence[Literal], universe: str = "seen") -> Keys:

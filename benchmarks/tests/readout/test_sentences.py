@@ -33,9 +33,9 @@ from assay.harness.readout.key_factors import KeyFactor, KeyFactors
 from assay.harness.readout.mining import Condition, Literal, Term, Value
 from assay.harness.readout.operators import Clause, Effect, Operator
 from assay.harness.readout.queries import Queries
-from assay.harness.readout.sentences import legend, sentence
+from assay.harness.readout.sentences import sentence
 from assay.harness.readout.softmaxes import OnlineSoftmax
-from assay.harness.readout.words import keys, of_keys, only
+from assay.harness.readout.words import keys, legend, of_keys, only
 
 
 def lit(name: str, op: str, value: int, minus: str = "", block: int = 1, modulo: int = 0) -> Literal:

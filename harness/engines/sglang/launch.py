@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from assay.harness.backend import Backend
-from assay.harness.config import Device
 from assay.harness.errors import UsageError
 from assay.harness.server.control import DELEGATE, EVIDENCE, KERNEL
-from assay.harness.sides import Role
+from assay.harness.sides import Device, Role
 
 STAND_INS = Path(__file__).parent / "stand_ins"
 CUDA_MEM_FRACTION = 0.40

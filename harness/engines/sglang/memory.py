@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from assay.harness.config import Device
 from assay.harness.engines.sglang.launch import CUDA_MEM_FRACTION
 from assay.harness.errors import UsageError
+from assay.harness.sides import Device
 
 GIB = 1024**3
 # The three processes of a CPU server take about 2 GiB (measured, SGLang 0.5.23); one more is for the KV cache and activations.

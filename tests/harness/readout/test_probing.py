@@ -8,14 +8,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, KernelRefused
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.oracle import oracle
 from assay.harness.bugs.faults import rounded_oracle
-from assay.harness.readout.probing import CallPlan, Prober, budget_clock, same
+from assay.harness.readout.probing import CallPlan, Prober, budget_clock
 
 EXTEND, DECODE = CallPlan(((3, 4), (2, 0))), CallPlan(((1, 4), (1, 9)), layer=2)
 
@@ -63,12 +62,6 @@ def test_a_kernel_is_not_asked_for_what_it_does_not_declare() -> None:
     assert prober.asked == 0
     assert not prober.raised
     assert prober(EXTEND.make()) is not None
-
-
-def test_nan_is_the_same_as_nan() -> None:
-    nan = float("nan")
-    assert same(torch.tensor([1.0, nan]), torch.tensor([1.0, nan]))
-    assert not same(torch.tensor([1.0, nan]), torch.tensor([nan, 1.0]))
 
 
 def test_the_time_in_which_a_kernel_compiles_is_not_counted() -> None:
