@@ -109,7 +109,7 @@ def test_the_features_of_a_query() -> None:
         assert column.tolist() == [one[name] for one in expected], name
 
 
-@pytest.mark.parametrize(("terms", "of_key"), [(ROW_TERMS, ()), (PAIR_TERMS, Pairs._OF_KEY)], ids=["row", "pair"])
+@pytest.mark.parametrize(("terms", "of_key"), [(ROW_TERMS, ()), (PAIR_TERMS, Pairs.OF_KEY)], ids=["row", "pair"])
 def test_terms_speak_of_features_that_exist(terms: tuple[Term, ...], of_key: tuple[str, ...]) -> None:
     known = {*row_table(CALL, [0]), *of_key}
     assert {name for term in terms for name in (term.name, term.minus) if name} <= known
