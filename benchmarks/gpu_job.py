@@ -154,7 +154,7 @@ def of_run(report: dict[str, Any]) -> str:
             f"{suite['id']} {suite['verdict']}" + (f" {right['reference']} : {right['candidate']}" if right else "")
         )
     parts += [
-        f"logits {row['condition']} KL {row['mean_kl']:.1e}" for row in (report["layers"] or {"logits": ()})["logits"]
+        f"logits {row['condition']} KL {row['mean_kl']:.1e}" for suite in report["suites"] for row in suite["logits"]
     ]
     parts += [f"{finding['where']}: {finding['diagnosis']}" for finding in report["findings"][:1]]
     return "; ".join(parts + calls_of(report["candidate"]["calls"]))
