@@ -209,11 +209,15 @@ def _unexplained(findings: Sequence[Finding]) -> bool:
 def _in_one_layer(results: Sequence[CallResult]) -> list[CallResult]:
     """Move all calls to the layer of most of them, unless the calls are spread over layers.
 
-    A diagnosis looks at each layer by itself, and so would see in a few calls of another layer a bug of their own.
+    A diagnosis looks at each layer by itself, and so would see in a few calls of another layer a bug of their own. Where that layer
+    is right, they are moved to one that is not, so that a finding does not accuse it.
     """
     [(layer, most)] = Counter(result.call.layer for result in results).most_common(1) or [(0, 0)]
     if most < _ONE_LAYER * len(results):
         return list(results)
+    failing = Counter(result.call.layer for result in results if result.fails)
+    if failing and layer not in failing:
+        [(layer, _)] = failing.most_common(1)
     return [
         result if result.call.layer == layer else result.updated(call=result.call.with_spec(layer=layer))
         for result in results

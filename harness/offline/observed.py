@@ -293,6 +293,8 @@ def held(found: ReadOut, results: Sequence[CallResult]) -> Agreement:
     for result in results:
         call, size = result.call, row_errors(result.call, result.out.double().cpu())
         limit = _ROW_SPREAD * float(result.fit_bounds.max())
+        if not result.fails:  # whose bounds may be lower limits that were not simulated: a query may be further off by rounding
+            limit = max(limit, 2 * float(size.max()))
         least = min(limit, float(size.max()) / 2) if result.fails else np.inf
         bad = np.asarray(size > least, dtype=np.bool_)
         rows = _spread(np.asarray(bad.any(1)), min(_HELD_ROWS, _most_rows(call)))

@@ -31,8 +31,8 @@ _TOTALS, _PREFIXES = ("total", "most_total"), ("prefix", "previous_prefix", "fir
 _NEW, _POSITIONS, _SEQUENCES = ("new", "most_new"), ("pos", "i"), ("seqs", "seq")
 _ASKED = frozenset((*_TOTALS, *_PREFIXES, *_NEW, *_POSITIONS, *_SEQUENCES, "layer"))
 """Features of a query of which calls with any value can be made."""
-_NOT_ASKED = frozenset(("head_dim", "heads", "kv_heads", "group", "call", "nth"))
-"""Amounts at which no call is asked for halfway: a kernel computes few of them, or the count of its calls gives them."""
+_COUNTS = frozenset(("call", "nth"))
+"""Numbers of a call, of which each is asked for in its turn."""
 _MOST_KEYS = 5000
 """Tokens of the longest sequence that is made."""
 _HALVINGS = 8
@@ -163,25 +163,27 @@ class Finder(Fitter):
     def _gap(self, condition: Condition, literal: Literal) -> tuple[int, int, CallPlan] | None:
         """The nearest wrong and right query at a threshold that meet the other literals, and the call of the wrong one.
 
-        None if the literal is no threshold on an amount of which calls of any value can be made, or one side has no query.
+        One head_dim is a threshold too, since few are asked for. None if the literal is none, or one side has no query.
         """
         term = literal.term
-        if literal.op not in (">=", "<") or term.name in _NOT_ASKED:
+        on_amount = literal.op in (">=", "<") and term.name not in _COUNTS
+        if not on_amount and term.name != "head_dim":
             return None
         rest = _others(condition, literal)
         side = 1 if (literal.op == ">=") != condition.negated else -1
         wrong: list[tuple[int, CallPlan]] = []
-        right: list[int] = []
+        right: set[int] = set()
         for sample in self.samples:
             x, there = side * term.of(sample.queries.table), rest.holds(sample.queries.table)
             if (bad := there & sample.bad).any():
                 wrong.append((int(x[bad].min()), sample.plan))
-            right += np.unique(x[there & ~sample.bad]).tolist()
+            right |= set(np.unique(x[there & ~sample.bad]).tolist())
         if not wrong:
             return None
         nearest, plan = min(wrong, key=lambda pair: pair[0])
-        before = [x for x in right if x < nearest]
-        return (side * nearest, side * max(before), replace(plan, data=self._made(plan))) if before else None
+        before = [x for x in right if (x < nearest if on_amount else x != nearest)]
+        other = min(before, key=lambda x: abs(x - nearest), default=None)
+        return None if other is None else (side * nearest, side * other, replace(plan, data=self._made(plan)))
 
     def _bases(self) -> list[CallPlan]:
         """Small wrong calls of different kinds: a call at an edge is one of them with another length."""

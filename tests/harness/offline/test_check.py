@@ -225,6 +225,15 @@ def test_a_head_dim_that_nobody_claimed_is_not_covered_and_no_fault(how: type[Ex
     assert check(declares(head_dims=(64, 80))(plain), **half).verdict == asked.verdict
 
 
+def test_a_finding_names_no_layer_that_is_right() -> None:
+    def scaled_by_layer(call: AttentionCall) -> Tensor:
+        return rounded_oracle(call.with_spec(scale=call.scale / (call.layer + 1)))
+
+    result = check(scaled_by_layer, phases=["decode"], read_out=0)
+    assert result.verdict == "regression"
+    assert not [finding.where for finding in result.findings if "layer 0" in finding.where]
+
+
 def test_what_is_wrong_at_a_head_dim_that_nobody_claimed_is_a_finding() -> None:
     result = check(only_where(lambda call: call.q.shape[2] in (80, 96), zero), phases=["decode"], dtypes=["float16"])
     assert (result.verdict, result.where) == ("regression", "head_dim is 80 or 96")

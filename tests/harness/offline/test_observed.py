@@ -18,8 +18,9 @@ from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, Kernel
 from assay.harness.attention.kernels import Declaration, declares
-from assay.harness.attention.matrix import Case
+from assay.harness.attention.matrix import Case, cases
 from assay.harness.attention.sample_calls import call_of
+from assay.harness.attention.sdpa import torch_sdpa
 from assay.harness.backend import Backend
 from assay.harness.bugs.faults import fault, rounded_oracle
 from assay.harness.errors import ExitCode
@@ -34,6 +35,7 @@ from assay.harness.offline.observed import Reader, held, picture_on
 from assay.harness.offline.replay import replay, replay_recorded
 from assay.harness.picture import Picture
 from assay.harness.readout.readout import ReadOut, read_out
+from assay.harness.readout.samples import Agreement
 from assay.harness.server.pack_writer import PackWriter
 from assay.harness.verdict import OPERATOR, UNEXPLAINED, Finding
 
@@ -376,6 +378,18 @@ def test_an_operator_holds_only_on_calls_whose_outputs_it_gives() -> None:
     assert held(read, [measure(call, fault("scale-twice")(call))]).share < 0.1
     passing = held(read, [measure(call, rounded_oracle(call))])
     assert passing.wrong == 0 < passing.false, "the operator is wrong where the kernel is right"
+
+
+def test_rounding_in_a_right_call_does_not_contradict_an_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observed, "_HELD_ROWS", 10_000)
+    outliers = next(
+        case.make()
+        for case in cases(("extend",), dtypes=[torch.float32])
+        if "one_token_last-GQA_8/2-d64-float32-K_outliers" in case.name
+    )
+    result = measure(outliers, torch_sdpa(outliers))
+    assert not result.fails
+    assert held(ReadOut(), [result]) == Agreement()
 
 
 def test_a_call_that_is_too_large_to_be_read_is_shown_without_weights(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -294,6 +295,13 @@ def test_a_threshold_on_the_layer_lies_between_neighbours() -> None:
     read = read_out(lambda call: nothing(call) if call.layer >= 5 else rounded_oracle(call))
     assert read.sentence.endswith("only where the layer >= 5"), read.sentence
     assert read.exact
+
+
+def test_a_limit_between_two_head_dims_is_open() -> None:
+    read = read_out(lambda call: nothing(call) if call.q.shape[2] > 100 else rounded_oracle(call))
+    [note] = read.notes
+    assert re.search(r"only where head_dim .*: the limit lies between \d+ and 128, where no call was made$", note)
+    assert not read.exact
 
 
 def test_a_limit_between_lengths_that_were_not_asked_for_is_open() -> None:
