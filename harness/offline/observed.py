@@ -293,7 +293,7 @@ def held(found: ReadOut, results: Sequence[CallResult]) -> Agreement:
     for result in results:
         call, size = result.call, row_errors(result.call, result.out.double().cpu())
         limit = _ROW_SPREAD * float(result.fit_bounds.max())
-        if not result.fails:  # whose bounds may be lower limits that were not simulated: a query may be further off by rounding
+        if not result.fails:  # its bounds may not have been simulated: rounding may exceed them
             limit = max(limit, 2 * float(size.max()))
         least = min(limit, float(size.max()) / 2) if result.fails else np.inf
         bad = np.asarray(size > least, dtype=np.bool_)
