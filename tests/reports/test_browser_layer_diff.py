@@ -223,11 +223,11 @@ def test_a_window_that_is_made_narrow_does_not_scroll_sideways(
     chrome = see(layer_diffs.seed_case(), width=1280, height=800)
     for width in (390, 1280):
         screenshot.resize(chrome, width, 800)
-        assert chrome.execute_script("return document.documentElement.scrollWidth") == width
-        scale, room = chrome.execute_async_script(
+        scale, room = chrome.execute_async_script(  # the page is drawn again in the frame after the change
             "const done = arguments[0], scale = document.querySelector('canvas.scale');"
             "requestAnimationFrame(() => requestAnimationFrame(() => done([scale.clientWidth, scale.parentElement.clientWidth])))"
         )
+        assert chrome.execute_script("return document.documentElement.scrollWidth") == width
         assert scale == min(room, 476), "it is drawn again, not squeezed"
 
 
