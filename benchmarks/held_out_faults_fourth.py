@@ -342,8 +342,9 @@ def values_permuted_in_eights(call: AttentionCall) -> Tensor:
     return _each(call, compute)
 
 
-FAULTS: list[Kernel] = [
-    made
+KERNELS: list[tuple[str, Kernel, str]] = [
+    (name, made, (made.__doc__ or "").strip())
     for name, made in list(globals().items())
     if isfunction(made) and made.__module__ == __name__ and name[0] != "_"
 ]
+"""Their names, the kernels, and what each computes: `python benchmarks/read_outs.py benchmarks/held_out_faults_fourth.py`."""
