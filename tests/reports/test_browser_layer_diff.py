@@ -182,6 +182,7 @@ def test_small_maps_read_like_the_large_one(see: Any, layer_diffs: ModuleType) -
     )
 
 
+@pytest.mark.slow
 def test_128_layers_of_128_heads_load_in_seconds(see: Any, examples: ModuleType, layer_diffs: ModuleType) -> None:
     layers = layer_diffs.one_head(128, 128)
     heads = [grid for grid in layers.grids if grid.columns == "head"]
