@@ -31,9 +31,22 @@ class Mask:
 
     Attributes:
         causal: right-aligned: query i of a sequence sees keys j <= i + (len_k - len_q). False: every query sees every key.
+        window: most keys that a query sees, its own and those right before it; 0 for all of them. Only with `causal`. Engines count
+            otherwise: SGLang's layers have `window - 1`, the number of keys before its own.
+
+    Raises:
+        ValueError: a window without `causal`, or a negative one.
     """
 
     causal: bool = True
+    window: int = 0
+
+    def __post_init__(self) -> None:
+        if self.window < 0 or (self.window and not self.causal):
+            raise ValueError(
+                f"a mask has window={self.window} and causal={self.causal}; expected a number of keys, 0 for all of them, "
+                "and a causal mask for a window"
+            )
 
     def span(self, rows: Ints, len_q: int | Ints, len_k: int | Ints) -> tuple[int | Ints, Ints]:
         """Return the first key that queries see, and one past the last. A query for which that is no range sees none.
@@ -43,7 +56,8 @@ class Mask:
             len_q: new tokens of the sequence, or of each query's sequence, broadcasting to `rows`.
             len_k: all its tokens, likewise.
         """
-        return 0, (rows + len_k - len_q + 1 if self.causal else rows * 0 + len_k)
+        stop = rows + len_k - len_q + 1 if self.causal else rows * 0 + len_k
+        return (stop - self.window) * (stop > self.window) if self.window else 0, stop
 
     def visible(self, rows: Tensor, len_q: int | Tensor, len_k: int | Tensor, keys: Tensor | None = None) -> Tensor:
         """Return which keys each query sees, bool [*rows.shape, len_k], on the device of `rows`.
@@ -105,8 +119,13 @@ class CallSpec:
             is contiguous in each.
         grad_mode: mode of autograd under which checks call a kernel: "inference_mode", "no_grad" or "enable_grad", as functions of
             PyTorch are named; empty for that of the caller.
-        features: names of what else it asks for, such as a soft cap of the scores. A kernel that does not declare one of them is
-            refused the call. The oracle computes none yet.
+        softcap: scores s become softcap * tanh(s / softcap) before the softmax, as in Gemma 2 and Grok; 0 for none.
+        temperature: the scores of a query at position p of its sequence, counted from 0, are multiplied by
+            log(p) / log(temperature) where p > temperature, as in Grok (SGLang's `xai_temperature_len`); 0 for none.
+        sinks: for each q head, the score of a key that every query sees and whose v is 0, as in gpt-oss; empty for none.
+
+    Raises:
+        ValueError: a negative soft cap, or a temperature of 1 or less.
     """
 
     scale: float
@@ -116,7 +135,28 @@ class CallSpec:
     first_head: int = 0
     layout: Literal["packed", "sliced", "heads first", "each its own"] = "packed"
     grad_mode: Literal["", "inference_mode", "no_grad", "enable_grad"] = ""
-    features: tuple[str, ...] = ()
+    softcap: float = 0.0
+    temperature: int = 0
+    sinks: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.softcap < 0 or self.temperature < 0 or self.temperature == 1:
+            raise ValueError(
+                f"a call has softcap={self.softcap} and temperature={self.temperature}; expected 0 for none, or a positive soft "
+                "cap and a temperature of 2 or more"
+            )
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Names of what it asks for beyond plain attention. A kernel that does not declare one of them is refused the call."""
+        asked = {
+            "window": self.mask.window, "softcap": self.softcap, "temperature": self.temperature, "sinks": self.sinks,
+        }  # fmt: skip
+        return tuple(name for name, value in asked.items() if value)
+
+
+FEATURES = ("window", "softcap", "temperature", "sinks")
+"""The features that a call may ask for; see `CallSpec.features`."""
 
 
 @dataclass(frozen=True)

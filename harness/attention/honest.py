@@ -22,7 +22,7 @@ from assay.harness.attention.noise import FORMATS, NumberFormat
 from assay.harness.attention.noise import NoiseFamily as NoiseFamily
 from assay.harness.attention.noise import Quantised as Quantised
 from assay.harness.attention.noise import family as family
-from assay.harness.attention.oracle import numbers_at_once
+from assay.harness.attention.oracle import modified, numbers_at_once
 from assay.harness.attention.sequence_groups import SequenceGroup, sequence_groups
 
 MEMBERS = 16
@@ -378,7 +378,7 @@ def _answer(group: SequenceGroup, call: AttentionCall, draw: _Draw, into: Tensor
         k, v = (draw.stored(getattr(group, name), name, count, group.lens_k) for name in "kv")
         group.put(
             [
-                group.rows_first(_attend(group.queries(q, some), k, v, seen, group.lens_k, call, draw, count))
+                group.rows_first(_attend(group, some, seen, group.queries(q, some), k, v, call, draw, count))
                 for some, seen in group.blocks(numbers_at_once(group.k.device) // count)
             ],
             members,
@@ -386,16 +386,18 @@ def _answer(group: SequenceGroup, call: AttentionCall, draw: _Draw, into: Tensor
 
 
 def _attend(
-    q: Tensor, k: Tensor, v: Tensor, seen: Tensor, lens_k: Tensor, call: AttentionCall, draw: _Draw, members: int
-) -> Tensor:
+    group: SequenceGroup, some: Tensor, seen: Tensor, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, draw: _Draw,
+    members: int,
+) -> Tensor:  # fmt: skip
     """Compute the attention of each member, [members, kv heads, rows, head_dim_v].
 
     Args:
+        group: the sequences.
+        some: which of their rows.
+        seen: bool [1 or kv heads, rows, keys], the keys that each query sees; later ones are seen by none.
         q: [members, kv heads, rows, head_dim]; may have one member for all, as k and v may.
         k: [members, kv heads, len_k, head_dim].
         v: [members, kv heads, len_k, head_dim_v].
-        seen: bool [1 or kv heads, rows, keys], the keys that each query sees; later ones are seen by none.
-        lens_k: keys of each head's sequence, int64 [kv heads].
         call: the call.
         draw: what the members draw from.
         members: their number.
@@ -406,8 +408,10 @@ def _attend(
     scores = call.scale * q @ k.transpose(-2, -1)
     if not draw.scores_are_coarse:
         scores = _summed(scores, call.scale * q.norm(dim=-1, keepdim=True), k.norm(dim=-1)[..., None, :], draw, members)
-    scores = scores.masked_fill_(~seen, -math.inf)
+    scores = modified(scores, seen, call.spec, lambda: group.positions(some))
     top = scores.amax(-1, keepdim=True)
+    if (sinks := group.of_heads(call.spec.sinks, some)) is not None:
+        top = top.maximum(sinks.to(top.dtype)[..., None])
     if draw.family.p is None:
         exact = scores.sub_(top).exp_()  # a rounding of floating point does not depend on what was subtracted
         weights = draw.operand(draw.rounded(exact.expand(members, -1, -1, -1), draw.dtype))
@@ -419,9 +423,11 @@ def _attend(
         exact = weights * raise_to_top
         weights = _stored_weights(weights, draw, members).mul_(raise_to_top)
     total = (weights if draw.way.rounded_sum else exact).sum(-1, keepdim=True)
+    if sinks is not None:
+        total = total + (sinks.to(top.dtype)[..., None] - top).exp()
     out = ((weights @ v) / total).expand(members, -1, -1, -1)
     if draw.dtype.itemsize > 2 or draw.family.accumulation == "fp16":
-        added = (-(-lens_k // draw.at_once)).to(out.dtype).sqrt()[:, None, None]
+        added = (-(-group.lens_k // draw.at_once)).to(out.dtype).sqrt()[:, None, None]
         out = draw.normal(*out.shape).mul_(draw.eps * _SUM_ROUNDINGS * added).add_(1).mul_(out)
     return draw.rounded(out, draw.dtype)
 

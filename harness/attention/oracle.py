@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from assay.harness.attention.call import AttentionCall, Mask
+from assay.harness.attention.call import AttentionCall, CallSpec, Mask
 from assay.harness.attention.sequence_groups import sequence_groups
 
 NUMBERS_AT_ONCE = 2**22
@@ -27,7 +30,7 @@ def sequences(call: AttentionCall) -> list[tuple[slice, slice]]:
 
 
 def oracle(call: AttentionCall, rows: Tensor | None = None) -> Tensor:
-    """Compute attention in float64: softmax(scale * q k^T) v per sequence and head.
+    """Compute attention in float64: softmax(scale * q k^T) v per sequence and head, with the features of the call.
 
     Args:
         call: the call.
@@ -35,14 +38,7 @@ def oracle(call: AttentionCall, rows: Tensor | None = None) -> Tensor:
 
     Returns:
         float64 [rows, num_q_heads, head_dim_v], on the call's device. A query that sees no key gives NaN.
-
-    Raises:
-        ValueError: the call asks for a feature that is not computed.
     """
-    if call.spec.features:
-        raise ValueError(
-            f"the oracle does not compute {', '.join(call.spec.features)}; expected a call without features"
-        )
     if rows is None and len(call.lens_q) <= _FEW and call.q.shape[0] * call.k.shape[0] * call.heads.q_heads <= _SMALL:
         return torch.cat([attend(request) for request in requests(call)], dim=1).transpose(0, 1)
     asked = call.q.shape[0] if rows is None else len(rows)
@@ -53,8 +49,9 @@ def oracle(call: AttentionCall, rows: Tensor | None = None) -> Tensor:
         outs = []
         for some, seen in group.blocks(numbers):
             keys = seen.shape[-1]
-            logits = _scores(group.queries(group.q, some).double(), k[:, :keys], seen, call.scale)
-            outs.append(group.rows_first(_attend(logits, v[:, :keys])))
+            products = call.scale * group.queries(group.q, some).double() @ k[:, :keys].transpose(-2, -1)
+            logits = modified(products, seen, call.spec, partial(group.positions, some))
+            outs.append(group.rows_first(_attend(logits, v[:, :keys], group.of_heads(call.spec.sinks, some))))
         group.put(outs, result)
     return result
 
@@ -64,12 +61,29 @@ def numbers_at_once(device: torch.device) -> int:
     return min(NUMBERS_AT_ONCE, _ON_CPU) if device.type == "cpu" else NUMBERS_AT_ONCE
 
 
-def _scores(q: Tensor, k: Tensor, visible: Tensor, scale: float) -> Tensor:
-    return (scale * q @ k.transpose(-2, -1)).masked_fill_(~visible, float("-inf"))
+def modified(products: Tensor, visible: Tensor, spec: CallSpec, positions: Callable[[], Tensor]) -> Tensor:
+    """Cap and temper scaled products [..., heads, rows, keys] as the call asks for, and hide keys that are not seen.
+
+    Args:
+        products: scale * q k^T.
+        visible: bool, broadcasting to `products`.
+        spec: what the call asks for.
+        positions: gives the places of the queries in their sequences, from 0: int64, broadcasting to [heads, rows].
+    """
+    if spec.softcap:
+        products = products.div_(spec.softcap).tanh_().mul_(spec.softcap)
+    if spec.temperature:
+        longer = positions().clamp(min=spec.temperature).to(products.dtype).log() / math.log(spec.temperature)
+        products = products * longer[..., None]
+    return products.masked_fill_(~visible, float("-inf"))
 
 
-def _attend(logits: Tensor, v: Tensor) -> Tensor:
-    return logits.softmax(-1) @ v
+def _attend(logits: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
+    """Average v [heads, keys, head_dim_v] by the softmax of scores [heads, rows, keys], with sinks [heads, rows] or without."""
+    if sinks is None:
+        return logits.softmax(-1) @ v
+    with_sink = torch.cat([logits, sinks.to(logits.dtype).expand(logits.shape[:-1])[..., None]], -1)
+    return with_sink.softmax(-1)[..., :-1] @ v
 
 
 @dataclass(frozen=True)
@@ -84,6 +98,7 @@ class Request:
         visible: bool [len_q, len_k], the keys that each query sees.
         scale: softmax scale, natural-exponent convention.
         mask: the mask of the call, of which `visible` is made.
+        spec: what the call asks for beyond scale and mask.
         asked: int64 [asked], the queries whose output is asked for; None for all. A bug may depend on the others.
     """
 
@@ -94,6 +109,7 @@ class Request:
     visible: Tensor
     scale: float
     mask: Mask
+    spec: CallSpec
     asked: Tensor | None = None
 
     @property
@@ -137,13 +153,15 @@ def requests(call: AttentionCall, rows: Tensor | None = None, dtype: torch.dtype
         q, k, v = (t.to(dtype).transpose(0, 1) for t in (call.q[rows_q], call.k[rows_k], call.v[rows_k]))
         visible = call.spec.mask.visible(torch.arange(q.shape[1], device=device), q.shape[1], k.shape[1])
         asked = None if rows is None else rows[(rows >= rows_q.start) & (rows < rows_q.stop)] - rows_q.start
-        found.append(Request(q, k, v, kv_head, visible, call.scale, call.spec.mask, asked))
+        found.append(Request(q, k, v, kv_head, visible, call.scale, call.spec.mask, call.spec, asked))
     return found
 
 
 def scores(request: Request) -> Tensor:
-    """Compute scale * q k^T, with -inf where a query does not see a key, [num_q_heads, asked, len_k]."""
-    return _scores(request.asked_q, request.k[request.kv_head], request.asked_visible, request.scale)
+    """Compute scale * q k^T, capped and tempered, with -inf where a query does not see a key, [num_q_heads, asked, len_k]."""
+    products = request.scale * request.asked_q @ request.k[request.kv_head].transpose(-2, -1)
+    rows = torch.arange(request.len_q, device=request.q.device) if request.asked is None else request.asked
+    return modified(products, request.asked_visible, request.spec, lambda: rows + request.prefix)
 
 
 def attend(request: Request, logits: Tensor | None = None) -> Tensor:
@@ -153,4 +171,5 @@ def attend(request: Request, logits: Tensor | None = None) -> Tensor:
         request: the sequence: a mask, a head map and a dtype of any kind.
         logits: scores in place of `scores`, in the same shape; None for these.
     """
-    return _attend(scores(request) if logits is None else logits, request.v[request.kv_head])
+    sinks = torch.tensor(request.spec.sinks, device=request.q.device)[:, None] if request.spec.sinks else None
+    return _attend(scores(request) if logits is None else logits, request.v[request.kv_head], sinks)

@@ -73,6 +73,19 @@ class SequenceGroup:
             seen = seen.repeat(1, group, 1)
             yield rows, seen if self.sequences == 1 else seen.repeat_interleave(per, 0)
 
+    def positions(self, some: Tensor) -> Tensor:
+        """Return the places of `some` of the rows in their sequences, int64 [1 or heads, group * r]."""
+        per = len(self.q) // self.sequences
+        places = (some + (self.lens_k - self.lens_q)[::per, None]).repeat(1, self.q.shape[1])
+        return places if self.sequences == 1 else places.repeat_interleave(per, 0)
+
+    def of_heads(self, numbers: Sequence[float], some: Tensor) -> Tensor | None:
+        """Lay out a number of each q head for `some` of the rows: [heads, group * r]; None without numbers."""
+        if not numbers:
+            return None
+        of_groups = torch.tensor(numbers, device=self.q.device).view(-1, self.q.shape[1])
+        return of_groups.repeat_interleave(some.shape[1], 1).repeat(self.sequences, 1)
+
     def queries(self, q: Tensor, some: Tensor) -> Tensor:
         """Take `some` of `q` [..., heads, group, len_q, head_dim] -> [..., heads, group * r, head_dim]: group heads are rows."""
         if self.sequences == 1:

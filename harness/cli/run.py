@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from assay.harness.cli.app import app, say
 from assay.harness.cli.flags import Config, Out, RunFolderArgument, spec_flags
-from assay.harness.cli.output import Json, deliver, print_json, progress
+from assay.harness.cli.output import Html, Json, deliver, print_json, progress
 from assay.harness.config import RUN_FLAGS, RunSpec, make_spec
 from assay.harness.errors import UsageError
 from assay.harness.interruption import too_late
+from assay.harness.text import did_you_mean
 
 if TYPE_CHECKING:
     from assay.harness.judge.report import Report
@@ -84,8 +85,29 @@ def report(folder: RunFolderArgument, json: Json = False) -> None:
 
 
 @app.command()
-def backends(json: Json = False) -> None:
-    """List the attention backends and kernels."""
+def backends(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[BACKEND]...", help="With --honours: the backends to measure; by default all."),
+    ] = None,
+    honours: Annotated[
+        bool,
+        typer.Option(
+            "--honours", help="Run SGLang's backends on what a layer can ask for, and show what each ignores."
+        ),
+    ] = False,
+    html: Html = None,
+    json: Json = False,
+) -> None:
+    """List the attention backends and kernels, or measure what the engine's backends honour."""
+    if honours:
+        raise typer.Exit(_honours(names, html, json))
+    if names or html:
+        raise UsageError(
+            "Backends and --html are given without --honours.",
+            "both with --honours",
+            "add --honours, or leave them out",
+        )
     from assay.harness.attention import kernels
     from assay.harness.attention.call import KernelRefused
     from assay.harness.engines.sglang import catalog
@@ -120,3 +142,23 @@ def backends(json: Json = False) -> None:
         told = kernel.get("problem") or f"{'+'.join(kernel['phases'])}  {kernel['path']}  {kernel['about']}"  # type: ignore[arg-type]
         say(f"  {kernel['name']}  {told}")
     say(f"SGLang's own: {problem or ', '.join(own)}")
+
+
+def _honours(names: list[str] | None, html: Path | None, json: bool) -> int:
+    """Measure what SGLang's backends honour, and return the exit code."""
+    from assay.harness.attention.interpreter import interpret_without_gpu
+    from assay.harness.engines.sglang import catalog
+    from assay.reports.honours import honours_document
+
+    known = catalog.sglang_backends()
+    if unknown := [name for name in names or () if name not in known]:
+        raise UsageError(
+            f"SGLang has no attention backend {unknown[0]!r}.", f"one of {', '.join(known)}",
+            did_you_mean(unknown[0], known) or "name one of these",
+        )  # fmt: skip
+    interpret_without_gpu()
+    from assay.harness.offline.honours import measure
+
+    with progress() as display:
+        result = measure(names or known, lambda backend: display.say(f"measuring {backend}"))
+    return deliver(honours_document(result), json, html)

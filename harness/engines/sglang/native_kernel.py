@@ -17,7 +17,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from itertools import accumulate
 from typing import Any
@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention import kernels
-from assay.harness.attention.call import AttentionCall, KernelRefused, default_device
+from assay.harness.attention.call import FEATURES, AttentionCall, KernelRefused, cumulative, default_device
 from assay.harness.attention.kernels import Declaration
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.engines.sglang.launch import STAND_INS
@@ -59,6 +59,19 @@ Attend = Callable[[bool], Tensor]
 written to the pool first, as in a layer of a model."""
 
 
+@dataclass(frozen=True)
+class LayerRequest:
+    """What a layer asks of a backend beyond the contract.
+
+    Attributes:
+        stored: dtype of the KV pool; None for that of k and v.
+        scales: what a stored K and a stored V are multiplied by; None for none.
+    """
+
+    stored: torch.dtype | None = None
+    scales: tuple[float, float] | None = None
+
+
 class NativeKernel:
     """One of SGLang's attention backends as a kernel of the contract. Made by `kernel`.
 
@@ -70,11 +83,13 @@ class NativeKernel:
 
     Attributes:
         assay: what it declares.
+        backend: the backend's name, as SGLang registers it.
     """
 
     def __init__(self, name: str, backend: str, page: int, declared: Declaration) -> None:
         self.assay = declared
-        self._name, self._backend, self._page, self._device = name, backend, page, default_device()
+        self.backend = backend
+        self._name, self._page, self._device = name, page, default_device()
 
     def __call__(self, call: AttentionCall) -> Tensor:
         """Compute the output, [total_q, num_q_heads, head_dim].
@@ -96,18 +111,29 @@ class NativeKernel:
             attend(True)
             yield lambda: attend(False)
 
+    def attempt(self, call: AttentionCall, layer: LayerRequest) -> Tensor:
+        """Have the backend compute a call for a layer that asks for more than the contract has, whatever it then does.
+
+        Raises:
+            Exception: whatever the backend raises.
+        """
+        with self._laid_out(call, layer) as attend:
+            return attend(True)
+
     @contextmanager
-    def _laid_out(self, call: AttentionCall) -> Iterator[Attend]:
-        self._refuse(call)
+    def _laid_out(self, call: AttentionCall, layer: LayerRequest | None = None) -> Iterator[Attend]:
+        if layer is None:
+            self._refuse(call)
         length = _power_of_two(max(call.lens_k), max(_LEAST_LENGTH, self._page))
         heads, kv_heads, head_dim = call.q.shape[1], call.k.shape[1], call.q.shape[2]
         runner = _runner(
             _Shape(
-                self._backend, self._device, self._page, heads, kv_heads, head_dim, call.q.dtype,
-                batch=_power_of_two(len(call.lens_k), _LEAST_BATCH), length=length,
+                self.backend, self._device, self._page, heads, kv_heads, head_dim, call.v.shape[2], call.q.dtype,
+                batch=_power_of_two(len(call.lens_k), _LEAST_BATCH), length=length, window=call.spec.mask.window,
+                stored=layer.stored if layer else None,
             )
         )  # fmt: skip
-        with runner.laid_out(call) as attend:
+        with runner.laid_out(call, layer or LayerRequest()) as attend:
             yield attend
 
     def _refuse(self, call: AttentionCall) -> None:
@@ -152,7 +178,7 @@ def kernel(backend: str) -> NativeKernel:
             f"{sglang} has no attention backend {name!r}{near and ', ' + near[:-1]}; it has {', '.join(sorted(_registry()))}"
         )
     dtypes = _INTERPRETED_DTYPES if default_device() == "cpu" else _DTYPES
-    declared = Declaration(package="sglang", about=f"{sglang}'s own {name}", dtypes=dtypes.get(name))
+    declared = Declaration(package="sglang", about=f"{sglang}'s own {name}", dtypes=dtypes.get(name), features=FEATURES)
     if name in kernels.published():  # assay's plugin registers them
         declared = kernels.declaration(kernels.load(name))
     made = NativeKernel(f"sglang:{backend}", name, int(page or 1), declared)
@@ -173,9 +199,31 @@ def _said(error: Exception) -> str:
     return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '').rstrip('.')}"
 
 
+def _prefix_of(call: AttentionCall, new: Tensor) -> AttentionCall:
+    """Return the call that prefills the cached prefixes of another one. `new` are the tokens of that one, bool [total_k]."""
+    k, v = call.k[~new], call.v[~new]
+    lens = cumulative([length for length in call.prefixes if length], call.q.device)
+    q = call.q.new_zeros(len(k), *call.q.shape[1:])
+    return replace(call.with_spec(phase="extend"), q=q, k=k, v=v, cu_seqlens_q=lens, cu_seqlens_k=lens)
+
+
+def _before(window: int) -> int | None:
+    """Return a window as SGLang's layers have it: the number of keys before a query's own; None for no window."""
+    return window - 1 if window else None
+
+
 def _power_of_two(number: int, least: int) -> int:
     """Return the least power of two that is no less than either."""
     return 1 << (max(number, least) - 1).bit_length()
+
+
+def sglang_version() -> str:
+    """Return the version of SGLang that is installed.
+
+    Raises:
+        ImportError: it is not installed.
+    """
+    return str(_sglang().__version__)
 
 
 @cache
@@ -220,9 +268,12 @@ class _Shape:
     heads: int
     kv_heads: int
     head_dim: int
+    head_dim_v: int
     dtype: torch.dtype
     batch: int
     length: int
+    window: int = 0
+    stored: torch.dtype | None = None
 
 
 @lru_cache(_KEPT)
@@ -243,29 +294,45 @@ class _Runner:
         case = kit.DenseAttentionCase(
             name=shape.backend, backend=shape.backend, forward_mode=ForwardMode.EXTEND, num_heads=shape.heads,
             num_kv_heads=shape.kv_heads, page_size=shape.page, prefix_lens=(0,), extend_lens=(1,),
+            sliding_window_size=_before(shape.window),
         )  # fmt: skip
         config = kit.TinyModelConfig(
             num_heads=shape.heads, num_kv_heads=shape.kv_heads, head_dim=shape.head_dim,
-            hidden_size=shape.heads * shape.head_dim, context_len=shape.length,
+            hidden_size=shape.heads * shape.head_dim, context_len=shape.length, sliding_window_size=_before(shape.window),
         )  # fmt: skip
+        config.v_head_dim = config.swa_v_head_dim = shape.head_dim_v
         with get_parallel().override(**_ONE_RANK):
             self._runner = kit.MockModelRunner(
                 case=case, model_config=config, dtype=shape.dtype, device=shape.device, max_context_len=shape.length,
                 head_dim=shape.head_dim, runner_batch_size=shape.batch,
             )  # fmt: skip
             self._arguments = self._runner._server_args_override
+            if shape.stored or shape.head_dim_v != shape.head_dim:
+                self._runner.token_to_kv_pool = self._pool_of(shape)
+                self._runner.kv_cache_dtype = shape.stored or shape.dtype
             try:
                 self._backend = _registry()[shape.backend](self._runner)
             finally:
                 self._arguments.restore()
         self._pool, self._table = self._runner.token_to_kv_pool, self._runner.req_to_token_pool.req_to_token
         self._layer = RadixAttention(
-            num_heads=shape.heads, head_dim=shape.head_dim, scaling=1.0, num_kv_heads=shape.kv_heads, layer_id=0
-        )
+            num_heads=shape.heads, head_dim=shape.head_dim, scaling=1.0, num_kv_heads=shape.kv_heads, layer_id=0,
+            v_head_dim=shape.head_dim_v, sliding_window_size=_before(shape.window) or -1,
+        )  # fmt: skip
+
+    def _pool_of(self, shape: _Shape) -> Any:
+        from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+
+        return MHATokenToKVPool(
+            size=self._runner.token_to_kv_pool.size, page_size=shape.page, dtype=shape.stored or shape.dtype,
+            head_num=shape.kv_heads, head_dim=shape.head_dim, v_head_dim=shape.head_dim_v, layer_num=1, device=shape.device,
+            enable_memory_saver=False, enable_alt_stream=False,
+        )  # fmt: skip
 
     @contextmanager
-    def laid_out(self, call: AttentionCall) -> Iterator[Attend]:
+    def laid_out(self, call: AttentionCall, asked: LayerRequest) -> Iterator[Attend]:
         """Lay out the call within the context, with SGLang's global state that of a forward pass."""
+        from sglang.srt.layers.radix_attention import AttentionType
         from sglang.srt.mem_cache.memory_pool import KVWriteLoc
         from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
         from sglang.srt.runtime_context import get_parallel
@@ -274,22 +341,35 @@ class _Runner:
         is_new = torch.cat([torch.arange(n) >= p for n, p in zip(call.lens_k, call.prefixes, strict=True)])
         slots, new = slots.to(call.k.device), is_new.to(call.k.device)
         layer = self._layer
-        layer.scaling, layer.layer_id = call.scale, call.layer
+        layer.scaling, layer.layer_id, layer.logit_cap = call.scale, call.layer, call.spec.softcap
+        layer.xai_temperature_len = call.spec.temperature or -1
+        layer.attn_type = AttentionType.DECODER if call.causal else AttentionType.ENCODER_ONLY
+        layer.k_scale_float, layer.v_scale_float = scales = asked.scales or (None, None)
+        layer.k_scale, layer.v_scale = (
+            None if one is None else torch.tensor(one, device=call.q.device) for one in scales
+        )
+        more = {"sinks": torch.tensor(call.spec.sinks, device=call.q.device)} if call.spec.sinks else {}
         self._pool.start_layer = call.layer  # the pool has one layer
         context = ForwardContext(attn_backend=self._backend)
 
         def attend(save: bool) -> Tensor:
             # Set here: while two backends are timed in turns, a call is laid out for each.
             with forward_context(context):
-                out: Tensor = layer(q, k, v, batch, save_kv_cache=save)
-            return out.reshape(call.q.shape)
+                out: Tensor = layer(q, k, v, batch, save_kv_cache=save, **more)
+            return out.reshape(*call.q.shape[:2], call.v.shape[2])
 
         # A copy of the arguments, since they cannot be entered again inside.
         with get_parallel().override(**_ONE_RANK), copy.copy(self._arguments), torch.no_grad():
             for buffer in (self._pool.get_key_buffer(call.layer), self._pool.get_value_buffer(call.layer)):
                 buffer.fill_(_STALE)
-            if any(call.prefixes):
+            if any(call.prefixes) and asked.scales is None:
                 self._pool.set_kv_buffer(layer, KVWriteLoc(slots[~new], None), call.k[~new], call.v[~new])
+            elif any(call.prefixes):  # whether a backend scales K and V when it writes is up to the backend
+                prefix, its_rows = _prefix_of(call, new), rows[torch.tensor(call.prefixes) > 0]
+                written = self._batch(prefix, its_rows, slots[~new])
+                with forward_context(context):
+                    self._backend.init_forward_metadata(written)
+                    layer(prefix.q.flatten(1), prefix.k, prefix.v, written, save_kv_cache=True)
             batch = self._batch(call, rows, slots[new])
             with forward_context(context):
                 self._backend.init_forward_metadata(batch)

@@ -189,15 +189,15 @@ def test_a_kernel_may_return_its_log_sum_exp_too() -> None:
 
 
 def test_a_call_with_a_feature_that_is_not_declared_is_refused_by_name() -> None:
-    call = CALL.with_spec(features=("soft cap", "sinks"))
+    call = CALL.with_spec(softcap=30.0, sinks=(0.0,) * CALL.q.shape[1])
     plain: Kernel = lambda call: call.q.clone()  # noqa: E731
-    with pytest.raises(KernelRefused, match="plain does not declare soft cap, sinks"):
+    with pytest.raises(KernelRefused, match="plain does not declare softcap, sinks"):
         kernels.run_kernel("plain", plain, call)
-    capped = kernels.declares(features=("soft cap",))(lambda call: call.q.clone())
+    capped = kernels.declares(features=("softcap",))(lambda call: call.q.clone())
     with pytest.raises(KernelRefused, match="capped does not declare sinks"):
         kernels.run_kernel("capped", capped, call)
     with pytest.raises(KernelRefused, match="the kernel does not declare sinks"):
         compute(capped, call)
     assert kernels.declaration(capped).excludes(call) == "sinks"
-    both = kernels.declares(features=("soft cap", "sinks"))(lambda call: call.q.clone())
+    both = kernels.declares(features=("softcap", "sinks"))(lambda call: call.q.clone())
     assert torch.equal(kernels.run_kernel("both", both, call), call.q)

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from assay.harness.attention import oracle as oracle_module
-from assay.harness.attention.call import Mask
+from assay.harness.attention.call import AttentionCall, Mask
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sample_calls import call_of
 
@@ -44,10 +48,56 @@ def test_a_mask_tells_each_query_its_keys_in_batches_too() -> None:
     assert Mask().span(1, 2, 5) == (0, 5)
 
 
-def test_a_feature_that_is_not_computed_is_no_silent_answer() -> None:
-    call = call_of([(3, 2)], (2, 1), 8, torch.float64, "cpu").with_spec(features=("soft cap",))
-    with pytest.raises(ValueError, match="does not compute soft cap"):
-        oracle(call)
+FEATURES: dict[str, dict[str, Any]] = {
+    "window": {"mask": Mask(window=3)},
+    "softcap": {"softcap": 0.7},
+    "temperature": {"temperature": 4},
+    "sinks": {"sinks": (0.5, -1.0, 2.0, 0.0)},
+    "all": {"mask": Mask(window=4), "softcap": 2.0, "temperature": 3, "sinks": (0.5, -1.0, 2.0, 0.0)},
+}
+
+
+def written_out(call: AttentionCall, starts: tuple[int, int], i: int, head: int) -> Tensor:
+    """Compute one output from the formulas, term by term. `starts`: the first row of its sequence in q, and in k and v."""
+    (q0, k0), spec = starts, call.spec
+    sequence = call.cu_seqlens_q.tolist().index(q0)
+    position = call.prefixes[sequence] + i
+    first = max(0, position - spec.mask.window + 1) if spec.mask.window else 0
+    q = call.q[q0 + i, head]
+    total, out = 0.0, torch.zeros(call.v.shape[2], dtype=torch.float64)
+    for j in range(first, position + 1):
+        score = call.scale * float(q @ call.k[k0 + j, head // 2])
+        if spec.softcap:
+            score = spec.softcap * math.tanh(score / spec.softcap)
+        if spec.temperature and position > spec.temperature:
+            score *= math.log(position) / math.log(spec.temperature)
+        total += math.exp(score)
+        out += math.exp(score) * call.v[k0 + j, head // 2]
+    return out / (total + (math.exp(spec.sinks[head]) if spec.sinks else 0.0))
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+@pytest.mark.parametrize("few", [0, 4], ids=["in groups", "one by one"])
+def test_features_are_computed_as_their_formulas_say(feature: str, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(oracle_module, "_FEW", few)
+    call = call_of([(1, 9), (7, 0), (3, 4)], (4, 2), 8, torch.float64, "cpu").with_spec(**FEATURES[feature])
+    starts = list(zip(call.cu_seqlens_q.tolist(), call.cu_seqlens_k.tolist(), strict=True))
+    rows = [
+        torch.stack([written_out(call, start, i, head) for head in range(4)])
+        for start, new in zip(starts, call.lens_q, strict=False)
+        for i in range(new)
+    ]
+    torch.testing.assert_close(oracle(call), torch.stack(rows))
+    assert call.spec.features == (tuple(FEATURES)[:4] if feature == "all" else (feature,))
+
+
+def test_a_call_asks_for_nothing_that_has_no_meaning() -> None:
+    for wrong in ({"softcap": -1.0}, {"temperature": 1}, {"temperature": -2}):
+        with pytest.raises(ValueError, match="expected 0 for none"):
+            call_of([(3, 2)], (2, 1), 8, torch.float64, "cpu").with_spec(**wrong)
+    for mask in ({"window": -1}, {"window": 4, "causal": False}):
+        with pytest.raises(ValueError, match="expected a number of keys, 0 for all of them"):
+            Mask(**mask)  # type: ignore[arg-type]
 
 
 def test_right_aligned_mask_lets_the_last_query_see_everything() -> None:

@@ -1,0 +1,68 @@
+"""What attention backends do with what a layer asks of them: the result of ``assay backends --honours``."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import ConfigDict, Field
+
+from assay.harness.schema import Record
+
+State = Literal["honours", "ignores", "wrong", "refuses", "crashes", "not measured"]
+WORST: tuple[State, ...] = ("ignores", "wrong", "crashes", "refuses", "not measured", "honours")
+"""The states, the worst first: what is ignored gives wrong outputs, and nobody is told."""
+
+
+class Measured(Record):
+    """What a backend does with an attribute in a phase.
+
+    Attributes:
+        attribute: name of the attribute.
+        phase: "prefill", "prefill with a cached prefix" or "decode".
+        state: what the backend does.
+        says: what it computes if it is wrong, the first line of what it raised, or why it was not measured.
+        error: relative L1 to attention with the attribute, of the worst query and head; None if it computed nothing.
+        test: a test that fails, of the smallest call that shows it; empty where the contract has no such call.
+    """
+
+    attribute: str
+    phase: str
+    state: State
+    says: str = ""
+    error: float | None = None
+    test: str = ""
+
+
+class BackendResult(Record):
+    """What a backend does with each attribute.
+
+    Attributes:
+        backend: SGLang's name of it.
+        problem: why it cannot be run here; empty if it can.
+    """
+
+    backend: str
+    problem: str = ""
+    measured: tuple[Measured, ...] = ()
+
+    def state(self, attribute: str) -> State | None:
+        """Return the worst state of an attribute over the phases; None if it was not measured."""
+        states = {one.state for one in self.measured if one.attribute == attribute}
+        return next((state for state in WORST if state in states), None)
+
+
+class Honours(Record):
+    """What the backends of an installation do with what a layer asks for.
+
+    Attributes:
+        sglang: its version.
+        device: where they ran; "cpu (Triton interpreted)" where Triton's kernels are interpreted.
+    """
+
+    model_config = ConfigDict(serialize_by_alias=True, populate_by_name=True)
+
+    schema_id: Literal["assay.honours/1"] = Field("assay.honours/1", alias="schema")
+    sglang: str
+    torch: str
+    device: str
+    backends: tuple[BackendResult, ...]

@@ -1,0 +1,266 @@
+"""Which attributes of a layer SGLang's attention backends honour: measured, by running each backend as a kernel without a server.
+
+A backend is handed whatever a layer asks for. It may compute that (*honours*), raise an error that names it (*refuses*), fail in
+another way (*crashes*), return attention without it (*ignores*), or return something else (*wrong*). Which of these it does is read
+off its output: attention in float64 with the attribute, without it, and in ways that are known to be mistaken for it, such as a
+window of one key fewer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from assay.harness.attention.call import AttentionCall, KernelRefused, Mask, default_device, refusal_behind
+from assay.harness.attention.oracle import oracle
+from assay.harness.attention.sample_calls import call_of
+from assay.harness.engines.sglang.native_kernel import LayerRequest, NativeKernel, kernel, sglang_version
+from assay.harness.evidence.honours import BackendResult, Honours, Measured, State
+from assay.harness.offline.interrupted import Known
+from assay.harness.offline.own_process import Callbacks, in_own_process
+from assay.harness.offline.watcher import Watcher
+from assay.harness.text import one_line
+
+PHASES: dict[str, list[tuple[int, int]]] = {
+    "prefill": [(40, 0), (17, 0)],
+    "prefill with a cached prefix": [(9, 40), (5, 20)],
+    "decode": [(1, 50), (1, 19)],
+}
+"""(new tokens, cached prefix) of each sequence, by phase. Backends take another path in each."""
+_SMALL: dict[str, list[list[tuple[int, int]]]] = {
+    "prefill": [[(2, 0)], [(3, 0)], [(9, 0)]],
+    "prefill with a cached prefix": [[(2, 1)], [(2, 8)]],
+    "decode": [[(1, 1)], [(1, 2)], [(1, 8)]],
+}
+"""The calls that are tried for the smallest that shows a state, in this order."""
+_HEADS, _HEAD_DIM = (4, 2), 64
+_WINDOW, _SCALE = 8, 2.0**-9
+_ROUNDINGS = 8
+"""A computation is told from others by its error, relative L1 of the worst query and head: that of a right one is at most so many
+roundings of the output's dtype. With the attribute and without it differ by 14 % or more."""
+
+Change = Callable[[AttentionCall], AttentionCall]
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """Something that a layer can ask of a backend.
+
+    Attributes:
+        name: how it is named in results.
+        about: who asks for it.
+        spec: what a call asks for, by field of `CallSpec`.
+        layer: what else the layer asks for.
+        prepare: changes the data of a call that asks for it.
+        page: tokens per page of the KV pool.
+        dtype: of q, k and v.
+        mistaken: what else a backend may compute, in words; "" names what it computes if it ignores the attribute.
+        phases: phases in which a layer may ask for it.
+        limit: largest error of a right computation, where it is not that of rounding to the output's dtype.
+    """
+
+    name: str
+    about: str
+    spec: Mapping[str, Any] = field(default_factory=dict)
+    layer: LayerRequest = field(default_factory=LayerRequest)
+    prepare: Change = lambda call: call
+    page: int = 1
+    dtype: torch.dtype = torch.float16
+    mistaken: Mapping[str, Change] = field(default_factory=dict)
+    phases: Sequence[str] = tuple(PHASES)
+    limit: float | None = None
+
+
+def _plain(call: AttentionCall) -> AttentionCall:
+    return call.with_spec(mask=Mask(), softcap=0.0, temperature=0, sinks=())
+
+
+def _with_window(window: int, call: AttentionCall) -> AttentionCall:
+    return call.with_spec(mask=Mask(window=window))
+
+
+def _small(call: AttentionCall) -> AttentionCall:
+    """Make k and v what the pool stores exactly with their scale, and hardly at all without: FP8 has no numbers as small."""
+    k, v = ((x.to(torch.float8_e4m3fn).to(x.dtype)) * _SCALE for x in (call.k, call.v))
+    return replace(call, k=k, v=v).with_spec(scale=call.scale / _SCALE)
+
+
+def _unscaled(everywhere: bool, call: AttentionCall) -> AttentionCall:
+    """Store k and v without their scale: those of the cached prefix, or of all tokens."""
+    stored = torch.cat(
+        [torch.arange(n) < (n if everywhere else p) for n, p in zip(call.lens_k, call.prefixes, strict=True)]
+    )
+    at = stored.to(call.k.device)[:, None, None]
+    k, v = (torch.where(at, x.to(torch.float8_e4m3fn).to(x.dtype), x) for x in (call.k, call.v))
+    return replace(call, k=k, v=v)
+
+
+def _narrow(call: AttentionCall) -> AttentionCall:
+    return replace(call, v=call.v[..., : _HEAD_DIM // 2].contiguous())
+
+
+ATTRIBUTES = (
+    Attribute("softcap", "Gemma 2, Grok", {"softcap": 1.0}, mistaken={"": _plain}),
+    Attribute(
+        "window", "Gemma 2 and 3, gpt-oss, Mistral", {"mask": Mask(window=_WINDOW)},
+        mistaken={
+            "": _plain, "one key fewer": partial(_with_window, _WINDOW - 1), "one key more": partial(_with_window, _WINDOW + 1),
+        },
+    ),
+    Attribute("sinks", "gpt-oss", {"sinks": (1.0, 2.0, -1.0, 3.0)}, mistaken={"": _plain}),
+    Attribute("temperature", "Grok", {"temperature": 8}, mistaken={"": _plain}),
+    Attribute(
+        "KV scales", "checkpoints with an FP8 KV cache", layer=LayerRequest(torch.float8_e4m3fn, (_SCALE, _SCALE)), prepare=_small,
+        mistaken={"": partial(_unscaled, True), "stored without scales": partial(_unscaled, False)},
+        phases=tuple(PHASES)[1:], limit=0.3,  # q and the weights may be rounded to FP8 too; without scales it is 0.6 or more
+    ),
+    Attribute("not causal", "encoders", {"mask": Mask(causal=False)}, mistaken={"": _plain}, phases=("prefill",)),
+    Attribute("head_dim_v 32", "DeepSeek, MiMo", prepare=_narrow),
+    Attribute("pages of 16", "--page-size 16", page=16),
+    Attribute("pages of 64", "--page-size 64", page=64),
+    Attribute("bfloat16", "--dtype bfloat16", dtype=torch.bfloat16),
+    Attribute("float32", "--dtype float32", dtype=torch.float32),
+)  # fmt: skip
+
+
+def measure(backends: Sequence[str], note: Callable[[str], None] = lambda backend: None) -> Honours:
+    """Measure backends, each in a process of its own: one that crashes leaves the others alone.
+
+    Args:
+        backends: names, as SGLang registers them.
+        note: is called with the name of each before it runs.
+    """
+    results = []
+    for backend in backends:
+        note(backend)
+        results.append(in_own_process(partial(_work, backend), partial(_ended, backend)))
+    device = default_device()
+    return Honours(
+        sglang=sglang_version(), torch=torch.__version__, device="cpu (Triton interpreted)" if device == "cpu" else device,
+        backends=tuple(results),
+    )  # fmt: skip
+
+
+def _work(backend: str, _watcher: Watcher, _callbacks: Callbacks) -> BackendResult:
+    return of_backend(backend)
+
+
+def _ended(backend: str, _known: Known) -> BackendResult:
+    return BackendResult(backend=backend, problem="its process ended before it was measured")
+
+
+def of_backend(backend: str) -> BackendResult:
+    """Measure one backend in this process. On a CPU nothing is compiled: flex_attention would take half a minute for each shape."""
+    compiled = torch.compiler.set_stance("force_eager") if default_device() == "cpu" else nullcontext()
+    with compiled:
+        try:
+            kernel(backend)
+        except (KernelRefused, ImportError) as error:
+            return BackendResult(backend=backend, problem=one_line(str(error), 200))
+        return BackendResult(backend=backend, measured=tuple(_of_attributes(backend)))
+
+
+def _of_attributes(backend: str) -> Iterator[Measured]:
+    for attribute in ATTRIBUTES:
+        made: NativeKernel | Exception
+        try:
+            made = kernel(backend if attribute.page == 1 else f"{backend}@{attribute.page}")
+        except (KernelRefused, ImportError) as error:
+            made = error
+        for phase in attribute.phases:
+            if isinstance(made, Exception):
+                state: State = "refuses" if _names(made, attribute) else "crashes"
+                yield Measured(attribute=attribute.name, phase=phase, state=state, says=one_line(str(made), 160))
+                continue
+            found = _attempt(made, attribute, phase, PHASES[phase], _HEADS)
+            if found.state in ("ignores", "wrong") and attribute.spec and attribute.name != "not causal":
+                found = found.model_copy(update={"test": _smallest(made, attribute, found)})
+            yield found
+
+
+def _attempt(
+    backend: NativeKernel, attribute: Attribute, phase: str, lens: list[tuple[int, int]], heads: tuple[int, int]
+) -> Measured:
+    """Run a backend on a call that asks for an attribute, and tell what it computed."""
+    call = _call(attribute, phase, lens, heads)
+    found = partial(Measured, attribute=attribute.name, phase=phase)
+    try:
+        out = backend.attempt(call, attribute.layer)
+    except Exception as raised:  # a backend raises whatever it likes
+        if refusal := refusal_behind(raised):  # of assay's own, as where Triton's interpreter is wrong
+            return found(state="not measured", says=one_line(str(refusal), 160))
+        return found(state="refuses" if _names(raised, attribute) else "crashes", says=_said(raised))
+    error = _error(out, oracle(call))
+    others = {words: _error(out, oracle(change(call))) for words, change in attribute.mistaken.items()}
+    limit = attribute.limit or _ROUNDINGS * torch.finfo(out.dtype).eps
+    nearest = min(others, key=others.__getitem__, default="")
+    if error <= min([limit, *others.values()]):
+        return found(state="honours", error=error)
+    if others and others[nearest] <= limit:
+        return found(state="wrong" if nearest else "ignores", says=nearest, error=error)
+    return found(state="wrong", says="neither with nor without it", error=error)
+
+
+def _call(attribute: Attribute, phase: str, lens: list[tuple[int, int]], heads: tuple[int, int]) -> AttentionCall:
+    call = attribute.prepare(call_of(lens, heads, _HEAD_DIM, attribute.dtype, default_device()))
+    spec = dict(attribute.spec)
+    if "sinks" in spec:
+        spec["sinks"] = spec["sinks"][: heads[0]]
+    return call.with_spec(phase="decode" if phase == "decode" else "extend", **spec)
+
+
+def _error(out: Tensor, truth: Tensor) -> float:
+    """Return the relative L1 error of the worst query and head; infinite if a number is not finite."""
+    errors = (out.double() - truth).abs().mean(-1) / truth.abs().mean(-1)
+    return float(errors.max()) if bool(errors.isfinite().all()) else float("inf")
+
+
+def _said(error: Exception) -> str:
+    return one_line(f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}", 160)
+
+
+_WORDS = {
+    "softcap": ("cap",),
+    "window": ("window",),
+    "sinks": ("sink",),
+    "temperature": ("temperature",),
+    "KV scales": ("scale", "fp8", "float8"),
+    "not causal": ("causal", "encoder"),
+    "head_dim_v 32": ("head_dim", "head dim", "v_head"),
+    "pages of 16": ("page",),
+    "pages of 64": ("page",),
+    "bfloat16": ("dtype", "bfloat16", "bf16"),
+    "float32": ("dtype", "float32", "fp32"),
+}
+"""Words of which an error has one that refuses an attribute."""
+
+
+def _names(error: Exception, attribute: Attribute) -> bool:
+    """Return True if an error is a refusal of the attribute: an error on purpose that names it.
+
+    A `TypeError` for an argument that a function does not have names it too, and is no refusal.
+    """
+    on_purpose = isinstance(error, (NotImplementedError, AssertionError, ValueError, RuntimeError))
+    return on_purpose and any(word in str(error).lower() for word in _WORDS[attribute.name])
+
+
+def _smallest(backend: NativeKernel, attribute: Attribute, found: Measured) -> str:
+    """Write a test of the smallest call in which a backend does the same."""
+    for lens in [*_SMALL[found.phase], PHASES[found.phase]]:
+        heads = (1, 1) if len(lens) == 1 else _HEADS
+        if _attempt(backend, attribute, found.phase, lens, heads).state == found.state:
+            break
+    asked = {"phase": repr("decode" if found.phase == "decode" else "extend")}
+    asked |= {name: repr(getattr(_call(attribute, found.phase, lens, heads).spec, name)) for name in attribute.spec}
+    words = ", ".join(f"{name}={value}" for name, value in asked.items())
+    name = f"test_{backend.backend}_honours_{attribute.name}_in_{found.phase.replace(' ', '_')}"
+    return (
+        f'def {name}():\n    call = call_of({lens}, {heads}, {_HEAD_DIM}, {attribute.dtype}, "{default_device()}")\n'
+        f'    assert_correct("sglang:{backend.backend}", call.with_spec({words}))\n'
+    )

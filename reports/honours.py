@@ -1,0 +1,91 @@
+"""The document of what attention backends do with what a layer asks of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from assay.harness.evidence.honours import BackendResult, Honours, Measured
+from assay.harness.text import counted
+from assay.reports.document import Block, Cell, Code, Document, Items, Line, Section, Table
+
+_STATUS = {
+    "ignores": "regression",
+    "wrong": "regression",
+    "crashes": "inconclusive",
+    "refuses": "inconclusive",
+    "honours": "pass",
+}
+_ABOUT = (
+    "honours: computes what is asked. ignores: computes attention without it, and says nothing. wrong: computes something else. "
+    "refuses: raises an error that names it. crashes: fails in another way. not measured: assay cannot run it here."
+)
+
+
+def honours_document(result: Honours) -> Document:
+    """Build the document: attributes by backend, what is behind each cell, the backends that cannot run, and tests to copy."""
+    ran = [backend for backend in result.backends if not backend.problem]
+    silent = {
+        (one.backend, cell.attribute) for one in ran for cell in one.measured if cell.state in ("ignores", "wrong")
+    }
+    attributes = list(dict.fromkeys(cell.attribute for backend in ran for cell in backend.measured))
+    table = Table(
+        ("asked for", *(backend.backend for backend in ran)),
+        [(name, *(_cell(backend, name) for backend in ran)) for name in attributes],
+    )
+    body: list[Block] = [Line(f"SGLang {result.sglang}, PyTorch {result.torch}, on {result.device}.")]
+    body += [table, Line(_ABOUT, "quiet")] if ran else [Line("No backend can run here.", "empty")]
+    if said := [line for backend in ran for line in _said(backend)]:
+        body.append(Section("said", "What they computed, or raised", [Items(said)], announced=True))
+    if absent := [f"{backend.backend}: {backend.problem}" for backend in result.backends if backend.problem]:
+        body.append(Section("absent", "Cannot run here", [Items(absent)], announced=True))
+    if tests := [cell.test for backend in ran for cell in _first_tests(backend.measured)]:
+        imports = "import torch\n\nfrom assay import Mask, assert_correct, call_of"
+        code = Code("\n\n\n".join([imports, *(test.rstrip() for test in tests)]), language="python")
+        body.append(Section("tests", "Tests that fail", [code], announced=True))
+    if silent:
+        count = counted(len(silent), "attribute")
+        what = (
+            f"{count} of a layer {'is' if len(silent) == 1 else 'are'} ignored, or computed wrongly, without an error"
+        )
+    else:
+        what = "what a layer asks for is computed, or an error says that it is not"
+    return Document(
+        command="backends",
+        title="What attention backends honour",
+        verdict=None,
+        headline=f"{counted(len(ran), 'backend')} measured: {what}.",
+        body=body,
+        exit_code=0,
+        result=result,
+    )
+
+
+def _cell(backend: BackendResult, attribute: str) -> Cell:
+    """Return the worst state of an attribute, with its phases where they differ."""
+    found = [cell for cell in backend.measured if cell.attribute == attribute]
+    state = backend.state(attribute)
+    if state is None:
+        return Cell("–")
+    phases = [cell.phase for cell in found if cell.state == state]
+    return Cell(state, _STATUS.get(state, ""), note="" if len(phases) == len(found) else ", ".join(phases))
+
+
+def _said(backend: BackendResult) -> list[str]:
+    """Say what is behind the cells, the phases that say the same together."""
+    phases: dict[tuple[str, str, str], list[Measured]] = {}
+    for cell in backend.measured:
+        if cell.state != "honours" and cell.says:
+            phases.setdefault((cell.attribute, cell.state, cell.says), []).append(cell)
+    return [
+        f"{backend.backend}, {attribute}, {', '.join(cell.phase for cell in cells)}: {says}"
+        for (attribute, _, says), cells in phases.items()
+    ]
+
+
+def _first_tests(measured: Sequence[Measured]) -> list[Measured]:
+    """Return the first test of each attribute."""
+    first: dict[str, Measured] = {}
+    for cell in measured:
+        if cell.test:
+            first.setdefault(cell.attribute, cell)
+    return list(first.values())

@@ -1,0 +1,135 @@
+"""What a backend does with what a layer asks for, told from what it computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from assay.harness.attention.call import FEATURES, AttentionCall, KernelRefused, Mask
+from assay.harness.attention.kernels import declares
+from assay.harness.attention.sample_calls import call_of
+from assay.harness.bugs.faults import rounded_oracle
+from assay.harness.evidence.honours import BackendResult, Honours
+from assay.harness.offline import honours
+from assay.harness.offline.check import assert_correct
+from assay.harness.offline.honours import ATTRIBUTES, of_backend
+from assay.reports.honours import honours_document
+
+
+@dataclass
+class Computes:
+    """Stands for a backend of SGLang: it computes what a function makes of the call."""
+
+    what: Callable[[AttentionCall], Tensor]
+    backend: str = "mine"
+
+    def attempt(self, call: AttentionCall, layer: object) -> Tensor:
+        return self.what(call)
+
+
+def plain(call: AttentionCall) -> Tensor:
+    return rounded_oracle(call.with_spec(mask=Mask(), softcap=0.0, temperature=0, sinks=()))
+
+
+def raises(error: Exception, call: AttentionCall) -> Tensor:
+    if call.spec.features:
+        raise error
+    return rounded_oracle(call)
+
+
+def narrower(call: AttentionCall) -> Tensor:
+    window = call.spec.mask.window
+    is_narrower = window and call.phase == "decode"
+    return rounded_oracle(call.with_spec(mask=Mask(window=window - 1)) if is_narrower else call)
+
+
+def states(what: Callable[[AttentionCall], Tensor], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.setattr(honours, "kernel", lambda name: Computes(what))
+    result = of_backend("mine")
+    return {attribute.name: result.state(attribute.name) for attribute in ATTRIBUTES} | {"": result}
+
+
+@pytest.mark.parametrize(
+    ("what", "expected"),
+    [
+        (rounded_oracle, "honours"),
+        (plain, "ignores"),
+        (lambda call: 1.01 * rounded_oracle(call), "wrong"),
+        (partial(raises, NotImplementedError("no softcap, no window, no sinks, no temperature here")), "refuses"),
+        (partial(raises, TypeError("unexpected keyword argument 'sinks'")), "crashes"),
+        (partial(raises, RuntimeError("CUDA error: an illegal memory access was encountered")), "crashes"),
+        (partial(raises, KernelRefused("the interpreter is wrong here")), "not measured"),
+    ],
+)
+def test_each_state_is_told_from_the_others(
+    what: Callable[[AttentionCall], Tensor], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert {name: state for name, state in states(what, monkeypatch).items() if name in FEATURES} == dict.fromkeys(
+        FEATURES, expected
+    )
+
+
+def test_a_window_of_one_key_fewer_is_named_in_its_phase_with_a_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = states(narrower, monkeypatch)
+    assert (found["window"], found["softcap"]) == ("wrong", "honours")
+    wrong = [cell for cell in found[""].measured if cell.state == "wrong"]
+    assert [(cell.attribute, cell.phase, cell.says) for cell in wrong] == [("window", "decode", "one key fewer")]
+    assert "call_of([(1, 8)], (1, 1), 64, torch.float16" in wrong[0].test, (
+        "eight keys before its own are the fewest that show it"
+    )
+    assert "call.with_spec(phase='decode', mask=Mask(causal=True, window=8))" in wrong[0].test
+
+
+def test_every_attribute_changes_what_is_computed_by_far_more_than_rounding() -> None:
+    for attribute in ATTRIBUTES:
+        for phase in attribute.phases:
+            call = honours._call(attribute, phase, honours.PHASES[phase], (4, 2))
+            truth = honours.oracle(call)
+            for words, change in attribute.mistaken.items():
+                apart = honours._error((honours.oracle(change(call))).to(call.q.dtype), truth)
+                assert apart > max(0.1, 1.5 * (attribute.limit or 0)), (attribute.name, phase, words)
+
+
+def test_the_document_names_what_is_silent_and_what_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    ignoring = states(plain, monkeypatch)[""]
+    absent = BackendResult(backend="fa3", problem="it needs a GPU")
+    result = Honours(sglang="0.5.23", torch=torch.__version__, device="cpu", backends=(ignoring, absent))
+    document = honours_document(result)
+    assert (
+        document.headline
+        == "1 backend measured: 5 attributes of a layer are ignored, or computed wrongly, without an error."
+    )
+    assert "fa3: it needs a GPU" in str(document.body)
+    assert "test_mine_honours_softcap_in_prefill" in str(document.body)
+    assert Honours.model_validate_json(result.model_dump_json(by_alias=True)) == result
+
+
+@pytest.mark.slow
+def test_sglangs_own_backends_on_a_cpu() -> None:
+    """Live in 0.5.23: torch_native drops the soft cap; triton's decode sees one key fewer than its prefill."""
+    pytest.importorskip("sglang")
+    native, triton = honours.measure(("torch_native", "triton")).backends
+    assert {name: native.state(name) for name in FEATURES} == {
+        "window": "honours", "softcap": "ignores", "temperature": "ignores", "sinks": "crashes",
+    }  # fmt: skip
+    assert {name: triton.state(name) for name in ("softcap", "sinks", "window")} == {
+        "softcap": "honours", "sinks": "honours", "window": "wrong",
+    }  # fmt: skip
+    (cell,) = (cell for cell in triton.measured if cell.state == "wrong")
+    assert (cell.phase, cell.says) == ("decode", "one key fewer")
+
+
+@pytest.mark.parametrize(
+    "asked", [{"softcap": 1.0}, {"mask": Mask(window=8)}, {"temperature": 8}, {"sinks": (1.0, 2.0, -1.0, 3.0)}]
+)
+def test_a_call_with_a_feature_is_judged_by_bounds_of_its_own(asked: dict[str, Any]) -> None:
+    call = call_of([(40, 0), (3, 20)], (4, 2), 64, torch.bfloat16, "cpu").with_spec(**asked)
+    assert_correct(rounded_oracle, call)
+    with pytest.raises(AssertionError):
+        assert_correct(declares(features=FEATURES)(plain), call)
