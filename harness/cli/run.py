@@ -146,8 +146,8 @@ def backends(
 
 def _honours(names: list[str] | None, html: Path | None, json: bool) -> int:
     """Measure what SGLang's backends honour, and return the exit code."""
-    from assay.harness.attention.interpreter import interpret_without_gpu
     from assay.harness.engines.sglang import catalog
+    from assay.harness.offline.honours import measure
     from assay.reports.honours import honours_document
 
     known = catalog.sglang_backends()
@@ -156,9 +156,6 @@ def _honours(names: list[str] | None, html: Path | None, json: bool) -> int:
             f"SGLang has no attention backend {unknown[0]!r}.", f"one of {', '.join(known)}",
             did_you_mean(unknown[0], known) or "name one of these",
         )  # fmt: skip
-    interpret_without_gpu()
-    from assay.harness.offline.honours import measure
-
     with progress() as display:
-        result = measure(names or known, lambda backend: display.say(f"measuring {backend}"))
+        result = measure(names or known, note=lambda backend: display.say(f"measuring {backend}"))
     return deliver(honours_document(result), json, html)

@@ -8,6 +8,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from itertools import chain
 
+from assay.harness.collect.asked import check_asked
 from assay.harness.collect.collectors import COLLECTORS, Asking, Collector
 from assay.harness.collect.kernel_process import examine_kernel, try_kernel
 from assay.harness.collect.plan import Plan
@@ -73,6 +74,7 @@ def _ask_round(asked: Asking, ready: Sequence[Engine]) -> None:
         return
     if not folder.progress().servers:
         try_kernel(plan, folder)
+        check_asked(plan, display)
     for roles in [pending] if stop.together else [[role] for role in _in_turn(plan, folder, pending, stop)]:
         group = [make_run_engine(plan, folder, role, alone=len(roles) == 1) for role in roles]
         display.say(f"Starting {' and '.join(f'{e.role} {e.backend}' for e in group)}.")

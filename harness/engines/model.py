@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +117,8 @@ class ModelShape:
         head_dim: size of a head; 0 if not stated.
         dtype: of the weights, such as "bfloat16"; empty if not stated.
         layers: number of layers; 0 if not stated.
+        asks: what its layers ask of attention beyond the plain one, by name of the feature, with the line that says so. Windows as
+            long as the context ask for nothing.
     """
 
     vocabulary: int
@@ -126,6 +128,7 @@ class ModelShape:
     head_dim: int = 0
     dtype: str = ""
     layers: int = 0
+    asks: Mapping[str, str] = field(default_factory=dict)
 
 
 def model_shape(model: Path) -> ModelShape:
@@ -146,6 +149,7 @@ def model_shape(model: Path) -> ModelShape:
             head_dim=int(config.get("head_dim") or (hidden // heads if heads else 0)),
             dtype=str(config.get("dtype") or config.get("torch_dtype") or ""),
             layers=int(config.get("num_hidden_layers") or 0),
+            asks=_asks(config),
         )
     except KeyError as error:
         raise UsageError(
@@ -153,6 +157,23 @@ def model_shape(model: Path) -> ModelShape:
             "vocab_size and max_position_embeddings",
             "add it, or name another --model",
         ) from None
+
+
+def _asks(config: Mapping[str, Any]) -> dict[str, str]:
+    """Read what layers ask for from a configuration, by the names that Gemma, gpt-oss, Mistral and Grok have for it."""
+    kinds = config.get("layer_types") or []
+    window = int(config.get("sliding_window") or 0)
+    has_windows = "sliding_attention" in kinds if kinds else config.get("use_sliding_window", True)
+    lines = {
+        "softcap": ("attn_logit_softcapping", config.get("attn_logit_softcapping")),
+        "window": (
+            "sliding_window",
+            window if has_windows and window < int(config.get("max_position_embeddings") or 0) else 0,
+        ),
+        "sinks": ("model_type", "gpt_oss" if config.get("model_type") == "gpt_oss" else ""),
+        "temperature": ("attn_temperature_len", config.get("attn_temperature_len")),
+    }
+    return {feature: f"{name}: {value}" for feature, (name, value) in lines.items() if value}
 
 
 _TEMPLATE_TOKENS = 64

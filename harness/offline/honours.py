@@ -8,7 +8,7 @@ window of one key fewer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, KernelRefused, Mask, default_device, refusal_behind
+from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.engines.sglang.native_kernel import LayerRequest, NativeKernel, kernel, sglang_version
@@ -129,17 +130,23 @@ ATTRIBUTES = (
 )  # fmt: skip
 
 
-def measure(backends: Sequence[str], note: Callable[[str], None] = lambda backend: None) -> Honours:
+def measure(
+    backends: Sequence[str],
+    attributes: Collection[str] | None = None,
+    note: Callable[[str], None] = lambda backend: None,
+) -> Honours:
     """Measure backends, each in a process of its own: one that crashes leaves the others alone.
 
     Args:
         backends: names, as SGLang registers them.
+        attributes: names of `ATTRIBUTES`; None for all.
         note: is called with the name of each before it runs.
     """
+    interpret_without_gpu()
     results = []
     for backend in backends:
         note(backend)
-        results.append(in_own_process(partial(_work, backend), partial(_ended, backend)))
+        results.append(in_own_process(partial(_work, backend, attributes), partial(_ended, backend)))
     device = default_device()
     return Honours(
         sglang=sglang_version(), torch=torch.__version__, device="cpu (Triton interpreted)" if device == "cpu" else device,
@@ -147,27 +154,28 @@ def measure(backends: Sequence[str], note: Callable[[str], None] = lambda backen
     )  # fmt: skip
 
 
-def _work(backend: str, _watcher: Watcher, _callbacks: Callbacks) -> BackendResult:
-    return of_backend(backend)
+def _work(backend: str, attributes: Collection[str] | None, _watcher: Watcher, _callbacks: Callbacks) -> BackendResult:
+    return of_backend(backend, attributes)
 
 
 def _ended(backend: str, _known: Known) -> BackendResult:
     return BackendResult(backend=backend, problem="its process ended before it was measured")
 
 
-def of_backend(backend: str) -> BackendResult:
+def of_backend(backend: str, attributes: Collection[str] | None = None) -> BackendResult:
     """Measure one backend in this process. On a CPU nothing is compiled: flex_attention would take half a minute for each shape."""
+    asked = [one for one in ATTRIBUTES if attributes is None or one.name in attributes]
     compiled = torch.compiler.set_stance("force_eager") if default_device() == "cpu" else nullcontext()
     with compiled:
         try:
             kernel(backend)
         except (KernelRefused, ImportError) as error:
             return BackendResult(backend=backend, problem=one_line(str(error), 200))
-        return BackendResult(backend=backend, measured=tuple(_of_attributes(backend)))
+        return BackendResult(backend=backend, measured=tuple(_of_attributes(backend, asked)))
 
 
-def _of_attributes(backend: str) -> Iterator[Measured]:
-    for attribute in ATTRIBUTES:
+def _of_attributes(backend: str, attributes: Sequence[Attribute]) -> Iterator[Measured]:
+    for attribute in attributes:
         made: NativeKernel | Exception
         try:
             made = kernel(backend if attribute.page == 1 else f"{backend}@{attribute.page}")

@@ -1,0 +1,61 @@
+"""Test of whether the backends of a run honour what the model's layers ask for, before servers start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from assay.harness.collect.plan import Plan
+from assay.harness.engines.model import model_shape
+from assay.harness.errors import UsageError
+from assay.harness.evidence.honours import BackendResult
+from assay.harness.progress import ProgressDisplay
+from assay.harness.sides import Role
+
+_DOES = {"ignores": "ignores", "refuses": "refuses", "crashes": "fails on", "wrong": "computes something else for"}
+"""What a backend does that does not honour what is asked, by state."""
+
+
+def check_asked(plan: Plan, display: ProgressDisplay) -> None:
+    """Measure what the engine's own backends do with what the layers ask for; a model of plain attention costs nothing.
+
+    What a candidate does not honour is said, and so is a window that is off by a key: the run shows what it costs.
+
+    Raises:
+        UsageError: the reference ignores what the layers ask for, or cannot compute it. It can be no reference.
+    """
+    for role, state, text in unmet(plan):
+        if role == "reference" and state != "wrong":
+            raise UsageError(
+                f"The reference {text}.",
+                "a reference that computes what the model's layers ask for",
+                "name another --reference; assay backends --honours shows what each backend does",
+            )
+        display.say(f"The {role} {text}.")
+
+
+def unmet(plan: Plan) -> Iterator[tuple[Role, str, str]]:
+    """Yield what the backends do not honour: the role, the state, and a description."""
+    roles = [role for role in plan.roles if not plan.backend(role).is_url and not plan.backend(role).is_kernel]
+    asked = {role: model_shape(plan.models[role]).asks for role in roles}
+    if not any(asked.values()):
+        return
+    from assay.harness.offline.honours import measure
+
+    names = {name for asks in asked.values() for name in asks}
+    measured = measure(sorted({plan.backend(role).name for role in roles}), names).backends
+    results = {result.backend: result for result in measured}
+    for role in roles:
+        result = results[plan.backend(role).name]
+        for feature, line in asked[role].items():
+            if (state := result.state(feature)) in _DOES:
+                text = f"{result.backend} {_DOES[state]} the {feature} that the model asks for ({line})"
+                yield role, state, text + _detail(result, feature, state)
+
+
+def _detail(result: BackendResult, feature: str, state: str) -> str:
+    """Say in which phases, and what else was computed or raised."""
+    cells = [cell for cell in result.measured if cell.attribute == feature]
+    phases = [cell.phase for cell in cells if cell.state == state]
+    says = next((cell.says for cell in cells if cell.state == state and cell.says), "")
+    where = "" if len(phases) == len(cells) else f" in {' and '.join(phases)}"
+    return f"{where}: {says}" if says else where

@@ -1,0 +1,97 @@
+"""What a model's layers ask of attention, and what a run does if its reference ignores it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from assay.harness.collect.asked import check_asked
+from assay.harness.collect.plan import Plan, prepare
+from assay.harness.config import RunSpec
+from assay.harness.engines.model import TINY_MODEL, model_shape
+from assay.harness.errors import UsageError
+from assay.harness.offline import honours
+from assay.harness.progress import ProgressDisplay
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Callable[..., Path]:
+    """A function that makes a copy of the tiny model whose configuration says more."""
+
+    def make(**says: Any) -> Path:
+        folder = Path(shutil.copytree(TINY_MODEL, tmp_path / "model", dirs_exist_ok=True))
+        config = json.loads((TINY_MODEL / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | says))
+        return folder
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("says", "asks"),
+    [
+        ({}, {}),
+        ({"attn_logit_softcapping": 50.0}, {"softcap": "attn_logit_softcapping: 50.0"}),
+        ({"attn_logit_softcapping": None, "sliding_window": None}, {}),
+        ({"sliding_window": 64}, {"window": "sliding_window: 64"}),
+        ({"sliding_window": 64, "use_sliding_window": False}, {}),
+        ({"sliding_window": 64, "layer_types": ["full_attention"] * 4}, {}),
+        (
+            {"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"]},
+            {"window": "sliding_window: 64"},
+        ),
+        ({"sliding_window": 10**6}, {}),
+        ({"model_type": "gpt_oss"}, {"sinks": "model_type: gpt_oss"}),
+        ({"attn_temperature_len": 1024}, {"temperature": "attn_temperature_len: 1024"}),
+    ],
+)
+def test_what_layers_ask_for_is_read_from_the_configuration(
+    model: Callable[..., Path], says: dict[str, Any], asks: dict[str, str]
+) -> None:
+    assert model_shape(model(**says)).asks == asks
+
+
+def planned(model: Path, **roles: str) -> Plan:
+    return prepare(RunSpec.of(**{"reference": "torch_native", "candidate": "triton", "model": str(model), **roles}))
+
+
+def checked(plan: Plan) -> str:
+    shown = StringIO()
+    with ProgressDisplay(Console(file=shown, width=400)) as display:
+        check_asked(plan, display)
+    return shown.getvalue()
+
+
+def test_a_model_of_plain_attention_is_not_measured(
+    model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(honours, "measure", lambda *_: pytest.fail("nothing is asked for"))
+    assert checked(planned(model())) == ""
+
+
+@pytest.mark.slow
+def test_a_reference_that_ignores_what_is_asked_for_ends_a_run_and_a_candidate_is_said_to(
+    model: Callable[..., Path],
+) -> None:
+    pytest.importorskip("sglang")
+    capped = model(attn_logit_softcapping=50.0)
+    with pytest.raises(UsageError) as error:
+        checked(planned(capped))
+    assert error.value.found == (
+        "The reference torch_native ignores the softcap that the model asks for (attn_logit_softcapping: 50.0)."
+    )
+    assert "The candidate torch_native ignores the softcap that the model asks for" in checked(
+        planned(capped, reference="triton", candidate="torch_native")
+    )
+    windowed = model(sliding_window=64)
+    assert (
+        "The candidate triton computes something else for the window that the model asks for (sliding_window: 64) in decode: "
+        "one key fewer."
+    ) in checked(planned(windowed))
