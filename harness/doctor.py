@@ -70,7 +70,8 @@ def examine(spec: RunSpec) -> Iterator[Examined]:
         "check": _check, "python": _python, "packages": _packages, "sglang": _sglang, "gpu": lambda: _gpu(device),
         "memory": lambda: _memory(device, spec.reference), "triton": lambda: _triton(device, candidate),
         "ninja": lambda: _ninja(device), "compiler": lambda: _compiler(device), "disk": _disk, "ports": _ports,
-        "candidate": lambda: _candidate(candidate), "first-call": lambda: _first_call(device, candidate),
+        "asked": lambda: _asked(spec), "candidate": lambda: _candidate(candidate),
+        "first-call": lambda: _first_call(device, candidate),
     }  # fmt: skip
     for id_, step in steps.items():
         try:
@@ -202,6 +203,21 @@ def _ports() -> Examined:
             return Examined(
                 id="ports", status="ok", found=f"a server can listen on 127.0.0.1, for example on port {port}"
             )
+
+
+def _asked(spec: RunSpec) -> Examined:
+    """Measure whether the engine's backends honour what the model's layers ask for."""
+    from assay.harness.collect.asked import unmet
+    from assay.harness.engines.model import model_shape, resolve_model
+
+    models = {role: resolve_model(side.model, side.flags) for role, side in spec.sides.items()}
+    asks = sorted({feature for model in models.values() for feature in model_shape(model).asks})
+    if not asks:
+        return Examined(id="asked", status="not needed", found="the model's layers ask for plain attention")
+    found = list(unmet({role: Backend.parse(side.backend) for role, side in spec.sides.items()}, models))
+    enough = not any(role == "reference" and state != "wrong" for role, state, _ in found)
+    says = "; ".join(f"the {role} {text}" for role, _, text in found) or f"both sides honour {', '.join(asks)}"
+    return _result("asked", enough, one_line(says, 300), "name another --reference; see assay backends --honours")
 
 
 def _candidate(candidate: str) -> Examined:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
+from assay.harness.backend import Backend
 from assay.harness.collect.plan import Plan
 from assay.harness.engines.model import model_shape
 from assay.harness.errors import UsageError
@@ -23,7 +25,7 @@ def check_asked(plan: Plan, display: ProgressDisplay) -> None:
     Raises:
         UsageError: the reference ignores what the layers ask for, or cannot compute it. It can be no reference.
     """
-    for role, state, text in unmet(plan):
+    for role, state, text in unmet({role: plan.backend(role) for role in plan.roles}, plan.models):
         if role == "reference" and state != "wrong":
             raise UsageError(
                 f"The reference {text}.",
@@ -33,19 +35,19 @@ def check_asked(plan: Plan, display: ProgressDisplay) -> None:
         display.say(f"The {role} {text}.")
 
 
-def unmet(plan: Plan) -> Iterator[tuple[Role, str, str]]:
-    """Yield what the backends do not honour: the role, the state, and a description."""
-    roles = [role for role in plan.roles if not plan.backend(role).is_url and not plan.backend(role).is_kernel]
-    asked = {role: model_shape(plan.models[role]).asks for role in roles}
+def unmet(backends: Mapping[Role, Backend], models: Mapping[Role, Path]) -> Iterator[tuple[Role, str, str]]:
+    """Yield what the engine's own backends do not honour: the role, the state, and a description."""
+    roles = [role for role, backend in backends.items() if not backend.is_url and not backend.is_kernel]
+    asked = {role: model_shape(models[role]).asks for role in roles}
     if not any(asked.values()):
         return
     from assay.harness.offline.honours import measure
 
     names = {name for asks in asked.values() for name in asks}
-    measured = measure(sorted({plan.backend(role).name for role in roles}), names).backends
+    measured = measure(sorted({backends[role].name for role in roles}), names).backends
     results = {result.backend: result for result in measured}
     for role in roles:
-        result = results[plan.backend(role).name]
+        result = results[backends[role].name]
         for feature, line in asked[role].items():
             if (state := result.state(feature)) in _DOES:
                 text = f"{result.backend} {_DOES[state]} the {feature} that the model asks for ({line})"

@@ -15,8 +15,10 @@ from rich.console import Console
 from assay.harness.collect.asked import check_asked
 from assay.harness.collect.plan import Plan, prepare
 from assay.harness.config import RunSpec
+from assay.harness.doctor import examine
 from assay.harness.engines.model import TINY_MODEL, model_shape
 from assay.harness.errors import UsageError
+from assay.harness.evidence.honours import BackendResult, Honours, Measured
 from assay.harness.offline import honours
 from assay.harness.progress import ProgressDisplay
 
@@ -95,3 +97,15 @@ def test_a_reference_that_ignores_what_is_asked_for_ends_a_run_and_a_candidate_i
         "The candidate triton computes something else for the window that the model asks for (sliding_window: 64) in decode: "
         "one key fewer."
     ) in checked(planned(windowed))
+
+
+def test_the_doctor_says_it_too(model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = Measured(attribute="softcap", phase="prefill", state="ignores")
+    backends = tuple(BackendResult(backend=name, measured=(cell,)) for name in ("torch_native", "triton"))
+    result = Honours(sglang="", torch="", device="cpu", backends=backends)
+    monkeypatch.setattr(honours, "measure", lambda *_: result)
+    spec = RunSpec.of(reference="torch_native", candidate="triton", model=str(model(attn_logit_softcapping=50.0)))
+    (examined,) = (one for one in examine(spec) if one.id == "asked")
+    assert (examined.status, examined.do) == ("missing", "name another --reference; see assay backends --honours")
+    assert "the reference torch_native ignores the softcap that the model asks for" in examined.found
+    assert "the candidate triton ignores the softcap" in examined.found
