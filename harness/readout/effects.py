@@ -11,9 +11,9 @@ from itertools import product
 import numpy as np
 import torch
 
-from assay.harness.bugs.bug import Change, Compute, changed_output
-from assay.harness.bugs.effects import denominator_rounded, keys_rounded, scores_rounded, weights_rounded
+from assay.harness.bugs.bug import Change, Compute, changing
 from assay.harness.bugs.family import FAMILY
+from assay.harness.bugs.precision import denominator_rounded, inputs_rounded, scores_rounded, weights_rounded
 from assay.harness.localize.reading import Numbers, own_keys, softmax
 from assay.harness.readout.features import Ints
 from assay.harness.readout.formulas import Formula
@@ -247,7 +247,7 @@ def known_effects() -> list[KnownBug]:
     for dtype, name in _FORMATS:
         for what, words in _INPUTS:
             effects.append(
-                _rounding(f"rounded-{what}-{name}", f"{words} rounded to {name}", partial(keys_rounded, dtype, what))
+                _rounding(f"rounded-{what}-{name}", f"{words} rounded to {name}", partial(inputs_rounded, dtype, what))
             )
         effects += [
             _rounding(f"rounded-p-{name}", f"softmax weights are rounded to {name}", partial(weights_rounded, dtype)),
@@ -262,7 +262,7 @@ def known_effects() -> list[KnownBug]:
 
 
 def _rounding(id: str, about: str, change: Change) -> KnownBug:
-    return KnownBug(id, about, partial(changed_output, change), cost=_ROUNDING_COST)
+    return KnownBug(id, about, changing(change), cost=_ROUNDING_COST)
 
 
 def _known(id: str) -> KnownBug:

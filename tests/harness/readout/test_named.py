@@ -9,7 +9,7 @@ import pytest
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
-from assay.harness.bugs.catalogue import ALL, public_reports
+from assay.harness.bugs.catalogue import CATALOGUE, public_reports
 from assay.harness.bugs.family import BY_ID, FAMILY
 from assay.harness.bugs.faults import fault, rounded_oracle
 from assay.harness.bugs.seeded import SeededFault
@@ -213,7 +213,7 @@ def test_nan_is_no_sign_of_a_bug_that_leaves_an_output_undefined() -> None:
 
 
 @pytest.mark.few(8)
-@pytest.mark.parametrize("fault", [one for one in ALL if one.hypothesis], ids=lambda one: str(one.id))
+@pytest.mark.parametrize("fault", [one for one in CATALOGUE.values() if one.hypothesis], ids=lambda one: str(one.id))
 def test_headline_and_sentence_say_one_thing_of_every_fault(fault: SeededFault) -> None:
     """Whatever a check named first: the bug that the headline names gives the outputs that the sentence gives."""
     one = BY_ID[str(fault.hypothesis)]
