@@ -516,7 +516,6 @@ def model_cases(
     heads: tuple[int, int],
     head_dim: int,
     tokens: int,
-    seed: int = 0,
 ) -> list[Case]:
     """Make a matrix for one model, small enough to be part of a run: its dtype, head_dim and numbers of heads, and shorter calls.
 
@@ -527,7 +526,6 @@ def model_cases(
         heads: q heads and kv heads.
         head_dim: of q, k and v.
         tokens: length of the longest calls: as many new tokens, and as many cached ones.
-        seed: seed of the data and of the design.
     """
     drawn: list[_Values] = []
     for phase in phases:
@@ -540,7 +538,7 @@ def model_cases(
         } | ({} if decode else {"new": _MODEL_NEW})
         pairs = list(combinations([Feature(axis) for axis in open_axes], 2))
         fixed: dict[str, Any] = {"phase": phase, "heads": heads, "head_dim": head_dim, "dtype": dtype, "new": 1}
-        drawn += [_Values(**(fixed | row)) for row in covering(open_axes, pairs, seed)]
+        drawn += [_Values(**(fixed | row)) for row in covering(open_axes, pairs)]
         long = fixed | {"batch": "one", "data": "normal", "page": _MODEL_PAGES[1]}
         drawn.append(_Values(**(long | {"prefix": tokens, "new": 1 if decode else _MODEL_NEW[1]})))
         if not decode:
@@ -550,7 +548,7 @@ def model_cases(
             for new, prefix, batch, data in _FAR[phase]
             if data.startswith("scores far")  # the other conditions are met by the load of the run
         ]
-    return [_case(values, seed * 10_000 + number, device, "small") for number, values in enumerate(drawn)]
+    return [_case(values, number, device, "small") for number, values in enumerate(drawn)]
 
 
 def _case(values: _Values, seed: int, device: str, size: Size) -> Case:

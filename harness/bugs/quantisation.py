@@ -43,21 +43,18 @@ def attend(q, k, v, scale):
 _SMOOTHED = "int8(q, 128), int8(k - k.mean(1, keepdim=True), 64)"
 
 
-def int8(x: Tensor, block: int, shift: int = 0, stretch: float | Tensor = 1.0) -> Tensor:
+def int8(x: Tensor, block: int, shift: int = 0) -> Tensor:
     """Quantise to int8 with one scale per head and block of tokens, and dequantise with the scale of the block `shift` further.
 
     Args:
         x: float64 [heads, tokens, dim].
         block: tokens per block.
         shift: 0 is correct; 1 and -1 take a neighbour's scale (the first or last block keeps its own where there is none).
-        stretch: factor on every scale, slightly above 1: different rounding errors, hardly larger ones. Several, as [draws], give
-            [draws, heads, tokens, dim].
     """
     heads, tokens, dim = x.shape
     blocks = -(-tokens // block)
     padded = torch.nn.functional.pad(x, (0, 0, 0, blocks * block - tokens)).view(heads, blocks, block, dim)
-    times = stretch[:, None, None, None, None] if isinstance(stretch, Tensor) else stretch
-    scale = padded.abs().amax((2, 3), keepdim=True) * times / 127
+    scale = padded.abs().amax((2, 3), keepdim=True) / 127
     scale = torch.where(scale == 0, torch.ones_like(scale), scale)
     whole = (padded / scale).round()
     wrong = (torch.arange(blocks, device=x.device) + shift).clamp(0, blocks - 1)

@@ -273,7 +273,8 @@ def findings_of(fault: SeededFault, kernel: CertifiedKernel, calls: Sequence[Att
     """
     fault.restart()
     with few_threads(calls):
-        return list(diagnose_kernel(seeded(fault, kernel), calls).findings)
+        _, findings, _ = diagnose_kernel(seeded(fault, kernel), calls)
+        return list(findings)
 
 
 def effect_of(fault: SeededFault, calls: Sequence[AttentionCall], noise: str) -> float | None:

@@ -111,33 +111,22 @@ class Reader:
         )
 
     def observe(
-        self, findings: Sequence[Finding], kernel: Kernel, declared: Declaration, results: Sequence[CallResult]
+        self,
+        findings: Sequence[Finding],
+        kernel: Kernel,
+        declared: Declaration,
+        results: Sequence[CallResult],
+        recorded: bool = False,
     ) -> Observed:
         """Read a kernel whose findings want it, on calls that are made for it.
 
         Args:
-            findings: of a check.
+            findings: of a check, or on recorded calls.
             kernel: the kernel, which may raise. One that ends its process or never returns does so here too.
             declared: its declaration, with the noise that is allowed.
             results: what it computed.
-        """
-        if not self.wants(findings, results):
-            return Observed(tuple(findings))
-        found = self._read(kernel, declared, results)
-        if isinstance(found, ReadOut) and said(found):
-            found = _tried(found, results)
-        named = _with_evidence(findings, found) if isinstance(found, str) else with_operator(findings, found)
-        if serious(named)[0].picture is None:
-            named = _with_picture(named, kernel, declared, results)
-        return Observed(tuple(named), _light(found))
-
-    def observe_recorded(
-        self, findings: Sequence[Finding], kernel: Kernel, declared: Declaration, results: Sequence[CallResult]
-    ) -> Observed:
-        """Read a kernel that is wrong on recorded calls, on calls that are made for it.
-
-        The operator is said only if it gives the wrong outputs of the recorded calls too. If it does not, the picture is of the
-        smallest recorded call that fails. Arguments are those of `observe`.
+            recorded: whether these calls were recorded. Then the operator is said only if it gives their wrong outputs too, and
+                else the picture is of the smallest of them that fails.
         """
         if not self.wants(findings, results):
             return Observed(tuple(findings))
@@ -145,6 +134,9 @@ class Reader:
         if isinstance(found, str):
             named = _with_evidence(findings, found)
         elif not said(found):
+            named = with_operator(findings, found)
+        elif not recorded:
+            found = _tried(found, results)
             named = with_operator(findings, found)
         else:
             seen = held(found, _smallest(results))

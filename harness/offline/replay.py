@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 from assay.harness.attention import kernels
-from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused, default_device
+from assay.harness.attention.call import AttentionCall, KernelRefused, default_device
 from assay.harness.backend import Backend
 from assay.harness.conditions import has_any_prefix, has_cached_prefix
 from assay.harness.errors import AssayError, UsageError
@@ -25,7 +25,7 @@ from assay.harness.localize.staged import diagnose_kernel, smallest_of_each
 from assay.harness.localize.threads import few_threads
 from assay.harness.offline.check_findings import breach
 from assay.harness.offline.observed import READ_OUT_S, Reader
-from assay.harness.offline.watcher import Watcher, watched
+from assay.harness.offline.watcher import Watcher, count_runs, watched
 from assay.harness.text import ranges
 from assay.harness.verdict import Finding, serious
 
@@ -72,35 +72,30 @@ def replay(
     calls = [_on_device(record.call) for record in chosen]
     within = GuardedKernel(kernel)
     guard, examined = Guard(within, kernels.declaration(kernel)), _Examined(pack, recorded, chosen)
-    counted = _counted(guard, _RUNS_OF_A_CALL * len(calls), progress)
+    counted = count_runs(guard, _RUNS_OF_A_CALL * len(calls), progress)
     start = time.monotonic()
     with few_threads(calls):
         try:
-            found = diagnose_kernel(counted, calls, reproduce, on_first=on_first)
+            run, found, first_finding_s = diagnose_kernel(counted, calls, reproduce, on_first=on_first)
         except (AssayError, KernelRefused):
             if not guard.breaches:
                 raise
             broken, seconds = _breaches(guard, calls, reproduce), time.monotonic() - start
             return _result(Backend.parse(candidate), KernelRun(()), examined, broken, seconds, seconds, ())
-        broken = _breaches(guard, [call for call, why in found.run.refused if why in guard.breaches], reproduce)
-        named = [
-            finding
-            for finding in found.findings
-            if finding.id != CALL_REFUSED or finding.diagnosis not in guard.breaches
-        ]
+        seconds = time.monotonic() - start
+        broken = _breaches(guard, [call for call, why in run.refused if why in guard.breaches], reproduce)
+        named = [finding for finding in found if finding.id != CALL_REFUSED or finding.diagnosis not in guard.breaches]
         broken += [
             breach(how, "recorded calls", (f"for example {describe(call)}",), reproduce)
             for call, how in within.written[:1]
         ]
-        smallest = smallest_call(guard, found.run, found.findings, candidate)
+        smallest = smallest_call(guard, run, found, candidate)
         named = smallest.named_in(named)
 
         envelope = {phase: _envelope([record for record in chosen if record.phase == phase]) for phase in phases}
 
         def result_of(findings: Sequence[Finding]) -> ReplayResult:
-            made = _result(
-                Backend.parse(candidate), found.run, examined, findings, found.seconds, found.first_finding_s, ()
-            )
+            made = _result(Backend.parse(candidate), run, examined, findings, seconds, first_finding_s, ())
             test = smallest.test(findings)
             return made.model_copy(update={"smallest": smallest.words, "test": test, "envelope": envelope})
 
@@ -108,24 +103,8 @@ def replay(
         if watcher is not None:
             watcher.stands(result_of((*named, *broken)))
             asked = watched(kernel, watcher)
-        observed = Reader(read_out).observe_recorded((*named, *broken), asked, guard.assay, found.run.results)
+        observed = Reader(read_out).observe((*named, *broken), asked, guard.assay, run.results, recorded=True)
     return result_of(observed.findings)
-
-
-def _counted(guard: Guard, total: int, progress: Callable[[int, int], None]) -> Kernel:
-    """Wrap the kernel to count its runs. A call that it refuses is not run again, so `total` may not be reached."""
-    done = 0
-
-    def run(call: AttentionCall) -> Tensor:
-        nonlocal done
-        try:
-            return guard(call)
-        finally:
-            done += 1
-            progress(done, total)
-
-    vars(run)["assay"] = guard.assay
-    return run
 
 
 def _breaches(guard: Guard, calls: Sequence[AttentionCall], reproduce: str) -> list[Finding]:
@@ -192,7 +171,7 @@ def replay_recorded(
     if reader is None or not reader.wants(findings, run.results):
         return result
     before_reading(result)
-    observed = reader.observe_recorded(findings, kernel, kernels.declaration(kernel), run.results)
+    observed = reader.observe(findings, kernel, kernels.declaration(kernel), run.results, recorded=True)
     result = result.model_copy(update={"findings": observed.findings})
     if observed.read is None or observed.read.all.wrong:
         return result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import mmap
 import os
 from collections.abc import Callable, Sequence
@@ -70,6 +71,21 @@ class Records(Watcher):
 
     def stands(self, result: CheckResult | ReplayResult) -> None:
         self._put("stands", result)
+
+
+def count_runs(kernel: Kernel, total: int, progress: Callable[[int, int], None]) -> Kernel:
+    """Wrap the kernel to report after each of its first `total` runs how many there were. It declares what it declared."""
+    runs = itertools.count(1)
+
+    def counted(call: AttentionCall) -> Tensor:
+        try:
+            return tensor_of(kernel(call))
+        finally:
+            if (done := next(runs)) <= total:
+                progress(done, total)
+
+    vars(counted)["assay"] = declaration(kernel)
+    return counted
 
 
 def watched(kernel: Kernel, watcher: Watcher) -> Kernel:

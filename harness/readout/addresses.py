@@ -21,7 +21,7 @@ from assay.harness.readout.forms import Fit
 from assay.harness.readout.mining import Table
 from assay.harness.readout.operators import Effect
 from assay.harness.readout.queries import Queries
-from assay.harness.readout.samples import Explained, every
+from assay.harness.readout.samples import Sample, every
 
 _MOST_ROWS, _LEAST_KEYS = 40, 4
 """Rows that expressions are compared with, and keys of a row from which on it says something."""
@@ -165,7 +165,7 @@ class _Row:
         return np.asarray((indices[:, known] == self.read[known]).all(1))
 
 
-def addresses(readings: Sequence[Explained]) -> Iterable[Effect]:
+def addresses(readings: Sequence[Sample]) -> Iterable[Effect]:
     """Effects that look for K, V or both at a wrong address."""
     for what, forms in (("kv", ("keys", "keys-and-mass")), ("v", ("values",)), ("k", ("scored",))):
         fits = every(readings, *forms)
@@ -231,7 +231,7 @@ def _matching(rows: Sequence[_Row], sums: Sequence[Sum], part: str) -> list[Sum]
     return left
 
 
-def _row(reading: Explained, place: int, fit: Fit) -> _Row | None:
+def _row(reading: Sample, place: int, fit: Fit) -> _Row | None:
     queries, (t, h) = reading.queries, divmod(place, reading.queries.heads)
     should = np.flatnonzero(queries.visible[t])
     if fit.keys is None or not _LEAST_KEYS <= len(should) <= _MOST_READ:

@@ -11,10 +11,11 @@ from itertools import product
 import numpy as np
 import torch
 
+from assay.harness.attention.oracle import sequences
 from assay.harness.bugs.bug import Change, Compute, changing
 from assay.harness.bugs.family import FAMILY
 from assay.harness.bugs.precision import denominator_rounded, inputs_rounded, scores_rounded, weights_rounded
-from assay.harness.localize.reading import Numbers, own_keys, softmax
+from assay.harness.localize.reading import Numbers, softmax
 from assay.harness.readout.features import Ints
 from assay.harness.readout.formulas import Formula
 from assay.harness.readout.operators import Effect
@@ -22,37 +23,23 @@ from assay.harness.readout.queries import Queries, einsum
 
 
 @dataclass(frozen=True)
-class Scale(Effect):
-    """Scores are multiplied."""
+class Multiplied(Effect):
+    """Scores are multiplied, or the output, or both.
 
-    factor: Formula
+    Attributes:
+        scores: by what the scores are; None for 1.
+        output: by what the output is; None for 1.
+    """
+
+    scores: Formula | None = None
+    output: Formula | None = None
     cost: float = 1.0
 
     def outputs(self, queries: Queries) -> Numbers:
-        return queries.attended(queries.own_scores * self.factor.of(queries).reshape(*queries.shape, 1))
-
-
-@dataclass(frozen=True)
-class Times(Effect):
-    """The output is multiplied."""
-
-    factor: Formula
-    cost: float = 1.0
-
-    def outputs(self, queries: Queries) -> Numbers:
-        return queries.right * self.factor.of(queries).reshape(*queries.shape, 1)
-
-
-@dataclass(frozen=True)
-class ScaleAndTimes(Effect):
-    """Scores are multiplied, and the output too."""
-
-    scores: Formula
-    output: Formula
-    cost: float = 2.0
-
-    def outputs(self, queries: Queries) -> Numbers:
-        return Scale(self.scores).outputs(queries) * self.output.of(queries).reshape(*queries.shape, 1)
+        out = queries.right
+        if self.scores is not None:
+            out = queries.attended(queries.own_scores * self.scores.of(queries).reshape(*queries.shape, 1))
+        return out if self.output is None else out * self.output.of(queries).reshape(*queries.shape, 1)
 
 
 @dataclass(frozen=True)
@@ -160,7 +147,7 @@ class BlockScale(Effect):
         """The wrong scale over the right one of each key, [total_k, kv heads]."""
         x = np.abs(queries.k if self.what == "k" else queries.values).max(-1)
         factors: Numbers = np.ones_like(x)
-        keys = [k for _, k in own_keys(queries.call)]
+        keys = [k for _, k in sequences(queries.call)]
         scales = [np.maximum.reduceat(x[k], np.arange(0, k.stop - k.start, self.size), axis=0) for k in keys]
         every = np.concatenate(scales)
         for seq, (k, own) in enumerate(zip(keys, scales, strict=True)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from assay.harness.readout.mining import Condition, mine
 from assay.harness.readout.operators import Clause, Effect, Operator
 from assay.harness.readout.probing import BudgetSpentError
 from assay.harness.readout.queries import Queries
-from assay.harness.readout.samples import Agreement, Explained, Sample
+from assay.harness.readout.samples import Agreement, Sample
 
 _LEAST = 0.05
 """Share of the wrong outputs that are left that an effect must explain. With three clauses, the first must explain a sixth for the
@@ -63,14 +63,14 @@ class Fitter(Asker):
         """Read the weights of a sample's queries, once, and find the forms that fit the wrong rows."""
         if sample.reading is not None:
             return
-        queries, tolerance = sample.queries, self.exactness.tolerance
+        queries = sample.queries
         reading = read(self.prober, queries.call, queries.rows.tolist(), queries.number)
         if reading is None:
             return
         context = CallContext(reading)
-        rows = [Row(context, *divmod(place, queries.heads), tolerance) for place in range(len(sample.bad))]
-        fits_of_rows = tuple(tuple(fits(row)) if bad else () for row, bad in zip(rows, sample.bad, strict=True))
-        sample.reading, sample.explained = reading, Explained(queries, fits_of_rows, ~sample.bad)
+        rows = [Row(context, *divmod(place, queries.heads), self.tolerance) for place in range(len(sample.bad))]
+        sample.reading = reading
+        sample.fits = tuple(tuple(fits(row)) if bad else () for row, bad in zip(rows, sample.bad, strict=True))
 
     def to_read(self, samples: Sequence[Sample], most: int) -> list[Sample]:
         """Samples that are worth reading: small ones first, of each kind some."""
@@ -178,9 +178,8 @@ class Fitter(Asker):
         total = sum(int((s.bad & o).sum()) for s, o in few)
         readings = []
         for sample, o in left:
-            if sample.explained is not None:
-                kept = tuple(f if o[n] else () for n, f in enumerate(sample.explained.fits))
-                readings.append(Explained(sample.queries, kept, sample.explained.right))
+            if sample.fits is not None:
+                readings.append(replace(sample, fits=tuple(f if o[n] else () for n, f in enumerate(sample.fits))))
         right = [s.queries for s in self.samples if not s.bad.any()]
         answers = [(s.queries, s.actual, s.bad & o) for s, o in few]
         rated = self._rated(_undefined(left), few)

@@ -13,9 +13,10 @@ from typing import Literal
 
 import numpy as np
 
-from assay.harness.localize.reading import Flags, Numbers, WeightReading, own_keys, right_weights, scores_of
+from assay.harness.attention.oracle import sequences
+from assay.harness.localize.reading import Flags, Numbers, WeightReading, right_weights, scores_of
 from assay.harness.readout.features import Ints
-from assay.harness.readout.softmaxes import Law, laws_of
+from assay.harness.readout.softmaxes import laws_of
 
 _Form = Literal[
     "right", "zero", "constant", "keys", "keys-of-all", "keys-and-mass", "kv", "scale", "bent", "pieces",
@@ -67,7 +68,7 @@ class Fit:
             factor, or `BLANK`; "pieces": the log of its factor, NaN if it is not seen; "values" and
             "scored": the packed row of V or K in its place, counted through all kv heads (kv head * total_k + row), or -1.
         number: for a form with a parameter, its value.
-        law: "bent": the function.
+        law: "bent": the function, one of `LAWS`.
         source: for a form in which the query takes another's place: (packed row of q, q head).
         kv: kv head that is read.
         mass: what the weights add up to, where the denominator is not that of the keys that were counted.
@@ -77,7 +78,7 @@ class Fit:
     form: _Form
     keys: Numbers | None = field(default=None, compare=False)
     number: float = 0.0
-    law: Law | None = None
+    law: str = ""
     source: tuple[int, int] = (0, 0)
     kv: int = 0
     mass: float = 1.0
@@ -95,7 +96,7 @@ class CallContext:
     """
 
     def __init__(self, reading: WeightReading) -> None:
-        self.reading, self.call, self.own_keys = reading, reading.call, own_keys(reading.call)
+        self.reading, self.call, self.own_keys = reading, reading.call, sequences(reading.call)
 
     @cached_property
     def scores(self) -> Numbers:

@@ -9,7 +9,7 @@ from typing import Any
 from assay.harness.readout.addresses import Moved
 from assay.harness.readout.dims import Dims
 from assay.harness.readout.edges import Edge
-from assay.harness.readout.effects import WHOSE, BlockScale, Constant, KnownBug, Merged, Scale, ScaleAndTimes, Times
+from assay.harness.readout.effects import WHOSE, BlockScale, Constant, KnownBug, Merged, Multiplied
 from assay.harness.readout.elsewhere import FromElsewhere, OtherKvHead
 from assay.harness.readout.forms import BLANK
 from assay.harness.readout.formulas import Formula
@@ -55,9 +55,15 @@ def _effect(effect: Effect) -> _Said:
     raise TypeError(f"there are no words for {type(effect).__name__}; add them to _WORDS")
 
 
-def _times(effect: Times) -> str:
-    factor = effect.factor
-    return _NOT_WRITTEN if factor.words in ("0", "-0") else f"the output is multiplied by {_formula(factor)}"
+def _multiplied(effect: Multiplied) -> str:
+    scores = f"scores are multiplied by {_formula(effect.scores)}" if effect.scores else ""
+    if effect.output is None:
+        return scores
+    if scores:
+        return f"{scores}; the output by {_formula(effect.output)}"
+    return (
+        _NOT_WRITTEN if effect.output.words in ("0", "-0") else f"the output is multiplied by {_formula(effect.output)}"
+    )
 
 
 def _number(value: float) -> str:
@@ -146,9 +152,9 @@ def _split(condition: Condition, universe: str = "seen") -> tuple[Keys | None, l
     own = [literal for literal in condition.literals if of_keys(literal)]
     rest = tuple(literal for literal in condition.literals if not of_keys(literal))
     if condition.negated and own:
-        inner = keys(own, "foreign" if universe == "foreign" else "seen").text
+        inner, _ = keys(own, "foreign" if universe == "foreign" else "seen")
         when = only([Condition(rest)]).removeprefix("only ")
-        return Keys(f"{ALL_BUT}{inner}{f' ({when})' if when else ''}"), []
+        return (f"{ALL_BUT}{inner}{f' ({when})' if when else ''}", True), []
     conditions = [Condition(rest, condition.negated)] if rest else []
     return (keys(own, universe) if own or universe != "seen" else None), conditions
 
@@ -204,7 +210,7 @@ def _in_place(effect: KeyFactors) -> _Said | None:
     if here.condition.negated or there.condition.negated or {literal.term.name for literal in literals} != {"other"}:
         return None
     which, inner = _split(there.condition, "foreign")
-    return (f"query i sees {which.text} in place of its own", inner) if which else None
+    return (f"query i sees {which[0]} in place of its own", inner) if which else None
 
 
 def _chained(texts: Sequence[str]) -> str:
@@ -221,21 +227,21 @@ def _chained(texts: Sequence[str]) -> str:
 
 def _part(part: KeyFactor, which: Keys | None, late: bool) -> str:
     """One part in words; `late` says that weights change after the softmax."""
-    some = which or Keys("all keys")
+    some, plural = which or ("all keys", True)
     if part.universe != "seen":
         times = "" if part.factor == 1 else f", with {_number(part.factor)} times the weight"
-        return f"query i also sees {some.text}{times}"
+        return f"query i also sees {some}{times}"
     if part.factor == 0 and late:
-        return f"weights of {some.text} are zeroed" if some.plural else f"the weight of {some.text} is zeroed"
-    if part.factor == 0 and some.text.startswith(ALL_BUT):
-        return f"query i sees only {some.text.removeprefix(ALL_BUT)}"
+        return f"weights of {some} are zeroed" if plural else f"the weight of {some} is zeroed"
+    if part.factor == 0 and some.startswith(ALL_BUT):
+        return f"query i sees only {some.removeprefix(ALL_BUT)}"
     if part.factor == 0:
-        return f"query i does not see {some.text}" if which else "query i sees no key"
+        return f"query i does not see {some}" if which else "query i sees no key"
     if part.factor == BLANK:
-        return f"K and V of {some.text} are read as zero"
+        return f"K and V of {some} are read as zero"
     if part.factor == 2 and not late:
-        return f"query i sees {some.text} twice"
-    what = f"weights of {some.text} are" if some.plural else f"the weight of {some.text} is"
+        return f"query i sees {some} twice"
+    what = f"weights of {some} are" if plural else f"the weight of {some} is"
     return f"{what} multiplied by {_number(part.factor)}"
 
 
@@ -294,15 +300,11 @@ def _is_causal(literal: Literal) -> bool:
 
 _WORDS: Mapping[type[Effect], Callable[[Any], str]] = {
     Moved: _moved,
-    Scale: lambda effect: f"scores are multiplied by {_formula(effect.factor)}",
-    Times: _times,
-    ScaleAndTimes: lambda effect: (
-        f"scores are multiplied by {_formula(effect.scores)}; the output by {_formula(effect.output)}"
-    ),
+    Multiplied: _multiplied,
     Constant: lambda effect: _constant(effect.value),
     Edge: _edge,
     BlockScale: _block_scale,
-    Exponential: lambda effect: f"exp(x), x = score - maximum, is {effect.law.words}",
+    Exponential: lambda effect: f"exp(x), x = score - maximum, is {effect.law}",
     FromElsewhere: _elsewhere,
     OtherKvHead: lambda effect: _kv_head(effect.kv, effect.what),
     Merged: _merged,

@@ -4,28 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 
 import numpy as np
 
-from assay.harness.localize.reading import Numbers, own_keys
+from assay.harness.attention.oracle import sequences
+from assay.harness.localize.reading import Numbers
 from assay.harness.readout.operators import Effect
 from assay.harness.readout.queries import Queries
-
-
-@dataclass(frozen=True)
-class Law:
-    """A function that stands in place of exp(x), x the score minus the maximum of the query's scores.
-
-    Attributes:
-        words: the function in words.
-        log: (x) -> its log.
-    """
-
-    words: str
-    log: Callable[[Numbers], Numbers] = field(compare=False)
 
 
 def _split(degree: int, x: Numbers) -> Numbers:
@@ -37,15 +25,18 @@ def _split(degree: int, x: Numbers) -> Numbers:
 
 
 _FRACTIONS = ("(1 + f)", *(f"times the Taylor polynomial of degree {degree} of 2^f" for degree in (2, 3)))
-LAWS: tuple[Law, ...] = tuple(
-    Law(f"2^n {fraction}, where n + f = x log2(e) and 0 <= f < 1", partial(_split, degree))
+LAWS: dict[str, Callable[[Numbers], Numbers]] = {
+    f"2^n {fraction}, where n + f = x log2(e) and 0 <= f < 1": partial(_split, degree)
     for degree, fraction in enumerate(_FRACTIONS, 1)
-)
-"""What kernels compute in place of exp(x): the exponent and the fraction of a float apart (Schraudolph, A Fast, Compact
-Approximation of the Exponential Function, 1999). Beyond degree 3, a polynomial is as exact as bfloat16."""
+}
+"""What kernels compute in place of exp(x), x the score minus the maximum of the query's scores: in words, and (x) -> its log.
+
+The exponent and the fraction of a float apart (Schraudolph, A Fast, Compact Approximation of the Exponential Function, 1999).
+Beyond degree 3, a polynomial is as exact as bfloat16.
+"""
 
 
-def laws_of(x: Numbers, logs: Numbers, top: float, close: float) -> Iterator[Law]:
+def laws_of(x: Numbers, logs: Numbers, top: float, close: float) -> Iterator[str]:
     """Yield the laws that give the weights of a query up to a common factor.
 
     Args:
@@ -54,7 +45,7 @@ def laws_of(x: Numbers, logs: Numbers, top: float, close: float) -> Iterator[Law
         top: the largest score that the query sees.
         close: by how much the logs may be off.
     """
-    yield from (law for law in LAWS if np.ptp(logs - law.log(x - top)) < close)
+    yield from (law for law, log in LAWS.items() if np.ptp(logs - log(x - top)) < close)
 
 
 @dataclass(frozen=True)
@@ -62,14 +53,14 @@ class Exponential(Effect):
     """Weights are in proportion to another function than exp(score).
 
     Attributes:
-        law: the function.
+        law: the function, one of `LAWS`.
     """
 
-    law: Law
+    law: str
     cost: float = 1.5
 
     def outputs(self, queries: Queries) -> Numbers:
-        logs = self.law.log(queries.own_scores - queries.maximum[..., None])
+        logs = LAWS[self.law](queries.own_scores - queries.maximum[..., None])
         return queries.attended(np.where(queries.visible[:, None], logs, 0.0))
 
 
@@ -107,7 +98,7 @@ class OnlineSoftmax(Effect):
         scores = np.where(queries.visible[:, None], queries.own_scores, -np.inf)
         weights = np.zeros_like(scores)
         total = np.ones((*queries.shape, 1))
-        for _, keys in own_keys(queries.call):
+        for _, keys in sequences(queries.call):
             here = queries.visible[:, keys].any(1)
             if here.any():
                 weights[here, :, keys], total[here] = self._of_sequence(scores[here, :, keys])

@@ -211,17 +211,8 @@ _SEQUENCES = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Keys:
-    """Some keys in words.
-
-    Attributes:
-        text: in words.
-        plural: whether they are several.
-    """
-
-    text: str
-    plural: bool = True
+Keys = tuple[str, bool]
+"""Some keys in words, and whether they are several."""
 
 
 @dataclass(frozen=True)
@@ -266,7 +257,7 @@ def keys(literals: Sequence[Literal], universe: str = "seen") -> Keys:
     noun, plural, rest = _noun(bounds)
     if not bounds and not clauses:
         noun = "all keys"
-    return Keys(" ".join(filter(None, (noun, rest, " and ".join(clauses), sequence))), plural)
+    return " ".join(filter(None, (noun, rest, " and ".join(clauses), sequence))), plural
 
 
 def _bounds(literal: Literal) -> list[_Bound] | None:

@@ -17,7 +17,7 @@ from assay.harness.readout.forms import CallContext, Row, Tolerance, fits
 from assay.harness.readout.operators import Clause, Operator
 from assay.harness.readout.probing import CallPlan, Prober
 from assay.harness.readout.queries import Queries
-from assay.harness.readout.samples import Explained
+from assay.harness.readout.samples import Sample
 from assay.harness.readout.sentences import sentence
 
 LENS = [((40, 21),), ((9, 16), (23, 5)), ((1, 70), (1, 33)), ((33, 0),), ((7, 130),)]
@@ -48,8 +48,9 @@ def with_mask(mask: Sees) -> Callable[[AttentionCall], Tensor]:
     return kernel
 
 
-def explained(kernel: Callable[[AttentionCall], Tensor], lens: tuple[tuple[int, int], ...]) -> Explained:
-    call = CallPlan(lens).make()
+def explained(kernel: Callable[[AttentionCall], Tensor], lens: tuple[tuple[int, int], ...]) -> Sample:
+    plan = CallPlan(lens)
+    call = plan.make()
     prober = Prober(kernel)
     reading = read(prober, call, range(len(call.q)))
     assert reading is not None
@@ -59,7 +60,8 @@ def explained(kernel: Callable[[AttentionCall], Tensor], lens: tuple[tuple[int, 
     ]
     found = [tuple(fits(row)) for row in rows]
     right = np.array([any(fit.form == "right" for fit in some) for some in found])
-    return Explained(queries, tuple(() if ok else some for some, ok in zip(found, right, strict=True)), right)
+    found = [() if ok else some for some, ok in zip(found, right, strict=True)]
+    return Sample(plan, queries, queries.right, ~right, 0.0, fits=tuple(found))
 
 
 def up(x: int, size: int) -> int:

@@ -23,9 +23,7 @@ from assay.harness.readout.effects import (
     Constant,
     KnownBug,
     Merged,
-    Scale,
-    ScaleAndTimes,
-    Times,
+    Multiplied,
     block_scales,
 )
 from assay.harness.readout.elsewhere import SOURCES, FromElsewhere, OtherKvHead
@@ -209,15 +207,15 @@ def scored(change: Callable[[float, float, int], float]) -> type[Naive]:
 
 
 @pytest.mark.parametrize(("naive", "effect"), [
-    (scored(lambda s, scale, d: s / scale), Scale(SCALES[0])),
-    (scored(lambda s, scale, d: s * scale), Scale(SCALES[1])),
-    (scored(lambda s, scale, d: s / scale**2), Scale(SCALES[2])),
-    (scored(lambda s, scale, d: s * math.log(2)), Scale(SCALES[3])),
-    (scored(lambda s, scale, d: s / math.log(2)), Scale(SCALES[4])),
-    (scored(lambda s, scale, d: s / 2), Scale(SCALES[5])),
-    (scored(lambda s, scale, d: s / 2**0.5), Scale(SCALES[6])),
-    (scored(lambda s, scale, d: s * 2**0.5), Scale(SCALES[7])),
-    (scored(lambda s, scale, d: 3.0 * s), Scale(constant_formula(3.0))),
+    (scored(lambda s, scale, d: s / scale), Multiplied(SCALES[0])),
+    (scored(lambda s, scale, d: s * scale), Multiplied(SCALES[1])),
+    (scored(lambda s, scale, d: s / scale**2), Multiplied(SCALES[2])),
+    (scored(lambda s, scale, d: s * math.log(2)), Multiplied(SCALES[3])),
+    (scored(lambda s, scale, d: s / math.log(2)), Multiplied(SCALES[4])),
+    (scored(lambda s, scale, d: s / 2), Multiplied(SCALES[5])),
+    (scored(lambda s, scale, d: s / 2**0.5), Multiplied(SCALES[6])),
+    (scored(lambda s, scale, d: s * 2**0.5), Multiplied(SCALES[7])),
+    (scored(lambda s, scale, d: 3.0 * s), Multiplied(constant_formula(3.0))),
 
 
 ])  # fmt: skip
@@ -227,7 +225,7 @@ def test_scores_change(naive: type[Naive], effect: Effect, call: AttentionCall) 
 
 def test_a_scale_may_be_that_of_another_head_dim_of_v(call: AttentionCall) -> None:
     narrow = replace(call, v=call.v[..., :8].contiguous())
-    agree(Scale(SCALES[8]), narrow, scored(lambda s, scale, d: 2 * s)(narrow).all())
+    agree(Multiplied(SCALES[8]), narrow, scored(lambda s, scale, d: 2 * s)(narrow).all())
 
 
 def scale_of(x: Numbers, kv: int, rows: list[int]) -> float:
@@ -273,7 +271,7 @@ def test_q_gets_the_scale_of_another_head(
         for h in range(HEADS[0]):
             naive.q[row, h] *= scale_of(given, head(h), rows) / scale_of(given, h, rows)
     of = "by tiles of 1 queries" if tile else "of the sequence"
-    agree(Scale(quantised(f"max |q| of {words} / its own, {of}")), call, naive.all())
+    agree(Multiplied(quantised(f"max |q| of {words} / its own, {of}")), call, naive.all())
 
 
 def test_q_gets_the_scale_of_its_group(call: AttentionCall) -> None:
@@ -282,7 +280,9 @@ def test_q_gets_the_scale_of_its_group(call: AttentionCall) -> None:
         for h in range(HEADS[0]):
             largest = max(scale_of(given, one, [row]) for one in (h // 2 * 2, h // 2 * 2 + 1))
             naive.q[row, h] *= largest / scale_of(given, h, [row])
-    agree(Scale(quantised("max |q| of all q heads of its group / its own, by tiles of 1 queries")), call, naive.all())
+    agree(
+        Multiplied(quantised("max |q| of all q heads of its group / its own, by tiles of 1 queries")), call, naive.all()
+    )
 
 
 @pytest.mark.parametrize("words", ["the next kv head", "kv head 0", "the first sequence", "the previous sequence"])
@@ -300,7 +300,7 @@ def test_k_and_v_get_the_scale_of_another_head_or_sequence(words: str, call: Att
                     factor = scale_of(given, kv, there) / scale_of(given, kv, rows)
                 x[rows, kv] *= factor
     one = next(one for one in DESCALES if words in one[0].words)
-    agree(ScaleAndTimes(*one), call, both.all())
+    agree(Multiplied(*one), call, both.all())
 
 
 @pytest.mark.parametrize("of", ["its kv head", "its sequence and kv head"])
@@ -311,14 +311,14 @@ def test_v_gets_the_scale_of_k(of: str, call: AttentionCall) -> None:
         some = rows if "sequence" in of else list(range(len(given)))
         for kv in range(HEADS[1]):
             naive.v[rows, kv] *= scale_of(naive.k, kv, some) / scale_of(given, kv, some)
-    agree(Times(quantised(f"max |k| / max |v| of {of}")), call, naive.all())
+    agree(Multiplied(output=quantised(f"max |k| / max |v| of {of}")), call, naive.all())
 
 
 @pytest.mark.parametrize(("words", "padded"), [("64", 64), ("128", 128), ("a power of two", 32)])
 def test_the_scale_is_that_of_padded_dims(words: str, padded: int) -> None:
     narrow = call_of(LENS, HEADS, 24, torch.float64, "cpu", seed=3)
     formula = next(one for one in SCALES if one.words == f"sqrt(head_dim / head_dim rounded up to {words})")
-    agree(Scale(formula), narrow, scored(lambda s, scale, d: s * (24 / padded) ** 0.5)(narrow).all())
+    agree(Multiplied(formula), narrow, scored(lambda s, scale, d: s * (24 / padded) ** 0.5)(narrow).all())
 
 
 def test_dims_that_are_a_power_of_two_are_not_padded(call: AttentionCall) -> None:
@@ -419,11 +419,11 @@ def test_k_or_v_alone_is_that_of_another_kv_head(what: str, call: AttentionCall)
 
 def test_outputs_are_multiplied_and_replaced(call: AttentionCall) -> None:
     right = Naive(call).all()
-    agree(Times(constant_formula(0.9)), call, 0.9 * right)
-    agree(Times(quantised("the number of q heads per kv head")), call, 2 * right)
+    agree(Multiplied(output=constant_formula(0.9)), call, 0.9 * right)
+    agree(Multiplied(output=quantised("the number of q heads per kv head")), call, 2 * right)
     largest = call.v.abs().amax((0, 2)).numpy()
     ratio = np.array([largest[1] / largest[0]] * 2 + [largest[0] / largest[1]] * 2)
-    agree(Times(quantised("max |v| of the next kv head / its own")), call, right * ratio[None, :, None])
+    agree(Multiplied(output=quantised("max |v| of the next kv head / its own")), call, right * ratio[None, :, None])
     agree(Constant(7.0), call, np.full_like(right, 7.0))
 
 

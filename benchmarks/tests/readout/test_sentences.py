@@ -11,7 +11,7 @@ import pytest
 from assay.harness.localize.reading import Numbers
 from assay.harness.readout.addresses import POOLS, Moved
 from assay.harness.readout.dims import TAILS
-from assay.harness.readout.edges import Amount, Blocks, Edge, Sum
+from assay.harness.readout.edges import Amount, Edge, Sum
 from assay.harness.readout.effects import (
     MERGES,
     PART_MERGES,
@@ -19,9 +19,7 @@ from assay.harness.readout.effects import (
     BlockScale,
     Constant,
     Merged,
-    Scale,
-    ScaleAndTimes,
-    Times,
+    Multiplied,
     block_scales,
     known_effects,
 )
@@ -113,12 +111,12 @@ CACHED, OWN = lit("j", "<", 0, "prefix"), lit("pos", "==", 0, "j")
 
 
     # scores and outputs
-    (Scale(SCALES[0]), "scores are multiplied by 1 / scale: the softmax scale is missing"),
-    (Scale(SCALES[3]), "scores are multiplied by ln 2: exp2 without log2(e) in the scale"),
-    (Scale(constant_formula(2.0)), "scores are multiplied by 2"),
-    (Times(constant_formula(0.0)), "the output is not written: it is zero"),
-    (Times(constant_formula(0.9)), "the output is multiplied by 0.9"),
-    (Times(TIMES[-2]), "the output is multiplied by the number of q heads per kv head"),
+    (Multiplied(SCALES[0]), "scores are multiplied by 1 / scale: the softmax scale is missing"),
+    (Multiplied(SCALES[3]), "scores are multiplied by ln 2: exp2 without log2(e) in the scale"),
+    (Multiplied(constant_formula(2.0)), "scores are multiplied by 2"),
+    (Multiplied(output=constant_formula(0.0)), "the output is not written: it is zero"),
+    (Multiplied(output=constant_formula(0.9)), "the output is multiplied by 0.9"),
+    (Multiplied(output=TIMES[-2]), "the output is multiplied by the number of q heads per kv head"),
 
 
     (Constant(0.0), "the output is not written: it is zero"), (Constant(float("nan")), "the output is NaN"),
@@ -129,7 +127,7 @@ CACHED, OWN = lit("j", "<", 0, "prefix"), lit("pos", "==", 0, "j")
 
     (BlockScale("v", 32, "packed"),
      "V of key j is dequantised with the scale of block cu_seqlens_k[b] // 32 + j // 32 of all blocks of 32 keys of the batch"),
-    (ScaleAndTimes(*DESCALES[0]),
+    (Multiplied(*DESCALES[0]),
      "scores are multiplied by max |k| of the next kv head / its own: K is dequantised with that scale; the output by max |v| of "
      "the next kv head / its own: and so is V"),
     (OnlineSoftmax(64, "late"),
@@ -140,7 +138,7 @@ CACHED, OWN = lit("j", "<", 0, "prefix"), lit("pos", "==", 0, "j")
      "query i also sees keys j <= (total rounded up to 32) - 1, which goes on behind its sequence"),
     (Edge("last", Sum(((1, Amount("pos")),), -2), "less"), "query i does not see keys j > p - 2"),
     (Edge("last", Sum(((1, Amount("pos")),), 3), counted=True), "the softmax denominator of query i counts keys j <= p + 3"),
-    (KeyFactors((), phantom=Blocks(Sum(((1, Amount("total", "up", 64)),)), 64)),
+    (KeyFactors((), phantom=Sum(((1, Amount("total", "up", 64)),), block=64)),
      "the softmax denominator counts (total rounded up to 64) / 64 extra keys with a score of 0"),
     (BlockScale("k", 16, "next"), "K of key j is dequantised with the scale of the next block of 16 keys"),
     (known_effects()[-1], "the softmax denominator is accumulated in bfloat16"),
@@ -245,7 +243,7 @@ def test_an_effect_in_words(effect: Effect, words: str) -> None:
 ])  # fmt: skip
 def test_keys_in_words(literals: tuple[Literal, ...], universe: str, words: str, plural: bool) -> None:
     found = keys(literals, universe)
-    assert (found.text, found.plural) == (words, plural)
+    assert found == (words, plural)
 
 
 @pytest.mark.parametrize(("literals", "words"), [
@@ -399,7 +397,7 @@ def test_every_term_that_is_mined_has_words(op: str, value: int) -> None:
         if term.words and (op in (">=", "<") or value not in (0, 1)):
             continue  # values of names are not compared, and flags are 0 or 1
         literal = Literal(term, op, value % term.modulo if term.modulo else value)  # type: ignore[arg-type]
-        text = keys([literal]).text if of_keys(literal) else only([when(literal)])
+        text = keys([literal])[0] if of_keys(literal) else only([when(literal)])
         assert text
         assert not ODD_WORDS.search(text), text
 
@@ -414,8 +412,8 @@ def test_an_effect_without_words_is_refused() -> None:
 
 
 def test_every_effect_of_the_tables_has_words() -> None:
-    effects: list[Effect] = [*TAILS, *known_effects(), *block_scales(), *(Scale(one) for one in SCALES)]
-    effects += [*(FromElsewhere(one) for one in SOURCES), *(Times(one) for one in TIMES)]
+    effects: list[Effect] = [*TAILS, *known_effects(), *block_scales(), *(Multiplied(one) for one in SCALES)]
+    effects += [*(FromElsewhere(one) for one in SOURCES), *(Multiplied(output=one) for one in TIMES)]
     effects += [Moved("kv", words, row) for words, row in POOLS] + [
         Merged(block, law) for block in PARTS for law in MERGES
     ]

@@ -18,7 +18,7 @@ from assay.harness.errors import AssayError
 from assay.harness.localize import shrink as shrink_module
 from assay.harness.localize.diagnose import diagnose
 from assay.harness.localize.kernel_runs import run_and_repeat
-from assay.harness.localize.shrink import as_pytest, exceeds_bounds_of, shrink
+from assay.harness.localize.shrink import exceeds_bounds_of, reproduction, shrink
 
 CALL = call_of([(40, 30), (26, 60), (9, 0)], (4, 2), 32, torch.float32, "cpu")
 ORACLE = "assay.harness.bugs.faults:rounded_oracle"
@@ -116,7 +116,7 @@ def test_the_generated_test_fails_with_the_kernel_and_passes_with_the_oracle(mod
     kernel = fault("mask-top-left")
     small = shrink(kernel, call_of([(20, 30), (9, 0)], (4, 2), 64, torch.bfloat16, "cpu", seed=3))
     [finding] = diagnose(run_and_repeat(kernel, [small]))
-    source = as_pytest(small, f"{module}:top_left", finding)
+    source = reproduction(small, f"{module}:top_left")(finding)
     assert "call_of([(" in source
     assert "noise" not in source
     imported = {line for line in source.splitlines() if line.startswith(("import", "from"))}
@@ -134,8 +134,8 @@ def test_data_that_is_needed_is_written_into_the_test(module: str, monkeypatch: 
     loud = replace(CALL, v=(CALL.v * 500).bfloat16(), q=CALL.q.bfloat16(), k=CALL.k.bfloat16())
     [finding] = diagnose(run_and_repeat(kernel, [loud]))
     with pytest.raises(AssayError, match="shrink the call first"):
-        as_pytest(loud, f"{module}:saturating", finding)
-    source = as_pytest(shrink(kernel, loud), f"{module}:saturating", finding)
+        reproduction(loud, f"{module}:saturating")
+    source = reproduction(shrink(kernel, loud), f"{module}:saturating")(finding)
     assert "AttentionCall(" in source
     with pytest.raises(AssertionError, match=BY_ID["values-saturate-fp8-e4m3"].title):
         run_test(source)
@@ -149,7 +149,7 @@ def test_noise_that_was_given_by_hand_is_that_of_the_test(module: str) -> None:
     kernel = declares(noise="int8_qk")(fault("mask-top-left", int8))
     small = shrink(kernel, CALL)
     [finding] = diagnose(run_and_repeat(kernel, [small]))
-    source = as_pytest(small, f"{module}:coarse", finding, noise="int8_qk")
+    source = reproduction(small, f"{module}:coarse", "int8_qk")(finding)
     assert "assert_correct(KERNEL, CALL, noise='int8_qk')" in source
     with pytest.raises(AssertionError, match=TOP_LEFT):
         run_test(source)

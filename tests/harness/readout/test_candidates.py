@@ -16,15 +16,16 @@ from assay.harness.attention.sample_calls import call_of
 from assay.harness.localize.reading import read
 from assay.harness.readout.candidates import effects_of, general_effects, key_factors
 from assay.harness.readout.dims import TAILS, Answer, Dims, lost_dims
-from assay.harness.readout.effects import BlockScale, Constant, Merged, Scale, Times, known_effects
+from assay.harness.readout.effects import BlockScale, Constant, Merged, Multiplied, known_effects
 from assay.harness.readout.elsewhere import SOURCES, FromElsewhere, OtherKvHead
 from assay.harness.readout.forms import CallContext, Row, Tolerance, fits
 from assay.harness.readout.formulas import SCALES, TIMES, constant_formula
 from assay.harness.readout.key_factors import KeyFactor, KeyFactors
 from assay.harness.readout.mining import Condition, Literal, Term, Value
 from assay.harness.readout.operators import Clause, Effect, Operator
+from assay.harness.readout.probing import plan_of
 from assay.harness.readout.queries import Queries
-from assay.harness.readout.samples import Explained, common
+from assay.harness.readout.samples import Sample, common
 from assay.harness.readout.sentences import sentence
 
 CALLS = ([(9, 0)], [(5, 12), (6, 7)], [(1, 20), (1, 9)])
@@ -40,7 +41,7 @@ def outputs(effect: Effect, given: AttentionCall) -> Tensor:
     return torch.from_numpy(Operator((Clause(effect),)).outputs(queries))
 
 
-def explained(effect: Effect, number: int) -> Explained:
+def explained(effect: Effect, number: int) -> Sample:
     """What is read off a kernel with this effect in one call."""
     given = call(number)
     queries = Queries(given, range(len(given.q)))
@@ -50,14 +51,13 @@ def explained(effect: Effect, number: int) -> Explained:
     bad = (np.abs(out - queries.right).sum(-1) > 1e-4 * np.abs(queries.right).sum(-1)).ravel()
     context = CallContext(reading)
     rows = (Row(context, *divmod(place, queries.heads), Tolerance()) for place in range(len(bad)))
-    return Explained(
-        queries, tuple(tuple(fits(row)) if wrong else () for row, wrong in zip(rows, bad, strict=True)), ~bad
-    )
+    found = tuple(tuple(fits(row)) if wrong else () for row, wrong in zip(rows, bad, strict=True))
+    return Sample(plan_of(given), queries, out, bad, 1e-4, fits=found)
 
 
-def readings(effect: Effect) -> list[Explained]:
+def readings(effect: Effect) -> list[Sample]:
     found = [explained(effect, number) for number in range(len(CALLS))]
-    return [one for one in found if not one.right.all()]
+    return [one for one in found if one.bad.any()]
 
 
 def words(effects: Iterable[Effect]) -> list[str]:
@@ -75,14 +75,14 @@ def source(name: str) -> FromElsewhere:
 CACHED = only(Literal(Term("j", "prefix", cost=0.2), "<", 0))
 
 
-GROUPED = Times(next(one for one in TIMES if "per kv head" in one.words))
+GROUPED = Multiplied(output=next(one for one in TIMES if "per kv head" in one.words))
 
 
 @pytest.mark.few(12)
 @pytest.mark.parametrize("effect", [
-    Constant(0.0), Constant(2.5), Scale(SCALES[0]), Scale(SCALES[3]), Scale(constant_formula(0.75)),
+    Constant(0.0), Constant(2.5), Multiplied(SCALES[0]), Multiplied(SCALES[3]), Multiplied(constant_formula(0.75)),
 
-     GROUPED, Times(constant_formula(0.9)), KeyFactors((), phantom=Value(None, 2)),
+     GROUPED, Multiplied(output=constant_formula(0.9)), KeyFactors((), phantom=Value(None, 2)),
     KeyFactors((), phantom=Value(Term("seqs"), 0)),
      OtherKvHead(Value(Term("kv"), 1), "v"),
     OtherKvHead(Value(Term("kv"), 1), "k"), OtherKvHead(Value(Term("head")), "v"),
@@ -181,8 +181,8 @@ def test_numbers_of_keys_that_follow_no_rule_are_proposed_one_by_one() -> None:
 
 
 def test_nothing_is_proposed_for_what_does_not_fit_in_the_rows() -> None:
-    right = explained(Scale(constant_formula(1.0)), 1)
-    assert right.right.all()
+    right = explained(Multiplied(constant_formula(1.0)), 1)
+    assert not right.bad.any()
     assert list(effects_of([right])) == []
     assert key_factors([right]) == []
 
@@ -204,7 +204,7 @@ def test_the_ids_of_known_effects_are_unique() -> None:
 
 @pytest.mark.few(4)
 @pytest.mark.parametrize("effect", [
-    TAILS[0], Times(TIMES[0]), BlockScale("k", 8, "next"),
+    TAILS[0], Multiplied(output=TIMES[0]), BlockScale("k", 8, "next"),
     BlockScale("v", 4, "previous", only(Literal(Term("j", block=4, cost=0.6, words=True), "==", 1))),
 ])  # fmt: skip
 def test_effects_that_follow_from_outputs_alone_are_proposed(effect: Effect) -> None:
