@@ -17,11 +17,7 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
-from assay.harness.attention.noise import FAMILIES as FAMILIES
-from assay.harness.attention.noise import FORMATS, NumberFormat
-from assay.harness.attention.noise import NoiseFamily as NoiseFamily
-from assay.harness.attention.noise import Quantised as Quantised
-from assay.harness.attention.noise import family as family
+from assay.harness.attention.noise import FORMATS, NoiseFamily, NumberFormat, Quantised
 from assay.harness.attention.oracle import numbers_at_once
 from assay.harness.attention.sequence_groups import SequenceGroup, sequence_groups
 

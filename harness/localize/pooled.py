@@ -13,10 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from assay.harness.attention.honest import here
-from assay.harness.localize.bounds import least_bound
-from assay.harness.localize.causes import OUTPUT_SCALED as OUTPUT_SCALED
 from assay.harness.localize.kernel_runs import CallResult
 from assay.harness.stats.noise_bound import FALSE_FLAGS, chi2_quantile_below, f_quantile_above
+from assay.harness.stats.query_bounds import least_error
 
 QUANTISATION_NOT_RUN = "quantisation-not-run"
 _MIN_CALLS = 8
@@ -29,8 +28,8 @@ _LEAST_SHARE = 0.5
 """Least share of the ensemble's noise that a kernel of its family has. Finer scales than those declared have less noise: a scale
 per token instead of one per 128 tokens, 0.65 of it on normal data."""
 _CLEAR = 2.0
-"""Noise of a quantisation, as a multiple of `least_bound`, from which a cell tells it from the rounding of the dtype: that is about
-half of `least_bound`, so without the quantisation the error is at most a quarter of its noise."""
+"""Noise of a quantisation, as a multiple of `least_error`, from which a cell tells it from the rounding of the dtype: that is about
+half of `least_error`, so without the quantisation the error is at most a quarter of its noise."""
 
 Floats = NDArray[np.float64]
 Group = tuple[tuple[str, str], ...]
@@ -152,7 +151,7 @@ def _share(results: Sequence[CallResult], rate: float) -> tuple[float, float]:
     shares, freedom = [], 0.0
     for result in results:
         declared = result.limits.ensemble
-        clear = declared.noise > _CLEAR * least_bound(result.call)
+        clear = declared.noise > _CLEAR * least_error(result.call.q.dtype)
         shares += (result.own / declared.noise)[clear].tolist()
         freedom += float(declared.freedom.amin(0)[clear].sum())
     if not shares:

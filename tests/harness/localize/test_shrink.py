@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, KernelRefused
-from assay.harness.attention.honest import FAMILIES, honest_outputs
+from assay.harness.attention.honest import honest_outputs
 from assay.harness.attention.kernels import declares
+from assay.harness.attention.noise import FAMILIES
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.bugs.family import BY_ID
 from assay.harness.bugs.faults import fault, rounded_oracle
@@ -90,7 +91,8 @@ def run_test(source: str) -> None:
 
 MODULE = """
 from assay.harness.bugs.faults import fault
-from assay.harness.attention.honest import FAMILIES, honest_outputs
+from assay.harness.attention.honest import honest_outputs
+from assay.harness.attention.noise import FAMILIES
 
 top_left = fault("mask-top-left")
 saturating = fault("values-saturate-fp8-e4m3")
