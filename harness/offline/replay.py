@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 from assay.harness.attention import kernels
-from assay.harness.attention.call import AttentionCall, KernelRefused, default_device
+from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused, default_device
 from assay.harness.backend import Backend
 from assay.harness.conditions import has_any_prefix, has_cached_prefix
 from assay.harness.errors import AssayError, UsageError
@@ -121,6 +121,7 @@ def replay_recorded(
     reproduce: str,
     served: bool = False,
     not_run: str = "",
+    kernel: Kernel | None = None,
     reader: Reader | None = None,
     before_reading: Callable[[ReplayResult], None] = lambda result: None,
 ) -> ReplayResult:
@@ -136,6 +137,7 @@ def replay_recorded(
         reproduce: a command that reproduces the findings.
         served: whether the candidate served the pack's server itself, so that the pack holds its outputs as the reference's.
         not_run: why a kernel is not run here; empty to run it.
+        kernel: the kernel that is run here, where it was loaded before; None to load it.
         reader: reads a wrong kernel; None not to ask it.
         before_reading: receives the result before a wrong kernel is read, which a kernel that hangs does not survive.
 
@@ -145,7 +147,8 @@ def replay_recorded(
     """
     start = time.monotonic()
     examined, run = _recorded_run(pack, candidate, served)
-    kernel = candidate.kernel() if candidate.is_kernel and not not_run else None
+    runs_here = candidate.is_kernel and not not_run
+    kernel = (kernel or candidate.kernel()) if runs_here else None
     findings = diagnose(run, reproduce)
     first_finding_s = time.monotonic() - start if findings else None
     why = not_run or "a backend of SGLang's runs only in a server"

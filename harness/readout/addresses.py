@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Literal
 
 import numpy as np
 
@@ -101,40 +102,28 @@ _INDICES: tuple[Amount, ...] = (
 """What an index may be made of: pages and rings, forwards and from the end."""
 
 
-@dataclass(frozen=True)
-class _Address:
-    """(call) -> the packed row at which each packed key is looked for, int64 [total_k]; negative and larger ones are no rows.
+def _looked_for(part: _Part, at: Sum, call: AttentionCall) -> Ints:
+    """Return the packed row at which each packed key is looked for; as many as there are, which stands for zeros, where it is none.
 
-    Attributes:
-        start: where its sequence is thought to begin; None for where it does.
-        index: the index at which key j is looked for; None for j.
+    Args:
+        part: "start" if the sum is where the key's sequence is thought to begin, "index" if it is the index of the key there.
+        at: the sum.
+        call: the call.
     """
+    table, rows = _key_table(call), call.k.shape[0]
+    row: Ints = at.of(table) + table[_OTHER_PART[part]]
+    return np.where((row >= 0) & (row < rows), row, rows)
 
-    start: Sum | None = None
-    index: Sum | None = None
 
-    def __call__(self, call: AttentionCall) -> Ints:
-        return self.of(_key_table(call), call.k.shape[0])
+def _address_words(part: _Part, at: Sum) -> str:
+    if part == "index":
+        return f"key {at.words}"
+    return f"packed row {at.words} + j" if at.amounts else "packed row j"
 
-    def of(self, table: Table, rows: int) -> Ints:
-        """The row of each key of a table; as many as there are, which stands for zeros, where it is none."""
-        start = table["k_start"] if self.start is None else self.start.of(table)
-        row: Ints = start + (table["j"] if self.index is None else self.index.of(table))
-        return np.where((row >= 0) & (row < rows), row, rows)
 
-    @property
-    def cost(self) -> float:
-        """Strangeness: how far-fetched it is."""
-        return sum(part.cost for part in (self.start, self.index) if part is not None)
-
-    @property
-    def words(self) -> str:
-        """The row in words."""
-        if self.start is None:
-            assert self.index is not None
-            return f"key {self.index.words}"
-        index = "j" if self.index is None else self.index.words
-        return f"packed row {self.start.words} + {index}" if self.start.amounts else f"packed row {index}"
+_Part = Literal["start", "index"]
+_OTHER_PART: dict[_Part, str] = {"start": "j", "index": "k_start"}
+"""Feature of a key that is added to what is wrong of its address."""
 
 
 @dataclass(frozen=True)
@@ -176,10 +165,10 @@ def addresses(readings: Sequence[Sample]) -> Iterable[Effect]:
         for words, to in POOLS:
             if all(row.given(to(row.call)[row.keys][None]).all() for row in rows):
                 yield Moved(what, words, to, cost=_COST + 0.5)
-        options = [_Address(start=start) for start in _matching(rows, [Sum(()), *plain_sums(_STARTS)], "start")]
-        options += [_Address(index=index) for index in _matching(rows, _index_sums(), "index")]
-        for address in sorted(options, key=lambda option: option.cost)[:_RIVALS]:
-            yield Moved(what, address.words, address, cost=_COST + address.cost)
+        sums: dict[_Part, list[Sum]] = {"start": [Sum(()), *plain_sums(_STARTS)], "index": _index_sums()}
+        options = [(part, at) for part, some in sums.items() for at in _matching(rows, some, part)]
+        for part, at in sorted(options, key=lambda option: option[1].cost)[:_RIVALS]:
+            yield Moved(what, _address_words(part, at), partial(_looked_for, part, at), cost=_COST + at.cost)
 
 
 def _slots(size: int, call: AttentionCall) -> Ints:
@@ -214,7 +203,7 @@ def _index_sums() -> list[Sum]:
     return single + added + [Sum(((1, a), (-1, b))) for a in _INDICES for b in _INDICES if a is not b]
 
 
-def _matching(rows: Sequence[_Row], sums: Sequence[Sum], part: str) -> list[Sum]:
+def _matching(rows: Sequence[_Row], sums: Sequence[Sum], part: _Part) -> list[Sum]:
     """The sums that give what was read of every row."""
     left = list(sums)
     for row in rows:
@@ -225,7 +214,7 @@ def _matching(rows: Sequence[_Row], sums: Sequence[Sum], part: str) -> list[Sum]
         values = np.array(
             [sum((sign * amounts[amount] for sign, amount in option.amounts), zero) + option.plus for option in left]
         )
-        indices = values + row.table["j" if part == "start" else "k_start"]
+        indices = values + row.table[_OTHER_PART[part]]
         indices = np.where((indices >= 0) & (indices < row.rows), indices, row.rows)
         left = [option for option, ok in zip(left, row.given(indices), strict=True) if ok]
     return left

@@ -15,7 +15,7 @@ from assay.harness.readout.asking import COMPARED_DATA, Asker
 from assay.harness.readout.candidates import effects_of, general_effects, key_factors
 from assay.harness.readout.effects import Constant, known_effects
 from assay.harness.readout.features import ROW_TERMS, chosen, joined
-from assay.harness.readout.forms import CallContext, Row, fits
+from assay.harness.readout.forms import Row, fits
 from assay.harness.readout.mining import Condition, mine
 from assay.harness.readout.operators import Clause, Effect, Operator
 from assay.harness.readout.probing import BudgetSpentError
@@ -67,8 +67,8 @@ class Fitter(Asker):
         reading = read(self.prober, queries.call, queries.rows.tolist(), queries.number)
         if reading is None:
             return
-        context = CallContext(reading)
-        rows = [Row(context, *divmod(place, queries.heads), self.tolerance) for place in range(len(sample.bad))]
+        every, places = Queries(queries.call, range(len(queries.call.q))), range(len(sample.bad))
+        rows = [Row(reading, every, *divmod(place, queries.heads), self.tolerance) for place in places]
         sample.reading = reading
         sample.fits = tuple(tuple(fits(row)) if bad else () for row, bad in zip(rows, sample.bad, strict=True))
 

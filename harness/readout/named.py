@@ -23,7 +23,7 @@ from assay.harness.readout.samples import Sample
 from assay.harness.readout.sentences import where
 from assay.harness.readout.words import legend
 from assay.harness.text import one_line, percent
-from assay.harness.verdict import OPERATOR, OPERATOR_SHOWN, UNEXPLAINED, Finding, serious
+from assay.harness.verdict import OPERATOR, OPERATOR_SHOWN, UNEXPLAINED, Finding, serious, with_evidence
 
 _CONFIRMED = 2
 """Wrong outputs of calls that an operator was not mined from that it must give: a coincidence explains one."""
@@ -94,8 +94,7 @@ def with_operator(findings: Sequence[Finding], read: ReadOut) -> list[Finding]:
             evidence.insert(len(first.evidence), f"on the calls that were compared: {first.diagnosis}")
         if reports := public_reports(str(changed.get("id", first.id))):
             evidence.append(f"public reports of such a bug: {', '.join(reports[:_LINKS])}")
-    changed["evidence"] = tuple(evidence)
-    return [finding.model_copy(update=changed) if finding is first else finding for finding in findings]
+    return with_evidence(findings, **changed | {"evidence": tuple(evidence)})
 
 
 def _evidence(read: ReadOut) -> list[str]:

@@ -22,7 +22,7 @@ from assay.harness.localize.reading import Flags, Numbers, WeightReading, row_er
 from assay.harness.localize.threads import few_threads
 from assay.harness.readout.features import Ints
 from assay.harness.readout.fitting import Fitter
-from assay.harness.readout.forms import CallContext, Fit, Row, Tolerance, fits
+from assay.harness.readout.forms import Fit, Row, Tolerance, fits
 from assay.harness.readout.operators import Operator
 from assay.harness.readout.probing import BudgetSpentError, Prober, budget_clock, plan_of
 from assay.harness.readout.queries import Queries
@@ -363,10 +363,10 @@ class _Search:
         solved = solve(queries.call, queries.rows, sample.actual, self._noise)
         known = sample.bad & solved.known.ravel()
         self.tried, self.solved = self.tried + int(sample.bad.sum()), self.solved + int(known.sum())
-        context, fits_of_rows = CallContext(solved.reading), list[tuple[Fit, ...]]()
+        every, fits_of_rows = Queries(queries.call, range(len(queries.call.q))), list[tuple[Fit, ...]]()
         for place in range(len(known)):
-            row, head = divmod(place, queries.heads)
-            explained = fits(Row(context, row, head, solved.tolerance(row, head))) if known[place] else []
+            at = divmod(place, queries.heads)
+            explained = fits(Row(solved.reading, every, *at, solved.tolerance(*at))) if known[place] else []
             # A wrong output whose weights may be right, up to their noise, is evidence of nothing.
             fits_of_rows.append(tuple(fit for fit in explained if fit.form != "right"))
         sample.fits = tuple(fits_of_rows)

@@ -13,7 +13,7 @@ from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.oracle import sequences
 from assay.harness.localize.reading import read
 from assay.harness.readout.addresses import Moved, addresses
-from assay.harness.readout.forms import CallContext, Row, Tolerance, fits
+from assay.harness.readout.forms import Row, Tolerance, fits
 from assay.harness.readout.operators import Clause, Operator
 from assay.harness.readout.probing import CallPlan, Prober
 from assay.harness.readout.queries import Queries
@@ -55,9 +55,9 @@ def explained(kernel: Callable[[AttentionCall], Tensor], lens: tuple[tuple[int, 
     call = plan.make()
     reading = read(Prober(kernel), call, range(len(call.q)))
     assert reading is not None
-    queries, context = Queries(call, reading.rows), CallContext(reading)
+    queries = Queries(call, reading.rows)
     places = range(len(queries.rows) * queries.heads)
-    found = [tuple(fits(Row(context, *divmod(place, queries.heads), Tolerance()))) for place in places]
+    found = [tuple(fits(Row(reading, queries, *divmod(place, queries.heads), Tolerance()))) for place in places]
     right = np.array([any(fit.form == "right" for fit in some) for some in found])
     found = [() if ok else some for some, ok in zip(found, right, strict=True)]
     return Sample(plan, queries, queries.right, ~right, 0.0, fits=tuple(found))

@@ -13,7 +13,7 @@ from assay.harness.attention.call import AttentionCall, Mask
 from assay.harness.attention.oracle import sequences
 from assay.harness.localize.reading import read
 from assay.harness.readout.edges import Amount, Edge, Sum, edges
-from assay.harness.readout.forms import CallContext, Row, Tolerance, fits
+from assay.harness.readout.forms import Row, Tolerance, fits
 from assay.harness.readout.operators import Clause, Operator
 from assay.harness.readout.probing import CallPlan, Prober
 from assay.harness.readout.queries import Queries
@@ -54,9 +54,10 @@ def explained(kernel: Callable[[AttentionCall], Tensor], lens: tuple[tuple[int, 
     prober = Prober(kernel)
     reading = read(prober, call, range(len(call.q)))
     assert reading is not None
-    queries, context = Queries(call, reading.rows), CallContext(reading)
+    queries = Queries(call, reading.rows)
     rows = [
-        Row(context, *divmod(place, queries.heads), Tolerance()) for place in range(len(queries.rows) * queries.heads)
+        Row(reading, queries, *divmod(place, queries.heads), Tolerance())
+        for place in range(len(queries.rows) * queries.heads)
     ]
     found = [tuple(fits(row)) for row in rows]
     right = np.array([any(fit.form == "right" for fit in some) for some in found])

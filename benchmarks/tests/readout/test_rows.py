@@ -8,8 +8,9 @@ import torch
 
 from assay.harness.attention.oracle import oracle
 from assay.harness.localize.reading import read
-from assay.harness.readout.forms import CallContext, Row, Tolerance
+from assay.harness.readout.forms import Row, Tolerance
 from assay.harness.readout.probing import CallPlan
+from assay.harness.readout.queries import Queries
 
 CALL = CallPlan(((3, 4), (5, 0)), (4, 2), 32).make()
 READ = [1, 5]
@@ -18,7 +19,7 @@ READ = [1, 5]
 def row(place: int, head: int) -> Row:
     reading = read(lambda call: oracle(call) + 0.5, CALL, READ)
     assert reading is not None
-    return Row(CallContext(reading), place, head, Tolerance())
+    return Row(reading, Queries(reading.call, range(len(reading.call.q))), place, head, Tolerance())
 
 
 @pytest.mark.parametrize(("place", "head", "own", "keys"), [(0, 0, 0, slice(0, 7)), (1, 3, 1, slice(7, 12))])

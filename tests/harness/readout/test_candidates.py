@@ -18,7 +18,7 @@ from assay.harness.readout.candidates import effects_of, general_effects, key_fa
 from assay.harness.readout.dims import TAILS, Answer, Dims, lost_dims
 from assay.harness.readout.effects import BlockScale, Constant, Merged, Multiplied, known_effects
 from assay.harness.readout.elsewhere import SOURCES, FromElsewhere, OtherKvHead
-from assay.harness.readout.forms import CallContext, Row, Tolerance, fits
+from assay.harness.readout.forms import Row, Tolerance, fits
 from assay.harness.readout.formulas import SCALES, TIMES, constant_formula
 from assay.harness.readout.key_factors import KeyFactor, KeyFactors
 from assay.harness.readout.mining import Condition, Literal, Term, Value
@@ -49,8 +49,7 @@ def explained(effect: Effect, number: int) -> Sample:
     assert reading is not None
     out = effect.outputs(queries)
     bad = (np.abs(out - queries.right).sum(-1) > 1e-4 * np.abs(queries.right).sum(-1)).ravel()
-    context = CallContext(reading)
-    rows = (Row(context, *divmod(place, queries.heads), Tolerance()) for place in range(len(bad)))
+    rows = (Row(reading, queries, *divmod(place, queries.heads), Tolerance()) for place in range(len(bad)))
     found = tuple(tuple(fits(row)) if wrong else () for row, wrong in zip(rows, bad, strict=True))
     return Sample(plan_of(given), queries, out, bad, 1e-4, fits=found)
 
