@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import os
 import signal
+import subprocess
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -210,6 +211,13 @@ def call(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cal
         return int(ended.value.code or 0)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def python() -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
+    """A function that runs a program of Python in a process that is forked from a warm one; see warm_python.py."""
+    with load(Path(__file__).parent / "warm_python.py").WarmPython() as warm:
+        yield warm.run
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import functools
 import itertools
 import mmap
 import os
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,13 @@ if TYPE_CHECKING:
     from assay.harness.attention.matrix import Case
     from assay.harness.evidence.cause import ReplayResult
     from assay.harness.offline.check_result import CheckResult
+
+
+COPY_S = 2.0
+"""Seconds that a call waits for a copy of its process to return too."""
+_forks = [0]
+"""How often this process has called `os.fork`."""
+os.register_at_fork(after_in_parent=lambda: _forks.__setitem__(0, _forks[0] + 1))
 
 
 class CopiedError(Exception):
@@ -91,14 +99,21 @@ def count_runs(kernel: Kernel, total: int, progress: Callable[[int, int], None])
 def watched(kernel: Kernel, watcher: Watcher) -> Kernel:
     """Wrap the kernel to report each call to the watcher; on a GPU, a call ends once it is computed.
 
-    A copy of the process that the kernel forks ends where its call returns: it would go on with the check, and fork again. The
-    kernel gets no further call then; each raises `CopiedError`.
+    A copy of the process that the kernel forks ends where its call returns: it would go on with the check, and fork again. That
+    call raises `CopiedError` then, and so does each further one, which the kernel does not get. Where the kernel forks with
+    `os.fork`, its call waits for the copy up to `COPY_S`, once: what else is forked does not return from the call.
     """
     process, copied = os.getpid(), mmap.mmap(-1, 1)  # memory that copies of the process share
+    waited = False
 
-    def forward(call: AttentionCall) -> Tensor:
+    def refuse_copied() -> None:
         if copied[0]:
             raise CopiedError("it forked its process, and its call returned in the copy too")
+
+    def forward(call: AttentionCall) -> Tensor:
+        nonlocal waited
+        refuse_copied()
+        forks = _forks[0]
         watcher.begins(call)
         try:
             out = tensor_of(kernel(call))
@@ -112,6 +127,11 @@ def watched(kernel: Kernel, watcher: Watcher) -> Kernel:
                 copied[0] = 1
                 os._exit(0)
             watcher.ends()
+            if _forks[0] > forks and not waited:
+                waited, end = True, time.monotonic() + COPY_S
+                while not copied[0] and time.monotonic() < end:
+                    time.sleep(0.01)
+            refuse_copied()
 
     functools.update_wrapper(forward, kernel, updated=())
     vars(forward).update(assay=declaration(kernel), watched=kernel)

@@ -80,6 +80,7 @@ def test_the_picture_is_the_bug(id_: str) -> None:
         assert cells & set(WRONG) == {expected[id_]}
 
 
+@pytest.mark.slow
 def test_the_command_runs_a_kernel_whose_bug_shows_there() -> None:
     calls = [case.make() for case in cases()]
     calls.sort(key=lambda call: (call.q.dtype != torch.float32, call.q.shape[0] * call.k.shape[0]))

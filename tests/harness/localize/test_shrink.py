@@ -144,6 +144,7 @@ def test_data_that_is_needed_is_written_into_the_test(module: str, monkeypatch: 
     run_test(source.replace(f"{module}:saturating", ORACLE))
 
 
+@pytest.mark.slow
 def test_noise_that_was_given_by_hand_is_that_of_the_test(module: str) -> None:
     def int8(call: AttentionCall) -> Tensor:
         return honest_outputs(call, FAMILIES["int8_qk"], members=1)[0].to(call.q.dtype)
