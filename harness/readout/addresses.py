@@ -8,7 +8,7 @@ often each row counts. Expressions are sought that give the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
@@ -20,7 +20,7 @@ from assay.harness.readout.edges import Amount, Sum, amounts_of, plain_sums
 from assay.harness.readout.features import Ints
 from assay.harness.readout.forms import Fit
 from assay.harness.readout.mining import Table
-from assay.harness.readout.operators import Effect
+from assay.harness.readout.operators import Told
 from assay.harness.readout.queries import Queries
 from assay.harness.readout.samples import Sample, every
 
@@ -40,26 +40,17 @@ _Rows = Callable[[AttentionCall], Ints]
 """(call) -> the packed row that each packed key is read from, int64 [total_k]; total_k for a row of zeros."""
 
 
-@dataclass(frozen=True)
-class Moved(Effect):
-    """Rows of K, V or both are read from elsewhere.
+def moved(what: str, words: str, row: _Rows, cost: float = 1.0) -> Told:
+    """Rows of K, V or both are read from elsewhere: from another row, which as seen from key j is in words "key j + 1"."""
+    some = {"k": "K of key j is", "v": "V of key j is", "kv": "K and V of key j are"}[what]
+    return Told(f"{some} read from {words}", _moved, (what, row), cost)
 
-    Attributes:
-        what: "k", "v" or "kv".
-        words: the other row in words, as seen from key j: "key j + 1".
-        row: where it is.
-    """
 
-    what: str
-    words: str
-    row: _Rows = field(compare=False)
-    cost: float = 1.0
-
-    def outputs(self, queries: Queries) -> Numbers:
-        to, scores, v = self.row(queries.call), queries.own_scores, queries.values
-        if "k" in self.what:
-            scores = _padded(scores, -1)[..., to]
-        return queries.attended(scores, _padded(v, 0)[to] if "v" in self.what else v)
+def _moved(queries: Queries, what: str, row: _Rows) -> Numbers:
+    to, scores, v = row(queries.call), queries.own_scores, queries.values
+    if "k" in what:
+        scores = _padded(scores, -1)[..., to]
+    return queries.attended(scores, _padded(v, 0)[to] if "v" in what else v)
 
 
 def _padded(x: Numbers, axis: int) -> Numbers:
@@ -154,7 +145,7 @@ class _Row:
         return np.asarray((indices[:, known] == self.read[known]).all(1))
 
 
-def addresses(readings: Sequence[Sample]) -> Iterable[Effect]:
+def addresses(readings: Sequence[Sample]) -> Iterable[Told]:
     """Effects that look for K, V or both at a wrong address."""
     for what, forms in (("kv", ("keys", "keys-and-mass")), ("v", ("values",)), ("k", ("scored",))):
         fits = every(readings, *forms)
@@ -164,11 +155,11 @@ def addresses(readings: Sequence[Sample]) -> Iterable[Effect]:
             continue
         for words, to in POOLS:
             if all(row.given(to(row.call)[row.keys][None]).all() for row in rows):
-                yield Moved(what, words, to, cost=_COST + 0.5)
+                yield moved(what, words, to, cost=_COST + 0.5)
         sums: dict[_Part, list[Sum]] = {"start": [Sum(()), *plain_sums(_STARTS)], "index": _index_sums()}
         options = [(part, at) for part, some in sums.items() for at in _matching(rows, some, part)]
         for part, at in sorted(options, key=lambda option: option[1].cost)[:_RIVALS]:
-            yield Moved(what, _address_words(part, at), partial(_looked_for, part, at), cost=_COST + at.cost)
+            yield moved(what, _address_words(part, at), partial(_looked_for, part, at), cost=_COST + at.cost)
 
 
 def _slots(size: int, call: AttentionCall) -> Ints:

@@ -12,16 +12,8 @@ import numpy as np
 from assay.harness.localize.reading import Flags, Numbers
 from assay.harness.readout.dims import TAILS, Answer, lost_dims
 from assay.harness.readout.edges import Search, amounts_of, edges
-from assay.harness.readout.effects import (
-    MERGES,
-    PART_MERGES,
-    PARTS,
-    Constant,
-    Merged,
-    Multiplied,
-    block_scales,
-)
-from assay.harness.readout.elsewhere import SOURCES, FromElsewhere, OtherKvHead, RowSource
+from assay.harness.readout.effects import MERGES, PART_MERGES, PARTS, block_scales, constant, merged, multiplied
+from assay.harness.readout.elsewhere import SOURCES, RowSource, from_elsewhere, other_kv_head
 from assay.harness.readout.features import PAIR_TERMS, ROW_TERMS, Ints, chosen, joined
 from assay.harness.readout.forms import Fit
 from assay.harness.readout.formulas import DESCALES, QUANTISED, SCALES, TIMES, constant_formula
@@ -30,7 +22,7 @@ from assay.harness.readout.mining import Table, Term, Value, mine, mine_values
 from assay.harness.readout.operators import Effect
 from assay.harness.readout.queries import Queries
 from assay.harness.readout.samples import Sample, common, every, near
-from assay.harness.readout.softmaxes import Exponential, online_softmaxes
+from assay.harness.readout.softmaxes import exponential, online_softmaxes
 
 _PLAIN = 3.5
 """Cost of a rule that is plain enough not to look for another."""
@@ -162,8 +154,8 @@ def general_effects(answers: Sequence[Answer]) -> Iterable[Effect]:
     """
     yield from lost_dims(answers)
     yield from TAILS
-    yield from (Multiplied(output=formula, cost=1.5) for formula in TIMES)
-    yield from (Multiplied(*both, cost=2.0) for both in DESCALES)
+    yield from (multiplied(output=formula, cost=1.5) for formula in TIMES)
+    yield from (multiplied(*both, cost=2.0) for both in DESCALES)
     yield from block_scales()
     yield from online_softmaxes()
     yield from _multiplied(answers)
@@ -179,7 +171,7 @@ def _multiplied(answers: Sequence[Answer]) -> Iterable[Effect]:
             gaps = np.abs(given - factor[:, None] * right).sum(-1) / np.abs(given).sum(-1)
         factors += factor[np.nan_to_num(gaps, nan=np.inf) < _FLAT][:_ROWS].tolist()
     fitted = common(factors, 2) if factors else []
-    yield from (Multiplied(output=constant_formula(factor), cost=1.4) for factor in fitted)
+    yield from (multiplied(output=constant_formula(factor), cost=1.4) for factor in fitted)
 
 
 _MOST_SOURCES = 16
@@ -214,10 +206,10 @@ def effects_of(readings: Sequence[Sample], negatives: Sequence[Queries] = ()) ->
 
 def _constants(readings: Sequence[Sample]) -> Iterable[Effect]:
     if every(readings, "zero"):
-        yield Constant(0.0)
+        yield constant(0.0)
     numbers = Counter(round(fit.number, 5) for _, _, fit in every(readings, "constant"))
     for value, _ in numbers.most_common(3):
-        yield Constant(value, cost=1.0)
+        yield constant(value, cost=1.0)
 
 
 def _scales(readings: Sequence[Sample]) -> Iterable[Effect]:
@@ -228,16 +220,16 @@ def _scales(readings: Sequence[Sample]) -> Iterable[Effect]:
     for formula in (*SCALES, *QUANTISED):
         hits = [near(float(formula.of(reading.queries)[place]), fit.number) for reading, place, fit in some]
         if sum(hits) >= max(2, 0.4 * len(hits)):
-            yield Multiplied(formula, cost=0.8 + 0.6 * (formula in QUANTISED))
+            yield multiplied(formula, cost=0.8 + 0.6 * (formula in QUANTISED))
     for value in common([fit.number for _, _, fit in fits]):
-        yield Multiplied(constant_formula(value), cost=1.2)
+        yield multiplied(constant_formula(value), cost=1.2)
 
 
 def _exponentials(readings: Sequence[Sample]) -> Iterable[Effect]:
     """Functions in place of exp(score) that many of the rows with one have in common."""
     counts = Counter(fit.law for _, _, fit in every(readings, "bent"))
     rows = len({(id(reading), place) for reading, place, _ in every(readings, "bent")})
-    yield from (Exponential(law) for law, count in counts.most_common() if count >= max(2, _SHARE * rows))
+    yield from (exponential(law) for law, count in counts.most_common() if count >= max(2, _SHARE * rows))
 
 
 def _masses(readings: Sequence[Sample]) -> Iterable[Effect]:
@@ -250,9 +242,9 @@ def _masses(readings: Sequence[Sample]) -> Iterable[Effect]:
     if not fits:
         return
     for formula in TIMES:
-        yield Multiplied(output=formula)
+        yield multiplied(output=formula)
     for factor in common([fit.mass for _, _, fit in fits]):
-        yield Multiplied(output=constant_formula(factor), cost=1.2)
+        yield multiplied(output=constant_formula(factor), cost=1.2)
     yield from _phantoms(fits)
 
 
@@ -321,7 +313,7 @@ def _other_kv_heads(rows: Sequence[tuple[Sample, int, int]], what: str) -> Itera
     options += [Value(None, int(kv)) for kv in np.unique(wanted)[:4]]
     for value in options:
         if (value.of(table) % count == wanted).mean() > 0.4:
-            yield OtherKvHead(value, what, cost=0.8 + value.cost)
+            yield other_kv_head(value, what, cost=0.8 + value.cost)
 
 
 def _sources(readings: Sequence[Sample], form: str) -> Iterable[Effect]:
@@ -344,12 +336,12 @@ def _sources(readings: Sequence[Sample], form: str) -> Iterable[Effect]:
     plain = {which: sorted(some, key=lambda candidate: candidate.cost)[:_RIVALS] for which, some in alike.items()}
     best = sorted(plain, key=lambda which: sum(which) / total - _FAR * plain[which][0].cost, reverse=True)
     for source in (source for which in best[:_MOST_SOURCES] for source in plain[which]):
-        yield FromElsewhere(source, form, cost=1.0 + source.cost + 0.3 * (form == "query"))
+        yield from_elsewhere(source, form, cost=1.0 + source.cost + 0.3 * (form == "query"))
 
 
 def _merges(readings: Sequence[Sample]) -> Iterable[Effect]:
     if every(readings, "pieces"):
         for block, law in itertools.product(PARTS, MERGES):
-            yield Merged(block, law)
+            yield merged(block, law)
         for law in PART_MERGES:
-            yield Merged(0, law)
+            yield merged(0, law)

@@ -19,7 +19,7 @@ from assay.harness.localize.reading import Flags, Numbers
 from assay.harness.readout.features import Ints, chosen, joined
 from assay.harness.readout.forms import Fit
 from assay.harness.readout.mining import Rounding, Table, rounded, strangeness
-from assay.harness.readout.operators import Effect
+from assay.harness.readout.operators import Told
 from assay.harness.readout.queries import Queries, weighted_softmax
 from assay.harness.readout.samples import Sample, every
 from assay.harness.readout.words import SYMBOLS, plus
@@ -231,41 +231,56 @@ def amounts_of(plain: Sequence[tuple[str, float]], sizes: Sequence[int] = _SIZES
 _Mode = Literal["", "also", "less"]
 
 
-@dataclass(frozen=True)
-class Edge(Effect):
+def edge(
+    side: Literal["last", "first"],
+    at: Sum,
+    mode: _Mode = "",
+    beyond: bool = False,
+    counted: bool = False,
+    cost: float = 1.0,
+) -> Told:
     """A mask with another edge: a query sees its sequence up to a key, or what it should see from a key on.
 
-    Attributes:
+    Args:
         side: "last" or "first", the key that `at` gives.
         at: index of that key, from the first key of the query's sequence on.
         mode: of the last key. Empty: it is this one; "also": the query sees up to it besides what it should see; "less": it sees
             of what it should see the keys up to it.
         beyond: whether keys are counted on into the rows after the sequence. Rows behind the last one are zeros.
         counted: whether only the denominator of the softmax has this edge.
+        cost: how far-fetched it is.
     """
+    return Told(_edge_words(side, at.words, mode, beyond, counted), _edge, (side, at, mode, beyond, counted), cost)
 
-    side: Literal["last", "first"]
-    at: Sum
-    mode: _Mode = ""
-    beyond: bool = False
-    counted: bool = False
-    cost: float = 1.0
 
-    def outputs(self, queries: Queries) -> Numbers:
-        at = self.at.of(queries.table).reshape(*queries.shape, 1)
-        index = queries.row_indices
-        should = queries.visible[:, None]
-        if self.side == "first":
-            return queries.of_own(weighted_softmax((should & (index >= at)).astype(float), queries.own_scores))
-        inside = (index >= 0) if self.beyond else queries.own_rows[:, None]
-        seen = inside & (index <= at)
-        if self.mode:
-            seen = seen | should if self.mode == "also" else seen & should
-        if self.counted:
-            right = np.broadcast_to(should, seen.shape).astype(float)
-            return queries.of_own(weighted_softmax(right, queries.own_scores, seen.astype(float)))
-        behind = np.maximum(at - index[..., -1:], 0).astype(float) if self.beyond and self.mode != "less" else None
-        return queries.of_own(weighted_softmax(seen.astype(float), queries.own_scores, phantom=behind))
+def _edge_words(side: str, at: str, mode: _Mode, beyond: bool, counted: bool) -> str:
+    if side == "first":
+        return f"query i sees no keys j < {at}"
+    if counted:
+        which = {"": f"keys j <= {at}", "also": f"also keys j <= {at}", "less": f"no keys j > {at}"}[mode]
+        return f"the softmax denominator of query i counts {which}"
+    text = {
+        "": f"query i sees keys j <= {at}", "also": f"query i also sees keys j <= {at}",
+        "less": f"query i does not see keys j > {at}",
+    }[mode]  # fmt: skip
+    return f"{text}, which goes on behind its sequence" if beyond else text
+
+
+def _edge(queries: Queries, side: str, edge: Sum, mode: _Mode, beyond: bool, counted: bool) -> Numbers:
+    at = edge.of(queries.table).reshape(*queries.shape, 1)
+    index = queries.row_indices
+    should = queries.visible[:, None]
+    if side == "first":
+        return queries.of_own(weighted_softmax((should & (index >= at)).astype(float), queries.own_scores))
+    inside = (index >= 0) if beyond else queries.own_rows[:, None]
+    seen = inside & (index <= at)
+    if mode:
+        seen = seen | should if mode == "also" else seen & should
+    if counted:
+        right = np.broadcast_to(should, seen.shape).astype(float)
+        return queries.of_own(weighted_softmax(right, queries.own_scores, seen.astype(float)))
+    behind = np.maximum(at - index[..., -1:], 0).astype(float) if beyond and mode != "less" else None
+    return queries.of_own(weighted_softmax(seen.astype(float), queries.own_scores, phantom=behind))
 
 
 _PLAIN = (("pos", 0.1), ("prefix", 0.2), ("total", 0.2), ("new", 0.2), ("i", 0.2))
@@ -306,7 +321,7 @@ _RIVALS = 4
 """Sums that are tried of those that give the edges that were read: the plainest, and those that change the fewest right rows."""
 
 
-def edges(readings: Sequence[Sample], negatives: Sequence[Queries] = ()) -> Iterable[Edge]:
+def edges(readings: Sequence[Sample], negatives: Sequence[Queries] = ()) -> Iterable[Told]:
     """Edges that give the last, or the first, key of every wrong row that was read and sees a run of its own keys.
 
     Args:
@@ -321,7 +336,7 @@ def edges(readings: Sequence[Sample], negatives: Sequence[Queries] = ()) -> Iter
     yield from _edges([_counted(*fit) for fit in every(readings, "keys-and-mass")], kept, True)
 
 
-def _edges(rows: Sequence[_Run | None], kept: Table, counted: bool) -> Iterable[Edge]:
+def _edges(rows: Sequence[_Run | None], kept: Table, counted: bool) -> Iterable[Told]:
     """Edges that give those of all rows that have one; `counted` says that they are those of denominators."""
     runs = [row for row in rows if row is not None]
     runs = runs[:: len(runs) // _MOST_ROWS + 1]
@@ -330,12 +345,11 @@ def _edges(rows: Sequence[_Run | None], kept: Table, counted: bool) -> Iterable[
     table = {name: np.array([row[name] for row in runs]) for name in runs[0]}
     first, last, right, end = (table[name] for name in ("first", "last", "right", "end"))
     if not first.any():
-        for edge in _last_edges(table, last, right, end, kept):
-            yield replace(edge, counted=counted)
+        yield from _last_edges(table, last, right, end, kept, counted)
     if (last == right).all() and not counted:
         sums = _sums(_FIRST, table, first, first > 0)
         for at in _best([at for at in sums if (at.of(table) <= first).all()], lambda at: at.of(kept) > 0):
-            yield Edge("first", at, cost=_BASE + at.cost)
+            yield edge("first", at, cost=_BASE + at.cost)
 
 
 def _best(sums: Sequence[Sum], changes: Callable[[Sum], Flags]) -> list[Sum]:
@@ -344,7 +358,7 @@ def _best(sums: Sequence[Sum], changes: Callable[[Sum], Flags]) -> list[Sum]:
     return list(dict.fromkeys([*spared, *sums[:_RIVALS]]))
 
 
-def _last_edges(table: Table, last: Ints, right: Ints, end: Ints, kept: Table) -> Iterable[Edge]:
+def _last_edges(table: Table, last: Ints, right: Ints, end: Ints, kept: Table, counted: bool) -> Iterable[Told]:
     beyond = bool((last > end).any())
     known = np.ones(len(last), bool) if beyond else last < end
     sums = _sums(_LAST, table, last, known)
@@ -359,7 +373,7 @@ def _last_edges(table: Table, last: Ints, right: Ints, end: Ints, kept: Table) -
     for mode, changes in modes.items():
         for at in _best(sums, changes):
             cost = _BASE + at.cost + 0.5 * beyond + 0.1 * bool(mode)
-            yield Edge("last", at, mode, beyond and mode != "less", cost=cost)
+            yield edge("last", at, mode, beyond and mode != "less", counted, cost)
 
 
 _Run = dict[str, int]

@@ -13,7 +13,7 @@ from assay.harness.localize.reading import Flags, read
 from assay.harness.readout.addresses import addresses
 from assay.harness.readout.asking import COMPARED_DATA, Asker
 from assay.harness.readout.candidates import effects_of, general_effects, key_factors
-from assay.harness.readout.effects import Constant, known_effects
+from assay.harness.readout.effects import constant, known_effects
 from assay.harness.readout.features import ROW_TERMS, chosen, joined
 from assay.harness.readout.forms import Row, fits
 from assay.harness.readout.mining import Condition, mine
@@ -270,9 +270,9 @@ def _undefined(left: Sequence[tuple[Sample, Flags]]) -> list[Effect]:
     for sample, o in left:
         bad = sample.actual.reshape(len(sample.bad), -1)[sample.bad & o]
         if np.isnan(bad).any():
-            effects["nan"] = Constant(float("nan"))
+            effects["nan"] = constant(float("nan"))
         if (bad == 0).all(-1).any():
-            effects["zero"] = Constant(0.0)
+            effects["zero"] = constant(0.0)
         if np.isinf(bad).any():
-            effects["inf"] = Constant(float("inf"))
+            effects["inf"] = constant(float("inf"))
     return list(effects.values())

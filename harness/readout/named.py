@@ -16,7 +16,7 @@ from assay.harness.localize.picturing import hides, picture_of
 from assay.harness.localize.reading import Flags, Numbers
 from assay.harness.localize.wording import does
 from assay.harness.picture import Picture
-from assay.harness.readout.effects import KnownBug
+from assay.harness.readout.effects import known_bug
 from assay.harness.readout.operators import Operator
 from assay.harness.readout.readout import ReadOut
 from assay.harness.readout.samples import Sample
@@ -46,8 +46,8 @@ _NAMES = BY_ID | _GAINS
 
 def name_of(operator: Operator, samples: Sequence[Sample]) -> Bug | None:
     """The hypothesis that gives the same outputs as an operator wherever the kernel was wrong; None if there is none."""
-    if len(operator.clauses) == 1 and isinstance(effect := operator.clauses[0].effect, KnownBug):
-        return BY_ID.get(effect.id)
+    if len(operator.clauses) == 1 and (known := operator.clauses[0].effect.id):
+        return BY_ID.get(known)
     wrong = sorted(_wrong(samples), key=lambda s: s.plan.size)
     few = wrong[:: max(1, len(wrong) // _NAMED_ON)][:_NAMED_ON]
     if not operator.clauses or not few:
@@ -212,7 +212,7 @@ def _outputs(bug: Bug, sample: Sample) -> Numbers:
     """Return what a kernel with this bug gives, float64 [rows, heads, head_dim_v]; of a scaled one, the nearest multiple."""
     right = sample.queries.right
     if bug.id not in _GAINS:
-        return KnownBug(bug.id, bug.about, bug.compute).outputs(sample.queries)
+        return known_bug(bug).outputs(sample.queries)
     if bug.id == OUTPUT_NOT_WRITTEN:
         return np.zeros_like(right)
     answers = np.nan_to_num(sample.actual, posinf=0.0, neginf=0.0)

@@ -12,7 +12,7 @@ from torch import Tensor
 from assay.harness.attention.call import AttentionCall, Mask
 from assay.harness.attention.oracle import sequences
 from assay.harness.localize.reading import read
-from assay.harness.readout.edges import Amount, Edge, Sum, edges
+from assay.harness.readout.edges import Amount, Sum, edge, edges
 from assay.harness.readout.forms import Row, Tolerance, fits
 from assay.harness.readout.operators import Clause, Operator
 from assay.harness.readout.probing import CallPlan, Prober
@@ -116,13 +116,13 @@ def test_an_edge_that_some_rows_contradict_at_the_end_of_their_sequence_is_none(
 def test_an_edge_beyond_the_sequence_is_cut_off() -> None:
     call = CallPlan(((4, 3),)).make()
     queries = Queries(call, np.arange(4))
-    beyond = Edge("last", Sum(((1, Amount("total")),), 5)).outputs(queries)
+    beyond = edge("last", Sum(((1, Amount("total")),), 5)).outputs(queries)
     assert np.allclose(beyond, Queries(call.with_spec(mask=Mask(causal=False)), np.arange(4)).right)
 
 
 def test_a_query_that_sees_no_key_has_an_output_of_zero() -> None:
     queries = Queries(CallPlan(((4, 3),)).make(), np.arange(4))
-    assert not Edge("last", Sum(((1, Amount("prefix")), (-1, Amount("total"))))).outputs(queries).any()
+    assert not edge("last", Sum(((1, Amount("prefix")), (-1, Amount("total"))))).outputs(queries).any()
 
 
 def test_tiles_of_queries_see_whole_tiles_of_keys() -> None:

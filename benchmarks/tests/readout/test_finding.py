@@ -16,7 +16,7 @@ from assay.harness.attention.kernels import declares
 from assay.harness.bugs.faults import fault, rounded_oracle
 from assay.harness.readout import finding, fitting
 from assay.harness.readout.asking import RIGHT_ROWS, WRONG_ROWS
-from assay.harness.readout.effects import Constant, Multiplied
+from assay.harness.readout.effects import constant, multiplied
 from assay.harness.readout.finding import Finder
 from assay.harness.readout.fitting import CLAUSES, FAR_FETCHED, _by_chance
 from assay.harness.readout.forms import Tolerance
@@ -29,7 +29,7 @@ from assay.harness.readout.samples import Agreement, Sample, close
 from assay.harness.readout.sentences import sentence
 
 Kernel = Callable[[AttentionCall], Tensor]
-ZERO, TWICE = Constant(0.0), Multiplied(output=constant_formula(2.0))
+ZERO, TWICE = constant(0.0), multiplied(output=constant_formula(2.0))
 NEW = Term("new", cost=0.3)
 EXTEND, PREFIX, BATCH = CallPlan(((9, 0),)), CallPlan(((6, 11),)), CallPlan(((4, 8), (7, 3)))
 DECODE, DECODE_BATCH = CallPlan(((1, 14),)), CallPlan(((1, 5), (1, 12)))
@@ -366,7 +366,7 @@ def test_each_fault_gets_its_clause(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Faulty(lambda call, _: torch.where(heads(call) == 1, 0.0, torch.where(heads(call) == 2, 2.0, 1.0)))
     found = read_all(finder(kernel, SMALL))
     operator = found.fit()[0]
-    assert {type(clause.effect) for clause in operator.clauses} == {Constant, Multiplied}
+    assert {clause.effect for clause in operator.clauses} == {ZERO, TWICE}
     assert found.tally(operator, found.samples).exact
 
 
@@ -407,7 +407,7 @@ def test_clauses_that_later_ones_make_superfluous_are_dropped() -> None:
     needed = Operator((first, Clause(TWICE)))
     assert found._pruned(needed) == needed
     found = finder(Faulty(lambda call, _: 1.0 if call.phase == "extend" else 0.0), SMALL)
-    keeps_right = Operator((Clause(Multiplied(constant_formula(1.0)), only(literal("decode", "==", 0))), last))
+    keeps_right = Operator((Clause(multiplied(constant_formula(1.0)), only(literal("decode", "==", 0))), last))
     assert found._pruned(keeps_right) == keeps_right  # without it, right outputs are spoilt
 
 

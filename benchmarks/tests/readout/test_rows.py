@@ -33,11 +33,10 @@ def test_a_row_knows_its_place(place: int, head: int, own: int, keys: slice) -> 
     assert found.off < 1e-6
 
 
-def test_the_context_has_all_queries_of_the_call() -> None:
-    found = row(0, 0).context
+def test_a_row_knows_all_queries_of_the_call() -> None:
+    found = row(0, 0).every
     assert found.scores.shape == (8, 4, 2, 12)
-    right = found.flat.reshape(8, 4, 2, 12)
-    np.testing.assert_array_equal(right[READ], found.reading.expected)
+    right = found.weights
     torch.testing.assert_close(torch.einsum("thck,kcd->thd", torch.from_numpy(right), CALL.v.double()), oracle(CALL))
 
 

@@ -11,7 +11,7 @@ import torch
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.localize.reading import softmax
 from assay.harness.readout.queries import Queries
-from assay.harness.readout.softmaxes import LAWS, Exponential, laws_of
+from assay.harness.readout.softmaxes import LAWS, exponential, laws_of
 
 SCORES = np.random.default_rng(0).normal(0.0, 1.5, 60)
 TOP = float(SCORES.max())
@@ -38,4 +38,4 @@ def test_the_output_is_that_of_the_function() -> None:
     y = (queries.own_scores - queries.maximum[..., None]) / math.log(2)
     weights = 2 ** np.floor(y) * (1 + y % 1) * queries.visible[:, None]
     expected = queries.of_own(weights / weights.sum(-1, keepdims=True))
-    np.testing.assert_allclose(Exponential(next(iter(LAWS))).outputs(queries), expected, atol=1e-12)
+    np.testing.assert_allclose(exponential(next(iter(LAWS))).outputs(queries), expected, atol=1e-12)
