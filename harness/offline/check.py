@@ -126,13 +126,13 @@ def check(
         UsageError: no such kernel, phase, dtype, noise, size or device, no case, or a package that the kernel imports is not
             installed.
     """
-    start, ignored = time.monotonic(), Watcher()
+    start = time.monotonic()
     check_names(options)
     task = _task(kernel, options, noise, cases, again, calls)
     if watcher is not None:
         task = replace(task, kernel=watched(task.kernel, watcher))
-    seen = watcher or ignored
-    seen.asked(task.name, [case for case, _ in task.made], task.again)
+    seen = watcher or (lambda *_: None)
+    seen("asked", task.name, tuple(case for case, _ in task.made), task.again)
     with few_threads(task.calls):
         examined = _examined(task, repeats, progress, seen)
         findings = examined.findings()
@@ -142,7 +142,7 @@ def check(
             findings += late
         result = _result(task, examined, findings, runs, options)
     result = replace(result, seconds=time.monotonic() - start)
-    seen.stands(result)
+    seen("stands", result)
     with few_threads([call for _, call in examined.made]):
         smallest = smallest_call(examined.guard, examined.run, findings, task.path)
     findings = smallest.named_in(findings)
@@ -150,7 +150,7 @@ def check(
         result, findings=outside_first(findings), smallest=smallest.words, test=smallest.test(findings),
         seconds=time.monotonic() - start,
     )  # fmt: skip
-    seen.stands(result)
+    seen("stands", result)
     if not serious(findings):
         return result
     from assay.harness.offline.observed import READ_OUT_S, Reader
@@ -212,7 +212,7 @@ def _examined(task: _Task, repeats: int, progress: Callable[[int, int], None], w
     cases = [case for case, _ in task.made]
 
     def each(result: CallResult) -> None:
-        watcher.computed(case_of[id(result.call)], result.fails, *result.judged_cell)
+        watcher("computed", case_of[id(result.call)].name, result.fails, *result.judged_cell)
 
     def enough(results: Sequence[CallResult]) -> bool:
         if task.whole or not results[-1].fails:

@@ -101,7 +101,7 @@ def replay(
 
         asked = kernel
         if watcher is not None:
-            watcher.stands(result_of((*named, *broken)))
+            watcher("stands", result_of((*named, *broken)))
             asked = watched(kernel, watcher)
         observed = Reader(read_out).observe((*named, *broken), asked, guard.assay, run.results, recorded=True)
     return result_of(observed.findings)

@@ -71,7 +71,7 @@ ENDS: list[tuple[Callable[[], object], str]] = [
 @pytest.mark.parametrize(("work", "how"), ENDS, ids=[how for _, how in ENDS])
 def test_a_process_that_ends_before_its_work_is_done(work: Callable[[], object], how: str) -> None:
     def begun(watcher: Watcher, callbacks: Mapping[str, Callable[..., None]]) -> Any:
-        watcher.ends()
+        watcher("ends")
         return work()
 
     assert in_own_process(begun, told) == how
@@ -178,7 +178,7 @@ def process():
 
 
 def ask(function: Callable[[], Any], watcher: Watcher) -> Any:
-    watcher.ends()
+    watcher("ends")
     return function()
 
 
