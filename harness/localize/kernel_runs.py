@@ -362,9 +362,7 @@ def run_and_repeat(kernel: Kernel, calls: Sequence[AttentionCall]) -> KernelRun:
         AssayError: no call was computed (none given, all delegated or refused), which is never a pass; or an output
             breaks the contract.
     """
-    run = run_once(kernel, calls)
-    require_results(run)
-    return replace(run, results=tuple(repeat(kernel, result) for result in run.results))
+    return repeat_all(kernel, run_once(kernel, calls))
 
 
 def run_once(
@@ -420,8 +418,8 @@ def _with_truths(calls: Sequence[AttentionCall]) -> Iterator[tuple[AttentionCall
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def require_results(run: KernelRun) -> None:
-    """Refuse a run without results.
+def repeat_all(kernel: Kernel, run: KernelRun) -> KernelRun:
+    """Run each call that was computed twice more in a row, in the same order.
 
     Raises:
         AssayError: no call was computed, which is never a pass.
@@ -433,6 +431,7 @@ def require_results(run: KernelRun) -> None:
             "at least one call of a phase that the kernel declares",
             run.refused[0][1] if run.refused else "add calls of the phases that it declares",
         )
+    return replace(run, results=tuple(repeat(kernel, result) for result in run.results))
 
 
 def repeat(kernel: Kernel, result: CallResult) -> CallResult:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from assay.harness.attention.call import AttentionCall, Kernel
 from assay.harness.localize.diagnose import diagnose
-from assay.harness.localize.kernel_runs import KernelRun, repeat, require_results, run_once
+from assay.harness.localize.kernel_runs import KernelRun, repeat_all, run_once
 from assay.harness.verdict import Finding
 
 
@@ -44,9 +43,7 @@ def diagnose_kernel(
     if run.results and (early := diagnose(run, reproduce)):
         first_finding_s = time.monotonic() - start
         on_first(early)
-    run += run_once(kernel, rest)
-    require_results(run)
-    run = replace(run, results=tuple(repeat(kernel, result) for result in run.results))
+    run = repeat_all(kernel, run + run_once(kernel, rest))
     return run, tuple(diagnose(run, reproduce)), first_finding_s
 
 
