@@ -39,6 +39,9 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 # Tensors are small, and busy-waiting threads would compete for the cores: with one thread, the tests take a third of the time.
 torch.set_num_threads(1)
+# The same for the processes of tests that run side by side.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # SGLang imports all its model files, which takes seconds of each of a server's processes; the tiny model needs one of them.
 if (sglang := importlib.util.find_spec("sglang")) is not None and sglang.submodule_search_locations:
