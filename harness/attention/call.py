@@ -5,7 +5,7 @@ The same kernel therefore runs in a CPU server, a GPU server, a replay and a uni
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -222,6 +222,12 @@ class AttentionCall:
     def with_spec(self, **changes: Any) -> AttentionCall:
         """Return the same tensors, with other values of fields of `CallSpec`."""
         return replace(self, spec=replace(self.spec, **changes))
+
+    def of_heads(self, q_heads: Sequence[int], kv_heads: Sequence[int]) -> AttentionCall:
+        """Return the call of some heads, by their numbers: each kv head with the same number of q heads."""
+        sinks = tuple(self.spec.sinks[head] for head in q_heads) if self.spec.sinks else ()
+        kept = {"q": self.q[:, list(q_heads)], "k": self.k[:, list(kv_heads)], "v": self.v[:, list(kv_heads)]}
+        return replace(self, **kept, spec=replace(self.spec, sinks=sinks))
 
     def clone(self) -> AttentionCall:
         """Copy the call's tensors, laid out as ``spec.layout`` describes, for a kernel that may write to its inputs."""

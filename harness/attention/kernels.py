@@ -21,7 +21,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused, tensor_of
+from assay.harness.attention.call import FEATURES, AttentionCall, Kernel, KernelRefused, tensor_of
 from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.attention.noise import NoiseFamily, family
 from assay.harness.attention.published import is_path as is_path
@@ -116,9 +116,11 @@ def declares(
         features: what it supports of `CallSpec.features`, by name. A call that asks for anything else is refused.
 
     Raises:
-        ValueError: no phase or an unknown one, no head dim or dtype, no such noise family, or a name that is no regular expression
-            or is found in any name.
+        ValueError: no phase or an unknown one, an unknown feature, no head dim or dtype, no such noise family, or a name that is no
+            regular expression or is found in any name.
     """
+    if unknown := set(features) - set(FEATURES):
+        raise ValueError(f"a kernel declares the features {sorted(unknown)}; expected some of {', '.join(FEATURES)}")
     if phases is None:
         phases = PHASES if prefix else ("extend",)
     if not phases or set(phases) - set(PHASES):

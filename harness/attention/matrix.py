@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 import torch
 
-from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.call import AttentionCall, Mask
 from assay.harness.attention.covering import Feature, Row, covering
 from assay.harness.attention.kernels import Declaration
 from assay.harness.attention.matrix_data import BEYOND_FP16, DATA, ONE_SIGN, RARE
@@ -209,6 +209,28 @@ _LAYERS = (0, 1, 2, 16, 31)
 """Layers: kernels treat the first two, every second one, those in the middle or the last one in a way of their own."""
 
 
+_ASKED: dict[str, dict[str, Callable[[int], dict[str, Any]]]] = {
+    "window": {
+        f"window {n}": partial(lambda n, heads: {"mask": Mask(window=n)}, n) for n in (64, 1, 16, 17, 65, 128, 129)
+    },
+    "softcap": {f"softcap {n:g}": partial(lambda n, heads: {"softcap": n}, n) for n in (30.0, 1.0, 50.0)},
+    "temperature": {f"temperature {n}": partial(lambda n, heads: {"temperature": n}, n) for n in (64, 2)},
+    "sinks": {
+        f"sinks near {n:g}": partial(lambda n, heads: {"sinks": tuple(n + 0.5 * (7 * h % 5) for h in range(heads))}, n)
+        for n in (0.0, 4.0, -4.0)
+    },
+}
+"""Values of each feature that a call may ask for: fields of its spec, made for a number of q heads. The first one stands for it
+where several are asked for. Windows lie around blocks; caps are those of Gemma 2 and Grok, and one that every score feels."""
+_ASKING: dict[str, tuple[tuple[int, int, str], ...]] = {
+    "extend": ((34, 157, "one"), (70, 0, "4 prompts"), (129, 64, "between others"), (7, 200, _NINE)),
+    "decode": ((1, 200, "one"), (1, 129, _NINE), (1, 300, "4 unlike")),
+}
+"""(new tokens, cached prefix, batch) of the calls that each value of a feature gets."""
+_CAPPED = ("scale 1", "normal", "peaky")
+"""Data of the calls with a soft cap: in unscaled scores a cap of 50 shows."""
+
+
 @dataclass(frozen=True)
 class Case:
     """One call of the matrix.
@@ -248,6 +270,7 @@ class _Values:
     grad_mode: str = ""
     like: str = ""
     beyond: tuple[str, ...] = ()
+    asked: tuple[str, ...] | None = None
 
 
 def axes(
@@ -325,7 +348,8 @@ def cases(
         head_dims: head dims of q and k; None for 64 and 128, and beyond the design for `OTHER_HEAD_DIMS`.
         like: models of `assay.harness.attention.model_shapes.SHAPES` whose shapes are added; None for none in the small matrix, and
             for `COMMON` in the full one.
-        declared: whether calls may have a cached prefix, and head dims of v, which come in turn with that of q and k.
+        declared: whether calls may have a cached prefix, head dims of v, which come in turn with that of q and k, and the features
+            that calls ask for. Each value of these gets calls beyond the design, and so do all of them together.
 
     Raises:
         ValueError: no phase, dtype or head dim, or an unknown phase, size or model.
@@ -358,6 +382,9 @@ def cases(
             *_long(phase, size, kinds, dims),
             *_special(phase, size, kinds, dims, other_dims, declared.head_dims_v, models),
         ]
+        drawn += _asking(phase, size, kinds, dims, declared.features)
+    if declared.features:
+        drawn = [values if values.asked else replace(values, asked=()) for values in drawn]
     made = [_case(values, seed * 10_000 + number, device, size) for number, values in enumerate(drawn)]
     return [case for case in made if declared.prefix or case.condition["cached prefix"] == "none"]
 
@@ -464,6 +491,21 @@ def _special(
                     yield at(usual, head_dim, next(dtype), head_dim_v=value_dim)
 
 
+def _asking(
+    phase: str, size: Size, kinds: Sequence[torch.dtype], dims: Sequence[int], features: Sequence[str]
+) -> Iterator[_Values]:
+    """Yield the calls that ask for a feature, and for all of them."""
+    values: list[tuple[str, ...]] = [(value,) for feature in features for value in _ASKED.get(feature, ())]
+    if len(features) > 1:
+        values.append(tuple(next(iter(_ASKED[feature])) for feature in features if feature in _ASKED))
+    kind, dim, heads, data = cycle(kinds), cycle(dims), cycle(HEADS[size]), cycle(_CAPPED)
+    for value in values:
+        for new, prefix, batch in _ASKING[phase]:
+            of_data = next(data) if any(name.startswith("softcap") for name in value) else "normal"
+            yield _Values(phase, prefix, new, batch, next(heads), next(dim), next(kind), of_data, asked=value)
+        next(dim)  # else a number of calls that is even would give each length one head dim
+
+
 _MODEL_PREFIXES, _MODEL_NEW, _MODEL_PAGES = (0, 1, 16, 200), (1, 7, 64, 129), (0, 16, 64)
 
 
@@ -526,6 +568,8 @@ def _case(values: _Values, seed: int, device: str, size: Size) -> Case:
         "first head": str(values.first_head),
         "autograd": values.grad_mode or "as called",
     }
+    if values.asked is not None:  # of a kernel that declares features
+        condition["asked for"] = " and ".join(values.asked) or "nothing"
     dims = f"d{values.head_dim}" + (f"v{values.head_dim_v}" if values.head_dim_v else "")
     parts = [
         values.phase, f"{values.new}+{values.prefix}", values.batch, condition["heads"], dims,
@@ -533,7 +577,7 @@ def _case(values: _Values, seed: int, device: str, size: Size) -> Case:
     ]  # fmt: skip
     parts += [f"layer{values.layer}"] * (values.layer > 0) + [values.layout] * (values.layout != "packed")
     parts += [f"from_head{values.first_head}"] * (values.first_head > 0)
-    parts += [special for special in (values.grad_mode, values.like) if special]
+    parts += [special for special in (values.grad_mode, values.like, *(values.asked or ())) if special]
     make = partial(_make, values, tuple(lens), seed, device)
     return Case("-".join(parts).replace(" ", "_"), condition, make, values.beyond)
 
@@ -548,5 +592,8 @@ def _make(values: _Values, lens: tuple[tuple[int, int], ...], seed: int, device:
     call = replace(call, q=call.q.to(values.dtype), k=call.k.to(values.dtype), v=call.v.to(values.dtype)).with_spec(
         layer=values.layer, first_head=values.first_head, layout=values.layout, grad_mode=values.grad_mode
     )
+    known = {name: make for one in _ASKED.values() for name, make in one.items()}
+    for name in values.asked or ():
+        call = call.with_spec(**known[name](values.heads[0]))
     call = through_pages(call, values.page, seed) if values.page else call
     return call if call.spec.layout == "packed" else call.clone()

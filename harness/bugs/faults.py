@@ -7,13 +7,11 @@ from itertools import pairwise
 
 from torch import Tensor
 
-from assay.harness.attention.call import FEATURES, AttentionCall, Kernel, tensor_of
-from assay.harness.attention.kernels import declares
+from assay.harness.attention.call import AttentionCall, Kernel, tensor_of
 from assay.harness.attention.oracle import oracle
 from assay.harness.bugs.family import BY_ID
 
 
-@declares(features=FEATURES)
 def rounded_oracle(call: AttentionCall) -> Tensor:
     """Run the oracle as a kernel: float64 inside, rounded once to the dtype of q."""
     return oracle(call).to(call.q.dtype)

@@ -88,7 +88,7 @@ def _smaller(call: AttentionCall, head_dims: Sequence[int]) -> Iterator[Attentio
         yield from (_groups(call, [g for g in range(groups) if g != lost]) for lost in range(groups))
     if (each := call.heads.group) > 1:
         kept = {h: [g * each + h for g in range(groups)] for h in range(each)}
-        yield from (replace(call, q=call.q[:, rows]) for rows in kept.values())
+        yield from (call.of_heads(rows, range(groups)) for rows in kept.values())
     for b, (new, prefix) in enumerate(zip(call.lens_q, call.prefixes, strict=True)):
         for fewer in _fewer(prefix, 0):
             yield _pick(call, [(i, (prefix - fewer) * (i == b), 0) for i in range(batch)])
@@ -127,7 +127,7 @@ def _groups(call: AttentionCall, kept: list[int]) -> AttentionCall:
     """Take some kv heads of a call, with the q heads that read them."""
     readers = (call.heads.readers(g) for g in kept)
     heads = [h for some in readers for h in range(some.start, some.stop)]
-    return replace(call, q=call.q[:, heads], k=call.k[:, kept], v=call.v[:, kept])
+    return call.of_heads(heads, kept)
 
 
 def _test(kernel: str, imports: str, call: str, noise: str, finding: Finding) -> str:

@@ -191,7 +191,7 @@ def coverage_of(
     heads = {_heads_of(call) for call in computed}
     claimed: dict[str, list[AttentionCall]] = {}  # what nobody claims is tried in single calls alone
     for call, case in zip(computed, cases, strict=True):
-        if not case.beyond:
+        if not case.beyond and not call.spec.features:
             claimed.setdefault(call.phase, []).append(call)
     core = _core(claimed)
     return Coverage(
@@ -206,7 +206,7 @@ def coverage_of(
         gaps=(*_left_out(left_out), *_gaps(cases, refused, excluded, declined)),
         runs=runs,
         core=core,
-        beyond=tuple(_beyond(core, phases)),
+        beyond=(*_beyond(core, phases), *_asked_for(cases)),
     )
 
 
@@ -288,6 +288,13 @@ def _beyond(core: Core, phases: Mapping[str, Sequence[AttentionCall]]) -> Iterat
     for phase, calls in phases.items():
         if core.reach.get(phase) != (reach := _reach(calls)):
             yield reach.words(phase)
+
+
+def _asked_for(cases: Sequence[Case]) -> Iterator[str]:
+    """List the values of features that calls asked for."""
+    values = dict.fromkeys(case.condition.get("asked for", "nothing") for case in cases)
+    if asked := [value for value in values if value != "nothing"]:
+        yield f"asked for: {', '.join(asked)}"
 
 
 def _by_numbers(value: object) -> tuple[object, ...]:

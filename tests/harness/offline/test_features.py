@@ -1,0 +1,78 @@
+"""Kernels that declare features: the matrix asks for them, and one that ignores them does not pass."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+from torch import Tensor
+
+from assay.harness.attention.call import FEATURES, AttentionCall, Kernel, Mask
+from assay.harness.attention.kernels import declaration, declares
+from assay.harness.attention.matrix import Case, cases
+from assay.harness.bugs.faults import rounded_oracle
+from assay.harness.errors import ExitCode
+from assay.harness.offline.check import check
+
+
+def declaring(kernel: Kernel, *features: str) -> Kernel:
+    return declares(features=features)(lambda call: kernel(call))
+
+
+@cache
+def asking(*features: str) -> tuple[Case, ...]:
+    """The calls of the matrix that ask for features, and some that do not."""
+    made = cases(declared=declaration(declaring(rounded_oracle, *features)))
+    return tuple(
+        case for number, case in enumerate(made) if case.condition["asked for"] != "nothing" or number % 40 == 0
+    )
+
+
+def without(feature: str, call: AttentionCall) -> Tensor:
+    plain = {
+        "window": {"mask": Mask()},
+        "softcap": {"softcap": 0.0},
+        "temperature": {"temperature": 0},
+        "sinks": {"sinks": ()},
+    }
+    return rounded_oracle(call.with_spec(**plain[feature]))
+
+
+def test_a_kernel_that_computes_what_it_declares_passes_and_the_check_says_what_was_asked_for() -> None:
+    result = check(declaring(rounded_oracle, *FEATURES), cases=asking(*FEATURES), read_out=0, calls=0)
+    assert (result.exit_code, result.findings) == (ExitCode.PASS, ())
+    asked = result.coverage.sentence.partition("asked for: ")[2]
+    for value in ("window 1,", "window 129", "softcap 1,", "softcap 50", "temperature 64", "sinks near -4"):
+        assert value in asked
+    assert "window 64 and softcap 30 and temperature 64 and sinks near 0" in asked
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_a_kernel_that_ignores_what_it_declares_is_wrong_on_every_value(feature: str) -> None:
+    some = asking(feature)
+    result = check(declaring(lambda call: without(feature, call), feature), cases=some, read_out=5, calls=0)
+    assert result.exit_code == ExitCode.REGRESSION
+    failing = {case.condition["asked for"] for case in result.failing}
+    assert failing == {case.condition["asked for"] for case in some} - {"nothing"}
+    assert "only calls that ask for a feature are wrong, and those are not read" in str(result.findings)
+
+
+def test_a_window_that_is_off_by_one_is_wrong() -> None:
+    def narrower(call: AttentionCall) -> Tensor:
+        window = call.spec.mask.window
+        return rounded_oracle(call.with_spec(mask=Mask(window=window - 1)) if window > 1 else call)
+
+    result = check(declaring(narrower, "window"), cases=asking("window"), read_out=0, calls=0)
+    assert {case.condition["asked for"] for case in result.failing} == {
+        f"window {size}" for size in (64, 16, 17, 65, 128, 129)
+    }
+
+
+def test_a_kernel_that_declares_nothing_is_asked_for_nothing_and_costs_what_it_cost() -> None:
+    assert {case.make().spec.features for case in cases()[::7]} == {()}
+    assert "asked for" not in cases()[0].condition
+
+
+def test_a_feature_that_does_not_exist_is_not_declared() -> None:
+    with pytest.raises(ValueError, match=r"declares the features \['alibi'\]; expected some of window, softcap"):
+        declares(features=("alibi",))
