@@ -21,8 +21,8 @@ from multiprocessing import get_context
 import torch
 from torch import Tensor
 
-from assay.harness.attention.call import AttentionCall, Kernel, Mask
-from assay.harness.attention.kernels import declares
+from assay.harness.attention.call import FEATURES, AttentionCall, Kernel
+from assay.harness.attention.kernels import Declaration, declares
 from assay.harness.attention.matrix import Case, cases
 from assay.harness.attention.matrix_data import excluded
 from assay.harness.attention.noise import family as family_of
@@ -70,6 +70,15 @@ def tf32(cut: bool, x: Tensor) -> Tensor:
 E4M3, E5M2 = partial(fp8, torch.float8_e4m3fn), partial(fp8, torch.float8_e5m2)
 
 
+def modified(scores: Tensor, positions: Tensor, call: AttentionCall) -> Tensor:
+    """Cap and temper scores [heads, queries, keys] of queries at these positions."""
+    if cap := call.spec.softcap:
+        scores = cap * (scores / cap).tanh()
+    if length := call.spec.temperature:
+        scores = scores * torch.where(positions > length, positions.float().log() / math.log(length), 1.0)[:, None]
+    return scores
+
+
 @dataclass(frozen=True)
 class Blocked:
     """Attention in blocks of keys, as FlashAttention computes it, or in splits that are merged, as FlashDecoding does."""
@@ -96,11 +105,8 @@ class Blocked:
                 k = (k - (mean if self.smooth == "batch" else k.mean(1, keepdim=True))).to(call.k.dtype).float()
             q, k, v = self.operand(self.q(q)), self.operand(self.k(k)), self.operand(self.v(v))
             k, v = k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)
-            seen = (
-                Mask().visible(torch.arange(q.shape[1], device=q.device), q.shape[1], k.shape[1])
-                if call.causal
-                else q.new_ones(q.shape[1], k.shape[1], dtype=torch.bool)
-            )
+            rows = torch.arange(q.shape[1], device=q.device)
+            seen = call.spec.mask.visible(rows, q.shape[1], k.shape[1])
             starts = list(range(0, k.shape[1], self.block))
             parts = []
             top = q.new_full((*q.shape[:2], 1), -math.inf)
@@ -110,6 +116,7 @@ class Blocked:
                 scores = call.scale * (q @ k[:, keys].transpose(1, 2))
                 if self.fp16_sums:
                     scores = scores.half().float()
+                scores = modified(scores, rows + k.shape[1] - q.shape[1], call)
                 scores = scores.masked_fill(~seen[:, keys], -math.inf)
                 own = scores.amax(-1, keepdim=True)
                 new = own if self.split else torch.maximum(top, own)
@@ -134,6 +141,10 @@ class Blocked:
                 top = torch.stack([own for own, _, _ in parts]).amax(0)
                 total = sum((own - top).exp() * part for own, part, _ in parts)  # type: ignore[assignment]
                 sums = sum((own - top).exp() * part for own, _, part in parts)  # type: ignore[assignment]
+            if call.spec.sinks:
+                sinks = torch.tensor(call.spec.sinks, device=q.device)[:, None, None]
+                highest = torch.maximum(top, sinks)
+                sums, total = sums * (top - highest).exp(), total * (top - highest).exp() + (sinks - highest).exp()
             outs.append((sums / total).to(call.q.dtype).transpose(0, 1))
         return torch.cat(outs)
 
@@ -203,6 +214,8 @@ KERNELS: dict[str, list[Kernel]] = {
     "fp16_accumulation": [Blocked(64, fp16_sums=True), Blocked(32, fp16_sums=True, split=True)],
 }  # fmt: skip
 """Honest kernels, by the family that they declare."""
+FEATURED = {family: [kernel for kernel in kernels if kernel is not torch_sdpa] for family, kernels in KERNELS.items()}
+"""Those that compute every feature."""
 
 
 @dataclass(frozen=True)
@@ -241,20 +254,24 @@ class Job:
     seed: int
     cases: int
     device: str
+    features: bool = False
 
 
 def outcome(job: Job) -> Outcome:
     """Run one kernel on the matrix of a seed, and diagnose it as `assay check` does."""
     torch.set_num_threads(1)
     start = time.monotonic()
-    some: list[Case] = cases(seed=job.seed, size="small", device=job.device)
+    asked = FEATURES if job.features else ()
+    some: list[Case] = cases(seed=job.seed, size="small", device=job.device, declared=Declaration(features=asked))
+    if asked:
+        some = [case for case in some if case.condition["asked for"] != "nothing"]
     noise = family_of(job.family)
     some = [case for case in some if not excluded(noise, case.condition["data"])]
     if job.cases:
         some = random.Random(job.seed).sample(some, min(job.cases, len(some)))
-    kernel = KERNELS[job.family][job.kernel]
+    kernel = (FEATURED if job.features else KERNELS)[job.family][job.kernel]
 
-    @declares(noise=job.family)
+    @declares(noise=job.family, features=asked)
     def declared(call: AttentionCall) -> Tensor:
         return kernel(call)
 
@@ -286,14 +303,17 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--minutes", type=float, default=math.inf, help="stop then, with the matrices that are done")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument(
+        "--features", action="store_true", help="only the calls of the matrix that ask for windows, sinks, ..."
+    )
     parser.add_argument("--families", nargs="*", default=list(KERNELS))
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     jobs = []
     for n in range(given.matrices):
         family = given.families[n % len(given.families)]
-        kernel = n // len(given.families) % len(KERNELS[family])
-        jobs.append(Job(family, kernel, given.seed + n, given.cases, given.device))
+        kernel = n // len(given.families) % len((FEATURED if given.features else KERNELS)[family])
+        jobs.append(Job(family, kernel, given.seed + n, given.cases, given.device, given.features))
     start, outcomes = time.monotonic(), []
     with get_context("spawn").Pool(given.processes) as pool:
         for one in pool.imap_unordered(outcome, jobs):
