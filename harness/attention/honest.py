@@ -32,6 +32,10 @@ _SCORE_ROUNDINGS, _EXP_ROUNDINGS, _SUM_ROUNDINGS = 0.2, 0.5, 0.2
 other rounds each partial sum by eps / sqrt(12) of its size; for a sum that grows like a random walk that makes
 eps / sqrt(12) * sqrt(n / 2) of the sum's size, or 0.2 sqrt(n) eps, and for a score 0.2 eps |q| |k|. The exponential of a GPU is
 accurate to 2 ulp (CUDA C++ Programming Guide, intrinsic functions), about half of eps as a standard deviation."""
+_MODIFIER_ROUNDINGS, _FAST_TANH = 2.0, 2.0**-11
+"""What capping and tempering scores costs, relative to a score: in float32 a standard deviation of two roundings, for a quotient, a
+tanh or a logarithm, and a product; for 16-bit inputs kernels such as FlashAttention's take tanh.approx, whose relative error is up
+to 2**-11 (PTX ISA), of which half is the standard deviation here."""
 
 
 @dataclass(frozen=True)
@@ -404,6 +408,10 @@ def _attend(
     if not draw.scores_are_coarse:
         scores = _summed(scores, call.scale * q.norm(dim=-1, keepdim=True), k.norm(dim=-1)[..., None, :], draw, members)
     scores = modified(scores, seen, call.spec, lambda: group.positions(some))
+    if call.spec.softcap or call.spec.temperature:
+        fast = call.spec.softcap and call.q.dtype.itemsize == 2
+        error = _FAST_TANH / 2 if fast else _MODIFIER_ROUNDINGS * torch.finfo(draw.work).eps
+        scores = draw.normal(members, *scores.shape[-3:]).mul_(error).add_(1).mul_(scores)
     top = scores.amax(-1, keepdim=True)
     if (sinks := group.of_heads(call.spec.sinks, some)) is not None:
         top = top.maximum(sinks.to(top.dtype)[..., None])
