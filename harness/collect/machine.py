@@ -43,7 +43,7 @@ def origin_of(plan: Plan, command: str, nonce: str) -> Origin:
         spec=plan.spec.model_dump(mode="json"),
         command=command,
         packages=installed_packages(),
-        hardware=hardware(plan.spec.device),
+        hardware=_hardware(plan.spec.device),
         python=sys.version.split()[0],
         git=git_state(Path.cwd()),
         model_hashes={role: hash_model(folder) for role, folder in plan.models.items()},
@@ -61,7 +61,7 @@ def installed_packages() -> dict[str, str]:
     return versions
 
 
-def hardware(device: str) -> str:
+def _hardware(device: str) -> str:
     """Describe the machine in one line, for example "AMD EPYC 7763, 2 cores, 24 GiB". On CUDA it starts with the GPU's name."""
     info = Path("/proc/cpuinfo")
     models = (
