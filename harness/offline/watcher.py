@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import mmap
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from assay.harness.attention.call import AttentionCall, Kernel, tensor_of
@@ -15,10 +16,6 @@ from assay.harness.localize.diagnose import describe
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from assay.harness.attention.matrix import Case
-    from assay.harness.evidence.cause import ReplayResult
-    from assay.harness.offline.check_result import CheckResult
 
 
 COPY_S = 2.0
@@ -32,52 +29,31 @@ class CopiedError(Exception):
     """A kernel forked its process, and a call returned in the copy too."""
 
 
-class Watcher:
-    """Receives what a check does. This one ignores it."""
+Watcher = Callable[..., None]
+"""Receives what a check does, as records: the name of one, and what belongs to it.
 
-    def asked(self, kernel: str, cases: Sequence[Case], again: str) -> None:
-        """Take the kernel's name, the cases that it is about to compute, and a command that repeats the check."""
-
-    def begins(self, call: AttentionCall) -> None:
-        """Note that the kernel gets a call."""
-
-    def ends(self) -> None:
-        """Note that it has returned, or raised."""
-
-    def computed(self, case: Case, fails: bool, own: float, bound: float) -> None:
-        """Take a case that was computed: whether it is out of bounds, own error and bound of its worst cell and head.
-
+    "asked": the kernel's name, the cases that it is about to compute, and a command that repeats the check.
+    "begins": a call in words, which the kernel gets.
+    "ends": it has returned, or raised.
+    "computed": the name of a case that was computed, whether it is out of bounds, own error and bound of its worst cell and head.
         Of a case that is less close to its bound than an earlier one, the bound may be a lower limit of its own.
-        """
-
-    def stands(self, result: CheckResult | ReplayResult) -> None:
-        """Take what is known so far. The kernel is about to get calls beyond the matrix."""
+    "stands": the result as far as it is known. The kernel is about to get calls beyond the matrix.
+"""
 
 
-class Records(Watcher):
-    """Makes a record of what it receives: a name, and what belongs to it.
+def count_runs(kernel: Kernel, total: int, progress: Callable[[int, int], None]) -> Kernel:
+    """Wrap the kernel to report after each of its first `total` runs how many there were. It declares what it declared."""
+    runs = itertools.count(1)
 
-    Args:
-        put: receives each record.
-    """
+    def counted(call: AttentionCall) -> Tensor:
+        try:
+            return tensor_of(kernel(call))
+        finally:
+            if (done := next(runs)) <= total:
+                progress(done, total)
 
-    def __init__(self, put: Callable[..., None]) -> None:
-        self._put = put
-
-    def asked(self, kernel: str, cases: Sequence[Case], again: str) -> None:
-        self._put("asked", kernel, tuple(cases), again)
-
-    def begins(self, call: AttentionCall) -> None:
-        self._put("begins", describe(call))
-
-    def ends(self) -> None:
-        self._put("ends")
-
-    def computed(self, case: Case, fails: bool, own: float, bound: float) -> None:
-        self._put("computed", case.name, fails, own, bound)
-
-    def stands(self, result: CheckResult | ReplayResult) -> None:
-        self._put("stands", result)
+    vars(counted)["assay"] = declaration(kernel)
+    return counted
 
 
 def watched(kernel: Kernel, watcher: Watcher) -> Kernel:
@@ -98,7 +74,7 @@ def watched(kernel: Kernel, watcher: Watcher) -> Kernel:
         nonlocal waited
         refuse_copied()
         forks = _forks[0]
-        watcher.begins(call)
+        watcher("begins", describe(call))
         try:
             out = tensor_of(kernel(call))
             if call.q.is_cuda:
@@ -110,7 +86,7 @@ def watched(kernel: Kernel, watcher: Watcher) -> Kernel:
             if os.getpid() != process:
                 copied[0] = 1
                 os._exit(0)
-            watcher.ends()
+            watcher("ends")
             if _forks[0] > forks and not waited:
                 waited, end = True, time.monotonic() + COPY_S
                 while not copied[0] and time.monotonic() < end:

@@ -12,7 +12,7 @@ from assay.harness.attention.call import AttentionCall, Kernel
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.matrix import Case
 from assay.harness.attention.sdpa import torch_sdpa
-from assay.harness.bugs.faults import CATALOGUE
+from assay.harness.bugs.catalogue import CATALOGUE
 from assay.harness.bugs.seeded import SeededFault, Where
 from assay.harness.certify.footprint import footprint
 from assay.harness.certify.kernel import CertifiedKernel

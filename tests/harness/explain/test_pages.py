@@ -13,7 +13,8 @@ from assay.harness.attention.matrix import cases
 from assay.harness.bugs.family import BY_ID, FAMILY, KIND_TITLES
 from assay.harness.errors import UsageError
 from assay.harness.explain import broken
-from assay.harness.explain.pages import BEYOND_MATRIX, OTHER_KIND, ids_of, page, titles
+from assay.harness.explain.other_findings import OTHER_KIND
+from assay.harness.explain.pages import BEYOND_MATRIX, ids_of, page, titles
 from assay.harness.judge import layer_verdict
 from assay.harness.localize.kernel_runs import measure
 from assay.harness.picture import WRONG

@@ -16,19 +16,21 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
-from assay.harness.attention.honest import FAMILIES, honest_outputs
+from assay.harness.attention.honest import honest_outputs
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.matrix import OTHER_HEAD_DIMS, cases
 from assay.harness.attention.matrix_data import RARE
+from assay.harness.attention.noise import FAMILIES
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sage import sage_attn, sage_attn_as_shipped
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.attention.sdpa import torch_sdpa
 from assay.harness.bugs.faults import fault, rounded_oracle
 from assay.harness.errors import ExitCode, UsageError
+from assay.harness.localize.causes import OUTPUT_SCALED
 from assay.harness.localize.diagnose import INPUT_WRITTEN, NONDETERMINISM, STATE_KEPT
 from assay.harness.localize.guard import CONTRACT_BROKEN
-from assay.harness.localize.pooled import OUTPUT_SCALED, QUANTISATION_NOT_RUN
+from assay.harness.localize.pooled import QUANTISATION_NOT_RUN
 from assay.harness.offline.check import assert_correct
 from assay.harness.offline.check import check as check_and_read
 from assay.harness.offline.check_result import CheckResult
