@@ -61,12 +61,6 @@ def environment(plan: Plan, role: Role, shadowed: bool) -> dict[str, str]:
 def compare_layers(engine: Engine, folder: RunFolder, plan: Plan, display: ProgressDisplay) -> None:
     """Shadow and record in a running server, then trace it as it is and with the other backend in every layer.
 
-    Args:
-        engine: the server, launched with `environment`.
-        folder: the run's.
-        plan: a run with a layer diff.
-        display: shows the progress.
-
     Raises:
         EngineError: the server failed.
         EvidenceError: it wrote nothing, or the folder cannot be written.

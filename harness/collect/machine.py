@@ -30,13 +30,7 @@ _HASHED = ("*.safetensors", "*.bin", "*.gguf", "tokenizer*", "chat_template*", "
 
 
 def origin_of(plan: Plan, command: str, nonce: str) -> Origin:
-    """Describe what runs here and now, with which software, on which machine.
-
-    Args:
-        plan: the checked run.
-        command: the command that repeats it.
-        nonce: the name that its evidence carries.
-    """
+    """Describe what runs here and now, with which software, on which machine."""
     return Origin(
         nonce=nonce,
         created=timestamp(),

@@ -151,13 +151,6 @@ def _shadow_fault(
 
     They go to the server's sensitivity folder, so that no verdict on the candidate reads them.
 
-    Args:
-        engine: a running server with a shadow.
-        place: its folder.
-        fault: id of a fault of the catalogue.
-        prompts: the questions.
-        nonce: of the run.
-
     Raises:
         EngineError: the server failed.
         EvidenceError: it wrote nothing.

@@ -217,12 +217,7 @@ def _flip(pair: Pair, direction: Literal["lost", "gained"]) -> Flip:
 
 
 def accuracy_finding(pairs: Sequence[Pair], reproduce: str) -> Finding:
-    """Find where a candidate that lost accuracy is wrong: the condition that separates right from wrong answers best.
-
-    Args:
-        pairs: the answers.
-        reproduce: the command that repeats the run.
-    """
+    """Find where a candidate that lost accuracy is wrong: the condition that separates right from wrong answers best."""
     telling = most_telling(by_condition(pairs))
     unparsed = tally(pairs, "candidate").unparsed
     lost, _ = flips(pairs)

@@ -98,10 +98,6 @@ def check_compiled(servers: Mapping[Role, ServerManifest], counts: Mapping[Role,
 
     SGLang compiles only what it captures into CUDA graphs: without them it silently ignores the flag, and batches larger than
     the captured ones run uncompiled.
-
-    Args:
-        servers: by role.
-        counts: the calls counted in each of them.
     """
     asked = [role for role, server in servers.items() if server.arguments.get("enable_torch_compile")]
     if not asked:

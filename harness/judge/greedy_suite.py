@@ -207,14 +207,7 @@ def _envelope_metric(beyond: int, of: int) -> Metric:
 def _erratic_reference(
     pairs: Sequence[Pair], answers: Sequence[Answer], noise: Sequence[str], reproduce: str
 ) -> Finding | None:
-    """Make the finding that the reference, asked again, answers differently by more than noise; None if it does not.
-
-    Args:
-        pairs: greedy answers of both roles.
-        answers: all answers.
-        noise: noise families that the roles declare.
-        reproduce: the command that repeats the run.
-    """
+    """Make the finding that the reference, asked again, answers differently by more than noise; None if it does not."""
     limit = _Limit.of(_floors(pairs, answers), noise)
     if not limit.erratic:
         return None

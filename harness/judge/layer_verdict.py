@@ -139,12 +139,7 @@ def _queries(errors: ShadowErrors) -> str:
 
 
 def findings(evidence: LayerEvidence, reproduce: str) -> list[Finding]:
-    """List what the cells show, beside what a replay named.
-
-    Args:
-        evidence: the evidence.
-        reproduce: a command that shows it again.
-    """
+    """List what the cells show, beside what a replay named."""
     against, errors = evidence.against, evidence.errors
     shown = [_wrong_reference(evidence), _quiet_finding(evidence)]
     if (rest := _unnamed(evidence, against.cells)).flagged.any():

@@ -90,12 +90,6 @@ def judge_logits(comparison: LogitsComparison, policy: Policy, noise: Sequence[s
     - *pass*: under both conditions, over at least `MIN_PROMPTS` prompts, the intervals are within the limits, no prompt is far
       beyond, and no tail is heavier than `_WIDEST_SPREAD`.
     - *inconclusive*: anything else, and where the reference's own log-probabilities are not finite.
-
-    Args:
-        comparison: of both roles' scorings.
-        policy: of the run.
-        noise: noise families that the roles declare.
-        synthetic: whether the prompts are.
     """
     tests = list(_tests(comparison, policy, noise))
     verdict, why, decided_by, p = _judge(comparison, tests, policy.alpha)
