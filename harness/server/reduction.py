@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,17 +11,13 @@ from torch import Tensor
 from assay.harness.evidence.error_sums import SUMS, Floats, ratio
 from assay.harness.evidence.shadow_errors import CONDITION_COUNT, CONDITIONS, Integers
 
-
-class Worst(NamedTuple):
-    """A number of the worst query and head of a call, float64 [] (float32 precision on a GPU), and its index into [rows, heads],
-    int64 []."""
-
-    value: Tensor
-    at: Tensor
+Worst = tuple[Tensor, Tensor]
+"""A number of the worst query and head of a call, float64 [] (float32 precision on a GPU), and its index into [rows, heads],
+int64 []."""
 
 
 @dataclass(frozen=True)
-class RowErrors:
+class _RowErrors:
     """Errors of one call, by query and head.
 
     Attributes:
@@ -36,7 +31,7 @@ class RowErrors:
     relative_l1: Tensor
 
 
-def row_errors(out: Tensor, reference: Tensor) -> RowErrors:
+def row_errors(out: Tensor, reference: Tensor) -> _RowErrors:
     """Compute the errors of a candidate's output relative to the reference's, by query and head.
 
     Products of two 16-bit floats are exact in float32, so 16-bit outputs are reduced in float32, and wider ones in float64.
@@ -60,7 +55,7 @@ def row_errors(out: Tensor, reference: Tensor) -> RowErrors:
     assert len(sums) == len(SUMS)
     relative = ratio(difference, size).nan_to_num(nan=float("inf"), posinf=float("inf"))
     relative = relative.masked_fill(known > count, float("inf"))
-    return RowErrors(torch.stack([part.double() for part in sums], -1), apart.amax(-1), relative)
+    return _RowErrors(torch.stack([part.double() for part in sums], -1), apart.amax(-1), relative)
 
 
 class LayerSums:
@@ -87,14 +82,14 @@ class LayerSums:
             from assay.harness.server.reduction_kernel import reduce, unpack
 
             by_relative, by_difference = unpack(reduce(out, reference, conditions, self._sums, self._max_abs))
-            return Worst(*by_relative), Worst(*by_difference)
+            return by_relative, by_difference
         errors = row_errors(out, reference)
         self.add(errors, conditions)
         difference = errors.sums[..., SUMS.index("difference")]
         (relative, at), (farthest, where) = (errors_.flatten().max(0) for errors_ in (errors.relative_l1, difference))
-        return Worst(relative.double(), at), Worst(farthest, where)
+        return (relative.double(), at), (farthest, where)
 
-    def add(self, errors: RowErrors, conditions: Tensor) -> None:
+    def add(self, errors: _RowErrors, conditions: Tensor) -> None:
         """Add the errors of a call. `conditions` is int64 [rows], the condition of each query."""
         self._sums.index_add_(0, conditions, errors.sums)
         where = conditions[:, None].expand(-1, errors.max_abs.shape[1])
