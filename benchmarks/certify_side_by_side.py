@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from common import HERE, assay
 
-from assay.harness.bugs.faults import CATALOGUE
+from assay.harness.bugs.catalogue import CATALOGUE
 from assay.harness.certify.server_level import HONEST
 
 LEVEL = ["certify", "--level", "server"]

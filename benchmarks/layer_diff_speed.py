@@ -155,11 +155,13 @@ def naming(device: str, layers: int, heads: tuple[int, int], head_dim: int, dtyp
     kernels: dict[str, Kernel] = {"top-left": partial(attention, True), "correct": partial(attention, False)}
     for name, kernel in kernels.items():
         for turn in ("first", "second"):
-            found = diagnose_kernel(kernel, calls)
-            worst = max(result.worst for result in found.run.results)
-            named = "-" if found.first_finding_s is None else f"{found.first_finding_s:.2f}"
-            said = "; ".join(f"{f.where}: {f.diagnosis}" for f in found.findings) or "none"
-            table.add_row(name, turn, named, f"{found.seconds:.2f}", f"{worst:.2g}", said)
+            begun = time.perf_counter()
+            run, findings, first_s = diagnose_kernel(kernel, calls)
+            seconds = time.perf_counter() - begun
+            worst = max(result.worst for result in run.results)
+            named = "-" if first_s is None else f"{first_s:.2f}"
+            said = "; ".join(f"{f.where}: {f.diagnosis}" for f in findings) or "none"
+            table.add_row(name, turn, named, f"{seconds:.2f}", f"{worst:.2g}", said)
     CONSOLE.print(table)
 
 

@@ -47,7 +47,7 @@ from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, Kernel, Mask
 from assay.harness.attention.kernels import declares
-from assay.harness.bugs.catalogue import ALL
+from assay.harness.bugs.catalogue import CATALOGUE
 from assay.harness.bugs.family import FAMILY
 from assay.harness.bugs.faults import fault, rounded_oracle
 from assay.harness.bugs.seeded import SeededFault
@@ -112,7 +112,7 @@ def made(case: Case) -> tuple[Callable[[], Kernel], str]:
     if case.kind == "hypotheses":
         return lambda: fault(case.name), case.name
     if case.kind == "catalogue":
-        seeded = next(one for one in ALL if one.id == case.name)
+        seeded = next(one for one in CATALOGUE.values() if one.id == case.name)
         return lambda: with_fault(seeded), seeded.about
     if case.kind == "drawn":
         found = draw(int(case.name))
@@ -171,7 +171,7 @@ def cases(kinds: list[str], seeds: range, device: str) -> Iterator[Case]:
         if kind == "hypotheses":
             yield from (Case(kind, one.id) for one in FAMILY)
         elif kind == "catalogue":
-            yield from (Case(kind, one.id) for one in ALL if not one.equivalent)
+            yield from (Case(kind, one.id) for one in CATALOGUE.values() if not one.equivalent)
         elif kind == "drawn":
             yield from (Case(kind, str(seed)) for seed in seeds)
         elif kind.endswith(".py"):

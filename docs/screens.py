@@ -10,7 +10,7 @@ import base64
 from pathlib import Path
 from typing import NamedTuple
 
-from screenshot import browser, resize
+from screenshot import browser, open_page, resize
 
 FOLDER = Path(__file__).parent / "screens"
 QUALITY = 60
@@ -45,13 +45,12 @@ def main() -> None:
     for name, file in files.items():
         if not file.is_file():  # Chromium would show a page of its own
             parser.error(f"{name}: there is no {file}")
-    pages = {name: file.as_uri() for name, file in files.items()}
     FOLDER.mkdir(exist_ok=True)
     for screen in SCREENS:
         with browser(args.chromium, args.driver, screen.scheme) as chrome:
             resize(chrome, screen.width, screen.height)
-            for name, address in pages.items():
-                chrome.get(address)
+            for name, file in files.items():
+                open_page(chrome, file)
                 taken = chrome.execute_cdp_cmd("Page.captureScreenshot", {"format": "webp", "quality": QUALITY})
                 (FOLDER / f"{name}-{screen.name}.webp").write_bytes(base64.b64decode(taken["data"]))
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from selenium.webdriver import Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.support.wait import WebDriverWait
 
 FLAGS = (
     "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
@@ -44,6 +45,14 @@ def resize(chrome: Chrome, width: int, height: int) -> None:
     chrome.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
 
 
+def open_page(chrome: Chrome, page: Path) -> None:
+    """Open the page and wait until it is there: on a busy machine, the driver may return while the page before is shown."""
+    address = page.resolve().as_uri()
+    chrome.get(address)
+    state = "return [location.href, document.readyState]"
+    WebDriverWait(chrome, 60).until(lambda shown: shown.execute_script(state) == [address, "complete"])
+
+
 def main() -> None:
     """Take the screenshot."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -60,7 +69,7 @@ def main() -> None:
     args = parser.parse_args()
     with browser(args.chromium, args.driver, args.scheme) as chrome:
         resize(chrome, args.width, args.height)
-        chrome.get(args.page.resolve().as_uri())
+        open_page(chrome, args.page)
         if args.from_element:
             chrome.execute_script("document.querySelector(arguments[0]).scrollIntoView()", args.from_element)
         chrome.save_screenshot(str(args.image))

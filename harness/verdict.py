@@ -42,6 +42,15 @@ def serious(findings: Iterable[Finding]) -> list[Finding]:
     return [finding for finding in findings if finding.severity != "info"]
 
 
+def with_evidence(findings: Sequence[Finding], *lines: str, **changes: object) -> list[Finding]:
+    """Add lines to the evidence of the first serious finding, and change other fields of it; return all findings."""
+    first = next(iter(serious(findings)), None)
+    if first is None:
+        return list(findings)
+    changed = first.model_copy(update={"evidence": (*first.evidence, *lines)} | changes)
+    return [changed if finding is first else finding for finding in findings]
+
+
 def cause_of(findings: Sequence[Finding]) -> Finding | None:
     """Find the first serious finding; None if there is none.
 

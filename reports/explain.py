@@ -11,7 +11,8 @@ from rich.console import Console
 
 from assay.harness.bugs.bug import FORM_WORDS
 from assay.harness.bugs.family import KIND_TITLES
-from assay.harness.explain.pages import OTHER_KIND, Page, ids_of, titles
+from assay.harness.explain.other_findings import OTHER_KIND, Page
+from assay.harness.explain.pages import ids_of, titles
 from assay.harness.text import percent
 from assay.reports.document import Block, Cell, Code, Document, Items, Line, Only, Section, Weights
 from assay.reports.terminal import say

@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import os
 import signal
+import subprocess
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -38,6 +39,9 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 # Tensors are small, and busy-waiting threads would compete for the cores: with one thread, the tests take a third of the time.
 torch.set_num_threads(1)
+# The same for the processes of tests that run side by side.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # SGLang imports all its model files, which takes seconds of each of a server's processes; the tiny model needs one of them.
 if (sglang := importlib.util.find_spec("sglang")) is not None and sglang.submodule_search_locations:
@@ -210,6 +214,13 @@ def call(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cal
         return int(ended.value.code or 0)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def python() -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
+    """A function that runs a program of Python in a process that is forked from a warm one; see warm_python.py."""
+    with load(Path(__file__).parent / "warm_python.py").WarmPython() as warm:
+        yield warm.run
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,16 +21,19 @@ EXAMPLES = ROOT / "examples"
 KERNELS, TRITON, ENGINE = (EXAMPLES / name for name in ("kernel-repository", "triton-kernel", "engine-gate"))
 
 
-def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a module in a folder, as a user does who has installed assay."""
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def run(python: Run) -> Run:
+    """A function that runs a module in a folder, as a user does who has installed assay."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     env.pop("TRITON_INTERPRET", None)  # assay sets it where there is no GPU
-    return subprocess.run(
-        [sys.executable, "-m", *arguments], cwd=folder, env=env, capture_output=True, text=True, timeout=580, check=False
-    )  # fmt: skip
+    return lambda folder, *arguments: python("-m", *arguments, cwd=folder, env=env, timeout=580)
 
 
-def test_the_kernel_repository_passes_its_tests(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_the_kernel_repository_passes_its_tests(run: Run, tmp_path: Path) -> None:
     folder = shutil.copytree(KERNELS, tmp_path / "repository")
     done = run(folder, "pytest", "-v", "-p", "no:cacheprovider", "-k", "correct or 64+0- or 64+16-")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -47,7 +50,7 @@ def test_the_kernel_repository_publishes_its_kernel() -> None:
 
 @pytest.mark.interpreter
 @pytest.mark.slow
-def test_the_triton_kernel_is_correct_and_says_what_it_refuses() -> None:
+def test_the_triton_kernel_is_correct_and_says_what_it_refuses(run: Run) -> None:
     few = ("--phase", "extend", "--head-dim", "64", "--case", "extend-7+")
     done = run(TRITON, "assay", "check", "triton_attention:forward", "--dtype", "float16", *few)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -58,7 +61,7 @@ def test_the_triton_kernel_is_correct_and_says_what_it_refuses() -> None:
 
 @pytest.mark.interpreter
 @pytest.mark.slow
-def test_the_triton_kernel_passes_its_tests(tmp_path: Path) -> None:
+def test_the_triton_kernel_passes_its_tests(run: Run, tmp_path: Path) -> None:
     folder = shutil.copytree(TRITON, tmp_path / "kernel")
     done = run(folder, "pytest", "-q", "-p", "no:cacheprovider")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -78,7 +81,7 @@ def test_the_engine_gate_is_policy_and_flags_that_assay_takes() -> None:
 
 @pytest.mark.server
 @pytest.mark.slow
-def test_the_engine_gate_on_the_cpu(tmp_path: Path) -> None:
+def test_the_engine_gate_on_the_cpu(run: Run, tmp_path: Path) -> None:
     """The command that its README gives for a machine without a GPU, with fewer questions and a wider margin."""
     folder = shutil.copytree(ENGINE, tmp_path / "engine")
     (command,) = re.findall(r"^assay (gate --device cpu .*)$", (ENGINE / "README.md").read_text(), re.MULTILINE)

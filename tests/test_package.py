@@ -203,6 +203,7 @@ def sources(file: Path) -> list[str]:
     return [text] if file.suffix == ".py" else re.findall(r"```python\n(.*?)```", text, re.DOTALL)
 
 
+@pytest.mark.slow
 def test_nothing_imports_a_room_by_its_bare_name() -> None:
     found = {
         f"{file.relative_to(ROOT)}: import {name}"

@@ -50,12 +50,14 @@ def test_there_are_twelve(kernels: ModuleType) -> None:
     assert set(SENTENCES) <= {kernel.__name__ for kernel in kernels.WRONG}
 
 
+@pytest.mark.slow
 def test_a_right_one_passes(kernels: ModuleType) -> None:
     result = check("textbook_triton:varlen", cases=some(24))
     assert result.findings == ()
     assert not result.failing
 
 
+@pytest.mark.slow
 def test_one_that_writes_beyond_its_output_is_located(kernels: ModuleType) -> None:
     result = check("textbook_triton:store_not_masked", cases=some(24), read_out=0)
     assert result.exit_code == 1

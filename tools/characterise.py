@@ -82,8 +82,9 @@ def recorded_runs() -> Mapping[str, Callable[[Path], object]]:
 
 def wrong_kernels() -> Iterator[tuple[str, Any]]:
     """Every fault of the catalogue and every hypothesis, as kernels."""
+    from assay.harness.bugs.catalogue import CATALOGUE
     from assay.harness.bugs.family import BY_ID
-    from assay.harness.bugs.faults import CATALOGUE, fault, rounded_oracle
+    from assay.harness.bugs.faults import fault, rounded_oracle
 
     def seeded(one: Any, call: Any) -> Any:
         return one.apply(call, rounded_oracle(call))

@@ -235,7 +235,7 @@ def messages(tree: ast.Module) -> Iterator[tuple[int, str]]:
 def measure(files: Tree) -> Measures:
     """Measure a tree of files."""
     python = {path: text for path, text in files.items() if path.endswith(".py")}
-    product = {path: text for path, text in python.items() if path.split("/")[0] in FOLDERS or path in TOP}
+    product = {path: text for path, text in python.items() if _is_product(path)}
     modules = {path: ast.parse(text) for path, text in product.items()}
     done = Measures()
     for path, text in product.items():
@@ -246,6 +246,18 @@ def measure(files: Tree) -> Measures:
     _functions(done, modules)
     _prose(done, files, modules)
     return done
+
+
+def prose(files: Tree) -> Measures:
+    """Measure only the words of a tree."""
+    done = Measures()
+    product = (path for path in files if path.endswith(".py") and _is_product(path))
+    _prose(done, files, {path: ast.parse(files[path]) for path in product})
+    return done
+
+
+def _is_product(path: str) -> bool:
+    return path.split("/")[0] in FOLDERS or path in TOP
 
 
 def _sizes(done: Measures, python: Tree, product: Tree, modules: Mapping[str, ast.Module]) -> None:
@@ -311,15 +323,6 @@ def _functions(done: Measures, modules: Mapping[str, ast.Module]) -> None:
     done.listed(f"functions: complexity over {COMPLEX}", _by_size(hard, lambda n: n > COMPLEX))
     done.listed(f"functions: parameters over {MANY_PARAMETERS}", _by_size(many, lambda n: n > MANY_PARAMETERS))
     done.listed(f"classes over {LONG_CLASS} lines", _by_size(classes, lambda n: n > LONG_CLASS))
-    weak = [place for place, node in found if NO_VERB.match(ast.get_docstring(node) or "")]
-    done.listed("docstrings of functions that begin with What, Whether, How, Which", weak)
-    held = [
-        f"{path}: {node.name}"
-        for path, tree in modules.items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ClassDef) and NO_VERB.match(ast.get_docstring(node) or "")
-    ]
-    done.listed("docstrings of classes that do", held)
 
 
 def _prose(done: Measures, files: Tree, modules: Mapping[str, ast.Module]) -> None:
@@ -335,6 +338,20 @@ def _prose(done: Measures, files: Tree, modules: Mapping[str, ast.Module]) -> No
             title = f"words out: {word}, {kind}"
             done.counts[title] = counted.total()
             done.where[title] = [f"{count} {path}" for path, count in counted.most_common() if count]
+    weak = [
+        f"{path}: {name}"
+        for path, tree in modules.items()
+        for name, node in functions_of(tree)
+        if NO_VERB.match(ast.get_docstring(node) or "")
+    ]
+    done.listed("docstrings of functions that begin with What, Whether, How, Which", weak)
+    classes = [
+        f"{path}: {node.name}"
+        for path, tree in modules.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef) and NO_VERB.match(ast.get_docstring(node) or "")
+    ]
+    done.listed("docstrings of classes that do", classes)
     for kind in ("messages", "docs"):
         done.counts[f"words out: all, {kind}"] = sum(done.counts[f"words out: {word}, {kind}"] for word in WORDS)
 

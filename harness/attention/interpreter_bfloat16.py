@@ -13,27 +13,17 @@ from typing import Any
 import numpy as np
 
 from assay.harness.attention.call import KernelRefused
-from assay.harness.attention.interpreter_speed import when_imported
 
 BFLOAT16_BROKEN = "Triton's interpreter computes bfloat16 wrongly in this version; a GPU covers it"
 """Why a call in bfloat16 was refused."""
 _ONE, _TWO = 0x3F80, 0x4000
 """The bits of 1 and of 2 in bfloat16."""
 _TERMS = 16
-_DONE = "assay_bfloat16"
 
 
-def refuse_broken_bfloat16() -> None:
-    """Have the interpreter refuse what it computes wrongly: now if it has been imported, else as soon as it is."""
-    when_imported(_guard)
-
-
-def _guard(interpreter: Any) -> None:
-    """Put the refusal before each operation. An interpreter of another form is left as it is."""
+def refuse_broken_bfloat16(interpreter: Any) -> None:
+    """Have the interpreter refuse what it computes wrongly. An interpreter of another form is left as it is."""
     builder = getattr(interpreter, "InterpreterBuilder", None)
-    if builder is None or hasattr(interpreter, _DONE):
-        return
-    setattr(interpreter, _DONE, True)
     for name, right in (("create_dot", _dot_is_right), ("binary_op", _product_is_right)):
         if hasattr(builder, name):
             setattr(builder, name, _refusing(interpreter, getattr(builder, name), right))

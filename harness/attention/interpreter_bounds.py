@@ -17,10 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.harness.attention.interpreter_speed import when_imported
-
 _NEEDED = ("GridExecutor", "InterpreterBuilder", "TensorHandle", "TensorDescriptor", "_get_np_dtype")
-_DONE = "assay_bounds"
 _INTERPRETER = __name__.removesuffix("bounds")
 """How the names of the modules begin that change the interpreter, whose frames are in the way of a kernel's."""
 _MAX_SEEN = 16
@@ -145,16 +142,10 @@ memory = Memory()
 """Of this process: the interpreter runs one kernel at a time."""
 
 
-def check_bounds() -> None:
-    """Have the interpreter check: now if it has been imported, else as soon as it is."""
-    when_imported(_check)
-
-
-def _check(interpreter: Any) -> None:
-    """Replace loads and stores. An interpreter of another form is left as it is: it checks nothing."""
-    if not all(hasattr(interpreter, name) for name in _NEEDED) or hasattr(interpreter, _DONE):
+def check_bounds(interpreter: Any) -> None:
+    """Have the interpreter check loads and stores. An interpreter of another form is left as it is: it checks nothing."""
+    if not all(hasattr(interpreter, name) for name in _NEEDED):
         return
-    setattr(interpreter, _DONE, True)
     builder, executor = interpreter.InterpreterBuilder, interpreter.GridExecutor
     load, store, init = builder.create_masked_load, builder.create_masked_store, executor._init_args_hst
 

@@ -12,20 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.harness.attention.interpreter_speed import when_imported
 
-_DONE = "assay_rounding"
-
-
-def round_to_nearest() -> None:
-    """Have the interpreter round: now if it has been imported, else as soon as it is."""
-    when_imported(_round)
-
-
-def _round(interpreter: Any) -> None:
-    """Replace the conversion. An interpreter of another form is left as it is."""
-    if hasattr(interpreter, "_convert_float") and not hasattr(interpreter, _DONE):
-        setattr(interpreter, _DONE, True)
+def round_to_nearest(interpreter: Any) -> None:
+    """Have the interpreter round. An interpreter of another form is left as it is."""
+    if hasattr(interpreter, "_convert_float"):
         interpreter._convert_float = _nearest(interpreter, interpreter._convert_float)
 
 

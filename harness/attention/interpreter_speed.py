@@ -18,11 +18,8 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -34,7 +31,6 @@ from assay.harness.attention.interpreter_plans import plan_operators
 
 MAX_EXACT_INT8_TERMS = 2**24 // 127**2
 """Most products of two int8 in -127 to 127 whose sum is exact in float32."""
-_MODULE = "triton.runtime.interpreter"
 _NEEDED = (
     "InterpreterBuilder",
     "TensorHandle",
@@ -46,58 +42,22 @@ _NEEDED = (
     "interpreter_builder",
     "tl",
 )
-_DONE = "assay_speed"
 
 
-def speed_up_interpreter() -> None:
-    """Speed up the interpreter: now if it has been imported, else as soon as it is."""
-    when_imported(_speed_up)
-
-
-def when_imported(change: Callable[[Any], None]) -> None:
-    """Change the interpreter's module: now if it has been imported, else as soon as it is."""
-    if _MODULE in sys.modules:
-        change(sys.modules[_MODULE])
-    elif not any(isinstance(finder, _Finder) and finder.change is change for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder(change))
-
-
-class _Finder(MetaPathFinder):
-    """Finds the interpreter as usual, and changes it once it is imported."""
-
-    def __init__(self, change: Callable[[Any], None]) -> None:
-        self.change = change
-
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name != _MODULE:
-            return None
-        sys.meta_path.remove(self)
-        spec = find_spec(name)
-        if spec is not None and spec.loader is not None:
-            load = spec.loader.exec_module
-
-            def load_and_change(module: ModuleType) -> None:
-                load(module)
-                self.change(module)
-
-            spec.loader.exec_module = load_and_change  # type: ignore[method-assign]
-        return spec
-
-
-def _speed_up(interpreter: Any) -> None:
+def speed_up_interpreter(interpreter: Any) -> None:
     """Replace what is slow. An interpreter of another form is left as it is: slower, but right."""
-    if all(hasattr(interpreter, name) for name in _NEEDED) and not hasattr(interpreter, _DONE):
-        setattr(interpreter, _DONE, True)
-        interpreter._patch_lang = _patching_once(interpreter, interpreter._patch_lang)
-        interpreter._get_np_dtype = _np_dtypes(interpreter)
-        builder = interpreter.InterpreterBuilder
-        builder.create_dot = _dot(interpreter, builder.create_dot)
-        _remember_shapes(interpreter.tl)
-        plan_operators(interpreter)
-        if [*inspect.signature(interpreter._patch_builtin).parameters] == ["pkg", "builder", "scope"]:
-            interpreter._patch_builtin = _patching_known(interpreter)
-        shared = interpreter.interpreter_builder
-        shared.options = replace(shared.options, sanitize_overflow=False)
+    if not all(hasattr(interpreter, name) for name in _NEEDED):
+        return
+    interpreter._patch_lang = _patching_once(interpreter, interpreter._patch_lang)
+    interpreter._get_np_dtype = _np_dtypes(interpreter)
+    builder = interpreter.InterpreterBuilder
+    builder.create_dot = _dot(interpreter, builder.create_dot)
+    _remember_shapes(interpreter.tl)
+    plan_operators(interpreter)
+    if [*inspect.signature(interpreter._patch_builtin).parameters] == ["pkg", "builder", "scope"]:
+        interpreter._patch_builtin = _patching_known(interpreter)
+    shared = interpreter.interpreter_builder
+    shared.options = replace(shared.options, sanitize_overflow=False)
 
 
 def _remember_shapes(tl: Any) -> None:

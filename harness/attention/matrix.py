@@ -57,19 +57,8 @@ HEADS: dict[Size, tuple[tuple[int, int], ...]] = {
 }
 """(q heads, kv heads): MHA, GQA with 2, 4 and 8 q heads on each kv head, MQA."""
 _OTHER_HEADS = (
-    (6, 2),
-    (10, 2),
-    (12, 2),
-    (14, 2),
-    (24, 2),
-    (32, 2),
-    (12, 3),
-    (25, 5),
-    (12, 6),
-    (16, 4),
-    (10, 10),
-    (3, 3),
-)
+    (6, 2), (10, 2), (12, 2), (14, 2), (24, 2), (32, 2), (12, 3), (25, 5), (12, 6), (16, 4), (10, 10), (3, 3),
+)  # fmt: skip
 """GQA with other numbers of q heads on each kv head: 3 (Llama-3.2-3B), 5 (Qwen2.5-32B), 6, 7 (Qwen2.5-7B), 12 and 16. Then other
 numbers of kv heads, of which 3, 5 (SmolLM) and 6 are no powers of two, with 2, 4 and 5 q heads on each; and MHA with 10 and 3."""
 LONG: dict[Size, int] = {"small": 530, "full": 2000}
@@ -157,12 +146,7 @@ _WIDE: dict[str, Callable[[int, int, int], Lens]] = {
 _SIZES = range(4, 10)
 """Sizes of batches below and beside a vector of eight lengths. Five numbers of heads and six sizes meet once each."""
 _EVERY: dict[str, tuple[tuple[int, int, str], ...]] = {
-    "extend": (
-        (66, 512, "one"),
-        (70, 0, "{} prompts"),
-        (32, 100, "{} alike"),
-        (17, 331, "{} with as many new tokens"),
-    ),
+    "extend": ((66, 512, "one"), (70, 0, "{} prompts"), (32, 100, "{} alike"), (17, 331, "{} with as many new tokens")),
     "decode": ((1, 400, "one"), (1, 333, "two long ones"), (1, 300, "{} unlike")),
 }
 """(new tokens, cached prefix, batch of a size of `_SIZES`) of calls that each dtype has with each head dim and number of heads.
@@ -175,32 +159,20 @@ _MANY = ("16 short ones", "24 short ones", "32 short ones", "40 short ones")
 """Batches of sizes for which engines capture graphs, and of more sequences than a warp has lanes."""
 _FAR: dict[str, tuple[tuple[int, int, str, str], ...]] = {
     "extend": (
-        (40, 600, "one", "normal"),
-        (40, 600, "one", "other numbers"),
-        (128, 384, "nine at borders", "scale 1.5 times"),
-        (34, 0, "one", "scores far above 0"),
-        (34, 0, "one", "scores far below 0"),
-        (34, 90, "one", "K far from 0"),
-        (9, 60, "three long ones", "equal first tokens"),
-        (208, 60, "three chunks", "normal"),
-        (16, 256, "cached powers of two", "normal"),
-        (16, 240, "powers of two", "normal"),
+        (40, 600, "one", "normal"), (40, 600, "one", "other numbers"), (128, 384, "nine at borders", "scale 1.5 times"),
+        (34, 0, "one", "scores far above 0"), (34, 0, "one", "scores far below 0"), (34, 90, "one", "K far from 0"),
+        (9, 60, "three long ones", "equal first tokens"), (208, 60, "three chunks", "normal"),
+        (16, 256, "cached powers of two", "normal"), (16, 240, "powers of two", "normal"),
         (2, 1500, "four long ones", "normal"),
     ),
     "decode": (
-        (1, 700, "one", "normal"),
-        (1, 2200, "one", "normal"),
-        (1, 700, "one", "other numbers"),
-        (1, 300, "seventeen at borders", "scale 1.5 times"),
-        (1, 157, "one", "scores far above 0"),
-        (1, 157, "one", "scores far below 0"),
-        (1, 157, "one", "K far from 0"),
-        (1, 60, "three long ones", "equal first tokens"),
-        (1, 256, "cached powers of two", "normal"),
-        (1, 255, "powers of two", "normal"),
-        (1, 1200, "four long ones", "normal"),
+        (1, 700, "one", "normal"), (1, 2200, "one", "normal"), (1, 700, "one", "other numbers"),
+        (1, 300, "seventeen at borders", "scale 1.5 times"), (1, 157, "one", "scores far above 0"),
+        (1, 157, "one", "scores far below 0"), (1, 157, "one", "K far from 0"),
+        (1, 60, "three long ones", "equal first tokens"), (1, 256, "cached powers of two", "normal"),
+        (1, 255, "powers of two", "normal"), (1, 1200, "four long ones", "normal"),
     ),
-}
+}  # fmt: skip
 """(new tokens, cached prefix, batch, data) of calls beyond the design, in the last dtype and the first head dim.
 
 They show windows, blocks and limits of up to 2,048 tokens, lengths that just fill a partition, a chunk behind a long prefix,
@@ -216,19 +188,14 @@ _LONG_CHUNKS = ((512, 8), (513, 0))
 """(new tokens, cached prefix) of single sequences: a full chunk, and one token more than that."""
 _HALF: dict[str, tuple[tuple[int, int, str, str], ...]] = {
     "extend": (
-        (96, 20, "one", "normal"),
-        (256, 1, "one", BEYOND_FP16[2]),
-        (34, 400, "one", ONE_SIGN),
-        (34, 157, "one", BEYOND_FP16[0]),
-        (34, 157, "one", BEYOND_FP16[1]),
+        (96, 20, "one", "normal"), (256, 1, "one", BEYOND_FP16[2]), (34, 400, "one", ONE_SIGN),
+        (34, 157, "one", BEYOND_FP16[0]), (34, 157, "one", BEYOND_FP16[1]),
     ),
     "decode": (
-        (1, 600, "one", BEYOND_FP16[2]),
-        (1, 600, "one", ONE_SIGN),
-        (1, 157, "between others", BEYOND_FP16[0]),
-        (1, 157, "between others", BEYOND_FP16[1]),
+        (1, 600, "one", BEYOND_FP16[2]), (1, 600, "one", ONE_SIGN),
+        (1, 157, "between others", BEYOND_FP16[0]), (1, 157, "between others", BEYOND_FP16[1]),
     ),
-}
+}  # fmt: skip
 """The same in each dtype of 16 bits with each head dim, and there each in another layer."""
 _SCALES = ("scale 1.5 times", "scale 1", "scale 1/128")
 """Data of the calls with full tiles, of which each dtype has one with each head dim."""
@@ -310,10 +277,7 @@ def axes(
 _ANYTHING = Declaration()
 _CACHED = Feature("prefix", bool)
 _CORE = (Feature("dtype"), Feature("head_dim"), Feature("heads"))
-_FULL = (
-    (*_CORE, _CACHED),
-    (*_CORE, Feature("batch", lambda batch: batch == _NINE)),
-)
+_FULL = ((*_CORE, _CACHED), (*_CORE, Feature("batch", lambda batch: batch == _NINE)))
 _TRIPLES: tuple[tuple[Feature, ...], ...] = (
     (_CACHED, Feature("batch"), Feature("heads"), Feature("head_dim"), Feature("dtype")),
     (_CACHED, Feature("batch"), Feature("new"), Feature("head_dim"), Feature("dtype")),
@@ -406,17 +370,11 @@ def _every(
     for number, (kind, dim, heads) in enumerate(product(kinds, dims, HEADS[size])):
         dim_v = next(of_v)
         for place, (new, prefix, batch) in enumerate(_EVERY[phase]):
+            data = _SCALES[number % len(_SCALES)] if place == number % len(_EVERY[phase]) else "normal"
+            layer = _LAYERS[(number + number // len(_LAYERS)) % len(_LAYERS)] if place == 0 else 0
+            named = batch.format(_SIZES[number % len(_SIZES)])
             yield _Values(
-                phase,
-                prefix,
-                new,
-                batch.format(_SIZES[number % len(_SIZES)]),
-                heads,
-                dim,
-                kind,
-                _SCALES[number % len(_SCALES)] if place == number % len(_EVERY[phase]) else "normal",
-                layer=_LAYERS[(number + number // len(_LAYERS)) % len(_LAYERS)] if place == 0 else 0,
-                head_dim_v=dim_v if dim_v != dim else 0,
+                phase, prefix, new, named, heads, dim, kind, data, layer=layer, head_dim_v=dim_v if dim_v != dim else 0
             )
 
 
@@ -510,13 +468,7 @@ _MODEL_PREFIXES, _MODEL_NEW, _MODEL_PAGES = (0, 1, 16, 200), (1, 7, 64, 129), (0
 
 
 def model_cases(
-    phases: Sequence[str],
-    device: str,
-    dtype: torch.dtype,
-    heads: tuple[int, int],
-    head_dim: int,
-    tokens: int,
-    seed: int = 0,
+    phases: Sequence[str], device: str, dtype: torch.dtype, heads: tuple[int, int], head_dim: int, tokens: int
 ) -> list[Case]:
     """Make a matrix for one model, small enough to be part of a run: its dtype, head_dim and numbers of heads, and shorter calls.
 
@@ -527,7 +479,6 @@ def model_cases(
         heads: q heads and kv heads.
         head_dim: of q, k and v.
         tokens: length of the longest calls: as many new tokens, and as many cached ones.
-        seed: seed of the data and of the design.
     """
     drawn: list[_Values] = []
     for phase in phases:
@@ -540,7 +491,7 @@ def model_cases(
         } | ({} if decode else {"new": _MODEL_NEW})
         pairs = list(combinations([Feature(axis) for axis in open_axes], 2))
         fixed: dict[str, Any] = {"phase": phase, "heads": heads, "head_dim": head_dim, "dtype": dtype, "new": 1}
-        drawn += [_Values(**(fixed | row)) for row in covering(open_axes, pairs, seed)]
+        drawn += [_Values(**(fixed | row)) for row in covering(open_axes, pairs)]
         long = fixed | {"batch": "one", "data": "normal", "page": _MODEL_PAGES[1]}
         drawn.append(_Values(**(long | {"prefix": tokens, "new": 1 if decode else _MODEL_NEW[1]})))
         if not decode:
@@ -550,7 +501,7 @@ def model_cases(
             for new, prefix, batch, data in _FAR[phase]
             if data.startswith("scores far")  # the other conditions are met by the load of the run
         ]
-    return [_case(values, seed * 10_000 + number, device, "small") for number, values in enumerate(drawn)]
+    return [_case(values, number, device, "small") for number, values in enumerate(drawn)]
 
 
 def _case(values: _Values, seed: int, device: str, size: Size) -> Case:

@@ -21,7 +21,7 @@ _FEW, _SMALL = 4, 2**19
 
 
 def sequences(call: AttentionCall) -> list[tuple[slice, slice]]:
-    """Yield the rows of q and the rows of k and v of each sequence of the batch."""
+    """Return the rows of q and the rows of k and v of each sequence of the batch."""
     q, k = call.cu_seqlens_q.tolist(), call.cu_seqlens_k.tolist()
     return [(slice(q[b], q[b + 1]), slice(k[b], k[b + 1])) for b in range(len(q) - 1)]
 
@@ -122,19 +122,18 @@ class Request:
         return self.len_k - self.len_q
 
 
-def requests(call: AttentionCall, rows: Tensor | None = None, dtype: torch.dtype = torch.float64) -> list[Request]:
+def requests(call: AttentionCall, rows: Tensor | None = None) -> list[Request]:
     """List the sequences of a call, one by one.
 
     Args:
         call: the call.
         rows: packed query rows whose output is asked for, int64; None for all.
-        dtype: what they are computed in.
     """
     device = call.q.device
     kv_head = call.heads.kv_head(torch.arange(call.heads.q_heads, device=device))
     found = []
     for rows_q, rows_k in sequences(call):
-        q, k, v = (t.to(dtype).transpose(0, 1) for t in (call.q[rows_q], call.k[rows_k], call.v[rows_k]))
+        q, k, v = (t.double().transpose(0, 1) for t in (call.q[rows_q], call.k[rows_k], call.v[rows_k]))
         visible = call.spec.mask.visible(torch.arange(q.shape[1], device=device), q.shape[1], k.shape[1])
         asked = None if rows is None else rows[(rows >= rows_q.start) & (rows < rows_q.stop)] - rows_q.start
         found.append(Request(q, k, v, kv_head, visible, call.scale, call.spec.mask, asked))

@@ -8,7 +8,7 @@ leaves the value undefined (a query that sees no key); infinity means that the v
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, Protocol
 
@@ -20,9 +20,11 @@ from assay.harness.attention.oracle import Request, attend, requests
 
 Severity = Literal["warning", "serious"]
 Batch = list[Request]
-Change = Callable[[Batch, int], "Request | Tensor | None"]
-"""What a bug makes of a sequence: (batch, b) -> request b changed (attention is then computed as usual), or its output for the
-queries that are asked for; None where the bug cannot show."""
+Change = Callable[[Request], "Request | Tensor | None"]
+"""What a bug makes of a sequence: the request changed (attention is then computed as usual), or its output for the queries that are
+asked for; None where the bug cannot show."""
+BatchChange = Callable[[Batch, int], "Request | Tensor | None"]
+"""The same of sequence b of a batch, where the others matter."""
 Form = Literal["sequence", "heads", "batch"]
 """What a function takes: "sequence", (q, k, v, scale); "heads", the same with fewer kv heads than q heads; "batch", (q, k, v,
 starts, b, scale) with k and v of the whole batch, of which sequence b has the rows starts[b] to starts[b + 1]."""
@@ -94,11 +96,16 @@ class Bug:
 
 
 def changing(change: Change) -> Compute:
+    """Compute the output of a bug that changes each sequence by itself."""
+    return changing_in_batch(lambda batch, b: change(batch[b]))
+
+
+def changing_in_batch(change: BatchChange) -> Compute:
     """Compute the output of a bug that changes sequences one by one."""
-    return partial(changed_output, change)
+    return partial(_changed_output, change)
 
 
-def changed_output(change: Change, call: AttentionCall, rows: Tensor | None = None) -> Tensor | None:
+def _changed_output(change: BatchChange, call: AttentionCall, rows: Tensor | None = None) -> Tensor | None:
     """Compute the output of a call on which a bug shows; None where it shows in no sequence. See `Bug.compute`."""
     batch = requests(call, rows)
     changed = [change(batch, b) if r.len_q else None for b, r in enumerate(batch)]  # no query, no output to differ
@@ -121,6 +128,16 @@ def links(*reports: str) -> tuple[str, ...]:
 def keys_of(request: Request) -> Tensor:
     """Number the keys of a sequence from 0, int64 [len_k]."""
     return torch.arange(request.len_k, device=request.q.device)
+
+
+def seeing(keys: Callable[[Request, Tensor], Tensor]) -> Change:
+    """Hide keys from every query. `keys` says which are not hidden: (request, `keys_of` it) -> bool [len_k]."""
+
+    def change(request: Request) -> Request | None:
+        seen = keys(request, keys_of(request))
+        return None if bool(seen.all()) else replace(request, visible=request.visible & seen)
+
+    return change
 
 
 def code(template: str, wrong: str, right: str, form: Form = "sequence") -> Code:

@@ -1,4 +1,4 @@
-"""Faults: correct kernels with one seeded bug, in chosen layers, heads and sequences; and the catalogue of faults."""
+"""Faults: correct kernels with one seeded bug, in chosen layers, heads and sequences."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, Kernel, tensor_of
 from assay.harness.attention.oracle import oracle
-from assay.harness.bugs.catalogue import ALL
 from assay.harness.bugs.family import BY_ID
-from assay.harness.bugs.seeded import SeededFault
 
 
 def rounded_oracle(call: AttentionCall) -> Tensor:
@@ -59,7 +57,3 @@ def fault(
         return out
 
     return kernel
-
-
-CATALOGUE: dict[str, SeededFault] = {each.id: each for each in ALL}
-"""Every seeded fault, by id."""

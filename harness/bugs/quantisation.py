@@ -1,4 +1,5 @@
-"""Bugs of an int8 quantisation of Q and K, as SageAttention has it: scales of other blocks, and means of K."""
+"""Bugs of an int8 quantisation of Q and K, as SageAttention has it: scales of other blocks, and means of K; and the
+faults that are seeded of a quantisation."""
 
 from __future__ import annotations
 
@@ -8,10 +9,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.oracle import Request
-from assay.harness.bugs.bug import Batch, Bug, changing, code
+from assay.harness.bugs.bug import Batch, Bug, changing, changing_in_batch, code
+from assay.harness.bugs.scales import scaled
+from assay.harness.bugs.seeded import changes, of_bug, own
 
-Q_BLOCK, K_BLOCK = 128, 64
+_Q_BLOCK, K_BLOCK = 128, 64
 """Tokens that share an int8 scale in SageAttention's Triton kernels (sageattention 1.0.6, quant_per_block_varlen.py)."""
 _INT8 = """\
 def int8(x, block, by=0):  # quantised by block, and dequantised with the scale of the block `by` further
@@ -39,21 +43,18 @@ def attend(q, k, v, scale):
 _SMOOTHED = "int8(q, 128), int8(k - k.mean(1, keepdim=True), 64)"
 
 
-def int8(x: Tensor, block: int, shift: int = 0, stretch: float | Tensor = 1.0) -> Tensor:
+def int8(x: Tensor, block: int, shift: int = 0) -> Tensor:
     """Quantise to int8 with one scale per head and block of tokens, and dequantise with the scale of the block `shift` further.
 
     Args:
         x: float64 [heads, tokens, dim].
         block: tokens per block.
         shift: 0 is correct; 1 and -1 take a neighbour's scale (the first or last block keeps its own where there is none).
-        stretch: factor on every scale, slightly above 1: different rounding errors, hardly larger ones. Several, as [draws], give
-            [draws, heads, tokens, dim].
     """
     heads, tokens, dim = x.shape
     blocks = -(-tokens // block)
     padded = torch.nn.functional.pad(x, (0, 0, 0, blocks * block - tokens)).view(heads, blocks, block, dim)
-    times = stretch[:, None, None, None, None] if isinstance(stretch, Tensor) else stretch
-    scale = padded.abs().amax((2, 3), keepdim=True) * times / 127
+    scale = padded.abs().amax((2, 3), keepdim=True) / 127
     scale = torch.where(scale == 0, torch.ones_like(scale), scale)
     whole = (padded / scale).round()
     wrong = (torch.arange(blocks, device=x.device) + shift).clamp(0, blocks - 1)
@@ -65,39 +66,26 @@ def smooth(batch: Batch, b: int) -> Tensor:
     return batch[b].k - torch.cat([r.k for r in batch], dim=1).mean(1, keepdim=True)
 
 
-def neighbours_scale(what: str, shift: int, batch: Batch, b: int) -> Request | None:
+def _neighbours_scale(what: str, shift: int, batch: Batch, b: int) -> Request | None:
     """Dequantise int8 Q or K ("q", "k") with the scale of the block `shift` further."""
     r = batch[b]
-    if (r.len_k <= K_BLOCK) if what == "k" else (r.len_q <= Q_BLOCK):
+    if (r.len_k <= K_BLOCK) if what == "k" else (r.len_q <= _Q_BLOCK):
         return None
-    q = int8(r.q, Q_BLOCK, shift if what == "q" else 0)
+    q = int8(r.q, _Q_BLOCK, shift if what == "q" else 0)
     return replace(r, q=q, k=int8(smooth(batch, b), K_BLOCK, shift if what == "k" else 0))
 
 
-def not_smoothed(batch: Batch, b: int) -> Request | None:
-    """Quantise QK to int8 without smoothing of K."""
-    r = batch[b]
-    return replace(r, q=int8(r.q, Q_BLOCK), k=int8(r.k, K_BLOCK)) if r.len_k > 1 else None
+def _not_smoothed(r: Request) -> Request | None:
+    return replace(r, q=int8(r.q, _Q_BLOCK), k=int8(r.k, K_BLOCK)) if r.len_k > 1 else None
 
 
-def smoothed_by_block(batch: Batch, b: int) -> Request | None:
+def _smoothed_by_block(r: Request) -> Request | None:
     """Subtract from each block of K its own mean, which shifts its scores relative to other blocks."""
-    r = batch[b]
-    if r.len_k <= K_BLOCK:
-        return None
-    return replace(
-        r,
-        k=torch.cat(
-            [
-                r.k[:, i : i + K_BLOCK] - r.k[:, i : i + K_BLOCK].mean(1, keepdim=True)
-                for i in range(0, r.len_k, K_BLOCK)
-            ],
-            1,
-        ),
-    )
+    parts = [part - part.mean(1, keepdim=True) for part in torch.split(r.k, K_BLOCK, 1)]
+    return replace(r, k=torch.cat(parts, 1)) if len(parts) > 1 else None
 
 
-def new_keys_smoothed(batch: Batch, b: int) -> Request | None:
+def _new_keys_smoothed(batch: Batch, b: int) -> Request | None:
     """Subtract the mean of K from new keys and not from cached ones, which shifts their scores relative to each other."""
     r = batch[b]
     if not r.prefix:
@@ -114,16 +102,42 @@ BUGS = (
     *(Bug(f"{what}-scale-{side}-block", f"{what.upper()} scale of the {side} block",
           f"int8 {what.upper()} is dequantised with the scale of its {side} block",
           f"dequantises {what} with the scale of the {side} block", "quantisation-scale",
-          changing(partial(neighbours_scale, what, by)),
+          changing_in_batch(partial(_neighbours_scale, what, by)),
           code(_INT8, _neighbours(what, by), _SMOOTHED))
       for what in "kq" for side, by in (("previous", -1), ("next", 1))),
     Bug("k-smoothed-by-block", "K smoothed by block", f"each block of {K_BLOCK} keys loses its own mean instead of one common mean",
-        "subtracts another mean of K in each block", "k-smoothing", changing(smoothed_by_block),
+        "subtracts another mean of K in each block", "k-smoothing", changing(_smoothed_by_block),
         code(_SMOOTH, "torch.cat([part - part.mean(1, keepdim=True) for part in k.split(64, 1)], 1)", "k - mean")),
     Bug("k-smoothed-new-only", "K smoothed in new keys only", "the mean of K is subtracted from new keys but not from cached ones",
-        "subtracts the mean of K from new keys only", "k-smoothing", changing(new_keys_smoothed),
+        "subtracts the mean of K from new keys only", "k-smoothing", changing_in_batch(_new_keys_smoothed),
         code(_SMOOTH, "torch.cat([k[:, : keys - new], k[:, keys - new :] - mean], 1)", "k - mean")),
     Bug("k-smoothing-lost", "K smoothing lost", "K is quantised to int8 without its mean subtracted",
-        "does not subtract the mean of K", "k-smoothing", changing(not_smoothed),
+        "does not subtract the mean of K", "k-smoothing", changing(_not_smoothed),
         code(_INT8, "int8(q, 128), int8(k, 64)", _SMOOTHED)),
+)  # fmt: skip
+
+
+def _other_heads_value_scale(call: AttentionCall, out: Tensor) -> Tensor | None:
+    kv_heads = call.v.shape[1]
+    if kv_heads < 2:
+        return None
+    scale = call.v.abs().amax((0, 2)).double()
+    wrong = (scale.roll(-1) / scale)[call.heads.kv_head(torch.arange(out.shape[1], device=scale.device))]
+    return out * wrong[None, :, None].to(out.dtype)
+
+
+_of = partial(of_bug, BUGS)
+FAULTS = (
+    _of("k-scale-previous-block"),
+    _of("k-scale-next-block"),
+    _of("q-scale-next-block"),
+    _of("k-smoothed-by-block"),
+    _of("k-smoothed-new-only"),
+    _of("k-smoothing-lost"),
+    own("value-scale-ignored", "scale of V ignored", "the scale of FP8 values is not applied", lambda call, out: out * 2.0,
+        "flashinfer-ai/flashinfer#4979", "flashinfer-ai/flashinfer#1023", "sgl-project/sglang!20705"),
+    own("key-scale-ignored", "scale of K ignored", "the scale of FP8 keys is not applied",
+        changes(scaled(lambda r: r.scale * 0.25)), "NVIDIA/TensorRT-LLM#16916", "flashinfer-ai/flashinfer#4979"),
+    own("value-scale-of-next-head", "scale of V of the next head", "values are dequantised with the scale of the next kv head",
+        _other_heads_value_scale),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Bugs of the softmax scale."""
+"""Bugs of the softmax scale; and the faults that are seeded of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import replace
 from functools import partial
 
 from assay.harness.attention.oracle import Request
-from assay.harness.bugs.bug import Batch, Bug, changing, code
+from assay.harness.bugs.bug import Bug, Change, changing, code
+from assay.harness.bugs.seeded import changes, of_bug, own
 
 _SCALE = """\
 def attend(q, k, v, scale):
@@ -27,24 +28,20 @@ def attend(q, k, v, scale):
 """
 
 
-def scaled(scale: Callable[[Request], float], batch: Batch, b: int) -> Request | None:
+def scaled(scale: Callable[[Request], float]) -> Change:
     """Set the softmax scale to `scale(request)`."""
-    r = batch[b]
-    wrong = scale(r)
-    return None if math.isclose(wrong, r.scale) or r.len_k == 1 else replace(r, scale=wrong)
+
+    def change(r: Request) -> Request | None:
+        wrong = scale(r)
+        return None if math.isclose(wrong, r.scale) or r.len_k == 1 else replace(r, scale=wrong)
+
+    return change
 
 
 def _wrong_scale(id: str, title: str, about: str, does: str, wrong: str, scale: Callable[[Request], float], *reports: str,
                  right: str = "scale") -> Bug:  # fmt: skip
     return Bug(
-        id,
-        title,
-        about,
-        does,
-        "softmax-scale",
-        changing(partial(scaled, scale)),
-        code(_SCALE, wrong, right),
-        reports=reports,
+        id, title, about, does, "softmax-scale", changing(scaled(scale)), code(_SCALE, wrong, right), reports=reports
     )
 
 
@@ -62,9 +59,25 @@ BUGS = (
                  "scales the scores by the dims of all q heads", "(heads * q.shape[2]) ** -0.5",
                  lambda r: (r.q.shape[0] * r.q.shape[2]) ** -0.5, "lucidrains/vit-pytorch#65", right=_OF_HEAD_DIM),
     Bug("exp2-without-log2e", "exp2 without log2(e)", "2 is raised to scores that were scaled for e",
-        "applies exp2 to scores that lack log2(e)", "softmax-scale", changing(partial(scaled, lambda r: math.log(2) * r.scale)),
+        "applies exp2 to scores that lack log2(e)", "softmax-scale", changing(scaled(lambda r: math.log(2) * r.scale)),
         code(_EXP2.replace("EXP", "exp2"), "scale", "log2_e * scale")),
     Bug("exp-with-log2e", "log2(e) applied to exp", "e is raised to scores that were scaled for 2",
-        "applies exp to scores that hold log2(e)", "softmax-scale", changing(partial(scaled, lambda r: r.scale / math.log(2))),
+        "applies exp to scores that hold log2(e)", "softmax-scale", changing(scaled(lambda r: r.scale / math.log(2))),
         code(_EXP2.replace("EXP", "exp"), "log2_e * scale", "scale")),
+)  # fmt: skip
+_of = partial(of_bug, BUGS)
+FAULTS = (
+    _of("scale-missing"),
+    _of("scale-twice"),
+    _of("scale-doubled"),
+    _of("scale-of-all-heads"),
+    _of("exp2-without-log2e"),
+    _of("exp-with-log2e"),
+    own("scale-inverted", "scale inverted", "scores are multiplied by the root of head_dim", changes(scaled(lambda r: 1 / r.scale)),
+        "AI-Hypercomputer/maxtext#1370"),
+    own("scale-of-absorbed-dim", "scale of the absorbed dimension", "the scale is that of 576 instead of 256 dimensions",
+        changes(scaled(lambda r: r.scale * math.sqrt(256 / 576))), "ollama/ollama!13893", "NVIDIA/Megatron-LM#1429"),
+    own("scale-of-queries-applied", "scale of quantised Q applied", "a q that is not quantised is scaled as if it were",
+        changes(scaled(lambda r: r.scale * 1.25)), "vllm-project/vllm#53754"),
+    own("scale-one-percent", "scale one percent too large", "scores are 1 % too large", changes(scaled(lambda r: r.scale * 1.01))),
 )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
+from assay.harness.bugs.bug import Bug, Change, changing, links
 
 Effect = Callable[[AttentionCall, Tensor], "Tensor | None"]
 """(call, right output) -> wrong output, in the shape of the right one; None where the bug cannot show. NaN in it is meant."""
@@ -216,3 +217,39 @@ def _mixed(out: Tensor, wrong: Tensor, rows: Tensor, heads: Sequence[int]) -> Te
     mixed = out.clone()
     mixed[rows[:, None], chosen] = wrong[rows[:, None], chosen]
     return mixed
+
+
+def of_bug(
+    bugs: Iterable[Bug], id: str, *reports: str, suffix: str = "", where: Where | None = None, only: str = ""
+) -> SeededFault:
+    """Make a fault of one of some bugs; `suffix` and `only` state in id and prose where it is seeded.
+
+    Args:
+        bugs: the bugs.
+        id: of the bug.
+        reports: public reports of what is seeded there, as those of a `Bug`; without a suffix, those of the bug.
+        suffix: of the fault's id.
+        where: where it is seeded.
+        only: the same in prose.
+    """
+    of = next(bug for bug in bugs if bug.id == id)
+    title = f"{of.title}, {only}" if only else of.title
+    known = links(*(reports if suffix else of.reports))
+    return SeededFault(id + suffix, title, of.about, Recomputed(of.compute), known, where or Where(), id)
+
+
+def own(
+    id: str, title: str, about: str, effect: Effect, *reports: str, where: Where | None = None, equivalent: bool = False
+) -> SeededFault:
+    """Make a fault that is of no known bug. `reports` are those of a `Bug`, the rest is as in `SeededFault`."""
+    return SeededFault(id, title, about, effect, links(*reports), where or Where(), equivalent=equivalent)
+
+
+def changes(change: Change) -> Effect:
+    """Make an effect of a change of each sequence by itself."""
+    return Recomputed(changing(change))
+
+
+def constant(value: float) -> Effect:
+    """Make the effect that every output is this number, which may be NaN or infinite."""
+    return lambda call, out: torch.full_like(out, value)

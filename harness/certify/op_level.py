@@ -6,12 +6,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
 
 from assay.harness.attention.call import AttentionCall, Kernel
-from assay.harness.attention.honest import family, honest_outputs
+from assay.harness.attention.honest import honest_outputs
 from assay.harness.attention.kernels import Declaration, declares
 from assay.harness.attention.matrix import Case
+from assay.harness.attention.noise import family
 from assay.harness.bugs.seeded import SeededFault
 from assay.harness.certify.footprint import Footprint, WideCall, footprint, widened
 from assay.harness.certify.hidden import hidden_words, largest_effect
@@ -121,6 +122,7 @@ def examine_fault(fault: SeededFault, level: OpLevel, checker: Checker = checked
             break
         calls = looked
     outcome, noise = _outcome(fault, flagged, shown), level.kernel.declared.noise
+    operator, exact = _read(result)
     with few_threads(now.calls):
         effect = largest_effect(fault, now.wide, noise) if outcome == "missed" else None
     return Examined(
@@ -131,8 +133,7 @@ def examine_fault(fault: SeededFault, level: OpLevel, checker: Checker = checked
         pinned=is_pinned(fault, shown, now.calls, result.findings) if flagged else None,
         found=tuple(finding.id for finding in result.findings),
         where=result.findings[0].where if result.findings else "",
-        **_read(result),
-        effect=effect,
+        read=operator, read_exact=exact, effect=effect,
         why="" if flagged or fault.equivalent else _why(result, shown) + hidden_words(effect, noise),
         seed=fault.where.seed, seconds=time.monotonic() - begun,
     )  # fmt: skip
@@ -142,26 +143,20 @@ def examine_honest(id: str, title: str, kernel: Kernel, level: OpLevel, checker:
     """Check a correct kernel at the op level, which should leave it alone."""
     begun = time.monotonic()
     result = checker(kernel, level.cases)
-    flagged = bool(serious(result.findings))
+    flagged, (operator, exact) = bool(serious(result.findings)), _read(result)
     return Examined(
         id=id, kind="honest", title=title, outcome="false alarm" if flagged else "quiet",
         looks=(Look(suite=SUITE, caught=flagged, after=_first_failing(result, level.cases), of=len(level.cases)),),
         found=tuple(finding.id for finding in result.findings), where=result.findings[0].where if result.findings else "",
-        **_read(result), why=result.findings[0].sentence if flagged else "", seed=level.seed, seconds=time.monotonic() - begun,
+        read=operator, read_exact=exact, why=result.findings[0].sentence if flagged else "", seed=level.seed,
+        seconds=time.monotonic() - begun,
     )  # fmt: skip
 
 
-class _ReadOut(TypedDict):
-    read: str | None
-    read_exact: bool | None
-
-
-def _read(result: CheckResult) -> _ReadOut:
-    """Return what was read off the kernel of a result."""
+def _read(result: CheckResult) -> tuple[str | None, bool | None]:
+    """Return what was read off the kernel of a result, and whether that is exact; None twice if it was not read."""
     found = result.read_out
-    if found is None:
-        return {"read": None, "read_exact": None}
-    return {"read": serious(result.findings)[0].operator, "read_exact": found.exact}
+    return (None, None) if found is None else (serious(result.findings)[0].operator, found.exact)
 
 
 def _outcome(fault: SeededFault, flagged: bool, shown: Footprint) -> Outcome:

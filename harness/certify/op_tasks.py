@@ -7,8 +7,8 @@ from collections.abc import Collection
 import torch
 
 from assay.harness.attention.call import Kernel
-from assay.harness.attention.honest import FAMILIES
-from assay.harness.bugs.faults import CATALOGUE
+from assay.harness.attention.noise import FAMILIES
+from assay.harness.bugs.catalogue import CATALOGUE
 from assay.harness.certify.op_level import SUITE, Checker, OpLevel, checked, examine_fault, examine_honest, honest
 from assay.harness.certify.session import Task, chosen
 from assay.harness.evidence.certificate import CertifiedEnvelope, installed_version, source_hash

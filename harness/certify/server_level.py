@@ -24,7 +24,7 @@ from assay.evals.envelope_load import BATCH, DEPTH, Reach, longest, short_load
 from assay.evals.greedy import MAX_TOKENS as GREEDY_TOKENS
 from assay.evals.questions import PROMPT_HEADER
 from assay.harness.attention.call import AttentionCall, default_device
-from assay.harness.bugs.faults import CATALOGUE
+from assay.harness.bugs.catalogue import CATALOGUE
 from assay.harness.bugs.seeded import SeededFault
 from assay.harness.certify.footprint import widened
 from assay.harness.certify.hidden import hidden_words, largest_effect
@@ -273,7 +273,8 @@ def findings_of(fault: SeededFault, kernel: CertifiedKernel, calls: Sequence[Att
     """
     fault.restart()
     with few_threads(calls):
-        return list(diagnose_kernel(seeded(fault, kernel), calls).findings)
+        _, findings, _ = diagnose_kernel(seeded(fault, kernel), calls)
+        return list(findings)
 
 
 def effect_of(fault: SeededFault, calls: Sequence[AttentionCall], noise: str) -> float | None:

@@ -103,7 +103,7 @@ def check(
                 name, phases=phases, dtypes=_words(dtype), head_dims=dims, noise=noise, size=size, device=device,  # type: ignore[arg-type]
                 like=_words(like), seed=seed, cases=chosen if case else None, again=as_given(), calls=calls,
                 read_out=read_out, before_reading=announce,
-                progress=lambda done, total: count(display, done, total), watcher=handover.watcher(),
+                progress=lambda done, total: count(display, done, total), watcher=handover.put,
             )  # fmt: skip
     raise typer.Exit(deliver(check_document(result, detail.verbose), json, html, junit))
 

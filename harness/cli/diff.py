@@ -85,6 +85,6 @@ def replay(
                 on_first=show_first,
                 read_out=read_out,
                 progress=lambda done, total: display.count(f"{candidate}: runs on recorded calls", done, total),
-                watcher=handover.watcher(),
+                watcher=handover.put,
             )
     raise typer.Exit(deliver(replay_document(result), json))

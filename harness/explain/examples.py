@@ -11,7 +11,6 @@ from torch import Tensor
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.bugs.bug import LEAK, Bug
-from assay.harness.bugs.family import BY_ID
 
 Lens = list[tuple[int, int]]
 _NEW, _PREFIX = 7, 9
@@ -71,8 +70,3 @@ def _beyond(id_: str, call: AttentionCall) -> AttentionCall:
     k = call.k.clone()
     k[2] = 2 * limit * call.q[0] / call.q[0].square().sum()  # the first query's product with it is twice the limit
     return replace(call, k=k).with_spec(scale=8 / limit)
-
-
-def is_exact(id_: str) -> bool:
-    """Return True if the right code of a bug gives the oracle's output, rather than that of a kernel that quantises."""
-    return BY_ID[id_].kind != "quantisation-scale" and id_ != "k-smoothing-lost"

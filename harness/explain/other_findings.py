@@ -1,184 +1,228 @@
-"""Findings that are no hypothesis: how a kernel behaves, what shows only over many calls, and what runs and benches find."""
+"""Pages of findings that are no hypothesis: how a kernel behaves, what shows over many calls alone, what runs and benches find."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from assay.harness.bugs.bug import Code
 from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN, OUTPUT_SCALED
 from assay.harness.localize.diagnose import CALL_REFUSED, INPUT_WRITTEN, NONDETERMINISM, STATE_KEPT, TITLES
 from assay.harness.localize.guard import CONTRACT_BROKEN
 from assay.harness.localize.pooled import QUANTISATION_NOT_RUN
+from assay.harness.picture import Picture
 from assay.harness.verdict import OPERATOR, UNEXPLAINED, Severity
 
-CHECK, RUN, BENCH = (
+_CHECK, _RUN, _BENCH = (
     "assay check mine:forward",
     "assay run --candidate mine:forward",
     "assay bench --candidate mine:forward",
 )
-DIFF, BENCH_KERNEL = "assay diff --candidate mine:forward", "assay bench kernel PACK --candidate mine:forward"
+_DIFF, _BENCH_KERNEL = "assay diff --candidate mine:forward", "assay bench kernel PACK --candidate mine:forward"
+
+
+OTHER_KIND = "other-findings"
+"""The kind of every finding that is no hypothesis."""
 
 
 @dataclass(frozen=True)
-class OtherFinding:
-    """A finding that is no hypothesis.
+class Page:
+    """All that assay knows about one id. The defaults are those of a finding that is no hypothesis.
 
     Attributes:
+        id: of the hypothesis or finding.
         title: its name in prose.
-        about: what it means, in sentences.
+        about: what goes wrong, in sentences.
         do: what to do about it.
         command: the command that shows it.
-        severity: its highest severity.
+        severity: the highest of its finding.
+        kind: id of a group of variants, or `OTHER_KIND`.
+        variants: ids of the others of its kind.
+        code: wrong and right code.
+        picture: what the bug does to the weights of a small call.
+        error: relative L1 by which it changes the output of that call; infinite if that is not finite.
+        measured: what such a bug cost where it was measured; empty if it was not.
+        reports: addresses of public reports of such a bug; empty if none is known.
     """
 
+    id: str
     title: str
     about: str
     do: str
     command: str
     severity: Severity = "serious"
+    kind: str = OTHER_KIND
+    variants: tuple[str, ...] = ()
+    code: Code | None = None
+    picture: Picture | None = None
+    error: float | None = None
+    measured: str = ""
+    reports: tuple[str, ...] = ()
 
 
-OTHERS: dict[str, OtherFinding] = {
-    UNEXPLAINED: OtherFinding(
+_PAGES = (
+    Page(
+        UNEXPLAINED,
         TITLES[UNEXPLAINED],
         "An output is out of its bound, and no hypothesis fits it to within the noise. Several bugs at once also look like this.",
         "Read the line that begins with \"observed\", if there is one. Look at the axes: which values of which axis fail? Run the "
         "test of the smallest failing call in a debugger.",
-        CHECK,
+        _CHECK,
     ),
-    OPERATOR: OtherFinding(
+    Page(
+        OPERATOR,
         "another operator",
         "The kernel was asked what it computes, and the answer is exact: it is neither attention nor a known bug. The finding's "
         "sentence states what it is instead, and its picture shows it on the smallest telling call.",
         "Compare the sentence with what the kernel is meant to compute. If it is meant, it is no attention backend for this model.",
-        CHECK,
+        _CHECK,
     ),
-    NONDETERMINISM: OtherFinding(
+    Page(
+        NONDETERMINISM,
         TITLES[NONDETERMINISM],
         "The same call, run twice in a row, gives different outputs. Atomics that add in another order differ by rounding, which "
         "is only information. A difference beyond the noise is a race: missing synchronisation, or memory that is not initialised.",
         "If it is serious, look for a missing barrier, for shared memory that is read too early, and for torch.empty.",
-        CHECK,
+        _CHECK,
     ),
-    STATE_KEPT: OtherFinding(
+    Page(
+        STATE_KEPT,
         TITLES[STATE_KEPT],
         "The same call gives another output after other calls. The kernel keeps something from call to call: a plan, a workspace, "
         "a result that is looked up by shape.",
         "Make the key of what is kept include everything that it depends on, or rebuild it for each batch.",
-        CHECK,
+        _CHECK,
     ),
-    INPUT_WRITTEN: OtherFinding(
+    Page(
+        INPUT_WRITTEN,
         TITLES[INPUT_WRITTEN],
         "The kernel writes to q, k, v or the sequence lengths. An engine uses these tensors again: K and V are the cache.",
         "Work on a copy, for example where the softmax scale is multiplied into q.",
-        CHECK,
+        _CHECK,
     ),
-    CALL_REFUSED: OtherFinding(
+    Page(
+        CALL_REFUSED,
         TITLES[CALL_REFUSED],
         "The kernel raised KernelRefused. That breaks no contract, but what it refuses is not covered by a verdict.",
         "Declare what the kernel supports, for example @declares(head_dims=(64, 128)), so that it is a statement.",
-        CHECK,
+        _CHECK,
         "warning",
     ),
-    CONTRACT_BROKEN: OtherFinding(
+    Page(
+        CONTRACT_BROKEN,
         "kernel contract broken",
         "The kernel raised an exception, returned something other than [total_q, num_q_heads, head_dim_v] in the dtype and on "
         "the device of q, or returned the memory of an earlier output, which its caller may still hold.",
         "Fix it at the line that the finding names, or raise KernelRefused for calls that the kernel does not support.",
-        CHECK,
+        _CHECK,
     ),
-    OUTPUT_SCALED: OtherFinding(
+    Page(
+        OUTPUT_SCALED,
         TITLES[OUTPUT_SCALED],
         "Every output is a multiple of what it should be. The slope of the output on the truth over many calls shows factors that "
         "are far within the noise of one call.",
         "Look at the denominator of the softmax, and at the scale of a quantised V.",
-        CHECK,
+        _CHECK,
     ),
-    OUTPUT_NOT_WRITTEN: OtherFinding(
+    Page(
+        OUTPUT_NOT_WRITTEN,
         TITLES[OUTPUT_NOT_WRITTEN],
         "The output is zero where it should not be: most kernels that do this return before they store, or store elsewhere.",
         "Look at what ends a program early, at the launch grid, and at the mask of the store.",
-        CHECK,
+        _CHECK,
     ),
-    QUANTISATION_NOT_RUN: OtherFinding(
+    Page(
+        QUANTISATION_NOT_RUN,
         TITLES[QUANTISATION_NOT_RUN],
         "The kernel declares a quantisation, and its error is smaller than any kernel with it can have. Another kernel probably "
         "ran, such as a fallback in full precision.",
         "Look for a fallback. If the kernel quantises less than it declares, correct its declaration.",
-        CHECK,
+        _CHECK,
     ),
-    "own-error-out-of-bounds": OtherFinding(
+    Page(
+        "own-error-out-of-bounds",
         "own error out of bounds",
         "In a server, on the inputs of real requests, the candidate's error is larger than noise explains, in these layers, heads "
         "and conditions. No recorded call gave the bug a name.",
         "Record calls of that condition and replay them: assay record, then assay replay.",
-        DIFF,
+        _DIFF,
     ),
-    "gain": OtherFinding(
+    Page(
+        "gain",
         "output scaled",
         "In a server, the candidate's output is a multiple of the truth, by more than noise explains: a slope over all calls.",
         "Look at the denominator of the softmax, and at the scale of a quantised V.",
-        DIFF,
+        _DIFF,
     ),
-    "noise-missing": OtherFinding(
+    Page(
+        "noise-missing",
         "error smaller than the declared quantisation must cost",
         "In a server, the candidate's error is smaller than any kernel with its declared quantisation can have.",
         "Look for a fallback in full precision; see which kernels were traced.",
-        DIFF,
+        _DIFF,
         "warning",
     ),
-    "reference-wrong": OtherFinding(
+    Page(
+        "reference-wrong",
         "the reference is not right, so it proves nothing about the candidate",
         "The reference's own error against attention in float64 is out of its bounds.",
         "Choose another reference with --reference, such as torch_native.",
-        DIFF,
+        _DIFF,
         "warning",
     ),
-    "reference-erratic": OtherFinding(
+    Page(
+        "reference-erratic",
         "erratic reference",
         "The reference was asked some prompts twice, and its log-odds changed by more than noise explains. "
         "Its evidence about the candidate is then in doubt: such a run is no pass.",
         "Find out what makes the reference differ from run to run: batching, another load on the machine, or a race in its kernel.",
-        RUN,
+        _RUN,
         "warning",
     ),
-    "accuracy": OtherFinding(
+    Page(
+        "accuracy",
         "loss of accuracy",
         "The candidate answers fewer questions right than the reference, by more than the margin. The finding names the condition "
         "that separates right from wrong answers, if there is one.",
         "Find the layer and the bug that cause it with assay diff; the suite \"layers\" of a run does the same.",
-        RUN,
+        _RUN,
     ),
-    "layers-need-reference": OtherFinding(
+    Page(
+        "layers-need-reference",
         "layers that must run the reference",
         "With the candidate in these layers, answers or texts are wrong; with the reference in them, they are right again.",
         "Replay recorded calls of these layers: assay record, then assay replay.",
         "assay bisect layers --candidate mine:forward",
     ),
-    "latency": OtherFinding(
+    Page(
+        "latency",
         "slower than the bound allows",
         "The ratio of the candidate's time to the reference's is above the bound, and the reference itself differs by less.",
         "See in which shapes and at which concurrency, and time the kernel alone: assay bench kernel.",
-        BENCH,
+        _BENCH,
     ),
-    "answer-lengths": OtherFinding(
+    Page(
+        "answer-lengths",
         "answers differ in length",
         "The candidate's answers are shorter or longer than the reference's. Whoever times complete answers measures that instead "
         "of the kernel. assay times both at one forced length.",
         "Find out why the texts differ: the suites greedy and layers of a run.",
-        BENCH,
+        _BENCH,
         "warning",
     ),
-    "impossible-speed": OtherFinding(
+    Page(
+        "impossible-speed",
         "faster than the device",
         "The kernel took less time than the device needs to read its inputs or to multiply, so it did not do all of the work.",
         "Check the kernel for correctness on these shapes: assay check, assay replay.",
-        BENCH_KERNEL,
+        _BENCH_KERNEL,
     ),
-    "wrong-kernel-timed": OtherFinding(
+    Page(
+        "wrong-kernel-timed",
         "speed of a wrong kernel",
         "The kernel is wrong on the calls that were timed. Its times are for different work.",
         "Fix the bug that the finding's evidence names, then time again.",
-        BENCH_KERNEL,
+        _BENCH_KERNEL,
     ),
-}  # fmt: skip
-"""Finding -> what assay knows about it. A test holds it against the ids that the code gives."""
+)  # fmt: skip
+OTHERS = {page.id: page for page in _PAGES}
+"""Finding -> its page, without variants. A test holds it against the ids that the code gives."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -11,26 +11,21 @@ from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.oracle import oracle
-from assay.harness.bugs.bug import Bug, Code
+from assay.harness.bugs.bug import Bug
 from assay.harness.bugs.catalogue import public_reports
 from assay.harness.bugs.family import BY_ID, FAMILY
 from assay.harness.errors import UsageError
 from assay.harness.explain import broken
 from assay.harness.explain.examples import example
-from assay.harness.explain.other_findings import OTHERS
+from assay.harness.explain.other_findings import OTHER_KIND, OTHERS, Page
 from assay.harness.localize.picturing import picture_of, unread_picture
 from assay.harness.localize.reading import read
 from assay.harness.picture import Picture
-from assay.harness.verdict import Severity
 
 _SYMBOLS = ("q", "int8")
 """First words that keep their case."""
 _EXACT = 1e-5
 """Relative error of a weight that is not shown: hypotheses are computed in float64."""
-OTHER_KIND = "other-findings"
-"""The kind of every finding that is no hypothesis."""
-
-
 BEYOND_MATRIX = frozenset({
     "sliding-window-4096", "scale-of-head-dim-v", "values-saturate-fp16", "values-overflow-fp16",
 })  # fmt: skip
@@ -43,41 +38,6 @@ _NOT_IN_MATRIX = (
     "and replay them."
 )
 _REPLAY = "assay replay PACK --candidate mine:forward"
-
-
-@dataclass(frozen=True)
-class Page:
-    """All that assay knows about one id.
-
-    Attributes:
-        id: of the hypothesis or finding.
-        title: its name in prose.
-        about: what goes wrong, in sentences.
-        kind: id of a group of variants, or `OTHER_KIND`.
-        severity: of its finding.
-        variants: ids of the others of its kind.
-        code: wrong and right code; None for a finding that is no hypothesis.
-        picture: what the bug does to the weights of a small call; None for a finding that is no hypothesis.
-        error: relative L1 by which it changes the output of that call; infinite if that is not finite; None likewise.
-        measured: what such a bug cost where it was measured; empty if it was not.
-        reports: addresses of public reports of such a bug; empty if none is known.
-        do: what to do about it.
-        command: the command that shows it.
-    """
-
-    id: str
-    title: str
-    about: str
-    kind: str
-    severity: Severity
-    variants: tuple[str, ...]
-    code: Code | None
-    picture: Picture | None
-    error: float | None
-    measured: str
-    reports: tuple[str, ...]
-    do: str
-    command: str
 
 
 def titles() -> dict[str, str]:
@@ -99,10 +59,7 @@ def page(id_: str) -> Page:
     if id_ in BY_ID:
         return _of_hypothesis(BY_ID[id_])
     if id_ in OTHERS:
-        other, variants = OTHERS[id_], tuple(variant for variant in OTHERS if variant != id_)
-        return Page(
-            id_, other.title, other.about, OTHER_KIND, other.severity, variants, None, None, None, "", (), other.do, other.command
-        )  # fmt: skip
+        return replace(OTHERS[id_], variants=tuple(variant for variant in OTHERS if variant != id_))
     known = titles()
     near = difflib.get_close_matches(id_, [*known, *known.values()], n=1)
     by_title = {title: one for one, title in known.items()}
@@ -112,7 +69,7 @@ def page(id_: str) -> Page:
 
 def _of_hypothesis(of: Bug) -> Page:
     call = example(of)
-    wrong, right = output(of, call), oracle(call)
+    wrong, right = _output(of, call), oracle(call)
     error = (wrong - right).abs().sum() / right.abs().sum()
     return Page(
         id=of.id,
@@ -122,7 +79,7 @@ def _of_hypothesis(of: Bug) -> Page:
         severity=of.severity,
         variants=tuple(variant for variant in ids_of(of.kind) if variant != of.id),
         code=of.code,
-        picture=picture(of, call),
+        picture=_picture(of, call),
         error=float(error.nan_to_num(nan=torch.inf, posinf=torch.inf)),
         measured=of.measured,
         reports=public_reports(of.id),
@@ -136,16 +93,16 @@ def _sentence(about: str) -> str:
     return f"{about if first in _SYMBOLS else about[0].upper() + about[1:]}."
 
 
-def output(of: Bug, call: AttentionCall) -> Tensor:
+def _output(of: Bug, call: AttentionCall) -> Tensor:
     """Compute a kernel's output with the bug, float64 [total_q, num_q_heads, head_dim_v]; the right one where it does not show."""
     found = of.compute(call)
     return oracle(call) if found is None else found
 
 
-def picture(of: Bug, call: AttentionCall) -> Picture:
+def _picture(of: Bug, call: AttentionCall) -> Picture:
     """Draw what a bug does to the weights of a call, read off the hypothesis as it would be read off a kernel."""
-    reading = read(partial(output, of), call, range(len(call.q)))
+    reading = read(partial(_output, of), call, range(len(call.q)))
     if reading is not None:
         return picture_of(reading, relative=_EXACT)
-    wrong = output(of, call)
+    wrong = _output(of, call)
     return unread_picture(call, wrong, (~wrong.isfinite()).any(-1).numpy())

@@ -47,16 +47,6 @@ _SMALL = 2**16
 """Scores of a call (queries x keys x heads) from which on an ensemble has `MEMBERS`."""
 
 
-def least_bound(call: AttentionCall, noise: str = "") -> float:
-    """Return a lower limit of every bound of the call that needs no simulation: an own error up to this is within the bound.
-
-    Raises:
-        ValueError: no such noise family.
-    """
-    family(noise)
-    return least_error(call.q.dtype)
-
-
 def bound_of(call: AttentionCall, noise: str = "") -> float:
     """Compute the largest relative L1 that a correct kernel may have in any cell and head of this call.
 
@@ -127,12 +117,12 @@ class CallNoise:
         return float(self.bounds.max())
 
     def bounds_where(self, own: Tensor) -> Tensor:
-        """Compute the bounds of the cells whose own error needs one, float64 [cells, num_q_heads]; `least_bound` elsewhere.
+        """Compute the bounds of the cells whose own error needs one, float64 [cells, num_q_heads]; `least_error` elsewhere.
 
-        Only the cells with an own error above `least_bound` are simulated. An own error above the bound of a cell of few queries is
+        Only the cells with an own error above `least_error` are simulated. An own error above the bound of a cell of few queries is
         compared with that of `_MAX_MEMBERS` too, unless it is obviously wrong (`_OBVIOUS`), and with what `rare_excess` adds to it.
         """
-        found = torch.full_like(own, least_bound(self.call))
+        found = torch.full_like(own, least_error(self.call.q.dtype))
         needed = (own > found).any(1).nonzero().flatten().tolist()
         if needed:
             found[needed] = self.bounds_of(needed)
@@ -171,7 +161,7 @@ class CallNoise:
                 torch.split(ensemble.errors, list(ensemble.ways)), ensemble.freedom, ensemble.common, strict=True
             )
         ]
-        return torch.from_numpy(np.maximum.reduce(bounds)).clamp(min=least_bound(self.call))
+        return torch.from_numpy(np.maximum.reduce(bounds)).clamp(min=least_error(self.call.q.dtype))
 
 
 _kept: ContextVar[dict[tuple[int, str], CallNoise] | None] = ContextVar("_kept", default=None)

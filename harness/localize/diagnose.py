@@ -174,14 +174,14 @@ def _over_all_calls(run: KernelRun, reproduce: str) -> list[Finding]:
     found = []
     if wrong := scaled(run.results):
         text = (
-            f"the output is {wrong.factor:.5f} times what it should be; noise explains a deviation of at most "
+            f"the output is {wrong.value:.5f} times what it should be; noise explains a deviation of at most "
             f"{wrong.limit:.1g} from 1"
         )
         calls = f"over {len(wrong.results)} calls, each of which is within its bound"
         found.append(finding(OUTPUT_SCALED, wrong.groups, text, calls))
     if idle := not_run(run.results):
         text = (
-            f"the error is {percent(idle.share)} of what {idle.results[0].noise} must cost, and a kernel of that family "
+            f"the error is {percent(idle.value)} of what {idle.results[0].noise} must cost, and a kernel of that family "
             f"has at least {percent(idle.limit)}: the kernel that declares it probably did not run"
         )
         calls = f"over {len(idle.results)} calls; the output may be that of another kernel, in full precision"

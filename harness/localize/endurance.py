@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain, combinations, cycle
 
 from assay.harness.attention.call import INPUTS, AttentionCall, KernelRefused
@@ -17,22 +16,9 @@ _SEVERAL = 256
 """Keys of a call from which on kernels work in several partitions, whose launches they may count."""
 
 
-@dataclass(frozen=True)
-class Endured:
-    """The result of the endurance test.
-
-    Attributes:
-        runs: how many times the kernel had run at the end, the runs before included.
-        call: the call on which it became wrong; None if it did not.
-        how: how, in words that follow "the kernel"; empty if it did not.
-    """
-
-    runs: int
-    call: AttentionCall | None = None
-    how: str = ""
-
-
-def endure(guard: Guard, results: Sequence[CallResult], before: int, runs: int, seconds: float) -> Endured:
+def endure(
+    guard: Guard, results: Sequence[CallResult], before: int, runs: int, seconds: float
+) -> tuple[int, tuple[AttentionCall, str] | None]:
     """Run the kernel until it has run this often in all.
 
     First on pairs of calls of the same shapes, one after the other in the same buffers, as an engine calls it that replays graphs;
@@ -44,6 +30,10 @@ def endure(guard: Guard, results: Sequence[CallResult], before: int, runs: int, 
         before: how many times it ran before.
         runs: how many times it is to have run in all.
         seconds: most time that this takes.
+
+    Returns:
+        How many times the kernel had run at the end, the runs before included; and the call on which it became wrong, and how, in
+        words that follow "the kernel": None if it did not.
     """
     right = sorted((result for result in results if not result.fails), key=_size)
     cheapest: dict[tuple[object, ...], CallResult] = {}
@@ -58,12 +48,12 @@ def endure(guard: Guard, results: Sequence[CallResult], before: int, runs: int, 
         try:
             out = compute(guard, given)
         except KernelRefused as error:
-            return Endured(number, result.call, f"{error}, in its run {number}{buffers}")
+            return number, (result.call, f"{error}, in its run {number}{buffers}")
         if not same_values(out, result.out) and (now := measure(result.call, out.clone(), result.noise)).fails:
             own, bound = now.worst_cell
             how = f"is wrong in its run {number}{buffers} on a call that it computed right before: own error {percent(own)}"
-            return Endured(number, result.call, f"{how}; noise explains at most {percent(bound)}")
-    return Endured(before + guard.runs)
+            return number, (result.call, f"{how}; noise explains at most {percent(bound)}")
+    return before + guard.runs, None
 
 
 def _size(result: CallResult) -> tuple[int, int]:

@@ -2,28 +2,32 @@
 
 In front of and behind each of q, k and v, and of what a kernel allocates through PyTorch, lie rows of known numbers. A kernel that
 writes there has changed them. They are finite, normal numbers, so that one that reads there gives an output that can be described;
-see `assay.harness.localize.over_reads`.
+and where what lies around the inputs is changed and the output follows, it was
+read: see `over_reads`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import groupby
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from assay.harness.attention.call import AttentionCall, Kernel, tensor_of
+from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused, tensor_of
 from assay.harness.attention.interpreter_bounds import memory
 from assay.harness.attention.kernels import declaration
+from assay.harness.localize.kernel_runs import CallResult
 from assay.harness.localize.threads import kernel_threads
 from assay.harness.localize.values import same_values
+from assay.harness.text import counted, listed
 
-Side = Literal["front", "back"]
-SIDES: tuple[Side, ...] = ("front", "back")
+_Side = Literal["front", "back"]
+_SIDES: tuple[_Side, ...] = ("front", "back")
 _GUARDED = ("q", "k", "v")
 _ROWS = 128
 """Least rows, of all heads, before and behind an input: the largest tile in use."""
@@ -51,7 +55,7 @@ class Guarded:
     before: int
     fill: Tensor
 
-    def side(self, side: Side) -> Tensor:
+    def side(self, side: _Side) -> Tensor:
         """Return the memory in front of the tensor, or behind it."""
         return self.whole[: self.before] if side == "front" else self.whole[self.before + self.tensor.numel() :]
 
@@ -103,12 +107,12 @@ class GuardedKernel:
         __tracebackhide__ = True
         return self.among(call, {})
 
-    def among(self, call: AttentionCall, numbers: Mapping[tuple[str, Side], Tensor]) -> Tensor:
+    def among(self, call: AttentionCall, numbers: Mapping[tuple[str, _Side], Tensor]) -> Tensor:
         """Compute the output with other numbers on some sides of some inputs, each as long as `Guarded.front`; see `guards_of`."""
         __tracebackhide__ = True
         inputs = guards_of(call)
         for guarded in inputs:
-            for side in SIDES:
+            for side in _SIDES:
                 if (guarded.name, side) in numbers:
                     guarded.side(side).copy_(numbers[guarded.name, side])
         tensors: dict[str, Any] = {guarded.name: guarded.tensor for guarded in inputs}
@@ -175,3 +179,76 @@ class _Allocations(TorchFunctionMode):
         self._found.append(kept)
         _bound(kept)
         return kept.tensor
+
+
+_MAX_CALLS = 3
+"""Failing calls that are tried, the smallest first."""
+
+
+def over_reads(kernel: GuardedKernel, results: Sequence[CallResult]) -> tuple[AttentionCall, str] | None:
+    """Find a call in which a kernel reads outside of its inputs, and describe what in words after "the kernel"; None if none is.
+
+    Args:
+        kernel: the kernel.
+        results: calls that it computed; of those that fail, the smallest are tried.
+    """
+    failing = sorted(
+        (result.call for result in results if result.fails), key=lambda call: (call.k.numel(), call.q.numel())
+    )
+    for call in failing[:_MAX_CALLS]:
+        try:
+            if words := _read_outside(kernel, call):
+                return call, words
+        except KernelRefused:
+            continue
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # a kernel that raises now and then is found elsewhere
+            return None
+    return None
+
+
+def _read_outside(kernel: GuardedKernel, call: AttentionCall) -> str:
+    """Describe what the heads of a call read outside of its inputs; empty if nothing, or if the output varies."""
+    usual = kernel(call.clone()).clone()
+    if not same_values(usual, kernel(call.clone())):
+        return ""
+    found: list[tuple[str, str]] = []
+    for guard in guards_of(call):
+        for side in _SIDES:
+            if heads := _heads(kernel, call, usual, guard, side, 0):
+                far = _farthest(kernel, call, usual, guard, side)
+                where = "beyond the end" if side == "back" else "before the start"
+                readers = f"q head{'s' * (len(heads) > 1)} {listed([str(head) for head in heads])}"
+                distance = counted(-(-far // call.q.shape[2]), "head")
+                found.append((f"{readers} read {{}} up to {distance} {where}", guard.name.upper()))
+    parts = [
+        text.format(" and ".join(name for _, name in group))
+        for text, group in ((text, list(group)) for text, group in groupby(sorted(found), key=lambda pair: pair[0]))
+    ]
+    return f"reads outside of its inputs: {'; '.join(parts)}" if parts else ""
+
+
+def _heads(
+    kernel: GuardedKernel, call: AttentionCall, usual: Tensor, guard: Guarded, side: _Side, beyond: int
+) -> list[int]:
+    """List the q heads whose output follows the numbers more than `beyond` elements outside on a side of an input."""
+    numbers = guard.side(side).clone()
+    changed = numbers[beyond:] if side == "back" else numbers[: len(numbers) - beyond]
+    changed.neg_()
+    out = kernel.among(call.clone(), {(guard.name, side): numbers})
+    differs = (out != usual) & ~(out.isnan() & usual.isnan())
+    found: list[int] = differs.any(-1).any(0).nonzero().ravel().tolist()
+    return found
+
+
+def _farthest(kernel: GuardedKernel, call: AttentionCall, usual: Tensor, guard: Guarded, side: _Side) -> int:
+    """Find by how many elements the farthest number that is read is outside."""
+    low, high = 0, len(guard.side(side))  # beyond `low` something is read, beyond `high` nothing
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _heads(kernel, call, usual, guard, side, middle):
+            low = middle
+        else:
+            high = middle
+    return high

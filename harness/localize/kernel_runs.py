@@ -19,13 +19,13 @@ from assay.harness.attention.kernels import declaration, missing_package, output
 from assay.harness.attention.oracle import oracle
 from assay.harness.errors import AssayError
 from assay.harness.evidence.error_sums import ratio
-from assay.harness.localize.bounds import CallNoise, bounds_of_queries, least_bound, noise_on
+from assay.harness.localize.bounds import CallNoise, bounds_of_queries, noise_on
 from assay.harness.localize.call_conditions import SequenceShape, sequence_shapes
 from assay.harness.localize.cells import CallCells, Deviation, cells_of, deviation, merged, row_deviation, size_of
 from assay.harness.localize.raised import raised, traceback_of
 from assay.harness.localize.threads import kernel_threads
 from assay.harness.localize.values import all_finite, same_values
-from assay.harness.stats.query_bounds import QUERY_SHARE, with_all_heads
+from assay.harness.stats.query_bounds import QUERY_SHARE, least_error, with_all_heads
 
 _FIT_ROUNDINGS = 3.0
 """A hypothesis that is this many eps away from an output explains it. Cells within rounding are not simulated, and their own bounds
@@ -230,7 +230,7 @@ class CallResult:
         of_row = self.cells.of_row.cpu()
         per_query = self.off.size / torch.bincount(of_row, minlength=len(self.own))[:, None]
         by_query = ratio(self.by_row[..., 0].cpu(), QUERY_SHARE * per_query[of_row])
-        return max(float(self.own.max()), float(by_query.max())) / least_bound(self.call)
+        return max(float(self.own.max()), float(by_query.max())) / least_error(self.call.q.dtype)
 
     @property
     def nonfinite_share(self) -> float:
@@ -362,9 +362,7 @@ def run_and_repeat(kernel: Kernel, calls: Sequence[AttentionCall]) -> KernelRun:
         AssayError: no call was computed (none given, all delegated or refused), which is never a pass; or an output
             breaks the contract.
     """
-    run = run_once(kernel, calls)
-    require_results(run)
-    return replace(run, results=tuple(repeat(kernel, result) for result in run.results))
+    return repeat_all(kernel, run_once(kernel, calls))
 
 
 def run_once(
@@ -420,8 +418,8 @@ def _with_truths(calls: Sequence[AttentionCall]) -> Iterator[tuple[AttentionCall
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def require_results(run: KernelRun) -> None:
-    """Refuse a run without results.
+def repeat_all(kernel: Kernel, run: KernelRun) -> KernelRun:
+    """Run each call that was computed twice more in a row, in the same order.
 
     Raises:
         AssayError: no call was computed, which is never a pass.
@@ -433,6 +431,7 @@ def require_results(run: KernelRun) -> None:
             "at least one call of a phase that the kernel declares",
             run.refused[0][1] if run.refused else "add calls of the phases that it declares",
         )
+    return replace(run, results=tuple(repeat(kernel, result) for result in run.results))
 
 
 def repeat(kernel: Kernel, result: CallResult) -> CallResult:

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
-from assay.harness.localize.reading import Numbers, WeightReading, own_keys, right_weights, scores_of
+from assay.harness.attention.oracle import sequences
+from assay.harness.localize.reading import Numbers, WeightReading, right_weights, scores_of
 from assay.harness.picture import (
     ELSEWHERE,
     MAX_KEYS,
@@ -70,16 +71,15 @@ def picture_of(reading: WeightReading, head: int | None = None, *, relative: flo
     return picture.model_copy(update={"foreign_kv_heads": foreign})
 
 
-def unread_picture(call: AttentionCall, out: Tensor, wrong: Flags, head: int | None = None) -> Picture:
-    """The picture of one q head of a call whose weights could not be read, such as one with outputs of NaN.
+def unread_picture(call: AttentionCall, out: Tensor, wrong: Flags) -> Picture:
+    """The picture of the q head with the most wrong outputs of a call whose weights could not be read, such as one with NaN.
 
     Args:
         call: the call.
         out: what the kernel answered, [total_q, num_q_heads, head_dim_v].
         wrong: which outputs are wrong, bool [total_q, num_q_heads].
-        head: the q head; None for the one with the most wrong outputs.
     """
-    head = int(wrong.sum(0).argmax()) if head is None else head
+    head = int(wrong.sum(0).argmax())
     rows = _window(wrong[:, head], MAX_QUERIES)
     answers = out[torch.from_numpy(rows).to(out.device), head].detach().cpu().double()
     kinds = np.array(
@@ -98,7 +98,7 @@ def _own_kv_heads(call: AttentionCall) -> Ints:
 def _own_sequence(call: AttentionCall, rows: Ints) -> Flags:
     """Return which keys are of a query's own sequence, bool [rows, total_k]."""
     found = np.zeros((len(rows), call.k.shape[0]), bool)
-    for q, k in own_keys(call):
+    for q, k in sequences(call):
         found[(rows >= q.start) & (rows < q.stop), k] = True
     return found
 

@@ -13,10 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from assay.harness.attention.honest import here
-from assay.harness.localize.bounds import least_bound
-from assay.harness.localize.causes import OUTPUT_SCALED as OUTPUT_SCALED
 from assay.harness.localize.kernel_runs import CallResult
 from assay.harness.stats.noise_bound import FALSE_FLAGS, chi2_quantile_below, f_quantile_above
+from assay.harness.stats.query_bounds import least_error
 
 QUANTISATION_NOT_RUN = "quantisation-not-run"
 _MIN_CALLS = 8
@@ -29,52 +28,37 @@ _LEAST_SHARE = 0.5
 """Least share of the ensemble's noise that a kernel of its family has. Finer scales than those declared have less noise: a scale
 per token instead of one per 128 tokens, 0.65 of it on normal data."""
 _CLEAR = 2.0
-"""Noise of a quantisation, as a multiple of `least_bound`, from which a cell tells it from the rounding of the dtype: that is about
-half of `least_bound`, so without the quantisation the error is at most a quarter of its noise."""
+"""Noise of a quantisation, as a multiple of `least_error`, from which a cell tells it from the rounding of the dtype: that is about
+half of `least_error`, so without the quantisation the error is at most a quarter of its noise."""
 
 Floats = NDArray[np.float64]
 Group = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
-class Scaled:
-    """An output that is scaled.
+class Pooled:
+    """An error that shows over many calls.
 
     Attributes:
         groups: where, each as (axis, value) pairs.
-        factor: the output is this multiple of the truth, in the worst of the groups.
-        limit: largest deviation of the factor from 1 that noise explains there.
+        value: the number that shows it, in the worst of the groups; see `scaled` and `not_run`.
+        limit: what noise explains of that number there.
         results: calls of these groups.
     """
 
     groups: tuple[Group, ...]
-    factor: float
+    value: float
     limit: float
     results: tuple[CallResult, ...]
 
 
-@dataclass(frozen=True)
-class NotRun:
-    """A quantisation that did not run.
-
-    Attributes:
-        groups: where, each as (axis, value) pairs.
-        share: own error as a share of the noise that the quantisation costs, in the worst of the groups.
-        limit: least share that a kernel of the family has there.
-        results: calls of these groups.
-    """
-
-    groups: tuple[Group, ...]
-    share: float
-    limit: float
-    results: tuple[CallResult, ...]
-
-
-def scaled(results: Sequence[CallResult]) -> Scaled | None:
+def scaled(results: Sequence[CallResult]) -> Pooled | None:
     """Find the groups of calls (by dtype, and by phase or head) whose output is scaled; None if there are none.
 
     The slope of the output on the truth averages over all numbers of a call, so it sees a gain that is far below the noise of each
     number. The mean over calls is tested with Student's t, whose spread is that of the calls themselves.
+
+    The value is the factor: the output is this multiple of the truth. The limit is its largest deviation from 1.
     """
     usable = [result for result in results if not result.fails]
     groups = _grouped(usable, (("dtype",), ("dtype", "phase"), ("dtype", "layer")))
@@ -84,7 +68,7 @@ def scaled(results: Sequence[CallResult]) -> Scaled | None:
         tests += [
             ((group[0], ("head", str(some[0].call.spec.first_head + h))), some, slice(h, h + 1)) for h in range(heads)
         ]
-    found, known = [], dict[int, _Deviations]()
+    found, known = [], dict[int, tuple[Floats, float]]()
     for group, some, heads_of in tests:
         factor, limit = _slope(some, heads_of, FALSE_FLAGS / 4 / len(tests), known)
         if abs(factor) > limit:
@@ -92,27 +76,20 @@ def scaled(results: Sequence[CallResult]) -> Scaled | None:
     if not found:
         return None
     _, factor, limit, _ = max(found, key=lambda test: abs(test[1]) / test[2])
-    return Scaled(tuple(test[0] for test in found), 1 + factor, limit, _union(test[3] for test in found))
+    return Pooled(tuple(test[0] for test in found), 1 + factor, limit, _union(test[3] for test in found))
 
 
-@dataclass(frozen=True)
-class _Deviations:
-    """Distance of the slopes of a result from what they should be, [num_q_heads], not finite where a slope is not; and how far they
-    may be whatever the number of calls."""
-
-    slopes: Floats
-    tolerance: float
-
-    @classmethod
-    def of(cls, result: CallResult) -> _Deviations:
-        expected = torch.ones_like(result.slopes)
-        if result.limits.family.quantises:
-            expected = result.limits.ensemble.slopes.mean(0)
-        return cls((result.slopes - expected).numpy(), _tolerance(result))
+def _deviations(result: CallResult) -> tuple[Floats, float]:
+    """Compute the distance of the slopes of a result from what they should be, [num_q_heads], not finite where a slope is not; and
+    how far they may be whatever the number of calls."""
+    expected = torch.ones_like(result.slopes)
+    if result.limits.family.quantises:
+        expected = result.limits.ensemble.slopes.mean(0)
+    return (result.slopes - expected).numpy(), _tolerance(result)
 
 
 def _slope(
-    results: Sequence[CallResult], heads: slice, rate: float, known: dict[int, _Deviations]
+    results: Sequence[CallResult], heads: slice, rate: float, known: dict[int, tuple[Floats, float]]
 ) -> tuple[float, float]:
     """Compute the slope's mean deviation over calls from what it should be, and its limit; infinite for too few calls.
 
@@ -121,14 +98,14 @@ def _slope(
     values, weights, tolerances = [], [], []
     for result in results:
         if id(result) not in known:
-            known[id(result)] = _Deviations.of(result)
-        deviations = known[id(result)]
-        off = deviations.slopes[heads]
+            known[id(result)] = _deviations(result)
+        slopes, tolerance = known[id(result)]
+        off = slopes[heads]
         off = off[np.isfinite(off)]
         if len(off):
             values.append(float(off.mean()))
             weights.append(float(len(result.cells.of_row)))
-            tolerances.append(deviations.tolerance)
+            tolerances.append(tolerance)
     w = np.asarray(weights)
     worth = float(w.sum() ** 2 / (w**2).sum()) if len(w) else 0.0
     if worth < _MIN_CALLS:
@@ -151,8 +128,11 @@ def _tolerance(result: CallResult) -> float:
     return _SLOPE_ROUNDINGS * eps + 4 * torch.finfo(torch.float32).eps
 
 
-def not_run(results: Sequence[CallResult]) -> NotRun | None:
-    """Find the groups of calls (by phase, dtype and head_dim) whose own error is smaller than their quantisation must cost."""
+def not_run(results: Sequence[CallResult]) -> Pooled | None:
+    """Find the groups of calls (by phase, dtype and head_dim) whose own error is smaller than their quantisation must cost.
+
+    The value is the own error as a share of what the quantisation costs, and the limit the least share of a kernel of the family.
+    """
     usable = [result for result in results if result.limits.family.quantises and not result.fails]
     groups = _grouped(usable, (("phase", "dtype", "head_dim"),))
     found = []
@@ -163,7 +143,7 @@ def not_run(results: Sequence[CallResult]) -> NotRun | None:
     if not found:
         return None
     _, share, limit, _ = min(found, key=lambda test: test[1] / test[2])
-    return NotRun(tuple(test[0] for test in found), share, limit, _union(test[3] for test in found))
+    return Pooled(tuple(test[0] for test in found), share, limit, _union(test[3] for test in found))
 
 
 def _share(results: Sequence[CallResult], rate: float) -> tuple[float, float]:
@@ -171,7 +151,7 @@ def _share(results: Sequence[CallResult], rate: float) -> tuple[float, float]:
     shares, freedom = [], 0.0
     for result in results:
         declared = result.limits.ensemble
-        clear = declared.noise > _CLEAR * least_bound(result.call)
+        clear = declared.noise > _CLEAR * least_error(result.call.q.dtype)
         shares += (result.own / declared.noise)[clear].tolist()
         freedom += float(declared.freedom.amin(0)[clear].sum())
     if not shares:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
-from assay.harness.attention.oracle import oracle
+from assay.harness.attention.oracle import oracle, sequences
 
 Numbers = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -63,12 +62,6 @@ class WeightReading:
         return visible(self.call, self.rows)
 
 
-def own_keys(call: AttentionCall) -> list[tuple[slice, slice]]:
-    """Rows of q and of k of each sequence."""
-    q, k = call.cu_seqlens_q.tolist(), call.cu_seqlens_k.tolist()
-    return [(slice(*a), slice(*b)) for a, b in zip(pairwise(q), pairwise(k), strict=True)]
-
-
 def scores_of(call: AttentionCall, rows: NDArray[np.int64]) -> Numbers:
     """scale * q k^T of some rows with every key of every kv head, float64 [rows, num_q_heads, num_kv_heads, total_k]."""
     q, k = call.q[torch.from_numpy(rows).to(call.q.device)].double().cpu(), call.k.double().cpu()
@@ -78,7 +71,7 @@ def scores_of(call: AttentionCall, rows: NDArray[np.int64]) -> Numbers:
 def visible(call: AttentionCall, rows: NDArray[np.int64]) -> Flags:
     """Return which packed keys a query should see, bool [rows, total_k]."""
     found = np.zeros((len(rows), call.k.shape[0]), bool)
-    for rows_q, rows_k in own_keys(call):
+    for rows_q, rows_k in sequences(call):
         here = np.flatnonzero((rows >= rows_q.start) & (rows < rows_q.stop))
         its = torch.from_numpy(rows[here] - rows_q.start)
         found[here, rows_k] = call.spec.mask.visible(its, rows_q.stop - rows_q.start, rows_k.stop - rows_k.start)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -129,46 +130,35 @@ def _groups(call: AttentionCall, kept: list[int]) -> AttentionCall:
     return replace(call, q=call.q[:, heads], k=call.k[:, kept], v=call.v[:, kept])
 
 
-@dataclass(frozen=True)
-class Reproduction:
-    """A failing call as source, which imports nothing but the public API.
+def _test(kernel: str, imports: str, call: str, noise: str, finding: Finding) -> str:
+    """Write a pytest file that fails while the kernel's own error is out of bounds, in the words of the finding.
 
-    Attributes:
+    Args:
         kernel: published name of the kernel or ``module:function``.
-        imports: the lines that it needs.
+        imports: the lines that the call needs: nothing but the public API.
         call: the lines that make ``CALL``.
         noise: the argument that excuses noise which the kernel does not declare; empty for none.
+        finding: the finding.
     """
+    observed = f" Observed: {finding.observed}." if finding.observed else ""
+    return f'''"""{_prose(finding.title)}: the smallest call that shows it."""
 
-    kernel: str
-    imports: str
-    call: str
-    noise: str
+{imports}
 
-    def test(self, finding: Finding) -> str:
-        """Write a pytest file that fails while the kernel's own error is out of bounds, in the words of the finding."""
-        observed = f" Observed: {finding.observed}." if finding.observed else ""
-        return f'''"""{_prose(finding.title)}: the smallest call that shows it."""
-
-{self.imports}
-
-KERNEL = {self.kernel!r}
-{self.call}
+KERNEL = {kernel!r}
+{call}
 
 
 def test_the_kernel_is_correct() -> None:
     """{_prose(finding.sentence)}{_prose(observed)}"""
-    assert_correct(KERNEL, CALL{self.noise})
+    assert_correct(KERNEL, CALL{noise})
 '''
 
 
-def as_pytest(call: AttentionCall, kernel_path: str, finding: Finding, noise: str | None = None) -> str:
-    """Write a pytest file that runs a kernel on a call and fails while its own error is out of bounds: `reproduction`."""
-    return reproduction(call, kernel_path, noise).test(finding)
-
-
-def reproduction(call: AttentionCall, kernel_path: str, noise: str | None = None) -> Reproduction:
+def reproduction(call: AttentionCall, kernel_path: str, noise: str | None = None) -> Callable[[Finding], str]:
     """Write a call as source: inputs from a seed, if the kernel fails on such data of the same shape, else its numbers.
+
+    The result writes a pytest file of it, in the words of a finding.
 
     Args:
         call: a failing call, best a shrunk one.
@@ -192,7 +182,7 @@ def reproduction(call: AttentionCall, kernel_path: str, noise: str | None = None
         if changed:
             text += f"\nCALL = replace(CALL, {changed})"
         imports = "from dataclasses import replace\n\nimport torch\n\nfrom assay import CallSpec, Mask, assert_correct, call_of"
-        return Reproduction(kernel_path, imports, text, excused)
+        return partial(_test, kernel_path, imports, text, excused)
     numbers = sum(t.numel() for t in (call.q, call.k, call.v))
     if numbers > MAX_LITERALS:
         raise AssayError(
@@ -203,9 +193,8 @@ def reproduction(call: AttentionCall, kernel_path: str, noise: str | None = None
     tensors = "".join(f"    {n}={_literal(getattr(call, n))},\n" for n in ("q", "k", "v"))
     lengths = (f"cu_seqlens_{n}={_literal(getattr(call, f'cu_seqlens_{n}'))}" for n in "qk")
     text = f"CALL = AttentionCall(\n{tensors}    {', '.join(lengths)},\n    {own},\n)"
-    return Reproduction(
-        kernel_path, "import torch\n\nfrom assay import AttentionCall, CallSpec, Mask, assert_correct", text, excused
-    )
+    imports = "import torch\n\nfrom assay import AttentionCall, CallSpec, Mask, assert_correct"
+    return partial(_test, kernel_path, imports, text, excused)
 
 
 _Change = tuple[str, Callable[[AttentionCall], AttentionCall]]

@@ -17,7 +17,7 @@ from assay.harness.localize.cells import deviation
 from assay.harness.localize.diagnose import describe
 from assay.harness.localize.guard import CONTRACT_BROKEN, Guard
 from assay.harness.localize.kernel_runs import KernelRun, measure
-from assay.harness.localize.shrink import Reproduction, exceeds_bounds_of, reproduction, shrink
+from assay.harness.localize.shrink import exceeds_bounds_of, reproduction, shrink
 from assay.harness.verdict import UNEXPLAINED, Finding, serious
 
 SHRINK_SECONDS = 10.0
@@ -33,16 +33,16 @@ class Smallest:
 
     Attributes:
         words: the call in words; empty where nothing is out of bounds.
-        source: the call as source; None where no test can be written.
+        source: writes a test that shows it, in the words of a finding; None where none can be written.
     """
 
     words: str = ""
-    source: Reproduction | None = None
+    source: Callable[[Finding], str] | None = None
 
     def test(self, findings: Sequence[Finding]) -> str:
         """Write a pytest file that shows it, in the words of the first finding about outputs; empty if there is none."""
         about = [finding for finding in serious(findings) if finding.id != CONTRACT_BROKEN]
-        return self.source.test(about[0]) if self.source and about else ""
+        return self.source(about[0]) if self.source and about else ""
 
     def named_in(self, findings: Sequence[Finding]) -> list[Finding]:
         """Name this call in the first finding about outputs, as its smallest; return all findings."""

@@ -4,29 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 
 from assay.harness.attention.call import AttentionCall, Kernel
 from assay.harness.localize.diagnose import diagnose
-from assay.harness.localize.kernel_runs import KernelRun, repeat, require_results, run_once
+from assay.harness.localize.kernel_runs import KernelRun, repeat_all, run_once
 from assay.harness.verdict import Finding
-
-
-@dataclass(frozen=True)
-class StagedDiagnosis:
-    """The diagnosis of a kernel on recorded calls.
-
-    Attributes:
-        findings: what is wrong, named where a hypothesis fits; from all calls that were run.
-        run: the results.
-        first_finding_s: seconds until the smallest calls gave findings; None if they gave none.
-        seconds: total time.
-    """
-
-    findings: tuple[Finding, ...]
-    run: KernelRun
-    first_finding_s: float | None
-    seconds: float
 
 
 def diagnose_kernel(
@@ -34,7 +16,7 @@ def diagnose_kernel(
     calls: Sequence[AttentionCall],
     reproduce: str = "",
     on_first: Callable[[Sequence[Finding]], None] = lambda findings: None,
-) -> StagedDiagnosis:
+) -> tuple[KernelRun, tuple[Finding, ...], float | None]:
     """Run a kernel on calls and name what is wrong with it as early as possible.
 
     The smallest call of each layer and phase, with and without a cached prefix, runs first: that is enough for a name. Then the
@@ -45,6 +27,10 @@ def diagnose_kernel(
         calls: calls, of phases that it computes or not.
         reproduce: a command that reproduces a finding.
         on_first: receives the findings of the smallest calls at once, if there are any; they may still change.
+
+    Returns:
+        The results; the findings of all calls that were run; and the seconds until the smallest calls gave findings, None if they
+        gave none.
 
     Raises:
         AssayError: no call could be run, which is never a pass; or an output breaks the contract.
@@ -57,10 +43,8 @@ def diagnose_kernel(
     if run.results and (early := diagnose(run, reproduce)):
         first_finding_s = time.monotonic() - start
         on_first(early)
-    run += run_once(kernel, rest)
-    require_results(run)
-    run = replace(run, results=tuple(repeat(kernel, result) for result in run.results))
-    return StagedDiagnosis(tuple(diagnose(run, reproduce)), run, first_finding_s, time.monotonic() - start)
+    run = repeat_all(kernel, run + run_once(kernel, rest))
+    return run, tuple(diagnose(run, reproduce)), first_finding_s
 
 
 def smallest_of_each(calls: Sequence[AttentionCall]) -> list[AttentionCall]:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,10 +12,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Unpack
 
-from torch import Tensor
-
 from assay.harness.attention import kernels
-from assay.harness.attention.call import INPUTS, AttentionCall, Kernel, tensor_of
+from assay.harness.attention.call import INPUTS, AttentionCall, Kernel
 from assay.harness.attention.matrix import Case, Size
 from assay.harness.attention.matrix_data import excluded
 from assay.harness.attention.noise import family
@@ -42,7 +39,7 @@ from assay.harness.offline.kernel_matrix import (
     matrix_of,
     named,
 )
-from assay.harness.offline.watcher import Watcher, watched
+from assay.harness.offline.watcher import Watcher, count_runs, watched
 from assay.harness.text import percent
 from assay.harness.verdict import Finding, serious
 
@@ -129,13 +126,13 @@ def check(
         UsageError: no such kernel, phase, dtype, noise, size or device, no case, or a package that the kernel imports is not
             installed.
     """
-    start, ignored = time.monotonic(), Watcher()
+    start = time.monotonic()
     check_names(options)
     task = _task(kernel, options, noise, cases, again, calls)
     if watcher is not None:
         task = replace(task, kernel=watched(task.kernel, watcher))
-    seen = watcher or ignored
-    seen.asked(task.name, [case for case, _ in task.made], task.again)
+    seen = watcher or (lambda *_: None)
+    seen("asked", task.name, tuple(case for case, _ in task.made), task.again)
     with few_threads(task.calls):
         examined = _examined(task, repeats, progress, seen)
         findings = examined.findings()
@@ -145,7 +142,7 @@ def check(
             findings += late
         result = _result(task, examined, findings, runs, options)
     result = replace(result, seconds=time.monotonic() - start)
-    seen.stands(result)
+    seen("stands", result)
     with few_threads([call for _, call in examined.made]):
         smallest = smallest_call(examined.guard, examined.run, findings, task.path)
     findings = smallest.named_in(findings)
@@ -153,7 +150,7 @@ def check(
         result, findings=outside_first(findings), smallest=smallest.words, test=smallest.test(findings),
         seconds=time.monotonic() - start,
     )  # fmt: skip
-    seen.stands(result)
+    seen("stands", result)
     if not serious(findings):
         return result
     from assay.harness.offline.observed import READ_OUT_S, Reader
@@ -210,12 +207,12 @@ def _task(
 def _examined(task: _Task, repeats: int, progress: Callable[[int, int], None], watcher: Watcher) -> MatrixRun:
     """Run the kernel on the matrix, or on as much of it as shows that it is clearly wrong."""
     within = GuardedKernel(task.kernel)
-    guard = Guard(_counted(within, runs_of(len(task.made), repeats), progress), task.declared)
+    guard = Guard(count_runs(within, runs_of(len(task.made), repeats), progress), task.declared)
     case_of = {id(call): case for case, call in task.made}
     cases = [case for case, _ in task.made]
 
     def each(result: CallResult) -> None:
-        watcher.computed(case_of[id(result.call)], result.fails, *result.judged_cell)
+        watcher("computed", case_of[id(result.call)].name, result.fails, *result.judged_cell)
 
     def enough(results: Sequence[CallResult]) -> bool:
         if task.whole or not results[-1].fails:
@@ -235,9 +232,8 @@ def _examined(task: _Task, repeats: int, progress: Callable[[int, int], None], w
 def _endured(task: _Task, examined: MatrixRun, seconds: float) -> tuple[int, list[Finding]]:
     """Run a right kernel many times more. Returns how often it ran in all, and what is wrong then."""
     plain = Guard(task.kernel, task.declared)  # without guards around each tensor, which take longer than a small call
-    endured = endure(plain, examined.run.results, examined.guard.runs, task.runs, seconds)
-    wrong = [] if endured.call is None else [not_endured(endured.call, endured.how, task.again)]
-    return endured.runs, wrong
+    runs, wrong = endure(plain, examined.run.results, examined.guard.runs, task.runs, seconds)
+    return runs, [] if wrong is None else [not_endured(*wrong, task.again)]
 
 
 def _result(
@@ -276,20 +272,6 @@ def _result(
         traceback=next((tracebacks[why] for _, why in broken if why in tracebacks), ""),
         left_out=examined.left_out,
     )
-
-
-def _counted(kernel: Kernel, total: int, progress: Callable[[int, int], None]) -> Kernel:
-    """Wrap the kernel to report after each of its first `total` runs how many there were."""
-    runs = itertools.count(1)
-
-    def counted(call: AttentionCall) -> Tensor:
-        try:
-            return tensor_of(kernel(call))
-        finally:
-            if (done := next(runs)) <= total:
-                progress(done, total)
-
-    return counted
 
 
 def assert_correct(

@@ -15,9 +15,8 @@ from assay.harness.conditions import has_cached_prefix
 from assay.harness.localize import axes
 from assay.harness.localize.diagnose import CALL_REFUSED, STATE_KEPT, TITLES, describe, diagnose
 from assay.harness.localize.guard import CONTRACT_BROKEN, Guard
-from assay.harness.localize.guarded_memory import GuardedKernel
+from assay.harness.localize.guarded_memory import GuardedKernel, over_reads
 from assay.harness.localize.kernel_runs import CallResult, KernelRun
-from assay.harness.localize.over_reads import over_reads
 from assay.harness.localize.raised import RAISED
 from assay.harness.offline.check_result import LEAST_COVERED, conditions_of
 from assay.harness.offline.coverage import DECLARABLE, advice_on, separating

@@ -12,7 +12,6 @@ from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from assay.harness.offline.interrupted import Known
-    from assay.harness.offline.watcher import Watcher
 
 
 class _Pickler(pickle.Pickler):
@@ -92,12 +91,6 @@ class Handover:
             return False
         self.how = how
         return True
-
-    def watcher(self) -> Watcher:
-        """Make a watcher that hands over what it receives."""
-        from assay.harness.offline.watcher import Records
-
-        return Records(self.put)
 
     def known(self) -> Known | None:
         """Read what a process left that has ended; None if none has, or it left nothing."""

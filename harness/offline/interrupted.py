@@ -9,7 +9,7 @@ from assay.harness.attention.matrix import Case
 from assay.harness.evidence.cause import ReplayResult
 from assay.harness.offline.check_result import CheckResult, WorstOfMatrix
 from assay.harness.text import percent
-from assay.harness.verdict import UNEXPLAINED, Finding, serious
+from assay.harness.verdict import UNEXPLAINED, Finding, serious, with_evidence
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def interrupted(known: Known) -> CheckResult:
         result = known.result
         if not serious(result.findings):
             return replace(result, missing=(*result.missing, known.asked_for_more))
-        return replace(result, findings=_with_end(result.findings, known))
+        return replace(result, findings=tuple(with_evidence(result.findings, known.asked_for_more)))
     by_name = {case.name: case for case in cases}
     done = [record for record in known.computed if record[0] in by_name]
     computed = tuple(by_name[name] for name, _, _, _ in done)
@@ -91,11 +91,4 @@ def interrupted_replay(result: ReplayResult, known: Known) -> ReplayResult:
     """Make the result of a replay as it stood when the kernel ended its process."""
     if not serious(result.findings):
         return result
-    return result.model_copy(update={"findings": _with_end(result.findings, known)})
-
-
-def _with_end(findings: Sequence[Finding], known: Known) -> tuple[Finding, ...]:
-    """Add to the first serious finding how the process ended; return all findings."""
-    first = serious(findings)[0]
-    told = first.model_copy(update={"evidence": (*first.evidence, known.asked_for_more)})
-    return tuple(told if finding is first else finding for finding in findings)
+    return result.model_copy(update={"findings": tuple(with_evidence(result.findings, known.asked_for_more))})

@@ -12,7 +12,6 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -41,16 +40,6 @@ _TRIED = 3
 """Calls of a phase on all of which a kernel must raise before a run gives up without a server."""
 
 
-@dataclass(frozen=True)
-class _Watched(Backend):
-    """A kernel that notes each of its calls."""
-
-    watched: Kernel
-
-    def kernel(self) -> Kernel:
-        return self.watched
-
-
 def main() -> None:
     """Do the jobs, one after the other, in a process whose kernel can start only so many others, and none that outlives it."""
     keep(os.getppid())
@@ -67,9 +56,8 @@ def main() -> None:
         note(FIRST + one_line(_failing_first(jobs.first, kernel), 1_000))
     reader = Reader()
     if jobs.cause:
-        noted = _Watched(candidate.name, candidate.kind, kernel)
         cause = replay_recorded(
-            jobs.cause.pack, noted, jobs.cause.reproduce, jobs.cause.served, reader=reader,
+            jobs.cause.pack, candidate, jobs.cause.reproduce, jobs.cause.served, kernel=kernel, reader=reader,
             before_reading=lambda draft: note(DRAFT + CAUSE + draft.model_dump_json()),
         )  # fmt: skip
         note(CAUSE + cause.model_dump_json())

@@ -27,7 +27,7 @@ from assay.harness.localize.reading import WeightReading, read, row_errors
 from assay.harness.localize.threads import few_threads
 from assay.harness.offline.watcher import unwatched
 from assay.harness.picture import MAX_QUERIES, Picture
-from assay.harness.verdict import Finding, serious
+from assay.harness.verdict import Finding, serious, with_evidence
 
 try:
     from assay.harness.readout.asking import Compared
@@ -111,49 +111,41 @@ class Reader:
         )
 
     def observe(
-        self, findings: Sequence[Finding], kernel: Kernel, declared: Declaration, results: Sequence[CallResult]
+        self,
+        findings: Sequence[Finding],
+        kernel: Kernel,
+        declared: Declaration,
+        results: Sequence[CallResult],
+        recorded: bool = False,
     ) -> Observed:
         """Read a kernel whose findings want it, on calls that are made for it.
 
         Args:
-            findings: of a check.
+            findings: of a check, or on recorded calls.
             kernel: the kernel, which may raise. One that ends its process or never returns does so here too.
             declared: its declaration, with the noise that is allowed.
             results: what it computed.
-        """
-        if not self.wants(findings, results):
-            return Observed(tuple(findings))
-        found = self._read(kernel, declared, results)
-        if isinstance(found, ReadOut) and said(found):
-            found = _tried(found, results)
-        named = _with_evidence(findings, found) if isinstance(found, str) else with_operator(findings, found)
-        if serious(named)[0].picture is None:
-            named = _with_picture(named, kernel, declared, results)
-        return Observed(tuple(named), _light(found))
-
-    def observe_recorded(
-        self, findings: Sequence[Finding], kernel: Kernel, declared: Declaration, results: Sequence[CallResult]
-    ) -> Observed:
-        """Read a kernel that is wrong on recorded calls, on calls that are made for it.
-
-        The operator is said only if it gives the wrong outputs of the recorded calls too. If it does not, the picture is of the
-        smallest recorded call that fails. Arguments are those of `observe`.
+            recorded: whether these calls were recorded. Then the operator is said only if it gives their wrong outputs too, and
+                else the picture is of the smallest of them that fails.
         """
         if not self.wants(findings, results):
             return Observed(tuple(findings))
         found = self._read(kernel, declared, results)
         if isinstance(found, str):
-            named = _with_evidence(findings, found)
+            named = with_evidence(findings, found)
         elif not said(found):
+            named = with_operator(findings, found)
+        elif not recorded:
+            found = _tried(found, results)
             named = with_operator(findings, found)
         else:
             seen = held(found, _smallest(results))
             outputs = f"{seen.explained:,} of {seen.wrong:,} wrong outputs of the recorded calls"
             if seen.share >= _HELD_SHARE:
-                named = _with_evidence(with_operator(findings, _tried(found, results)), f"it gives {outputs}")
+                named = with_evidence(with_operator(findings, _tried(found, results)), f"it gives {outputs}")
             else:
                 other = f"on other calls the kernel computes this, which gives {outputs}: {found.sentence}"
-                named = _with_evidence(findings, other)
+                named = with_evidence(findings, other)
         if serious(named)[0].picture is None:
             named = _with_picture(named, kernel, declared, results)
         return Observed(tuple(named), _light(found))
@@ -179,12 +171,10 @@ class Reader:
             picture = None if found.reading is None else picture_of(found.reading[0], found.reading[1])
         except Exception as error:  # as in `read_kernel`
             return Observed(
-                tuple(_with_evidence(findings, f"nothing was read: {type(error).__name__}: {str(error)[:200]}"))
+                tuple(with_evidence(findings, f"nothing was read: {type(error).__name__}: {str(error)[:200]}"))
             )
         named = with_operator(findings, found.read)
-        first = serious(named)[0]
-        picture = picture or first.picture
-        shown = [finding.model_copy(update={"picture": picture}) if finding is first else finding for finding in named]
+        shown = with_evidence(named, picture=picture or serious(named)[0].picture)
         return Observed(tuple(shown), _light(found.read))
 
     def sentence(self, kernel: Kernel, declared: Declaration, result: CallResult) -> str:
@@ -357,7 +347,7 @@ def _with_picture(
     findings: Sequence[Finding], kernel: Kernel, declared: Declaration, results: Sequence[CallResult]
 ) -> list[Finding]:
     """Add to the first serious finding the picture of the smallest failing call, or why there is none; return all findings."""
-    first, smallest = serious(findings)[0], _smallest_failing(results)
+    smallest = _smallest_failing(results)
     if smallest is None:
         return list(findings)
     try:
@@ -365,22 +355,12 @@ def _with_picture(
             picture = picture_on(kernel, declared, smallest)
     except Exception as error:  # as in `read_kernel`
         picture = f"the call could not be read: {type(error).__name__}: {str(error)[:200]}"
-    if isinstance(picture, str):
-        return _with_evidence(findings, picture)
-    return [finding.model_copy(update={"picture": picture}) if finding is first else finding for finding in findings]
+    return with_evidence(findings, picture) if isinstance(picture, str) else with_evidence(findings, picture=picture)
 
 
 def _light(found: ReadOut | str) -> ReadOut | None:
     """Copy a read-out without its calls."""
     return None if isinstance(found, str) else replace(found, samples=())
-
-
-def _with_evidence(findings: Sequence[Finding], line: str) -> list[Finding]:
-    first = serious(findings)[0]
-    return [
-        finding.model_copy(update={"evidence": (*finding.evidence, line)}) if finding is first else finding
-        for finding in findings
-    ]
 
 
 def _dtypes(declared: Declaration, results: Sequence[CallResult]) -> tuple[str, ...] | None:

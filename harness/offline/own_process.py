@@ -166,7 +166,7 @@ def _done(work: Work[T], handover: Handover, names: Sequence[str], sender: Conne
         return lambda *given: sender.send_bytes(dumps(_Answer(_CALLED, (name, given)), handover.shared))
 
     try:
-        answer = _Answer(_RETURNED, work(handover.watcher(), {name: forwarded(name) for name in names}))
+        answer = _Answer(_RETURNED, work(handover.put, {name: forwarded(name) for name in names}))
     except BaseException as error:
         answer = _raised(error)
     if os.getpid() != process:
@@ -293,10 +293,8 @@ def serve(parent: int, pipe: int, records: int) -> None:
 
 def _here(work: Work[T], handover: Handover, callbacks: Callbacks) -> _Answer:
     """Do the work in this process."""
-    from assay.harness.offline.watcher import Watcher
-
     try:
-        return _Answer(_RETURNED, work(Watcher(), callbacks))
+        return _Answer(_RETURNED, work(lambda *_: None, callbacks))
     except Exception:
         raise
     except BaseException as error:

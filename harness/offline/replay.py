@@ -25,7 +25,7 @@ from assay.harness.localize.staged import diagnose_kernel, smallest_of_each
 from assay.harness.localize.threads import few_threads
 from assay.harness.offline.check_findings import breach
 from assay.harness.offline.observed import READ_OUT_S, Reader
-from assay.harness.offline.watcher import Watcher, watched
+from assay.harness.offline.watcher import Watcher, count_runs, watched
 from assay.harness.text import ranges
 from assay.harness.verdict import Finding, serious
 
@@ -72,60 +72,39 @@ def replay(
     calls = [_on_device(record.call) for record in chosen]
     within = GuardedKernel(kernel)
     guard, examined = Guard(within, kernels.declaration(kernel)), _Examined(pack, recorded, chosen)
-    counted = _counted(guard, _RUNS_OF_A_CALL * len(calls), progress)
+    counted = count_runs(guard, _RUNS_OF_A_CALL * len(calls), progress)
     start = time.monotonic()
     with few_threads(calls):
         try:
-            found = diagnose_kernel(counted, calls, reproduce, on_first=on_first)
+            run, found, first_finding_s = diagnose_kernel(counted, calls, reproduce, on_first=on_first)
         except (AssayError, KernelRefused):
             if not guard.breaches:
                 raise
             broken, seconds = _breaches(guard, calls, reproduce), time.monotonic() - start
             return _result(Backend.parse(candidate), KernelRun(()), examined, broken, seconds, seconds, ())
-        broken = _breaches(guard, [call for call, why in found.run.refused if why in guard.breaches], reproduce)
-        named = [
-            finding
-            for finding in found.findings
-            if finding.id != CALL_REFUSED or finding.diagnosis not in guard.breaches
-        ]
+        seconds = time.monotonic() - start
+        broken = _breaches(guard, [call for call, why in run.refused if why in guard.breaches], reproduce)
+        named = [finding for finding in found if finding.id != CALL_REFUSED or finding.diagnosis not in guard.breaches]
         broken += [
             breach(how, "recorded calls", (f"for example {describe(call)}",), reproduce)
             for call, how in within.written[:1]
         ]
-        smallest = smallest_call(guard, found.run, found.findings, candidate)
+        smallest = smallest_call(guard, run, found, candidate)
         named = smallest.named_in(named)
 
         envelope = {phase: _envelope([record for record in chosen if record.phase == phase]) for phase in phases}
 
         def result_of(findings: Sequence[Finding]) -> ReplayResult:
-            made = _result(
-                Backend.parse(candidate), found.run, examined, findings, found.seconds, found.first_finding_s, ()
-            )
+            made = _result(Backend.parse(candidate), run, examined, findings, seconds, first_finding_s, ())
             test = smallest.test(findings)
             return made.model_copy(update={"smallest": smallest.words, "test": test, "envelope": envelope})
 
         asked = kernel
         if watcher is not None:
-            watcher.stands(result_of((*named, *broken)))
+            watcher("stands", result_of((*named, *broken)))
             asked = watched(kernel, watcher)
-        observed = Reader(read_out).observe_recorded((*named, *broken), asked, guard.assay, found.run.results)
+        observed = Reader(read_out).observe((*named, *broken), asked, guard.assay, run.results, recorded=True)
     return result_of(observed.findings)
-
-
-def _counted(guard: Guard, total: int, progress: Callable[[int, int], None]) -> Kernel:
-    """Wrap the kernel to count its runs. A call that it refuses is not run again, so `total` may not be reached."""
-    done = 0
-
-    def run(call: AttentionCall) -> Tensor:
-        nonlocal done
-        try:
-            return guard(call)
-        finally:
-            done += 1
-            progress(done, total)
-
-    vars(run)["assay"] = guard.assay
-    return run
 
 
 def _breaches(guard: Guard, calls: Sequence[AttentionCall], reproduce: str) -> list[Finding]:
@@ -142,6 +121,7 @@ def replay_recorded(
     reproduce: str,
     served: bool = False,
     not_run: str = "",
+    kernel: Kernel | None = None,
     reader: Reader | None = None,
     before_reading: Callable[[ReplayResult], None] = lambda result: None,
 ) -> ReplayResult:
@@ -157,6 +137,7 @@ def replay_recorded(
         reproduce: a command that reproduces the findings.
         served: whether the candidate served the pack's server itself, so that the pack holds its outputs as the reference's.
         not_run: why a kernel is not run here; empty to run it.
+        kernel: the kernel that is run here, where it was loaded before; None to load it.
         reader: reads a wrong kernel; None not to ask it.
         before_reading: receives the result before a wrong kernel is read, which a kernel that hangs does not survive.
 
@@ -166,7 +147,8 @@ def replay_recorded(
     """
     start = time.monotonic()
     examined, run = _recorded_run(pack, candidate, served)
-    kernel = candidate.kernel() if candidate.is_kernel and not not_run else None
+    runs_here = candidate.is_kernel and not not_run
+    kernel = (kernel or candidate.kernel()) if runs_here else None
     findings = diagnose(run, reproduce)
     first_finding_s = time.monotonic() - start if findings else None
     why = not_run or "a backend of SGLang's runs only in a server"
@@ -192,7 +174,7 @@ def replay_recorded(
     if reader is None or not reader.wants(findings, run.results):
         return result
     before_reading(result)
-    observed = reader.observe_recorded(findings, kernel, kernels.declaration(kernel), run.results)
+    observed = reader.observe(findings, kernel, kernels.declaration(kernel), run.results, recorded=True)
     result = result.model_copy(update={"findings": observed.findings})
     if observed.read is None or observed.read.all.wrong:
         return result

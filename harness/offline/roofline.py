@@ -39,21 +39,14 @@ def work_of(call: AttentionCall) -> Work:
     return Work(2 * pairs * heads * call.q.shape[2], 2 * pairs * heads * call.v.shape[2], size)
 
 
-@dataclass(frozen=True)
-class DeviceLimits:
-    """A device's limits: dense operations per second by type of number, and bytes per second."""
-
-    flops: dict[str, float]
-    bytes: float
-
-
-_LIMITS: dict[str, DeviceLimits] = {
-    "H200": DeviceLimits(
-        {"torch.bfloat16": 989.5e12, "torch.float16": 989.5e12, "torch.float32": 67e12, "int8": 1979e12}, 4.8e12
-    )
+_LIMITS: dict[str, tuple[dict[str, float], float]] = {
+    "H200": ({"torch.bfloat16": 989.5e12, "torch.float16": 989.5e12, "torch.float32": 67e12, "int8": 1979e12}, 4.8e12)
 }
-"""By part of the device's name. NVIDIA's H200 data sheet (SXM): BF16/FP16 1,979 and INT8 3,958 trillion operations per second, both
-with sparsity, so half of that dense; FP32 67 (no tensor cores); 4.8 TB/s. Other devices have no stated limit."""
+"""Dense operations per second by type of number, and bytes per second, by part of the device's name.
+
+NVIDIA's H200 data sheet (SXM): BF16/FP16 1,979 and INT8 3,958 trillion operations per second, both with sparsity, so half of that
+dense; FP32 67 (no tensor cores); 4.8 TB/s. Other devices have no stated limit.
+"""
 
 
 def limit_s(call: AttentionCall, device: str, scheme: str = "") -> float | None:
@@ -64,9 +57,9 @@ def limit_s(call: AttentionCall, device: str, scheme: str = "") -> float | None:
         device: the device's name.
         scheme: quantisation that the kernel declares; with "int8_qk", scores count as int8 operations.
     """
-    limits = next((limits for part, limits in _LIMITS.items() if part in device), None)
-    if limits is None or str(call.q.dtype) not in limits.flops:
+    flops, bandwidth = next((limits for part, limits in _LIMITS.items() if part in device), ({}, 0.0))
+    if str(call.q.dtype) not in flops:
         return None
-    work, plain = work_of(call), limits.flops[str(call.q.dtype)]
-    scores = limits.flops["int8"] if scheme == "int8_qk" else plain
-    return max(work.qk_flops / scores + work.pv_flops / plain, work.bytes / limits.bytes)
+    work, plain = work_of(call), flops[str(call.q.dtype)]
+    scores = flops["int8"] if scheme == "int8_qk" else plain
+    return max(work.qk_flops / scores + work.pv_flops / plain, work.bytes / bandwidth)

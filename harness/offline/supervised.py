@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, ParamSpec, TypeVar
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
 from assay.harness.attention.call import Kernel
 from assay.harness.attention.matrix import Case
@@ -16,7 +15,7 @@ from assay.harness.offline.check_result import CheckResult
 from assay.harness.offline.interrupted import Known, interrupted, interrupted_replay
 from assay.harness.offline.kernel_matrix import named
 from assay.harness.offline.observed import Reader
-from assay.harness.offline.own_process import ended_early, in_own_process
+from assay.harness.offline.own_process import Callbacks, Work, ended_early, in_own_process
 from assay.harness.offline.watcher import Watcher
 
 P = ParamSpec("P")
@@ -25,17 +24,13 @@ _CALLBACKS = ("before_reading", "progress", "on_first")
 """Parameters that are functions of whoever asks for a check: they are called in its process, not in that of the kernel."""
 
 
-@dataclass(frozen=True)
-class Bound(Generic[T]):
-    """A function with its arguments, which can be pickled if they can."""
+def bound(function: Callable[..., T], *positional: Any, **named: Any) -> Work[T]:
+    """Make work of a function that takes a `watcher`, with its arguments. It can be pickled if they can."""
+    return functools.partial(_do, functools.partial(function, *positional, **named))
 
-    function: Callable[..., T]
-    positional: Sequence[Any]
-    named: Mapping[str, Any]
 
-    def __call__(self, watcher: Watcher, callbacks: Mapping[str, Callable[..., None]]) -> T:
-        """Call the function, with a watcher and callbacks."""
-        return self.function(*self.positional, **self.named, **callbacks, watcher=watcher)
+def _do(function: Callable[..., T], watcher: Watcher, callbacks: Callbacks) -> T:
+    return function(watcher=watcher, **callbacks)
 
 
 def _in_own_process_of(ended: Callable[[Known], T]) -> Callable[[Callable[P, T]], Callable[P, T]]:
@@ -53,7 +48,7 @@ def _in_own_process_of(ended: Callable[[Known], T]) -> Callable[[Callable[P, T]]
             callbacks: Any = {name: kwargs[name] for name in _CALLBACKS if name in kwargs}
             named = {name: value for name, value in kwargs.items() if name not in callbacks}
             shared = [*filter(callable, args), named.get("kernel"), *cases]
-            return in_own_process(Bound(function, args, named), ended, shared=shared, callbacks=callbacks)
+            return in_own_process(bound(function, *args, **named), ended, shared=shared, callbacks=callbacks)
 
         return apart
 
@@ -94,7 +89,7 @@ def check_and_read(kernel: str | Kernel, case: Case, again: str, reader: Reader)
     Returns:
         The result, and the reader with what it has read.
     """
-    work: Bound[tuple[CheckResult, Reader]] = Bound(_check_and_read, (kernel, case, again, reader), {})
+    work = bound(_check_and_read, kernel, case, again, reader)
     shared = (kernel, named(kernel)[1], case)
     return in_own_process(work, lambda known: (_of_check(known), reader), shared=shared)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import mmap
 import os
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from assay.harness.attention.call import AttentionCall, Kernel, tensor_of
@@ -15,75 +17,64 @@ from assay.harness.localize.diagnose import describe
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from assay.harness.attention.matrix import Case
-    from assay.harness.evidence.cause import ReplayResult
-    from assay.harness.offline.check_result import CheckResult
+
+COPY_S = 2.0
+"""Seconds that a call waits for a copy of its process to return too."""
+_forks = [0]
+"""How often this process has called `os.fork`."""
+os.register_at_fork(after_in_parent=lambda: _forks.__setitem__(0, _forks[0] + 1))
 
 
 class CopiedError(Exception):
     """A kernel forked its process, and a call returned in the copy too."""
 
 
-class Watcher:
-    """Receives what a check does. This one ignores it."""
+Watcher = Callable[..., None]
+"""Receives what a check does, as records: the name of one, and what belongs to it.
 
-    def asked(self, kernel: str, cases: Sequence[Case], again: str) -> None:
-        """Take the kernel's name, the cases that it is about to compute, and a command that repeats the check."""
-
-    def begins(self, call: AttentionCall) -> None:
-        """Note that the kernel gets a call."""
-
-    def ends(self) -> None:
-        """Note that it has returned, or raised."""
-
-    def computed(self, case: Case, fails: bool, own: float, bound: float) -> None:
-        """Take a case that was computed: whether it is out of bounds, own error and bound of its worst cell and head.
-
+    "asked": the kernel's name, the cases that it is about to compute, and a command that repeats the check.
+    "begins": a call in words, which the kernel gets.
+    "ends": it has returned, or raised.
+    "computed": the name of a case that was computed, whether it is out of bounds, own error and bound of its worst cell and head.
         Of a case that is less close to its bound than an earlier one, the bound may be a lower limit of its own.
-        """
-
-    def stands(self, result: CheckResult | ReplayResult) -> None:
-        """Take what is known so far. The kernel is about to get calls beyond the matrix."""
+    "stands": the result as far as it is known. The kernel is about to get calls beyond the matrix.
+"""
 
 
-class Records(Watcher):
-    """Makes a record of what it receives: a name, and what belongs to it.
+def count_runs(kernel: Kernel, total: int, progress: Callable[[int, int], None]) -> Kernel:
+    """Wrap the kernel to report after each of its first `total` runs how many there were. It declares what it declared."""
+    runs = itertools.count(1)
 
-    Args:
-        put: receives each record.
-    """
+    def counted(call: AttentionCall) -> Tensor:
+        try:
+            return tensor_of(kernel(call))
+        finally:
+            if (done := next(runs)) <= total:
+                progress(done, total)
 
-    def __init__(self, put: Callable[..., None]) -> None:
-        self._put = put
-
-    def asked(self, kernel: str, cases: Sequence[Case], again: str) -> None:
-        self._put("asked", kernel, tuple(cases), again)
-
-    def begins(self, call: AttentionCall) -> None:
-        self._put("begins", describe(call))
-
-    def ends(self) -> None:
-        self._put("ends")
-
-    def computed(self, case: Case, fails: bool, own: float, bound: float) -> None:
-        self._put("computed", case.name, fails, own, bound)
-
-    def stands(self, result: CheckResult | ReplayResult) -> None:
-        self._put("stands", result)
+    vars(counted)["assay"] = declaration(kernel)
+    return counted
 
 
 def watched(kernel: Kernel, watcher: Watcher) -> Kernel:
     """Wrap the kernel to report each call to the watcher; on a GPU, a call ends once it is computed.
 
-    A copy of the process that the kernel forks ends where its call returns: it would go on with the check, and fork again. The
-    kernel gets no further call then; each raises `CopiedError`.
+    A copy of the process that the kernel forks ends where its call returns: it would go on with the check, and fork again. That
+    call raises `CopiedError` then, and so does each further one, which the kernel does not get. Where the kernel forks with
+    `os.fork`, its call waits for the copy up to `COPY_S`, once: what else is forked does not return from the call.
     """
     process, copied = os.getpid(), mmap.mmap(-1, 1)  # memory that copies of the process share
+    waited = False
 
-    def forward(call: AttentionCall) -> Tensor:
+    def refuse_copied() -> None:
         if copied[0]:
             raise CopiedError("it forked its process, and its call returned in the copy too")
-        watcher.begins(call)
+
+    def forward(call: AttentionCall) -> Tensor:
+        nonlocal waited
+        refuse_copied()
+        forks = _forks[0]
+        watcher("begins", describe(call))
         try:
             out = tensor_of(kernel(call))
             if call.q.is_cuda:
@@ -95,7 +86,12 @@ def watched(kernel: Kernel, watcher: Watcher) -> Kernel:
             if os.getpid() != process:
                 copied[0] = 1
                 os._exit(0)
-            watcher.ends()
+            watcher("ends")
+            if _forks[0] > forks and not waited:
+                waited, end = True, time.monotonic() + COPY_S
+                while not copied[0] and time.monotonic() < end:
+                    time.sleep(0.01)
+            refuse_copied()
 
     functools.update_wrapper(forward, kernel, updated=())
     vars(forward).update(assay=declaration(kernel), watched=kernel)

@@ -8,8 +8,9 @@ often each row counts. Expressions are sought that give the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import numpy as np
 
@@ -19,9 +20,9 @@ from assay.harness.readout.edges import Amount, Sum, amounts_of, plain_sums
 from assay.harness.readout.features import Ints
 from assay.harness.readout.forms import Fit
 from assay.harness.readout.mining import Table
-from assay.harness.readout.operators import Effect
+from assay.harness.readout.operators import Told
 from assay.harness.readout.queries import Queries
-from assay.harness.readout.samples import Explained, every
+from assay.harness.readout.samples import Sample, every
 
 _MOST_ROWS, _LEAST_KEYS = 40, 4
 """Rows that expressions are compared with, and keys of a row from which on it says something."""
@@ -39,26 +40,17 @@ _Rows = Callable[[AttentionCall], Ints]
 """(call) -> the packed row that each packed key is read from, int64 [total_k]; total_k for a row of zeros."""
 
 
-@dataclass(frozen=True)
-class Moved(Effect):
-    """Rows of K, V or both are read from elsewhere.
+def moved(what: str, words: str, row: _Rows, cost: float = 1.0) -> Told:
+    """Rows of K, V or both are read from elsewhere: from another row, which as seen from key j is in words "key j + 1"."""
+    some = {"k": "K of key j is", "v": "V of key j is", "kv": "K and V of key j are"}[what]
+    return Told(f"{some} read from {words}", _moved, (what, row), cost)
 
-    Attributes:
-        what: "k", "v" or "kv".
-        words: the other row in words, as seen from key j: "key j + 1".
-        row: where it is.
-    """
 
-    what: str
-    words: str
-    row: _Rows = field(compare=False)
-    cost: float = 1.0
-
-    def outputs(self, queries: Queries) -> Numbers:
-        to, scores, v = self.row(queries.call), queries.own_scores, queries.values
-        if "k" in self.what:
-            scores = _padded(scores, -1)[..., to]
-        return queries.attended(scores, _padded(v, 0)[to] if "v" in self.what else v)
+def _moved(queries: Queries, what: str, row: _Rows) -> Numbers:
+    to, scores, v = row(queries.call), queries.own_scores, queries.values
+    if "k" in what:
+        scores = _padded(scores, -1)[..., to]
+    return queries.attended(scores, _padded(v, 0)[to] if "v" in what else v)
 
 
 def _padded(x: Numbers, axis: int) -> Numbers:
@@ -101,40 +93,28 @@ _INDICES: tuple[Amount, ...] = (
 """What an index may be made of: pages and rings, forwards and from the end."""
 
 
-@dataclass(frozen=True)
-class _Address:
-    """(call) -> the packed row at which each packed key is looked for, int64 [total_k]; negative and larger ones are no rows.
+def _looked_for(part: _Part, at: Sum, call: AttentionCall) -> Ints:
+    """Return the packed row at which each packed key is looked for; as many as there are, which stands for zeros, where it is none.
 
-    Attributes:
-        start: where its sequence is thought to begin; None for where it does.
-        index: the index at which key j is looked for; None for j.
+    Args:
+        part: "start" if the sum is where the key's sequence is thought to begin, "index" if it is the index of the key there.
+        at: the sum.
+        call: the call.
     """
+    table, rows = _key_table(call), call.k.shape[0]
+    row: Ints = at.of(table) + table[_OTHER_PART[part]]
+    return np.where((row >= 0) & (row < rows), row, rows)
 
-    start: Sum | None = None
-    index: Sum | None = None
 
-    def __call__(self, call: AttentionCall) -> Ints:
-        return self.of(_key_table(call), call.k.shape[0])
+def _address_words(part: _Part, at: Sum) -> str:
+    if part == "index":
+        return f"key {at.words}"
+    return f"packed row {at.words} + j" if at.amounts else "packed row j"
 
-    def of(self, table: Table, rows: int) -> Ints:
-        """The row of each key of a table; as many as there are, which stands for zeros, where it is none."""
-        start = table["k_start"] if self.start is None else self.start.of(table)
-        row: Ints = start + (table["j"] if self.index is None else self.index.of(table))
-        return np.where((row >= 0) & (row < rows), row, rows)
 
-    @property
-    def cost(self) -> float:
-        """Strangeness: how far-fetched it is."""
-        return sum(part.cost for part in (self.start, self.index) if part is not None)
-
-    @property
-    def words(self) -> str:
-        """The row in words."""
-        if self.start is None:
-            assert self.index is not None
-            return f"key {self.index.words}"
-        index = "j" if self.index is None else self.index.words
-        return f"packed row {self.start.words} + {index}" if self.start.amounts else f"packed row {index}"
+_Part = Literal["start", "index"]
+_OTHER_PART: dict[_Part, str] = {"start": "j", "index": "k_start"}
+"""Feature of a key that is added to what is wrong of its address."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +145,7 @@ class _Row:
         return np.asarray((indices[:, known] == self.read[known]).all(1))
 
 
-def addresses(readings: Sequence[Explained]) -> Iterable[Effect]:
+def addresses(readings: Sequence[Sample]) -> Iterable[Told]:
     """Effects that look for K, V or both at a wrong address."""
     for what, forms in (("kv", ("keys", "keys-and-mass")), ("v", ("values",)), ("k", ("scored",))):
         fits = every(readings, *forms)
@@ -175,11 +155,11 @@ def addresses(readings: Sequence[Explained]) -> Iterable[Effect]:
             continue
         for words, to in POOLS:
             if all(row.given(to(row.call)[row.keys][None]).all() for row in rows):
-                yield Moved(what, words, to, cost=_COST + 0.5)
-        options = [_Address(start=start) for start in _matching(rows, [Sum(()), *plain_sums(_STARTS)], "start")]
-        options += [_Address(index=index) for index in _matching(rows, _index_sums(), "index")]
-        for address in sorted(options, key=lambda option: option.cost)[:_RIVALS]:
-            yield Moved(what, address.words, address, cost=_COST + address.cost)
+                yield moved(what, words, to, cost=_COST + 0.5)
+        sums: dict[_Part, list[Sum]] = {"start": [Sum(()), *plain_sums(_STARTS)], "index": _index_sums()}
+        options = [(part, at) for part, some in sums.items() for at in _matching(rows, some, part)]
+        for part, at in sorted(options, key=lambda option: option[1].cost)[:_RIVALS]:
+            yield moved(what, _address_words(part, at), partial(_looked_for, part, at), cost=_COST + at.cost)
 
 
 def _slots(size: int, call: AttentionCall) -> Ints:
@@ -214,7 +194,7 @@ def _index_sums() -> list[Sum]:
     return single + added + [Sum(((1, a), (-1, b))) for a in _INDICES for b in _INDICES if a is not b]
 
 
-def _matching(rows: Sequence[_Row], sums: Sequence[Sum], part: str) -> list[Sum]:
+def _matching(rows: Sequence[_Row], sums: Sequence[Sum], part: _Part) -> list[Sum]:
     """The sums that give what was read of every row."""
     left = list(sums)
     for row in rows:
@@ -225,13 +205,13 @@ def _matching(rows: Sequence[_Row], sums: Sequence[Sum], part: str) -> list[Sum]
         values = np.array(
             [sum((sign * amounts[amount] for sign, amount in option.amounts), zero) + option.plus for option in left]
         )
-        indices = values + row.table["j" if part == "start" else "k_start"]
+        indices = values + row.table[_OTHER_PART[part]]
         indices = np.where((indices >= 0) & (indices < row.rows), indices, row.rows)
         left = [option for option, ok in zip(left, row.given(indices), strict=True) if ok]
     return left
 
 
-def _row(reading: Explained, place: int, fit: Fit) -> _Row | None:
+def _row(reading: Sample, place: int, fit: Fit) -> _Row | None:
     queries, (t, h) = reading.queries, divmod(place, reading.queries.heads)
     should = np.flatnonzero(queries.visible[t])
     if fit.keys is None or not _LEAST_KEYS <= len(should) <= _MOST_READ:

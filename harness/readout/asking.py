@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from assay.harness.attention.call import AttentionCall, Mask
 from assay.harness.localize.reading import Flags, row_errors
 from assay.harness.readout.features import row_table
+from assay.harness.readout.forms import Tolerance
 from assay.harness.readout.mining import Condition
 from assay.harness.readout.probing import STEEP, CallPlan, Prober, drawn_plans, plan_of, varied_plans
 from assay.harness.readout.queries import Queries
-from assay.harness.readout.samples import LOOSE, Exactness, Sample
+from assay.harness.readout.samples import LOOSE, Sample
 
 Compared = tuple[AttentionCall, float]
 """A call that a kernel was given before, and the relative error of a query, L1, from which on it is wrong."""
@@ -35,10 +36,11 @@ class Asker:
         prober: the kernel.
         data: see `CallPlan.data`.
         dtype: of the calls.
-        exactness: what counts as wrong.
+        error: relative error of a query from which on it is wrong.
         seed: of the data, and of what is drawn.
         slow: whether the kernel is slow, so that long calls are left out and fewer are made.
         compared: calls that it was given before, of which those of this dtype are asked for.
+        tolerance: of readings.
         samples: what was seen so far.
         causal_only: whether calls without a causal mask are left out.
         not_causal_note: whether calls without a causal mask are wrong in a way of their own, which is not read: most kernels get
@@ -48,10 +50,11 @@ class Asker:
     prober: Prober
     data: str
     dtype: torch.dtype
-    exactness: Exactness
+    error: float = 3e-4
     seed: int = 0
     slow: bool = False
     compared: Sequence[Compared] = ()
+    tolerance: Tolerance = field(default_factory=Tolerance, init=False)
     samples: list[Sample] = field(default_factory=list, init=False)
     causal_only: bool = field(default=False, init=False)
     not_causal_note: bool = field(default=False, init=False)
@@ -72,7 +75,7 @@ class Asker:
         before = len(self.samples)
         for call, error in self.compared:
             if call.causal or not self.causal_only:
-                self._ask(plan_of(call, COMPARED_DATA), call, max(error, self.exactness.error))
+                self._ask(plan_of(call, COMPARED_DATA), call, max(error, self.error))
         wrong = [sample.plan for sample in self.samples[before:] if sample.bad.any()]
         if wrong:
             base = replace(min(wrong, key=lambda plan: plan.size), data=self.data)
@@ -83,14 +86,14 @@ class Asker:
 
     def screen(self, plans: Iterable[CallPlan], fresh: bool = False, meeting: Condition | None = None) -> None:
         """Ask for the calls, and keep some queries of each: some that meet a condition among them, if one is given."""
-        least = {"scores": LOOSE, "steep": STEEP * self.exactness.error}
+        least = {"scores": LOOSE, "steep": STEEP * self.error}
         for plan in plans:
             if self.causal_only and not plan.causal:
                 continue
             seed = plan.seed + 1_000_003 * self.seed
             dim, value_dim = self.prober.nearest_shape(plan.head_dim, plan.value_dim)
             call = replace(plan, seed=seed, head_dim=dim, value_dim=value_dim).make(self.prober.device)
-            self._ask(plan, call, least.get(plan.data, self.exactness.error), fresh, meeting)
+            self._ask(plan, call, least.get(plan.data, self.error), fresh, meeting)
 
     def _ask(
         self, plan: CallPlan, call: AttentionCall, error: float, fresh: bool = False, meeting: Condition | None = None
@@ -152,12 +155,11 @@ class Asker:
                 return False
         return True
 
-    def judge_by(self, exactness: Exactness) -> None:
-        """Judge what was seen so far, and what follows, by this."""
-        self.exactness = exactness
+    def judge_by(self, error: float, tolerance: Tolerance) -> None:
+        """Judge what was seen so far, and what follows, by this error, and read weights with this tolerance."""
+        self.error, self.tolerance = error, tolerance
         for sample in self.samples:
-            sample.error = exactness.error
-            sample.bad = sample.errors > exactness.error
+            sample.error, sample.bad = error, sample.errors > error
 
     def _rows(self, wrong: Flags) -> NDArray[np.int64]:
         bad, good = np.flatnonzero(wrong), np.flatnonzero(~wrong)

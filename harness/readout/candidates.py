@@ -5,25 +5,15 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 
 from assay.harness.localize.reading import Flags, Numbers
 from assay.harness.readout.dims import TAILS, Answer, lost_dims
-from assay.harness.readout.edges import Blocks, Search, amounts_of, edges
-from assay.harness.readout.effects import (
-    MERGES,
-    PART_MERGES,
-    PARTS,
-    Constant,
-    Merged,
-    Scale,
-    ScaleAndTimes,
-    Times,
-    block_scales,
-)
-from assay.harness.readout.elsewhere import SOURCES, FromElsewhere, OtherKvHead, RowSource
+from assay.harness.readout.edges import Search, amounts_of, edges
+from assay.harness.readout.effects import MERGES, PART_MERGES, PARTS, block_scales, constant, merged, multiplied
+from assay.harness.readout.elsewhere import SOURCES, RowSource, from_elsewhere, other_kv_head
 from assay.harness.readout.features import PAIR_TERMS, ROW_TERMS, Ints, chosen, joined
 from assay.harness.readout.forms import Fit
 from assay.harness.readout.formulas import DESCALES, QUANTISED, SCALES, TIMES, constant_formula
@@ -31,8 +21,8 @@ from assay.harness.readout.key_factors import KeyFactor, KeyFactors
 from assay.harness.readout.mining import Table, Term, Value, mine, mine_values
 from assay.harness.readout.operators import Effect
 from assay.harness.readout.queries import Queries
-from assay.harness.readout.samples import Explained, common, every, near
-from assay.harness.readout.softmaxes import Exponential, online_softmaxes
+from assay.harness.readout.samples import Sample, common, every, near
+from assay.harness.readout.softmaxes import exponential, online_softmaxes
 
 _PLAIN = 3.5
 """Cost of a rule that is plain enough not to look for another."""
@@ -44,16 +34,11 @@ _MANY_KEYS = 160
 """Keys of a row from which on only some are looked at: odd ones, their neighbours, the ends, and some between."""
 
 
-@dataclass(frozen=True)
-class _Row:
-    """A query and head, and the factor of each packed key, [total_k]; None for a right one."""
-
-    queries: Queries
-    place: int
-    factors: Numbers | None
+_Row = tuple[Queries, int, "Numbers | None"]
+"""Queries, the place of one of them and a head, and the factor of each packed key there, [total_k]; None for a right one."""
 
 
-def key_factors(readings: Sequence[Explained], negatives: Sequence[Queries] = ()) -> list[KeyFactors]:
+def key_factors(readings: Sequence[Sample], negatives: Sequence[Queries] = ()) -> list[KeyFactors]:
     """Rules on which keys are seen and how much, mined from what was read; cheapest first.
 
     Args:
@@ -68,11 +53,11 @@ def key_factors(readings: Sequence[Explained], negatives: Sequence[Queries] = ()
     # In a short row either form may fit; most rows say which it is.
     of_all = sum(fit.form == "keys-of-all" for _, _, fit in fits) > len(fits) / 2
     denominator = "all" if of_all else "counted"
-    wrong = [
-        _Row(reading.queries, place, fit.keys) for reading, place, fit in fits if of_all == (fit.form == "keys-of-all")
+    wrong: list[_Row] = [
+        (reading.queries, place, fit.keys) for reading, place, fit in fits if of_all == (fit.form == "keys-of-all")
     ]
     right = _right_rows(readings, negatives)
-    counted = [_Row(row.queries, row.place, _counted(row.factors)) for row in wrong if row.factors is not None]
+    counted = [(queries, place, _counted(factors)) for queries, place, factors in wrong if factors is not None]
     rules: list[KeyFactors] = []
     # With the right rows, a rule says also where the effect shows; without them, that is left to the condition on queries.
     for rows in ([*wrong, *right], wrong, [*counted, *right], counted):
@@ -84,14 +69,14 @@ def key_factors(readings: Sequence[Explained], negatives: Sequence[Queries] = ()
     return sorted(dict.fromkeys(rules), key=lambda rule: rule.cost)
 
 
-def _right_rows(readings: Sequence[Explained], negatives: Sequence[Queries]) -> list[_Row]:
-    rows = [
-        _Row(reading.queries, int(n), None) for reading in readings for n in np.flatnonzero(reading.right)[:_RIGHT_ROWS]
+def _right_rows(readings: Sequence[Sample], negatives: Sequence[Queries]) -> list[_Row]:
+    rows: list[_Row] = [
+        (reading.queries, int(n), None) for reading in readings for n in np.flatnonzero(~reading.bad)[:_RIGHT_ROWS]
     ]
     draw = np.random.default_rng(0)
     for queries in negatives:
         places = draw.permutation(len(queries.table["row"]))[:_OTHER_ROWS]
-        rows += [_Row(queries, int(place), None) for place in places]
+        rows += [(queries, int(place), None) for place in places]
     return rows
 
 
@@ -129,15 +114,15 @@ def _universes(rows: Sequence[_Row]) -> Iterable[tuple[str, Table, Numbers]]:
     """For each universe of `KeyFactor` that has keys: features of the keys that are looked at, and their factors."""
     universes: dict[str, list[tuple[Table, Numbers]]] = {"seen": [], "hidden": [], "foreign": []}
     draw = np.random.default_rng(0)
-    for row in rows:
-        queries, (t, h) = row.queries, divmod(row.place, row.queries.heads)
+    for queries, place, factors in rows:
+        t, h = divmod(place, queries.heads)
         seen, own = queries.visible[t], queries.own_rows[t]
-        actual = seen.astype(float) if row.factors is None else row.factors
+        actual = seen.astype(float) if factors is None else factors
         faint = seen & (queries.weights[t, h, queries.own[h]] < _FAINT)
         for name, inside in (("seen", seen & ~faint), ("hidden", own & ~seen), ("foreign", ~own)):
             keys = _looked_at(inside, actual != float(name == "seen"), draw)
             if len(keys):
-                features = chosen(queries.pairs, keys + row.place * queries.call.k.shape[0])
+                features = chosen(queries.pairs, keys + place * queries.call.k.shape[0])
                 universes[name].append((features, actual[keys]))
     for name, pieces in universes.items():
         if pieces:
@@ -169,8 +154,8 @@ def general_effects(answers: Sequence[Answer]) -> Iterable[Effect]:
     """
     yield from lost_dims(answers)
     yield from TAILS
-    yield from (Times(formula, cost=1.5) for formula in TIMES)
-    yield from (ScaleAndTimes(*both) for both in DESCALES)
+    yield from (multiplied(output=formula, cost=1.5) for formula in TIMES)
+    yield from (multiplied(*both, cost=2.0) for both in DESCALES)
     yield from block_scales()
     yield from online_softmaxes()
     yield from _multiplied(answers)
@@ -185,7 +170,8 @@ def _multiplied(answers: Sequence[Answer]) -> Iterable[Effect]:
             factor: Numbers = (given * right).sum(-1) / (right * right).sum(-1)
             gaps = np.abs(given - factor[:, None] * right).sum(-1) / np.abs(given).sum(-1)
         factors += factor[np.nan_to_num(gaps, nan=np.inf) < _FLAT][:_ROWS].tolist()
-    yield from (Times(constant_formula(factor), cost=1.4) for factor in (common(factors, 2) if factors else []))
+    fitted = common(factors, 2) if factors else []
+    yield from (multiplied(output=constant_formula(factor), cost=1.4) for factor in fitted)
 
 
 _MOST_SOURCES = 16
@@ -200,7 +186,7 @@ _SHARE = 0.15
 """Share of the rows that a source must explain: where two heads are swapped, each source is that of half of the rows at most."""
 
 
-def effects_of(readings: Sequence[Explained], negatives: Sequence[Queries] = ()) -> Iterable[Effect]:
+def effects_of(readings: Sequence[Sample], negatives: Sequence[Queries] = ()) -> Iterable[Effect]:
     """Effects that could have made these weights, without conditions.
 
     Args:
@@ -218,15 +204,15 @@ def effects_of(readings: Sequence[Explained], negatives: Sequence[Queries] = ())
     yield from _merges(readings)
 
 
-def _constants(readings: Sequence[Explained]) -> Iterable[Effect]:
+def _constants(readings: Sequence[Sample]) -> Iterable[Effect]:
     if every(readings, "zero"):
-        yield Constant(0.0)
+        yield constant(0.0)
     numbers = Counter(round(fit.number, 5) for _, _, fit in every(readings, "constant"))
     for value, _ in numbers.most_common(3):
-        yield Constant(value, cost=1.0)
+        yield constant(value, cost=1.0)
 
 
-def _scales(readings: Sequence[Explained]) -> Iterable[Effect]:
+def _scales(readings: Sequence[Sample]) -> Iterable[Effect]:
     fits = every(readings, "scale")
     if not fits:
         return
@@ -234,19 +220,19 @@ def _scales(readings: Sequence[Explained]) -> Iterable[Effect]:
     for formula in (*SCALES, *QUANTISED):
         hits = [near(float(formula.of(reading.queries)[place]), fit.number) for reading, place, fit in some]
         if sum(hits) >= max(2, 0.4 * len(hits)):
-            yield Scale(formula, cost=0.8 + 0.6 * (formula in QUANTISED))
+            yield multiplied(formula, cost=0.8 + 0.6 * (formula in QUANTISED))
     for value in common([fit.number for _, _, fit in fits]):
-        yield Scale(constant_formula(value), cost=1.2)
+        yield multiplied(constant_formula(value), cost=1.2)
 
 
-def _exponentials(readings: Sequence[Explained]) -> Iterable[Effect]:
+def _exponentials(readings: Sequence[Sample]) -> Iterable[Effect]:
     """Functions in place of exp(score) that many of the rows with one have in common."""
-    counts = Counter(fit.law for _, _, fit in every(readings, "bent") if fit.law is not None)
+    counts = Counter(fit.law for _, _, fit in every(readings, "bent"))
     rows = len({(id(reading), place) for reading, place, _ in every(readings, "bent")})
-    yield from (Exponential(law) for law, count in counts.most_common() if count >= max(2, _SHARE * rows))
+    yield from (exponential(law) for law, count in counts.most_common() if count >= max(2, _SHARE * rows))
 
 
-def _masses(readings: Sequence[Explained]) -> Iterable[Effect]:
+def _masses(readings: Sequence[Sample]) -> Iterable[Effect]:
     """Outputs that are multiplied, and denominators that count too many keys."""
     fits = [
         (reading, place, fit)
@@ -256,13 +242,13 @@ def _masses(readings: Sequence[Explained]) -> Iterable[Effect]:
     if not fits:
         return
     for formula in TIMES:
-        yield Times(formula, cost=1.0)
+        yield multiplied(output=formula)
     for factor in common([fit.mass for _, _, fit in fits]):
-        yield Times(constant_formula(factor), cost=1.2)
+        yield multiplied(output=constant_formula(factor), cost=1.2)
     yield from _phantoms(fits)
 
 
-def _phantoms(fits: Sequence[tuple[Explained, int, Fit]]) -> Iterable[Effect]:
+def _phantoms(fits: Sequence[tuple[Sample, int, Fit]]) -> Iterable[Effect]:
     """Denominators that count too many keys: what is too much is a whole number, since exp(0) = 1."""
     counts = np.array([fit.phantom for _, _, fit in fits])
     whole = np.abs(counts - np.round(counts)) < np.minimum(0.02 * np.maximum(1, np.abs(counts)), 0.1)
@@ -276,7 +262,7 @@ def _phantoms(fits: Sequence[tuple[Explained, int, Fit]]) -> Iterable[Effect]:
     # Numbers of keys, or of blocks, by sums of lengths.
     for size in (1, *_BLOCKS):
         for count in _COUNTS(table, wanted * size)[:2]:
-            yield KeyFactors((), phantom=count if size == 1 else Blocks(count, size), cost=1.8 + count.cost)
+            yield KeyFactors((), phantom=replace(count, block=size), cost=1.8 + count.cost)
 
 
 _BLOCKS = (16, 32, 64, 128)
@@ -293,12 +279,12 @@ _PHANTOMS: tuple[Term, ...] = tuple(term for term in ROW_TERMS if not (term.word
 """What the number of keys that are counted in vain may follow: amounts of one feature, such as a length or its rest in a block."""
 
 
-def _table(places: Sequence[tuple[Explained, int, object]]) -> Table:
+def _table(places: Sequence[tuple[Sample, int, object]]) -> Table:
     """Features of places in readings."""
     return joined([chosen(reading.queries.table, np.array([place])) for reading, place, _ in places])
 
 
-def _kv_heads(readings: Sequence[Explained]) -> Iterable[Effect]:
+def _kv_heads(readings: Sequence[Sample]) -> Iterable[Effect]:
     for form, what in (("kv", "kv"), ("values", "v"), ("scored", "k")):
         rows = [
             (reading, place, kv)
@@ -309,7 +295,7 @@ def _kv_heads(readings: Sequence[Explained]) -> Iterable[Effect]:
             yield from _other_kv_heads(rows, what)
 
 
-def _kv_head(reading: Explained, place: int, fit: Fit) -> int | None:
+def _kv_head(reading: Sample, place: int, fit: Fit) -> int | None:
     """The kv head that a row reads its keys or values from, in their right rows; None if it reads other rows too."""
     if fit.form == "kv":
         return fit.kv
@@ -320,21 +306,21 @@ def _kv_head(reading: Explained, place: int, fit: Fit) -> int | None:
     return int(kv[0]) if plain and kv[0] != reading.queries.own[place % reading.queries.heads] else None
 
 
-def _other_kv_heads(rows: Sequence[tuple[Explained, int, int]], what: str) -> Iterable[Effect]:
+def _other_kv_heads(rows: Sequence[tuple[Sample, int, int]], what: str) -> Iterable[Effect]:
     table = _table(rows)
     wanted, count = np.array([kv for _, _, kv in rows]), table["kv_heads"]
     options = [Value(Term("kv"), by) for by in (1, -1, 2)] + [Value(Term("head")), Value(Term("member"))]
     options += [Value(None, int(kv)) for kv in np.unique(wanted)[:4]]
     for value in options:
         if (value.of(table) % count == wanted).mean() > 0.4:
-            yield OtherKvHead(value, what, cost=0.8 + value.cost)
+            yield other_kv_head(value, what, cost=0.8 + value.cost)
 
 
-def _sources(readings: Sequence[Explained], form: str) -> Iterable[Effect]:
+def _sources(readings: Sequence[Sample], form: str) -> Iterable[Effect]:
     """Sources that many rows of a form are explained by."""
     wanted: dict[int, dict[int, set[tuple[int, int]]]] = {}
     for number, reading in enumerate(readings):
-        for place, fit in reading.having(form):
+        for _, place, fit in every([reading], form):
             wanted.setdefault(number, {}).setdefault(place, set()).add(fit.source)
     total = sum(len(places) for places in wanted.values())
     if not total:
@@ -350,12 +336,12 @@ def _sources(readings: Sequence[Explained], form: str) -> Iterable[Effect]:
     plain = {which: sorted(some, key=lambda candidate: candidate.cost)[:_RIVALS] for which, some in alike.items()}
     best = sorted(plain, key=lambda which: sum(which) / total - _FAR * plain[which][0].cost, reverse=True)
     for source in (source for which in best[:_MOST_SOURCES] for source in plain[which]):
-        yield FromElsewhere(source, form, cost=1.0 + source.cost + 0.3 * (form == "query"))
+        yield from_elsewhere(source, form, cost=1.0 + source.cost + 0.3 * (form == "query"))
 
 
-def _merges(readings: Sequence[Explained]) -> Iterable[Effect]:
+def _merges(readings: Sequence[Sample]) -> Iterable[Effect]:
     if every(readings, "pieces"):
         for block, law in itertools.product(PARTS, MERGES):
-            yield Merged(block, law)
+            yield merged(block, law)
         for law in PART_MERGES:
-            yield Merged(0, law)
+            yield merged(0, law)

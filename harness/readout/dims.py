@@ -2,51 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from assay.harness.localize.reading import Flags, Numbers
 from assay.harness.readout.features import Ints, joined
 from assay.harness.readout.mining import Condition, Literal, Term, mine
-from assay.harness.readout.operators import Effect
+from assay.harness.readout.operators import Told
 from assay.harness.readout.queries import Queries, einsum
 
 Answer = tuple[Queries, Numbers, Flags]
 """Queries, what the kernel answered, [rows, heads, head_dim_v], and which of them are wrong, bool [rows * heads]."""
 
 
-@dataclass(frozen=True)
-class Dims(Effect):
-    """Dimensions of the output or of K are zero.
-
-    Attributes:
-        words: what becomes of them, such as "dims of {} from 8 on are zero"; the braces stand for the output or K.
-        kept: (head_dim) -> which dimensions are not zero, bool [head_dim].
-        of: "the output" or "K".
-    """
-
-    words: str
-    kept: Callable[[int], Flags] = field(compare=False)
-    cost: float = 1.0
-    of: str = "the output"
-
-    def outputs(self, queries: Queries) -> Numbers:
-        if self.of == "the output":
-            return queries.right * self.kept(queries.right.shape[-1])
-        k = queries.k * self.kept(queries.k.shape[-1])
-        return queries.attended(queries.call.scale * einsum("thd,khd->thk", queries.q, k[:, queries.own]))
+def _tail(queries: Queries, first: int) -> Numbers:
+    k = queries.k * (np.arange(queries.k.shape[-1]) < first)
+    return queries.attended(queries.call.scale * einsum("thd,khd->thk", queries.q, k[:, queries.own]))
 
 
-def _below(n: int, dims: int) -> Flags:
-    return np.arange(dims) < n
-
-
-TAILS: tuple[Dims, ...] = tuple(
-    Dims(f"dims of {{}} from {n} on are zero", partial(_below, n), 1.3, "K")
-    for n in (8, 16, 32, 48, 64, 80, 96, 112, 120, 127)
+TAILS: tuple[Told, ...] = tuple(
+    Told(f"dims of K from {n} on are zero", _tail, (n,), 1.3) for n in (8, 16, 32, 48, 64, 80, 96, 112, 120, 127)
 )
 """Dims of K that are not multiplied with those of Q: a loop over head_dim that ends at a vector or a tile, or one early."""
 _TERMS = (
@@ -61,7 +37,7 @@ def _table(count: int) -> dict[str, Ints]:
     return {"d": np.arange(count), "left": np.arange(count)[::-1]}
 
 
-def lost_dims(answers: Sequence[Answer]) -> Iterator[Dims]:
+def lost_dims(answers: Sequence[Answer]) -> Iterator[Told]:
     """Dims of the output that are zero while the others are right, by the rules that say which."""
     lost: dict[int, Flags] = {}
     for queries, actual, bad in answers:
@@ -76,11 +52,11 @@ def lost_dims(answers: Sequence[Answer]) -> Iterator[Dims]:
     table = joined([_table(count) for count in lost])
     for rule in mine(table, np.concatenate(list(lost.values())), _TERMS, 3):
         if not rule.always:
-            yield Dims(f"dims of {{}} {_which(rule)} are zero", partial(_without, rule), 0.5 + rule.cost)
+            yield Told(f"dims of the output {_which(rule)} are zero", _without, (rule,), 0.5 + rule.cost)
 
 
-def _without(rule: Condition, dims: int) -> Flags:
-    return ~rule.holds(_table(dims))
+def _without(queries: Queries, rule: Condition) -> Numbers:
+    return queries.right * ~rule.holds(_table(queries.right.shape[-1]))
 
 
 def _which(rule: Condition) -> str:

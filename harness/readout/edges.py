@@ -19,9 +19,9 @@ from assay.harness.localize.reading import Flags, Numbers
 from assay.harness.readout.features import Ints, chosen, joined
 from assay.harness.readout.forms import Fit
 from assay.harness.readout.mining import Rounding, Table, rounded, strangeness
-from assay.harness.readout.operators import Effect
+from assay.harness.readout.operators import Told
 from assay.harness.readout.queries import Queries, weighted_softmax
-from assay.harness.readout.samples import Explained, every
+from assay.harness.readout.samples import Sample, every
 from assay.harness.readout.words import SYMBOLS, plus
 
 
@@ -65,7 +65,7 @@ class Amount:
 
 @dataclass(frozen=True)
 class Sum:
-    """Amounts, each added or subtracted, and a number; the sum may be rounded, and a number be added again.
+    """Amounts, each added or subtracted, and a number; the sum may be rounded, a number be added again, and blocks be counted.
 
     Attributes:
         amounts: (1 or -1, the amount).
@@ -73,6 +73,7 @@ class Sum:
         rounding: "up" or "down", to a multiple of `size`; empty for none.
         size: see `rounding`.
         after: what is added to the rounded sum.
+        block: the result is counted in blocks of this many.
     """
 
     amounts: tuple[tuple[int, Amount], ...]
@@ -80,23 +81,30 @@ class Sum:
     rounding: Literal["", "up", "down"] = ""
     size: int = 1
     after: int = 0
+    block: int = 1
 
     def of(self, table: Table) -> Ints:
         """Its value for each example, int64 [examples]."""
         value = np.full(len(next(iter(table.values()))), self.plus)
         for sign, amount in self.amounts:
             value = value + sign * amount.of(table)
-        return rounded(value, self.rounding, self.size) + self.after
+        return (rounded(value, self.rounding, self.size) + self.after) // self.block
 
     @property
     def cost(self) -> float:
         """Strangeness: how far-fetched it is."""
         own = sum(0.4 + amount.cost + 0.3 * (sign < 0) for sign, amount in self.amounts) + strangeness(self.plus)
-        return own + (0.8 + strangeness(self.after)) * bool(self.rounding)
+        return own + (0.8 + strangeness(self.after)) * bool(self.rounding) + 0.3 * (self.block > 1)
 
     @property
     def words(self) -> str:
-        """In words: "p + (-new mod 16) - 1"."""
+        """In words: "p + (-new mod 16) - 1", "((total rounded up to 64) - (prefix rounded up to 64)) / 64"."""
+        text = self._words()
+        if self.block == 1:
+            return text
+        return f"{text if _bracketed(text) else f'({text})'} / {self.block}"
+
+    def _words(self) -> str:
         text = ""
         for sign, amount in self.amounts:
             text = f"{text} {'+' if sign > 0 else '-'} {amount.words}" if text else amount.words
@@ -105,34 +113,6 @@ class Sum:
             return text
         inner = f"({text})" if " " in text and not _bracketed(text) else text
         return plus(f"({inner} rounded {self.rounding} to {self.size})", self.after)
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """A sum, counted in blocks.
-
-    Attributes:
-        of_sum: the sum.
-        size: of a block.
-    """
-
-    of_sum: Sum
-    size: int
-
-    def of(self, table: Table) -> Ints:
-        """Its value for each example, int64 [examples]."""
-        return self.of_sum.of(table) // self.size
-
-    @property
-    def cost(self) -> float:
-        """Strangeness: how far-fetched it is."""
-        return self.of_sum.cost + 0.3
-
-    @property
-    def words(self) -> str:
-        """In words: "((total rounded up to 64) - (prefix rounded up to 64)) / 64"."""
-        text = self.of_sum.words
-        return f"{text if _bracketed(text) else f'({text})'} / {self.size}"
 
 
 def _bracketed(text: str) -> bool:
@@ -251,41 +231,56 @@ def amounts_of(plain: Sequence[tuple[str, float]], sizes: Sequence[int] = _SIZES
 _Mode = Literal["", "also", "less"]
 
 
-@dataclass(frozen=True)
-class Edge(Effect):
+def edge(
+    side: Literal["last", "first"],
+    at: Sum,
+    mode: _Mode = "",
+    beyond: bool = False,
+    counted: bool = False,
+    cost: float = 1.0,
+) -> Told:
     """A mask with another edge: a query sees its sequence up to a key, or what it should see from a key on.
 
-    Attributes:
+    Args:
         side: "last" or "first", the key that `at` gives.
         at: index of that key, from the first key of the query's sequence on.
         mode: of the last key. Empty: it is this one; "also": the query sees up to it besides what it should see; "less": it sees
             of what it should see the keys up to it.
         beyond: whether keys are counted on into the rows after the sequence. Rows behind the last one are zeros.
         counted: whether only the denominator of the softmax has this edge.
+        cost: how far-fetched it is.
     """
+    return Told(_edge_words(side, at.words, mode, beyond, counted), _edge, (side, at, mode, beyond, counted), cost)
 
-    side: Literal["last", "first"]
-    at: Sum
-    mode: _Mode = ""
-    beyond: bool = False
-    counted: bool = False
-    cost: float = 1.0
 
-    def outputs(self, queries: Queries) -> Numbers:
-        at = self.at.of(queries.table).reshape(*queries.shape, 1)
-        index = queries.row_indices
-        should = queries.visible[:, None]
-        if self.side == "first":
-            return queries.of_own(weighted_softmax((should & (index >= at)).astype(float), queries.own_scores))
-        inside = (index >= 0) if self.beyond else queries.own_rows[:, None]
-        seen = inside & (index <= at)
-        if self.mode:
-            seen = seen | should if self.mode == "also" else seen & should
-        if self.counted:
-            right = np.broadcast_to(should, seen.shape).astype(float)
-            return queries.of_own(weighted_softmax(right, queries.own_scores, seen.astype(float)))
-        behind = np.maximum(at - index[..., -1:], 0).astype(float) if self.beyond and self.mode != "less" else None
-        return queries.of_own(weighted_softmax(seen.astype(float), queries.own_scores, phantom=behind))
+def _edge_words(side: str, at: str, mode: _Mode, beyond: bool, counted: bool) -> str:
+    if side == "first":
+        return f"query i sees no keys j < {at}"
+    if counted:
+        which = {"": f"keys j <= {at}", "also": f"also keys j <= {at}", "less": f"no keys j > {at}"}[mode]
+        return f"the softmax denominator of query i counts {which}"
+    text = {
+        "": f"query i sees keys j <= {at}", "also": f"query i also sees keys j <= {at}",
+        "less": f"query i does not see keys j > {at}",
+    }[mode]  # fmt: skip
+    return f"{text}, which goes on behind its sequence" if beyond else text
+
+
+def _edge(queries: Queries, side: str, edge: Sum, mode: _Mode, beyond: bool, counted: bool) -> Numbers:
+    at = edge.of(queries.table).reshape(*queries.shape, 1)
+    index = queries.row_indices
+    should = queries.visible[:, None]
+    if side == "first":
+        return queries.of_own(weighted_softmax((should & (index >= at)).astype(float), queries.own_scores))
+    inside = (index >= 0) if beyond else queries.own_rows[:, None]
+    seen = inside & (index <= at)
+    if mode:
+        seen = seen | should if mode == "also" else seen & should
+    if counted:
+        right = np.broadcast_to(should, seen.shape).astype(float)
+        return queries.of_own(weighted_softmax(right, queries.own_scores, seen.astype(float)))
+    behind = np.maximum(at - index[..., -1:], 0).astype(float) if beyond and mode != "less" else None
+    return queries.of_own(weighted_softmax(seen.astype(float), queries.own_scores, phantom=behind))
 
 
 _PLAIN = (("pos", 0.1), ("prefix", 0.2), ("total", 0.2), ("new", 0.2), ("i", 0.2))
@@ -326,7 +321,7 @@ _RIVALS = 4
 """Sums that are tried of those that give the edges that were read: the plainest, and those that change the fewest right rows."""
 
 
-def edges(readings: Sequence[Explained], negatives: Sequence[Queries] = ()) -> Iterable[Edge]:
+def edges(readings: Sequence[Sample], negatives: Sequence[Queries] = ()) -> Iterable[Told]:
     """Edges that give the last, or the first, key of every wrong row that was read and sees a run of its own keys.
 
     Args:
@@ -335,29 +330,26 @@ def edges(readings: Sequence[Explained], negatives: Sequence[Queries] = ()) -> I
     """
     if not readings:
         return
-    right = [chosen(reading.queries.table, reading.right) for reading in readings]
+    right = [chosen(reading.queries.table, ~reading.bad) for reading in readings]
     kept = joined([*right, *(queries.table for queries in negatives)])
     yield from _edges([_run(*fit) for fit in every(readings, "keys", "keys-and-mass")], kept, False)
     yield from _edges([_counted(*fit) for fit in every(readings, "keys-and-mass")], kept, True)
 
 
-def _edges(rows: Sequence[_Run | None], kept: Table, counted: bool) -> Iterable[Edge]:
+def _edges(rows: Sequence[_Run | None], kept: Table, counted: bool) -> Iterable[Told]:
     """Edges that give those of all rows that have one; `counted` says that they are those of denominators."""
     runs = [row for row in rows if row is not None]
     runs = runs[:: len(runs) // _MOST_ROWS + 1]
     if len(runs) < _LEAST_ROWS:
         return
-    table = {name: np.array([row.table[name] for row in runs]) for name in runs[0].table}
-    first, last, right, end = (
-        np.array([getattr(row, name) for row in runs]) for name in ("first", "last", "last_right", "end")
-    )
+    table = {name: np.array([row[name] for row in runs]) for name in runs[0]}
+    first, last, right, end = (table[name] for name in ("first", "last", "right", "end"))
     if not first.any():
-        for edge in _last_edges(table, last, right, end, kept):
-            yield replace(edge, counted=counted)
+        yield from _last_edges(table, last, right, end, kept, counted)
     if (last == right).all() and not counted:
         sums = _sums(_FIRST, table, first, first > 0)
         for at in _best([at for at in sums if (at.of(table) <= first).all()], lambda at: at.of(kept) > 0):
-            yield Edge("first", at, cost=_BASE + at.cost)
+            yield edge("first", at, cost=_BASE + at.cost)
 
 
 def _best(sums: Sequence[Sum], changes: Callable[[Sum], Flags]) -> list[Sum]:
@@ -366,7 +358,7 @@ def _best(sums: Sequence[Sum], changes: Callable[[Sum], Flags]) -> list[Sum]:
     return list(dict.fromkeys([*spared, *sums[:_RIVALS]]))
 
 
-def _last_edges(table: Table, last: Ints, right: Ints, end: Ints, kept: Table) -> Iterable[Edge]:
+def _last_edges(table: Table, last: Ints, right: Ints, end: Ints, kept: Table, counted: bool) -> Iterable[Told]:
     beyond = bool((last > end).any())
     known = np.ones(len(last), bool) if beyond else last < end
     sums = _sums(_LAST, table, last, known)
@@ -381,33 +373,18 @@ def _last_edges(table: Table, last: Ints, right: Ints, end: Ints, kept: Table) -
     for mode, changes in modes.items():
         for at in _best(sums, changes):
             cost = _BASE + at.cost + 0.5 * beyond + 0.1 * bool(mode)
-            yield Edge("last", at, mode, beyond and mode != "less", cost=cost)
+            yield edge("last", at, mode, beyond and mode != "less", counted, cost)
 
 
-@dataclass(frozen=True)
-class _Run:
-    """A row that sees a run of keys, by index from the start of its sequence: from first to last, where last_right would be right.
-
-    Attributes:
-        table: features of the row.
-        first: first key that it sees.
-        last: last key that it sees; beyond the sequence, rows after it, and rows of zeros after these.
-        last_right: last key that it should see.
-        end: last key of the sequence.
-    """
-
-    table: dict[str, int]
-    first: int
-    last: int
-    last_right: int
-    end: int
-
-
+_Run = dict[str, int]
+"""A row that sees a run of keys: its features, and by index from the start of its sequence "first", the first key that it sees;
+"last", the last one, which beyond the sequence may be in the rows after it, and in rows of zeros after these; "right", the last key
+that it should see; and "end", the last key of the sequence."""
 _WHOLE = 2e-3
 """By how much the number of rows of zeros that were counted may miss a whole one."""
 
 
-def _run(reading: Explained, place: int, fit: Fit) -> _Run | None:
+def _run(reading: Sample, place: int, fit: Fit) -> _Run | None:
     queries, row = reading.queries, place // reading.queries.heads
     own = np.flatnonzero(queries.own_rows[row])
     if fit.keys is None or fit.keys[: own[0]].any():
@@ -423,15 +400,20 @@ def _run(reading: Explained, place: int, fit: Fit) -> _Run | None:
     if blank and own[0] + seen[-1] != len(fit.keys) - 1:
         return None
     right = np.flatnonzero(queries.visible[row]) - own[0]
-    features = {name: int(column[place]) for name, column in queries.table.items()}
-    return _Run(features, int(seen[0]), int(seen[-1]) + blank, int(right[-1]), len(own) - 1)
+    return _features(reading, place) | {
+        "first": int(seen[0]), "last": int(seen[-1]) + blank, "right": int(right[-1]), "end": len(own) - 1
+    }  # fmt: skip
+
+
+def _features(reading: Sample, place: int) -> _Run:
+    return {name: int(column[place]) for name, column in reading.queries.table.items()}
 
 
 _DENOMINATOR = 3e-4
 """Relative error of a denominator that was read."""
 
 
-def _counted(reading: Explained, place: int, fit: Fit) -> _Run | None:
+def _counted(reading: Sample, place: int, fit: Fit) -> _Run | None:
     """The run of keys that the denominator counts of a row whose weights are otherwise right; None if it counts no such run."""
     queries, (row, head) = reading.queries, divmod(place, reading.queries.heads)
     visible = queries.visible[row]
@@ -445,9 +427,8 @@ def _counted(reading: Explained, place: int, fit: Fit) -> _Run | None:
     last = int(gaps.argmin())
     if gaps[last] > _DENOMINATOR * wanted or np.sort(gaps)[:2][-1] < 3 * _DENOMINATOR * wanted:
         return None
-    features = {name: int(column[place]) for name, column in queries.table.items()}
     right = int(np.flatnonzero(visible)[-1] - np.flatnonzero(own)[0])
-    return _Run(features, 0, last, right, int(own.sum()) - 1)
+    return _features(reading, place) | {"first": 0, "last": last, "right": right, "end": int(own.sum()) - 1}
 
 
 def _sums(search: Search, table: Table, wanted: Ints, known: Flags) -> list[Sum]:

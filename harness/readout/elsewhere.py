@@ -10,9 +10,10 @@ import numpy as np
 
 from assay.harness.localize.reading import Numbers, softmax
 from assay.harness.readout.features import Ints
-from assay.harness.readout.mining import Value
-from assay.harness.readout.operators import Effect
+from assay.harness.readout.mining import Term, Value
+from assay.harness.readout.operators import Told
 from assay.harness.readout.queries import Queries
+from assay.harness.readout.words import value_words
 
 _Of = Callable[[Queries], Ints]
 """(queries) -> a packed row of q, or a q head, for each row and head, int64 [rows * heads]."""
@@ -163,50 +164,46 @@ SOURCES = (
 """Places that a query may be confused with: every row with every head, but its own."""
 
 
-@dataclass(frozen=True)
-class FromElsewhere(Effect):
-    """Another query's output, or its q, in place of this one's.
-
-    Attributes:
-        source: of the other query.
-        what: "output"; or "query", q alone, behind this query's own mask.
-    """
-
-    source: RowSource
-    what: str = "output"
-    cost: float = 1.0
-
-    def outputs(self, queries: Queries) -> Numbers:
-        shape = queries.shape
-        rows, heads = self.source.row(queries), self.source.head(queries)
-        there = (rows >= 0).reshape(*shape, 1)
-        needed, place = np.unique(np.maximum(rows, 0), return_inverse=True)
-        others = Queries(queries.call, needed)
-        at, head = place.reshape(shape), np.clip(heads, 0, queries.heads - 1).reshape(shape)
-        if self.what == "query":
-            out = queries.attended(others.scores[at, head, np.broadcast_to(queries.own, shape)])
-        else:
-            out = others.right[at, head]
-        return np.where(there, out, queries.right)
+def from_elsewhere(source: RowSource, what: str = "output", cost: float = 1.0) -> Told:
+    """Another query's output, or its q alone, behind this query's own mask, in place of this one's."""
+    does = "is scored with the q of" if what == "query" else "gets the output of"
+    return Told(f"{source.taker} {does} {source.words}", _from_elsewhere, (source, what), cost)
 
 
-@dataclass(frozen=True)
-class OtherKvHead(Effect):
-    """Another kv head is read.
+def _from_elsewhere(queries: Queries, source: RowSource, what: str) -> Numbers:
+    shape = queries.shape
+    rows, heads = source.row(queries), source.head(queries)
+    there = (rows >= 0).reshape(*shape, 1)
+    needed, place = np.unique(np.maximum(rows, 0), return_inverse=True)
+    others = Queries(queries.call, needed)
+    at, head = place.reshape(shape), np.clip(heads, 0, queries.heads - 1).reshape(shape)
+    if what == "query":
+        out = queries.attended(others.scores[at, head, np.broadcast_to(queries.own, shape)])
+    else:
+        out = others.right[at, head]
+    return np.where(there, out, queries.right)
 
-    Attributes:
-        kv: the kv head, modulo their number.
-        what: "kv", "k" alone, or "v" alone.
-    """
 
-    kv: Value
-    what: str = "kv"
-    cost: float = 1.0
+def other_kv_head(kv: Value, what: str = "kv", cost: float = 1.0) -> Told:
+    """Another kv head is read, or only its K or V: this one, modulo their number."""
+    return Told(_kv_head_words(kv, {"kv": "", "k": "K of ", "v": "V of "}[what]), _other_kv_head, (kv, what), cost)
 
-    def outputs(self, queries: Queries) -> Numbers:
-        kv = (self.kv.of(queries.table) % queries.kv_heads).reshape(*queries.shape, 1, 1)
-        own = np.broadcast_to(queries.own[:, None, None], kv.shape)
-        scores = np.take_along_axis(queries.scores, kv if "k" in self.what else own, 2)
-        weights = np.zeros_like(queries.scores)
-        np.put_along_axis(weights, kv if "v" in self.what else own, softmax(scores, queries.visible[:, None, None]), 2)
-        return queries.of(weights)
+
+def _kv_head_words(kv: Value, of: str) -> str:
+    if kv.term is None:
+        return f"q heads read {of}kv head {kv.plus}"
+    if kv.term == Term("kv", cost=kv.term.cost):
+        near = {1: "the next kv head", -1: "the previous kv head"}
+        return f"q heads read {of}{near.get(kv.plus, f'the kv head {kv.plus} further on')}"
+    if kv.term.name == "member":
+        return f"q head h reads {of}kv head h mod (q heads per kv head)"
+    return f"q head h reads {of}kv head {value_words(kv)} mod num_kv_heads"
+
+
+def _other_kv_head(queries: Queries, value: Value, what: str) -> Numbers:
+    kv = (value.of(queries.table) % queries.kv_heads).reshape(*queries.shape, 1, 1)
+    own = np.broadcast_to(queries.own[:, None, None], kv.shape)
+    scores = np.take_along_axis(queries.scores, kv if "k" in what else own, 2)
+    weights = np.zeros_like(queries.scores)
+    np.put_along_axis(weights, kv if "v" in what else own, softmax(scores, queries.visible[:, None, None]), 2)
+    return queries.of(weights)

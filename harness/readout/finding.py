@@ -233,7 +233,7 @@ class Finder(Fitter):
             queries = Queries(call, rows, self.prober.asked, self.prober.of_kind[call.layer, call.phase])
             size = np.abs(queries.right).sum(-1)
             said = operators[0].outputs(queries)
-            split = [o for o in undecided if not close(o.outputs(queries), said, size, self.exactness.error).all()]
+            split = [o for o in undecided if not close(o.outputs(queries), said, size, self.error).all()]
             if split:
                 telling.append(plan)
                 undecided = [o for o in undecided if o not in split]

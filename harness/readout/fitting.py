@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -13,14 +13,14 @@ from assay.harness.localize.reading import Flags, read
 from assay.harness.readout.addresses import addresses
 from assay.harness.readout.asking import COMPARED_DATA, Asker
 from assay.harness.readout.candidates import effects_of, general_effects, key_factors
-from assay.harness.readout.effects import Constant, known_effects
+from assay.harness.readout.effects import constant, known_effects
 from assay.harness.readout.features import ROW_TERMS, chosen, joined
-from assay.harness.readout.forms import CallContext, Row, fits
+from assay.harness.readout.forms import Row, fits
 from assay.harness.readout.mining import Condition, mine
 from assay.harness.readout.operators import Clause, Effect, Operator
 from assay.harness.readout.probing import BudgetSpentError
 from assay.harness.readout.queries import Queries
-from assay.harness.readout.samples import Agreement, Explained, Sample
+from assay.harness.readout.samples import Agreement, Sample
 
 _LEAST = 0.05
 """Share of the wrong outputs that are left that an effect must explain. With three clauses, the first must explain a sixth for the
@@ -63,14 +63,14 @@ class Fitter(Asker):
         """Read the weights of a sample's queries, once, and find the forms that fit the wrong rows."""
         if sample.reading is not None:
             return
-        queries, tolerance = sample.queries, self.exactness.tolerance
+        queries = sample.queries
         reading = read(self.prober, queries.call, queries.rows.tolist(), queries.number)
         if reading is None:
             return
-        context = CallContext(reading)
-        rows = [Row(context, *divmod(place, queries.heads), tolerance) for place in range(len(sample.bad))]
-        fits_of_rows = tuple(tuple(fits(row)) if bad else () for row, bad in zip(rows, sample.bad, strict=True))
-        sample.reading, sample.explained = reading, Explained(queries, fits_of_rows, ~sample.bad)
+        every, places = Queries(queries.call, range(len(queries.call.q))), range(len(sample.bad))
+        rows = [Row(reading, every, *divmod(place, queries.heads), self.tolerance) for place in places]
+        sample.reading = reading
+        sample.fits = tuple(tuple(fits(row)) if bad else () for row, bad in zip(rows, sample.bad, strict=True))
 
     def to_read(self, samples: Sequence[Sample], most: int) -> list[Sample]:
         """Samples that are worth reading: small ones first, of each kind some."""
@@ -178,9 +178,8 @@ class Fitter(Asker):
         total = sum(int((s.bad & o).sum()) for s, o in few)
         readings = []
         for sample, o in left:
-            if sample.explained is not None:
-                kept = tuple(f if o[n] else () for n, f in enumerate(sample.explained.fits))
-                readings.append(Explained(sample.queries, kept, sample.explained.right))
+            if sample.fits is not None:
+                readings.append(replace(sample, fits=tuple(f if o[n] else () for n, f in enumerate(sample.fits))))
         right = [s.queries for s in self.samples if not s.bad.any()]
         answers = [(s.queries, s.actual, s.bad & o) for s, o in few]
         rated = self._rated(_undefined(left), few)
@@ -271,9 +270,9 @@ def _undefined(left: Sequence[tuple[Sample, Flags]]) -> list[Effect]:
     for sample, o in left:
         bad = sample.actual.reshape(len(sample.bad), -1)[sample.bad & o]
         if np.isnan(bad).any():
-            effects["nan"] = Constant(float("nan"))
+            effects["nan"] = constant(float("nan"))
         if (bad == 0).all(-1).any():
-            effects["zero"] = Constant(0.0)
+            effects["zero"] = constant(0.0)
         if np.isinf(bad).any():
-            effects["inf"] = Constant(float("inf"))
+            effects["inf"] = constant(float("inf"))
     return list(effects.values())

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import islice
 from typing import Literal
 
 import numpy as np
 
-from assay.harness.localize.reading import Flags, Numbers, WeightReading, own_keys, right_weights, scores_of
+from assay.harness.attention.oracle import sequences
+from assay.harness.localize.reading import Flags, Numbers, WeightReading
 from assay.harness.readout.features import Ints
-from assay.harness.readout.softmaxes import Law, laws_of
+from assay.harness.readout.queries import Queries
+from assay.harness.readout.softmaxes import laws_of
 
 _Form = Literal[
     "right", "zero", "constant", "keys", "keys-of-all", "keys-and-mass", "kv", "scale", "bent", "pieces",
@@ -67,7 +68,7 @@ class Fit:
             factor, or `BLANK`; "pieces": the log of its factor, NaN if it is not seen; "values" and
             "scored": the packed row of V or K in its place, counted through all kv heads (kv head * total_k + row), or -1.
         number: for a form with a parameter, its value.
-        law: "bent": the function.
+        law: "bent": the function, one of `LAWS`.
         source: for a form in which the query takes another's place: (packed row of q, q head).
         kv: kv head that is read.
         mass: what the weights add up to, where the denominator is not that of the keys that were counted.
@@ -77,43 +78,19 @@ class Fit:
     form: _Form
     keys: Numbers | None = field(default=None, compare=False)
     number: float = 0.0
-    law: Law | None = None
+    law: str = ""
     source: tuple[int, int] = (0, 0)
     kv: int = 0
     mass: float = 1.0
     phantom: float = 0.0
 
 
-class CallContext:
-    """The context that all rows of a call share: the scores and right weights of every query, read or not.
-
-    Args:
-        reading: of some queries of the call.
-
-    Attributes:
-        own_keys: rows of q and of k of each sequence.
-    """
-
-    def __init__(self, reading: WeightReading) -> None:
-        self.reading, self.call, self.own_keys = reading, reading.call, own_keys(reading.call)
-
-    @cached_property
-    def scores(self) -> Numbers:
-        """As `WeightReading.scores`, of all queries."""
-        return scores_of(self.call, np.arange(len(self.call.q)))
-
-    @cached_property
-    def flat(self) -> Numbers:
-        """The right weights of all queries and heads, [total_q * num_q_heads, num_kv_heads * total_k]."""
-        right = right_weights(self.call, np.arange(len(self.call.q)), self.scores)
-        return right.reshape(right.shape[0] * right.shape[1], -1)
-
-
 class Row:
     """The reading of one query and head.
 
     Args:
-        context: of the call.
+        reading: of some queries of a call.
+        every: all queries of the call, read or not.
         place: of the query among those that were read.
         head: q head.
         tolerance: of the reading.
@@ -130,17 +107,16 @@ class Row:
         keys: the keys of its sequence.
     """
 
-    def __init__(self, context: CallContext, place: int, head: int, tolerance: Tolerance) -> None:
-        reading = context.reading
-        self.context, self.head, self.tolerance = context, head, tolerance
-        self.row, self.own = int(reading.rows[place]), context.call.heads.kv_head(head)
+    def __init__(self, reading: WeightReading, every: Queries, place: int, head: int, tolerance: Tolerance) -> None:
+        self.every, self.head, self.tolerance = every, head, tolerance
+        self.row, self.own = int(reading.rows[place]), reading.call.heads.kv_head(head)
         self.weights: Numbers = reading.weights[place, head]
         self.expected: Numbers = reading.expected[place, head]
         self.scores: Numbers = reading.scores[place, head]
         self.visible: Flags = reading.visible[place]
         self.constant: Numbers = reading.constant[place, head]
         self.off = float(reading.off[place, head])
-        self.keys = next(k for q, k in context.own_keys if q.start <= self.row < q.stop)
+        self.keys = next(k for q, k in sequences(reading.call) if q.start <= self.row < q.stop)
 
     def near(self, weights: Numbers) -> bool:
         """Return True if these are the weights that were read, up to the tolerance."""
@@ -335,7 +311,8 @@ def _output(row: Row) -> Iterator[Fit]:
     """The output of another query or head."""
     if abs(row.weights.sum() - 1) > 3 * row.tolerance.weight:
         return
-    gaps = np.abs(row.context.flat - row.weights.ravel()).sum(-1)
+    right = row.every.weights.reshape(-1, row.weights.size)
+    gaps = np.abs(right - row.weights.ravel()).sum(-1)
     for source in _sources(row, gaps <= row.tolerance.weight):
         yield Fit("output", source=source)
 
@@ -347,14 +324,14 @@ def _query(row: Row) -> Iterator[Fit]:
     seen, logs = own
     if not (seen == row.visible)[row.expected[row.own] > 1e-5].all():
         return
-    scores = row.context.scores[:, :, row.own].reshape(-1, len(seen))[:, seen]
+    scores = row.every.scores[:, :, row.own].reshape(-1, len(seen))[:, seen]
     for source in _sources(row, np.ptp(logs - scores, axis=-1) <= 20 * row.tolerance.log):
         yield Fit("query", source=source)
 
 
 def _sources(row: Row, fitting: Flags) -> Iterator[tuple[int, int]]:
     """(packed row of q, q head) of the queries and heads that fit, bool [total_q * num_q_heads], without this row itself."""
-    heads = row.context.call.q.shape[1]
+    heads = row.every.heads
     for place in np.flatnonzero(fitting):
         source = divmod(int(place), heads)
         if source != (row.row, row.head):

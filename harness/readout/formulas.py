@@ -10,7 +10,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from assay.harness.localize.reading import Numbers, own_keys
+from assay.harness.attention.oracle import sequences
+from assay.harness.localize.reading import Numbers
 from assay.harness.readout.queries import Queries
 
 
@@ -100,7 +101,7 @@ def _largest(of: str, other: str, queries: Queries) -> Numbers:
         to = {"next": (kv + 1) % queries.kv_heads, "previous": kv - 1, "zero": 0 * kv}[other]
         used, own = size[to], size[kv]
     else:
-        sizes = np.array([np.abs(x[keys]).max((0, 2)) for _, keys in own_keys(queries.call)])
+        sizes = np.array([np.abs(x[keys]).max((0, 2)) for _, keys in sequences(queries.call)])
         there = 0 * seq if other == "first sequence" else np.maximum(seq - 1, 0)
         used, own = sizes[there, kv], sizes[seq, kv]
     return np.asarray(used / np.maximum(own, 1e-30))
@@ -109,7 +110,7 @@ def _largest(of: str, other: str, queries: Queries) -> Numbers:
 def _k_for_v(by_sequence: bool, queries: Queries) -> Numbers:
     """The scale of K over that of V, of the own kv head."""
     kv, seq = queries.table["kv"], queries.table["seq"]
-    spans = [k for _, k in own_keys(queries.call)] if by_sequence else [slice(None)]
+    spans = [k for _, k in sequences(queries.call)] if by_sequence else [slice(None)]
     of_k, of_v = (np.array([np.abs(x[k]).max((0, 2)) for k in spans]) for x in (queries.k, queries.values))
     return np.asarray((of_k / np.maximum(of_v, 1e-30))[seq if by_sequence else 0 * seq, kv])
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from assay.harness.localize.reading import Flags, Numbers
-from assay.harness.readout.edges import Blocks, Sum
+from assay.harness.readout.edges import Sum
 from assay.harness.readout.forms import BLANK
 from assay.harness.readout.mining import Condition, Value
 from assay.harness.readout.operators import Effect
@@ -47,7 +47,7 @@ class KeyFactors(Effect):
 
     parts: tuple[KeyFactor, ...]
     denominator: str = "counted"
-    phantom: Value | Sum | Blocks | None = None
+    phantom: Value | Sum | None = None
     cost: float = 1.0
 
     def outputs(self, queries: Queries) -> Numbers:

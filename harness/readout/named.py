@@ -16,14 +16,14 @@ from assay.harness.localize.picturing import hides, picture_of
 from assay.harness.localize.reading import Flags, Numbers
 from assay.harness.localize.wording import does
 from assay.harness.picture import Picture
-from assay.harness.readout.effects import KnownBug
+from assay.harness.readout.effects import known_bug
 from assay.harness.readout.operators import Operator
 from assay.harness.readout.readout import ReadOut
 from assay.harness.readout.samples import Sample
 from assay.harness.readout.sentences import where
 from assay.harness.readout.words import legend
 from assay.harness.text import one_line, percent
-from assay.harness.verdict import OPERATOR, OPERATOR_SHOWN, UNEXPLAINED, Finding, serious
+from assay.harness.verdict import OPERATOR, OPERATOR_SHOWN, UNEXPLAINED, Finding, serious, with_evidence
 
 _CONFIRMED = 2
 """Wrong outputs of calls that an operator was not mined from that it must give: a coincidence explains one."""
@@ -46,8 +46,8 @@ _NAMES = BY_ID | _GAINS
 
 def name_of(operator: Operator, samples: Sequence[Sample]) -> Bug | None:
     """The hypothesis that gives the same outputs as an operator wherever the kernel was wrong; None if there is none."""
-    if len(operator.clauses) == 1 and isinstance(effect := operator.clauses[0].effect, KnownBug):
-        return BY_ID.get(effect.id)
+    if len(operator.clauses) == 1 and (known := operator.clauses[0].effect.id):
+        return BY_ID.get(known)
     wrong = sorted(_wrong(samples), key=lambda s: s.plan.size)
     few = wrong[:: max(1, len(wrong) // _NAMED_ON)][:_NAMED_ON]
     if not operator.clauses or not few:
@@ -94,8 +94,7 @@ def with_operator(findings: Sequence[Finding], read: ReadOut) -> list[Finding]:
             evidence.insert(len(first.evidence), f"on the calls that were compared: {first.diagnosis}")
         if reports := public_reports(str(changed.get("id", first.id))):
             evidence.append(f"public reports of such a bug: {', '.join(reports[:_LINKS])}")
-    changed["evidence"] = tuple(evidence)
-    return [finding.model_copy(update=changed) if finding is first else finding for finding in findings]
+    return with_evidence(findings, **changed | {"evidence": tuple(evidence)})
 
 
 def _evidence(read: ReadOut) -> list[str]:
@@ -213,7 +212,7 @@ def _outputs(bug: Bug, sample: Sample) -> Numbers:
     """Return what a kernel with this bug gives, float64 [rows, heads, head_dim_v]; of a scaled one, the nearest multiple."""
     right = sample.queries.right
     if bug.id not in _GAINS:
-        return KnownBug(bug.id, bug.about, bug.compute).outputs(sample.queries)
+        return known_bug(bug).outputs(sample.queries)
     if bug.id == OUTPUT_NOT_WRITTEN:
         return np.zeros_like(right)
     answers = np.nan_to_num(sample.actual, posinf=0.0, neginf=0.0)

@@ -6,6 +6,7 @@ An `Effect` is what becomes of a query. With the condition under which it shows 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,13 +21,35 @@ class Effect(ABC):
 
     Attributes:
         cost: how far-fetched it is. Costs only rank effects that explain the same: 1 is a plain bug, 3 is one of a kind.
+        id: of the hypothesis, or of the rounding, whose effect it is; empty for others.
     """
 
     cost: float = 1.0
+    id: str = ""
 
     @abstractmethod
     def outputs(self, queries: Queries) -> Numbers:
         """The output of each query, float64 [rows, heads, head_dim_v]; NaN where it is undefined."""
+
+
+@dataclass(frozen=True)
+class Told(Effect):
+    """A function that has its words by itself.
+
+    Attributes:
+        words: what it does, in words.
+        compute: (queries, *args) -> the output of each query. What it is given can be sent to another process.
+        args: what it is given.
+    """
+
+    words: str
+    compute: Callable[..., Numbers]
+    args: tuple[object, ...]
+    cost: float = 1.0
+    id: str = ""
+
+    def outputs(self, queries: Queries) -> Numbers:
+        return self.compute(queries, *self.args)
 
 
 @dataclass(frozen=True)

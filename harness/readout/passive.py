@@ -17,16 +17,17 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, KernelRefused
-from assay.harness.localize.reading import Flags, Numbers, WeightReading, own_keys, row_errors
+from assay.harness.attention.oracle import sequences
+from assay.harness.localize.reading import Flags, Numbers, WeightReading, row_errors
 from assay.harness.localize.threads import few_threads
 from assay.harness.readout.features import Ints
 from assay.harness.readout.fitting import Fitter
-from assay.harness.readout.forms import CallContext, Fit, Row, Tolerance, fits
+from assay.harness.readout.forms import Fit, Row, Tolerance, fits
 from assay.harness.readout.operators import Operator
 from assay.harness.readout.probing import BudgetSpentError, Prober, budget_clock, plan_of
 from assay.harness.readout.queries import Queries
 from assay.harness.readout.readout import ReadOut
-from assay.harness.readout.samples import Exactness, Explained, Sample
+from assay.harness.readout.samples import Sample
 from assay.harness.readout.sentences import sentence
 
 _UNKNOWNS = 0.75
@@ -134,27 +135,17 @@ def solve(call: AttentionCall, rows: Ints, out: Numbers, noise: float) -> Solved
                 solution = _solved(values[keys, kv], wanted[n, its], noise)
                 if solution is None:
                     continue
-                hit = left & solution.fits
+                found, *rest, fit = solution
+                hit = left & fit
                 at = np.flatnonzero(hit) + its.start
-                weights[n, at[:, None], kv, keys] = solution.weights[hit]
-                off[n, at], errors[n, at], total[n, at] = solution.off[hit], solution.errors[hit], solution.total[hit]
+                weights[n, at[:, None], kv, keys] = found[hit]
+                off[n, at], errors[n, at], total[n, at] = (of_head[hit] for of_head in rest)
                 left &= ~hit
     constant = np.zeros((*off.shape, call.v.shape[2]))
     return Solved(WeightReading(call, rows, weights, constant, off), errors, total)
 
 
-@dataclass(frozen=True)
-class _Solution:
-    """Weights of some keys, for each q head: weights [heads, keys], and what they leave, [heads]."""
-
-    weights: Numbers
-    off: Numbers
-    errors: Numbers
-    total: Numbers
-    fits: Flags
-
-
-def _solved(values: Tensor, wanted: Tensor, noise: float) -> _Solution | None:
+def _solved(values: Tensor, wanted: Tensor, noise: float) -> tuple[Numbers, Numbers, Numbers, Numbers, Flags] | None:
     """Least squares by a QR decomposition.
 
     Args:
@@ -163,7 +154,8 @@ def _solved(values: Tensor, wanted: Tensor, noise: float) -> _Solution | None:
         noise: error of a right output, relative L1.
 
     Returns:
-        None if the values are linearly dependent.
+        Weights [heads, keys], what they leave of the outputs [heads], `Solved.errors` [heads], `Solved.total` [heads], and which of
+        them fit, bool [heads]. None if the values are linearly dependent.
     """
     keys, dim = values.shape
     q, r = torch.linalg.qr(values.T)
@@ -181,7 +173,7 @@ def _solved(values: Tensor, wanted: Tensor, noise: float) -> _Solution | None:
     fits = rest <= _REST * noise * (1 - keys / dim) ** 0.5 * size
     sure = np.array([tolerance_of(float(e), float(t)).least <= _LEAST for e, t in zip(errors, total, strict=True)])
     off = (rest / size.clamp(min=1e-12)).numpy()
-    return _Solution(weights.numpy(), off, errors.numpy(), total.numpy(), fits.numpy() & sure)
+    return weights.numpy(), off, errors.numpy(), total.numpy(), fits.numpy() & sure
 
 
 def _supports(call: AttentionCall, row: int, own: int) -> Iterator[tuple[int, Ints]]:
@@ -196,7 +188,7 @@ def _supports(call: AttentionCall, row: int, own: int) -> Iterator[tuple[int, In
 
 
 def _key_sets(call: AttentionCall, row: int, most: int) -> Iterator[Ints]:
-    spans = own_keys(call)
+    spans = sequences(call)
     place = next(n for n, (q, _) in enumerate(spans) if q.start <= row < q.stop)
     (its_q, its_k), every = spans[place], np.arange(call.k.shape[0])
     first, stop = its_k.start, its_k.stop
@@ -243,19 +235,9 @@ _CLEARLY = {torch.float32: 3e-4, torch.float16: 6e-3, torch.bfloat16: 4.5e-2}
 """Error of a query from which on it is wrong, at least: as where a kernel is asked."""
 
 
-@dataclass(frozen=True)
-class Recorded:
-    """A call with the output that was recorded.
-
-    Attributes:
-        call: the call.
-        out: the output, [total_q, num_q_heads, head_dim_v].
-        error: relative error of a query, L1, from which on it is wrong.
-    """
-
-    call: AttentionCall
-    out: Tensor
-    error: float
+Recorded = tuple[AttentionCall, Tensor, float]
+"""A call, the output that was recorded, [total_q, num_q_heads, head_dim_v], and the relative error of a query, L1, from which on it
+is wrong."""
 
 
 @dataclass(frozen=True)
@@ -278,7 +260,7 @@ class Passive:
 
 def recorded(call: AttentionCall, out: Tensor, noise: float) -> Recorded:
     """A recorded call whose single queries are off by at most `noise`, relative L1, where they are right."""
-    return Recorded(call, out, max(noise, _CLEARLY.get(call.q.dtype, 0.0)))
+    return call, out, max(noise, _CLEARLY.get(call.q.dtype, 0.0))
 
 
 def read_recorded(calls: Sequence[Recorded], seconds: float = _SECONDS) -> Passive:
@@ -325,8 +307,8 @@ class _Search:
         self.operator = Operator()
         self.solved = self.tried = 0
         self._read: list[tuple[Sample, Solved]] = []
-        dtype = calls[0].call.q.dtype if calls else torch.float32
-        self.finder = Fitter(Prober(_nobody, 0, seconds, clock=budget_clock("cpu")), "normal", dtype, Exactness())
+        dtype = calls[0][0].q.dtype if calls else torch.float32
+        self.finder = Fitter(Prober(_nobody, 0, seconds, clock=budget_clock("cpu")), "normal", dtype)
 
     def run(self) -> None:
         """Find the operator.
@@ -381,13 +363,13 @@ class _Search:
         solved = solve(queries.call, queries.rows, sample.actual, self._noise)
         known = sample.bad & solved.known.ravel()
         self.tried, self.solved = self.tried + int(sample.bad.sum()), self.solved + int(known.sum())
-        context, fits_of_rows = CallContext(solved.reading), list[tuple[Fit, ...]]()
+        every, fits_of_rows = Queries(queries.call, range(len(queries.call.q))), list[tuple[Fit, ...]]()
         for place in range(len(known)):
-            row, head = divmod(place, queries.heads)
-            explained = fits(Row(context, row, head, solved.tolerance(row, head))) if known[place] else []
+            at = divmod(place, queries.heads)
+            explained = fits(Row(solved.reading, every, *at, solved.tolerance(*at))) if known[place] else []
             # A wrong output whose weights may be right, up to their noise, is evidence of nothing.
             fits_of_rows.append(tuple(fit for fit in explained if fit.form != "right"))
-        sample.explained = Explained(queries, tuple(fits_of_rows), ~sample.bad)
+        sample.fits = tuple(fits_of_rows)
         self._read.append((sample, solved))
 
     @cached_property
@@ -413,8 +395,8 @@ def _nobody(call: AttentionCall) -> Tensor:
 def _ordered(calls: Sequence[Recorded]) -> list[Recorded]:
     """Calls of each kind in turn; of a kind the smallest, the largest, the next to the smallest, and so on."""
     kinds: dict[tuple[object, ...], list[Recorded]] = {}
-    for record in sorted(calls, key=lambda item: plan_of(item.call).size):
-        call = record.call
+    for record in sorted(calls, key=lambda item: plan_of(item[0]).size):
+        call = record[0]
         kinds.setdefault((call.layer, call.phase, any(call.prefixes), len(call.lens_q) > 1), []).append(record)
     return list(_in_turn([list(_in_turn([some, some[::-1]]))[: len(some)] for some in kinds.values()]))
 
@@ -425,12 +407,13 @@ def _in_turn(lists: Iterable[Sequence[Recorded]]) -> Iterable[Recorded]:
 
 
 def _sample(record: Recorded, draw: np.random.Generator) -> Sample:
-    call, out = record.call, record.out.double().cpu()
-    wrong = row_errors(call, out) > record.error
+    call, recorded_out, error = record
+    out = recorded_out.double().cpu()
+    wrong = row_errors(call, out) > error
     most = max(1, min(_ROWS, _MOST_WEIGHTS // (call.q.shape[1] * call.k.shape[1] * call.k.shape[0])))
     rows = _rows(call, np.asarray(wrong.any(1)), most, draw)
     actual = out[torch.from_numpy(rows)].numpy()
-    return Sample(plan_of(call), Queries(call, rows), actual, wrong[rows].ravel(), record.error, fresh=True)
+    return Sample(plan_of(call), Queries(call, rows), actual, wrong[rows].ravel(), error, fresh=True)
 
 
 def _rows(call: AttentionCall, wrong: Flags, most: int, draw: np.random.Generator) -> Ints:

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from assay.harness.attention.call import AttentionCall
-from assay.harness.localize.reading import Flags, Numbers, own_keys, right_weights, scores_of, softmax, visible
+from assay.harness.attention.oracle import sequences
+from assay.harness.localize.reading import Flags, Numbers, right_weights, scores_of, softmax, visible
 from assay.harness.readout.features import Ints, Pairs, row_table
 
 _MOST_EXPONENT = 700.0
@@ -113,7 +114,7 @@ class Queries:
     def own_rows(self) -> Flags:
         """Keys of the query's own sequence, bool [rows, total_k]."""
         rows = np.zeros((len(self.rows), self.call.k.shape[0]), bool)
-        for q, k in own_keys(self.call):
+        for q, k in sequences(self.call):
             rows[(self.rows >= q.start) & (self.rows < q.stop), k] = True
         return rows
 
@@ -123,7 +124,7 @@ class Queries:
 
         It is negative in earlier sequences, and goes on behind the end of its own.
         """
-        starts = np.array([k.start for _, k in own_keys(self.call)])
+        starts = np.array([k.start for _, k in sequences(self.call)])
         begins = starts[self.table["seq"][:: self.heads]]
         return np.asarray(np.arange(self.call.k.shape[0])[None, None] - begins[:, None, None])
 

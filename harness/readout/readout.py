@@ -18,7 +18,7 @@ from assay.harness.readout.forms import Tolerance
 from assay.harness.readout.mining import Condition, Literal
 from assay.harness.readout.operators import Operator
 from assay.harness.readout.probing import REFUSED, BudgetSpentError, CallPlan, Prober, budget_clock
-from assay.harness.readout.samples import Agreement, Exactness, Sample
+from assay.harness.readout.samples import Agreement, Sample
 from assay.harness.readout.sentences import sentence
 from assay.harness.readout.words import only
 
@@ -146,7 +146,7 @@ def _finder(prober: Prober, data: str, seed: int, compared: Sequence[Compared]) 
         declared = declaration(prober.kernel).dtypes
         if declared is not None and str(dtype).removeprefix("torch.") not in declared:
             continue
-        finder = Finder(prober, data, dtype, Exactness(_NOISE[dtype]), seed, compared=compared)
+        finder = Finder(prober, data, dtype, _NOISE[dtype], seed, compared=compared)
         # A kernel may declare one phase only. Calls of some length: what begins with a later call should not seem to begin there.
         first = [CallPlan(lens, dtype=dtype, data=data) for lens in (((40, 70), (37, 29)), ((1, 110), (1, 66)))]
         finder.screen(first)
@@ -158,21 +158,22 @@ def _finder(prober: Prober, data: str, seed: int, compared: Sequence[Compared]) 
         finder.screen([replace(plan, seed=1) for plan in first])
         finder.slow = clock() - begun > _SLOW_S * (prober.asked - asked)
         finder.screen([CallPlan(((1, 30),), dtype=dtype, data=data), CallPlan(((40, 0),), dtype=dtype, data=data)])
-        finder.judge_by(_exactness(finder.samples, _NOISE[dtype], data, prober.device))
+        finder.judge_by(*_exactness(finder.samples, _NOISE[dtype], data, prober.device))
         finder.leave_out_not_causal()
         return finder
     return None
 
 
-def _exactness(samples: Sequence[Sample], base: float, data: str, device: str) -> Exactness:
-    """Return the error that counts as wrong: more than rounding, or twelve times the spread of the better queries, explains."""
+def _exactness(samples: Sequence[Sample], base: float, data: str, device: str) -> tuple[float, Tolerance]:
+    """Return the error that counts as wrong, more than rounding or twelve times the spread of the better queries explains; and the
+    tolerance of readings."""
     errors = np.concatenate([sample.errors for sample in samples])
     spread = 12 * float(np.quantile(np.nan_to_num(errors, posinf=1e9), 0.2))
     noisy = device != "cpu" or data == "levels"
     base = max(base, _QUANTISED) if data == "levels" else base
     noise = min(max(base, spread), 50 * base if noisy else base)
     tolerance = Tolerance(noise / 2, 2 * noise, max(1e-7, noise * 1e-3))
-    return Exactness((_CLEARLY_NOISY if noisy else _CLEARLY) * noise, tolerance)
+    return (_CLEARLY_NOISY if noisy else _CLEARLY) * noise, tolerance
 
 
 def _between(literal: Literal, wrong: int, right: int) -> str:

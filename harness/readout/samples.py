@@ -4,39 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from assay.harness.localize.reading import Flags, Numbers, WeightReading
-from assay.harness.readout.forms import Fit, Tolerance
+from assay.harness.readout.forms import Fit
 from assay.harness.readout.probing import CallPlan
 from assay.harness.readout.queries import Queries
-
-
-@dataclass(frozen=True)
-class Explained:
-    """The forms that fit the rows of one reading.
-
-    Attributes:
-        queries: the rows.
-        fits: of each row and head, [rows * heads].
-        right: which of them are right, bool [rows * heads].
-    """
-
-    queries: Queries
-    fits: tuple[tuple[Fit, ...], ...]
-    right: Flags
-
-    def having(self, *forms: str) -> list[tuple[int, Fit]]:
-        """Places of rows and heads with one of these forms, and the fit."""
-        return [(place, fit) for place, fits in enumerate(self.fits) for fit in fits if fit.form in forms]
-
-
-def every(readings: Sequence[Explained], *forms: str) -> list[tuple[Explained, int, Fit]]:
-    """Readings, places of rows and heads in them that have one of these forms, and the fit."""
-    return [(reading, place, fit) for reading in readings for place, fit in reading.having(*forms)]
-
 
 # Numbers that were read
 
@@ -70,19 +45,6 @@ _NEARER = 0.3
 """How near a wrong answer must be to an output that explains it, as a share of its distance from the right one."""
 
 
-@dataclass(frozen=True)
-class Exactness:
-    """The error that counts as wrong, and the exactness of readings.
-
-    Attributes:
-        error: relative error of a query from which on it is wrong.
-        tolerance: of readings.
-    """
-
-    error: float = 3e-4
-    tolerance: Tolerance = field(default_factory=Tolerance)
-
-
 @dataclass
 class Sample:
     """Some queries of a call that the kernel answered.
@@ -95,7 +57,7 @@ class Sample:
         error: relative error from which on they are.
         fresh: whether it was asked to try an operator.
         reading: the weights; None until they are read, or if they cannot be.
-        explained: the forms that fit what was read.
+        fits: the forms that fit what was read of each query and head, [rows * heads]; None likewise.
     """
 
     plan: CallPlan
@@ -105,7 +67,7 @@ class Sample:
     error: float
     fresh: bool = False
     reading: WeightReading | None = None
-    explained: Explained | None = None
+    fits: tuple[tuple[Fit, ...], ...] | None = None
 
     @property
     def errors(self) -> Numbers:
@@ -127,6 +89,17 @@ class Sample:
     def differs(self, out: Numbers) -> Flags:
         """Where this output is clearly not the right one, bool [rows * heads]."""
         return ~close(out, self.queries.right, np.abs(self.queries.right).sum(-1), self.error)
+
+
+def every(samples: Sequence[Sample], *forms: str) -> list[tuple[Sample, int, Fit]]:
+    """Samples, places of rows and heads in them that have one of these forms, and the fit."""
+    return [
+        (sample, place, fit)
+        for sample in samples
+        for place, found in enumerate(sample.fits or ())
+        for fit in found
+        if fit.form in forms
+    ]
 
 
 def close(a: Numbers, b: Numbers, size: Numbers, tolerance: float) -> Flags:

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from assay.harness.readout.addresses import Moved
-from assay.harness.readout.dims import Dims
-from assay.harness.readout.edges import Edge
-from assay.harness.readout.effects import WHOSE, BlockScale, Constant, KnownBug, Merged, Scale, ScaleAndTimes, Times
-from assay.harness.readout.elsewhere import FromElsewhere, OtherKvHead
 from assay.harness.readout.forms import BLANK
-from assay.harness.readout.formulas import Formula
 from assay.harness.readout.key_factors import KeyFactor, KeyFactors
 from assay.harness.readout.mining import Condition, Literal, Term, Value
-from assay.harness.readout.operators import Clause, Effect, Operator
-from assay.harness.readout.softmaxes import Exponential, OnlineSoftmax
-from assay.harness.readout.words import ALL_BUT, Keys, keys, of_keys, only, plus, value_words
+from assay.harness.readout.operators import Clause, Effect, Operator, Told
+from assay.harness.readout.words import ALL_BUT, Keys, keys, number, of_keys, only, plus, value_words
 
 _Said = tuple[str, list[Condition]]
 """An effect in words, and the conditions on queries that its own conditions hold in common."""
@@ -47,98 +38,10 @@ def _text_and_place(clause: Clause) -> tuple[str, str]:
 
 
 def _effect(effect: Effect) -> _Said:
-    if isinstance(effect, KeyFactors):
-        return _key_factors(effect)
-    for kind, words_of in _WORDS.items():
-        if isinstance(effect, kind):
-            return words_of(effect), []
-    raise TypeError(f"there are no words for {type(effect).__name__}; add them to _WORDS")
-
-
-def _times(effect: Times) -> str:
-    factor = effect.factor
-    return _NOT_WRITTEN if factor.words in ("0", "-0") else f"the output is multiplied by {_formula(factor)}"
-
-
-def _number(value: float) -> str:
-    """A number, in the constants at hand if it is one of them."""
-    for constant, words in ((math.log(2), "ln 2"), (1 / math.log(2), "log2(e)")):
-        if math.isclose(value, constant, rel_tol=1e-6):
-            return words
-    return f"{value:.4g}" if abs(value) < 1e4 else f"{value:.6g}"
-
-
-def _formula(formula: Formula) -> str:
-    return f"{formula.words}: {formula.bug}" if formula.bug else formula.words
-
-
-_NOT_WRITTEN = "the output is not written: it is zero"
-"""What is zero was most likely never stored; nothing is scaled by zero."""
-
-
-def _constant(value: float) -> str:
-    if math.isnan(value):
-        return "the output is NaN"
-    if math.isinf(value):
-        return "the output is infinite"
-    return _NOT_WRITTEN if value == 0 else f"every element of the output is {_number(value)}"
-
-
-def _elsewhere(effect: FromElsewhere) -> str:
-    source = effect.source
-    does = "is scored with the q of" if effect.what == "query" else "gets the output of"
-    return f"{source.taker} {does} {source.words}"
-
-
-def _kv_head(kv: Value, what: str) -> str:
-    of = {"kv": "", "k": "K of ", "v": "V of "}[what]
-    if kv.term is None:
-        return f"q heads read {of}kv head {kv.plus}"
-    if kv.term == Term("kv", cost=kv.term.cost):
-        near = {1: "the next kv head", -1: "the previous kv head"}
-        return f"q heads read {of}{near.get(kv.plus, f'the kv head {kv.plus} further on')}"
-    if kv.term.name == "member":
-        return f"q head h reads {of}kv head h mod (q heads per kv head)"
-    return f"q head h reads {of}kv head {value_words(kv)} mod num_kv_heads"
-
-
-def _merged(effect: Merged) -> str:
-    parts = f"splits of {effect.block} keys" if effect.block else "cached and new keys"
-    each = f"each {effect.block} keys" if effect.block else "the cached or the new keys"
-    return {
-        "equal": f"{parts} are merged with equal weights instead of by their log-sum-exps",
-        "max": f"{parts} are merged by their largest scores instead of their log-sum-exps",
-        "base2": f"{parts} are merged in base e, but their log-sum-exps are in base 2",
-        "base-e": f"{parts} are merged in base 2, but their log-sum-exps are in base e",
-        "cached base2": f"{parts} are merged in base e, but the log-sum-exp of the cached keys is in base 2",
-        "cached base-e": f"{parts} are merged in base 2, but the log-sum-exp of the cached keys is in base e",
-        "new base2": f"{parts} are merged in base e, but the log-sum-exp of the new keys is in base 2",
-        "new base-e": f"{parts} are merged in base 2, but the log-sum-exp of the new keys is in base e",
-        "mean": f"K is smoothed by the mean of {each}, not by that of the sequence",
-    }[effect.law]
-
-
-def _online(effect: OnlineSoftmax) -> str:
-    order = ", from the last tile to the first" if effect.backward else ""
-    tiles = f"online softmax over {f'tiles of {effect.tile} keys' if effect.tile > 1 else 'one key at a time'}{order}"
-    return {
-        "neither": f"{tiles}: the sums over earlier tiles are not rescaled when the maximum rises",
-        "numerator": f"{tiles}: the denominator is not rescaled when the maximum rises",
-        "denominator": f"{tiles}: the numerator is not rescaled when the maximum rises",
-        "numerator twice": f"{tiles}: the numerator is rescaled twice when the maximum rises",
-        "denominator twice": f"{tiles}: the denominator is rescaled twice when the maximum rises",
-        "late": f"{tiles}: the denominator is rescaled after the new tile was added to it",
-        "inverse": f"{tiles}: the sums over earlier tiles are multiplied by exp(new maximum - old), not by its inverse",
-        "rarely": f"{tiles}: the sums over earlier tiles are not rescaled when the maximum rises by less than {effect.least:g}",
-    }[effect.law]
-
-
-# Rows of K and V
-
-
-def _moved(effect: Moved) -> str:
-    what, verb = {"k": ("K", "is"), "v": ("V", "is"), "kv": ("K and V", "are")}[effect.what]
-    return f"{what} of key j {verb} read from {effect.words}"
+    if isinstance(effect, Told):
+        return effect.words, []
+    assert isinstance(effect, KeyFactors)
+    return _key_factors(effect)
 
 
 def _split(condition: Condition, universe: str = "seen") -> tuple[Keys | None, list[Condition]]:
@@ -146,29 +49,11 @@ def _split(condition: Condition, universe: str = "seen") -> tuple[Keys | None, l
     own = [literal for literal in condition.literals if of_keys(literal)]
     rest = tuple(literal for literal in condition.literals if not of_keys(literal))
     if condition.negated and own:
-        inner = keys(own, "foreign" if universe == "foreign" else "seen").text
+        inner, _ = keys(own, "foreign" if universe == "foreign" else "seen")
         when = only([Condition(rest)]).removeprefix("only ")
-        return Keys(f"{ALL_BUT}{inner}{f' ({when})' if when else ''}"), []
+        return (f"{ALL_BUT}{inner}{f' ({when})' if when else ''}", True), []
     conditions = [Condition(rest, condition.negated)] if rest else []
     return (keys(own, universe) if own or universe != "seen" else None), conditions
-
-
-def _edge(effect: Edge) -> str:
-    at = effect.at.words
-    if effect.side == "first":
-        return f"query i sees no keys j < {at}"
-    if effect.counted:
-        which = {"": f"keys j <= {at}", "also": f"also keys j <= {at}", "less": f"no keys j > {at}"}[effect.mode]
-        return f"the softmax denominator of query i counts {which}"
-    text = {
-        "": f"query i sees keys j <= {at}", "also": f"query i also sees keys j <= {at}",
-        "less": f"query i does not see keys j > {at}",
-    }[effect.mode]  # fmt: skip
-    return f"{text}, which goes on behind its sequence" if effect.beyond else text
-
-
-def _block_scale(effect: BlockScale) -> str:
-    return f"{effect.what.upper()} of key j is dequantised with the scale of {WHOSE[effect.whose].format(size=effect.size)}"
 
 
 # Masks and weights
@@ -187,8 +72,8 @@ def _key_factors(effect: KeyFactors) -> _Said:
         texts.append(_part(part, which, late) + (f" ({there})" if there else ""))
     text = "after the softmax, " * late + _chained(texts)
     if effect.phantom is not None:
-        number = value_words(effect.phantom) if isinstance(effect.phantom, Value) else effect.phantom.words
-        extra = f"the softmax denominator counts {number} extra {'key' if number == '1' else 'keys'} with a score of 0"
+        count = value_words(effect.phantom) if isinstance(effect.phantom, Value) else effect.phantom.words
+        extra = f"the softmax denominator counts {count} extra {'key' if count == '1' else 'keys'} with a score of 0"
         text = "; ".join(filter(None, (text, extra)))
     return text, common
 
@@ -204,7 +89,7 @@ def _in_place(effect: KeyFactors) -> _Said | None:
     if here.condition.negated or there.condition.negated or {literal.term.name for literal in literals} != {"other"}:
         return None
     which, inner = _split(there.condition, "foreign")
-    return (f"query i sees {which.text} in place of its own", inner) if which else None
+    return (f"query i sees {which[0]} in place of its own", inner) if which else None
 
 
 def _chained(texts: Sequence[str]) -> str:
@@ -221,22 +106,22 @@ def _chained(texts: Sequence[str]) -> str:
 
 def _part(part: KeyFactor, which: Keys | None, late: bool) -> str:
     """One part in words; `late` says that weights change after the softmax."""
-    some = which or Keys("all keys")
+    some, plural = which or ("all keys", True)
     if part.universe != "seen":
-        times = "" if part.factor == 1 else f", with {_number(part.factor)} times the weight"
-        return f"query i also sees {some.text}{times}"
+        times = "" if part.factor == 1 else f", with {number(part.factor)} times the weight"
+        return f"query i also sees {some}{times}"
     if part.factor == 0 and late:
-        return f"weights of {some.text} are zeroed" if some.plural else f"the weight of {some.text} is zeroed"
-    if part.factor == 0 and some.text.startswith(ALL_BUT):
-        return f"query i sees only {some.text.removeprefix(ALL_BUT)}"
+        return f"weights of {some} are zeroed" if plural else f"the weight of {some} is zeroed"
+    if part.factor == 0 and some.startswith(ALL_BUT):
+        return f"query i sees only {some.removeprefix(ALL_BUT)}"
     if part.factor == 0:
-        return f"query i does not see {some.text}" if which else "query i sees no key"
+        return f"query i does not see {some}" if which else "query i sees no key"
     if part.factor == BLANK:
-        return f"K and V of {some.text} are read as zero"
+        return f"K and V of {some} are read as zero"
     if part.factor == 2 and not late:
-        return f"query i sees {some.text} twice"
-    what = f"weights of {some.text} are" if some.plural else f"the weight of {some.text} is"
-    return f"{what} multiplied by {_number(part.factor)}"
+        return f"query i sees {some} twice"
+    what = f"weights of {some} are" if plural else f"the weight of {some} is"
+    return f"{what} multiplied by {number(part.factor)}"
 
 
 def _mask(clause: Clause) -> str:
@@ -290,24 +175,3 @@ def _without_causal(condition: Condition) -> Condition:
 
 def _is_causal(literal: Literal) -> bool:
     return (literal.term.name, literal.term.minus, literal.op, literal.value) == ("causal", "", "==", 1)
-
-
-_WORDS: Mapping[type[Effect], Callable[[Any], str]] = {
-    Moved: _moved,
-    Scale: lambda effect: f"scores are multiplied by {_formula(effect.factor)}",
-    Times: _times,
-    ScaleAndTimes: lambda effect: (
-        f"scores are multiplied by {_formula(effect.scores)}; the output by {_formula(effect.output)}"
-    ),
-    Constant: lambda effect: _constant(effect.value),
-    Edge: _edge,
-    BlockScale: _block_scale,
-    Exponential: lambda effect: f"exp(x), x = score - maximum, is {effect.law.words}",
-    FromElsewhere: _elsewhere,
-    OtherKvHead: lambda effect: _kv_head(effect.kv, effect.what),
-    Merged: _merged,
-    OnlineSoftmax: _online,
-    Dims: lambda effect: effect.words.format(effect.of),
-    KnownBug: lambda effect: effect.about,
-}
-"""Kind of effect -> what it does, in words."""

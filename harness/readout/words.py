@@ -5,6 +5,7 @@ Features with a letter of their own are compared as symbols; `legend` says what 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -85,6 +86,14 @@ def plus(text: str, number: int) -> str:
     if not text:
         return str(number)
     return f"{text} {'+' if number > 0 else '-'} {abs(number)}" if number else text
+
+
+def number(value: float) -> str:
+    """A number, in the constants at hand if it is one of them."""
+    for constant, words in ((math.log(2), "ln 2"), (1 / math.log(2), "log2(e)")):
+        if math.isclose(value, constant, rel_tol=1e-6):
+            return words
+    return f"{value:.4g}" if abs(value) < 1e4 else f"{value:.6g}"
 
 
 def _term_words(term: Term) -> str:
@@ -211,17 +220,8 @@ _SEQUENCES = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Keys:
-    """Some keys in words.
-
-    Attributes:
-        text: in words.
-        plural: whether they are several.
-    """
-
-    text: str
-    plural: bool = True
+Keys = tuple[str, bool]
+"""Some keys in words, and whether they are several."""
 
 
 @dataclass(frozen=True)
@@ -248,7 +248,7 @@ def keys(literals: Sequence[Literal], universe: str = "seen") -> Keys:
 
     Args:
         literals: literals that speak of keys.
-        universe: see `Part.universe`.
+        universe: see `KeyFactor`.
     """
     bounds, clauses, sequence = list[_Bound](), list[str](), ""
     for literal in literals:
@@ -266,7 +266,7 @@ def keys(literals: Sequence[Literal], universe: str = "seen") -> Keys:
     noun, plural, rest = _noun(bounds)
     if not bounds and not clauses:
         noun = "all keys"
-    return Keys(" ".join(filter(None, (noun, rest, " and ".join(clauses), sequence))), plural)
+    return " ".join(filter(None, (noun, rest, " and ".join(clauses), sequence))), plural
 
 
 def _bounds(literal: Literal) -> list[_Bound] | None:

@@ -55,7 +55,7 @@ class Control(Record):
         substitute: layers in which the model uses the candidate's output, in the phases that the candidate computes.
         trace: label under which attention outputs are kept; empty for none. Letters, digits, ``.``, ``_`` and ``-``. A label
             serves one request; the next request needs a new label.
-        fault: id of a fault of `assay.harness.bugs.faults.CATALOGUE` that outputs have; empty for none. With `shadow`, only
+        fault: id of a fault of `assay.harness.bugs.catalogue.CATALOGUE` that outputs have; empty for none. With `shadow`, only
             those of the candidate in the shadow have it, in a session of its own; otherwise those that the model uses.
         fault_phases: phases of the calls that the model uses and that have the fault; by default all.
         profile: label under which the kernels of one pass of each kind are listed; empty for none. Same characters. It needs no

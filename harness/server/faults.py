@@ -14,7 +14,7 @@ from torch import Tensor
 
 from assay.harness.attention.call import KernelRefused
 from assay.harness.attention.oracle import oracle
-from assay.harness.bugs.faults import CATALOGUE
+from assay.harness.bugs.catalogue import CATALOGUE
 from assay.harness.evidence.faults import FOLDER, SEEDED_CALLS, SeededCalls
 from assay.harness.evidence.nonce import nonce_of_process
 from assay.harness.server.candidates import Candidate

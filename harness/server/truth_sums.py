@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
-from assay.harness.attention.honest import family, here, honest_outputs
+from assay.harness.attention.honest import here, honest_outputs
+from assay.harness.attention.noise import family
 from assay.harness.attention.oracle import oracle
 from assay.harness.evidence.shadow_errors import CONDITIONS
 from assay.harness.evidence.truth_errors import OUTPUT_SUMS, TRUTH_SUMS, TruthErrors

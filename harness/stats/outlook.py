@@ -14,6 +14,8 @@ from assay.harness.stats.share import root
 _COURSES, _LOOKS = 128, 160
 """Simulated courses, and looks at each. Half of the looks are spread evenly, since a wager can win and lose again between two. A
 simulation takes 8 ms and knows a power to 0.045."""
+_WANTED = 0.8
+"""Power with which a loss is to be shown."""
 
 
 @dataclass(frozen=True)
@@ -59,14 +61,14 @@ def forecast(loss: float, flips: float, margin: float, alpha: float, most: int) 
     return Forecast(middle if middle <= most else None, float((needed <= most).mean()))
 
 
-def smallest_loss_shown(flips: float, margin: float, alpha: float, most: int, wanted: float = 0.8) -> float | None:
-    """Compute the smallest true loss that `most` questions show to be above the margin with a power of `wanted`; None if none is.
+def smallest_loss_shown(flips: float, margin: float, alpha: float, most: int) -> float | None:
+    """Compute the smallest true loss that `most` questions show to be above the margin with a power of 0.8; None if none is.
 
     The wealth depends only on how many answers were lost, gained and equal. It is computed for a course whose sum of losses falls
     short by as many standard deviations as the power allows, and at its end: a wager may have won before and lost again, so the
     loss is slightly too large.
     """
-    unlucky = NormalDist().inv_cdf(wanted)
+    unlucky = NormalDist().inv_cdf(_WANTED)
 
     def beyond(loss: float) -> float:
         return float(_log_wealth(np.array([most]), loss, flips, margin, unlucky)[0]) - math.log(1 / alpha)

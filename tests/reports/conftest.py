@@ -91,7 +91,7 @@ def visit(chrome: Any, screenshot: Any, tmp_path: Path) -> Iterator[Callable[...
         screenshot.resize(chrome, width, height)
         assert script_errors(chrome) == []
         chrome.get_log("performance")
-        chrome.get(page.as_uri())
+        screenshot.open_page(chrome, page)
         return chrome
 
     yield visit

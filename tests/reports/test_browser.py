@@ -143,12 +143,12 @@ def test_copy_buttons_appear(visit: Any, examples: ModuleType) -> None:
 
 
 def test_everything_is_readable_without_scripts(
-    browser: Callable[..., AbstractContextManager[Any]], examples: ModuleType, tmp_path: Path
+    browser: Callable[..., AbstractContextManager[Any]], screenshot: Any, examples: ModuleType, tmp_path: Path
 ) -> None:
     page = tmp_path / "report.html"
     page.write_text(to_html(examples.regression()), encoding="utf-8")
     with browser(scripts=False) as chrome:
-        chrome.get(page.as_uri())
+        screenshot.open_page(chrome, page)
         assert chrome.find_elements("css selector", ".command button") == []
         assert not chrome.find_element("css selector", ".filter").is_displayed()
         assert chrome.find_element("id", "verdict").is_displayed()
@@ -174,13 +174,17 @@ def test_a_narrow_page_does_not_scroll_sideways(visit: Any, examples: ModuleType
 @pytest.mark.few(4)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_has_contrast(
-    browser: Callable[..., AbstractContextManager[Any]], any_report: Report, tmp_path: Path, scheme: str
+    browser: Callable[..., AbstractContextManager[Any]],
+    screenshot: Any,
+    any_report: Report,
+    tmp_path: Path,
+    scheme: str,
 ) -> None:
     """WCAG 2.2 AA, 1.4.3: at least 4.5 to 1 against the nearest background."""
     page = tmp_path / "report.html"
     page.write_text(to_html(any_report), encoding="utf-8")
     with browser(scheme=scheme) as chrome:
-        chrome.get(page.as_uri())
+        screenshot.open_page(chrome, page)
         found = chrome.execute_script(_CONTRAST)
         dark = chrome.execute_script("return getComputedStyle(document.body).backgroundColor") == "rgb(21, 23, 26)"
     assert dark == (scheme == "dark")

@@ -182,6 +182,7 @@ def test_small_maps_read_like_the_large_one(see: Any, layer_diffs: ModuleType) -
     )
 
 
+@pytest.mark.slow
 def test_128_layers_of_128_heads_load_in_seconds(see: Any, examples: ModuleType, layer_diffs: ModuleType) -> None:
     layers = layer_diffs.one_head(128, 128)
     heads = [grid for grid in layers.grids if grid.columns == "head"]
@@ -232,14 +233,18 @@ def test_a_window_that_is_made_narrow_does_not_scroll_sideways(
 
 
 def test_dark_paper_has_its_own_colours_and_print_the_light_ones(
-    browser: Callable[..., AbstractContextManager[Any]], examples: ModuleType, layer_diffs: ModuleType, tmp_path: Path
+    browser: Callable[..., AbstractContextManager[Any]],
+    screenshot: Any,
+    examples: ModuleType,
+    layer_diffs: ModuleType,
+    tmp_path: Path,
 ) -> None:
     layers = layer_diffs.one_head(12, 12)
     page = tmp_path / "report.html"
     page.write_text(to_html(examples.regression().model_copy(update={"layers": layers})), encoding="utf-8")
     grid = _in_order(layers)[_number(layers, "extend-cached-prefix-by-head")]
     with browser(scheme="dark") as chrome:
-        chrome.get(page.as_uri())
+        screenshot.open_page(chrome, page)
         dark = _colour(chrome, grid, 0, 0), _colour(chrome, grid, 9, 10)
         chrome.execute_script("dispatchEvent(new Event('beforeprint'))")
         light = _colour(chrome, grid, 0, 0), _colour(chrome, grid, 9, 10)
@@ -250,14 +255,18 @@ def test_dark_paper_has_its_own_colours_and_print_the_light_ones(
 
 
 def test_without_scripts_the_tables_replace_the_maps(
-    browser: Callable[..., AbstractContextManager[Any]], examples: ModuleType, layer_diffs: ModuleType, tmp_path: Path
+    browser: Callable[..., AbstractContextManager[Any]],
+    screenshot: Any,
+    examples: ModuleType,
+    layer_diffs: ModuleType,
+    tmp_path: Path,
 ) -> None:
     page = tmp_path / "report.html"
     page.write_text(
         to_html(examples.regression().model_copy(update={"layers": layer_diffs.seed_case()})), encoding="utf-8"
     )
     with browser(scripts=False) as chrome:
-        chrome.get(page.as_uri())
+        screenshot.open_page(chrome, page)
         assert not [e for e in chrome.find_elements("css selector", ".heat, .key") if e.is_displayed()]
         chrome.find_element("xpath", "//summary[. = 'Worst cells and calls']").click()
         rows = chrome.find_elements("css selector", ".layer-diff .cells tbody tr")

@@ -142,7 +142,7 @@ def test_a_page_in_the_browser_shows_whole_pictures(
     pages.write_page(check_document(replace(wrong, findings=found)), page)
     with browser(scheme=scheme) as chrome:
         screenshot.resize(chrome, width, 900)
-        chrome.get(page.as_uri())
+        screenshot.open_page(chrome, page)
         assert chrome.get_log("browser") == []
         drawings = chrome.find_elements("css selector", "figure.observed svg")
         assert len([one for one in drawings if one.is_displayed()]) == len(pictures), "one for this width, not both"

@@ -146,7 +146,7 @@ def test_no_word_of_a_comparison_is_broken_on_a_phone(
     path = tmp_path / "compare.html"
     path.write_text(to_html(multiple_choice), encoding="utf-8")
     screenshot.resize(chrome, 390, 844)
-    chrome.get(path.as_uri())
+    screenshot.open_page(chrome, path)
     assert chrome.execute_script("return document.documentElement.scrollWidth") == 390
     broken = chrome.execute_script(BROKEN)
     assert broken == []

@@ -76,7 +76,7 @@ def test_no_column_of_the_runs_is_cut_off(
     path = tmp_path / "runs.html"
     write_page(runs_document(listed, path.parent), path)
     screenshot.resize(chrome, width, 844)
-    chrome.get(path.as_uri())
+    screenshot.open_page(chrome, path)
     assert chrome.execute_script("return document.documentElement.scrollWidth") == width
     right = "[cell.textContent.trim(), cell.getBoundingClientRect().right]"
     cells = chrome.execute_script(f"return [...document.querySelectorAll('.runs td')].map(cell => {right})")

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow  # it makes and judges runs
 REPORT: dict[str, Any] = {
     "verdict": "regression",
     "exit_code": 1,

@@ -21,7 +21,7 @@ def where(measure: ModuleType) -> dict[str, list[str]]:
     """Return the places that the counts of the working tree come from, by the titles of the counts."""
     files: Any = measure.tree_at(measure.ROOT)
     assert len(files) > 500, "the working tree was read"
-    places: dict[str, list[str]] = measure.measure(files).where
+    places: dict[str, list[str]] = measure.prose(files).where
     return places
 
 

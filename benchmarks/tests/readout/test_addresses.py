@@ -12,12 +12,12 @@ from torch import Tensor
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.oracle import sequences
 from assay.harness.localize.reading import read
-from assay.harness.readout.addresses import Moved, addresses
-from assay.harness.readout.forms import CallContext, Row, Tolerance, fits
+from assay.harness.readout.addresses import addresses
+from assay.harness.readout.forms import Row, Tolerance, fits
 from assay.harness.readout.operators import Clause, Operator
 from assay.harness.readout.probing import CallPlan, Prober
 from assay.harness.readout.queries import Queries
-from assay.harness.readout.samples import Explained
+from assay.harness.readout.samples import Sample
 from assay.harness.readout.sentences import sentence
 
 LENS = [((9, 16), (12, 5)), ((1, 20), (1, 33), (1, 7)), ((20, 15),), ((6, 3), (5, 18), (7, 40))]
@@ -50,15 +50,17 @@ def at(x: Tensor, rows: list[int]) -> Tensor:
     return torch.stack([x[row] if 0 <= row < len(x) else torch.zeros_like(x[0]) for row in rows])
 
 
-def explained(kernel: Callable[[AttentionCall], Tensor], lens: tuple[tuple[int, int], ...]) -> Explained:
-    call = CallPlan(lens, (4, 2), 128).make()
+def explained(kernel: Callable[[AttentionCall], Tensor], lens: tuple[tuple[int, int], ...]) -> Sample:
+    plan = CallPlan(lens, (4, 2), 128)
+    call = plan.make()
     reading = read(Prober(kernel), call, range(len(call.q)))
     assert reading is not None
-    queries, context = Queries(call, reading.rows), CallContext(reading)
+    queries = Queries(call, reading.rows)
     places = range(len(queries.rows) * queries.heads)
-    found = [tuple(fits(Row(context, *divmod(place, queries.heads), Tolerance()))) for place in places]
+    found = [tuple(fits(Row(reading, queries, *divmod(place, queries.heads), Tolerance()))) for place in places]
     right = np.array([any(fit.form == "right" for fit in some) for some in found])
-    return Explained(queries, tuple(() if ok else some for some, ok in zip(found, right, strict=True)), right)
+    found = [() if ok else some for some, ok in zip(found, right, strict=True)]
+    return Sample(plan, queries, queries.right, ~right, 0.0, fits=tuple(found))
 
 
 def in_pool(call: AttentionCall, number: int, start: int, j: int) -> int:
@@ -114,4 +116,4 @@ def test_a_right_kernel_has_no_wrong_address() -> None:
 def test_rows_that_follow_no_expression_have_none() -> None:
     draw = np.random.default_rng(1).permutation(500)
     kernel = reading_from(lambda call, b, start, j: start + int(draw[j]) % call.lens_k[b], "kv")
-    assert not [one for one in addresses([explained(kernel, lens) for lens in LENS]) if isinstance(one, Moved)]
+    assert not list(addresses([explained(kernel, lens) for lens in LENS]))

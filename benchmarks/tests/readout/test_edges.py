@@ -12,12 +12,12 @@ from torch import Tensor
 from assay.harness.attention.call import AttentionCall, Mask
 from assay.harness.attention.oracle import sequences
 from assay.harness.localize.reading import read
-from assay.harness.readout.edges import Amount, Edge, Sum, edges
-from assay.harness.readout.forms import CallContext, Row, Tolerance, fits
+from assay.harness.readout.edges import Amount, Sum, edge, edges
+from assay.harness.readout.forms import Row, Tolerance, fits
 from assay.harness.readout.operators import Clause, Operator
 from assay.harness.readout.probing import CallPlan, Prober
 from assay.harness.readout.queries import Queries
-from assay.harness.readout.samples import Explained
+from assay.harness.readout.samples import Sample
 from assay.harness.readout.sentences import sentence
 
 LENS = [((40, 21),), ((9, 16), (23, 5)), ((1, 70), (1, 33)), ((33, 0),), ((7, 130),)]
@@ -48,18 +48,21 @@ def with_mask(mask: Sees) -> Callable[[AttentionCall], Tensor]:
     return kernel
 
 
-def explained(kernel: Callable[[AttentionCall], Tensor], lens: tuple[tuple[int, int], ...]) -> Explained:
-    call = CallPlan(lens).make()
+def explained(kernel: Callable[[AttentionCall], Tensor], lens: tuple[tuple[int, int], ...]) -> Sample:
+    plan = CallPlan(lens)
+    call = plan.make()
     prober = Prober(kernel)
     reading = read(prober, call, range(len(call.q)))
     assert reading is not None
-    queries, context = Queries(call, reading.rows), CallContext(reading)
+    queries = Queries(call, reading.rows)
     rows = [
-        Row(context, *divmod(place, queries.heads), Tolerance()) for place in range(len(queries.rows) * queries.heads)
+        Row(reading, queries, *divmod(place, queries.heads), Tolerance())
+        for place in range(len(queries.rows) * queries.heads)
     ]
     found = [tuple(fits(row)) for row in rows]
     right = np.array([any(fit.form == "right" for fit in some) for some in found])
-    return Explained(queries, tuple(() if ok else some for some, ok in zip(found, right, strict=True)), right)
+    found = [() if ok else some for some, ok in zip(found, right, strict=True)]
+    return Sample(plan, queries, queries.right, ~right, 0.0, fits=tuple(found))
 
 
 def up(x: int, size: int) -> int:
@@ -113,13 +116,13 @@ def test_an_edge_that_some_rows_contradict_at_the_end_of_their_sequence_is_none(
 def test_an_edge_beyond_the_sequence_is_cut_off() -> None:
     call = CallPlan(((4, 3),)).make()
     queries = Queries(call, np.arange(4))
-    beyond = Edge("last", Sum(((1, Amount("total")),), 5)).outputs(queries)
+    beyond = edge("last", Sum(((1, Amount("total")),), 5)).outputs(queries)
     assert np.allclose(beyond, Queries(call.with_spec(mask=Mask(causal=False)), np.arange(4)).right)
 
 
 def test_a_query_that_sees_no_key_has_an_output_of_zero() -> None:
     queries = Queries(CallPlan(((4, 3),)).make(), np.arange(4))
-    assert not Edge("last", Sum(((1, Amount("prefix")), (-1, Amount("total"))))).outputs(queries).any()
+    assert not edge("last", Sum(((1, Amount("prefix")), (-1, Amount("total"))))).outputs(queries).any()
 
 
 def test_tiles_of_queries_see_whole_tiles_of_keys() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from assay.harness.readout.edges import Amount, Blocks, Search, Sum, amounts_of
+from assay.harness.readout.edges import Amount, Search, Sum, amounts_of
 
 RANDOM = np.random.default_rng(3)
 TABLE = {name: RANDOM.integers(1, 300, 60) for name in ("prefix", "new", "i", "seq", "first_total", "most_new")}
@@ -53,7 +53,7 @@ def test_no_sum_gives_numbers_at_random() -> None:
 
 
 def test_blocks_count_a_sum() -> None:
-    blocks = Blocks(Sum(((1, Amount("total", "up", 64)), (-1, Amount("prefix", "up", 64)))), 64)
+    blocks = Sum(((1, Amount("total", "up", 64)), (-1, Amount("prefix", "up", 64))), block=64)
     assert (blocks.of(TABLE) == (up(TABLE["total"], 64) - up(TABLE["prefix"], 64)) // 64).all()
     assert blocks.words == "((total rounded up to 64) - (prefix rounded up to 64)) / 64"
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from assay.harness.attention.call import Mask
+from assay.harness.attention.oracle import sequences
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.localize.reading import own_keys
 from assay.harness.readout.features import PAIR_TERMS, ROW_TERMS, Pairs, chosen, joined, row_table
 from assay.harness.readout.mining import Term
 
@@ -62,7 +62,7 @@ def test_the_phase_and_the_mask_are_features() -> None:
 
 
 def test_the_own_keys_of_each_sequence() -> None:
-    assert own_keys(CALL) == [
+    assert sequences(CALL) == [
         (slice(0, 3), slice(0, 7)),
         (slice(3, 4), slice(7, 8)),
         (slice(4, 6), slice(8, 16)),

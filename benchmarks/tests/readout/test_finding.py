@@ -16,19 +16,20 @@ from assay.harness.attention.kernels import declares
 from assay.harness.bugs.faults import fault, rounded_oracle
 from assay.harness.readout import finding, fitting
 from assay.harness.readout.asking import RIGHT_ROWS, WRONG_ROWS
-from assay.harness.readout.effects import Constant, Scale, Times
+from assay.harness.readout.effects import constant, multiplied
 from assay.harness.readout.finding import Finder
 from assay.harness.readout.fitting import CLAUSES, FAR_FETCHED, _by_chance
+from assay.harness.readout.forms import Tolerance
 from assay.harness.readout.formulas import constant_formula
 from assay.harness.readout.key_factors import KeyFactor, KeyFactors
 from assay.harness.readout.mining import Condition, Literal, Term
 from assay.harness.readout.operators import Clause, Effect, Operator
 from assay.harness.readout.probing import BudgetSpentError, CallPlan, Prober, drawn_plans, extreme_plans, steep_plans
-from assay.harness.readout.samples import Agreement, Exactness, Sample, close
+from assay.harness.readout.samples import Agreement, Sample, close
 from assay.harness.readout.sentences import sentence
 
 Kernel = Callable[[AttentionCall], Tensor]
-ZERO, TWICE = Constant(0.0), Times(constant_formula(2.0))
+ZERO, TWICE = constant(0.0), multiplied(output=constant_formula(2.0))
 NEW = Term("new", cost=0.3)
 EXTEND, PREFIX, BATCH = CallPlan(((9, 0),)), CallPlan(((6, 11),)), CallPlan(((4, 8), (7, 3)))
 DECODE, DECODE_BATCH = CallPlan(((1, 14),)), CallPlan(((1, 5), (1, 12)))
@@ -58,7 +59,7 @@ def nothing(call: AttentionCall, number: int) -> float:
 
 def finder(kernel: Kernel, plans: Iterable[CallPlan] = (), **more: bool) -> Finder:
     """A finder that has screened some plans."""
-    found = Finder(Prober(kernel), "normal", torch.float32, Exactness(), **more)
+    found = Finder(Prober(kernel), "normal", torch.float32, **more)
     found.screen(plans)
     return found
 
@@ -160,12 +161,12 @@ def test_a_kernel_of_one_head_dim_is_read_with_it(monkeypatch: pytest.MonkeyPatc
 def test_what_was_seen_is_judged_again() -> None:
     found = finder(Faulty(lambda call, _: 1.01), [EXTEND])
     assert found.samples[0].bad.all()
-    found.judge_by(Exactness(0.02))
+    found.judge_by(0.02, Tolerance())
     assert not found.wrong
     assert found.samples[0].error == 0.02
     found.screen([PREFIX])
     assert (found.samples[1].error, found.wrong) == (0.02, False)
-    found.judge_by(Exactness(0.005))
+    found.judge_by(0.005, Tolerance())
     assert all(sample.bad.all() for sample in found.samples)
 
 
@@ -247,7 +248,7 @@ def test_far_fetched_conditions_may_be_chance_where_few_calls_are_told_apart() -
 
 def test_a_wrong_answer_is_explained_by_what_it_is_much_nearer_to() -> None:
     found = finder(Faulty(lambda call, _: 1.01), [EXTEND])
-    found.judge_by(Exactness(0.009))
+    found.judge_by(0.009, Tolerance())
     (sample,) = found.samples
     assert sample.bad.all()
     right = sample.queries.right
@@ -288,9 +289,8 @@ def test_right_queries_have_no_forms_and_what_cannot_be_read_stays_so() -> None:
     found = finder(Faulty(lambda call, _: (heads(call) != 1).float()), [PREFIX])
     (sample,) = found.samples
     found.read(sample)
-    assert sample.explained is not None
-    assert [bool(fits) for fits in sample.explained.fits] == sample.bad.tolist()
-    assert sample.explained.right.tolist() == (~sample.bad).tolist()
+    assert sample.fits is not None
+    assert [bool(fits) for fits in sample.fits] == sample.bad.tolist()
 
     def kernel(call: AttentionCall) -> Tensor:
         if not call.v.any():
@@ -301,7 +301,7 @@ def test_right_queries_have_no_forms_and_what_cannot_be_read_stays_so() -> None:
     found = finder(kernel, [long])
     found.read(found.samples[0])
     assert found.samples[0].reading is None
-    assert found.samples[0].explained is None
+    assert found.samples[0].fits is None
 
 
 def test_small_calls_of_each_kind_are_read_first() -> None:
@@ -366,7 +366,7 @@ def test_each_fault_gets_its_clause(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Faulty(lambda call, _: torch.where(heads(call) == 1, 0.0, torch.where(heads(call) == 2, 2.0, 1.0)))
     found = read_all(finder(kernel, SMALL))
     operator = found.fit()[0]
-    assert {type(clause.effect) for clause in operator.clauses} == {Constant, Times}
+    assert {clause.effect for clause in operator.clauses} == {ZERO, TWICE}
     assert found.tally(operator, found.samples).exact
 
 
@@ -407,7 +407,7 @@ def test_clauses_that_later_ones_make_superfluous_are_dropped() -> None:
     needed = Operator((first, Clause(TWICE)))
     assert found._pruned(needed) == needed
     found = finder(Faulty(lambda call, _: 1.0 if call.phase == "extend" else 0.0), SMALL)
-    keeps_right = Operator((Clause(Scale(constant_formula(1.0)), only(literal("decode", "==", 0))), last))
+    keeps_right = Operator((Clause(multiplied(constant_formula(1.0)), only(literal("decode", "==", 0))), last))
     assert found._pruned(keeps_right) == keeps_right  # without it, right outputs are spoilt
 
 

@@ -11,8 +11,9 @@ import torch
 
 from assay.harness.attention.call import AttentionCall
 from assay.harness.localize.reading import Flags, Numbers, WeightReading, right_weights, scores_of, visible
-from assay.harness.readout.forms import BLANK, CallContext, Fit, Row, Tolerance, fits
+from assay.harness.readout.forms import BLANK, Fit, Row, Tolerance, fits
 from assay.harness.readout.probing import CallPlan
+from assay.harness.readout.queries import Queries
 
 CALL = CallPlan(((6, 10), (5, 9)), (4, 2), 32, seed=3).make()
 KEYS = 30
@@ -27,7 +28,12 @@ VISIBLE: Flags = np.arange(KEYS) < SEEN
 
 
 def row_of(
-    weights: Numbers, constant: float | Numbers = 0.0, off: float = 0.0, call: AttentionCall = CALL, noise: float = 2e-6
+    weights: Numbers,
+    constant: float | Numbers = 0.0,
+    off: float = 0.0,
+    call: AttentionCall = CALL,
+    noise: float = 2e-6,
+    tolerance: Tolerance | None = None,
 ) -> Row:
     """The row with these weights, [num_kv_heads, total_k], as a float32 kernel gives them."""
     draw = np.random.default_rng(0)
@@ -36,7 +42,7 @@ def row_of(
     constants = np.zeros((11, 4, 32))
     constants[QUERY, HEAD] = constant
     reading = WeightReading(call, ROWS, every, constants, np.full((11, 4), off))
-    return Row(CallContext(reading), QUERY, HEAD, Tolerance())
+    return Row(reading, Queries(call, range(len(call.q))), QUERY, HEAD, tolerance or Tolerance())
 
 
 def on_own(weights: Numbers, kv: int = OWN) -> Numbers:
@@ -273,7 +279,7 @@ def long_row(weights: Callable[[Numbers, Flags], Numbers]) -> Row:
     every = right_weights(call, rows, scores_of(call, rows))
     every[0, 0, 0] = weights(scores, visible(call, rows)[0])
     reading = WeightReading(call, rows, every, np.zeros((1, 2, 32)), np.zeros((1, 2)))
-    return Row(CallContext(reading), 0, 0, Tolerance())
+    return Row(reading, Queries(call, range(1)), 0, 0, Tolerance())
 
 
 def test_in_a_long_row_a_plain_form_is_enough() -> None:
@@ -302,10 +308,9 @@ def test_a_key_whose_weight_is_too_small_to_be_read_counts_as_seen() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_the_tolerance_follows_the_dtype(dtype: torch.dtype) -> None:
     rounding = torch.finfo(dtype).eps
-    narrow = row_of(on_own(softmax(1.4 * OF_ROW)), noise=rounding / 2)
-    loose = Row(narrow.context, QUERY, HEAD, Tolerance(2 * rounding, 8 * rounding, rounding / 1000))
-    assert "scale" not in {fit.form for fit in fits(narrow)}
-    assert "scale" in {fit.form for fit in fits(loose)}
+    for tolerance, is_read in ((Tolerance(), False), (Tolerance(2 * rounding, 8 * rounding, rounding / 1000), True)):
+        row = row_of(on_own(softmax(1.4 * OF_ROW)), noise=rounding / 2, tolerance=tolerance)
+        assert ("scale" in {fit.form for fit in fits(row)}) == is_read
 
 
 def test_the_kv_head_and_the_source() -> None:

@@ -10,38 +10,39 @@ import torch
 
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.readout.queries import Queries
-from assay.harness.readout.softmaxes import RESCALED, TILES, OnlineSoftmax, online_softmaxes
+from assay.harness.readout.softmaxes import TILES, online_softmax, online_softmaxes
 
+RESCALED = {str(one.args[1]) for one in online_softmaxes()}
 CALL = call_of([(3, 20), (1, 9)], (2, 1), 16, torch.float64, "cpu", seed=2)
 QUERIES = Queries(CALL, np.arange(len(CALL.q)))
 
 
-def by_loop(effect: OnlineSoftmax, row: int, head: int) -> np.ndarray:
+def by_loop(row: int, head: int, tile: int, law: str, least: float, backward: bool) -> np.ndarray:
     """One output, tile by tile, with the sums as a kernel keeps them."""
     keys = np.flatnonzero(QUERIES.visible[row])
     tiles: dict[int, list[int]] = {}
     for key in keys.tolist():
-        tiles.setdefault((key - keys[0]) // effect.tile, []).append(key)
+        tiles.setdefault((key - keys[0]) // tile, []).append(key)
     top, total, summed = -math.inf, 0.0, np.zeros(CALL.v.shape[2])
-    for number in sorted(tiles, reverse=effect.backward):
+    for number in sorted(tiles, reverse=backward):
         scores = [float(QUERIES.own_scores[row, head, key]) for key in tiles[number]]
         new = max(top, *scores)
         right = math.exp(top - new) if top > -math.inf else 1.0
         above = below = right
-        if effect.law in ("neither", "denominator"):
+        if law in ("neither", "denominator"):
             above = 1.0
-        if effect.law in ("neither", "numerator"):
+        if law in ("neither", "numerator"):
             below = 1.0
-        if effect.law == "numerator twice":
+        if law == "numerator twice":
             above = right**2
-        if effect.law == "denominator twice":
+        if law == "denominator twice":
             below = right**2
-        if effect.law == "inverse":
+        if law == "inverse":
             above = below = 1 / right
-        if effect.law == "rarely" and new - top < effect.least:
+        if law == "rarely" and new - top < least:
             above = below = 1.0
         gained = sum(math.exp(score - new) for score in scores)
-        total = (total + gained) * below if effect.law == "late" else total * below + gained
+        total = (total + gained) * below if law == "late" else total * below + gained
         added = sum(
             (math.exp(s - new) * CALL.v[key, 0].numpy() for s, key in zip(scores, tiles[number], strict=True)), 0.0
         )
@@ -52,19 +53,21 @@ def by_loop(effect: OnlineSoftmax, row: int, head: int) -> np.ndarray:
 
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("tile", [1, 4, 16])
-@pytest.mark.parametrize("law", RESCALED)
+@pytest.mark.parametrize("law", sorted(RESCALED))
 def test_sums_are_rescaled_as_the_law_says(law: str, tile: int, backward: bool) -> None:
-    effect = OnlineSoftmax(tile, law, 1.0, backward)
-    expected = np.array([[by_loop(effect, row, head) for head in range(2)] for row in range(len(CALL.q))])
+    effect = online_softmax(tile, law, 1.0, backward)
+    expected = np.array(
+        [[by_loop(row, head, tile, law, 1.0, backward) for head in range(2)] for row in range(len(CALL.q))]
+    )
     np.testing.assert_allclose(effect.outputs(QUERIES), expected, rtol=1e-9, atol=1e-12)
     assert not np.allclose(expected, QUERIES.right, rtol=1e-3)
 
 
 def test_one_tile_is_right_whatever_the_law() -> None:
     for law in RESCALED:
-        np.testing.assert_allclose(OnlineSoftmax(64, law, 1.0).outputs(QUERIES), QUERIES.right, rtol=1e-9)
+        np.testing.assert_allclose(online_softmax(64, law, 1.0).outputs(QUERIES), QUERIES.right, rtol=1e-9)
 
 
 def test_every_law_is_tried_with_every_tile_in_both_orders() -> None:
-    found = {(one.tile, one.law, one.backward) for one in online_softmaxes()}
+    found = {(tile, law, backward) for tile, law, _, backward in (one.args for one in online_softmaxes())}
     assert found == {(tile, law, backward) for tile in TILES for law in RESCALED for backward in (False, True)}

@@ -8,8 +8,9 @@ import torch
 
 from assay.harness.attention.oracle import oracle
 from assay.harness.localize.reading import read
-from assay.harness.readout.forms import CallContext, Row, Tolerance
+from assay.harness.readout.forms import Row, Tolerance
 from assay.harness.readout.probing import CallPlan
+from assay.harness.readout.queries import Queries
 
 CALL = CallPlan(((3, 4), (5, 0)), (4, 2), 32).make()
 READ = [1, 5]
@@ -18,7 +19,7 @@ READ = [1, 5]
 def row(place: int, head: int) -> Row:
     reading = read(lambda call: oracle(call) + 0.5, CALL, READ)
     assert reading is not None
-    return Row(CallContext(reading), place, head, Tolerance())
+    return Row(reading, Queries(reading.call, range(len(reading.call.q))), place, head, Tolerance())
 
 
 @pytest.mark.parametrize(("place", "head", "own", "keys"), [(0, 0, 0, slice(0, 7)), (1, 3, 1, slice(7, 12))])
@@ -32,11 +33,10 @@ def test_a_row_knows_its_place(place: int, head: int, own: int, keys: slice) -> 
     assert found.off < 1e-6
 
 
-def test_the_context_has_all_queries_of_the_call() -> None:
-    found = row(0, 0).context
+def test_a_row_knows_all_queries_of_the_call() -> None:
+    found = row(0, 0).every
     assert found.scores.shape == (8, 4, 2, 12)
-    right = found.flat.reshape(8, 4, 2, 12)
-    np.testing.assert_array_equal(right[READ], found.reading.expected)
+    right = found.weights
     torch.testing.assert_close(torch.einsum("thck,kcd->thd", torch.from_numpy(right), CALL.v.double()), oracle(CALL))
 
 

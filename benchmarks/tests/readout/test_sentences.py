@@ -8,33 +8,28 @@ from dataclasses import replace
 
 import pytest
 
-from assay.harness.localize.reading import Numbers
-from assay.harness.readout.addresses import POOLS, Moved
+from assay.harness.readout.addresses import POOLS, moved
 from assay.harness.readout.dims import TAILS
-from assay.harness.readout.edges import Amount, Blocks, Edge, Sum
+from assay.harness.readout.edges import Amount, Sum, edge
 from assay.harness.readout.effects import (
     MERGES,
     PART_MERGES,
     PARTS,
-    BlockScale,
-    Constant,
-    Merged,
-    Scale,
-    ScaleAndTimes,
-    Times,
     block_scales,
+    constant,
     known_effects,
+    merged,
+    multiplied,
 )
-from assay.harness.readout.elsewhere import SOURCES, FromElsewhere, OtherKvHead
+from assay.harness.readout.elsewhere import SOURCES, from_elsewhere, other_kv_head
 from assay.harness.readout.features import PAIR_TERMS, ROW_TERMS
 from assay.harness.readout.forms import BLANK
 from assay.harness.readout.formulas import DESCALES, SCALES, TIMES, constant_formula
 from assay.harness.readout.key_factors import KeyFactor, KeyFactors
 from assay.harness.readout.mining import Condition, Literal, Term, Value
 from assay.harness.readout.operators import Clause, Effect, Operator
-from assay.harness.readout.queries import Queries
 from assay.harness.readout.sentences import sentence
-from assay.harness.readout.softmaxes import OnlineSoftmax
+from assay.harness.readout.softmaxes import online_softmax
 from assay.harness.readout.words import keys, legend, of_keys, only
 
 
@@ -54,8 +49,12 @@ def also(universe: str, *literals: Literal, factor: float = 1.0) -> KeyFactors:
     return KeyFactors((KeyFactor(universe, when(*literals), factor),))
 
 
-def source(words: str, what: str = "output") -> FromElsewhere:
-    return FromElsewhere(next(one for one in SOURCES if one.words == words), what)
+def source(words: str, what: str = "output") -> Effect:
+    return from_elsewhere(next(one for one in SOURCES if one.words == words), what)
+
+
+def block_scale(*args: object) -> Effect:
+    return next(one for one in block_scales() if one.args == args)
 
 
 def said(effect: Effect, *literals: Literal) -> str:
@@ -113,36 +112,36 @@ CACHED, OWN = lit("j", "<", 0, "prefix"), lit("pos", "==", 0, "j")
 
 
     # scores and outputs
-    (Scale(SCALES[0]), "scores are multiplied by 1 / scale: the softmax scale is missing"),
-    (Scale(SCALES[3]), "scores are multiplied by ln 2: exp2 without log2(e) in the scale"),
-    (Scale(constant_formula(2.0)), "scores are multiplied by 2"),
-    (Times(constant_formula(0.0)), "the output is not written: it is zero"),
-    (Times(constant_formula(0.9)), "the output is multiplied by 0.9"),
-    (Times(TIMES[-2]), "the output is multiplied by the number of q heads per kv head"),
+    (multiplied(SCALES[0]), "scores are multiplied by 1 / scale: the softmax scale is missing"),
+    (multiplied(SCALES[3]), "scores are multiplied by ln 2: exp2 without log2(e) in the scale"),
+    (multiplied(constant_formula(2.0)), "scores are multiplied by 2"),
+    (multiplied(output=constant_formula(0.0)), "the output is not written: it is zero"),
+    (multiplied(output=constant_formula(0.9)), "the output is multiplied by 0.9"),
+    (multiplied(output=TIMES[-2]), "the output is multiplied by the number of q heads per kv head"),
 
 
-    (Constant(0.0), "the output is not written: it is zero"), (Constant(float("nan")), "the output is NaN"),
-    (Constant(float("inf")), "the output is infinite"), (Constant(3.0), "every element of the output is 3"),
+    (constant(0.0), "the output is not written: it is zero"), (constant(float("nan")), "the output is NaN"),
+    (constant(float("inf")), "the output is infinite"), (constant(3.0), "every element of the output is 3"),
 
 
 
 
-    (BlockScale("v", 32, "packed"),
+    (block_scale("v", 32, "packed"),
      "V of key j is dequantised with the scale of block cu_seqlens_k[b] // 32 + j // 32 of all blocks of 32 keys of the batch"),
-    (ScaleAndTimes(*DESCALES[0]),
+    (multiplied(*DESCALES[0]),
      "scores are multiplied by max |k| of the next kv head / its own: K is dequantised with that scale; the output by max |v| of "
      "the next kv head / its own: and so is V"),
-    (OnlineSoftmax(64, "late"),
+    (online_softmax(64, "late"),
      "online softmax over tiles of 64 keys: the denominator is rescaled after the new tile was added to it"),
 
 
-    (Edge("last", Sum(((1, Amount("total", "up", 32)),), -1), "also", True),
+    (edge("last", Sum(((1, Amount("total", "up", 32)),), -1), "also", True),
      "query i also sees keys j <= (total rounded up to 32) - 1, which goes on behind its sequence"),
-    (Edge("last", Sum(((1, Amount("pos")),), -2), "less"), "query i does not see keys j > p - 2"),
-    (Edge("last", Sum(((1, Amount("pos")),), 3), counted=True), "the softmax denominator of query i counts keys j <= p + 3"),
-    (KeyFactors((), phantom=Blocks(Sum(((1, Amount("total", "up", 64)),)), 64)),
+    (edge("last", Sum(((1, Amount("pos")),), -2), "less"), "query i does not see keys j > p - 2"),
+    (edge("last", Sum(((1, Amount("pos")),), 3), counted=True), "the softmax denominator of query i counts keys j <= p + 3"),
+    (KeyFactors((), phantom=Sum(((1, Amount("total", "up", 64)),), block=64)),
      "the softmax denominator counts (total rounded up to 64) / 64 extra keys with a score of 0"),
-    (BlockScale("k", 16, "next"), "K of key j is dequantised with the scale of the next block of 16 keys"),
+    (block_scale("k", 16, "next"), "K of key j is dequantised with the scale of the next block of 16 keys"),
     (known_effects()[-1], "the softmax denominator is accumulated in bfloat16"),
     # from elsewhere
     (source("query i - 1"), "query i gets the output of query i - 1"),
@@ -153,19 +152,19 @@ CACHED, OWN = lit("j", "<", 0, "prefix"), lit("pos", "==", 0, "j")
     (source("query i - 4", "query"), "query i is scored with the q of query i - 4"),
 
 
-    (OtherKvHead(Value(Term("kv"), 1)), "q heads read the next kv head"),
-    (OtherKvHead(Value(Term("kv"), -1)), "q heads read the previous kv head"),
-    (OtherKvHead(Value(Term("kv"), 2)), "q heads read the kv head 2 further on"),
-    (OtherKvHead(Value(None, 1)), "q heads read kv head 1"),
-    (Moved("kv", "key j + 1", POOLS[0][1]), "K and V of key j are read from key j + 1"),
-    (Moved("v", "key j + 1", POOLS[0][1]), "V of key j is read from key j + 1"),
-    (OtherKvHead(Value(Term("head"))), "q head h reads kv head h mod num_kv_heads"),
-    (OtherKvHead(Value(Term("member"))), "q head h reads kv head h mod (q heads per kv head)"),
-    (OtherKvHead(Value(Term("kv"), 1), "k"), "q heads read K of the next kv head"),
-    (OtherKvHead(Value(Term("kv"), -1), "v"), "q heads read V of the previous kv head"),
-    (OtherKvHead(Value(None, 1), "v"), "q heads read V of kv head 1"),
-    (OtherKvHead(Value(Term("head")), "k"), "q head h reads K of kv head h mod num_kv_heads"),
-    (OtherKvHead(Value(Term("member")), "v"), "q head h reads V of kv head h mod (q heads per kv head)"),
+    (other_kv_head(Value(Term("kv"), 1)), "q heads read the next kv head"),
+    (other_kv_head(Value(Term("kv"), -1)), "q heads read the previous kv head"),
+    (other_kv_head(Value(Term("kv"), 2)), "q heads read the kv head 2 further on"),
+    (other_kv_head(Value(None, 1)), "q heads read kv head 1"),
+    (moved("kv", "key j + 1", POOLS[0][1]), "K and V of key j are read from key j + 1"),
+    (moved("v", "key j + 1", POOLS[0][1]), "V of key j is read from key j + 1"),
+    (other_kv_head(Value(Term("head"))), "q head h reads kv head h mod num_kv_heads"),
+    (other_kv_head(Value(Term("member"))), "q head h reads kv head h mod (q heads per kv head)"),
+    (other_kv_head(Value(Term("kv"), 1), "k"), "q heads read K of the next kv head"),
+    (other_kv_head(Value(Term("kv"), -1), "v"), "q heads read V of the previous kv head"),
+    (other_kv_head(Value(None, 1), "v"), "q heads read V of kv head 1"),
+    (other_kv_head(Value(Term("head")), "k"), "q head h reads K of kv head h mod num_kv_heads"),
+    (other_kv_head(Value(Term("member")), "v"), "q head h reads V of kv head h mod (q heads per kv head)"),
 
 
 
@@ -180,15 +179,15 @@ CACHED, OWN = lit("j", "<", 0, "prefix"), lit("pos", "==", 0, "j")
 
 
 
-    (Merged(0, "equal"), "cached and new keys are merged with equal weights instead of by their log-sum-exps"),
-    (Merged(64, "max"), "splits of 64 keys are merged by their largest scores instead of their log-sum-exps"),
-    (Merged(64, "base2"), "splits of 64 keys are merged in base e, but their log-sum-exps are in base 2"),
-    (Merged(64, "base-e"), "splits of 64 keys are merged in base 2, but their log-sum-exps are in base e"),
-    (Merged(0, "cached base2"), "cached and new keys are merged in base e, but the log-sum-exp of the cached keys is in base 2"),
-    (Merged(0, "cached base-e"), "cached and new keys are merged in base 2, but the log-sum-exp of the cached keys is in base e"),
+    (merged(0, "equal"), "cached and new keys are merged with equal weights instead of by their log-sum-exps"),
+    (merged(64, "max"), "splits of 64 keys are merged by their largest scores instead of their log-sum-exps"),
+    (merged(64, "base2"), "splits of 64 keys are merged in base e, but their log-sum-exps are in base 2"),
+    (merged(64, "base-e"), "splits of 64 keys are merged in base 2, but their log-sum-exps are in base e"),
+    (merged(0, "cached base2"), "cached and new keys are merged in base e, but the log-sum-exp of the cached keys is in base 2"),
+    (merged(0, "cached base-e"), "cached and new keys are merged in base 2, but the log-sum-exp of the cached keys is in base e"),
 
-    (Merged(64, "mean"), "K is smoothed by the mean of each 64 keys, not by that of the sequence"),
-    (Merged(0, "mean"), "K is smoothed by the mean of the cached or the new keys, not by that of the sequence"),
+    (merged(64, "mean"), "K is smoothed by the mean of each 64 keys, not by that of the sequence"),
+    (merged(0, "mean"), "K is smoothed by the mean of the cached or the new keys, not by that of the sequence"),
 ])  # fmt: skip
 def test_an_effect_in_words(effect: Effect, words: str) -> None:
     assert said(effect) == words
@@ -245,7 +244,7 @@ def test_an_effect_in_words(effect: Effect, words: str) -> None:
 ])  # fmt: skip
 def test_keys_in_words(literals: tuple[Literal, ...], universe: str, words: str, plural: bool) -> None:
     found = keys(literals, universe)
-    assert (found.text, found.plural) == (words, plural)
+    assert found == (words, plural)
 
 
 @pytest.mark.parametrize(("literals", "words"), [
@@ -352,7 +351,7 @@ def test_a_named_mask_says_by_itself_that_it_is_causal() -> None:
 
 
 def test_clauses_follow_each_other() -> None:
-    first, second = Clause(source("query i - 1"), when(lit("i", ">=", 1))), Clause(Constant(0.0))
+    first, second = Clause(source("query i - 1"), when(lit("i", ">=", 1))), Clause(constant(0.0))
     assert sentence(Operator((first, second))) == (
         "query i gets the output of query i - 1, only where i >= 1. Elsewhere, the output is not written: it is zero"
     )
@@ -399,27 +398,18 @@ def test_every_term_that_is_mined_has_words(op: str, value: int) -> None:
         if term.words and (op in (">=", "<") or value not in (0, 1)):
             continue  # values of names are not compared, and flags are 0 or 1
         literal = Literal(term, op, value % term.modulo if term.modulo else value)  # type: ignore[arg-type]
-        text = keys([literal]).text if of_keys(literal) else only([when(literal)])
+        text = keys([literal])[0] if of_keys(literal) else only([when(literal)])
         assert text
         assert not ODD_WORDS.search(text), text
 
 
-def test_an_effect_without_words_is_refused() -> None:
-    class Other(Effect):
-        def outputs(self, queries: Queries) -> Numbers:
-            return queries.right
-
-    with pytest.raises(TypeError, match="no words for Other; add them to _WORDS"):
-        said(Other())
-
-
 def test_every_effect_of_the_tables_has_words() -> None:
-    effects: list[Effect] = [*TAILS, *known_effects(), *block_scales(), *(Scale(one) for one in SCALES)]
-    effects += [*(FromElsewhere(one) for one in SOURCES), *(Times(one) for one in TIMES)]
-    effects += [Moved("kv", words, row) for words, row in POOLS] + [
-        Merged(block, law) for block in PARTS for law in MERGES
+    effects: list[Effect] = [*TAILS, *known_effects(), *block_scales(), *(multiplied(one) for one in SCALES)]
+    effects += [*(from_elsewhere(one) for one in SOURCES), *(multiplied(output=one) for one in TIMES)]
+    effects += [moved("kv", words, row) for words, row in POOLS] + [
+        merged(block, law) for block in PARTS for law in MERGES
     ]
-    effects += [Merged(0, law) for law in PART_MERGES]
+    effects += [merged(0, law) for law in PART_MERGES]
     texts = [said(one) for one in effects]
     assert all(text and not ODD_WORDS.search(text) for text in texts)
     assert len(set(texts)) == len(texts), "two effects have the same words"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -42,15 +42,20 @@ def forward(call):
 """
 
 
-def assay_check(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    (folder / "mine.py").write_text(KERNEL)
-    command = [sys.executable, "-m", "assay", "check", "mine:forward", "--read-out", "0", "--phase", "decode", "--case"]
-    return subprocess.run([*command, *flags], cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def assay_check(python: Run, tmp_path: Path) -> Run:
+    """A function that checks this kernel, in a process of its own."""
+    (tmp_path / "mine.py").write_text(KERNEL)
+    command = ("-m", "assay", "check", "mine:forward", "--read-out", "0", "--phase", "decode", "--case")
+    return lambda *flags: python(*command, *flags, cwd=tmp_path)
 
 
 @pytest.mark.interpreter
-def test_bfloat16_is_skipped_by_name_where_the_interpreter_is_wrong(tmp_path: Path) -> None:
-    done = assay_check(tmp_path, "decode-1+63-")
+def test_bfloat16_is_skipped_by_name_where_the_interpreter_is_wrong(assay_check: Run) -> None:
+    done = assay_check("decode-1+63-")
     assert done.returncode == 0, done.stdout + done.stderr
     words = " ".join(done.stdout.split())
     assert "Not covered: bfloat16" in words
@@ -62,8 +67,8 @@ def test_bfloat16_is_skipped_by_name_where_the_interpreter_is_wrong(tmp_path: Pa
 
 @pytest.mark.interpreter
 @pytest.mark.slow
-def test_bfloat16_that_was_asked_for_is_missing(tmp_path: Path) -> None:
-    done = assay_check(tmp_path, "decode-1+63-", "--dtype", "bfloat16", "--dtype", "float16")
+def test_bfloat16_that_was_asked_for_is_missing(assay_check: Run) -> None:
+    done = assay_check("decode-1+63-", "--dtype", "bfloat16", "--dtype", "float16")
     assert done.returncode == 3, done.stdout + done.stderr
     assert "Missing: " in done.stdout
     assert "Not covered: bfloat16" in done.stdout

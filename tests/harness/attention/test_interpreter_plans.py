@@ -64,6 +64,7 @@ def _printed(folder: Path, planned: str, script: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_outputs_are_those_of_the_interpreter_whatever_came_before(tmp_path: Path) -> None:
     planned, unplanned = (_printed(tmp_path, mode, LAUNCHES) for mode in ("planned", "unplanned"))
     assert planned == unplanned

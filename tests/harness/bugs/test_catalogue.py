@@ -8,8 +8,9 @@ import torch
 
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.sample_calls import call_of
+from assay.harness.bugs.catalogue import CATALOGUE
 from assay.harness.bugs.family import BY_ID
-from assay.harness.bugs.faults import CATALOGUE, rounded_oracle
+from assay.harness.bugs.faults import rounded_oracle
 from assay.harness.bugs.seeded import SeededFault, Where
 
 FAULTS = [fault for fault in CATALOGUE.values() if not fault.equivalent]

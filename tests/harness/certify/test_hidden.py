@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.bugs.effects import times
 from assay.harness.bugs.seeded import SeededFault, Where
 from assay.harness.certify.footprint import WideCall, widened
 from assay.harness.certify.hidden import hidden_words, largest_effect
@@ -20,7 +19,7 @@ def calls() -> list[WideCall]:
 
 
 def scaled(factor: float, where: Where | None = None) -> SeededFault:
-    return SeededFault("scaled", "scaled", "", lambda call, out: times(factor, call, out), where=where or Where())
+    return SeededFault("scaled", "scaled", "", lambda call, out: out * factor, where=where or Where())
 
 
 def test_an_effect_is_measured_in_what_the_noise_costs(calls: list[WideCall]) -> None:

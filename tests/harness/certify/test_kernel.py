@@ -11,7 +11,7 @@ from assay.harness.attention.kernels import declaration, declares
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.attention.sdpa import torch_sdpa
-from assay.harness.bugs.faults import CATALOGUE
+from assay.harness.bugs.catalogue import CATALOGUE
 from assay.harness.certify.kernel import CertifiedKernel, certified_kernel, seeded
 from assay.harness.certify.op_level import honest
 from assay.harness.errors import UsageError

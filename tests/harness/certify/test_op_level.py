@@ -12,7 +12,7 @@ from assay.harness.attention.call import AttentionCall, Kernel
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.matrix import Case
 from assay.harness.attention.sdpa import torch_sdpa
-from assay.harness.bugs.faults import CATALOGUE
+from assay.harness.bugs.catalogue import CATALOGUE
 from assay.harness.bugs.seeded import SeededFault, Where
 from assay.harness.certify.footprint import footprint
 from assay.harness.certify.kernel import CertifiedKernel
@@ -74,6 +74,7 @@ def test_equivalent_faults_change_nothing_and_are_not_flagged(fault: SeededFault
     assert examine_fault(fault, FEW).outcome == "quiet"
 
 
+@pytest.mark.slow
 def test_a_footprint_is_where_the_fault_was_put() -> None:
     zero = SeededFault(
         "zero", "zero", "", lambda call, out: out * 0, where=Where(layers=(2,), heads=(1,), phase="decode")
@@ -104,6 +105,7 @@ def test_a_finding_elsewhere_does_not_pin_a_fault() -> None:
     assert (one.outcome, one.pinned) == ("caught", False)
 
 
+@pytest.mark.slow
 def test_a_fault_is_read_where_that_is_asked_for() -> None:
     fault = CATALOGUE["mask-top-left-head-3"]
     one = examine_fault(fault, FEW, read)
@@ -128,6 +130,7 @@ def test_an_undeclared_family_is_a_false_alarm_if_it_is_flagged() -> None:
     assert examine_honest("int8", "int8", honest("int8_qk", 0), FEW, as_exact).outcome == "false alarm"
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize("fault", ["mask-top-left-head-3", "mask-missing", "scale-twice"])
 def test_a_fault_in_a_kernel_that_quantises_is_named_and_pinned(fault: str) -> None:
@@ -170,6 +173,7 @@ def test_what_the_kernel_does_not_declare_is_outside_the_envelope() -> None:
     assert examine_fault(CATALOGUE["first-sequence-everywhere"], level).outcome == "not shown"
 
 
+@pytest.mark.slow
 def test_a_fault_that_the_declared_noise_hides_is_missed_and_fails_no_certificate(tmp_path: Path) -> None:
     made = run(tmp_path, op_tasks(FP4, ["scores-in-bf16", "mask-top-left"]), level=FP4)
     [hidden] = made.having("missed")

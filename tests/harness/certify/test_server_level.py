@@ -10,7 +10,7 @@ import torch
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.attention.sdpa import TORCH_SDPA
-from assay.harness.bugs.faults import CATALOGUE
+from assay.harness.bugs.catalogue import CATALOGUE
 from assay.harness.certify.kernel import CertifiedKernel, certified_kernel
 from assay.harness.certify.op_level import OpLevel, honest
 from assay.harness.certify.op_tasks import op_envelope

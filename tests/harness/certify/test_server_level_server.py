@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from assay.harness.bugs.faults import CATALOGUE
+from assay.harness.bugs.catalogue import CATALOGUE
 from assay.harness.certify.kernel import CertifiedKernel
 from assay.harness.certify.server_level import ServerLevel, certified_spec, examine
 from assay.harness.progress import ProgressDisplay

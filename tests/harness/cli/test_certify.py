@@ -60,6 +60,7 @@ def test_a_candidate_that_is_no_kernel_is_a_usage_error(
     assert not (tmp_path / "out").exists(), "nothing was started"
 
 
+@pytest.mark.slow
 def test_kernels_are_read_only_at_the_op_level_and_where_it_was_asked_for(
     call: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -43,11 +43,14 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def run(python: Run) -> Run:
+    """A function that runs a module in a folder, in a process of its own."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, "-m", *command], cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
+    return lambda folder, *command: python("-m", *command, cwd=folder, env=environment)
 
 
 @pytest.fixture
@@ -71,7 +74,8 @@ def written(folder: Path) -> set[str]:
     return {name for name in FILES if (folder / name).exists()}
 
 
-def test_what_it_writes_passes(repository: Path) -> None:
+@pytest.mark.slow
+def test_what_it_writes_passes(run: Run, repository: Path) -> None:
     done = run(repository, "assay", "init")
     assert done.returncode == 0, done.stderr
     assert written(repository) == FILES

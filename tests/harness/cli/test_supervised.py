@@ -70,10 +70,18 @@ SOME = ("--phase", "decode", "--dtype", "float32", "--case", "1+16-")
 NO_VERDICT = "The process that ran the kernel {} before its work was done; there is no verdict."
 
 
-def assay(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    (folder / "ending_kernels.py").write_text(KERNELS)
-    command = [sys.executable, "-m", "assay", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def assay(python: Run) -> Run:
+    """A function that runs a command of assay in a folder with these kernels, in a process of its own."""
+
+    def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+        (folder / "ending_kernels.py").write_text(KERNELS)
+        return python("-m", "assay", *arguments, cwd=folder, timeout=120)
+
+    return run
 
 
 def pack(folder: Path) -> Path:
@@ -87,7 +95,7 @@ def pack(folder: Path) -> Path:
     return folder
 
 
-def test_a_kernel_that_exits_with_0_does_not_pass(tmp_path: Path) -> None:
+def test_a_kernel_that_exits_with_0_does_not_pass(assay: Run, tmp_path: Path) -> None:
     done = assay(tmp_path, "check", "ending_kernels:exits", *SOME)
     assert done.returncode == 3
     assert "The process that ran the kernel exited with status 0 before its work was done" in done.stderr
@@ -95,7 +103,8 @@ def test_a_kernel_that_exits_with_0_does_not_pass(tmp_path: Path) -> None:
     assert "What to do" in done.stderr
 
 
-def test_a_certified_kernel_that_exits_with_0_does_not_pass(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_certified_kernel_that_exits_with_0_does_not_pass(assay: Run, tmp_path: Path) -> None:
     done = assay(
         tmp_path, "certify", "--device", "cpu", "--candidate", "ending_kernels:exits_in_decode", "--fault", "identity"
     )
@@ -103,7 +112,7 @@ def test_a_certified_kernel_that_exits_with_0_does_not_pass(tmp_path: Path) -> N
     assert NO_VERDICT.format("exited with status 0") in done.stderr
 
 
-def test_a_kernel_that_crashes_is_no_verdict_and_its_stack_is_shown(tmp_path: Path) -> None:
+def test_a_kernel_that_crashes_is_no_verdict_and_its_stack_is_shown(assay: Run, tmp_path: Path) -> None:
     done = assay(tmp_path, "check", "ending_kernels:crashes", *SOME)
     assert done.returncode == 3
     assert "the process of the kernel was killed by SIGSEGV in layer 0 decode, new+prefix 1+" in done.stdout
@@ -111,7 +120,7 @@ def test_a_kernel_that_crashes_is_no_verdict_and_its_stack_is_shown(tmp_path: Pa
     assert 'ending_kernels.py", line 10 in crashes' in done.stderr
 
 
-def test_a_crash_in_the_matrix_leaves_what_was_computed_before(tmp_path: Path) -> None:
+def test_a_crash_in_the_matrix_leaves_what_was_computed_before(assay: Run, tmp_path: Path) -> None:
     done = assay(tmp_path, "check", "ending_kernels:crashes_later", *SOME, "--json")
     assert done.returncode == 1, "a call that was computed before is wrong"
     (found,) = json.loads(done.stdout)["findings"]
@@ -120,26 +129,26 @@ def test_a_crash_in_the_matrix_leaves_what_was_computed_before(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("command", [["replay"], ["bench", "kernel"]], ids=" ".join)
-def test_a_kernel_that_exits_on_recorded_calls_does_not_pass(tmp_path: Path, command: list[str]) -> None:
+def test_a_kernel_that_exits_on_recorded_calls_does_not_pass(assay: Run, tmp_path: Path, command: list[str]) -> None:
     done = assay(tmp_path, *command, str(pack(tmp_path / "pack")), "--candidate", "ending_kernels:exits")
     assert done.returncode == 3, done.stderr
     assert NO_VERDICT.format("exited with status 0") in done.stderr
 
 
-def test_a_kernel_that_exits_when_it_is_read_after_a_replay_leaves_the_result(tmp_path: Path) -> None:
+def test_a_kernel_that_exits_when_it_is_read_after_a_replay_leaves_the_result(assay: Run, tmp_path: Path) -> None:
     recorded = str(pack(tmp_path / "pack"))
     done = assay(tmp_path, "replay", recorded, "--candidate", "ending_kernels:exits_when_it_is_read")
     assert done.returncode == 1, done.stderr
     assert "asked for more, the process of the kernel exited with status 0 in layer " in done.stdout
 
 
-def test_sys_exit_where_no_guard_expects_it_does_not_pass(tmp_path: Path) -> None:
+def test_sys_exit_where_no_guard_expects_it_does_not_pass(assay: Run, tmp_path: Path) -> None:
     done = assay(tmp_path, "check", "ending_kernels:leaves", *SOME)
     assert done.returncode == 3
     assert "called sys.exit(0), so there is no verdict" in done.stderr
 
 
-def test_a_kernel_that_exits_when_it_is_read_ends_as_in_any_other_call(tmp_path: Path) -> None:
+def test_a_kernel_that_exits_when_it_is_read_ends_as_in_any_other_call(assay: Run, tmp_path: Path) -> None:
     done = assay(tmp_path, "check", "ending_kernels:exits_when_it_is_read", *SOME)
     assert done.returncode == 1, "the matrix was done, and its verdict stands"
     assert (
@@ -244,6 +253,7 @@ def test_no_process_that_a_command_leaves_outlives_it() -> None:
     assert not psutil.pid_exists(left)
 
 
+@pytest.mark.slow
 def test_a_command_that_starts_too_many_processes_is_ended_with_them() -> None:
     process = supervised("for _ in range(300):\n    if os.fork() == 0: time.sleep(600)\ntime.sleep(600)")
     code, said = ended(process)
@@ -335,7 +345,7 @@ def test_a_working_folder_that_was_deleted_is_wrong_use(tmp_path: Path, argument
     assert done.stderr.startswith("assay: The working folder is not there any more.")
 
 
-def test_a_folder_to_write_that_is_a_link_to_itself_is_wrong_use(tmp_path: Path) -> None:
+def test_a_folder_to_write_that_is_a_link_to_itself_is_wrong_use(assay: Run, tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
     for out in ("loop", "loop/run"):
         done = assay(tmp_path, "run", "--candidate", "torch_native", "--out", out)

@@ -10,7 +10,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -75,10 +75,10 @@ def test_every_command_has_wrong_uses() -> None:
 @pytest.mark.parametrize(
     ("line", "code"), [("check raises:forward", 2), ("chek mine:forward", 2), ("bisect probe", 128)]
 )
-def test_the_process_exits_as_its_entry_point_says(folder: Path, line: str, code: int) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "assay", *shlex.split(line)], capture_output=True, text=True, check=False, cwd=folder
-    )
+def test_the_process_exits_as_its_entry_point_says(
+    python: Callable[..., subprocess.CompletedProcess[str]], folder: Path, line: str, code: int
+) -> None:
+    done = python("-m", "assay", *shlex.split(line), cwd=folder)
     assert done.returncode == code, done.stderr
     assert done.stdout == ""
     assert "What to do: " in done.stderr

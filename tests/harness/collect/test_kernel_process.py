@@ -192,9 +192,10 @@ class ServersStartError(Exception):
             "the kernel raised ValueError: no decode today (isolated_kernels.py, line 14, in decode_raises)",
         ),
         ("exits", "the kernel ended its process, which exited with status 0, in a call (layer 0 extend, "),
-        (
+        pytest.param(
             "starts_processes",
             "the kernel's process was ended, since the kernel had started more than 256 processes at a time, in a call (layer 0",
+            marks=pytest.mark.slow,
         ),
         ("one_call_raises", ""),
     ],
@@ -221,6 +222,7 @@ def test_a_kernel_that_can_serve_nothing_ends_a_run_before_its_servers_start(
     assert not [one.pid for one in psutil.process_iter(["cmdline"]) if "600.25" in (one.info["cmdline"] or ())]
 
 
+@pytest.mark.slow
 def test_a_module_that_starts_too_many_processes_when_it_is_imported_is_said_to(
     opened: Callable[..., Opened], tmp_path: Path
 ) -> None:
@@ -261,6 +263,7 @@ def test_a_kernel_that_crashes_on_the_matrix_keeps_what_was_found_before(opened:
     assert_nothing_left(folder)
 
 
+@pytest.mark.slow
 def test_a_kernel_that_hangs_on_recorded_calls_is_named_by_their_outputs_and_runs_on_the_matrix(
     opened: Callable[..., Opened],
 ) -> None:
@@ -273,6 +276,7 @@ def test_a_kernel_that_hangs_on_recorded_calls_is_named_by_their_outputs_and_run
     assert_nothing_left(folder)
 
 
+@pytest.mark.slow
 def test_a_wrong_kernel_is_read_once_for_both_results(opened: Callable[..., Opened]) -> None:
     plan, folder = opened("wrong")
     examine_kernel(plan, folder, quiet())
@@ -296,7 +300,9 @@ def test_a_wrong_kernel_is_read_once_for_both_results(opened: Callable[..., Open
 @pytest.mark.parametrize(
     ("kernel", "why"),
     [
-        ("hangs_when_it_is_read", "the kernel did not return from a call within 2 s (layer "),
+        pytest.param(
+            "hangs_when_it_is_read", "the kernel did not return from a call within 2 s (layer ", marks=pytest.mark.slow
+        ),
         ("exits_when_it_is_read", "the kernel ended its process, which exited with status 0, in a call (layer "),
     ],
 )
@@ -344,7 +350,7 @@ def test_ctrl_c_does_not_wait_for_the_kernel(opened: Callable[..., Opened]) -> N
     assert_nothing_left(folder)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_run_that_ends_takes_the_kernel_with_it(opened: Callable[..., Opened], number: signal.Signals) -> None:
     _, folder = opened("hangs_on_the_matrix")
     code = """

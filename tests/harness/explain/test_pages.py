@@ -13,7 +13,8 @@ from assay.harness.attention.matrix import cases
 from assay.harness.bugs.family import BY_ID, FAMILY, KIND_TITLES
 from assay.harness.errors import UsageError
 from assay.harness.explain import broken
-from assay.harness.explain.pages import BEYOND_MATRIX, OTHER_KIND, ids_of, page, titles
+from assay.harness.explain.other_findings import OTHER_KIND
+from assay.harness.explain.pages import BEYOND_MATRIX, ids_of, page, titles
 from assay.harness.judge import layer_verdict
 from assay.harness.localize.kernel_runs import measure
 from assay.harness.picture import WRONG
@@ -79,6 +80,7 @@ def test_the_picture_is_the_bug(id_: str) -> None:
         assert cells & set(WRONG) == {expected[id_]}
 
 
+@pytest.mark.slow
 def test_the_command_runs_a_kernel_whose_bug_shows_there() -> None:
     calls = [case.make() for case in cases()]
     calls.sort(key=lambda call: (call.q.dtype != torch.float32, call.q.shape[0] * call.k.shape[0]))

@@ -16,9 +16,10 @@ from assay.harness.attention.oracle import oracle, sequences
 from assay.harness.attention.sage import sage_attn
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.localize import bounds
-from assay.harness.localize.bounds import CallNoise, bound_of, least_bound, simulate
+from assay.harness.localize.bounds import CallNoise, bound_of, simulate
 from assay.harness.localize.cells import CallCells, cells_of, deviation
 from assay.harness.localize.kernel_runs import CallResult, measure
+from assay.harness.stats.query_bounds import least_error
 
 LENS = [[(1, 0), (2, 0)], [(41, 0)], [(1, 3)], [(20, 77)], [(60, 76), (10, 119)]]
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
@@ -172,9 +173,8 @@ def test_a_simulation_that_overflows_excuses_nothing() -> None:
 
 def test_unknown_families_are_refused() -> None:
     call = call_of([(1, 0)], (4, 2), 64, torch.float16, "cpu")
-    for refuses in (bound_of, least_bound):
-        with pytest.raises(ValueError, match=r"int4.*int8_qk"):
-            refuses(call, "int4")
+    with pytest.raises(ValueError, match=r"int4.*int8_qk"):
+        bound_of(call, "int4")
 
 
 @pytest.mark.few(5)
@@ -184,7 +184,7 @@ def test_unknown_families_are_refused() -> None:
 @pytest.mark.parametrize("lens", LENS)
 def test_no_bound_is_below_the_least(lens: list[tuple[int, int]], dtype: torch.dtype, times: float, noise: str) -> None:
     call = peaky(call_of(lens, (4, 2), 64, dtype, "cpu"), times)
-    assert bool((CallNoise(call, noise).bounds >= least_bound(call, noise)).all())
+    assert bool((CallNoise(call, noise).bounds >= least_error(dtype)).all())
 
 
 def test_only_the_cells_that_need_a_bound_are_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,7 +197,7 @@ def test_only_the_cells_that_need_a_bound_are_simulated(monkeypatch: pytest.Monk
     found = CallNoise(call)
     where = found.bounds_where(error)
     assert float(where[2, 1]) == pytest.approx(float(found.bounds[2, 1]), rel=0.2)
-    assert bool((where[torch.arange(len(error)) != 2] == least_bound(call)).all())
+    assert bool((where[torch.arange(len(error)) != 2] == least_error(torch.bfloat16)).all())
     found.bounds_where(error)
     assert seen == [1, len(error)]
 

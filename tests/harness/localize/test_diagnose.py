@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, Kernel
-from assay.harness.attention.honest import FAMILIES, honest_outputs
+from assay.harness.attention.honest import honest_outputs
 from assay.harness.attention.kernels import declares
+from assay.harness.attention.noise import FAMILIES
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sage import sage_attn, sage_attn_as_shipped
 from assay.harness.attention.sample_calls import call_of

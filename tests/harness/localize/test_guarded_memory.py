@@ -10,9 +10,8 @@ from assay.harness.attention.kernels import Declaration
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.bugs.faults import rounded_oracle
-from assay.harness.localize.guarded_memory import GuardedKernel, guards_of
+from assay.harness.localize.guarded_memory import GuardedKernel, guards_of, over_reads
 from assay.harness.localize.kernel_runs import run_once
-from assay.harness.localize.over_reads import over_reads
 from assay.harness.offline.check import check
 from assay.harness.offline.kernel_matrix import matrix_of
 

@@ -5,8 +5,9 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, KernelRefused
-from assay.harness.attention.honest import family, honest_outputs
+from assay.harness.attention.honest import honest_outputs
 from assay.harness.attention.kernels import declares
+from assay.harness.attention.noise import family
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.attention.sdpa import torch_sdpa

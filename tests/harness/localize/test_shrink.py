@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, KernelRefused
-from assay.harness.attention.honest import FAMILIES, honest_outputs
+from assay.harness.attention.honest import honest_outputs
 from assay.harness.attention.kernels import declares
+from assay.harness.attention.noise import FAMILIES
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.bugs.family import BY_ID
 from assay.harness.bugs.faults import fault, rounded_oracle
@@ -18,7 +19,7 @@ from assay.harness.errors import AssayError
 from assay.harness.localize import shrink as shrink_module
 from assay.harness.localize.diagnose import diagnose
 from assay.harness.localize.kernel_runs import run_and_repeat
-from assay.harness.localize.shrink import as_pytest, exceeds_bounds_of, shrink
+from assay.harness.localize.shrink import exceeds_bounds_of, reproduction, shrink
 
 CALL = call_of([(40, 30), (26, 60), (9, 0)], (4, 2), 32, torch.float32, "cpu")
 ORACLE = "assay.harness.bugs.faults:rounded_oracle"
@@ -90,7 +91,8 @@ def run_test(source: str) -> None:
 
 MODULE = """
 from assay.harness.bugs.faults import fault
-from assay.harness.attention.honest import FAMILIES, honest_outputs
+from assay.harness.attention.honest import honest_outputs
+from assay.harness.attention.noise import FAMILIES
 
 top_left = fault("mask-top-left")
 saturating = fault("values-saturate-fp8-e4m3")
@@ -116,7 +118,7 @@ def test_the_generated_test_fails_with_the_kernel_and_passes_with_the_oracle(mod
     kernel = fault("mask-top-left")
     small = shrink(kernel, call_of([(20, 30), (9, 0)], (4, 2), 64, torch.bfloat16, "cpu", seed=3))
     [finding] = diagnose(run_and_repeat(kernel, [small]))
-    source = as_pytest(small, f"{module}:top_left", finding)
+    source = reproduction(small, f"{module}:top_left")(finding)
     assert "call_of([(" in source
     assert "noise" not in source
     imported = {line for line in source.splitlines() if line.startswith(("import", "from"))}
@@ -134,14 +136,15 @@ def test_data_that_is_needed_is_written_into_the_test(module: str, monkeypatch: 
     loud = replace(CALL, v=(CALL.v * 500).bfloat16(), q=CALL.q.bfloat16(), k=CALL.k.bfloat16())
     [finding] = diagnose(run_and_repeat(kernel, [loud]))
     with pytest.raises(AssayError, match="shrink the call first"):
-        as_pytest(loud, f"{module}:saturating", finding)
-    source = as_pytest(shrink(kernel, loud), f"{module}:saturating", finding)
+        reproduction(loud, f"{module}:saturating")
+    source = reproduction(shrink(kernel, loud), f"{module}:saturating")(finding)
     assert "AttentionCall(" in source
     with pytest.raises(AssertionError, match=BY_ID["values-saturate-fp8-e4m3"].title):
         run_test(source)
     run_test(source.replace(f"{module}:saturating", ORACLE))
 
 
+@pytest.mark.slow
 def test_noise_that_was_given_by_hand_is_that_of_the_test(module: str) -> None:
     def int8(call: AttentionCall) -> Tensor:
         return honest_outputs(call, FAMILIES["int8_qk"], members=1)[0].to(call.q.dtype)
@@ -149,7 +152,7 @@ def test_noise_that_was_given_by_hand_is_that_of_the_test(module: str) -> None:
     kernel = declares(noise="int8_qk")(fault("mask-top-left", int8))
     small = shrink(kernel, CALL)
     [finding] = diagnose(run_and_repeat(kernel, [small]))
-    source = as_pytest(small, f"{module}:coarse", finding, noise="int8_qk")
+    source = reproduction(small, f"{module}:coarse", "int8_qk")(finding)
     assert "assert_correct(KERNEL, CALL, noise='int8_qk')" in source
     with pytest.raises(AssertionError, match=TOP_LEFT):
         run_test(source)

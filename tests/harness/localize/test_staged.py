@@ -41,10 +41,12 @@ class Counted:
 def test_the_smallest_calls_give_the_name_before_any_other_is_run() -> None:
     kernel = Counted(fault("mask-top-left"))
     seen: list[tuple[int, str]] = []
-    found = diagnose_kernel(kernel, CALLS, on_first=lambda findings: seen.append((len(kernel.lens), findings[0].id)))
+    *_, first_s = diagnose_kernel(
+        kernel, CALLS, on_first=lambda findings: seen.append((len(kernel.lens), findings[0].id))
+    )
     assert seen == [(2 * LAYERS, "mask-top-left")]
     assert set(kernel.lens[: 2 * LAYERS]) == {(24, 24), (14, 37)}
-    assert found.first_finding_s is not None
+    assert first_s is not None
     assert len(kernel.lens) == 3 * len(CALLS), "all others follow, and each twice more"
 
 
@@ -52,9 +54,9 @@ def test_the_smallest_calls_give_the_name_before_any_other_is_run() -> None:
 @pytest.mark.parametrize("name", ["mask-top-left", "leak-values-previous", "scale-missing", "mask-missing"])
 def test_the_findings_are_those_of_running_all_calls(name: str) -> None:
     kernel = fault(name, layers=[1], heads=[2])
-    found = diagnose_kernel(kernel, CALLS, "assay replay pack")
-    assert set(found.findings) == set(diagnose(run_and_repeat(kernel, CALLS), "assay replay pack"))
-    [finding] = found.findings
+    _, findings, _ = diagnose_kernel(kernel, CALLS, "assay replay pack")
+    assert set(findings) == set(diagnose(run_and_repeat(kernel, CALLS), "assay replay pack"))
+    [finding] = findings
     assert finding.id == name
     assert "layer 1 of 3, head 2 of 4" in finding.where
 
@@ -62,18 +64,18 @@ def test_the_findings_are_those_of_running_all_calls(name: str) -> None:
 def test_a_bug_that_only_larger_calls_show_is_found_after_them() -> None:
     early: list[Sequence[Finding]] = []
     calls = [call for call in CALLS if len(call.lens_q) == 1 or call.lens_q[0] == 30]
-    found = diagnose_kernel(fault("leak-keys-values-previous"), calls, on_first=early.append)
-    assert (early, found.first_finding_s) == ([], None)
-    assert "(leak across requests)" in found.findings[0].diagnosis
+    _, findings, first_s = diagnose_kernel(fault("leak-keys-values-previous"), calls, on_first=early.append)
+    assert (early, first_s) == ([], None)
+    assert "(leak across requests)" in findings[0].diagnosis
 
 
 def test_a_correct_kernel_has_no_finding() -> None:
     early: list[Sequence[Finding]] = []
-    found = diagnose_kernel(rounded_oracle, CALLS, on_first=early.append)
-    assert (found.findings, found.first_finding_s, early) == ((), None, [])
-    assert len(found.run.results) == len(CALLS)
-    assert all(result.repeated for result in found.run.results)
-    assert all(0 < result.worst <= 1 for result in found.run.results)
+    run, findings, first_s = diagnose_kernel(rounded_oracle, CALLS, on_first=early.append)
+    assert (findings, first_s, early) == ((), None, [])
+    assert len(run.results) == len(CALLS)
+    assert all(result.repeated for result in run.results)
+    assert all(0 < result.worst <= 1 for result in run.results)
 
 
 def test_behaviour_is_tested() -> None:
@@ -91,9 +93,9 @@ def test_behaviour_is_tested() -> None:
         runs += 1
         return rounded_oracle(call) * (1 if runs <= len(CALLS) else 2)
 
-    assert {f.id for f in diagnose_kernel(wild, CALLS).findings} >= {INPUT_WRITTEN, NONDETERMINISM}
+    assert {f.id for f in diagnose_kernel(wild, CALLS)[1]} >= {INPUT_WRITTEN, NONDETERMINISM}
     runs = 0
-    assert [f.id for f in diagnose_kernel(tired, CALLS).findings] == [STATE_KEPT]
+    assert [f.id for f in diagnose_kernel(tired, CALLS)[1]] == [STATE_KEPT]
 
 
 def test_nothing_computed_is_no_pass_but_the_smallest_may_be_refused() -> None:
@@ -102,7 +104,7 @@ def test_nothing_computed_is_no_pass_but_the_smallest_may_be_refused() -> None:
             raise KernelRefused("too small")
         return rounded_oracle(call)
 
-    [finding] = diagnose_kernel(picky, CALLS).findings
+    _, [finding], _ = diagnose_kernel(picky, CALLS)
     assert finding.diagnosis == "too small"
     small = [call for call in CALLS if call.q.shape[0] < 40]
     with pytest.raises(AssayError, match=f"none of {len(small)} calls"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -17,19 +16,21 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
-from assay.harness.attention.honest import FAMILIES, honest_outputs
+from assay.harness.attention.honest import honest_outputs
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.matrix import OTHER_HEAD_DIMS, cases
 from assay.harness.attention.matrix_data import RARE
+from assay.harness.attention.noise import FAMILIES
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sage import sage_attn, sage_attn_as_shipped
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.attention.sdpa import torch_sdpa
 from assay.harness.bugs.faults import fault, rounded_oracle
 from assay.harness.errors import ExitCode, UsageError
+from assay.harness.localize.causes import OUTPUT_SCALED
 from assay.harness.localize.diagnose import INPUT_WRITTEN, NONDETERMINISM, STATE_KEPT
 from assay.harness.localize.guard import CONTRACT_BROKEN
-from assay.harness.localize.pooled import OUTPUT_SCALED, QUANTISATION_NOT_RUN
+from assay.harness.localize.pooled import QUANTISATION_NOT_RUN
 from assay.harness.offline.check import assert_correct
 from assay.harness.offline.check import check as check_and_read
 from assay.harness.offline.check_result import CheckResult
@@ -611,27 +612,17 @@ def test_data_that_are_not_normal_come_from_a_seed_too(tmp_path: Path, monkeypat
     assert len(result.test) < 1000
 
 
-def test_pytest_shows_the_kernel_that_raises_and_not_what_called_it(tmp_path: Path) -> None:
+def test_pytest_shows_the_kernel_that_raises_and_not_what_called_it(
+    python: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
     (tmp_path / "raising.py").write_text("def forward(call):\n    raise ValueError('no such tile')\n")
     (tmp_path / "test_raising.py").write_text(
         "import torch\nfrom assay import assert_correct, call_of\n\n\ndef test_it():\n"
         "    assert_correct('raising:forward', call_of([(3, 4)], (2, 1), 64, torch.float32, 'cpu'))\n"
     )
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "--rootdir",
-        str(tmp_path),
-        str(tmp_path),
-    ]
-    path = os.pathsep.join([str(tmp_path), str(Path.cwd())])
-    done = subprocess.run(
-        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
-    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path.cwd())])}
+    command = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(tmp_path))
+    done = python(*command, cwd=tmp_path, env=environment)
     assert "raised ValueError: no such tile (raising.py, line 2, in forward)" in done.stdout
     assert 'raising.py", line 2, in forward' in done.stdout
     assert "raise ValueError('no such tile')" in done.stdout

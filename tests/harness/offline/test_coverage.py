@@ -112,6 +112,7 @@ def test_the_advice_on_a_refusal_names_the_axis_that_separates() -> None:
     assert gap.why == "no cached prefix; declare what it supports: prefix=False"
 
 
+@pytest.mark.slow
 def test_a_head_dim_of_v_is_covered_where_it_is_declared() -> None:
     @declares(head_dims=(192,), head_dims_v=(128,))
     def deepseek(call: AttentionCall) -> Tensor:

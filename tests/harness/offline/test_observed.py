@@ -250,6 +250,7 @@ def test_an_assertion_says_what_was_read_if_it_gives_the_output(monkeypatch: pyt
     assert "; observed:" not in str(raised.value)
 
 
+@pytest.mark.slow
 def test_what_was_read_is_tried_on_every_failing_call_before_it_is_said() -> None:
     far = [replace(one, make=partial(_given, one.make().with_spec(layer=21))) for one in CASES]
     assert "only in layer 21" in first(checked(two_bugs, [*CASES, *far])).operator
@@ -456,10 +457,6 @@ print("checked")
 """
     path = os.pathsep.join([str(tmp_path), *sys.path])
     done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=300
+    )  # fmt: skip
     assert done.stdout == "checked\n", done.stderr

@@ -19,7 +19,7 @@ from assay.harness.errors import AssayError
 from assay.harness.offline import containment, own_process
 from assay.harness.offline.interrupted import Known
 from assay.harness.offline.own_process import in_own_process
-from assay.harness.offline.supervised import Bound
+from assay.harness.offline.supervised import bound
 from assay.harness.offline.watcher import Watcher
 
 
@@ -71,7 +71,7 @@ ENDS: list[tuple[Callable[[], object], str]] = [
 @pytest.mark.parametrize(("work", "how"), ENDS, ids=[how for _, how in ENDS])
 def test_a_process_that_ends_before_its_work_is_done(work: Callable[[], object], how: str) -> None:
     def begun(watcher: Watcher, callbacks: Mapping[str, Callable[..., None]]) -> Any:
-        watcher.ends()
+        watcher("ends")
         return work()
 
     assert in_own_process(begun, told) == how
@@ -145,10 +145,12 @@ def test_callbacks_are_called_here() -> None:
 
 
 def test_whoever_stops_waiting_leaves_no_process() -> None:
+    before = {child.pid for child in psutil.Process().children()}
     threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
         apart(lambda: (signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) and None) or time.sleep(600))
-    assert [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE] == []
+    left = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    assert {child.pid for child in left} <= before
 
 
 def test_threads_of_openmp_do_not_hang_a_forked_process() -> None:
@@ -178,7 +180,7 @@ def process():
 
 
 def ask(function: Callable[[], Any], watcher: Watcher) -> Any:
-    watcher.ends()
+    watcher("ends")
     return function()
 
 
@@ -196,7 +198,7 @@ def after_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_after_cuda_a_fresh_process_does_the_work(after_cuda: Any) -> None:
     def asked(function: Callable[[], Any]) -> Any:
-        return in_own_process(Bound(ask, (function,), {}), told)
+        return in_own_process(bound(ask, function), told)
 
     first = asked(after_cuda.process)
     assert first != os.getpid()

@@ -162,6 +162,7 @@ def test_a_kernel_that_raises_is_a_finding_and_no_traceback(
     assert finding.where.endswith("recorded calls")
 
 
+@pytest.mark.slow
 def test_a_replay_ends_with_the_smallest_failing_call_and_a_test_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

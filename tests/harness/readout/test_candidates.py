@@ -15,16 +15,17 @@ from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.localize.reading import read
 from assay.harness.readout.candidates import effects_of, general_effects, key_factors
-from assay.harness.readout.dims import TAILS, Answer, Dims, lost_dims
-from assay.harness.readout.effects import BlockScale, Constant, Merged, Scale, Times, known_effects
-from assay.harness.readout.elsewhere import SOURCES, FromElsewhere, OtherKvHead
-from assay.harness.readout.forms import CallContext, Row, Tolerance, fits
+from assay.harness.readout.dims import TAILS, Answer, lost_dims
+from assay.harness.readout.effects import block_scales, constant, known_effects, merged, multiplied
+from assay.harness.readout.elsewhere import SOURCES, from_elsewhere, other_kv_head
+from assay.harness.readout.forms import Row, Tolerance, fits
 from assay.harness.readout.formulas import SCALES, TIMES, constant_formula
 from assay.harness.readout.key_factors import KeyFactor, KeyFactors
 from assay.harness.readout.mining import Condition, Literal, Term, Value
 from assay.harness.readout.operators import Clause, Effect, Operator
+from assay.harness.readout.probing import plan_of
 from assay.harness.readout.queries import Queries
-from assay.harness.readout.samples import Explained, common
+from assay.harness.readout.samples import Sample, common
 from assay.harness.readout.sentences import sentence
 
 CALLS = ([(9, 0)], [(5, 12), (6, 7)], [(1, 20), (1, 9)])
@@ -40,7 +41,7 @@ def outputs(effect: Effect, given: AttentionCall) -> Tensor:
     return torch.from_numpy(Operator((Clause(effect),)).outputs(queries))
 
 
-def explained(effect: Effect, number: int) -> Explained:
+def explained(effect: Effect, number: int) -> Sample:
     """What is read off a kernel with this effect in one call."""
     given = call(number)
     queries = Queries(given, range(len(given.q)))
@@ -48,16 +49,14 @@ def explained(effect: Effect, number: int) -> Explained:
     assert reading is not None
     out = effect.outputs(queries)
     bad = (np.abs(out - queries.right).sum(-1) > 1e-4 * np.abs(queries.right).sum(-1)).ravel()
-    context = CallContext(reading)
-    rows = (Row(context, *divmod(place, queries.heads), Tolerance()) for place in range(len(bad)))
-    return Explained(
-        queries, tuple(tuple(fits(row)) if wrong else () for row, wrong in zip(rows, bad, strict=True)), ~bad
-    )
+    rows = (Row(reading, queries, *divmod(place, queries.heads), Tolerance()) for place in range(len(bad)))
+    found = tuple(tuple(fits(row)) if wrong else () for row, wrong in zip(rows, bad, strict=True))
+    return Sample(plan_of(given), queries, out, bad, 1e-4, fits=found)
 
 
-def readings(effect: Effect) -> list[Explained]:
+def readings(effect: Effect) -> list[Sample]:
     found = [explained(effect, number) for number in range(len(CALLS))]
-    return [one for one in found if not one.right.all()]
+    return [one for one in found if one.bad.any()]
 
 
 def words(effects: Iterable[Effect]) -> list[str]:
@@ -68,30 +67,34 @@ def only(*literals: Literal) -> Condition:
     return Condition(literals)
 
 
-def source(name: str) -> FromElsewhere:
-    return FromElsewhere(next(one for one in SOURCES if one.words == name))
+def source(name: str, what: str = "output") -> Effect:
+    return from_elsewhere(next(one for one in SOURCES if one.words == name), what)
+
+
+def block_scale(*args: object) -> Effect:
+    return next(one for one in block_scales() if one.args == args)
 
 
 CACHED = only(Literal(Term("j", "prefix", cost=0.2), "<", 0))
 
 
-GROUPED = Times(next(one for one in TIMES if "per kv head" in one.words))
+GROUPED = multiplied(output=next(one for one in TIMES if "per kv head" in one.words))
 
 
 @pytest.mark.few(12)
 @pytest.mark.parametrize("effect", [
-    Constant(0.0), Constant(2.5), Scale(SCALES[0]), Scale(SCALES[3]), Scale(constant_formula(0.75)),
+    constant(0.0), constant(2.5), multiplied(SCALES[0]), multiplied(SCALES[3]), multiplied(constant_formula(0.75)),
 
-     GROUPED, Times(constant_formula(0.9)), KeyFactors((), phantom=Value(None, 2)),
+     GROUPED, multiplied(output=constant_formula(0.9)), KeyFactors((), phantom=Value(None, 2)),
     KeyFactors((), phantom=Value(Term("seqs"), 0)),
-     OtherKvHead(Value(Term("kv"), 1), "v"),
-    OtherKvHead(Value(Term("kv"), 1), "k"), OtherKvHead(Value(Term("head")), "v"),
-    OtherKvHead(Value(Term("head"))), OtherKvHead(Value(None, 1)),
+     other_kv_head(Value(Term("kv"), 1), "v"),
+    other_kv_head(Value(Term("kv"), 1), "k"), other_kv_head(Value(Term("head")), "v"),
+    other_kv_head(Value(Term("head"))), other_kv_head(Value(None, 1)),
     source("query i - 1"), source("the next q head"), source("query i of the previous sequence"),
-    replace(source("query i - 1"), what="query"),
+    source("query i - 1", "query"),
 
 
-     Merged(0, "equal"), Merged(0, "cached base2"), Merged(0, "max"),
+     merged(0, "equal"), merged(0, "cached base2"), merged(0, "max"),
 ], ids=lambda effect: words([effect])[0])  # fmt: skip
 def test_the_effect_is_among_the_candidates(effect: Effect) -> None:
     assert words([effect])[0] in words(effects_of(readings(effect)))
@@ -121,8 +124,8 @@ def test_right_rows_keep_a_rule_from_saying_too_much() -> None:
     """Key 3 is unseen from position 8 on: without right rows, a rule does not say so."""
     limited = KeyFactors((KeyFactor("seen", only(Literal(Term("j"), "==", 3), Literal(Term("pos"), ">=", 8)), 0.0),))
     found = [explained(limited, 0), explained(limited, 1)]
-    assert found[0].right.any()
-    blind = [replace(one, right=np.zeros_like(one.right)) for one in found]
+    assert not found[0].bad.all()
+    blind = [replace(one, bad=np.ones_like(one.bad)) for one in found]
     given = Queries(call(0), range(9))
 
     def given_by(rules: Sequence[KeyFactors]) -> bool:
@@ -146,11 +149,11 @@ def answers(which: Iterable[int], zero: Sequence[int] = ()) -> list[Answer]:
 
 
 @pytest.mark.parametrize(("dims", "words"), [
-    (range(1, 32, 3), "dims of {} with d mod 3 = 1 are zero"),
-    (range(21, 32), "dims of {} among the last 11 are zero"),
-    (range(11), "dims of {} below 11 are zero"),
-    (range(8, 16), "dims of {} in block 1 of 8 are zero"),
-    ((17,), "dims of {} d = 17 are zero"),
+    (range(1, 32, 3), "dims of the output with d mod 3 = 1 are zero"),
+    (range(21, 32), "dims of the output among the last 11 are zero"),
+    (range(11), "dims of the output below 11 are zero"),
+    (range(8, 16), "dims of the output in block 1 of 8 are zero"),
+    ((17,), "dims of the output d = 17 are zero"),
 ])  # fmt: skip
 def test_a_rule_says_which_dims_are_lost(dims: Sequence[int], words: str) -> None:
     found = list(lost_dims(answers((0, 1), dims)))
@@ -158,7 +161,7 @@ def test_a_rule_says_which_dims_are_lost(dims: Sequence[int], words: str) -> Non
     assert effect is not None, [one.words for one in found]
     for queries, out, _ in answers((2,), dims):
         np.testing.assert_array_equal(effect.outputs(queries), out)
-    assert words in {one.words for one in islice(general_effects(answers((0, 1), dims)), 5) if isinstance(one, Dims)}
+    assert words in {one.words for one in islice(general_effects(answers((0, 1), dims)), 5)}
 
 
 def test_dims_are_lost_only_if_the_others_are_right() -> None:
@@ -181,8 +184,8 @@ def test_numbers_of_keys_that_follow_no_rule_are_proposed_one_by_one() -> None:
 
 
 def test_nothing_is_proposed_for_what_does_not_fit_in_the_rows() -> None:
-    right = explained(Scale(constant_formula(1.0)), 1)
-    assert right.right.all()
+    right = explained(multiplied(constant_formula(1.0)), 1)
+    assert not right.bad.any()
     assert list(effects_of([right])) == []
     assert key_factors([right]) == []
 
@@ -204,8 +207,7 @@ def test_the_ids_of_known_effects_are_unique() -> None:
 
 @pytest.mark.few(4)
 @pytest.mark.parametrize("effect", [
-    TAILS[0], Times(TIMES[0]), BlockScale("k", 8, "next"),
-    BlockScale("v", 4, "previous", only(Literal(Term("j", block=4, cost=0.6, words=True), "==", 1))),
+    TAILS[0], multiplied(output=TIMES[0]), block_scale("k", 8, "next"), block_scale("v", 4, "previous"),
 ])  # fmt: skip
 def test_effects_that_follow_from_outputs_alone_are_proposed(effect: Effect) -> None:
     answers = []

@@ -9,14 +9,14 @@ import pytest
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
-from assay.harness.bugs.catalogue import ALL, public_reports
+from assay.harness.bugs.catalogue import CATALOGUE, public_reports
 from assay.harness.bugs.family import BY_ID, FAMILY
 from assay.harness.bugs.faults import fault, rounded_oracle
 from assay.harness.bugs.seeded import SeededFault
 from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN, OUTPUT_SCALED
 from assay.harness.localize.diagnose import STATE_KEPT
 from assay.harness.localize.wording import does
-from assay.harness.readout.effects import Constant, KnownBug
+from assay.harness.readout.effects import constant, known_bug
 from assay.harness.readout.mining import Condition, Literal, Term
 from assay.harness.readout.named import name_of, said, with_operator
 from assay.harness.readout.operators import Clause, Effect, Operator
@@ -86,7 +86,7 @@ def test_a_name_comes_with_its_public_reports() -> None:
     reports = public_reports("leak-all-keys-previous")
     assert reports[0].startswith("https://")
     known = BY_ID["leak-all-keys-previous"]
-    operator = Operator((Clause(KnownBug(known.id, known.about, known.compute)),))
+    operator = Operator((Clause(known_bug(known)),))
     [named] = with_operator([finding(UNEXPLAINED)], read_of(operator, seen(operator, ((9, 20), (3, 5)))))
     assert named.id == "leak-all-keys-previous"
     assert named.evidence[-1].startswith(f"public reports of such a bug: {reports[0]}")
@@ -202,8 +202,8 @@ def read_of(operator: Operator, samples: list[Sample]) -> ReadOut:
 
 def test_nan_is_no_sign_of_a_bug_that_leaves_an_output_undefined() -> None:
     """Without its own key, the only query of a sequence sees nothing: that fits whatever is not finite."""
-    operator = Operator((Clause(Constant(float("nan")), Condition((Literal(Term("total"), "==", 1),))),))
-    samples = seen(Constant(float("nan")), ((1, 0),))
+    operator = Operator((Clause(constant(float("nan")), Condition((Literal(Term("total"), "==", 1),))),))
+    samples = seen(constant(float("nan")), ((1, 0),))
     read = read_of(operator, samples)
     assert name_of(operator, samples) is None
     for given in (finding(UNEXPLAINED), finding("mask-one-key-too-few")):
@@ -213,11 +213,11 @@ def test_nan_is_no_sign_of_a_bug_that_leaves_an_output_undefined() -> None:
 
 
 @pytest.mark.few(8)
-@pytest.mark.parametrize("fault", [one for one in ALL if one.hypothesis], ids=lambda one: str(one.id))
+@pytest.mark.parametrize("fault", [one for one in CATALOGUE.values() if one.hypothesis], ids=lambda one: str(one.id))
 def test_headline_and_sentence_say_one_thing_of_every_fault(fault: SeededFault) -> None:
     """Whatever a check named first: the bug that the headline names gives the outputs that the sentence gives."""
     one = BY_ID[str(fault.hypothesis)]
-    operator = Operator((Clause(KnownBug(one.id, one.about, one.compute)),))
+    operator = Operator((Clause(known_bug(one)),))
     samples = [sample for sample in seen(operator.clauses[0].effect, ((9, 20), (3, 5)), ((1, 30),)) if sample.bad.any()]
     if not samples:
         pytest.skip("it does not show on small calls")
@@ -234,7 +234,7 @@ def test_headline_and_sentence_say_one_thing_of_every_fault(fault: SeededFault) 
             if first.id not in BY_ID:
                 assert read.sentence[:100] in cause.does
                 continue
-            named = KnownBug(first.id, "", BY_ID[first.id].compute)
+            named = known_bug(BY_ID[first.id])
             for sample in samples:
                 out = named.outputs(sample.queries)
                 assert (sample.agrees(out) | ~sample.differs(out) | np.isnan(out).any(-1).ravel())[sample.bad].all()
@@ -242,7 +242,7 @@ def test_headline_and_sentence_say_one_thing_of_every_fault(fault: SeededFault) 
 
 def read_of_two(cached: str) -> ReadOut:
     """What is read off a kernel with one bug where a prefix is cached, and the scale applied twice elsewhere."""
-    bugs = [KnownBug(one.id, one.about, one.compute) for one in (BY_ID[cached], BY_ID["scale-twice"])]
+    bugs = [known_bug(one) for one in (BY_ID[cached], BY_ID["scale-twice"])]
     operator = Operator((Clause(bugs[0], Condition((Literal(Term("prefix"), ">=", 1),))), Clause(bugs[1])))
     return read_of(operator, seen(operator, ((9, 20), (3, 5)), ((9, 0), (12, 0)), ((1, 30),)))
 

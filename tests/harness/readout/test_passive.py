@@ -14,7 +14,7 @@ from assay.harness.attention.sample_calls import call_of
 from assay.harness.bugs.faults import fault, rounded_oracle
 from assay.harness.localize.picturing import picture_of
 from assay.harness.readout.named import name_of, said
-from assay.harness.readout.passive import Passive, Recorded, read_recorded, recorded
+from assay.harness.readout.passive import Passive, read_recorded, recorded
 
 LENS: tuple[tuple[tuple[int, int], ...], ...] = (
     ((7, 0),), ((40, 0),), ((30, 25),), ((17, 16),), ((12, 33), (7, 0)), ((9, 0), (20, 0)), ((33, 31),), ((3, 200),), ((90, 120),),
@@ -106,7 +106,7 @@ def test_noise_has_no_operator() -> None:
 
 def test_a_rule_that_was_seen_on_one_call_only_is_not_said() -> None:
     call = next(calls(torch.float32, [((9, 20),)]))
-    found = read_recorded([Recorded(call, fault("mask-top-left")(call), 3e-4)])
+    found = read_recorded([(call, fault("mask-top-left")(call), 3e-4)])
     assert found.read.all.wrong
     assert found.read.fresh.wrong == 0
     assert said(found.read) == ""

@@ -451,10 +451,11 @@ def samples(*errors: float) -> list[Sample]:
     ([float("nan")] * 5, "levels", "cpu", 0.25, 6),
 ])  # fmt: skip
 def test_what_counts_as_wrong(errors: list[float], data: str, device: str, noise: float, times: int) -> None:
-    found = _exactness(samples(*errors), 1e-4, data, device)
-    assert found.error == pytest.approx(times * noise, rel=1e-3)
-    tolerance = (found.tolerance.weight, found.tolerance.log, found.tolerance.least)
-    assert tolerance == pytest.approx((noise / 2, 2 * noise, max(1e-7, noise * 1e-3)), rel=1e-3)
+    error, tolerance = _exactness(samples(*errors), 1e-4, data, device)
+    assert error == pytest.approx(times * noise, rel=1e-3)
+    assert (tolerance.weight, tolerance.log, tolerance.least) == pytest.approx(
+        (noise / 2, 2 * noise, max(1e-7, noise * 1e-3)), rel=1e-3
+    )
 
 
 @pytest.mark.few(1)

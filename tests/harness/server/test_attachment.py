@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
-from assay.harness.attention.honest import family as noise_family
 from assay.harness.attention.honest import honest_outputs
 from assay.harness.attention.kernels import declares
+from assay.harness.attention.noise import family as noise_family
 from assay.harness.bugs.faults import fault
 from assay.harness.bugs.faults import rounded_oracle as right
 from assay.harness.engines.sglang.native_candidate import BackendCandidate, make_candidate

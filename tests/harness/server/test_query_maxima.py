@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
-from assay.harness.attention.honest import family, honest_outputs
+from assay.harness.attention.honest import honest_outputs
+from assay.harness.attention.noise import family
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.bugs.faults import rounded_oracle
 from assay.harness.evidence.shadow_errors import DIMENSIONS, ShadowErrors, ShadowHeader, condition_numbers

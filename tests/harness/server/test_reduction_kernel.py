@@ -143,6 +143,7 @@ print(compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": WA
 """
 
 
+@pytest.mark.slow
 def test_it_compiles_for_a_gpu_without_one() -> None:
     # The interpreter accepts what the compiler refuses, and Triton chooses between them at import.
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

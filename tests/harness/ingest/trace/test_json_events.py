@@ -84,6 +84,7 @@ def test_numbers_and_depth_that_no_parser_takes(tmp_path: Path) -> None:
     assert values == [None, None]
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_an_event_and_not_of_the_file(tmp_path: Path) -> None:
     import tracemalloc
 
