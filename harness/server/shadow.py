@@ -19,6 +19,7 @@ from torch import Tensor
 
 from assay.harness.attention.call import KernelRefused
 from assay.harness.backend import Backend
+from assay.harness.evidence.error_sums import SUMS
 from assay.harness.evidence.nonce import nonce_of_process
 from assay.harness.evidence.pack import CallMetadata
 from assay.harness.evidence.shadow_errors import (
@@ -56,17 +57,16 @@ class Shadow:
         new_writer: creates the pack writer of a session, which replaces the pack of the session before; None to record nothing.
         rank: rank of this process among those that share the heads (tensor parallelism).
         ranks: number of these processes.
-        seed: of the draw of queries that are compared with the truth; None to draw one.
         clock: a clock, in seconds.
     """
 
     def __init__(
         self, folder: Path, candidate: Candidate | None, new_writer: Callable[[], PackWriter] | None,
-        rank: int = 0, ranks: int = 1, seed: int | None = None, clock: Callable[[], float] = time.monotonic,
+        rank: int = 0, ranks: int = 1, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self._folder, self._candidate, self._new_writer = folder, candidate, new_writer
         self._rank, self._ranks, self._clock = rank, ranks, clock
-        self._seed = secrets.randbits(32) if seed is None else seed
+        self._seed = secrets.randbits(32)
         self.references: set[str] = set()
         self.tally: EnvelopeTally | None = None
         self._next_write = 0.0
@@ -242,13 +242,13 @@ class Shadow:
             sampled_rows=self._sampled,
             write_request=self._written,
         )
-        empty = (np.zeros((0, 6), np.int64), np.zeros((0, 9)), np.zeros(0))
-        index, sums, max_abs = (np.concatenate(parts) for parts in zip(empty, *cells, strict=False))
+        empty = (np.zeros((0, 6), np.int64), np.zeros((0, len(SUMS))))
+        index, sums = (np.concatenate(parts) for parts in zip(empty, *cells, strict=False))
         truth = [sums.cells(layer, self._rank * sums.heads) for (layer, _), sums in sorted(self._truth.items())]
         path = self._folder / FOLDER / f"{os.getpid()}.safetensors"
         queries = [sums.queries(layer, self._rank * sums.heads) for (layer, _), sums in sorted(self._truth.items())]
         against_truth = (joined(truth), joined_queries(queries)) if truth else ()
-        write_shadow_errors(path, index, sums, max_abs, header, *against_truth)
+        write_shadow_errors(path, index, sums, header, *against_truth)
 
     def _resolve_worst(self) -> None:
         """Look up the requests of the worst cases, and drop the passes."""
