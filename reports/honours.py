@@ -31,6 +31,7 @@ def honours_document(result: Honours) -> Document:
     table = Table(
         ("asked for", *(backend.backend for backend in ran)),
         [(name, *(_cell(backend, name) for backend in ran)) for name in attributes],
+        style="names",
     )
     body: list[Block] = [Line(f"SGLang {result.sglang}, PyTorch {result.torch}, on {result.device}.")]
     body += [table, Line(_ABOUT, "quiet")] if ran else [Line("No backend can run here.", "empty")]
