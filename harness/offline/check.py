@@ -17,6 +17,7 @@ from assay.harness.attention.call import INPUTS, AttentionCall, Kernel
 from assay.harness.attention.matrix import Case, Size
 from assay.harness.attention.matrix_data import excluded
 from assay.harness.attention.noise import family
+from assay.harness.attention.published import native_backend
 from assay.harness.errors import UsageError
 from assay.harness.localize.diagnose import describe, diagnose
 from assay.harness.localize.endurance import endure
@@ -182,7 +183,9 @@ def _task(
     asked = declared.phases if phases is None else tuple(phases)
     if path and cases is None and not again:
         again = command_of(path, options, noise, calls)
-    chosen = matrix_of(declared, **options) if cases is None else cases
+    # An engine's backend takes whatever a layer asks for; what it makes of it is shown by `assay backends --honours`.
+    drawn = replace(declared, features=()) if native_backend(path) else declared
+    chosen = matrix_of(drawn, **options) if cases is None else cases
     runs = (CALLS[size] if cases is None else 0) if calls is None else calls
     with few_threads(()), ThreadPoolExecutor(2) as pool:  # two threads draw numbers faster than one
         made_calls = pool.map(lambda case: case.make(), chosen)

@@ -12,6 +12,7 @@ from assay.harness.attention.kernels import declaration, declares
 from assay.harness.attention.matrix import Case, cases
 from assay.harness.bugs.faults import rounded_oracle
 from assay.harness.errors import ExitCode
+from assay.harness.offline import check as checking
 from assay.harness.offline.check import check
 
 
@@ -76,3 +77,13 @@ def test_a_kernel_that_declares_nothing_is_asked_for_nothing_and_costs_what_it_c
 def test_a_feature_that_does_not_exist_is_not_declared() -> None:
     with pytest.raises(ValueError, match=r"declares the features \['alibi'\]; expected some of window, softcap"):
         declares(features=("alibi",))
+
+
+def test_an_engines_backend_is_checked_on_plain_attention_though_it_takes_whatever_a_layer_asks_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    backend = declaring(lambda call: without("softcap", call), "softcap")
+    monkeypatch.setattr(checking, "named", lambda _: ("sglang:mine", backend))
+    result = check("sglang:mine", phases=["decode"], dtypes=["float32"], read_out=0, calls=0)
+    assert result.verdict == "pass"
+    assert "asked for" not in result.coverage.sentence
