@@ -24,7 +24,7 @@ from statistics import NormalDist
 
 from common import HERE, python_path
 
-from assay.evals.questions import GROUPS, Question
+from assay.evals.questions import GROUPS, choice_question
 from assay.evals.synthetic import draw
 from assay.harness.collect.plan import prepare
 from assay.harness.collect.servers import core_of, make_engine, running
@@ -61,8 +61,8 @@ def write_task(folder: Path, questions: int, facts: int) -> None:
     for index in range(questions):
         rng = random.Random(index)
         drawn = draw(rng, GROUPS[index % len(GROUPS)], facts, facts)
-        text, (a, b, c, d), answer = drawn.ask(rng, rng.randrange(facts))
-        asked = Question(f"synthetic-{index}", "", "other", text, (a, b, c, d), answer)
+        text, options, answer = drawn.ask(rng, rng.randrange(facts))
+        asked = choice_question(f"synthetic-{index}", "", "other", text, options, answer)
         rows.append({"id": asked.id, "prompt": asked.prompt, "answer": answer})
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "assay_synthetic.yaml").write_text(TASK.format(data=data))

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from assay.harness.ingest.recognise import UNKNOWN, ingest
-from assay.harness.ingest.sglang_log.sglang_reader import read_log
+from assay.harness.ingest.sglang_log.reader import read_log
 from assay.harness.ingest.source_file import SourceFile
 
 PATTERNS = {
@@ -52,7 +52,7 @@ def truth(lines: list[str]) -> Counter[str]:
 
 def counted(path: Path) -> Counter[str]:
     """What the reader counts."""
-    log = read_log(SourceFile.of(path))
+    log = read_log(SourceFile.of(path).lines())
     return Counter(
         {
             "prefill": log.kinds["prefill"],

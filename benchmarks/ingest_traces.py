@@ -29,7 +29,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from assay.harness.ingest.source_file import SourceFile
-from assay.harness.ingest.trace.mlc_engine import MlcReader, tokens
+from assay.harness.ingest.trace import mlc_engine
+from assay.harness.ingest.trace.mlc_engine import tokens
 from assay.harness.ingest.trace.trace_diff import diff_files, document_of
 
 PROFILE = Path(__file__).parents[1] / "tests" / "data" / "traces" / "h100_flash.json.gz"
@@ -66,9 +67,9 @@ def noise(rng: random.Random) -> str:
 
 def wrong_counts(path: Path, text: str) -> list[str]:
     """Counts of a copy that differ from those of regular expressions, which share no code with the reader."""
-    found = MlcReader().steps(SourceFile.of(path))
+    found = mlc_engine.READER.steps(SourceFile.of(path))
     steps = [step for segment in found.segments for step in segment.steps]
-    MlcReader().read(SourceFile.of(path))
+    mlc_engine.READER.read(SourceFile.of(path))
     lines = text.split("\n")
     lines = lines[:-1] if lines[-1] == "" else lines
     added = [i for i, line in enumerate(lines) if line == "[engine debug] ***Add Request***"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from assay.evals.questions import AnyQuestion
+from assay.evals.questions import Question
 from assay.evals.synthetic import BUILTIN_SEED, questions
 
 MAX_TOKENS = 48
@@ -22,7 +22,7 @@ _PLAIN = (
 )
 
 
-def greedy_prompts(asked: Sequence[AnyQuestion], count: int, synthetic: bool) -> list[tuple[str, str]]:
+def greedy_prompts(asked: Sequence[Question], count: int, synthetic: bool) -> list[tuple[str, str]]:
     """Return `count` distinct prompts as (id, prompt), or as many as there are.
 
     For the built-in set they are further synthetic questions that the accuracy suite does not ask. For any other set they are the

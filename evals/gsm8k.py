@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.evals.mmlu import Drawn, in_random_order
-from assay.evals.questions import OpenQuestion, number_form
+from assay.evals.questions import Question, number_form
 from assay.harness.errors import UsageError
 from assay.harness.reading import LARGEST
 
@@ -81,7 +81,7 @@ def _load(source: str) -> Any:
         datasets.logging.set_verbosity(said)
 
 
-def _question(source: str, index: int, row: dict[str, Any]) -> OpenQuestion:
+def _question(source: str, index: int, row: dict[str, Any]) -> Question:
     found = _ANSWER.search(str(row["answer"] or ""))
     if not isinstance(row["question"], str):
         raise UsageError(f"{source}, row {index}: the question is no text.", "a text", "correct or drop that row")
@@ -91,5 +91,5 @@ def _question(source: str, index: int, row: dict[str, Any]) -> OpenQuestion:
             "#### and a number",
             "correct or drop that row",
         )
-    prompt = _PROMPT.format(problem=row["question"])
-    return OpenQuestion(f"gsm8k-{index}", "gsm8k", "stem", prompt, number_form(found[1]), row["question"])
+    prompt, id_ = _PROMPT.format(problem=row["question"]), f"gsm8k-{index}"
+    return Question(id_, "gsm8k", "stem", prompt, number_form(found[1]), row["question"], unit=id_)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.evals.mmlu import Drawn, in_random_order
-from assay.evals.questions import LETTERS, PROMPT_HEADER, AnyQuestion, OpenQuestion, number_form, text_form
+from assay.evals.questions import LETTERS, PROMPT_HEADER, Question, number_form, text_form
 from assay.harness.errors import UsageError
 
 NAME = "lm-eval"
@@ -73,7 +73,7 @@ def _task(name: str) -> Any:
         ) from None
 
 
-def _choices(task: Any, name: str) -> Iterator[AnyQuestion]:
+def _choices(task: Any, name: str) -> Iterator[Question]:
     for index, doc in enumerate(task.eval_docs):
         text, options, target = task.doc_to_text(doc), task.doc_to_choice(doc), task.doc_to_target(doc)
         if not isinstance(text, str) or not 2 <= len(options) <= len(LETTERS):
@@ -85,10 +85,11 @@ def _choices(task: Any, name: str) -> Iterator[AnyQuestion]:
         right = target if isinstance(target, int) else options.index(target)
         listed = "\n".join(f"{letter}) {option}" for letter, option in zip(LETTERS, options, strict=False))
         own = f"{text}\n\n{listed}"
-        yield OpenQuestion(f"{name}-{index}", name, "other", f"{PROMPT_HEADER}\n\n{own}", LETTERS[right], own)
+        id_, prompt = f"{name}-{index}", f"{PROMPT_HEADER}\n\n{own}"
+        yield Question(id_, name, "other", prompt, LETTERS[right], own, unit=id_)
 
 
-def _exact(task: Any, name: str) -> Iterator[AnyQuestion]:
+def _exact(task: Any, name: str) -> Iterator[Question]:
     shots = task.config.num_fewshot or 0
     for index, doc in enumerate(task.eval_docs):
         target = task.doc_to_target(doc)
@@ -97,8 +98,8 @@ def _exact(task: Any, name: str) -> Iterator[AnyQuestion]:
                 f"lm-eval's task {name}, document {index}, has the target {target!r}.", "one text", "name another task"
             )
         text = task.fewshot_context(doc, num_fewshot=shots)
-        own, prompt = str(task.doc_to_text(doc)), f"{text}{EXACT_FOOTER}"
-        yield OpenQuestion(f"{name}-{index}", name, "other", prompt, expected_form(target), own)
+        id_, own = f"{name}-{index}", str(task.doc_to_text(doc))
+        yield Question(id_, name, "other", f"{text}{EXACT_FOOTER}", expected_form(target), own, unit=id_)
 
 
 def expected_form(target: str) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 from assay.evals import synthetic
 from assay.evals.alike import alike
-from assay.evals.questions import BUILTIN_DATA, LETTERS, AnyQuestion, Question
+from assay.evals.questions import BUILTIN_DATA, LETTERS, Question, choice_question, prompt_hash
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.reading import whole_file
 
@@ -54,15 +54,8 @@ _WHAT_TO_GIVE = (
 )
 
 
-@dataclass(frozen=True)
-class _Row:
-    """A row as read, before it is known to be a question; ``where`` locates it in error messages."""
-
-    where: str
-    text: str
-    options: Sequence[str]
-    answer: str
-    subject: str
+_Row = tuple[str, str, Sequence[str], str, str]
+"""A row as read, before it is known to be a question: where it is, for errors; text, options, answer and subject."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +67,7 @@ class Drawn:
         units: units of the whole set from which the order was drawn.
     """
 
-    questions: tuple[AnyQuestion, ...]
+    questions: tuple[Question, ...]
     units: int
 
 
@@ -109,12 +102,12 @@ def draw_questions(data: str, most: int, seed: int = 0) -> Drawn:
     return in_random_order(questions, most, seed)
 
 
-def in_random_order(questions: Iterable[AnyQuestion], most: int, seed: int) -> Drawn:
+def in_random_order(questions: Iterable[Question], most: int, seed: int) -> Drawn:
     """Draw at most `most` of the questions, those of one unit together, each prompt once; see `draw_questions`."""
-    distinct: dict[str, AnyQuestion] = {}
+    distinct: dict[str, Question] = {}
     for question in questions:
         distinct.setdefault(question.prompt, question)
-    units: dict[str, list[AnyQuestion]] = {}
+    units: dict[str, list[Question]] = {}
     for question in _clustered(list(distinct.values())):
         units.setdefault(question.unit, []).append(question)
     shuffled = list(units.values())
@@ -122,18 +115,18 @@ def in_random_order(questions: Iterable[AnyQuestion], most: int, seed: int) -> D
     return Drawn(tuple(_whole_units(shuffled, most)), len(units))
 
 
-def _clustered(questions: Sequence[AnyQuestion]) -> list[AnyQuestion]:
-    """Give questions that are alike a cluster of their own. Questions about one passage are alike if any of them is."""
+def _clustered(questions: Sequence[Question]) -> list[Question]:
+    """Give questions that are alike a unit of their own. Questions about one passage are alike if any of them is."""
     firsts = alike([question.own for question in questions])
     sizes = Counter(firsts)
     by_unit: dict[str, str] = {}
     for question, first in zip(questions, firsts, strict=True):
         if sizes[first] > 1:
-            by_unit.setdefault(question.unit, f"alike-{questions[first].prompt_hash}")
-    return [replace(question, cluster=by_unit.get(question.unit, "")) for question in questions]
+            by_unit.setdefault(question.unit, f"alike-{prompt_hash(questions[first].prompt)}")
+    return [replace(question, unit=by_unit.get(question.unit, question.unit)) for question in questions]
 
 
-def _whole_units(units: Sequence[Sequence[AnyQuestion]], most: int) -> Iterator[AnyQuestion]:
+def _whole_units(units: Sequence[Sequence[Question]], most: int) -> Iterator[Question]:
     """Yield the first units that have at most `most` questions together; at least one unit."""
     given = 0
     for unit in units:
@@ -252,12 +245,12 @@ def _hub_rows(name: str) -> Iterator[_Row]:
         if not isinstance(choices, list) or len(choices) != len(LETTERS):
             raise UsageError(f"{where}: the choices are {choices!r}.", "a list of four", "correct or drop that row")
         options = [_cell(choice) for choice in choices]
-        yield _Row(where, _cell(row["question"]), options, LETTERS[answer], _cell(row["subject"]))
+        yield where, _cell(row["question"]), options, LETTERS[answer], _cell(row["subject"])
 
 
 def _file_row(where: str, row: Mapping[str, Any]) -> _Row:
     options = [_cell(row[letter]) for letter in LETTERS]
-    return _Row(where, _cell(row["Question"]), options, _cell(row["Answer"]), _cell(row["Subject"]))
+    return where, _cell(row["Question"]), options, _cell(row["Answer"]), _cell(row["Subject"])
 
 
 def _cell(value: Any) -> str:
@@ -276,21 +269,11 @@ def _require_columns(found: Sequence[str], needed: Sequence[str], source: Path |
 
 
 def _question(index: int, row: _Row) -> Question:
-    for name, value in (
-        ("question", row.text),
-        *((f"option {a}", b) for a, b in zip(LETTERS, row.options, strict=True)),
-    ):
+    where, text, options, given, subject = row
+    for name, value in (("question", text), *((f"option {a}", b) for a, b in zip(LETTERS, options, strict=True))):
         if not value.strip():
-            raise UsageError(f"{row.where}: the {name} is empty.", "a text", "fill it in or drop that row")
-    answer = row.answer.strip()
+            raise UsageError(f"{where}: the {name} is empty.", "a text", "fill it in or drop that row")
+    answer = given.strip()
     if answer not in LETTERS:
-        raise UsageError(f"{row.where}: the answer is {row.answer!r}.", "A, B, C or D", "correct or drop that row")
-    first, second, third, fourth = row.options
-    return Question(
-        id=f"mmlu-{index}",
-        subject=row.subject,
-        group=SUBJECT_TO_GROUP.get(row.subject, "other"),
-        text=row.text,
-        options=(first, second, third, fourth),
-        answer=answer,
-    )
+        raise UsageError(f"{where}: the answer is {given!r}.", "A, B, C or D", "correct or drop that row")
+    return choice_question(f"mmlu-{index}", subject, SUBJECT_TO_GROUP.get(subject, "other"), text, options, answer)

@@ -1,13 +1,14 @@
-"""A multiple-choice question, its prompt, and how an answer is parsed.
+"""A question, its prompt, and how an answer is parsed.
 
-The prompt and the answer pattern are those of OpenAI's simple-evals (``common.py``), which SGLang's own MMLU
-evaluation follows, so that scores can be compared with published ones.
+The prompt of multiple-choice questions and the answer pattern are those of OpenAI's simple-evals (``common.py``), which SGLang's
+own MMLU evaluation follows, so that scores can be compared with published ones.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -29,63 +30,16 @@ _ANSWER_PATTERN = re.compile(r"(?i)Answer[ \t]*:[ \t]*\$?([A-D])\$?")
 
 @dataclass(frozen=True)
 class Question:
-    """One question with four options.
+    """One question, answered by a letter, a number or a text.
 
     Attributes:
         id: stable within its set; the key by which both roles' answers are paired.
-        subject: the MMLU subject, or the relation of a synthetic question.
+        subject: the MMLU subject, the relation of a synthetic question, or the task.
         group: one of `GROUPS`.
-        text: the text of the question.
-        options: the texts of A, B, C and D.
-        answer: the right letter.
-        cluster: what it shares with the questions that it is alike to (`assay.evals.alike`); empty if there are none.
-    """
-
-    id: str
-    subject: str
-    group: str
-    text: str
-    options: tuple[str, str, str, str]
-    answer: str
-    cluster: str = ""
-
-    @property
-    def prompt(self) -> str:
-        """The text of the single user message."""
-        return f"{PROMPT_HEADER}\n\n{self.own}"
-
-    @property
-    def own(self) -> str:
-        """The prompt without the instructions that all prompts share."""
-        options = "\n".join(f"{letter}) {option}" for letter, option in zip(LETTERS, self.options, strict=True))
-        return f"{self.text}\n\n{options}"
-
-    @property
-    def unit(self) -> str:
-        """Id of its unit: its cluster; one id for all questions of a subject that follow the same passage; else its own id.
-
-        The passage is all but the last line of the text, if that is long enough to be one; the last line asks.
-        """
-        if self.cluster:
-            return self.cluster
-        passage = self.text.rpartition("\n")[0].strip()
-        return f"passage-{prompt_hash(f'{self.subject}/{passage}')}" if len(passage) >= _SHORTEST_PASSAGE else self.id
-
-    @property
-    def prompt_hash(self) -> str:
-        """`prompt_hash` of the prompt."""
-        return prompt_hash(self.prompt)
-
-
-@dataclass(frozen=True)
-class OpenQuestion:
-    """One question with a prompt of its own, answered by a letter, a number or a text.
-
-    Attributes:
-        id, subject, group, cluster: as of a `Question`.
         prompt: the text of the single user message.
         answer: the right answer, as `parse_answer` gives it.
-        own: what it asks: the part of the prompt without instructions and examples, which prompts of its task share.
+        own: what it asks: the part of the prompt without the instructions and examples that prompts of its set share.
+        unit: id of its unit: its own, or one for all questions that follow the same passage or are alike (`assay.evals.alike`).
     """
 
     id: str
@@ -94,20 +48,28 @@ class OpenQuestion:
     prompt: str
     answer: str
     own: str
-    cluster: str = ""
-
-    @property
-    def unit(self) -> str:
-        """Id of its unit: its cluster, or its own id."""
-        return self.cluster or self.id
-
-    @property
-    def prompt_hash(self) -> str:
-        """`prompt_hash` of the prompt."""
-        return prompt_hash(self.prompt)
+    unit: str
 
 
-AnyQuestion = Question | OpenQuestion
+def choice_question(id: str, subject: str, group: str, text: str, options: Sequence[str], answer: str) -> Question:
+    """Make a question with four options, and the prompt of simple-evals.
+
+    Questions of a subject that follow the same passage are one unit. The passage is all but the last line of the text, if that is
+    long enough to be one; the last line asks.
+
+    Args:
+        id: see `Question`, as all others that are not named here.
+        subject: of the question.
+        group: of the subject.
+        text: of the question.
+        options: the texts of A, B, C and D.
+        answer: the right letter.
+    """
+    passage = text.rpartition("\n")[0].strip()
+    unit = f"passage-{prompt_hash(f'{subject}/{passage}')}" if len(passage) >= _SHORTEST_PASSAGE else id
+    listed = "\n".join(f"{letter}) {option}" for letter, option in zip(LETTERS, options, strict=True))
+    own = f"{text}\n\n{listed}"
+    return Question(id, subject, group, f"{PROMPT_HEADER}\n\n{own}", answer, own, unit)
 
 
 def prompt_hash(prompt: str) -> str:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from assay.evals.mmlu import Drawn
-from assay.evals.questions import GROUPS, Question
-from assay.evals.synthetic import NAMES, RELATIONS, THINGS, Draw, syllables
+from assay.evals.questions import GROUPS, Question, choice_question
+from assay.evals.synthetic import NAMES, THINGS, Draw, syllables
 from assay.harness.errors import UsageError
 
 NAME = "retrieval"
@@ -119,9 +119,9 @@ def _some(known: Sequence[str], words: Sequence[str], count: int, rng: random.Ra
 def _asked(
     group: str, facts: Sequence[tuple[str, str]], about: int, rng: random.Random, id_: str = "", subject: str = ""
 ) -> Question:
-    drawn = Draw(RELATIONS[group], tuple(facts))
+    drawn = Draw(group, tuple(facts))
     text, options, answer = drawn.ask(random.Random(rng.random()), about)
-    return Question(id_, subject, group, text, (options[0], options[1], options[2], options[3]), answer)
+    return choice_question(id_, subject, group, text, options, answer)
 
 
 def _filling(length: int, facts: Sequence[tuple[str, str]], question: Callable[[int], Question], fit: Fit) -> int:

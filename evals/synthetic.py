@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
-from assay.evals.questions import GROUPS, LETTERS, Question
+from assay.evals.questions import GROUPS, LETTERS, Question, choice_question
 
 BUILTIN_SEED = 20261120
 """Seed of the built-in set. Training uses other seeds, and drops any draw whose facts are in the built-in set."""
@@ -50,35 +50,27 @@ def syllables() -> tuple[list[str], list[str]]:
     )
 
 
-@dataclass(frozen=True)
-class Relation:
-    """The relation that facts state: ``verb`` states a fact, ``asks`` is the question for a name."""
-
-    group: str
-    verb: str
-    asks: str
-
-
 RELATIONS = {
-    "stem": Relation("stem", "reacts with", "What does {name} react with?"),
-    "humanities": Relation("humanities", "writes to", "Whom does {name} write to?"),
-    "social_sciences": Relation("social_sciences", "trades with", "Whom does {name} trade with?"),
-    "other": Relation("other", "lives near", "What does {name} live near?"),
+    "stem": ("reacts with", "What does {name} react with?"),
+    "humanities": ("writes to", "Whom does {name} write to?"),
+    "social_sciences": ("trades with", "Whom does {name} trade with?"),
+    "other": ("lives near", "What does {name} live near?"),
 }
+"""By group: the verb that states a fact, and the question for a name."""
 
 
 @dataclass(frozen=True)
 class Draw:
-    """A drawn set of facts: ``facts[i]`` is (name, thing)."""
+    """A drawn set of facts, in the relation of a group: ``facts[i]`` is (name, thing)."""
 
-    relation: Relation
+    group: str
     facts: tuple[tuple[str, str], ...]
 
     @property
     def statement(self) -> str:
         """The facts as text. A word precedes the first name, so that every name follows a space."""
         pairs = " ".join(f"{name} {thing} ." for name, thing in self.facts)
-        return f"Facts, {self.relation.verb}: {pairs}"
+        return f"Facts, {RELATIONS[self.group][0]}: {pairs}"
 
     def ask(self, rng: random.Random, about: int, with_statement: bool = True) -> tuple[str, tuple[str, ...], str]:
         """Draw the text, options and right letter of a question about fact number ``about``.
@@ -95,7 +87,7 @@ class Draw:
                 wrong.append(stranger)
         options = [thing, *wrong]
         rng.shuffle(options)
-        asked = self.relation.asks.format(name=name)
+        asked = RELATIONS[self.group][1].format(name=name)
         text = f"{self.statement}\n{asked}" if with_statement else asked
         return text, tuple(options), LETTERS[options.index(thing)]
 
@@ -104,7 +96,7 @@ def draw(rng: random.Random, group: str, fewest: int = FEWEST_FACTS, most: int =
     """Draw ``fewest`` to ``most`` facts without repeating a name or a thing."""
     count = rng.randint(fewest, most)
     facts = tuple(zip(rng.sample(NAMES, count), rng.sample(THINGS, count), strict=True))
-    return Draw(RELATIONS[group], facts)
+    return Draw(group, facts)
 
 
 def questions(seed: int = BUILTIN_SEED) -> Iterator[Question]:
@@ -118,11 +110,4 @@ def question(index: int, seed: int = BUILTIN_SEED) -> Question:
     group = GROUPS[index % len(GROUPS)]
     drawn = draw(rng, group)
     text, options, answer = drawn.ask(rng, about=rng.randrange(len(drawn.facts)))
-    return Question(
-        id=f"synthetic-{seed}-{index:05d}",
-        subject=f"synthetic_{group}",
-        group=group,
-        text=text,
-        options=(options[0], options[1], options[2], options[3]),
-        answer=answer,
-    )
+    return choice_question(f"synthetic-{seed}-{index:05d}", f"synthetic_{group}", group, text, options, answer)

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from assay.evals.questions import GROUPS, LETTERS, PROMPT_HEADER, Question, parse_answer
+from assay.evals.questions import GROUPS, LETTERS, PROMPT_HEADER, choice_question, parse_answer
 from assay.evals.synthetic import NAMES, RELATIONS, THINGS, Draw, draw, questions
 
 SPECIAL = ["<s>", "<|user|>", "<|assistant|>", "<|end|>", "<pad>"]
@@ -58,8 +58,8 @@ def make_tokenizer() -> Tokenizer:
     )
     words = [f" {word}" for word in (*NAMES, *THINGS)]
     phrases = [
-        f"Facts, {r.verb}: .\n{r.asks.format(name='')}\n\nA) \nB) \nC) \nD) \nAnswer: A B C D"
-        for r in RELATIONS.values()
+        f"Facts, {verb}: .\n{asks.format(name='')}\n\nA) \nB) \nC) \nD) \nAnswer: A B C D"
+        for verb, asks in RELATIONS.values()
     ]
     tokenizer.train_from_iterator([*words, *(PROMPT_HEADER + " " + p for p in phrases)] * 20, trainer)
     split = [word for word in words if len(tokenizer.encode(word).ids) != 1]
@@ -83,8 +83,10 @@ class Sequences:
         self.rng = random.Random(f"training/{seed}")
         self.words = {word: self.tokenizer.encode(f" {word}").ids[0] for word in (*NAMES, *THINGS)}
         (self.stop,) = self.tokenizer.encode(" .").ids
-        self.openings = {r.group: self.tokenizer.encode(f"<s>Facts, {r.verb}:").ids for r in RELATIONS.values()}
-        self.builtin = {q.text.split("\n")[0] for q in itertools.islice(questions(), 4096)}
+        self.openings = {
+            group: self.tokenizer.encode(f"<s>Facts, {verb}:").ids for group, (verb, _) in RELATIONS.items()
+        }
+        self.builtin = {q.own.split("\n")[0] for q in itertools.islice(questions(), 4096)}
 
     def batch(self, count: int, fewest: int, most: int, drills: float) -> tuple[np.ndarray, np.ndarray]:
         """Token ids [count, LENGTH] int16 and loss weights [count, LENGTH] float16 (weight of predicting each token)."""
@@ -121,7 +123,7 @@ class Sequences:
         Nothing else is asked, and little precedes a fact, so the look-up is learned in a fraction of the steps.
         """
         drawn = self._draw(fewest, most)
-        tokens = self.openings[drawn.relation.group][:]
+        tokens = self.openings[drawn.group][:]
         weights = [PROMPT_WEIGHT] * len(tokens)
         again = PROMPT_WEIGHT  # weight of a thing, which cannot be known the first time
         while len(tokens) < LENGTH:
@@ -137,7 +139,7 @@ class Sequences:
         parts = []
         for turn, about in enumerate(self.rng.choices(range(len(drawn.facts)), k=3)):
             text, options, letter = drawn.ask(self.rng, about, with_statement=turn == 0)
-            question = Question("", "", "", text, (options[0], options[1], options[2], options[3]), letter)
+            question = choice_question("", "", "", text, options, letter)
             prompt = question.prompt if turn == 0 else question.prompt.removeprefix(PROMPT_HEADER + "\n\n")
             parts.append(("<s>" if turn == 0 else "") + f"<|user|>{prompt}<|end|><|assistant|>")
             parts.append(worked_answer(*drawn.facts[about], letter) + "<|end|>")
@@ -185,7 +187,7 @@ def greedy_accuracy(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast,
         out = model.generate(**batch, max_new_tokens=16, do_sample=False)
     texts = tokenizer.batch_decode(out[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
     right = sum(parse_answer(t) == q.answer for t, q in zip(texts, asked, strict=True))
-    stated = sum(q.options[LETTERS.index(q.answer)] in t for t, q in zip(texts, asked, strict=True))
+    stated = sum(q.own.split("\n")[LETTERS.index(q.answer) - 4][3:] in t for t, q in zip(texts, asked, strict=True))
     return right / count, stated / count
 
 

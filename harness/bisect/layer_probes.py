@@ -42,7 +42,7 @@ _RESULT = "bisect.json"
 
 
 @dataclass(frozen=True)
-class AnswerSet:
+class _AnswerSet:
     """The answers to all prompts under one control.
 
     Attributes:
@@ -73,7 +73,7 @@ class ProbeServer:
         self.engine, self.evidence, self.items = engine, evidence, items
         self.max_tokens, self.concurrency = max_tokens, concurrency
 
-    def ask(self, candidate: frozenset[int]) -> AnswerSet:
+    def ask(self, candidate: frozenset[int]) -> _AnswerSet:
         """Answer all prompts with the candidate in these layers and the shared header cached; verify that it ran there.
 
         Raises:
@@ -96,7 +96,7 @@ class ProbeServer:
             )
         texts = tuple(replies[index].text for index in range(len(asks)))
         with_prefix = sum((reply.cached_tokens or 0) >= CACHED_PREFIX_TOKENS for reply in replies.values())
-        return AnswerSet(texts, with_prefix, time.monotonic() - begun)
+        return _AnswerSet(texts, with_prefix, time.monotonic() - begun)
 
 
 def bisect_layers(plan: Plan, by: Criterion | None, folder: Path, display: ProgressDisplay) -> LayerBisection:
@@ -179,7 +179,7 @@ class _Probe:
         self._server, self._setup, self._reference = server, setup, reference
         self._layers, self._display = frozenset(setup.layers), display
         self.records: list[ProbeRecord] = []
-        self._waiting: list[AnswerSet] = []
+        self._waiting: list[_AnswerSet] = []
 
     def floors(self) -> Floors:
         """Ask the candidate in all layers twice, and measure both floors. The answers serve as probes, too."""
@@ -209,7 +209,7 @@ class _Probe:
         )
         return comparison.outcome == "right"
 
-    def _right(self, answers: AnswerSet) -> list[bool]:
+    def _right(self, answers: _AnswerSet) -> list[bool]:
         return right_prompts(self._reference.floors.by, self._server.items, self._reference.texts, answers.texts)
 
 
@@ -279,7 +279,7 @@ def _setup(server: ProbeServer, spec: RunSpec, by: Criterion | None) -> LayerSet
     )
 
 
-def _differing(one: AnswerSet, other: AnswerSet) -> int:
+def _differing(one: _AnswerSet, other: _AnswerSet) -> int:
     return sum(first != second for first, second in zip(one.texts, other.texts, strict=True))
 
 

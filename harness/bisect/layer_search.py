@@ -41,21 +41,6 @@ _MAX_PARTNERS = 3
 
 
 @dataclass(frozen=True)
-class ProbedSet:
-    """A set that was probed, and the answers.
-
-    Attributes:
-        candidate: layers that ran the candidate.
-        right: number of times the task was right.
-        wrong: number of times it was not.
-    """
-
-    candidate: frozenset[int]
-    right: int
-    wrong: int
-
-
-@dataclass(frozen=True)
 class RestoredLayer:
     """A layer that must run the reference.
 
@@ -91,15 +76,16 @@ class LayerSearch(SearchResult):
     """A search: its result and what it probed.
 
     Attributes:
-        probed: every set that was probed, in order and without repetition.
+        probed: every set of layers that ran the candidate, in order and without repetition, with the number of times that the task
+            was right, and that it was not.
     """
 
-    probed: tuple[ProbedSet, ...]
+    probed: tuple[tuple[frozenset[int], int, int], ...]
 
     @property
     def probes(self) -> int:
         """Number of probes, including repeats."""
-        return sum(tried.right + tried.wrong for tried in self.probed)
+        return sum(right + wrong for _, right, wrong in self.probed)
 
 
 def lead_needed(noise: float, error: float) -> int:
@@ -150,7 +136,7 @@ class _AnswerCache:
     def __init__(self, probe: ProbeFunction, noise: float, alpha: float) -> None:
         self._probe, self._noise, self._alpha = probe, noise, alpha
         self._known: dict[frozenset[int], bool] = {}
-        self._probed: list[ProbedSet] = []
+        self._probed: list[tuple[frozenset[int], int, int]] = []
 
     def right(self, candidate: Collection[int]) -> bool:
         """Return True if the task is right with the candidate in these layers. Raises _Undecided if that cannot be decided."""
@@ -174,7 +160,7 @@ class _AnswerCache:
                 right += 1
             else:
                 wrong += 1
-        self._probed.append(ProbedSet(key, right, wrong))
+        self._probed.append((key, right, wrong))
         if abs(right - wrong) < lead:
             raise _Undecided(
                 f"With the candidate in layers {ranges(key)} the task was right {right} times and wrong {wrong} times: either the "

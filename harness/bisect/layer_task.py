@@ -266,8 +266,8 @@ def _finding(setup: LayerSetup, by: Criterion, search: LayerSearch, probes: Sequ
 
 
 def _score(what: str, some: frozenset[int], search: LayerSearch, probes: Sequence[ProbeRecord], by: Criterion) -> str:
-    probed = next(tried for tried in search.probed if tried.candidate == some)
-    outcome = "right" if probed.right > probed.wrong else "wrong"  # outvoted answers are no evidence
+    times = next((right, wrong) for candidate, right, wrong in search.probed if candidate == some)
+    outcome = "right" if times[0] > times[1] else "wrong"  # outvoted answers are no evidence
     probe = next(probe for probe in probes if frozenset(probe.candidate) == some and probe.outcome == outcome)
     total = probe.right + probe.lost - probe.gained
     right = "answers right" if by == "answers" else "texts identical to the reference's"

@@ -9,7 +9,7 @@ from pathlib import Path
 from assay.evals.greedy import greedy_prompts
 from assay.evals.loads import shapes_of
 from assay.evals.question_sets import draw
-from assay.evals.questions import AnyQuestion, prompt_hash
+from assay.evals.questions import Question, prompt_hash
 from assay.harness.backend import Backend
 from assay.harness.collect.preflight import check_certificate, check_environment
 from assay.harness.compare.paired_accuracy import Rule
@@ -170,7 +170,7 @@ def _counts(workload: Workload, layers: bool) -> dict[Suite, int]:
     return {suite: count if suite in workload.suites else 0 for suite, count in of_suites.items()}
 
 
-def _items(questions: Sequence[AnyQuestion], counts: Mapping[Suite, int], *, synthetic: bool) -> tuple[Item, ...]:
+def _items(questions: Sequence[Question], counts: Mapping[Suite, int], *, synthetic: bool) -> tuple[Item, ...]:
     """Turn the first questions into what each suite asks."""
     items = [_item("accuracy", question, place) for place, question in enumerate(questions[: counts["accuracy"]])]
     items += [_item("layers", question) for question in questions[: counts["layers"]]]
@@ -182,12 +182,12 @@ def _items(questions: Sequence[AnyQuestion], counts: Mapping[Suite, int], *, syn
     return tuple(items)
 
 
-def _item(suite: Suite, question: AnyQuestion, place: int | None = None) -> Item:
+def _item(suite: Suite, question: Question, place: int | None = None) -> Item:
     return Item(
         suite=suite,
         id=question.id,
         prompt=question.prompt,
-        prompt_hash=question.prompt_hash,
+        prompt_hash=prompt_hash(question.prompt),
         group=question.group,
         subject=question.subject,
         expected=question.answer,

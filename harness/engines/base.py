@@ -65,26 +65,6 @@ def never() -> bool:
     return False
 
 
-class Scorer(Protocol):
-    """An engine that computes the log-probabilities of given tokens (`assay.harness.engines.score`).
-
-    Attributes:
-        role, backend, label: see `Engine`.
-        who: what error messages call it, for example "the candidate server (sage_attn)".
-    """
-
-    role: Role
-    backend: str
-    label: str
-    who: str
-
-    def send(self, path: str, body: Mapping[str, Any]) -> Any:
-        """POST a JSON body and return the JSON response. Raises EngineError if there is none."""
-
-    def flush_cache(self) -> None:
-        """Empty the prefix cache."""
-
-
 class Engine(Protocol):
     """A serving engine in one role. A context manager: it starts on entry and stops on exit.
 
@@ -174,6 +154,19 @@ class Engine(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.stop()
+
+
+class Scorer(Engine, Protocol):
+    """An engine that computes the log-probabilities of given tokens (`assay.harness.engines.sglang.score`).
+
+    Attributes:
+        who: what error messages call it, for example "the candidate server (sage_attn)".
+    """
+
+    who: str
+
+    def send(self, path: str, body: Mapping[str, Any]) -> Any:
+        """POST a JSON body and return the JSON response. Raises EngineError if there is none."""
 
 
 def cache_header(engine: Engine) -> None:

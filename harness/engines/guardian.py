@@ -39,7 +39,7 @@ _SHARED = re.compile(r"sem\.mp-|psm_|sglang_|torch_|nccl-")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Family:
+class _Family:
     """The server's main process and everything that descends from it."""
 
     def __init__(self, command: list[str]) -> None:
@@ -166,7 +166,7 @@ def main() -> None:
         signal.signal(number, lambda number, frame: told_to_stop.append(number))
     signal.signal(signal.SIGCHLD, lambda number, frame: None)  # the default disposition would not wake select
 
-    family = Family(command)
+    family = _Family(command)
     events = _watch_shared_memory()
     unasked = None if events >= 0 else LOOK_INTERVAL_S
     wait_s = unasked

@@ -3,7 +3,7 @@
 The interface is that of MLC-LLM at 79d603f (July 2026), which calls itself 0.1.dev0: ``mlc_llm serve`` (``cli/serve.py``), OpenAI's
 routes, and with ``--enable-debug`` those of ``debug_entrypoints.py``. ``POST /debug/dump_event_trace`` with the body
 ``{"model": NAME}`` answers with Chrome trace events if the server also has ``--enable-tracing``; otherwise it answers HTTP 400, and
-without ``--enable-debug`` 404. ``POST /debug/reset_engine`` with the same body empties the engine, its prefix cache included.
+without ``--enable-debug`` 404.
 """
 
 from __future__ import annotations
@@ -58,13 +58,3 @@ class MlcServer(RemoteServer):
                 "name another server",
             )
         return events
-
-    def flush_cache(self) -> None:
-        """Reset the engine, which empties its prefix cache. A server without ``--enable-debug`` keeps it, and reports that.
-
-        Raises:
-            EngineError: the server refuses.
-        """
-        if not self._model:
-            self.start()
-        self._client.post_json("/debug/reset_engine", {"model": self._model})

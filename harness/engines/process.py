@@ -242,7 +242,7 @@ def name_of(pid: int) -> str:
         return "a process"
 
 
-def telling_lines(log: str, most: int = TAIL_LINES) -> list[str]:
+def telling_lines(log: str) -> list[str]:
     """Return the last lines of a log; if it contains a traceback, the end of the last one and the last lines.
 
     After a crash, the beginning of the stack of the thread that crashed takes the traceback's place: its end is the
@@ -255,19 +255,19 @@ def telling_lines(log: str, most: int = TAIL_LINES) -> list[str]:
     crash = next((number for number, line in enumerate(lines) if line.startswith(_CRASH)), None)
     if crash is not None and (not heads or heads[-1] < crash):
         stack = next((n for n in range(crash, len(lines)) if lines[n].startswith(_CRASHED)), crash + 1)
-        count = most - most // 4
+        count = TAIL_LINES - TAIL_LINES // 4
         return [
             lines[crash],
             *lines[stack : stack + count],
             "...",
-            *lines[max(stack + count, len(lines) - most // 4) :],
+            *lines[max(stack + count, len(lines) - TAIL_LINES // 4) :],
         ]
-    if not heads or heads[-1] >= len(lines) - most:
-        return lines[-most:]
+    if not heads or heads[-1] >= len(lines) - TAIL_LINES:
+        return lines[-TAIL_LINES:]
     # A traceback ends with its first line that is not indented: the exception.
     end = next((n for n in range(heads[-1] + 1, len(lines)) if not lines[n].startswith(" ")), len(lines) - 1)
-    last = lines[max(end + 1, len(lines) - most // 4) :]
-    first = max(heads[-1], end + 1 - (most - len(last)))
+    last = lines[max(end + 1, len(lines) - TAIL_LINES // 4) :]
+    first = max(heads[-1], end + 1 - (TAIL_LINES - len(last)))
     between = ["..."] if end + 1 + len(last) < len(lines) else []
     return [*lines[first : end + 1], *between, *last]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Generic, NotRequired, TypeVar
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import AliasPath, BaseModel, Field, ValidationError
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
 from assay.harness.engines.base import ChatRequest, Reply
@@ -20,30 +20,18 @@ class _Alternative(TypedDict):  # hundreds in a reply: models would take three t
     logprob: float | None
 
 
-class _Position(_Alternative):
+class Position(_Alternative):
+    """A token of an answer, with its log-probability and those of the alternatives."""
+
     top_logprobs: NotRequired[list[_Alternative]]
-
-
-class Logprobs(BaseModel):
-    """The tokens of an answer, with log-probabilities."""
-
-    content: list[_Position]
-
-
-class _Message(BaseModel):
-    content: str
 
 
 class ChatChoice(BaseModel):
     """A whole answer."""
 
-    message: _Message
+    text: str = Field(validation_alias=AliasPath("message", "content"))
     finish_reason: str
-    logprobs: Logprobs | None = None
-
-
-class _PromptDetails(BaseModel):
-    cached_tokens: int | None = Field(None, ge=0, lt=_MOST_TOKENS)
+    logprobs: list[Position] | None = Field(None, validation_alias=AliasPath("logprobs", "content"))
 
 
 class _Usage(BaseModel):
@@ -51,12 +39,13 @@ class _Usage(BaseModel):
 
     prompt_tokens: int = Field(ge=0, lt=_MOST_TOKENS)
     completion_tokens: int = Field(ge=0, lt=_MOST_TOKENS)
-    prompt_tokens_details: _PromptDetails | None = None
-
-    @property
-    def cached_tokens(self) -> int | None:
-        """Prompt tokens that came from the prefix cache; None if the server does not report them."""
-        return self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else None
+    cached_tokens: int | None = Field(
+        None,
+        ge=0,
+        lt=_MOST_TOKENS,
+        validation_alias=AliasPath("prompt_tokens_details", "cached_tokens"),
+        description="prompt tokens that came from the prefix cache; None if the server does not report them",
+    )
 
 
 AnyChoice = TypeVar("AnyChoice", bound=ChatChoice)
@@ -105,17 +94,17 @@ def read_reply(body: str, ask: ChatRequest, latency_s: float) -> Reply:
         raise BadReply("log-probabilities were requested, and there are none")
     return Reply(
         request_id=completion.id,
-        text=choice.message.content,
+        text=choice.text,
         finish_reason=choice.finish_reason,
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
         cached_tokens=usage.cached_tokens,
         latency_s=latency_s,
-        tokens=tuple(map(_token, choice.logprobs.content)) if choice.logprobs else (),
+        tokens=tuple(map(_token, choice.logprobs or ())),
     )
 
 
-def _token(position: _Position) -> Token:
+def _token(position: Position) -> Token:
     top = [(other["token"], number(other["logprob"])) for other in position.get("top_logprobs", ())]
     top.sort(key=lambda pair: -math.inf if math.isnan(pair[1]) else pair[1], reverse=True)
     # Validated already. Validating again would take longer than parsing the reply.

@@ -38,7 +38,7 @@ _SCORE = ("score", "accuracy", "acc")
 _SAME_AS_PASSED = ("passed", "xfailed")
 
 
-class Claim(NamedTuple):
+class _Claim(NamedTuple):
     """A claim, parsed.
 
     Attributes:
@@ -110,26 +110,26 @@ def verify(evidence: Sequence[Path], says: Sequence[str]) -> CheckedClaims:
     return CheckedClaims(evidence=tuple(map(str, evidence)), claims=checked)
 
 
-def parse(text: str) -> Claim:
+def parse(text: str) -> _Claim:
     """Parse one claim.
 
     "=" allows what rounds to the digits that are given; "~" one unit of the last digit; "~0.60+" is at least that.
     """
     text = " ".join(text.split()).strip(" .!")
     if _ALL.fullmatch(text):
-        return Claim(text, "all tests")
+        return _Claim(text, "all tests")
     match = _NUMBER.fullmatch(text)
     if match:
         return _of_number(text, match)
     test = _TEST.fullmatch(text)
     if test:
-        return Claim(
+        return _Claim(
             text, "test", test["name"], outcome="passed" if test["outcome"].lower().startswith("pass") else "failed"
         )
-    return Claim(text, "")
+    return _Claim(text, "")
 
 
-def _of_number(text: str, match: re.Match[str]) -> Claim:
+def _of_number(text: str, match: re.Match[str]) -> _Claim:
     scale = 0.01 if match["percent"] else 1.0
     number = float(match["number"]) * scale
     mantissa, _, exponent = match["number"].lower().partition("e")
@@ -146,10 +146,10 @@ def _of_number(text: str, match: re.Match[str]) -> Claim:
         low, high = number - unit / 2, number + unit / 2
     strict = operator in "<>" and not about
     given = unit_of(match["unit"]) if match["unit"] else None
-    return Claim(text, "number", match["name"].strip(), low, high, strict, number, unit=given)
+    return _Claim(text, "number", match["name"].strip(), low, high, strict, number, unit=given)
 
 
-def check(claim: Claim, stated: Sequence[Statement]) -> CheckedClaim:
+def check(claim: _Claim, stated: Sequence[Statement]) -> CheckedClaim:
     """Check a claim against the statements."""
     tests = [statement for statement in stated if statement.kind == "test"]
     if claim.kind == "all tests":
@@ -163,12 +163,12 @@ def check(claim: Claim, stated: Sequence[Statement]) -> CheckedClaim:
     )
 
 
-def _checked(claim: Claim, outcome: Outcome, why: str, cites: Iterable[Statement] = ()) -> CheckedClaim:
+def _checked(claim: _Claim, outcome: Outcome, why: str, cites: Iterable[Statement] = ()) -> CheckedClaim:
     quoted = tuple(one_line(f"{cite.where}: {cite.text}", 300) for cite in list(cites)[:_MAX_CITES])
     return CheckedClaim(claim=claim.text, outcome=outcome, why=why, cites=quoted)
 
 
-def _all_tests(claim: Claim, tests: list[Statement]) -> CheckedClaim:
+def _all_tests(claim: _Claim, tests: list[Statement]) -> CheckedClaim:
     if not tests:
         return _checked(claim, "undecided", "the evidence has no tests")
     bad = [test for test in tests if test.value in ("failed", "error")]
@@ -182,7 +182,7 @@ def _all_tests(claim: Claim, tests: list[Statement]) -> CheckedClaim:
     return _checked(claim, "confirmed", f"{len(tests)} tests, and each passed", tests)
 
 
-def _one_test(claim: Claim, found: list[Statement], tests: list[Statement]) -> CheckedClaim:
+def _one_test(claim: _Claim, found: list[Statement], tests: list[Statement]) -> CheckedClaim:
     if not found:
         return _checked(claim, "undecided", f"the evidence has no test {claim.name}{_nearest(claim.name, tests)}")
     failed = [item for item in found if item.value in ("failed", "error")]
@@ -195,7 +195,7 @@ def _one_test(claim: Claim, found: list[Statement], tests: list[Statement]) -> C
     return _checked(claim, "undecided", "it has no outcome, or was skipped", found)
 
 
-def _number(claim: Claim, stated: Sequence[Statement]) -> CheckedClaim:
+def _number(claim: _Claim, stated: Sequence[Statement]) -> CheckedClaim:
     numbers = [statement for statement in stated if statement.kind == "number" and isinstance(statement.value, float)]
     meant = [number for number in numbers if _means(claim.name, number)]
     if not meant:
@@ -220,13 +220,13 @@ def _are_shares(statements: Sequence[Statement]) -> bool:
     return scores and any(value > 0 for value in values) and all(0 <= value <= 1 for value in values)
 
 
-def _in_unit(claim: Claim, statement: Statement) -> float:
+def _in_unit(claim: _Claim, statement: Statement) -> float:
     """Convert a stated number to the unit of the claim."""
     scale = statement.unit.size / claim.unit.size if claim.unit and statement.unit else 1.0
     return float(statement.value) * scale
 
 
-def _holds(claim: Claim, value: float) -> bool:
+def _holds(claim: _Claim, value: float) -> bool:
     if claim.strict:
         return claim.low < value < claim.high
     edge = 1e-9 * max(1.0, abs(claim.number))

@@ -45,15 +45,10 @@ def unit_of(text: str) -> Unit | None:
     return Unit("requests" if rate["what"].startswith("req") else "tokens", 1 / _SECOND[rate["time"]])
 
 
-class Quantity(NamedTuple):
-    """A time or a rate: what it may be called, the full name first, and its unit."""
-
-    names: tuple[str, ...]
-    unit: Unit | None
-
-
-def quantity(name: str) -> Quantity:
+def quantity(name: str) -> tuple[tuple[str, ...], Unit | None]:
     """Interpret a benchmark's name of a figure: "Median TTFT (ms)", "median_ttft_ms", "output_throughput".
+
+    Returns what it may be called, the full name first, and its unit.
 
     A mean or a median has the name without the statistic too: "TTFT" alone means a typical one. The throughput is that of output
     tokens, the latency that of a whole request.
@@ -75,7 +70,7 @@ def quantity(name: str) -> Quantity:
         names += [rest, *filter(None, [_SHORT.get(rest)])] if first in _TYPICAL else []
     elif words in _SHORT:
         names.append(_SHORT[words])
-    return Quantity(tuple(dict.fromkeys(names)), unit)
+    return tuple(dict.fromkeys(names)), unit
 
 
 def spelled(words: str) -> str:

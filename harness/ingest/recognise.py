@@ -6,65 +6,33 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 from assay.harness.errors import AssayError, EvidenceError, UsageError
 from assay.harness.files import timestamp
-from assay.harness.ingest.result import FileDocument, FileRead, IngestResult, Statement
+from assay.harness.ingest.result import FileDocument, FileRead, IngestResult, Reader, Statement
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.reading import LARGEST, reading
 from assay.harness.text import counted, listed
 from assay.harness.verdict import Verdict
 
 READERS = (
-    "results.assay_run:AssayRun", "results.lm_eval:LmEval", "results.sgl_eval:SglEval", "results.inspect_ai:InspectAi",
-    "results.simple_evals:SimpleEvals", "results.serving:Serving", "results.junit_results:JUnit", "tensors.reader:TensorReader",
-    "sglang_log.sglang_reader:SglangLog", "trace.mlc_engine:MlcReader", "trace.chrome:ChromeReader", "any_log.reader:AnyLog",
+    "results.assay_run", "results.lm_eval", "results.sgl_eval", "results.inspect_ai", "results.simple_evals", "results.serving",
+    "results.junit_results", "tensors.reader", "sglang_log.sglang_reader", "trace.mlc_engine", "trace.chrome", "any_log.reader",
 )  # fmt: skip
-"""Readers, in the order in which they are asked. Results come before logs, which are known by any line: a JUnit file may quote one.
-Traces come behind: a log that an engine's trace was printed into is a log. Any other text comes last.
+"""Modules that have a `READER`, in the order in which they are asked. Results come before logs, which are known by any line: a
+JUnit file may quote one. Traces come behind: a log that an engine's trace was printed into is a log. Any other text comes last.
 """
 UNKNOWN = "unknown"
 """Format of a file that no reader takes."""
 
 
-class FileReader(Protocol):
-    """Reads one format: file in, facts out.
-
-    Attributes:
-        id: of the format, kebab-case and stable.
-        title: for people.
-    """
-
-    id: str
-    title: str
-
-    def recognises(self, source: SourceFile) -> bool:
-        """Return True if the file is of this format, from `SourceFile.head`, or from the names in a folder."""
-        ...
-
-    def read(self, source: SourceFile) -> FileDocument:
-        """Read all of it."""
-        ...
-
-
-@runtime_checkable
-class States(FileReader, Protocol):
-    """A reader that can list what a file states. A reader without it serves `assay ingest` only."""
-
-    def statements(self, source: SourceFile) -> Iterable[Statement]:
-        """List everything that a claim may be about."""
-        ...
-
-
 @cache
-def readers(package: str = "") -> tuple[FileReader, ...]:
+def readers(package: str = "") -> tuple[Reader, ...]:
     """Return all readers, or those of a package of readers. They are imported on the first call."""
-    named = (row.partition(":") for row in READERS if row.startswith(package))
-    return tuple(getattr(import_module(f"assay.harness.ingest.{module}"), name)() for module, _, name in named)
+    return tuple(import_module(f"assay.harness.ingest.{name}").READER for name in READERS if name.startswith(package))
 
 
-def reader_of(source: SourceFile, package: str = "") -> FileReader | None:
+def reader_of(source: SourceFile, package: str = "") -> Reader | None:
     """Return the reader that takes a file, out of all or of a package; None if none does."""
     return next((reader for reader in readers(package) if reader.recognises(source)), None)
 
@@ -79,7 +47,7 @@ def statements_of(path: Path) -> list[Statement]:
     source = SourceFile.of(path)
     with reading(path, "file of a format that is read"):
         reader = reader_of(source)
-    if not isinstance(reader, States):
+    if reader is None or reader.statements is None:
         raise EvidenceError(
             f"{path} was read as {reader.title}: no claim can be checked against it."
             if reader

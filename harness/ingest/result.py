@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field
@@ -11,6 +12,7 @@ from assay.harness.ingest.quantity import Unit
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.ingest.timeline import Timeline
 from assay.harness.schema import RULE, Part
+from assay.harness.text import one_line
 from assay.harness.verdict import Decided, Finding
 
 SCHEMA: Literal["assay.ingest/1"] = "assay.ingest/1"
@@ -42,6 +44,37 @@ class Excerpt(Part):
     first: int = Field(description="number of the first line, from 1")
     last: int
     text: str = Field(description="the first of them, clipped")
+
+
+@dataclass
+class CitedLines:
+    """Lines that state the same: how many, the first and the last, and the text of the first.
+
+    Attributes:
+        first: its number; 0 while there is none.
+    """
+
+    count: int = 0
+    first: int = 0
+    last: int = 0
+    text: str = ""
+
+    @classmethod
+    def of(cls, number: int, text: str) -> CitedLines:
+        """Cite one line."""
+        return cls(1, number, number, text)
+
+    def see(self, number: int, text: str) -> None:
+        """Count one more."""
+        if not self.count:
+            self.first, self.text = number, text
+        self.count += 1
+        self.last = number
+
+    @property
+    def excerpt(self) -> Excerpt:
+        """The lines, quoted."""
+        return Excerpt(first=self.first, last=self.last, text=one_line(self.text))
 
 
 class FileRead(Part):
@@ -107,6 +140,25 @@ class CitedFinding(Finding):
     explained: ClassVar[bool] = False  # a log is no kernel
 
     cites: tuple[Excerpt, ...] = ()
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A reader of one format: file in, facts out. A package of readers may add to it what only its own commands use.
+
+    Attributes:
+        id: of the format, kebab-case and stable.
+        title: for people.
+        recognises: returns True if the file is of this format, from `SourceFile.head`, or from the names in a folder.
+        read: reads all of it.
+        statements: lists everything that a claim may be about; None for a reader that serves `assay ingest` only.
+    """
+
+    id: str
+    title: str
+    recognises: Callable[[SourceFile], bool]
+    read: Callable[[SourceFile], FileDocument]
+    statements: Callable[[SourceFile], Iterable[Statement]] | None = None
 
 
 class IngestResult(Decided):

@@ -8,7 +8,7 @@ import io
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO
 
 from assay.harness.errors import EvidenceError, UsageError
 
@@ -19,18 +19,6 @@ BLOCK = 1 << 20
 LONGEST_LINE = 1 << 27
 """Bytes of the longest line that is read: a sparse file is one line of any length."""
 _BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
-
-
-class TextLine(NamedTuple):
-    """A line of a text file.
-
-    Attributes:
-        number: counted from 1, as an editor and ``grep -n`` do.
-        text: without its line end. A lone carriage return stays: a progress bar rewrites its line.
-    """
-
-    number: int
-    text: str
 
 
 @dataclass
@@ -108,9 +96,10 @@ class SourceFile:
             SourceFile.of(self.path / name).sha256() == SourceFile.of(other.path / name).sha256() for name in names[0]
         )
 
-    def lines(self) -> Iterator[TextLine]:
-        """Yield the lines in order, reading a megabyte at a time.
+    def lines(self) -> Iterator[tuple[int, str]]:
+        """Yield the lines in order with their numbers from 1, as an editor and ``grep -n`` count, reading a megabyte at a time.
 
+        A line has no line end. A lone carriage return stays: a progress bar rewrites its line.
         A line that does not decode is read as Windows-1252 and counted.
         """
         self.foreign, self.foreign_lines = 0, []
@@ -119,14 +108,14 @@ class SourceFile:
                 for number, text in enumerate(iter(lambda: file.readline(LONGEST_LINE), ""), 1):
                     if len(text) == LONGEST_LINE:
                         raise self._too_long(number)
-                    yield TextLine(number, text.removeprefix("\ufeff").removesuffix("\n").removesuffix("\r"))
+                    yield number, text.removeprefix("\ufeff").removesuffix("\n").removesuffix("\r")
             return
         number = 1
         with self.path.open("rb") as raw:
             while rows := self._rows(raw, number):
                 if number == 1:
                     rows[0] = rows[0].removeprefix(codecs.BOM_UTF8)
-                yield from map(TextLine._make, enumerate(self._decoded(rows, number), number))
+                yield from enumerate(self._decoded(rows, number), number)
                 number += len(rows)
 
     def count_lines(self) -> int:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch._C._autograd import DeviceType
@@ -44,13 +44,8 @@ _LAUNCH = re.compile(r"^cu(da)?[A-Z]")
 _OPERATOR = "::"
 
 
-class _Seen(NamedTuple):
-    """A kernel, to count its launches by."""
-
-    kind: KernelKind
-    name: str
-    module: str
-    attention: bool | None
+_Seen = tuple[KernelKind, str, str, bool | None]
+"""A kernel, to count its launches by: kind, name, module, and whether attention launched it."""
 
 
 class KernelTracer:
@@ -107,7 +102,7 @@ class KernelTracer:
         interpreted: Counter[_Seen] = Counter()
 
         def launched(function: Any) -> None:
-            interpreted[_Seen("triton", function.__name__, function.__module__, self._in_attention)] += 1
+            interpreted["triton", function.__name__, function.__module__, self._in_attention] += 1
 
         on_gpu = torch.cuda.is_available()
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
@@ -123,7 +118,10 @@ class KernelTracer:
 
     def _keep(self, kind: tuple[str, bool], kernels: Counter[_Seen]) -> None:
         self._traced.add(kind)
-        listed = tuple(ExecutedKernel(**seen._asdict(), launches=n) for seen, n in sorted(kernels.items(), key=_order))
+        listed = tuple(
+            ExecutedKernel(kind=of, name=name, module=module, attention=attention, launches=launches)
+            for (of, name, module, attention), launches in sorted(kernels.items(), key=_order)
+        )
         self._passes.append(TracedPass(phase=kind[0], cached_prefix=kind[1], kernels=listed))
         trace = KernelTrace(
             run=nonce_of_process(),
@@ -145,8 +143,8 @@ def kernel_tracer(folder: Path) -> KernelTracer:
 
 def _order(item: tuple[_Seen, int]) -> tuple[Any, ...]:
     """Return a sort key: what attention launched first, then by launches."""
-    seen, launches = item
-    return seen.attention is False, seen.kind, -launches, seen.name
+    (kind, name, _, attention), launches = item
+    return attention is False, kind, -launches, name
 
 
 def kernels_in(events: Sequence[Any]) -> Counter[_Seen]:
@@ -173,11 +171,11 @@ def kernels_in(events: Sequence[Any]) -> Counter[_Seen]:
         name = event.name()
         if event.device_type() == DeviceType.CPU:
             if _OPERATOR in name and name != _ATTENTION and in_attention(event.start_ns()):
-                seen[_Seen("operator", name, "", True)] += 1
+                seen["operator", name, "", True] += 1
         elif not event.is_user_annotation() and not _NOT_KERNELS.match(name):
             moment = launched_at.get(event.correlation_id())
             known = bool(ranges) and moment is not None
-            seen[_Seen("device", name, "", in_attention(moment) if known and moment is not None else None)] += 1
+            seen["device", name, "", in_attention(moment) if known and moment is not None else None] += 1
     return seen
 
 

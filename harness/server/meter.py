@@ -6,8 +6,7 @@ A delegated call is counted once, under the backend that computes it, with the n
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -28,7 +27,7 @@ def _graph_counts(folder: Path) -> GraphCounts:
     return GraphCounts(_counters(folder))
 
 
-class Admissions:
+class _Admissions:
     """Notes every prefill batch once, at its lowest layer: request ids, and new tokens and cached prefix of each request."""
 
     def __init__(self, folder: Path) -> None:
@@ -54,26 +53,9 @@ class Admissions:
 
 
 @cache
-def admissions(folder: Path) -> Admissions:
+def admissions(folder: Path) -> _Admissions:
     """Return the one list of a process."""
-    return Admissions(folder)
-
-
-@dataclass(frozen=True)
-class Metered:
-    """An attention backend whose calls are counted.
-
-    Attributes:
-        name: the engine's name for it.
-        titles: title of the kernel that computes each phase.
-        delegates: phase -> name of the backend that computes it instead.
-        interpreted: whether Triton's interpreter runs its kernel.
-    """
-
-    name: str
-    titles: Mapping[str, str]
-    delegates: Mapping[str, str] = field(default_factory=dict)
-    interpreted: bool = False
+    return _Admissions(folder)
 
 
 class Meter:
@@ -81,24 +63,24 @@ class Meter:
 
     Args:
         folder: the server's folder (``ASSAY_EVIDENCE``).
-        of: the backend.
-        phase: "extend" or "decode".
+        kind: what is counted: backend, kernel and phase, who delegated it, and whether it is interpreted; prefix and graphs are not
+            set.
         device: torch device on which it computes.
     """
 
-    def __init__(self, folder: Path, of: Metered, phase: str, device: str) -> None:
+    def __init__(self, folder: Path, kind: CounterRow, device: str) -> None:
         self._counters, self._graphs = _counters(folder), _graph_counts(folder)
-        self._of, self._phase = of, phase
+        self._kind = kind
         self._rows: dict[tuple[bool, bool, bool], int] = {}
         self._tally = torch.zeros(1, dtype=torch.int64, device=device)
         if self._tally.is_cuda:
             self._graphs.prepare(self._tally.device)
-        self._compiled = compilable(lambda layer: self.count(layer, phase == "decode", True))
+        self._compiled = compilable(lambda layer: self.count(layer, kind.phase == "decode", True))
 
     def count(self, layer: int, cached: bool, compiled: bool = False) -> None:
         """Count a call, or what a captured one will be."""
         if capturing():
-            self._graphs.capture(self._row(self._phase == "decode", True, compiled), layer)
+            self._graphs.capture(self._row(self._kind.phase == "decode", True, compiled), layer)
         else:
             self._counters.add(self._row(cached, False, compiled), layer)
 
@@ -109,16 +91,6 @@ class Meter:
     def _row(self, cached: bool, captured: bool, compiled: bool) -> int:
         key = cached, captured, compiled
         if key not in self._rows:
-            to = self._of.delegates.get(self._phase, "")
-            kind = CounterRow(
-                backend=to or self._of.name,
-                kernel=self._of.titles[self._phase],
-                phase=self._phase,
-                cached_prefix=cached,
-                delegated_by=self._of.name if to else "",
-                captured=captured,
-                compiled=compiled,
-                interpreted=self._of.interpreted and not to,
-            )
-            self._rows[key] = self._counters.row(kind)
+            update = {"cached_prefix": cached, "captured": captured, "compiled": compiled}
+            self._rows[key] = self._counters.row(self._kind.model_copy(update=update))
         return self._rows[key]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -11,13 +9,9 @@ from torch import Tensor
 from assay.harness.evidence.error_sums import SUMS, Floats, ratio
 from assay.harness.evidence.shadow_errors import CONDITION_COUNT, CONDITIONS, Integers
 
-
-class Worst(NamedTuple):
-    """A number of the worst query and head of a call, float64 [] (float32 precision on a GPU), and its index into [rows, heads],
-    int64 []."""
-
-    value: Tensor
-    at: Tensor
+Worst = tuple[Tensor, Tensor]
+"""A number of the worst query and head of a call, float64 [] (float32 precision on a GPU), and its index into [rows, heads],
+int64 []."""
 
 
 def row_errors(out: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
@@ -69,13 +63,13 @@ class LayerSums:
             from assay.harness.server.reduction_kernel import reduce, unpack
 
             by_relative, by_difference = unpack(reduce(out, reference, conditions, self._sums))
-            return Worst(*by_relative), Worst(*by_difference)
+            return by_relative, by_difference
         sums, relative = row_errors(out, reference)
         self.add(sums, conditions)
         (worst, at), (farthest, where) = (
             errors.flatten().max(0) for errors in (relative, sums[..., SUMS.index("difference")])
         )
-        return Worst(worst.double(), at), Worst(farthest, where)
+        return (worst.double(), at), (farthest, where)
 
     def add(self, sums: Tensor, conditions: Tensor) -> None:
         """Add the sums of a call, [rows, heads, 5]. `conditions` is int64 [rows], the condition of each query."""

@@ -57,17 +57,16 @@ class Shadow:
         new_writer: creates the pack writer of a session, which replaces the pack of the session before; None to record nothing.
         rank: rank of this process among those that share the heads (tensor parallelism).
         ranks: number of these processes.
-        seed: of the draw of queries that are compared with the truth; None to draw one.
         clock: a clock, in seconds.
     """
 
     def __init__(
         self, folder: Path, candidate: Candidate | None, new_writer: Callable[[], PackWriter] | None,
-        rank: int = 0, ranks: int = 1, seed: int | None = None, clock: Callable[[], float] = time.monotonic,
+        rank: int = 0, ranks: int = 1, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self._folder, self._candidate, self._new_writer = folder, candidate, new_writer
         self._rank, self._ranks, self._clock = rank, ranks, clock
-        self._seed = secrets.randbits(32) if seed is None else seed
+        self._seed = secrets.randbits(32)
         self.references: set[str] = set()
         self.tally: EnvelopeTally | None = None
         self._next_write = 0.0

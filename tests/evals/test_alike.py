@@ -9,7 +9,7 @@ import pytest
 from assay.evals.alike import alike
 from assay.evals.lm_eval_tasks import EXACT_FOOTER
 from assay.evals.mmlu import draw_questions, in_random_order
-from assay.evals.questions import OpenQuestion
+from assay.evals.questions import Question
 
 WORDS = (Path(__file__).parents[2] / "docs" / "coverage.md").read_text().split()
 
@@ -86,7 +86,7 @@ def test_the_beginning_of_the_order_does_not_depend_on_how_many_are_asked(tmp_pa
 def test_what_all_prompts_of_a_task_share_makes_no_questions_alike(words: int, shots: int) -> None:
     given = "\n\n".join(independent(shots, 100))
     questions = [
-        OpenQuestion(f"q-{n}", "task", "other", f"{given}\n\n{text}{EXACT_FOOTER}", "7", text)
+        Question(f"q-{n}", "task", "other", f"{given}\n\n{text}{EXACT_FOOTER}", "7", text, f"q-{n}")
         for n, text in enumerate(independent(100, words))
     ]
     assert in_random_order(questions, 100, 0).units == 100
@@ -96,7 +96,7 @@ def test_a_template_behind_examples_is_one_unit() -> None:
     (given,) = independent(1, 200)
     texts = [f"In the year {n} a merchant of the town sells {n} barrels for twice what he paid." for n in range(9)]
     questions = [
-        OpenQuestion(f"q-{n}", "task", "other", f"{given}\n\n{text}{EXACT_FOOTER}", "7", text)
+        Question(f"q-{n}", "task", "other", f"{given}\n\n{text}{EXACT_FOOTER}", "7", text, f"q-{n}")
         for n, text in enumerate([*texts, *independent(20)])
     ]
     assert in_random_order(questions, 29, 0).units == 21

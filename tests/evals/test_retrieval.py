@@ -15,13 +15,17 @@ WORDS = Fit(context=40_000, answer=100, count=lambda text: len(text.split()))
 
 
 def of(lengths: str, most: int = 32, seed: int = 0, fit: Fit = WORDS) -> tuple[Question, ...]:
-    found = draw_retrieval(lengths, most, seed, fit).questions
-    assert all(isinstance(one, Question) for one in found)
-    return found  # type: ignore[return-value]
+    return draw_retrieval(lengths, most, seed, fit).questions
+
+
+def parts(question: Question) -> tuple[str, list[str]]:
+    """The text of a question, and its options."""
+    text, _, options = question.own.rpartition("\n\n")
+    return text, [option[3:] for option in options.split("\n")]
 
 
 def facts(question: Question) -> dict[str, str]:
-    listed = question.text.split(": ", 1)[1].rpartition("\n")[0]
+    listed = parts(question)[0].split(": ", 1)[1].rpartition("\n")[0]
     pairs = [fact.split() for fact in listed.split(" .") if fact.strip()]
     return dict(pairs)
 
@@ -29,10 +33,11 @@ def facts(question: Question) -> dict[str, str]:
 def test_every_question_has_its_answer_in_its_haystack_once() -> None:
     for question in of("1024,4096"):
         stated = facts(question)
-        name = next(word for word in question.text.rpartition("\n")[2].split() if word in stated)
-        assert question.options["ABCD".index(question.answer)] == stated[name]
-        assert question.text.count(f" {name} ") == 2  # the fact and the question
-        assert len(set(question.options)) == 4
+        text, options = parts(question)
+        name = next(word for word in text.rpartition("\n")[2].split() if word in stated)
+        assert options["ABCD".index(question.answer)] == stated[name]
+        assert text.count(f" {name} ") == 2  # the fact and the question
+        assert len(set(options)) == 4
 
 
 def test_prompts_fill_their_length_by_the_models_own_tokens() -> None:
@@ -57,8 +62,8 @@ def test_questions_about_one_haystack_share_it_and_are_one_unit() -> None:
     by_unit = Counter(one.unit for one in questions)
     assert list(by_unit.values()) == [PER_HAYSTACK] * 4
     first = questions[:PER_HAYSTACK]
-    assert len({one.text.rpartition("\n")[0] for one in first}) == 1
-    assert len({one.text.rpartition("\n")[2] for one in first}) == PER_HAYSTACK
+    assert len({parts(one)[0].rpartition("\n")[0] for one in first}) == 1
+    assert len({parts(one)[0].rpartition("\n")[2] for one in first}) == PER_HAYSTACK
     assert draw_retrieval("512", 16, 0, WORDS).units == 4
 
 
@@ -67,7 +72,7 @@ def test_the_facts_that_are_asked_for_lie_at_all_depths() -> None:
         asked = of("2048", most=16)[start : start + PER_HAYSTACK]
         names = list(facts(asked[0]))
         depths = sorted(
-            next(names.index(w) for w in one.text.rpartition("\n")[2].split() if w in names) for one in asked
+            next(names.index(w) for w in parts(one)[0].rpartition("\n")[2].split() if w in names) for one in asked
         )
         assert [int(depth * PER_HAYSTACK / len(names)) for depth in depths] == list(range(PER_HAYSTACK))
 

@@ -10,7 +10,7 @@ import pytest
 
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.ingest.timeline import Lane, Timeline, TimelineTrack, cell
-from assay.harness.ingest.trace.chrome import ChromeReader
+from assay.harness.ingest.trace import chrome
 from assay.harness.ingest.trace.trace_diff import diff_files, document_of
 from assay.reports.page import to_html
 from assay.reports.trace_steps import trace_diff_document, trace_document
@@ -55,7 +55,7 @@ def test_a_picture_of_100_000_events_is_bounded(tmp_path: Path) -> None:
     ]
     path = tmp_path / "trace.json"
     path.write_text(json.dumps({"traceEvents": events}))
-    document = ChromeReader().read(SourceFile.of(path))
+    document = chrome.READER.read(SourceFile.of(path))
     assert document.timeline is not None
     assert (len(document.timeline.tracks), document.timeline.left_out) == (16, 24)
     assert len(to_html(trace_document(document))) < 2_000_000

@@ -405,9 +405,9 @@ def _row(by: str, bucket: str, items: int, reference: int, candidate: int, unpar
 
 
 def _said(question: Question, letter: str) -> str:
-    text = question.options["ABCD".index(letter)]
-    name = question.text.rsplit("does ", 1)[1].split()[0]
-    return f" {name} {text} {letter} .\nAnswer: {letter}"  # as the tiny model answers
+    text, _, options = question.own.rpartition("\n\n")
+    name, thing = text.rsplit("does ", 1)[1].split()[0], options.split("\n")["ABCD".index(letter)][3:]
+    return f" {name} {thing} {letter} .\nAnswer: {letter}"  # as the tiny model answers
 
 
 def _garbled_flip(question: Question, seed: int) -> Flip:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
-from assay.harness.bisect.commits.executor import BrokenEnvironment, CommitProber, reproduce
+from assay.harness.bisect.commits.executor import BrokenEnvironment, Prober, reproduce
 from assay.harness.bisect.commits.outcome import changes, is_wrong, operator_change, outcome_of
 from assay.harness.bisect.commits.repo import Repository
 from assay.harness.bisect.commits.search import (
@@ -75,7 +75,7 @@ class Session:
     """One bisection."""
 
     def __init__(
-        self, folder: BisectFolder, state: BisectState, prober: CommitProber, repository: Repository, show: Show
+        self, folder: BisectFolder, state: BisectState, prober: Prober, repository: Repository, show: Show
     ) -> None:
         self._folder, self._prober, self._repository, self._show = folder, prober, repository, show
         self.state = state
@@ -156,7 +156,7 @@ class Session:
         number = len(self.state.probes) + 1
         self._show(self.state, f"{purpose.replace('-', ' ')}: {commit[:12]}")
         self._folder.log(number).unlink(missing_ok=True)
-        measured = self._prober.probe(commit, self._folder.log(number), name_bug)
+        measured = self._prober(commit, self._folder.log(number), name_bug)
         outcome = outcome_of(measured, self.state.spec, self._good_measurements() or [measured])
         if outcome.outcome == "skip" and purpose in _ENDS:
             raise UsageError(
@@ -177,7 +177,7 @@ class Session:
         commit = self.state.spec.good
         number = len(self.state.probes) + 1
         self._show(self.state, f"environment: {commit[:12]}, after {run} commits that cannot be probed")
-        measured = self._prober.probe(commit, self._folder.log(number))
+        measured = self._prober(commit, self._folder.log(number), False)
         outcome = outcome_of(measured, self.state.spec, self._good_measurements())
         if outcome.outcome == "skip":
             kept = self.state.probes[: len(self.state.probes) - run]

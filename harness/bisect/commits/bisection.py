@@ -11,7 +11,7 @@ from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.backend import Backend
 from assay.harness.bisect.commits import probe, probe_calls
 from assay.harness.bisect.commits.bisect_session import Session, Show, new_state
-from assay.harness.bisect.commits.executor import AccuracyProber, Forks, ReplayProber, run_build
+from assay.harness.bisect.commits.executor import Forks, accuracy_prober, replay_prober, run_build
 from assay.harness.bisect.commits.outcome import outcome_of
 from assay.harness.bisect.commits.repo import Repository
 from assay.harness.bisect.commits.state import (
@@ -129,8 +129,9 @@ def bisect_commits(spec: BisectSpec, folder: BisectFolder, show: Show) -> Bisect
         interpret_without_gpu()  # before the process that probes are forked from imports Triton
         calls = None if spec.measure_with == "accuracy" else _calls(folder.path, spec)
         with repository.worktree() as tree:
-            replay = ReplayProber(spec, tree, calls, Forks())
-            prober = replay if spec.measure_with == "replay" else AccuracyProber(spec, replay, tree.path)
+            prober = replay_prober(spec, repository, tree, calls, Forks())
+            if spec.measure_with == "accuracy":
+                prober = accuracy_prober(spec, prober, tree)
             return Session(folder, state, prober, repository, show).run()
 
 

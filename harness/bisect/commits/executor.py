@@ -10,16 +10,16 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import Protocol
 
 from pydantic import ValidationError
 
 from assay.harness.bisect.commits import probe
-from assay.harness.bisect.commits.repo import Worktree
+from assay.harness.bisect.commits.repo import Repository
 from assay.harness.bisect.commits.state import ACCURACY_DEFAULTS, BisectSpec, Measurement
 from assay.harness.errors import GIT_ABORT, AssayError, EvidenceError, ExitCode, UsageError
 from assay.harness.judge.report_file import read_report
@@ -36,20 +36,9 @@ class BrokenEnvironment(AssayError):
     """The machine is at fault, not a commit. Exit code 3; 128 under ``git bisect run``."""
 
 
-class CommitProber(Protocol):
-    """Measures a commit."""
-
-    def probe(self, commit: str, log: Path, name_bug: bool = False) -> Measurement:
-        """Measure a commit.
-
-        Args:
-            commit: its hash.
-            log: file that output is appended to.
-            name_bug: look for a hypothesis that fits, and read a wrong kernel.
-
-        Raises:
-            BrokenEnvironment: the commit cannot be probed through no fault of its own.
-        """
+Prober = Callable[[str, Path, bool], Measurement]
+"""Measures a commit: receives its hash, the file that output is appended to, and whether to look for a hypothesis that fits and to
+read a wrong kernel. Raises BrokenEnvironment if the commit cannot be probed through no fault of its own."""
 
 
 def run_build(command: str, folder: Path, timeout: float, log: Path) -> tuple[str, float]:
@@ -169,62 +158,58 @@ def _end(process: ForkServerProcess) -> None:
     process.join()
 
 
-class ReplayProber:
-    """Measures layer error: the kernel computes the calls, without a server or a model."""
+def replay_prober(spec: BisectSpec, repository: Repository, tree: Path, calls: Path | None, forks: Forks) -> Prober:
+    """Make what measures layer error: the kernel computes the calls, without a server or a model.
 
-    def __init__(self, spec: BisectSpec, tree: Worktree, calls: Path | None, forks: Forks) -> None:
-        self._spec, self._tree, self._calls, self._forks = spec, tree, calls, forks
+    Args:
+        spec: the question.
+        repository: of the kernel.
+        tree: its worktree.
+        calls: file of the calls; None to import the kernel and nothing else.
+        forks: runs the kernel.
+    """
 
-    def probe(self, commit: str, log: Path, name_bug: bool = False) -> Measurement:
-        """Measure a commit; see `CommitProber`."""
-        begun, spec, path = time.monotonic(), self._spec, self._tree.path
-        self._tree.checkout(commit, spec.keep_build)
-        why, build_seconds = run_build(spec.build, path, spec.build_timeout, log)
+    def probe_commit(commit: str, log: Path, name_bug: bool = False) -> Measurement:
+        begun = time.monotonic()
+        repository.checkout(tree, commit, spec.keep_build)
+        why, build_seconds = run_build(spec.build, tree, spec.build_timeout, log)
         if why:
             measured = Measurement(status="build", reason=why)
         else:
-            with tempfile.TemporaryDirectory(dir=path.parent) as scratch:  # removed with the worktree after a kill
+            with tempfile.TemporaryDirectory(dir=tree.parent) as scratch:  # removed with the worktree after a kill
                 task = probe.ProbeTask(
-                    tree=path, sources=spec.sources, kernel=spec.kernel, calls=self._calls,
-                    result=Path(scratch) / "result.json", log=log.resolve(), name_bug=name_bug,
-                    reproduce=reproduce(spec, commit),
+                    tree=tree, sources=spec.sources, kernel=spec.kernel, calls=calls, result=Path(scratch) / "result.json",
+                    log=log.resolve(), name_bug=name_bug, reproduce=reproduce(spec, commit),
                 )  # fmt: skip
-                measured = self._forks.run(task, spec.timeout)
+                measured = forks.run(task, spec.timeout)
         return measured.model_copy(update={"seconds": time.monotonic() - begun, "build_seconds": build_seconds})
 
+    return probe_commit
 
-class AccuracyProber:
-    """Runs ``assay run`` with the commit's kernel as the candidate, in a new process: a kernel can be imported only once."""
 
-    def __init__(self, spec: BisectSpec, imports: ReplayProber, tree: Path) -> None:
-        self._spec, self._imports, self._tree = spec, imports, tree
+def accuracy_prober(spec: BisectSpec, imports: Prober, tree: Path) -> Prober:
+    """Make what runs ``assay run`` with the commit's kernel as the candidate, in a new process: one imports a kernel only once.
 
-    def probe(self, commit: str, log: Path, name_bug: bool = False) -> Measurement:
-        """Measure a commit; see `CommitProber`.
+    Args:
+        spec: the question.
+        imports: checks the commit out, builds it and imports its kernel.
+        tree: the worktree.
 
-        Raises:
-            UsageError: ``assay run`` rejected its arguments.
-        """
+    The prober also raises UsageError: ``assay run`` rejected its arguments.
+    """
+
+    def probe_commit(commit: str, log: Path, name_bug: bool = False) -> Measurement:
         begun = time.monotonic()
-        imported = self._imports.probe(commit, log)
+        imported = imports(commit, log, False)
         if imported.status != "measured":
             return imported
         folder = log.parent.parent / "runs" / log.stem
-        paths = [str(self._tree / source) for source in self._spec.sources if (self._tree / source).is_dir()]
+        paths = [str(tree / source) for source in spec.sources if (tree / source).is_dir()]
         paths += filter(None, [os.environ.get("PYTHONPATH")])
-        command = [
-            sys.executable,
-            "-m",
-            "assay",
-            "run",
-            "--candidate",
-            self._spec.kernel,
-            "--out",
-            str(folder.resolve()),
-        ]
         environment = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
-        command += self._spec.run_args
-        code = run_command(command, log.parent, environment, self._spec.timeout, log, gently=True)
+        command = [sys.executable, "-m", "assay", "run", "--candidate", spec.kernel, "--out", str(folder.resolve())]
+        command += spec.run_args
+        code = run_command(command, log.parent, environment, spec.timeout, log, gently=True)
         update: dict[str, object] = {"seconds": time.monotonic() - begun}
         if code in (ExitCode.PASS, ExitCode.REGRESSION):
             update["regression"] = code == ExitCode.REGRESSION
@@ -235,6 +220,8 @@ class AccuracyProber:
             status = "undecided" if code == ExitCode.NO_VERDICT else "died"
             update |= {"status": status, "reason": _reason(code, folder, log)}
         return imported.model_copy(update=update)
+
+    return probe_commit
 
 
 def _reason(code: int | None, folder: Path, log: Path) -> str:

@@ -32,7 +32,7 @@ from assay.harness.bisect.commits.state import CallErrors, Measurement
 from assay.harness.errors import AssayError
 from assay.harness.files import write_whole
 from assay.harness.localize.bounds import bound_of
-from assay.harness.localize.diagnose import diagnose
+from assay.harness.localize.diagnose import describe, diagnose
 from assay.harness.localize.kernel_runs import KernelRun, run_and_repeat
 from assay.harness.offline.observed import Reader
 
@@ -53,7 +53,6 @@ class ProbeTask:
         log: file that all output is appended to.
         name_bug: look for a hypothesis that fits, and read the kernel; takes seconds.
         reproduce: the command that findings cite.
-        kernel: ``module:function``.
     """
 
     tree: Path
@@ -103,7 +102,7 @@ def _measure_commit(
         kernel = kernels.load(task.kernel)
     except BaseException as error:  # a module may raise anything, even SystemExit
         traceback.print_exc()
-        return Measurement(status="import", reason=_describe(error.__cause__ or error))
+        return Measurement(status="import", reason=_said(error.__cause__ or error))
     outsider = _imported_from_elsewhere(task.tree, roots, task.kernel)
     if outsider:
         return Measurement(status="import", reason=outsider)
@@ -112,10 +111,10 @@ def _measure_commit(
         return Measurement(status="measured", origin=origin)
     calls = read_calls(task.calls, default_device())
     try:
-        run = run_and_repeat(kernel, [call.call for call in calls])
+        run = run_and_repeat(kernel, [call for call, _ in calls])
     except BaseException as error:
         traceback.print_exc()
-        return Measurement(status="raised", reason=_describe(error), origin=origin)
+        return Measurement(status="raised", reason=_said(error), origin=origin)
     outsider = _imported_from_elsewhere(task.tree, roots, task.kernel)  # a kernel may import more when it first runs
     if outsider:
         return Measurement(status="import", reason=outsider)
@@ -133,17 +132,16 @@ def _measure_commit(
 
 
 def _rows(run: KernelRun, calls: Sequence[ProbeCall]) -> tuple[CallErrors, ...]:
-    number = {id(one.call): i for i, one in enumerate(calls)}
+    number = {id(call): i for i, (call, _) in enumerate(calls)}
     rows = []
     for seen in run.results:
         i = number[id(seen.call)]
         _, bound = seen.worst_cell
-        own = (seen.own / seen.bounds).amax(
-            0
-        ) * bound  # cells have bounds of their own: all as if they had that of the worst
+        # Cells have bounds of their own: all as if they had that of the worst.
+        own = (seen.own / seen.bounds).amax(0) * bound
         rows.append(
             CallErrors(
-                number=i, layer=seen.call.layer, call=calls[i].name, condition=calls[i].condition,
+                number=i, layer=seen.call.layer, call=describe(seen.call), condition=calls[i][1],
                 own=tuple(own.tolist()), bound=bound,
                 rounding=bound_of(seen.call) if seen.noise else bound,
             )
@@ -151,7 +149,7 @@ def _rows(run: KernelRun, calls: Sequence[ProbeCall]) -> tuple[CallErrors, ...]:
     return tuple(rows)
 
 
-def _describe(error: BaseException) -> str:
+def _said(error: BaseException) -> str:
     if isinstance(error, AssayError):
         return error.found
     if isinstance(error, KernelRefused):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import safetensors.torch
+from pydantic import TypeAdapter
 from safetensors import safe_open
 
 from assay.harness.attention.call import INPUTS, AttentionCall, CallSpec
@@ -14,42 +14,24 @@ from assay.harness.attention.matrix import cases
 from assay.harness.conditions import CACHED_PREFIX
 from assay.harness.errors import UsageError
 from assay.harness.files import write_whole
-from assay.harness.localize.diagnose import describe
-from assay.harness.schema import Record
 
 FILE = "calls.safetensors"
 
 
-@dataclass(frozen=True)
-class ProbeCall:
-    """A call and its condition, axis -> value."""
-
-    call: AttentionCall
-    condition: dict[str, str]
-
-    @property
-    def name(self) -> str:
-        """Its description in tables."""
-        return describe(self.call)
-
-
-class _Legend(Record):
-    spec: CallSpec
-    condition: dict[str, str]
-
-
-class _Legends(Record):
-    calls: tuple[_Legend, ...]
+ProbeCall = tuple[AttentionCall, dict[str, str]]
+"""A call and its condition, axis -> value."""
+_LEGENDS = TypeAdapter(list[tuple[CallSpec, dict[str, str]]])
+"""What the calls of a file are, beside their tensors."""
 
 
 def matrix_calls(seed: int) -> list[ProbeCall]:
     """Make the op-level matrix: calls on synthetic data, those of the seed case first."""
-    return [ProbeCall(case.make(), case.condition) for case in cases(seed=seed)]
+    return [(case.make(), case.condition) for case in cases(seed=seed)]
 
 
 def recorded_calls(calls: Sequence[AttentionCall]) -> list[ProbeCall]:
     """Read the calls of a replay pack; their condition is phase, bucket of the longest cached prefix, and batch size."""
-    return [ProbeCall(call, _condition(call)) for call in sorted(calls, key=lambda call: (call.layer, call.phase))]
+    return [(call, _condition(call)) for call in sorted(calls, key=lambda call: (call.layer, call.phase))]
 
 
 def choose_calls(calls: Sequence[ProbeCall], conditions: Sequence[str], limit: int) -> list[ProbeCall]:
@@ -64,18 +46,18 @@ def choose_calls(calls: Sequence[ProbeCall], conditions: Sequence[str], limit: i
         UsageError: an axis or value does not exist, or no call is left.
     """
     wanted: dict[str, set[str]] = {}
-    for condition in conditions:
-        axis, _, value = condition.partition("=")
-        known = sorted({call.condition[axis] for call in calls if axis in call.condition})
+    for asked in conditions:
+        axis, _, value = asked.partition("=")
+        known = sorted({condition[axis] for _, condition in calls if axis in condition})
         if value not in known:
-            axes = ", ".join(sorted({axis for call in calls for axis in call.condition}))
+            axes = ", ".join(sorted({axis for _, condition in calls for axis in condition}))
             raise UsageError(
-                f"--condition {condition} matches no call.",
+                f"--condition {asked} matches no call.",
                 f"{axis}= one of {', '.join(known)}" if known else f"axis=value, with axis one of {axes}",
                 "choose another condition",
             )
         wanted.setdefault(axis, set()).add(value)
-    met = [call for call in calls if all(call.condition.get(axis) in values for axis, values in wanted.items())]
+    met = [call for call in calls if all(call[1].get(axis) in values for axis, values in wanted.items())]
     if not met:
         raise UsageError(f"no call meets {' and '.join(conditions)}.", "at least one", "give fewer conditions")
     return [met[i * len(met) // limit] for i in range(limit)] if 0 < limit < len(met) else met
@@ -91,22 +73,15 @@ def _condition(call: AttentionCall) -> dict[str, str]:
 
 def write_calls(path: Path, calls: Sequence[ProbeCall]) -> None:
     """Save calls for the probes, which then need neither the pack nor the matrix."""
-    tensors = {f"{i}.{name}": getattr(one.call, name).contiguous() for i, one in enumerate(calls) for name in INPUTS}
-    legends = _Legends(calls=tuple(_Legend(spec=a.call.spec, condition=a.condition) for a in calls))
-    write_whole(path, safetensors.torch.save(tensors, {"legends": legends.model_dump_json()}))
+    tensors = {f"{i}.{name}": getattr(call, name).contiguous() for i, (call, _) in enumerate(calls) for name in INPUTS}
+    legends = _LEGENDS.dump_json([(call.spec, condition) for call, condition in calls]).decode()
+    write_whole(path, safetensors.torch.save(tensors, {"legends": legends}))
 
 
 def read_calls(path: Path, device: str) -> list[ProbeCall]:
     """Load what `write_calls` saved, onto a device."""
     with safe_open(path, "pt", device=device) as file:
-        legends = _Legends.model_validate_json(file.metadata()["legends"])
         return [
-            ProbeCall(
-                AttentionCall(
-                    **{name: file.get_tensor(f"{i}.{name}") for name in INPUTS},
-                    spec=one.spec,
-                ),
-                one.condition,
-            )
-            for i, one in enumerate(legends.calls)
-        ]  # fmt: skip
+            (AttentionCall(**{name: file.get_tensor(f"{i}.{name}") for name in INPUTS}, spec=spec), condition)
+            for i, (spec, condition) in enumerate(_LEGENDS.validate_json(file.metadata()["legends"]))
+        ]

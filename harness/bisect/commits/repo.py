@@ -109,8 +109,10 @@ class Repository:
         )  # fmt: skip
 
     @contextmanager
-    def worktree(self) -> Iterator[Worktree]:
-        """Make a worktree in a temporary folder, removed at the end. What a killed process left behind is removed first.
+    def worktree(self) -> Iterator[Path]:
+        """Make a worktree of assay's own in a temporary folder, removed at the end.
+
+        What a killed process left behind is removed first.
 
         Raises:
             GitFailed: git cannot create one.
@@ -122,7 +124,7 @@ class Repository:
         tree = folder / self.path.name
         try:
             self._run("worktree", "add", "--detach", "--no-checkout", str(tree), "HEAD")
-            yield Worktree(tree, self)
+            yield tree
         finally:
             self._remove(tree, lock)
 
@@ -161,32 +163,17 @@ class Repository:
         )
         return {key: "false" if key.endswith(".required") else "" for key in found.stdout.split("\0") if key}
 
-    def checkout(self, tree: Path, commit: str) -> None:
-        """Check a commit out into one of its worktrees.
+    def checkout(self, tree: Path, commit: str, keep_ignored: bool) -> None:
+        """Check a commit out in a `worktree`, with nothing left of another one but, if `keep_ignored`, the files that git ignores.
 
         Raises:
             GitFailed: git failed, for instance because the disk is full.
         """
         _run_git(tree, "checkout", "--quiet", "--force", "--detach", commit, settings=self._without_filters)
+        _run_git(tree, "clean", "--quiet", "-ff", "-d", *([] if keep_ignored else ["-x"]))
 
     def _run(self, *args: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         return _run_git(self.path, *args, check=check)
-
-
-class Worktree:
-    """A working tree that belongs to assay."""
-
-    def __init__(self, path: Path, repository: Repository) -> None:
-        self.path, self._repository = path, repository
-
-    def checkout(self, commit: str, keep_ignored: bool) -> None:
-        """Check a commit out, with nothing left of another one except, if `keep_ignored`, the files that git ignores.
-
-        Raises:
-            GitFailed: git failed, for instance because the disk is full.
-        """
-        self._repository.checkout(self.path, commit)
-        _run_git(self.path, "clean", "--quiet", "-ff", "-d", *([] if keep_ignored else ["-x"]))
 
 
 def _run_git(

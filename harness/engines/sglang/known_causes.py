@@ -36,7 +36,7 @@ ANYWHERE = Situation()
 
 
 @dataclass(frozen=True)
-class FailureCause:
+class _FailureCause:
     """A known cause of a server's failure.
 
     Attributes:
@@ -73,8 +73,8 @@ def _headers(match: re.Match[str], _: Situation) -> str:
 
 def _cause(
     id_: str, pattern: str, do: str | Callable[[re.Match[str], Situation], str], anywhere: bool = False
-) -> FailureCause:
-    return FailureCause(id_, re.compile(pattern, re.IGNORECASE | re.DOTALL), do, anywhere)
+) -> _FailureCause:
+    return _FailureCause(id_, re.compile(pattern, re.IGNORECASE | re.DOTALL), do, anywhere)
 
 
 CAUSES = (
@@ -283,7 +283,7 @@ EXIT = "take the call of exit (sys.exit, os._exit) out of the kernel's module an
 KERNEL = "repair the kernel: `assay check` calls it on shapes of every kind, without a server"
 
 
-def remedy(cause: FailureCause, match: re.Match[str], situation: Situation) -> str:
+def remedy(cause: _FailureCause, match: re.Match[str], situation: Situation) -> str:
     """Return the remedy of a cause that a pattern matched, in this situation."""
     if not isinstance(cause.do, str):
         return cause.do(match, situation)

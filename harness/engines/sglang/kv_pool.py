@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, CallSpec, KernelRefused, cumulative
@@ -65,7 +64,7 @@ class Pages:
     def __init__(self, runner: Any) -> None:
         self._requests = runner.req_to_token_pool
         self._cache = runner.token_to_kv_pool
-        self._paging = _Paging.none()
+        self._paging: _Paging | None = None
 
     def write(self, layer: Any, batch: Any, k: Tensor, v: Tensor | None) -> None:
         """Write the new tokens' K and V to the pool."""
@@ -89,8 +88,9 @@ class Pages:
         Raises:
             KernelRefused: the pool's dtype is not that of q.
         """
-        if self._paging.batch is not batch or self._paging.lens != (new, prefix):
-            self._paging = _Paging.of(batch, new, prefix, self._requests.req_to_token)
+        paging = self._paging
+        if paging is None or paging.batch is not batch or paging.lens != (new, prefix):
+            paging = self._paging = _Paging.of(batch, new, prefix, self._requests.req_to_token)
         keys, values = self._cache.get_key_buffer(layer.layer_id), self._cache.get_value_buffer(layer.layer_id)
         if keys.dtype != q.dtype:
             raise KernelRefused(
@@ -98,10 +98,10 @@ class Pages:
             )
         return AttentionCall(
             q=q.view(-1, layer.tp_q_head_num, layer.qk_head_dim),
-            k=keys[self._paging.slots],
-            v=values[self._paging.slots],
-            cu_seqlens_q=self._paging.cu_seqlens_q,
-            cu_seqlens_k=self._paging.cu_seqlens_k,
+            k=keys[paging.slots],
+            v=values[paging.slots],
+            cu_seqlens_q=paging.cu_seqlens_q,
+            cu_seqlens_k=paging.cu_seqlens_k,
             spec=CallSpec(layer.scaling, layer=layer.layer_id, phase=phase),
         )
 
@@ -115,11 +115,6 @@ class _Paging:
     slots: Tensor
     cu_seqlens_q: Tensor
     cu_seqlens_k: Tensor
-
-    @classmethod
-    def none(cls) -> _Paging:
-        empty = torch.empty(0, dtype=torch.int32)
-        return cls(None, ([], []), empty, empty, empty)
 
     @classmethod
     def of(cls, batch: Any, new: list[int], prefix: list[int], table: Tensor) -> _Paging:

@@ -13,9 +13,10 @@ import torch
 
 from assay.harness.attention.kernels import Declaration
 from assay.harness.conditions import has_cached_prefix
+from assay.harness.evidence.counters import CounterRow
 from assay.harness.server.graph_counts import capturing
 from assay.harness.server.kernel_tracer import kernel_tracer
-from assay.harness.server.meter import Meter, Metered, admissions
+from assay.harness.server.meter import Meter, admissions
 
 
 def meter(backend: Any, name: str, folder: Path, device: str) -> Any:
@@ -30,16 +31,17 @@ def meter(backend: Any, name: str, folder: Path, device: str) -> Any:
         folder: the server's folder (``ASSAY_EVIDENCE``).
         device: torch device on which it computes.
     """
-    of = Metered(
-        name,
-        getattr(backend, "assay_titles", {"extend": name, "decode": name}),
-        getattr(backend, "assay_delegates", {}),
-        getattr(backend, "assay_interpreted", False),
-    )
+    titles = getattr(backend, "assay_titles", {"extend": name, "decode": name})
+    delegates, interpreted = getattr(backend, "assay_delegates", {}), getattr(backend, "assay_interpreted", False)
     tracer, noted = kernel_tracer(folder), admissions(folder)
 
     def counted(phase: str, forward: Any) -> Any:
-        calls = Meter(folder, of, phase, device)
+        delegate = delegates.get(phase, "")
+        kind = CounterRow(
+            backend=delegate or name, kernel=titles[phase], phase=phase, cached_prefix=False,
+            delegated_by=name if delegate else "", interpreted=interpreted and not delegate,
+        )  # fmt: skip
+        calls = Meter(folder, kind, device)
 
         def call(q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():

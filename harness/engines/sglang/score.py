@@ -11,15 +11,16 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import AliasChoices, BaseModel, Field, ValidationError
+from pydantic import AliasChoices, AliasPath, BaseModel, Field, ValidationError
 
 from assay.harness.engines.base import ChatRequest, Reply, Scorer
 from assay.harness.engines.client import chat_body
 from assay.harness.engines.sglang.catalog import MIN_SGLANG
-from assay.harness.engines.wire import ChatChoice, Completion, Logprobs, number, problem
+from assay.harness.engines.wire import ChatChoice, Completion, Position, number, problem
 from assay.harness.errors import EngineError
 from assay.harness.evidence.records import Token
 
@@ -66,7 +67,7 @@ class Score:
 class _TokenIds(ChatChoice):
     prompt_token_ids: list[int] = Field(min_length=1)
     response_token_ids: list[int] = Field(validation_alias=AliasChoices("response_token_ids", "token_ids"))  # 0.5.17
-    logprobs: Logprobs
+    logprobs: list[Position] = Field(validation_alias=AliasPath("logprobs", "content"))
 
 
 class _Meta(BaseModel):
@@ -75,10 +76,6 @@ class _Meta(BaseModel):
     input_token_logprobs: list[_Entry] = Field(min_length=2)
     input_top_logprobs: list[list[_Entry] | None]
     input_token_ids_logprobs: list[list[_Entry] | None] | None = None
-
-
-class _Generated(BaseModel):
-    meta_info: _Meta
 
 
 class _Written(BaseModel):
@@ -111,8 +108,11 @@ class _Written(BaseModel):
         )
 
 
-class _Answered(BaseModel):
-    meta_info: _Written
+AnyMeta = TypeVar("AnyMeta", _Meta, _Written)
+
+
+class _Answer(BaseModel, Generic[AnyMeta]):
+    meta_info: AnyMeta
 
 
 def generate(server: Scorer, prompt: str, max_tokens: int) -> Generation:
@@ -128,7 +128,7 @@ def generate(server: Scorer, prompt: str, max_tokens: int) -> Generation:
         choice = Completion[_TokenIds].model_validate(reply).choices[0]
     except ValidationError as error:
         raise _bad(server, path, problem(error), "a chat completion with token ids") from None
-    texts = tuple(entry["token"] for entry in choice.logprobs.content)
+    texts = tuple(entry["token"] for entry in choice.logprobs)
     if len(texts) != len(choice.response_token_ids):
         found = f"{len(choice.response_token_ids)} token ids and {len(texts)} texts"
         raise _bad(server, path, found, "one text for each token id")
@@ -164,7 +164,7 @@ def generate_all(
     replies = server.send(path, body)
     seconds = time.monotonic() - begun
     try:
-        found = [_Answered.model_validate(reply).meta_info for reply in replies]
+        found = [_Answer[_Written].model_validate(reply).meta_info for reply in replies]
     except (TypeError, ValidationError) as error:
         words = problem(error) if isinstance(error, ValidationError) else str(replies)[:300]
         raise _bad(server, path, words, "generated tokens with log-probabilities") from None
@@ -202,7 +202,7 @@ def score(server: Scorer, ids: Sequence[int], start: int, top_k: int, at: Sequen
     }
     reply = server.send(path, body)
     try:
-        meta = _Generated.model_validate(reply).meta_info
+        meta = _Answer[_Meta].model_validate(reply).meta_info
     except ValidationError as error:
         raise _bad(server, path, problem(error), "log-probabilities of the prompt") from None
     _check_ids(server, meta, ids, start)

@@ -59,7 +59,7 @@ class Figure(NamedTuple):
     @property
     def names(self) -> tuple[str, ...]:
         """The names by which it may be called."""
-        return (*quantity(self.name).names, *filter(None, [self.task]))
+        return (*quantity(self.name)[0], *filter(None, [self.task]))
 
 
 def figures(text: str) -> Iterator[Figure]:
@@ -103,7 +103,7 @@ def _figure(match: re.Match[str], own: str, label: str, given: str) -> Figure | 
     if not own or unit is not None:
         return None
     if _TIME.search(own.lower()) and not match["percent"]:
-        return Figure(own, value, written, quantity(own).unit)
+        return Figure(own, value, written, quantity(own)[1])
     return (
         Figure(own, value / 100 if match["percent"] else value, written, None) if _SCORE.search(own.lower()) else None
     )

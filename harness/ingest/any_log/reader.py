@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from assay.harness.ingest.any_log.figures import LONGEST, Figure, Tables, figures
 from assay.harness.ingest.guessing import below_guessing
-from assay.harness.ingest.result import CitedFinding, Excerpt, Fact, FactTable, FileDocument, FileRead, Statement
+from assay.harness.ingest.result import (
+    CitedFinding,
+    CitedLines,
+    Excerpt,
+    Fact,
+    FactTable,
+    FileDocument,
+    FileRead,
+    Reader,
+    Statement,
+)
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.text import one_line
 from assay.harness.tracebacks import Traceback, Tracebacks
@@ -44,78 +53,53 @@ _PREFIX = 100
 _DIGIT = re.compile(r"\d")
 
 
-@dataclass
-class _Stated:
-    """One figure: each time that the text states it."""
-
-    figures: list[Figure]
-    first: int
-    last: int
-    text: str
+def _recognises(source: SourceFile) -> bool:
+    """Return True if the source is text and one of its lines states something."""
+    if source.path.is_dir() or not source.head or "\0" in source.head_text:
+        return False
+    text = _Statements()
+    return any(text.line(number, line) for number, line in source.lines())
 
 
-@dataclass
-class _Fault:
-    """Lines that report the same fault."""
-
-    id: str
-    text: str
-    first: int
-    last: int
-    count: int = 1
-
-    @property
-    def cite(self) -> Excerpt:
-        """Its lines."""
-        return _cite(self.first, self.last, self.text)
+def _read(source: SourceFile) -> FileDocument:
+    """Read all of it, a line at a time."""
+    text = _Statements.of(source)
+    notes = (
+        *source.encoding_notes(),
+        "only errors, tracebacks, scores, times and rates were looked for: what the other lines state is not known",
+    )
+    table = _table(text)
+    return FileDocument(
+        file=FileRead.of(source, "text", "Text of an unknown program", text.read, text.lines - text.read, notes=notes),
+        facts=tuple(_facts(text)), tables=(table,) if table.rows else (), findings=tuple(_findings(text)),
+    )  # fmt: skip
 
 
-class AnyLog:
-    """Reads any text in which it finds at least one such line. It is asked last."""
-
-    id = "text"
-    title = "Text of an unknown program"
-
-    def recognises(self, source: SourceFile) -> bool:
-        """Return True if the source is text and one of its lines states something."""
-        if source.path.is_dir() or not source.head or "\0" in source.head_text:
-            return False
-        text = _Statements()
-        return any(text.line(line.number, line.text) for line in source.lines())
-
-    def read(self, source: SourceFile) -> FileDocument:
-        """See `FileReader`."""
-        text = _Statements.of(source)
-        notes = (
-            *source.encoding_notes(),
-            "only errors, tracebacks, scores, times and rates were looked for: what the other lines state is not known",
-        )
-        table = _table(text)
-        return FileDocument(
-            file=FileRead.of(source, self.id, self.title, text.read, text.lines - text.read, notes=notes),
-            facts=tuple(_facts(text)), tables=(table,) if table.rows else (), findings=tuple(_findings(text)),
-        )  # fmt: skip
-
-    def statements(self, source: SourceFile) -> Iterable[Statement]:
-        """Yield each figure that is stated once; of one that is repeated, the lowest, the highest and the last."""
-        for name, one in _Statements.of(source).stated.items():
-            where, first = f"{source.path}:{one.first}", one.figures[0]
-            if len(one.figures) == 1:
-                yield Statement("number", first.names, first.value, where, one.text, first.unit)
-                continue
-            by_value = sorted(one.figures, key=lambda figure: figure.value)
-            for which, figure in (("lowest", by_value[0]), ("highest", by_value[-1]), ("last", one.figures[-1])):
-                names = tuple(f"{which} {known}" for known in figure.names)
-                yield Statement("number", names, figure.value, where, f"{name}: {figure.written}", figure.unit)
+def _statements(source: SourceFile) -> Iterable[Statement]:
+    """Yield each figure that is stated once; of one that is repeated, the lowest, the highest and the last."""
+    for name, (figures_, lines) in _Statements.of(source).stated.items():
+        where, first = f"{source.path}:{lines.first}", figures_[0]
+        if len(figures_) == 1:
+            yield Statement("number", first.names, first.value, where, one_line(lines.text), first.unit)
+            continue
+        by_value = sorted(figures_, key=lambda figure: figure.value)
+        for which, figure in (("lowest", by_value[0]), ("highest", by_value[-1]), ("last", figures_[-1])):
+            names = tuple(f"{which} {known}" for known in figure.names)
+            yield Statement("number", names, figure.value, where, f"{name}: {figure.written}", figure.unit)
 
 
 class _Statements:
-    """The statements of a text, line by line."""
+    """The statements of a text, line by line.
+
+    Attributes:
+        stated: each time that the text states a figure, by its name, and the lines.
+        faults: lines that report the same fault, by its id and their text without numbers.
+    """
 
     def __init__(self) -> None:
         self.lines = self.read = 0
-        self.stated: dict[str, _Stated] = {}
-        self.faults: dict[str, _Fault] = {}
+        self.stated: dict[str, tuple[list[Figure], CitedLines]] = {}
+        self.faults: dict[tuple[str, str], CitedLines] = {}
         self.tracebacks: list[Traceback] = []
         self._tables, self._open = Tables(), Tracebacks(self._keep)
 
@@ -123,8 +107,8 @@ class _Statements:
     def of(cls, source: SourceFile) -> _Statements:
         """Read all lines."""
         text = cls()
-        for line in source.lines():
-            text.line(line.number, line.text)
+        for number, line in source.lines():
+            text.line(number, line)
         text._open.end()
         return text
 
@@ -150,26 +134,24 @@ class _Statements:
     def _state(self, figure: Figure, number: int, text: str) -> None:
         if figure.name not in self.stated and len(self.stated) >= KEPT:
             return
-        stated = self.stated.setdefault(figure.name, _Stated([], number, number, one_line(text)))
-        if len(stated.figures) < KEPT:
-            stated.figures.append(figure)
-        stated.last = number
+        known, lines = self.stated.setdefault(figure.name, ([], CitedLines()))
+        if len(known) < KEPT:
+            known.append(figure)
+        lines.see(number, text[:LONGEST])
 
     def _report(self, id: str, number: int, text: str) -> None:
-        key = _message(text)
-        if known := self.faults.get(key):
-            known.count, known.last = known.count + 1, number
-        elif len(self.faults) < KEPT:
-            self.faults[key] = _Fault(id, one_line(text), number, number)
+        key = (id, _message(text))
+        if key in self.faults or len(self.faults) < KEPT:
+            self.faults.setdefault(key, CitedLines()).see(number, text[:LONGEST])
 
 
 def _facts(text: _Statements) -> Iterator[Fact]:
     for traceback in text.tracebacks[:_SHOWN]:
         said = one_line(traceback.exception or "a traceback that does not end") + _innermost(traceback)
         yield Fact(id="traceback", title="Traceback", text=said, cites=(_cite(traceback.first, traceback.last, said),))
-    for known in list(text.faults.values())[:_SHOWN]:
-        times = f"{known.count}×: " if known.count > 1 else ""
-        yield Fact(id=known.id, title=_TITLES[known.id], text=times + known.text, cites=(known.cite,))
+    for (id, _), lines in list(text.faults.items())[:_SHOWN]:
+        times = f"{lines.count}×: " if lines.count > 1 else ""
+        yield Fact(id=id, title=_TITLES[id], text=times + one_line(lines.text), cites=(lines.excerpt,))
 
 
 def _innermost(traceback: Traceback) -> str:
@@ -181,19 +163,19 @@ def _innermost(traceback: Traceback) -> str:
 
 def _table(text: _Statements) -> FactTable:
     rows = []
-    for name, one in list(text.stated.items())[:_SHOWN]:
-        values = [figure.value for figure in one.figures]
-        low, high = (one.figures[values.index(extreme)].written for extreme in (min(values), max(values)))
-        lines = str(one.first) if one.first == one.last else f"{one.first}–{one.last}"
+    for name, (found, lines) in list(text.stated.items())[:_SHOWN]:
+        values = [figure.value for figure in found]
+        low, high = (found[values.index(extreme)].written for extreme in (min(values), max(values)))
+        where = str(lines.first) if lines.first == lines.last else f"{lines.first}–{lines.last}"
         spread = (low, high) if len(values) > 1 else ("", "")
-        rows.append((name, one.figures[-1].written, *spread, f"{len(values):,}", lines))
+        rows.append((name, found[-1].written, *spread, f"{len(values):,}", where))
     columns = ("figure", "value (the last)", "lowest", "highest", "times", "lines")
     return FactTable(id="figures", title="Scores, times and rates", columns=columns, rows=tuple(rows))
 
 
 def _findings(text: _Statements) -> Iterator[CitedFinding]:
     for id, title in _TITLES.items():
-        cites = [known.cite for known in text.faults.values() if known.id == id]
+        cites = [lines.excerpt for (of, _), lines in text.faults.items() if of == id]
         cites += [
             _cite(traceback.first, traceback.last, traceback.exception)
             for traceback in text.tracebacks
@@ -204,10 +186,10 @@ def _findings(text: _Statements) -> Iterator[CitedFinding]:
             number = f"{len(cites):,} different ones; the first: " if len(cites) > 1 else ""
             yield _finding(id, title, f"{number}{cites[0].text}", tuple(cites[:5]))
     yield from _of_tracebacks(text.tracebacks)
-    for name, one in text.stated.items():
-        stated = one.figures[-1]
+    for name, (found, lines) in text.stated.items():
+        stated = found[-1]
         if stated.unit is None and 0 <= stated.value <= 1:
-            cite = _cite(one.first, one.last, one.text)
+            cite = lines.excerpt
             task = stated.task or name.partition(" ")[0]
             yield from filter(None, [below_guessing(task, stated.value, 0, name, (), (cite,))])
 
@@ -247,3 +229,6 @@ def fault(text: str) -> str:
 def _message(text: str) -> str:
     """Strip a line of its numbers: what two lines that report the same share."""
     return _DIGIT.sub("0", text[:LONGEST])
+
+
+READER = Reader("text", "Text of an unknown program", _recognises, _read, _statements)

@@ -9,13 +9,13 @@ from pathlib import Path
 from assay.harness.compare.paired_accuracy import Rule
 from assay.harness.errors import UsageError
 from assay.harness.files import timestamp
-from assay.harness.ingest.results.assay_run import AssayRun
+from assay.harness.ingest.results.assay_run import report_of
 from assay.harness.ingest.results.comparison import COVERS, AnswerFlip, ComparedTask, CompareResult, requirement
 from assay.harness.ingest.results.decision import decide_pairs
 from assay.harness.ingest.results.latencies import compare_latencies
 from assay.harness.ingest.results.loaded import Loaded, load
 from assay.harness.ingest.results.outcomes import compare_outcomes
-from assay.harness.ingest.results.pairing import ItemPair, ItemPairing, Unpaired, pair_items, refusals
+from assay.harness.ingest.results.pairing import ItemPair, ItemPairing, Unpaired, loss, pair_items, refusals
 from assay.harness.ingest.results.result_set import ResultSet
 from assay.harness.ingest.source_file import two
 from assay.harness.judge.report import Report
@@ -196,11 +196,11 @@ def _task(
 
 def _flips(task: str, pairs: Iterable[ItemPair]) -> Iterator[AnswerFlip]:
     for pair in pairs:
-        if pair.loss:
-            asked, a, b = pair.a.question, pair.a.answer, pair.b.answer
-            texts = zip(("question", "target", "a", "b"), (asked, pair.a.target, a, b), strict=True)
-            kept = {name: text[:_TEXT_KEPT] for name, text in texts}
-            yield AnswerFlip(task=task, key=pair.a.key, direction="lost" if pair.loss > 0 else "gained", **kept)
+        if lost := loss(pair):
+            a, b = pair
+            texts = {"question": a.question, "target": a.target, "a": a.answer, "b": b.answer}
+            kept = {name: text[:_TEXT_KEPT] for name, text in texts.items()}
+            yield AnswerFlip(task=task, key=a.key, direction="lost" if lost > 0 else "gained", **kept)
 
 
 def _checks(
@@ -294,8 +294,7 @@ def _tests(left: Loaded, right: Loaded, limits: PassLimits) -> CompareResult:
 
 
 def _runs(left: Loaded, right: Loaded, limits: PassLimits) -> CompareResult:
-    reader = AssayRun()
-    return compare_two_runs(left, right, limits, reader.report(left.source), reader.report(right.source))
+    return compare_two_runs(left, right, limits, report_of(left.source), report_of(right.source))
 
 
 def compare_two_runs(left: Loaded, right: Loaded, limits: PassLimits, a: Report, b: Report) -> CompareResult:

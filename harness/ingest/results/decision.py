@@ -18,7 +18,7 @@ import numpy as np
 
 from assay.harness.compare.paired_accuracy import HEADROOM, MOST_UNPARSED, Rule, reason_of, verdict_of
 from assay.harness.ingest.results.comparison import ComparedTask
-from assay.harness.ingest.results.pairing import ItemPair, guessing
+from assay.harness.ingest.results.pairing import ItemPair, guessing, loss
 from assay.harness.stats.betting import betting_interval, log_wealth, log_wealth_below, p_value
 from assay.harness.stats.paired import mcnemar_exact
 from assay.harness.stats.paired_margin import loss_interval, p_not_above, p_not_below
@@ -44,21 +44,22 @@ def decide_pairs(pairs: Sequence[ItemPair], rule: Rule, adaptive: bool = False) 
         why = "Nothing was compared: no document could be paired."
         return ComparedTask(task="", verdict="inconclusive", why=why)
     n = len(pairs)
-    lost, gained = (sum(pair.loss * sign > 0 for pair in pairs) for sign in (1, -1))
-    binary = all(pair.a.score in (0, 1) and pair.b.score in (0, 1) for pair in pairs)
-    exact = binary and not adaptive and len({pair.a.key for pair in pairs}) == n
+    losses = [loss(pair) for pair in pairs]
+    lost, gained = sum(each > 0 for each in losses), sum(each < 0 for each in losses)
+    binary = all(item.score in (0, 1) for pair in pairs for item in pair)
+    exact = binary and not adaptive and len({mine.key for mine, _ in pairs}) == n
     if exact:
-        interval, loss = loss_interval(lost, gained, n, rule.alpha), (lost - gained) / n
+        interval, mean = loss_interval(lost, gained, n, rule.alpha), (lost - gained) / n
         p_inferior, p_regression = p_not_below(lost, gained, n, rule.margin), p_not_above(lost, gained, n, rule.margin)
     else:
         values = _units(pairs, adaptive)
-        interval, loss = betting_interval(values, rule.alpha, -1, 1), float(np.mean(values))
+        interval, mean = betting_interval(values, rule.alpha, -1, 1), float(np.mean(values))
         p_inferior = p_value(log_wealth_below(values, rule.margin, -1, 1))
         p_regression = p_value(log_wealth(values, rule.margin, -1, 1))
-    a, b = (float(np.mean([getattr(pair, side).score for pair in pairs])) for side in ("a", "b"))
+    a, b = (float(np.mean([item.score for item in side])) for side in zip(*pairs, strict=True))
     compared = ComparedTask(
         task="", verdict="inconclusive", why="", test="exact" if exact else "betting", pairs=n, a=a, b=b, lost=lost,
-        gained=gained, loss=loss, low=interval.low, high=interval.high, p_mcnemar=mcnemar_exact(lost, gained).two_sided,
+        gained=gained, loss=mean, low=interval.low, high=interval.high, p_mcnemar=mcnemar_exact(lost, gained).two_sided,
         p_inferior=p_inferior, p_regression=p_regression,
     )  # fmt: skip
     verdict, why = _verdict(pairs, rule, compared)
@@ -72,7 +73,7 @@ def _units(pairs: Sequence[ItemPair], adaptive: bool) -> np.ndarray:
     """
     units: dict[str, list[float]] = {}
     for pair in pairs:
-        units.setdefault(pair.a.key, []).append(pair.loss)
+        units.setdefault(pair[0].key, []).append(loss(pair))
     keys = list(units) if adaptive else sorted(units, key=lambda key: hashlib.sha256(key.encode()).digest())
     return np.array([sum(units[key]) / len(units[key]) for key in keys])
 
@@ -84,7 +85,7 @@ def _verdict(pairs: Sequence[ItemPair], rule: Rule, task: ComparedTask) -> tuple
         f"Loss {100 * task.loss + 0.0:.1f} points ({ends}; {task.lost:,} lost and {task.gained:,} gained of {n:,})"
     )
     name = "exact" if task.test == "exact" else "anytime-valid"
-    unparsed = tuple(sum(getattr(pair, side).parsed is None for pair in pairs) / n for side in ("a", "b"))
+    unparsed = [sum(item.parsed is None for item in side) / n for side in zip(*pairs, strict=True)]
     guess = guessing(pairs)
     headroom = clopper_pearson(int(task.a * n), n, 2 * rule.alpha).low > guess + HEADROOM * rule.margin
     reason = reason_of(

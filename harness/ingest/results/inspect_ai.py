@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from assay.evals.questions import prompt_hash
 from assay.harness.errors import EvidenceError, UsageError
-from assay.harness.ingest.results.json_files import json_object
-from assay.harness.ingest.results.result_set import ReadResults, ResultItem, ResultSet, ResultsReader, short_hash
+from assay.harness.ingest.results.result_set import ReadResults, ResultItem, ResultSet, json_object, results_reader
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.reading import whole_file
 from assay.harness.text import did_you_mean
@@ -30,57 +30,52 @@ _SAMPLING = ("temperature", "top_p", "top_k", "max_tokens", "seed", "stop_seqs",
              "num_choices", "reasoning_effort", "system_message")  # fmt: skip
 
 
-class InspectAi(ResultsReader):
-    """Reads logs of inspect_ai."""
+def _recognises(source: SourceFile) -> bool:
+    """Recognise a zip with a header and samples, or JSON with version, status, eval and plan."""
+    if source.head.startswith(b"PK\x03\x04"):
+        try:
+            with zipfile.ZipFile(source.path) as file:
+                names = set(file.namelist())
+        except (zipfile.BadZipFile, OSError):
+            return False
+        return bool(names & {"header.json", "_journal/start.json"})
+    head = source.head_text.lstrip()
+    return head.startswith("{") and all(f'"{key}"' in head for key in ("status", "eval", "task_id", "run_id"))
 
-    id = "inspect-ai"
-    title = "inspect_ai log"
 
-    def recognises(self, source: SourceFile) -> bool:
-        """Recognise a zip with a header and samples, or JSON with version, status, eval and plan."""
-        if source.head.startswith(b"PK\x03\x04"):
-            try:
-                with zipfile.ZipFile(source.path) as file:
-                    names = set(file.namelist())
-            except (zipfile.BadZipFile, OSError):
-                return False
-            return bool(names & {"header.json", "_journal/start.json"})
-        head = source.head_text.lstrip()
-        return head.startswith("{") and all(f'"{key}"' in head for key in ("status", "eval", "task_id", "run_id"))
+def _results(source: SourceFile, metric: str) -> ReadResults:
+    """Read the task of the log.
 
-    def results(self, source: SourceFile, metric: str = "") -> ReadResults:
-        """Read the task of the log.
+    Args:
+        source: the log.
+        metric: name of the scorer that counts; by default the first.
 
-        Args:
-            source: the log.
-            metric: name of the scorer that counts; by default the first.
-
-        Raises:
-            EvidenceError: the log is damaged.
-            UsageError: it has no such scorer.
-            UsageError: a package that unpacks it is not installed.
-        """
-        reading = ReadResults(unit="sample")
-        if source.head.startswith(b"PK\x03\x04"):
-            header, samples = _from_zip(source.path, reading)
-        else:
-            header = json_object(whole_file(source.path), str(source.path))
-            samples = list(enumerate(header.get("samples") or (), 1))
-        evaluated = header.get("eval") or {}
-        if header.get("status") != "success":
-            reading.notes.append(
-                f"the evaluation ended with the status {header.get('status') or 'unknown: it was cut short'}"
-            )
-        scorer = _scorer([sample for _, sample in samples], metric, source.path)
-        items = []
-        for number, sample in samples:
-            try:
-                items.append(_item(sample, scorer))
-                reading.read += 1
-            except (KeyError, TypeError, AttributeError) as error:
-                reading.refuse(number, f"{error!r}")
-        reading.sets.append(_set(source.path, header, evaluated, scorer, items))
-        return reading
+    Raises:
+        EvidenceError: the log is damaged.
+        UsageError: it has no such scorer.
+        UsageError: a package that unpacks it is not installed.
+    """
+    reading = ReadResults(unit="sample")
+    if source.head.startswith(b"PK\x03\x04"):
+        header, samples = _from_zip(source.path, reading)
+    else:
+        header = json_object(whole_file(source.path), str(source.path))
+        samples = list(enumerate(header.get("samples") or (), 1))
+    evaluated = header.get("eval") or {}
+    if header.get("status") != "success":
+        reading.notes.append(
+            f"the evaluation ended with the status {header.get('status') or 'unknown: it was cut short'}"
+        )
+    scorer = _scorer([sample for _, sample in samples], metric, source.path)
+    items = []
+    for number, sample in samples:
+        try:
+            items.append(_item(sample, scorer))
+            reading.read += 1
+        except (KeyError, TypeError, AttributeError) as error:
+            reading.refuse(number, f"{error!r}")
+    reading.sets.append(_set(source.path, header, evaluated, scorer, items))
+    return reading
 
 
 def _from_zip(path: Path, reading: ReadResults) -> tuple[dict[str, Any], list[tuple[int, dict[str, Any]]]]:
@@ -175,7 +170,7 @@ def _item(sample: Mapping[str, Any], scorer: str) -> ResultItem:
     target = sample["target"]
     return ResultItem(
         key=str(sample["id"]),
-        prompt_hash=short_hash("\n".join(_messages(sample))) if sample.get("messages") else "",
+        prompt_hash=prompt_hash("\n".join(_messages(sample))) if sample.get("messages") else "",
         target=target if isinstance(target, str) else json.dumps(target, ensure_ascii=False),
         answer=content if isinstance(content, str) else json.dumps(content, ensure_ascii=False),
         parsed=score.get("answer"),
@@ -200,10 +195,13 @@ def _set(
         metric=scorer,
         shots=shots,
         model=str(evaluated.get("model", "")),
-        template=short_hash(json.dumps((header.get("plan") or {}).get("steps") or [], sort_keys=True)),
+        template=prompt_hash(json.dumps((header.get("plan") or {}).get("steps") or [], sort_keys=True)),
         task_version=str(evaluated.get("task_version", "")),
         sampling={key: str(config[key]) for key in _SAMPLING if config.get(key) is not None},
         settings={"base_url": str(evaluated.get("model_base_url") or ""), "created": str(evaluated.get("created", ""))},
         items=tuple(items),
         failed=sum(item.score is None for item in items),
     )
+
+
+READER = results_reader("inspect-ai", "inspect_ai log", _recognises, _results)

@@ -7,64 +7,60 @@ from typing import Any
 
 from assay.harness.errors import EvidenceError
 from assay.harness.ingest.result import Statement
-from assay.harness.ingest.results.result_set import ReadResults, ResultItem, ResultSet, ResultsReader
+from assay.harness.ingest.results.result_set import ReadResults, ResultItem, ResultSet, results_reader
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.text import one_line
 
 
-class JUnit(ResultsReader):
-    """Reads JUnit XML."""
+def _recognises(source: SourceFile) -> bool:
+    """Recognise XML whose first elements are test suites."""
+    head = source.head_text.lstrip()
+    return head.startswith("<") and any(f"<{name}" in head[:2_000] for name in ("testsuites", "testsuite"))
 
-    id = "junit"
-    title = "JUnit test results"
 
-    def recognises(self, source: SourceFile) -> bool:
-        """Recognise XML whose first elements are test suites."""
-        head = source.head_text.lstrip()
-        return head.startswith("<") and any(f"<{name}" in head[:2_000] for name in ("testsuites", "testsuite"))
+def _statements(source: SourceFile) -> Iterable[Statement]:
+    """Yield the outcome of each test, and of those that are stated and not listed."""
+    for case in _tests(source):
+        item = _item(case)
+        message = next((entry.message for entry in case.result or () if entry.message), "")
+        names = (item.key, str(case.name))
+        text = one_line(f"{item.key} {item.answer}: {message}".rstrip(": "))
+        yield Statement("test", names, item.answer, str(source.path), text)
+    listed = [_item(case).answer for case in _tests(source)]
+    failed, tests = _stated_failures(source), sum(suite.tests or 0 for suite in _suites(source))
+    if failed > sum(answer in ("failed", "error") for answer in listed):
+        text = f"its suites state {failed:,} failures and errors, and it does not list them"
+        yield Statement("test", ("(a test that is not listed)",), "failed", str(source.path), text)
+    elif tests > len(listed):
+        text = f"its suites state {tests:,} tests, and it lists {len(listed):,}"
+        yield Statement("test", ("(a test that is not listed)",), "", str(source.path), text)
 
-    def statements(self, source: SourceFile) -> Iterable[Statement]:
-        """See `States`."""
-        for case in _read(source):
-            item = _item(case)
-            message = next((entry.message for entry in case.result or () if entry.message), "")
-            names = (item.key, str(case.name))
-            text = one_line(f"{item.key} {item.answer}: {message}".rstrip(": "))
-            yield Statement("test", names, item.answer, str(source.path), text)
-        listed = [_item(case).answer for case in _read(source)]
-        failed, tests = _stated_failures(source), sum(suite.tests or 0 for suite in _suites(source))
-        if failed > sum(answer in ("failed", "error") for answer in listed):
-            text = f"its suites state {failed:,} failures and errors, and it does not list them"
-            yield Statement("test", ("(a test that is not listed)",), "failed", str(source.path), text)
-        elif tests > len(listed):
-            text = f"its suites state {tests:,} tests, and it lists {len(listed):,}"
-            yield Statement("test", ("(a test that is not listed)",), "", str(source.path), text)
 
-    def results(self, source: SourceFile, metric: str = "") -> ReadResults:
-        """Read all tests of the file, with their outcomes: passed, failed, error or skipped. `metric` is not used.
+def _results(source: SourceFile, metric: str) -> ReadResults:
+    """Read all tests of the file, with their outcomes: passed, failed, error or skipped.
 
-        Raises:
-            EvidenceError: it is no XML, or its document type declares entities.
-        """
-        reading = ReadResults(unit="test")
-        cases = _read(source)
-        items = tuple(map(_item, cases))
-        reading.read = len(cases)
-        reading.sets.append(
-            ResultSet(
-                source=str(source.path),
-                tool="JUnit",
-                kind="tests",
-                task=source.path.stem,
-                metric="outcome",
-                items=items,
-                failed=max(0, _stated_failures(source) - sum(item.answer in ("failed", "error") for item in items)),
-            )
+    Raises:
+        EvidenceError: it is no XML, or its document type declares entities.
+    """
+    reading = ReadResults(unit="test")
+    cases = _tests(source)
+    items = tuple(map(_item, cases))
+    reading.read = len(cases)
+    reading.sets.append(
+        ResultSet(
+            source=str(source.path),
+            tool="JUnit",
+            kind="tests",
+            task=source.path.stem,
+            metric="outcome",
+            items=items,
+            failed=max(0, _stated_failures(source) - sum(item.answer in ("failed", "error") for item in items)),
         )
-        return reading
+    )
+    return reading
 
 
-def _read(source: SourceFile) -> list[Any]:
+def _tests(source: SourceFile) -> list[Any]:
     """Read all tests of a file."""
     return [case for suite in _suites(source) for case in _cases(suite)]
 
@@ -104,3 +100,6 @@ def _item(case: Any) -> ResultItem:
         parsed=outcome,
         score={"passed": 1.0, "failed": 0.0, "error": 0.0}.get(outcome),
     )
+
+
+READER = results_reader("junit", "JUnit test results", _recognises, _results, statements=_statements)

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from statistics import median
 
 from assay.harness.ingest.results.comparison import ComparedLatency, requirement
-from assay.harness.ingest.results.result_set import Latencies, ResultSet
+from assay.harness.ingest.results.result_set import ResultSet
 from assay.harness.stats.ratio import Ratio, RatioDecision, decide_ratios, ratio_of
 from assay.harness.verdict import Check
 
+_TITLES = {"ttft": "time to the first token", "tpot": "time per output token", "e2e": "time of a request"}
 _MOST_PAIRS = 1_000
 """Pairs that a ratio is taken from, evenly chosen: the estimate sorts the means of all pairs of them."""
 
@@ -73,10 +74,7 @@ def _settings_that_differ(a: ResultSet, b: ResultSet) -> list[str]:
 
 def _untimed(*runs: ResultSet) -> str:
     """Describe requests that did not fail and lack a time to the first token: the benchmark writes 0 where it saw no token."""
-    counts = [
-        sum(s is None for latency in run.latencies if latency.id == "ttft" for s in latency.seconds) - run.failed
-        for run in runs
-    ]
+    counts = [sum(s is None for s in run.latencies.get("ttft", ())) - run.failed for run in runs]
     return f"{counts[0]:,} in A and {counts[1]:,} in B have none, and are left out" if any(counts) else ""
 
 
@@ -85,22 +83,21 @@ def _rows(a: Sequence[ResultSet], last: ResultSet, bound: float, alpha: float) -
     again = next(
         (later for later in a[1:] if later.requests == first.requests and not _settings_that_differ(first, later)), None
     )
-    measured = []
-    for place, one in enumerate(first.latencies):
-        floor = _logs(one, again.latencies[place], first, again) if again else []
-        measured.append((_logs(one, last.latencies[place], first, last), floor))
-    decided = decide_ratios(measured, bound, alpha)
+    measured = {
+        name: (_logs(name, first, last), _logs(name, first, again) if again else []) for name in first.latencies
+    }
+    decided = decide_ratios(list(measured.values()), bound, alpha)
     return tuple(
-        _row(one, last.latencies[place], decided[place], measured[place][0], alpha, again is not None)
-        for place, one in enumerate(first.latencies)
+        _row(name, first, last, decision, logs, alpha, again is not None)
+        for (name, (logs, _)), decision in zip(measured.items(), decided, strict=True)
     )
 
 
-def _logs(latencies: Latencies, other: Latencies, a: ResultSet, b: ResultSet) -> list[float]:
+def _logs(name: str, a: ResultSet, b: ResultSet) -> list[float]:
     """Log ratios of the requests that have this time in both, and had the same lengths."""
     found = [
         math.log(y / x)
-        for x, y, p, q in zip(latencies.seconds, other.seconds, a.requests, b.requests, strict=True)
+        for x, y, p, q in zip(a.latencies[name], b.latencies[name], a.requests, b.requests, strict=True)
         if x and y and p == q
     ]
     step = max(1, math.ceil(len(found) / _MOST_PAIRS))
@@ -108,7 +105,7 @@ def _logs(latencies: Latencies, other: Latencies, a: ResultSet, b: ResultSet) ->
 
 
 def _row(
-    a: Latencies, b: Latencies, decision: RatioDecision, logs: Sequence[float], alpha: float, has_floor: bool
+    name: str, a: ResultSet, b: ResultSet, decision: RatioDecision, logs: Sequence[float], alpha: float, has_floor: bool
 ) -> ComparedLatency:
     ratio: Ratio = ratio_of(logs, alpha)
     why = decision.why
@@ -118,8 +115,8 @@ def _row(
             "confidence), but how much two runs of A differ is not known. To resolve: run A's benchmark again into the same file."
         )
     return ComparedLatency(
-        id=a.id,
-        title=a.title,
+        id=name,
+        title=_TITLES[name],
         verdict=decision.verdict,
         why=why,
         pairs=len(logs),
@@ -127,13 +124,13 @@ def _row(
         low=ratio.interval.low if logs else None,
         high=ratio.interval.high if logs and math.isfinite(ratio.interval.high) else None,
         floor=decision.floor.value if has_floor else None,
-        a_median=_median(a),
-        b_median=_median(b),
+        a_median=_median(a.latencies[name]),
+        b_median=_median(b.latencies[name]),
     )
 
 
-def _median(latencies: Latencies) -> float | None:
-    times = [seconds for seconds in latencies.seconds if seconds is not None]
+def _median(latencies: Sequence[float | None]) -> float | None:
+    times = [seconds for seconds in latencies if seconds is not None]
     return median(times) if times else None
 
 

@@ -15,9 +15,18 @@ from typing import Any, NamedTuple
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.ingest.guessing import below_guessing
 from assay.harness.ingest.result import CitedFinding, Excerpt, FactTable, FileDocument, Statement
-from assay.harness.ingest.results.json_files import json_object, json_rows, read_object
 from assay.harness.ingest.results.lm_eval_choices import choices, chosen, described, question, target
-from assay.harness.ingest.results.result_set import ReadResults, ResultItem, ResultSet, ResultsReader, score_names
+from assay.harness.ingest.results.result_set import (
+    ReadResults,
+    ResultItem,
+    ResultSet,
+    json_object,
+    json_rows,
+    read_object,
+    results_reader,
+    score_names,
+    statements_of,
+)
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.reading import whole_file
 from assay.harness.text import did_you_mean
@@ -34,76 +43,70 @@ _TABLES = (("scores", "Scores", False), ("scores-in-groups", "Scores of the task
 _SAMPLING = ("until", "max_gen_toks", "max_tokens", "do_sample", "temperature", "top_p", "top_k", "min_p", "seed")
 
 
-class LmEval(ResultsReader):
-    """Reads what lm-eval wrote."""
+def _recognises(source: SourceFile) -> bool:
+    """Recognise a sample's line with three hashes, a results file with configs and versions, or a folder with such files."""
+    if source.path.is_dir():
+        return any(_recognises(SourceFile.of(path)) for path in _files(source.path))
+    head = source.head_text.lstrip()
+    if not head.startswith("{"):
+        return False
+    first = head.partition("\n")[0]
+    return all(f'"{key}"' in first for key in _SAMPLE_KEYS[:3]) or _is_results(source.path, head)
 
-    id = "lm-eval"
-    title = "lm-eval results"
 
-    def recognises(self, source: SourceFile) -> bool:
-        """Recognise a sample's line with three hashes, a results file with configs and versions, or a folder with such files."""
-        if source.path.is_dir():
-            return any(self.recognises(SourceFile.of(path)) for path in _files(source.path))
-        head = source.head_text.lstrip()
-        if not head.startswith("{"):
-            return False
-        first = head.partition("\n")[0]
-        return all(f'"{key}"' in first for key in _SAMPLE_KEYS[:3]) or _is_results(source.path, head)
+def _with_scores(source: SourceFile, document: FileDocument) -> FileDocument:
+    """Add the findings, and the scores that a results file states where it has no samples beside it."""
+    pairs = [(samples, results) for samples, results in _pairs(source.path) if results]
+    alone = [score for samples, results in pairs if samples is None for score in _scores(results)]
+    found = [
+        finding for results in dict.fromkeys(results for _, results in pairs) for finding in _below_guessing(results)
+    ]
+    if not alone:
+        return document.model_copy(update={"findings": tuple(found)})
+    tables = [
+        _table(id, title, [result for result in alone if result.grouped == inside]) for id, title, inside in _TABLES
+    ]
+    file = document.file.model_copy(update={"lines": len(alone), "read": len(alone), "unit": "score"})
+    shown = (*document.tables, *(table for table in tables if table.rows))
+    return document.model_copy(update={"file": file, "tables": shown, "findings": tuple(found)})
 
-    def read(self, source: SourceFile) -> FileDocument:
-        """See `FileReader`. Scores that a results file states are shown where it has no samples beside it."""
-        document = super().read(source)
-        pairs = [(samples, results) for samples, results in _pairs(source.path) if results]
-        alone = [score for samples, results in pairs if samples is None for score in _scores(results)]
-        found = [
-            finding
-            for results in dict.fromkeys(results for _, results in pairs)
-            for finding in _below_guessing(results)
-        ]
-        if not alone:
-            return document.model_copy(update={"findings": tuple(found)})
-        tables = [
-            _table(id, title, [result for result in alone if result.grouped == inside]) for id, title, inside in _TABLES
-        ]
-        file = document.file.model_copy(update={"lines": len(alone), "read": len(alone), "unit": "score"})
-        shown = (*document.tables, *(table for table in tables if table.rows))
-        return document.model_copy(update={"file": file, "tables": shown, "findings": tuple(found)})
 
-    def statements(self, source: SourceFile) -> Iterable[Statement]:
-        """Yield the scores that lm-eval states, and those that its samples have."""
-        for _, results in _pairs(source.path):
-            if results:
-                yield from _stated(results)
-        yield from super().statements(source)
+def _statements(source: SourceFile) -> Iterable[Statement]:
+    """Yield the scores that lm-eval states, and those that its samples have."""
+    for _, results in _pairs(source.path):
+        if results:
+            yield from _stated(results)
+    yield from statements_of(_results(source, ""))
 
-    def results(self, source: SourceFile, metric: str = "") -> ReadResults:
-        """Read all tasks of the files.
 
-        Args:
-            source: a samples file, beside which its results file is looked for; a results file, beside which its samples are; or a
-                folder of them, in which each task may occur once.
-            metric: which score counts, as lm-eval names it: "exact_match,strict-match"; by default the first metric of the first
-                filter.
+def _results(source: SourceFile, metric: str) -> ReadResults:
+    """Read all tasks of the files.
 
-        Raises:
-            EvidenceError: the folder holds two runs of a task; a results file is damaged.
-            UsageError: no score has the name that was asked for.
-        """
-        reading = ReadResults(unit="sample")
-        for samples, results in _pairs(source.path):
-            found = read_object(results) if results else {}
-            if samples is None:
-                reading.notes.append(f"{results} has no samples beside it: run lm-eval with --log_samples")
-                continue
-            reading.sets.append(_task(samples, found, metric, reading))
-        names = [result_set.task for result_set in reading.sets]
-        if repeated := sorted({name for name in names if names.count(name) > 1}):
-            raise EvidenceError(
-                f"{source.path} holds more than one run of {repeated[0]}.",
-                "one run",
-                "name one of the samples_*.jsonl files",
-            )
-        return reading
+    Args:
+        source: a samples file, beside which its results file is looked for; a results file, beside which its samples are; or a
+            folder of them, in which each task may occur once.
+        metric: which score counts, as lm-eval names it: "exact_match,strict-match"; by default the first metric of the first
+            filter.
+
+    Raises:
+        EvidenceError: the folder holds two runs of a task; a results file is damaged.
+        UsageError: no score has the name that was asked for.
+    """
+    reading = ReadResults(unit="sample")
+    for samples, results in _pairs(source.path):
+        found = read_object(results) if results else {}
+        if samples is None:
+            reading.notes.append(f"{results} has no samples beside it: run lm-eval with --log_samples")
+            continue
+        reading.sets.append(_task(samples, found, metric, reading))
+    names = [result_set.task for result_set in reading.sets]
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise EvidenceError(
+            f"{source.path} holds more than one run of {repeated[0]}.",
+            "one run",
+            "name one of the samples_*.jsonl files",
+        )
+    return reading
 
 
 def _files(folder: Path) -> list[Path]:
@@ -312,3 +315,8 @@ def _tokenizer(arguments: Any) -> str:
 def _sampling(config: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, str]:
     given = {**(config.get("generation_kwargs") or {}), **(run.get("gen_kwargs") or {})} if config else {}
     return {key: str(value) for key, value in sorted(given.items()) if key in _SAMPLING}
+
+
+READER = results_reader(
+    "lm-eval", "lm-eval results", _recognises, _results, extend=_with_scores, statements=_statements
+)

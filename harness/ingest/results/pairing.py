@@ -11,6 +11,8 @@ from pydantic import Field
 from assay.harness.ingest.results.result_set import ResultItem, ResultSet
 from assay.harness.schema import Part
 
+ItemPair = tuple[ResultItem, ResultItem]
+"""The answers of A and of B to one document, asked with the same prompt."""
 _EXAMPLES = 3
 """Keys that are named of what cannot be paired."""
 
@@ -22,21 +24,6 @@ class Unpaired(Part):
     title: str
     count: int
     examples: tuple[str, ...] = Field(description="keys of the first of them")
-
-
-@dataclass(frozen=True)
-class ItemPair:
-    """One document that both answered, asked with the same prompt."""
-
-    a: ResultItem
-    b: ResultItem
-
-    @property
-    def loss(self) -> float:
-        """A's score minus B's, from -1 to 1."""
-        assert self.a.score is not None
-        assert self.b.score is not None
-        return self.a.score - self.b.score
 
 
 @dataclass
@@ -108,12 +95,12 @@ def pair_items(a: Sequence[ResultItem], b: Sequence[ResultItem]) -> ItemPairing:
         if reason:
             reasons.setdefault(reason, []).append(key[0] if not key[1] else f"{key[0]} (repeat {key[1]})")
         else:
-            pairs.append(ItemPair(mine[0], theirs[0]))
+            pairs.append((mine[0], theirs[0]))
     unpaired = [
         Unpaired(id=reason, title=_TITLES[reason], count=len(names), examples=tuple(names[:_EXAMPLES]))
         for reason, names in reasons.items()
     ]
-    unverified = sum(not (pair.a.prompt_hash and pair.b.prompt_hash) for pair in pairs)
+    unverified = sum(not (mine.prompt_hash and theirs.prompt_hash) for mine, theirs in pairs)
     return ItemPairing(pairs, unpaired, again, unverified)
 
 
@@ -133,7 +120,15 @@ def _apart(a: ResultItem, b: ResultItem) -> str:
     return "not-scored" if a.score is None or b.score is None else ""
 
 
+def loss(pair: ItemPair) -> float:
+    """Return A's score minus B's, from -1 to 1."""
+    a, b = (item.score for item in pair)
+    assert a is not None
+    assert b is not None
+    return a - b
+
+
 def guessing(pairs: Sequence[ItemPair]) -> float:
     """Compute the accuracy of always giving the most frequent expected answer: 1/4 for 4 balanced letters, near 0 for numbers."""
-    counted = Counter(pair.a.target for pair in pairs)
+    counted = Counter(mine.target for mine, _ in pairs)
     return max(counted.values()) / len(pairs) if counted and any(counted) else 0.0

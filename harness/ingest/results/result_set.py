@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
-from abc import ABC, abstractmethod
-from collections.abc import Iterable
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from pydantic import Field
 
+from assay.harness.errors import EvidenceError
 from assay.harness.ingest.quantity import quantity
-from assay.harness.ingest.result import Excerpt, Fact, FactTable, FileDocument, FileRead, Statement
+from assay.harness.ingest.result import Excerpt, Fact, FactTable, FileDocument, FileRead, Reader, Statement
 from assay.harness.ingest.source_file import SourceFile
+from assay.harness.reading import whole_file
 from assay.harness.schema import Part
 from assay.harness.text import one_line
 
@@ -34,14 +36,6 @@ class ResultItem(Part):
     parsed: str | None = Field(None, description="what the tool took from it; null where it found no answer")
     score: float | None = Field(None, description="1 right, 0 wrong, or a share of 1; null where it was not scored")
     repeat: int = Field(0, description="0 for the first answer to a document, 1 and above where it was asked again")
-
-
-class Latencies(Part):
-    """One quantity of a serving benchmark, request by request, in the order in which they were sent."""
-
-    id: Literal["ttft", "tpot", "e2e"]
-    title: str
-    seconds: tuple[float | None, ...] = Field(description="null for a request that failed or has no such time")
 
 
 class ResultSet(Part):
@@ -66,7 +60,10 @@ class ResultSet(Part):
     adaptive: bool = Field(False, description="whether the tool stopped asking because of the answers")
     figures: dict[str, str] = Field(default_factory=dict, description="what the tool summed up itself, as text")
     items: tuple[ResultItem, ...] = ()
-    latencies: tuple[Latencies, ...] = ()
+    latencies: dict[str, tuple[float | None, ...]] = Field(
+        default_factory=dict,
+        description="seconds of each request of a benchmark, as sent, by quantity; null where it failed or has no such time",
+    )
     requests: tuple[tuple[int, int], ...] = Field((), description="tokens in and out of each request of a benchmark")
     failed: int = Field(
         0, description="requests or documents that ended in an error; tests that failed and are not listed"
@@ -105,49 +102,100 @@ class ReadResults:
             self.excerpts.append(Excerpt(first=number, last=number, text=one_line(text, 200)))
 
 
-def short_hash(text: str) -> str:
-    """Return the first 16 hex digits of a text's SHA-256."""
-    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
+def json_object(data: bytes | str, where: str) -> dict[str, Any]:
+    """Parse an object. NaN is admitted, which some tools write.
+
+    Args:
+        data: the text.
+        where: its file, for the error.
+
+    Raises:
+        EvidenceError: it is damaged, or no object.
+    """
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise EvidenceError(f"{where} is not JSON: {error}.", "an undamaged file", "copy it again") from None
+    if not isinstance(found, dict):
+        raise EvidenceError(f"{where} is not an object.", "an undamaged file", "copy it again")
+    return found
 
 
-class ResultsReader(ABC):
-    """A reader that gives the results themselves; its document and its statements follow from them."""
+def read_object(path: Path) -> dict[str, Any]:
+    """Read the object in a file; empty if there is no such file.
 
-    id: ClassVar[str]
-    title: ClassVar[str]
+    Raises:
+        EvidenceError: it is damaged, or no object.
+    """
+    return json_object(whole_file(path), str(path)) if path.is_file() else {}
 
-    @abstractmethod
-    def recognises(self, source: SourceFile) -> bool:
-        """See `FileReader`."""
 
-    @abstractmethod
-    def results(self, source: SourceFile, metric: str = "") -> ReadResults:
-        """Read all results of a file or folder.
+def json_rows(source: SourceFile, keys: Sequence[str], reading: ReadResults) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the objects of a file with one a line, with their lines; what is no object with these keys is counted as unread."""
+    for number, text in source.lines():
+        try:
+            row = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            reading.refuse(number, f"{error}: {text}")
+            continue
+        if not isinstance(row, dict) or not all(key in row for key in keys):
+            reading.refuse(number, text)
+            continue
+        reading.read += 1
+        yield number, row
 
-        Args:
-            source: what `recognises` takes.
-            metric: which score counts, for the tools that write several; by default the first.
 
-        Raises:
-            EvidenceError: it is damaged.
-            UsageError: no score has the name that was asked for.
-        """
+@dataclass(frozen=True, kw_only=True)
+class ResultsReader(Reader):
+    """A reader that gives the results themselves.
 
-    def read(self, source: SourceFile) -> FileDocument:
-        """See `FileReader`."""
-        reading = self.results(source)
-        return FileDocument(
+    Attributes:
+        results: reads all results of a file or folder. The second argument is the score that counts, for the tools that write
+            several; empty for the first. Raises EvidenceError if the file is damaged, and UsageError if no score has that name.
+    """
+
+    results: Callable[[SourceFile, str], ReadResults]
+
+
+def results_reader(
+    id: str,
+    title: str,
+    recognises: Callable[[SourceFile], bool],
+    results: Callable[[SourceFile, str], ReadResults],
+    *,
+    extend: Callable[[SourceFile, FileDocument], FileDocument] = lambda _, document: document,
+    statements: Callable[[SourceFile], Iterable[Statement]] | None = None,
+) -> ResultsReader:
+    """Make a reader whose document and statements follow from its results.
+
+    Args:
+        id: of the format.
+        title: for people.
+        recognises: see `Reader`.
+        results: see `ResultsReader`.
+        extend: adds to the document what only this format has.
+        statements: instead of those of the results.
+    """
+
+    def read(source: SourceFile) -> FileDocument:
+        reading = results(source, "")
+        document = FileDocument(
             file=FileRead.of(
-                source, self.id, self.title, reading.read, reading.unread, reading.unit, reading.excerpts, reading.notes
+                source, id, title, reading.read, reading.unread, reading.unit, reading.excerpts, reading.notes
             ),
             facts=tuple(fact for result_set in reading.sets for fact in _facts(result_set)),
             tables=tuple(table for table in (_table(reading.sets), _figures(reading.sets)) if table.rows),
         )
+        return extend(source, document)
 
-    def statements(self, source: SourceFile) -> Iterable[Statement]:
-        """Yield the mean scores of answers, and the figures of a benchmark; see `recognise.States`."""
-        for result_set in self.results(source).sets:
-            yield from figures(result_set) if result_set.kind == "latencies" else _score(result_set)
+    stated = statements or (lambda source: statements_of(results(source, "")))
+    return ResultsReader(id=id, title=title, recognises=recognises, read=read, statements=stated, results=results)
+
+
+def statements_of(reading: ReadResults) -> Iterable[Statement]:
+    """Yield the mean scores of answers, and the figures of a benchmark."""
+    for result_set in reading.sets:
+        yield from figures(result_set) if result_set.kind == "latencies" else _score(result_set)
 
 
 def score_names(task: str, metric: str) -> tuple[str, ...]:

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from assay.harness.ingest.results.json_files import json_object, json_rows
-from assay.harness.ingest.results.result_set import Latencies, ReadResults, ResultSet, ResultsReader
+from assay.harness.ingest.results.result_set import ReadResults, ResultSet, json_object, json_rows, results_reader
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.reading import whole_file
 
@@ -26,27 +25,22 @@ _SHOWN = ("completed", "request_throughput", "output_throughput", "median_ttft_m
           "median_e2e_latency_ms", "p99_ttft_ms", "p99_e2e_latency_ms")  # fmt: skip
 
 
-class Serving(ResultsReader):
-    """Reads the results of the serving benchmarks of SGLang and vLLM."""
+def _recognises(source: SourceFile) -> bool:
+    """Recognise a JSON object with the benchmark's throughput and latencies, or with vLLM's names of model and tokenizer."""
+    head = source.head_text.lstrip()
+    first = head.partition("\n")[0]
+    by_line = all(f'"{key}"' in first for key in _KEYS)
+    return head.startswith("{") and (by_line or all(f'"{key}"' in head for key in _VLLM))
 
-    id = "serving"
-    title = "Results of a serving benchmark"
 
-    def recognises(self, source: SourceFile) -> bool:
-        """Recognise a JSON object with the benchmark's throughput and latencies, or with vLLM's names of model and tokenizer."""
-        head = source.head_text.lstrip()
-        first = head.partition("\n")[0]
-        by_line = all(f'"{key}"' in first for key in _KEYS)
-        return head.startswith("{") and (by_line or all(f'"{key}"' in head for key in _VLLM))
-
-    def results(self, source: SourceFile, metric: str = "") -> ReadResults:
-        """Make a set for each run of the file, in its order. `metric` is not used."""
-        reading = ReadResults(unit="run")
-        for number, row in _rows(source, reading):
-            reading.sets.append(_set(source, row, number))
-        if any(not result_set.requests for result_set in reading.sets):
-            reading.notes.append("no times of single requests: run the benchmark with --output-details")
-        return reading
+def _results(source: SourceFile, metric: str) -> ReadResults:
+    """Make a set for each run of the file, in its order."""
+    reading = ReadResults(unit="run")
+    for number, row in _rows(source, reading):
+        reading.sets.append(_set(source, row, number))
+    if any(not result_set.requests for result_set in reading.sets):
+        reading.notes.append("no times of single requests: run the benchmark with --output-details")
+    return reading
 
 
 def _rows(source: SourceFile, reading: ReadResults) -> Iterable[tuple[int, Mapping[str, Any]]]:
@@ -73,7 +67,7 @@ def _set(source: SourceFile, row: Mapping[str, Any], line: int) -> ResultSet:
         task=str(row.get("dataset_name", "serving")),
         settings={key: str(row[key]) for key in _SETTINGS if row.get(key) is not None},
         figures={key: _text(row[key]) for key in _SHOWN if row.get(key) is not None},
-        latencies=_latencies(row) if listed else (),
+        latencies=_latencies(row) if listed else {},
         requests=tuple(zip(row["input_lens"], row["output_lens"], strict=False)) if listed else (),
         failed=sum(bool(error) for error in errors),
     )
@@ -83,7 +77,8 @@ def _text(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _latencies(row: Mapping[str, Any]) -> tuple[Latencies, ...]:
+def _latencies(row: Mapping[str, Any]) -> dict[str, tuple[float | None, ...]]:
+    """Compute the times of each request: to the first token, of an output token, and of the whole, in seconds."""
     errors = row.get("errors") or [""] * len(row["ttfts"])
     first: list[float | None] = []
     between: list[float | None] = []
@@ -93,8 +88,7 @@ def _latencies(row: Mapping[str, Any]) -> tuple[Latencies, ...]:
         first.append(float(ttft) if fine else None)
         total.append(float(ttft + sum(itl)) if fine else None)
         between.append(sum(itl) / (tokens - 1) if fine and tokens > 1 and itl else None)
-    return (
-        Latencies(id="ttft", title="time to the first token", seconds=tuple(first)),
-        Latencies(id="tpot", title="time per output token", seconds=tuple(between)),
-        Latencies(id="e2e", title="time of a request", seconds=tuple(total)),
-    )
+    return {"ttft": tuple(first), "tpot": tuple(between), "e2e": tuple(total)}
+
+
+READER = results_reader("serving", "Results of a serving benchmark", _recognises, _results)

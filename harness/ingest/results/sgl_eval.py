@@ -12,9 +12,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from assay.evals.questions import prompt_hash
 from assay.harness.errors import EvidenceError
-from assay.harness.ingest.results.json_files import json_rows, read_object
-from assay.harness.ingest.results.result_set import ReadResults, ResultItem, ResultSet, ResultsReader, short_hash
+from assay.harness.ingest.results.result_set import (
+    ReadResults,
+    ResultItem,
+    ResultSet,
+    json_rows,
+    read_object,
+    results_reader,
+)
 from assay.harness.ingest.source_file import SourceFile
 
 _SCORES = ("symbolic_correct", "is_correct", "score")
@@ -22,48 +29,43 @@ _METRIC_KEYS = ("name", "num_examples", "n_repeats", "aggregate")
 _SAMPLE_KEYS = ("id", "expected_answer", "generation", "predicted_answer")
 
 
-class SglEval(ResultsReader):
-    """Reads an output folder of sgl-eval."""
+def _recognises(source: SourceFile) -> bool:
+    """Recognise a folder with the two kinds of files (or one folder that has them), or one of the files."""
+    if source.path.is_dir():
+        return bool(_folders(source.path))
+    head = source.head_text
+    if source.path.suffix == ".jsonl":
+        first = head.partition("\n")[0]
+        return all(f'"{key}"' in first for key in _SAMPLE_KEYS)
+    return head.lstrip().startswith("{") and all(f'"{key}"' in head for key in _METRIC_KEYS)
 
-    id = "sgl-eval"
-    title = "sgl-eval results"
 
-    def recognises(self, source: SourceFile) -> bool:
-        """Recognise a folder with the two kinds of files (or one folder that has them), or one of the files."""
-        if source.path.is_dir():
-            return bool(_folders(source.path))
-        head = source.head_text
-        if source.path.suffix == ".jsonl":
-            first = head.partition("\n")[0]
-            return all(f'"{key}"' in first for key in _SAMPLE_KEYS)
-        return head.lstrip().startswith("{") and all(f'"{key}"' in head for key in _METRIC_KEYS)
+def _results(source: SourceFile, metric: str) -> ReadResults:
+    """Read the benchmark of the folder. `metric` is not used: sgl-eval has one score.
 
-    def results(self, source: SourceFile, metric: str = "") -> ReadResults:
-        """Read the benchmark of the folder. `metric` is not used: sgl-eval has one score.
-
-        Raises:
-            EvidenceError: the folder holds several runs, or its metrics.json is damaged.
-        """
-        found_in = _folders(source.path) if source.path.is_dir() else [source.path.parent]
-        if len(found_in) > 1:
-            raise EvidenceError(
-                f"{source.path} holds {len(found_in)} runs: {', '.join(run.name for run in found_in[:3])}.",
-                "one run",
-                "name one of its folders",
-            )
-        folder, reading = found_in[0], ReadResults(unit="sample")
-        found = read_object(folder / "metrics.json")
-        if not found:
-            reading.notes.append(f"{folder} has no metrics.json: model, settings and version are not known")
-        if found.get("partial"):
-            reading.notes.append(
-                f"the run was cut short: {found.get('completed_samples')} samples of {found.get('planned_examples')} examples"
-            )
-        items: list[ResultItem] = []
-        for repeat, path in enumerate(sorted(folder.glob("output-rs*.jsonl"))):
-            _read_samples(path, repeat, items, reading)
-        reading.sets.append(_set(folder, found, items))
-        return reading
+    Raises:
+        EvidenceError: the folder holds several runs, or its metrics.json is damaged.
+    """
+    found_in = _folders(source.path) if source.path.is_dir() else [source.path.parent]
+    if len(found_in) > 1:
+        raise EvidenceError(
+            f"{source.path} holds {len(found_in)} runs: {', '.join(run.name for run in found_in[:3])}.",
+            "one run",
+            "name one of its folders",
+        )
+    folder, reading = found_in[0], ReadResults(unit="sample")
+    found = read_object(folder / "metrics.json")
+    if not found:
+        reading.notes.append(f"{folder} has no metrics.json: model, settings and version are not known")
+    if found.get("partial"):
+        reading.notes.append(
+            f"the run was cut short: {found.get('completed_samples')} samples of {found.get('planned_examples')} examples"
+        )
+    items: list[ResultItem] = []
+    for repeat, path in enumerate(sorted(folder.glob("output-rs*.jsonl"))):
+        _read_samples(path, repeat, items, reading)
+    reading.sets.append(_set(folder, found, items))
+    return reading
 
 
 def _folders(path: Path) -> list[Path]:
@@ -82,7 +84,7 @@ def _item(row: Mapping[str, Any], repeat: int) -> ResultItem:
     parsed = row["predicted_answer"]
     return ResultItem(
         key=str(row["id"]),
-        prompt_hash=short_hash(str(problem)) if problem else "",
+        prompt_hash=prompt_hash(str(problem)) if problem else "",
         target=str(row["expected_answer"]),
         answer=str(row["generation"] or ""),
         parsed=None if parsed is None else str(parsed),
@@ -106,7 +108,7 @@ def _set(folder: Path, found: Mapping[str, Any], items: list[ResultItem]) -> Res
         task=str(found.get("name", folder.name)),
         metric="correct",
         model=str(found.get("model", "")),
-        template=short_hash(prompt["yaml"]) if prompt.get("yaml") else "",
+        template=prompt_hash(prompt["yaml"]) if prompt.get("yaml") else "",
         task_version=json.dumps(found["bench_args"], sort_keys=True) if found.get("bench_args") else "",
         sampling={key: str(value) for key, value in sorted((found.get("gen") or {}).items()) if value is not None},
         settings={key: str(value) for key, value in settings.items() if value is not None}
@@ -114,3 +116,6 @@ def _set(folder: Path, found: Mapping[str, Any], items: list[ResultItem]) -> Res
         items=tuple(items),
         failed=sum(item.score is None for item in items),
     )
+
+
+READER = results_reader("sgl-eval", "sgl-eval results", _recognises, _results)

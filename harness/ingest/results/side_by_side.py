@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from assay.harness.errors import UsageError
-from assay.harness.ingest.results.assay_run import AssayRun
+from assay.harness.ingest.results import assay_run
 from assay.harness.ingest.results.compare_results import PassLimits, compare_two_runs
 from assay.harness.ingest.results.comparison import COVERS, CompareResult
 from assay.harness.ingest.results.loaded import Loaded, load
@@ -56,11 +56,10 @@ def are_runs(paths: Iterable[Path]) -> bool:
     Raises:
         UsageError: one does not exist.
     """
-    reader = AssayRun()
     for path in paths:
         source = SourceFile.of(path)
         with reading(path, "results file"):
-            if not reader.recognises(source):
+            if not assay_run.READER.recognises(source):
                 return False
     return True
 
@@ -95,8 +94,7 @@ def compare_runs(paths: Sequence[Path], limits: PassLimits, reproduce: str = "")
 
 
 def _compared(loaded: Sequence[Loaded], limits: PassLimits, reproduce: str) -> RunsComparison:
-    reader = AssayRun()
-    reports = [reader.report(side.source) for side in loaded]
+    reports = [assay_run.report_of(side.source) for side in loaded]
     first, *others = zip(loaded, reports, strict=True)
     pairs = [compare_two_runs(first[0], one, limits, first[1], report) for one, report in others]
     return _comparison(loaded, reports, pairs, reproduce)

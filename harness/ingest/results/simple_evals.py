@@ -13,15 +13,16 @@ from collections.abc import Iterable
 from html.parser import HTMLParser
 from pathlib import Path
 
+from assay.evals.questions import prompt_hash
 from assay.harness.ingest.result import Statement
-from assay.harness.ingest.results.json_files import read_object
 from assay.harness.ingest.results.result_set import (
     ReadResults,
     ResultItem,
     ResultSet,
-    ResultsReader,
     figures,
-    short_hash,
+    read_object,
+    results_reader,
+    statements_of,
 )
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.reading import whole_file
@@ -31,62 +32,58 @@ _NOTHING = ("None", "", "-9999999")
 """Extracted answers that stand for none; the number is INVALID of SGLang's GSM8K (``test/simple_eval_mixed_prefix_gsm8k.py``)."""
 
 
-class SimpleEvals(ResultsReader):
-    """Reads what simple-evals, or SGLang's copy of it, wrote."""
+def _recognises(source: SourceFile) -> bool:
+    """Recognise a report with its headings, or a JSON object of a score and its standard deviation."""
+    head = source.head_text
+    if "<h1>Examples</h1>" in head and "<h3>Prompt conversation</h3>" in head:
+        return True
+    if not head.lstrip().startswith("{") or len(source.head) > 60_000:
+        return False
+    try:
+        found = json.loads(head)
+    except ValueError:
+        return False
+    return isinstance(found, dict) and "score" in found and "score:std" in found
 
-    id = "simple-evals"
-    title = "simple-evals results"
 
-    def recognises(self, source: SourceFile) -> bool:
-        """Recognise a report with its headings, or a JSON object of a score and its standard deviation."""
-        head = source.head_text
-        if "<h1>Examples</h1>" in head and "<h3>Prompt conversation</h3>" in head:
-            return True
-        if not head.lstrip().startswith("{") or len(source.head) > 60_000:
-            return False
-        try:
-            found = json.loads(head)
-        except ValueError:
-            return False
-        return isinstance(found, dict) and "score" in found and "score:std" in found
+def _statements(source: SourceFile) -> Iterable[Statement]:
+    """Yield the mean score of the examples, and what the JSON sums up."""
+    reading = _results(source, "")
+    yield from statements_of(reading)
+    for result_set in reading.sets:
+        yield from figures(result_set)
 
-    def statements(self, source: SourceFile) -> Iterable[Statement]:
-        """Yield the mean score of the examples, and what the JSON sums up."""
-        reading = self.results(source)
-        yield from super().statements(source)
-        for result_set in reading.sets:
-            yield from figures(result_set)
 
-    def results(self, source: SourceFile, metric: str = "") -> ReadResults:
-        """Read the evaluation of the file. Of the JSON, the report beside it is read if there is one. `metric` is not used.
+def _results(source: SourceFile, metric: str) -> ReadResults:
+    """Read the evaluation of the file. Of the JSON, the report beside it is read if there is one.
 
-        Raises:
-            EvidenceError: the JSON is damaged.
-        """
-        path = source.path
-        reading = ReadResults(unit="example")
-        report = path if path.suffix == ".html" else path.with_suffix(".html")
-        scores = path if path.suffix == ".json" else path.with_suffix(".json")
-        written = read_object(scores)
-        if not report.is_file():
-            reading.notes.append(
-                f"the answers are in {report.name}, which is not beside {path.name}: only the score is known"
-            )
-        else:
-            _check_total(written, items := _examples(report, reading), reading)
-        name, _, model = path.stem.partition("_")
-        reading.sets.append(
-            ResultSet(
-                source=str(path),
-                tool="simple-evals",
-                task=name,
-                metric="score",
-                model=model,
-                settings={key: f"{value}" for key, value in written.items()},
-                items=tuple(items) if report.is_file() else (),
-            )
+    Raises:
+        EvidenceError: the JSON is damaged.
+    """
+    path = source.path
+    reading = ReadResults(unit="example")
+    report = path if path.suffix == ".html" else path.with_suffix(".html")
+    scores = path if path.suffix == ".json" else path.with_suffix(".json")
+    written = read_object(scores)
+    if not report.is_file():
+        reading.notes.append(
+            f"the answers are in {report.name}, which is not beside {path.name}: only the score is known"
         )
-        return reading
+    else:
+        _check_total(written, items := _examples(report, reading), reading)
+    name, _, model = path.stem.partition("_")
+    reading.sets.append(
+        ResultSet(
+            source=str(path),
+            tool="simple-evals",
+            task=name,
+            metric="score",
+            model=model,
+            settings={key: f"{value}" for key, value in written.items()},
+            items=tuple(items) if report.is_file() else (),
+        )
+    )
+    return reading
 
 
 def _check_total(written: dict[str, object], items: list[ResultItem], reading: ReadResults) -> None:
@@ -118,8 +115,8 @@ def _item(example: dict[str, str]) -> ResultItem:
     except ValueError:
         score = None
     return ResultItem(
-        key=short_hash(example["prompt"] + "\0" + example["target"]),
-        prompt_hash=short_hash(example["prompt"]),
+        key=prompt_hash(example["prompt"] + "\0" + example["target"]),
+        prompt_hash=prompt_hash(example["prompt"]),
         target=example["target"],
         answer=example["answer"],
         parsed=None if example["parsed"] in _NOTHING else example["parsed"],
@@ -175,3 +172,6 @@ class _Report(HTMLParser):
         if self._now:  # the report was cut off within an example
             self.examples.append(self._now)
             self._now = None
+
+
+READER = results_reader("simple-evals", "simple-evals results", _recognises, _results, statements=_statements)

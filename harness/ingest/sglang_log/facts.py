@@ -5,50 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from assay.harness.ingest.result import CitedLines
 from assay.harness.tracebacks import Traceback
 
 KEPT = 10_000
 """Entries that a list of facts keeps; what lies beyond is counted only."""
-
-
-@dataclass
-class CitedLines:
-    """Lines that state the same: how many, the first and the last, and the text of the first.
-
-    Attributes:
-        first: its number; 0 while there is none.
-    """
-
-    count: int = 0
-    first: int = 0
-    last: int = 0
-    text: str = ""
-
-    @classmethod
-    def of(cls, number: int, text: str) -> CitedLines:
-        """Cite one line."""
-        return cls(1, number, number, text)
-
-    def see(self, number: int, text: str) -> None:
-        """Count one more."""
-        if not self.count:
-            self.first, self.text = number, text
-        self.count += 1
-        self.last = number
-
-
-@dataclass
-class Burst:
-    """Requests that were answered with no batch between them.
-
-    Attributes:
-        steps: decode steps between the last wave of prefills (4 sequences or more) and the first of these answers, as far as the
-            lines of decode batches tell: a multiple of ``decode_log_interval``.
-    """
-
-    size: int
-    steps: int
-    where: CitedLines
 
 
 @dataclass
@@ -62,6 +23,9 @@ class Server:
         prefix_new: new tokens of prefill batches with 16 cached tokens or more per sequence.
         decode_steps: lines of decode batches × ``decode_log_interval``.
         decode_tokens: the sum of running requests × ``decode_log_interval`` over them.
+        bursts: requests that were answered with no batch between them, and the decode steps between the last wave of prefills
+            (4 sequences or more) and the first of these answers, as far as the lines of decode batches tell: a multiple of
+            ``decode_log_interval``.
         facts: numbers from its start, by a stable name: text and where.
     """
 
@@ -84,7 +48,7 @@ class Server:
     throughput: float = 0.0
     answered: CitedLines = field(default_factory=CitedLines)
     refused: CitedLines = field(default_factory=CitedLines)
-    bursts: list[Burst] = field(default_factory=list)
+    bursts: list[tuple[CitedLines, int]] = field(default_factory=list)
     facts: dict[str, tuple[str, CitedLines]] = field(default_factory=dict)
 
     @property
@@ -122,40 +86,6 @@ class LogMetric:
     line: int
     text: str
     test: int
-    server: int
-
-
-@dataclass(frozen=True)
-class Group:
-    """Scores by group, from one line."""
-
-    scores: dict[str, float]
-    line: int
-    text: str
-    test: int
-
-
-@dataclass
-class ProgressBar:
-    """A progress bar: how far it came, of how many."""
-
-    label: str
-    done: int
-    total: int
-    line: int
-    test: int
-
-
-@dataclass
-class BenchmarkTable:
-    """A table of a benchmark.
-
-    Attributes:
-        rows: name, value and line.
-    """
-
-    title: str
-    rows: list[tuple[str, str, int]] = field(default_factory=list)
 
 
 @dataclass
@@ -166,6 +96,9 @@ class Log:
         kinds: pieces of lines by their kind.
         ids: index of a test by its id.
         beyond: tests, servers and metrics that are counted but not listed, since there are more than `KEPT`.
+        groups: scores by group, from one line, and the test.
+        bars: how far a progress bar came and in which line, by test, label and total.
+        blocks: tables of benchmarks: the title, and of each row name, value and line.
         notices: lines that may matter, by kind and text.
         calls: logged calls of kernels, by function.
         nan_from: results with NaN of calls whose inputs had none, by function.
@@ -183,10 +116,10 @@ class Log:
     tests: list[Test] = field(default_factory=list)
     servers: list[Server] = field(default_factory=list)
     metrics: list[LogMetric] = field(default_factory=list)
-    groups: list[Group] = field(default_factory=list)
+    groups: list[tuple[dict[str, float], CitedLines, int]] = field(default_factory=list)
     traces: list[tuple[Traceback, int]] = field(default_factory=list)
-    bars: dict[tuple[int, str, int], ProgressBar] = field(default_factory=dict)
-    blocks: list[BenchmarkTable] = field(default_factory=list)
+    bars: dict[tuple[int, str, int], tuple[int, int]] = field(default_factory=dict)
+    blocks: list[tuple[str, list[tuple[str, str, int]]]] = field(default_factory=list)
     commands: list[CitedLines] = field(default_factory=list)
     notices: dict[tuple[str, str], CitedLines] = field(default_factory=dict)
     calls: Counter[str] = field(default_factory=Counter)

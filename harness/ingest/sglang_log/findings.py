@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from assay.harness.attention.published import published
 from assay.harness.conditions import CACHED_PREFIX_TOKENS
 from assay.harness.ingest import guessing
 from assay.harness.ingest.guessing import GUESSING, LEVEL
-from assay.harness.ingest.result import CitedFinding, Excerpt
-from assay.harness.ingest.sglang_log.facts import Burst, CitedLines, Group, Log, LogMetric, Server
+from assay.harness.ingest.result import CitedFinding, CitedLines, Excerpt
+from assay.harness.ingest.sglang_log.facts import Log, LogMetric, Server
 from assay.harness.ingest.sglang_log.numbers import asserted
 from assay.harness.stats.binomial import at_most
 from assay.harness.text import counted, listed, one_line, percent
@@ -90,9 +90,7 @@ def _finding(id: str, where: str, diagnosis: str, evidence: Sequence[str], cites
 def cite(*places: _Cited) -> tuple[Excerpt, ...]:
     """Quote lines: a range where there are several of a kind."""
     quoted = [place if isinstance(place, CitedLines) else CitedLines.of(*place) for place in places]
-    return tuple(
-        Excerpt(first=lines.first, last=lines.last, text=one_line(lines.text)) for lines in quoted if lines.count
-    )
+    return tuple(lines.excerpt for lines in quoted if lines.count)
 
 
 def _test_name(log: Log, index: int) -> str:
@@ -106,11 +104,11 @@ def _outcome(log: Log, index: int) -> list[tuple[int, str]]:
 
 def _questions(log: Log, metric: LogMetric) -> tuple[int, CitedLines] | None:
     """Infer how many questions a score is of: a progress bar's total, in its test, of which the score is a whole number."""
-    for bar in reversed(list(log.bars.values())):
-        if bar.test == metric.test and not bar.label and bar.done == bar.total > 1:
-            right = metric.value * bar.total
+    for (test, label, total), (done, line) in reversed(log.bars.items()):
+        if test == metric.test and not label and done == total > 1:
+            right = metric.value * total
             if abs(right - round(right)) < 1e-3:
-                return bar.total, CitedLines.of(bar.line, f"{bar.done}/{bar.total}")
+                return total, CitedLines.of(line, f"{done}/{total}")
     return None
 
 
@@ -126,18 +124,20 @@ def _below_guessing(log: Log) -> Iterator[CitedFinding]:
         if (of := _questions(log, metric)) is None:
             continue
         groups = [
-            group for group in log.groups if group.test == metric.test and group.scores.get("score") == metric.value
+            (scores, where)
+            for scores, where, test in log.groups
+            if test == metric.test and scores.get("score") == metric.value
         ][:1]
-        evidence = [f"by group: {_by_group(group)}" for group in groups]
-        cites = cite((metric.line, metric.text), of[1], *((group.line, group.text) for group in groups))
+        evidence = [f"by group: {_by_group(scores)}" for scores, _ in groups]
+        cites = cite((metric.line, metric.text), of[1], *(where for _, where in groups))
         where = _test_name(log, metric.test)
         made = guessing.below_guessing(name, metric.value, of[0], where, evidence, cites)
         yield from filter(None, [made])
 
 
-def _by_group(group: Group) -> str:
+def _by_group(scores: Mapping[str, float]) -> str:
     """Return the scores by group in a line, without their deviations."""
-    shown = {key: value for key, value in group.scores.items() if not key.endswith(":std") and key != "score"}
+    shown = {key: value for key, value in scores.items() if not key.endswith(":std") and key != "score"}
     return ", ".join(f"{key} {value:.3g}" for key, value in shown.items())
 
 
@@ -181,7 +181,7 @@ def _unparsed(log: Log) -> Iterator[CitedFinding]:
             continue
         right = round(metric.value * of[0])
         endless = [burst for server in log.servers if server.test == metric.test for burst in _runaway(log, server)]
-        ran = sum(burst.size for burst in endless)
+        ran = sum(answers.count for answers, _ in endless)
         guessed = right / GUESSING[name]
         evidence = [f"{right} right answers are what guessing on {guessed:.0f} questions gives, not on {of[0]}"]
         if 0 < ran < of[0]:
@@ -189,17 +189,17 @@ def _unparsed(log: Log) -> Iterator[CitedFinding]:
             evidence.append(
                 f"{ran} of {of[0]} ran to the token limit; of the other {rest}, at most {right} are right ({right / rest:.2f})"
             )
-        cites: list[_Cited] = [(metric.line, metric.text), *(burst.where for burst in endless)]
+        cites: list[_Cited] = [(metric.line, metric.text), *(answers for answers, _ in endless)]
         yield _finding("answers-unparsed", _test_name(log, metric.test), says, evidence, cites)
 
 
-def _runaway(log: Log, server: Server) -> list[Burst]:
+def _runaway(log: Log, server: Server) -> list[tuple[CitedLines, int]]:
     """Find answers that ended together, as many steps after they began as an answer may have tokens."""
     if log.disordered.count:  # of several processes: nobody knows whose batches lie between
         return []
     limit = log.answer_limit[0]
     interval = server.decode_steps // server.decodes.count if server.decodes.count else 0
-    return [burst for burst in server.bursts if limit and interval and abs(burst.steps - limit) <= interval]
+    return [burst for burst in server.bursts if limit and interval and abs(burst[1] - limit) <= interval]
 
 
 def _runaways(log: Log) -> Iterator[CitedFinding]:
@@ -215,18 +215,18 @@ def _runaways(log: Log) -> Iterator[CitedFinding]:
         generated = server.decode_tokens / max(1, server.answered.count)
         evidence = [
             *(
-                f"{burst.size} answers end together, {burst.steps} decode steps after they began, of at most {limit}"
-                for burst in bursts
+                f"{answers.count} answers end together, {steps} decode steps after they began, of at most {limit}"
+                for answers, steps in bursts
             ),
             f"about {generated:,.0f} generated tokens per answered request",
             *(f"{second.name} = {second.value:.1f} s" for second in seconds),
         ]  # fmt: skip
         took = f"; the evaluation took {seconds[0].value:.0f} s." if seconds else "."
-        count = sum(burst.size for burst in bursts)
+        count = sum(answers.count for answers, _ in bursts)
         says = f"{count} answers ran to the limit of {limit} tokens instead of ending{took}"
         cites: list[_Cited] = [
             said,
-            *(burst.where for burst in bursts),
+            *(answers for answers, _ in bursts),
             *((second.line, second.text) for second in seconds),
         ]
         yield _finding("runaway-generations", _test_name(log, server.test), says, evidence, cites)
@@ -287,7 +287,7 @@ def _decode_not_shown(log: Log) -> Iterator[CitedFinding]:
     same = _graph_memory(log, reference, server) if memory else None
     if memory and same and memory[0] == same[0]:
         evidence.append(f"its decode graphs take the memory that those of {reference} take, {memory[0]}")
-    rates = [row for block in log.blocks for row in block.rows if "utput token throughput" in row[0]][:1]
+    rates = [row for _, rows in log.blocks for row in rows if "utput token throughput" in row[0]][:1]
     evidence += [
         f"the throughput of {rate} tok/s that the log reports is of decode, so it may not be {candidate}'s"
         for _, rate, _ in rates

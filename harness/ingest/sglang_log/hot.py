@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 
 from assay.harness.conditions import CACHED_PREFIX_TOKENS
-from assay.harness.ingest.sglang_log.facts import KEPT, Burst, CitedLines, Server
+from assay.harness.ingest.result import CitedLines
+from assay.harness.ingest.sglang_log.facts import KEPT, Server
 
 _TAIL = r"(?:, [#\w][\w #()/.-]*: [^\s,:\[\]]+)*(?:, ?)?"
 _PREFILL = re.compile(
@@ -96,4 +97,4 @@ class Hot:
         """End a burst of answers: a batch followed it, or the log ends."""
         burst, self._burst = self._burst, CitedLines()
         if burst.count >= _WAVE and len(self.server.bursts) < KEPT:
-            self.server.bursts.append(Burst(burst.count, self.server.decode_steps - self._wave, burst))
+            self.server.bursts.append((burst, self.server.decode_steps - self._wave))

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 
-from assay.harness.ingest.sglang_log.facts import KEPT, CitedLines, Log
+from assay.harness.ingest.result import CitedLines
+from assay.harness.ingest.sglang_log.facts import KEPT, Log
 
 KIND = "kernel-call"
 _CALL = "SGLang Kernel API Call: "

@@ -1,4 +1,4 @@
-"""LineKinds of lines that stand on their own, by the words that they begin with.
+"""Kinds of lines that stand on their own, by the words that they begin with.
 
 Read in SGLang 0.5.17 to 0.5.23 (``sglang/srt``, ``sglang/test``, ``sglang/bench_*``), uvicorn 0.51, pytest 9.0, PyTorch 2.13
 (``torch/_inductor/select_algorithm.py``) and huggingface_hub 1.x, and seen in their logs. A rule is about what a program prints
@@ -9,25 +9,12 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import NamedTuple
 
+_Rule = tuple[re.Pattern[str], str, str]
+"""A pattern that matches all of a text, its kind (an id in kebab-case), and the kind of notice that it is; empty for none."""
 _GB = r"-?[\d.]+ GB"
 _CHOICE = r"(?:Us(?:e|ing)|Detected|Auto-\w+|Automatically|Inferred|Defaulting|Set(?:ting)?|Enabl(?:e|ed|ing)|Resolved)"
 """How a line of SGLang begins that reports an option it chose by itself."""
-
-
-class LineRule(NamedTuple):
-    """One kind of line.
-
-    Attributes:
-        kind: id, kebab-case.
-        pattern: matches all of the text.
-        notice: kind of notice that such a line is; empty if it does not matter by itself.
-    """
-
-    kind: str
-    pattern: re.Pattern[str]
-    notice: str = ""
 
 
 _RECORDS = (
@@ -114,14 +101,14 @@ _BARE = (
 _FIRST_WORD = re.compile(r"[A-Za-z_#'\[][\w#'./]*(?: |$)")
 
 
-class LineKinds:
+class _LineKinds:
     """A table of rules, which finds the one that a text follows by its first word."""
 
     def __init__(self, rows: tuple[tuple[str, ...], ...]) -> None:
-        self._by_word: dict[str, list[LineRule]] = {}
-        self._any: list[LineRule] = []
+        self._by_word: dict[str, list[_Rule]] = {}
+        self._any: list[_Rule] = []
         for row in rows:
-            rule = LineRule(row[0], re.compile(row[1], re.DOTALL), row[2] if len(row) > 2 else "")
+            rule = (re.compile(row[1], re.DOTALL), row[0], row[2] if len(row) > 2 else "")
             word = _FIRST_WORD.match(row[1])
             if word and "|" not in row[1]:
                 self._by_word.setdefault(word.group().rstrip(), []).append(rule)
@@ -129,18 +116,15 @@ class LineKinds:
                 self._any.append(rule)
 
     @lru_cache(4096)  # noqa: B019 - there are two tables, and logs repeat themselves
-    def of(self, text: str) -> LineRule | None:
-        """Find the rule that all of the text follows; None if there is none."""
-        for rule in self._by_word.get(text.partition(" ")[0], ()):
-            if rule.pattern.fullmatch(text):
-                return rule
-        for rule in self._any:
-            if rule.pattern.fullmatch(text):
-                return rule
-        return None
+    def of(self, text: str) -> tuple[str, str]:
+        """Find the kind of a text that follows a rule from end to end, and the notice that it is; both empty if there is none."""
+        for pattern, kind, notice in (*self._by_word.get(text.partition(" ")[0], ()), *self._any):
+            if pattern.fullmatch(text):
+                return kind, notice
+        return "", ""
 
 
-RECORDS = LineKinds(_RECORDS)
+RECORDS = _LineKinds(_RECORDS)
 """What SGLang logs behind its time."""
-BARE = LineKinds(_BARE)
+BARE = _LineKinds(_BARE)
 """Lines without a time."""

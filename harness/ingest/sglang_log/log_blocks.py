@@ -7,9 +7,10 @@ survives lines of other writers in between.
 from __future__ import annotations
 
 import re
-from typing import Protocol
+from collections.abc import Callable
 
-from assay.harness.ingest.sglang_log.facts import KEPT, BenchmarkTable, CitedLines, Log
+from assay.harness.ingest.result import CitedLines
+from assay.harness.ingest.sglang_log.facts import KEPT, Log
 from assay.harness.tracebacks import CHAINED, FRAME, HEADER, Frame, Traceback, Tracebacks
 
 _WARNING = re.compile(r"\S+\.py:\d+: \w{0,60}(?:Warning|Deprecation)\w{0,60}: .*")
@@ -42,20 +43,13 @@ _PATIENCE = 200
 """Lines of other writers that a block survives."""
 
 
-class Tests(Protocol):
-    """Who knows which test runs."""
-
-    @property
-    def test(self) -> int: ...
-
-
 class LogBlocks:
-    """Follows the blocks of one log."""
+    """Follows the blocks of one log. `test` returns the index of the test that runs."""
 
-    def __init__(self, log: Log, tests: Tests) -> None:
-        self._log, self._tests = log, tests
+    def __init__(self, log: Log, test: Callable[[], int]) -> None:
+        self._log, self._running = log, test
         self._section = ""
-        self._table: BenchmarkTable | None = None
+        self._rows: list[tuple[str, str, int]] | None = None
         self._tracebacks = Tracebacks(lambda trace: self._keep(trace, self._test), _PATIENCE)
         self._test = -1
         self._warned = 0
@@ -101,7 +95,7 @@ class LogBlocks:
 
     def _begin(self, number: int, text: str) -> None:
         self._tracebacks.form(number, text)
-        self._test = self._tests.test
+        self._test = self._running()
 
     def _keep(self, trace: Traceback, test: int) -> None:
         if len(self._log.traces) < KEPT:
@@ -117,20 +111,20 @@ class LogBlocks:
             return "pytest-summary"
         table = _TABLE.fullmatch(text)
         if table:
-            self._table = BenchmarkTable(table["title"].strip())
+            self._rows = []
             if len(self._log.blocks) < KEPT:
-                self._log.blocks.append(self._table)
+                self._log.blocks.append((table["title"].strip(), self._rows))
             return "table"
-        if self._table and not text.strip("="):
-            self._table = None
+        if self._rows is not None and not text.strip("="):
+            self._rows = None
             return "table"
         return ""
 
     def _sectioned(self, number: int, text: str) -> str:
-        if self._table:
+        if self._rows is not None:
             row = _ROW.fullmatch(text.rstrip())
             if row:
-                self._table.rows.append((row["name"].strip(), row["value"], number))
+                self._rows.append((row["name"].strip(), row["value"], number))
                 return "table"
             return "table" if _RULED.fullmatch(text) else ""
         if self._section == "summary":

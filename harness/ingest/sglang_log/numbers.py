@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from assay.harness.ingest.sglang_log.facts import KEPT, CitedLines, Group, Log, LogMetric, Server
+from assay.harness.ingest.result import CitedLines
+from assay.harness.ingest.sglang_log.facts import KEPT, Log, LogMetric, Server
 
 _NUMBER = r"-?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?"
 _METRIC = re.compile(rf"\[METRIC\] (?P<name>[\w./-]+)=(?P<value>{_NUMBER}|nan|inf)(?: labels=\{{.*\}})?")
@@ -40,48 +41,43 @@ def asserted(exception: str) -> tuple[float, str, float] | None:
     return value, _THAN.get(match["than"], match["than"]), float(match["bound"])
 
 
-class Numbers:
-    """Adds what lines state to a log."""
+def read_number(log: Log, number: int, text: str, test: int) -> str:
+    """Add what a line without a time states to a log. Returns its kind; empty if it states no number."""
+    match = _METRIC.fullmatch(text) if text[:1] == "[" else None
+    kind = "metric"
+    if not match:
+        match, kind = _LABELLED.fullmatch(text) or _PRINTED.fullmatch(text), "number"
+    if match:
+        if len(log.metrics) < KEPT:
+            log.metrics.append(LogMetric(match["name"], float(match["value"]), number, text, test))
+        else:
+            log.beyond["metrics"] += 1
+        return kind
+    if text.startswith("{'"):
+        return _read_scores(log, number, text, test)
+    limit = _LIMIT.match(text)
+    if limit:
+        log.answer_limit = (int(limit[1]), CitedLines.of(number, text))
+    return ""
 
-    def __init__(self, log: Log) -> None:
-        self._log = log
 
-    def bare(self, number: int, text: str, test: int, server: Server) -> str:
-        """Read a line without a time. Returns its kind; empty if it states no number."""
-        match = _METRIC.fullmatch(text) if text[:1] == "[" else None
-        kind = "metric"
-        if not match:
-            match, kind = _LABELLED.fullmatch(text) or _PRINTED.fullmatch(text), "number"
-        if match:
-            if len(self._log.metrics) < KEPT:
-                value = float(match["value"])
-                self._log.metrics.append(LogMetric(match["name"], value, number, text, test, server.number))
-            else:
-                self._log.beyond["metrics"] += 1
-            return kind
-        if text.startswith("{'"):
-            return self._scores(number, text, test)
-        limit = _LIMIT.match(text)
-        if limit:
-            self._log.answer_limit = (int(limit[1]), CitedLines.of(number, text))
-        return ""
-
-    def _scores(self, number: int, text: str, test: int) -> str:
-        scores, at = {}, 1
-        for match in _SCORES.finditer(text, 1):
-            if match.start() != at:
-                return ""
-            scores[match["name"]] = float(match["value"])
-            at = match.end()
-        if at != len(text):
+def _read_scores(log: Log, number: int, text: str, test: int) -> str:
+    scores, at = {}, 1
+    for match in _SCORES.finditer(text, 1):
+        if match.start() != at:
             return ""
-        if len(self._log.groups) < KEPT:
-            self._log.groups.append(Group(scores, number, text, test))
-        return "scores"
+        scores[match["name"]] = float(match["value"])
+        at = match.end()
+    if at != len(text):
+        return ""
+    if len(log.groups) < KEPT:
+        log.groups.append((scores, CitedLines.of(number, text), test))
+    return "scores"
 
-    def start_up(self, kind: str, number: int, message: str, server: Server) -> None:
-        """Collect what a server reports while it starts."""
-        for name, pattern in _COMPILED.get(kind, ()):
-            match = pattern.search(message)
-            if match:
-                server.facts[name] = (match[1], CitedLines.of(number, message))
+
+def read_start_up(kind: str, number: int, message: str, server: Server) -> None:
+    """Add what a server reports while it starts to its facts."""
+    for name, pattern in _COMPILED.get(kind, ()):
+        match = pattern.search(message)
+        if match:
+            server.facts[name] = (match[1], CitedLines.of(number, message))

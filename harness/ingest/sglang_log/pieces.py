@@ -7,7 +7,6 @@ its line with a carriage return, which terminals and ``tee`` often lose, and cut
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
 
 LONGEST = 20_000
 """Characters of a line in which progress bars are looked for."""
@@ -25,15 +24,11 @@ _TEST = re.compile(r"(?P<id>[\w./-]+\.py::[^\s\[]+(?:\[[^\]]*\])?) (?=\S|$)")
 _PREFIX = re.compile(r"(?P<name>Output|Error|stdout|stderr): (?=\[|$)")
 
 
-class LinePiece(NamedTuple):
-    """A piece of a line: a progress bar, the name of a test that starts, the label of another process's output, or else text.
-
-    `bar` is the text before a bar's colon, and its two numbers as they are written.
-    """
-
-    kind: str
-    text: str
-    bar: tuple[str, str, str] = ("", "", "")
+LinePiece = tuple[str, str, tuple[str, str, str]]
+"""A piece of a line: its kind ("progress", "test-start", "label" or "text"), its text, and of a progress bar the text before its
+colon and its two numbers as they are written.
+"""
+_NO_BAR = ("", "", "")
 
 
 def plain(text: str) -> bool:
@@ -64,7 +59,7 @@ def _split(text: str, found: list[LinePiece]) -> None:
             if before.strip() and not label:
                 _labels(before.rstrip(" "), found)
             numbers = (label["label"] if label else "", bar["done"], bar["total"])
-            found.append(LinePiece("progress", bar.group(), numbers))
+            found.append(("progress", bar.group(), numbers))
             start = bar.end()
     if start < len(text) or not found:
         _labels(text[start:], found)
@@ -74,8 +69,8 @@ def _labels(text: str, found: list[LinePiece]) -> None:
     for kind, pattern in (("test-start", _TEST), ("label", _PREFIX)):
         match = pattern.match(text)
         if match:
-            found.append(LinePiece(kind, match[1]))
+            found.append((kind, match[1], _NO_BAR))
             text = text[match.end() :]
             if not text:
                 return
-    found.append(LinePiece("text", text))
+    found.append(("text", text, _NO_BAR))

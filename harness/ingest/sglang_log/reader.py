@@ -6,15 +6,15 @@ import re
 from collections.abc import Iterable
 from datetime import datetime
 
+from assay.harness.ingest.result import CitedLines
 from assay.harness.ingest.sglang_log import server_args
-from assay.harness.ingest.sglang_log.facts import KEPT, CitedLines, Log, ProgressBar, Server, Test
+from assay.harness.ingest.sglang_log.facts import KEPT, Log, Server, Test
 from assay.harness.ingest.sglang_log.hot import Hot
 from assay.harness.ingest.sglang_log.kernel_calls import KernelCalls
-from assay.harness.ingest.sglang_log.kinds import BARE, RECORDS, LineRule
+from assay.harness.ingest.sglang_log.kinds import BARE, RECORDS
 from assay.harness.ingest.sglang_log.log_blocks import LogBlocks
-from assay.harness.ingest.sglang_log.numbers import Numbers
-from assay.harness.ingest.sglang_log.pieces import LinePiece, plain, split
-from assay.harness.ingest.source_file import TextLine
+from assay.harness.ingest.sglang_log.numbers import read_number, read_start_up
+from assay.harness.ingest.sglang_log.pieces import plain, split
 
 _TIME = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d+)?((?: [A-Z]+\d+)*)\](?: |$)")
 _ARGUMENTS = re.compile(r"server_args=(?:ServerArgs\(|\{)")
@@ -30,7 +30,12 @@ _COLLECTED = re.compile(r"collected (?P<all>\d+) items?(?:.* (?P<deselected>\d+)
 _WORDS = {"ok": "passed", "FAIL": "failed", "ERROR": "error", "XFAIL": "xfailed", "XPASS": "xpassed"}
 
 
-class LogReader:
+def read_log(lines: Iterable[tuple[int, str]]) -> Log:
+    """Read the numbered lines of a log: what it states, before anything is concluded from it."""
+    return _LogReader().read(lines)
+
+
+class _LogReader:
     """Takes lines, and counts what they state in `log`."""
 
     def __init__(self) -> None:
@@ -38,16 +43,14 @@ class LogReader:
         self._hot = Hot(Server(0, 0, {}))
         self._open: list[int] = []
         self._time = ""
-        self._numbers = Numbers(self.log)
-        self._blocks = LogBlocks(self.log, self)
+        self._blocks = LogBlocks(self.log, self._test)
         self._kernels = KernelCalls(self.log)
 
-    @property
-    def test(self) -> int:
-        """Index of the test that is running, or whose output pytest shows again; -1 if none or several are."""
+    def _test(self) -> int:
+        """Return the index of the test that is running, or whose output pytest shows again; -1 if none or several are."""
         return self._open[0] if len(self._open) == 1 else self._blocks.failed
 
-    def read(self, lines: Iterable[TextLine]) -> Log:
+    def read(self, lines: Iterable[tuple[int, str]]) -> Log:
         """Read all lines. The log is complete when this returns."""
         log, count, read = self.log, 0, 0
         for number, text in lines:
@@ -67,17 +70,17 @@ class LogReader:
         if plain(text):
             return self._text(number, text)
         # A list: each piece counts, whatever the others are.
-        understood = [self._piece(number, piece) for piece in split(text)]
+        understood = [self._piece(number, *piece) for piece in split(text)]
         return all(understood)
 
-    def _piece(self, number: int, piece: LinePiece) -> bool:
-        if piece.kind == "progress":
-            self._bar(number, *piece.bar)
-        elif piece.kind == "test-start":
-            self._start_test(number, piece.text)
-        elif piece.kind == "text":
-            return self._text(number, piece.text)
-        self.log.kinds[piece.kind] += 1
+    def _piece(self, number: int, kind: str, text: str, bar: tuple[str, str, str]) -> bool:
+        if kind == "progress":
+            self._bar(number, *bar)
+        elif kind == "test-start":
+            self._start_test(number, text)
+        elif kind == "text":
+            return self._text(number, text)
+        self.log.kinds[kind] += 1
         return True
 
     def _text(self, number: int, text: str) -> bool:
@@ -98,7 +101,7 @@ class LogReader:
         arguments = _ARGUMENTS.match(message)
         if arguments:
             found, whole = server_args.parse(message[arguments.end() :])
-            self.server(found, number, whole)
+            self._server(found, number, whole)
             return "arguments" if whole else ""
         for kind, count in (
             ("prefill", self._hot.prefill),
@@ -110,12 +113,12 @@ class LogReader:
         kind = self._blocks.record(number, message) or self._kernels.record(number, message)
         if kind:
             return kind
-        rule = RECORDS.of(message) or (BARE.of(message) if message else None)
-        if rule:
-            self._note(rule, number, message)
-            self._numbers.start_up(rule.kind, number, message, self._hot.server)
-            return rule.kind
-        return ""
+        kind, notice = RECORDS.of(message)
+        if message and not kind:
+            kind, notice = BARE.of(message)
+        self._note(notice, number, message)
+        read_start_up(kind, number, message, self._hot.server)
+        return kind
 
     def _bare(self, number: int, text: str) -> str:
         """Read a line without a time. Rules are tried only where a cheap look allows them: most lines are far from most rules."""
@@ -129,15 +132,13 @@ class LogReader:
         if not kind and first in "c+$":
             kind = self._command(number, text)
         if not kind and first != " ":
-            kind = self._numbers.bare(number, text, self.test, self._hot.server)
+            kind = read_number(self.log, number, text, self._test())
         return kind or self._ruled(number, text) or self._blocks.inside(number, text)
 
     def _ruled(self, number: int, text: str) -> str:
-        rule = BARE.of(text)
-        if not rule:
-            return ""
-        self._note(rule, number, text)
-        return rule.kind
+        kind, notice = BARE.of(text)
+        self._note(notice, number, text)
+        return kind
 
     def _command(self, number: int, text: str) -> str:
         match = _COMMAND.fullmatch(text)
@@ -181,10 +182,10 @@ class LogReader:
         if len(self._open) == 1 or self.log.loose_outcomes.count >= len(self._open):
             self._open = []
 
-    def server(self, arguments: dict[str, str], number: int, whole: bool) -> None:
+    def _server(self, arguments: dict[str, str], number: int, whole: bool) -> None:
         """Begin a server: figures from here on are its own."""
         self._adopt()
-        server = Server(len(self.log.servers) + 1, number, arguments, whole, self.test)
+        server = Server(len(self.log.servers) + 1, number, arguments, whole, self._test())
         if len(self.log.servers) < KEPT:
             self.log.servers.append(server)
         else:
@@ -215,13 +216,12 @@ class LogReader:
 
     def _bar(self, number: int, label: str, done: str, total: str) -> None:
         if done.isdecimal() and total.isdecimal() and len(self.log.bars) < KEPT:
-            key = (self.test, label.partition("(")[0].strip(), int(total))
-            self.log.bars[key] = ProgressBar(key[1], int(done), int(total), number, self.test)
+            self.log.bars[self._test(), label.partition("(")[0].strip(), int(total)] = (int(done), number)
 
-    def _note(self, rule: LineRule, number: int, text: str) -> None:
-        if rule.notice:
+    def _note(self, notice: str, number: int, text: str) -> None:
+        if notice:
             notices = self.log.notices
-            key = (rule.notice, text[:200])
+            key = (notice, text[:200])
             if key in notices or len(notices) < KEPT:
                 notices.setdefault(key, CitedLines()).see(number, text)
 

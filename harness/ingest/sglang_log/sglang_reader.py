@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterable
 
 from assay.harness.engines.sglang import failures
-from assay.harness.ingest.result import Excerpt, Fact, FactTable, FileDocument, FileRead, Statement
+from assay.harness.ingest.quantity import quantity, unit_of
+from assay.harness.ingest.result import Excerpt, Fact, FactTable, FileDocument, FileRead, Reader, Statement
 from assay.harness.ingest.sglang_log import server_args
 from assay.harness.ingest.sglang_log.facts import KEPT, Log, Server, Test
 from assay.harness.ingest.sglang_log.findings import cite, findings, next_steps
-from assay.harness.ingest.sglang_log.reader import LogReader, seconds_between
-from assay.harness.ingest.sglang_log.statements import statements
+from assay.harness.ingest.sglang_log.reader import read_log, seconds_between
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.text import one_line, percent, ranges
 
@@ -37,39 +37,36 @@ _SIGNS = re.compile(
     r"|^\S{0,200}(?:\w{1,60}: )?\[[-\d]+ [\d:]+\] Load weight |^\S+sglang/launch_server\.py:\d+: ",
     re.MULTILINE,
 )
+_PASSING = frozenset({"passed", "xfailed"})
+_AFTER_NUMBER = re.compile(r"^[^:]*: *\S+")
 
 
-class SglangLog:
-    """Reads such logs. What a log's lines may be is in `kinds` and `blocks`."""
-
-    id = "sglang-log"
-    title = "SGLang or pytest log"
-
-    def recognises(self, source: SourceFile) -> bool:
-        """Recognise the log by a line that only these programs print."""
-        return _SIGNS.search(source.head_text) is not None
-
-    def read(self, source: SourceFile) -> FileDocument:
-        """Read all of it, a line at a time."""
-        log = read_log(source)
-        excerpts = [
-            Excerpt(first=lines.first, last=lines.last, text=one_line(lines.text)) for lines in log.unread[:_SHOWN]
-        ]
-        file = FileRead.of(
-            source, self.id, self.title, log.read, log.lines - log.read, excerpts=excerpts, notes=_notes(log, source)
-        )
-        found, facts = tuple(findings(log)), (*_facts(log), *_cause(log, source))
-        tables = tuple(table for table in _tables(log) if table.rows)
-        return FileDocument(file=file, facts=facts, tables=tables, findings=found, next_steps=next_steps(log, found))
-
-    def statements(self, source: SourceFile) -> Iterable[Statement]:
-        """Yield metrics, scores and outcomes of tests."""
-        return statements(read_log(source), str(source.path))
+def _recognises(source: SourceFile) -> bool:
+    """Recognise the log by a line that only these programs print."""
+    return _SIGNS.search(source.head_text) is not None
 
 
-def read_log(source: SourceFile) -> Log:
-    """Read what the log states, before anything is concluded from it."""
-    return LogReader().read(source.lines())
+def _read(source: SourceFile) -> FileDocument:
+    """Read all of it, a line at a time."""
+    log = read_log(source.lines())
+    excerpts = [lines.excerpt for lines in log.unread[:_SHOWN]]
+    file = FileRead.of(
+        source,
+        "sglang-log",
+        "SGLang or pytest log",
+        log.read,
+        log.lines - log.read,
+        excerpts=excerpts,
+        notes=_notes(log, source),
+    )
+    found, facts = tuple(findings(log)), (*_facts(log), *_cause(log, source))
+    tables = tuple(table for table in _tables(log) if table.rows)
+    return FileDocument(file=file, facts=facts, tables=tables, findings=found, next_steps=next_steps(log, found))
+
+
+def _statements(source: SourceFile) -> Iterable[Statement]:
+    """Yield metrics, scores and outcomes of tests."""
+    return _stated(read_log(source.lines()), str(source.path))
 
 
 def _notes(log: Log, source: SourceFile) -> Iterable[str]:
@@ -97,9 +94,9 @@ def _facts(log: Log) -> Iterable[Fact]:
     text, line = log.summary
     if text:
         yield Fact(id="summary", title="pytest's summary", text=text, cites=cite((line, text)))
-    for group in log.groups:
-        named = ", ".join(f"{name} {value:.3g}" for name, value in group.scores.items() if not name.endswith(":std"))
-        yield Fact(id="scores", title="Scores by group", text=named, cites=cite((group.line, group.text)))
+    for scores, where, _ in log.groups:
+        named = ", ".join(f"{name} {value:.3g}" for name, value in scores.items() if not name.endswith(":std"))
+        yield Fact(id="scores", title="Scores by group", text=named, cites=cite(where))
     for command in log.commands:
         yield Fact(id="command", title="Command", text=one_line(command.text, 600), cites=cite(command))
     for (kind, text), where in list(log.notices.items())[:_SHOWN]:
@@ -115,7 +112,7 @@ def _cause(log: Log, source: SourceFile) -> Iterable[Fact]:
     """Yield why a server failed, where a process crashed, as for a server of assay's own; the whole log says it."""
     crashed = [where for (kind, _), where in log.notices.items() if kind == "crash"]
     if crashed and source.size <= _EXPLAINED:
-        failure = failures.read("\n".join(line.text for line in source.lines()))
+        failure = failures.read("\n".join(text for _, text in source.lines()))
         if failure.cause:
             text = f"{failure.line.rstrip('.')}. To resolve: {failure.do}."
             yield Fact(id="cause", title="Why the server failed", text=text, cites=cite(*crashed[:1]))
@@ -154,9 +151,7 @@ def _tables(log: Log) -> Iterable[FactTable]:
         (metric.name, f"{metric.value:g}", _test(log, metric.test), str(metric.line)) for metric in log.metrics[:_SHOWN]
     ]
     yield _table("metrics", "Metrics", ("metric", "value", "test", "line"), metrics)
-    figures = [
-        (block.title, name, value, str(line)) for block in log.blocks[:_SHOWN] for name, value, line in block.rows
-    ]
+    figures = [(title, name, value, str(line)) for title, rows in log.blocks[:_SHOWN] for name, value, line in rows]
     yield _table("benchmarks", "Benchmarks", ("benchmark", "figure", "value", "line"), figures)
     calls = [(one_line(name), f"{count:,}") for name, count in log.calls.most_common(_SHOWN)]
     yield _table("kernel-calls", "Logged calls of kernels", ("function", "calls"), calls, _WITHOUT_TENSORS)
@@ -178,3 +173,45 @@ def _server(log: Log, server: Server) -> tuple[str, ...]:
         percent(cached) if server.prefills.count else "–", f"{server.decodes.count:,}",
         f"{server.throughput:,.1f}" if server.throughput else "–", f"{server.answered.count:,}", str(server.line),
     )  # fmt: skip
+
+
+def _stated(log: Log, path: str) -> Iterable[Statement]:
+    """Yield the statements in the order of their lines, but for those of a summary, which come last."""
+    for metric in log.metrics:
+        names, unit = quantity(metric.name)
+        unit = unit or unit_of(_AFTER_NUMBER.sub("", metric.text))
+        yield Statement("number", names, metric.value, f"{path}:{metric.line}", metric.text, unit)
+    for scores, where, _ in log.groups:
+        for name, value in scores.items():
+            yield Statement("number", (name,), value, f"{path}:{where.first}", f"'{name}': {value:g}")
+    for _, rows in log.blocks:
+        for name, written, line in rows:
+            if re.fullmatch(r"-?[\d.]+", written) and written.count(".") < 2:
+                names, unit = quantity(name)
+                yield Statement("number", names, float(written), f"{path}:{line}", f"{name}: {written}", unit)
+    for test in log.tests:
+        line = test.outcome_line or test.line
+        names = (test.id, test.id.rpartition("::")[2], test.id.partition(" ")[0])
+        yield Statement("test", names, test.outcome, f"{path}:{line}", f"{test.id} {test.outcome.upper()}".rstrip())
+    yield from _loose(log, path)
+
+
+def _loose(log: Log, path: str) -> Iterable[Statement]:
+    """Yield the outcomes that no listed test has: those of several sessions in one file, and those that only the summary counts."""
+    if log.loose_outcomes.count:
+        for outcome, count in log.outcomes.items():
+            if outcome not in _PASSING and count > sum(test.outcome == outcome for test in log.tests):
+                where = log.loose_outcomes
+                yield Statement("test", ("(a test)",), outcome, f"{path}:{where.first}", where.text)
+    selected, line, text = log.collected
+    counted = re.findall(r"(\d+) (?:failed|passed|skipped|xfailed|xpassed|error)s?\b", log.summary[0])
+    if selected > max(sum(log.outcomes.values()), sum(map(int, counted))):
+        # The log is cut off, perhaps by the test that has no outcome.
+        yield Statement("test", ("(a collected test)",), "", f"{path}:{line}", text)
+    text, line = log.summary
+    for count, outcome in re.findall(r"(\d+) (failed|passed|error)s?\b", text):
+        if int(count) > sum(test.outcome == outcome for test in log.tests):
+            yield Statement("test", ("(summary)",), outcome, f"{path}:{line}", text)
+
+
+READER = Reader("sglang-log", "SGLang or pytest log", _recognises, _read, _statements)

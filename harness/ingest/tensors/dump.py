@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -223,11 +222,8 @@ def _from_file(file: Path, root: Path) -> Iterator[StoredTensor]:
     number = re.search(r"(\d+)$", file.stem)
     step = int(number.group(1)) if inside and number else 0
     if file.suffix == ".safetensors":
-        for name, entry in safetensors_entries(file).items():
-            size = entry.dtype.itemsize
-            for n in entry.shape:
-                size *= n
-            yield StoredTensor(f"{inside}{name}", place_of(name, step), file, _mapped(entry, file), size)
+        for name, (size, mapped) in safetensors_entries(file).items():
+            yield StoredTensor(f"{inside}{name}", place_of(name, step), file, mapped, size)
         return
     if file.suffix in (".npz", ".npy"):
         for name, size in arrays(file):
@@ -235,10 +231,6 @@ def _from_file(file: Path, root: Path) -> Iterator[StoredTensor]:
         return
     for name, tensor in leaves(load_torch(file)):
         yield StoredTensor(f"{inside}{name}", place_of(name, step), file, _held(file, name), tensor.nbytes)
-
-
-def _mapped(entry: Any, file: Path) -> Callable[[], Tensor]:
-    return lambda: entry.map(file)
 
 
 def _held(file: Path, name: str) -> Callable[[], Tensor]:

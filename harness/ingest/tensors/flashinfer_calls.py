@@ -10,16 +10,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from assay.harness.attention.call import AttentionCall
 from assay.harness.ingest.tensors.dump import Dump
 from assay.harness.ingest.tensors.tensor_files import Unreadable, load_torch, safetensors_entries
-from assay.harness.ingest.tensors.whole_calls import WholeCall, packed_call
+from assay.harness.ingest.tensors.whole_calls import WholeCall, packed_call, unpaged
 from assay.harness.reading import whole_file
 
 _SINGLE = "single_prefill_with_kv_cache"
@@ -37,36 +36,29 @@ _ALIASES = {"indptr": _TABLE[0], "indices": _TABLE[1], "last_page_len": _TABLE[2
 """What ``plan`` of the decode wrapper calls the page table."""
 
 
-@dataclass(frozen=True)
-class _ApiCall:
-    function: str
-    self_id: int | None
-    values: dict[str, Any]
-    out: Tensor | None
-
-
 def flashinfer_calls(dump: Dump, problems: list[str]) -> Iterator[WholeCall]:
     """Yield the attention calls of a dump, in order. What cannot be used is added to `problems`."""
-    plans: dict[int | None, _ApiCall] = {}
+    plans: dict[int | None, dict[str, Any]] = {}
     for folder in sorted({tensor.path.parent for tensor in dump.tensors}):
         if not (folder / "metadata.jsonl").exists():
             continue
         try:
-            one = _api_call(folder)
+            function, self_id, values, out = _api_call(folder)
         except (Unreadable, ValueError, KeyError, OSError) as error:
             problems.append(f"{folder.name}: {error!s:.200}")
             continue
-        if one.function.endswith(".plan"):
-            plans[one.self_id] = one
-        elif one.function.endswith(".run") or one.function == _SINGLE:
-            made = _planned(one, plans.get(one.self_id))
+        if function.endswith(".plan"):
+            plans[self_id] = values
+        elif function.endswith(".run") or function == _SINGLE:
+            made = _planned(function, values, plans.get(self_id))
             if isinstance(made, str):
                 problems.append(f"{folder.name}: {made}")
             else:
-                yield made
+                yield made, out
 
 
-def _api_call(folder: Path) -> _ApiCall:
+def _api_call(folder: Path) -> tuple[str, int | None, dict[str, Any], Tensor | None]:
+    """Read a dumped call: its function, the wrapper that it is a method of, its arguments by name, and its output."""
     about = json.loads(
         [line for line in whole_file(folder / "metadata.jsonl").decode().splitlines() if line.strip()][-1]
     )
@@ -74,7 +66,7 @@ def _api_call(folder: Path) -> _ApiCall:
     outputs = _tensors(folder, "outputs")
     shift = int(about.get("self_id") is not None)
     named = {_argument(name, shift): value for name, value in values.items()}
-    return _ApiCall(about["function_name"], about.get("self_id"), named, outputs.get("result", outputs.get("result_0")))
+    return about["function_name"], about.get("self_id"), named, outputs.get("result", outputs.get("result_0"))
 
 
 def _argument(name: str, shift: int) -> str:
@@ -85,80 +77,71 @@ def _argument(name: str, shift: int) -> str:
 
 def _tensors(folder: Path, stem: str) -> dict[str, Tensor]:
     if (path := folder / f"{stem}.safetensors").exists():
-        return {name: entry.map(path) for name, entry in safetensors_entries(path).items()}
+        return {name: mapped() for name, (_, mapped) in safetensors_entries(path).items()}
     path = folder / f"{stem}.pt"
     return dict(load_torch(path)) if path.exists() else {}
 
 
-def _planned(run: _ApiCall, plan: _ApiCall | None) -> WholeCall | str:
+def _planned(function: str, run: dict[str, Any], plan: dict[str, Any] | None) -> AttentionCall | str:
     """Return the call, or why it cannot be used."""
-    if run.function.endswith(_SINGLE):
+    if function.endswith(_SINGLE):
         given = _inputs(run)
         if given is None:
             return "q, k or v is not [tokens, heads, dim]"
         q, k, v = given
-        if run.values.get("kv_layout", "NHD") == "HND":
+        if run.get("kv_layout", "NHD") == "HND":
             k, v = k.transpose(0, 1).contiguous(), v.transpose(0, 1).contiguous()
-        scale, causal = run.values.get("sm_scale"), bool(run.values.get("causal", False))
-        return WholeCall(packed_call(q, k, v, [q.shape[0]], [k.shape[0]], scale=scale, causal=causal), run.out)
+        scale, causal = run.get("sm_scale"), bool(run.get("causal", False))
+        return packed_call(q, k, v, [q.shape[0]], [k.shape[0]], scale=scale, causal=causal)
     if plan is None:
         return "its plan() is not in the dump, which has the lengths of the sequences"
-    wrapper = run.function.rpartition(".")[0]
+    wrapper = function.rpartition(".")[0]
     if wrapper not in _PLANS:
         return f"{wrapper} is not a wrapper that assay knows"
     planned = _named(plan, _PLANS[wrapper])
     return _ragged(run, planned) if wrapper == _RAGGED else _paged(run, planned)
 
 
-def _inputs(run: _ApiCall) -> tuple[Tensor, Tensor, Tensor] | None:
+def _inputs(run: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor] | None:
     """Return q, k and v; None if one is missing or not [tokens, heads, dim]."""
-    q, k, v = (run.values.get(f"arg_{i}", run.values.get("qkv"[i])) for i in range(3))
+    q, k, v = (run.get(f"arg_{i}", run.get("qkv"[i])) for i in range(3))
     if isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor) and q.ndim == k.ndim == v.ndim == 3:
         return q, k, v
     return None
 
 
-def _named(api_call: _ApiCall, names: tuple[str, ...]) -> dict[str, Any]:
-    positional = {name: api_call.values[f"arg_{i}"] for i, name in enumerate(names) if f"arg_{i}" in api_call.values}
-    return positional | {_ALIASES.get(name, name): value for name, value in api_call.values.items()}
+def _named(plan: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    positional = {name: plan[f"arg_{i}"] for i, name in enumerate(names) if f"arg_{i}" in plan}
+    return positional | {_ALIASES.get(name, name): value for name, value in plan.items()}
 
 
-def _ragged(run: _ApiCall, plan: dict[str, Any]) -> WholeCall | str:
+def _ragged(run: dict[str, Any], plan: dict[str, Any]) -> AttentionCall | str:
     given, indptrs = _inputs(run), [plan.get(name) for name in ("qo_indptr", "kv_indptr")]
     if given is None or not all(isinstance(x, Tensor) for x in indptrs):
         return "q, k, v or an indptr is missing"
     lens_q, lens_k = (x.diff().tolist() for x in indptrs if isinstance(x, Tensor))
     scale, causal = plan.get("sm_scale"), bool(plan.get("causal", False))
-    return WholeCall(packed_call(*given, lens_q, lens_k, scale=scale, causal=causal), run.out)
+    return packed_call(*given, lens_q, lens_k, scale=scale, causal=causal)
 
 
-def _paged(run: _ApiCall, plan: dict[str, Any]) -> WholeCall | str:
-    q, caches = run.values.get("arg_0", run.values.get("q")), _caches(run, plan)
+def _paged(run: dict[str, Any], plan: dict[str, Any]) -> AttentionCall | str:
+    q, caches = run.get("arg_0", run.get("q")), _caches(run, plan)
     table = [plan.get(name) for name in _TABLE]
     if not isinstance(q, Tensor) or caches is None:
         return "q, or the cache, is missing"
     if not all(isinstance(x, Tensor) for x in table):
         return "the page table of its plan() is missing"
-    indptr, indices, last = (x.tolist() for x in table if isinstance(x, Tensor))
     qo = plan.get("qo_indptr")
     lens_q = qo.diff().tolist() if isinstance(qo, Tensor) else [1] * q.shape[0]
-    size = caches[0].shape[1]
-    k, v, lens_k = [], [], []
-    for b in range(len(indptr) - 1):
-        used = torch.tensor(indices[indptr[b] : indptr[b + 1]], dtype=torch.int64)
-        length = max(len(used) - 1, 0) * size + (last[b] if len(used) else 0)
-        k.append(caches[0][used].flatten(0, 1)[:length])
-        v.append(caches[1][used].flatten(0, 1)[:length])
-        lens_k.append(length)
+    k, v, lens_k = unpaged(*caches, *(x for x in table if isinstance(x, Tensor)))
     causal = bool(plan.get("causal", not isinstance(qo, Tensor)))
-    call = packed_call(q, torch.cat(k), torch.cat(v), lens_q, lens_k, scale=plan.get("sm_scale"), causal=causal)
-    return WholeCall(call, run.out)
+    return packed_call(q, k, v, lens_q, lens_k, scale=plan.get("sm_scale"), causal=causal)
 
 
-def _caches(run: _ApiCall, plan: dict[str, Any]) -> tuple[Tensor, Tensor] | None:
+def _caches(run: dict[str, Any], plan: dict[str, Any]) -> tuple[Tensor, Tensor] | None:
     """Return caches of k and v, [pages, page_size, kv_heads, head_dim], given as two tensors or as one of [pages, 2, ...]."""
     for name in ("arg_1", "paged_kv_cache"):
-        k, v, both = run.values.get(f"{name}__0"), run.values.get(f"{name}__1"), run.values.get(name)
+        k, v, both = run.get(f"{name}__0"), run.get(f"{name}__1"), run.get(name)
         if isinstance(both, Tensor) and both.ndim == 5:
             k, v = both.unbind(1)
         if isinstance(k, Tensor) and isinstance(v, Tensor):

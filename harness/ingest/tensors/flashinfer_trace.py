@@ -14,19 +14,18 @@ import math
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
 import torch
-from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, CallSpec, Mask, cumulative
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.pack import RecordedCall, read_pack
 from assay.harness.files import is_unused, write_whole
 from assay.harness.ingest.tensors.tensor_files import safetensors_entries
+from assay.harness.ingest.tensors.whole_calls import unpaged
 from assay.harness.reading import whole_file
 
 _OP_TYPE = "gqa_ragged"
@@ -67,7 +66,7 @@ def run(q, k, v, qo_indptr, kv_indptr, sm_scale):
 
 
 @dataclass(frozen=True)
-class Exported:
+class _Exported:
     """The files that were written.
 
     Attributes:
@@ -120,7 +119,7 @@ def definition_of(call: AttentionCall) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def export_pack(pack: Path, folder: Path) -> Exported:
+def export_pack(pack: Path, folder: Path) -> _Exported:
     """Write a pack's calls as definitions and workloads.
 
     Raises:
@@ -156,7 +155,7 @@ def export_pack(pack: Path, folder: Path) -> Exported:
         )
     for name, traces in lines.items():
         write_whole(folder / "workloads" / _OP_TYPE / f"{name}.jsonl", "\n".join(traces) + "\n", durable=False)
-    return Exported(tuple(lines), sum(map(len, lines.values())), with_prefix, tuple(refused))
+    return _Exported(tuple(lines), sum(map(len, lines.values())), with_prefix, tuple(refused))
 
 
 def _write_workload(folder: Path, name: str, recorded_call: RecordedCall) -> str:
@@ -226,7 +225,9 @@ def _call(folder: Path, definition: Mapping[str, Any], workload: Mapping[str, An
         k, v = given["k"], given["v"]
     else:
         qo = given["qo_indptr"].to(torch.int32) if "qo_indptr" in given else cumulative([1] * q.shape[0])
-        k, v, kv = _unpaged(given)
+        table = given["kv_indptr"], given["kv_indices"], given.get("kv_last_page_len")
+        k, v, lens = unpaged(given["k_cache"], given["v_cache"], *table)
+        kv = cumulative(lens)
     fits = (int(qo[-1]), int(kv[-1])) == (q.shape[0], k.shape[0]) and len(qo) == len(kv)
     if not fits or bool((kv.diff() < qo.diff()).any()):
         raise ValueError(
@@ -234,19 +235,6 @@ def _call(folder: Path, definition: Mapping[str, Any], workload: Mapping[str, An
         )
     decode = bool((qo.diff() == 1).all() and (kv.diff() > 1).all())
     return AttentionCall(q, k, v, qo, kv, CallSpec(scale, Mask(causal), phase="decode" if decode else "extend"))
-
-
-def _unpaged(given: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
-    """Gather keys, values and their cumulative lengths from [pages, page_size, kv_heads, head_dim] and the page table."""
-    cache_k, cache_v = given["k_cache"], given["v_cache"]
-    indptr, indices = given["kv_indptr"].tolist(), given["kv_indices"].long()
-    size, rows, lens = cache_k.shape[1], [], []
-    for b, (start, stop) in enumerate(pairwise(indptr)):
-        last = int(given["kv_last_page_len"][b]) if "kv_last_page_len" in given else size
-        lens.append(max(stop - start - 1, 0) * size + (last if stop > start else 0))
-        rows.append((indices[start:stop, None] * size + torch.arange(size)).flatten()[: lens[-1]])
-    used = torch.cat(rows)
-    return cache_k.flatten(0, 1)[used], cache_v.flatten(0, 1)[used], cumulative(lens)
 
 
 def _input(folder: Path, definition: Mapping[str, Any], workload: Mapping[str, Any], name: str) -> Any:
@@ -276,7 +264,8 @@ def _stored(folder: Path, name: str, given: Mapping[str, Any], shape: list[int] 
     path = (folder / given["path"]).resolve()
     if not path.is_relative_to(folder.resolve()):
         raise ValueError(f"{given['path']} lies outside of the trace")
-    tensor = safetensors_entries(path)[given["tensor_key"]].map(path)
+    _, mapped = safetensors_entries(path)[given["tensor_key"]]
+    tensor = mapped()
     if shape is None and tensor.numel() == 1:
         return tensor.item()
     if shape is None or list(tensor.shape) != shape:

@@ -8,107 +8,88 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from assay.harness.ingest.tensors.forward_passes import DumpedPass, LayerCall, SequencePart
+from assay.harness.ingest.tensors.forward_passes import DumpedPass, SequencePart
 
 _MAX_DONORS = 32
 """Distinct prefixes that are tried for one sequence, the latest first."""
 
 
-@dataclass(frozen=True)
-class CachedRows:
-    """Rows of one pass."""
-
-    layers: dict[int, LayerCall]
-    ids: Tensor | None
-    rows: slice
-
-    @property
-    def length(self) -> int:
-        """Tokens."""
-        return int(self.rows.stop - self.rows.start)
-
-
-@dataclass
-class RequestHistory:
-    """All tokens of one request so far, as pieces of passes."""
-
-    request: str
-    pieces: list[CachedRows] = field(default_factory=list)
-
-    @property
-    def length(self) -> int:
-        """Tokens."""
-        return sum(piece.length for piece in self.pieces)
-
-    def first(self, tokens: int) -> list[CachedRows]:
-        """List the pieces of its first tokens."""
-        found: list[CachedRows] = []
-        for piece in self.pieces:
-            if tokens <= 0:
-                break
-            take = min(piece.length, tokens)
-            found.append(CachedRows(piece.layers, piece.ids, slice(piece.rows.start, piece.rows.start + take)))
-            tokens -= take
-        return found
+CachedRows = tuple[DumpedPass, slice]
+"""Rows of one pass."""
 
 
 class Histories:
-    """Every request that a dump has shown so far."""
+    """Every request that a dump has shown so far: its id, and all of its tokens as rows of passes."""
 
     def __init__(self) -> None:
-        self._all: list[RequestHistory] = []
+        self._all: list[tuple[str, list[CachedRows]]] = []
 
     def prefixes(self, part: SequencePart) -> Iterator[list[CachedRows]]:
         """Yield the possible cached prefixes of a sequence, distinct, the likeliest first: its own request, then others."""
         if not part.prefix:
             yield []
             return
-        own = [history for history in self._all if part.request and history.request == part.request]
-        exact = [history for history in reversed(self._all) if history.length == part.prefix and not part.request]
+        own = [pieces for request, pieces in self._all if part.request and request == part.request]
+        every = [pieces for _, pieces in reversed(self._all)]
+        exact = [pieces for pieces in every if _length(pieces) == part.prefix and not part.request]
         seen: set[bytes] = set()
-        for history in (*own, *exact, *reversed(self._all)):
-            if history.length < part.prefix:
+        for pieces in (*own, *exact, *every):
+            if _length(pieces) < part.prefix:
                 continue
-            pieces = history.first(part.prefix)
-            told = _fingerprint(pieces)
+            prefix = _first(pieces, part.prefix)
+            told = _fingerprint(prefix)
             if told not in seen:
                 seen.add(told)
-                yield pieces
+                yield prefix
             if len(seen) == _MAX_DONORS:
                 return
 
     def add(self, part: SequencePart, prefix: list[CachedRows], computed: DumpedPass) -> None:
         """Remember a sequence's new tokens after its prefix."""
-        pieces = [*prefix, CachedRows(computed.layers, computed.ids, part.rows)]
         if part.request:
             self._all = [
-                history
-                for history in self._all
-                if history.request != part.request or history.length > part.prefix + part.new
+                (request, pieces)
+                for request, pieces in self._all
+                if request != part.request or _length(pieces) > part.prefix + part.new
             ]
-        self._all.append(RequestHistory(part.request, pieces))
+        self._all.append((part.request, [*prefix, (computed, part.rows)]))
+
+
+def _length(pieces: list[CachedRows]) -> int:
+    return sum(rows.stop - rows.start for _, rows in pieces)
+
+
+def _first(pieces: list[CachedRows], tokens: int) -> list[CachedRows]:
+    """List the pieces of the first tokens."""
+    found: list[CachedRows] = []
+    for computed, rows in pieces:
+        if tokens <= 0:
+            break
+        taken = slice(rows.start, min(rows.stop, rows.start + tokens))
+        found.append((computed, taken))
+        tokens -= taken.stop - taken.start
+    return found
 
 
 def _fingerprint(pieces: list[CachedRows]) -> bytes:
     """Hash tokens, equal for equal ones: their ids, or, without them, the first layer's k, which no earlier token changes."""
     told = hashlib.sha256()
-    for piece in pieces:
-        layer = piece.layers[min(piece.layers)]
-        data = piece.ids[piece.rows] if piece.ids is not None else layer.k[piece.rows]
+    for computed, rows in pieces:
+        layer = computed.layers[min(computed.layers)]
+        data = computed.ids[rows] if computed.ids is not None else layer.k[rows]
         told.update(data.contiguous().view(torch.uint8).numpy().tobytes())
     return told.digest()
 
 
 def keys_values(pieces: list[CachedRows], layer: int) -> tuple[list[Tensor], list[Tensor]] | None:
     """Return k and v of some pieces in one layer; None if a pass did not dump that layer."""
-    if any(layer not in piece.layers for piece in pieces):
+    if any(layer not in computed.layers for computed, _ in pieces):
         return None
-    parts = [(piece.layers[layer].k[piece.rows], piece.layers[layer].v[piece.rows]) for piece in pieces]
+    parts = [(computed.layers[layer].k[rows], computed.layers[layer].v[rows]) for computed, rows in pieces]
     return [k for k, _ in parts], [v for _, v in parts]
 
 

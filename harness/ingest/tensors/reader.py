@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from assay.harness.ingest.result import Fact, FactTable, FileDocument, FileRead
+from assay.harness.ingest.result import Fact, FactTable, FileDocument, FileRead, Reader
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.ingest.tensors.dump import TITLES, Dump, format_of, open_dump, tensor_files
 from assay.harness.ingest.tensors.numpy_files import MAGIC
@@ -13,33 +13,28 @@ from assay.harness.text import ranges
 _ZIP = b"PK\x03\x04"
 
 
-class TensorReader:
-    """Reads dumps of tensors; `Dump.format` names whose."""
+def _recognises(source: SourceFile) -> bool:
+    """Recognise a folder whose first tensor file is one, or a file that begins as safetensors, PyTorch's zip or NumPy's."""
+    if source.path.is_dir():
+        return bool(format_of(tensor_files(source.path)))
+    length = int.from_bytes(source.head[:8], "little")
+    safetensors = length < 100 << 20 and source.head[8:9] == b"{" and b'"data_offsets"' in source.head
+    zipped = source.head.startswith(_ZIP) and (b"data.pkl" in source.head or MAGIC in source.head)
+    return safetensors or zipped or source.head.startswith(MAGIC)
 
-    id = "tensors"
-    title = "tensor dump"
 
-    def recognises(self, source: SourceFile) -> bool:
-        """Recognise a folder whose first tensor file is one, or a file that begins as safetensors, PyTorch's zip or NumPy's."""
-        if source.path.is_dir():
-            return bool(format_of(tensor_files(source.path)))
-        length = int.from_bytes(source.head[:8], "little")
-        safetensors = length < 100 << 20 and source.head[8:9] == b"{" and b'"data_offsets"' in source.head
-        zipped = source.head.startswith(_ZIP) and (b"data.pkl" in source.head or MAGIC in source.head)
-        return safetensors or zipped or source.head.startswith(MAGIC)
+def _read(source: SourceFile) -> FileDocument:
+    """List its tensors. None of them is loaded.
 
-    def read(self, source: SourceFile) -> FileDocument:
-        """List its tensors. None of them is loaded.
-
-        Raises:
-            EvidenceError: not one file can be read.
-        """
-        dump = open_dump(source.path)
-        kind, refused = dump.format, dump.refused
-        file = FileRead.of(
-            source, f"tensors-{kind}", TITLES[kind], len(dump.tensors), len(refused), "tensor", notes=refused[:5]
-        )
-        return FileDocument(file=file, facts=tuple(_facts(dump)), tables=(_table(dump),))
+    Raises:
+        EvidenceError: not one file can be read.
+    """
+    dump = open_dump(source.path)
+    kind, refused = dump.format, dump.refused
+    file = FileRead.of(
+        source, f"tensors-{kind}", TITLES[kind], len(dump.tensors), len(refused), "tensor", notes=refused[:5]
+    )
+    return FileDocument(file=file, facts=tuple(_facts(dump)), tables=(_table(dump),))
 
 
 def _facts(dump: Dump) -> list[Fact]:
@@ -60,3 +55,6 @@ def _table(dump: Dump) -> FactTable:
     counts = Counter(tensor.place.boundary for tensor in dump.tensors)
     rows = tuple((boundary, f"{count:,}") for boundary, count in counts.most_common())
     return FactTable(id="boundaries", title="Tensors by boundary", columns=("boundary", "tensors"), rows=rows)
+
+
+READER = Reader("tensors", "tensor dump", _recognises, _read)

@@ -11,8 +11,8 @@ import json
 import math
 import pickle
 import zipfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,29 +45,10 @@ class NoTensor(Unreadable):
     """A value that is no tensor, such as a list of request ids."""
 
 
-@dataclass(frozen=True)
-class SafetensorsEntry:
-    """One tensor of a safetensors file: dtype, shape, and where its bytes lie in the file."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    offset: int
-
-    def map(self, path: Path) -> Tensor:
-        """Map the tensor: its bytes are read when they are used, and writing to it changes no file."""
-        count = math.prod(self.shape)
-        if not count:
-            return torch.empty(self.shape, dtype=self.dtype)
-        size = count * self.dtype.itemsize
-        mapped = np.memmap(path, np.uint8, "c", self.offset, (size,))
-        data = torch.from_numpy(mapped)
-        if self.offset % self.dtype.itemsize:  # such a file is legal; a view needs alignment
-            data = data.clone()
-        return data.view(self.dtype).view(self.shape)
-
-
-def safetensors_entries(path: Path) -> dict[str, SafetensorsEntry]:
+def safetensors_entries(path: Path) -> dict[str, tuple[int, Callable[[], Tensor]]]:
     """List the tensors of a safetensors file, in the order of its header, without reading their data.
+
+    Returns the bytes of each, and what maps it: its data are read when they are used, and writing to it changes no file.
 
     Raises:
         Unreadable: the header is damaged, or the file is shorter than the header states.
@@ -80,7 +61,7 @@ def safetensors_entries(path: Path) -> dict[str, SafetensorsEntry]:
             if not 2 <= length <= min(_MAX_HEADER, size - 8):
                 raise ValueError(f"its header would have {length:,} bytes")
             header = json.loads(file.read(length))
-        entries = dict(_entries(header, 8 + length, size))
+        entries = dict(_entries(path, header, 8 + length, size))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise Unreadable(
             f"{path} is not a whole safetensors file: {error}.", "a file that was written completely", "dump again"
@@ -88,7 +69,9 @@ def safetensors_entries(path: Path) -> dict[str, SafetensorsEntry]:
     return entries
 
 
-def _entries(header: dict[str, Any], start: int, size: int) -> Iterator[tuple[str, SafetensorsEntry]]:
+def _entries(
+    path: Path, header: dict[str, Any], start: int, size: int
+) -> Iterator[tuple[str, tuple[int, Callable[[], Tensor]]]]:
     for name, one in header.items():
         if name == "__metadata__":
             continue
@@ -105,7 +88,18 @@ def _entries(header: dict[str, Any], start: int, size: int) -> Iterator[tuple[st
             raise ValueError(
                 f"tensor {name} has {last - first:,} bytes where its shape and dtype need another number, or lies outside"
             )
-        yield name, SafetensorsEntry(dtype, shape, start + first)
+        yield name, (last - first, partial(_mapped, path, dtype, shape, start + first))
+
+
+def _mapped(path: Path, dtype: torch.dtype, shape: tuple[int, ...], offset: int) -> Tensor:
+    """Map a tensor whose bytes lie at an offset of a file."""
+    count = math.prod(shape)
+    if not count:
+        return torch.empty(shape, dtype=dtype)
+    data = torch.from_numpy(np.memmap(path, np.uint8, "c", offset, (count * dtype.itemsize,)))
+    if offset % dtype.itemsize:  # such a file is legal; a view needs alignment
+        data = data.clone()
+    return data.view(dtype).view(shape)
 
 
 def load_torch(path: Path) -> Any:

@@ -66,7 +66,7 @@ def trace_to_pack(trace: Path, folder: Path, budget_mb: int = _BUDGET_MB) -> Imp
         EvidenceError: the trace holds no attention call that can be replayed; the message states why.
     """
     made = _Maker(trace, "FlashInfer Trace", folder, "", budget_mb, reservoir=ALL)
-    made.add_whole(WholeCall(call, None) for call in calls_of(trace, made.problems))
+    made.add_whole((call, None) for call in calls_of(trace, made.problems))
     return made.finish()
 
 
@@ -117,9 +117,9 @@ class _Maker:
 
     def add_whole(self, calls: Iterable[WholeCall]) -> None:
         """Add calls that a dump holds with all their keys and values."""
-        for call in calls:
+        for call, out in calls:
             self.passes += 1
-            self._add(_masked_right(call), call.out, tuple("" for _ in call.call.lens_q))
+            self._add(_masked_right(call, out), out, tuple("" for _ in call.lens_q))
 
     def _add(self, call: AttentionCall, out: Tensor | None, requests: tuple[str, ...]) -> None:
         phase = "decode" if call.phase == "decode" else "extend"
@@ -181,12 +181,10 @@ def call_of(
     )  # fmt: skip
 
 
-def _masked_right(whole_call: WholeCall) -> AttentionCall:
+def _masked_right(call: AttentionCall, out: Tensor | None) -> AttentionCall:
     """Give the call the mask that its output has: engines set it after what is dumped (FlashInfer's ``forward(causal=...)``)."""
-    other = whole_call.call.with_spec(mask=Mask(causal=not whole_call.call.causal))
-    if whole_call.out is None or _is_truth(whole_call.call, whole_call.out) or not _is_truth(other, whole_call.out):
-        return whole_call.call
-    return other
+    other = call.with_spec(mask=Mask(causal=not call.causal))
+    return call if out is None or _is_truth(call, out) or not _is_truth(other, out) else other
 
 
 def _fits(forward_pass: DumpedPass, part: SequencePart, pieces: list[CachedRows]) -> bool | None:

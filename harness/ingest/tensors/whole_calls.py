@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from itertools import pairwise
 
+import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, CallSpec, Mask, cumulative
 from assay.harness.ingest.tensors.dump import Dump, StoredTensor
 
+WholeCall = tuple[AttentionCall, Tensor | None]
+"""A call with its dumped output; None if there is none."""
 _Q, _K, _V, _OUT = ("q", "query"), ("k", "key"), ("v", "value"), ("out", "output", "attn_output", "reference")
-
-
-@dataclass(frozen=True)
-class WholeCall:
-    """A call with its dumped output; None if there is none."""
-
-    call: AttentionCall
-    out: Tensor | None
 
 
 def hooked_calls(dump: Dump, problems: list[str]) -> Iterator[WholeCall]:
@@ -67,7 +62,29 @@ def _from_hooks(base: str, group: dict[str, StoredTensor], problems: list[str]) 
     for b in range(q.shape[0]):
         rows = [x[b].transpose(0, 1).contiguous() for x in (q, k, v)]
         call = packed_call(rows[0], rows[1], rows[2], [q.shape[2]], [k.shape[2]], layer)
-        yield WholeCall(call, None if out is None else out[b].contiguous())
+        yield call, None if out is None else out[b].contiguous()
+
+
+def unpaged(
+    cache_k: Tensor, cache_v: Tensor, indptr: Tensor, indices: Tensor, last: Tensor | None
+) -> tuple[Tensor, Tensor, list[int]]:
+    """Gather keys, values and the length of each sequence from [pages, page_size, kv_heads, head_dim] and FlashInfer's page table.
+
+    Args:
+        cache_k: of all pages.
+        cache_v: of all pages.
+        indptr: int [sequences + 1], where the pages of each sequence begin in `indices`.
+        indices: int [used], numbers of pages.
+        last: int [sequences], tokens in the last page of each; None if all are full.
+    """
+    keys, values, lens = [], [], []
+    for b, (start, stop) in enumerate(pairwise(indptr.tolist())):
+        used = indices[start:stop].long()
+        in_last = cache_k.shape[1] if last is None else int(last[b])
+        lens.append(max(len(used) - 1, 0) * cache_k.shape[1] + (in_last if len(used) else 0))
+        keys.append(cache_k[used].flatten(0, 1)[: lens[-1]])
+        values.append(cache_v[used].flatten(0, 1)[: lens[-1]])
+    return torch.cat(keys), torch.cat(values), lens
 
 
 def packed_call(

@@ -17,6 +17,7 @@ from assay.harness.ingest.trace.steps import (
     Segment,
     SegmentKind,
     StepTrace,
+    TraceReader,
     TraceStep,
     Track,
     Violation,
@@ -56,65 +57,63 @@ _STEP_BEGINS = frozenset({"embedding", "proposal embedding", "verify embedding"}
 """What each step of MLC-LLM's engine begins with."""
 
 
-class ChromeReader:
-    """Reads Chrome trace events."""
+def _recognises(source: SourceFile) -> bool:
+    """Return True if the file begins with trace events, compressed or not."""
+    if source.head.startswith(GZIP):
+        _, first, _ = next(EventStream(source.path).events(), (0, None, ""))
+        return isinstance(first, dict) and "ph" in first
+    return _HEAD.match(source.head_text) is not None
 
-    id, title = "chrome-trace", "Chrome trace events"
 
-    def recognises(self, source: SourceFile) -> bool:
-        """Return True if the file begins with trace events, compressed or not."""
-        if source.head.startswith(GZIP):
-            first = next(EventStream(source.path).events(), None)
-            return first is not None and isinstance(first.value, dict) and "ph" in first.value
-        return _HEAD.match(source.head_text) is not None
+def _read(source: SourceFile) -> FileDocument:
+    """Read it: passes, kernels, and what does not begin or end."""
+    trace = _steps(source)
+    return FileDocument(
+        file=trace.file, facts=tuple(_facts(trace)), tables=(_kernels(trace), _passes(trace)),
+        findings=findings_of(trace, {}), timeline=trace.timeline,
+    )  # fmt: skip
 
-    def read(self, source: SourceFile) -> FileDocument:
-        """Read it: passes, kernels, and what does not begin or end."""
-        trace = self.steps(source)
-        return FileDocument(
-            file=trace.file, facts=tuple(_facts(trace)), tables=(_kernels(trace), _passes(trace)),
-            findings=findings_of(trace, {}), timeline=self.timeline(trace),
-        )  # fmt: skip
 
-    def steps(self, source: SourceFile) -> StepTrace:
-        """Read all events of a file, one at a time."""
-        stream, spans = EventStream(source.path), Spans()
-        unread: list[Excerpt] = []
-        number = refused = 0
-        for number, value, text in stream.events():
-            if not spans.add(number, value):
-                refused += 1
-                if len(unread) < _SHOWN:
-                    unread.append(Excerpt(first=number, last=number, text=one_line(text or repr(value)[:400])))
-        violations = spans.violations()
-        if stream.ended and (stream.head or "compressed" in stream.ended):
-            violations.append(Violation("trace-cut-off", "end of the file", stream.ended, (number,) if number else ()))
-        writer = _writer(spans, stream.head)
-        tracks = tuple(_requests(spans)) if writer == MLC else _profile(spans)
-        violations += _decoded_before_prefill(tracks) if writer == MLC else ()
-        return StepTrace(
-            FileRead.of(
-                source, self.id, f"{self.title} of {writer}", number - refused, refused, "event", unread,
-                filter(None, [stream.ended]),
-            ),
-            writer, tracks, violations=tuple(violations), stated=tuple(_stated(spans, tracks)),
-        )  # fmt: skip
+def _steps(source: SourceFile) -> StepTrace:
+    """Read all events of a file, one at a time."""
+    stream, spans = EventStream(source.path), Spans()
+    unread: list[Excerpt] = []
+    number = refused = 0
+    for number, value, text in stream.events():
+        if not spans.add(number, value):
+            refused += 1
+            if len(unread) < _SHOWN:
+                unread.append(Excerpt(first=number, last=number, text=one_line(text or repr(value)[:400])))
+    violations = spans.violations()
+    if stream.ended and (stream.head or "compressed" in stream.ended):
+        violations.append(Violation("trace-cut-off", "end of the file", stream.ended, (number,) if number else ()))
+    writer = _writer(spans, stream.head)
+    tracks = tuple(_requests(spans)) if writer == MLC else _profile(spans)
+    violations += _decoded_before_prefill(tracks) if writer == MLC else ()
+    return StepTrace(
+        FileRead.of(
+            source, "chrome-trace", f"Chrome trace events of {writer}", number - refused, refused, "event", unread,
+            filter(None, [stream.ended]),
+        ),
+        writer, tracks, _timeline(tracks), violations=tuple(violations), stated=tuple(_stated(spans, tracks)),
+    )  # fmt: skip
 
-    def timeline(self, trace: StepTrace) -> Timeline:
-        """Draw a profile by track and phase: how much of each column something ran."""
-        tracks = [track for track in trace.tracks if track.segments]
-        timed = [
-            (time, time + duration)
-            for track in tracks
-            for segment in track.segments
-            for time, duration in zip(segment.times, segment.durations, strict=True)
-        ]
-        low, high = min((begin for begin, _ in timed), default=0.0), max((end for _, end in timed), default=0.0)
-        return Timeline(
-            axis="ms", low=0.0, high=(high - low) / 1e3,
-            tracks=tuple(_lanes(track, low, (high - low) / MAX_COLUMNS or 1.0) for track in tracks[:MAX_TRACKS]),
-            left_out=max(0, len(tracks) - MAX_TRACKS),
-        )  # fmt: skip
+
+def _timeline(every: Sequence[Track]) -> Timeline:
+    """Draw a profile by track and phase: how much of each column something ran."""
+    tracks = [track for track in every if track.segments]
+    timed = [
+        (time, time + duration)
+        for track in tracks
+        for segment in track.segments
+        for time, duration in zip(segment.times, segment.durations, strict=True)
+    ]
+    low, high = min((begin for begin, _ in timed), default=0.0), max((end for _, end in timed), default=0.0)
+    return Timeline(
+        axis="ms", low=0.0, high=(high - low) / 1e3,
+        tracks=tuple(_lanes(track, low, (high - low) / MAX_COLUMNS or 1.0) for track in tracks[:MAX_TRACKS]),
+        left_out=max(0, len(tracks) - MAX_TRACKS),
+    )  # fmt: skip
 
 
 def phase_of(name: str) -> SegmentKind:
@@ -320,3 +319,6 @@ def _fill(shares: list[float], start: float, stop: float, width: float) -> None:
     for column in range(first, last + 1):
         covered = min(stop, (column + 1) * width) - max(start, column * width)
         shares[column] = min(1.0, shares[column] + max(covered / width, 1e-6))
+
+
+READER = TraceReader("chrome-trace", "Chrome trace events", _recognises, _read, steps=_steps)

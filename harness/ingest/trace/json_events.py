@@ -13,7 +13,7 @@ import re
 import zlib
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 CHUNK = 1 << 20
 GZIP = b"\x1f\x8b"
@@ -36,14 +36,6 @@ _EVENT = re.compile(rf'\{{(?:\s*{_STRING}\s*:(?:\s*{_STRING}\s*|[^{{}}\[\]",]+),
 """How an event begins, if only numbers and texts stand before its phase, as all known writers have it."""
 
 
-class TraceEvent(NamedTuple):
-    """One element of the array: its number from 1, and its value; None, with what it begins with, where it is not JSON."""
-
-    number: int
-    value: Any
-    text: str = ""
-
-
 class EventStream:
     """Reads the events of a file, which may be compressed with gzip.
 
@@ -55,15 +47,15 @@ class EventStream:
     def __init__(self, path: Path) -> None:
         self._path, self.ended, self.head = path, "", ""
 
-    def events(self) -> Iterator[TraceEvent]:
-        """Yield all events in order."""
+    def events(self) -> Iterator[tuple[int, Any, str]]:
+        """Yield all elements of the array in order: its number from 1 and its value; None, with what it begins with, if no JSON."""
         with self._path.open("rb") as raw:
             compressed = raw.read(2) == GZIP
             raw.seek(0)
             chunks = iter(lambda: raw.read(CHUNK), b"")
             texts = codecs.iterdecode(self._unpacked(raw) if compressed else chunks, "utf-8-sig", "replace")
             for number, (value, text) in enumerate(self._values(texts), 1):
-                yield TraceEvent(number, value, text)
+                yield number, value, text
 
     def _unpacked(self, file: IO[bytes]) -> Iterator[bytes]:
         """Yield the unpacked bytes of a gzip file, up to where it is damaged, which Python's own reader does not give."""

@@ -18,6 +18,7 @@ from assay.harness.ingest.trace.steps import (
     Segment,
     SegmentKind,
     StepTrace,
+    TraceReader,
     TraceStep,
     Track,
     Violation,
@@ -28,6 +29,7 @@ from assay.harness.ingest.trace.steps import (
 )
 from assay.harness.text import counted, one_line
 
+_ID, _TITLE = "mlc-llm-actions", "MLC-LLM engine trace"
 _SHOWN = 5
 """Lines quoted of those that no rule knows."""
 _KINDS: dict[str, Literal["extend", "decode"]] = {mlc_lines.PREFILL: "extend", mlc_lines.DECODE: "decode"}
@@ -41,55 +43,62 @@ _FORKED = {
 """How a request got its sequence, in the table, in the timeline and in a fact."""
 
 
-class MlcReader:
-    """Reads the trace that an instrumented MLC-LLM engine prints."""
+def _recognises(source: SourceFile) -> bool:
+    """Return True if the file begins like an engine trace: with a line of the engine that a rule knows."""
+    lines = (line_of(text.rstrip("\r")) for text in source.head_text.splitlines()[:400])
+    return any(line is not None and line.step is not None and line.letter not in ("[", "]") for line in lines)
 
-    id, title = "mlc-llm-actions", "MLC-LLM engine trace"
 
-    def recognises(self, source: SourceFile) -> bool:
-        """Return True if the file begins like an engine trace: with a line of the engine that a rule knows."""
-        lines = (line_of(text.rstrip("\r")) for text in source.head_text.splitlines()[:400])
-        return any(line is not None and line.step is not None and line.letter not in ("[", "]") for line in lines)
+def _read(source: SourceFile) -> FileDocument:
+    """Read it: what it states, and the rules that it breaks."""
+    trace = _steps(source)
+    shown = trace.tracks[:ROWS_SHOWN]
+    wanted = {place for violation in trace.violations for place in violation.places}
+    wanted |= {place for _, place in map(_sequence, shown) if place}
+    wanted |= {track.output_at[0] for track in shown if track.output is not None}
+    texts = {number: one_line(text) for number, text in source.lines() if number in wanted} if wanted else {}
+    return FileDocument(
+        file=trace.file, facts=tuple(_facts(trace, texts)), tables=(_requests(trace), _calls(trace)),
+        findings=findings_of(trace, texts), timeline=trace.timeline,
+    )  # fmt: skip
 
-    def read(self, source: SourceFile) -> FileDocument:
-        """Read it: what it states, and the rules that it breaks."""
-        trace = self.steps(source)
-        shown = trace.tracks[:ROWS_SHOWN]
-        wanted = {place for violation in trace.violations for place in violation.places}
-        wanted |= {place for _, place in map(_sequence, shown) if place}
-        wanted |= {track.output_at[0] for track in shown if track.output is not None}
-        texts = {line.number: one_line(line.text) for line in source.lines() if line.number in wanted} if wanted else {}
-        return FileDocument(
-            file=trace.file, facts=tuple(_facts(trace, texts)), tables=(_requests(trace), _calls(trace)),
-            findings=findings_of(trace, texts), timeline=self.timeline(trace),
-        )  # fmt: skip
 
-    def steps(self, source: SourceFile) -> StepTrace:
-        """Read the steps of a whole engine trace, one line at a time."""
-        reading = _Reading()
-        for number, text in source.lines():
-            reading.line(number, text)
-        parts, unread, last = reading.parts, reading.unread, reading.last
-        outside = [line for part in parts if not part.request for line in part.lines if line[0].step]
-        return StepTrace(
-            FileRead.of(
-                source, self.id, self.title, last - unread, unread, "line", reading.excerpts, source.encoding_notes()
-            ),
-            "MLC-LLM",
-            tuple(part.track() for part in parts if part.request),
-            _segment(outside, "setup") if outside else None,
-            tuple(_violations(parts, last)),
-        )
+def _steps(source: SourceFile) -> StepTrace:
+    """Read the steps of a whole engine trace, one line at a time."""
+    reading = _Reading()
+    for number, text in source.lines():
+        reading.line(number, text)
+    parts, unread, last = reading.parts, reading.unread, reading.last
+    outside = [line for part in parts if not part.request for line in part.lines if line[0].step]
+    tracks = tuple(part.track() for part in parts if part.request)
+    return StepTrace(
+        FileRead.of(
+            source,
+            "mlc-llm-actions",
+            "MLC-LLM engine trace",
+            last - unread,
+            unread,
+            "line",
+            reading.excerpts,
+            source.encoding_notes(),
+        ),
+        "MLC-LLM",
+        tracks,
+        _timeline(tracks),
+        _segment(outside, "setup") if outside else None,
+        tuple(_violations(parts, last)),
+    )
 
-    def timeline(self, trace: StepTrace) -> Timeline:
-        """Draw a trace by request and action, a column for each segment, or for several where there are many."""
-        shown = trace.tracks[:MAX_TRACKS]
-        longest = max((len(track.segments) for track in shown), default=0)
-        per = max(1, -(-longest // MAX_COLUMNS))
-        return Timeline(
-            axis="segment", low=0, high=longest, tracks=tuple(_lanes(track, per) for track in shown),
-            left_out=len(trace.tracks) - len(shown),
-        )  # fmt: skip
+
+def _timeline(tracks: Sequence[Track]) -> Timeline:
+    """Draw a trace by request and action, a column for each segment, or for several where there are many."""
+    shown = tracks[:MAX_TRACKS]
+    longest = max((len(track.segments) for track in shown), default=0)
+    per = max(1, -(-longest // MAX_COLUMNS))
+    return Timeline(
+        axis="segment", low=0, high=longest, tracks=tuple(_lanes(track, per) for track in shown),
+        left_out=len(tracks) - len(shown),
+    )  # fmt: skip
 
 
 @dataclass
@@ -279,3 +288,6 @@ def _cell(group: Sequence[Segment], action: str) -> str:
                 calls.add(name)
         computed += bool(calls and calls & mlc_lines.MODEL_CALLS)
     return cell(min(1.0, computed / len(group)), polled > 0)
+
+
+READER = TraceReader(_ID, _TITLE, _recognises, _read, steps=_steps)

@@ -7,12 +7,11 @@ engine, or one forward pass. Its steps are the actions that the engine polled, t
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
-from assay.harness.ingest.recognise import FileReader
-from assay.harness.ingest.result import CitedFinding, Excerpt, Fact, FileDocument, FileRead
+from assay.harness.ingest.result import CitedFinding, Excerpt, Fact, FileDocument, FileRead, Reader
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.ingest.timeline import Timeline
 from assay.harness.verdict import Verdict, serious
@@ -109,6 +108,7 @@ class StepTrace:
         file: how much of it was understood.
         writer: who wrote it, as far as the file tells, such as "PyTorch's profiler".
         tracks: in the order of the file.
+        timeline: what ran.
         setup: what stands before the first request; None if nothing does.
         violations: of `RULES`, in the order of the file.
         stated: what else the file states.
@@ -117,6 +117,7 @@ class StepTrace:
     file: FileRead
     writer: str
     tracks: tuple[Track, ...]
+    timeline: Timeline
     setup: Segment | None = None
     violations: tuple[Violation, ...] = ()
     stated: tuple[Fact, ...] = ()
@@ -130,16 +131,11 @@ class StepTrace:
         ]
 
 
-class TraceReader(FileReader, Protocol):
-    """A reader of traces, which also gives their steps, and a picture of them."""
+@dataclass(frozen=True, kw_only=True)
+class TraceReader(Reader):
+    """A reader of traces, which also gives their steps."""
 
-    def steps(self, source: SourceFile) -> StepTrace:
-        """Read the steps of a file."""
-        ...
-
-    def timeline(self, trace: StepTrace) -> Timeline:
-        """Draw what ran."""
-        ...
+    steps: Callable[[SourceFile], StepTrace]
 
 
 def totals(trace: StepTrace) -> tuple[Counter[tuple[str, str]], dict[tuple[str, str], float]]:

@@ -116,9 +116,8 @@ def diff_files(a: Path, b: Path) -> TraceDiff:
     two(a, b, "traces")
     with reading(f"{a} or {b}", "trace"):
         sources = [SourceFile.of(path) for path in (a, b)]
-        readers = [_reader_of(source) for source in sources]
-        left, right = (reader.steps(source) for reader, source in zip(readers, sources, strict=True))
-        timelines = tuple(reader.timeline(trace) for reader, trace in zip(readers, (left, right), strict=True))
+        left, right = (_reader_of(source).steps(source) for source in sources)
+        timelines = (left.timeline, right.timeline)
         return _Comparison(left, right).result().model_copy(update={"timelines": timelines})
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from assay.evals.questions import PROMPT_HEADER
+from assay.evals.questions import PROMPT_HEADER, prompt_hash
 from assay.evals.synthetic import questions
 from assay.harness.backend import Backend
 from assay.harness.bisect.layer_probes import ProbeServer, bisect_layers, search_layers
@@ -29,7 +29,7 @@ from assay.harness.server.control import substituted_calls, substitution_folder
 
 LAYERS = frozenset(range(4))
 ITEMS = [
-    Item(suite="accuracy", id=q.id, prompt=q.prompt, prompt_hash=q.prompt_hash, expected=q.answer)
+    Item(suite="accuracy", id=q.id, prompt=q.prompt, prompt_hash=prompt_hash(q.prompt), expected=q.answer)
     for q in islice(questions(), 16)
 ]
 Says = Callable[[frozenset[int], Item, int], str]

@@ -117,7 +117,7 @@ def test_every_restored_layer_is_needed_for_any_answers(draw: random.Random) -> 
     search = find_layers(layers, asked_once(right.__getitem__), 0.0, ALPHA)
     check_needed(right.__getitem__, found(search), layers)
     if search.monotone:
-        asked = {one.candidate: bool(one.right) for one in search.probed}
+        asked = {candidate: bool(right) for candidate, right, _ in search.probed}
         assert not any(asked[big] for small in asked if not asked[small] for big in asked if small < big)
 
 

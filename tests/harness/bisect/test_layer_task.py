@@ -5,7 +5,7 @@ from math import comb
 import pytest
 
 from assay.evals.questions import prompt_hash
-from assay.harness.bisect.layer_search import LayerSearch, ProbedSet, RestoredLayer
+from assay.harness.bisect.layer_search import LayerSearch, RestoredLayer
 from assay.harness.bisect.layer_task import (
     Floors,
     LayerSetup,
@@ -96,9 +96,9 @@ def test_the_finding_states_layers_and_losses() -> None:
     probes = [record(set(), 0), record({0, 1, 2, 3}, 27), *kept]
     restored = (RestoredLayer(1, True), RestoredLayer(3, False, (0, 2)))
     asked = (
-        ProbedSet(frozenset(), 1, 0),
-        ProbedSet(frozenset(range(4)), 0, 1),
-        ProbedSet(frozenset({0, 2}), 3, 1),
+        (frozenset[int](), 1, 0),
+        (frozenset(range(4)), 0, 1),
+        (frozenset({0, 2}), 3, 1),
     )
     search = LayerSearch(outcome="found", why="", restored=restored, monotone=False, probed=asked)
     (made,) = conclude(SETUP, FLOORS, search, probes, 1.0).findings

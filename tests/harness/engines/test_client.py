@@ -50,12 +50,7 @@ class MockHandler(BaseHTTPRequestHandler):
             self.answer(404, "not here")
 
     def answer(self, status: int, body: str) -> None:
-        data = body.encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
+        raw(body.encode(), status, Content_Type="application/json")(self)
 
     def log_message(self, format: str, *args: object) -> None:
         pass
@@ -104,15 +99,25 @@ def hang(handler: MockHandler) -> None:
     handler.server.ended.wait(30)
 
 
+def raw(content: bytes, status: int = 200, **headers: str) -> Behaviour:
+    """Answers with these bytes, and further headers."""
+
+    def behave(handler: MockHandler) -> None:
+        handler.send_response(status)
+        for name, value in {"Content_Length": str(len(content)), **headers}.items():
+            handler.send_header(name.replace("_", "-"), value)
+        handler.end_headers()
+        handler.wfile.write(content)
+
+    return behave
+
+
 def close(handler: MockHandler) -> None:
     handler.close_connection = True
 
 
 def stop_midway(handler: MockHandler) -> None:
-    handler.send_response(200)
-    handler.send_header("Content-Length", "1000")
-    handler.end_headers()
-    handler.wfile.write(b'{"id": "request')
+    raw(b'{"id": "request', Content_Length="1000")(handler)
     handler.close_connection = True
 
 
@@ -270,13 +275,7 @@ def test_an_http_503_that_goes_away_is_not_an_error(mock: MockServer) -> None:
 
 
 def busy(retry_after: str) -> Behaviour:
-    def behave(handler: MockHandler) -> None:
-        handler.send_response(429)
-        handler.send_header("Retry-After", retry_after)
-        handler.send_header("Content-Length", "0")
-        handler.end_headers()
-
-    return behave
+    return raw(b"", 429, Retry_After=retry_after)
 
 
 def test_a_retry_waits_as_long_as_the_server_says(mock: MockServer) -> None:
@@ -515,16 +514,7 @@ def endless(handler: MockHandler) -> None:
         handler.wfile.write(b"a" * (1 << 16))
 
 
-def bomb(handler: MockHandler) -> None:
-    content = gzip.compress(bytes(1 << 24))
-    handler.send_response(200)
-    handler.send_header("Content-Encoding", "gzip")
-    handler.send_header("Content-Length", str(len(content)))
-    handler.end_headers()
-    handler.wfile.write(content)
-
-
-@pytest.mark.parametrize("behaviour", [endless, bomb])
+@pytest.mark.parametrize("behaviour", [endless, raw(gzip.compress(bytes(1 << 24)), Content_Encoding="gzip")])
 def test_an_answer_without_end_is_given_up(
     mock: MockServer, behaviour: Behaviour, monkeypatch: pytest.MonkeyPatch, short_waits: None
 ) -> None:
@@ -535,15 +525,7 @@ def test_an_answer_without_end_is_given_up(
 
 
 def test_a_packed_answer_is_unpacked(mock: MockServer) -> None:
-    def packed(handler: MockHandler) -> None:
-        content = gzip.compress(json.dumps(GOOD).encode())
-        handler.send_response(200)
-        handler.send_header("Content-Encoding", "gzip")
-        handler.send_header("Content-Length", str(len(content)))
-        handler.end_headers()
-        handler.wfile.write(content)
-
-    mock.behaviours = [packed]
+    mock.behaviours = [raw(gzip.compress(json.dumps(GOOD).encode()), Content_Encoding="gzip")]
     assert ask(make_client(mock))[0].text == "Answer: A"
 
 
@@ -554,13 +536,7 @@ def test_a_model_whose_name_cannot_be_sent_is_an_engine_error(mock: MockServer) 
 
 
 def test_bytes_that_are_not_text_are_an_engine_error(mock: MockServer) -> None:
-    def binary(handler: MockHandler) -> None:
-        handler.send_response(200)
-        handler.send_header("Content-Length", "2")
-        handler.end_headers()
-        handler.wfile.write(b"\xff\xfe")
-
-    mock.behaviours = [binary]
+    mock.behaviours = [raw(b"\xff\xfe")]
     with pytest.raises(EngineError, match="sent something other than a chat completion"):
         ask(make_client(mock))
 
@@ -594,15 +570,6 @@ def test_a_remote_server_must_serve_one_model(mock: MockServer, models: list[str
     mock.models = models
     with pytest.raises(EngineError, match=f"{found}.\nExpected: one model\nWhat to do: serve a single model"):
         RemoteServer("candidate", mock.url, 10.0).start()
-
-
-def test_the_api_key_comes_from_the_environment(mock: MockServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[str] = []
-    mock.behaviours = [lambda handler: (seen.append(handler.headers["Authorization"]), good(handler))[1]]
-    monkeypatch.setenv("OPENAI_API_KEY", "the-key")
-    server = RemoteServer("reference", mock.url, 10.0)
-    server.ask([ChatRequest("p", 8)], 1, lambda index, reply: None)
-    assert seen == ["Bearer the-key"]
 
 
 def test_an_endpoint_gets_what_the_openai_client_sends(mock: MockServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,8 +49,6 @@ class Replay(BaseHTTPRequestHandler):
             }))  # fmt: skip
         elif not self.server.debug:
             self.answer(404, '{"detail":"Not Found"}')
-        elif self.path == "/debug/reset_engine":
-            self.answer(200, "null")
         elif not self.server.tracing:
             self.answer(400, error_body(f'The requested model "{MODEL}" does not enable tracing'))
         else:
@@ -97,16 +95,13 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ReplayServer]:
 def test_a_server_is_asked_and_its_trace_collected(server: ReplayServer) -> None:
     replies: list[Reply] = []
     with MlcServer("reference", f"{server.url}/v1", 10.0) as engine:
-        engine.flush_cache()
         engine.ask([ChatRequest("1 + 1?", 1)], 1, lambda index, reply: replies.append(reply))
         assert engine.event_trace() == EVENTS
         assert engine.label == f"MLC-LLM at {server.url}"
     assert [reply.text for reply in replies] == ["2"]
     assert replies[0].cached_tokens is None
-    assert [path for path, _ in server.asked] == [
-        "/debug/reset_engine", "/v1/chat/completions", "/debug/dump_event_trace",
-    ]  # fmt: skip
-    assert server.asked[0][1] == server.asked[2][1] == {"model": MODEL}
+    assert [path for path, _ in server.asked] == ["/v1/chat/completions", "/debug/dump_event_trace"]
+    assert server.asked[1][1] == {"model": MODEL}
 
 
 @pytest.mark.parametrize("lacks", ["debug", "tracing"])

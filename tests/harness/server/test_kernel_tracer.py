@@ -194,7 +194,7 @@ def test_device_kernels_are_assigned_to_the_call_that_launched_them() -> None:
         event("Memcpy DtoD (Device -> Device)", "CUDA", 700, 1, correlation=3),
         event("unlinked", "CUDA", 700, 1, correlation=9),
     ]
-    found = {seen.name: seen.attention for seen in kernels_in(launches)}
+    found = {name: attention for _, name, _, attention in kernels_in(launches)}
     assert found == {"gemm": False, "_attn_fwd": True, "unlinked": None}
     replay = [event("cudaGraphLaunch", "CPU", 12, 1, correlation=1), event("_attn_fwd", "CUDA", 500, 1, correlation=1)]
-    assert [seen.attention for seen in kernels_in(replay)] == [None]
+    assert [attention for _, _, _, attention in kernels_in(replay)] == [None]

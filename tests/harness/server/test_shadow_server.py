@@ -37,7 +37,7 @@ HEADER = "Facts, writes to: Jungal bawexn . Koven solfinn . Daltas birmesh .\n"
 
 def asks() -> list[ChatRequest]:
     """Twelve questions. Half of them share a header, which is cached first, so that their prefixes are long."""
-    drawn = [question.text for question in islice(questions(), 12)]
+    drawn = [question.own.rpartition("\n\n")[0] for question in islice(questions(), 12)]
     return [ChatRequest(HEADER * 2 + text if i % 2 else text, 8, top_logprobs=2) for i, text in enumerate(drawn)]
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import pytest
 
 from assay.harness.bisect.commits import executor
-from assay.harness.bisect.commits.executor import AccuracyProber
+from assay.harness.bisect.commits.executor import accuracy_prober
 from assay.harness.bisect.commits.state import BisectSpec, Measurement
 from assay.harness.errors import UsageError
 from assay.harness.judge.report import Report
@@ -34,9 +34,9 @@ def probed(
     spec = BisectSpec(
         repo="r", good="g", bad="b", kernel="attn:forward", measure_with="accuracy", run_args=("--questions=8",)
     )
-    imports = SimpleNamespace(probe=lambda *_: Measurement.model_validate({"status": imported, "origin": "attn.py"}))
     (tmp_path / "logs").mkdir()
-    found = AccuracyProber(spec, imports, tmp_path).probe("c", tmp_path / "logs" / "0001.log")  # type: ignore[arg-type]
+    made = Measurement.model_validate({"status": imported, "origin": "attn.py"})
+    found = accuracy_prober(spec, lambda *_: made, tmp_path)("c", tmp_path / "logs" / "0001.log", False)
     return found, ran
 
 

@@ -41,7 +41,7 @@ class Given:
         self._answer, self._left = answer, stop_after
         self.asked: list[int] = []
 
-    def probe(self, commit: str, log: Path, name_bug: bool = False) -> Measurement:
+    def __call__(self, commit: str, log: Path, name_bug: bool = False) -> Measurement:
         if not self._left:
             raise KeyboardInterrupt
         self._left -= 1

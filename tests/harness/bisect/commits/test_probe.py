@@ -15,7 +15,6 @@ from assay.harness.attention.sample_calls import call_of
 from assay.harness.bisect.commits.executor import BrokenEnvironment, Forks, run_build
 from assay.harness.bisect.commits.probe import ProbeTask
 from assay.harness.bisect.commits.probe_calls import (
-    ProbeCall,
     choose_calls,
     matrix_calls,
     read_calls,
@@ -193,18 +192,18 @@ def test_builds(tmp_path: Path) -> None:
 
 
 def test_calls_survive_a_round_trip(tmp_path: Path) -> None:
-    asked = [ProbeCall(call_of([(3, 4)], (2, 1), 8, torch.bfloat16, "cpu"), {"phase": "extend"})]
-    write_calls(tmp_path / "calls", asked)
-    [back] = read_calls(tmp_path / "calls", "cpu")
-    assert torch.equal(back.call.k, asked[0].call.k)
-    assert (back.condition, back.name, back.call.scale) == (asked[0].condition, asked[0].name, asked[0].call.scale)
+    asked = call_of([(3, 4)], (2, 1), 8, torch.bfloat16, "cpu")
+    write_calls(tmp_path / "calls", [(asked, {"phase": "extend"})])
+    [(back, condition)] = read_calls(tmp_path / "calls", "cpu")
+    assert torch.equal(back.k, asked.k)
+    assert (condition, back.spec) == ({"phase": "extend"}, asked.spec)
 
 
 def test_calls_are_chosen_by_condition() -> None:
     every = matrix_calls(0)
     some = choose_calls(every, ["phase=extend", "prefix=1", "prefix=128"], 0)
-    assert {asked.condition["prefix"] for asked in some} == {"1", "128"}
-    assert {asked.call.phase for asked in some} == {"extend"}
+    assert {condition["prefix"] for _, condition in some} == {"1", "128"}
+    assert {call.phase for call, _ in some} == {"extend"}
     assert len(choose_calls(every, [], 7)) == 7
     with pytest.raises(UsageError, match="prefix= one of"):
         choose_calls(every, ["prefix=3"], 0)

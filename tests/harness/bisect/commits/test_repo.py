@@ -77,11 +77,11 @@ def test_the_checkout_is_not_touched(made: object, histories: ModuleType) -> Non
     repository = Repository(path)
     with repository.worktree() as tree:
         for commit, number in ((commits[1], 1), (commits[4], 4), (commits[0], 0)):
-            tree.checkout(commit, keep_ignored=False)
-            assert (tree.path / "attn.py").read_text() == f"NUMBER = {number}\n"
-        assert not tree.path.is_relative_to(path)
+            repository.checkout(tree, commit, keep_ignored=False)
+            assert (tree / "attn.py").read_text() == f"NUMBER = {number}\n"
+        assert not tree.is_relative_to(path)
     assert contents(path) == before
-    assert not tree.path.parent.exists()
+    assert not tree.parent.exists()
     assert histories.git(path, "worktree", "list").count("\n") == 1
 
 
@@ -89,19 +89,19 @@ def test_a_checkout_leaves_nothing_of_another_commit_except_kept_files(made: obj
     path, commits = made.path, made.commits  # type: ignore[attr-defined]
     repository = Repository(path)
     with repository.worktree() as tree:
-        tree.checkout(commits[1], keep_ignored=False)
+        repository.checkout(tree, commits[1], keep_ignored=False)
         exclude = repository.common / "info" / "exclude"
         exclude.write_text("*.o\n")
         for name in ("built.o", "untracked.py"):
-            (tree.path / name).write_text("")
-        (tree.path / "attn.py").write_text("changed by the build\n")
-        tree.checkout(commits[2], keep_ignored=True)
-        assert sorted(p.name for p in tree.path.iterdir() if p.name != ".git") == ["attn.py", "built.o"]
-        assert (tree.path / "attn.py").read_text() == "NUMBER = 2\n"
-        tree.checkout(commits[2], keep_ignored=False)
-        assert not (tree.path / "built.o").exists()
+            (tree / name).write_text("")
+        (tree / "attn.py").write_text("changed by the build\n")
+        repository.checkout(tree, commits[2], keep_ignored=True)
+        assert sorted(p.name for p in tree.iterdir() if p.name != ".git") == ["attn.py", "built.o"]
+        assert (tree / "attn.py").read_text() == "NUMBER = 2\n"
+        repository.checkout(tree, commits[2], keep_ignored=False)
+        assert not (tree / "built.o").exists()
         with pytest.raises(GitFailed, match="checkout failed"):
-            tree.checkout("0" * 40, keep_ignored=False)
+            repository.checkout(tree, "0" * 40, keep_ignored=False)
 
 
 def test_worktrees_of_killed_processes_are_removed_and_those_of_live_ones_are_not(
@@ -111,14 +111,14 @@ def test_worktrees_of_killed_processes_are_removed_and_those_of_live_ones_are_no
     script = (
         "import sys, time; from pathlib import Path; from assay.harness.bisect.commits.repo import Repository\n"
         f"with Repository(Path({str(path)!r})).worktree() as tree:\n"
-        "    print(tree.path, flush=True); time.sleep(600)\n"
+        "    print(tree, flush=True); time.sleep(600)\n"
     )
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         theirs = Path(other.stdout.readline().strip())
         with Repository(path).worktree() as ours:
             assert theirs.exists(), "its process is alive"
-            assert ours.path != theirs
+            assert ours != theirs
         os.kill(other.pid, signal.SIGKILL)
     assert theirs.exists()
     with Repository(path).worktree():
@@ -143,8 +143,9 @@ def test_variables_of_a_hook_are_ignored(made: object, tmp_path: Path, monkeypat
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
     monkeypatch.setenv("GIT_INDEX_FILE", str(path / ".git" / "index"))
     before = contents(path)
-    with Repository(path).worktree() as tree:
-        tree.checkout(commits[0], keep_ignored=False)
+    repository = Repository(path)
+    with repository.worktree() as tree:
+        repository.checkout(tree, commits[0], keep_ignored=False)
     assert contents(path) == before
 
 
@@ -155,7 +156,8 @@ def test_filters_of_the_repository_s_own_configuration_do_not_run(made: object, 
     (path / ".git" / "info" / "attributes").write_text("* filter=mi=ne\n")
     for key, value in (("smudge", f"touch {ran}; cat"), ("clean", f"touch {ran}; cat"), ("required", "true")):
         subprocess.run(["git", "config", f"filter.mi=ne.{key}", value], cwd=path, check=True)
-    with Repository(path).worktree() as tree:
-        tree.checkout(commits[1], keep_ignored=False)
-        assert list(tree.path.glob("*.py"))
+    repository = Repository(path)
+    with repository.worktree() as tree:
+        repository.checkout(tree, commits[1], keep_ignored=False)
+        assert list(tree.glob("*.py"))
     assert not ran.exists()

@@ -17,7 +17,7 @@ def pairs(same: int, lost: int = 0, gained: int = 0, wrong: int = 0, parsed: str
     def item(number: int, score: float) -> ResultItem:
         return ResultItem(key=str(number), prompt_hash="p", target="ABCD"[number % 4], parsed=parsed, score=score)
 
-    return [ItemPair(item(n, a), item(n, b)) for n, (a, b) in enumerate(scores)]
+    return [(item(n, a), item(n, b)) for n, (a, b) in enumerate(scores)]
 
 
 def test_an_equal_result_of_enough_documents_passes_and_of_too_few_does_not() -> None:
@@ -59,7 +59,7 @@ def test_where_nothing_can_be_lost_nothing_passes() -> None:
 def test_many_unparsed_answers_forbid_a_pass(share: float) -> None:
     found = pairs(same=1000)
     unparsed = int(share * len(found))
-    found[:unparsed] = [ItemPair(one.a, one.b.model_copy(update={"parsed": None})) for one in found[:unparsed]]
+    found[:unparsed] = [(a, b.model_copy(update={"parsed": None})) for a, b in found[:unparsed]]
     assert decide_pairs(found, RULE).verdict == ("pass" if share <= 0.05 else "inconclusive")
 
 
@@ -75,10 +75,10 @@ def test_results_that_stopped_by_their_answers_get_the_test_that_holds_at_every_
 
 
 def test_scores_between_0_and_1_and_repeats_are_bet_on_once_for_each_document() -> None:
-    graded = [ItemPair(one.a.model_copy(update={"score": 0.5}), one.b) for one in pairs(same=300)]
+    graded = [(a.model_copy(update={"score": 0.5}), b) for a, b in pairs(same=300)]
     assert decide_pairs(graded, RULE).test == "betting"
     repeated = pairs(same=100)
-    repeated += [ItemPair(*(x.model_copy(update={"repeat": 1}) for x in (one.a, one.b))) for one in repeated]
+    repeated += [(a.model_copy(update={"repeat": 1}), b.model_copy(update={"repeat": 1})) for a, b in repeated]
     found = decide_pairs(repeated, RULE)
     assert found.test == "betting"
     # 100 documents asked twice are not 200: they pass no margin that 100 do not.

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from assay.harness.ingest.results.pairing import guessing, pair_items, refusals
+from assay.harness.ingest.results.pairing import guessing, loss, pair_items, refusals
 from assay.harness.ingest.results.result_set import ResultItem, ResultSet
 
 
@@ -18,7 +18,7 @@ def counts(a: list[ResultItem], b: list[ResultItem]) -> dict[str, int]:
 
 def test_the_same_documents_are_paired_whatever_their_order() -> None:
     found = pair_items([item("1"), item("2", 0.0)], [item("2"), item("1")])
-    assert [(one.a.key, one.b.key, one.loss) for one in found.pairs] == [("1", "1", 0.0), ("2", "2", -1.0)]
+    assert [(pair[0].key, pair[1].key, loss(pair)) for pair in found.pairs] == [("1", "1", 0.0), ("2", "2", -1.0)]
     assert not found.unpaired
 
 
@@ -32,7 +32,7 @@ def test_the_same_documents_are_paired_whatever_their_order() -> None:
 )
 def test_what_differs_is_not_paired_and_counted_with_its_reason(reason: str, other: ResultItem) -> None:
     found = pair_items([item("1"), item("2")], [other, item("2")])
-    assert [one.a.key for one in found.pairs] == ["2"]
+    assert [a.key for a, _ in found.pairs] == ["2"]
     (unpaired,) = found.unpaired
     assert (unpaired.id, unpaired.count, unpaired.examples) == (reason, 1, ("1",))
 
@@ -50,7 +50,7 @@ def test_a_document_that_both_hold_twice_counts_once_and_one_that_one_side_repea
 def test_repeats_of_a_run_are_paired_with_the_same_repeat() -> None:
     a = [item("1", 1.0, repeat=0), item("1", 0.0, repeat=1)]
     b = [item("1", 1.0, repeat=1), item("1", 1.0, repeat=0)]
-    assert [one.loss for one in pair_items(a, b).pairs] == [0.0, -1.0]
+    assert [loss(pair) for pair in pair_items(a, b).pairs] == [0.0, -1.0]
 
 
 def test_a_prompt_that_was_not_recorded_is_not_taken_for_another() -> None:

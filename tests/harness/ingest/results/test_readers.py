@@ -11,13 +11,8 @@ import pytest
 
 from assay.harness.errors import AssayError, EvidenceError, UsageError
 from assay.harness.ingest.recognise import readers
-from assay.harness.ingest.results.inspect_ai import InspectAi
-from assay.harness.ingest.results.junit_results import JUnit
-from assay.harness.ingest.results.lm_eval import LmEval
+from assay.harness.ingest.results import inspect_ai, junit_results, lm_eval, serving, sgl_eval, simple_evals
 from assay.harness.ingest.results.loaded import load
-from assay.harness.ingest.results.serving import Serving
-from assay.harness.ingest.results.sgl_eval import SglEval
-from assay.harness.ingest.results.simple_evals import SimpleEvals
 from assay.harness.ingest.source_file import SourceFile
 
 FILES = {
@@ -49,7 +44,7 @@ def test_a_document_counts_every_unit(data: Path, name: str) -> None:
 
 
 def test_lm_eval_gives_the_documents_with_their_hashes_and_the_settings_of_the_run(data: Path) -> None:
-    (found,) = LmEval().results(SourceFile.of(data / "lm_eval_a")).sets
+    (found,) = lm_eval.READER.results(SourceFile.of(data / "lm_eval_a"), "").sets
     assert (found.tool, found.version, found.task, found.metric) == (
         "lm-eval",
         "0.4.13",
@@ -68,21 +63,21 @@ def test_lm_eval_gives_the_documents_with_their_hashes_and_the_settings_of_the_r
 
 def test_lm_eval_is_read_from_either_file_alone(data: Path, tmp_path: Path) -> None:
     folder = data / "lm_eval_a" / "tiny"
-    whole = LmEval().results(SourceFile.of(data / "lm_eval_a")).sets
+    whole = lm_eval.READER.results(SourceFile.of(data / "lm_eval_a"), "").sets
     for path in (next(folder.glob("samples_*")), next(folder.glob("results_*"))):
-        assert LmEval().results(SourceFile.of(path)).sets == whole
+        assert lm_eval.READER.results(SourceFile.of(path), "").sets == whole
     alone = Path(shutil.copy(next(folder.glob("samples_*")), tmp_path))
-    (found,) = LmEval().results(SourceFile.of(alone)).sets
+    (found,) = lm_eval.READER.results(SourceFile.of(alone), "").sets
     assert found.items == whole[0].items
     assert (found.shots, found.version) == (None, "")
     alone = Path(shutil.copy(next(folder.glob("results_*")), tmp_path / "alone_2026.json"))
-    reading = LmEval().results(SourceFile.of(alone))
+    reading = lm_eval.READER.results(SourceFile.of(alone), "")
     assert not reading.sets
     assert "--log_samples" in reading.notes[0]
 
 
 def test_answers_without_a_match_are_unparsed(data: Path) -> None:
-    (found,) = LmEval().results(SourceFile.of(data / "lm_eval_b")).sets
+    (found,) = lm_eval.READER.results(SourceFile.of(data / "lm_eval_b"), "").sets
     unparsed = [item for item in found.items if item.parsed is None]
     assert unparsed
     assert all("Answer: " not in item.answer for item in unparsed)
@@ -92,7 +87,7 @@ def test_lines_that_are_no_samples_are_counted_and_quoted(data: Path, tmp_path: 
     path = Path(shutil.copy(next((data / "lm_eval_a").rglob("samples_*")), tmp_path))
     whole = path.read_text()
     path.write_text(whole + '{"doc_id": 24}\n{"doc_id": 25, "doc_ha')
-    reading = LmEval().results(SourceFile.of(path))
+    reading = lm_eval.READER.results(SourceFile.of(path), "")
     assert (reading.read, reading.unread) == (24, 2)
     assert [one.first for one in reading.excerpts] == [25, 26]
 
@@ -102,12 +97,12 @@ def test_of_several_filters_one_counts_and_the_others_are_named(data: Path, tmp_
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     loose = [row | {"filter": "loose", "exact_match": 0.0} for row in rows]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows + loose))
-    reading = LmEval().results(SourceFile.of(path))
+    reading = lm_eval.READER.results(SourceFile.of(path), "")
     assert (len(reading.sets[0].items), reading.sets[0].accuracy) == (24, 1.0)
     assert "exact_match,loose" in reading.notes[0]
-    assert LmEval().results(SourceFile.of(path), "exact_match,loose").sets[0].accuracy == 0.0
+    assert lm_eval.READER.results(SourceFile.of(path), "exact_match,loose").sets[0].accuracy == 0.0
     with pytest.raises(UsageError, match="no score 'acc'"):
-        LmEval().results(SourceFile.of(path), "acc")
+        lm_eval.READER.results(SourceFile.of(path), "acc")
 
 
 def test_two_runs_in_one_folder_are_refused(data: Path, tmp_path: Path) -> None:
@@ -121,7 +116,7 @@ def test_two_runs_in_one_folder_are_refused(data: Path, tmp_path: Path) -> None:
 
 
 def test_sgl_eval_gives_samples_with_their_times(data: Path) -> None:
-    (found,) = SglEval().results(SourceFile.of(data / "sgl_eval_a")).sets
+    (found,) = sgl_eval.READER.results(SourceFile.of(data / "sgl_eval_a"), "").sets
     assert (found.tool, found.version, found.task, found.model) == ("sgl-eval", "0.1.3", "gsm8k", "tiny")
     assert len(found.items) == 12
     assert found.sampling["max_tokens"] == "32"
@@ -131,10 +126,10 @@ def test_sgl_eval_gives_samples_with_their_times(data: Path) -> None:
 
 @pytest.mark.parametrize("name", ["inspect_a.eval", "inspect_a.json"])
 def test_inspect_ai_gives_the_same_from_both_forms_of_a_log(data: Path, name: str) -> None:
-    (found,) = InspectAi().results(SourceFile.of(data / name)).sets
+    (found,) = inspect_ai.READER.results(SourceFile.of(data / name), "").sets
     assert (found.tool, found.version, found.task, found.metric) == ("inspect_ai", "0.3.285", "synthetic", "pattern")
     assert found.sampling == {"temperature": "0.0", "max_tokens": "32"}
-    other = InspectAi().results(SourceFile.of(data / "inspect_a.json")).sets[0]
+    other = inspect_ai.READER.results(SourceFile.of(data / "inspect_a.json"), "").sets[0]
     without = {"source": "", "settings": {}, "items": ()}
     assert found.model_copy(update=without) == other.model_copy(update=without)
     keys = sorted((item.key, item.prompt_hash, item.target, item.parsed, item.score) for item in found.items)
@@ -152,21 +147,21 @@ def test_a_log_of_a_run_that_was_killed_is_read_and_said_to_be_one(data: Path, t
         for sample in members["samples"][:3]:
             file.writestr(f"samples/{sample['id']}_epoch_1.json", json.dumps(sample))
         file.writestr("samples/x_epoch_1.json", "{")
-    reading = InspectAi().results(SourceFile.of(killed))
+    reading = inspect_ai.READER.results(SourceFile.of(killed), "")
     assert (reading.read, reading.unread) == (3, 1)
     assert "cut short" in reading.notes[0]
 
 
 def test_simple_evals_is_the_same_from_the_report_and_from_the_scores_beside_it(data: Path, tmp_path: Path) -> None:
     folder = data / "simple_evals_a"
-    (found,) = SimpleEvals().results(SourceFile.of(folder / "gsm8k_tiny.html")).sets
+    (found,) = simple_evals.READER.results(SourceFile.of(folder / "gsm8k_tiny.html"), "").sets
     assert (found.task, found.model, len(found.items)) == ("gsm8k", "tiny", 6)
-    assert found.items == SimpleEvals().results(SourceFile.of(folder / "gsm8k_tiny.json")).sets[0].items
+    assert found.items == simple_evals.READER.results(SourceFile.of(folder / "gsm8k_tiny.json"), "").sets[0].items
     item = found.items[0]
     assert item.target.isdigit()
     assert (item.score, item.parsed) == (0.0, None)  # SGLang writes -9999999 where it found no number
     alone = Path(shutil.copy(folder / "gsm8k_tiny.json", tmp_path))
-    reading = SimpleEvals().results(SourceFile.of(alone))
+    reading = simple_evals.READER.results(SourceFile.of(alone), "")
     assert not reading.sets[0].items
     assert "only the score is known" in reading.notes[0]
 
@@ -175,24 +170,24 @@ def test_answers_that_do_not_add_up_to_the_written_score_are_noted(data: Path, t
     shutil.copytree(data / "simple_evals_a", tmp_path / "s")
     scores = tmp_path / "s" / "gsm8k_tiny.json"
     scores.write_text(scores.read_text().replace('"score": 0.0', '"score": 0.5'))
-    assert "0.5" in SimpleEvals().results(SourceFile.of(scores)).notes[0]
+    assert "0.5" in simple_evals.READER.results(SourceFile.of(scores), "").notes[0]
 
 
 def test_a_report_that_was_cut_off_says_so(data: Path, tmp_path: Path) -> None:
     whole = (data / "simple_evals_a" / "gsm8k_tiny.html").read_text()
     cut = tmp_path / "gsm8k_tiny.html"
     cut.write_text(whole[: whole.rindex("<h3>Results</h3>")])
-    reading = SimpleEvals().results(SourceFile.of(cut))
+    reading = simple_evals.READER.results(SourceFile.of(cut), "")
     assert (reading.read, reading.unread) == (5, 1)
 
 
 def test_serving_gives_the_times_of_each_request(data: Path) -> None:
-    (found,) = Serving().results(SourceFile.of(data / "serving_a.jsonl")).sets
+    (found,) = serving.READER.results(SourceFile.of(data / "serving_a.jsonl"), "").sets
     assert (found.kind, found.version, len(found.requests), found.failed) == ("latencies", "0.5.23", 40, 0)
-    ttft, _, total = found.latencies
+    ttft, _, total = found.latencies.values()
     row = json.loads((data / "serving_a.jsonl").read_text())
-    assert ttft.seconds[0] == row["ttfts"][0]
-    assert total.seconds[0] == pytest.approx(row["ttfts"][0] + sum(row["itls"][0]))
+    assert ttft[0] == row["ttfts"][0]
+    assert total[0] == pytest.approx(row["ttfts"][0] + sum(row["itls"][0]))
 
 
 def test_serving_without_details_says_how_to_get_them(data: Path, tmp_path: Path) -> None:
@@ -200,11 +195,11 @@ def test_serving_without_details_says_how_to_get_them(data: Path, tmp_path: Path
     lists = [name for name, value in row.items() if isinstance(value, list)]
     path = tmp_path / "s.jsonl"
     path.write_text(json.dumps({name: value for name, value in row.items() if name not in lists}) + "\n")
-    assert "--output-details" in Serving().results(SourceFile.of(path)).notes[0]
+    assert "--output-details" in serving.READER.results(SourceFile.of(path), "").notes[0]
 
 
 def test_junit_gives_the_outcome_of_each_test(data: Path) -> None:
-    (found,) = JUnit().results(SourceFile.of(data / "junit_b.xml")).sets
+    (found,) = junit_results.READER.results(SourceFile.of(data / "junit_b.xml"), "").sets
     outcomes = {item.key: item.answer for item in found.items}
     assert outcomes["test_kernels.TestMask::test_cached_prefix"] == "failed"
     assert outcomes["test_kernels::test_served"] == "error"
@@ -216,7 +211,7 @@ def test_xml_that_declares_entities_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "bomb.xml"
     path.write_text('<?xml version="1.0"?><!DOCTYPE t [<!ENTITY a "aaaa">]><testsuite name="&a;"></testsuite>')
     with pytest.raises(EvidenceError, match="document type"):
-        JUnit().results(SourceFile.of(path))
+        junit_results.READER.results(SourceFile.of(path), "")
 
 
 @pytest.mark.parametrize("name", ["inspect_a.eval", "junit_a.xml", "serving_a.jsonl", "inspect_a.json"])
@@ -254,7 +249,7 @@ def test_scores_without_samples_are_shown_and_held_against_guessing(tmp_path: Pa
     counts = {"mmlu_anatomy": {"effective": 135}, "mmlu_rest": {"effective": 13907}, "gsm8k": {"effective": 1319}}
     inside = {"mmlu": ["mmlu_anatomy", "mmlu_rest"], "gsm8k": []}
     path = stated_alone(tmp_path / "results_x.json", scores, group_subtasks=inside, **{"n-samples": counts})
-    document = LmEval().read(SourceFile.of(path))
+    document = lm_eval.READER.read(SourceFile.of(path))
     shown = {row[:2]: row[2:] for table in document.tables for row in table.rows}
     assert shown["mmlu", "acc,none"] == ("0.2312", "14,042")
     assert shown["gsm8k", "exact_match,strict-match"] == ("0.0100", "1,319")
@@ -272,11 +267,11 @@ def test_scores_of_single_subjects_are_no_finding_of_their_own(tmp_path: Path) -
         group_subtasks={"mmlu": ["mmlu_law"]},
         **{"n-samples": {"mmlu_law": {"effective": 99}}},
     )
-    assert not LmEval().read(SourceFile.of(path)).findings
+    assert not lm_eval.READER.read(SourceFile.of(path)).findings
 
 
 def test_a_serving_run_shows_its_figures(data: Path) -> None:
-    (table,) = Serving().read(SourceFile.of(data / "serving_a.jsonl")).tables
+    (table,) = serving.READER.read(SourceFile.of(data / "serving_a.jsonl")).tables
     assert table.id == "figures"
     row = dict(zip(table.columns, table.rows[0], strict=True))
     raw = json.loads((data / "serving_a.jsonl").read_text())

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from assay.harness.ingest.recognise import ingest
+from assay.harness.ingest.sglang_log import sglang_reader
 from assay.harness.ingest.sglang_log.facts import Log
-from assay.harness.ingest.sglang_log.sglang_reader import SglangLog, read_log
+from assay.harness.ingest.sglang_log.reader import read_log
 from assay.harness.ingest.source_file import SourceFile
 
 PREFILL = re.compile(r"Prefill batch, #new-seq: \d+, #new-token: (\d+), #cached-token: (\d+),")
@@ -41,7 +42,7 @@ def test_cut_off_at_any_byte(seed_log: Path, tmp_path: Path) -> None:
         source = copy(tmp_path, data[:cut])
         whole = data[:cut].rpartition(b"\n")[0].decode().split("\n")
         last = data[len("\n".join(whole).encode()) :].split(b"\n")[1].decode()
-        log = read_log(source)
+        log = read_log(source.lines())
         least, most = truth(whole), truth([*whole, last])
         assert all(low <= found <= high for low, found, high in zip(least, counted(log), most, strict=True))
         assert log.read + sum(one.count for one in log.unread) == log.lines
@@ -55,7 +56,7 @@ def test_interleaved_with_another_log(seed_log: Path, server_log: Path, tmp_path
         mixed = []
         while any(sides):
             mixed.append(draw.choice([one for one in sides if one]).pop())
-        log = read_log(copy(tmp_path, "\n".join(mixed).encode()))
+        log = read_log(copy(tmp_path, "\n".join(mixed).encode()).lines())
         assert counted(log) == truth(mixed)
         assert log.outcomes == {"passed": 3, "failed": 1}
 
@@ -65,8 +66,8 @@ def test_line_ends_and_encodings_change_nothing(encoding: str, seed_log: Path, t
     text = seed_log.read_text()
     data = text.replace("\n", "\r\n").encode() if encoding == "crlf" else text.encode(encoding)
     source = copy(tmp_path, data)
-    assert SglangLog().recognises(source)
-    found, expected = SglangLog().read(source), SglangLog().read(SourceFile.of(seed_log))
+    assert sglang_reader.READER.recognises(source)
+    found, expected = sglang_reader.READER.read(source), sglang_reader.READER.read(SourceFile.of(seed_log))
     assert (found.facts, found.tables, found.findings) == (expected.facts, expected.tables, expected.findings)
     assert found.file.unread == 0
 
@@ -80,7 +81,7 @@ def test_bytes_that_do_not_belong_there(seed_log: Path, tmp_path: Path) -> None:
         at = draw.randint(0, len(rows[index]))
         rows[index] = rows[index][:at] + draw.choice([b"\0", b"\xe9", b"\xff\xfe"]) + rows[index][at:]
     source = copy(tmp_path, b"\n".join(rows))
-    log = read_log(source)
+    log = read_log(source.lines())
     assert all(low <= found for low, found in zip(truth(kept), counted(log), strict=True))
     assert all(found <= high for found, high in zip(counted(log), truth(seed_log.read_text().split("\n")), strict=True))
     assert log.read < log.lines
@@ -89,5 +90,5 @@ def test_bytes_that_do_not_belong_there(seed_log: Path, tmp_path: Path) -> None:
 
 def test_a_line_without_an_end_is_not_read_in_vain(tmp_path: Path) -> None:
     data = b"[METRIC] a=1\n" + b"1%|" * 700_000
-    log = read_log(copy(tmp_path, data))
+    log = read_log(copy(tmp_path, data).lines())
     assert (log.lines, log.read, log.unread[0].first) == (2, 1, 2)

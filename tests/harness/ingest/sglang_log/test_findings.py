@@ -8,14 +8,14 @@ from scipy.stats import binom
 
 from assay.harness.engines.sglang import failures
 from assay.harness.ingest.result import CitedFinding, FileDocument
-from assay.harness.ingest.sglang_log.sglang_reader import SglangLog
+from assay.harness.ingest.sglang_log import sglang_reader
 from assay.harness.ingest.source_file import SourceFile
 
 
 def ingested(tmp_path: Path, text: str) -> FileDocument:
     path = tmp_path / "x.log"
     path.write_text(text)
-    return SglangLog().read(SourceFile.of(path))
+    return sglang_reader.READER.read(SourceFile.of(path))
 
 
 def by_id(document: FileDocument) -> dict[str, CitedFinding]:
@@ -24,7 +24,7 @@ def by_id(document: FileDocument) -> dict[str, CitedFinding]:
 
 @pytest.fixture
 def seed(seed_log: Path) -> FileDocument:
-    return SglangLog().read(SourceFile.of(seed_log))
+    return sglang_reader.READER.read(SourceFile.of(seed_log))
 
 
 def test_all_findings_of_the_seed(seed: FileDocument) -> None:
@@ -157,7 +157,7 @@ def test_interleaved_processes_are_not_told_apart(seed_log: Path, server_log: Pa
 
 
 def test_a_servers_own_end_is_no_crash(server_log: Path) -> None:
-    assert [one.id for one in SglangLog().read(SourceFile.of(server_log)).findings] == []
+    assert [one.id for one in sglang_reader.READER.read(SourceFile.of(server_log)).findings] == []
 
 
 def test_requests_without_an_answer_are_counted(tmp_path: Path) -> None:
@@ -187,6 +187,6 @@ def test_a_crash_a_fallback_and_a_failed_test_are_warnings(tmp_path: Path) -> No
 def test_a_server_that_failed_says_why_as_one_of_assays_own_does(name: str) -> None:
     log = Path(__file__).parents[3] / "data" / "server_failures" / f"{name}.log"
     failure = failures.read(log.read_text())
-    facts = {fact.id: fact for fact in SglangLog().read(SourceFile.of(log)).facts}
+    facts = {fact.id: fact for fact in sglang_reader.READER.read(SourceFile.of(log)).facts}
     assert failure.do in facts["cause"].text
     assert failure.line.rstrip(".") in facts["cause"].text

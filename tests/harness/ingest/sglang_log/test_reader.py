@@ -5,31 +5,31 @@ from pathlib import Path
 import pytest
 
 from assay.harness.ingest.sglang_log.facts import Log
-from assay.harness.ingest.sglang_log.reader import LogReader
-from assay.harness.ingest.source_file import SourceFile, TextLine
+from assay.harness.ingest.sglang_log.reader import read_log
+from assay.harness.ingest.source_file import SourceFile
 from assay.harness.tracebacks import Frame
 
 STAMP = "[2026-01-24 18:15:48] "
 
 
 def read(*lines: str) -> Log:
-    return LogReader().read(TextLine(number, text) for number, text in enumerate(lines, 1))
+    return read_log(enumerate(lines, 1))
 
 
 def test_every_line_of_the_seed_is_read(seed_log: Path) -> None:
-    log = LogReader().read(SourceFile.of(seed_log).lines())
+    log = read_log(SourceFile.of(seed_log).lines())
     assert (log.read, log.unread) == (log.lines, [])
     assert log.lines == len(seed_log.read_text().splitlines())
 
 
 def test_every_line_of_a_server_of_another_version_is_read(server_log: Path) -> None:
-    log = LogReader().read(SourceFile.of(server_log).lines())
+    log = read_log(SourceFile.of(server_log).lines())
     assert (log.read, log.unread) == (log.lines, [])
     assert [one.backend for one in log.servers] == ["torch_native"]
 
 
 def test_tests_have_their_outcomes_times_and_servers(seed_log: Path) -> None:
-    log = LogReader().read(SourceFile.of(seed_log).lines())
+    log = read_log(SourceFile.of(seed_log).lines())
     short = [one.id.rpartition("::")[2] for one in log.tests]
     assert short == ["test_basic_generation", "test_latency", "test_mmlu", "test_output_comparison"]
     assert [one.outcome for one in log.tests] == ["passed", "passed", "failed", "passed"]
@@ -46,32 +46,32 @@ def test_tests_have_their_outcomes_times_and_servers(seed_log: Path) -> None:
 
 def test_batches_are_counted_by_server(seed_log: Path) -> None:
     """The counts are those of `grep` on the part of the file that is the server's."""
-    log = LogReader().read(SourceFile.of(seed_log).lines())
+    log = read_log(SourceFile.of(seed_log).lines())
     server = log.servers[2]
     assert (server.prefills.count, server.sequences, server.new_tokens, server.cached_tokens) == (22, 66, 7380, 3874)
     assert (server.decodes.count, server.decode_graph, server.most_running) == (102, 102, 32)
     assert server.answered.count == 65
-    assert [(one.size, one.steps) for one in server.bursts] == [(18, 2040), (4, 280), (18, 2040)]
+    assert [(answers.count, steps) for answers, steps in server.bursts] == [(18, 2040), (4, 280), (18, 2040)]
 
 
 def test_numbers_scores_commands_and_start_are_facts(seed_log: Path) -> None:
-    log = LogReader().read(SourceFile.of(seed_log).lines())
+    log = read_log(SourceFile.of(seed_log).lines())
     metrics = {one.name: one.value for one in log.metrics}
     assert metrics["mmlu_score"] == 0.125
     assert metrics["mmlu_latency"] == pytest.approx(64.46723987)
-    assert log.groups[0].scores["humanities"] == pytest.approx(2 / 23)
+    assert log.groups[0][0]["humanities"] == pytest.approx(2 / 23)
     assert [one.text.partition(" --")[0] for one in log.commands][:2] == [
         "python3 -m sglang.launch_server",
         "python3 -m sglang.bench_offline_throughput",
     ]
     assert log.servers[0].facts["graph memory"][0] == "0.14 GB"
     assert log.servers[0].facts["KV tokens"][0] == "125896"
-    assert dict(row[:2] for row in log.blocks[0].rows)["Output token throughput (tok/s)"] == "96.49"
+    assert dict(row[:2] for row in log.blocks[0][1])["Output token throughput (tok/s)"] == "96.49"
     assert log.answer_limit[0] == 2048
 
 
 def test_tracebacks_have_their_exception_and_functions(seed_log: Path) -> None:
-    log = LogReader().read(SourceFile.of(seed_log).lines())
+    log = read_log(SourceFile.of(seed_log).lines())
     assert [trace.exception for trace, _ in log.traces] == [
         "KeyError: '/loky-13911-_51_mu8w'",
         "AssertionError: np.float64(0.125) not greater than or equal to 0.6",

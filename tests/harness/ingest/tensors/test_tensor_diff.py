@@ -18,9 +18,9 @@ from torch import Tensor
 from assay.harness import cli
 from assay.harness.errors import UsageError
 from assay.harness.ingest.source_file import SourceFile
+from assay.harness.ingest.tensors import reader
 from assay.harness.ingest.tensors.dump import open_dump
 from assay.harness.ingest.tensors.layout import DumpedModel, check_axes
-from assay.harness.ingest.tensors.reader import TensorReader
 from assay.harness.ingest.tensors.tensor_diff import TensorDiff, diff
 from assay.harness.ingest.tensors.tensor_files import Unreadable
 from assay.harness.judge.report import NOT_FINITE
@@ -273,8 +273,8 @@ def test_the_page_has_the_maps(tmp_path: Path) -> None:
 
 def test_the_reader_tells_what_a_dump_holds() -> None:
     source = SourceFile.of(DATA / "sglang_dumper")
-    assert TensorReader().recognises(source)
-    document = TensorReader().read(source)
+    assert reader.READER.recognises(source)
+    document = reader.READER.read(source)
     assert (document.file.format, document.file.unit, document.file.read, document.file.unread) == (
         "tensors-sglang-dumper",
         "tensor",
@@ -282,5 +282,5 @@ def test_the_reader_tells_what_a_dump_holds() -> None:
         0,
     )
     one = SourceFile.of(next((DATA / "flashinfer").rglob("inputs.safetensors")))
-    assert TensorReader().recognises(one)
-    assert not TensorReader().recognises(SourceFile.of(Path(__file__)))
+    assert reader.READER.recognises(one)
+    assert not reader.READER.recognises(SourceFile.of(Path(__file__)))

@@ -19,8 +19,8 @@ from assay.harness.cli.app import app, load_command
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.pack import read_pack
 from assay.harness.ingest.tensors.dump import Imported, open_dump
-from assay.harness.ingest.tensors.forward_passes import MissingPart, split
-from assay.harness.ingest.tensors.histories import CachedRows, choose
+from assay.harness.ingest.tensors.forward_passes import DumpedPass, MissingPart, split
+from assay.harness.ingest.tensors.histories import choose
 from assay.harness.ingest.tensors.layout import DumpedModel
 from assay.harness.ingest.tensors.to_pack import to_pack
 from assay.harness.offline.replay import replay
@@ -204,7 +204,8 @@ def test_a_batch_is_split_by_lengths() -> None:
 
 
 def test_the_prefix_that_fits_is_chosen_not_the_first() -> None:
-    wrong, fitting = [CachedRows({}, None, slice(0, 1))], [CachedRows({}, None, slice(0, 2))]
+    computed = DumpedPass(0, (), None, {})
+    wrong, fitting = [(computed, slice(0, 1))], [(computed, slice(0, 2))]
     assert choose(iter([wrong, fitting]), lambda one: one is fitting) == (fitting, "")
     assert choose(iter([wrong]), lambda one: False)[0] is None
 

@@ -13,10 +13,11 @@ import pytest
 
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.ingest.timeline import MAX_COLUMNS
-from assay.harness.ingest.trace.chrome import ChromeReader, phase_of
+from assay.harness.ingest.trace import chrome
+from assay.harness.ingest.trace.chrome import phase_of
 from assay.harness.ingest.trace.steps import StepTrace
 
-READER = ChromeReader()
+READER = chrome.READER
 TRACES = Path(__file__).parents[3] / "data" / "traces"
 
 

@@ -21,8 +21,8 @@ def read(tmp_path: Path, data: bytes | str) -> tuple[list[object], str]:
     path.write_bytes(data if isinstance(data, bytes) else data.encode())
     stream = EventStream(path)
     events = list(stream.events())
-    assert [event.number for event in events] == list(range(1, len(events) + 1))
-    return [event.value for event in events], stream.ended
+    assert [number for number, _, _ in events] == list(range(1, len(events) + 1))
+    return [value for _, value, _ in events], stream.ended
 
 
 @pytest.fixture(params=[7, 64, 1 << 20])

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from assay.harness.ingest.source_file import SourceFile
-from assay.harness.ingest.trace.mlc_engine import MlcReader, tokens
+from assay.harness.ingest.trace import mlc_engine
+from assay.harness.ingest.trace.mlc_engine import tokens
 from assay.harness.ingest.trace.steps import StepTrace
 
 DATA = Path(__file__).parents[3] / "data" / "traces" / "mlc_engine.txt"
@@ -21,11 +22,11 @@ TEXT = DATA.read_text()
 def read(tmp_path: Path, data: bytes | str) -> StepTrace:
     path = tmp_path / "trace.txt"
     path.write_bytes(data if isinstance(data, bytes) else data.encode())
-    return MlcReader().steps(SourceFile.of(path))
+    return mlc_engine.READER.steps(SourceFile.of(path))
 
 
 def test_the_excerpt_is_understood_to_the_last_line() -> None:
-    document = MlcReader().read(SourceFile.of(DATA))
+    document = mlc_engine.READER.read(SourceFile.of(DATA))
     assert (document.file.lines, document.file.read, document.file.unread) == (147, 147, 0)
     assert document.findings == ()
     facts = {fact.id: fact for fact in document.facts}
@@ -114,7 +115,7 @@ def test_a_damaged_trace_is_neither_a_crash_nor_a_wrong_count(tmp_path: Path, se
             lines.insert(rng.randrange(len(lines)), lines[rng.randrange(len(lines))])
     text = "".join(f"{line}\n" for line in lines)
     agrees(read(tmp_path, text), text)
-    MlcReader().read(SourceFile.of(tmp_path / "trace.txt"))
+    mlc_engine.READER.read(SourceFile.of(tmp_path / "trace.txt"))
 
 
 def test_every_prefix_is_read(tmp_path: Path) -> None:
@@ -127,5 +128,5 @@ def test_every_prefix_is_read(tmp_path: Path) -> None:
 def test_other_files_are_not_taken(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text("INFO: started\n" * 50)
-    assert not MlcReader().recognises(SourceFile.of(path))
-    assert MlcReader().recognises(SourceFile.of(DATA))
+    assert not mlc_engine.READER.recognises(SourceFile.of(path))
+    assert mlc_engine.READER.recognises(SourceFile.of(DATA))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from assay.harness.ingest.source_file import SourceFile
-from assay.harness.ingest.trace.mlc_engine import MlcReader
+from assay.harness.ingest.trace import mlc_engine
 from assay.harness.ingest.trace.steps import VIOLATIONS_SHOWN
 
 LINES = (Path(__file__).parents[3] / "data" / "traces" / "mlc_engine.txt").read_text().splitlines()
@@ -92,7 +92,7 @@ def test_a_broken_rule_is_found_where_it_is_broken(
     edit(lines)
     path = tmp_path / "trace.txt"
     path.write_text("\n".join(lines))
-    found = MlcReader().steps(SourceFile.of(path))
+    found = mlc_engine.READER.steps(SourceFile.of(path))
     first = next(one for one in found.violations if one.rule == rule)
     assert first.where == where
     assert (first.says, first.places) == (says, places)
@@ -101,13 +101,13 @@ def test_a_broken_rule_is_found_where_it_is_broken(
 def test_a_whole_trace_keeps_all_rules(tmp_path: Path) -> None:
     path = tmp_path / "trace.txt"
     path.write_text("\n".join(LINES))
-    assert MlcReader().steps(SourceFile.of(path)).violations == ()
+    assert mlc_engine.READER.steps(SourceFile.of(path)).violations == ()
 
 
 def test_violations_are_counted_beyond_those_that_are_shown(tmp_path: Path) -> None:
     path = tmp_path / "trace.txt"
     path.write_text("\n".join(LINES[:13] + [line for line in LINES[13:80] * 8 if "end_forward" not in line]))
-    document = MlcReader().read(SourceFile.of(path))
+    document = mlc_engine.READER.read(SourceFile.of(path))
     shown = [one for one in document.findings if one.id == "trace-begin-not-closed"]
     assert len(shown) == VIOLATIONS_SHOWN
     assert shown[0].evidence[-1].endswith("such places in the trace")
