@@ -181,12 +181,13 @@ def watch(server, evidence: Path, name: str, at: tuple[int, int]) -> Result:  # 
         write_now(evidence, lambda: send("x"))
         recorded = read_pack(evidence / PACK_FOLDER)
         if any(
-            one.phase == "extend" and sum(prefix > 0 for prefix in one.entry.prefix) == BATCH_SIZE for one in recorded
+            one.call.phase == "extend" and sum(prefix > 0 for prefix in one.entry.prefix) == BATCH_SIZE
+            for one in recorded
         ):
             break
     set_control(evidence, Control())
     replay = replay_recorded(evidence / PACK_FOLDER, Backend.parse(CANDIDATE), "")
-    calls = tuple(one.call for one in recorded if one.layer == at[0])
+    calls = tuple(one.call for one in recorded if one.call.layer == at[0])
     seconds = time.monotonic() - begun
     return Result(name, at, out_of_bounds(evidence, recorded), replay, effect(name, at, calls), calls, seconds)
 

@@ -47,7 +47,7 @@ def session(kernel: Kernel, noise: str, dtype: torch.dtype, seed: int, repeats: 
         accumulation=sums.accumulation,
     )  # fmt: skip
     empty = np.zeros((0, 6), np.int64)
-    return compare_with_noise(ShadowErrors(empty, np.zeros((0, 9)), np.zeros(0), (header,), joined(parts)))
+    return compare_with_noise(ShadowErrors(empty, np.zeros((0, 5)), (header,), joined(parts)))
 
 
 def scaled(kernel: Kernel, factor: float) -> Kernel:

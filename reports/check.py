@@ -37,7 +37,7 @@ _MAX_TEST = 3000
 _TEST = "A test that reproduces it"
 
 
-def rows(axes: Sequence[Axis]) -> list[tuple[str, str, str]]:
+def _rows(axes: Sequence[Axis]) -> list[tuple[str, str, str]]:
     """A row per axis that matters: its name, the values with failing calls as "value (failing/calls)", the values without."""
     return [
         (axis.name, ", ".join(f"{v} ({bad}/{of})" for v, (bad, of) in axis.failing.items()), ", ".join(axis.right))
@@ -74,7 +74,7 @@ def message(result: CheckResult) -> str:
         lines += finding_lines(finding)
     if result.failing and result.right:
         lines += ["", f"fails exactly where: {result.where}"] if result.where else [""]
-        table = [("axis", "fails (of calls)", "correct"), *rows(result.axes)]
+        table = [("axis", "fails (of calls)", "correct"), *_rows(result.axes)]
         widths = [max(len(row[column]) for row in table) for column in (0, 1)]
         lines += [f"  {name:<{widths[0]}}  {wrong:<{widths[1]}}  {right}" for name, wrong, right in table]
         lines += [f"  {indifferent(result.axes)}"]
@@ -183,7 +183,7 @@ def _where(result: CheckResult) -> list[Block]:
     if not (result.failing and result.right):
         return []
     blocks: list[Block] = [Line(f"Fails exactly where: {result.where}")] if result.where else []
-    blocks.append(Table(("Axis", "Fails (of calls)", "Correct"), rows(result.axes), style="side-by-side"))
+    blocks.append(Table(("Axis", "Fails (of calls)", "Correct"), _rows(result.axes), style="side-by-side"))
     blocks += [Line(words, "quiet")] if (words := indifferent(result.axes)) else []
     return [Section("where", "Where it is wrong", blocks)]
 

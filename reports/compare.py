@@ -35,7 +35,7 @@ from assay.reports.document import (
     more,
 )
 from assay.reports.runs import worst_text
-from assay.reports.summary import VERDICTS, when
+from assay.reports.summary import SIGNS, when
 
 SHOWN, FLIPS_SHOWN, ROWS_SHOWN, MOST_MAPS = 20, 5, 12, 24
 """Rows of each kind, flips, and rows of a group that the terminal shows; heat maps that the page draws."""
@@ -210,7 +210,7 @@ def _runs(result: RunsComparison) -> list[Block]:
         run, verdict = entry.run, entry.run.verdict or "error"
         about = f"{run.candidate} against {run.reference}, {when(run.created)}, {run.folder}"
         lines.append(
-            Line((f"{entry.name}  ", Cell(f"{VERDICTS[verdict].sign} {verdict}", verdict), f"  {one_line(about, 300)}"))
+            Line((f"{entry.name}  ", Cell(f"{SIGNS[verdict]} {verdict}", verdict), f"  {one_line(about, 300)}"))
         )
         lines += [Line(f"   {one_line(run.cause, 300)}", "quiet")] if run.cause else []
         own = f"Worst own error {worst_text(run.worst)}{' its bound' if run.worst and run.worst.multiple is not None else ''}."
@@ -274,7 +274,7 @@ def _beside(result: RunsComparison) -> list[Block]:
         checks = Section(f"checks-{run.name}", f"Checks of {run.name} beside A", [Checks(pair.checks)])
         blocks.append(Only("page", [checks]))
         if len(result.runs) > 2 and run.compared:  # the last line of the command says it of two
-            said.append(Line((Cell(f"{VERDICTS[run.compared].sign} ", run.compared), one_line(run.sentence, 700))))
+            said.append(Line((Cell(f"{SIGNS[run.compared]} ", run.compared), one_line(run.sentence, 700))))
     return [*blocks, Only("terminal", said)]
 
 

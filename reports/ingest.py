@@ -27,7 +27,7 @@ from assay.reports.document import (
     Table,
     Words,
 )
-from assay.reports.summary import VERDICTS
+from assay.reports.summary import SIGNS
 from assay.reports.trace_timeline import timeline_svg
 
 _BRIEF = frozenset(
@@ -57,8 +57,9 @@ def claims_document(checked: CheckedClaims) -> Document:
 
 def ingest_document(result: IngestResult) -> Document:
     """A terminal shows a file after the other, in brief; a page all findings first, then each file, and what was not read."""
-    mark = VERDICTS[result.verdict]
-    terminal: list[Block] = [Line(f"{mark.sign} {mark.word}: {one_line(result.headline, 600)}")]
+    terminal: list[Block] = [
+        Line(f"{SIGNS[result.verdict]} {result.verdict.capitalize()}: {one_line(result.headline, 600)}")
+    ]
     for document in result.documents:
         terminal += [Line(""), *_in_brief(document)]
     steps = Section("next", "To prove the cause", [_measure(result)])

@@ -14,11 +14,8 @@ the ids of findings and conditions.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
-from assay.harness.files import write_whole
 from assay.harness.text import one_line, visible
 from assay.reports.document import CaseResult, Document, Suite
 
@@ -31,15 +28,6 @@ def to_junit(document: Document) -> str:
     for suite in document.suites:
         made.add_testsuite(_suite(suite))
     return '<?xml version="1.0" encoding="utf-8"?>\n' + str(made.tostring().decode("utf-8")) + "\n"
-
-
-def write_junit(document: Document, path: Path) -> None:
-    """Write a document's cases.
-
-    Raises:
-        EvidenceError: the disk is full or not writable.
-    """
-    write_whole(path, to_junit(document))
 
 
 def _suite(suite: Suite) -> TestSuite:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from assay.harness.evidence.pack import replay_command
-from assay.harness.judge.report import LayersResult, OwnError, TruthRow
+from assay.harness.judge.report import LayersResult, OwnError, TruthRow, out_of_bounds
 from assay.harness.text import one_line
 from assay.reports import charts
 from assay.reports.document import Block, Box, Cell, Code, Drawing, Fold, HeatMaps, Items, Line, Section, Table, Words
@@ -102,9 +102,8 @@ def _maps(layers: LayersResult) -> list[Block]:
 def _cells(layers: LayersResult) -> list[Block]:
     error = "Difference" if layers.against_truth else "Own error"
     rows: list[tuple[Words, ...]] = []
-    for cell in worst_cells(layers, _SHOWN):
-        shown = _error(cell.error, cell.out_of_bounds)
-        rows.append((one_line(cell.layer), one_line(cell.head), one_line(cell.where), shown, error_percent(cell.bound)))
+    for *place, own, bound in worst_cells(layers, _SHOWN):
+        rows.append((*map(one_line, place), _error(own, out_of_bounds(own, bound)), error_percent(bound)))
     table = Table(("Layer", "Head", "Calls", error, "Bound"), rows, "Worst cells", numbers=(0, 1, 3, 4), style="cells")
     return [Box("", [table])] if rows else []
 

@@ -9,7 +9,6 @@ from assay.harness.text import one_line, visible
 from assay.harness.verdict import Check, Finding, Verdict
 from assay.reports import document as doc
 from assay.reports.operator_picture import text as picture_text
-from assay.reports.summary import VERDICTS
 from assay.reports.terminal import PLAIN_WIDTH, explaining
 
 _SIGNS: dict[Verdict, str] = {"pass": "✅", "regression": "❌", "inconclusive": "❓", "error": "⚠️"}
@@ -29,7 +28,7 @@ def to_markdown(document: doc.Document, level: int = 2) -> str:
     """
     heading, said, foot = escape(document.title), f"**{escape(document.word)}**. {escape(document.headline, 700)}", ""
     if document.verdict:
-        word = document.word or VERDICTS[document.verdict].word
+        word = document.word or document.verdict.capitalize()
         heading, said = f"{_SIGNS[document.verdict]} {word}: {heading}", f"**{escape(document.headline, 700)}**"
         foot = f"<sub>{' · '.join(['assay', *map(_words, document.crumbs)])}</sub>"
     lines = [f"{'#' * level} {heading}", "", said, "", *markdown_lines(document.body)]

@@ -109,7 +109,7 @@ def svg(picture: Picture, width: int = WIDTH) -> str:
     below: float = _cell(room, 1, keys) or SMALLEST
     below = max(SMALLEST, below) if width >= WIDTH else min(max(SMALLEST, below), room / keys)
     entries = _legend(picture, width)
-    lines = 1 + max((line for _, _, line in entries), default=0)
+    lines = 1 + max((line for *_, line in entries), default=0)
     top = lines * _LEGEND + _TITLE
     down = _AXIS + _TITLE + 8
     expected = _Panel(picture, label, top, across or above or below)
@@ -126,8 +126,8 @@ def svg(picture: Picture, width: int = WIDTH) -> str:
         f"<title>{escape('Attention weights: ' + caption(picture))}</title>",
         f"<desc>{escape(summary(picture))}</desc>",
     ]
-    for entry, x, line in entries:
-        parts += entry.drawn(x, line * _LEGEND + 9)
+    for sign, name, x, line in entries:
+        parts += _entry(sign, name, x, line * _LEGEND + 9)
     parts += [*expected.frame("expected", True), *expected.shades(picture.expected, _REFERENCE), *expected.rules()]
     parts += [
         *read.frame("read", read.left == label),
@@ -141,7 +141,7 @@ def svg(picture: Picture, width: int = WIDTH) -> str:
         *difference.blocks(),
         *difference.rules(),
     ]
-    right = max(x + entry.width for entry, x, _ in entries)
+    right = max(x + _entry_width(name) for _, name, x, _ in entries)
     right = max(right, *(panel.left + panel.width + _RIGHT for panel in (expected, read, difference)))
     return draw.image(
         right, difference.bottom + _AXIS, f"Attention weights: {caption(picture)}; {summary(picture)}", parts
@@ -281,44 +281,35 @@ class _Panel:
         return parts
 
 
-@dataclass(frozen=True)
-class _Entry:
-    """One entry of the legend."""
-
-    sign: str
-    name: str
-
-    @property
-    def width(self) -> float:
-        """CSS pixels, with the space after it."""
-        return 20 + text_width(self.name, NAME_SIZE) + 10
-
-    def drawn(self, x: float, y: float) -> list[str]:
-        """Its sign and its name."""
-        at = (x + 7, y)
-        if self.sign in _CELL_WORDS:
-            sign = _sign(self.sign, [at], 14, "")
-        elif self.sign in ("expected", "read"):
-            sign = draw.mark("square", *at, 5, _REFERENCE if self.sign == "expected" else _CANDIDATE)
-        else:
-            sign = draw.text(self.sign, *at, "middle", NAME_SIZE, FORBIDDEN)
-        return [sign, draw.text(self.name, x + 20, y, size=NAME_SIZE, colour=INK)]
+def _entry(sign: str, name: str, x: float, y: float) -> list[str]:
+    """An entry of the legend: its sign and its name."""
+    at = (x + 7, y)
+    if sign in _CELL_WORDS:
+        drawn = _sign(sign, [at], 14, "")
+    elif sign in ("expected", "read"):
+        drawn = draw.mark("square", *at, 5, _REFERENCE if sign == "expected" else _CANDIDATE)
+    else:
+        drawn = draw.text(sign, *at, "middle", NAME_SIZE, FORBIDDEN)
+    return [drawn, draw.text(name, x + 20, y, size=NAME_SIZE, colour=INK)]
 
 
-def _legend(picture: Picture, width: int) -> list[tuple[_Entry, float, int]]:
-    """The entries of the legend, each with its place in CSS pixels and its line."""
+def _entry_width(name: str) -> float:
+    """CSS pixels of an entry of the legend, with the space after it."""
+    return 20 + text_width(name, NAME_SIZE) + 10
+
+
+def _legend(picture: Picture, width: int) -> list[tuple[str, str, float, int]]:
+    """The entries of the legend: sign and name, each with its place in CSS pixels and its line."""
     seen = {sign for row in picture.cells for sign in row}
-    entries = [_Entry("expected", "expected"), _Entry("read", "read, stronger for more weight")]
-    entries += [_Entry(sign, word) for sign, word in _CELL_WORDS.items() if sign in seen]
-    entries += [
-        _Entry(_ROW_SIGNS[kind], _ROW_WORDS[kind]) for kind in WITH_WEIGHTS if kind in picture.rows and kind != "read"
-    ]
+    entries = {"expected": "expected", "read": "read, stronger for more weight"}
+    entries |= {sign: word for sign, word in _CELL_WORDS.items() if sign in seen}
+    entries |= {_ROW_SIGNS[kind]: _ROW_WORDS[kind] for kind in WITH_WEIGHTS if kind in picture.rows and kind != "read"}
     placed, x, line = [], 0.0, 0
-    for entry in entries:
-        if x and x + entry.width > width:
+    for sign, name in entries.items():
+        if x and x + _entry_width(name) > width:
             x, line = 0.0, line + 1
-        placed.append((entry, x, line))
-        x += entry.width
+        placed.append((sign, name, x, line))
+        x += _entry_width(name)
     return placed
 
 

@@ -15,7 +15,6 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from assay.harness.files import write_whole
 from assay.harness.text import clip, counted, one_line, visible
 from assay.harness.verdict import Verdict, exit_code_of
 from assay.reports import operator_picture, summary
@@ -31,12 +30,11 @@ TEXT_SHOWN = 2_000
 
 def to_html(document: Document) -> str:
     """A document as one self-contained HTML page."""
-    mark = None if document.verdict is None else summary.VERDICTS[document.verdict]
     meaning = document.meaning
-    if meaning is None:
-        code = "" if document.verdict is None else f"Exit code {int(exit_code_of(document.verdict))}."
-        meaning = " ".join(filter(None, [mark.meaning if mark else "", code]))
-    word = document.word or (mark.word if mark else "")
+    if meaning is None and document.verdict is not None:
+        code = f"Exit code {int(exit_code_of(document.verdict))}."
+        meaning = " ".join(filter(None, [summary.MEANINGS[document.verdict], code]))
+    word = document.word or (document.verdict or "").capitalize()
     blocks = list(blocks_of(document.body))
     grids = [grid for block in blocks if isinstance(block, HeatMaps) for grid in block.grids]
     style, script = _style(), _read("page.js") + (_read("layer_diff.js") if grids else "")
@@ -45,7 +43,7 @@ def to_html(document: Document) -> str:
         verdict=document.verdict,
         title=f"{word}: {document.title}" if word else document.title,
         word=word,
-        meaning=meaning,
+        meaning=meaning or "",
         sections=[block for block in blocks if isinstance(block, Section) and block.id],
         grids=grids,
         numbers={id(grid): number for number, grid in enumerate(grids)},
@@ -54,15 +52,6 @@ def to_html(document: Document) -> str:
         policy=_policy(style, script),
         favicon=Markup(_favicon(document.verdict)),
     )
-
-
-def write_page(document: Document, path: Path) -> None:
-    """Write a document's page.
-
-    Raises:
-        EvidenceError: the disk is full or not writable.
-    """
-    write_whole(path, to_html(document))
 
 
 def _finalize(value: Any) -> Any:

@@ -19,6 +19,8 @@ from assay.harness.judge.report import (
     PassKernels,
     Report,
     SuiteResult,
+    excess,
+    out_of_bounds,
 )
 from assay.harness.text import clip, counted, listed, one_line, visible
 from assay.harness.verdict import Finding
@@ -74,7 +76,7 @@ def run_document(report: Report, page: str | Path = "") -> Document:
         verdict=report.verdict,
         headline=report.headline,
         remedy=report.failure.do if report.failure else "",
-        meaning=summary.VERDICTS[report.verdict].meaning,
+        meaning=summary.MEANINGS[report.verdict],
         created=report.created,
         crumbs=[
             compared,
@@ -105,8 +107,8 @@ def _annotations(report: Report) -> list[Block]:
 
 def _brief(report: Report) -> list[Block]:
     """For a terminal: the verdict and why, suites, counted calls, unmet checks, findings, layers, envelope and latency."""
-    mark, unmet = summary.VERDICTS[report.verdict], summary.unmet(report)
-    badge = Cell(f" {mark.sign} {mark.word.upper()} ", report.verdict)
+    unmet = summary.unmet(report)
+    badge = Cell(f" {summary.SIGNS[report.verdict]} {report.verdict.upper()} ", report.verdict)
     head: list[Block] = [
         Line(""),
         Line((badge, f"  exit code {report.exit_code}")),
@@ -181,17 +183,21 @@ def _layer_lines(report: Report) -> list[Block]:
     """Own errors by layer and cached prefix, of the layers with the largest error relative to its bound."""
     if report.layers is None:
         return []
-    rows = [row for row in summary.layer_rows(report.layers) if row.cells]
-    shown = {row.layer for row in sorted(rows, key=lambda row: -row.excess)[:MAX_LAYERS]}
-    lines: list[Block] = []
-    for row in rows:
-        if row.layer in shown:
-            parts: list[str | Cell] = [f"  layer {one_line(row.layer):>3}  "]
-            for condition, error, beyond in row.cells:
-                words = summary.error_percent(error) + (", out of bounds" if beyond else "")
-                parts += [f"{one_line(condition)}: ", Cell(words, "beyond" if beyond else ""), "; "]
-            lines.append(Line(tuple(parts[:-1])))
-    left = len(rows) - len(shown)
+    words: dict[str, list[str | Cell]] = {}
+    worst: dict[str, float] = {}
+    for grid in (grid for grid in report.layers.grids if grid.columns == "prefix"):
+        for layer, bound, row in zip(grid.row_labels, grid.bounds, grid.values, strict=True):
+            for prefix, error in zip(grid.column_labels, row, strict=True):
+                if error is not None:
+                    beyond = out_of_bounds(error, bound)
+                    shown = Cell(summary.error_percent(error) + ", out of bounds" * beyond, "beyond" if beyond else "")
+                    words.setdefault(layer, []).extend([f"{one_line(f'{grid.where}, prefix {prefix}')}: ", shown, "; "])
+                    worst[layer] = max(worst.get(layer, -1.0), excess(error, bound))
+    most = sorted(words, key=lambda layer: -worst[layer])[:MAX_LAYERS]
+    lines: list[Block] = [
+        Line((f"  layer {one_line(layer):>3}  ", *parts[:-1])) for layer, parts in words.items() if layer in most
+    ]
+    left = len(words) - len(most)
     return lines + ([Line(f"  {left} more layers, none worse, in report.html")] if left else [])
 
 
@@ -235,7 +241,7 @@ def _failure(report: Report) -> list[Block]:
 
 
 def _steps(report: Report) -> list[Block]:
-    steps = [Code(step.command, step.text) if step.command else Line(step.text) for step in summary.next_steps(report)]
+    steps = [Code(command, text) if command else Line(text) for text, command in summary.next_steps(report)]
     title = "To go on" if report.failure else "What to do"
     return [Section("next", title, [Box("steps", steps)])] if steps else []
 
@@ -293,7 +299,7 @@ def _answers(suite: SuiteResult) -> list[Block]:
     rows: list[tuple[Words, ...]] = [
         (
             Cell(tally.role, tally.role),
-            Cell(summary.accuracy(tally), "strong"),
+            Cell(summary.share(tally.right, tally.total), "strong"),
             *map(str, (tally.right, tally.wrong, tally.unparsed, tally.total, tally.ran_to_limit)),
         )
         for tally in suite.tallies

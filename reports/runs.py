@@ -13,7 +13,7 @@ from assay.harness.judge.report import NOT_FINITE
 from assay.harness.sides import differing
 from assay.harness.text import counted, one_line, two_digits
 from assay.reports.document import Block, Cell, Document, Items, Line, Only, Section, Table, Words
-from assay.reports.summary import NOTHING, VERDICTS, when
+from assay.reports.summary import NOTHING, SIGNS, when
 
 _STRIP = 40
 """Runs that a history shows: the last of them."""
@@ -39,7 +39,7 @@ def runs_document(listed: RunList, beside: Path) -> Document:
         shown = [*_history(history), _table(history, beside)]
         body.append(
             Section(
-                f"treatment-{number}", treatment(history[0]), [*_brief(history), Only("page", shown)], announced=True
+                f"treatment-{number}", _treatment(history[0]), [*_brief(history), Only("page", shown)], announced=True
             )
         )
     if unread:
@@ -60,7 +60,7 @@ def runs_document(listed: RunList, beside: Path) -> Document:
     )
 
 
-def treatment(one: RunLine) -> str:
+def _treatment(one: RunLine) -> str:
     """Return what was compared: "sage_attn against torch_native, tiny on cpu"."""
     others = {name: values for name, values in one.treatment.items() if name != "backend"}
     settings = f" ({differing(others)})" if others else ""
@@ -76,7 +76,7 @@ def worst_text(worst: Worst | None) -> str:
     return NOTHING if worst.multiple is None else f"{two_digits(worst.multiple)}x"
 
 
-def level(worst: Worst | None) -> str:
+def _level(worst: Worst | None) -> str:
     """Return how far an own error is from its bound, as a bar of eight heights; a dot where none was observed."""
     if worst is None:
         return _DOT
@@ -93,7 +93,7 @@ def _brief(history: Sequence[RunLine]) -> list[Block]:
     lines: list[Block] = []
     for run in reversed(history):
         assert run.verdict is not None
-        verdict = Cell(f"{VERDICTS[run.verdict].sign} {run.verdict:<12} ", run.verdict)
+        verdict = Cell(f"{SIGNS[run.verdict]} {run.verdict:<12} ", run.verdict)
         rest = f"own error {worst_text(run.worst):<10} {one_line(run.folder, 200)}"
         lines.append(Line((f"  {when(run.created)}  ", verdict, rest)))
         lines += [Line(f"{'':24}{one_line(run.cause, 58)}", "quiet")] if run.cause else []
@@ -102,10 +102,10 @@ def _brief(history: Sequence[RunLine]) -> list[Block]:
         strips = [("verdict", [run.verdict for run in last])]
         strips += [(name, [run.suites.get(name) for run in last]) for name in _suites(last)]
         for name, verdicts in strips:
-            signs = [_DOT if verdict is None else Cell(VERDICTS[verdict].sign, verdict) for verdict in verdicts]
+            signs = [_DOT if verdict is None else Cell(SIGNS[verdict], verdict) for verdict in verdicts]
             lines.append(Line((f"  {name:<12} ", *signs)))
         if any(run.worst for run in last):
-            lines.append(Line(f"  {'own error':<12} {''.join(level(run.worst) for run in last)}"))
+            lines.append(Line(f"  {'own error':<12} {''.join(_level(run.worst) for run in last)}"))
         key = "oldest to newest; own error: ▁▂ within its bound, █ 100x or more"
         lines.append(Line(f"  {'':<12} {key}", "quiet"))
     return [Only("terminal", lines)]
@@ -121,7 +121,7 @@ def _history(history: Sequence[RunLine]) -> list[Block]:
         rows.append(
             (one_line(suite, 30), *(_DOT if verdict is None else Cell(verdict, sign=verdict) for verdict in found))
         )
-    rows.append(("worst own error", *(f"{worst_text(run.worst)} {level(run.worst)}" for run in last)))
+    rows.append(("worst own error", *(f"{worst_text(run.worst)} {_level(run.worst)}" for run in last)))
     columns = ("Suite", *(when(run.created)[5:16] for run in last))
     note = "Own error as a multiple of its bound; at most 1x is within it. A dot: the run had no such suite."
     return [Table(columns, rows, "History, oldest to newest", note, style="history")]

@@ -6,50 +6,29 @@ import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import NamedTuple
 
 from assay.harness.judge.latency_result import LatencyResult, ratio_text, worst_ratio
 from assay.harness.judge.report import (
     NOT_FINITE,
-    Check,
-    CheckStatus,
-    Finding,
     LayersResult,
     LogitsRow,
     Metric,
     OwnError,
     Report,
     SuiteResult,
-    Tally,
-    Verdict,
     excess,
-    out_of_bounds,
 )
 from assay.harness.text import one_line, percent, two_digits, visible
+from assay.harness.verdict import Check, CheckStatus, Finding, Verdict
 
 NOTHING = "–"
 
 
-class Mark(NamedTuple):
-    """The symbol and colour of a verdict.
-
-    Attributes:
-        sign: one character.
-        word: the verdict.
-        meaning: what the headline does not say about such a verdict.
-    """
-
-    sign: str
-    word: str
-    meaning: str = ""
-
-
-VERDICTS: dict[Verdict, Mark] = {
-    "pass": Mark("✓", "Pass"),
-    "regression": Mark("✕", "Regression"),
-    "inconclusive": Mark("?", "Inconclusive", "This is not a pass."),
-    "error": Mark("!", "Error", "This says nothing about accuracy."),
-}
+SIGNS: dict[Verdict, str] = {"pass": "✓", "regression": "✕", "inconclusive": "?", "error": "!"}
+MEANINGS: dict[Verdict, str] = {
+    "pass": "", "regression": "", "inconclusive": "This is not a pass.", "error": "This says nothing about accuracy.",
+}  # fmt: skip
+"""What a headline does not say about such a verdict."""
 _UNMET_ORDER: tuple[CheckStatus, ...] = ("failed", "missing", "not checked")
 
 
@@ -86,11 +65,6 @@ def shown_metric(suite: SuiteResult) -> Metric | None:
     """The metric that decided; where a finding did, the first with a bound, else the first; None if the suite has none."""
     bounded = (metric for metric in suite.metrics if metric.bound is not None)
     return suite.deciding_metric or next(bounded, None) or next(iter(suite.metrics), None)
-
-
-def accuracy(tally: Tally) -> str:
-    """Share of right answers with three decimals, or a dash where there were no answers."""
-    return share(tally.right, tally.total)
 
 
 def when(created: str) -> str:
@@ -136,25 +110,13 @@ def bound_and_policy(metric: Metric) -> str:
     return bound(metric) + (f", set by {one_line(metric.policy, 120)}" if metric.policy else "")
 
 
-@dataclass(frozen=True)
-class WorstCell:
-    """One cell of a layer x head heat map."""
-
-    layer: str
-    head: str
-    where: str
-    error: OwnError
-    bound: float | None
-
-    @property
-    def out_of_bounds(self) -> bool:
-        """True if the error is more than noise explains."""
-        return out_of_bounds(self.error, self.bound)
+WorstCell = tuple[str, str, str, OwnError, float | None]
+"""One cell of a layer x head heat map: layer, head, which calls, error and bound."""
 
 
 def worst_cells(layers: LayersResult, most: int) -> list[WorstCell]:
     """The `most` cells by layer and head that are furthest beyond their bounds, or closest to them."""
-    return heapq.nlargest(most, _cells(layers), key=lambda cell: excess(cell.error, cell.bound))
+    return heapq.nlargest(most, _cells(layers), key=lambda cell: excess(*cell[3:]))
 
 
 def _cells(layers: LayersResult) -> Iterator[WorstCell]:
@@ -163,42 +125,7 @@ def _cells(layers: LayersResult) -> Iterator[WorstCell]:
             for layer, bound, row in zip(grid.row_labels, grid.bounds, grid.values, strict=True):
                 for head, error in zip(grid.column_labels, row, strict=True):
                     if error is not None:
-                        yield WorstCell(layer, head, grid.where, error, bound)
-
-
-class LayerRow(NamedTuple):
-    """A layer's own error by phase and cached prefix, where observed.
-
-    Attributes:
-        cells: condition, error, and whether it is out of bounds.
-        excess: the largest, as `assay.harness.judge.report.excess` defines it.
-    """
-
-    layer: str
-    cells: tuple[tuple[str, OwnError, bool], ...]
-    excess: float
-
-
-def layer_rows(layers: LayersResult) -> list[LayerRow]:
-    """Own errors by layer and cached prefix, in layer order."""
-    cells: dict[str, list[tuple[str, OwnError, bool]]] = {}
-    worst: dict[str, float] = {}
-    for grid in layers.grids:
-        if grid.columns == "prefix":
-            for layer, bound, row in zip(grid.row_labels, grid.bounds, grid.values, strict=True):
-                here = cells.setdefault(layer, [])
-                for prefix, error in zip(grid.column_labels, row, strict=True):
-                    if error is not None:
-                        here.append((f"{grid.where}, prefix {prefix}", error, out_of_bounds(error, bound)))
-                        worst[layer] = max(worst.get(layer, -1.0), excess(error, bound))
-    return [LayerRow(layer, tuple(errors), worst.get(layer, -1.0)) for layer, errors in cells.items()]
-
-
-def own_error_text(error: OwnError) -> str:
-    """Three significant digits, "not finite" or "not observed"."""
-    if error is None:
-        return "not observed"
-    return NOT_FINITE if error == NOT_FINITE else number(float(error))
+                        yield layer, head, grid.where, error, bound
 
 
 def error_percent(error: OwnError) -> str:
@@ -208,7 +135,7 @@ def error_percent(error: OwnError) -> str:
     return NOT_FINITE if error == NOT_FINITE else percent(float(error))
 
 
-def multiple(error: OwnError, bound: float | None) -> str:
+def _multiple(error: OwnError, bound: float | None) -> str:
     """For example "26x its bound 4.7 %"."""
     if bound is None:
         return "no bound applies"
@@ -217,25 +144,21 @@ def multiple(error: OwnError, bound: float | None) -> str:
     return f"{two_digits(error / bound)}x its bound {percent(bound)}"
 
 
-class Step(NamedTuple):
-    """One thing to do next, with the command that does it; empty where it is no command."""
+def next_steps(report: Report) -> list[tuple[str, str]]:
+    """List what to do after a run, most important first: reproduce the cause, settle what is not known, repeat the run.
 
-    text: str
-    command: str = ""
-
-
-def next_steps(report: Report) -> list[Step]:
-    """List what to do after a run, most important first: reproduce the cause, settle what is not known, repeat the run."""
-    again = [Step("Repeat this run", report.reproduce)] if report.reproduce else []
+    Each with the command that does it; empty where it is no command.
+    """
+    again = [("Repeat this run", report.reproduce)] if report.reproduce else []
     if report.verdict == "pass" or report.failure is not None:  # the remedy of a failure is below its headline
         return again
     unmet = [check for check in report.checks if check.status in ("failed", "missing") and check.settles]
-    settle = [Step(f"{check.title[0].upper()}{check.title[1:]}: {check.settles}") for check in unmet[:3]]
+    settle = [(f"{check.title[0].upper()}{check.title[1:]}: {check.settles}", "") for check in unmet[:3]]
     if report.verdict != "regression":
         return [*settle, *again]
     cause = main_finding(report)
-    reproduce = [Step("Reproduce the cause, without a server", cause.reproduce)] if cause and cause.does else []
-    return [*reproduce, *settle, *([Step("Repair the kernel, and repeat this run", report.reproduce)] if again else [])]
+    reproduce = [("Reproduce the cause, without a server", cause.reproduce)] if cause and cause.does else []
+    return [*reproduce, *settle, *([("Repair the kernel, and repeat this run", report.reproduce)] if again else [])]
 
 
 def main_finding(report: Report) -> Finding | None:
@@ -248,10 +171,9 @@ def layer_diff_lines(layers: LayersResult) -> list[str]:
     """The layer diff in a few sentences: the worst cell, the logits, what was not observed, what failed."""
     lines = [_truth_line(layers)] if layers.against_truth else []
     what = "Worst difference from the reference" if layers.against_truth else "Worst own error"
-    for cell in worst_cells(layers, 1):
+    for layer, head, where, error, bound in worst_cells(layers, 1):
         lines.append(
-            f"{what}: layer {cell.layer}, head {cell.head}, {cell.where}: {error_percent(cell.error)}, "
-            f"{multiple(cell.error, cell.bound)}. {_sources(layers)}"
+            f"{what}: layer {layer}, head {head}, {where}: {error_percent(error)}, {_multiple(error, bound)}. {_sources(layers)}"
         )
     if not lines:
         lines.append("No attention call was observed.")
@@ -270,8 +192,8 @@ def _truth_line(layers: LayersResult) -> str:
     cells = sum(row.cells for row in layers.against_truth)
     return (
         f"Against the truth, in {cells:,} cells: worst own error in layer {worst.layer}, {worst.phase}: "
-        f"{error_percent(worst.own)}, {multiple(worst.own, worst.bound)}; largest gain over all heads in layer {gain.layer}, "
-        f"{gain.phase}: {error_percent(gain.gain)}, {multiple(gain.gain, gain.gain_bound)}."
+        f"{error_percent(worst.own)}, {_multiple(worst.own, worst.bound)}; largest gain over all heads in layer {gain.layer}, "
+        f"{gain.phase}: {error_percent(gain.gain)}, {_multiple(gain.gain, gain.gain_bound)}."
     )
 
 
@@ -359,7 +281,7 @@ def _measured(metric: Metric) -> str:
 
 
 def _role_accuracy(suite: SuiteResult, role: str) -> str:
-    return next((accuracy(tally) for tally in suite.tallies if tally.role == role), NOTHING)
+    return next((share(tally.right, tally.total) for tally in suite.tallies if tally.role == role), NOTHING)
 
 
 def _differences(suite: SuiteResult) -> str:

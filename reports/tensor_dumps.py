@@ -6,7 +6,7 @@ from assay.harness.ingest.tensors.tensor_diff import CellAt, TensorDiff, TensorR
 from assay.harness.text import counted, one_line
 from assay.harness.verdict import Verdict
 from assay.reports.document import Block, Cell, Document, Facts, HeatMaps, Items, Line, Only, Section, Table, Words
-from assay.reports.summary import number, own_error_text
+from assay.reports.summary import number
 
 TENSORS_SHOWN, NAMES_SHOWN = 100, 100
 """Most rows of the page; a terminal shows fewer."""
@@ -86,7 +86,7 @@ def _row(row: TensorRow) -> tuple[Words, ...]:
         row.boundary,
         Cell(one_line(row.tensor, 90), code=True),
         f"{row.out_of_bounds:,} of {row.cells:,}",
-        Cell(own_error_text(row.worst.error), "beyond"),
+        Cell(row.worst.error if isinstance(row.worst.error, str) else number(row.worst.error), "beyond"),
         number(row.worst.bound),
         _place(row.first),
         _place(row.worst),

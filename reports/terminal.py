@@ -34,7 +34,7 @@ def say(console: Console, text: str | Text) -> None:
     the terminal itself would break it within a word or a number. Elsewhere a line stays one line, and so does a command, which
     begins with "$ ".
     """
-    copy(console, folded(console, text) if console.is_terminal else text)
+    copy(console, _folded(console, text) if console.is_terminal else text)
 
 
 def copy(console: Console, text: str | Text) -> None:
@@ -52,7 +52,7 @@ def _encodable(console: Console, text: str) -> str:
     return text.translate(_PLAIN).encode(console.encoding, "replace").decode(console.encoding)
 
 
-def folded(console: Console, text: str | Text) -> Text:
+def _folded(console: Console, text: str | Text) -> Text:
     """Text whose lines fit the console, where their words do; what a line continues with is indented by two more columns."""
     lines = (text if isinstance(text, Text) else Text(text)).split("\n", allow_blank=True)
     return Text("\n").join(part for line in lines for part in _parts(console, line))

@@ -8,15 +8,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from assay.evals.loads import CHUNK, Shape, check_fit, shapes_of
-from assay.harness.bench.lengths import PROMPTS
 from assay.harness.collect.plan import Plan
 from assay.harness.collect.servers import check_together
-from assay.harness.compare.blocks import Load
 from assay.harness.config import BENCH_FLAGS, RunSpec
 from assay.harness.engines.model import model_shape
 from assay.harness.engines.sglang.launch import CHUNK_FLAG
 from assay.harness.sides import Role
 
+_LENGTH_PROMPTS = 16
+"""Prompts whose answer lengths are compared, where they are not forced."""
 _MIN_REQUESTS = 2
 """A block has as many requests as are in flight, but at least this many. Blocks are short, to keep drift within a pair small."""
 _TURNS: tuple[tuple[Role, bool], ...] = (
@@ -76,7 +76,7 @@ class BenchPlan:
 
 def timed_spec(spec: RunSpec) -> RunSpec:
     """Make the spec of what is timed: the same servers without shadow and tracer, and prompts whose answer lengths compare."""
-    return spec.changed(suites=("greedy",), questions=1, greedy_prompts=PROMPTS)
+    return spec.changed(suites=("greedy",), questions=1, greedy_prompts=_LENGTH_PROMPTS)
 
 
 def plan_bench(run: Plan, seed: int = 0, cuda_graphs: bool | None = None) -> BenchPlan:
@@ -118,11 +118,6 @@ class Turn:
     shape: Shape
     concurrency: int
     seed: str
-
-    @property
-    def load(self) -> Load:
-        """Shape and concurrency."""
-        return self.shape.name, self.concurrency
 
     @property
     def requests(self) -> int:

@@ -7,15 +7,15 @@ from collections.abc import Mapping
 
 from assay.evals.loads import prefix, prompts
 from assay.harness.bench.bench_plan import BenchPlan, Turn, turns
-from assay.harness.bench.lengths import ask_lengths
 from assay.harness.collect.machine import origin_of
+from assay.harness.collect.plan import Plan
 from assay.harness.collect.servers import core_of, make_engine, manifest_of, running
 from assay.harness.compare.blocks import blocks_of, first_warm, side_by_side
-from assay.harness.engines.base import Engine
+from assay.harness.engines.base import ChatRequest, Engine, Reply
 from assay.harness.engines.stream import Streamer, StreamReply
 from assay.harness.evidence.bench_folder import BenchFolder, BenchManifest
 from assay.harness.evidence.nonce import RUN
-from assay.harness.evidence.timings import Timing
+from assay.harness.evidence.timings import AnswerLength, Timing
 from assay.harness.progress import ProgressDisplay
 from assay.harness.sides import ROLES, Role
 from assay.harness.stats.ratio import MIN_RATIOS
@@ -31,8 +31,8 @@ def make_engines(plan: BenchPlan, folder: BenchFolder) -> dict[Role, Engine]:
         role: make_engine(
             run,
             role,
-            folder.servers.server_folder(role),
-            folder.servers.log(role),
+            folder.server_folder(role),
+            folder.log(role),
             cpu_core=core_of(run.spec.device),
             eager=plan.eager,
             prefill_graphs=not run.has_kernel,
@@ -56,7 +56,7 @@ def bench(plan: BenchPlan, folder: BenchFolder, display: ProgressDisplay) -> Non
         for engine in engines.values():
             display.say(f"{engine.role.capitalize()} is {engine.backend} in {engine.label}.")
         measure_servers(plan, engines, folder, display)
-    folder.servers.write_counters()
+    folder.write_counters()
 
 
 def measure_servers(
@@ -68,14 +68,24 @@ def measure_servers(
         EngineError: a server failed.
         EvidenceError: the folder cannot be written.
     """
-    spec, items = plan.run.spec, plan.run.of("greedy")
     folder.write_manifest(_manifest(plan, folder, engines))
-    if items:
-        for engine in engines.values():
-            folder.append_lengths(
-                ask_lengths(engine, items, spec.workload.token_limit, max(spec.workload.latency_concurrency))
-            )
+    for engine in engines.values() if plan.run.of("greedy") else ():
+        folder.append_lengths(_lengths(engine, plan.run))
     play(plan, engines, folder, display)
+
+
+def _lengths(engine: Engine, run: Plan) -> list[AnswerLength]:
+    """Measure how long answers are when their length is not forced: a candidate with longer answers shows only here."""
+    items, workload, replies = run.of("greedy"), run.spec.workload, dict[int, Reply]()
+    engine.flush_cache()
+    requests = [ChatRequest(item.prompt, workload.token_limit) for item in items]
+    engine.ask(requests, max(workload.latency_concurrency), replies.__setitem__)
+    return [
+        AnswerLength(
+            role=engine.role, item=item.id, tokens=replies[i].completion_tokens, finish_reason=replies[i].finish_reason
+        )
+        for i, item in enumerate(items)
+    ]
 
 
 def _manifest(plan: BenchPlan, folder: BenchFolder, engines: Mapping[Role, Engine]) -> BenchManifest:

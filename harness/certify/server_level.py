@@ -49,12 +49,12 @@ from assay.harness.evidence.certificate import (
     installed_version,
     source_hash,
 )
-from assay.harness.evidence.faults import SeededCalls, read_seeded_calls
+from assay.harness.evidence.faults import SENSITIVITY, SeededCalls, read_seeded_calls
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import pack_of
 from assay.harness.evidence.pack import read_pack
 from assay.harness.evidence.records import Answer, Item
-from assay.harness.evidence.sensitivity import SensitivityRecord, sensitivity_folder
+from assay.harness.evidence.sensitivity import SensitivityRecord
 from assay.harness.evidence.shadow_errors import FOLDER as SHADOW_FOLDER
 from assay.harness.evidence.shadow_errors import read_shadow_errors
 from assay.harness.judge.greedy_suite import greedy_suite
@@ -146,7 +146,7 @@ class ServerLevel:
                 f"{self.folder.path} has no recorded call.", "a replay pack", "remove it, and certify again"
             )
         phases = self.kernel.declared.phases
-        chosen = choose([recorded for recorded in read_pack(pack) if recorded.phase in phases])
+        chosen = choose([recorded for recorded in read_pack(pack) if recorded.call.phase in phases])
         return [recorded.call.to(default_device()) for recorded in chosen]
 
     @property
@@ -192,7 +192,8 @@ class ServerLevel:
             if engines:
                 self._opened.collect(self._display, list(engines.values()))
             if failure := self.folder.progress().failure:
-                raise CannotContinueError(failure.message, "a complete run", "read the logs, and repeat the command")
+                do = "read the logs, and repeat the command"
+                raise CannotContinueError(failure.found, "a complete run", do, details=failure.details)
             self._up = starting.pop_all()
         self._engines = engines
         return engines
@@ -222,7 +223,7 @@ class ServerLevel:
         def poke() -> None:
             engine.ask([ChatRequest(PROMPT_HEADER, 1)], 1, lambda index, reply: None)
 
-        shutil.rmtree(sensitivity_folder(place) / SHADOW_FOLDER, ignore_errors=True)
+        shutil.rmtree(place / SENSITIVITY / SHADOW_FOLDER, ignore_errors=True)
         with switched_on(engine, place, Control(shadow=True, fault=fault)) as token:
             cache_header(engine)
             engine.ask(prompts, plan.spec.workload.concurrency, lambda index, reply: None)
@@ -231,9 +232,9 @@ class ServerLevel:
                 length = reach(self.spec.policy.envelope_tokens, self.model, self.spec.device)
                 short = Reach(length, self.model.context, chunk=length, depth=min(DEPTH.values()))
                 send(engine, engine.scorer, short_load(short, self.model.vocabulary, token), drop)
-            write_now(sensitivity_folder(place), poke)
+            write_now(place / SENSITIVITY, poke)
             seeded = read_seeded_calls(place, token, nonce)
-        return seeded, compare_with_noise(read_shadow_errors(sensitivity_folder(place), nonce))
+        return seeded, compare_with_noise(read_shadow_errors(place / SENSITIVITY, nonce))
 
 
 def examine(fault: SeededFault, level: ServerLevel) -> Examined:
@@ -290,7 +291,7 @@ def _looks_at(level: ServerLevel, under: Under) -> tuple[Look, ...]:
     items = {item.id: item for item in folder.items() if item.suite == "greedy"}
     references = {a.item: a for a in answers if (a.suite, a.role, a.repeat) == ("greedy", "reference", 0)}
     pairs = [Pair(items[a.item], references[a.item], a) for a in under.greedy if a.item in references]
-    place = sensitivity_folder(folder.server_folder("candidate"))
+    place = folder.server_folder("candidate") / SENSITIVITY
     asked = len(under.served.answers)
     greedy = greedy_suite(spec.policy, pairs, answers, noise, synthetic=spec.workload.synthetic)
     right = answers_see(spec.policy, folder.items(), answers, under.served.answers).seen

@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 
 from assay.harness.cli.app import console, detail, say
 from assay.harness.errors import UsageError
+from assay.harness.files import write_whole
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -107,14 +108,14 @@ def deliver(document: Document, json: bool = False, html: Path | None = None, ju
     if json and document.result is not None:
         print_json(document.json(document.result))
     if junit:
-        from assay.reports.junit import write_junit
+        from assay.reports.junit import to_junit
 
-        write_junit(document, junit)
+        write_whole(junit, to_junit(document))
         say(f"JUnit: {junit}")
     if html:
-        from assay.reports.page import write_page
+        from assay.reports.page import to_html
 
-        write_page(document, html)
+        write_whole(html, to_html(document))
         say(f"Report: {html}")
     if document.conclusion:
         conclude(document.conclusion)

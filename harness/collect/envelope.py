@@ -125,7 +125,7 @@ def _missing(plan: Plan, counts: EnvelopeCounts | None) -> set[tuple[str, str]]:
     """List what is not yet covered in the phases that the candidate computes: phase, and id of the condition."""
     if counts is None:
         return set()
-    return {(missing.phase, missing.quantity) for missing in plan.envelope.missing(counts, plan.candidate.phases)}
+    return {missing[:2] for missing in plan.envelope.missing(counts, plan.candidate.phases)}
 
 
 def _load(engine: Engine, plan: Plan, seed: str) -> Load | None:

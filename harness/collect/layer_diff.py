@@ -61,12 +61,6 @@ def environment(plan: Plan, role: Role, shadowed: bool) -> dict[str, str]:
 def compare_layers(engine: Engine, folder: RunFolder, plan: Plan, display: ProgressDisplay) -> None:
     """Shadow and record in a running server, then trace it as it is and with the other backend in every layer.
 
-    Args:
-        engine: the server, launched with `environment`.
-        folder: the run's.
-        plan: a run with a layer diff.
-        display: shows the progress.
-
     Raises:
         EngineError: the server failed.
         EvidenceError: it wrote nothing, or the folder cannot be written.
@@ -96,18 +90,11 @@ def compare_layers(engine: Engine, folder: RunFolder, plan: Plan, display: Progr
             display.say(f"After {first_finding_s:.1f} s: {finding.sentence}")
 
     shadow(engine, place, plan, diagnose, keeper(engine, folder, plan))
-    layers = layers_seen(place)
-    labels = trace(engine, place, engine.role, prompts, Control())
+    labels = _trace(engine, place, engine.role, prompts, Control())
     other: Role = "candidate" if engine.role == "reference" else "reference"
-    trace(engine, place, other, prompts, Control(substitute=layers))
+    _trace(engine, place, other, prompts, Control(substitute=layers_seen(place)))
     set_control(place, Control())
-    done = LayerDiffRecord(
-        traced=labels,
-        substituted=True,
-        layers=len(layers),
-        seconds=time.monotonic() - begun,
-        first_finding_s=first_finding_s,
-    )
+    done = LayerDiffRecord(traced=labels, seconds=time.monotonic() - begun, first_finding_s=first_finding_s)
     folder.write(LAYER_DIFF, done, engine.role)
 
 
@@ -122,15 +109,9 @@ def trace_free_running(engine: Engine, folder: RunFolder, plan: Plan) -> None:
     place = folder.server_folder(engine.role)
     shutil.rmtree(place / TRACE_FOLDER, ignore_errors=True)
     serve_envelope(engine, folder, plan)
-    labels = trace(engine, place, engine.role, _prompts_of(plan), Control())
+    labels = _trace(engine, place, engine.role, _prompts_of(plan), Control())
     set_control(place, Control())
-    done = LayerDiffRecord(
-        traced=labels,
-        substituted=False,
-        layers=len(layers_seen(place)),
-        seconds=time.monotonic() - begun,
-    )
-    folder.write(LAYER_DIFF, done, engine.role)
+    folder.write(LAYER_DIFF, LayerDiffRecord(traced=labels, seconds=time.monotonic() - begun), engine.role)
 
 
 def _prompts_of(plan: Plan) -> list[str]:
@@ -160,15 +141,15 @@ def shadow(engine: Engine, place: Path, plan: Plan, early: Callable[[], None] | 
     if early:
         first, cold, question, warm = cold[0], cold[1:], warm[0], warm[1:]
         engine.flush_cache()
-        send(engine, [first], _EARLY_TOKENS, 1)  # leaves the header in the cache
-        write_now(place, lambda: send(engine, [question], _EARLY_TOKENS, 1))
+        _send(engine, [first], _EARLY_TOKENS, 1)  # leaves the header in the cache
+        write_now(place, lambda: _send(engine, [question], _EARLY_TOKENS, 1))
         early()
     for prompt in cold:
         engine.flush_cache()
-        send(engine, [prompt], spec.workload.token_limit, 1)
+        _send(engine, [prompt], spec.workload.token_limit, 1)
     cache_header(engine)
-    send(engine, warm, spec.workload.token_limit, spec.workload.concurrency)
-    drive_envelope(engine, place, plan, lambda: write_now(place, lambda: send(engine, [PROMPT_HEADER], 1, 1)), keep)
+    _send(engine, warm, spec.workload.token_limit, spec.workload.concurrency)
+    drive_envelope(engine, place, plan, lambda: write_now(place, lambda: _send(engine, [PROMPT_HEADER], 1, 1)), keep)
     set_control(place, Control())
 
 
@@ -182,7 +163,7 @@ def substituted_everywhere(place: Path) -> Iterator[None]:
         set_control(place, Control())
 
 
-def trace(engine: Engine, place: Path, role: str, prompts: Sequence[str], control: Control) -> tuple[str, ...]:
+def _trace(engine: Engine, place: Path, role: str, prompts: Sequence[str], control: Control) -> tuple[str, ...]:
     """Trace some of the prompts, one at a time: the first with an empty cache, the others with the shared header cached.
 
     Args:
@@ -203,11 +184,11 @@ def trace(engine: Engine, place: Path, role: str, prompts: Sequence[str], contro
         else:
             cache_header(engine)
         set_control(place, control.model_copy(update={"trace": f"{role}-{number}"}))
-        send(engine, [prompt], 4, 1)
+        _send(engine, [prompt], 4, 1)
     return tuple(str(number) for number in range(len(chosen)))
 
 
-def send(engine: Engine, prompts: Sequence[str], max_tokens: int, concurrency: int) -> None:
+def _send(engine: Engine, prompts: Sequence[str], max_tokens: int, concurrency: int) -> None:
     """Ask, and drop the answers: the layer diff measures the attention calls behind them."""
 
     def drop(index: int, reply: Reply) -> None: ...

@@ -226,12 +226,6 @@ def _score_one(
 def score_again(server: Scorer, reference: Logits, run: str, display: ProgressDisplay | None) -> Logits:
     """Score the sequences of a reference on a server, at its most probable tokens. Nothing is written.
 
-    Args:
-        server: a running server; its cache is flushed.
-        reference: the scored sequences.
-        run: nonce of the run.
-        display: shows the progress; None for none.
-
     Raises:
         EngineError: the server failed.
     """

@@ -30,20 +30,14 @@ _HASHED = ("*.safetensors", "*.bin", "*.gguf", "tokenizer*", "chat_template*", "
 
 
 def origin_of(plan: Plan, command: str, nonce: str) -> Origin:
-    """Describe what runs here and now, with which software, on which machine.
-
-    Args:
-        plan: the checked run.
-        command: the command that repeats it.
-        nonce: the name that its evidence carries.
-    """
+    """Describe what runs here and now, with which software, on which machine."""
     return Origin(
         nonce=nonce,
         created=timestamp(),
         spec=plan.spec.model_dump(mode="json"),
         command=command,
         packages=installed_packages(),
-        hardware=hardware(plan.spec.device),
+        hardware=_hardware(plan.spec.device),
         python=sys.version.split()[0],
         git=git_state(Path.cwd()),
         model_hashes={role: hash_model(folder) for role, folder in plan.models.items()},
@@ -61,7 +55,7 @@ def installed_packages() -> dict[str, str]:
     return versions
 
 
-def hardware(device: str) -> str:
+def _hardware(device: str) -> str:
     """Describe the machine in one line, for example "AMD EPYC 7763, 2 cores, 24 GiB". On CUDA it starts with the GPU's name."""
     info = Path("/proc/cpuinfo")
     models = (

@@ -28,12 +28,6 @@ def check_environment(
 
     A role that is a URL runs elsewhere: if both do, nothing is checked.
 
-    Args:
-        device: of both servers.
-        sides: what serves in each role.
-        models: folder of each role's model.
-        backends: of both roles.
-
     Raises:
         UsageError: it is not there, or the model does not fit.
     """
@@ -50,9 +44,6 @@ def check_environment(
 
 def check_certificate(name: str) -> None:
     """Refuse a certificate that cannot be cited, since it is missing or damaged.
-
-    Args:
-        name: its file; empty if none is named.
 
     Raises:
         UsageError: it is missing or damaged.

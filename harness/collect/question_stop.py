@@ -43,6 +43,7 @@ class QuestionStop:
         first: where the roles are asked in turn: how many of the order the reference answers before the candidate is asked.
         soonest: how many of the order a pass needs at least. No more are asked before these are answered: what is in flight when
             the answers decide is wasted, and a slow kernel needs seconds for it.
+        pairs: questions that both roles answered, up to the first that one of them did not.
         reason: why asking stops; None before.
     """
 
@@ -54,7 +55,7 @@ class QuestionStop:
         self._answers: dict[Role, dict[str, Answer]] = {role: {} for role in ROLES}
         self._asking: set[Role] = set()
         self._changed = Condition()
-        self._complete = self._looked = self.soonest = 0
+        self.pairs = self._looked = self.soonest = 0
         self.reason: Stop | None = None
         for answer in answers:
             self._take(answer)
@@ -64,19 +65,14 @@ class QuestionStop:
         """Take note of an answer."""
         with self._changed:
             self._take(answer)
-            due = self._complete - self._looked >= max(LOOK_EVERY, LOOK_SHARE * self._complete)
-            if self.reason is None and (due or self._complete >= self.soonest):
+            due = self.pairs - self._looked >= max(LOOK_EVERY, LOOK_SHARE * self.pairs)
+            if self.reason is None and (due or self.pairs >= self.soonest):
                 self._look()
             self._changed.notify_all()
 
     def enough(self) -> bool:
         """Return True if no further question needs to be asked."""
         return self.reason in ("decided", "hopeless")
-
-    @property
-    def pairs(self) -> int:
-        """Questions that both roles answered, up to the first that one of them did not."""
-        return self._complete
 
     def open_items(self, role: Role) -> list[Item]:
         """List the questions that a role must still answer, in order.
@@ -143,35 +139,29 @@ class QuestionStop:
             return
         self._answers[answer.role][answer.item] = answer
         reference, candidate = (self._answers[role] for role in ROLES)
-        while self._complete < len(self.items):
-            id_ = self.items[self._complete].id
+        while self.pairs < len(self.items):
+            id_ = self.items[self.pairs].id
             if id_ not in reference or id_ not in candidate:
                 break
-            self._complete += 1
+            self.pairs += 1
 
     def _look(self) -> None:
-        self._looked = self._complete
+        self._looked = self.pairs
         reference, candidate = (self._answers[role] for role in ROLES)
         both = [item for item in self.items if item.id in reference and item.id in candidate]
         pairs = [Pair(item, reference[item.id], candidate[item.id]) for item in both]
-        outcome = outcome_of(prefix_of(self.items, pairs[: self._complete]), self._rule)
+        outcome = outcome_of(prefix_of(self.items, pairs[: self.pairs]), self._rule)
         if outcome.over:
             self.reason = "decided" if outcome.decided else "hopeless"
-        elif self._complete == len(self.items):
+        elif self.pairs == len(self.items):
             self.reason = "all asked"
         soonest = soonest_pass(self.items, pairs, self._rule)
         # Beyond it, something else is missing: the reference has not been shown to beat guessing yet, or letters are.
-        self.soonest = soonest if soonest > self._complete else len(self.items)
+        self.soonest = soonest if soonest > self.pairs else len(self.items)
 
 
 def outlook(rule: Rule, order_seed: int, most: int) -> list[str]:
-    """Explain what the plan of the questions promises, in lines for a person.
-
-    Args:
-        rule: the parameters of the test.
-        order_seed: seed of their order.
-        most: questions planned.
-    """
+    """Explain what the plan of the questions promises, in lines for a person."""
     margin, alpha = rule.margin, rule.alpha
     expected = []
     for flips in _FLIPS:

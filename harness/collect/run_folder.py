@@ -16,7 +16,7 @@ from assay.harness.collect.plan import Plan
 from assay.harness.config import FLAGS, RUN_FLAGS, RUNS
 from assay.harness.errors import EngineError, EvidenceError
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.manifest import Failure, Manifest, hash_items
+from assay.harness.evidence.manifest import FailureResult, Manifest, hash_items
 from assay.harness.evidence.nonce import new_nonce
 from assay.harness.evidence.question_plan import QUESTION_PLAN, QuestionPlan, order_hash
 from assay.harness.files import file_name
@@ -78,7 +78,7 @@ def note_changed_kernels(plan: Plan, folder: RunFolder) -> None:
             "code.",
             do="run again with a new --out, and leave its files alone until the run has ended",
         )
-        folder.update(folder.progress().model_copy(update={"failure": Failure.of("changed", error)}))
+        folder.update(folder.progress().model_copy(update={"failure": FailureResult.of("changed", error)}))
 
 
 def _code(plan: Plan) -> dict[Role, dict[str, str]]:
@@ -127,18 +127,26 @@ def resuming(folder: RunFolder) -> str:
 def recorded(folder: RunFolder) -> Iterator[None]:
     """Record how long a run took and what ended it early. Engine and disk failures end here; Ctrl-C and bugs are raised again."""
     begun = time.monotonic()
-    failure: Failure | None = None
+    failure: FailureResult | None = None
     try:
         yield
     except EngineError as error:
-        failure = Failure.of("engine", error)
+        failure = FailureResult.of("engine", error)
     except EvidenceError as error:
-        failure = Failure.of("disk", error)
+        failure = FailureResult.of("disk", error)
     except KeyboardInterrupt:
-        failure = Failure(kind="interrupted", message=INTERRUPTED, do=f"to resume it: {resuming(folder)}")
+        failure = FailureResult(
+            kind="interrupted", cause="", found=INTERRUPTED, do=f"to resume it: {resuming(folder)}", details=""
+        )
         raise
     except Exception as error:
-        failure = Failure(kind="bug", message=f"A bug in assay: {error!r}", do="report it, with the traceback above")
+        failure = FailureResult(
+            kind="bug",
+            cause="",
+            found=f"A bug in assay: {error!r}",
+            do="report it, with the traceback above",
+            details="",
+        )
         raise
     finally:
         progress = folder.progress()

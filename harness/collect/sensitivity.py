@@ -24,12 +24,12 @@ from assay.harness.collect.run_folder import asked_roles, shadowed_role
 from assay.harness.compare.fault_seen import losses, p_no_loss
 from assay.harness.conditions import PHASES
 from assay.harness.engines.base import ChatRequest, Engine, Reply, cache_header
-from assay.harness.evidence.faults import SeededCalls, read_seeded_calls
+from assay.harness.evidence.faults import SENSITIVITY, SeededCalls, read_seeded_calls
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import layers_seen
 from assay.harness.evidence.logit_files import Logits, logits_path, read_logits, write_logits
 from assay.harness.evidence.records import Answer, Item
-from assay.harness.evidence.sensitivity import SENSITIVITY_RECORD, SensitivityRecord, sensitivity_folder
+from assay.harness.evidence.sensitivity import SENSITIVITY_RECORD, SensitivityRecord
 from assay.harness.evidence.shadow_errors import FOLDER as SHADOW_FOLDER
 from assay.harness.policy import Policy
 from assay.harness.progress import ProgressDisplay
@@ -83,7 +83,7 @@ def measure_sensitivity(engine: Engine, plan: Plan, folder: RunFolder, display: 
         return
     begun, place = time.monotonic(), folder.server_folder(engine.role)
     parts = _parts(plan, folder, engine.role)
-    shutil.rmtree(sensitivity_folder(place), ignore_errors=True)  # of a server that was killed
+    shutil.rmtree(place / SENSITIVITY, ignore_errors=True)  # of a server that was killed
     record = SensitivityRecord(fault=_FAULT, seconds=0.0)
     if "shadow" in parts:
         prompts = [item.prompt for item in plan.of("layers")[COLD_QUESTIONS:]][:_SHADOWED]
@@ -136,7 +136,7 @@ def serve_fault(
                 break
         if load.logits is not None and engine.scorer is not None:
             logits = score_again(engine.scorer, load.logits, nonce, display)
-            write_logits(sensitivity_folder(place), logits)
+            write_logits(place / SENSITIVITY, logits)
             scored = len(logits.header.sequences)
         seeded = read_seeded_calls(place, token, nonce)
     return SensitivityRecord(
@@ -151,22 +151,15 @@ def _shadow_fault(
 
     They go to the server's sensitivity folder, so that no verdict on the candidate reads them.
 
-    Args:
-        engine: a running server with a shadow.
-        place: its folder.
-        fault: id of a fault of the catalogue.
-        prompts: the questions.
-        nonce: of the run.
-
     Raises:
         EngineError: the server failed.
         EvidenceError: it wrote nothing.
     """
-    shutil.rmtree(sensitivity_folder(place) / SHADOW_FOLDER, ignore_errors=True)
+    shutil.rmtree(place / SENSITIVITY / SHADOW_FOLDER, ignore_errors=True)
     with switched_on(engine, place, Control(shadow=True, fault=fault)) as token:
         cache_header(engine)
         _send(engine, prompts)
-        write_now(sensitivity_folder(place), lambda: _send(engine, [PROMPT_HEADER]))
+        write_now(place / SENSITIVITY, lambda: _send(engine, [PROMPT_HEADER]))
         return read_seeded_calls(place, token, nonce)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from pydantic import Field
 
@@ -21,35 +20,25 @@ _CAUSE_ALPHA = 0.01
 one of several conditions as the cause, and a wrong name misleads more than none."""
 
 
-@dataclass(frozen=True)
-class _Split:
-    """A way to split the pairs.
-
-    Attributes:
-        id: stable name.
-        title: in prose.
-        place: maps a pair to its bucket's sort key (infinite if the bucket is unknown) and the bucket's label.
-    """
-
-    id: str
-    title: str
-    place: Callable[[Pair], tuple[float, str]]
+_Place = Callable[[Pair], tuple[float, str]]
+"""Maps a pair to its bucket's sort key, infinite if the bucket is unknown, and the bucket's label."""
 
 
-def _number(buckets: Buckets, of: Callable[[Pair], int | None], unknown: str = "unknown") -> _Split:
+def _number(buckets: Buckets, of: Callable[[Pair], int | None], unknown: str = "unknown") -> tuple[str, str, _Place]:
     def place(pair: Pair) -> tuple[float, str]:
         value = of(pair)
         return (math.inf, unknown) if value is None else (buckets.index(value), buckets.label(value))
 
-    return _Split(buckets.id, buckets.title, place)
+    return buckets.id, buckets.title, place
 
 
-_SPLITS = (
+_SPLITS: tuple[tuple[str, str, _Place], ...] = (
     _number(CACHED_PREFIX, lambda p: p.candidate.cached_tokens),
     _number(PROMPT_LENGTH, lambda p: p.candidate.prompt_tokens),
     _number(BATCH_SIZE, lambda p: p.candidate.batch_size, "not observed"),
-    _Split("group", "group", lambda p: (0, p.item.group)),
+    ("group", "group", lambda p: (0, p.item.group)),
 )
+"""The ways to split the pairs: stable id, title, and place of a pair."""
 
 
 class ConditionRow(Part):
@@ -70,21 +59,22 @@ class ConditionRow(Part):
 def by_condition(pairs: Sequence[Pair]) -> list[ConditionRow]:
     """Split the pairs by each quantity in turn; only buckets that hold a pair have a row."""
     rows = []
-    for split in _SPLITS:
-        buckets: dict[str, list[Pair]] = {}
-        for p in sorted(pairs, key=split.place):
-            buckets.setdefault(split.place(p)[1], []).append(p)
-        rows += [_row(split, bucket, inside) for bucket, inside in buckets.items()]
+    for by, title, place in _SPLITS:
+        buckets: dict[tuple[float, str], list[Pair]] = {}
+        for p in sorted(pairs, key=place):
+            buckets.setdefault(place(p), []).append(p)
+        rows += [_row(by, title, bucket, inside) for bucket, inside in buckets.items()]
     return rows
 
 
-def _row(split: _Split, bucket: str, pairs: Sequence[Pair]) -> ConditionRow:
+def _row(by: str, title: str, bucket: tuple[float, str], pairs: Sequence[Pair]) -> ConditionRow:
+    order, label = bucket
     return ConditionRow(
-        id=condition_id(split.id, bucket),
-        by=split.id,
-        title=split.title,
-        bucket=bucket,
-        known=split.place(pairs[0])[0] < math.inf,
+        id=condition_id(by, label),
+        by=by,
+        title=title,
+        bucket=label,
+        known=order < math.inf,
         items=len(pairs),
         reference_right=sum(p.right("reference") for p in pairs),
         candidate_right=sum(p.right("candidate") for p in pairs),
@@ -93,27 +83,8 @@ def _row(split: _Split, bucket: str, pairs: Sequence[Pair]) -> ConditionRow:
     )
 
 
-@dataclass(frozen=True)
-class _Telling:
-    """A split in which the candidate is intact under some conditions and broken under others.
-
-    Attributes:
-        by: stable name of what the items were split by.
-        title: the same in prose.
-        broken: conditions under which the candidate loses more than elsewhere, worst first.
-        p_value: of the worst condition, corrected for the number of conditions.
-        summary: a sentence, without its full stop.
-    """
-
-    by: str
-    title: str
-    broken: tuple[ConditionRow, ...]
-    p_value: float
-    summary: str
-
-
-def most_telling(rows: Sequence[ConditionRow]) -> _Telling | None:
-    """Return the split that best separates where the candidate is right from where it is not; None if none does.
+def most_telling(rows: Sequence[ConditionRow]) -> tuple[float, Sequence[ConditionRow], str] | None:
+    """Find the split that best separates where the candidate is right from where it is not.
 
     Of the questions that the reference got right, the share that the candidate lost in a bucket is compared with the share in the
     other buckets of the same split (Fisher's exact test, one-sided), so that a hard subject does not look broken. All buckets of
@@ -122,6 +93,10 @@ def most_telling(rows: Sequence[ConditionRow]) -> _Telling | None:
 
     Args:
         rows: from `by_condition`.
+
+    Returns:
+        The p value of its worst condition, corrected for the number of conditions; its conditions under which the candidate loses
+        more than elsewhere, worst first; and a sentence, without its full stop. None if no split separates them.
     """
     known = [row for row in rows if row.known and row.reference_right]
     tested = [(row, others) for row in known if (others := [o for o in known if o.by == row.by and o != row])]
@@ -132,11 +107,13 @@ def most_telling(rows: Sequence[ConditionRow]) -> _Telling | None:
     broken = [(float(p), row) for p, (row, _) in zip(corrected, tested, strict=True) if p < _CAUSE_ALPHA]
     splits = [_telling(by, broken, known) for by in dict.fromkeys(row.by for row in known)]
     # Of two equivalent splits, the one that comes first in `_SPLITS` is nearer to a cause.
-    return min(filter(None, splits), key=lambda telling: telling.p_value, default=None)
+    return min(filter(None, splits), key=lambda telling: telling[0], default=None)
 
 
-def _telling(by: str, broken: Sequence[tuple[float, ConditionRow]], known: Sequence[ConditionRow]) -> _Telling | None:
-    """Describe a split whose buckets are partly broken and partly intact; None if they are not.
+def _telling(
+    by: str, broken: Sequence[tuple[float, ConditionRow]], known: Sequence[ConditionRow]
+) -> tuple[float, Sequence[ConditionRow], str] | None:
+    """Describe a split whose buckets are partly broken and partly intact, as `most_telling` does; None if they are not.
 
     Args:
         by: id of the split.
@@ -148,8 +125,8 @@ def _telling(by: str, broken: Sequence[tuple[float, ConditionRow]], known: Seque
     intact = [row for row in known if row.by == by and row not in worst and _share_lost(row) <= _INTACT_SHARE]
     if not worst or not intact:
         return None
-    title, p_value = worst[0].title, here[0][0]
-    return _Telling(by, title, tuple(worst), p_value, _summary(title, worst, intact, p_value))
+    p_value = here[0][0]
+    return p_value, worst, _summary(worst, intact, p_value)
 
 
 def _lost(row: ConditionRow) -> int:
@@ -165,9 +142,9 @@ def _p_loses_more(row: ConditionRow, others: Sequence[ConditionRow]) -> float:
     return fisher_exact_greater(_lost(row), row.reference_right - _lost(row), lost, right - lost)
 
 
-def _summary(title: str, broken: Sequence[ConditionRow], intact: Sequence[ConditionRow], p_value: float) -> str:
+def _summary(broken: Sequence[ConditionRow], intact: Sequence[ConditionRow], p_value: float) -> str:
     return (
-        f"Correct answers by {title}: {_counts(intact)}, but {_counts(broken)}; "
+        f"Correct answers by {broken[0].title}: {_counts(intact)}, but {_counts(broken)}; "
         f"p = {p_value:.2g} (Fisher's exact test, Holm's correction)"
     )
 

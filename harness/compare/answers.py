@@ -116,26 +116,6 @@ def tally(pairs: Sequence[Pair], role: Role) -> Tally:
     )
 
 
-@dataclass(frozen=True)
-class Flips:
-    """The four outcomes of a pair; together they are all pairs.
-
-    Attributes:
-        both_right: number of pairs that both roles got right.
-        lost: right by the reference only.
-        gained: right by the candidate only.
-        both_wrong: number of pairs that neither role got right (wrong or unparsed).
-    """
-
-    both_right: int
-    lost: tuple[Pair, ...]
-    gained: tuple[Pair, ...]
-    both_wrong: int
-
-
-def flips(pairs: Sequence[Pair]) -> Flips:
-    """List the questions that the candidate lost and gained."""
-    both_right = sum(p.right("reference") and p.right("candidate") for p in pairs)
-    lost = tuple(p for p in pairs if p.right("reference") and not p.right("candidate"))
-    gained = tuple(p for p in pairs if p.right("candidate") and not p.right("reference"))
-    return Flips(both_right, lost, gained, len(pairs) - both_right - len(lost) - len(gained))
+def flips(pairs: Sequence[Pair]) -> tuple[list[Pair], list[Pair]]:
+    """List the questions that the candidate lost, right by the reference only, and those that it gained."""
+    return [pair for pair in pairs if pair.loss > 0], [pair for pair in pairs if pair.loss < 0]

@@ -65,14 +65,14 @@ class Block:
     output_tokens: int
     cached_tokens: int | None
 
-    @property
-    def output_throughput(self) -> float:
-        """Answer tokens per second."""
-        return self.output_tokens / self.seconds
-
     def time(self, metric: TimeMetric) -> float:
         """Return the seconds of a metric; for throughput, seconds per token of the answer."""
-        times = {"ttft": self.ttft_s, "itl": self.itl_s, "e2e": self.e2e_s, "throughput": 1 / self.output_throughput}
+        times = {
+            "ttft": self.ttft_s,
+            "itl": self.itl_s,
+            "e2e": self.e2e_s,
+            "throughput": self.seconds / self.output_tokens,
+        }
         return times[metric]
 
 

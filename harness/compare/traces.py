@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,37 +13,47 @@ from assay.harness.evidence.error_sums import Floats, sums_of
 from assay.harness.evidence.trace import Trace
 
 
-@dataclass(frozen=True)
-class FreeRunningError:
-    """The error of the candidate's outputs against the reference's when each runs freely, over the rows that both traces have.
+def free_running_errors(pairs: Sequence[tuple[Trace, Trace]], own: Floats) -> dict[int, tuple[float, float]]:
+    """Compute the error of each layer's output when the candidate runs freely, and how much of it is inherited.
 
-    Attributes:
-        layers: layers that were compared, in order.
-        sums: float64 [layers, heads, 9], the columns of `assay.harness.evidence.error_sums.SUMS`.
+    With f the candidate's layer, g the reference's, x' the input when the candidate runs freely and x the reference's:
+    f(x') - g(x) = (f(x) - g(x)) + (f(x') - f(x)), which are the own and the inherited error. As the total is at most the sum of the
+    two (triangle inequality), the inputs contributed at least the total less the own error; 0 where the own is larger, since errors
+    may cancel. Both must be of the same requests, or the split is an estimate.
+
+    Args:
+        pairs: traces of each request, the reference's and the candidate's. Their sums are added, never ratios.
+        own: relative L1 of the candidate's kernel on the reference's inputs by layer number, for example from
+            ``ShadowErrors.table(by=("layer",))``; NaN, or missing at the end, where not observed.
+
+    Returns:
+        Layer -> total and inherited error, relative L1 as in arXiv 2410.02367, section 4.4. The total is infinite where only the
+        reference is zero or nothing of the candidate is finite, and NaN where no row matched; inherited is also NaN where `own` was
+        not observed, or both are infinite.
+
+    Raises:
+        ValueError: the traces have other layers, heads or head dimensions.
     """
-
-    layers: tuple[int, ...]
-    sums: Floats
-
-    @property
-    def relative_l1(self) -> Floats:
-        """Sum |candidate - reference| / sum |reference| of each layer, [layers], as in arXiv 2410.02367, section 4.4.
-
-        0 where nothing differs; infinite where only the reference is zero or nothing of the candidate is finite; NaN where no
-        row matched.
-        """
-        return error_sums.relative_l1(self.sums.sum(1))
+    total: dict[int, Floats] = {}
+    for reference, candidate in pairs:
+        for layer, sums in trace_sums(reference, candidate).items():
+            total[layer] = total[layer] + sums if layer in total else sums
+    found = {}
+    for layer, sums in total.items():
+        error = float(error_sums.relative_l1(sums.sum(0)))
+        mine = float(own[layer]) if layer < len(own) else math.nan
+        found[layer] = error, max(error - mine, 0.0)  # NaN where the difference is
+    return found
 
 
-def compare(reference: Trace, candidate: Trace) -> FreeRunningError:
-    """Compare two traces of the same request.
+def trace_sums(reference: Trace, candidate: Trace) -> dict[int, Floats]:
+    """Sum the errors of the candidate's outputs over the rows that two traces of one request have in common.
 
     Rows match if they have the same position and input token and come before the first position at which the tokens differ: from
     there on, the texts differ.
 
-    Args:
-        reference: the reference's trace.
-        candidate: the candidate's.
+    Returns:
+        Layer -> float64 [heads, 5], the columns of `assay.harness.evidence.error_sums.SUMS`.
 
     Raises:
         ValueError: the traces have other layers, heads or head dimensions.
@@ -51,65 +61,11 @@ def compare(reference: Trace, candidate: Trace) -> FreeRunningError:
     shapes = [{layer: out.shape[1:] for layer, out in trace.outputs.items()} for trace in (reference, candidate)]
     if shapes[0] != shapes[1]:
         raise ValueError(f"the traces {reference.label!r} and {candidate.label!r} are of different models: {shapes}")
-    pairs = _matching(reference, candidate)
-    ours, theirs = pairs.T
-    sums = [
-        sums_of(candidate.outputs[layer][theirs], out[ours], (0, 2)) for layer, out in sorted(reference.outputs.items())
-    ]
-    return FreeRunningError(tuple(sorted(reference.outputs)), np.stack(sums))
-
-
-def joined(parts: Sequence[FreeRunningError]) -> FreeRunningError:
-    """Join several requests into one: sums are added, never ratios.
-
-    Raises:
-        ValueError: there is none, or they are of different layers or heads.
-    """
-    if len({(part.layers, part.sums.shape) for part in parts}) != 1:
-        raise ValueError(
-            f"{len(parts)} comparisons of different layers or heads cannot be joined; expected at least one"
-        )
-    return FreeRunningError(parts[0].layers, np.sum([part.sums for part in parts], axis=0))
-
-
-@dataclass(frozen=True)
-class Split:
-    """The error of each layer's output when the candidate runs freely, in two parts; relative L1, float64 [layers].
-
-    Attributes:
-        layers: the layers, in order.
-        total: of the output, against the reference's.
-        own: of the candidate's kernel on the reference's inputs.
-        inherited: the rest of `total`; 0 where `own` is larger, since errors may cancel. As the total is at most the sum of the
-            two parts (triangle inequality), the inputs contributed at least this much.
-    """
-
-    layers: tuple[int, ...]
-    total: Floats
-    own: Floats
-    inherited: Floats
-
-
-def split(layers: Sequence[int], total: Floats, own: Floats) -> Split:
-    """Split the error of layers into own and inherited.
-
-    With f the candidate's layer, g the reference's, x' the input when the candidate runs freely and x the reference's:
-    f(x') - g(x) = (f(x) - g(x)) + (f(x') - f(x)), which are the own and the inherited error. Both must be of the same requests, or
-    the split is an estimate.
-
-    Args:
-        layers: numbers of the layers.
-        total: relative L1 of each, `FreeRunningError.relative_l1`.
-        own: relative L1 by layer number, for example from ``ShadowErrors.table(by=("layer",))``; NaN, or missing at the end, where
-            not observed.
-
-    Returns:
-        NaN where total or own was not observed; inherited is also NaN where both are infinite.
-    """
-    mine = np.array([own[layer] if layer < len(own) else np.nan for layer in layers], np.float64)
-    with np.errstate(invalid="ignore"):
-        rest = np.maximum(total - mine, 0.0)  # propagates NaN
-    return Split(tuple(layers), np.asarray(total, np.float64), mine, rest)
+    ours, theirs = _matching(reference, candidate).T
+    return {
+        layer: sums_of(candidate.outputs[layer][theirs], out[ours], (0, 2))
+        for layer, out in sorted(reference.outputs.items())
+    }
 
 
 def _matching(reference: Trace, candidate: Trace) -> NDArray[np.int64]:

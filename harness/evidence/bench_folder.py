@@ -7,14 +7,12 @@ from pathlib import Path
 from assay.evals.loads import Shape
 from assay.harness.errors import UsageError
 from assay.harness.evidence import jsonl
-from assay.harness.evidence.counters import CallCount
-from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.folder import EvidenceFolder, RunFolder
 from assay.harness.evidence.manifest import Origin, ServerManifest
 from assay.harness.evidence.nonce import check_run, new_nonce
 from assay.harness.evidence.timings import AnswerLength, Timing
 from assay.harness.files import FolderLock, is_unused, write_whole
 from assay.harness.schema import read_json
-from assay.harness.sides import Role
 
 FOLDER = "bench"
 MANIFEST, TIMINGS, LENGTHS, COUNTERS = "manifest.json", "timings.jsonl", "lengths.jsonl", "counters.json"
@@ -36,18 +34,8 @@ class BenchManifest(Origin):
     servers: tuple[ServerManifest, ...]
 
 
-class BenchFolder:
-    """A bench's folder.
-
-    Attributes:
-        path: its path.
-        servers: the same folder as that of a run, for the logs and counters of both servers.
-    """
-
-    def __init__(self, path: Path, nonce: str = "") -> None:
-        self.path = path
-        self.servers = RunFolder(path, nonce)
-        self._lock: FolderLock | None = None
+class BenchFolder(EvidenceFolder):
+    """A bench's folder."""
 
     @classmethod
     def new(cls, path: Path, nonce: str = "") -> BenchFolder:
@@ -67,11 +55,6 @@ class BenchFolder:
         folder = cls(path, nonce or new_nonce())
         folder._lock = lock
         return folder
-
-    @property
-    def nonce(self) -> str:
-        """The nonce that every file of the bench carries."""
-        return self.servers.nonce
 
     @property
     def complete(self) -> bool:
@@ -95,7 +78,7 @@ class BenchFolder:
         """
         do = "check that the path is the folder of a bench, or run the bench again"
         manifest = read_json(self.path / MANIFEST, BenchManifest, do)
-        check_run(self.path / MANIFEST, manifest.nonce, self.nonce)
+        check_run(self.path / MANIFEST, manifest.nonce, self._nonce)
         return manifest
 
     def append(self, lines: list[Timing]) -> None:
@@ -113,10 +96,6 @@ class BenchFolder:
     def lengths(self) -> list[AnswerLength]:
         """Read all answer lengths."""
         return jsonl.read(self.path / LENGTHS, AnswerLength, self.nonce)
-
-    def counters(self, role: Role) -> list[CallCount]:
-        """Read the attention calls that were counted in a role's server."""
-        return self.servers.counters(role)
 
 
 def bench_folder(run: RunFolder) -> BenchFolder:

@@ -7,10 +7,9 @@ lengths themselves, of which every one is kept.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from pydantic import Field
 
@@ -24,6 +23,8 @@ from assay.harness.schema import Record
 from assay.harness.sides import ROLES, Device
 
 FOLDER = "envelope"
+Missing = tuple[str, str, str]
+"""What some layer did not compare: a phase, the id of a condition, and its kinds or values in words."""
 
 
 class EngineLimits(Record):
@@ -46,25 +47,18 @@ class EngineLimits(Record):
     mixed: bool = False
 
 
-class Met(Record):
-    """The values that a condition had in calls of some layers, as ranges (`assay.harness.evidence.lengths.Ranges`)."""
-
-    layers: tuple[int, ...]
-    ranges: tuple[tuple[int, int], ...]
-
-
 class EnvelopeCounts(RunRecord):
     """The calls that were compared, by condition.
 
     Attributes:
         limits: the engine's limits; None in an empty count.
         calls: phase -> id of a condition -> label -> layer -> calls. Labels without calls are left out.
-        met: phase -> id of a condition that is a number, such as tokens -> its values, each layer once.
+        met: phase -> id of a condition that is a number, such as tokens -> layer -> its values.
     """
 
     limits: EngineLimits | None = None
     calls: dict[str, dict[str, dict[str, dict[int, int]]]] = Field(default_factory=dict)
-    met: dict[str, dict[str, tuple[Met, ...]]] = Field(default_factory=dict)
+    met: dict[str, dict[str, dict[int, Ranges]]] = Field(default_factory=dict)
 
     def layers(self, phase: str) -> list[int]:
         """Return the layers of which a call of this phase was compared, ascending."""
@@ -78,24 +72,12 @@ class EnvelopeCounts(RunRecord):
 
     def values(self, phase: str, quantity: str) -> Ranges:
         """Return the values of a condition that every layer met."""
-        by_layer = self.by_layer(phase, quantity)
+        by_layer = self.met.get(phase, {}).get(quantity, {})
         return in_all([by_layer.get(layer, ()) for layer in self.layers(phase)])
-
-    def by_layer(self, phase: str, quantity: str) -> dict[int, Ranges]:
-        """Return layer -> the values of a condition that it met."""
-        return {layer: met.ranges for met in self.met.get(phase, {}).get(quantity, ()) for layer in met.layers}
 
     def reached(self, phase: str, quantity: str) -> int:
         """Return the largest value of a condition that every layer met; 0 where nothing was compared."""
         return max((last for _, last in self.values(phase, quantity)), default=0)
-
-
-def met_of(by_layer: Mapping[int, Ranges]) -> tuple[Met, ...]:
-    """List the values of a condition by layer, layers with the same values together."""
-    return tuple(
-        Met(layers=tuple(sorted(layer for layer, own in by_layer.items() if own == values)), ranges=values)
-        for values in sorted(set(by_layer.values()))
-    )
 
 
 ENVELOPE_FILES = RunFile(f"{FOLDER}/*.json", EnvelopeCounts, durable=False)
@@ -129,7 +111,7 @@ def envelope_of(folder: RunFolder) -> EnvelopeCounts | None:
 
 def _merged(found: list[EnvelopeCounts]) -> EnvelopeCounts:
     calls: dict[str, dict[str, dict[str, dict[int, int]]]] = {}
-    met: dict[str, dict[str, tuple[Met, ...]]] = {}
+    met: dict[str, dict[str, dict[int, Ranges]]] = {}
     for phase in {phase for counts in found for phase in counts.calls}:
         here = [counts for counts in found if phase in counts.calls]
         owners = {
@@ -145,11 +127,10 @@ def _merged(found: list[EnvelopeCounts]) -> EnvelopeCounts:
                 if fewest:
                     calls.setdefault(phase, {}).setdefault(quantity, {}).setdefault(label, {})[layer] = fewest
         for quantity in {quantity for counts in here for quantity in counts.met.get(phase, {})}:
-            values = {
-                layer: in_all([counts.by_layer(phase, quantity).get(layer, ()) for counts in counting])
+            met.setdefault(phase, {})[quantity] = {
+                layer: in_all([counts.met.get(phase, {}).get(quantity, {}).get(layer, ()) for counts in counting])
                 for layer, counting in owners.items()
             }
-            met.setdefault(phase, {})[quantity] = met_of(values)
     return EnvelopeCounts(run=found[0].run, limits=found[0].limits, calls=calls, met=met)
 
 
@@ -198,10 +179,10 @@ class Envelope:
     def gaps(self, counts: EnvelopeCounts, phases: Collection[str]) -> list[Missing]:
         """List the lengths that some layer did not compare, in the phases that a candidate claims."""
         if counts.limits is None:
-            return [Missing(phase, "total-tokens", "any") for phase in phases]
+            return [(phase, "total-tokens", "any") for phase in phases]
         lengths = self.reach(counts.limits).lengths
         return [
-            Missing(phase, quantity, in_words(lacking))
+            (phase, quantity, in_words(lacking))
             for phase in PHASES
             if phase in phases
             for quantity, wanted in lengths[phase].items()
@@ -217,18 +198,8 @@ class Envelope:
         for phase in (phase for phase in PHASES if phase in phases):
             for quantity, labels in kinds[phase].items():
                 if quantity not in lengths[phase]:
-                    found += [
-                        Missing(phase, quantity, label) for label in labels if not counts.count(phase, quantity, label)
-                    ]
+                    found += [(phase, quantity, label) for label in labels if not counts.count(phase, quantity, label)]
             for quantity, value in {"batch": self.batch, "depth": self.depth}.items():
                 if quantity in kinds[phase] and counts.reached(phase, quantity) < value:
-                    found.append(Missing(phase, quantity, f"up to {value:,}"))
+                    found.append((phase, quantity, f"up to {value:,}"))
         return found
-
-
-class Missing(NamedTuple):
-    """A gap that some layer did not compare: a phase, the id of a condition, and its kinds or values in words."""
-
-    phase: str
-    quantity: str
-    label: str

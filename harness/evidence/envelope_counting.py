@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 from assay.harness.conditions import CHUNK, ENVELOPE, ENVELOPE_OF, MIX, Buckets, border_of
-from assay.harness.evidence.envelope import EngineLimits, EnvelopeCounts, Met, met_of
+from assay.harness.evidence.envelope import EngineLimits, EnvelopeCounts
 from assay.harness.evidence.lengths import Ranges, ranges_of
 
 _FIRST, _LATER, _FULL = range(len(CHUNK.labels))
@@ -78,12 +78,9 @@ class EnvelopeCounting:
         for (phase, quantity, index, layer), number in self._calls.items():
             label = ENVELOPE[quantity].labels[index]
             calls.setdefault(phase, {}).setdefault(quantity, {}).setdefault(label, {})[layer] = number
-        by_layer: dict[tuple[str, str], dict[int, Ranges]] = {}
+        met: dict[str, dict[str, dict[int, Ranges]]] = {}
         for (phase, quantity, layer), values in self._met.items():
-            by_layer.setdefault((phase, quantity), {})[layer] = ranges_of(values)
-        met: dict[str, dict[str, tuple[Met, ...]]] = {}
-        for (phase, quantity), layers in by_layer.items():
-            met.setdefault(phase, {})[quantity] = met_of(layers)
+            met.setdefault(phase, {}).setdefault(quantity, {})[layer] = ranges_of(values)
         return EnvelopeCounts(run=run, limits=self._limits, calls=calls, met=met)
 
 

@@ -9,12 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-SUMS = (
-    "dot", "candidate_squared", "reference_squared", "difference", "reference_size", "difference_squared",
-    "compared", "nonfinite", "undefined",
-)  # fmt: skip
-"""The last axis of an array of sums: a b, a^2, b^2, |a - b|, |b|, (a - b)^2 and the count, over the elements where both candidate a
-and reference b are finite; the count of elements where only b is finite; and of those where b is not, which are not compared."""
+SUMS = ("difference", "reference_size", "compared", "nonfinite", "undefined")
+"""The last axis of an array of sums: |a - b|, |b| and the count, over the elements where both candidate a and reference b are
+finite; the count of elements where only b is finite; and of those where b is not, which are not compared."""
 _COLUMN = {name: index for index, name in enumerate(SUMS)}
 Array = TypeVar("Array", bound=Any)
 
@@ -34,33 +31,21 @@ def ratio(difference: Array, size: Array) -> Array:
 
 
 def sums_of(candidate: NDArray[np.floating], reference: NDArray[np.floating], axes: tuple[int, ...]) -> Floats:
-    """Sum the errors of two outputs over some axes, float64 [remaining axes, 9]."""
+    """Sum the errors of two outputs over some axes, float64 [remaining axes, 5]."""
     a, b = candidate.astype(np.float64), reference.astype(np.float64)
     defined = np.isfinite(b)
     both = defined & np.isfinite(a)
     a, b = np.where(both, a, 0.0), np.where(both, b, 0.0)
-    parts = (a * b, a * a, b * b, np.abs(a - b), np.abs(b), (a - b) ** 2, both, defined & ~both, ~defined)
+    parts = (np.abs(a - b), np.abs(b), both, defined & ~both, ~defined)
     return np.stack([part.sum(axes, dtype=np.float64) for part in parts], -1)
 
 
 def relative_l1(sums: Floats) -> Floats:
     """Sum |candidate - reference| / sum |reference|: infinite where nothing of the candidate is finite, NaN where nothing was
     observed."""
-    return _observed(sums, ratio(_of(sums, "difference"), _of(sums, "reference_size")), np.inf)
-
-
-def cosine(sums: Floats) -> Floats:
-    """Compute the cosine similarity: 1 if both are zero everywhere, 0 if only one is or nothing is finite, NaN if not observed."""
-    a, b = _of(sums, "candidate_squared"), _of(sums, "reference_squared")
-    with np.errstate(divide="ignore", invalid="ignore"):
-        found = np.where((a == 0) | (b == 0), (a == b).astype(float), _of(sums, "dot") / np.sqrt(a * b))
-    return _observed(sums, found, 0.0)
-
-
-def rmse(sums: Floats) -> Floats:
-    """Compute the root mean squared difference: infinite where nothing of the candidate is finite, NaN where not observed."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return _observed(sums, np.sqrt(_of(sums, "difference_squared") / _of(sums, "compared")), np.inf)
+    compared, lost = _of(sums, "compared"), _of(sums, "nonfinite")
+    found = ratio(_of(sums, "difference"), _of(sums, "reference_size"))
+    return np.where(compared > 0, found, np.where(lost > 0, np.inf, np.nan))
 
 
 def nonfinite_share(sums: Floats) -> Floats:
@@ -69,11 +54,6 @@ def nonfinite_share(sums: Floats) -> Floats:
     with np.errstate(invalid="ignore"):
         share: Floats = lost / (lost + _of(sums, "compared"))
     return share
-
-
-def largest(sums: Floats, max_abs: Floats) -> Floats:
-    """Return the largest differences: infinite where nothing of the candidate is finite, NaN where nothing was observed."""
-    return _observed(sums, max_abs, np.inf)
 
 
 def elements(sums: Floats) -> Floats:
@@ -85,8 +65,3 @@ def elements(sums: Floats) -> Floats:
 def _of(sums: Floats, name: str) -> Floats:
     column: Floats = sums[..., _COLUMN[name]]
     return column
-
-
-def _observed(sums: Floats, values: Floats, where_nothing_is_finite: float) -> Floats:
-    compared, lost = _of(sums, "compared"), _of(sums, "nonfinite")
-    return np.where(compared > 0, values, np.where(lost > 0, where_nothing_is_finite, np.nan))

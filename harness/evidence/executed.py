@@ -57,34 +57,24 @@ class TracedPass(Record):
     kernels: tuple[ExecutedKernel, ...]
 
 
-class KernelClaim(Record):
-    """The served kernel's declaration of what it launches; empty for a backend of the engine.
-
-    Attributes:
-        noise: the declared quantisation; empty for none.
-        package: the declared distribution; empty for none.
-        kernels: the declared names: regular expressions.
-        in_package: names of the Triton functions that the package's imported modules define.
-    """
-
-    noise: str = ""
-    package: str = ""
-    kernels: tuple[str, ...] = ()
-    in_package: tuple[str, ...] = ()
-
-
 class KernelTrace(RunRecord):
     """The trace of one process.
 
     Attributes:
         backend: name of the attention backend that was served.
-        claim: what its kernel declares.
+        noise: the quantisation that its kernel declares; empty for none, as are the next two for a backend of the engine.
+        package: the distribution that it declares.
+        kernels: the names of what it launches, as it declares them: regular expressions.
+        in_package: names of the Triton functions that the package's imported modules define.
         passes: the traced passes, in order.
     """
 
     schema_id: Literal["assay.kernels/1"] = SCHEMA
     backend: str
-    claim: KernelClaim
+    noise: str = ""
+    package: str = ""
+    kernels: tuple[str, ...] = ()
+    in_package: tuple[str, ...] = ()
     passes: tuple[TracedPass, ...]
 
 

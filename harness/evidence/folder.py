@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-from pydantic import BaseModel
 
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence import jsonl
 from assay.harness.evidence.counters import ADMISSIONS, Admission, CallCount, read_by_process, read_counters
 from assay.harness.evidence.counters import FOLDER as COUNTERS_FOLDER
-from assay.harness.evidence.manifest import Manifest, Progress, ServerManifest, hash_items
+from assay.harness.evidence.manifest import Manifest, Origin, Progress, ServerManifest, hash_items
 from assay.harness.evidence.nonce import check_run
 from assay.harness.evidence.records import Answer, Item
 from assay.harness.evidence.run_file import Kind, RunFile
@@ -28,23 +27,56 @@ _DAMAGED = "check that the path is the folder of a run, or run again"
 _PROGRESS = RunFile("progress.json", Progress, _DAMAGED)
 
 
-class AnyManifest(BaseModel):
-    """The fields that the manifests of runs and benches have in common, as far as they are needed here."""
-
-    nonce: str
-
-
-class RunFolder:
-    """A run's folder, new or resumed. One that `open` returned is locked against other processes for as long as it exists.
+class EvidenceFolder(ABC):
+    """The folder of a run or of a bench, with what the processes of both servers leave there.
 
     Args:
         path: its path.
-        nonce: of the run, where its manifest is not written yet or is a bench's.
+        nonce: of the run or bench, where its manifest is not written yet.
     """
 
     def __init__(self, path: Path, nonce: str = "") -> None:
         self.path, self._nonce = path, nonce
         self._lock: FolderLock | None = None
+
+    @abstractmethod
+    def manifest(self) -> Origin:
+        """Read its manifest.
+
+        Raises:
+            EvidenceError: it is missing or damaged.
+        """
+
+    @property
+    def nonce(self) -> str:
+        """The nonce that every file of this folder's evidence carries.
+
+        Raises:
+            EvidenceError: the manifest is missing or damaged.
+        """
+        self._nonce = self._nonce or self.manifest().nonce
+        return self._nonce
+
+    def server_folder(self, role: Role) -> Path:
+        """Return the folder in which a role's server writes its counters and admissions."""
+        return self.path / "servers" / role
+
+    def log(self, role: Role) -> Path:
+        """Return a role's server log."""
+        return self.path / f"{role}.log"
+
+    def counters(self, role: Role) -> list[CallCount]:
+        """Read the attention calls counted in a role's server."""
+        return read_counters(self.server_folder(role) / COUNTERS_FOLDER, self.nonce)
+
+    def write_counters(self) -> None:
+        """Write ``counters.json``, the counts of both servers, for people and other tools."""
+        counts = {role: [count.model_dump() for count in self.counters(role)] for role in ROLES}
+        write_whole(self.path / "counters.json", json.dumps(counts, indent=2))
+
+
+class RunFolder(EvidenceFolder):
+    """A run's folder, new or resumed. One that `open` returned is locked against other processes for as long as it exists."""
 
     @classmethod
     def open(cls, path: Path, manifest: Manifest, items: Sequence[Item]) -> RunFolder:
@@ -55,7 +87,7 @@ class RunFolder:
             EvidenceError: it cannot be written, or its evidence is not as it was when the run ended.
         """
         folder = cls(path)
-        written = folder._file("manifest.json")
+        written = path / "manifest.json"
         # A run that could not write its manifest, as on a full disk, has begun nothing.
         if not written.exists() and not is_unused(path, remains=("items.jsonl",)):
             raise UsageError(
@@ -64,7 +96,8 @@ class RunFolder:
         folder._lock = FolderLock(path)
         remove_unfinished(path)
         if not written.exists():
-            folder._make(manifest, items)
+            write_whole(path / "items.jsonl", jsonl.lines_of(items))
+            write_whole(written, manifest.model_dump_json(indent=2))
             return folder
         earlier = folder.manifest()
         differing = _differing(earlier, manifest)
@@ -75,13 +108,9 @@ class RunFolder:
                 "name another folder with --out",
             )
         folder.check_sealed()
-        jsonl.drop_cut_line(folder._file("records.jsonl"))
+        jsonl.drop_cut_line(path / "records.jsonl")
         folder.update(folder.progress().model_copy(update={"failure": None, "sealed": {}}))
         return folder
-
-    def _make(self, manifest: Manifest, items: Sequence[Item]) -> None:
-        self._replace("items.jsonl", jsonl.lines_of(items))
-        self._replace("manifest.json", manifest.model_dump_json(indent=2))
 
     def manifest(self) -> Manifest:
         """Read the run's manifest.
@@ -89,17 +118,7 @@ class RunFolder:
         Raises:
             EvidenceError: it is missing or damaged.
         """
-        return read_json(self._file("manifest.json"), Manifest, _DAMAGED)
-
-    @property
-    def nonce(self) -> str:
-        """The nonce that every file of this folder's evidence carries.
-
-        Raises:
-            EvidenceError: the manifest is missing or damaged.
-        """
-        self._nonce = self._nonce or read_json(self._file("manifest.json"), AnyManifest, _DAMAGED).nonce
-        return self._nonce
+        return read_json(self.path / "manifest.json", Manifest, _DAMAGED)
 
     def read(self, file: RunFile[Kind], role: Role | None = None) -> Kind | None:
         """Read a file of the run, or of a role's server; None if there is none.
@@ -153,7 +172,7 @@ class RunFolder:
         Raises:
             EvidenceError: the file is damaged, or its items are not those that the manifest names.
         """
-        path = self._file("items.jsonl")
+        path = self.path / "items.jsonl"
         items = jsonl.read(path, Item)
         if (found := hash_items(items)) != (expected := self.manifest().items_hash):
             raise EvidenceError(
@@ -166,28 +185,20 @@ class RunFolder:
     def answers(self) -> list[Answer]:
         """Read all answers so far, each with the size of the batch that admitted the request where the server recorded it."""
         batches = {role: self._batches(role) for role in ROLES}
-        answers = jsonl.read(self._file("records.jsonl"), Answer, self.nonce)
+        answers = jsonl.read(self.path / "records.jsonl", Answer, self.nonce)
         return [
             answer.model_copy(update={"batch_size": batches[answer.role].get(answer.request_id)}) for answer in answers
         ]
 
     def append(self, answer: Answer) -> None:
         """Append an answer."""
-        jsonl.append(self._file("records.jsonl"), [answer.model_copy(update={"run": self.nonce})])
-
-    def server_folder(self, role: Role) -> Path:
-        """Return the folder in which a role's server writes its counters and admissions."""
-        return self.path / "servers" / role
+        jsonl.append(self.path / "records.jsonl", [answer.model_copy(update={"run": self.nonce})])
 
     def record_server(self, server: ServerManifest) -> None:
         """Record what a server reports about itself, in place of an earlier server of that role."""
         progress = self.progress()
         others = (s for s in progress.servers if s.role != server.role)
         self.update(progress.model_copy(update={"servers": (*others, server)}))
-
-    def log(self, role: Role) -> Path:
-        """Return a role's server log."""
-        return self.path / f"{role}.log"
 
     def baseline(self, role: Role) -> Path:
         """Return the folder of the accepted baseline with which a role is compared."""
@@ -198,10 +209,6 @@ class RunFolder:
         """The file that says which baselines the run is compared with; it is missing if there is no such comparison."""
         return self.path / "baseline" / "status.json"
 
-    def counters(self, role: Role) -> list[CallCount]:
-        """Read the attention calls counted in a role's server."""
-        return read_counters(self.server_folder(role) / COUNTERS_FOLDER, self.nonce)
-
     def counters_by_process(self, role: Role) -> dict[int, list[CallCount]]:
         """Read the attention calls counted in each process of a role's servers, by process id."""
         return read_by_process(self.server_folder(role) / COUNTERS_FOLDER, self.nonce)
@@ -210,11 +217,6 @@ class RunFolder:
         """Read the prefill batches that a role's server admitted, in order."""
         return jsonl.read(self.server_folder(role) / ADMISSIONS, Admission, self.nonce)
 
-    def write_counters(self) -> None:
-        """Write ``counters.json``, the counts of both servers, for people and other tools."""
-        counts = {role: [count.model_dump() for count in self.counters(role)] for role in ROLES}
-        self._replace("counters.json", json.dumps(counts, indent=2))
-
     def _batches(self, role: Role) -> dict[str, int]:
         """Return the sequences in the first prefill batch of each request, by request id."""
         batches: dict[str, int] = {}
@@ -222,12 +224,6 @@ class RunFolder:
             for rid in admission.rids:
                 batches.setdefault(rid, len(admission.rids))
         return batches
-
-    def _file(self, name: str) -> Path:
-        return self.path / name
-
-    def _replace(self, name: str, text: str) -> None:
-        write_whole(self._file(name), text)
 
 
 def _differing(earlier: Manifest, now: Manifest) -> list[str]:

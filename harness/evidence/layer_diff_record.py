@@ -30,16 +30,12 @@ class LayerDiffRecord(RunRecord):
 
     Attributes:
         traced: labels of the traced prompts, without their role.
-        substituted: whether the candidate's traces were made in this server, with the candidate in every layer.
-        layers: number of layers.
         seconds: from the first question to the last.
         first_finding_s: seconds from the first question until findings on the first two were shown; None if nothing was out of
             bounds.
     """
 
     traced: tuple[str, ...]
-    substituted: bool
-    layers: int
     seconds: float
     first_finding_s: float | None = None
 
@@ -85,8 +81,7 @@ def with_roles_exchanged(cells: ShadowErrors, claimed: Sequence[str]) -> ShadowE
     """
     phases = [PHASES.index(phase) for phase in claimed]
     own = np.isin(cells.index[:, DIMENSIONS.index("phase")], phases)
-    swapped = {"candidate_squared": "reference_squared", "nonfinite": "undefined"}
-    swapped |= {other: name for name, other in swapped.items()}
+    swapped = {"nonfinite": "undefined", "undefined": "nonfinite"}
     sums = cells.sums[own][:, [SUMS.index(swapped.get(name, name)) for name in SUMS]]
     headers = (
         header.model_copy(
@@ -103,7 +98,7 @@ def with_roles_exchanged(cells: ShadowErrors, claimed: Sequence[str]) -> ShadowE
     truth = cells.truth.chosen(np.isin(cells.truth.index[:, DIMENSIONS.index("phase")], phases)).exchanged()
     queries = cells.queries.chosen(np.isin(cells.queries.index[:, DIMENSIONS.index("phase")], phases)).exchanged()
     return replace(
-        cells, index=cells.index[own], sums=sums, max_abs=cells.max_abs[own], headers=tuple(headers), truth=truth,
+        cells, index=cells.index[own], sums=sums, headers=tuple(headers), truth=truth,
         queries=queries,
     )  # fmt: skip
 

@@ -7,12 +7,12 @@ import json
 from collections.abc import Iterable
 from typing import Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from assay.harness.errors import AssayError, EngineError
 from assay.harness.evidence.nonce import RunRecord
 from assay.harness.evidence.records import Item
-from assay.harness.schema import Record
+from assay.harness.schema import Part, Record
 from assay.harness.sides import ENGINES, Engine, Role
 
 
@@ -79,40 +79,20 @@ class Manifest(Origin):
     noise: dict[Role, str] = Field(default_factory=dict)
 
 
-class Failure(Record):
-    """The reason why a run ended before it was complete.
+class FailureResult(Part):
+    """The reason why a run ended before it was complete."""
 
-    Attributes:
-        kind: "engine", "disk", "interrupted", "changed" or "bug".
-        message: all of it.
-        found: what was found, on one line; by default the message's first.
-        do: what to do about it.
-        details: lines that show it, such as the end of a log.
-        cause: id of a known cause of a server's failure (`assay.harness.engines.sglang.known_causes.CAUSES`); empty if it is
-            not known.
-    """
-
-    kind: str
-    message: str
-    found: str = ""
-    do: str = ""
-    details: str = ""
-    cause: str = ""
-
-    @model_validator(mode="after")
-    def _split_message(self) -> Self:
-        """Take a message's first line for what was found, where nothing else says it."""
-        if not self.found:
-            first, _, rest = self.message.partition("\n")
-            object.__setattr__(self, "found", first)
-            object.__setattr__(self, "details", rest)
-        return self
+    kind: str = Field(description='"engine", "disk", "interrupted", "changed" or "bug"')
+    cause: str = Field(description='id of a known cause of a server\'s failure, such as "memory-share"; empty for none')
+    found: str = Field(description="one line: whose failure it was, and the line of the log that names the cause")
+    do: str = Field(description="the remedy")
+    details: str = Field(description="lines that show it, such as the end of a server's log; empty for none")
 
     @classmethod
     def of(cls, kind: str, error: AssayError) -> Self:
         """Make the failure that an error is."""
         cause = error.cause if isinstance(error, EngineError) else ""
-        return cls(kind=kind, message=str(error), found=error.found, do=error.do, details=error.details, cause=cause)
+        return cls(kind=kind, cause=cause, found=error.found, do=error.do, details=error.details)
 
 
 class Progress(RunRecord):
@@ -128,7 +108,7 @@ class Progress(RunRecord):
 
     seconds: float = 0.0
     servers: tuple[ServerManifest, ...] = ()
-    failure: Failure | None = None
+    failure: FailureResult | None = None
     sealed: dict[str, str] = Field(default_factory=dict)
 
     @property

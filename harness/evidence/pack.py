@@ -133,16 +133,6 @@ class RecordedCall:
         the recorded call's."""
         return tuple(prefix - self.entry.first_query for prefix in self.entry.prefix)
 
-    @property
-    def layer(self) -> int:
-        """The calling layer."""
-        return self.call.layer
-
-    @property
-    def phase(self) -> str:
-        """ "extend" or "decode"."""
-        return self.call.phase
-
 
 @dataclass(frozen=True)
 class CallMetadata:

@@ -6,8 +6,6 @@ The folder holds the record of the answers, a scoring of logits (`assay.harness.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from assay.harness.evidence.faults import SENSITIVITY, SeededCalls
 from assay.harness.evidence.nonce import RunRecord
 from assay.harness.evidence.records import Answer
@@ -32,11 +30,6 @@ class SensitivityRecord(RunRecord):
     scored: int = 0
     shadowed: SeededCalls | None = None
     seconds: float
-
-
-def sensitivity_folder(server: Path) -> Path:
-    """Return the folder of what was measured under a fault, in a server's folder."""
-    return server / SENSITIVITY
 
 
 SENSITIVITY_RECORD = RunFile(f"{SENSITIVITY}/record.json", SensitivityRecord)

@@ -30,7 +30,7 @@ from assay.harness.files import write_whole
 from assay.harness.schema import Record
 
 FOLDER = "shadow"
-SCHEMA: Literal["assay.shadow/4"] = "assay.shadow/4"
+SCHEMA: Literal["assay.shadow/5"] = "assay.shadow/5"
 CONDITIONS = {"phase": PHASES, "prefix": CACHED_PREFIX.labels, "position": POSITION.labels, "batch": PLACE}
 """Dimensions of a cell besides layer and head, with their labels in order. Files hold indices into the labels."""
 DIMENSIONS = ("layer", "head", *CONDITIONS)
@@ -126,7 +126,7 @@ class ShadowHeader(RunRecord):
         write_request: the latest write request that was served; see `assay.harness.server.write_request`.
     """
 
-    schema_id: Literal["assay.shadow/4"] = SCHEMA
+    schema_id: Literal["assay.shadow/5"] = SCHEMA
     reference: str
     candidate: str
     phases: tuple[str, ...]
@@ -152,19 +152,13 @@ class ErrorTable:
 
     Attributes:
         axes: dimension -> labels, in the order of the arrays' axes. Layers and heads are labelled by number.
-        cosine: cosine similarity; 1 if both outputs are all zero, 0 if only one of them is or nothing is finite.
         relative_l1: sum |candidate - reference| / sum |reference|, as in arXiv 2410.02367, section 4.4.
-        rmse: root mean squared difference, in units of the output.
-        max_abs: largest absolute difference, in units of the output.
         nonfinite_share: share of the candidate's elements that are not finite where the reference's are.
         elements: elements observed.
     """
 
     axes: dict[str, tuple[str, ...]]
-    cosine: Floats
     relative_l1: Floats
-    rmse: Floats
-    max_abs: Floats
     nonfinite_share: Floats
     elements: Floats
 
@@ -175,8 +169,7 @@ class ShadowErrors:
 
     Attributes:
         index: int64 [cells, 6], the columns of `DIMENSIONS`: layer and head by number, the others into `CONDITIONS`.
-        sums: float64 [cells, 9], the columns of `SUMS`.
-        max_abs: float64 [cells], largest absolute difference. It is shown, not judged: it has no scale.
+        sums: float64 [cells, 5], the columns of `SUMS`.
         headers: one per process.
         truth: errors against the truth.
         queries: the worst query of each cell, against the truth.
@@ -184,7 +177,6 @@ class ShadowErrors:
 
     index: Integers
     sums: Floats
-    max_abs: Floats
     headers: tuple[ShadowHeader, ...]
     truth: TruthErrors = field(default_factory=TruthErrors.none)
     queries: WorstQueries = field(default_factory=WorstQueries.none)
@@ -238,10 +230,11 @@ class ShadowErrors:
         columns = self.index[keep][:, [_column(dimension) for dimension in by]]
         flat = np.ravel_multi_index(tuple(columns.T), shape) if shape else np.zeros(int(keep.sum()), np.int64)
         sums = np.zeros((math.prod(shape), len(SUMS)))
-        largest = np.zeros(math.prod(shape))
         np.add.at(sums, flat, self.sums[keep])
-        np.maximum.at(largest, flat, self.max_abs[keep])
-        return _table(axes, sums.reshape(*shape, len(SUMS)), largest.reshape(shape))
+        sums = sums.reshape(*shape, len(SUMS))
+        return ErrorTable(
+            axes, error_sums.relative_l1(sums), error_sums.nonfinite_share(sums), error_sums.elements(sums)
+        )
 
     def _labels(self, dimension: str) -> tuple[str, ...]:
         column = _column(dimension)
@@ -263,21 +256,8 @@ def _column(dimension: str) -> int:
     return DIMENSIONS.index(dimension)
 
 
-def _table(axes: dict[str, tuple[str, ...]], sums: Floats, largest: Floats) -> ErrorTable:
-    """Make the table of errors from sums [..., 9] and largest differences [...]."""
-    return ErrorTable(
-        axes=axes,
-        cosine=error_sums.cosine(sums),
-        relative_l1=error_sums.relative_l1(sums),
-        rmse=error_sums.rmse(sums),
-        max_abs=error_sums.largest(sums, largest),
-        nonfinite_share=error_sums.nonfinite_share(sums),
-        elements=error_sums.elements(sums),
-    )
-
-
 def write_shadow_errors(
-    path: Path, index: Integers, sums: Floats, max_abs: Floats, header: ShadowHeader, truth: TruthErrors | None = None,
+    path: Path, index: Integers, sums: Floats, header: ShadowHeader, truth: TruthErrors | None = None,
     queries: WorstQueries | None = None,
 ) -> None:  # fmt: skip
     """Replace the file of a process.
@@ -285,8 +265,7 @@ def write_shadow_errors(
     Args:
         path: the file.
         index: int64 [cells, 6], as in `ShadowErrors`.
-        sums: float64 [cells, 9].
-        max_abs: float64 [cells].
+        sums: float64 [cells, 5].
         header: what they describe.
         truth: errors against the truth; None for none.
         queries: the worst queries; None for none.
@@ -302,7 +281,7 @@ def write_shadow_errors(
     worst = {
         _QUERIES + column.name: np.ascontiguousarray(getattr(queries, column.name)) for column in fields(WorstQueries)
     }
-    tensors = {"index": index, "sums": sums, "max_abs": max_abs, **against_truth, **worst}
+    tensors = {"index": index, "sums": sums, **against_truth, **worst}
     content = save(tensors, {"header": header.model_dump_json()})
     write_whole(path, content, durable=False)
 
@@ -335,7 +314,6 @@ def read_shadow_errors(folder: Path, run: str = "") -> ShadowErrors:
     return ShadowErrors(
         np.concatenate([table.index for table in read]),
         np.concatenate([table.sums for table in read]),
-        np.concatenate([table.max_abs for table in read]),
         tuple(header for table in read for header in table.headers),
         joined([table.truth for table in read]),
         joined_queries([table.queries for table in read]),
@@ -349,7 +327,6 @@ def _read(path: Path) -> ShadowErrors:
             return ShadowErrors(
                 file.get_tensor("index"),
                 file.get_tensor("sums"),
-                file.get_tensor("max_abs"),
                 headers=(header,),
                 truth=TruthErrors(*(file.get_tensor(_TRUTH + column.name) for column in fields(TruthErrors))),
                 queries=WorstQueries(*(file.get_tensor(_QUERIES + column.name) for column in fields(WorstQueries))),

@@ -119,8 +119,8 @@ def read_trace(folder: Path, label: str, run: str = "") -> Trace:
     passes: dict[int, list[_Part]] = {}
     for file in sorted(place.glob("*.safetensors")):
         part = _read(file)
-        check_run(file, part.header.run, run)
-        passes.setdefault(part.header.number, []).append(part)
+        check_run(file, part[0].run, run)
+        passes.setdefault(part[0].number, []).append(part)
     if not passes:
         raise EvidenceError(
             f"{place} is empty: no pass was traced.",
@@ -128,7 +128,7 @@ def read_trace(folder: Path, label: str, run: str = "") -> Trace:
             "check that the server was started with ASSAY_TRACE, and see its log; "
             "passes that are replayed CUDA graphs cannot be traced: start the server without them",
         )
-    if len({part.header.request for parts in passes.values() for part in parts}) > 1:
+    if len({header.request for parts in passes.values() for header, *_ in parts}) > 1:
         raise EvidenceError(
             f"The trace {label!r} has more than one request.", "one request under each label", "use a new label"
         )
@@ -137,14 +137,8 @@ def read_trace(folder: Path, label: str, run: str = "") -> Trace:
     return _joined(place, label, [passes[number] for number in sorted(passes)])
 
 
-@dataclass(frozen=True)
-class _Part:
-    """One file: one process's share of one pass."""
-
-    tokens: NDArray[np.int64]
-    positions: NDArray[np.int64]
-    outputs: dict[int, NDArray[np.float32]]
-    header: TraceHeader
+_Part = tuple[TraceHeader, NDArray[np.int64], NDArray[np.int64], dict[int, NDArray[np.float32]]]
+"""One file, one process's share of one pass: its header, tokens, positions and outputs."""
 
 
 def _read(path: Path) -> _Part:
@@ -158,7 +152,7 @@ def _read(path: Path) -> _Part:
             for name, array in tensors.items()
             if name.startswith(_LAYER)
         }
-        return _Part(tensors["tokens"], tensors["positions"], outputs, header)
+        return header, tensors["tokens"], tensors["positions"], outputs
     except (SafetensorError, OSError, KeyError, ValidationError) as error:
         raise _damaged(path, str(error).splitlines()[0]) from None
 
@@ -179,28 +173,27 @@ def _joined(place: Path, label: str, passes: Sequence[Sequence[_Part]]) -> Trace
     firsts = [parts[0] for parts in passes]
     return Trace(
         label=label,
-        tokens=np.concatenate([part.tokens for part in firsts]),
-        positions=np.concatenate([part.positions for part in firsts]),
-        phases=tuple(part.header.phase for part in firsts for _ in part.tokens),
+        tokens=np.concatenate([tokens for _, tokens, _, _ in firsts]),
+        positions=np.concatenate([positions for _, _, positions, _ in firsts]),
+        phases=tuple(header.phase for header, tokens, _, _ in firsts for _ in tokens),
         outputs={layer: np.concatenate([outputs[layer] for outputs in complete]) for layer in sorted(layers[0])},
     )
 
 
 def _heads_joined(place: Path, parts: Sequence[_Part]) -> dict[int, NDArray[np.float32]]:
     """Join the outputs of one pass by layer, with the heads of all processes in rank order."""
-    first = parts[0]
-    for part in parts:
-        if not np.array_equal(part.tokens, first.tokens) or not np.array_equal(part.positions, first.positions):
-            raise _damaged(place, f"the processes kept different rows of pass {first.header.number}")
+    first, *rows, _ = parts[0]
+    for _, *others, _ in parts:
+        if not all(map(np.array_equal, rows, others)):
+            raise _damaged(place, f"the processes kept different rows of pass {first.number}")
     joined = {}
-    for layer in {layer for part in parts for layer in part.outputs}:
-        shares = sorted((part for part in parts if layer in part.outputs), key=lambda part: part.header.rank)
-        if [part.header.rank for part in shares] != list(range(first.header.ranks)):
+    for layer in {layer for *_, outputs in parts for layer in outputs}:
+        shares = {header.rank: outputs[layer] for header, *_, outputs in parts if layer in outputs}
+        if sorted(shares) != list(range(first.ranks)):
             raise _damaged(
-                place,
-                f"{len(shares)} of {first.header.ranks} processes wrote layer {layer} of pass {first.header.number}",
+                place, f"{len(shares)} of {first.ranks} processes wrote layer {layer} of pass {first.number}"
             )
-        joined[layer] = np.concatenate([part.outputs[layer] for part in shares], axis=1)
+        joined[layer] = np.concatenate([shares[rank] for rank in sorted(shares)], axis=1)
     return joined
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from assay.harness.compare.answer_conditions import by_condition, most_telling
-from assay.harness.compare.answers import Flips, Pair, Tally, flips, tally
+from assay.harness.compare.answers import Pair, Tally, flips, tally
 from assay.harness.conditions import CACHED_PREFIX
 from assay.harness.evidence.question_plan import order_hash
 from assay.harness.evidence.records import Item
@@ -15,10 +15,11 @@ from assay.harness.evidence.run_file import RUN_AGAIN
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.questions import Questions
 from assay.harness.judge.report import Flip, Metric, SuiteResult
-from assay.harness.judge.suite_decisions import Decision, decide_accuracy
+from assay.harness.judge.suite_decisions import Decision, decide_accuracy, decision_metric
 from assay.harness.policy import Policy
 from assay.harness.sides import ROLES, Role
 from assay.harness.stats.outlook import smallest_loss_shown
+from assay.harness.stats.paired import mcnemar_exact
 from assay.harness.verdict import Check, Finding, Requirement
 from assay.harness.workload import Workload
 
@@ -102,7 +103,7 @@ def _accuracy_suite(policy: Policy, workload: Workload, questions: Questions) ->
     """Judge if the candidate's accuracy is non-inferior, within the policy's margin."""
     # Only what the test read: one set of answers for every number of the suite. Answers that arrived after the verdict are in none.
     pairs = questions.prefix.pairs
-    flipped = flips(pairs)
+    lost, gained = flips(pairs)
     decision = decide_accuracy(questions.prefix, questions.rule)
     tallies = (tally(pairs, "reference"), tally(pairs, "candidate"))
     return SuiteResult(
@@ -112,11 +113,11 @@ def _accuracy_suite(policy: Policy, workload: Workload, questions: Questions) ->
         verdict=decision.verdict,
         why=f"{decision.why} Policy: {policy.line('margin')}.",
         p_regression=decision.p_regression,
-        metrics=_metrics(policy, decision, tallies, flipped, questions),
+        metrics=_metrics(policy, decision, tallies, (len(lost), len(gained)), questions),
         decided_by=_LOSS,
         tallies=tallies,
         conditions=tuple(by_condition(pairs)),
-        flips=(*(_flip(pair, "lost") for pair in flipped.lost), *(_flip(pair, "gained") for pair in flipped.gained)),
+        flips=(*(_flip(pair, "lost") for pair in lost), *(_flip(pair, "gained") for pair in gained)),
     )
 
 
@@ -137,10 +138,10 @@ def _title(workload: Workload) -> str:
 
 
 def _metrics(
-    policy: Policy, decision: Decision, tallies: tuple[Tally, Tally], flipped: Flips, questions: Questions
+    policy: Policy, decision: Decision, tallies: tuple[Tally, Tally], flipped: tuple[int, int], questions: Questions
 ) -> tuple[Metric, ...]:
-    n, most = decision.n, len(questions.items)
-    changed = len(flipped.lost) + len(flipped.gained)
+    n, most = len(questions.prefix.pairs), len(questions.items)
+    changed = sum(flipped)
     least = smallest_loss_shown(changed / max(n, 1), policy.margin, questions.rule.regression_alpha, most)
     accuracies = [
         Metric(
@@ -165,8 +166,8 @@ def _metrics(
             id="flips",
             title="flips",
             value=changed,
-            text=f"{len(flipped.lost)} lost, {len(flipped.gained)} gained",
-            explain=f"Exact McNemar p = {decision.p_two_sided:.2g}, which decides nothing",
+            text=f"{flipped[0]} lost, {flipped[1]} gained",
+            explain=f"Exact McNemar p = {mcnemar_exact(*flipped).two_sided:.2g}, which decides nothing",
         ),
         Metric(
             id="flip-floor",
@@ -194,27 +195,10 @@ def _metrics(
 
 
 def loss_metric(policy: Policy, decision: Decision, id_: str, title: str, difference: str) -> Metric:
-    """Express a loss of accuracy in percentage points, with its interval and the margin.
-
-    Args:
-        policy: whose margin is the bound.
-        decision: on the paired answers.
-        id_: of the metric.
-        title: of the metric.
-        difference: what is subtracted from what; starts a sentence.
-    """
-    return Metric(
-        id=id_,
-        title=title,
-        value=100 * decision.loss,
-        text=f"{100 * decision.loss:.1f} points",
-        low=100 * decision.interval.low,
-        high=100 * decision.interval.high,
-        bound=100 * policy.margin,
-        bound_is="most",
-        policy=policy.line("margin"),
-        explain=f"{difference}, with its {100 * decision.interval.level:.0f} % interval by betting, which holds at every look",
-    )
+    """Express a loss of accuracy; `difference` says what is subtracted from what, and starts a sentence."""
+    level = f"{100 * decision.interval.level:.0f} %"
+    explain = f"{difference}, with its {level} interval by betting, which holds at every look"
+    return decision_metric(decision, id_, title, "points", policy, "margin", explain)
 
 
 def _flip(pair: Pair, direction: Literal["lost", "gained"]) -> Flip:
@@ -233,24 +217,20 @@ def _flip(pair: Pair, direction: Literal["lost", "gained"]) -> Flip:
 
 
 def accuracy_finding(pairs: Sequence[Pair], reproduce: str) -> Finding:
-    """Find where a candidate that lost accuracy is wrong: the condition that separates right from wrong answers best.
-
-    Args:
-        pairs: the answers.
-        reproduce: the command that repeats the run.
-    """
+    """Find where a candidate that lost accuracy is wrong: the condition that separates right from wrong answers best."""
     telling = most_telling(by_condition(pairs))
     unparsed = tally(pairs, "candidate").unparsed
-    lost = flips(pairs).lost
+    lost, _ = flips(pairs)
     evidence = [f"{len(lost)} questions lost; the first: {', '.join(pair.item.id for pair in lost[:3])}"]
     if unparsed:
         evidence.append(f"{unparsed} of the candidate's {len(pairs)} answers could not be parsed")
     if telling is None:
         where, diagnosis = "all observed conditions", "No condition separates right from wrong answers."
     else:
-        where = f"{telling.title} {', '.join(row.bucket for row in telling.broken)}"
-        diagnosis = f"{telling.summary}."
-        if telling.by == CACHED_PREFIX.id:
+        _, broken, summary = telling
+        where = f"{broken[0].title} {', '.join(row.bucket for row in broken)}"
+        diagnosis = f"{summary}."
+        if broken[0].by == CACHED_PREFIX.id:
             diagnosis += (
                 " The kernel is correct without a cached prefix: check how its causal mask is aligned when there are more keys"
                 " than queries (query i must see keys j <= i + len_k - len_q)."

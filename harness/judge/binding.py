@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from assay.harness.conditions import has_cached_prefix
 from assay.harness.evidence.counters import Admission, CallCount
-from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import ServerManifest
 from assay.harness.evidence.records import Answer
 from assay.harness.evidence.run_file import RUN_AGAIN
@@ -21,45 +19,27 @@ _PARSED = Requirement("answers-parsed", "the letters of the answers are those of
 _MOST_WORDS = 3
 
 
-@dataclass(frozen=True)
-class Served:
-    """The evidence that a role's server left behind.
-
-    Attributes:
-        role: the role.
-        counts: its attention calls by process.
-        admissions: the prefill batches that it admitted, in order.
-        answers: the role's answers.
-        concurrency: most requests in flight.
-    """
-
-    role: Role
-    counts: Mapping[int, Sequence[CallCount]]
-    admissions: Sequence[Admission]
-    answers: Sequence[Answer]
-    concurrency: int
-
-    @classmethod
-    def read(cls, folder: RunFolder, role: Role, answers: Sequence[Answer], concurrency: int) -> Served:
-        """Read what a role's server left in a run's folder.
-
-        Raises:
-            EvidenceError: a file is damaged, or of another run.
-        """
-        own = [answer for answer in answers if answer.role == role]
-        return cls(role, folder.counters_by_process(role), folder.admissions(role), own, concurrency)
+_Left = tuple[Mapping[int, Sequence[CallCount]], Sequence[Admission], Sequence[Answer]]
+"""What a role's server left: its attention calls by process, the prefill batches that it admitted, in order, and its answers."""
 
 
 def claim(run: RunEvidence) -> Judged:
     """Check that what each server counted, admitted and answered agrees."""
     if not run.compares_servers:
         return Judged()
-    concurrency = run.spec.workload.concurrency
-    served = [Served.read(run.folder, role, run.answers, concurrency) for role in run.measured]
-    return Judged(checks=[_check_reconciled(served, run.servers), *_check_parsed(run.recorded, run.answers)])
+    served: dict[Role, _Left] = {
+        role: (
+            run.folder.counters_by_process(role),
+            run.folder.admissions(role),
+            [answer for answer in run.answers if answer.role == role],
+        )
+        for role in run.measured
+    }
+    reconciled = _check_reconciled(served, run.servers, run.spec.workload.concurrency)
+    return Judged(checks=[reconciled, *_check_parsed(run.recorded, run.answers)])
 
 
-def _check_reconciled(served: Sequence[Served], servers: Mapping[Role, ServerManifest]) -> Check:
+def _check_reconciled(served: Mapping[Role, _Left], servers: Mapping[Role, ServerManifest], concurrency: int) -> Check:
     """Check that the counted attention calls are those of the requests that were admitted and answered.
 
     Each layer must have computed every prefill batch once, in each process, and behind a cached prefix where the batch had one.
@@ -67,30 +47,36 @@ def _check_reconciled(served: Sequence[Served], servers: Mapping[Role, ServerMan
     the answers' tokens: a pass gives each request in flight at most one.
 
     Args:
-        served: the servers that were asked in this run.
+        served: what the servers left that were asked in this run.
         servers: by role.
+        concurrency: most requests in flight.
     """
-    absent = [server.role for server in served if server.role not in servers or not server.admissions]
+    absent = [role for role, (_, admissions, _) in served.items() if role not in servers or not admissions]
     if absent or not served:
         found = f"no admitted request was noted in the server of the {' or the '.join(absent) or 'candidate'}"
         return _RECONCILED.check("missing", found, "let assay start both servers; see their logs")
-    wrong = [f"{server.role}: {words}" for server in served for words in _disagreements(server)]
+    wrong = [f"{role}: {words}" for role, left in served.items() for words in _disagreements(*left, concurrency)]
     if wrong:
         more = f"; and {len(wrong) - _MOST_WORDS} more" if len(wrong) > _MOST_WORDS else ""
         found = "; ".join(wrong[:_MOST_WORDS]) + more
         return _RECONCILED.check("failed", found, RUN_AGAIN)
-    passes = " and ".join(f"{len(server.admissions):,}" for server in served)
-    requests = " and ".join(f"{len(server.answers):,}" for server in served)
+    passes = " and ".join(f"{len(admissions):,}" for _, admissions, _ in served.values())
+    requests = " and ".join(f"{len(answers):,}" for _, _, answers in served.values())
     return _RECONCILED.check("ok", f"{passes} prefill passes in every layer, {requests} answered requests")
 
 
-def _disagreements(served: Served) -> Iterator[str]:
-    earlier = _earlier_processes(served.admissions)
-    for process in sorted({admission.process for admission in served.admissions} | set(served.counts)):
-        admitted = [admission for admission in served.admissions if admission.process == process]
-        yield from _prefill_disagreements(served.counts.get(process, ()), admitted, int(process in earlier))
-    yield from _request_disagreements(served.answers, served.admissions)
-    yield from _decode_disagreements(served)
+def _disagreements(
+    counts: Mapping[int, Sequence[CallCount]],
+    admissions: Sequence[Admission],
+    answers: Sequence[Answer],
+    concurrency: int,
+) -> Iterator[str]:
+    earlier = _earlier_processes(admissions)
+    for process in sorted({admission.process for admission in admissions} | set(counts)):
+        admitted = [admission for admission in admissions if admission.process == process]
+        yield from _prefill_disagreements(counts.get(process, ()), admitted, int(process in earlier))
+    yield from _request_disagreements(answers, admissions)
+    yield from _decode_disagreements([count for each in counts.values() for count in each], answers, concurrency)
 
 
 def _earlier_processes(admissions: Sequence[Admission]) -> set[int]:
@@ -138,15 +124,14 @@ def _request_disagreements(answers: Sequence[Answer], admissions: Sequence[Admis
         yield f"{len(other):,} of {len(answers):,} answers report another cached prefix than their request had"
 
 
-def _decode_disagreements(served: Served) -> Iterator[str]:
-    tokens = sum(max(answer.completion_tokens - 1, 0) for answer in served.answers)
+def _decode_disagreements(counts: Sequence[CallCount], answers: Sequence[Answer], concurrency: int) -> Iterator[str]:
+    tokens = sum(max(answer.completion_tokens - 1, 0) for answer in answers)
     calls: Counter[int] = Counter()
-    for counts in served.counts.values():
-        for count in counts:
-            calls.update(dict.fromkeys(count.calls_by_layer, 0))
-            if count.phase == "decode":
-                calls.update(count.calls_by_layer)
-    needed = -(-tokens // served.concurrency)
+    for count in counts:
+        calls.update(dict.fromkeys(count.calls_by_layer, 0))
+        if count.phase == "decode":
+            calls.update(count.calls_by_layer)
+    needed = -(-tokens // concurrency)
     for layer, number in sorted(calls.items()):
         if number < needed:
             yield f"layer {layer}: {number:,} decode calls, but the answers' {tokens:,} further tokens took at least {needed:,}"

@@ -25,11 +25,11 @@ from assay.harness.judge import (
     sensitivity,
 )
 from assay.harness.judge.call_counts import call_summaries
-from assay.harness.judge.decide import WHOLE, About, decide, holm_corrected
+from assay.harness.judge.decide import WHOLE, decide, holm_corrected
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.headline import scope_of, shown_by
 from assay.harness.judge.latency_result import LatencyResult
-from assay.harness.judge.report import Environment, FailureResult, Report, ServerSummary, SuiteResult
+from assay.harness.judge.report import Environment, Report, ServerSummary, SuiteResult
 from assay.harness.reading import reading
 from assay.harness.sides import Role, differing
 from assay.harness.verdict import Finding, cause_of
@@ -86,18 +86,16 @@ def _build(folder: RunFolder) -> Report:
         suites,
         checks,
         progress.failure,
-        About(
-            left_out=[suite for suite in WHOLE if suite not in spec.workload.suites],
-            covers=covered.sentence if covered else "",
-            scope=scope_of(manifest.model, questions, spec.workload.synthetic, covered, run.claimed),
-            cause=cause_of(causes),
-            shown=shown_by(suites),
-        ),
+        cause=cause_of(causes),
+        left_out=[suite for suite in WHOLE if suite not in spec.workload.suites],
+        shown=shown_by(suites),
+        scope=scope_of(manifest.model, questions, spec.workload.synthetic, covered, run.claimed),
     )
+    covers = [f"The verdict covers {covered.sentence}."] if covered and judgement.verdict == "pass" else []
     return Report(
         verdict=judgement.verdict,
         headline=judgement.headline,
-        reasons=judgement.reasons,
+        reasons=(*judgement.reasons, *covers),
         run_id=manifest.run_id,
         created=manifest.created,
         seconds=progress.seconds,
@@ -119,7 +117,7 @@ def _build(folder: RunFolder) -> Report:
         reproduce=manifest.command,
         treatment=spec.treatment,
         kernels=executed_kernels.listed_passes(run.kernels),
-        failure=FailureResult(**progress.failure.model_dump(exclude={"message"})) if progress.failure else None,
+        failure=progress.failure,
         **parts,
     )
 

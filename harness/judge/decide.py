@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 from pydantic import Field
 
-from assay.harness.evidence.manifest import Failure
+from assay.harness.evidence.manifest import FailureResult
 from assay.harness.policy import SuiteName
 from assay.harness.schema import Part
 from assay.harness.stats.multiple import holm
@@ -75,34 +74,16 @@ def _corrected(suite: Suite, p: float, alpha: float, count: int) -> Suite:
     return suite.model_copy(update={"verdict": "inconclusive", "why": why})
 
 
-@dataclass(frozen=True)
-class About:
-    """The facts that the headline and the reasons of a run state beside its suites and checks.
-
-    Attributes:
-        left_out: suites of a whole run that were not requested. The headline then says that the run was partial.
-        covers: what a pass covers, in words that follow "covers"; empty if nothing was counted.
-        scope: the same in the headline: the model, how many questions, how many tokens.
-        cause: the finding that says what a wrong kernel does; None if there is none.
-        shown: how the regression shows, in the words that end its headline, such as "accuracy 1.000 -> 0.219".
-    """
-
-    left_out: Sequence[str] = ()
-    covers: str = ""
-    scope: str = ""
-    cause: Finding | None = None
-    shown: str = ""
-
-
-_NOTHING = About()
-
-
 def decide(
     candidate: str,
     suites: Sequence[SuiteVerdict],
     checks: Sequence[Check],
-    failure: Failure | None = None,
-    about: About = _NOTHING,
+    failure: FailureResult | None = None,
+    *,
+    cause: Finding | None = None,
+    left_out: Sequence[str] = (),
+    shown: str = "",
+    scope: str = "",
 ) -> Judgement:
     """Decide the verdict of a run or a bench.
 
@@ -111,7 +92,10 @@ def decide(
         suites: what was compared.
         checks: requirements of a pass.
         failure: what ended it early; None if nothing did.
-        about: what else there is to state.
+        cause: the finding that says what a wrong kernel does; None if there is none.
+        left_out: suites of a whole run that were not requested. The headline then says that the run was partial.
+        shown: how a regression shows, in the words that end its headline, such as "accuracy 1.000 -> 0.219".
+        scope: what a pass covers, in the headline: the model, how many questions, how many tokens.
 
     - *error*: the engine failed, even if something was measured before.
     - *regression*: a suite regressed and the servers differed in nothing but the backend. Checks that are missing do not excuse it.
@@ -120,47 +104,42 @@ def decide(
     """
     if failure:
         return _failed(failure)
-    unmet, partial = _unmet(checks), "Partial run: " * bool(about.left_out)
+    unmet, partial = _unmet(checks), "Partial run: " * bool(left_out)
     reasons = [f"{check.title}: {check.found}. To resolve: {check.settles}." for check in unmet]
     regressed = [suite for suite in suites if suite.verdict == "regression"]
     if regressed and "failed" not in {check.status for check in unmet}:
-        cause = [about.cause.sentence] if about.cause else []
-        headline = f"{partial}Do not merge: {candidate} {_wrong(regressed, about)}."
-        return Judgement(
-            verdict="regression", headline=headline, reasons=(*cause, *map(_sentence, regressed), *reasons)
-        )
+        why = [cause.sentence] if cause else []
+        headline = f"{partial}Do not merge: {candidate} {_wrong(regressed, cause, shown)}."
+        return Judgement(verdict="regression", headline=headline, reasons=(*why, *map(_sentence, regressed), *reasons))
     undecided = [_sentence(suite) for suite in suites if suite.verdict != "pass"] if suites else ["No suite ran."]
     if reasons or undecided:
         headline = f"{partial}Inconclusive: not enough evidence about {candidate}."
         return Judgement(verdict="inconclusive", headline=headline, reasons=(*reasons, *undecided))
-    return Judgement(
-        verdict="pass",
-        headline=f"{partial}{candidate} {_passed(suites, about)}.",
-        reasons=(*map(_sentence, suites), *([f"The verdict covers {about.covers}."] if about.covers else [])),
-    )
+    headline = f"{partial}{candidate} {_passed(suites, left_out, scope)}."
+    return Judgement(verdict="pass", headline=headline, reasons=tuple(map(_sentence, suites)))
 
 
 def _unmet(checks: Sequence[Check]) -> list[Check]:
     return [check for check in checks if check.status in ("failed", "missing")]
 
 
-def _failed(failure: Failure) -> Judgement:
+def _failed(failure: FailureResult) -> Judgement:
     todo = f"What to do: {failure.do.rstrip('.')}." if failure.do else failure.found
     return Judgement(verdict="error", headline=f"No verdict: {_inside(failure.found)}", reasons=(todo,))
 
 
-def _passed(suites: Sequence[SuiteVerdict], about: About) -> str:
+def _passed(suites: Sequence[SuiteVerdict], left_out: Sequence[str], scope: str) -> str:
     """Describe what a candidate passed, in words that follow its name."""
-    scope = f", {about.scope}" if about.scope else ""
-    if not about.left_out:
+    scope = f", {scope}" if scope else ""
+    if not left_out:
         return f"is no worse than the reference, within the stated margins{scope}"
-    out = f"{listed(about.left_out)} {'was' if len(about.left_out) == 1 else 'were'} left out"
+    out = f"{listed(left_out)} {'was' if len(left_out) == 1 else 'were'} left out"
     return f"passes {listed([suite.id for suite in suites])}{scope}; {out}"
 
 
-def _wrong(regressed: Sequence[SuiteVerdict], about: About) -> str:
+def _wrong(regressed: Sequence[SuiteVerdict], cause: Finding | None, shown: str) -> str:
     """Describe what the candidate does wrong, and how it shows, in words that follow its name."""
-    cause, shown = about.cause, f" ({about.shown})" if about.shown else ""
+    shown = f" ({shown})" if shown else ""
     if cause is not None and cause.does:
         return f"{cause.does}{shown}"
     ids = {suite.id for suite in regressed}

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from assay.harness.conditions import BORDER_TOKENS, ENVELOPE, ENVELOPE_OF, PHASES
 from assay.harness.evidence.envelope import EngineLimits, Envelope, EnvelopeCounts, Missing
 from assay.harness.evidence.lengths import Ranges, in_words, stood_for
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.report import EnvelopeResult, EnvelopeRow
-from assay.harness.judge.served import ServedEnvelope
 from assay.harness.text import counted, few, listed
 from assay.harness.verdict import Check, Requirement
 
@@ -22,50 +21,59 @@ _BEYOND_ALL = (
 )
 
 
-def envelope_result(
-    envelope: Envelope,
-    line: str,
-    counts: EnvelopeCounts | None,
-    claimed: Sequence[str],
-    served: ServedEnvelope | None = None,
-) -> EnvelopeResult | None:
-    """Determine what a verdict covers; None where no call was compared.
+def claim(run: RunEvidence) -> Judged:
+    """Check that the policy's envelope was covered, in the shadow and as served, and describe what was."""
+    policy = run.spec.policy
+    envelope, line = Envelope.of(policy.envelope_tokens, run.spec.device), policy.line("envelope_tokens")
+    result = _result(run, envelope, line)
+    checks = [_check_covered(run, envelope, line), _check_served(run, envelope, line)]
+    return Judged(checks=checks, parts={"envelope": result} if result else {})
 
-    Args:
-        envelope: that of the policy.
-        line: the policy's line.
-        counts: what the shadow counted.
-        claimed: phases that the candidate claims.
-        served: what the candidate's own server answered; None where its texts were not compared.
-    """
+
+def _result(run: RunEvidence, envelope: Envelope, line: str) -> EnvelopeResult | None:
+    """Determine what a verdict covers; None where no call was compared."""
+    counts, served = run.envelope, run.served
     if counts is None or counts.limits is None or not counts.calls:
         return None
-    kinds = envelope.kinds(counts.limits)
-    phases = [phase for phase in PHASES if phase in claimed]
-    rows = [
-        EnvelopeRow(
-            phase=phase,
-            condition=quantity,
-            title=ENVELOPE[quantity].title,
-            label=label,
-            calls=counts.count(phase, quantity, label),
-            wanted=label in kinds[phase].get(quantity, ()),
-        )
-        for phase in phases
-        for quantity in ENVELOPE_OF[phase]
-        for label in ENVELOPE[quantity].labels
-    ]
+    phases = [phase for phase in PHASES if phase in run.claimed]
     reached = _reached(envelope, counts, counts.limits, phases)
     return EnvelopeResult(
         policy=line,
         sentence=_sentence(envelope, counts, counts.limits, phases),
-        served=_served_sentence(envelope, served, counts.limits, phases) if served else "",
+        served=_sentence(envelope, served, counts.limits, phases, shadow=False) + _graphs(run) if served else "",
         reached=reached,
-        served_reached=_reached(envelope, served.counts, counts.limits, phases) if served else {},
+        served_reached=_reached(envelope, served, counts.limits, phases) if served else {},
         gaps=tuple(_words(missing) for missing in envelope.gaps(counts, phases)),
-        rows=tuple(row for row in rows if row.calls or row.wanted),
+        rows=tuple(_rows(envelope.kinds(counts.limits), counts, phases)),
         not_covered=tuple(_outside(counts, counts.limits, reached, phases)),
     )
+
+
+def _graphs(run: RunEvidence) -> str:
+    """Add to the lengths that were served that the candidate's server replays CUDA graphs in decode; empty if it does not."""
+    captured = [
+        count for count in run.counts["candidate"] if count.captured and count.phase == "decode" and count.calls
+    ]
+    return ", in CUDA graphs" if captured and "decode" in run.claimed else ""
+
+
+def _rows(
+    kinds: Mapping[str, Mapping[str, Collection[str]]], counts: EnvelopeCounts, phases: Sequence[str]
+) -> Iterator[EnvelopeRow]:
+    """List the conditions that were compared or are wanted, of the `kinds` of an envelope."""
+    for phase in phases:
+        for quantity in ENVELOPE_OF[phase]:
+            for label in ENVELOPE[quantity].labels:
+                calls, wanted = counts.count(phase, quantity, label), label in kinds[phase].get(quantity, ())
+                if calls or wanted:
+                    yield EnvelopeRow(
+                        phase=phase,
+                        condition=quantity,
+                        title=ENVELOPE[quantity].title,
+                        label=label,
+                        calls=calls,
+                        wanted=wanted,
+                    )
 
 
 def _reached(
@@ -113,11 +121,6 @@ def _sentence(
     return "; ".join(parts if "decode" in phases else [*parts, "decode is the reference's"])
 
 
-def _served_sentence(envelope: Envelope, served: ServedEnvelope, limits: EngineLimits, phases: Sequence[str]) -> str:
-    graphs = ", in CUDA graphs" if served.decodes_in_graphs and "decode" in phases else ""
-    return _sentence(envelope, served.counts, limits, phases, shadow=False) + graphs
-
-
 def _outside(
     counts: EnvelopeCounts, limits: EngineLimits, reached: dict[str, dict[str, int]], phases: Sequence[str]
 ) -> list[str]:
@@ -149,74 +152,39 @@ def _outside(
     return [*outside, *_BEYOND_ALL]
 
 
-def claim(run: RunEvidence) -> Judged:
-    """Check that the policy's envelope was covered, in the shadow and as served, and describe what was."""
-    policy, suites = run.spec.policy, run.spec.workload.suites
-    line, envelope = policy.line("envelope_tokens"), Envelope.of(policy.envelope_tokens, run.spec.device)
-    result = envelope_result(envelope, line, run.envelope, run.claimed, run.served)
-    checks = [
-        check_envelope(envelope, line, suites, run.envelope, run.claimed),
-        check_served(envelope, line, suites, run.envelope, run.served, run.claimed),
-    ]
-    return Judged(checks=checks, parts={"envelope": result} if result else {})
-
-
-def check_envelope(
-    envelope: Envelope, line: str, suites: Sequence[str], counts: EnvelopeCounts | None, claimed: Sequence[str]
-) -> Check:
-    """Check that every layer was compared under every condition of the policy's envelope, in each claimed phase.
-
-    Args:
-        envelope: that of the policy.
-        line: the policy's line.
-        suites: of the run.
-        counts: what the shadow counted; None if it counted nothing.
-        claimed: phases that the candidate claims.
-    """
-    if "layers" not in suites:
+def _check_covered(run: RunEvidence, envelope: Envelope, line: str) -> Check:
+    """Check that every layer was compared under every condition of the policy's envelope, in each claimed phase."""
+    counts = run.envelope
+    if "layers" not in run.spec.workload.suites:
         return _COVERED.check("not checked", f"the suite layers was not requested; {line}", "add layers to --suites")
-    if counts is None or not claimed:
+    if counts is None or not run.claimed:
         settles = "let assay start the servers, without a URL"
         return _COVERED.check("missing", f"no compared call was counted; {line}", settles)
-    if lacking := envelope.missing(counts, claimed):
+    if lacking := envelope.missing(counts, run.claimed):
         found = f"in some layer no call was compared with {_some_words(lacking)}; {line}"
         return _COVERED.check("missing", found, _settles(lacking, counts.limits))
-    calls = " and ".join(f"{len(counts.layers(phase))} layers in {phase}" for phase in claimed)
+    calls = " and ".join(f"{len(counts.layers(phase))} layers in {phase}" for phase in run.claimed)
     return _COVERED.check("ok", f"{calls}; {line}")
 
 
-def check_served(
-    envelope: Envelope,
-    line: str,
-    suites: Sequence[str],
-    counts: EnvelopeCounts | None,
-    served: ServedEnvelope | None,
-    claimed: Sequence[str],
-) -> Check:
+def _check_served(run: RunEvidence, envelope: Envelope, line: str) -> Check:
     """Check that the candidate's own server answered, and was compared, with every length of the policy's envelope.
 
     What runs in the shadow is the same kernel, but not what serves: not with its own KV cache, and not in CUDA graphs.
-
-    Args:
-        envelope: that of the policy.
-        line: the policy's line.
-        suites: of the run.
-        counts: what the shadow counted; None if it counted nothing.
-        served: what the candidate's own server answered; None where its texts were not compared.
-        claimed: phases that the candidate claims.
     """
-    if lacking := [suite for suite in ("layers", "greedy") if suite not in suites]:
+    counts, served = run.envelope, run.served
+    if lacking := [suite for suite in ("layers", "greedy") if suite not in run.spec.workload.suites]:
         found = (
             f"without the suite {listed(lacking)} the candidate's server answers no requests of the envelope; {line}"
         )
         return _SERVED.check("not checked", found, f"add {listed(lacking)} to --suites")
-    if counts is None or counts.limits is None or served is None or not claimed:
+    if counts is None or counts.limits is None or served is None or not run.claimed:
         found = f"no answer of the candidate's own server to the envelope's requests was compared; {line}"
         return _SERVED.check("missing", found, "let assay start the servers, without a URL")
-    if missing := envelope.gaps(served.counts, claimed):
+    if missing := envelope.gaps(served, run.claimed):
         found = f"no answer was compared with {_some_words(missing)}; {line}"
         return _SERVED.check("missing", found, _settles(missing, counts.limits))
-    return _SERVED.check("ok", f"{counted(served.answers, 'answer')}; {line}")
+    return _SERVED.check("ok", f"{counted(len(run.over_envelope), 'answer')}; {line}")
 
 
 def _some_words(lacking: Sequence[Missing]) -> str:
@@ -224,16 +192,13 @@ def _some_words(lacking: Sequence[Missing]) -> str:
 
 
 def _words(missing: Missing) -> str:
-    title = (
-        f"an end against borders of {BORDER_TOKENS} tokens"
-        if missing.quantity == "border"
-        else ENVELOPE[missing.quantity].title
-    )
-    return f"{missing.phase}: {title} {missing.label}"
+    phase, quantity, label = missing
+    border = f"an end against borders of {BORDER_TOKENS} tokens"
+    return f"{phase}: {border if quantity == 'border' else ENVELOPE[quantity].title} {label}"
 
 
 def _settles(lacking: Sequence[Missing], limits: EngineLimits | None) -> str:
-    if {missing.phase for missing in lacking} == {"decode"}:
+    if {phase for phase, _, _ in lacking} == {"decode"}:
         return (
             "run without CUDA graphs (--disable-cuda-graph), where the shadow sees decode; or set envelope_tokens lower"
         )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import starmap
-from typing import NamedTuple
 
 import numpy as np
 
@@ -34,19 +33,12 @@ Bounds = Mapping[tuple[int, str], float]
 """By layer and phase: the relative L1 that noise explains at the worst cell."""
 
 
-class _Slice(NamedTuple):
-    """A condition that a heat map by head or position is drawn for."""
-
-    id: str
-    title: str
-    prefixes: Sequence[str]
-
-
 # Only with a prefix can a mask be misaligned.
-_SLICES = (
-    _Slice("no-cached-prefix", "no cached prefix", CACHED_PREFIX.labels[:1]),
-    _Slice("cached-prefix", "cached prefix", CACHED_PREFIX.labels[1:]),
+_SLICES: tuple[tuple[str, str, Sequence[str]], ...] = (
+    ("no-cached-prefix", "no cached prefix", CACHED_PREFIX.labels[:1]),
+    ("cached-prefix", "cached prefix", CACHED_PREFIX.labels[1:]),
 )
+"""The conditions that heat maps by head or position are drawn for: id, title and cached prefixes."""
 _DIGITS = 4
 """Significant digits of an error in a report: more are noise, and cost bytes in 65,536 cells."""
 
@@ -122,8 +114,7 @@ def layers_result(
 def depth_rows(
     shadow: ShadowErrors,
     bounds: Bounds,
-    total: Mapping[int, float] | None = None,
-    inherited: Mapping[int, float] | None = None,
+    free: Mapping[int, tuple[float, float]] | None = None,
     against_truth: Sequence[TruthRow] = (),
 ) -> tuple[DepthRow, ...]:
     """Return the error profile along depth.
@@ -131,8 +122,8 @@ def depth_rows(
     Args:
         shadow: what was observed; a layer's own error is its worst finest cell, in the phase that is most beyond its bound.
         bounds: by layer and phase.
-        total: by layer, relative L1 of its output in a free-running candidate against the reference's.
-        inherited: by layer, the part of that which comes from the layers before.
+        free: by layer, relative L1 of its output in a free-running candidate against the reference's, and the part of that which
+            comes from the layers before.
         against_truth: own errors against the truth, which count instead of those against the reference where there are any.
     """
     errors = own_errors(shadow)
@@ -146,13 +137,14 @@ def depth_rows(
         here = [row for row in against_truth if row.layer == layer]
         own = [(row.own, row.bound) for row in here] or own
         error, bound = max(own, key=lambda pair: excess(*pair))
+        total, inherited = (free or {}).get(layer, (math.nan, math.nan))
         rows.append(
             DepthRow(
                 layer=layer,
                 own=error,
                 whole=own_error(float(whole[layer])),
-                total=own_error((total or {}).get(layer, math.nan)),
-                inherited=own_error((inherited or {}).get(layer, math.nan)),
+                total=own_error(total),
+                inherited=own_error(inherited),
                 bound=bound,
                 out_of_bounds=any(row.out_of_bounds for row in here) if here else any(starmap(out_of_bounds, own)),
             )
@@ -226,13 +218,13 @@ def _worst(errors: Floats, axis: tuple[int, ...] | None = None) -> Floats:
 def _grids(errors: dict[tuple[str, str], Floats], bounds: Bounds) -> Iterable[ErrorGrid]:
     phases = [phase for phase in PHASES if any(p == phase for p, _ in errors)]
 
-    def grid(phase: str, of: _Slice | None, columns: str, labels: Sequence[str], values: Floats) -> ErrorGrid:
+    def grid(phase: str, of: tuple[str, str], columns: str, labels: Sequence[str], values: Floats) -> ErrorGrid:
         names = {"prefix": "cached prefix", "position": "position", "batch": "place in the batch"}
         return ErrorGrid.model_validate(
             {
-                "id": f"{phase}-{of.id}-by-{columns}" if of else f"{phase}-by-{columns}",
+                "id": "-".join(filter(None, (phase, of[0], "by", columns))),
                 "title": f"layer × {names.get(columns, columns)}",
-                "where": f"{phase}, {of.title}" if of else phase,
+                "where": ", ".join(filter(None, (phase, of[1]))),
                 "columns": columns,
                 "row_labels": [str(layer) for layer in range(len(values))],
                 "column_labels": labels,
@@ -241,6 +233,7 @@ def _grids(errors: dict[tuple[str, str], Floats], bounds: Bounds) -> Iterable[Er
             }
         )
 
+    everywhere = ("", "")
     # [layers, heads, positions, places] are the axes of an array.
     for phase in phases:
         for of, array in _slices(errors, phase):
@@ -250,17 +243,17 @@ def _grids(errors: dict[tuple[str, str], Floats], bounds: Bounds) -> Iterable[Er
         seen = {prefix: array for (p, prefix), array in errors.items() if p == phase}
         unseen = np.full(len(next(iter(seen.values()))), np.nan)
         by_prefix = [_worst(seen[prefix], (1, 2, 3)) if prefix in seen else unseen for prefix in CACHED_PREFIX.labels]
-        yield grid(phase, None, "prefix", CACHED_PREFIX.labels, np.stack(by_prefix, axis=1))
+        yield grid(phase, everywhere, "prefix", CACHED_PREFIX.labels, np.stack(by_prefix, axis=1))
         # A decode call has one new token a sequence, so it has one position.
         for of, array in _slices(errors, phase) if phase != "decode" else ():
             yield grid(phase, of, "position", POSITION.labels, _worst(array, (1, 3)))
-        yield grid(phase, None, "batch", PLACE, _worst(np.stack([*seen.values()]), (0, 2, 3)))
+        yield grid(phase, everywhere, "batch", PLACE, _worst(np.stack([*seen.values()]), (0, 2, 3)))
 
 
-def _slices(errors: dict[tuple[str, str], Floats], phase: str) -> Iterable[tuple[_Slice, Floats]]:
-    for of in _SLICES:
-        if here := [errors[phase, prefix] for prefix in of.prefixes if (phase, prefix) in errors]:
-            yield of, _worst(np.stack(here), (0,))
+def _slices(errors: dict[tuple[str, str], Floats], phase: str) -> Iterable[tuple[tuple[str, str], Floats]]:
+    for id_, title, prefixes in _SLICES:
+        if here := [errors[phase, prefix] for prefix in prefixes if (phase, prefix) in errors]:
+            yield (id_, title), _worst(np.stack(here), (0,))
 
 
 def _not_observed(shadow: ShadowErrors, errors: dict[tuple[str, str], Floats], layers: Sequence[int]) -> Iterable[str]:
@@ -272,10 +265,10 @@ def _not_observed(shadow: ShadowErrors, errors: dict[tuple[str, str], Floats], l
         elif not seen:
             yield f"{phase}: no call was seen; calls inside a replayed CUDA graph are not observable"
         else:
-            for of in _SLICES:
+            for _, title, prefixes in _SLICES:
                 # A decode call always has a prefix.
-                if not seen.keys() & set(of.prefixes) and not (phase == "decode" and "0" in of.prefixes):
-                    yield f"{phase}, {of.title}: no such call was seen"
+                if not seen.keys() & set(prefixes) and not (phase == "decode" and "0" in prefixes):
+                    yield f"{phase}, {title}: no such call was seen"
             array = _worst(np.stack([*seen.values()]), (0, 2, 3, 4))
             missing = [layer for layer in layers if np.isnan(array[layer])]
             if missing:

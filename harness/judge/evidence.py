@@ -24,7 +24,7 @@ from assay.harness.evidence.sensitivity import SENSITIVITY_RECORD, SensitivityRe
 from assay.harness.evidence.shadow_errors import ShadowErrors
 from assay.harness.judge.questions import Questions, parsed_from_text, read_questions
 from assay.harness.judge.report import SuiteResult
-from assay.harness.judge.served import ServedEnvelope, envelope_pairs, served_envelope
+from assay.harness.judge.served import envelope_pairs, served_envelope
 from assay.harness.schema import Part
 from assay.harness.sides import ROLES, Role
 from assay.harness.verdict import Check, Finding
@@ -68,7 +68,7 @@ class RunEvidence:
         kernels: what each role's processes saw in the passes that they traced.
         errors: the candidate's errors on the reference's inputs; None without a layer diff.
         envelope: the conditions of the calls that the layer diff compared; None without one.
-        served: the candidate's own server's answers of the envelope; None where no such answer is compared.
+        served: the conditions that the candidate's own server answered; None where no such answer is compared.
         matrix: the candidate's kernel on the op-level matrix; None where it was not run.
         seeded: what the servers did under a seeded fault, by role; empty where none was seeded.
         baselines: the accepted baselines that match; None if the run was not compared with any.
@@ -95,7 +95,7 @@ class RunEvidence:
     kernels: Mapping[Role, Sequence[KernelTrace]]
     errors: ShadowErrors | None
     envelope: EnvelopeCounts | None
-    served: ServedEnvelope | None
+    served: EnvelopeCounts | None
     matrix: MatrixRecord | None
     seeded: Mapping[Role, SensitivityRecord]
     baselines: Status | None
@@ -142,7 +142,7 @@ class RunEvidence:
             kernels={role: list(by_process.values()) for role, by_process in traces.items()},
             errors=errors,
             envelope=envelope,
-            served=_served(folder, envelope, over_envelope, counts["candidate"]),
+            served=_served(folder, envelope, over_envelope),
             matrix=folder.read(MATRIX),
             seeded={role: record for role, record in seeded.items() if record is not None},
             baselines=status_of(folder),
@@ -172,12 +172,10 @@ def _differences(
     return differences(reference, candidate, treatment)
 
 
-def _served(
-    folder: RunFolder, envelope: EnvelopeCounts | None, answers: Sequence[Pair], counts: Sequence[CallCount]
-) -> ServedEnvelope | None:
+def _served(folder: RunFolder, envelope: EnvelopeCounts | None, answers: Sequence[Pair]) -> EnvelopeCounts | None:
     if envelope is None or envelope.limits is None or not answers:
         return None
-    return served_envelope(envelope.limits, answers, folder.admissions("candidate"), counts)
+    return served_envelope(envelope.limits, answers, folder.admissions("candidate"))
 
 
 def _claimed(servers: Mapping[Role, ServerManifest], errors: ShadowErrors | None) -> Sequence[str]:

@@ -13,7 +13,6 @@ from assay.harness.backend import native_kernels
 from assay.harness.evidence.counters import CallCount, total_calls
 from assay.harness.evidence.executed import (
     ExecutedKernel,
-    KernelClaim,
     KernelTrace,
     TracedPass,
     pass_title,
@@ -99,10 +98,6 @@ def check_compiled(servers: Mapping[Role, ServerManifest], counts: Mapping[Role,
 
     SGLang compiles only what it captures into CUDA graphs: without them it silently ignores the flag, and batches larger than
     the captured ones run uncompiled.
-
-    Args:
-        servers: by role.
-        counts: the calls counted in each of them.
     """
     asked = [role for role, server in servers.items() if server.arguments.get("enable_torch_compile")]
     if not asked:
@@ -141,10 +136,9 @@ def _kernel_patterns(traces: Sequence[KernelTrace]) -> tuple[str, ...]:
     """
     if not traces:
         return ()
-    claim = traces[0].claim
-    if claim.kernels:
-        return claim.kernels
-    names = {name for trace in traces for name in trace.claim.in_package}
+    if traces[0].kernels:
+        return traces[0].kernels
+    names = {name for trace in traces for name in trace.in_package}
     return tuple(f"^{re.escape(name)}$" for name in sorted(names)) or native_kernels(traces[0].backend)
 
 
@@ -193,18 +187,18 @@ def _check_traces(
         found = f"no {phase} pass of the reference was traced"
         return executed.check("missing", found, "run again, so that each server traces a pass")
     if not own:
-        return _check_without_names(executed, traces["candidate"][0].claim, passes)
+        return _check_without_names(executed, traces["candidate"][0], passes)
     if fault := _foreign(passes, own, theirs, "the reference's kernels ran in the candidate's server"):
         return executed.check("failed", fault, f"run so that only {server.backend} computes {phase}")
     without = [traced for traced in passes if not any(_matches(kernel, own) for kernel in traced.kernels)]
-    claim = traces["candidate"][0].claim
-    if without and not (claim.kernels or claim.in_package):
+    declared = traces["candidate"][0]
+    if without and not (declared.kernels or declared.in_package):
         found = f"none of the kernels known of SGLang's {server.backend} ran under its known names; {_what_ran(passes)}"
         return executed.check("not checked", found, "compare the names in the report with what SGLang launches")
     if without:
         found = f"none of {some_kernels(own)} ran in {pass_title(without[0].phase, without[0].cached_prefix)}; {_what_ran(without)}"
         return executed.check("failed", found, "find out what the kernel computes instead, or declare what it launches")
-    if unseen := _never_ran(claim.kernels, server, traces["candidate"]):
+    if unseen := _never_ran(declared.kernels, server, traces["candidate"]):
         found = f"declared, but did not run: {some_kernels(unseen)}; {_what_ran(passes)}"
         return executed.check("failed", found, "find out what the kernel computes instead, or declare what it launches")
     if fault := _foreign(
@@ -214,11 +208,11 @@ def _check_traces(
     return executed.check("ok", _what_ran(passes, own))
 
 
-def _check_without_names(executed: Requirement, claim: KernelClaim, passes: Sequence[TracedPass]) -> Check:
+def _check_without_names(executed: Requirement, declared: KernelTrace, passes: Sequence[TracedPass]) -> Check:
     """Check a kernel whose launches are not known by name: it must name them if it claims more than plain PyTorch."""
     settles = "name what it launches with declares(kernels=...)"
-    claims = [f"the quantisation {claim.noise}"] if claim.noise else []
-    claims += [f"the package {claim.package}"] if claim.package else []
+    claims = [f"the quantisation {declared.noise}"] if declared.noise else []
+    claims += [f"the package {declared.package}"] if declared.package else []
     if claims:
         found = f"it declares {' and '.join(claims)}, but no names of kernels that would prove it; {_what_ran(passes)}"
         return executed.check("missing", found, settles)

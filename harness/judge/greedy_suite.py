@@ -10,10 +10,10 @@ from assay.harness.compare.answers import Pair
 from assay.harness.compare.greedy_texts import TextDivergence, compare_text, floor_between, is_finite
 from assay.harness.compare.noise_limits import MAX_SWING, swing_limit
 from assay.harness.evidence.records import Answer
-from assay.harness.judge.envelope_texts import METRIC, EnvelopeTexts
+from assay.harness.judge.envelope_texts import compare_envelope, with_envelope
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.report import DivergenceRow, Metric, SuiteResult
-from assay.harness.judge.suite_decisions import ShareDecision, decide_share
+from assay.harness.judge.suite_decisions import Decision, decide_share, decision_metric
 from assay.harness.policy import Policy
 from assay.harness.sides import Role
 from assay.harness.stats.share import p_not_above
@@ -24,7 +24,7 @@ MIN_PROMPTS = 128
 98.5 % of runs, and one of which 10 % are apart in 2.3 % (``python benchmarks/logit_verdicts.py``)."""
 FLOOR_FACTOR = 3.0
 """The limit of "close" is at least this multiple of the reference's own floor, which is the largest over fewer prompts."""
-_APART = "texts-apart"
+_APART, _OVER_ENVELOPE = "texts-apart", "envelope-texts-apart"
 
 
 def claim(run: RunEvidence) -> Judged:
@@ -121,10 +121,12 @@ def greedy_suite(
     if limit.erratic:
         why = f"The reference is erratic: {_erratic_words(limit.floors, limit.erratic)} {why}"
         verdict = "inconclusive" if verdict == "pass" or not limit.is_steady(margin) else verdict
-    over = EnvelopeTexts(envelope, limit.floor, limit.nats, policy)
+    over, beyond = compare_envelope(envelope, limit.floor, limit.nats)
     trusted = limit.is_steady(margin) and all(is_finite(pair.reference.tokens) for pair in pairs)
-    alone, (verdict, why) = verdict, over.combined(verdict, why, trusted=trusted)
-    tests = [p_not_above(apart, len(pairs), margin)] * bool(pairs) + [over.p] * bool(envelope)
+    alone = verdict
+    verdict, why = with_envelope(verdict, why, envelope, beyond, policy, trusted=trusted)
+    tests = [decision.p_regression] * bool(pairs)
+    tests += [p_not_above(len(beyond), len(envelope), margin)] * bool(envelope)
     return SuiteResult(
         id="greedy",
         title="Greedy texts",
@@ -133,7 +135,16 @@ def greedy_suite(
         why=f"{why} Policy: {policy.line('greedy_margin')}.",
         p_regression=min(1.0, len(tests) * min(tests)) if tests else None,
         metrics=(
-            _apart_metric(policy, decision, apart, len(pairs)),
+            decision_metric(
+                decision,
+                _APART,
+                "texts that differ by more than noise",
+                "%",
+                policy,
+                "greedy_margin",
+                f"{apart} of {len(pairs)} texts: at the first difference, log-odds change by more than the limit, a "
+                "role's token is not among the other's best five, or a log-probability is not finite",
+            ),
             Metric(
                 id="close-limit",
                 title="limit of the log-odds' change",
@@ -143,10 +154,10 @@ def greedy_suite(
             ),
             _equal_metric([divergence for _, divergence in differing], len(pairs)),
             _floor_metric(limit),
-            *over.metrics,
+            *([_envelope_metric(len(beyond), len(envelope))] if envelope else []),
         ),
-        decided_by=_APART if verdict == alone else METRIC,
-        divergences=tuple(_row(pair, divergence) for pair, divergence in (*differing, *over.divergences)),
+        decided_by=_APART if verdict == alone else _OVER_ENVELOPE,
+        divergences=tuple(_row(pair, divergence) for pair, divergence in (*differing, *over)),
     )
 
 
@@ -154,22 +165,6 @@ def _comparable(pairs: Sequence[Pair]) -> Sequence[Pair]:
     """List the first pair of each prompt. Where neither role says anything, nothing was compared."""
     asked = list({pair.item.prompt_hash: pair for pair in reversed(pairs)}.values())[::-1]
     return [pair for pair in asked if any(a.text or a.tokens for a in (pair.reference, pair.candidate))]
-
-
-def _apart_metric(policy: Policy, decision: ShareDecision, apart: int, of: int) -> Metric:
-    return Metric(
-        id=_APART,
-        title="texts that differ by more than noise",
-        value=100 * decision.share,
-        text=f"{100 * decision.share:.1f} %",
-        low=100 * decision.interval.low,
-        high=100 * decision.interval.high,
-        bound=100 * policy.greedy_margin,
-        bound_is="most",
-        policy=policy.line("greedy_margin"),
-        explain=f"{apart} of {of} texts: at the first difference, log-odds change by more than the limit, a "
-        "role's token is not among the other's best five, or a log-probability is not finite",
-    )
 
 
 def _equal_metric(divergences: Sequence[TextDivergence], of: int) -> Metric:
@@ -196,17 +191,23 @@ def _floor_metric(limit: _Limit) -> Metric:
     )
 
 
+def _envelope_metric(beyond: int, of: int) -> Metric:
+    return Metric(
+        id=_OVER_ENVELOPE,
+        title="answers over the envelope that differ by more than noise",
+        value=float(beyond),
+        text=f"{beyond} of {of}",
+        bound=0.0,
+        bound_is="most",
+        explain="Of the candidate's own server, to the requests that take the shadow through the envelope; equal tokens are"
+        " compared by their log-probabilities",
+    )
+
+
 def _erratic_reference(
     pairs: Sequence[Pair], answers: Sequence[Answer], noise: Sequence[str], reproduce: str
 ) -> Finding | None:
-    """Make the finding that the reference, asked again, answers differently by more than noise; None if it does not.
-
-    Args:
-        pairs: greedy answers of both roles.
-        answers: all answers.
-        noise: noise families that the roles declare.
-        reproduce: the command that repeats the run.
-    """
+    """Make the finding that the reference, asked again, answers differently by more than noise; None if it does not."""
     limit = _Limit.of(_floors(pairs, answers), noise)
     if not limit.erratic:
         return None
@@ -270,7 +271,7 @@ def _divergence(pair: Pair, floor: float, limit: float, urls: Collection[Role]) 
     return divergence
 
 
-def _verdict(decision: ShareDecision, pairs: Sequence[Pair], urls: Collection[Role]) -> tuple[Verdict, str]:
+def _verdict(decision: Decision, pairs: Sequence[Pair], urls: Collection[Role]) -> tuple[Verdict, str]:
     """Decide on the share of texts apart, unless the reference is broken or too few prompts were asked."""
     broken = sum(not is_finite(p.reference.tokens) for p in pairs)
     if broken:

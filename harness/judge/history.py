@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -22,9 +21,7 @@ SCHEMA: Literal["assay.runs/1"] = "assay.runs/1"
 _REPEATED = Requirement("repeated", "no run of the treatment came out otherwise before")
 REPORT, PAGE, MANIFEST = "report.json", "report.html", "manifest.json"
 
-
-Compared = tuple[str, str, str, tuple[tuple[str, tuple[str, str]], ...]]
-"""What was compared, to tell histories apart: see `compared`."""
+_Compared = tuple[str, str, str, tuple[tuple[str, tuple[str, str]], ...]]
 
 
 class Worst(Part):
@@ -56,9 +53,9 @@ class RunLine(Part):
     treatment: dict[str, tuple[str, str]] = Field({}, description="as in the run's report")
 
     @property
-    def compared(self) -> Compared:
+    def compared(self) -> _Compared:
         """The comparison that it belongs to: runs of one treatment of one model on one device have one history."""
-        return compared(self.device, self.reference, self.model, self.treatment)
+        return self.device, self.reference, self.model, tuple(sorted(self.treatment.items()))
 
 
 class RunList(Part):
@@ -73,7 +70,7 @@ class RunList(Part):
     @property
     def histories(self) -> list[list[RunLine]]:
         """The runs with a verdict by treatment, each oldest first; the treatment that ran last comes first."""
-        histories: dict[Compared, list[RunLine]] = {}
+        histories: dict[_Compared, list[RunLine]] = {}
         for run in self.runs:
             if run.verdict is not None:
                 histories.setdefault(run.compared, []).insert(0, run)
@@ -102,33 +99,25 @@ _EARLIER_READ = 50
 """Folders beside a run that are looked into: a report takes some milliseconds to read."""
 
 
-def compared(device: str, reference: str, model: str, treatment: Mapping[str, tuple[str, str]]) -> Compared:
-    """Return what identifies a comparison: its device, the reference's backend and model, and the treatment."""
-    return device, reference, model, tuple(sorted(treatment.items()))
-
-
-def check_repeated(run: Path, what: Compared, created: str) -> list[Check]:
+def check_repeated(run: Path, line: RunLine) -> list[Check]:
     """Report that a treatment was run before, with what came out: a run repeated until it passes has had more than one chance.
 
     A candidate that loses as much as the margin passes one run in twenty, and one of five in 23 % of cases.
 
     Args:
         run: the run's folder; runs beside it are seen, of which the newest `_EARLIER_READ` are read.
-        what: as of a `RunLine`.
-        created: when the run began, ISO 8601; later ones do not count.
+        line: what is known of the run: what it compares, and when it began; later ones do not count.
 
     Returns:
         One check, or none where no earlier run of the treatment is seen.
     """
     beside = sorted((path for path in run.resolve().parent.iterdir() if (path / REPORT).is_file()), key=_changed)
     read = [_line(path) for path in beside[-_EARLIER_READ:] if path.name != run.resolve().name]
-    earlier = sorted(
-        (line for line in read if line.verdict and line.compared == what and line.created < created),
-        key=lambda line: line.created,
-    )
+    same = (each for each in read if each.verdict and each.compared == line.compared)
+    earlier = sorted((each for each in same if each.created < line.created), key=lambda each: each.created)
     if not earlier:
         return []
-    verdicts = Counter(line.verdict for line in earlier)
+    verdicts = Counter(each.verdict for each in earlier)
     counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
     found = (
         f"{counted(len(earlier), 'earlier run')} beside this one: {counts}; the last is {Path(earlier[-1].folder).name}"

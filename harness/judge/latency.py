@@ -21,7 +21,7 @@ from assay.harness.compare.blocks import (
     throughputs,
 )
 from assay.harness.conditions import MIN_CACHED_SHARE
-from assay.harness.config import recorded_spec
+from assay.harness.config import RunSpec, recorded_spec
 from assay.harness.engines.sglang.arguments import differences
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.bench_folder import BenchFolder, BenchManifest
@@ -65,7 +65,7 @@ def judge_bench(folder: BenchFolder) -> LatencyResult:
     lengths = compare_lengths(folder.lengths(), spec.policy.alpha) if folder.lengths() else None
     calls: dict[Role, list[CallCount]] = {role: folder.counters(role) for role in ROLES}
     checks = (
-        *_server_checks(manifest, calls),
+        *_server_checks(spec, manifest, calls),
         *_load_checks(manifest, [shapes[name] for name in dict.fromkeys(name for name, _ in loads)], load_rows),
         *([_check_lengths(lengths)] if lengths else []),
     )
@@ -201,15 +201,14 @@ def _load_verdict(rows: Sequence[LatencyRow]) -> SuiteVerdict:
     )
 
 
-def _server_checks(manifest: BenchManifest, calls: Mapping[Role, Sequence[CallCount]]) -> list[Check]:
+def _server_checks(spec: RunSpec, manifest: BenchManifest, calls: Mapping[Role, Sequence[CallCount]]) -> list[Check]:
     servers = {server.role: server for server in manifest.servers}
     differing: dict[str, tuple[str, str]] = {}
     if len(servers) == 2:
-        asked = recorded_spec(manifest.spec).treatment
-        differing = differences(servers["reference"].arguments, servers["candidate"].arguments, asked)
+        differing = differences(servers["reference"].arguments, servers["candidate"].arguments, spec.treatment)
     checks = [*check_kernel_ran(servers.get("candidate"), calls["candidate"], calls["reference"])]
     checks += check_compiled(servers, calls)
-    checks.append(check_same_servers(recorded_spec(manifest.spec).sides, servers, differing))
+    checks.append(check_same_servers(spec.sides, servers, differing))
     interpreted = sorted({count.kernel for role in ROLES for count in calls[role] if count.interpreted})
     if interpreted:
         found = f"{', '.join(interpreted)}: interpreted, so the time measured is the interpreter's"

@@ -139,12 +139,7 @@ def _queries(errors: ShadowErrors) -> str:
 
 
 def findings(evidence: LayerEvidence, reproduce: str) -> list[Finding]:
-    """List what the cells show, beside what a replay named.
-
-    Args:
-        evidence: the evidence.
-        reproduce: a command that shows it again.
-    """
+    """List what the cells show, beside what a replay named."""
     against, errors = evidence.against, evidence.errors
     shown = [_wrong_reference(evidence), _quiet_finding(evidence)]
     if (rest := _unnamed(evidence, against.cells)).flagged.any():
@@ -185,18 +180,16 @@ def _quiet_finding(evidence: LayerEvidence) -> Finding | None:
     quiet = evidence.against.quiet
     if not quiet:
         return None
-    worst = min(quiet, key=lambda place: place.own / place.least)
-    layers = sorted({place.layer for place in quiet})
-    where = (
-        f"{' and '.join(sorted({place.phase for place in quiet}))}, {some('layer', layers, _layers(evidence.errors))}"
-    )
+    own, least = min(((own, least) for _, _, own, least in quiet), key=lambda pair: pair[0] / pair[1])
+    layers, phases = sorted({layer for layer, *_ in quiet}), sorted({phase for _, phase, *_ in quiet})
+    where = f"{' and '.join(phases)}, {some('layer', layers, _layers(evidence.errors))}"
     noise = evidence.errors.headers[0].candidate_noise
     return Finding(
         id=TOO_QUIET,
         title="error smaller than the declared quantisation must cost",
         severity="warning",
         where=where,
-        diagnosis=f"the own error is {percent(worst.own)}, and {noise} costs at least {percent(worst.least)} on these calls: the "
+        diagnosis=f"the own error is {percent(own)}, and {noise} costs at least {percent(least)} on these calls: the "
         "kernel probably did not run, or does not quantise what it declares",
         evidence=(),
         reproduce="",

@@ -16,7 +16,6 @@ import numpy as np
 
 from assay.harness.compare.logits import Array, LogitsComparison, LogitsRow, PromptMeans, compare_roles
 from assay.harness.compare.noise_limits import change_limit, kl_limit
-from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.logit_files import logits_path, read_logits
 from assay.harness.evidence.records import FLOOR_REPEAT
 from assay.harness.judge.evidence import Judged, RunEvidence
@@ -73,31 +72,14 @@ def claim(run: RunEvidence) -> Judged:
     Raises:
         EvidenceError: a file is damaged, or the roles were scored on different tokens.
     """
-    workload = run.spec.workload
-    suite = logits_suite(run.folder, run.spec.policy, run.noise, synthetic=workload.synthetic)
-    if suite is not None:
-        return Judged(suite=suite)
+    workload, policy, folder = run.spec.workload, run.spec.policy, run.folder
+    if all(logits_path(folder.path, role, 0).exists() for role in ROLES):
+        comparison = compare_logits(folder.path, policy.alpha, folder.nonce)
+        return Judged(suite=judge_logits(comparison, policy, run.noise, synthetic=workload.synthetic))
     if "logits" not in workload.suites:
         return Judged()
     settles = "let assay start both servers, without a URL, or leave logits out of --suites"
     return Judged(checks=[_SCORED.check("missing", "nothing was scored", settles)])
-
-
-def logits_suite(folder: RunFolder, policy: Policy, noise: Sequence[str], *, synthetic: bool) -> SuiteResult | None:
-    """Judge the suite of a run's folder; None where nothing was scored. See `judge_logits`.
-
-    Args:
-        folder: of the run.
-        policy: of the run.
-        noise: noise families that the roles declare.
-        synthetic: whether the prompts are.
-
-    Raises:
-        EvidenceError: a file is damaged, or the roles were scored on different tokens.
-    """
-    if not all(logits_path(folder.path, role, 0).exists() for role in ROLES):
-        return None
-    return judge_logits(compare_logits(folder.path, policy.alpha, folder.nonce), policy, noise, synthetic=synthetic)
 
 
 def judge_logits(comparison: LogitsComparison, policy: Policy, noise: Sequence[str], *, synthetic: bool) -> SuiteResult:
@@ -108,12 +90,6 @@ def judge_logits(comparison: LogitsComparison, policy: Policy, noise: Sequence[s
     - *pass*: under both conditions, over at least `MIN_PROMPTS` prompts, the intervals are within the limits, no prompt is far
       beyond, and no tail is heavier than `_WIDEST_SPREAD`.
     - *inconclusive*: anything else, and where the reference's own log-probabilities are not finite.
-
-    Args:
-        comparison: of both roles' scorings.
-        policy: of the run.
-        noise: noise families that the roles declare.
-        synthetic: whether the prompts are.
     """
     tests = list(_tests(comparison, policy, noise))
     verdict, why, decided_by, p = _judge(comparison, tests, policy.alpha)
@@ -268,7 +244,7 @@ def _far(prompts: PromptMeans, limit: float, tests: int, alpha: float) -> _Test:
 
 def _heavy(prompts: PromptMeans, limit: float) -> str:
     """Report that the tail of the KLs is too heavy for a mean; empty if not, or if no prompt is beyond the limit."""
-    spread = tail_spread(prompts.kl)
+    spread = _tail_spread(prompts.kl)
     if spread <= _WIDEST_SPREAD or not (prompts.kl > limit).any():
         return ""
     return (
@@ -277,7 +253,7 @@ def _heavy(prompts: PromptMeans, limit: float) -> str:
     )
 
 
-def tail_spread(values: Array) -> float:
+def _tail_spread(values: Array) -> float:
     """Compute the standard deviation of the logs of the larger half of the values above 0, [n]; 0.0 where fewer than four are."""
     above = np.sort(values[values > 0])
     return float(np.log(above[len(above) // 2 :]).std(ddof=1)) if len(above) > 3 else 0.0

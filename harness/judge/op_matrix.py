@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from assay.harness.evidence.op_matrix import MatrixRecord
 from assay.harness.evidence.run_file import REPEAT_RUN
 from assay.harness.judge.evidence import Judged, RunEvidence
@@ -19,20 +17,17 @@ _WORST = "worst-of-matrix"
 
 def claim(run: RunEvidence) -> Judged:
     """Judge the kernel by itself, and check that it was run."""
-    checks = check_matrix(
-        run.spec.candidate.backend, run.spec.workload.suites, run.matrix, "candidate" in run.manifest.code
-    )
-    return Judged(suite=matrix_suite(run.matrix), checks=checks, causes=run.matrix.findings if run.matrix else ())
+    record = run.matrix
+    suite, causes = (_suite(record), record.findings) if record else (None, ())
+    return Judged(suite=suite, checks=_check_ran(run), causes=causes)
 
 
-def matrix_suite(record: MatrixRecord | None) -> SuiteResult | None:
-    """Judge the kernel by itself; None where the matrix was not run.
+def _suite(record: MatrixRecord) -> SuiteResult:
+    """Judge the kernel by itself.
 
     - *regression*: a call is out of bounds, or the kernel broke its contract, whatever the findings state.
     - *inconclusive*: the matrix could not be run, or computed no call, or a phase or a cached prefix was not tested.
     """
-    if record is None:
-        return None
     missing = (record.error,) if record.error else record.missing if record.computed else ("no call was computed",)
     verdict = "regression" if _outside(record) else kernel_verdict(record.findings, missing)
     metrics = []
@@ -60,16 +55,10 @@ def matrix_suite(record: MatrixRecord | None) -> SuiteResult | None:
     )
 
 
-def check_matrix(candidate: str, suites: Sequence[str], record: MatrixRecord | None, kernel: bool) -> list[Check]:
-    """Check that the matrix ran with the candidate; no check where that is no kernel, or no layers were asked for.
-
-    Args:
-        candidate: its backend.
-        suites: of the run.
-        record: the result; None if there is none.
-        kernel: whether the candidate is a kernel of the contract.
-    """
-    if not kernel or "layers" not in suites:
+def _check_ran(run: RunEvidence) -> list[Check]:
+    """Check that the matrix ran with the candidate; no check where that is no kernel, or no layers were asked for."""
+    candidate, record = run.spec.candidate.backend, run.matrix
+    if "candidate" not in run.manifest.code or "layers" not in run.spec.workload.suites:
         return []
     ran, settles = record is not None and record.kernel == candidate, REPEAT_RUN
     found = f"{len(record.computed)} calls were computed" if record else "no result of it"

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
-from assay.harness.compare.traces import compare, joined, split
+from assay.harness.compare.traces import free_running_errors
 from assay.harness.conditions import CACHED_PREFIX, CACHED_PREFIX_TOKENS, MIN_CACHED_SHARE, PHASES
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.cause import CAUSE, foreign_cause
@@ -38,9 +38,9 @@ def claim(run: RunEvidence) -> Judged:
     suites, errors = run.spec.workload.suites, run.errors
     called = {layer for role in ROLES for count in run.counts[role] for layer in count.calls_by_layer}
     checks = [
-        check_cached_prefix([question.candidate for question in run.accuracy.pairs])
-        if errors is None or "accuracy" in suites
-        else check_cached_prefix_of_layers(errors),
+        check_cached_prefix(
+            [question.candidate for question in run.accuracy.pairs], None if "accuracy" in suites else errors
+        ),
         check_layers(suites, errors, run.claimed, called, has_url=bool(run.urls)),
     ]
     if errors is None:
@@ -55,11 +55,11 @@ def claim(run: RunEvidence) -> Judged:
     try:
         free = _free_running(folder, errors)
     except EvidenceError as error:  # own errors and the cause do not depend on it
-        free, not_traced = ({}, {}), (f"inherited error: {error.found}",)
+        free, not_traced = {}, (f"inherited error: {error.found}",)
     result = layers_result(
         errors,
         bounds,
-        depth=depth_rows(errors, bounds, *free, rows),
+        depth=depth_rows(errors, bounds, free, rows),
         pack=str(pack) if pack else "",
         not_observed=(*not_traced, *_untested(errors)),
         against_truth=rows,
@@ -77,22 +77,19 @@ def _untested(errors: ShadowErrors) -> Iterator[str]:
             yield f"truth, layer {layer}: a call could not be compared with it: {one_line(why)}"
 
 
-def _free_running(folder: RunFolder, errors: ShadowErrors) -> tuple[dict[int, float], dict[int, float]]:
+def _free_running(folder: RunFolder, errors: ShadowErrors) -> dict[int, tuple[float, float]]:
     """Compute by layer the error of its output in a free-running candidate, and its inherited part; empty if not traced."""
     records = {role: folder.read(LAYER_DIFF, role) for role in ROLES}
     if not any(records.values()):
-        return {}, {}
+        return {}
     # Prefer the candidate's own server: there it wrote the keys and values too.
     where = {role: role if records[role] else next(r for r in ROLES if records[r]) for role in ROLES}
     labels = next(record.traced for record in records.values() if record)
-    pairs = [
-        [read_trace(folder.server_folder(where[role]), f"{role}-{label}", folder.nonce) for role in ROLES]
-        for label in labels
-    ]
-    free = joined([compare(reference, candidate) for reference, candidate in pairs])
-    parts = split(free.layers, free.relative_l1, errors.table(("layer",)).relative_l1)
-    by_layer = [dict(zip(parts.layers, map(float, values), strict=True)) for values in (parts.total, parts.inherited)]
-    return by_layer[0], by_layer[1]
+    reference, candidate = (
+        [read_trace(folder.server_folder(where[role]), f"{role}-{label}", folder.nonce) for label in labels]
+        for role in ROLES
+    )
+    return free_running_errors(list(zip(reference, candidate, strict=True)), errors.table(("layer",)).relative_l1)
 
 
 def check_layers(
@@ -152,8 +149,18 @@ def _coverage(errors: ShadowErrors, phase: str, expected: Collection[int]) -> tu
     return f"{phase}: not layer {ranges(layers)}, head {ranges(heads)}", False
 
 
-def check_cached_prefix(answers: Sequence[Answer]) -> Check:
-    """Check that enough of the candidate's questions hit a cached prefix, as the server reports."""
+def check_cached_prefix(answers: Sequence[Answer], errors: ShadowErrors | None = None) -> Check:
+    """Check that enough of the candidate's questions hit a cached prefix, as the server reports.
+
+    Args:
+        answers: of the candidate to the questions.
+        errors: of the layer diff, whose calls count where no question was asked.
+    """
+    settles = "keep the prefix cache on (without --disable-radix-cache)"
+    if errors is not None:
+        longest = CACHED_PREFIX.labels[-1]
+        some = bool(np.nansum(errors.table((), {"prefix": longest}).elements))
+        return _PREFIX.met(some, f"{'some' if some else 'no'} compared calls had {longest} cached tokens", settles)
     known = [answer for answer in answers if answer.cached_tokens is not None]
     met = [answer for answer in known if (answer.cached_tokens or 0) >= CACHED_PREFIX_TOKENS]
     found = (
@@ -165,13 +172,5 @@ def check_cached_prefix(answers: Sequence[Answer]) -> Check:
     if not known:
         found = "the server did not report how many tokens were cached"
         return _PREFIX.check("missing", found, "use a server that reports cached tokens (--enable-cache-report)")
-    settles = "keep the prefix cache on (without --disable-radix-cache), and questions that share a header"
+    settles += ", and questions that share a header"
     return _PREFIX.met(len(met) >= MIN_CACHED_SHARE * len(answers), found, settles)
-
-
-def check_cached_prefix_of_layers(errors: ShadowErrors) -> Check:
-    """Check that the layer diff compared calls with a cached prefix, where no question was asked."""
-    longest = CACHED_PREFIX.labels[-1]
-    met = bool(np.nansum(errors.table((), {"prefix": longest}).elements))
-    found = f"{'some' if met else 'no'} compared calls had {longest} cached tokens"
-    return _PREFIX.met(met, found, "keep the prefix cache on (without --disable-radix-cache)")

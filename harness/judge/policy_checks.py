@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from assay.harness.judge.decide import WHOLE
 from assay.harness.judge.evidence import Judged, RunEvidence
-from assay.harness.judge.history import check_repeated, compared
-from assay.harness.sides import Role
+from assay.harness.judge.history import RunLine, check_repeated
 from assay.harness.text import listed
 from assay.harness.verdict import Check, Requirement
 
@@ -27,33 +26,31 @@ def claim(run: RunEvidence, ran: Sequence[str]) -> Judged:
     require, line = spec.policy.require, spec.policy.line("require")
     if run.baselines is not None and "require" not in spec.policy.given_by:
         require, line = WHOLE, f"a gate requires {listed(WHOLE)} (default)"
-    same = compared(spec.device, spec.reference.backend, manifest.model, spec.treatment)
+    line_of_run = RunLine(
+        folder=str(run.folder.path),
+        created=manifest.created,
+        reference=spec.reference.backend,
+        model=manifest.model,
+        device=spec.device,
+        treatment=spec.treatment,
+    )
     return Judged(
         checks=[
             *_check_required(require, ran, line),
-            *check_repeated(run.folder.path, same, manifest.created),
-            check_policy((*spec.weakened, *only_declared(spec.policy.bounds, manifest.noise))),
+            *check_repeated(run.folder.path, line_of_run),
+            _check_policy(run),
         ]
     )
 
 
-def only_declared(bounds: Mapping[str, float], noise: Mapping[Role, str]) -> list[str]:
-    """List noise of the candidate that the kernel alone declares: it widens every bound, and no line of policy states it.
-
-    Args:
-        bounds: the policy's, by noise family.
-        noise: the family that each role's backend declares; empty for rounding alone.
-    """
-    declared = noise.get("candidate", "")
-    return [f"noise = {declared} (declared by the kernel alone)"] if declared and declared not in bounds else []
-
-
-def check_policy(weakened: Sequence[str]) -> Check:
+def _check_policy(run: RunEvidence) -> Check:
     """Check that the policy is as strict as the default. A weaker one is the user's to choose, and is not chosen in silence.
 
-    Args:
-        weakened: the lines of policy that pass more than their defaults do, and what `only_declared` found.
+    Noise of the candidate that the kernel alone declares widens every bound, and no line of policy states it.
     """
+    declared, weakened = run.manifest.noise.get("candidate", ""), list(run.spec.weakened)
+    if declared and declared not in run.spec.policy.bounds:
+        weakened.append(f"noise = {declared} (declared by the kernel alone)")
     if not weakened:
         return _POLICY.check("ok", "margins, error rates and envelope are the defaults, or stricter")
     settles = "leave lines of policy out for a verdict by the defaults; to accept a kernel's noise, name it in [policy.bounds]"

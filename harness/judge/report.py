@@ -15,19 +15,18 @@ from assay.harness.compare.answers import Tally
 from assay.harness.compare.greedy_texts import TextDivergence
 from assay.harness.compare.logits import LogitsRow
 from assay.harness.evidence.executed import pass_title, some_kernels
+from assay.harness.evidence.manifest import FailureResult
 from assay.harness.judge.call_counts import CallSummary
 from assay.harness.judge.decide import Judgement, SuiteVerdict
 from assay.harness.judge.latency_result import LatencyResult
 from assay.harness.schema import RULE, Part
 from assay.harness.sides import Role
-from assay.harness.verdict import Check, CheckStatus, Finding, Severity, Verdict
+from assay.harness.verdict import Check, Finding
 
 __all__ = [  # all parts of a report, wherever they are defined
-    "CallSummary", "Check", "CheckStatus", "ConditionRow", "DepthRow", "DivergenceRow", "EnvelopeResult", "EnvelopeRow",
-    "Environment", "ErrorGrid", "FailureResult",
-    "FaultSeen", "Finding", "Flip", "KernelRow", "LatencyResult", "LayersResult", "LogitsRow",
-    "Metric", "PassKernels", "Report", "SensitivityResult", "ServerSummary", "Severity", "SuiteResult", "Tally", "TruthRow",
-    "Verdict", "WorstCall",
+    "CallSummary", "Check", "ConditionRow", "DepthRow", "DivergenceRow", "EnvelopeResult", "EnvelopeRow", "Environment",
+    "ErrorGrid", "FailureResult", "FaultSeen", "Finding", "Flip", "KernelRow", "LatencyResult", "LayersResult", "LogitsRow",
+    "Metric", "PassKernels", "Report", "SensitivityResult", "ServerSummary", "SuiteResult", "Tally", "TruthRow", "WorstCall",
 ]  # fmt: skip
 
 SCHEMA: Literal["assay.report/2"] = "assay.report/2"
@@ -321,16 +320,6 @@ class SensitivityResult(Part):
         return f"{self.fault}: " + "; ".join(
             f"{'seen' if part.seen else 'not seen'} by {part.suite} ({part.found})" for part in self.parts
         )
-
-
-class FailureResult(Part):
-    """The reason why a run ended before it was complete."""
-
-    kind: str = Field(description='"engine", "disk", "interrupted", "changed" or "bug"')
-    cause: str = Field(description='id of a known cause of a server\'s failure, such as "memory-share"; empty for none')
-    found: str = Field(description="one line: whose failure it was, and the line of the log that names the cause")
-    do: str = Field(description="the remedy")
-    details: str = Field(description="lines that show it, such as the end of a server's log; empty for none")
 
 
 class Report(Judgement):

@@ -9,32 +9,16 @@ history.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 
 from assay.harness.compare.answers import Pair, pair
 from assay.harness.compare.greedy_texts import first_divergence
-from assay.harness.evidence.counters import Admission, CallCount
+from assay.harness.evidence.counters import Admission
 from assay.harness.evidence.envelope import EngineLimits, EnvelopeCounts
 from assay.harness.evidence.envelope_counting import EnvelopeCounting
 from assay.harness.evidence.records import Answer, Item
 
 _ANY_LAYER = 0
 """A request passes through all layers, so one stands for them."""
-
-
-@dataclass(frozen=True)
-class ServedEnvelope:
-    """The conditions that the candidate's own server answered.
-
-    Attributes:
-        counts: its passes by condition, as of one layer. The batches of decode are not known.
-        answers: answers that were compared.
-        decodes_in_graphs: whether it replays CUDA graphs in the decode phase.
-    """
-
-    counts: EnvelopeCounts
-    answers: int
-    decodes_in_graphs: bool
 
 
 def envelope_pairs(answers: Sequence[Answer]) -> Sequence[Pair]:
@@ -49,15 +33,16 @@ def envelope_pairs(answers: Sequence[Answer]) -> Sequence[Pair]:
 
 
 def served_envelope(
-    limits: EngineLimits, pairs: Sequence[Pair], admissions: Iterable[Admission], counts: Iterable[CallCount]
-) -> ServedEnvelope | None:
-    """Determine what the candidate's own server answered; None where no answer is compared.
+    limits: EngineLimits, pairs: Sequence[Pair], admissions: Iterable[Admission]
+) -> EnvelopeCounts | None:
+    """Count the passes of the candidate's own server by condition, as of one layer; None where no answer is compared.
+
+    The batches of decode are not known.
 
     Args:
         limits: the engine's limits.
         pairs: answers of both roles with the log-probabilities of their tokens.
         admissions: the prefill batches of the candidate's server, in order.
-        counts: its attention calls.
     """
     if not pairs:
         return None
@@ -67,8 +52,7 @@ def served_envelope(
         for step in range(_compared_tokens(both) - 1):
             length = both.candidate.prompt_tokens + step
             counting.count("decode", _ANY_LAYER, counting.decode([length], [both.candidate.request_id]))
-    graphs = any(count.captured and count.phase == "decode" and count.calls for count in counts)
-    return ServedEnvelope(counting.counts(""), len(pairs), graphs)
+    return counting.counts("")
 
 
 def _count_extend(counting: EnvelopeCounting, compared: Collection[str], admissions: Iterable[Admission]) -> None:

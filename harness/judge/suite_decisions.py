@@ -8,11 +8,13 @@ import numpy as np
 
 from assay.harness.compare.answers import flips
 from assay.harness.compare.paired_accuracy import HEADROOM, MOST_UNPARSED, Outcome, Prefix, Rule, outcome_of, verdict_of
+from assay.harness.judge.report import Metric
+from assay.harness.policy import Policy
 from assay.harness.sides import ROLES
 from assay.harness.stats.betting import betting_interval
 from assay.harness.stats.outlook import forecast
 from assay.harness.stats.paired import mcnemar_exact
-from assay.harness.stats.share import Interval, clopper_pearson
+from assay.harness.stats.share import Interval, clopper_pearson, p_not_above
 from assay.harness.verdict import Verdict
 
 MAX_NEEDED = 100_000
@@ -21,27 +23,23 @@ MAX_NEEDED = 100_000
 
 @dataclass(frozen=True)
 class Decision:
-    """The verdict on the accuracy of a candidate against a reference.
+    """The verdict on the number that decides a suite.
 
     Attributes:
         verdict: "pass", "regression" or "inconclusive".
         why: one sentence with the numbers and the bound.
-        n: questions that the test looked at.
-        loss: the reference's accuracy minus the candidate's, as a share of 1; negative for a gain. Each unit counts once.
-        interval: the losses that no bets have rejected; it holds at every look; [-1, 1] if nothing was compared.
-        p_two_sided: exact McNemar p value of "no difference", for the reader: it decides nothing.
-        p_regression: anytime-valid p value of "the loss is at most the margin".
-        p_inferior: anytime-valid p value of "the loss is at least the margin".
+        value: the loss (the reference's accuracy minus the candidate's, negative for a gain; each unit counts once) or the share of
+            bad items, as a share of 1; 0 if nothing was compared.
+        interval: of a loss, those that no bets have rejected, which holds at every look; [-1, 1] if nothing was compared. Of a
+            share, the exact interval of which each end has the error rate ``alpha``; its level is ``1 - 2 alpha``.
+        p_regression: p value of "the number is within its limit"; of a loss anytime-valid.
     """
 
     verdict: Verdict
     why: str
-    n: int
-    loss: float
+    value: float
     interval: Interval
-    p_two_sided: float
     p_regression: float
-    p_inferior: float
 
 
 def decide_accuracy(prefix: Prefix, rule: Rule) -> Decision:
@@ -55,32 +53,14 @@ def decide_accuracy(prefix: Prefix, rule: Rule) -> Decision:
     outcome = outcome_of(prefix, rule)
     n, interval = len(prefix.pairs), betting_interval(prefix.losses, rule.alpha, -1, 1, rule.population)
     loss = float(prefix.losses.mean()) if n else 0.0
-    flipped = flips(prefix.pairs)
-    tests = mcnemar_exact(len(flipped.lost), len(flipped.gained))
-    why = _why(prefix, rule, outcome, loss, interval, len(flipped.lost), len(flipped.gained), tests.two_sided)
-    return Decision(
-        verdict_of(outcome.reason),
-        why,
-        n,
-        loss,
-        interval,
-        tests.two_sided,
-        p_regression=outcome.p_regression,
-        p_inferior=outcome.p_inferior,
-    )
+    why = _why(prefix, rule, outcome, loss, interval)
+    return Decision(verdict_of(outcome.reason), why, loss, interval, outcome.p_regression)
 
 
-def _why(
-    prefix: Prefix,
-    rule: Rule,
-    outcome: Outcome,
-    loss: float,
-    interval: Interval,
-    lost: int,
-    gained: int,
-    p_mcnemar: float,
-) -> str:
+def _why(prefix: Prefix, rule: Rule, outcome: Outcome, loss: float, interval: Interval) -> str:
     n = len(prefix.pairs)
+    lost, gained = map(len, flips(prefix.pairs))
+    p_mcnemar = mcnemar_exact(lost, gained).two_sided
     if outcome.reason == "nothing":
         return "Nothing was compared: no question was answered by both roles."
     if outcome.reason == "unparsed":
@@ -118,26 +98,9 @@ def _why(
     )
 
 
-@dataclass(frozen=True)
-class ShareDecision:
-    """The verdict on a share of bad items.
-
-    Attributes:
-        verdict: "pass", "regression" or "inconclusive".
-        why: one sentence with the numbers and the bound.
-        share: bad items, as a share of 1; 0 if nothing was compared.
-        interval: exact interval of which each end has the error rate ``alpha``; its level is ``1 - 2 alpha``.
-    """
-
-    verdict: Verdict
-    why: str
-    share: float
-    interval: Interval
-
-
 def decide_share(
     bad: int, n: int, limit: float, alpha: float, items: str = "items", bad_clause: str = "are bad"
-) -> ShareDecision:
+) -> Decision:
     """Decide by the share of bad items.
 
     *regression*: the lower Clopper-Pearson bound is above the limit; *pass*: the upper bound is not; each bound one-sided,
@@ -176,7 +139,35 @@ def decide_share(
             f"{measured}: neither shown to be at most {bound} nor above it; "
             f"{_to_resolve(needed, items)}, if the share stays the same."
         )
-    return ShareDecision(verdict, why, share, interval)
+    return Decision(verdict, why, share, interval, p_not_above(bad, n, limit) if n else 1.0)
+
+
+def decision_metric(
+    decision: Decision, id_: str, title: str, unit: str, policy: Policy, limit: str, explain: str
+) -> Metric:
+    """Express the number of a decision in hundredths, with its interval and its limit.
+
+    Args:
+        decision: on the number.
+        id_: of the metric.
+        title: of the metric.
+        unit: "points" or "%".
+        policy: whose line is the bound.
+        limit: name of the line.
+        explain: what the number is.
+    """
+    return Metric(
+        id=id_,
+        title=title,
+        value=100 * decision.value,
+        text=f"{100 * decision.value:.1f} {unit}",
+        low=100 * decision.interval.low,
+        high=100 * decision.interval.high,
+        bound=100 * getattr(policy, limit),
+        bound_is="most",
+        policy=policy.line(limit),
+        explain=explain,
+    )
 
 
 def _items_needed(share: float, n: int, limit: float, alpha: float) -> int | None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,15 +72,6 @@ class Measured:
 _NOTHING = Measured(np.zeros((0, len(DIMENSIONS)), np.int64), np.zeros(0), np.zeros(0))
 
 
-class _Quiet(NamedTuple):
-    """A layer and phase, its own error over all cells, and the least that its declared quantisation must cost there."""
-
-    layer: int
-    phase: str
-    own: float
-    least: float
-
-
 @dataclass(frozen=True)
 class AgainstNoise:
     """The tests of a session.
@@ -95,7 +85,8 @@ class AgainstNoise:
         reference_queries: own error of the reference's worst queries, likewise.
         apart: difference between candidate and reference over all queries, sampled or not, by cell; the bound is the sum of the
             largest bounds of both in the layer and phase.
-        quiet: where the candidate's error is smaller than its declared quantisation must cost.
+        quiet: where the candidate's error is smaller than its declared quantisation must cost: layer and phase, its own error over
+            all cells, and the least that the quantisation must cost there.
     """
 
     cells: Measured
@@ -104,7 +95,7 @@ class AgainstNoise:
     reference: Measured
     reference_queries: Measured
     apart: Measured
-    quiet: tuple[_Quiet, ...]
+    quiet: tuple[tuple[int, str, float, float], ...]
 
     @property
     def places(self) -> tuple[tuple[int, str], ...]:
@@ -198,7 +189,7 @@ def _gains(errors: TruthErrors, rate: float, tolerance: float) -> Measured:
     return Measured(*(np.concatenate(part) for part in parts))
 
 
-def _quiet(errors: TruthErrors) -> Iterable[_Quiet]:
+def _quiet(errors: TruthErrors) -> Iterable[tuple[int, str, float, float]]:
     if not _bounded(errors.candidate_honest):
         return
     merged = errors.merged((LAYER, PHASE))
@@ -210,4 +201,4 @@ def _quiet(errors: TruthErrors) -> Iterable[_Quiet]:
         merged.index, own_error(merged.candidate, merged.truth), low / _SLACK_BELOW, strict=True
     ):
         if own < least:
-            yield _Quiet(int(where[LAYER]), PHASES[where[PHASE]], float(own), float(least))
+            yield int(where[LAYER]), PHASES[where[PHASE]], float(own), float(least)

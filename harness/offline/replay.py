@@ -65,7 +65,7 @@ def replay(
     reproduce = reproduce or replay_command(pack, candidate)
     kernel = kernels.find("", candidate)
     phases = kernels.declaration(kernel).phases
-    recorded = [record for record in read_pack(pack) if record.phase in phases]
+    recorded = [record for record in read_pack(pack) if record.call.phase in phases]
     if not recorded:
         raise _nothing(pack, f"no {' or '.join(phases)} call", candidate)
     chosen = choose(recorded)
@@ -92,7 +92,7 @@ def replay(
         smallest = smallest_call(guard, run, found, candidate)
         named = smallest.named_in(named)
 
-        envelope = {phase: _envelope([record for record in chosen if record.phase == phase]) for phase in phases}
+        envelope = {phase: _envelope([record for record in chosen if record.call.phase == phase]) for phase in phases}
 
         def result_of(findings: Sequence[Finding]) -> ReplayResult:
             made = _result(Backend.parse(candidate), run, examined, findings, seconds, first_finding_s, ())
@@ -207,7 +207,7 @@ def _envelope(recorded: Sequence[RecordedCall]) -> str:
     """Describe layers, new tokens and cached prefixes of calls; empty without a call."""
     if not recorded:
         return ""
-    layers = {record.layer for record in recorded}
+    layers = {record.call.layer for record in recorded}
     new = {length for record in recorded for length in record.call.lens_q}
     cached = {length for record in recorded for length in record.call.prefixes}
     return f"layers {ranges(layers)}; {ranges(new)} new tokens, {ranges(cached)} cached; {len(recorded)} calls"
@@ -231,7 +231,7 @@ class _Examined:
 def _recorded_run(pack: Path, candidate: Backend, served: bool) -> tuple[_Examined, KernelRun]:
     """Compare the recorded outputs of a candidate, and a choice of them, with the oracle."""
     phases, noise = candidate.phases, candidate.noise  # each look-up of a published kernel takes 20 ms
-    recorded = [record for record in read_pack(pack) if record.phase in phases]
+    recorded = [record for record in read_pack(pack) if record.call.phase in phases]
     recorded = [record for record in recorded if served or record.candidate is not None]
     if not recorded:
         raise _nothing(pack, "no output of a candidate", candidate.name)
@@ -274,7 +274,9 @@ def choose(recorded: Sequence[RecordedCall]) -> list[RecordedCall]:
     """
     strata: dict[tuple[int, str, bool], list[RecordedCall]] = {}
     for record in sorted(recorded, key=lambda record: (record.call.k.shape[0], record.call.q.shape[0])):
-        strata.setdefault((record.layer, record.phase, has_any_prefix(record.entry.prefix)), []).append(record)
+        strata.setdefault((record.call.layer, record.call.phase, has_any_prefix(record.entry.prefix)), []).append(
+            record
+        )
     chosen = [stratum[at] for stratum in strata.values() for at in sorted({0, len(stratum) // 2, len(stratum) - 1})]
     known = {id(record) for record in chosen}
     return chosen + [record for record in recorded if record.entry.chosen == "worst" and id(record) not in known]

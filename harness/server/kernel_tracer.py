@@ -26,7 +26,6 @@ from assay.harness.attention.kernels import Declaration
 from assay.harness.evidence.executed import (
     KERNEL_TRACES,
     ExecutedKernel,
-    KernelClaim,
     KernelKind,
     KernelTrace,
     TracedPass,
@@ -124,13 +123,15 @@ class KernelTracer:
             for (of, name, module, attention), launches in sorted(kernels.items(), key=_order)
         )
         self._passes.append(TracedPass(phase=kind[0], cached_prefix=kind[1], kernels=listed))
-        claim = KernelClaim(
+        trace = KernelTrace(
+            run=nonce_of_process(),
+            backend=self._backend,
             noise=str(self._declared.noise),
             package=self._declared.package,
             kernels=self._declared.kernels,
             in_package=triton_functions(self._declared.package),
+            passes=tuple(self._passes),
         )
-        trace = KernelTrace(run=nonce_of_process(), backend=self._backend, claim=claim, passes=tuple(self._passes))
         KERNEL_TRACES.write(self._folder, trace)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -16,46 +14,30 @@ Worst = tuple[Tensor, Tensor]
 int64 []."""
 
 
-@dataclass(frozen=True)
-class _RowErrors:
-    """Errors of one call, by query and head.
-
-    Attributes:
-        sums: [rows, heads, 9], the columns of `SUMS`, summed over head_dim.
-        max_abs: [rows, heads], largest absolute difference.
-        relative_l1: [rows, heads]. Infinite where the candidate is not finite but the reference is.
-    """
-
-    sums: Tensor
-    max_abs: Tensor
-    relative_l1: Tensor
-
-
-def row_errors(out: Tensor, reference: Tensor) -> _RowErrors:
+def row_errors(out: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
     """Compute the errors of a candidate's output relative to the reference's, by query and head.
 
-    Products of two 16-bit floats are exact in float32, so 16-bit outputs are reduced in float32, and wider ones in float64.
+    16-bit outputs are reduced in float32, and wider ones in float64.
 
     Args:
         out: [rows, heads, head_dim].
         reference: the same shape and dtype.
+
+    Returns:
+        The sums over head_dim, float64 [rows, heads, 5], the columns of `SUMS`; and the relative L1, [rows, heads]: infinite where
+        the candidate is not finite but the reference is.
     """
     wide = torch.float64 if reference.dtype in (torch.float32, torch.float64) else torch.float32
     defined = reference.isfinite()
     compared = defined & out.isfinite()
     a = torch.where(compared, out, 0).to(wide)
     b = torch.where(compared, reference, 0).to(wide)
-    apart = (a - b).abs()
-    difference, size = apart.sum(-1), b.abs().sum(-1)
+    difference, size = (a - b).abs().sum(-1), b.abs().sum(-1)
     count, known = compared.sum(-1), defined.sum(-1)
-    sums = [
-        (a * b).sum(-1), (a * a).sum(-1), (b * b).sum(-1), difference, size, (apart * apart).sum(-1),
-        count, known - count, reference.shape[-1] - known,
-    ]  # fmt: skip
+    sums = [difference, size, count, known - count, reference.shape[-1] - known]
     assert len(sums) == len(SUMS)
     relative = ratio(difference, size).nan_to_num(nan=float("inf"), posinf=float("inf"))
-    relative = relative.masked_fill(known > count, float("inf"))
-    return _RowErrors(torch.stack([part.double() for part in sums], -1), apart.amax(-1), relative)
+    return torch.stack([part.double() for part in sums], -1), relative.masked_fill(known > count, float("inf"))
 
 
 class LayerSums:
@@ -64,7 +46,6 @@ class LayerSums:
     def __init__(self, heads: int, device: torch.device) -> None:
         self.heads = heads
         self._sums = torch.zeros(CONDITION_COUNT, heads, len(SUMS), dtype=torch.float64, device=device)
-        self._max_abs = torch.zeros(CONDITION_COUNT, heads, dtype=torch.float64, device=device)
 
     def measure(self, out: Tensor, reference: Tensor, conditions: Tensor) -> tuple[Worst, Worst]:
         """Add the errors of a call: on a GPU with one kernel, elsewhere with `row_errors` and `add`.
@@ -81,29 +62,28 @@ class LayerSums:
         if out.is_cuda:
             from assay.harness.server.reduction_kernel import reduce, unpack
 
-            by_relative, by_difference = unpack(reduce(out, reference, conditions, self._sums, self._max_abs))
+            by_relative, by_difference = unpack(reduce(out, reference, conditions, self._sums))
             return by_relative, by_difference
-        errors = row_errors(out, reference)
-        self.add(errors, conditions)
-        difference = errors.sums[..., SUMS.index("difference")]
-        (relative, at), (farthest, where) = (errors_.flatten().max(0) for errors_ in (errors.relative_l1, difference))
-        return (relative.double(), at), (farthest, where)
+        sums, relative = row_errors(out, reference)
+        self.add(sums, conditions)
+        (worst, at), (farthest, where) = (
+            errors.flatten().max(0) for errors in (relative, sums[..., SUMS.index("difference")])
+        )
+        return (worst.double(), at), (farthest, where)
 
-    def add(self, errors: _RowErrors, conditions: Tensor) -> None:
-        """Add the errors of a call. `conditions` is int64 [rows], the condition of each query."""
-        self._sums.index_add_(0, conditions, errors.sums)
-        where = conditions[:, None].expand(-1, errors.max_abs.shape[1])
-        self._max_abs.scatter_reduce_(0, where, errors.max_abs.double(), "amax")
+    def add(self, sums: Tensor, conditions: Tensor) -> None:
+        """Add the sums of a call, [rows, heads, 5]. `conditions` is int64 [rows], the condition of each query."""
+        self._sums.index_add_(0, conditions, sums)
 
-    def cells(self, layer: int, first_head: int) -> tuple[Integers, Floats, Floats]:
-        """Return the observed cells, as `index`, `sums` and `max_abs` of `ShadowErrors`.
+    def cells(self, layer: int, first_head: int) -> tuple[Integers, Floats]:
+        """Return the observed cells, as `index` and `sums` of `ShadowErrors`.
 
         Args:
             layer: number of the layer.
             first_head: number of the first head that this process computes.
         """
-        sums, max_abs = self._sums.cpu().numpy(), self._max_abs.cpu().numpy()
+        sums = self._sums.cpu().numpy()
         number, head = np.nonzero(sums[..., -3:].sum(-1))
         parts = np.unravel_index(number, tuple(len(labels) for labels in CONDITIONS.values()))
         index = np.stack([np.full(len(head), layer), head + first_head, *parts], axis=1).astype(np.int64)
-        return index, sums[number, head], max_abs[number, head]
+        return index, sums[number, head]

@@ -1,9 +1,9 @@
 """The error reduction as one Triton kernel. It reads both outputs once and writes nothing of their size.
 
 A program handles a block of queries of one head. As in `assay.harness.server.reduction.row_errors`, sums over head_dim are float32
-for 16-bit outputs, whose products are exact in float32, and float64 for wider ones; all further sums are float64. The order of the
-atomic additions is not fixed, so sums may differ between runs by float64 rounding (1e-16 of the sum of magnitudes). Counts, the
-largest difference and the worst query do not differ.
+for 16-bit outputs, and float64 for wider ones; all further sums are float64. The order of the
+atomic additions is not fixed, so sums may differ between runs by float64 rounding (1e-16 of the sum of magnitudes). Counts and
+the worst query do not differ.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _add(sums, chosen, values):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _reduce(  # type: ignore[no-untyped-def]
-    out, reference, conditions, sums, max_abs, worst, rows, heads, out_row, out_head, reference_row, reference_head,
+    out, reference, conditions, sums, worst, rows, heads, out_row, out_head, reference_row, reference_head,
     dim: tl.constexpr, block_dim: tl.constexpr, block_rows: tl.constexpr, wide: tl.constexpr,
     none: tl.constexpr, sum_count: tl.constexpr, last: tl.constexpr,
 ):  # fmt: skip
@@ -49,16 +49,10 @@ def _reduce(  # type: ignore[no-untyped-def]
     compared = defined & (tl.abs(a) < float("inf"))
     a = tl.where(compared, a, 0.0)
     b = tl.where(compared, b, 0.0)
-    apart = tl.abs(a - b)
-    dot = tl.sum(a * b, 1)
-    a_squared = tl.sum(a * a, 1)
-    b_squared = tl.sum(b * b, 1)
-    difference = tl.sum(apart, 1)
+    difference = tl.sum(tl.abs(a - b), 1)
     size = tl.sum(tl.abs(b), 1)
-    apart_squared = tl.sum(apart * apart, 1)
     counts = tl.sum(tl.where(compared, 65537, tl.where(defined, 1, 0)), 1)  # two numbers, one reduction
     count, known = counts >> 16, counts & 65535
-    largest = tl.max(apart, 1)
 
     relative = (difference / tl.where(size == 0.0, 1.0, size)).to(tl.float32)
     unbounded = (known > count) | ((size == 0.0) & (difference > 0.0)) | (relative != relative)
@@ -76,19 +70,12 @@ def _reduce(  # type: ignore[no-untyped-def]
     now = tl.min(condition, 0)
     while now < none:
         chosen = condition == now
-        cell = now * heads + head
-        mine = sums + cell * sum_count
-        _add(mine, chosen, dot)
-        _add(mine + 1, chosen, a_squared)
-        _add(mine + 2, chosen, b_squared)
-        _add(mine + 3, chosen, difference)
-        _add(mine + 4, chosen, size)
-        _add(mine + 5, chosen, apart_squared)
-        _add(mine + 6, chosen, count)
-        _add(mine + 7, chosen, known - count)
-        _add(mine + 8, chosen, tl.where(chosen, dim - known, 0))
-        most = tl.max(tl.where(chosen, largest, 0.0), 0).to(tl.float64)
-        tl.atomic_max(max_abs + cell, most.to(tl.int64, bitcast=True), sem="relaxed")
+        mine = sums + (now * heads + head) * sum_count
+        _add(mine, chosen, difference)
+        _add(mine + 1, chosen, size)
+        _add(mine + 2, chosen, count)
+        _add(mine + 3, chosen, known - count)
+        _add(mine + 4, chosen, tl.where(chosen, dim - known, 0))
         now = tl.min(tl.where(condition > now, condition, none), 0)
 
 
@@ -97,7 +84,6 @@ def reduce(
     reference: Tensor,
     conditions: Tensor,
     sums: Tensor,
-    max_abs: Tensor,
     tile: int = TILE,
     warps: int = WARPS,
 ) -> Tensor:
@@ -107,8 +93,7 @@ def reduce(
         out: [rows, heads, head_dim], at least one row, fewer than 2**31 rows times heads, head_dim up to 8192.
         reference: the same shape and dtype.
         conditions: int64 [rows], condition of each query.
-        sums: contiguous float64 [conditions, heads, 9], the columns of `SUMS`. Updated in place.
-        max_abs: contiguous float64 [conditions, heads]. Updated in place.
+        sums: contiguous float64 [conditions, heads, 5], the columns of `SUMS`. Updated in place.
         tile: elements of each output that a program reads at once.
         warps: warps per program.
 
@@ -122,7 +107,7 @@ def reduce(
     block_rows = max(1, (tile // 2 if double else tile) // block_dim)
     worst = torch.zeros(2, dtype=torch.int64, device=out.device)
     _reduce[(heads, triton.cdiv(rows, block_rows))](
-        out, reference, conditions, sums, max_abs.view(torch.int64), worst, rows, heads,
+        out, reference, conditions, sums, worst, rows, heads,
         out.stride(0), out.stride(1), reference.stride(0), reference.stride(1),
         dim=dim, block_dim=block_dim, block_rows=block_rows, wide=tl.float64 if double else tl.float32,
         none=CONDITION_COUNT, sum_count=len(SUMS), last=_LAST, num_warps=warps,

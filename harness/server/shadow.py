@@ -19,6 +19,7 @@ from torch import Tensor
 
 from assay.harness.attention.call import KernelRefused
 from assay.harness.backend import Backend
+from assay.harness.evidence.error_sums import SUMS
 from assay.harness.evidence.nonce import nonce_of_process
 from assay.harness.evidence.pack import CallMetadata
 from assay.harness.evidence.shadow_errors import (
@@ -241,13 +242,13 @@ class Shadow:
             sampled_rows=self._sampled,
             write_request=self._written,
         )
-        empty = (np.zeros((0, 6), np.int64), np.zeros((0, 9)), np.zeros(0))
-        index, sums, max_abs = (np.concatenate(parts) for parts in zip(empty, *cells, strict=False))
+        empty = (np.zeros((0, 6), np.int64), np.zeros((0, len(SUMS))))
+        index, sums = (np.concatenate(parts) for parts in zip(empty, *cells, strict=False))
         truth = [sums.cells(layer, self._rank * sums.heads) for (layer, _), sums in sorted(self._truth.items())]
         path = self._folder / FOLDER / f"{os.getpid()}.safetensors"
         queries = [sums.queries(layer, self._rank * sums.heads) for (layer, _), sums in sorted(self._truth.items())]
         against_truth = (joined(truth), joined_queries(queries)) if truth else ()
-        write_shadow_errors(path, index, sums, max_abs, header, *against_truth)
+        write_shadow_errors(path, index, sums, header, *against_truth)
 
     def _resolve_worst(self) -> None:
         """Look up the requests of the worst cases, and drop the passes."""

@@ -9,6 +9,7 @@ from types import ModuleType
 import pytest
 
 from assay.harness.errors import EvidenceError
+from assay.harness.files import write_whole
 from assay.harness.judge.call_counts import CallSummary
 from assay.harness.judge.latency_result import LatencyResult
 from assay.harness.verdict import Verdict
@@ -65,4 +66,4 @@ def test_text_of_a_server_stays_text(examples: ModuleType) -> None:
 def test_a_full_disk_is_an_error_that_says_so(examples: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(EvidenceError, match="cannot be written"):
-        page.write_page(bench_document(examples.latency()), tmp_path / "file" / "bench.html")
+        write_whole(tmp_path / "file" / "bench.html", page.to_html(bench_document(examples.latency())))

@@ -14,6 +14,7 @@ import torch
 from assay.harness.attention.matrix import cases
 from assay.harness.bugs.faults import fault, rounded_oracle
 from assay.harness.errors import EvidenceError
+from assay.harness.files import write_whole
 from assay.harness.offline.check import check
 from assay.harness.offline.check_result import CheckResult
 from assay.reports import page as pages
@@ -89,7 +90,7 @@ def test_hostile_text_stays_text(wrong: CheckResult, examples: ModuleType) -> No
 def test_a_file_that_cannot_be_written_is_an_error_that_says_so(wrong: CheckResult, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(EvidenceError, match="cannot be written"):
-        pages.write_page(check_document(wrong), tmp_path / "file" / "check.html")
+        write_whole(tmp_path / "file" / "check.html", pages.to_html(check_document(wrong)))
 
 
 # The axes of a bounding box that leave their image, in CSS pixels.
@@ -139,7 +140,7 @@ def test_a_page_in_the_browser_shows_whole_pictures(
     ]
     found = tuple(wrong.findings[0].model_copy(update={"picture": picture}) for picture in pictures)
     page = tmp_path / "check.html"
-    pages.write_page(check_document(replace(wrong, findings=found)), page)
+    write_whole(page, pages.to_html(check_document(replace(wrong, findings=found))))
     with browser(scheme=scheme) as chrome:
         screenshot.resize(chrome, width, 900)
         screenshot.open_page(chrome, page)

@@ -15,9 +15,9 @@ from rich.console import Console
 
 from assay.harness.engines.process import telling_lines
 from assay.harness.engines.sglang.failures import ended
-from assay.harness.evidence.manifest import Failure
+from assay.harness.evidence.manifest import FailureResult
 from assay.harness.judge.decide import decide
-from assay.harness.judge.report import FailureResult, Report
+from assay.harness.judge.report import Report
 from assay.reports import junit, markdown, page
 from assay.reports.github import workflow_commands
 from assay.reports.run_report import run_document
@@ -44,7 +44,7 @@ def failed(examples: ModuleType, log: Path) -> Report:
     text = log.read_text()
     tail = "Its log (runs/x/candidate.log) ends:\n" + "\n".join(f"  {line}" for line in telling_lines(text))
     how = "exited with status 1" if "Traceback" in text and "sigquit" not in text.lower() else "was killed by SIGKILL"
-    failure = Failure.of("engine", ended(WHO, how, "during start-up", text, tail))
+    failure = FailureResult.of("engine", ended(WHO, how, "during start-up", text, tail))
     judged = decide("mine:forward", [], [], failure)
     shown = FailureResult(**failure.model_dump(exclude={"message"}))
     report: Report = examples.inconclusive()

@@ -3,7 +3,8 @@ from __future__ import annotations
 import re
 from types import ModuleType
 
-from assay.harness.judge.report import Check, Report
+from assay.harness.judge.report import Report
+from assay.harness.verdict import Check
 from assay.reports.github import workflow_commands
 from assay.reports.run_report import run_document
 

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from junitparser import JUnitXml
 
-from assay.harness.judge.report import Check, CheckStatus, Report
+from assay.harness.judge.report import Report
+from assay.harness.verdict import Check, CheckStatus
 from assay.reports import junit
 from assay.reports.run_report import run_document
 

@@ -18,7 +18,7 @@ from assay.reports.document import HeatMaps, blocks_of
 from assay.reports.heat_maps import grid_says, worst_grid
 from assay.reports.layer_section import layer_diff_section
 from assay.reports.run_report import run_document
-from assay.reports.summary import layer_diff_lines, layer_rows, worst_cells
+from assay.reports.summary import layer_diff_lines, worst_cells
 
 
 def to_html(report: Report) -> str:
@@ -90,8 +90,8 @@ def test_what_a_reader_without_scripts_sees(report: Report) -> None:
     section = _section(report)
     text = _shown(section)
     assert section.count('<figure class="heat') == section.count('hidden>\n  <div class="bar">')
-    for cell in worst_cells(report.layers, 10):
-        assert f"{cell.layer} {cell.head} {cell.where} {percent(cell.error)} {percent(cell.bound)}" in text
+    for layer, head, where, error, bound in worst_cells(report.layers, 10):
+        assert f"{layer} {head} {where} {percent(error)} {percent(bound)}" in text
     assert "Worst own error: layer 0, head 2, extend, cached prefix: 143 %, 31x its bound 4.7 %." in text
     assert "Out of bounds: all 4 layers." in text
     assert "decode: sage_attn_as_shipped does not compute it" in text
@@ -145,15 +145,6 @@ def test_the_short_block_is_in_every_report(report: Report, render: Any) -> None
     for line in layer_diff_lines(report.layers):
         assert line in text
     assert "Worst own error" not in render(report.model_copy(update={"layers": None}))
-
-
-def test_layer_rows_say_what_is_out_of_bounds(layer_diffs: ModuleType) -> None:
-    rows = layer_rows(layer_diffs.seed_case())
-    assert [row.layer for row in rows] == ["0", "1", "2", "3"]
-    assert [(name, beyond) for name, _, beyond in rows[0].cells] == [
-        ("extend, prefix 0", False),
-        ("extend, prefix >= 16", True),
-    ]
 
 
 def _row(layer: int, own: Any, total: Any = None, bound: float | None = 0.05) -> DepthRow:

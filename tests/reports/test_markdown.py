@@ -10,7 +10,8 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from assay.harness.judge.latency_result import LatencyResult
-from assay.harness.judge.report import Check, Finding, LayersResult, Report
+from assay.harness.judge.report import LayersResult, Report
+from assay.harness.verdict import Check, Finding
 from assay.reports import markdown
 from assay.reports.markdown import code, escape
 from assay.reports.run_report import run_document

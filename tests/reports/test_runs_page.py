@@ -13,7 +13,7 @@ import pytest
 from assay.harness.explain.pages import page
 from assay.harness.judge.history import RunList, list_runs
 from assay.reports.explain import explain_document
-from assay.reports.page import to_html, write_page
+from assay.reports.page import to_html
 from assay.reports.runs import runs_document
 from assay.reports.summary import when
 from assay.reports.write import write_reports
@@ -49,7 +49,7 @@ def test_the_rows_lead_to_the_reports_and_say_how_long_the_runs_took(listed: Run
     page = tmp_path / "pages of mine" / "runs.html"
     page.parent.mkdir()
     (tmp_path / "runs" / "error" / "report.html").unlink()
-    write_page(runs_document(listed, page.parent), page)
+    page.write_text(to_html(runs_document(listed, page.parent)))
     html = page.read_text()
     links = re.findall(r'<a href="([^"]+)" rel="noreferrer"><code>', html)
     assert {(page.parent / unquote(link)).resolve() for link in links} == {
@@ -74,7 +74,7 @@ def test_no_column_of_the_runs_is_cut_off(
     chrome: Any, screenshot: Any, tmp_path: Path, listed: RunList, width: int
 ) -> None:
     path = tmp_path / "runs.html"
-    write_page(runs_document(listed, path.parent), path)
+    path.write_text(to_html(runs_document(listed, path.parent)))
     screenshot.resize(chrome, width, 844)
     screenshot.open_page(chrome, path)
     assert chrome.execute_script("return document.documentElement.scrollWidth") == width

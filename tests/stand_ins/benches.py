@@ -87,12 +87,12 @@ def write_bench(
             ]
         )
     for role in ROLES if counted else ():
-        counters = CounterFile(folder.servers.server_folder(role) / "counters", "1", folder.nonce)
+        counters = CounterFile(folder.server_folder(role) / "counters", "1", folder.nonce)
         for phase in ("extend", "decode"):
             row = CounterRow(
                 backend="torch_native", kernel="torch_native", phase=phase, cached_prefix=True, interpreted=interpreted
             )
             for layer in range(LAYERS):
                 counters.add(counters.row(row), layer)
-    folder.servers.write_counters()
+    folder.write_counters()
     return folder

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -54,7 +55,7 @@ def cells(
                             index.append((layer, head, p, x, q, b))
                             finite = np.isfinite(value)
                             made = {
-                                "dot": 1.0, "candidate_squared": 1.0, "reference_squared": 1.0, "reference_size": 10.0,
+                                "reference_size": 10.0,
                                 "difference": 10 * value if finite else 0.0, "compared": 64.0 if finite else 60.0,
                                 "nonfinite": 0.0 if finite else 4.0,
                             }  # fmt: skip
@@ -64,11 +65,11 @@ def cells(
         failed=errors, unrecorded=unrecorded or {}, candidate_noise=noise, heads=dict.fromkeys(range(layers), heads),
         rows=640, sampled_rows=640,
     )  # fmt: skip
-    cells, added = np.array(index, np.int64).reshape(-1, 6), np.array(sums).reshape(-1, 9)
+    cells, added = np.array(index, np.int64).reshape(-1, 6), np.array(sums).reshape(-1, len(SUMS))
     truth = truth_errors(
         cells, added[:, SUMS.index("difference")] / 10, added[:, SUMS.index("nonfinite")], gain, reference
     )
-    return ShadowErrors(cells, added, np.ones(len(index)), (legend,), truth)
+    return ShadowErrors(cells, added, (legend,), truth)
 
 
 HONEST = 0.016
@@ -132,9 +133,8 @@ def seed_case() -> LayersResult:
     )  # fmt: skip
     run = cells(4, 4, error, worst=worst)
     bounds = {(layer, "extend"): 0.0468 + 0.0013 * layer for layer in range(4)}
-    total = {0: 1.21, 1: 1.34, 2: 1.29, 3: 1.4}
-    inherited = {1: 0.61, 2: 0.7, 3: 0.85}
-    depth = depth_rows(run, bounds, total, inherited)
+    free = {0: (1.21, math.nan), 1: (1.34, 0.61), 2: (1.29, 0.7), 3: (1.4, 0.85)}
+    depth = depth_rows(run, bounds, free)
     return layers_result(run, bounds, depth=depth, pack="runs/20261120-121002/inside/server/pack")
 
 
@@ -186,7 +186,7 @@ def one_head(layers: int = 32, heads: int = 32, phases: tuple[str, ...] = PHASES
     }  # fmt: skip
     total = {layer: float(0.02 * (1 + layer) ** 0.5 + 0.5 * (layer >= faulty[0])) for layer in range(layers)}
     inherited = {layer: max(total[layer] - (0.6 if layer == faulty[0] else 0.0), 0.01) for layer in range(1, layers)}
-    depth = depth_rows(run, bounds, total, inherited)
+    depth = depth_rows(run, bounds, {layer: (own, inherited.get(layer, math.nan)) for layer, own in total.items()})
     return layers_result(run, bounds, depth=depth)
 
 

@@ -31,11 +31,10 @@ from assay.harness.errors import EngineError
 from assay.harness.evidence.baseline import write_baseline
 from assay.harness.evidence.bench_folder import bench_folder
 from assay.harness.evidence.cause import CAUSE
-from assay.harness.evidence.executed import KernelClaim
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import PACK_FOLDER as PACK
 from assay.harness.evidence.layer_diff_record import pack_of
-from assay.harness.evidence.manifest import Failure, ServerManifest
+from assay.harness.evidence.manifest import FailureResult, ServerManifest
 from assay.harness.evidence.op_matrix import MATRIX, MatrixRecord
 from assay.harness.evidence.pack import CallMetadata, Source
 from assay.harness.evidence.records import Answer, Token
@@ -96,8 +95,8 @@ def answered(
     }  # fmt: skip
     plan = planned(flags | policy)
     folder = started(plan, path, device)
-    served.trace(folder, "reference", "torch_native", KernelClaim(), TORCH)
-    served.trace(folder, "candidate", "sage_attn", KernelClaim(noise="int8_qk", kernels=SAGE), ran)
+    served.trace(folder, "reference", "torch_native", TORCH)
+    served.trace(folder, "candidate", "sage_attn", ran, noise="int8_qk", kernels=SAGE)
     for role in ROLES:
         other = role == "candidate"
         for number, item in enumerate(plan.of("accuracy")):
@@ -148,7 +147,7 @@ def fails(path: Path, cause: str = "port", kind: Any = "engine") -> None:
     """A run that an error ended."""
     folder = answered(path)
     error = EngineError("The server failed: KeyError: 'x'", "", "read it.", details="log\n  line", cause=cause)
-    folder.update(folder.progress().model_copy(update={"failure": Failure.of(kind, error), "servers": ()}))
+    folder.update(folder.progress().model_copy(update={"failure": FailureResult.of(kind, error), "servers": ()}))
 
 
 def other_arguments(path: Path) -> None:
@@ -264,7 +263,7 @@ def layers(
     errors = layer_diffs.cells(2, 4, cell, noise="", gain=gain)
     truth = replace(errors.truth, candidate_honest=errors.truth.reference_honest)
     header = errors.headers[0].model_copy(update={"run": folder.nonce, "candidate": EXACT})
-    write_shadow_errors(place / SHADOW / "1.safetensors", errors.index, errors.sums, errors.max_abs, header, truth)
+    write_shadow_errors(place / SHADOW / "1.safetensors", errors.index, errors.sums, header, truth)
     if examined and (pack := pack_of(folder)):
         folder.write(CAUSE, replay_recorded(pack, Backend.parse(EXACT), "again"))
     record = MatrixRecord(kernel=EXACT, calls="float32", computed=("extend-1", "decode-1"), worst=0.5)
@@ -282,7 +281,7 @@ def timed(path: Path, broken: bool = False, bench: dict[str, Any] | None = None,
             wrong = broken and role == "candidate" and number >= COLD
             folder.append(said.model_copy(update={"text": "", "parsed": None}) if wrong else said)
         served.count_served(folder, role, "torch_native")
-        served.trace(folder, role, "torch_native", KernelClaim(), TORCH)
+        served.trace(folder, role, "torch_native", TORCH)
     served.see_fault(folder, plan)
     benches.write_bench(bench_folder(folder).path, nonce=folder.nonce, **(bench or {}))
 

@@ -42,11 +42,11 @@ from assay.harness.judge.report import (
     SuiteResult,
     Tally,
     TruthRow,
-    Verdict,
     WorstCall,
 )
 from assay.harness.picture import CELLS, Picture
 from assay.harness.sides import Role
+from assay.harness.verdict import Verdict
 
 SAGE = "sageattention 1.0.6 (Triton interpreter)"
 NATIVE = "torch_native"

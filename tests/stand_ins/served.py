@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from assay.harness.collect.plan import Plan
 from assay.harness.collect.run_folder import open_folder
@@ -10,7 +11,7 @@ from assay.harness.conditions import has_cached_prefix
 from assay.harness.evidence import jsonl
 from assay.harness.evidence.counters import ADMISSIONS, FOLDER, Admission, CounterFile, CounterRow
 from assay.harness.evidence.executed import FOLDER as KERNELS
-from assay.harness.evidence.executed import KERNEL_TRACES, ExecutedKernel, KernelClaim, KernelTrace, TracedPass
+from assay.harness.evidence.executed import KERNEL_TRACES, ExecutedKernel, KernelTrace, TracedPass
 from assay.harness.evidence.faults import SeededCalls
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import ServerManifest
@@ -44,10 +45,11 @@ def complete_run(plan: Plan, path: Path) -> RunFolder:
     return folder
 
 
-def trace(folder: RunFolder, role: Role, backend: str, claim: KernelClaim, names: tuple[str, ...]) -> None:
+def trace(folder: RunFolder, role: Role, backend: str, names: tuple[str, ...], **declared: Any) -> None:
+    """Write the trace of a server whose kernel launched so many kernels in each of two passes, and declares this."""
     kernels = tuple(ExecutedKernel(kind="operator", name=name, attention=True, launches=4) for name in names)
     passes = tuple(TracedPass(phase="extend", cached_prefix=cached, kernels=kernels) for cached in (False, True))
-    seen = KernelTrace(run=folder.nonce, backend=backend, claim=claim, passes=passes)
+    seen = KernelTrace(run=folder.nonce, backend=backend, passes=passes, **declared)
     folder.write(KERNEL_TRACES, seen, role)
 
 

@@ -22,10 +22,12 @@ def planned(policy: dict[str, Any] | None = None, seed: int = 0, graphs: bool | 
 def test_every_round_plays_every_load_twice_per_role_side_by_side() -> None:
     plan = planned({"shapes": ("short", "shared"), "concurrency": (1, 8)})
     for number, groups in enumerate(zip(*[islice(turns(plan), 12)] * 4, strict=True)):
-        assert {group[0].load for group in groups} == {(s, c) for s in ("short", "shared") for c in (1, 8)}
+        assert {(group[0].shape.name, group[0].concurrency) for group in groups} == {
+            (s, c) for s in ("short", "shared") for c in (1, 8)
+        }
         for group in groups:
             assert {turn.round for turn in group} == {number}
-            assert len({turn.load for turn in group}) == 1
+            assert len({(turn.shape.name, turn.concurrency) for turn in group}) == 1
             assert Counter(turn.role for turn in group) == {"reference": 2, "candidate": 2}
             assert len({(turn.role, turn.again) for turn in group}) == 4
 

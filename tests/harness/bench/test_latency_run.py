@@ -19,7 +19,7 @@ from assay.harness.config import make_spec
 from assay.harness.errors import EngineError, UsageError
 from assay.harness.evidence.bench_folder import TIMINGS, BenchFolder, bench_folder
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.manifest import Failure
+from assay.harness.evidence.manifest import FailureResult
 from assay.harness.progress import ProgressDisplay
 
 FLAGS: dict[str, Any] = {
@@ -41,7 +41,7 @@ class Benches:
             file.write("played\n")
         if self.dies:
             raise EngineError("the candidate died")
-        folder.servers.write_counters()
+        folder.write_counters()
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_an_interrupted_bench_starts_over(folder: RunFolder, monkeypatch: pytest
     timed(folder, Benches(dies=True), monkeypatch)
     failure = folder.progress().failure
     assert failure is not None
-    assert (failure.kind, failure.message) == ("engine", "the candidate died")
+    assert (failure.kind, failure.found) == ("engine", "the candidate died")
     assert not bench_folder(folder).complete
     folder.update(folder.progress().model_copy(update={"failure": None}))
     timed(folder, Benches(), monkeypatch)
@@ -90,7 +90,7 @@ def test_an_interrupted_bench_starts_over(folder: RunFolder, monkeypatch: pytest
 
 
 def test_a_run_that_failed_is_not_timed_and_stays_failed(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    failure = Failure(kind="engine", message="no memory")
+    failure = FailureResult.of("engine", EngineError("no memory"))
     folder.update(folder.progress().model_copy(update={"failure": failure}))
     benches = Benches()
     timed(folder, benches, monkeypatch)

@@ -116,7 +116,7 @@ def test_what_was_answered_is_not_asked_again(plan: Plan, tmp_path: Path) -> Non
     asked(plan, folder, [FakeEngine("reference"), FakeEngine("candidate", dies_after=9)])
     failure = folder.progress().failure
     assert failure is not None
-    assert "it died" in failure.message
+    assert "it died" in failure.found
     before = {answer.key for answer in folder.answers()}
     assert len([key for key in before if key[1] == "candidate"]) == 8, "all but the header"
     second = [FakeEngine("reference"), FakeEngine("candidate")]

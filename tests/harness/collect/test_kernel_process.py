@@ -215,8 +215,8 @@ def test_a_kernel_that_can_serve_nothing_ends_a_run_before_its_servers_start(
     collect(plan, folder, quiet())
     failure = folder.progress().failure
     assert failure is not None
-    assert failure.message.startswith(f"No server was started: {says}")
-    assert f"assay check isolated_kernels:{kernel}" in failure.message + failure.do
+    assert failure.found.startswith(f"No server was started: {says}")
+    assert f"assay check isolated_kernels:{kernel}" in failure.do
     assert build(folder).verdict == "error"
     assert_nothing_left(folder)
     assert not [one.pid for one in psutil.process_iter(["cmdline"]) if "600.25" in (one.info["cmdline"] or ())]

@@ -87,10 +87,10 @@ def test_the_seed_case_is_named_by_its_cached_prefix() -> None:
     ]
     telling = most_telling(by_condition(pairs))
     assert telling is not None
-    assert telling.by == "cached-prefix"
-    assert [row.bucket for row in telling.broken] == [">= 16"]
-    assert telling.p_value < 1e-10
-    assert telling.summary.startswith(
+    assert telling[1][0].by == "cached-prefix"
+    assert telling[0] < 1e-10
+    assert [row.bucket for row in telling[1]] == [">= 16"]
+    assert telling[2].startswith(
         "Correct answers by cached prefix: 32/32 at 1 (reference 32/32), but 0/32 at >= 16 (reference 32/32); p ="
     )
 
@@ -101,7 +101,7 @@ def test_of_equivalent_splits_the_cached_prefix_is_named() -> None:
     pairs += [make_pair(False, cached=54, prompt=120) for _ in range(32)]
     telling = most_telling(by_condition(pairs))
     assert telling is not None
-    assert telling.by == "cached-prefix"
+    assert telling[1][0].by == "cached-prefix"
 
 
 def test_of_two_telling_splits_the_sharper_is_named() -> None:
@@ -110,16 +110,16 @@ def test_of_two_telling_splits_the_sharper_is_named() -> None:
     pairs += [make_pair(False, batch=8) for _ in range(30)]
     telling = most_telling(by_condition(pairs))
     assert telling is not None
-    assert telling.by == "cached-prefix"
+    assert telling[1][0].by == "cached-prefix"
 
 
 def test_a_cause_in_the_batch_is_named() -> None:
     pairs = [make_pair(batch < 9, cached=cached, batch=batch) for batch in (1, 4, 12, 20) for cached in (1, 54) * 8]
     telling = most_telling(by_condition(pairs))
     assert telling is not None
-    assert telling.by == "batch-size"
-    assert {row.bucket for row in telling.broken} == {"9-16", ">= 17"}
-    assert telling.summary.startswith(
+    assert telling[1][0].by == "batch-size"
+    assert {row.bucket for row in telling[1]} == {"9-16", ">= 17"}
+    assert telling[2].startswith(
         "Correct answers by batch size: 16/16 at 1 (reference 16/16), 16/16 at 2-4 (reference 16/16), but 0/16 at "
     )
 

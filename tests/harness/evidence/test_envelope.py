@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from assay.harness.errors import EvidenceError
-from assay.harness.evidence.envelope import ENVELOPE_FILES, EngineLimits, EnvelopeCounts, met_of, read_envelope
+from assay.harness.evidence.envelope import ENVELOPE_FILES, EngineLimits, EnvelopeCounts, read_envelope
 
 LIMITS = EngineLimits(context_tokens=4096)
 
@@ -17,7 +17,7 @@ def counts(layers: dict[int, int], run: str = "n") -> EnvelopeCounts:
         run=run,
         limits=LIMITS,
         calls={"extend": {"batch": {"1": layers}}},
-        met={"extend": {"batch": met_of(dict.fromkeys(layers, ((1, 1),)))}},
+        met={"extend": {"batch": dict.fromkeys(layers, ((1, 1),))}},
     )
 
 
@@ -40,15 +40,13 @@ def test_processes_with_other_layers_are_joined(tmp_path: Path) -> None:
 
 
 def test_lengths_are_those_that_every_layer_and_every_process_met(tmp_path: Path) -> None:
-    shared = counts({0: 2, 1: 2}).model_copy(
-        update={"met": {"extend": {"batch": met_of({0: ((1, 9),), 1: ((1, 3), (7, 9))})}}}
-    )
-    other = shared.model_copy(update={"met": {"extend": {"batch": met_of({0: ((1, 8),), 1: ((1, 8),)})}}})
+    shared = counts({0: 2, 1: 2}).model_copy(update={"met": {"extend": {"batch": {0: ((1, 9),), 1: ((1, 3), (7, 9))}}}})
+    other = shared.model_copy(update={"met": {"extend": {"batch": {0: ((1, 8),), 1: ((1, 8),)}}}})
     for number, one in enumerate((shared, other)):
         ENVELOPE_FILES.write(tmp_path, one, process=str(number))
     found = read_envelope(tmp_path)
     assert found is not None
-    assert found.by_layer("extend", "batch") == {0: ((1, 8),), 1: ((1, 3), (7, 8))}
+    assert found.met["extend"]["batch"] == {0: ((1, 8),), 1: ((1, 3), (7, 8))}
     assert found.values("extend", "batch") == ((1, 3), (7, 8))
     assert found.reached("extend", "batch") == 8
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from assay.harness.errors import EvidenceError, UsageError
+from assay.harness.errors import EngineError, EvidenceError, UsageError
 from assay.harness.evidence import jsonl
 from assay.harness.evidence.counters import Admission
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import LAYER_DIFF
-from assay.harness.evidence.manifest import Failure, Manifest, Progress, hash_items
+from assay.harness.evidence.manifest import FailureResult, Manifest, Progress, hash_items
 from assay.harness.evidence.records import Answer, Item, Token
 
 BATCHES = (("rid-0", "rid-1"), ("rid-0",))
@@ -66,7 +66,7 @@ def test_a_killed_run_is_resumed(tmp_path: Path) -> None:
     path = tmp_path / "run"
     folder = RunFolder.open(path, manifest(), ITEMS)
     folder.append(answer("q0"))
-    folder.update(Progress(seconds=3, failure=Failure(kind="engine", message="died")))
+    folder.update(Progress(seconds=3, failure=FailureResult.of("engine", EngineError("died"))))
     with (path / "records.jsonl").open("a") as file:
         file.write('{"suite": "accuracy", "ro')  # killed in the middle of a line
     again = RunFolder.open(

@@ -33,7 +33,7 @@ def cause(path: Path, nonce: str) -> Callable[[], object]:
 
 
 def record(path: Path, nonce: str) -> Callable[[], object]:
-    done = LayerDiffRecord(run=nonce, traced=(), substituted=False, layers=1, seconds=1.0)
+    done = LayerDiffRecord(run=nonce, traced=(), seconds=1.0)
     LAYER_DIFF.write(RunFolder(path, nonce).server_folder("reference"), done)
     return lambda: RunFolder(path, OURS).read(LAYER_DIFF, "reference")
 
@@ -47,7 +47,7 @@ def pack(path: Path, nonce: str) -> Callable[[], object]:
 def shadow(path: Path, nonce: str) -> Callable[[], object]:
     header = ShadowHeader(run=nonce, reference="r", candidate="c", phases=("extend",))
     file = RunFolder(path, nonce).server_folder("reference") / "shadow" / "1.safetensors"
-    write_shadow_errors(file, np.zeros((0, 6), np.int64), np.zeros((0, 9)), np.zeros(0), header)
+    write_shadow_errors(file, np.zeros((0, 6), np.int64), np.zeros((0, 5)), header)
     return lambda: shadow_errors_of(RunFolder(path, OURS))
 
 

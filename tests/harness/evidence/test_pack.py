@@ -58,7 +58,7 @@ def test_a_call_is_read_as_it_was_recorded(tmp_path: Path, dtype: torch.dtype) -
     for name in ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"):
         assert torch.equal(getattr(one.call, name), getattr(call, name))
         assert getattr(one.call, name).dtype == getattr(call, name).dtype
-    assert (one.call.scale, one.call.causal, one.layer, one.phase) == (call.scale, True, 2, "extend")
+    assert (one.call.scale, one.call.causal, one.call.layer, one.call.phase) == (call.scale, True, 2, "extend")
     assert torch.equal(one.reference, oracle(call).to(dtype))
     assert (one.entry.new, one.entry.prefix, one.entry.requests) == ((3, 2), (0, 17), ("a", "a"))
     assert read_manifest(tmp_path / "pack").source == SOURCE
@@ -75,7 +75,7 @@ def test_the_sample_is_stratified_and_the_budget_is_kept(tmp_path: Path) -> None
             assert size(tmp_path / "pack") <= budget
     writer.flush()
     assert size(tmp_path / "pack") <= budget
-    counts = Counter((one.layer, one.entry.prefix) for one in read_pack(tmp_path / "pack"))
+    counts = Counter((one.call.layer, one.entry.prefix) for one in read_pack(tmp_path / "pack"))
     assert len(counts) == 12
     assert max(counts.values()) <= RESERVOIR
     assert read_manifest(tmp_path / "pack").seen == 300
@@ -99,7 +99,7 @@ def test_the_worst_call_of_a_layer_replaces_milder_ones(tmp_path: Path) -> None:
     offer(writer, [(2, 3)], layer=3, error=0.0)
     writer.flush()
     kept = read_pack(tmp_path / "pack")
-    assert [(one.layer, one.entry.relative_l1, one.entry.chosen) for one in kept] == [
+    assert [(one.call.layer, one.entry.relative_l1, one.entry.chosen) for one in kept] == [
         (1, float("inf"), "worst"),
         (2, 0.2, "worst"),
     ]
@@ -115,7 +115,7 @@ def test_the_worst_calls_leave_room_for_the_sample(tmp_path: Path) -> None:
         offer(writer, [(4, 5)], layer=layer, error=1.0 + layer)
     writer.flush()
     kept = read_pack(tmp_path / "pack")
-    worst = sorted(one.layer for one in kept if one.entry.chosen == "worst")
+    worst = sorted(one.call.layer for one in kept if one.entry.chosen == "worst")
     assert 5 <= len(worst) < 20
     assert worst == list(range(20 - len(worst), 20))
     assert len([one for one in kept if one.entry.chosen == "sample"]) >= 5
@@ -194,7 +194,7 @@ def test_a_new_pack_replaces_an_old_one_and_nothing_else(tmp_path: Path) -> None
         writer = PackWriter(tmp_path / "pack", SOURCE, BUDGET)
         offer(writer, [(2, 0)], layer=layer)
         writer.flush()
-    assert [one.layer for one in read_pack(tmp_path / "pack")] == [2]
+    assert [one.call.layer for one in read_pack(tmp_path / "pack")] == [2]
     assert len(list((tmp_path / "pack" / "calls").iterdir())) == 1
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.txt").write_text("mine")

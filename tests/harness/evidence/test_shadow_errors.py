@@ -24,18 +24,16 @@ HEADER = ShadowHeader(reference="r", candidate="c", phases=("extend",))
 
 
 def row(difference: float, size: float, count: float) -> list[float]:
-    values = {"difference": difference, "reference_size": size, "compared": count, "difference_squared": difference**2}
-    return [values.get(name, 1.0 if name == "dot" or name.endswith("ed") else 0.0) for name in SUMS[:6]] + [count, 0, 0]
+    values = {"difference": difference, "reference_size": size, "compared": count}
+    return [values.get(name, 0.0) for name in SUMS]
 
 
 def made(index: list[list[int]], sums: list[list[float]], header: ShadowHeader = HEADER) -> ShadowErrors:
-    return ShadowErrors(np.array(index), np.array(sums), np.arange(len(index)) + 1.0, (header,))
+    return ShadowErrors(np.array(index), np.array(sums), (header,))
 
 
 def write(folder: Path, pid: int, cells: ShadowErrors) -> None:
-    write_shadow_errors(
-        folder / "shadow" / f"{pid}.safetensors", cells.index, cells.sums, cells.max_abs, cells.headers[0]
-    )
+    write_shadow_errors(folder / "shadow" / f"{pid}.safetensors", cells.index, cells.sums, cells.headers[0])
 
 
 def labels_of(phase: str, new: list[int], prefix: list[int]) -> list[tuple[str, str, str]]:
@@ -67,7 +65,7 @@ def test_sums_are_merged_not_ratios() -> None:
     assert cells.table(by=("prefix",)).relative_l1[[0, 3]].tolist() == [0.5, 0.0]
     assert np.isnan(cells.table(by=("prefix",)).relative_l1[[1, 2]]).all()
     assert cells.table(by=()).elements == 100
-    assert cells.table(by=("head",), where={"prefix": ("1", ">= 16")}).max_abs.tolist() == [2.0]
+    assert cells.table(by=("head",), where={"prefix": ("1", ">= 16")}).relative_l1.tolist() == [0.0]
 
 
 def test_a_cell_that_was_not_observed_is_not_zero() -> None:
@@ -76,7 +74,7 @@ def test_a_cell_that_was_not_observed_is_not_zero() -> None:
     assert observed.tolist() == [[False, True], [False, False], [True, False]]
     assert cells.observed("phase") == ("extend",)
     decode = cells.table(where={"phase": "decode"})
-    for values in (decode.cosine, decode.relative_l1, decode.rmse, decode.max_abs, decode.nonfinite_share):
+    for values in (decode.relative_l1, decode.nonfinite_share):
         assert values.shape == (3, 2)
         assert np.isnan(values).all()
 

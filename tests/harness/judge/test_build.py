@@ -16,13 +16,15 @@ from assay.harness.collect.plan import Plan, prepare
 from assay.harness.collect.run_folder import open_folder
 from assay.harness.config import RunSpec
 from assay.harness.errors import EngineError
-from assay.harness.evidence.executed import KernelClaim
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.manifest import Failure, ServerManifest
+from assay.harness.evidence.manifest import FailureResult, ServerManifest
 from assay.harness.evidence.records import Answer, Item, Token
 from assay.harness.judge import latency_suite, policy_checks
 from assay.harness.judge.build import CLAIMS, build
+from assay.harness.judge.evidence import Judged
+from assay.harness.judge.report import EnvelopeResult, SuiteResult
 from assay.harness.sides import ROLES, Role
+from assay.harness.verdict import Verdict
 
 QUESTIONS, GREEDY, COLD = 160, 128, 16
 
@@ -73,8 +75,8 @@ def evidence(served: ModuleType) -> Evidence:
             for role in ROLES
         )
         folder.update(folder.progress().model_copy(update={"servers": servers, "seconds": 12.0}))
-        served.trace(folder, "reference", "torch_native", KernelClaim(), ("aten::scaled_dot_product_attention",))
-        served.trace(folder, "candidate", "sage_attn", KernelClaim(noise="int8_qk", kernels=SAGE), ran)
+        served.trace(folder, "reference", "torch_native", ("aten::scaled_dot_product_attention",))
+        served.trace(folder, "candidate", "sage_attn", ran, noise="int8_qk", kernels=SAGE)
         for role in ROLES:
             for number, item in enumerate(plan.of("accuracy")):
                 tokens = 0 if number < COLD else cached
@@ -224,9 +226,22 @@ def test_a_report_of_the_same_evidence_is_the_same(plan: Plan, tmp_path: Path, e
     assert build(folder).created == "2026-01-01T00:00:00Z"
 
 
+@pytest.mark.parametrize("verdict", ["pass", "inconclusive"])
+def test_a_pass_says_what_it_covers(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verdict: Verdict
+) -> None:
+    covers = EnvelopeResult(policy="p", sentence="decode at 1 to 9 tokens", reached={}, rows=(), not_covered=())
+    suite = SuiteResult(id="greedy", title="Greedy texts", verdict=verdict, why="w", synthetic=True)
+    claims = (lambda run: Judged(suite=suite, parts={"envelope": covers}),)
+    monkeypatch.setattr(importlib.import_module("assay.harness.judge.build"), "CLAIMS", claims)
+    report = build(open_folder(plan, tmp_path / "run"))
+    assert report.verdict == verdict
+    assert ("The verdict covers decode at 1 to 9 tokens." in report.reasons) == (verdict == "pass")
+
+
 def test_a_failure_is_an_error_with_its_message(plan: Plan, tmp_path: Path, evidence: Evidence) -> None:
     folder = evidence(plan, tmp_path / "run")
-    folder.update(folder.progress().model_copy(update={"failure": Failure(kind="engine", message="it died")}))
+    folder.update(folder.progress().model_copy(update={"failure": FailureResult.of("engine", EngineError("it died"))}))
     report = build(folder)
     assert (report.verdict, report.exit_code, report.headline) == ("error", 3, "No verdict: it died")
 
@@ -236,7 +251,7 @@ def test_a_failure_says_its_cause_and_its_remedy_and_nothing_that_contradicts_it
 ) -> None:
     folder = evidence(plan, tmp_path / "run")
     error = EngineError("The server failed: KeyError: 'x'", "", "read it.", details="log\n  line", cause="port")
-    folder.update(folder.progress().model_copy(update={"failure": Failure.of("engine", error), "servers": ()}))
+    folder.update(folder.progress().model_copy(update={"failure": FailureResult.of("engine", error), "servers": ()}))
     report = build(folder)
     assert report.headline == "No verdict: the server failed: KeyError: 'x'"
     assert report.reasons == ("What to do: read it.",)

@@ -1,23 +1,40 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from assay.harness.config import make_spec
 from assay.harness.evidence.certificate import Certificate, CertifiedEnvelope, Examined
-from assay.harness.judge.certified import RunEnvelope, check_certificate
-from assay.harness.policy import Policy
-from assay.harness.sides import Side
+from assay.harness.judge import certified
+from assay.harness.judge.evidence import RunEvidence
 from assay.harness.verdict import Check
 
 ENGINE = "SGLang 0.5.23"
-RAN = RunEnvelope(
-    device="cpu", reference=Side(backend="torch_native"), candidate="triton",
-    engines=frozenset({ENGINE}), hardware="a CPU, 2 cores, 8 GiB", model_hash="f00", dtype="float32", noise="",
-    phases=("extend",), version="1.0", source="abc",
-)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(certified, "installed_version", lambda: "1.0")
+    monkeypatch.setattr(certified, "source_hash", lambda: "abc")
+
+
+def check(
+    *, noise: str = "", phases: tuple[str, ...] = ("extend",), hardware: str = "a CPU, 2 cores, 8 GiB",
+    dtype: str = "float32", **flags: Any,
+) -> Check:  # fmt: skip
+    """The check of a run: what its servers and its manifest say, and the flags of its spec."""
+    run = SimpleNamespace(
+        spec=make_spec({"device": "cpu", "reference": "torch_native", "candidate": "triton", "model": "tiny", **flags}),
+        manifest=SimpleNamespace(hardware=hardware, model_hash="f00", noise={"candidate": noise}),
+        servers={"reference": SimpleNamespace(engine=f"{ENGINE} on cpu")},
+        errors=SimpleNamespace(headers=(SimpleNamespace(dtype=dtype),)) if dtype else None,
+        claimed=phases,
+    )
+    [made] = certified.claim(cast(RunEvidence, run)).checks
+    return made
 
 
 def envelope(**changed: Any) -> CertifiedEnvelope:
@@ -29,19 +46,13 @@ def envelope(**changed: Any) -> CertifiedEnvelope:
     return made.model_copy(update=changed)
 
 
-def checked(
-    folder: Path,
-    made: CertifiedEnvelope,
-    *,
-    policy: dict[str, Any] | None = None,
-    ran: RunEnvelope = RAN,
-    **changed: Any,
-) -> Check:
+def checked(folder: Path, made: CertifiedEnvelope, ran: dict[str, Any] | None = None, **changed: Any) -> Check:
+    """The check of a run that names this certificate."""
     path = folder / "certificate.json"
     examined = (Examined(id="a", kind="fault", title="a", outcome="caught", seconds=1.0),)
     certificate = Certificate(verdict="pass", made="2026-01-02T03:04:05Z", envelope=made, examined=examined)
     path.write_text(certificate.model_copy(update=changed).model_dump_json())
-    return check_certificate(Policy(certificate=str(path), **(policy or {})), ran)
+    return check(**{"certificate": str(path), **(ran or {})})
 
 
 def test_a_certificate_of_the_runs_envelope_is_cited_with_what_agrees(tmp_path: Path) -> None:
@@ -77,7 +88,7 @@ def test_a_certificate_of_another_envelope_is_not(tmp_path: Path, changed: dict[
 
 
 def test_a_candidate_that_declares_noise_cites_no_certificate_of_exact_kernels(tmp_path: Path) -> None:
-    found = checked(tmp_path, envelope(), ran=replace(RAN, noise="int8_qk"))
+    found = checked(tmp_path, envelope(), ran={"noise": "int8_qk"})
     assert (found.status, "noise family exact instead of int8_qk" in found.found) == ("not checked", True)
     assert "the same: level, device, engine, reference, model, assay, dtype, phases and reach" in found.found
 
@@ -87,7 +98,7 @@ INT8 = {"candidate": "sage_attn", "noise": "int8_qk", "phases": ("extend",)}
 
 
 def test_a_candidate_that_declares_noise_cites_a_certificate_of_its_family(tmp_path: Path) -> None:
-    ran = replace(RAN, noise="int8_qk", candidate="mine:another")
+    ran = {"noise": "int8_qk", "candidate": "mine:another"}
     found = checked(tmp_path, envelope(**INT8), ran=ran)
     assert (found.status, "noise family int8_qk" in found.found) == ("ok", True)
     exact = checked(tmp_path, envelope(**INT8))
@@ -95,7 +106,7 @@ def test_a_candidate_that_declares_noise_cites_a_certificate_of_its_family(tmp_p
 
 
 def test_a_certificate_of_a_kernel_without_decode_says_nothing_of_decode(tmp_path: Path) -> None:
-    both = replace(RAN, noise="int8_qk", phases=("extend", "decode"))
+    both = {"noise": "int8_qk", "phases": ("extend", "decode")}
     found = checked(tmp_path, envelope(**INT8), ran=both)
     assert (found.status, "phases extend instead of extend and decode" in found.found) == ("not checked", True)
     assert checked(tmp_path, envelope(**{**INT8, "phases": ()}), ran=both).status == "ok", "as in older certificates"
@@ -104,7 +115,7 @@ def test_a_certificate_of_a_kernel_without_decode_says_nothing_of_decode(tmp_pat
 def test_faults_that_the_declared_noise_hides_are_listed_where_the_certificate_is_cited(tmp_path: Path) -> None:
     caught = Examined(id="a", kind="fault", title="a", outcome="caught", seconds=1.0)
     hidden = Examined(id="faint", kind="fault", title="faint", outcome="missed", effect=1.5, seconds=1.0)
-    ran = replace(RAN, noise="int8_qk")
+    ran = {"noise": "int8_qk"}
     found = checked(tmp_path, envelope(**INT8), ran=ran, examined=(caught, hidden))
     assert found.status == "ok"
     assert found.found.startswith("1 of 2 faults caught, 1 hidden by the noise of int8_qk (faint), 0 false alarms, on ")
@@ -115,10 +126,10 @@ def test_faults_that_the_declared_noise_hides_are_listed_where_the_certificate_i
     [("", "assay certify --level server"), ("int8_qk", "assay certify --level server --candidate 'odd name:kernel'")],
 )
 def test_the_advice_is_a_command_that_certifies_the_candidates_noise(tmp_path: Path, noise: str, command: str) -> None:
-    ran = replace(RAN, noise=noise, candidate="odd name:kernel")
+    ran = {"noise": noise, "candidate": "odd name:kernel"}
     elsewhere = checked(tmp_path, envelope(device="cuda"), ran=ran)
     assert elsewhere.settles == f"certify this envelope: {command}"
-    missing = check_certificate(Policy(certificate=str(tmp_path / "none")), ran)
+    missing = check(certificate=str(tmp_path / "none"), **ran)
     assert missing.settles.startswith(f"make one with {command}, and name it")
 
 
@@ -133,12 +144,12 @@ def test_the_advice_is_a_command_that_certifies_the_candidates_noise(tmp_path: P
 )
 def test_a_certificate_of_another_gpu_is_not_cited(tmp_path: Path, machine: str, hardware: str, status: str) -> None:
     made = envelope(device="cuda", machine=machine, longest=2048)
-    ran = replace(RAN, device="cuda", hardware=hardware)
-    assert checked(tmp_path, made, policy={"envelope_tokens": 2048}, ran=ran).status == status
+    ran = {"device": "cuda", "hardware": hardware}
+    assert checked(tmp_path, made, ran | {"envelope_tokens": 2048}).status == status
 
 
 def test_a_run_that_compared_no_call_cites_none(tmp_path: Path) -> None:
-    assert checked(tmp_path, envelope(), ran=replace(RAN, dtype="")).status == "not checked"
+    assert checked(tmp_path, envelope(), ran={"dtype": ""}).status == "not checked"
 
 
 def test_a_failed_certificate_is_no_proof(tmp_path: Path) -> None:
@@ -155,11 +166,11 @@ def test_a_certificate_of_a_part_of_the_catalogue_is_no_proof(tmp_path: Path) ->
 
 def test_without_a_certificate_nothing_is_checked_unless_the_policy_names_one(tmp_path: Path) -> None:
     none = str(tmp_path / "none")
-    assert check_certificate(Policy(baselines=none), RAN).status == "not checked"
-    assert check_certificate(Policy(certificate=none), RAN).status == "missing"
+    assert check(baselines=none).status == "not checked"
+    assert check(certificate=none).status == "missing"
 
 
 def test_a_damaged_certificate_forbids_a_pass(tmp_path: Path) -> None:
     path = tmp_path / "certificate.json"
     path.write_text("{}")
-    assert check_certificate(Policy(certificate=str(path)), RAN).status == "missing"
+    assert check(certificate=str(path)).status == "missing"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from assay.harness.evidence.manifest import Failure
-from assay.harness.judge.decide import BASELINE, About, SuiteVerdict, decide, holm_corrected
+from assay.harness.errors import EngineError
+from assay.harness.evidence.manifest import FailureResult
+from assay.harness.judge.decide import BASELINE, SuiteVerdict, decide, holm_corrected
 from assay.harness.verdict import Check, Verdict
 
 VERDICTS: tuple[Verdict, ...] = ("pass", "regression", "inconclusive")
@@ -17,7 +18,7 @@ def suite_verdict(verdict: Verdict, id_: str = "s") -> SuiteVerdict:
 PASS = suite_verdict("pass")
 
 
-def verdict(suites: list[Verdict], *statuses: str, failure: Failure | None = None) -> tuple[str, int]:
+def verdict(suites: list[Verdict], *statuses: str, failure: FailureResult | None = None) -> tuple[str, int]:
     checks = [Check(id="c", title="C", status=status, found="f") for status in statuses]  # type: ignore[arg-type]
     judged = decide("mine", [suite_verdict(v) for v in suites], checks, failure)
     assert judged.reasons
@@ -39,7 +40,7 @@ def test_it_is_a_regression_unless_something_else_differed() -> None:
 
 
 def test_a_failed_engine_is_an_error_even_with_measurements() -> None:
-    died = Failure(kind="engine", message="died")
+    died = FailureResult.of("engine", EngineError("died"))
     assert verdict(["pass"], "ok", failure=died) == ("error", 3)
     assert verdict(["regression"], "ok", failure=died) == ("error", 3)
 
@@ -53,17 +54,11 @@ def test_worse_than_the_accepted_baseline_is_not_worse_than_the_reference() -> N
 
 def test_a_partial_run_says_so_whatever_its_verdict() -> None:
     left_out = ["accuracy", "greedy"]
-    headlines = [decide("mine", [suite_verdict(v)], [OK], about=About(left_out=left_out)).headline for v in VERDICTS]
+    headlines = [decide("mine", [suite_verdict(v)], [OK], left_out=left_out).headline for v in VERDICTS]
     assert headlines[0] == "Partial run: mine passes s; accuracy and greedy were left out."
     assert all(headline.startswith("Partial run: ") for headline in headlines)
     assert not any(decide("mine", [suite_verdict(v)], [OK]).headline.startswith("Partial") for v in VERDICTS)
     assert "no worse" in decide("mine", [PASS], [OK]).headline
-
-
-def test_a_pass_says_what_it_covers() -> None:
-    assert "covers up to 512 tokens" in " ".join(
-        decide("mine", [PASS], [OK], about=About(covers="up to 512 tokens")).reasons
-    )
 
 
 def with_p(verdict: Verdict, p: float | None) -> SuiteVerdict:

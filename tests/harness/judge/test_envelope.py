@@ -2,65 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from assay.harness.config import make_spec
-from assay.harness.evidence.envelope import EngineLimits, Envelope, EnvelopeCounts, Met, met_of
+from assay.harness.evidence.envelope import EngineLimits, Envelope, EnvelopeCounts
 from assay.harness.evidence.lengths import ranges_of
-from assay.harness.judge.decide import About, SuiteVerdict, decide
-from assay.harness.judge.envelope import check_envelope, envelope_result
+from assay.harness.judge.decide import SuiteVerdict, decide
+from assay.harness.judge.envelope import claim
+from assay.harness.judge.evidence import RunEvidence
+from assay.harness.judge.report import EnvelopeResult
+from assay.harness.verdict import Check
 
 LIMITS = EngineLimits(chunk_tokens=512, context_tokens=4096)
-SUITES = ("accuracy", "greedy", "logits", "layers")
 PASSED = SuiteVerdict(id="layers", title="Own error", verdict="pass", why="fine")
 
 
-def asked(**changes: Any) -> tuple[Envelope, str]:
-    """The envelope of a policy, and its line."""
-    policy = make_spec({"envelope_tokens": 512, **changes}).policy
-    return Envelope.of(policy.envelope_tokens, "cpu"), policy.line("envelope_tokens")
+ENVELOPE = Envelope.of(512, "cpu")
+
+
+def claimed(counts: EnvelopeCounts | None, phases: Sequence[str], **flags: Any) -> tuple[Check, EnvelopeResult | None]:
+    """The check that the envelope was covered, and what a report says of it."""
+    run = SimpleNamespace(
+        spec=make_spec({"envelope_tokens": 512, "device": "cpu", **flags}), envelope=counts, claimed=phases, served=None,
+        over_envelope=(), counts={"candidate": ()},
+    )  # fmt: skip
+    made = claim(cast(RunEvidence, run))
+    return made.checks[0], cast(EnvelopeResult | None, made.parts.get("envelope"))
+
+
+def checked(counts: EnvelopeCounts | None, phases: Sequence[str], **flags: Any) -> Check:
+    return claimed(counts, phases, **flags)[0]
 
 
 def counted(limits: EngineLimits = LIMITS, phases: tuple[str, ...] = ("extend",), layers: int = 4) -> EnvelopeCounts:
     """The counts of a run that covers the envelope of the default policy exactly."""
-    envelope, _ = asked()
     calls = {
         phase: {
             quantity: {label: dict.fromkeys(range(layers), 2) for label in labels}
-            for quantity, labels in envelope.kinds(limits)[phase].items()
+            for quantity, labels in ENVELOPE.kinds(limits)[phase].items()
         }
         for phase in phases
     }
     met = {
-        phase: {quantity: _met(points, layers) for quantity, points in _points(limits, phase).items()}
+        phase: {
+            quantity: dict.fromkeys(range(layers), ranges_of(points))
+            for quantity, points in _points(limits, phase).items()
+        }
         for phase in phases
     }
     return EnvelopeCounts(limits=limits, calls=calls, met=met)
 
 
 def _points(limits: EngineLimits, phase: str) -> dict[str, Iterable[int]]:
-    envelope, _ = asked()
-    wanted = envelope.reach(limits).lengths[phase]
+    wanted = ENVELOPE.reach(limits).lengths[phase]
     return {
         **{quantity: range(points[0], points[-1] + 1) for quantity, points in wanted.items()},
-        "batch": [1, envelope.batch],
-        "depth": range(1, envelope.depth + 1),
+        "batch": [1, ENVELOPE.batch],
+        "depth": range(1, ENVELOPE.depth + 1),
     }
-
-
-def _met(lengths: Iterable[int], layers: int = 4) -> tuple[Met, ...]:
-    return met_of(dict.fromkeys(range(layers), ranges_of(lengths)))
 
 
 def meeting(quantity: str, lengths: Iterable[int], phase: str = "extend", layer: int | None = None) -> EnvelopeCounts:
     """The counts of a run whose calls had these lengths alone, in one layer or in all."""
     changed = counted(phases=("extend", "decode")).model_copy(deep=True)
-    layers = changed.by_layer(phase, quantity)
+    layers = changed.met[phase][quantity]
     layers.update(dict.fromkeys(layers if layer is None else [layer], ranges_of(lengths)))
-    changed.met[phase][quantity] = met_of(layers)
     return changed
 
 
@@ -74,7 +84,7 @@ def without(counts: EnvelopeCounts, quantity: str, label: str, layer: int | None
 
 
 def test_what_the_policy_wants_is_covered() -> None:
-    check = check_envelope(*asked(), SUITES, counted(), ["extend"])
+    check = checked(counted(), ["extend"])
     assert (check.status, check.found) == ("ok", "4 layers in extend; envelope_tokens = 512 (--envelope-tokens)")
 
 
@@ -84,7 +94,7 @@ def test_what_the_policy_wants_is_covered() -> None:
      ("mix", "some with a prefix")],
 )  # fmt: skip
 def test_a_condition_that_one_layer_lacks_is_no_pass(quantity: str, label: str) -> None:
-    check = check_envelope(*asked(), SUITES, without(counted(), quantity, label, layer=2), ["extend"])
+    check = checked(without(counted(), quantity, label, layer=2), ["extend"])
     assert check.status == "missing"
     assert label in check.found
     assert decide("sage_attn", [PASSED], [check]).verdict == "inconclusive"
@@ -108,37 +118,35 @@ def test_a_gap_within_the_envelope_is_no_pass_and_is_named(
     phase: str, quantity: str, met: Iterable[int], gap: str, layer: int | None
 ) -> None:
     counts, phases = meeting(quantity, met, phase, layer), ["extend", "decode"]
-    check = check_envelope(*asked(), SUITES, counts, phases)
+    check = checked(counts, phases)
     assert check.status == "missing"
     assert f"{phase}: {gap}" in check.found
     assert decide("sage_attn", [PASSED], [check]).verdict == "inconclusive"
-    result = envelope_result(*asked(), counts, phases)
+    _, result = claimed(counts, phases)
     assert result is not None
     assert result.gaps == (f"{phase}: {gap}",)
 
 
 def test_lengths_with_a_gap_are_said_as_they_are() -> None:
-    result = envelope_result(
-        *asked(), meeting("total-tokens", [*range(1, 201), *range(577, 585)], "decode"), ["decode"]
-    )
+    _, result = claimed(meeting("total-tokens", [*range(1, 201), *range(577, 585)], "decode"), ["decode"])
     assert result is not None
     assert "decode at 1 to 200 and 577 to 584 tokens" in result.sentence
     assert result.reached["decode"]["total-tokens"] == 200
 
 
 def test_a_claimed_phase_that_was_not_compared_is_no_pass() -> None:
-    check = check_envelope(*asked(), SUITES, counted(), ["extend", "decode"])
+    check = checked(counted(), ["extend", "decode"])
     assert check.status == "missing"
     assert "--disable-cuda-graph" in check.settles
 
 
 def test_without_counts_it_is_missing_and_without_the_suite_not_checked() -> None:
-    assert check_envelope(*asked(), SUITES, None, ["extend"]).status == "missing"
-    assert check_envelope(*asked(), ("accuracy",), None, ["extend"]).status == "not checked"
+    assert checked(None, ["extend"]).status == "missing"
+    assert checked(None, ["extend"], suites="accuracy").status == "not checked"
 
 
 def test_a_larger_policy_wants_more() -> None:
-    check = check_envelope(*asked(envelope_tokens=2048), SUITES, counted(), ["extend"])
+    check = checked(counted(), ["extend"], envelope_tokens=2048)
     assert check.status == "missing"
     assert "extend: cached prefix 513 to 2,048" in check.found
     assert "envelope_tokens = 2048 (--envelope-tokens)" in check.found
@@ -148,9 +156,9 @@ def test_what_the_engine_cannot_do_is_not_wanted_and_is_said() -> None:
     paged = EngineLimits(chunk_tokens=None, context_tokens=4096, page_tokens=64, prefix_cache=True)
     counts = counted(paged)
     assert "later chunk" not in counts.calls["extend"]["chunk"]
-    assert asked()[0].reach(paged).lengths["extend"]["prefix-tokens"] == tuple(range(64, 513, 64))
-    assert check_envelope(*asked(), SUITES, counts, ["extend"]).status == "ok"
-    result = envelope_result(*asked(), counts, ["extend"])
+    assert ENVELOPE.reach(paged).lengths["extend"]["prefix-tokens"] == tuple(range(64, 513, 64))
+    assert checked(counts, ["extend"]).status == "ok"
+    _, result = claimed(counts, ["extend"])
     assert result is not None
     assert "extend: chunked prefill: it is switched off" in result.not_covered
     assert "page sizes other than 64" in result.not_covered
@@ -159,12 +167,12 @@ def test_what_the_engine_cannot_do_is_not_wanted_and_is_said() -> None:
 def test_mixed_batches_are_wanted_where_the_engine_makes_them() -> None:
     mixing = LIMITS.model_copy(update={"mixed": True})
     counts = counted(mixing)
-    assert check_envelope(*asked(), SUITES, counts, ["extend"]).status == "ok"
-    assert check_envelope(*asked(), SUITES, without(counts, "mix", "extend and decode"), ["extend"]).status == "missing"
+    assert checked(counts, ["extend"]).status == "ok"
+    assert checked(without(counts, "mix", "extend and decode"), ["extend"]).status == "missing"
 
 
 def test_the_sentence_says_how_far_it_reaches_and_what_lies_outside() -> None:
-    result = envelope_result(*asked(), counted(), ["extend"])
+    _, result = claimed(counted(), ["extend"])
     assert result is not None
     assert result.sentence == (
         "prefill at 1 to 512 new tokens, at 1 to 512 behind a cached prefix, at 1 to 512 cached and at 1 to 512 in all, "
@@ -172,5 +180,3 @@ def test_the_sentence_says_how_far_it_reaches_and_what_lies_outside() -> None:
     )
     assert "extend: more than 512 new tokens at once" in result.not_covered
     assert "decode by the candidate: it claims none" in result.not_covered
-    judged = decide("sage_attn", [PASSED], [], about=About(covers=result.sentence))
-    assert any(result.sentence in reason for reason in judged.reasons)

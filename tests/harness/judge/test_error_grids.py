@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from assay.harness.evidence.error_sums import SUMS
 from assay.harness.evidence.shadow_errors import ShadowErrors
 from assay.harness.judge.error_grids import depth_rows, layers_result, own_error, own_errors
 from assay.harness.judge.report import NOT_FINITE, ErrorGrid, LayersResult, excess, out_of_bounds
@@ -128,7 +129,7 @@ def test_depth_takes_the_phase_that_is_most_beyond_its_bound(layer_diffs: Module
         }), phases=("extend", "decode"),
     )  # fmt: skip
     bounds = {(0, "extend"): 0.05, (1, "extend"): 0.05, (0, "decode"): 0.01}
-    first, second = depth_rows(run, bounds, {0: 0.7, 1: INFINITE}, {1: 0.6})
+    first, second = depth_rows(run, bounds, {0: (0.7, float("nan")), 1: (INFINITE, 0.6)})
     assert (first.own, first.bound, first.out_of_bounds) == (0.02, 0.01, True)
     assert (second.own, second.bound, second.out_of_bounds) == (0.04, 0.05, False)
     assert (first.total, first.inherited, second.total, second.inherited) == (0.7, None, NOT_FINITE, 0.6)
@@ -191,12 +192,12 @@ def test_128_layers_of_128_heads_are_quick_and_small(examples: ModuleType, layer
     rng = np.random.default_rng(0)
     axes = np.meshgrid(range(128), range(128), range(2), (0, 3), range(2), [0], indexing="ij")
     index = np.stack([axis.ravel() for axis in axes], axis=1)
-    sums = np.ones((len(index), 9))
-    sums[:, 3] = rng.uniform(0, 0.1, len(index))
-    sums[:, 7:] = 0
+    sums = np.ones((len(index), len(SUMS)))
+    sums[:, SUMS.index("difference")] = rng.uniform(0, 0.1, len(index))
+    sums[:, -2:] = 0
     headers = layer_diffs.cells(1, 1, lambda *_: 0.1, phases=("extend", "decode")).headers
     begun = time.monotonic()
-    result = layers_result(ShadowErrors(index, sums, np.ones(len(index)), headers), {})
+    result = layers_result(ShadowErrors(index, sums, headers), {})
     assert sum(grid.columns == "head" for grid in result.grids) == 4
     text = to_json(examples.passing().model_copy(update={"layers": result}))
     assert time.monotonic() - begun < 8

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from assay.harness.judge.decide import About, decide
+from assay.harness.judge.decide import decide
 from assay.harness.judge.headline import scope_of, shown_by
 from assay.harness.judge.report import EnvelopeResult, Metric, SuiteResult
 from assay.harness.verdict import OPERATOR, UNEXPLAINED, Finding, cause_of
@@ -29,14 +29,14 @@ def suite(id_: str = "accuracy", verdict: str = "regression", **more: Any) -> Su
 
 def test_the_headline_carries_the_cause_and_what_it_costs() -> None:
     suites = [suite(), suite("greedy"), suite("logits")]
-    judged = decide("mine", suites, [], about=About(cause=found(), shown="accuracy 1.000 -> 0.219"))
+    judged = decide("mine", suites, [], cause=found(), shown="accuracy 1.000 -> 0.219")
     assert judged.headline == f"Do not merge: mine {DOES} (accuracy 1.000 -> 0.219)."
     assert judged.reasons[0] == SENTENCE
     assert len(judged.reasons) == 4
 
 
 def test_a_cause_without_such_words_is_named() -> None:
-    judged = decide("mine", [suite()], [], about=About(cause=found(does="", title="state kept between calls")))
+    judged = decide("mine", [suite()], [], cause=found(does="", title="state kept between calls"))
     assert judged.headline == "Do not merge: mine is worse than the reference: state kept between calls."
 
 
@@ -79,5 +79,5 @@ def test_a_pass_says_what_it_covers(questions: int, claimed: list[str], served: 
     covered = EnvelopeResult(policy="p", sentence="s", reached=reached, served_reached=own, rows=(), not_covered=())
     scope = scope_of("/models/tiny", questions, True, covered, claimed)
     assert scope == said
-    passed = decide("mine", [suite(verdict="pass")], [], about=About(scope=scope))
+    passed = decide("mine", [suite(verdict="pass")], [], scope=scope)
     assert passed.headline == f"mine is no worse than the reference, within the stated margins, {said}."

@@ -6,7 +6,7 @@ from types import ModuleType
 import pytest
 
 from assay.harness.errors import EvidenceError, UsageError
-from assay.harness.judge.history import check_repeated, compared, line_of, list_runs, report_of, worst_own
+from assay.harness.judge.history import RunLine, check_repeated, line_of, list_runs, report_of, worst_own
 from assay.harness.judge.report import LayersResult, TruthRow
 from assay.reports.write import write_reports
 
@@ -67,21 +67,23 @@ def test_a_path_that_is_no_run(tmp_path: Path) -> None:
 
 
 def test_a_run_names_the_earlier_ones_of_its_treatment(tmp_path: Path, examples: ModuleType) -> None:
-    first = compared("", "", "", {})
+    first = RunLine(folder="")
     for day, report in enumerate((examples.regression(), examples.regression(), examples.passing()), 1):
         report = report.model_copy(update={"created": f"2026-11-2{day}T10:00:00Z"})
         write_reports(report, tmp_path / f"run-{day}")
         if day == 1:
-            first = line_of(report, "").compared
-    (found,) = check_repeated(tmp_path / "run-9", first, "2026-11-29T10:00:00Z")
+            first = line_of(report, "")
+    last = first.model_copy(update={"created": "2026-11-29T10:00:00Z"})
+    (found,) = check_repeated(tmp_path / "run-9", last)
     assert found.status == "not checked"
     assert "2 regression" in found.found
-    assert check_repeated(tmp_path / "run-1", first, "2026-11-21T10:00:00Z") == []
-    assert check_repeated(tmp_path / "run-9", ("other", *first[1:]), "2026-11-29T10:00:00Z") == []
+    assert check_repeated(tmp_path / "run-1", first) == []
+    assert check_repeated(tmp_path / "run-9", last.model_copy(update={"device": "other"})) == []
 
 
 def test_earlier_passes_alone_are_no_doubt(tmp_path: Path, examples: ModuleType) -> None:
     report = examples.passing().model_copy(update={"created": "2026-11-20T10:00:00Z"})
     write_reports(report, tmp_path / "old")
-    (found,) = check_repeated(tmp_path / "new", line_of(report, "").compared, "2026-11-29T10:00:00Z")
+    now = line_of(report, "").model_copy(update={"created": "2026-11-29T10:00:00Z"})
+    (found,) = check_repeated(tmp_path / "new", now)
     assert (found.status, found.settles) == ("ok", "")

@@ -14,7 +14,6 @@ from assay.harness.collect.plan import prepare
 from assay.harness.collect.run_folder import open_folder
 from assay.harness.config import make_spec
 from assay.harness.evidence.bench_folder import COUNTERS, TIMINGS, bench_folder
-from assay.harness.evidence.executed import KernelClaim
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import ServerManifest
 from assay.harness.evidence.records import Answer
@@ -52,7 +51,7 @@ def run(tmp_path: Path, served: ModuleType) -> Callable[..., RunFolder]:
                 said: Answer = served.answer_of(role, item, 0 if number < COLD else 54)
                 folder.append(said.model_copy(update={"text": "", "parsed": None}) if wrong else said)
             served.count_served(folder, role, "torch_native")
-            served.trace(folder, role, "torch_native", KernelClaim(), ("aten::scaled_dot_product_attention",))
+            served.trace(folder, role, "torch_native", ("aten::scaled_dot_product_attention",))
         if plan.of("accuracy"):
             served.see_fault(folder, plan)
         return folder

@@ -33,7 +33,7 @@ def cells(
     sums = {name: np.ones((len(index), 4)) for name in ("candidate", "reference")}
     honest = {f"{name}_honest": np.ones((len(index), members, 4)) for name in sums}
     truth = TruthErrors(index=index, truth=np.ones((len(index), 3)), **sums, **honest)
-    return ShadowErrors(index, np.ones((len(index), len(SUMS))), np.ones(len(index)), (legend,), truth)
+    return ShadowErrors(index, np.ones((len(index), len(SUMS))), (legend,), truth)
 
 
 @pytest.mark.parametrize(
@@ -71,11 +71,11 @@ def test_layers_that_were_not_asked_for_are_not_checked() -> None:
     ("prefix", "status"), [(">= 16", "ok"), ("2-15", "missing"), ("1", "missing"), ("0", "missing")]
 )
 def test_a_cached_prefix_was_met_in_the_layer_diff(prefix: str, status: str) -> None:
-    assert checks.check_cached_prefix_of_layers(cells([0], prefix)).status == status
+    assert checks.check_cached_prefix([], cells([0], prefix)).status == status
 
 
 def test_no_cell_is_no_cached_prefix() -> None:
-    assert checks.check_cached_prefix_of_layers(cells([])).status == "missing"
+    assert checks.check_cached_prefix([], cells([])).status == "missing"
 
 
 def test_the_advice_does_not_contradict_what_happened() -> None:

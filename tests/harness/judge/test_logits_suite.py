@@ -25,8 +25,6 @@ from assay.harness.judge.logits_suite import (
     MIN_PROMPTS,
     compare_logits,
     judge_logits,
-    logits_suite,
-    tail_spread,
 )
 from assay.harness.judge.report import SuiteResult
 from assay.harness.policy import WIDEST_LOGITS_LIMIT
@@ -55,9 +53,8 @@ def judged(tmp_path: Path, scored_runs: ModuleType) -> Callable[..., SuiteResult
             folder.path, scored("reference", prompts, noise=floor, seed=2, repeat=FLOOR_REPEAT, change=reference)
         )
         write_logits(folder.path, scored("candidate", prompts, noise=noise, seed=1, change=change))
-        result = logits_suite(folder, spec.policy, declared, synthetic=True)
-        assert result is not None
-        return result
+        comparison = compare_logits(folder.path, spec.policy.alpha, folder.nonce)
+        return judge_logits(comparison, spec.policy, declared, synthetic=True)
 
     return judge
 
@@ -219,8 +216,7 @@ def test_without_a_cached_prefix_there_is_no_verdict(tmp_path: Path, scored_runs
     logits: Logits = read_logits(path)
     sequences = tuple(s.model_copy(update={"cached": {"cold": 0, "cached": 0}}) for s in logits.header.sequences)
     write_logits(folder.path, replace(logits, header=logits.header.model_copy(update={"sequences": sequences})))
-    suite = logits_suite(folder, spec.policy, (), synthetic=True)
-    assert suite is not None
+    suite = judge_logits(compare_logits(folder.path, spec.policy.alpha, folder.nonce), spec.policy, (), synthetic=True)
     assert suite.verdict == "inconclusive"
     assert "at least 16 cached tokens were required" in suite.why
 
@@ -267,10 +263,10 @@ def test_a_heavy_tail_is_no_pass_however_small_its_mean(on_means: Callable[..., 
     assert on_means(heavy * 1e-2).verdict == "pass", "no prompt is beyond the limit"
 
 
-def test_prompts_without_any_divergence_make_no_tail_heavy() -> None:
-    values = np.concatenate([np.zeros(1000), np.exp(np.linspace(-0.5, 0.5, 50))])
-    assert tail_spread(values) < 0.2
-    assert tail_spread(np.zeros(5)) == 0.0
+def test_prompts_without_any_divergence_make_no_tail_heavy(on_means: Callable[..., SuiteResult]) -> None:
+    beyond = np.exp(np.linspace(-0.5, 0.5, 50))
+    assert on_means(np.concatenate([np.zeros(1000), beyond])).verdict == "pass"
+    assert on_means(np.zeros(MIN_PROMPTS)).verdict == "pass"
 
 
 def test_a_pass_says_what_so_many_prompts_may_have_missed(on_means: Callable[..., SuiteResult]) -> None:

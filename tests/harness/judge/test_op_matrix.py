@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -12,7 +13,8 @@ from assay.harness.collect.run_folder import open_folder
 from assay.harness.config import RunSpec
 from assay.harness.evidence.op_matrix import MATRIX, MatrixRecord
 from assay.harness.judge.build import build
-from assay.harness.judge.op_matrix import check_matrix, matrix_suite
+from assay.harness.judge.evidence import Judged, RunEvidence
+from assay.harness.judge.op_matrix import claim
 from assay.harness.verdict import Check, Finding
 
 SPEC = RunSpec.of(reference="torch_native", candidate="sage_attn", suites=("layers",))
@@ -26,15 +28,16 @@ def record(**changed: Any) -> MatrixRecord:
     return made.model_copy(update=changed)
 
 
-def test_a_kernel_within_its_bounds_passes() -> None:
-    suite = matrix_suite(record())
-    assert suite is not None
-    assert suite.verdict == "pass"
+def judged(made: MatrixRecord | None, spec: RunSpec = SPEC, *, kernel: bool = True) -> Judged:
+    code = {"candidate": {"a.py": "hash"}} if kernel else {}
+    run = SimpleNamespace(spec=spec, matrix=made, manifest=SimpleNamespace(code=code))
+    return claim(cast(RunEvidence, run))
 
 
 @pytest.mark.parametrize(
     ("changed", "verdict"),
     [
+        ({}, "pass"),
         ({"findings": (FINDING,), "failing": ("extend-1",), "worst": 9.0}, "regression"),
         ({"failing": ("extend-1",), "worst": 9.0}, "regression"),
         ({"failing": ("extend-1",)}, "regression"),
@@ -47,7 +50,7 @@ def test_a_kernel_within_its_bounds_passes() -> None:
     ],
 )
 def test_what_is_out_of_bounds_or_was_not_computed_does_not_pass(changed: dict[str, Any], verdict: str) -> None:
-    suite = matrix_suite(record(**changed))
+    suite = judged(record(**changed)).suite
     assert suite is not None
     assert (suite.verdict, bool(suite.why)) == (verdict, True)
 
@@ -62,13 +65,13 @@ def test_what_is_out_of_bounds_or_was_not_computed_does_not_pass(changed: dict[s
     ],
 )
 def test_the_matrix_of_the_candidate_must_have_run(made: MatrixRecord | None, status: str, found: str) -> None:
-    [check] = check_matrix(SPEC.candidate.backend, SPEC.workload.suites, made, kernel=True)
+    [check] = judged(made).checks
     assert (check.status, check.found) == (status, found)
 
 
 def test_no_matrix_is_asked_of_an_engines_own_backend_or_without_layers() -> None:
-    assert check_matrix(SPEC.candidate.backend, SPEC.workload.suites, None, kernel=False) == []
-    assert check_matrix(SPEC.candidate.backend, ("accuracy",), None, kernel=True) == []
+    assert judged(None, kernel=False).checks == []
+    assert judged(None, SPEC.changed(suites=("accuracy",))).checks == []
 
 
 def test_a_run_whose_matrix_was_removed_lacks_it(tmp_path: Path) -> None:

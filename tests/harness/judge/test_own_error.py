@@ -56,7 +56,7 @@ def evidence(layer_diffs: ModuleType, tmp_path_factory: pytest.TempPathFactory) 
     # Exact: the candidate is one of the reference's honest implementations.
     truth = replace(errors.truth, candidate_honest=errors.truth.reference_honest)
     header = errors.headers[0].model_copy(update={"run": folder.nonce, "candidate": CANDIDATE})
-    write_shadow_errors(server / FOLDER / "1.safetensors", errors.index, errors.sums, errors.max_abs, header, truth)
+    write_shadow_errors(server / FOLDER / "1.safetensors", errors.index, errors.sums, header, truth)
     pack = pack_of(folder)
     assert pack is not None
     folder.write(CAUSE, replay_recorded(pack, Backend.parse(CANDIDATE), "again"))

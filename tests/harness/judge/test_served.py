@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -12,15 +14,17 @@ from assay.harness.config import make_spec
 from assay.harness.evidence.counters import Admission
 from assay.harness.evidence.envelope import EngineLimits, Envelope, EnvelopeCounts
 from assay.harness.evidence.records import Answer, Token
-from assay.harness.judge.envelope import check_served, envelope_result
-from assay.harness.judge.envelope_texts import EnvelopeTexts
-from assay.harness.judge.served import ServedEnvelope, envelope_pairs, served_envelope
+from assay.harness.judge.envelope import claim
+from assay.harness.judge.envelope_texts import compare_envelope, with_envelope
+from assay.harness.judge.evidence import Judged, RunEvidence
+from assay.harness.judge.report import EnvelopeResult
+from assay.harness.judge.served import envelope_pairs, served_envelope
 from assay.harness.sides import Role
+from assay.harness.verdict import Check
 
 LIMITS = EngineLimits(chunk_tokens=512, context_tokens=4096)
 POLICY = make_spec({"envelope_tokens": 512}).policy
 ENVELOPE, LINE = Envelope.of(512, "cpu"), POLICY.line("envelope_tokens")
-SUITES = ("greedy", "layers")
 BOTH = ["extend", "decode"]
 LOAD = envelope_load(ENVELOPE.reach(LIMITS), 9, 1031, "seed")
 REQUESTS = [one for wave in LOAD.waves for one in wave]
@@ -53,22 +57,35 @@ def admissions(requests: Iterable[Request] = REQUESTS) -> list[Admission]:
     return found
 
 
-def served(made: list[Answer], admitted: list[Admission]) -> ServedEnvelope:
-    found = served_envelope(LIMITS, envelope_pairs(made), admitted, [])
+def judged(found: EnvelopeCounts | None, compared: EnvelopeCounts | None, *, suites: str = "greedy,layers") -> Judged:
+    """What is claimed of an envelope that the shadow and the candidate's own server answered so."""
+    run = SimpleNamespace(
+        spec=make_spec({"envelope_tokens": 512, "device": "cpu", "suites": suites}), envelope=compared, claimed=BOTH,
+        served=found, over_envelope=REQUESTS, counts={"candidate": ()},
+    )  # fmt: skip
+    return claim(cast(RunEvidence, run))
+
+
+def check_served(found: EnvelopeCounts | None) -> Check:
+    return judged(found, EnvelopeCounts(limits=LIMITS)).checks[1]
+
+
+def served(made: list[Answer], admitted: list[Admission]) -> EnvelopeCounts:
+    found = served_envelope(LIMITS, envelope_pairs(made), admitted)
     assert found is not None
     return found
 
 
 def test_the_whole_load_serves_the_envelope() -> None:
     found = served(answers(), admissions())
-    assert check_served(ENVELOPE, LINE, SUITES, EnvelopeCounts(limits=LIMITS), found, BOTH).status == "ok"
-    assert found.answers == len(REQUESTS)
+    check = check_served(found)
+    assert (check.status, check.found) == ("ok", f"{len(REQUESTS)} answers; {LINE}")
 
 
 def test_a_server_that_saw_short_prompts_alone_is_no_pass_and_says_what_it_served() -> None:
     """What every run was until the candidate's own server got the requests too: it saw 158 tokens."""
     found = served(answers(), admissions(one for one in REQUESTS if len(one.ids) <= 158))
-    check = check_served(ENVELOPE, LINE, SUITES, EnvelopeCounts(limits=LIMITS), found, BOTH)
+    check = check_served(found)
     assert check.status == "missing"
     assert "extend: total length 130 to 512" in check.found
 
@@ -77,53 +94,58 @@ def test_what_follows_the_first_token_that_differs_is_not_compared() -> None:
     def say(role: Role, one: Request) -> list[str]:
         return ["8" if role == "candidate" else "7", *["7"] * (one.output - 1)]
 
-    check = check_served(
-        ENVELOPE, LINE, SUITES, EnvelopeCounts(limits=LIMITS), served(answers(say), admissions()), BOTH
-    )
+    found = served(answers(say), admissions())
+    check = check_served(found)
     assert check.status == "missing"
     assert "decode: total length 2 to 512" in check.found
 
 
 def test_without_answers_nothing_is_served() -> None:
-    assert served_envelope(LIMITS, [], admissions(), []) is None
-    assert check_served(ENVELOPE, LINE, SUITES, EnvelopeCounts(limits=LIMITS), None, BOTH).status == "missing"
-    assert check_served(ENVELOPE, LINE, ("layers",), None, None, BOTH).status == "not checked"
+    assert served_envelope(LIMITS, [], admissions()) is None
+    assert check_served(None).status == "missing"
+    assert judged(None, None, suites="layers").checks[1].status == "not checked"
 
 
 def test_processes_that_share_the_heads_of_a_layer_count_once() -> None:
     twice = [one.model_copy(update={"process": process}) for one in admissions() for process in (1, 2)]
-    assert served(answers(), twice).counts == served(answers(), admissions()).counts
+    assert served(answers(), twice) == served(answers(), admissions())
 
 
 def test_the_report_states_both_envelopes() -> None:
     short = served(answers(), admissions(one for one in REQUESTS if len(one.ids) <= 158))
-    compared = served(answers(), admissions()).counts
-    result = envelope_result(ENVELOPE, LINE, compared, ["extend"], short)
-    assert result is not None
+    compared = served(answers(), admissions())
+    result = judged(short, compared).parts["envelope"]
+    assert isinstance(result, EnvelopeResult)
     assert result.reached["extend"]["total-tokens"] >= 512
     assert result.served_reached["extend"]["total-tokens"] == 129
     assert "in all" in result.served
     assert result.served != result.sentence
 
 
-def texts(wrong: int) -> EnvelopeTexts:
+def texts(wrong: int) -> Sequence[Pair]:
+    """Answers of which so many differ."""
     titles = {one.title for one in REQUESTS[:wrong]}
-    pairs = envelope_pairs(
+    return envelope_pairs(
         answers(lambda role, one: ["8" if role == "candidate" and one.title in titles else "7"] * one.output)
     )
-    return EnvelopeTexts(pairs, 0.0, 0.5, POLICY)
+
+
+def combined(wrong: int, *, trusted: bool = True) -> tuple[str, str]:
+    pairs = texts(wrong)
+    _, beyond = compare_envelope(pairs, 0.0, 0.5)
+    return with_envelope("pass", "Texts agree.", pairs, beyond, POLICY, trusted=trusted)
 
 
 @pytest.mark.parametrize(("wrong", "verdict"), [(0, "pass"), (1, "inconclusive"), (30, "regression")])
 def test_one_answer_beyond_noise_rules_out_a_pass_and_a_share_is_a_regression(wrong: int, verdict: str) -> None:
-    found, why = texts(wrong).combined("pass", "Texts agree.", trusted=True)
+    found, why = combined(wrong)
     assert found == verdict
     assert (f"{wrong} of {len(REQUESTS)} answers over the envelope differ" in why) == bool(wrong)
-    assert texts(30).combined("pass", "Texts agree.", trusted=False)[0] == "inconclusive"
+    assert combined(30, trusted=False)[0] == "inconclusive"
 
 
 def test_equal_tokens_are_compared_by_their_log_probabilities() -> None:
-    (one, *_) = texts(0).pairs
+    (one, *_) = texts(0)
     changed = tuple(token.model_copy(update={"logprob": -2.0}) for token in one.candidate.tokens)
     pair = Pair(one.item, one.reference, one.candidate.model_copy(update={"tokens": changed}))
-    assert EnvelopeTexts([pair], 0.0, 0.5, POLICY).beyond == [pair]
+    assert compare_envelope([pair], 0.0, 0.5) == ([], [pair])

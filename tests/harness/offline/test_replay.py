@@ -56,11 +56,11 @@ def pack(folder: Path, kernel: Kernel, layers: int = 2, lens_of: Sequence[Lens] 
 
 def test_every_layer_is_there_with_and_without_a_prefix_and_the_worst_call(tmp_path: Path) -> None:
     chosen = choose(read_pack(pack(tmp_path / "pack", KERNEL)))
-    kinds = {(one.layer, any(one.call.prefixes)) for one in chosen}
+    kinds = {(one.call.layer, any(one.call.prefixes)) for one in chosen}
     assert kinds == {(0, False), (0, True), (1, False), (1, True)}
     smallest = {one.call.lens_k[0] for one in chosen if not any(one.call.prefixes)}
     assert smallest == {3, 9, 30}, "the smallest, the middle one and the largest"
-    assert [one.layer for one in chosen if one.entry.chosen == "worst"] == [1]
+    assert [one.call.layer for one in chosen if one.entry.chosen == "worst"] == [1]
     assert len(chosen) == len({id(one) for one in chosen})
 
 

@@ -106,8 +106,8 @@ def test_interpreted_triton_functions_are_listed_with_their_module(tmp_path: Pat
     triton = {(k.name, k.module.partition(".")[0]): k.launches for k in trace.passes[0].kernels if k.kind == "triton"}
     assert triton == {("_attn_fwd", "sageattention"): 1, ("quant_per_block_int8_kernel", "sageattention"): 2}
     assert all(k.attention for k in trace.passes[0].kernels)
-    assert trace.claim.kernels == kernels.declaration(sage).kernels
-    assert {"_attn_fwd", "quant_per_block_int8_kernel"} <= set(trace.claim.in_package)
+    assert trace.kernels == kernels.declaration(sage).kernels
+    assert {"_attn_fwd", "quant_per_block_int8_kernel"} <= set(trace.in_package)
 
 
 @pytest.mark.interpreter

@@ -21,18 +21,10 @@ def outputs(rows: int, seed: int, dtype: torch.dtype = torch.float32) -> tuple[T
     return (reference.float() + noise).to(dtype), reference
 
 
-def directly(out: Tensor, reference: Tensor) -> tuple[float, float, float, float, float]:
-    """Cosine, relative L1, RMSE, largest difference and nonfinite share, in float64."""
+def directly(out: Tensor, reference: Tensor) -> float:
+    """Relative L1 in float64."""
     a, b = out.double().flatten(), reference.double().flatten()
-    apart = (a - b).abs()
-    cosine = torch.nn.functional.cosine_similarity(a, b, dim=0)
-    return (
-        float(cosine),
-        float(apart.sum() / b.abs().sum()),
-        float(apart.square().mean().sqrt()),
-        float(apart.max()),
-        0.0,
-    )
+    return float((a - b).abs().sum() / b.abs().sum())
 
 
 def cells_of(
@@ -40,7 +32,7 @@ def cells_of(
 ) -> ShadowErrors:
     sums = LayerSums(HEADS, torch.device("cpu"))
     for phase, new, prefix, out, reference in calls:
-        sums.add(row_errors(out, reference), torch.from_numpy(condition_numbers(phase, new, prefix)))
+        sums.add(row_errors(out, reference)[0], torch.from_numpy(condition_numbers(phase, new, prefix)))
     return ShadowErrors(*sums.cells(layer, first_head), (HEADER,))
 
 
@@ -57,14 +49,13 @@ def test_every_cell_agrees_with_float64(dtype: torch.dtype) -> None:
         for j, position in enumerate(table.axes["position"]):
             where = rows.get((prefix_label, position))
             for head in range(HEADS):
-                got = (table.cosine, table.relative_l1, table.rmse, table.max_abs, table.nonfinite_share)
                 if where is None:
-                    assert all(np.isnan(values[i, j, head]) for values in got)
+                    assert np.isnan(table.relative_l1[i, j, head])
+                    assert np.isnan(table.nonfinite_share[i, j, head])
                     continue
                 out, reference = (torch.cat([pair[side][where, head] for pair in (first, second)]) for side in (0, 1))
-                wanted = directly(out, reference)
-                for values, value in zip(got, wanted, strict=True):
-                    assert values[i, j, head] == pytest.approx(value, rel=1e-5)
+                assert table.relative_l1[i, j, head] == pytest.approx(directly(out, reference), rel=1e-5)
+                assert table.nonfinite_share[i, j, head] == 0
                 assert table.elements[i, j, head] == out.numel()
 
 
@@ -78,8 +69,7 @@ def test_nonfinite_elements_are_counted_and_left_out() -> None:
     assert table.nonfinite_share.tolist() == pytest.approx([4 / 64, 1 / 64, 0.0])
     assert table.elements.tolist() == [64, 64, 63]
     kept = out[:, 0].isfinite()
-    assert table.relative_l1[0] == pytest.approx(directly(out[:, 0][kept], reference[:, 0][kept])[1])
-    assert np.isfinite(table.rmse).all()
+    assert table.relative_l1[0] == pytest.approx(directly(out[:, 0][kept], reference[:, 0][kept]))
 
 
 def test_a_candidate_without_a_finite_element_has_no_finite_distance() -> None:
@@ -87,16 +77,14 @@ def test_a_candidate_without_a_finite_element_has_no_finite_distance() -> None:
     table = cells_of([("extend", [2], [0], torch.full_like(reference, torch.nan), reference)]).table(by=("head",))
     assert table.nonfinite_share.tolist() == [1.0] * HEADS
     assert np.isinf(table.relative_l1).all()
-    assert table.cosine.tolist() == [0.0] * HEADS
 
 
 def test_the_worst_row_is_infinite_where_the_candidate_is_not_finite() -> None:
     out, reference = outputs(3, 5)
     out[1, 2, 0] = torch.nan
-    relative = row_errors(out, reference).relative_l1
+    _, relative = row_errors(out, reference)
     assert (relative == torch.inf).nonzero().tolist() == [[1, 2]]
-    same = row_errors(reference, reference)
-    assert same.relative_l1.max() == same.max_abs.max() == 0
+    assert row_errors(reference, reference)[1].max() == 0
 
 
 def test_heads_of_a_later_process_get_their_own_numbers() -> None:

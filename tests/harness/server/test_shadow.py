@@ -223,7 +223,7 @@ def test_an_sglang_backend_is_prepared_once_per_batch_and_writes_nothing(stand_i
     assert cells.failed_calls == ()
     assert cells.observed("phase") == ("extend", "decode")
     assert other.prepared == 2
-    assert cells.table().max_abs.max() == 0
+    assert cells.table().relative_l1.max() == 0
     assert not torch.equal(before[0], server.runner.token_to_kv_pool.keys[0])
 
 
@@ -233,7 +233,7 @@ def test_recording_needs_no_candidate(shadowing: Shadowing, tmp_path: Path) -> N
     server.step("decode", [(1, 4)], rids=["x"])
     shadow.write()
     kept = read_pack(tmp_path / "pack")
-    assert [(one.layer, one.phase) for one in kept] == [
+    assert [(one.call.layer, one.call.phase) for one in kept] == [
         (i, phase) for i in range(LAYERS) for phase in ("decode", "extend")
     ]
     assert {one.entry.requests for one in kept} == {("x",)}
@@ -309,7 +309,7 @@ def test_a_kernel_that_declares_int8_and_computes_exactly_is_too_quiet(shadowing
     server, shadow = shadowing(declares(noise="int8_qk")(lambda call: right(call)))
     many_passes(server)
     compared = against(shadow, tmp_path)
-    assert {(one.layer, one.phase) for one in compared.quiet} == {
+    assert {(layer, phase) for layer, phase, _, _ in compared.quiet} == {
         (layer, phase) for layer in range(LAYERS) for phase in ("extend", "decode")
     }
     assert not compared.cells.flagged.any()

@@ -177,7 +177,7 @@ def test_hooks_on_a_hugging_face_model(tmp_path: Path) -> None:
     safetensors.torch.save_file(held, tmp_path / "hooks.safetensors")
     made = _made(tmp_path / "hooks.safetensors", tmp_path / "pack", None)
     assert (made.checked, made.refused) == (2, ())
-    assert [(one.layer, one.entry.new, one.entry.prefix) for one in read_pack(tmp_path / "pack")] == [
+    assert [(one.call.layer, one.entry.new, one.entry.prefix) for one in read_pack(tmp_path / "pack")] == [
         (0, (3,), (0,)),
         (1, (3,), (5,)),
     ]
