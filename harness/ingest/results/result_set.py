@@ -145,18 +145,6 @@ def json_rows(source: SourceFile, keys: Sequence[str], reading: ReadResults) -> 
         yield number, row
 
 
-@dataclass(frozen=True, kw_only=True)
-class ResultsReader(Reader):
-    """A reader that gives the results themselves.
-
-    Attributes:
-        results: reads all results of a file or folder. The second argument is the score that counts, for the tools that write
-            several; empty for the first. Raises EvidenceError if the file is damaged, and UsageError if no score has that name.
-    """
-
-    results: Callable[[SourceFile, str], ReadResults]
-
-
 def results_reader(
     id: str,
     title: str,
@@ -165,14 +153,14 @@ def results_reader(
     *,
     extend: Callable[[SourceFile, FileDocument], FileDocument] = lambda _, document: document,
     statements: Callable[[SourceFile], Iterable[Statement]] | None = None,
-) -> ResultsReader:
+) -> Reader:
     """Make a reader whose document and statements follow from its results.
 
     Args:
         id: of the format.
         title: for people.
         recognises: see `Reader`.
-        results: see `ResultsReader`.
+        results: see `Reader`.
         extend: adds to the document what only this format has.
         statements: instead of those of the results.
     """
@@ -189,7 +177,7 @@ def results_reader(
         return extend(source, document)
 
     stated = statements or (lambda source: statements_of(results(source, "")))
-    return ResultsReader(id=id, title=title, recognises=recognises, read=read, statements=stated, results=results)
+    return Reader(id, title, recognises, read, stated, results)
 
 
 def statements_of(reading: ReadResults) -> Iterable[Statement]:
