@@ -176,11 +176,11 @@ def results_reader(
         )
         return extend(source, document)
 
-    stated = statements or (lambda source: statements_of(results(source, "")))
+    stated = statements or (lambda source: result_statements(results(source, "")))
     return Reader(id, title, recognises, read, stated, results)
 
 
-def statements_of(reading: ReadResults) -> Iterable[Statement]:
+def result_statements(reading: ReadResults) -> Iterable[Statement]:
     """Yield the mean scores of answers, and the figures of a benchmark."""
     for result_set in reading.sets:
         yield from figures(result_set) if result_set.kind == "latencies" else _score(result_set)
