@@ -29,7 +29,7 @@ def compared(
 ) -> tuple[AgainstNoise, WorstQueries]:
     """What the shadow makes of one call, if the sample misses some queries."""
     heads = LayerSums(HEADS, torch.device("cpu"))
-    worst = [int(one.at) // HEADS for one in heads.measure(candidate, reference, torch.from_numpy(CONDITIONS))]
+    worst = [int(at) // HEADS for _, at in heads.measure(candidate, reference, torch.from_numpy(CONDITIONS))]
     rows = np.setdiff1d(sampled_rows([NEW], [PREFIX], np.random.default_rng(1)), missed)
     sums = TruthSums(HEADS, noise, "")
     sums.add(call, candidate, reference, rows, CONDITIONS, 0, worst)
