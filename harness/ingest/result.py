@@ -147,7 +147,7 @@ class CitedFinding(Finding):
 
 
 @dataclass(frozen=True)
-class Reader:
+class FormatReader:
     """A reader of one format: file in, facts out.
 
     Attributes:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from assay.harness.errors import UsageError
 from assay.harness.ingest.recognise import reader_of, readers
-from assay.harness.ingest.result import Reader
+from assay.harness.ingest.result import FormatReader
 from assay.harness.ingest.results.comparison import ComparedSide, ResultKind
 from assay.harness.ingest.results.result_set import ReadResults
 from assay.harness.ingest.source_file import SourceFile
@@ -19,7 +19,7 @@ class Loaded:
     """One side of a comparison, read."""
 
     source: SourceFile
-    reader: Reader
+    reader: FormatReader
     reading: ReadResults
 
     @property

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from assay.harness.errors import EvidenceError
 from assay.harness.ingest.quantity import quantity
-from assay.harness.ingest.result import Excerpt, Fact, FactTable, FileDocument, FileRead, Reader, Statement
+from assay.harness.ingest.result import Excerpt, Fact, FactTable, FileDocument, FileRead, FormatReader, Statement
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.reading import whole_file
 from assay.harness.schema import Part
@@ -153,14 +153,14 @@ def results_reader(
     *,
     extend: Callable[[SourceFile, FileDocument], FileDocument] = lambda _, document: document,
     statements: Callable[[SourceFile], Iterable[Statement]] | None = None,
-) -> Reader:
+) -> FormatReader:
     """Make a reader whose document and statements follow from its results.
 
     Args:
         id: of the format.
         title: for people.
-        recognises: see `Reader`.
-        results: see `Reader`.
+        recognises: see `FormatReader`.
+        results: see `FormatReader`.
         extend: adds to the document what only this format has.
         statements: instead of those of the results.
     """
@@ -177,7 +177,7 @@ def results_reader(
         return extend(source, document)
 
     stated = statements or (lambda source: result_statements(results(source, "")))
-    return Reader(id, title, recognises, read, stated, results)
+    return FormatReader(id, title, recognises, read, stated, results)
 
 
 def result_statements(reading: ReadResults) -> Iterable[Statement]:

@@ -18,7 +18,7 @@ from pydantic import Field
 
 from assay.harness.errors import EvidenceError
 from assay.harness.ingest.recognise import reader_of
-from assay.harness.ingest.result import Excerpt, FileDocument, FileRead, Reader
+from assay.harness.ingest.result import Excerpt, FileDocument, FileRead, FormatReader
 from assay.harness.ingest.source_file import SourceFile, two
 from assay.harness.ingest.timeline import Timeline
 from assay.harness.ingest.trace import mlc_lines
@@ -126,7 +126,7 @@ def _steps_of(source: SourceFile) -> StepTrace:
     return reader.steps(source)
 
 
-def _reader_of(source: SourceFile) -> Reader:
+def _reader_of(source: SourceFile) -> FormatReader:
     reader = reader_of(source, "trace")
     if reader is None:
         raise EvidenceError(
