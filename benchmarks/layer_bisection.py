@@ -52,7 +52,7 @@ def main() -> None:
                 guilty = frozenset(draw.sample(layers, count))
                 search = find_layers(layers, noisy(kind(guilty), noise, draw), noise, ALPHA)
                 found = {one.layer for one in search.restored}
-                probes.append(search.probes)
+                probes.append(sum(right + wrong for _, right, wrong in search.probed))
                 right += found == guilty if kind is alone else len(found) == 1 and found <= guilty
                 open_ += search.outcome == "inconclusive"
             mean = f"{sum(probes) / len(probes):.1f}"

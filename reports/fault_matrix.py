@@ -23,10 +23,11 @@ def certificate_document(certificate: Certificate) -> Document:
     for kind, title in _KINDS.items():
         examined = [task for task in certificate.examined if task.kind == kind]
         sections += [Section(kind, title, [_table(examined, columns)])] if examined else []
+    listed = certificate.having("missed", "false alarm", "crash", "time-out", "not shown")
     body: list[Block] = [
         Only("terminal", [_table(certificate.examined, brief)]),
         Line(f"Envelope: {_envelope(certificate.envelope)}."),
-        Items(not_caught(certificate)),
+        Items([f"{task.id}: {task.outcome}: {one_line(task.why)}" for task in listed]),
         Only("markdown", sections),
     ]
     return Document(
@@ -87,12 +88,6 @@ def _envelope(envelope: CertifiedEnvelope) -> str:
         f"assay {envelope.version} ({envelope.source})" if envelope.version else "",
     ]
     return ", ".join(part for part in parts if part)
-
-
-def not_caught(certificate: Certificate) -> list[str]:
-    """A line for everything that is not as it should be, with the reason, and for faults that do not show."""
-    wrong = certificate.having("missed", "false alarm", "crash", "time-out", "not shown")
-    return [f"{task.id}: {task.outcome}: {one_line(task.why)}" for task in wrong]
 
 
 def _row(one: Examined) -> tuple[Words, ...]:

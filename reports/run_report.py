@@ -338,21 +338,19 @@ def _condition(row: ConditionRow) -> tuple[Words, ...]:
     return (row.bucket, str(row.items), *shares, str(row.candidate_unparsed))
 
 
-def choose_flips(flips: Sequence[Flip], most: int) -> tuple[Flip, ...]:
-    """At most `most` flips in their given order, taken in turn from each direction and group so that all are represented."""
-    if len(flips) <= most:
-        return tuple(flips)
+def _shown(flips: Sequence[Flip]) -> list[Flip]:
+    """At most `FLIPS_SHOWN` in their given order, taken in turn from each direction and group so that all are represented."""
     kinds: dict[tuple[str, str], list[int]] = defaultdict(list)
     for index, flip in enumerate(flips):
         kinds[flip.direction, flip.group].append(index)
     turns = sorted((turn, index) for indices in kinds.values() for turn, index in enumerate(indices))
-    return tuple(flips[index] for index in sorted(index for _, index in turns[:most]))
+    return [flips[index] for index in sorted(index for _, index in turns[:FLIPS_SHOWN])]
 
 
 def _flips(suite: SuiteResult) -> list[Block]:
     if not suite.flips:
         return []
-    flips = choose_flips(suite.flips, FLIPS_SHOWN)
+    flips = _shown(suite.flips)
     about = (
         f"{summary.suite_line(suite).differences}. The reference's answer is on the left, the candidate's on the right."
     )

@@ -82,11 +82,6 @@ class LayerSearch(SearchResult):
 
     probed: tuple[tuple[frozenset[int], int, int], ...]
 
-    @property
-    def probes(self) -> int:
-        """Number of probes, including repeats."""
-        return sum(right + wrong for _, right, wrong in self.probed)
-
 
 def lead_needed(noise: float, error: float) -> int:
     """Compute the lead in answers that decides an outcome: Wald's sequential test of two simple hypotheses.

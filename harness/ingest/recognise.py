@@ -9,7 +9,7 @@ from pathlib import Path
 
 from assay.harness.errors import AssayError, EvidenceError, UsageError
 from assay.harness.files import timestamp
-from assay.harness.ingest.result import FileDocument, FileRead, IngestResult, Reader, Statement
+from assay.harness.ingest.result import FileDocument, FileRead, FormatReader, IngestResult, Statement
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.reading import LARGEST, reading
 from assay.harness.text import counted, listed
@@ -27,12 +27,12 @@ UNKNOWN = "unknown"
 
 
 @cache
-def readers(package: str = "") -> tuple[Reader, ...]:
+def readers(package: str = "") -> tuple[FormatReader, ...]:
     """Return all readers, or those of a package of readers. They are imported on the first call."""
     return tuple(import_module(f"assay.harness.ingest.{name}").READER for name in READERS if name.startswith(package))
 
 
-def reader_of(source: SourceFile, package: str = "") -> Reader | None:
+def reader_of(source: SourceFile, package: str = "") -> FormatReader | None:
     """Return the reader that takes a file, out of all or of a package; None if none does."""
     return next((reader for reader in readers(package) if reader.recognises(source)), None)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field
 
@@ -14,6 +14,10 @@ from assay.harness.ingest.timeline import Timeline
 from assay.harness.schema import RULE, Part
 from assay.harness.text import one_line
 from assay.harness.verdict import Decided, Finding
+
+if TYPE_CHECKING:
+    from assay.harness.ingest.results.result_set import ReadResults
+    from assay.harness.ingest.trace.steps import StepTrace
 
 SCHEMA: Literal["assay.ingest/1"] = "assay.ingest/1"
 
@@ -143,8 +147,8 @@ class CitedFinding(Finding):
 
 
 @dataclass(frozen=True)
-class Reader:
-    """A reader of one format: file in, facts out. A package of readers may add to it what only its own commands use.
+class FormatReader:
+    """A reader of one format: file in, facts out.
 
     Attributes:
         id: of the format, kebab-case and stable.
@@ -152,6 +156,10 @@ class Reader:
         recognises: returns True if the file is of this format, from `SourceFile.head`, or from the names in a folder.
         read: reads all of it.
         statements: lists everything that a claim may be about; None for a reader that serves `assay ingest` only.
+        results: reads all results, for `assay compare`; None for what holds none. The second argument is the score that counts, for
+            the tools that write several; empty for the first. Raises EvidenceError if the file is damaged, and UsageError if no
+            score has that name.
+        steps: reads a trace, for `assay trace diff`; None for what is none.
     """
 
     id: str
@@ -159,6 +167,8 @@ class Reader:
     recognises: Callable[[SourceFile], bool]
     read: Callable[[SourceFile], FileDocument]
     statements: Callable[[SourceFile], Iterable[Statement]] | None = None
+    results: Callable[[SourceFile, str], ReadResults] | None = None
+    steps: Callable[[SourceFile], StepTrace] | None = None
 
 
 class IngestResult(Decided):

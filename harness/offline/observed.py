@@ -174,15 +174,14 @@ class Reader:
             return Observed(tuple(findings))
         calls = _recorded_outputs(results, others)
         try:
-            found = read_recorded(calls, self.seconds)
-            picture = None if found.reading is None else picture_of(found.reading[0], found.reading[1])
+            read, picture = read_recorded(calls, self.seconds)
         except Exception as error:  # as in `read_kernel`
             return Observed(
                 tuple(with_evidence(findings, f"nothing was read: {type(error).__name__}: {str(error)[:200]}"))
             )
-        named = with_operator(findings, found.read)
+        named = with_operator(findings, read)
         shown = with_evidence(named, picture=picture or serious(named)[0].picture)
-        return Observed(tuple(shown), _light(found.read))
+        return Observed(tuple(shown), _light(read))
 
     def sentence(self, kernel: Kernel, declared: Declaration, result: CallResult) -> str:
         """Return what was read, if it gives the wrong outputs of a failing call; empty if not."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from assay.harness.localize.reading import Flags, Numbers
 from assay.harness.readout.features import Ints, joined
-from assay.harness.readout.mining import Condition, Literal, Term, mine
+from assay.harness.readout.mining import ALWAYS, Condition, Literal, Term, mine
 from assay.harness.readout.operators import Told
 from assay.harness.readout.queries import Queries, einsum
 
@@ -51,7 +51,7 @@ def lost_dims(answers: Sequence[Answer]) -> Iterator[Told]:
         return
     table = joined([_table(count) for count in lost])
     for rule in mine(table, np.concatenate(list(lost.values())), _TERMS, 3):
-        if not rule.always:
+        if rule != ALWAYS:
             yield Told(f"dims of the output {_which(rule)} are zero", _without, (rule,), 0.5 + rule.cost)
 
 

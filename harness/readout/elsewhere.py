@@ -47,11 +47,6 @@ class RowSource:
         """The source in words, such as "query i - 1 of the next q head"."""
         return " of ".join(filter(None, (self.query, self.in_head)))
 
-    @property
-    def taker(self) -> str:
-        """Who takes from it: "query i", "q head h", or "query i of q head h"."""
-        return " of ".join(filter(None, ("query i" * bool(self.query), "q head h" * bool(self.in_head))))
-
 
 def _source(query: str, in_head: str) -> RowSource:
     return next(source for source in SOURCES if (source.query, source.in_head) == (query, in_head))
@@ -166,8 +161,9 @@ SOURCES = (
 
 def from_elsewhere(source: RowSource, what: str = "output", cost: float = 1.0) -> Told:
     """Another query's output, or its q alone, behind this query's own mask, in place of this one's."""
+    taker = " of ".join(filter(None, ("query i" * bool(source.query), "q head h" * bool(source.in_head))))
     does = "is scored with the q of" if what == "query" else "gets the output of"
-    return Told(f"{source.taker} {does} {source.words}", _from_elsewhere, (source, what), cost)
+    return Told(f"{taker} {does} {source.words}", _from_elsewhere, (source, what), cost)
 
 
 def _from_elsewhere(queries: Queries, source: RowSource, what: str) -> Numbers:

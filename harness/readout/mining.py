@@ -139,11 +139,6 @@ class Condition:
         """Strangeness: how far-fetched it is."""
         return sum(1.0 + literal.cost for literal in self.literals) + 1.5 * self.negated
 
-    @property
-    def always(self) -> bool:
-        """True if it holds for every example."""
-        return not self.literals and not self.negated
-
 
 ALWAYS = Condition()
 

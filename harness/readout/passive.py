@@ -18,8 +18,10 @@ from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, KernelRefused
 from assay.harness.attention.oracle import sequences
+from assay.harness.localize.picturing import picture_of
 from assay.harness.localize.reading import Flags, Numbers, WeightReading, row_errors
 from assay.harness.localize.threads import few_threads
+from assay.harness.picture import Picture
 from assay.harness.readout.features import Ints
 from assay.harness.readout.fitting import Fitter
 from assay.harness.readout.forms import Fit, Row, Tolerance, fits
@@ -240,30 +242,12 @@ Recorded = tuple[AttentionCall, Tensor, float]
 is wrong."""
 
 
-@dataclass(frozen=True)
-class Passive:
-    """A reading of recorded calls.
-
-    Attributes:
-        read: the read-out: `calls` counts the recorded calls that were looked at, and `fresh` speaks of those that it was not mined
-            from.
-        solved: wrong outputs (queries x heads) whose weights were solved for.
-        tried: those for which that was tried: in small calls.
-        reading: the weights of one q head of the smallest telling call, and that head; None if none was solved.
-    """
-
-    read: ReadOut
-    solved: int = 0
-    tried: int = 0
-    reading: tuple[WeightReading, int] | None = None
-
-
 def recorded(call: AttentionCall, out: Tensor, noise: float) -> Recorded:
     """A recorded call whose single queries are off by at most `noise`, relative L1, where they are right."""
     return call, out, max(noise, _CLEARLY.get(call.q.dtype, 0.0))
 
 
-def read_recorded(calls: Sequence[Recorded], seconds: float = _SECONDS) -> Passive:
+def read_recorded(calls: Sequence[Recorded], seconds: float = _SECONDS) -> tuple[ReadOut, Picture | None]:
     """Read an operator off recorded calls. Nothing is executed but the search for rules.
 
     The calls are halved: rules are mined from one half, and tried on the other. Calls that contradict them are mined too.
@@ -271,6 +255,10 @@ def read_recorded(calls: Sequence[Recorded], seconds: float = _SECONDS) -> Passi
     Args:
         calls: recorded calls of one kernel, in any order.
         seconds: most CPU time; what is known by then is returned.
+
+    Returns:
+        The read-out: `calls` counts the recorded calls that were looked at, and `fresh` speaks of those that it was not mined from.
+        And the picture of one q head of the smallest telling call; None if no weights were solved for.
     """
     begun, cpu = time.monotonic(), time.process_time()
     with few_threads(()):
@@ -287,7 +275,7 @@ def read_recorded(calls: Sequence[Recorded], seconds: float = _SECONDS) -> Passi
             len(search.samples), time.monotonic() - begun, time.process_time() - cpu, complete, search.notes(),
             tuple(search.samples), passive=True,
         )  # fmt: skip
-        return Passive(read, search.solved, search.tried, search.telling())
+        return read, search.picture()
 
 
 class _Search:
@@ -339,8 +327,8 @@ class _Search:
         solved = f"the weights of {self.solved:,} of {self.tried:,} wrong outputs of small calls were solved for"
         return (solved,) if self.tried else ()
 
-    def telling(self) -> tuple[WeightReading, int] | None:
-        """The weights of one q head of the smallest call that shows more than a few keys, and that head."""
+    def picture(self) -> Picture | None:
+        """Draw the weights of one q head of the smallest call that shows more than a few keys."""
         ranked: list[tuple[bool, int, int, Solved, int]] = []
         for number, (sample, solved) in enumerate(self._read):
             of = (sample.bad.reshape(solved.known.shape) & solved.known).sum(0)
@@ -348,7 +336,7 @@ class _Search:
                 ranked.append((sample.plan.keys < 8, sample.plan.keys, number, solved, int(of.argmax())))
         for *_, solved, head in sorted(ranked, key=lambda entry: entry[:3]):
             if (reading := solved.shown(head)) is not None:
-                return reading, head
+                return picture_of(reading, head)
         return None
 
     def _mine(self, sample: Sample) -> None:

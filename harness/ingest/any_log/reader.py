@@ -15,7 +15,7 @@ from assay.harness.ingest.result import (
     FactTable,
     FileDocument,
     FileRead,
-    Reader,
+    FormatReader,
     Statement,
 )
 from assay.harness.ingest.source_file import SourceFile
@@ -231,4 +231,4 @@ def _message(text: str) -> str:
     return _DIGIT.sub("0", text[:LONGEST])
 
 
-READER = Reader("text", "Text of an unknown program", _recognises, _read, _statements)
+READER = FormatReader("text", "Text of an unknown program", _recognises, _read, _statements)

@@ -23,9 +23,9 @@ from assay.harness.ingest.results.result_set import (
     json_object,
     json_rows,
     read_object,
+    result_statements,
     results_reader,
     score_names,
-    statements_of,
 )
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.reading import whole_file
@@ -76,7 +76,7 @@ def _statements(source: SourceFile) -> Iterable[Statement]:
     for _, results in _pairs(source.path):
         if results:
             yield from _stated(results)
-    yield from statements_of(_results(source, ""))
+    yield from result_statements(_results(source, ""))
 
 
 def _results(source: SourceFile, metric: str) -> ReadResults:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 from assay.harness.errors import UsageError
 from assay.harness.ingest.recognise import reader_of, readers
+from assay.harness.ingest.result import FormatReader
 from assay.harness.ingest.results.comparison import ComparedSide, ResultKind
-from assay.harness.ingest.results.result_set import ReadResults, ResultsReader
+from assay.harness.ingest.results.result_set import ReadResults
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.reading import reading
 
@@ -19,7 +19,7 @@ class Loaded:
     """One side of a comparison, read."""
 
     source: SourceFile
-    reader: ResultsReader
+    reader: FormatReader
     reading: ReadResults
 
     @property
@@ -59,8 +59,8 @@ def load(path: Path, metric: str = "") -> Loaded:
     """
     source = SourceFile.of(path)
     with reading(path, "results file"):
-        reader = cast(ResultsReader | None, reader_of(source, "results"))
-        if reader is not None:
+        reader = reader_of(source, "results")
+        if reader is not None and reader.results is not None:
             return Loaded(source, reader, reader.results(source, metric))
     raise UsageError(
         f"{path} is not recognised as results.",

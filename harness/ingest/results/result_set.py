@@ -12,7 +12,7 @@ from pydantic import Field
 
 from assay.harness.errors import EvidenceError
 from assay.harness.ingest.quantity import quantity
-from assay.harness.ingest.result import Excerpt, Fact, FactTable, FileDocument, FileRead, Reader, Statement
+from assay.harness.ingest.result import Excerpt, Fact, FactTable, FileDocument, FileRead, FormatReader, Statement
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.reading import whole_file
 from assay.harness.schema import Part
@@ -145,18 +145,6 @@ def json_rows(source: SourceFile, keys: Sequence[str], reading: ReadResults) -> 
         yield number, row
 
 
-@dataclass(frozen=True, kw_only=True)
-class ResultsReader(Reader):
-    """A reader that gives the results themselves.
-
-    Attributes:
-        results: reads all results of a file or folder. The second argument is the score that counts, for the tools that write
-            several; empty for the first. Raises EvidenceError if the file is damaged, and UsageError if no score has that name.
-    """
-
-    results: Callable[[SourceFile, str], ReadResults]
-
-
 def results_reader(
     id: str,
     title: str,
@@ -165,14 +153,14 @@ def results_reader(
     *,
     extend: Callable[[SourceFile, FileDocument], FileDocument] = lambda _, document: document,
     statements: Callable[[SourceFile], Iterable[Statement]] | None = None,
-) -> ResultsReader:
+) -> FormatReader:
     """Make a reader whose document and statements follow from its results.
 
     Args:
         id: of the format.
         title: for people.
-        recognises: see `Reader`.
-        results: see `ResultsReader`.
+        recognises: see `FormatReader`.
+        results: see `FormatReader`.
         extend: adds to the document what only this format has.
         statements: instead of those of the results.
     """
@@ -188,11 +176,11 @@ def results_reader(
         )
         return extend(source, document)
 
-    stated = statements or (lambda source: statements_of(results(source, "")))
-    return ResultsReader(id=id, title=title, recognises=recognises, read=read, statements=stated, results=results)
+    stated = statements or (lambda source: result_statements(results(source, "")))
+    return FormatReader(id, title, recognises, read, stated, results)
 
 
-def statements_of(reading: ReadResults) -> Iterable[Statement]:
+def result_statements(reading: ReadResults) -> Iterable[Statement]:
     """Yield the mean scores of answers, and the figures of a benchmark."""
     for result_set in reading.sets:
         yield from figures(result_set) if result_set.kind == "latencies" else _score(result_set)

@@ -21,8 +21,8 @@ from assay.harness.ingest.results.result_set import (
     ResultSet,
     figures,
     read_object,
+    result_statements,
     results_reader,
-    statements_of,
 )
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.reading import whole_file
@@ -49,7 +49,7 @@ def _recognises(source: SourceFile) -> bool:
 def _statements(source: SourceFile) -> Iterable[Statement]:
     """Yield the mean score of the examples, and what the JSON sums up."""
     reading = _results(source, "")
-    yield from statements_of(reading)
+    yield from result_statements(reading)
     for result_set in reading.sets:
         yield from figures(result_set)
 

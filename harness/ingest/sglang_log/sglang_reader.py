@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from assay.harness.engines.sglang import failures
 from assay.harness.ingest.quantity import quantity, unit_of
-from assay.harness.ingest.result import Excerpt, Fact, FactTable, FileDocument, FileRead, Reader, Statement
+from assay.harness.ingest.result import Excerpt, Fact, FactTable, FileDocument, FileRead, FormatReader, Statement
 from assay.harness.ingest.sglang_log import server_args
 from assay.harness.ingest.sglang_log.facts import KEPT, Log, Server, Test
 from assay.harness.ingest.sglang_log.findings import cite, findings, next_steps
@@ -214,4 +214,4 @@ def _loose(log: Log, path: str) -> Iterable[Statement]:
             yield Statement("test", ("(summary)",), outcome, f"{path}:{line}", text)
 
 
-READER = Reader("sglang-log", "SGLang or pytest log", _recognises, _read, _statements)
+READER = FormatReader("sglang-log", "SGLang or pytest log", _recognises, _read, _statements)

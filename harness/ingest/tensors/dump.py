@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -57,14 +57,12 @@ class Dump:
         format: id, such as "sglang-dumper".
         tensors: in the order in which they were computed where the dump keeps it, else by pass, layer and boundary.
         refused: why a file was not read, for each that was not.
-        other: files that hold no tensors.
     """
 
     path: Path
     format: str
     tensors: tuple[StoredTensor, ...]
     refused: tuple[str, ...] = ()
-    other: tuple[str, ...] = field(default=())
 
     @property
     def bytes(self) -> int:
@@ -155,12 +153,7 @@ def open_dump(path: Path) -> Dump:
                 int(tags_of(tensor.path.stem).get("dump_index", 0)),
             )
         )
-    other = (
-        ()
-        if path.is_file()
-        else tuple(str(p.relative_to(path)) for p in sorted(path.rglob("*")) if p.is_file() and p not in set(files))
-    )
-    return Dump(path, kind, tuple(_distinct(found_tensors)), tuple(refused), other)
+    return Dump(path, kind, tuple(_distinct(found_tensors)), tuple(refused))
 
 
 def _distinct(tensors: Iterable[StoredTensor]) -> Iterator[StoredTensor]:

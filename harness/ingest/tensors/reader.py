@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from assay.harness.ingest.result import Fact, FactTable, FileDocument, FileRead, Reader
+from assay.harness.ingest.result import Fact, FactTable, FileDocument, FileRead, FormatReader
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.ingest.tensors.dump import TITLES, Dump, format_of, open_dump, tensor_files
 from assay.harness.ingest.tensors.numpy_files import MAGIC
@@ -57,4 +57,4 @@ def _table(dump: Dump) -> FactTable:
     return FactTable(id="boundaries", title="Tensors by boundary", columns=("boundary", "tensors"), rows=rows)
 
 
-READER = Reader("tensors", "tensor dump", _recognises, _read)
+READER = FormatReader("tensors", "tensor dump", _recognises, _read)

@@ -7,7 +7,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from assay.harness.ingest.result import Excerpt, Fact, FactTable, FileDocument, FileRead
+from assay.harness.ingest.result import Excerpt, Fact, FactTable, FileDocument, FileRead, FormatReader
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.ingest.timeline import MAX_COLUMNS, MAX_LANES, MAX_TRACKS, Lane, Timeline, TimelineTrack, cell
 from assay.harness.ingest.trace.json_events import GZIP, EventStream
@@ -17,7 +17,6 @@ from assay.harness.ingest.trace.steps import (
     Segment,
     SegmentKind,
     StepTrace,
-    TraceReader,
     TraceStep,
     Track,
     Violation,
@@ -321,4 +320,4 @@ def _fill(shares: list[float], start: float, stop: float, width: float) -> None:
         shares[column] = min(1.0, shares[column] + max(covered / width, 1e-6))
 
 
-READER = TraceReader("chrome-trace", "Chrome trace events", _recognises, _read, steps=_steps)
+READER = FormatReader("chrome-trace", "Chrome trace events", _recognises, _read, steps=_steps)

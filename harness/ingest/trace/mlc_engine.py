@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal
 
-from assay.harness.ingest.result import Excerpt, Fact, FactTable, FileDocument, FileRead
+from assay.harness.ingest.result import Excerpt, Fact, FactTable, FileDocument, FileRead, FormatReader
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.ingest.timeline import MAX_COLUMNS, MAX_LANES, MAX_TRACKS, Lane, Timeline, TimelineTrack, cell
 from assay.harness.ingest.trace import mlc_lines
@@ -18,7 +18,6 @@ from assay.harness.ingest.trace.steps import (
     Segment,
     SegmentKind,
     StepTrace,
-    TraceReader,
     TraceStep,
     Track,
     Violation,
@@ -290,4 +289,4 @@ def _cell(group: Sequence[Segment], action: str) -> str:
     return cell(min(1.0, computed / len(group)), polled > 0)
 
 
-READER = TraceReader(_ID, _TITLE, _recognises, _read, steps=_steps)
+READER = FormatReader(_ID, _TITLE, _recognises, _read, steps=_steps)

@@ -7,12 +7,11 @@ engine, or one forward pass. Its steps are the actions that the engine polled, t
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from assay.harness.ingest.result import CitedFinding, Excerpt, Fact, FileDocument, FileRead, Reader
-from assay.harness.ingest.source_file import SourceFile
+from assay.harness.ingest.result import CitedFinding, Excerpt, Fact, FileDocument, FileRead
 from assay.harness.ingest.timeline import Timeline
 from assay.harness.verdict import Verdict, serious
 
@@ -129,13 +128,6 @@ class StepTrace:
             *([self.setup] if self.setup else []),
             *(segment for track in self.tracks for segment in track.segments),
         ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TraceReader(Reader):
-    """A reader of traces, which also gives their steps."""
-
-    steps: Callable[[SourceFile], StepTrace]
 
 
 def totals(trace: StepTrace) -> tuple[Counter[tuple[str, str]], dict[tuple[str, str], float]]:

@@ -12,17 +12,17 @@ from collections.abc import Hashable, Iterator, Sequence
 from difflib import SequenceMatcher
 from itertools import zip_longest
 from pathlib import Path
-from typing import Literal, NamedTuple, cast
+from typing import Literal, NamedTuple
 
 from pydantic import Field
 
 from assay.harness.errors import EvidenceError
 from assay.harness.ingest.recognise import reader_of
-from assay.harness.ingest.result import Excerpt, FileDocument, FileRead
+from assay.harness.ingest.result import Excerpt, FileDocument, FileRead, FormatReader
 from assay.harness.ingest.source_file import SourceFile, two
 from assay.harness.ingest.timeline import Timeline
 from assay.harness.ingest.trace import mlc_lines
-from assay.harness.ingest.trace.steps import Segment, StepTrace, TraceReader, TraceStep, Track, totals
+from assay.harness.ingest.trace.steps import Segment, StepTrace, TraceStep, Track, totals
 from assay.harness.reading import reading
 from assay.harness.schema import Part
 from assay.harness.text import counted, one_line
@@ -115,13 +115,18 @@ def diff_files(a: Path, b: Path) -> TraceDiff:
     """
     two(a, b, "traces")
     with reading(f"{a} or {b}", "trace"):
-        sources = [SourceFile.of(path) for path in (a, b)]
-        left, right = (_reader_of(source).steps(source) for source in sources)
+        left, right = map(_steps_of, [SourceFile.of(path) for path in (a, b)])
         timelines = (left.timeline, right.timeline)
         return _Comparison(left, right).result().model_copy(update={"timelines": timelines})
 
 
-def _reader_of(source: SourceFile) -> TraceReader:
+def _steps_of(source: SourceFile) -> StepTrace:
+    reader = _reader_of(source)
+    assert reader.steps is not None
+    return reader.steps(source)
+
+
+def _reader_of(source: SourceFile) -> FormatReader:
     reader = reader_of(source, "trace")
     if reader is None:
         raise EvidenceError(
@@ -129,7 +134,7 @@ def _reader_of(source: SourceFile) -> TraceReader:
             "the lines of an MLC-LLM engine, or Chrome trace events in JSON (.json or .json.gz)",
             "give a trace; assay ingest reports what a file is",
         )
-    return cast(TraceReader, reader)
+    return reader
 
 
 class _Comparison:

@@ -33,6 +33,11 @@ def asked_once(task: Task) -> Task:
     return probe
 
 
+def probes(search: LayerSearch) -> int:
+    """Number of probes, including repeats."""
+    return sum(right + wrong for _, right, wrong in search.probed)
+
+
 def found(search: LayerSearch) -> frozenset[int]:
     assert search.outcome == "found", search.why
     return frozenset(one.layer for one in search.restored)
@@ -50,7 +55,7 @@ def test_guilty_layers_are_found_exactly(guilty: frozenset[int]) -> None:
     assert found(search) == guilty
     assert search.monotone
     assert all(one.alone in (True, None if len(guilty) > 4 else True) for one in search.restored)
-    assert search.probes == len(search.probed)
+    assert probes(search) == len(search.probed)
 
 
 @given(st.frozensets(st.sampled_from(LAYERS), min_size=2, max_size=2))
@@ -61,7 +66,7 @@ def test_two_layers_that_fail_only_together(pair: frozenset[int]) -> None:
     check_needed(task, found(search))
     assert not one.alone
     assert {one.layer, *one.partners} == pair
-    assert search.probes <= 20
+    assert probes(search) <= 20
 
 
 @given(st.lists(st.frozensets(st.sampled_from(LAYERS), min_size=1, max_size=4), min_size=1, max_size=4))
@@ -137,18 +142,18 @@ def test_every_restored_layer_is_needed_for_any_answers(draw: random.Random) -> 
     ],
 )
 def test_probes_over_32_layers(name: str, guilty: set[int], most: int) -> None:
-    assert find_layers(LAYERS, alone(frozenset(guilty)), 0.0, ALPHA).probes <= most, name
+    assert probes(find_layers(LAYERS, alone(frozenset(guilty)), 0.0, ALPHA)) <= most, name
 
 
 def test_nothing_is_found_where_all_layers_are_right() -> None:
     search = find_layers(LAYERS, lambda candidate: True, 0.0, ALPHA)
-    assert (search.outcome, search.restored, search.probes) == ("nothing", (), 2)
+    assert (search.outcome, search.restored, probes(search)) == ("nothing", (), 2)
     assert "is right even with the candidate in all 32 layers" in search.why
 
 
 def test_a_failing_reference_is_inconclusive() -> None:
     search = find_layers(LAYERS, lambda candidate: False, 0.0, ALPHA)
-    assert (search.outcome, search.restored, search.probes) == ("inconclusive", (), 1)
+    assert (search.outcome, search.restored, probes(search)) == ("inconclusive", (), 1)
     assert "too noisy" in search.why
 
 
