@@ -42,7 +42,7 @@ COMMANDS = {
     "runs": ("runs", "List the runs of a folder: verdict, treatment, date, worst own error, and the history of each suite."),
     "show": ("runs", "Show the report that a run has already. Nothing is judged again; `assay report` does that."),
     "open": ("runs", "Open a run's HTML report in a browser, or print its path where there is none."),
-    "backends": ("run", "List the attention backends and kernels."),
+    "backends": ("run", "List the attention backends and kernels, or measure what the engine's backends honour."),
     "diff": (
         "diff",
         "Run the candidate in the shadow of the reference: show its own error by layer, head and condition, and name the bug.",

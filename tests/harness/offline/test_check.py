@@ -612,17 +612,25 @@ def test_data_that_are_not_normal_come_from_a_seed_too(tmp_path: Path, monkeypat
     assert len(result.test) < 1000
 
 
-def test_pytest_shows_the_kernel_that_raises_and_not_what_called_it(
-    python: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
+def test_pytest_shows_the_kernel_that_raises_and_not_what_called_it(tmp_path: Path) -> None:
     (tmp_path / "raising.py").write_text("def forward(call):\n    raise ValueError('no such tile')\n")
     (tmp_path / "test_raising.py").write_text(
         "import torch\nfrom assay import assert_correct, call_of\n\n\ndef test_it():\n"
         "    assert_correct('raising:forward', call_of([(3, 4)], (2, 1), 64, torch.float32, 'cpu'))\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path.cwd())])}
-    command = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(tmp_path))
-    done = python(*command, cwd=tmp_path, env=environment)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        str(tmp_path),
+        str(tmp_path),
+    ]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert "raised ValueError: no such tile (raising.py, line 2, in forward)" in done.stdout
     assert 'raising.py", line 2, in forward' in done.stdout
     assert "raise ValueError('no such tile')" in done.stdout
