@@ -377,7 +377,7 @@ def _answer(group: SequenceGroup, call: AttentionCall, draw: _Draw, into: Tensor
         k, v = (draw.stored(getattr(group, name), name, count, group.lens_k) for name in "kv")
         group.put(
             [
-                group.rows_first(_attend(group, some, seen, group.queries(q, some), k, v, call, draw, count))
+                group.rows_first(_attend(group, some, seen, (group.queries(q, some), k, v), call, draw, count))
                 for some, seen in group.blocks(numbers_at_once(group.k.device) // count)
             ],
             members,
@@ -385,7 +385,7 @@ def _answer(group: SequenceGroup, call: AttentionCall, draw: _Draw, into: Tensor
 
 
 def _attend(
-    group: SequenceGroup, some: Tensor, seen: Tensor, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, draw: _Draw,
+    group: SequenceGroup, some: Tensor, seen: Tensor, stored: tuple[Tensor, Tensor, Tensor], call: AttentionCall, draw: _Draw,
     members: int,
 ) -> Tensor:  # fmt: skip
     """Compute the attention of each member, [members, kv heads, rows, head_dim_v].
@@ -394,13 +394,13 @@ def _attend(
         group: the sequences.
         some: which of their rows.
         seen: bool [1 or kv heads, rows, keys], the keys that each query sees; later ones are seen by none.
-        q: [members, kv heads, rows, head_dim]; may have one member for all, as k and v may.
-        k: [members, kv heads, len_k, head_dim].
-        v: [members, kv heads, len_k, head_dim_v].
+        stored: q [members, kv heads, rows, head_dim], k [members, kv heads, len_k, head_dim] and v [members, kv heads, len_k,
+            head_dim_v], each of which may have one member for all.
         call: the call.
         draw: what the members draw from.
         members: their number.
     """
+    q, k, v = stored
     keys = seen.shape[-1]
     k, v = k[..., :keys, :], v[..., :keys, :]
     # Until something is drawn for each member, all of them have the same: it is computed once.
