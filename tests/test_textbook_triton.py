@@ -24,7 +24,7 @@ SENTENCES = {
     "acc_not_rescaled": "online softmax over tiles of 32 keys: the numerator is not rescaled when the maximum rises",
     "tiles_lost": "query i does not see keys with j // 32 > i // 32",
     "store_not_masked": "beyond the end of out_ptr (textbook_triton.py, line",
-    "head_not_divided": "read K and V up to 3 heads beyond the end",
+    "head_not_divided": "read K and V up to 6 heads beyond the end",
 }
 """What is said of the wrong ones, somewhere in the findings."""
 
