@@ -43,20 +43,19 @@ def honours_document(result: Honours) -> Document:
         imports = "import torch\n\nfrom assay import Mask, assert_correct, call_of"
         code = Code("\n\n\n".join([imports, *(test.rstrip() for test in tests)]), language="python")
         body.append(Section("tests", "Tests that fail", [code], announced=True))
+    what = "what a layer asks for is computed, or an error says that it is not"
     if silent:
-        count = counted(len(silent), "attribute")
-        what = (
-            f"{count} of a layer {'is' if len(silent) == 1 else 'are'} ignored, or computed wrongly, without an error"
-        )
-    else:
-        what = "what a layer asks for is computed, or an error says that it is not"
+        count = counted(len(silent), "case")
+        what = f"in {count}, what a layer asks for is ignored, or computed wrongly, without an error"
+    if not ran:
+        what = "none of those that were asked for can run here"
     return Document(
         command="backends",
         title="What attention backends honour",
         verdict=None,
         headline=f"{counted(len(ran), 'backend')} measured: {what}.",
         body=body,
-        exit_code=0,
+        exit_code=0 if ran else 3,
         result=result,
     )
 

@@ -20,13 +20,14 @@ _DOES = {"ignores": "ignores", "refuses": "refuses", "crashes": "fails on", "wro
 def check_asked(plan: Plan, display: ProgressDisplay) -> None:
     """Measure what the engine's own backends do with what the layers ask for; a model of plain attention costs nothing.
 
-    What a candidate does not honour is said, and so is a window that is off by a key: the run shows what it costs.
+    What a candidate does not honour is said, and so are a window that is off by a key, which is nearly what was asked for, and what
+    could not be measured here.
 
     Raises:
         UsageError: the reference ignores what the layers ask for, or cannot compute it. It can be no reference.
     """
-    for role, state, text in unmet({role: plan.backend(role) for role in plan.roles}, plan.models):
-        if role == "reference" and state != "wrong":
+    for role, fatal, text in unmet({role: plan.backend(role) for role in plan.roles}, plan.models):
+        if role == "reference" and fatal:
             raise UsageError(
                 f"The reference {text}.",
                 "a reference that computes what the model's layers ask for",
@@ -35,8 +36,8 @@ def check_asked(plan: Plan, display: ProgressDisplay) -> None:
         display.say(f"The {role} {text}.")
 
 
-def unmet(backends: Mapping[Role, Backend], models: Mapping[Role, Path]) -> Iterator[tuple[Role, str, str]]:
-    """Yield what the engine's own backends do not honour: the role, the state, and a description."""
+def unmet(backends: Mapping[Role, Backend], models: Mapping[Role, Path]) -> Iterator[tuple[Role, bool, str]]:
+    """Yield what the engine's own backends are not shown to honour: the role, if it rules out a reference, and a description."""
     roles = [role for role, backend in backends.items() if not backend.is_url and not backend.is_kernel]
     asked = {role: model_shape(models[role]).asks for role in roles}
     if not any(asked.values()):
@@ -49,9 +50,14 @@ def unmet(backends: Mapping[Role, Backend], models: Mapping[Role, Path]) -> Iter
     for role in roles:
         result = results[backends[role].name]
         for feature, line in asked[role].items():
-            if (state := result.state(feature)) in _DOES:
-                text = f"{result.backend} {_DOES[state]} the {feature} that the model asks for ({line})"
-                yield role, state, text + _detail(result, feature, state)
+            state, what = result.state(feature), f"the {feature} that the model asks for ({line})"
+            if state in _DOES:
+                cells = [cell for cell in result.measured if cell.attribute == feature and cell.state != "honours"]
+                nearly = all(cell.state == "wrong" and cell.says.startswith("one key") for cell in cells)
+                yield role, not nearly, f"{result.backend} {_DOES[state]} {what}{_detail(result, feature, state)}"
+            elif state != "honours":
+                why = result.problem or _detail(result, feature, "not measured").lstrip(": ")
+                yield role, False, f"{result.backend} could not be measured on {what}: {why}"
 
 
 def _detail(result: BackendResult, feature: str, state: str) -> str:

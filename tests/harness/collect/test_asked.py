@@ -99,6 +99,39 @@ def test_a_reference_that_ignores_what_is_asked_for_ends_a_run_and_a_candidate_i
     ) in checked(planned(windowed))
 
 
+@pytest.mark.parametrize(
+    ("cells", "fatal", "says"),
+    [
+        ((), False, "torch_native could not be measured on the softcap that the model asks for"),
+        ((("not measured", "the interpreter is wrong"),), False, "could not be measured on the softcap"),
+        ((("wrong", "one key fewer"), ("honours", "")), False, "torch_native computes something else for the softcap"),
+        ((("wrong", "neither with nor without it"),), True, "neither with nor without it"),
+        ((("wrong", "one key fewer"), ("crashes", "TypeError")), True, "computes something else for the softcap"),
+    ],
+)
+def test_what_is_not_shown_is_said_and_only_a_window_of_a_key_more_or_less_is_nearly_right(
+    model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, cells: Any, fatal: bool, says: str
+) -> None:
+    measured = tuple(
+        Measured(attribute="softcap", phase=phase, state=state, says=words)
+        for phase, (state, words) in zip(("prefill", "decode"), cells, strict=False)
+    )
+    backends = tuple(
+        BackendResult(backend=name, problem="" if cells else "it cannot run", measured=measured)
+        for name in ("torch_native", "triton")
+    )
+    monkeypatch.setattr(honours, "measure", lambda *_: Honours(sglang="", torch="", device="cpu", backends=backends))
+    plan = planned(model(attn_logit_softcapping=50.0))
+    if fatal:
+        with pytest.raises(UsageError, match=says):
+            checked(plan)
+    else:
+        assert f"The reference {says}" in checked(plan) or says in checked(plan)
+    spec = RunSpec.of(reference="torch_native", candidate="triton", model=str(plan.model))
+    (examined,) = (one for one in examine(spec) if one.id == "asked")
+    assert (examined.status == "missing", "both sides honour" in examined.found) == (fatal, False)
+
+
 def test_the_doctor_says_it_too(model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     cell = Measured(attribute="softcap", phase="prefill", state="ignores")
     backends = tuple(BackendResult(backend=name, measured=(cell,)) for name in ("torch_native", "triton"))

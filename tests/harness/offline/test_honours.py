@@ -101,13 +101,19 @@ def test_the_document_names_what_is_silent_and_what_cannot_run(monkeypatch: pyte
     absent = BackendResult(backend="fa3", problem="it needs a GPU")
     result = Honours(sglang="0.5.23", torch=torch.__version__, device="cpu", backends=(ignoring, absent))
     document = honours_document(result)
-    assert (
-        document.headline
-        == "1 backend measured: 5 attributes of a layer are ignored, or computed wrongly, without an error."
+    assert document.headline == (
+        "1 backend measured: in 5 cases, what a layer asks for is ignored, or computed wrongly, without an error."
     )
     assert "fa3: it needs a GPU" in str(document.body)
     assert "test_mine_honours_softcap_in_prefill" in str(document.body)
     assert Honours.model_validate_json(result.model_dump_json(by_alias=True)) == result
+
+
+def test_where_no_backend_can_run_nothing_is_shown() -> None:
+    absent = BackendResult(backend="fa3", problem="it needs a GPU")
+    document = honours_document(Honours(sglang="", torch="", device="cpu", backends=(absent,)))
+    assert document.headline == "0 backends measured: none of those that were asked for can run here."
+    assert document.code == 3
 
 
 @pytest.mark.slow
