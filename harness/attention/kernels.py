@@ -54,7 +54,7 @@ class Declaration:
         dtypes: dtypes that it computes, for example "bfloat16"; None for all.
         prefix: whether it computes calls with a cached prefix.
         head_dims_v: head dims of v that it computes, besides that of q and k.
-        features: features of calls that it supports; see `CallSpec.features`.
+        features: what it supports of `assay.harness.attention.call.FEATURES`.
     """
 
     phases: tuple[str, ...] = PHASES
@@ -77,7 +77,7 @@ class Declaration:
             return dtype
         if not self.prefix and any(call.prefixes):
             return "a cached prefix"
-        return ", ".join(name for name in call.spec.features if name not in self.features)
+        return ", ".join(name for name in call.features if name not in self.features)
 
 
 def declares(
@@ -113,7 +113,8 @@ def declares(
         prefix: whether it computes calls with a cached prefix. A kernel for complete prompts alone does not, and has no decode.
         head_dims_v: head dims of v that it computes, besides that of q and k: ``(128,)`` with ``head_dims=(192,)`` for DeepSeek's
             prefill. A check asks for no others.
-        features: what it supports of `CallSpec.features`, by name. A call that asks for anything else is refused.
+        features: what it supports of `assay.harness.attention.call.FEATURES`, by name. A call that asks for anything else is
+            refused. With "lse" it returns log-sum-exps on every call; see `Outputs`.
 
     Raises:
         ValueError: no phase or an unknown one, an unknown feature, no head dim or dtype, no such noise family, or a name that is no
@@ -353,7 +354,7 @@ def refuse_features(name: str, kernel: Kernel, call: AttentionCall) -> None:
     Raises:
         KernelRefused: it has one.
     """
-    if missing := [feature for feature in call.spec.features if feature not in declaration(kernel).features]:
+    if missing := [feature for feature in call.features if feature not in declaration(kernel).features]:
         raise KernelRefused(f"{name} does not declare {', '.join(missing)}, which this call asks for")
 
 

@@ -16,6 +16,7 @@ marked: see `Case.beyond`.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -209,24 +210,69 @@ _LAYERS = (0, 1, 2, 16, 31)
 """Layers: kernels treat the first two, every second one, those in the middle or the last one in a way of their own."""
 
 
-_ASKED: dict[str, dict[str, Callable[[int], dict[str, Any]]]] = {
+def _asking_for(fields: Callable[[int], dict[str, Any]], call: AttentionCall) -> AttentionCall:
+    """Ask for fields of the spec that are made for a number of q heads."""
+    return call.with_spec(**fields(call.heads.q_heads))
+
+
+def _parents(kind: str, queries: int) -> list[int]:
+    """List the parent of each query of a draft tree, -1 for the cached prefix itself."""
+    if kind == "chain":
+        return list(range(-1, queries - 1))
+    if kind == "binary tree":
+        return [(query - 1) // 2 for query in range(queries)]
+    drawn = random.Random(queries)
+    return [drawn.randrange(-1, query) for query in range(queries)]
+
+
+def _as_tree(kind: str, call: AttentionCall) -> AttentionCall:
+    """Mask the new tokens of each sequence as a draft tree that is verified: each sees itself and its ancestors."""
+    masks = []
+    for queries in call.lens_q:
+        seen = torch.eye(queries, dtype=torch.bool)
+        for query, parent in enumerate(_parents(kind, queries)):
+            if parent >= 0:
+                seen[query] |= seen[parent]
+        masks.append(seen.flatten())
+    return replace(call, custom_mask=torch.cat(masks).to(call.q.device))
+
+
+_ASKED: dict[str, dict[str, Callable[[AttentionCall], AttentionCall]]] = {
     "window": {
-        f"window {n}": partial(lambda n, heads: {"mask": Mask(window=n)}, n) for n in (64, 1, 16, 17, 65, 128, 129)
+        f"window {n}": partial(_asking_for, partial(lambda n, heads: {"mask": Mask(window=n)}, n))
+        for n in (64, 1, 16, 17, 65, 128, 129)
     },
-    "softcap": {f"softcap {n:g}": partial(lambda n, heads: {"softcap": n}, n) for n in (30.0, 1.0, 50.0)},
-    "temperature": {f"temperature {n}": partial(lambda n, heads: {"temperature": n}, n) for n in (64, 2)},
+    "softcap": {
+        f"softcap {n:g}": partial(_asking_for, partial(lambda n, heads: {"softcap": n}, n)) for n in (30.0, 1.0, 50.0)
+    },
+    "temperature": {
+        f"temperature {n}": partial(_asking_for, partial(lambda n, heads: {"temperature": n}, n)) for n in (64, 2)
+    },
     "sinks": {
-        f"sinks near {n:g}": partial(lambda n, heads: {"sinks": tuple(n + 0.5 * (7 * h % 5) for h in range(heads))}, n)
+        f"sinks near {n:g}": partial(
+            _asking_for, partial(lambda n, heads: {"sinks": tuple(n + 0.5 * (7 * h % 5) for h in range(heads))}, n)
+        )
         for n in (0.0, 4.0, -4.0)
     },
+    "alibi": {
+        f"ALiBi to 2^-{n}": partial(
+            _asking_for,
+            partial(lambda n, heads: {"alibi": tuple(2 ** (-n * (h + 1) / heads) for h in range(heads))}, n),
+        )
+        for n in (8, 1)
+    },
+    "custom_mask": {kind: partial(_as_tree, kind) for kind in ("random tree", "binary tree", "chain")},
 }
-"""Values of each feature that a call may ask for: fields of its spec, made for a number of q heads. The first one stands for it
-where several are asked for. Windows lie around blocks; caps are those of Gemma 2 and Grok, and one that every score feels."""
+"""Values of each feature that a call may ask for. The first one stands for it where several are asked for. Windows lie around
+blocks; caps are those of Gemma 2 and Grok, and one that every score feels; slopes are those of the paper (arXiv 2108.12409), and
+steep ones."""
 _ASKING: dict[str, tuple[tuple[int, int, str], ...]] = {
     "extend": ((34, 157, "one"), (70, 0, "4 prompts"), (129, 64, "between others"), (7, 200, _NINE)),
     "decode": ((1, 200, "one"), (1, 129, _NINE), (1, 300, "4 unlike")),
 }
 """(new tokens, cached prefix, batch) of the calls that each value of a feature gets."""
+_IN_EXTEND = ("custom_mask",)
+"""Features of extend calls alone: a draft that is verified has several new tokens."""
 _CAPPED = ("scale 1", "normal", "peaky")
 """Data of the calls with a soft cap: in unscaled scores a cap of 50 shows."""
 
@@ -495,9 +541,10 @@ def _asking(
     phase: str, size: Size, kinds: Sequence[torch.dtype], dims: Sequence[int], features: Sequence[str]
 ) -> Iterator[_Values]:
     """Yield the calls that ask for a feature, and for all of them."""
-    values: list[tuple[str, ...]] = [(value,) for feature in features for value in _ASKED.get(feature, ())]
-    if len(features) > 1:
-        values.append(tuple(next(iter(_ASKED[feature])) for feature in features if feature in _ASKED))
+    drawn = [_ASKED[name] for name in features if name in _ASKED and (phase == "extend" or name not in _IN_EXTEND)]
+    values: list[tuple[str, ...]] = [(value,) for known in drawn for value in known]
+    if len(drawn) > 1:
+        values.append(tuple(next(iter(known)) for known in drawn))
     kind, dim, heads, data = cycle(kinds), cycle(dims), cycle(HEADS[size]), cycle(_CAPPED)
     for value in values:
         for new, prefix, batch in _ASKING[phase]:
@@ -594,6 +641,6 @@ def _make(values: _Values, lens: tuple[tuple[int, int], ...], seed: int, device:
     )
     known = {name: make for one in _ASKED.values() for name, make in one.items()}
     for name in values.asked or ():
-        call = call.with_spec(**known[name](values.heads[0]))
+        call = known[name](call)
     call = through_pages(call, values.page, seed) if values.page else call
     return call if call.spec.layout == "packed" else call.clone()

@@ -5,7 +5,7 @@ Computed one by one, the twenty sequences of a decode batch cost twenty times th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,6 +34,7 @@ class SequenceGroup:
         rows: int64 [sequences, rows], the queries that are asked for, counted within the sequence.
         stop: int64 [sequences, rows], on the CPU: one past the last key that each of them sees.
         mask: which keys they see.
+        custom: the custom masks of the sequences, bool [sequences, len_q, len_q]; None for none.
         asked: int64 [asked], which of ``rows.flatten()`` are asked for; the others are padding.
         places: int64 [asked], their places among all queries of the call that are asked for.
         start: the first of the places if they follow one another, else None.
@@ -47,6 +48,7 @@ class SequenceGroup:
     rows: Tensor
     stop: NDArray[np.int64]
     mask: Mask
+    custom: Tensor | None
     asked: Tensor
     places: Tensor
     start: int | None
@@ -69,7 +71,7 @@ class SequenceGroup:
         for start in range(0, self.rows.shape[1], at_once):
             rows, per = self.rows[:, start : start + at_once], heads // self.sequences
             keys = torch.arange(int(self.stop[:, start : start + at_once].max(initial=0)), device=self.k.device)
-            seen = self.mask.visible(rows, self.lens_q[::per, None], self.lens_k[::per, None], keys)
+            seen = self.mask.visible(rows, self.lens_q[::per, None], self.lens_k[::per, None], keys, self.custom)
             seen = seen.repeat(1, group, 1)
             yield rows, seen if self.sequences == 1 else seen.repeat_interleave(per, 0)
 
@@ -78,6 +80,13 @@ class SequenceGroup:
         per = len(self.q) // self.sequences
         places = (some + (self.lens_k - self.lens_q)[::per, None]).repeat(1, self.q.shape[1])
         return places if self.sequences == 1 else places.repeat_interleave(per, 0)
+
+    def bias(self, slopes: Sequence[float], some: Tensor) -> Callable[[int], Tensor] | None:
+        """Return what gives the bias that ALiBi adds to `some` of the rows, for so many keys: [heads, group * r, keys]."""
+        of_heads = self.of_heads(slopes, some)
+        if of_heads is None:
+            return None
+        return lambda keys: alibi_bias(of_heads, self.positions(some), torch.arange(keys, device=some.device))
 
     def of_heads(self, numbers: Sequence[float], some: Tensor) -> Tensor | None:
         """Lay out a number of each q head for `some` of the rows: [heads, group * r]; None without numbers."""
@@ -108,6 +117,17 @@ class SequenceGroup:
             into.index_copy_(into.dim() - 3, self.places, found.to(into.dtype))
         else:
             into.narrow(-3, self.start, len(self.asked)).copy_(found)
+
+
+def alibi_bias(slopes: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+    """Compute what ALiBi adds to scores: -slope * |distance|, [..., rows, keys].
+
+    Args:
+        slopes: broadcasting to [..., rows].
+        queries: positions of the queries, int64, broadcasting to [..., rows].
+        keys: positions of the keys, int64, broadcasting to [..., rows, keys].
+    """
+    return -slopes[..., None] * (queries[..., None] - keys).abs()
 
 
 def sequence_groups(call: AttentionCall, rows: Tensor | None, numbers: int) -> list[SequenceGroup]:
@@ -157,6 +177,9 @@ def _group(
     places = np.where(is_asked, bounds[members][:, None] + column, bounds[members][:, None])
     rows = wanted[places] - starts_q[members][:, None]
     _, stop = call.spec.mask.span(rows, lens_q[:, None], lens_k[:, None])
+    custom = call.custom_masks
+    if custom is not None:
+        stop = np.broadcast_to(lens_k[:, None], rows.shape)  # a query may see keys behind its own
     q = _padded(call.q, starts_q[members], lens_q)
     into = places[is_asked]
     return SequenceGroup(
@@ -168,10 +191,17 @@ def _group(
         rows=here(rows),
         stop=stop,
         mask=call.spec.mask,
+        custom=None if custom is None else _stacked([custom[one] for one in members]),
         asked=here(np.flatnonzero(is_asked)),
         places=here(into),
         start=int(into[0]) if int(into[-1] - into[0]) == len(into) - 1 else None,  # they increase
     )
+
+
+def _stacked(matrices: Sequence[Tensor]) -> Tensor:
+    """Stack square matrices, padded with zeros to the size of the largest."""
+    size = max(len(matrix) for matrix in matrices)
+    return torch.stack([torch.nn.functional.pad(one, (0, size - len(one), 0, size - len(one))) for one in matrices])
 
 
 def _padded(packed: Tensor, starts: NDArray[np.int64], lens: NDArray[np.int64]) -> Tensor:

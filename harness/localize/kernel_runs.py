@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from assay.harness.attention.call import INPUTS, AttentionCall, Kernel, KernelRefused, tensor_of
+from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused, tensor_of
 from assay.harness.attention.honest import sample_rows
 from assay.harness.attention.kernels import declaration, missing_package, output_fault, refuse_features
 from assay.harness.attention.oracle import oracle
@@ -389,7 +389,7 @@ def run_once(
         except KernelRefused as error:
             refused.append((call, str(error)))
             continue
-        mutated = tuple(name for name in INPUTS if not same_values(getattr(given, name), getattr(call, name)))
+        mutated = tuple(name for name, one in call.tensors.items() if not same_values(getattr(given, name), one))
         # The output may be a view of an input, or of a buffer that the next call overwrites.
         results.append(replace(measure(call, out.clone(), declared.noise, right()), mutated=mutated))
         if each is not None:

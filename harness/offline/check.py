@@ -13,7 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Unpack
 
 from assay.harness.attention import kernels
-from assay.harness.attention.call import INPUTS, AttentionCall, Kernel
+from assay.harness.attention.call import AttentionCall, Kernel
 from assay.harness.attention.matrix import Case, Size
 from assay.harness.attention.matrix_data import excluded
 from assay.harness.attention.noise import family
@@ -305,7 +305,7 @@ def assert_correct(
     within = GuardedKernel(loaded)
     given = call.clone()
     result = measure(call, compute(within, given), declared.noise)
-    changed = [name for name in INPUTS if not same_values(getattr(given, name), getattr(call, name))]
+    changed = [name for name, one in call.tensors.items() if not same_values(getattr(given, name), one)]
     if changed:
         raise AssertionError(
             f"{name} on {describe(call)}: the kernel writes to its inputs: {', '.join(changed)}; work on copies of them"

@@ -128,7 +128,7 @@ class Reader:
             recorded: whether these calls were recorded. Then the operator is said only if it gives their wrong outputs too, and
                 else the picture is of the smallest of them that fails.
         """
-        plain = [result for result in results if not result.call.spec.features]
+        plain = [result for result in results if not result.call.features]
         if len(plain) < len(results) and not any(result.fails for result in plain) and self.wants(findings, results):
             return Observed(
                 tuple(with_evidence(findings, "only calls that ask for a feature are wrong, and those are not read"))
@@ -169,7 +169,7 @@ class Reader:
             results: recorded calls that were compared with the oracle.
             others: further calls with their outputs; they are held to the widest bound of the results.
         """
-        results = [result for result in results if not result.call.spec.features]
+        results = [result for result in results if not result.call.features]
         if not (_READS and self.seconds > 0 and results and serious(findings)):
             return Observed(tuple(findings))
         calls = _recorded_outputs(results, others)
@@ -185,7 +185,7 @@ class Reader:
 
     def sentence(self, kernel: Kernel, declared: Declaration, result: CallResult) -> str:
         """Return what was read, if it gives the wrong outputs of a failing call; empty if not."""
-        found = self._read(kernel, declared, [result]) if _READS and not result.call.spec.features else ""
+        found = self._read(kernel, declared, [result]) if _READS and not result.call.features else ""
         if isinstance(found, str) or not said(found):
             return ""
         return said(found) if held(found, [result]).share >= _HELD_SHARE else ""
