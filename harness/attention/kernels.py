@@ -336,16 +336,34 @@ def output_fault(call: AttentionCall, out: object) -> str:
     return tensor_fault(out, call.q, (*call.q.shape[:2], call.v.shape[2]))
 
 
-def tensor_fault(out: object, like: Tensor, shape: tuple[int, ...]) -> str:
-    """Describe how an output differs from a tensor of `shape` with the dtype and device of `like`; empty if it does not."""
+def lse_fault(call: AttentionCall, lse: Tensor | None) -> str:
+    """Describe how the log-sum-exps of a kernel that declares them break the contract, as `output_fault` does of an output."""
+    if lse is None:
+        return "no log-sum-exps, which it declares"
+    shape = call.q.shape[:2]
+    if not (fault := tensor_fault(lse, call.q, shape, "torch.float32")):
+        return ""
+    turned = "; they are transposed" if getattr(lse, "shape", ()) == shape[::-1] else ""
+    return f"log-sum-exps {fault}{turned}"
+
+
+def tensor_fault(out: object, like: Tensor, shape: tuple[int, ...], dtype: str = "") -> str:
+    """Describe how an output differs from a tensor of `shape` with the dtype and device of `like`; empty if it does not.
+
+    Args:
+        out: the output.
+        like: a tensor.
+        shape: the shape.
+        dtype: name of another dtype than that of `like`.
+    """
     import torch
 
-    found = type(out).__name__
+    found, dtype = type(out).__name__, dtype or str(like.dtype)
     if isinstance(out, torch.Tensor):
-        if (out.shape, out.dtype, out.device) == (shape, like.dtype, like.device):
+        if (out.shape, str(out.dtype), out.device) == (shape, dtype, like.device):
             return ""
         found = f"{out.dtype} {list(out.shape)} on {out.device}"
-    return f"{found}, expected {like.dtype} {list(shape)} on {like.device}"
+    return f"{found}, expected {dtype} {list(shape)} on {like.device}"
 
 
 def refuse_features(name: str, kernel: Kernel, call: AttentionCall) -> None:

@@ -46,7 +46,7 @@ def endure(
             break
         number = before + guard.runs + 1
         try:
-            out = compute(guard, given)
+            out = compute(guard, given).out
         except KernelRefused as error:
             return number, (result.call, f"{error}, in its run {number}{buffers}")
         if not same_values(out, result.out) and (now := measure(result.call, out.clone(), result.noise)).fails:

@@ -24,6 +24,7 @@ from assay.harness.localize.endurance import endure
 from assay.harness.localize.guard import MAX_REPEATED, Guard, run_guarded, runs_of
 from assay.harness.localize.guarded_memory import GuardedKernel
 from assay.harness.localize.kernel_runs import CallResult, KernelRun, compute, measure, worst_of
+from assay.harness.localize.lse import LSE_FINDINGS
 from assay.harness.localize.smallest import smallest_call
 from assay.harness.localize.threads import few_threads
 from assay.harness.localize.values import same_values
@@ -312,6 +313,9 @@ def assert_correct(
         )
     if within.written:
         raise AssertionError(f"{name} on {describe(call)}: the kernel {within.written[0][1]}")
+    if result.lse_errors is not None and result.lse_errors.wrong:
+        [wrong] = [finding for finding in diagnose(KernelRun((result,))) if finding.id in LSE_FINDINGS]
+        raise AssertionError(f"{name} on {describe(call)}: {wrong.diagnosis}")
     if result.fails:
         [bug, *_] = diagnose(KernelRun((result,)))
         own, bound = result.worst_cell

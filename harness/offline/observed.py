@@ -22,6 +22,7 @@ from assay.harness.localize.diagnose import describe
 from assay.harness.localize.guard import CONTRACT_BROKEN
 from assay.harness.localize.guarded_memory import GuardedKernel
 from assay.harness.localize.kernel_runs import CallResult, measure
+from assay.harness.localize.lse import LSE_FINDINGS
 from assay.harness.localize.picturing import BEFORE, hides, picture_of, unread_picture
 from assay.harness.localize.reading import WeightReading, read, row_errors
 from assay.harness.localize.threads import few_threads
@@ -107,7 +108,7 @@ class Reader:
             _READS
             and self.seconds > 0
             and bool(results)
-            and any(finding.id != CONTRACT_BROKEN for finding in serious(findings))
+            and any(finding.id not in (CONTRACT_BROKEN, *LSE_FINDINGS) for finding in serious(findings))
         )
 
     def observe(
