@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # the command line reads what kernels declare and must not wa
     from numpy.typing import NDArray
     from torch import Tensor
 
-INPUTS = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "custom_mask")
+INPUTS = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "custom_mask", "positions")
 """The tensors that a call may have; `AttentionCall.tensors` gives those that it has."""
 
 
@@ -30,7 +30,8 @@ class Mask:
     """The keys of its own sequence that each query sees. Everything that needs to know asks `span` or `visible`.
 
     Attributes:
-        causal: right-aligned: query i of a sequence sees keys j <= i + (len_k - len_q). False: every query sees every key.
+        causal: right-aligned: query i of a sequence sees keys j <= i + (len_k - len_q). False: every query sees every key, of which
+            there may be any number: in cross attention they are those of another sequence.
         window: most keys that a query sees, its own and those right before it; 0 for all of them. Only with `causal`. Engines count
             otherwise: SGLang's layers have `window - 1`, the number of keys before its own.
 
@@ -51,9 +52,12 @@ class Mask:
     def span(self, rows: Ints, len_q: int | Ints, len_k: int | Ints) -> tuple[int | Ints, Ints]:
         """Return the first key that queries see, and one past the last. A query for which that is no range sees none.
 
+        In a call of some keys, one past the last may lie beyond them.
+
         Args:
             rows: numbers of the queries among the new tokens of their sequence.
-            len_q: new tokens of the sequence, or of each query's sequence, broadcasting to `rows`.
+            len_q: new tokens of the sequence, or of each query's sequence, broadcasting to `rows`. In a call of some keys
+                (`AttentionCall.positions`) that is `len_k` less the distance from the first key to the first query.
             len_k: all its tokens, likewise.
         """
         stop = rows + len_k - len_q + 1 if self.causal else rows * 0 + len_k
@@ -138,6 +142,8 @@ class CallSpec:
         temperature: the scores of a query at position p of its sequence, counted from 0, are multiplied by
             log(p) / log(temperature) where p > temperature, as in Grok (SGLang's `xai_temperature_len`); 0 for none.
         sinks: for each q head, the score of a key that every query sees and whose v is 0, as in gpt-oss; empty for none.
+        padded_rows: rows at the end of q that belong to no sequence, as in a captured graph of a larger batch. A kernel returns an
+            output of q's shape all the same, of which the padded rows are not looked at.
         alibi: for each q head, a slope: the score of a key loses slope * |distance| between it and the query, in tokens of their
             sequence. Of a key before the query that adds slope * (key position - query position), as in vLLM and flash_attn. It
             is added to scaled scores, after cap and temperature; empty for none.
@@ -156,6 +162,7 @@ class CallSpec:
     softcap: float = 0.0
     temperature: int = 0
     sinks: tuple[float, ...] = ()
+    padded_rows: int = 0
     alibi: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
@@ -170,13 +177,16 @@ class CallSpec:
         """Names of what it asks for beyond plain attention; see `AttentionCall.features`."""
         asked = {
             "window": self.mask.window, "softcap": self.softcap, "temperature": self.temperature, "sinks": self.sinks,
-            "alibi": self.alibi,
+            "alibi": self.alibi, "padding": self.padded_rows,
         }  # fmt: skip
         return tuple(name for name, value in asked.items() if value)
 
 
-FEATURES = ("window", "softcap", "temperature", "sinks", "alibi", "custom_mask", "lse")
-"""What kernels declare: features that a call may ask for (see `AttentionCall.features`), and "lse", which a kernel that declares it
+FEATURES = (
+    "window", "softcap", "temperature", "sinks", "alibi", "padding", "custom_mask", "positions", "not_causal", "lse",
+)  # fmt: skip
+"""What kernels declare: features that a call may ask for (see `AttentionCall.features`); "not_causal", without which a kernel may
+be given calls that are not causal, but none with a sequence of fewer keys than queries; and "lse", which a kernel that declares it
 returns on every call (see `Outputs`)."""
 
 
@@ -196,6 +206,9 @@ class AttentionCall:
             sequence after the other: the mask of a draft tree that is verified. That of a chain is the lower triangle, and the
             call then the right-aligned causal one. Distances and positions are those of places in the sequence, also in a tree.
             None for no such mask.
+        positions: where in its sequence the first query and the first key of each sequence are, int64 [batch, 2], where that is
+            not len_k - len_q and 0: keys were evicted, or the call covers a part of the keys. Queries and keys follow one another
+            from there. The mask, ALiBi and the temperature go by it. None for calls of all keys.
     """
 
     q: Tensor
@@ -205,6 +218,7 @@ class AttentionCall:
     cu_seqlens_k: Tensor
     spec: CallSpec
     custom_mask: Tensor | None = None
+    positions: Tensor | None = None
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -214,7 +228,10 @@ class AttentionCall:
     @property
     def features(self) -> tuple[str, ...]:
         """Names of what it asks for beyond plain attention. A kernel that does not declare one of them is refused the call."""
-        return (*self.spec.features, "custom_mask") if self.custom_mask is not None else self.spec.features
+        carried = {"custom_mask": self.custom_mask, "positions": self.positions}
+        named = (*self.spec.features, *(name for name, tensor in carried.items() if tensor is not None))
+        fewer_keys = not self.causal and min(self.prefixes, default=0) < 0
+        return (*named, "not_causal") if fewer_keys else named
 
     @property
     def custom_masks(self) -> list[Tensor] | None:
@@ -224,6 +241,18 @@ class AttentionCall:
         lens = self.lens_q
         ends = accumulate(length**2 for length in lens)
         return [self.custom_mask[end - n**2 : end].view(n, n) for n, end in zip(lens, ends, strict=True)]
+
+    @property
+    def rows(self) -> int:
+        """Rows of q that belong to a sequence."""
+        return self.q.shape[0] - self.spec.padded_rows
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """Position of the first query and of the first key of each sequence; see `positions`."""
+        if self.positions is None:
+            return [(prefix, 0) for prefix in self.prefixes]
+        return [(query, key) for query, key in self.positions.tolist()]
 
     @property
     def scale(self) -> float:

@@ -194,7 +194,7 @@ def sample_rows(call: AttentionCall, at_most: int) -> Tensor:
     Returns:
         Packed query rows, int64 [rows], in increasing order, on the call's device; all rows if they are no more than `at_most`.
     """
-    total, device = call.q.shape[0], call.q.device
+    total, device = call.rows, call.q.device
     if total <= at_most:
         return torch.arange(total, device=device)
     generator = torch.Generator().manual_seed(0)
@@ -233,7 +233,7 @@ def _groups(call: AttentionCall, rows: Tensor | None) -> list[SequenceGroup]:
 
 def _nothing(call: AttentionCall, rows: Tensor | None, members: int, width: int) -> Tensor:
     """Allocate zeros for the results, float64 [members, rows, num_q_heads, width]."""
-    asked = call.q.shape[0] if rows is None else len(rows)
+    asked = call.rows if rows is None else len(rows)
     return torch.zeros(members, asked, call.q.shape[1], width, dtype=torch.float64, device=call.q.device)
 
 

@@ -34,7 +34,7 @@ def oracle(call: AttentionCall, rows: Tensor | None = None) -> Tensor:
 
     Args:
         call: the call.
-        rows: packed query rows, int64 [rows], in increasing order; None for all.
+        rows: packed query rows, int64 [rows], in increasing order; None for all that belong to a sequence.
 
     Returns:
         float64 [rows, num_q_heads, head_dim_v], on the call's device. A query that sees no key gives NaN.
@@ -79,7 +79,7 @@ def _by_groups(
         width: how many numbers.
         reduced: (group, scores [heads, rows, keys], sinks [heads, rows] or None) -> [heads, rows, width].
     """
-    asked = call.q.shape[0] if rows is None else len(rows)
+    asked = call.rows if rows is None else len(rows)
     result = torch.zeros(asked, call.q.shape[1], width, dtype=torch.float64, device=call.q.device)
     numbers = numbers_at_once(call.q.device)
     for group in sequence_groups(call, rows, numbers // 4):
@@ -153,6 +153,7 @@ class Request:
         mask: the mask of the call, of which `visible` is made.
         spec: what the call asks for beyond scale and mask.
         asked: int64 [asked], the queries whose output is asked for; None for all. A bug may depend on the others.
+        places: positions of the first query and of the first key; None for those of a call of all keys.
     """
 
     q: Tensor
@@ -164,6 +165,7 @@ class Request:
     mask: Mask
     spec: CallSpec
     asked: Tensor | None = None
+    places: tuple[int, int] | None = None
 
     @property
     def asked_q(self) -> Tensor:
@@ -205,10 +207,11 @@ def requests(call: AttentionCall, rows: Tensor | None = None) -> list[Request]:
     for rows_q, rows_k in sequences(call):
         q, k, v = (t.double().transpose(0, 1) for t in (call.q[rows_q], call.k[rows_k], call.v[rows_k]))
         custom = None if customs is None else customs[len(found)]
-        rows_of = torch.arange(q.shape[1], device=device)
-        visible = call.spec.mask.visible(rows_of, q.shape[1], k.shape[1], custom=custom)
+        places = None if call.positions is None else call.places[len(found)]
+        len_q = q.shape[1] if places is None else k.shape[1] - places[0] + places[1]
+        visible = call.spec.mask.visible(torch.arange(q.shape[1], device=device), len_q, k.shape[1], custom=custom)
         asked = None if rows is None else rows[(rows >= rows_q.start) & (rows < rows_q.stop)] - rows_q.start
-        found.append(Request(q, k, v, kv_head, visible, call.scale, call.spec.mask, call.spec, asked))
+        found.append(Request(q, k, v, kv_head, visible, call.scale, call.spec.mask, call.spec, asked, places))
     return found
 
 
@@ -217,18 +220,14 @@ def scores(request: Request) -> Tensor:
     products = request.scale * request.asked_q @ request.k[request.kv_head].transpose(-2, -1)
     device = request.q.device
     rows = torch.arange(request.len_q, device=device) if request.asked is None else request.asked
-    slopes = torch.tensor(request.spec.alibi, dtype=products.dtype, device=device)[:, None]
+    first, first_key = request.places or (request.prefix, 0)
+    seen, spec = request.asked_visible, request.spec
+    slopes = torch.tensor(spec.alibi, dtype=products.dtype, device=device)[:, None]
 
     def bias(keys: int) -> Tensor:
-        return alibi_bias(slopes, rows + request.prefix, torch.arange(keys, device=device))
+        return alibi_bias(slopes, rows + first - first_key, torch.arange(keys, device=device))
 
-    return modified(
-        products,
-        request.asked_visible,
-        request.spec,
-        lambda: rows + request.prefix,
-        bias if request.spec.alibi else None,
-    )
+    return modified(products, seen, spec, lambda: rows + first, bias if spec.alibi else None)
 
 
 def attend(request: Request, logits: Tensor | None = None) -> Tensor:

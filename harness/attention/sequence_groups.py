@@ -31,6 +31,9 @@ class SequenceGroup:
         v: [heads, len_k, head_dim_v], likewise.
         lens_q: new tokens of each head's sequence, int64 [heads].
         lens_k: all tokens of each head's sequence, int64 [heads].
+        first: position of the first query of each sequence, int64 [sequences].
+        behind: how far that is behind the first key, int64 [sequences].
+        partial: whether the call has positions: a query may then be behind all keys of its call.
         rows: int64 [sequences, rows], the queries that are asked for, counted within the sequence.
         stop: int64 [sequences, rows], on the CPU: one past the last key that each of them sees.
         mask: which keys they see.
@@ -45,6 +48,9 @@ class SequenceGroup:
     v: Tensor
     lens_q: Tensor
     lens_k: Tensor
+    first: Tensor
+    behind: Tensor
+    partial: bool
     rows: Tensor
     stop: NDArray[np.int64]
     mask: Mask
@@ -71,22 +77,29 @@ class SequenceGroup:
         for start in range(0, self.rows.shape[1], at_once):
             rows, per = self.rows[:, start : start + at_once], heads // self.sequences
             keys = torch.arange(int(self.stop[:, start : start + at_once].max(initial=0)), device=self.k.device)
-            seen = self.mask.visible(rows, self.lens_q[::per, None], self.lens_k[::per, None], keys, self.custom)
+            lens = self.lens_k[::per, None]
+            seen = self.mask.visible(rows, lens - self.behind[:, None], lens, keys, self.custom)
+            if self.partial:
+                seen = seen & (keys < lens[..., None])
             seen = seen.repeat(1, group, 1)
             yield rows, seen if self.sequences == 1 else seen.repeat_interleave(per, 0)
 
     def positions(self, some: Tensor) -> Tensor:
-        """Return the places of `some` of the rows in their sequences, int64 [1 or heads, group * r]."""
-        per = len(self.q) // self.sequences
-        places = (some + (self.lens_k - self.lens_q)[::per, None]).repeat(1, self.q.shape[1])
-        return places if self.sequences == 1 else places.repeat_interleave(per, 0)
+        """Return the positions of `some` of the rows, int64 [1 or heads, group * r]."""
+        return self._by_head(some + self.first[:, None])
+
+    def _by_head(self, by_row: Tensor) -> Tensor:
+        """Lay out a number of each row, [sequences, r] -> [1 or heads, group * r]."""
+        by_row = by_row.repeat(1, self.q.shape[1])
+        return by_row if self.sequences == 1 else by_row.repeat_interleave(len(self.q) // self.sequences, 0)
 
     def bias(self, slopes: Sequence[float], some: Tensor) -> Callable[[int], Tensor] | None:
         """Return what gives the bias that ALiBi adds to `some` of the rows, for so many keys: [heads, group * r, keys]."""
         of_heads = self.of_heads(slopes, some)
         if of_heads is None:
             return None
-        return lambda keys: alibi_bias(of_heads, self.positions(some), torch.arange(keys, device=some.device))
+        queries = self._by_head(some + self.behind[:, None])
+        return lambda keys: alibi_bias(of_heads, queries, torch.arange(keys, device=some.device))
 
     def of_heads(self, numbers: Sequence[float], some: Tensor) -> Tensor | None:
         """Lay out a number of each q head for `some` of the rows: [heads, group * r]; None without numbers."""
@@ -124,8 +137,8 @@ def alibi_bias(slopes: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
 
     Args:
         slopes: broadcasting to [..., rows].
-        queries: positions of the queries, int64, broadcasting to [..., rows].
-        keys: positions of the keys, int64, broadcasting to [..., rows, keys].
+        queries: where the queries are, int64, broadcasting to [..., rows].
+        keys: where the keys are, int64, broadcasting to [..., rows, keys].
     """
     return -slopes[..., None] * (queries[..., None] - keys).abs()
 
@@ -176,7 +189,12 @@ def _group(
     is_asked = column < counts[:, None]
     places = np.where(is_asked, bounds[members][:, None] + column, bounds[members][:, None])
     rows = wanted[places] - starts_q[members][:, None]
-    _, stop = call.spec.mask.span(rows, lens_q[:, None], lens_k[:, None])
+    first = behind = lens_k - lens_q
+    if call.positions is not None:
+        first, keys = call.positions.cpu().numpy().astype(np.int64)[members].T
+        behind = first - keys
+    _, stop = call.spec.mask.span(rows, (lens_k - behind)[:, None], lens_k[:, None])
+    stop = np.minimum(stop, lens_k[:, None])  # a query may be behind the keys of its call
     custom = call.custom_masks
     if custom is not None:
         stop = np.broadcast_to(lens_k[:, None], rows.shape)  # a query may see keys behind its own
@@ -188,6 +206,9 @@ def _group(
         v=_padded(call.v, starts_k[members], lens_k).transpose(1, 2).flatten(0, 1),
         lens_q=here(lens_q.repeat(kv_heads)),
         lens_k=here(lens_k.repeat(kv_heads)),
+        first=here(first),
+        behind=here(behind),
+        partial=call.positions is not None,
         rows=here(rows),
         stop=stop,
         mask=call.spec.mask,

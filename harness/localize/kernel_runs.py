@@ -245,7 +245,7 @@ class CallResult:
     @property
     def nonfinite_share(self) -> float:
         """Share of the output's elements that are infinite or not a number."""
-        return 1 - float(self.out.isfinite().double().mean())
+        return 1 - float(self.out[: self.call.rows].isfinite().double().mean())
 
     @cached_property
     def sequence_shapes(self) -> list[SequenceShape]:
@@ -328,8 +328,10 @@ def truth(call: AttentionCall) -> Tensor:
 
 
 def _compared(call: AttentionCall) -> Tensor | None:
-    """Choose the packed query rows of a call that are compared; None for all."""
-    return None if call.q.shape[0] * call.q.shape[1] * call.k.shape[0] <= MAX_SCORES else sample_rows(call, MAX_ROWS)
+    """Choose the packed query rows of a call that are compared; None for all of q."""
+    if call.rows * call.q.shape[1] * call.k.shape[0] > MAX_SCORES:
+        return sample_rows(call, MAX_ROWS)
+    return torch.arange(call.rows, device=call.q.device) if call.spec.padded_rows else None
 
 
 def _require_contract(call: AttentionCall, out: object) -> None:
@@ -361,8 +363,8 @@ def compute(kernel: Kernel, call: AttentionCall) -> Outputs:
     except (
         BaseException
     ) as error:  # its sys.exit(0) must not become assay's exit code, nor its pytest.skip() a test's outcome
-        found = f"The kernel {raised(error)}."
-        raise AssayError(found, "an output, or KernelRefused", "fix the kernel", details=traceback_of(error)) from error
+        what = f"The kernel {raised(error)}."
+        raise AssayError(what, "an output, or KernelRefused", "fix the kernel", details=traceback_of(error)) from error
     out = tensor_of(found)
     _require_contract(call, out)
     if "lse" not in declaration(kernel).features:
@@ -467,7 +469,7 @@ def repeat(kernel: Kernel, result: CallResult) -> CallResult:
 
 def _difference(result: CallResult, first: Tensor, other: Tensor) -> tuple[float, bool]:
     """Compute the largest relative L1 between two outputs of a call, and True with it if any bit differs."""
-    if same_values(first, other):
+    if same_values(first[: result.call.rows], other[: result.call.rows]):
         return 0.0, False
     expected = torch.where(first.isfinite(), first.double(), float("inf"))
     return float(deviation(other, expected, result.cells).relative_l1.max()), True

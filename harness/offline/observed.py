@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from assay.harness.attention.call import AttentionCall, Kernel
+from assay.harness.attention.call import AttentionCall, Kernel, Outputs
 from assay.harness.attention.kernels import Declaration
 from assay.harness.localize.diagnose import describe
 from assay.harness.localize.guard import CONTRACT_BROKEN
@@ -400,7 +400,7 @@ def _declaring(kernel: Kernel, declared: Declaration) -> Kernel:
     """Wrap the kernel with another declaration; what it writes beyond its tensors does no harm."""
     within = GuardedKernel(kernel)
 
-    def asked(call: AttentionCall) -> Tensor:
+    def asked(call: AttentionCall) -> Tensor | Outputs:
         return within(call)
 
     asked.assay = declared  # type: ignore[attr-defined]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -68,31 +69,38 @@ FEATURES: dict[str, dict[str, Any]] = {
     "temperature": {"temperature": 4},
     "sinks": {"sinks": (0.5, -1.0, 2.0, 0.0)},
     "alibi": {"alibi": (0.5, 0.25, 0.125, 1.0)},
+    "padding": {"padded_rows": 2},
     "custom_mask": {"custom_mask": TREES},
+    "positions": {"positions": torch.tensor([[109, 100], [0, 0], [20, 3]])},
+    "positions and temperature": {"positions": torch.tensor([[109, 100], [5, 5], [20, 3]]), "temperature": 4},
+    "positions and window": {"positions": torch.tensor([[109, 100], [5, 5], [10, 3]]), "mask": Mask(window=4)},
+    "positions and alibi": {"positions": torch.tensor([[109, 100], [5, 5], [10, 3]]), "alibi": (0.5, 0.25, 0.125, 1.0)},
     "all": {
         "mask": Mask(window=4), "softcap": 2.0, "temperature": 3, "sinks": (0.5, -1.0, 2.0, 0.0), "alibi": (0.5, 0.25, 0.125, 1.0),
-        "custom_mask": TREES,
+        "custom_mask": TREES, "positions": torch.tensor([[109, 100], [2, 2], [5, 1]]), "padded_rows": 3,
     },
 }  # fmt: skip
 
 
 def asking(call: AttentionCall, **fields: Any) -> AttentionCall:
     """Ask for fields of the spec, and of the call itself."""
-    own = {name: fields.pop(name) for name in list(fields) if name in INPUTS}
-    return replace(call.with_spec(**fields), **own)
+    own = {name: tensor for name, tensor in fields.items() if name in INPUTS}
+    spec = {name: value for name, value in fields.items() if name not in INPUTS}
+    q = torch.cat([call.q, call.q[: spec.get("padded_rows", 0)]])
+    return replace(call.with_spec(**spec), q=q, **own)
 
 
 def written_out(call: AttentionCall, b: int, i: int, head: int) -> tuple[Tensor, float]:
     """Compute one output and its log-sum-exp from the formulas, term by term: of query i of sequence b."""
     spec, q0, k0 = call.spec, int(call.cu_seqlens_q[b]), int(call.cu_seqlens_k[b])
-    prefix = call.prefixes[b]
-    position = prefix + i
+    first, first_key = (call.prefixes[b], 0) if call.positions is None else call.positions[b].tolist()
+    prefix, position = first - first_key, first + i  # new keys begin where the queries do
     q = call.q[q0 + i, head]
     total, out = 0.0, torch.zeros(call.v.shape[2], dtype=torch.float64)
     for j in range(call.lens_k[b]):
-        if spec.mask.window and j <= position - spec.mask.window:
+        if spec.mask.window and first_key + j <= position - spec.mask.window:
             continue
-        if j > position if call.custom_mask is None or j < prefix else not tree(_PARENTS[b])[i, j - prefix]:
+        if first_key + j > position if call.custom_mask is None or j < prefix else not tree(_PARENTS[b])[i, j - prefix]:
             continue
         score = call.scale * float(q @ call.k[k0 + j, head // 2])
         if spec.softcap:
@@ -100,7 +108,7 @@ def written_out(call: AttentionCall, b: int, i: int, head: int) -> tuple[Tensor,
         if spec.temperature and position > spec.temperature:
             score *= math.log(position) / math.log(spec.temperature)
         if spec.alibi:
-            score += spec.alibi[head] * (j - position)
+            score += spec.alibi[head] * (first_key + j - position)
         total += math.exp(score)
         out += math.exp(score) * call.v[k0 + j, head // 2]
     total += math.exp(spec.sinks[head]) if spec.sinks else 0.0
@@ -120,7 +128,29 @@ def test_features_are_computed_as_their_formulas_say(feature: str, few: int, mon
     some = torch.tensor([0, 2, 3, 8, 10])
     torch.testing.assert_close(oracle(call, some), oracle(call)[some])
     torch.testing.assert_close(log_sum_exp(call, some), log_sum_exp(call)[some])
-    assert call.features == (tuple(FEATURES)[:6] if feature == "all" else (feature,))
+    asked = ("window", "softcap", "temperature", "sinks", "alibi", "padding", "custom_mask", "positions")
+    assert set(call.features) == set(asked if feature == "all" else feature.split(" and "))
+
+
+@pytest.mark.parametrize("few", [0, 4], ids=["in groups", "one by one"])
+def test_queries_of_cross_attention_see_all_keys_however_few(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(oracle_module, "_FEW", few)
+    call = call_of([(5, -3), (2, 7), (4, -3)], (4, 2), 8, torch.float64, "cpu").with_spec(mask=Mask(causal=False))
+    outs = []
+    for (q0, q1), (k0, k1) in zip(
+        pairwise(call.cu_seqlens_q.tolist()), pairwise(call.cu_seqlens_k.tolist()), strict=True
+    ):
+        q, k, v = (t.transpose(0, 1) for t in (call.q[q0:q1], call.k[k0:k1], call.v[k0:k1]))
+        outs.append(scaled_dot_product_attention(q, k, v, scale=call.scale, enable_gqa=True).transpose(0, 1))
+    torch.testing.assert_close(oracle(call), torch.cat(outs))
+    assert call.features == ("not_causal",)
+    slopes = call.with_spec(alibi=(1.0, 0.5, 2.0, 0.1))
+    logits = call.scale * call.q[0, 2] @ call.k[:2, 1].T - 2.0 * torch.tensor(
+        [3.0, 4.0]
+    )  # from query -3 to keys 0 and 1
+    assert float(log_sum_exp(slopes)[0, 2]) == pytest.approx(float(logits.logsumexp(-1)))
+    more = call_of([(5, 3)], (4, 2), 8, torch.float64, "cpu").with_spec(mask=Mask(causal=False))
+    assert more.features == ()  # as the contract always was
 
 
 def test_the_mask_of_a_chain_is_the_causal_one() -> None:
@@ -141,8 +171,9 @@ def test_a_call_of_some_heads_keeps_their_sinks_and_slopes_and_a_copy_its_mask()
     call = asking(call_of([(1, 9), (7, 0), (3, 4)], (4, 2), 8, torch.float64, "cpu"), **FEATURES["all"])
     torch.testing.assert_close(oracle(call.of_heads([3, 2], [1])), oracle(call)[:, [3, 2]])
     for same in (call.clone(), call.to("cpu")):
-        assert torch.equal(same.custom_mask, TREES)  # type: ignore[arg-type]
         assert same.spec == call.spec
+        assert same.tensors.keys() == call.tensors.keys() == set(INPUTS)
+        assert all(torch.equal(tensor, call.tensors[name]) for name, tensor in same.tensors.items())
 
 
 def test_a_call_asks_for_nothing_that_has_no_meaning() -> None:
