@@ -308,7 +308,7 @@ class _Runner:
             hidden_size=shape.heads * shape.head_dim, context_len=shape.length, sliding_window_size=_before(shape.window),
         )  # fmt: skip
         config.v_head_dim = config.swa_v_head_dim = shape.head_dim_v
-        config.is_encoder_decoder = shape.cross
+        config.is_encoder_decoder = config.is_multimodal = shape.cross  # as Mllama's and Whisper's are
         config.is_local_attention_model = False  # a window, in a configuration, is not chunked local attention
         with get_parallel().override(**_ONE_RANK):
             self._runner = kit.MockModelRunner(
