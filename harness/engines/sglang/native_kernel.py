@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention import kernels
-from assay.harness.attention.call import FEATURES, AttentionCall, KernelRefused, cumulative, default_device
+from assay.harness.attention.call import AttentionCall, KernelRefused, cumulative, default_device
 from assay.harness.attention.kernels import Declaration
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.engines.sglang.launch import STAND_INS
@@ -47,6 +47,8 @@ _DTYPES = {"fa3": _HALF, "fa4": _HALF, "flashinfer": _HALF, "trtllm_mha": _HALF}
 """Dtypes of the backends whose kernels compute no float32: FlashAttention's and FlashInfer's."""
 _INTERPRETED_DTYPES = {"triton": ("float16", "float32")}
 """Dtypes of backends whose kernels are interpreted on a CPU: Triton's interpreter computes bfloat16 as integers, its bits."""
+_OF_LAYERS = ("window", "softcap", "temperature", "sinks")
+"""Features that a layer can ask a backend for; whether the backend computes them, `assay backends --honours` measures."""
 _CACHE_DTYPES = {torch.float8_e4m3fn: "fp8_e4m3", torch.float8_e5m2: "fp8_e5m2"}
 """SGLang's names of dtypes of the KV pool, which some backends look at beside the dtype."""
 _SINKS = {"trtllm_mha": torch.float32}
@@ -184,7 +186,9 @@ def kernel(backend: str) -> NativeKernel:
             f"{sglang} has no attention backend {name!r}{near and ', ' + near[:-1]}; it has {', '.join(sorted(_registry()))}"
         )
     dtypes = _INTERPRETED_DTYPES if default_device() == "cpu" else _DTYPES
-    declared = Declaration(package="sglang", about=f"{sglang}'s own {name}", dtypes=dtypes.get(name), features=FEATURES)
+    declared = Declaration(
+        package="sglang", about=f"{sglang}'s own {name}", dtypes=dtypes.get(name), features=_OF_LAYERS
+    )
     if name in kernels.published():  # assay's plugin registers them
         declared = kernels.declaration(kernels.load(name))
     made = NativeKernel(f"sglang:{backend}", name, int(page or 1), declared)

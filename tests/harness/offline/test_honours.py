@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.harness.attention.call import FEATURES, AttentionCall, KernelRefused, Mask
+from assay.harness.attention.call import AttentionCall, KernelRefused, Mask
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.bugs.faults import rounded_oracle
@@ -35,6 +35,10 @@ class Computes:
 
     def attempt(self, call: AttentionCall, layer: object) -> Tensor:
         return self.what(call)
+
+
+FEATURES = ("window", "softcap", "temperature", "sinks")
+"""What a layer can ask a backend for."""
 
 
 def plain(call: AttentionCall) -> Tensor:
