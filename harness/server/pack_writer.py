@@ -219,7 +219,9 @@ class PackWriter:
             tensors = tensors if queries is None else _cut_queries(tensors, metadata.new[first], queries)
         if _size(tensors) > limit:
             return None
-        at = {"layer": metadata.layer, "phase": metadata.phase, "first_head": first_head + heads.start}
+        at = {"layer": metadata.layer, "phase": metadata.phase, "first_head": first_head + heads.start} | {
+            "sinks": call.spec.sinks[heads]
+        }
         spec = call.with_spec(**at).spec
         return _Kept(
             metadata, "sample" if relative_l1 is None else "worst", relative_l1, _size(tensors), first, count,
