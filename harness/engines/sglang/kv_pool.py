@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, CallSpec, KernelRefused, Mask, cumulative
@@ -109,19 +110,13 @@ class Pages:
             prefix: cached prefix per sequence.
 
         Raises:
-            KernelRefused: the pool's dtype is not that of q, its slots are not those of the table, or it holds no longer all keys.
+            KernelRefused: the pool's dtype is not that of q, its slots are not those of the table, or it no longer has a key that
+                the call needs.
         """
         paging = self._paging
         if paging is None or paging.batch is not batch or paging.lens != (new, prefix):
             paging = self._paging = _Paging.of(batch, new, prefix, self._requests.req_to_token)
-        slots = paging.slots
-        if self._is_of_window(layer):
-            slots = paging.slots_of_window(self._cache)
-            if paging.evicted:
-                raise KernelRefused(
-                    f"layer {layer.layer_id} no longer has {paging.evicted} keys that were outside of its window, and the kernel "
-                    "contract has only calls with all keys"
-                )
+        kept = paging.of_window(self._cache, spec) if self._is_of_window(layer) else paging.all
         keys, values = self._cache.get_key_buffer(layer.layer_id), self._cache.get_value_buffer(layer.layer_id)
         if keys.dtype != q.dtype:
             raise KernelRefused(
@@ -129,10 +124,10 @@ class Pages:
             )
         return AttentionCall(
             q=q.view(-1, layer.tp_q_head_num, layer.qk_head_dim),
-            k=keys[slots],
-            v=values[slots],
+            k=keys[kept.slots],
+            v=values[kept.slots],
             cu_seqlens_q=paging.cu_seqlens_q,
-            cu_seqlens_k=paging.cu_seqlens_k,
+            cu_seqlens_k=kept.cu_seqlens,
             spec=spec,
         )
 
@@ -146,28 +141,69 @@ class Pages:
         return bool(of_layers.get(layer.layer_id, (0, False))[1])
 
 
+@dataclass(frozen=True)
+class _Kept:
+    """The keys of a batch that a pool has, sequence after sequence.
+
+    Attributes:
+        slots: their places in the pool, int64 [keys].
+        cu_seqlens: cumulative number of them by sequence, int32 [batch + 1].
+        evicted: number of the first keys of each sequence that the pool no longer has.
+    """
+
+    slots: Tensor
+    cu_seqlens: Tensor
+    evicted: Sequence[int]
+
+
 @dataclass
 class _Paging:
-    """The places of a batch's tokens in the pool: the same for every layer, but for those with a pool of their own."""
+    """The places of a batch's tokens: the same for every layer of a pool."""
 
     batch: Any
     lens: tuple[list[int], list[int]]
-    slots: Tensor
+    all: _Kept
     cu_seqlens_q: Tensor
-    cu_seqlens_k: Tensor
-    evicted: int = 0
-    _of_window: Tensor | None = None
+    _of_window: _Kept | None = None
 
     @classmethod
     def of(cls, batch: Any, new: list[int], prefix: list[int], table: Tensor) -> _Paging:
         lens_k = [n + p for n, p in zip(new, prefix, strict=True)]
-        requests = batch.req_pool_indices.tolist()
-        slots = slots_of(table, requests, lens_k)
-        return cls(batch, (new, prefix), slots, cumulative(new, table.device), cumulative(lens_k, table.device))
+        slots = slots_of(table, batch.req_pool_indices.tolist(), lens_k)
+        every = _Kept(slots, cumulative(lens_k, table.device), [0] * len(lens_k))
+        return cls(batch, (new, prefix), every, cumulative(new, table.device))
 
-    def slots_of_window(self, cache: Any) -> Tensor:
-        """Translate the slots to the pool of layers with a window, and count the keys that it no longer has."""
+    def of_window(self, cache: Any, spec: CallSpec) -> _Kept:
+        """Return the keys that the pool of layers with a window has: the last ones of each sequence.
+
+        SGLang drops keys that no later query sees. A call of the others is the same attention, since a mask counts from the
+        right; only a temperature depends on the keys before.
+
+        Raises:
+            KernelRefused: a query needs what was dropped.
+        """
         if self._of_window is None:
-            self._of_window = cache.translate_loc_from_full_to_swa(self.slots)
-            self.evicted = int((self._of_window <= 0).sum())  # 0 is SGLang's padding
+            self._of_window = self._translated(cache)
+        seen_from = [max(0, p + 1 - spec.mask.window) if spec.mask.window else 0 for p in self.lens[1]]
+        late = any(dropped > first for dropped, first in zip(self._of_window.evicted, seen_from, strict=True))
+        if late or (spec.temperature and any(self._of_window.evicted)):
+            raise KernelRefused(
+                f"layer {spec.layer} needs keys that the KV pool no longer has: of each sequence, the first "
+                f"{', '.join(map(str, self._of_window.evicted))}"
+            )
         return self._of_window
+
+    def _translated(self, cache: Any) -> _Kept:
+        lens_k = [n + p for n, p in zip(*self.lens, strict=True)]
+        slots = cache.translate_loc_from_full_to_swa(self.all.slots)
+        has = slots > 0  # 0 is SGLang's padding, which stands for a key that was dropped
+        device = slots.device
+        position = torch.cat([torch.arange(length, device=device) for length in lens_k])
+        sequence = torch.repeat_interleave(
+            torch.arange(len(lens_k), device=device), torch.tensor(lens_k, device=device)
+        )
+        first = torch.zeros(len(lens_k), dtype=torch.int64, device=device)
+        first.scatter_reduce_(0, sequence, torch.where(has, 0, position + 1), "amax")
+        evicted = first.tolist()
+        kept = [length - dropped for length, dropped in zip(lens_k, evicted, strict=True)]
+        return _Kept(slots[position >= first[sequence]], cumulative(kept, device), evicted)

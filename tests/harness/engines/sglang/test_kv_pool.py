@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import CallSpec, KernelRefused, Mask
+from assay.harness.bugs.faults import rounded_oracle
 from assay.harness.engines.sglang import native_kernel
 from assay.harness.engines.sglang.kv_pool import Pages, spec_of
 
@@ -94,7 +95,7 @@ class Window:
         return batch, keys, values
 
     def call(self, number: int, batch: Any, length: int) -> Any:
-        layer, q = self.layers[number], torch.zeros(1, HEADS * DIM)
+        layer, q = self.layers[number], torch.randn(1, HEADS * DIM, generator=torch.Generator().manual_seed(7))
         return self.pages.packed_call(spec_of(layer, {}, "decode", "mine"), q, layer, batch, [1], [length - 1])
 
 
@@ -110,13 +111,47 @@ def test_each_pool_is_read_by_its_own_slots() -> None:
     assert server.call(0, batch, 12).spec.mask.window == 4
 
 
-def test_a_call_whose_keys_were_evicted_is_refused_by_name() -> None:
+def test_keys_that_were_dropped_are_left_out_of_the_call() -> None:
     server = Window()
-    batch, keys, _ = server.prefilled(12)
+    first, keys, values = server.prefilled(12)
+    server.allocator.free_swa(first.out_cache_loc[:8])
+    call = server.call(0, first, 12)
+    assert (call.lens_k, call.spec.mask.window) == ([4], 4)
+    assert torch.equal(call.k, keys[0][8:])
+    assert torch.equal(call.v, values[0][8:])
+    assert torch.equal(server.call(1, first, 12).k, keys[1]), "the other layers have all keys"
+
+
+def test_a_call_of_the_keys_that_are_left_is_the_same_attention() -> None:
+    server = Window()
+    batch, _, _ = server.prefilled(12)
+    whole = rounded_oracle(server.call(0, batch, 12))
+    server.pages = Pages(server.runner)
     server.allocator.free_swa(batch.out_cache_loc[:5])
-    with pytest.raises(KernelRefused, match="layer 0 no longer has 5 keys that were outside of its window"):
+    assert server.call(0, batch, 12).lens_k == [7]
+    assert torch.allclose(rounded_oracle(server.call(0, batch, 12)), whole)
+
+
+@pytest.mark.parametrize("dropped", [slice(9), slice(10, 11)])
+def test_a_key_that_a_query_sees_and_the_pool_no_longer_has_is_refused_by_name(dropped: slice) -> None:
+    server = Window()
+    batch, _, _ = server.prefilled(12)
+    server.allocator.free_swa(batch.out_cache_loc[dropped])
+    with pytest.raises(
+        KernelRefused, match=f"layer 0 needs keys .*no longer has: of each sequence, the first {dropped.stop}$"
+    ):
         server.call(0, batch, 12)
-    assert torch.equal(server.call(1, batch, 12).k, keys[1])
+
+
+def test_a_temperature_needs_the_keys_that_were_dropped() -> None:
+    server = Window()
+    server.layers[0].xai_temperature_len = 8
+    batch, _, _ = server.prefilled(12)
+    assert server.call(0, batch, 12).lens_k == [12]
+    server.pages = Pages(server.runner)
+    server.allocator.free_swa(batch.out_cache_loc[:1])
+    with pytest.raises(KernelRefused, match="layer 0 needs keys that the KV pool no longer has"):
+        server.call(0, batch, 12)
 
 
 def test_virtual_slots_are_refused_by_name() -> None:
