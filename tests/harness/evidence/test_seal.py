@@ -33,9 +33,9 @@ def plan() -> Plan:
 
 
 @pytest.fixture
-def sealed(plan: Plan, tmp_path: Path, served: ModuleType) -> RunFolder:
+def sealed(plan: Plan, tmp_path: Path, runs: ModuleType) -> RunFolder:
     """A finished run."""
-    folder: RunFolder = served.complete_run(plan, tmp_path / "run")
+    folder: RunFolder = runs.complete_run(plan, tmp_path / "run")
     folder.write(MATRIX, MatrixRecord(kernel="sage_attn", calls="float32", computed=("extend-1",), worst=0.5))
     folder.baseline_status.parent.mkdir()
     folder.baseline_status.write_text("{}")
@@ -187,7 +187,7 @@ def test_reports_logs_and_notes_are_not_sealed(sealed: RunFolder) -> None:
     build(sealed)
 
 
-def test_a_run_that_goes_on_is_judged_as_it_is(plan: Plan, tmp_path: Path, served: ModuleType) -> None:
-    folder = served.complete_run(plan, tmp_path / "run")
+def test_a_run_that_goes_on_is_judged_as_it_is(plan: Plan, tmp_path: Path, runs: ModuleType) -> None:
+    folder = runs.complete_run(plan, tmp_path / "run")
     records(lambda made: made[:-1])(folder)
     assert build(folder).verdict == "inconclusive"

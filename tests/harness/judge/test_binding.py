@@ -33,9 +33,9 @@ def plan() -> Plan:
 
 
 @pytest.fixture
-def sound(plan: Plan, tmp_path: Path, served: ModuleType) -> RunFolder:
+def sound(plan: Plan, tmp_path: Path, runs: ModuleType) -> RunFolder:
     """A complete run whose evidence agrees with itself."""
-    folder: RunFolder = served.complete_run(plan, tmp_path / "run")
+    folder: RunFolder = runs.complete_run(plan, tmp_path / "run")
     return folder
 
 
@@ -132,9 +132,9 @@ def test_without_admissions_nothing_is_reconciled(sound: RunFolder) -> None:
 @pytest.mark.parametrize("role", ["reference", "candidate"])
 @pytest.mark.parametrize("what", ["counters", "admissions.jsonl"])
 def test_a_server_folder_of_another_run_is_refused(
-    plan: Plan, sound: RunFolder, tmp_path: Path, served: ModuleType, role: Role, what: str
+    plan: Plan, sound: RunFolder, tmp_path: Path, runs: ModuleType, role: Role, what: str
 ) -> None:
-    other = served.complete_run(plan, tmp_path / "other")
+    other = runs.complete_run(plan, tmp_path / "other")
     theirs, ours = (folder.server_folder(role) / what for folder in (other, sound))
     if ours.is_dir():
         shutil.rmtree(ours)
@@ -147,9 +147,9 @@ def test_a_server_folder_of_another_run_is_refused(
 
 @pytest.mark.parametrize("name", ["records.jsonl", "progress.json"])
 def test_a_file_of_another_run_is_refused(
-    plan: Plan, sound: RunFolder, tmp_path: Path, served: ModuleType, name: str
+    plan: Plan, sound: RunFolder, tmp_path: Path, runs: ModuleType, name: str
 ) -> None:
-    other = served.complete_run(plan, tmp_path / "other")
+    other = runs.complete_run(plan, tmp_path / "other")
     shutil.copy(other.path / name, sound.path / name)
     with pytest.raises(EvidenceError, match=f"{name} belongs to run {other.nonce}"):
         build(sound)
