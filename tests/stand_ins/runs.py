@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,11 @@ def complete_run(plan: Plan, path: Path) -> RunFolder:
         count_served(folder, role, plan.backend(role).name)
     see_fault(folder, plan)
     return folder
+
+
+def copied(folder: RunFolder, path: Path) -> RunFolder:
+    """The same run elsewhere, which costs a fraction of writing it; a test may change it."""
+    return RunFolder(Path(shutil.copytree(folder.path, path)))
 
 
 def trace(folder: RunFolder, role: Role, backend: str, names: tuple[str, ...], **declared: Any) -> None:

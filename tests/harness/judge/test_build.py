@@ -6,7 +6,6 @@ import importlib
 import pkgutil
 import shutil
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,10 +29,23 @@ TORCH = ("aten::scaled_dot_product_attention",)
 Evidence = Callable[..., RunFolder]
 
 
+@pytest.fixture(scope="module")
+def sound(recorded_runs: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A complete run of two equal servers."""
+    folder: RunFolder = recorded_runs.answered(tmp_path_factory.mktemp("sound") / "run")
+    return folder
+
+
 @pytest.fixture
-def evidence(recorded_runs: ModuleType, tmp_path: Path) -> Evidence:
+def evidence(sound: RunFolder, recorded_runs: ModuleType, tmp_path: Path) -> Evidence:
     """A function that writes a complete run; its arguments are those of `recorded_runs.answered`."""
-    return partial(recorded_runs.answered, tmp_path / "run")
+
+    def write(**made: Any) -> RunFolder:
+        path = tmp_path / "run"
+        folder: RunFolder = recorded_runs.answered(path, **made) if made else recorded_runs.runs.copied(sound, path)
+        return folder
+
+    return write
 
 
 @pytest.fixture

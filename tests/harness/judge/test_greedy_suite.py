@@ -147,10 +147,10 @@ def test_a_reference_that_is_not_finite_blames_nobody(judged: Callable[..., Suit
     assert "The reference's own log-probabilities are not finite in 128 of 128 texts" in suite.why
 
 
-@pytest.mark.parametrize("share", [0.0, 0.01, 0.02])
-def test_honest_candidates_pass_in_95_percent_of_runs(share: float) -> None:
+def test_honest_candidates_pass_in_95_percent_of_runs() -> None:
     passing = [k for k in range(MIN_PROMPTS + 1) if decide_share(k, MIN_PROMPTS, 0.10, 0.05).verdict == "pass"]
-    assert float(np.sum(binom.pmf(passing, MIN_PROMPTS, share))) >= 0.95
+    for share in (0.0, 0.01, 0.02):
+        assert float(np.sum(binom.pmf(passing, MIN_PROMPTS, share))) >= 0.95
     assert float(np.sum(binom.pmf(passing, MIN_PROMPTS, 0.10))) <= 0.05
 
 
