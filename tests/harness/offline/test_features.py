@@ -48,6 +48,7 @@ def test_a_kernel_that_computes_what_it_declares_passes_and_the_check_says_what_
     assert "window 64 and softcap 30 and temperature 64 and sinks near 0" in asked
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("feature", FEATURES)
 def test_a_kernel_that_ignores_what_it_declares_is_wrong_on_every_value(feature: str) -> None:
     some = asking(feature)
