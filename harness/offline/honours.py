@@ -42,9 +42,14 @@ _SMALL: dict[str, list[list[tuple[int, int]]]] = {
 """The calls that are tried for the smallest that shows a state, in this order."""
 _HEADS, _HEAD_DIM = (4, 2), 64
 _WINDOW, _SCALE = 8, 2.0**-9
+_TF32 = 2.0**-10
+"""Relative distance of numbers with ten bits of mantissa, as of `torch.finfo.eps`."""
 _ROUNDINGS = 8
 """A computation is told from others by its error, relative L1 of the worst query and head: that of a right one is at most so many
 roundings of the output's dtype. With the attribute and without it differ by 14 % or more."""
+
+_BESIDE_THE_CONTRACT = ("not causal", "cross attention")
+"""Attributes for which a backend is refused as a kernel, so that no test of a call can show what it does."""
 
 Change = Callable[[AttentionCall], AttentionCall]
 
@@ -122,11 +127,14 @@ ATTRIBUTES = (
         phases=tuple(PHASES)[1:], limit=0.3,  # q and the weights may be rounded to FP8 too; without scales it is 0.6 or more
     ),
     Attribute("not causal", "encoders", {"mask": Mask(causal=False)}, mistaken={"": _plain}, phases=("prefill",)),
+    Attribute(
+        "cross attention", "Mllama, Whisper", {"mask": Mask(causal=False)}, LayerRequest(cross=True), phases=("prefill", "decode"),
+    ),
     Attribute("head_dim_v 32", "DeepSeek, MiMo", prepare=_narrow),
     Attribute("pages of 16", "--page-size 16", page=16),
     Attribute("pages of 64", "--page-size 64", page=64),
     Attribute("bfloat16", "--dtype bfloat16", dtype=torch.bfloat16),
-    Attribute("float32", "--dtype float32", dtype=torch.float32),
+    Attribute("float32", "--dtype float32", dtype=torch.float32, limit=_ROUNDINGS * _TF32),
 )  # fmt: skip
 
 
@@ -186,8 +194,10 @@ def _of_attributes(backend: str, attributes: Sequence[Attribute]) -> Iterator[Me
                 state: State = "refuses" if _names(made, attribute) else "crashes"
                 yield Measured(attribute=attribute.name, phase=phase, state=state, says=one_line(str(made), 160))
                 continue
-            found = _attempt(made, attribute, phase, PHASES[phase], _HEADS)
-            if found.state in ("ignores", "wrong") and attribute.spec and attribute.name != "not causal":
+            # An encoder has another number of tokens than its decoder.
+            lens = PHASES["prefill with a cached prefix" if attribute.layer.cross and phase == "prefill" else phase]
+            found = _attempt(made, attribute, phase, lens, _HEADS)
+            if found.state in ("ignores", "wrong") and attribute.spec and attribute.name not in _BESIDE_THE_CONTRACT:
                 found = found.model_copy(update={"test": _smallest(made, attribute, found)})
             yield found
 
@@ -209,7 +219,8 @@ def _attempt(
     limit = attribute.limit or _ROUNDINGS * torch.finfo(out.dtype).eps
     nearest = min(others, key=others.__getitem__, default="")
     if error <= min([limit, *others.values()]):
-        return found(state="honours", error=error)
+        in_tf32 = out.dtype == torch.float32 and error > _ROUNDINGS * torch.finfo(out.dtype).eps
+        return found(state="honours", says="with products in TF32" if in_tf32 else "", error=error)
     if others and others[nearest] <= limit:
         return found(state="wrong" if nearest else "ignores", says=nearest, error=error)
     return found(state="wrong", says="neither with nor without it", error=error)
@@ -240,6 +251,7 @@ _WORDS = {
     "temperature": ("temperature",),
     "KV scales": ("scale", "fp8", "float8"),
     "not causal": ("causal", "encoder"),
+    "cross attention": ("cross", "encoder", "non-causal"),
     "head_dim_v 32": ("head_dim", "head dim", "v_head"),
     "pages of 16": ("page",),
     "pages of 64": ("page",),

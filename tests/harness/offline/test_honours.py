@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -86,6 +86,17 @@ def test_a_window_of_one_key_fewer_is_named_in_its_phase_with_a_test(monkeypatch
     assert "call.with_spec(phase='decode', mask=Mask(causal=True, window=8))" in wrong[0].test
 
 
+def test_products_in_tf32_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def as_tensor_cores_do(call: AttentionCall) -> Tensor:
+        if call.q.dtype != torch.float32:
+            return rounded_oracle(call)
+        return rounded_oracle(replace(call, q=call.q.half().float(), k=call.k.half().float(), v=call.v.half().float()))
+
+    result = states(as_tensor_cores_do, monkeypatch)[""]
+    said = {(cell.attribute, cell.state, cell.says) for cell in result.measured if cell.says}
+    assert said == {("float32", "honours", "with products in TF32")}
+
+
 def test_every_attribute_changes_what_is_computed_by_far_more_than_rounding() -> None:
     for attribute in ATTRIBUTES:
         for phase in attribute.phases:
@@ -102,7 +113,7 @@ def test_the_document_names_what_is_silent_and_what_cannot_run(monkeypatch: pyte
     result = Honours(sglang="0.5.23", torch=torch.__version__, device="cpu", backends=(ignoring, absent))
     document = honours_document(result)
     assert document.headline == (
-        "1 backend measured: in 5 cases, what a layer asks for is ignored, or computed wrongly, without an error."
+        "1 backend measured: in 6 cases, what a layer asks for is ignored, or computed wrongly, without an error."
     )
     assert "fa3: it needs a GPU" in str(document.body)
     assert "test_mine_honours_softcap_in_prefill" in str(document.body)
@@ -129,6 +140,7 @@ def test_sglangs_own_backends_on_a_cpu() -> None:
     }  # fmt: skip
     (cell,) = (cell for cell in triton.measured if cell.state == "wrong")
     assert (cell.phase, cell.says) == ("decode", "one key fewer")
+    assert [backend.state("cross attention") for backend in (native, triton)] == ["honours", "refuses"]
 
 
 @pytest.mark.parametrize(
