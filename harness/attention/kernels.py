@@ -2,7 +2,8 @@
 
 A kernel is a function of the contract (`assay.harness.attention.call.Kernel`), published in the entry-point group ``assay.kernels``
 or named directly as ``module:function``. It declares what it computes with `declares`. A kernel without a declaration is taken to
-compute every phase. One of an engine's own attention backends is a kernel too, as ``sglang:triton``.
+compute every phase. One of an engine's own attention backends is a kernel too, as ``sglang:triton``; and so is a function with a
+signature that is known (`assay.harness.attention.adapters`), as ``flash_attn:flash_attn_varlen_func``.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from assay.harness.attention.call import FEATURES, AttentionCall, Kernel, KernelRefused, tensor_of
 from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.attention.noise import NoiseFamily, family
+from assay.harness.attention.published import adapter_and_path, module_of, native_backend, working_folder_searched
 from assay.harness.attention.published import is_path as is_path
-from assay.harness.attention.published import native_backend, working_folder_searched
 from assay.harness.attention.published import published as published
 from assay.harness.conditions import PHASES
 from assay.harness.errors import UsageError
@@ -162,6 +163,8 @@ def declaration(kernel: Kernel) -> Declaration:
 def load(name: str) -> Kernel:
     """Return the kernel of a published name, a ``module:function`` path, or an engine's own backend, as ``sglang:triton``.
 
+    The signature of a function is recognised, unless it is named, as ``flash_attn@module:function``.
+
     Raises:
         KernelRefused: there is no such kernel, or it cannot be imported; or the backend cannot compute on this machine.
     """
@@ -169,7 +172,8 @@ def load(name: str) -> Kernel:
     path = native[0] if native else name if is_path(name) else published().get(name)
     if path is None:
         raise KernelRefused(f"no kernel is named {name!r}; published are {', '.join(sorted(published()))}")
-    module, _, attribute = path.partition(":")
+    adapter, at_path = ("", path) if native else adapter_and_path(path)
+    module, _, attribute = at_path.partition(":")
     if not module or not attribute:
         raise KernelRefused(f"kernel {name!r} names no {'function' if module else 'module'}")
     what = f"kernel {name!r}" if path == name or native else f"kernel {name!r} ({path})"
@@ -193,10 +197,32 @@ def load(name: str) -> Kernel:
         raise KernelRefused(f"{what} cannot be imported: its module raises {_raised(error)}") from error
     if not callable(found):
         raise KernelRefused(f"{what} is {type(found).__name__}, expected a function of an AttentionCall")
-    if fault := _signature_fault(found):
-        raise KernelRefused(f"{what} takes no call: {fault}")
-    kernel: Kernel = found
-    return kernel
+    return taking_calls(what, found, adapter)
+
+
+def taking_calls(what: str, function: Callable[..., Any], adapter: str = "") -> Kernel:
+    """Return a kernel of the contract: the function itself if it takes a call, else what passes a call on to it.
+
+    Args:
+        what: the function, for errors.
+        function: the function; or a class that is planned and run, as FlashInfer's wrappers are.
+        adapter: name of its signature; empty to recognise it.
+
+    Raises:
+        KernelRefused: it takes no call, and has no known signature.
+    """
+    kernel: Kernel = function
+    fault = _signature_fault(function)
+    if not (fault or adapter or inspect.isbuiltin(function)):
+        return kernel
+    from assay.harness.attention.adapters.table import adapted  # brings torch along
+
+    try:
+        return adapted(function, adapter)
+    except KernelRefused as error:
+        if not (fault or adapter):  # a built-in function whose parameters are not known
+            return kernel
+        raise KernelRefused(f"{what} takes no call: {fault and fault + '; '}{error}") from None
 
 
 def _raised(error: BaseException) -> str:
@@ -211,6 +237,8 @@ def _raised(error: BaseException) -> str:
 
 def _signature_fault(kernel: Callable[..., Any]) -> str:
     """Explain why a callable cannot be called with one argument; empty if it can, or if its signature is not known."""
+    if inspect.isclass(kernel) and hasattr(kernel, "plan") and hasattr(kernel, "run"):
+        return "it is a class"
     try:
         signature = inspect.signature(kernel)
     except (TypeError, ValueError):
@@ -259,7 +287,7 @@ def find(flag: str, name: str) -> Kernel:
             is_missing = isinstance(error.__cause__, ImportError) and error.__cause__.name == engine
             do = f"install {engine}" if is_missing else "name another one, or install what this one needs"
         elif isinstance(error.__cause__, ImportError):
-            module = name.partition(":")[0] if is_path(name) else ""
+            module = module_of(name) if is_path(name) else ""
             do = _respelt(name) or _advice(error.__cause__, module)
         elif isinstance(error.__cause__, SystemExit):
             do = "remove the call that ends the process when the module is imported"
@@ -280,14 +308,19 @@ def _advice_on_path(name: str, cause: BaseException | None) -> str:
         name: the path.
         cause: what was raised when it was imported, if anything was.
     """
-    module, _, function = name.partition(":")
+    module, _, function = adapter_and_path(name)[1].partition(":")
     if not module or not function:
         return f"name both, as {module or 'MODULE'}:{function or 'FUNCTION'}"
     if isinstance(cause, Exception) and not isinstance(cause, AttributeError):
         return f"fix the module until this runs cleanly: python -c 'import {module}'"
     found = getattr(sys.modules.get(module), function, None)
     if callable(found):
-        return "name a function of one argument, an AttentionCall, or an instance of a class that has such a __call__"
+        adapter, path = adapter_and_path(name)
+        signature = "" if adapter else f"; or name its signature, as flash_attn@{path}"
+        return (
+            "name a function of one argument, an AttentionCall, or an instance of a class that has such a __call__: "
+            f"def forward(call): return f(call.q, call.k, call.v, ...){signature}"
+        )
     near = did_you_mean(function, _functions_of(module))
     return near.replace("did you mean '", f"did you mean '{module}:") or "check the name of the function"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,6 +21,9 @@ from assay.harness.offline import honours
 from assay.harness.offline.check import assert_correct
 from assay.harness.offline.honours import ATTRIBUTES, of_backend
 from assay.reports.honours import honours_document
+
+ENDED = "The process that ran the kernel exited with status 1 before its work was done; there is no verdict."
+ORDER = ("softcap", "window", "sinks", "temperature")
 
 
 @dataclass
@@ -129,6 +133,30 @@ def test_where_no_backend_can_run_nothing_is_shown() -> None:
     document = honours_document(Honours(sglang="", torch="", device="cpu", backends=(absent,)))
     assert document.headline == "0 backends measured: none of those that were asked for can run here."
     assert document.code == 3
+
+
+def exits_on_sinks(call: AttentionCall) -> Tensor:
+    if call.spec.sinks and call.phase == "extend":
+        os._exit(1)  # as FlashAttention does on an error of CUDA
+    return rounded_oracle(call)
+
+
+def test_a_backend_that_ends_its_process_loses_one_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(honours, "kernel", lambda name: Computes(exits_on_sinks))
+    monkeypatch.setattr(honours, "sglang_version", lambda: "0.5.23")
+    (result,) = honours.measure(("mine",)).backends
+    assert {cell.attribute: cell.state for cell in result.measured if cell.state != "honours"} == {"sinks": "crashes"}
+    assert [(cell.phase, cell.says) for cell in result.measured if cell.attribute == "sinks"] == [
+        ("prefill", ENDED), ("prefill with a cached prefix", ENDED), ("decode", ""),
+    ]  # fmt: skip
+    assert [cell.attribute for cell in result.measured if cell.phase == "decode"][:4] == [*ORDER]
+
+
+def test_a_backend_that_ends_its_process_at_once_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(honours, "kernel", lambda name: os._exit(1))
+    monkeypatch.setattr(honours, "sglang_version", lambda: "0.5.23")
+    (result,) = honours.measure(("mine",)).backends
+    assert result.problem.startswith("The process that ran the kernel exited with status 1")
 
 
 @pytest.mark.slow
