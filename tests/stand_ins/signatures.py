@@ -271,10 +271,14 @@ def flash_attn_without_cap(*args, softcap=0.0, **kwargs):
 flash_attn_without_cap.__wrapped__ = flash_attn_2  # its signature
 
 
-def sdpa_of_other_heads(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+def sdpa_of_other_heads(
+    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
+):
     """Attention in which q head h reads kv head h modulo their number."""
     key, value = (x.repeat(1, query.shape[1] // x.shape[1], 1, 1) for x in (key, value))
-    return torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask, is_causal=is_causal, scale=scale)
+    return torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask, is_causal=is_causal, scale=scale
+    )
 
 
 def unified_one_key_fewer(
