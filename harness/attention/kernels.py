@@ -55,7 +55,7 @@ class Declaration:
         dtypes: dtypes that it computes, for example "bfloat16"; None for all.
         prefix: whether it computes calls with a cached prefix.
         head_dims_v: head dims of v that it computes, besides that of q and k.
-        features: features of calls that it supports; see `CallSpec.features`.
+        features: what it supports of `assay.harness.attention.call.FEATURES`.
     """
 
     phases: tuple[str, ...] = PHASES
@@ -76,9 +76,9 @@ class Declaration:
             return f"head_dim {head_dim}"
         if self.dtypes is not None and dtype not in self.dtypes:
             return dtype
-        if not self.prefix and any(call.prefixes):
+        if not self.prefix and max(call.prefixes, default=0) > 0:
             return "a cached prefix"
-        return ", ".join(name for name in call.spec.features if name not in self.features)
+        return ", ".join(name for name in call.features if name not in self.features)
 
 
 def declares(
@@ -114,7 +114,8 @@ def declares(
         prefix: whether it computes calls with a cached prefix. A kernel for complete prompts alone does not, and has no decode.
         head_dims_v: head dims of v that it computes, besides that of q and k: ``(128,)`` with ``head_dims=(192,)`` for DeepSeek's
             prefill. A check asks for no others.
-        features: what it supports of `CallSpec.features`, by name. A call that asks for anything else is refused.
+        features: what it supports of `assay.harness.attention.call.FEATURES`, by name. A call that asks for anything else is
+            refused. With "lse" it returns log-sum-exps on every call; see `Outputs`.
 
     Raises:
         ValueError: no phase or an unknown one, an unknown feature, no head dim or dtype, no such noise family, or a name that is no
@@ -368,16 +369,34 @@ def output_fault(call: AttentionCall, out: object) -> str:
     return tensor_fault(out, call.q, (*call.q.shape[:2], call.v.shape[2]))
 
 
-def tensor_fault(out: object, like: Tensor, shape: tuple[int, ...]) -> str:
-    """Describe how an output differs from a tensor of `shape` with the dtype and device of `like`; empty if it does not."""
+def lse_fault(call: AttentionCall, lse: Tensor | None) -> str:
+    """Describe how the log-sum-exps of a kernel that declares them break the contract, as `output_fault` does of an output."""
+    if lse is None:
+        return "no log-sum-exps, which it declares"
+    shape = call.q.shape[:2]
+    if not (fault := tensor_fault(lse, call.q, shape, "torch.float32")):
+        return ""
+    turned = "; they are transposed" if getattr(lse, "shape", ()) == shape[::-1] else ""
+    return f"log-sum-exps {fault}{turned}"
+
+
+def tensor_fault(out: object, like: Tensor, shape: tuple[int, ...], dtype: str = "") -> str:
+    """Describe how an output differs from a tensor of `shape` with the dtype and device of `like`; empty if it does not.
+
+    Args:
+        out: the output.
+        like: a tensor.
+        shape: the shape.
+        dtype: name of another dtype than that of `like`.
+    """
     import torch
 
-    found = type(out).__name__
+    found, dtype = type(out).__name__, dtype or str(like.dtype)
     if isinstance(out, torch.Tensor):
-        if (out.shape, out.dtype, out.device) == (shape, like.dtype, like.device):
+        if (out.shape, str(out.dtype), out.device) == (shape, dtype, like.device):
             return ""
         found = f"{out.dtype} {list(out.shape)} on {out.device}"
-    return f"{found}, expected {like.dtype} {list(shape)} on {like.device}"
+    return f"{found}, expected {dtype} {list(shape)} on {like.device}"
 
 
 def refuse_features(name: str, kernel: Kernel, call: AttentionCall) -> None:
@@ -386,7 +405,7 @@ def refuse_features(name: str, kernel: Kernel, call: AttentionCall) -> None:
     Raises:
         KernelRefused: it has one.
     """
-    if missing := [feature for feature in call.spec.features if feature not in declaration(kernel).features]:
+    if missing := [feature for feature in call.features if feature not in declaration(kernel).features]:
         raise KernelRefused(f"{name} does not declare {', '.join(missing)}, which this call asks for")
 
 

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from assay.evals.retrieval import Fit
+from assay.evals.tiny_model.families import FAMILIES, SOURCE, tiny_model
 from assay.harness.errors import UsageError
 from assay.harness.sides import BUILTIN_MODEL
 
-TINY_MODEL = Path(__file__).parent.parent.parent / "evals" / "tiny_model" / "model"
+TINY_MODEL = SOURCE
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
 
@@ -26,14 +27,19 @@ def resolve_model(name: str, engine_args: Sequence[str] = ()) -> Path:
     """Find the folder of a model: the named one, or the snapshot of a hub model, downloaded if necessary.
 
     Args:
-        name: "tiny" for the model that ships with assay, a folder, or a hub name ("meta-llama/Llama-3.1-8B-Instruct").
+        name: "tiny" for the model that ships with assay, "tiny-gemma2" for the same in layers of another family, a folder, or a hub
+            name ("meta-llama/Llama-3.1-8B-Instruct").
         engine_args: the servers' flags; with ``--load-format dummy`` no weights are needed.
 
     Raises:
         UsageError: there is no such folder or hub model, or the folder has no configuration, tokenizer or weights, or one of them
             is damaged.
     """
-    folder = TINY_MODEL if name == BUILTIN_MODEL else Path(name).expanduser()
+    builtin, _, family = name.partition("-")
+    if builtin == BUILTIN_MODEL and family in FAMILIES:
+        folder = tiny_model(family)
+    else:
+        folder = TINY_MODEL if name == BUILTIN_MODEL else Path(name).expanduser()
     if not folder.exists():
         if not is_hub_name(name):
             raise UsageError(f"--model {name}: no such folder.", "a model folder or a hub name", "check the path")

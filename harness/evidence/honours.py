@@ -20,7 +20,8 @@ class Measured(Record):
         attribute: name of the attribute.
         phase: "prefill", "prefill with a cached prefix" or "decode".
         state: what the backend does.
-        says: what it computes if it is wrong, the first line of what it raised, or why it was not measured.
+        says: what it computes if it is wrong, in which precision if that is not the output's, the first line of what it raised, or
+            why it was not measured.
         error: relative L1 to attention with the attribute, of the worst query and head; None if it computed nothing.
         test: a test that fails, of the smallest call that shows it; empty where the contract has no such call.
     """

@@ -115,6 +115,8 @@ class ShadowHeader(RunRecord):
         failed: calls that the candidate did not compute.
         unrecorded: layers whose calls could not be recorded, and why.
         untested: layers with a call that could not be compared with the truth, and why.
+        off_by_a_key: calls of a layer and phase in which the reference's window was off by one key: what it computed is known, and
+            its own error is that from attention with such a window. Its difference from the candidate is no error of either.
         candidate_noise: the candidate's noise family.
         reference_noise: the reference's, in the phases that it computes itself.
         dtype: dtype of the calls that are compared with the truth; empty if none is.
@@ -135,6 +137,7 @@ class ShadowHeader(RunRecord):
     failed: tuple[FailedCalls, ...] = ()
     unrecorded: dict[int, str] = Field(default_factory=dict)
     untested: dict[int, str] = Field(default_factory=dict)
+    off_by_a_key: tuple[tuple[int, Literal["extend", "decode"], int], ...] = ()
     candidate_noise: str = ""
     reference_noise: str = ""
     dtype: str = ""
@@ -195,6 +198,14 @@ class ShadowErrors:
     def failed_calls(self) -> tuple[FailedCalls, ...]:
         """Calls that the candidate did not compute, in all processes."""
         return tuple(calls for header in self.headers for calls in header.failed)
+
+    @property
+    def off_by_a_key(self) -> dict[tuple[int, str], int]:
+        """Calls of each layer and phase in which the reference's window was off by one key."""
+        found: dict[tuple[int, str], int] = {}
+        for layer, phase, calls in (one for header in self.headers for one in header.off_by_a_key):
+            found[layer, phase] = found.get((layer, phase), 0) + calls
+        return found
 
     @property
     def heads(self) -> dict[int, int]:

@@ -61,7 +61,7 @@ def claim(run: RunEvidence) -> Judged:
         bounds,
         depth=depth_rows(errors, bounds, free, rows),
         pack=str(pack) if pack else "",
-        not_observed=(*not_traced, *_untested(errors)),
+        not_observed=(*not_traced, *_untested(errors), *_off_by_a_key(errors)),
         against_truth=rows,
     )
     named = replay.findings if replay and not foreign else ()
@@ -75,6 +75,16 @@ def _untested(errors: ShadowErrors) -> Iterator[str]:
     for header in errors.headers:
         for layer, why in sorted(header.untested.items()):
             yield f"truth, layer {layer}: a call could not be compared with it: {one_line(why)}"
+
+
+def _off_by_a_key(errors: ShadowErrors) -> Iterator[str]:
+    for phase in PHASES:
+        layers = sorted(layer for layer, where in errors.off_by_a_key if where == phase)
+        if layers:
+            yield (
+                f"difference from the reference, {phase}, layers {', '.join(map(str, layers))}: the reference's window is off by "
+                "one key there, so the difference is no error of the candidate's, which is compared with the truth alone"
+            )
 
 
 def _free_running(folder: RunFolder, errors: ShadowErrors) -> dict[int, tuple[float, float]]:

@@ -84,7 +84,8 @@ class AgainstNoise:
         reference: own error of the reference, by cell, against its own family.
         reference_queries: own error of the reference's worst queries, likewise.
         apart: difference between candidate and reference over all queries, sampled or not, by cell; the bound is the sum of the
-            largest bounds of both in the layer and phase.
+            largest bounds of both in the layer and phase. Not where the reference's window is off by a key: there it is another
+            computation, and the difference no error of either.
         quiet: where the candidate's error is smaller than its declared quantisation must cost: layer and phase, its own error over
             all cells, and the least that the quantisation must cost there.
     """
@@ -138,6 +139,8 @@ def _apart(shadow: ShadowErrors, cells: Measured, reference: Measured) -> Measur
     """Bound |candidate - reference| <= |candidate - truth| + |reference - truth|, each within its bound."""
     largest: dict[tuple[int, int], float] = {}
     for layer, phase in {(int(a), int(b)) for a, b in cells.index[:, [LAYER, PHASE]]}:
+        if (layer, PHASES[phase]) in shadow.off_by_a_key:
+            continue
         parts = [measured.of(layer, PHASES[phase]).bound for measured in (cells, reference)]
         largest[layer, phase] = sum(float(part.max(initial=0.0)) for part in parts)
     places = [(int(a), int(b)) for a, b in shadow.index[:, [LAYER, PHASE]]]

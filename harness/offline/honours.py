@@ -8,7 +8,7 @@ window of one key fewer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,9 +22,10 @@ from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.engines.sglang.native_kernel import LayerRequest, NativeKernel, kernel, sglang_version
+from assay.harness.errors import AssayError
 from assay.harness.evidence.honours import BackendResult, Honours, Measured, State
 from assay.harness.offline.interrupted import Known
-from assay.harness.offline.own_process import Callbacks, in_own_process
+from assay.harness.offline.own_process import Callbacks, ended_early, in_own_process
 from assay.harness.offline.watcher import Watcher
 from assay.harness.text import one_line
 
@@ -42,9 +43,14 @@ _SMALL: dict[str, list[list[tuple[int, int]]]] = {
 """The calls that are tried for the smallest that shows a state, in this order."""
 _HEADS, _HEAD_DIM = (4, 2), 64
 _WINDOW, _SCALE = 8, 2.0**-9
+_TF32 = 2.0**-10
+"""Relative distance of numbers with ten bits of mantissa, as of `torch.finfo.eps`."""
 _ROUNDINGS = 8
 """A computation is told from others by its error, relative L1 of the worst query and head: that of a right one is at most so many
 roundings of the output's dtype. With the attribute and without it differ by 14 % or more."""
+
+_BESIDE_THE_CONTRACT = ("not causal", "cross attention")
+"""Attributes for which a backend is refused as a kernel, so that no test of a call can show what it does."""
 
 Change = Callable[[AttentionCall], AttentionCall]
 
@@ -122,11 +128,14 @@ ATTRIBUTES = (
         phases=tuple(PHASES)[1:], limit=0.3,  # q and the weights may be rounded to FP8 too; without scales it is 0.6 or more
     ),
     Attribute("not causal", "encoders", {"mask": Mask(causal=False)}, mistaken={"": _plain}, phases=("prefill",)),
+    Attribute(
+        "cross attention", "Mllama, Whisper", {"mask": Mask(causal=False)}, LayerRequest(cross=True), phases=("prefill", "decode"),
+    ),
     Attribute("head_dim_v 32", "DeepSeek, MiMo", prepare=_narrow),
     Attribute("pages of 16", "--page-size 16", page=16),
     Attribute("pages of 64", "--page-size 64", page=64),
     Attribute("bfloat16", "--dtype bfloat16", dtype=torch.bfloat16),
-    Attribute("float32", "--dtype float32", dtype=torch.float32),
+    Attribute("float32", "--dtype float32", dtype=torch.float32, limit=_ROUNDINGS * _TF32),
 )  # fmt: skip
 
 
@@ -146,7 +155,7 @@ def measure(
     results = []
     for backend in backends:
         note(backend)
-        results.append(in_own_process(partial(_work, backend, attributes), partial(_ended, backend)))
+        results.append(_contained(backend, attributes))
     device = default_device()
     return Honours(
         sglang=sglang_version(), torch=torch.__version__, device="cpu (Triton interpreted)" if device == "cpu" else device,
@@ -154,42 +163,88 @@ def measure(
     )  # fmt: skip
 
 
-def _work(backend: str, attributes: Collection[str] | None, _watcher: Watcher, _callbacks: Callbacks) -> BackendResult:
-    return of_backend(backend, attributes)
+def _contained(backend: str, attributes: Collection[str] | None) -> BackendResult:
+    """Measure one backend in a process of its own, and in another one from where it ends that: FlashAttention calls `exit`."""
+    begun: list[tuple[str, str]] = []
+    known: dict[tuple[str, str], Measured] = {}
+    callbacks: Callbacks = {
+        "begin": lambda *cell: begun.append(cell),
+        "end": lambda cell: known.update({(cell.attribute, cell.phase): cell}),
+    }
+    while True:
+        before = len(begun)
+        try:
+            result = in_own_process(partial(_work, backend, attributes, frozenset(known)), _ended, callbacks=callbacks)
+        except AssayError as error:
+            if len(begun) == before:
+                return BackendResult(backend=backend, problem=one_line(error.found, 200))
+            attribute, phase = begun[-1]
+            known[begun[-1]] = Measured(
+                attribute=attribute, phase=phase, state="crashes", says=one_line(error.found, 160)
+            )
+            continue
+        return result.model_copy(update={"measured": tuple(known.values())})
 
 
-def _ended(backend: str, _known: Known) -> BackendResult:
-    return BackendResult(backend=backend, problem="its process ended before it was measured")
+def _work(
+    backend: str,
+    attributes: Collection[str] | None,
+    known: Collection[tuple[str, str]],
+    _watcher: Watcher,
+    callbacks: Callbacks,
+) -> BackendResult:
+    return of_backend(backend, attributes, known, callbacks["begin"], callbacks["end"])
 
 
-def of_backend(backend: str, attributes: Collection[str] | None = None) -> BackendResult:
-    """Measure one backend in this process. On a CPU nothing is compiled: flex_attention would take half a minute for each shape."""
-    asked = [one for one in ATTRIBUTES if attributes is None or one.name in attributes]
+def _ended(known: Known) -> BackendResult:
+    raise ended_early(known.how, "the rest is measured in another one")
+
+
+def of_backend(
+    backend: str,
+    attributes: Collection[str] | None = None,
+    known: Collection[tuple[str, str]] = (),
+    begin: Callable[[str, str], None] = lambda attribute, phase: None,
+    end: Callable[[Measured], None] = lambda measured: None,
+) -> BackendResult:
+    """Measure one backend in this process. On a CPU nothing is compiled: flex_attention would take half a minute for each shape.
+
+    Args:
+        backend: name, as SGLang registers it.
+        attributes: names of `ATTRIBUTES`; None for all.
+        known: attributes and phases that are left out.
+        begin: is called with an attribute and a phase before the backend computes it.
+        end: is called with the result.
+    """
+    asked = [attribute for attribute in ATTRIBUTES if attributes is None or attribute.name in attributes]
     compiled = torch.compiler.set_stance("force_eager") if default_device() == "cpu" else nullcontext()
+    measured = []
     with compiled:
         try:
             kernel(backend)
         except (KernelRefused, ImportError) as error:
             return BackendResult(backend=backend, problem=one_line(str(error), 200))
-        return BackendResult(backend=backend, measured=tuple(_of_attributes(backend, asked)))
+        for attribute in asked:
+            for phase in attribute.phases:
+                if (attribute.name, phase) not in known:
+                    begin(attribute.name, phase)
+                    measured.append(_measured(backend, attribute, phase))
+                    end(measured[-1])
+    return BackendResult(backend=backend, measured=tuple(measured))
 
 
-def _of_attributes(backend: str, attributes: Sequence[Attribute]) -> Iterator[Measured]:
-    for attribute in attributes:
-        made: NativeKernel | Exception
-        try:
-            made = kernel(backend if attribute.page == 1 else f"{backend}@{attribute.page}")
-        except (KernelRefused, ImportError) as error:
-            made = error
-        for phase in attribute.phases:
-            if isinstance(made, Exception):
-                state: State = "refuses" if _names(made, attribute) else "crashes"
-                yield Measured(attribute=attribute.name, phase=phase, state=state, says=one_line(str(made), 160))
-                continue
-            found = _attempt(made, attribute, phase, PHASES[phase], _HEADS)
-            if found.state in ("ignores", "wrong") and attribute.spec and attribute.name != "not causal":
-                found = found.model_copy(update={"test": _smallest(made, attribute, found)})
-            yield found
+def _measured(backend: str, attribute: Attribute, phase: str) -> Measured:
+    try:
+        made = kernel(backend if attribute.page == 1 else f"{backend}@{attribute.page}")
+    except (KernelRefused, ImportError) as error:
+        state: State = "refuses" if _names(error, attribute) else "crashes"
+        return Measured(attribute=attribute.name, phase=phase, state=state, says=one_line(str(error), 160))
+    # An encoder has another number of tokens than its decoder.
+    lens = PHASES["prefill with a cached prefix" if attribute.layer.cross and phase == "prefill" else phase]
+    cell = _attempt(made, attribute, phase, lens, _HEADS)
+    if cell.state in ("ignores", "wrong") and attribute.spec and attribute.name not in _BESIDE_THE_CONTRACT:
+        cell = cell.model_copy(update={"test": _smallest(made, attribute, cell)})
+    return cell
 
 
 def _attempt(
@@ -209,7 +264,8 @@ def _attempt(
     limit = attribute.limit or _ROUNDINGS * torch.finfo(out.dtype).eps
     nearest = min(others, key=others.__getitem__, default="")
     if error <= min([limit, *others.values()]):
-        return found(state="honours", error=error)
+        in_tf32 = out.dtype == torch.float32 and error > _ROUNDINGS * torch.finfo(out.dtype).eps
+        return found(state="honours", says="with products in TF32" if in_tf32 else "", error=error)
     if others and others[nearest] <= limit:
         return found(state="wrong" if nearest else "ignores", says=nearest, error=error)
     return found(state="wrong", says="neither with nor without it", error=error)
@@ -240,6 +296,7 @@ _WORDS = {
     "temperature": ("temperature",),
     "KV scales": ("scale", "fp8", "float8"),
     "not causal": ("causal", "encoder"),
+    "cross attention": ("cross", "encoder", "non-causal"),
     "head_dim_v 32": ("head_dim", "head dim", "v_head"),
     "pages of 16": ("page",),
     "pages of 64": ("page",),

@@ -232,6 +232,9 @@ class Shadow:
             failed=tuple(self._failed.values()),
             unrecorded=self._unrecorded,
             untested=self._untested,
+            off_by_a_key=tuple(
+                (*at, sums.off_by_a_key) for at, sums in sorted(self._truth.items()) if sums.off_by_a_key
+            ),
             candidate_noise=self._noise,
             dtype=next((sums.dtype for sums in self._truth.values()), ""),
             accumulation=next((sums.accumulation for sums in self._truth.values()), ""),

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.call import AttentionCall, Mask
 from assay.harness.attention.honest import here, honest_outputs
 from assay.harness.attention.noise import family
 from assay.harness.attention.oracle import oracle
@@ -23,6 +23,9 @@ from assay.harness.server.query_maxima import QueryMaxima
 
 _AT_ONCE = 2**24
 """Most elements of honest outputs that are reduced at once: 128 MiB of float64."""
+_NEARER = 1.25
+"""How many times as near a query's output must be to attention with another window. Noise alone does not come so near: over the
+numbers of a query, it points in no direction."""
 
 
 class TruthSums:
@@ -37,6 +40,8 @@ class TruthSums:
         heads: q heads that this process computes.
         dtype: dtype of the calls, such as "float16"; empty before the first.
         accumulation: arithmetic of the candidate's family on the calls' device.
+        off_by_a_key: calls of which the reference computed a window of one key fewer or more. Its error is that from attention
+            with such a window; see `_with_asked_window`.
 
     Raises:
         ValueError: there is no such family.
@@ -48,6 +53,7 @@ class TruthSums:
         self._reference_family = 0 if candidate_noise == reference_noise else 1
         self._members: list[int] = []
         self.dtype = self.accumulation = ""
+        self.off_by_a_key = 0
         self._sums: dict[int, tuple[Tensor, Tensor]] = {}
         self._queries = QueryMaxima()
 
@@ -80,7 +86,9 @@ class TruthSums:
         self.accumulation = here(self._families[0], call).accumulation
         honest = [honest_outputs(call, one, at, seed=seed) for one in self._families]
         self._members = [len(outputs) for outputs in honest]
-        outputs = [torch.stack([candidate[at], reference[at]]).double(), *honest]
+        moved, off = _with_asked_window(call, at, reference[at].double(), right)
+        self.off_by_a_key += off
+        outputs = [torch.stack([candidate[at].double(), moved]), *honest]
         by_row = torch.cat([_output_sums(some, right, defined) for some in outputs])  # [outputs, rows, heads, 4]
         size = torch.stack([right.abs().sum(-1), (right * right).sum(-1), defined.sum(-1).double()], -1)
         roles = [(self._families[n], honest[n]) for n in (0, self._reference_family)]
@@ -128,6 +136,34 @@ class TruthSums:
             reference_honest=honest[self._reference_family],
         )
         return cells.chosen(cells.truth[:, TRUTH_SUMS.index("elements")] > 0)
+
+
+def _with_asked_window(call: AttentionCall, rows: Tensor, reference: Tensor, right: Tensor) -> tuple[Tensor, bool]:
+    """Move outputs of a window that is off by one key to the window that was asked for, and keep their noise.
+
+    Engines count a window's keys in two ways. Where a backend takes one for the other, as SGLang's triton does in decode, what it
+    computes is still known, and its noise can be told from that. The candidate's error stays that from what the layer asks for.
+
+    Args:
+        call: the call.
+        rows: packed rows of the queries, int64 [rows].
+        reference: the reference's output of these, float64 [rows, heads, head_dim_v].
+        right: the truth, likewise, 0 where it is not defined.
+
+    Returns:
+        The outputs, and whether there were any of such a window.
+    """
+    window, moved = call.spec.mask.window, reference
+    if not window:
+        return reference, False
+    errors = (reference - right).abs().sum((1, 2))
+    found = torch.zeros_like(errors, dtype=torch.bool)
+    for other in {window - 1, window + 1} - {0}:
+        truth = oracle(call.with_spec(mask=Mask(window=other)), rows).nan_to_num()
+        nearer = (reference - truth).abs().sum((1, 2)) * _NEARER < errors
+        moved = torch.where(nearer[:, None, None], reference - truth + right, moved)
+        found |= nearer
+    return moved, bool(found.any())
 
 
 def _output_sums(outputs: Tensor, right: Tensor, defined: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from assay.harness.attention.call import CallSpec
 from assay.harness.bugs.faults import rounded_oracle
 from assay.harness.engines.sglang.attach import observe
 from assay.harness.engines.sglang.kv_pool import Pages
@@ -38,7 +39,7 @@ class Pool:
 
 
 class Backend:
-    """Stand-in for an SGLang backend: writes K and V if asked to, and computes with the oracle."""
+    """Stand-in for an SGLang backend: writes K and V if asked to, and computes plain attention with the oracle."""
 
     def __init__(self, runner: Any) -> None:
         self.runner, self.pages, self.prepared = runner, Pages(runner), 0
@@ -50,7 +51,8 @@ class Backend:
         if save:
             self.runner.token_to_kv_pool.keys[layer.layer_id][batch.out_cache_loc] = k
             self.runner.token_to_kv_pool.values[layer.layer_id][batch.out_cache_loc] = v
-        call = self.pages.packed_call(phase, q, layer, batch, batch.new, batch.prefix)
+        spec = CallSpec(layer.scaling, layer=layer.layer_id, phase=phase)  # type: ignore[arg-type]
+        call = self.pages.packed_call(spec, q, layer, batch, batch.new, batch.prefix)
         return rounded_oracle(call).reshape(q.shape[0], -1)
 
     def forward_extend(

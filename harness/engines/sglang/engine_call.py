@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, KernelRefused
-from assay.harness.engines.sglang.kv_pool import Pages, lengths, refuse_unsupported
+from assay.harness.engines.sglang.kv_pool import Pages, lengths, spec_of
 from assay.harness.server.graph_counts import capturing
 from assay.harness.server.observed_call import ForwardPass, ObservedCall, Phase
 
@@ -69,6 +69,6 @@ class SGLangCall:
         return ObservedCall(self.layer, self.phase, heads, forward_pass, partial(self._pack, forward_pass), self)
 
     def _pack(self, forward_pass: ForwardPass, who: str) -> AttentionCall:
-        refuse_unsupported(self.radix_attention, self.arguments, who)
+        spec = spec_of(self.radix_attention, self.arguments, self.phase, who)
         new, prefix = list(forward_pass.new), list(forward_pass.prefix)
-        return self.pages.packed_call(self.phase, self.q, self.radix_attention, self.batch, new, prefix)
+        return self.pages.packed_call(spec, self.q, self.radix_attention, self.batch, new, prefix)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
-from assay.harness.attention.call import AttentionCall, CallSpec, KernelRefused, cumulative
+from assay.harness.attention.call import AttentionCall, CallSpec, KernelRefused, Mask, cumulative
 from assay.harness.attention.paging import slots_of
 
 _EXTEND_MODES = ("EXTEND", "MIXED")
@@ -32,53 +33,76 @@ def lengths(phase: str, batch: Any, who: str) -> tuple[list[int], list[int]]:
     return [int(n) for n in batch.extend_seq_lens_cpu], [int(n) for n in batch.extend_prefix_lens_cpu]
 
 
-def refuse_unsupported(layer: Any, arguments: Mapping[str, Any], who: str) -> None:
-    """Refuse an SGLang call whose attention the kernel contract cannot express.
+def spec_of(layer: Any, arguments: Mapping[str, Any], phase: Literal["extend", "decode"], who: str) -> CallSpec:
+    """Read what an SGLang layer asks of a call.
+
+    SGLang's layers have the window of the model's configuration minus one, the number of keys before a query's own; -1 is none.
 
     Args:
         layer: SGLang's RadixAttention.
         arguments: the call's keyword arguments beyond the common ones, for example ``sinks``. A plain layer passes none.
+        phase: "extend" or "decode".
         who: what would have to compute the call, for the error.
 
     Raises:
-        KernelRefused: the layer needs more than causal attention, or an argument is not None.
+        KernelRefused: the contract does not express what the layer needs, or an argument other than ``sinks`` is not None.
     """
+    cap, before = float(layer.logit_cap or 0.0), layer.sliding_window_size
+    method = getattr(layer, "logit_capping_method", "tanh")
     wants = {
-        "a sliding window": (layer.sliding_window_size or -1) > -1,
-        "a logit cap": bool(layer.logit_cap),
+        f"a logit cap by {method!r}": bool(cap) and method != "tanh",
         "cross attention": layer.is_cross_attention,
         "non-causal attention": layer.attn_type.value != "decoder",
         "chunked local attention": getattr(layer, "use_irope", False),
-        "an attention temperature": (getattr(layer, "xai_temperature_len", None) or 0) > 0,
-    } | {f"the argument {name!r}": value is not None for name, value in arguments.items()}
+    } | {f"the argument {name!r}": value is not None for name, value in arguments.items() if name != "sinks"}
     if any(wants.values()):
         what = " and ".join(feature for feature, wanted in wants.items() if wanted)
         raise KernelRefused(
             f"layer {layer.layer_id} needs {what}, which the kernel contract does not express, so {who} cannot serve it"
         )
+    sinks = arguments.get("sinks")
+    return CallSpec(
+        layer.scaling,
+        mask=Mask(window=before + 1 if before is not None and before > -1 else 0),
+        layer=layer.layer_id,
+        phase=phase,
+        softcap=cap,
+        temperature=max(0, getattr(layer, "xai_temperature_len", None) or 0),
+        sinks=() if sinks is None else tuple(sinks.tolist()),
+    )
 
 
 class Pages:
-    """The KV pool of a running server, read as packed calls. Paging is resolved once per batch."""
+    """The KV pool of a running server, read as packed calls. Paging is resolved once per batch.
+
+    Where layers with a window have a pool of their own, with slots of its own, the slots of the table are translated to it.
+    """
 
     def __init__(self, runner: Any) -> None:
         self._requests = runner.req_to_token_pool
         self._cache = runner.token_to_kv_pool
+        self._virtual = getattr(getattr(runner, "kv_index_translator", None), "is_translating", False)
         self._paging: _Paging | None = None
 
     def write(self, layer: Any, batch: Any, k: Tensor, v: Tensor | None) -> None:
-        """Write the new tokens' K and V to the pool."""
+        """Write the new tokens' K and V to the pool.
+
+        Raises:
+            KernelRefused: see `packed_call`.
+        """
         from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 
-        self._cache.set_kv_buffer(layer, KVWriteLoc(batch.out_cache_loc, None), k, v)
+        of_window = self._is_of_window(layer)
+        window = self._cache.translate_loc_from_full_to_swa(batch.out_cache_loc) if of_window else None
+        self._cache.set_kv_buffer(layer, KVWriteLoc(batch.out_cache_loc, window), k, v)
 
     def packed_call(
-        self, phase: Literal["extend", "decode"], q: Tensor, layer: Any, batch: Any, new: list[int], prefix: list[int]
+        self, spec: CallSpec, q: Tensor, layer: Any, batch: Any, new: list[int], prefix: list[int]
     ) -> AttentionCall:
         """Pack the call: K and V of each complete sequence, gathered (copied) from the pool. q is a view.
 
         Args:
-            phase: "extend" or "decode".
+            spec: what the layer asks for.
             q: [tokens, heads * head_dim].
             layer: SGLang's RadixAttention.
             batch: SGLang's ForwardBatch. Its K and V are in the pool.
@@ -86,11 +110,13 @@ class Pages:
             prefix: cached prefix per sequence.
 
         Raises:
-            KernelRefused: the pool's dtype is not that of q.
+            KernelRefused: the pool's dtype is not that of q, its slots are not those of the table, or it no longer has a key that
+                the call needs.
         """
         paging = self._paging
         if paging is None or paging.batch is not batch or paging.lens != (new, prefix):
             paging = self._paging = _Paging.of(batch, new, prefix, self._requests.req_to_token)
+        kept = paging.of_window(self._cache, spec) if self._is_of_window(layer) else paging.all
         keys, values = self._cache.get_key_buffer(layer.layer_id), self._cache.get_value_buffer(layer.layer_id)
         if keys.dtype != q.dtype:
             raise KernelRefused(
@@ -98,27 +124,86 @@ class Pages:
             )
         return AttentionCall(
             q=q.view(-1, layer.tp_q_head_num, layer.qk_head_dim),
-            k=keys[paging.slots],
-            v=values[paging.slots],
+            k=keys[kept.slots],
+            v=values[kept.slots],
             cu_seqlens_q=paging.cu_seqlens_q,
-            cu_seqlens_k=paging.cu_seqlens_k,
-            spec=CallSpec(layer.scaling, layer=layer.layer_id, phase=phase),
+            cu_seqlens_k=kept.cu_seqlens,
+            spec=spec,
         )
+
+    def _is_of_window(self, layer: Any) -> bool:
+        """Return True if the layer's K and V are in a pool for layers with a window."""
+        if self._virtual or getattr(self._cache, "swa_req_ring_size", None) is not None:
+            raise KernelRefused(
+                "the slots of the KV pool are virtual or a ring; start the server with SGLang's default pool"
+            )
+        of_layers: Mapping[int, tuple[int, bool]] = getattr(self._cache, "layers_mapping", {})
+        return bool(of_layers.get(layer.layer_id, (0, False))[1])
 
 
 @dataclass(frozen=True)
+class _Kept:
+    """The keys of a batch that a pool has, sequence after sequence.
+
+    Attributes:
+        slots: their places in the pool, int64 [keys].
+        cu_seqlens: cumulative number of them by sequence, int32 [batch + 1].
+        evicted: number of the first keys of each sequence that the pool no longer has.
+    """
+
+    slots: Tensor
+    cu_seqlens: Tensor
+    evicted: Sequence[int]
+
+
+@dataclass
 class _Paging:
-    """The places of a batch's tokens in the pool: the same for every layer."""
+    """The places of a batch's tokens: the same for every layer of a pool."""
 
     batch: Any
     lens: tuple[list[int], list[int]]
-    slots: Tensor
+    all: _Kept
     cu_seqlens_q: Tensor
-    cu_seqlens_k: Tensor
+    _of_window: _Kept | None = None
 
     @classmethod
     def of(cls, batch: Any, new: list[int], prefix: list[int], table: Tensor) -> _Paging:
         lens_k = [n + p for n, p in zip(new, prefix, strict=True)]
-        requests = batch.req_pool_indices.tolist()
-        slots = slots_of(table, requests, lens_k)
-        return cls(batch, (new, prefix), slots, cumulative(new, table.device), cumulative(lens_k, table.device))
+        slots = slots_of(table, batch.req_pool_indices.tolist(), lens_k)
+        every = _Kept(slots, cumulative(lens_k, table.device), [0] * len(lens_k))
+        return cls(batch, (new, prefix), every, cumulative(new, table.device))
+
+    def of_window(self, cache: Any, spec: CallSpec) -> _Kept:
+        """Return the keys that the pool of layers with a window has: the last ones of each sequence.
+
+        SGLang drops keys that no later query sees. A call of the others is the same attention, since a mask counts from the
+        right; only a temperature depends on the keys before.
+
+        Raises:
+            KernelRefused: a query needs what was dropped.
+        """
+        if self._of_window is None:
+            self._of_window = self._translated(cache)
+        seen_from = [max(0, p + 1 - spec.mask.window) if spec.mask.window else 0 for p in self.lens[1]]
+        late = any(dropped > first for dropped, first in zip(self._of_window.evicted, seen_from, strict=True))
+        if late or (spec.temperature and any(self._of_window.evicted)):
+            raise KernelRefused(
+                f"layer {spec.layer} needs keys that the KV pool no longer has: of each sequence, the first "
+                f"{', '.join(map(str, self._of_window.evicted))}"
+            )
+        return self._of_window
+
+    def _translated(self, cache: Any) -> _Kept:
+        lens_k = [n + p for n, p in zip(*self.lens, strict=True)]
+        slots = cache.translate_loc_from_full_to_swa(self.all.slots)
+        has = slots > 0  # 0 is SGLang's padding, which stands for a key that was dropped
+        device = slots.device
+        position = torch.cat([torch.arange(length, device=device) for length in lens_k])
+        sequence = torch.repeat_interleave(
+            torch.arange(len(lens_k), device=device), torch.tensor(lens_k, device=device)
+        )
+        first = torch.zeros(len(lens_k), dtype=torch.int64, device=device)
+        first.scatter_reduce_(0, sequence, torch.where(has, 0, position + 1), "amax")
+        evicted = first.tolist()
+        kept = [length - dropped for length, dropped in zip(lens_k, evicted, strict=True)]
+        return _Kept(slots[position >= first[sequence]], cumulative(kept, device), evicted)

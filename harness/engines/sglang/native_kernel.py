@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention import kernels
-from assay.harness.attention.call import FEATURES, AttentionCall, KernelRefused, cumulative, default_device
+from assay.harness.attention.call import AttentionCall, KernelRefused, cumulative, default_device
 from assay.harness.attention.kernels import Declaration
 from assay.harness.attention.paging import STALE, shuffled_pages, slots_in
 from assay.harness.attention.sample_calls import call_of
@@ -44,6 +44,12 @@ _DTYPES = {"fa3": _HALF, "fa4": _HALF, "flashinfer": _HALF, "trtllm_mha": _HALF}
 """Dtypes of the backends whose kernels compute no float32: FlashAttention's and FlashInfer's."""
 _INTERPRETED_DTYPES = {"triton": ("float16", "float32")}
 """Dtypes of backends whose kernels are interpreted on a CPU: Triton's interpreter computes bfloat16 as integers, its bits."""
+_OF_LAYERS = ("window", "softcap", "temperature", "sinks")
+"""Features that a layer can ask a backend for; whether the backend computes them, `assay backends --honours` measures."""
+_CACHE_DTYPES = {torch.float8_e4m3fn: "fp8_e4m3", torch.float8_e5m2: "fp8_e5m2"}
+"""SGLang's names of dtypes of the KV pool, which some backends look at beside the dtype."""
+_SINKS = {"trtllm_mha": torch.float32}
+"""The dtype that SGLang's gpt-oss gives a backend's sinks, if it is not bfloat16."""
 _TRIAL = {"extend": (2, 1), "decode": (1, 2)}
 """(new tokens, cached prefix) of the calls on which a backend is tried."""
 _LEAST_BATCH, _LEAST_LENGTH = 4, 512
@@ -63,10 +69,12 @@ class LayerRequest:
     Attributes:
         stored: dtype of the KV pool; None for that of k and v.
         scales: what a stored K and a stored V are multiplied by; None for none.
+        cross: True if k and v are those of an encoder's tokens: q attends to all of them, and decode finds them in the pool.
     """
 
     stored: torch.dtype | None = None
     scales: tuple[float, float] | None = None
+    cross: bool = False
 
 
 class NativeKernel:
@@ -127,7 +135,7 @@ class NativeKernel:
             _Shape(
                 self.backend, self._device, self._page, heads, kv_heads, head_dim, call.v.shape[2], call.q.dtype,
                 batch=_power_of_two(len(call.lens_k), _LEAST_BATCH), length=length, window=call.spec.mask.window,
-                stored=layer.stored if layer else None,
+                stored=layer.stored if layer else None, cross=layer.cross if layer else False,
             )
         )  # fmt: skip
         with runner.laid_out(call, layer or LayerRequest()) as attend:
@@ -175,7 +183,9 @@ def kernel(backend: str) -> NativeKernel:
             f"{sglang} has no attention backend {name!r}{near and ', ' + near[:-1]}; it has {', '.join(sorted(_registry()))}"
         )
     dtypes = _INTERPRETED_DTYPES if default_device() == "cpu" else _DTYPES
-    declared = Declaration(package="sglang", about=f"{sglang}'s own {name}", dtypes=dtypes.get(name), features=FEATURES)
+    declared = Declaration(
+        package="sglang", about=f"{sglang}'s own {name}", dtypes=dtypes.get(name), features=_OF_LAYERS
+    )
     if name in kernels.published():  # assay's plugin registers them
         declared = kernels.declaration(kernels.load(name))
     made = NativeKernel(f"sglang:{backend}", name, int(page or 1), declared)
@@ -271,6 +281,7 @@ class _Shape:
     length: int
     window: int = 0
     stored: torch.dtype | None = None
+    cross: bool = False
 
 
 @lru_cache(_KEPT)
@@ -298,6 +309,8 @@ class _Runner:
             hidden_size=shape.heads * shape.head_dim, context_len=shape.length, sliding_window_size=_before(shape.window),
         )  # fmt: skip
         config.v_head_dim = config.swa_v_head_dim = shape.head_dim_v
+        config.is_encoder_decoder = config.is_multimodal = shape.cross  # as Mllama's and Whisper's are
+        config.is_local_attention_model = False  # a window, in a configuration, is not chunked local attention
         with get_parallel().override(**_ONE_RANK):
             self._runner = kit.MockModelRunner(
                 case=case, model_config=config, dtype=shape.dtype, device=shape.device, max_context_len=shape.length,
@@ -307,6 +320,8 @@ class _Runner:
             if shape.stored or shape.head_dim_v != shape.head_dim:
                 self._runner.token_to_kv_pool = self._pool_of(shape)
                 self._runner.kv_cache_dtype = shape.stored or shape.dtype
+            if shape.stored:
+                self._runner.kv_cache_dtype_str = _CACHE_DTYPES[shape.stored]
             try:
                 self._backend = _registry()[shape.backend](self._runner)
             finally:
@@ -314,7 +329,7 @@ class _Runner:
         self._pool, self._table = self._runner.token_to_kv_pool, self._runner.req_to_token_pool.req_to_token
         self._layer = RadixAttention(
             num_heads=shape.heads, head_dim=shape.head_dim, scaling=1.0, num_kv_heads=shape.kv_heads, layer_id=0,
-            v_head_dim=shape.head_dim_v, sliding_window_size=_before(shape.window) or -1,
+            v_head_dim=shape.head_dim_v, sliding_window_size=_before(shape.window) or -1, is_cross_attention=shape.cross,
         )  # fmt: skip
 
     def _pool_of(self, shape: _Shape) -> Any:
@@ -335,7 +350,8 @@ class _Runner:
         from sglang.srt.runtime_context import get_parallel
 
         rows, slots = self._placed(call)
-        is_new = torch.cat([torch.arange(n) >= p for n, p in zip(call.lens_k, call.prefixes, strict=True)])
+        prefixes = [n if call.phase == "decode" else 0 for n in call.lens_k] if asked.cross else call.prefixes
+        is_new = torch.cat([torch.arange(n) >= p for n, p in zip(call.lens_k, prefixes, strict=True)])
         slots, new = slots.to(call.k.device), is_new.to(call.k.device)
         layer = self._layer
         layer.scaling, layer.layer_id, layer.logit_cap = call.scale, call.layer, call.spec.softcap
@@ -345,32 +361,36 @@ class _Runner:
         layer.k_scale, layer.v_scale = (
             None if one is None else torch.tensor(one, device=call.q.device) for one in scales
         )
-        more = {"sinks": torch.tensor(call.spec.sinks, device=call.q.device)} if call.spec.sinks else {}
+        sinks = torch.tensor(
+            call.spec.sinks, device=call.q.device, dtype=_SINKS.get(self._shape.backend, torch.bfloat16)
+        )
+        more = {"sinks": sinks} if call.spec.sinks else {}
         self._pool.start_layer = call.layer  # the pool has one layer
         context = ForwardContext(attn_backend=self._backend)
 
         def attend(save: bool) -> Tensor:
             # Set here: while two backends are timed in turns, a call is laid out for each.
             with forward_context(context):
-                out: Tensor = layer(q, k, v, batch, save_kv_cache=save, **more)
+                out: Tensor = layer(q, k, v, batch, save_kv_cache=save and k is not None, **more)
             return out.reshape(*call.q.shape[:2], call.v.shape[2])
 
         # A copy of the arguments, since they cannot be entered again inside.
         with get_parallel().override(**_ONE_RANK), copy.copy(self._arguments), torch.no_grad():
             for buffer in (self._pool.get_key_buffer(call.layer), self._pool.get_value_buffer(call.layer)):
                 buffer.fill_(STALE)
-            if any(call.prefixes) and asked.scales is None:
+            if any(prefixes) and asked.scales is None:
                 self._pool.set_kv_buffer(layer, KVWriteLoc(slots[~new], None), call.k[~new], call.v[~new])
-            elif any(call.prefixes):  # whether a backend scales K and V when it writes is up to the backend
+            elif any(prefixes):  # whether a backend scales K and V when it writes is up to the backend
                 prefix, its_rows = _prefix_of(call, new), rows[torch.tensor(call.prefixes) > 0]
                 written = self._batch(prefix, its_rows, slots[~new])
                 with forward_context(context):
                     self._backend.init_forward_metadata(written)
                     layer(prefix.q.flatten(1), prefix.k, prefix.v, written, save_kv_cache=True)
-            batch = self._batch(call, rows, slots[new])
+            batch = self._batch_beside(call, rows, slots) if asked.cross else self._batch(call, rows, slots[new])
             with forward_context(context):
                 self._backend.init_forward_metadata(batch)
-            q, k, v = call.q.flatten(1), call.k[new], call.v[new]
+            q = call.q.flatten(1)
+            k, v = (call.k[new], call.v[new]) if bool(new.any()) else (None, None)
             yield attend
 
     def _placed(self, call: AttentionCall) -> tuple[Tensor, Tensor]:
@@ -389,6 +409,18 @@ class _Runner:
             table[row, :length] = slots[-1].int()
         self._table.copy_(table)
         return rows, torch.cat(slots)
+
+    def _batch_beside(self, call: AttentionCall, rows: Tensor, slots: Tensor) -> Any:
+        """Make the ForwardBatch of a decoder whose encoder's tokens have these slots. Its own have none: nothing reads them."""
+        own = [1] * len(call.lens_q) if call.phase == "decode" else call.lens_q
+        lens = cumulative(own, call.q.device)
+        k = call.k.new_zeros(sum(own), *call.k.shape[1:])
+        beside = replace(call, k=k, v=k, cu_seqlens_k=lens)
+        batch = self._batch(beside, rows, torch.zeros(len(k), dtype=torch.int64, device=call.q.device))
+        batch.encoder_lens = call.cu_seqlens_k.diff()
+        batch.encoder_lens_cpu, batch.encoder_out_cache_loc = call.lens_k, slots
+        batch.encoder_cached = [call.phase == "decode"] * len(own)
+        return batch
 
     def _batch(self, call: AttentionCall, rows: Tensor, written: Tensor) -> Any:
         """Make the ForwardBatch, with the dtypes that SGLang's scheduler gives it. `written` are the slots of the new tokens."""

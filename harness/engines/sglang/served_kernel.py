@@ -2,8 +2,8 @@
 
 An SGLang backend, the delegate, is built unchanged. For the phases that the kernel declares, its forward methods are replaced: they
 write K and V to the pool, resolve the paging into one packed `AttentionCall`, and run the kernel. Everything else (metadata, the
-other phase) stays with the delegate; reports call that "delegated". What the contract cannot express (sliding windows, logit caps,
-attention sinks, speculative trees) raises: nothing is silently computed by another kernel.
+other phase) stays with the delegate; reports call that "delegated". What the kernel does not declare of what a layer asks for, and
+what the contract cannot express (cross attention, speculative trees), raises: nothing is silently computed by another kernel.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from assay.harness.attention.call import Kernel, KernelRefused
 from assay.harness.attention.kernels import declaration, run_kernel, title
-from assay.harness.engines.sglang.kv_pool import Pages, lengths, refuse_unsupported
+from assay.harness.engines.sglang.kv_pool import Pages, lengths, spec_of
 
 
 def serve_kernel(name: str, kernel: Kernel, runner: Any, delegate: str) -> Any:
@@ -89,8 +89,8 @@ class _ServedKernel:
         arguments: dict[str, Any],
     ) -> Tensor:  # fmt: skip
         new, prefix = lengths(phase, batch, self._name)
-        refuse_unsupported(layer, arguments, self._name)
+        spec = spec_of(layer, arguments, phase, self._name)
         if save and k is not None:
             self._pages.write(layer, batch, k, v)
-        call = self._pages.packed_call(phase, q, layer, batch, new, prefix)
+        call = self._pages.packed_call(spec, q, layer, batch, new, prefix)
         return run_kernel(self._name, self._kernel, call).reshape(q.shape[0], -1)

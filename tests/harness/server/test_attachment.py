@@ -490,8 +490,8 @@ def test_what_the_contract_cannot_express_stays_right_and_is_counted(
     server = attached()
     assert all(same(server.step("extend", [(5, 10)]), plain.step("extend", [(5, 10)])))
     token = set_control(tmp_path, Control(fault="mask-top-left"))
-    assert all(same(server.step("extend", [(5, 10)], logit_cap=30.0), plain.step("extend", [(5, 10)], logit_cap=30.0)))
+    assert all(same(server.step("extend", [(5, 10)], use_irope=True), plain.step("extend", [(5, 10)], use_irope=True)))
     seeded = read_seeded_calls(tmp_path, token)
     assert seeded is not None
     assert (seeded.changed, seeded.refused) == (0, LAYERS)
-    assert "a logit cap" in seeded.why
+    assert "chunked local attention" in seeded.why

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.harness.attention.call import AttentionCall, Kernel
+from assay.harness.attention.call import FEATURES, AttentionCall, CallSpec, Kernel, Mask
 from assay.harness.attention.honest import MEMBERS
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.oracle import oracle
@@ -185,10 +185,9 @@ def test_batches_without_requests_are_left_out(shadowing: Shadowing, tmp_path: P
     ("change", "words"),
     [
         ({"mode": "TARGET_VERIFY"}, "TARGET_VERIFY"),
-        ({"logit_cap": 30.0}, "a logit cap"),
+        ({"is_cross_attention": True}, "cross attention"),
         ({"use_irope": True}, "chunked local attention"),
-        ({"xai_temperature_len": 1024}, "an attention temperature"),
-        ({"arguments": {"sinks": torch.zeros(HEADS)}}, "'sinks'"),
+        ({"arguments": {"k_rope": torch.zeros(HEADS)}}, "'k_rope'"),
     ],
 )
 def test_calls_that_the_contract_cannot_express_are_noted(
@@ -200,6 +199,63 @@ def test_calls_that_the_contract_cannot_express_are_noted(
     assert len(cells.failed_calls) == LAYERS
     assert words in cells.failed_calls[0].text
     assert not (tmp_path / "pack" / "calls").exists()
+
+
+ASKED: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"sliding_window_size": 2}, {"mask": Mask(window=3)}),
+    ({"logit_cap": 1.0}, {"softcap": 1.0}),
+    ({"xai_temperature_len": 2}, {"temperature": 2}),
+    ({"arguments": {"sinks": torch.arange(HEADS) - 1.0}}, {"sinks": (-1.0, 0.0, 1.0, 2.0)}),
+]
+
+
+@pytest.mark.parametrize(("change", "asked"), ASKED)
+def test_a_candidate_that_does_not_declare_a_feature_computes_nothing_and_the_calls_are_recorded(
+    shadowing: Shadowing, tmp_path: Path, change: dict[str, Any], asked: dict[str, Any]
+) -> None:
+    server, shadow = shadowing(right, budget=10**6)
+    server.step("extend", [(4, 0)], **change)
+    cells = seen(shadow, tmp_path)
+    [feature] = CallSpec(1.0, **asked).features
+    assert [failed.text for failed in cells.failed_calls] == [
+        f"KernelRefused: other does not declare {feature}, which this call asks for"
+    ] * LAYERS
+    recorded = read_pack(tmp_path / "pack")
+    assert len(recorded) == LAYERS
+    for record in recorded:
+        assert replace(record.call.spec, scale=1.0, layer=0) == CallSpec(1.0, **asked)
+        assert record.candidate is None
+
+
+@pytest.mark.parametrize(("change", "asked"), ASKED)
+@pytest.mark.parametrize("phase", ["extend", "decode"])
+def test_a_candidate_gets_what_a_layer_asks_for(
+    shadowing: Shadowing, tmp_path: Path, phase: str, change: dict[str, Any], asked: dict[str, Any]
+) -> None:
+    kernel = declares(features=FEATURES)(lambda call: right(call))
+    server, shadow = shadowing(kernel)
+    lens = [(1, 9), (1, 4)] if phase == "decode" else [(6, 3)]
+    server.step(phase, lens, **change)
+    cells = seen(shadow, tmp_path)
+    assert cells.failed_calls == ()
+    assert own_error(cells.truth.candidate, cells.truth.truth).max() < 1e-6
+    assert np.nanmax(own_error(cells.truth.reference, cells.truth.truth)) > 1e-3, (
+        "the stand-in's backend knows no features"
+    )
+
+
+def test_a_call_that_is_cut_to_a_kv_head_keeps_the_sinks_of_its_q_heads(shadowing: Shadowing, tmp_path: Path) -> None:
+    kernel = declares(features=FEATURES)(lambda call: right(call))
+    server, shadow = shadowing(kernel, budget=270_000)
+    server.step("extend", [(64, 0)], arguments={"sinks": torch.arange(HEADS) * 1.0})
+    seen(shadow, tmp_path)
+    recorded = read_pack(tmp_path / "pack")
+    assert {record.call.q.shape[1] for record in recorded} == {HEADS // 2}
+    for record in recorded:
+        first = record.call.spec.first_head
+        assert record.call.spec.sinks == (float(first), first + 1.0)
+        assert record.candidate is not None
+        assert torch.allclose(right(record.call), record.candidate)
 
 
 def test_arguments_without_a_value_are_not_refused(shadowing: Shadowing, tmp_path: Path) -> None:

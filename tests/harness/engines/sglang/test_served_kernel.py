@@ -30,11 +30,10 @@ def server(stand_in: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"sliding_window_size": 128}, "a sliding window"),
-        ({"logit_cap": 30.0}, "a logit cap"),
+        ({"logit_cap": 30.0, "logit_capping_method": "clip"}, "a logit cap by 'clip'"),
+        ({"is_cross_attention": True}, "cross attention"),
         ({"use_irope": True}, "chunked local attention"),
-        ({"xai_temperature_len": 1024}, "an attention temperature"),
-        ({"arguments": {"sinks": torch.zeros(4), "k_rope": None}}, "the argument 'sinks'"),
+        ({"arguments": {"k_rope": torch.zeros(4), "sinks": None}}, "the argument 'k_rope'"),
     ],
 )
 def test_what_the_contract_cannot_express_is_refused_by_name(
@@ -43,6 +42,20 @@ def test_what_the_contract_cannot_express_is_refused_by_name(
     lens = [(1, 3)] if phase == "decode" else [(4, 0)]
     with pytest.raises(KernelRefused, match=f"layer 0 needs {words}, which the kernel contract"):
         server.step(phase, lens, **change)
+
+
+@pytest.mark.parametrize(
+    ("change", "feature"),
+    [
+        ({"sliding_window_size": 127}, "window"),
+        ({"logit_cap": 30.0}, "softcap"),
+        ({"xai_temperature_len": 1024}, "temperature"),
+        ({"arguments": {"sinks": torch.zeros(4)}}, "sinks"),
+    ],
+)
+def test_what_the_kernel_does_not_declare_is_refused_by_name(server: Any, change: dict[str, Any], feature: str) -> None:
+    with pytest.raises(KernelRefused, match=f"mine does not declare {feature}, which this call asks for"):
+        server.step("extend", [(4, 0)], **change)
 
 
 def test_a_plain_layer_is_served(server: Any) -> None:

@@ -1,0 +1,178 @@
+"""The tiny model in the architectures of other families: the same answers, by other layers.
+
+Nothing is trained: the weights of the tiny Llama are written into the layers of another architecture so that these compute nearly
+what it computes, and the family's own features of attention are added: windows, a soft cap, sinks. So the model still answers.
+
+What a Llama does not have is made nearly linear. A norm after a block, or of q and k, gets inputs far below its epsilon, where it
+is a constant factor; the norms before a block get inputs far above. `silu(x)` is nearly `1.702 gelu(x / 1.702)`, and exactly the
+gate of gpt-oss with a bias of -1 on what it multiplies.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # the command line names models, and must not wait for torch
+    from torch import Tensor
+
+SOURCE = Path(__file__).parent / "model"
+"""The tiny Llama."""
+_EPS = 1.0
+_LARGE, _SMALL = 2.0**12, 2.0**-12
+"""What the residual stream, and the inputs of norms that are to be linear, are multiplied by. Their mean squares are then far above
+and far below `_EPS`."""
+_GELU = 1.702
+_WINDOW = 64
+"""Visible keys of a layer with a window: the built-in questions have 105 to 146 tokens."""
+_CAP, _FINAL_CAP = 20.0, 60.0
+_SINK = -1.0
+_EXPERTS, _CHOSEN = 4, 2
+
+Weights = dict[str, "Tensor"]
+Config = dict[str, Any]
+
+
+def _linear(layers: Weights, number: int, old: str, new: str, weight: float) -> None:
+    """Add the weight of a norm that multiplies by `weight`."""
+    layers[f"model.layers.{number}.{new}.weight"] = layers[f"model.layers.{number}.{old}.weight"] * 0 + weight
+
+
+def _enlarged(weights: Weights, config: Config, by: float = 1.0) -> None:
+    """Enlarge the residual stream; `by` is what the architecture multiplies embeddings by itself."""
+    weights["model.embed_tokens.weight"] *= _LARGE / by
+    weights["model.norm.weight"] *= by / _LARGE
+    config["rms_norm_eps"] = _EPS
+
+
+def _of_gemma(weights: Weights, config: Config) -> None:
+    """Add the norms after the blocks, and Gemma's own ways with weights of norms, embeddings and gates."""
+    _enlarged(weights, config, config["hidden_size"] ** 0.5)
+    for number in range(config["num_hidden_layers"]):
+        at = f"model.layers.{number}"
+        weights[f"{at}.pre_feedforward_layernorm.weight"] = weights.pop(f"{at}.post_attention_layernorm.weight")
+        for block, norm in (
+            ("self_attn.o_proj", "post_attention_layernorm"),
+            ("mlp.down_proj", "post_feedforward_layernorm"),
+        ):
+            weights[f"{at}.{block}.weight"] *= _SMALL
+            _linear(weights, number, "input_layernorm", norm, _LARGE / _SMALL)
+        weights[f"{at}.mlp.gate_proj.weight"] /= _GELU
+        weights[f"{at}.mlp.down_proj.weight"] *= _GELU
+    for name in weights:
+        if name.endswith("norm.weight"):
+            weights[name] -= 1
+    config |= {
+        "hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": config["head_dim"],
+        "sliding_window": _WINDOW, "attention_bias": False,
+    }  # fmt: skip
+
+
+def _normed_heads(weights: Weights, config: Config) -> None:
+    """Add the norms of q and k, which are linear."""
+    for number in range(config["num_hidden_layers"]):
+        for one in "qk":
+            at = f"model.layers.{number}.self_attn.{one}"
+            weights[f"{at}_proj.weight"] *= _SMALL
+            weights[f"{at}_norm.weight"] = weights[f"{at}_proj.weight"].new_full((config["head_dim"],), 1 / _SMALL)
+
+
+def _gemma2(weights: Weights, config: Config) -> None:
+    _of_gemma(weights, config)
+    config |= {
+        "architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "attn_logit_softcapping": _CAP,
+        "final_logit_softcapping": _FINAL_CAP, "layer_types": ["sliding_attention", "full_attention"] * 2,
+    }  # fmt: skip
+
+
+def _gemma3(weights: Weights, config: Config) -> None:
+    _normed_heads(weights, config)
+    _of_gemma(weights, config)
+    config |= {
+        "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "attn_logit_softcapping": None,
+        "final_logit_softcapping": None, "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "sliding_window_pattern": 2, "rope_local_base_freq": 10000.0, "rope_theta": 10000.0,
+        "rope_parameters": {
+            kind: {"rope_theta": 10000.0, "rope_type": "default"} for kind in ("sliding_attention", "full_attention")
+        },
+    }  # fmt: skip
+
+
+def _qwen3(weights: Weights, config: Config) -> None:
+    _enlarged(weights, config)
+    _normed_heads(weights, config)
+    for number in range(config["num_hidden_layers"]):
+        for block in ("self_attn.o_proj", "mlp.down_proj"):
+            weights[f"model.layers.{number}.{block}.weight"] *= _LARGE
+    config |= {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "use_sliding_window": False}
+
+
+def _gpt_oss(weights: Weights, config: Config) -> None:
+    import torch
+
+    for number in range(config["num_hidden_layers"]):
+        at = f"model.layers.{number}.mlp"
+        gate, up, down = (weights.pop(f"{at}.{part}_proj.weight") for part in ("gate", "up", "down"))
+        both = torch.stack([gate / _GELU, up], 1).flatten(0, 1)  # the rows of both in turns
+        bias = torch.tensor([0.0, -1.0]).repeat(len(gate))
+        weights |= {
+            f"{at}.experts.gate_up_proj": both.T.repeat(_EXPERTS, 1, 1),
+            f"{at}.experts.gate_up_proj_bias": bias.repeat(_EXPERTS, 1),
+            f"{at}.experts.down_proj": (down.T * _GELU).repeat(_EXPERTS, 1, 1),
+            f"{at}.experts.down_proj_bias": down.new_zeros(_EXPERTS, len(down)),
+            f"{at}.router.weight": torch.eye(_EXPERTS, len(down)),
+            f"{at}.router.bias": down.new_zeros(_EXPERTS),
+        }
+        at = f"model.layers.{number}.self_attn"
+        weights[f"{at}.sinks"] = torch.linspace(_SINK, -_SINK, config["num_attention_heads"])
+        for one in "qkvo":
+            weights[f"{at}.{one}_proj.bias"] = down.new_zeros(len(weights[f"{at}.{one}_proj.weight"]))
+    config |= {
+        "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "attention_bias": True, "sliding_window": _WINDOW,
+        "num_local_experts": _EXPERTS, "num_experts_per_tok": _CHOSEN, "swiglu_limit": 1000.0, "rope_theta": 10000.0,
+        "layer_types": ["sliding_attention", "full_attention"] * 2, "tie_word_embeddings": False,
+        "dtype": "float32",  # SGLang makes some layers of it in the configuration's dtype, whatever --dtype says
+    }  # fmt: skip
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+
+
+FAMILIES: Mapping[str, Callable[[Weights, Config], None]] = {
+    "gemma2": _gemma2, "gemma3": _gemma3, "gpt-oss": _gpt_oss, "qwen3": _qwen3,
+}  # fmt: skip
+"""What turns the tiny Llama into one of the family, in place."""
+
+
+def tiny_model(family: str) -> Path:
+    """Return the folder of the tiny model of a family, made at the first call: a second, 7 MB in the user's cache."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "assay"
+    made = hashlib.sha256(Path(__file__).read_bytes() + (SOURCE / "model.safetensors").read_bytes()).hexdigest()[:12]
+    folder = cache / f"tiny-{family}-{made}"
+    if not folder.exists():
+        beside = folder.with_name(f".{folder.name}.{os.getpid()}")
+        make(family, beside)
+        try:
+            beside.rename(folder)
+        except OSError:  # another process was faster
+            shutil.rmtree(beside)
+    return folder
+
+
+def make(family: str, folder: Path) -> None:
+    """Write the tiny model of a family into a new folder."""
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(SOURCE, folder, ignore=shutil.ignore_patterns("README.md", "training.json", "model.safetensors"))
+    weights = {name: tensor.float() for name, tensor in load_file(SOURCE / "model.safetensors").items()}
+    config = json.loads((SOURCE / "config.json").read_text())
+    FAMILIES[family](weights, config)
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    save_file(
+        {name: tensor.bfloat16().contiguous() for name, tensor in weights.items()},
+        folder / "model.safetensors",
+        {"format": "pt"},
+    )

@@ -1,0 +1,57 @@
+"""The tiny model in the architectures of other families."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from assay.evals.questions import parse_answer
+from assay.evals.synthetic import questions
+from assay.evals.tiny_model import families
+from assay.harness.engines.model import model_shape, resolve_model
+from assay.harness.errors import UsageError
+
+ASKED = {"gemma2": {"softcap", "window"}, "gemma3": {"window"}, "gpt-oss": {"window", "sinks"}, "qwen3": set()}
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def test_every_family_is_here() -> None:
+    assert set(families.FAMILIES) == set(ASKED)
+
+
+@pytest.mark.parametrize("family", ASKED)
+def test_a_family_asks_for_its_features_and_answers_questions(family: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    folder = resolve_model(f"tiny-{family}")
+    assert set(model_shape(folder).asks) == ASKED[family]
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    for question in itertools.islice(questions(), 4):
+        chat = [{"role": "user", "content": question.prompt}]
+        prompt = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        ids = tokenizer(prompt, return_tensors="pt", add_special_tokens=False).input_ids
+        assert ids.shape[1] > families._WINDOW, "a window that holds all keys shows nothing"
+        out = model.generate(ids, max_new_tokens=16, do_sample=False)
+        assert parse_answer(tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)) == question.answer
+
+
+def test_a_model_is_made_once(tmp_path: Path) -> None:
+    folder = resolve_model("tiny-gemma2")
+    (folder / "config.json").write_text(json.dumps({"is": "kept"}))
+    assert json.loads((resolve_model("tiny-gemma2") / "config.json").read_text()) == {"is": "kept"}
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+    assert folder.is_relative_to(tmp_path)
+
+
+def test_of_an_unknown_family_there_is_no_model() -> None:
+    with pytest.raises(UsageError, match=re.escape("--model tiny-gpt: no such folder")):
+        resolve_model("tiny-gpt")

@@ -1,0 +1,163 @@
+"""What SGLang's layers ask for, and its KV pools as packed calls, on SGLang's own classes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from assay.harness.attention.call import CallSpec, KernelRefused, Mask
+from assay.harness.bugs.faults import rounded_oracle
+from assay.harness.engines.sglang import native_kernel
+from assay.harness.engines.sglang.kv_pool import Pages, spec_of
+
+HEADS, KV_HEADS, DIM, SLOTS = 4, 2, 8, 64
+
+
+@pytest.fixture(autouse=True)
+def _imported() -> None:
+    native_kernel._sglang()
+
+
+def layer_of(number: int = 0, **asked: Any) -> Any:
+    from sglang.srt.layers.radix_attention import RadixAttention
+
+    temperature = asked.pop("temperature", -1)
+    layer = RadixAttention(HEADS, DIM, DIM**-0.5, num_kv_heads=KV_HEADS, layer_id=number, **asked)
+    layer.xai_temperature_len = temperature
+    return layer
+
+
+def window_of(architecture: str, window: int) -> int:
+    """Return what SGLang's models of an architecture give to a layer for a window of the configuration."""
+    import importlib
+
+    module = importlib.import_module(f"sglang.srt.models.{architecture}")
+    return int(module.get_attention_sliding_window_size(SimpleNamespace(sliding_window=window)))
+
+
+@pytest.mark.parametrize("architecture", ["gemma2", "gemma3_causal", "gpt_oss"])
+def test_a_window_is_that_of_the_models_configuration(architecture: str) -> None:
+    layer = layer_of(sliding_window_size=window_of(architecture, 64))
+    assert layer.sliding_window_size == 63
+    assert spec_of(layer, {}, "decode", "mine").mask == Mask(window=64)
+
+
+@pytest.mark.parametrize("none", [None, -1, 0])
+def test_a_layer_without_a_window_has_none(none: int | None) -> None:
+    assert spec_of(layer_of(sliding_window_size=none), {}, "extend", "mine").mask == Mask()
+
+
+def test_a_plain_layer_asks_for_plain_attention() -> None:
+    assert spec_of(layer_of(3), {"sinks": None}, "decode", "mine") == CallSpec(DIM**-0.5, layer=3, phase="decode")
+
+
+def test_cap_temperature_and_sinks_are_read() -> None:
+    sinks = torch.tensor([1.0, -2.0, 0.5, 3.0], dtype=torch.bfloat16)
+    spec = spec_of(layer_of(logit_cap=30.0, temperature=1024), {"sinks": sinks}, "extend", "mine")
+    assert (spec.softcap, spec.temperature, spec.sinks) == (30.0, 1024, (1.0, -2.0, 0.5, 3.0))
+    assert spec.features == ("softcap", "temperature", "sinks")
+
+
+class Window:
+    """A server with a pool for layers with a window (layer 0) and one for the others (layer 1), of SGLang's own classes."""
+
+    def __init__(self, page: int = 1) -> None:
+        from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
+        from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
+        from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
+
+        pool = SWAKVPool(
+            size=SLOTS, size_swa=SLOTS // 2, page_size=page, dtype=torch.float32, head_num=KV_HEADS, head_dim=DIM,
+            swa_attention_layer_ids=[0], full_attention_layer_ids=[1], device="cpu", enable_alt_stream=False,
+        )  # fmt: skip
+        self.allocator = SWATokenToKVPoolAllocator(SLOTS, SLOTS // 2, page, torch.float32, "cpu", pool, need_sort=False)
+        table = ReqToTokenPool(size=4, max_context_len=SLOTS, device="cpu", enable_memory_saver=False)
+        self.runner = SimpleNamespace(req_to_token_pool=table, token_to_kv_pool=pool)
+        self.pages = Pages(self.runner)
+        self.allocator.full_attn_allocator.alloc(3)  # so that the slots of both pools differ
+        self.layers = [layer_of(0, sliding_window_size=3), layer_of(1)]
+
+    def prefilled(self, length: int) -> tuple[Any, list[Tensor], list[Tensor]]:
+        """Write K and V of a request in all layers; return the batch, and what was written."""
+        slots = self.allocator.alloc(length)
+        self.runner.req_to_token_pool.req_to_token[0, :length] = slots.int()
+        batch = SimpleNamespace(out_cache_loc=slots, req_pool_indices=torch.tensor([0]))
+        keys, values = (
+            [torch.randn(length, KV_HEADS, DIM, generator=torch.Generator().manual_seed(seed + n)) for n in range(2)]
+            for seed in (0, 10)
+        )
+        for layer, k, v in zip(self.layers, keys, values, strict=True):
+            self.pages.write(layer, batch, k, v)
+        return batch, keys, values
+
+    def call(self, number: int, batch: Any, length: int) -> Any:
+        layer, q = self.layers[number], torch.randn(1, HEADS * DIM, generator=torch.Generator().manual_seed(7))
+        return self.pages.packed_call(spec_of(layer, {}, "decode", "mine"), q, layer, batch, [1], [length - 1])
+
+
+def test_each_pool_is_read_by_its_own_slots() -> None:
+    server = Window()
+    batch, keys, values = server.prefilled(12)
+    other = server.runner.token_to_kv_pool.translate_loc_from_full_to_swa(batch.out_cache_loc)
+    assert not torch.equal(other, batch.out_cache_loc)
+    for number in (0, 1):
+        call = server.call(number, batch, 12)
+        assert torch.equal(call.k, keys[number])
+        assert torch.equal(call.v, values[number])
+    assert server.call(0, batch, 12).spec.mask.window == 4
+
+
+def test_keys_that_were_dropped_are_left_out_of_the_call() -> None:
+    server = Window()
+    first, keys, values = server.prefilled(12)
+    server.allocator.free_swa(first.out_cache_loc[:8])
+    call = server.call(0, first, 12)
+    assert (call.lens_k, call.spec.mask.window) == ([4], 4)
+    assert torch.equal(call.k, keys[0][8:])
+    assert torch.equal(call.v, values[0][8:])
+    assert torch.equal(server.call(1, first, 12).k, keys[1]), "the other layers have all keys"
+
+
+def test_a_call_of_the_keys_that_are_left_is_the_same_attention() -> None:
+    server = Window()
+    batch, _, _ = server.prefilled(12)
+    whole = rounded_oracle(server.call(0, batch, 12))
+    server.pages = Pages(server.runner)
+    server.allocator.free_swa(batch.out_cache_loc[:5])
+    assert server.call(0, batch, 12).lens_k == [7]
+    assert torch.allclose(rounded_oracle(server.call(0, batch, 12)), whole)
+
+
+@pytest.mark.parametrize("dropped", [slice(9), slice(10, 11)])
+def test_a_key_that_a_query_sees_and_the_pool_no_longer_has_is_refused_by_name(dropped: slice) -> None:
+    server = Window()
+    batch, _, _ = server.prefilled(12)
+    server.allocator.free_swa(batch.out_cache_loc[dropped])
+    with pytest.raises(
+        KernelRefused, match=f"layer 0 needs keys .*no longer has: of each sequence, the first {dropped.stop}$"
+    ):
+        server.call(0, batch, 12)
+
+
+def test_a_temperature_needs_the_keys_that_were_dropped() -> None:
+    server = Window()
+    server.layers[0].xai_temperature_len = 8
+    batch, _, _ = server.prefilled(12)
+    assert server.call(0, batch, 12).lens_k == [12]
+    server.pages = Pages(server.runner)
+    server.allocator.free_swa(batch.out_cache_loc[:1])
+    with pytest.raises(KernelRefused, match="layer 0 needs keys that the KV pool no longer has"):
+        server.call(0, batch, 12)
+
+
+def test_virtual_slots_are_refused_by_name() -> None:
+    server = Window()
+    batch, _, _ = server.prefilled(12)
+    server.runner.kv_index_translator = SimpleNamespace(is_translating=True)
+    server.pages = Pages(server.runner)
+    with pytest.raises(KernelRefused, match="the slots of the KV pool are virtual or a ring"):
+        server.call(1, batch, 12)
