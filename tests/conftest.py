@@ -267,15 +267,15 @@ def server_failures() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
-def served() -> ModuleType:
-    """Complete runs on disk."""
-    return stand_ins("served")
+def runs() -> ModuleType:
+    """Runs on disk, from the first answer to complete ones."""
+    return stand_ins("runs")
 
 
 @pytest.fixture(scope="session")
-def scored_runs() -> ModuleType:
-    """Runs with greedy texts and logits."""
-    return stand_ins("scored_runs")
+def recorded_runs() -> ModuleType:
+    """Complete runs on disk of every kind of outcome."""
+    return stand_ins("recorded_runs")
 
 
 @pytest.fixture(scope="session")

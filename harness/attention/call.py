@@ -17,8 +17,8 @@ if TYPE_CHECKING:  # the command line reads what kernels declare and must not wa
     from numpy.typing import NDArray
     from torch import Tensor
 
-INPUTS = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k")
-"""The tensors of a call."""
+INPUTS = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "custom_mask", "positions")
+"""The tensors that a call may have; `AttentionCall.tensors` gives those that it has."""
 
 
 Ints = TypeVar("Ints", int, "NDArray[np.int64]", "Tensor")
@@ -30,7 +30,8 @@ class Mask:
     """The keys of its own sequence that each query sees. Everything that needs to know asks `span` or `visible`.
 
     Attributes:
-        causal: right-aligned: query i of a sequence sees keys j <= i + (len_k - len_q). False: every query sees every key.
+        causal: right-aligned: query i of a sequence sees keys j <= i + (len_k - len_q). False: every query sees every key, of which
+            there may be any number: in cross attention they are those of another sequence.
         window: most keys that a query sees, its own and those right before it; 0 for all of them. Only with `causal`. Engines count
             otherwise: SGLang's layers have `window - 1`, the number of keys before its own.
 
@@ -51,15 +52,25 @@ class Mask:
     def span(self, rows: Ints, len_q: int | Ints, len_k: int | Ints) -> tuple[int | Ints, Ints]:
         """Return the first key that queries see, and one past the last. A query for which that is no range sees none.
 
+        In a call of some keys, one past the last may lie beyond them.
+
         Args:
             rows: numbers of the queries among the new tokens of their sequence.
-            len_q: new tokens of the sequence, or of each query's sequence, broadcasting to `rows`.
+            len_q: new tokens of the sequence, or of each query's sequence, broadcasting to `rows`. In a call of some keys
+                (`AttentionCall.positions`) that is `len_k` less the distance from the first key to the first query.
             len_k: all its tokens, likewise.
         """
         stop = rows + len_k - len_q + 1 if self.causal else rows * 0 + len_k
         return (stop - self.window) * (stop > self.window) if self.window else 0, stop
 
-    def visible(self, rows: Tensor, len_q: int | Tensor, len_k: int | Tensor, keys: Tensor | None = None) -> Tensor:
+    def visible(
+        self,
+        rows: Tensor,
+        len_q: int | Tensor,
+        len_k: int | Tensor,
+        keys: Tensor | None = None,
+        custom: Tensor | None = None,
+    ) -> Tensor:
         """Return which keys each query sees, bool [*rows.shape, len_k], on the device of `rows`.
 
         Args:
@@ -67,13 +78,21 @@ class Mask:
             len_q: see `span`.
             len_k: see `span`.
             keys: int64 [keys], the keys to ask about; None for all `len_k`, which is then an int.
+            custom: bool [*rows.shape[:-1], len_q, len_q], the new keys that each query sees, in place of those up to its own; see
+                `AttentionCall.custom_mask`.
         """
         import torch
 
         if keys is None:
             keys = torch.arange(len_k, device=rows.device)  # type: ignore[arg-type]  # see above
         first, stop = self.span(rows, len_q, len_k)
-        seen = keys < stop[..., None]
+        if custom is None:
+            seen = keys < stop[..., None]
+        else:
+            new = keys - torch.as_tensor(len_k - len_q, device=rows.device)[..., None]  # the place among the new keys
+            room, inside = custom.shape[-1], (*rows.shape, keys.shape[0])
+            of_rows = custom.gather(-2, rows[..., None].expand(*rows.shape, room))
+            seen = (new < 0) | (of_rows.gather(-1, new.clamp(0, room - 1).expand(inside)) & (new < room))
         return seen if isinstance(first, int) and first == 0 else seen & (keys >= torch.as_tensor(first)[..., None])
 
 
@@ -123,6 +142,11 @@ class CallSpec:
         temperature: the scores of a query at position p of its sequence, counted from 0, are multiplied by
             log(p) / log(temperature) where p > temperature, as in Grok (SGLang's `xai_temperature_len`); 0 for none.
         sinks: for each q head, the score of a key that every query sees and whose v is 0, as in gpt-oss; empty for none.
+        padded_rows: rows at the end of q that belong to no sequence, as in a captured graph of a larger batch. A kernel returns an
+            output of q's shape all the same, of which the padded rows are not looked at.
+        alibi: for each q head, a slope: the score of a key loses slope * |distance| between it and the query, in tokens of their
+            sequence. Of a key before the query that adds slope * (key position - query position), as in vLLM and flash_attn. It
+            is added to scaled scores, after cap and temperature; empty for none.
 
     Raises:
         ValueError: a negative soft cap, or a temperature of 1 or less.
@@ -138,6 +162,8 @@ class CallSpec:
     softcap: float = 0.0
     temperature: int = 0
     sinks: tuple[float, ...] = ()
+    padded_rows: int = 0
+    alibi: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if self.softcap < 0 or self.temperature < 0 or self.temperature == 1:
@@ -148,15 +174,20 @@ class CallSpec:
 
     @property
     def features(self) -> tuple[str, ...]:
-        """Names of what it asks for beyond plain attention. A kernel that does not declare one of them is refused the call."""
+        """Names of what it asks for beyond plain attention; see `AttentionCall.features`."""
         asked = {
             "window": self.mask.window, "softcap": self.softcap, "temperature": self.temperature, "sinks": self.sinks,
+            "alibi": self.alibi, "padding": self.padded_rows,
         }  # fmt: skip
         return tuple(name for name, value in asked.items() if value)
 
 
-FEATURES = ("window", "softcap", "temperature", "sinks")
-"""The features that a call may ask for; see `CallSpec.features`."""
+FEATURES = (
+    "window", "softcap", "temperature", "sinks", "alibi", "padding", "custom_mask", "positions", "not_causal", "lse",
+)  # fmt: skip
+"""What kernels declare: features that a call may ask for (see `AttentionCall.features`); "not_causal", without which a kernel may
+be given calls that are not causal, but none with a sequence of fewer keys than queries; and "lse", which a kernel that declares it
+returns on every call (see `Outputs`)."""
 
 
 @dataclass(frozen=True)
@@ -170,6 +201,14 @@ class AttentionCall:
         cu_seqlens_q: int32 [batch + 1]; sequence b has the rows cu_seqlens_q[b] to cu_seqlens_q[b + 1] of q.
         cu_seqlens_k: int32 [batch + 1], the same for k and v.
         spec: what is asked for.
+        custom_mask: which of the new keys of its sequence each query sees, in place of the causal mask among them; it sees the
+            whole cached prefix (within the window, if there is one). Bool [sum of len_q ** 2], a matrix [query, new key] of each
+            sequence after the other: the mask of a draft tree that is verified. That of a chain is the lower triangle, and the
+            call then the right-aligned causal one. Distances and positions are those of places in the sequence, also in a tree.
+            None for no such mask.
+        positions: where in its sequence the first query and the first key of each sequence are, int64 [batch, 2], where that is
+            not len_k - len_q and 0: keys were evicted, or the call covers a part of the keys. Queries and keys follow one another
+            from there. The mask, ALiBi and the temperature go by it. None for calls of all keys.
     """
 
     q: Tensor
@@ -178,6 +217,42 @@ class AttentionCall:
     cu_seqlens_q: Tensor
     cu_seqlens_k: Tensor
     spec: CallSpec
+    custom_mask: Tensor | None = None
+    positions: Tensor | None = None
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Its tensors by name, those of `INPUTS` that it has."""
+        return {name: found for name in INPUTS if (found := getattr(self, name)) is not None}
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Names of what it asks for beyond plain attention. A kernel that does not declare one of them is refused the call."""
+        carried = {"custom_mask": self.custom_mask, "positions": self.positions}
+        named = (*self.spec.features, *(name for name, tensor in carried.items() if tensor is not None))
+        fewer_keys = not self.causal and min(self.prefixes, default=0) < 0
+        return (*named, "not_causal") if fewer_keys else named
+
+    @property
+    def custom_masks(self) -> list[Tensor] | None:
+        """The custom mask of each sequence, bool [len_q, len_q]; None for none."""
+        if self.custom_mask is None:
+            return None
+        lens = self.lens_q
+        ends = accumulate(length**2 for length in lens)
+        return [self.custom_mask[end - n**2 : end].view(n, n) for n, end in zip(lens, ends, strict=True)]
+
+    @property
+    def rows(self) -> int:
+        """Rows of q that belong to a sequence."""
+        return self.q.shape[0] - self.spec.padded_rows
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """Position of the first query and of the first key of each sequence; see `positions`."""
+        if self.positions is None:
+            return [(prefix, 0) for prefix in self.prefixes]
+        return [(query, key) for query, key in self.positions.tolist()]
 
     @property
     def scale(self) -> float:
@@ -225,13 +300,16 @@ class AttentionCall:
 
     def of_heads(self, q_heads: Sequence[int], kv_heads: Sequence[int]) -> AttentionCall:
         """Return the call of some heads, by their numbers: each kv head with the same number of q heads."""
-        sinks = tuple(self.spec.sinks[head] for head in q_heads) if self.spec.sinks else ()
+        sinks, alibi = (
+            tuple(numbers[head] for head in q_heads) if numbers else ()
+            for numbers in (self.spec.sinks, self.spec.alibi)
+        )
         kept = {"q": self.q[:, list(q_heads)], "k": self.k[:, list(kv_heads)], "v": self.v[:, list(kv_heads)]}
-        return replace(self, **kept, spec=replace(self.spec, sinks=sinks))
+        return replace(self, **kept, spec=replace(self.spec, sinks=sinks, alibi=alibi))
 
     def clone(self) -> AttentionCall:
         """Copy the call's tensors, laid out as ``spec.layout`` describes, for a kernel that may write to its inputs."""
-        copies = {name: getattr(self, name).clone() for name in INPUTS}
+        copies: dict[str, Any] = {name: tensor.clone() for name, tensor in self.tensors.items()}
         if self.spec.layout != "packed":
             laid = _LAID_OUT[self.spec.layout]
             copies |= {name: lay(copies[name]) for name, lay in zip(("q", "k", "v"), laid, strict=True)}
@@ -246,7 +324,8 @@ class AttentionCall:
 
     def to(self, device: torch.device | str) -> AttentionCall:
         """Return the same call with its tensors on a device."""
-        return replace(self, **{name: getattr(self, name).to(device) for name in INPUTS})
+        tensors: dict[str, Any] = {name: tensor.to(device) for name, tensor in self.tensors.items()}
+        return replace(self, **tensors)
 
 
 def _sliced(tensor: Tensor, more: int = 1) -> Tensor:
@@ -283,7 +362,11 @@ class Outputs:
 
     Attributes:
         out: [total_q, num_q_heads, head_dim_v] in the dtype of q.
-        lse: log-sum-exp of the scores of each query, float32 [total_q, num_q_heads]. It is accepted, and nothing compares it yet.
+        lse: log-sum-exp of the scores of each query, float32 [total_q, num_q_heads]: the natural logarithm of what the sum of
+            weighted values was divided by, with the scores as they enter the softmax (scaled, capped, with ALiBi and the sink,
+            which is a key like any other there). Outputs of parts of the keys are merged by it, so a sink is given to one part
+            alone. -inf for a query that sees no key. A kernel that declares "lse" returns it on every call; of any other, it is
+            not looked at.
     """
 
     out: Tensor

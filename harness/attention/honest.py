@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -33,9 +34,9 @@ other rounds each partial sum by eps / sqrt(12) of its size; for a sum that grow
 eps / sqrt(12) * sqrt(n / 2) of the sum's size, or 0.2 sqrt(n) eps, and for a score 0.2 eps |q| |k|. The exponential of a GPU is
 accurate to 2 ulp (CUDA C++ Programming Guide, intrinsic functions), about half of eps as a standard deviation."""
 _MODIFIER_ROUNDINGS, _FAST_TANH = 2.0, 2.0**-11
-"""What capping and tempering scores costs, relative to a score: in float32 a standard deviation of two roundings, for a quotient, a
-tanh or a logarithm, and a product; for 16-bit inputs kernels such as FlashAttention's take tanh.approx, whose relative error is up
-to 2**-11 (PTX ISA), of which half is the standard deviation here."""
+"""What capping, tempering and biasing scores costs, relative to a score: in float32 a standard deviation of two roundings, for a
+quotient, a tanh or a logarithm, and a product; for 16-bit inputs kernels such as FlashAttention's take tanh.approx, whose relative
+error is up to 2**-11 (PTX ISA), of which half is the standard deviation here."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,7 @@ def honest_outputs(
     members: int = MEMBERS,
     seed: int = 0,
     stretch: float = 1.0,
+    lse: bool = False,
 ) -> Tensor:
     """Compute the outputs of honest implementations of a family on a call. The same arguments give the same outputs.
 
@@ -115,6 +117,7 @@ def honest_outputs(
         members: implementations.
         seed: of all that they draw.
         stretch: factor on what storing Q and K costs, to see what a rare draw does.
+        lse: whether the log-sum-exps are returned in place of the outputs, with a last axis of one.
 
     Returns:
         float64 [members, rows, num_q_heads, head_dim_v], on the call's device. Not finite where a format overflows.
@@ -124,9 +127,10 @@ def honest_outputs(
     generator = torch.Generator(call.q.device).manual_seed(seed)
     largest = {name: getattr(call, name).abs().amax().to(work) for name in "qkv" if getattr(call, name).numel()}
     mean = call.k.to(work).mean(0)
-    result, groups, first = _nothing(call, rows, members), _groups(call, rows), 0
+    width = 1 if lse else call.v.shape[2]
+    result, groups, first = _nothing(call, rows, members, width), _groups(call, rows), 0
     for way, count in zip(_ways(used), _by_way(members, len(_ways(used))), strict=False):
-        draw = _Draw(generator, used, way, call.q.dtype, work, largest, mean, stretch)
+        draw = _Draw(generator, used, way, call.q.dtype, work, largest, mean, stretch, lse)
         for group in groups:
             _answer(group, call, draw, result[first : first + count])
         first += count
@@ -146,22 +150,28 @@ def added_key_by_key(call: AttentionCall, rows: Tensor | None = None) -> Tensor:
     Returns:
         float64 [2, rows, num_q_heads, head_dim_v], on the call's device.
     """
-    result = _nothing(call, rows, 2)
+    result = _nothing(call, rows, 2, call.v.shape[2])
     for group in _groups(call, rows):
         k, v = group.k.float(), group.v.float()
         for backwards, into in zip((False, True), result, strict=True):
             outs = []
             for some, seen in group.blocks(numbers_at_once(k.device)):
                 scores = call.scale * group.queries(group.q, some).float() @ k[:, : seen.shape[-1]].transpose(1, 2)
-                outs.append(group.rows_first(_online(scores.masked_fill_(~seen, -math.inf), v, backwards)))
+                bias, sinks = group.bias(call.spec.alibi, some), group.of_heads(call.spec.sinks, some)
+                scores = modified(scores, seen, call.spec, partial(group.positions, some), bias)
+                outs.append(group.rows_first(_online(scores, v, backwards, sinks)))
             group.put(outs, into)
     return result
 
 
-def _online(scores: Tensor, v: Tensor, backwards: bool) -> Tensor:
-    """Apply softmax over single keys: scores [heads, rows, keys], v [heads, len_k, head_dim_v] -> [heads, rows, head_dim_v]."""
-    top = torch.full_like(scores[..., :1], -math.inf)
-    total, sums = torch.zeros_like(top), v.new_zeros(*scores.shape[:2], v.shape[2])
+def _online(scores: Tensor, v: Tensor, backwards: bool, sinks: Tensor | None) -> Tensor:
+    """Apply softmax over single keys: scores [heads, rows, keys], v [heads, len_k, head_dim_v] -> [heads, rows, head_dim_v].
+
+    Sinks [heads, rows], if there are any, come before the keys.
+    """
+    top = torch.full_like(scores[..., :1], -math.inf) if sinks is None else sinks[..., None].to(scores)
+    total = torch.zeros_like(top) if sinks is None else torch.ones_like(top)
+    sums = v.new_zeros(*scores.shape[:2], v.shape[2])
     keys = range(scores.shape[-1])
     for key in reversed(keys) if backwards else keys:
         new = torch.maximum(top, scores[..., key : key + 1])
@@ -184,7 +194,7 @@ def sample_rows(call: AttentionCall, at_most: int) -> Tensor:
     Returns:
         Packed query rows, int64 [rows], in increasing order, on the call's device; all rows if they are no more than `at_most`.
     """
-    total, device = call.q.shape[0], call.q.device
+    total, device = call.rows, call.q.device
     if total <= at_most:
         return torch.arange(total, device=device)
     generator = torch.Generator().manual_seed(0)
@@ -221,10 +231,10 @@ def _groups(call: AttentionCall, rows: Tensor | None) -> list[SequenceGroup]:
     return sequence_groups(call, rows, numbers_at_once(call.k.device) // 4)
 
 
-def _nothing(call: AttentionCall, rows: Tensor | None, *lead: int) -> Tensor:
-    """Allocate zeros for the results, float64 [*lead, rows, num_q_heads, head_dim_v]."""
-    asked = call.q.shape[0] if rows is None else len(rows)
-    return torch.zeros(*lead, asked, call.q.shape[1], call.v.shape[2], dtype=torch.float64, device=call.q.device)
+def _nothing(call: AttentionCall, rows: Tensor | None, members: int, width: int) -> Tensor:
+    """Allocate zeros for the results, float64 [members, rows, num_q_heads, width]."""
+    asked = call.rows if rows is None else len(rows)
+    return torch.zeros(members, asked, call.q.shape[1], width, dtype=torch.float64, device=call.q.device)
 
 
 @dataclass(frozen=True)
@@ -239,6 +249,7 @@ class _Draw:
     largest: dict[str, Tensor]
     mean: Tensor
     stretch: float
+    lse: bool
 
     @property
     def eps(self) -> float:
@@ -316,7 +327,8 @@ class _Draw:
             every, largest = smoothed.expand(members, *x.shape), smoothed.abs().amax()
         scale = self.scale(every[0], how, largest, self.way.q_block if what == "q" else self.way.k_block)
         found = self.quantised((every[0] / scale).expand(every.shape), how).mul_(scale)  # divided once for all
-        return found if what == "v" or self.stretch == 1.0 else every + self.stretch * (found - every)
+        found = found if what == "v" or self.stretch == 1.0 else every + self.stretch * (found - every)
+        return found + mean if how.smooth and self.lse else found  # a log-sum-exp is that of the scores of K as it is
 
     def scale(self, x: Tensor, how: Quantised, largest: Tensor, block: int) -> Tensor:
         """Compute the scale of each token of x [heads, tokens, dim], broadcasting to it."""
@@ -407,8 +419,8 @@ def _attend(
     scores = call.scale * q @ k.transpose(-2, -1)
     if not draw.scores_are_coarse:
         scores = _summed(scores, call.scale * q.norm(dim=-1, keepdim=True), k.norm(dim=-1)[..., None, :], draw, members)
-    scores = modified(scores, seen, call.spec, lambda: group.positions(some))
-    if call.spec.softcap or call.spec.temperature:
+    scores = modified(scores, seen, call.spec, lambda: group.positions(some), group.bias(call.spec.alibi, some))
+    if call.spec.softcap or call.spec.temperature or call.spec.alibi:
         fast = call.spec.softcap and call.q.dtype.itemsize == 2
         error = _FAST_TANH / 2 if fast else _MODIFIER_ROUNDINGS * torch.finfo(draw.work).eps
         scores = draw.normal(members, *scores.shape[-3:]).mul_(error).add_(1).mul_(scores)
@@ -428,6 +440,8 @@ def _attend(
     total = (weights if draw.way.rounded_sum else exact).sum(-1, keepdim=True)
     if sinks is not None:
         total = total + (sinks.to(top.dtype)[..., None] - top).exp()
+    if draw.lse:
+        return _log(total, top, group, draw, members)
     out = ((weights @ v) / total).expand(members, -1, -1, -1)
     if draw.dtype.itemsize > 2 or draw.family.accumulation == "fp16":
         added = (-(-group.lens_k // draw.at_once)).to(out.dtype).sqrt()[:, None, None]
@@ -440,12 +454,22 @@ def _summed(scores: Tensor, of_q: Tensor, of_k: Tensor, draw: _Draw, members: in
 
     Scores that all members have in common come back as they are, or as one for each member.
     """
-    if draw.eps * float(of_q.amax() * of_k.amax()) <= torch.finfo(draw.dtype).eps / 16:
+    if not draw.lse and draw.eps * float(of_q.amax() * of_k.amax()) <= torch.finfo(draw.dtype).eps / 16:
         return scores  # far below the rounding of the output
     errors = scores.abs().mul_(2 * _SCORE_ROUNDINGS * torch.finfo(draw.work).eps)
     errors += _EXP_ROUNDINGS * torch.finfo(draw.work).eps
     errors += (_SCORE_ROUNDINGS * draw.eps / math.sqrt(draw.at_once) * of_q) * of_k
     return draw.normal(members, *scores.shape[1:]).mul_(errors).add_(scores)
+
+
+def _log(total: Tensor, top: Tensor, group: SequenceGroup, draw: _Draw, members: int) -> Tensor:
+    """Compute the log-sum-exp of each member in float32, [members, kv heads, rows, 1], from a sum and what was subtracted."""
+    added = (-(-group.lens_k // draw.at_once)).to(total.dtype).sqrt()[:, None, None]
+    lse = (total.log() + top).expand(members, -1, -1, -1)
+    rounded = draw.eps * (_SUM_ROUNDINGS * added + _EXP_ROUNDINGS) + torch.finfo(draw.work).eps * lse.abs().nan_to_num(
+        posinf=0.0
+    )
+    return lse + draw.normal(*lse.shape) * rounded
 
 
 def _block_tops(scores: Tensor, top: Tensor, way: _Way) -> Tensor:

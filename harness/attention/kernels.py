@@ -2,7 +2,8 @@
 
 A kernel is a function of the contract (`assay.harness.attention.call.Kernel`), published in the entry-point group ``assay.kernels``
 or named directly as ``module:function``. It declares what it computes with `declares`. A kernel without a declaration is taken to
-compute every phase. One of an engine's own attention backends is a kernel too, as ``sglang:triton``.
+compute every phase. One of an engine's own attention backends is a kernel too, as ``sglang:triton``; and so is a function with a
+signature that is known (`assay.harness.attention.adapters`), as ``flash_attn:flash_attn_varlen_func``.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from assay.harness.attention.call import FEATURES, AttentionCall, Kernel, KernelRefused, tensor_of
 from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.attention.noise import NoiseFamily, family
+from assay.harness.attention.published import adapter_and_path, module_of, native_backend, working_folder_searched
 from assay.harness.attention.published import is_path as is_path
-from assay.harness.attention.published import native_backend, working_folder_searched
 from assay.harness.attention.published import published as published
 from assay.harness.conditions import PHASES
 from assay.harness.errors import UsageError
@@ -54,7 +55,7 @@ class Declaration:
         dtypes: dtypes that it computes, for example "bfloat16"; None for all.
         prefix: whether it computes calls with a cached prefix.
         head_dims_v: head dims of v that it computes, besides that of q and k.
-        features: features of calls that it supports; see `CallSpec.features`.
+        features: what it supports of `assay.harness.attention.call.FEATURES`.
     """
 
     phases: tuple[str, ...] = PHASES
@@ -75,9 +76,9 @@ class Declaration:
             return f"head_dim {head_dim}"
         if self.dtypes is not None and dtype not in self.dtypes:
             return dtype
-        if not self.prefix and any(call.prefixes):
+        if not self.prefix and max(call.prefixes, default=0) > 0:
             return "a cached prefix"
-        return ", ".join(name for name in call.spec.features if name not in self.features)
+        return ", ".join(name for name in call.features if name not in self.features)
 
 
 def declares(
@@ -113,7 +114,8 @@ def declares(
         prefix: whether it computes calls with a cached prefix. A kernel for complete prompts alone does not, and has no decode.
         head_dims_v: head dims of v that it computes, besides that of q and k: ``(128,)`` with ``head_dims=(192,)`` for DeepSeek's
             prefill. A check asks for no others.
-        features: what it supports of `CallSpec.features`, by name. A call that asks for anything else is refused.
+        features: what it supports of `assay.harness.attention.call.FEATURES`, by name. A call that asks for anything else is
+            refused. With "lse" it returns log-sum-exps on every call; see `Outputs`.
 
     Raises:
         ValueError: no phase or an unknown one, an unknown feature, no head dim or dtype, no such noise family, or a name that is no
@@ -161,6 +163,8 @@ def declaration(kernel: Kernel) -> Declaration:
 def load(name: str) -> Kernel:
     """Return the kernel of a published name, a ``module:function`` path, or an engine's own backend, as ``sglang:triton``.
 
+    The signature of a function is recognised, unless it is named, as ``flash_attn@module:function``.
+
     Raises:
         KernelRefused: there is no such kernel, or it cannot be imported; or the backend cannot compute on this machine.
     """
@@ -168,7 +172,8 @@ def load(name: str) -> Kernel:
     path = native[0] if native else name if is_path(name) else published().get(name)
     if path is None:
         raise KernelRefused(f"no kernel is named {name!r}; published are {', '.join(sorted(published()))}")
-    module, _, attribute = path.partition(":")
+    adapter, at_path = ("", path) if native else adapter_and_path(path)
+    module, _, attribute = at_path.partition(":")
     if not module or not attribute:
         raise KernelRefused(f"kernel {name!r} names no {'function' if module else 'module'}")
     what = f"kernel {name!r}" if path == name or native else f"kernel {name!r} ({path})"
@@ -192,10 +197,32 @@ def load(name: str) -> Kernel:
         raise KernelRefused(f"{what} cannot be imported: its module raises {_raised(error)}") from error
     if not callable(found):
         raise KernelRefused(f"{what} is {type(found).__name__}, expected a function of an AttentionCall")
-    if fault := _signature_fault(found):
-        raise KernelRefused(f"{what} takes no call: {fault}")
-    kernel: Kernel = found
-    return kernel
+    return taking_calls(what, found, adapter)
+
+
+def taking_calls(what: str, function: Callable[..., Any], adapter: str = "") -> Kernel:
+    """Return a kernel of the contract: the function itself if it takes a call, else what passes a call on to it.
+
+    Args:
+        what: the function, for errors.
+        function: the function; or a class that is planned and run, as FlashInfer's wrappers are.
+        adapter: name of its signature; empty to recognise it.
+
+    Raises:
+        KernelRefused: it takes no call, and has no known signature.
+    """
+    kernel: Kernel = function
+    fault = _signature_fault(function)
+    if not (fault or adapter or inspect.isbuiltin(function)):
+        return kernel
+    from assay.harness.attention.adapters.table import adapted  # brings torch along
+
+    try:
+        return adapted(function, adapter)
+    except KernelRefused as error:
+        if not (fault or adapter):  # a built-in function whose parameters are not known
+            return kernel
+        raise KernelRefused(f"{what} takes no call: {fault and fault + '; '}{error}") from None
 
 
 def _raised(error: BaseException) -> str:
@@ -210,6 +237,8 @@ def _raised(error: BaseException) -> str:
 
 def _signature_fault(kernel: Callable[..., Any]) -> str:
     """Explain why a callable cannot be called with one argument; empty if it can, or if its signature is not known."""
+    if inspect.isclass(kernel) and hasattr(kernel, "plan") and hasattr(kernel, "run"):
+        return "it is a class"
     try:
         signature = inspect.signature(kernel)
     except (TypeError, ValueError):
@@ -258,7 +287,7 @@ def find(flag: str, name: str) -> Kernel:
             is_missing = isinstance(error.__cause__, ImportError) and error.__cause__.name == engine
             do = f"install {engine}" if is_missing else "name another one, or install what this one needs"
         elif isinstance(error.__cause__, ImportError):
-            module = name.partition(":")[0] if is_path(name) else ""
+            module = module_of(name) if is_path(name) else ""
             do = _respelt(name) or _advice(error.__cause__, module)
         elif isinstance(error.__cause__, SystemExit):
             do = "remove the call that ends the process when the module is imported"
@@ -279,14 +308,19 @@ def _advice_on_path(name: str, cause: BaseException | None) -> str:
         name: the path.
         cause: what was raised when it was imported, if anything was.
     """
-    module, _, function = name.partition(":")
+    module, _, function = adapter_and_path(name)[1].partition(":")
     if not module or not function:
         return f"name both, as {module or 'MODULE'}:{function or 'FUNCTION'}"
     if isinstance(cause, Exception) and not isinstance(cause, AttributeError):
         return f"fix the module until this runs cleanly: python -c 'import {module}'"
     found = getattr(sys.modules.get(module), function, None)
     if callable(found):
-        return "name a function of one argument, an AttentionCall, or an instance of a class that has such a __call__"
+        adapter, path = adapter_and_path(name)
+        signature = "" if adapter else f"; or name its signature, as flash_attn@{path}"
+        return (
+            "name a function of one argument, an AttentionCall, or an instance of a class that has such a __call__: "
+            f"def forward(call): return f(call.q, call.k, call.v, ...){signature}"
+        )
     near = did_you_mean(function, _functions_of(module))
     return near.replace("did you mean '", f"did you mean '{module}:") or "check the name of the function"
 
@@ -335,16 +369,34 @@ def output_fault(call: AttentionCall, out: object) -> str:
     return tensor_fault(out, call.q, (*call.q.shape[:2], call.v.shape[2]))
 
 
-def tensor_fault(out: object, like: Tensor, shape: tuple[int, ...]) -> str:
-    """Describe how an output differs from a tensor of `shape` with the dtype and device of `like`; empty if it does not."""
+def lse_fault(call: AttentionCall, lse: Tensor | None) -> str:
+    """Describe how the log-sum-exps of a kernel that declares them break the contract, as `output_fault` does of an output."""
+    if lse is None:
+        return "no log-sum-exps, which it declares"
+    shape = call.q.shape[:2]
+    if not (fault := tensor_fault(lse, call.q, shape, "torch.float32")):
+        return ""
+    turned = "; they are transposed" if getattr(lse, "shape", ()) == shape[::-1] else ""
+    return f"log-sum-exps {fault}{turned}"
+
+
+def tensor_fault(out: object, like: Tensor, shape: tuple[int, ...], dtype: str = "") -> str:
+    """Describe how an output differs from a tensor of `shape` with the dtype and device of `like`; empty if it does not.
+
+    Args:
+        out: the output.
+        like: a tensor.
+        shape: the shape.
+        dtype: name of another dtype than that of `like`.
+    """
     import torch
 
-    found = type(out).__name__
+    found, dtype = type(out).__name__, dtype or str(like.dtype)
     if isinstance(out, torch.Tensor):
-        if (out.shape, out.dtype, out.device) == (shape, like.dtype, like.device):
+        if (out.shape, str(out.dtype), out.device) == (shape, dtype, like.device):
             return ""
         found = f"{out.dtype} {list(out.shape)} on {out.device}"
-    return f"{found}, expected {like.dtype} {list(shape)} on {like.device}"
+    return f"{found}, expected {dtype} {list(shape)} on {like.device}"
 
 
 def refuse_features(name: str, kernel: Kernel, call: AttentionCall) -> None:
@@ -353,7 +405,7 @@ def refuse_features(name: str, kernel: Kernel, call: AttentionCall) -> None:
     Raises:
         KernelRefused: it has one.
     """
-    if missing := [feature for feature in call.spec.features if feature not in declaration(kernel).features]:
+    if missing := [feature for feature in call.features if feature not in declaration(kernel).features]:
         raise KernelRefused(f"{name} does not declare {', '.join(missing)}, which this call asks for")
 
 

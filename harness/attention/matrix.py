@@ -16,6 +16,7 @@ marked: see `Case.beyond`.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -135,6 +136,7 @@ _WIDE: dict[str, Callable[[int, int, int], Lens]] = {
     "a shorter one first": lambda new, prefix, long: [(new, prefix), (5 * new - 4, prefix + 50)],
     "a longer one first": lambda new, prefix, long: [(5 * new - 4, prefix + 50), (new, prefix)],
     "some without new tokens": lambda new, prefix, long: [(0, 20), (3, 5), (0, 90), (0, 7), (new, prefix), (0, 9)],
+    "fewer keys than queries": lambda new, prefix, long: [(9, 55), (40, -39), (new, prefix), (70, -6)],
     "a single key first": lambda new, prefix, long: [(1, 0), (new, prefix)],
     "two long ones": lambda new, prefix, long: [(new, prefix), (new, prefix + 197)],
     **{f"{n} alike": partial(lambda n, new, prefix, long: [(new, prefix)] * n, n) for n in range(2, 10)},
@@ -209,24 +211,112 @@ _LAYERS = (0, 1, 2, 16, 31)
 """Layers: kernels treat the first two, every second one, those in the middle or the last one in a way of their own."""
 
 
-_ASKED: dict[str, dict[str, Callable[[int], dict[str, Any]]]] = {
+def _asking_for(fields: Callable[[int], dict[str, Any]], call: AttentionCall) -> AttentionCall:
+    """Ask for fields of the spec that are made for a number of q heads."""
+    return call.with_spec(**fields(call.heads.q_heads))
+
+
+def _parents(kind: str, queries: int) -> list[int]:
+    """List the parent of each query of a draft tree, -1 for the cached prefix itself."""
+    if kind == "chain":
+        return list(range(-1, queries - 1))
+    if kind == "binary tree":
+        return [(query - 1) // 2 for query in range(queries)]
+    drawn = random.Random(queries)
+    return [drawn.randrange(-1, query) for query in range(queries)]
+
+
+def _as_tree(kind: str, call: AttentionCall) -> AttentionCall:
+    """Mask the new tokens of each sequence as a draft tree that is verified: each sees itself and its ancestors."""
+    masks = []
+    for queries in call.lens_q:
+        seen = torch.eye(queries, dtype=torch.bool)
+        for query, parent in enumerate(_parents(kind, queries)):
+            if parent >= 0:
+                seen[query] |= seen[parent]
+        masks.append(seen.flatten())
+    return replace(call, custom_mask=torch.cat(masks).to(call.q.device))
+
+
+def _padded(rows: int, call: AttentionCall) -> AttentionCall:
+    """Add rows to q that belong to no sequence, with the numbers of others."""
+    more = call.q.repeat(-(-rows // call.q.shape[0]), 1, 1)[:rows]
+    return replace(call.with_spec(padded_rows=rows), q=torch.cat([call.q, 2 * more]))
+
+
+def _evicted(keys: int, call: AttentionCall) -> AttentionCall:
+    """Let so many keys, and a few more of each later sequence, have been before those of the call."""
+    before = torch.tensor([keys + 3 * b for b in range(len(call.lens_q))])
+    at = torch.stack([torch.tensor(call.prefixes) + before, before], 1)
+    return replace(call, positions=at.to(call.q.device))
+
+
+def _apart(distance: int, call: AttentionCall) -> AttentionCall:
+    """Let the keys of the call be a part of those before its queries, which so many keys lie behind."""
+    keys = torch.tensor(call.lens_k)
+    at = torch.stack([keys + distance + 5, torch.full_like(keys, 5)], 1)
+    return replace(call, positions=at.to(call.q.device))
+
+
+_ASKED: dict[str, dict[str, Callable[[AttentionCall], AttentionCall]]] = {
     "window": {
-        f"window {n}": partial(lambda n, heads: {"mask": Mask(window=n)}, n) for n in (64, 1, 16, 17, 65, 128, 129)
+        f"window {n}": partial(_asking_for, partial(lambda n, heads: {"mask": Mask(window=n)}, n))
+        for n in (64, 1, 16, 17, 65, 128, 129)
     },
-    "softcap": {f"softcap {n:g}": partial(lambda n, heads: {"softcap": n}, n) for n in (30.0, 1.0, 50.0)},
-    "temperature": {f"temperature {n}": partial(lambda n, heads: {"temperature": n}, n) for n in (64, 2)},
+    "softcap": {
+        f"softcap {n:g}": partial(_asking_for, partial(lambda n, heads: {"softcap": n}, n)) for n in (30.0, 1.0, 50.0)
+    },
+    "temperature": {
+        f"temperature {n}": partial(_asking_for, partial(lambda n, heads: {"temperature": n}, n)) for n in (64, 2)
+    },
     "sinks": {
-        f"sinks near {n:g}": partial(lambda n, heads: {"sinks": tuple(n + 0.5 * (7 * h % 5) for h in range(heads))}, n)
+        f"sinks near {n:g}": partial(
+            _asking_for, partial(lambda n, heads: {"sinks": tuple(n + 0.5 * (7 * h % 5) for h in range(heads))}, n)
+        )
         for n in (0.0, 4.0, -4.0)
     },
+    "alibi": {
+        f"ALiBi to 2^-{n}": partial(
+            _asking_for,
+            partial(lambda n, heads: {"alibi": tuple(2 ** (-n * (h + 1) / heads) for h in range(heads))}, n),
+        )
+        for n in (8, 1)
+    },
+    "padding": {f"{n} padded rows": partial(_padded, n) for n in (7, 1, 64, 300)},
+    "positions": {
+        "1000 keys evicted": partial(_evicted, 1000),
+        "keys 40 behind": partial(_apart, 40),
+        "keys just behind": partial(_apart, 0),
+    },
+    "not_causal": {
+        name: partial(_asking_for, lambda heads: {"mask": Mask(causal=False)})
+        for name in ("not causal", "cross attention")
+    },
+    "custom_mask": {kind: partial(_as_tree, kind) for kind in ("random tree", "binary tree", "chain")},
 }
-"""Values of each feature that a call may ask for: fields of its spec, made for a number of q heads. The first one stands for it
-where several are asked for. Windows lie around blocks; caps are those of Gemma 2 and Grok, and one that every score feels."""
+"""Values of each feature that a call may ask for. The first one stands for it where several are asked for. Windows lie around
+blocks; caps are those of Gemma 2 and Grok, and one that every score feels; slopes are those of the paper (arXiv 2108.12409), and
+steep ones."""
 _ASKING: dict[str, tuple[tuple[int, int, str], ...]] = {
     "extend": ((34, 157, "one"), (70, 0, "4 prompts"), (129, 64, "between others"), (7, 200, _NINE)),
     "decode": ((1, 200, "one"), (1, 129, _NINE), (1, 300, "4 unlike")),
 }
 """(new tokens, cached prefix, batch) of the calls that each value of a feature gets."""
+_IN_EXTEND = ("custom_mask", "not_causal")
+"""Features of extend calls alone: a draft that is verified has several new tokens, and one query sees all keys anyway."""
+_ALONE = ("not_causal",)
+"""Features that are asked for by themselves: a window is causal."""
+_BY_POSITION = {"temperature": "temperature 64", "alibi": "ALiBi to 2^-8", "window": "window 128"}
+"""What goes by positions: values that are asked for together with each of those of "positions"."""
+_OF_POSITIONS = {"extend": _ASKING["extend"][:2], "decode": _ASKING["decode"]}
+"""The calls of these: in each, every query sees a key of a window that ends at its own."""
+_CROSSING = (
+    (34, 157, "fewer keys than queries"),
+    (129, -100, "one"),
+    (64, -63, "one"),
+    (300, -7, "fewer keys than queries"),
+)
+"""(queries, keys more than that, batch) of cross attention."""
 _CAPPED = ("scale 1", "normal", "peaky")
 """Data of the calls with a soft cap: in unscaled scores a cap of 50 shows."""
 
@@ -495,15 +585,26 @@ def _asking(
     phase: str, size: Size, kinds: Sequence[torch.dtype], dims: Sequence[int], features: Sequence[str]
 ) -> Iterator[_Values]:
     """Yield the calls that ask for a feature, and for all of them."""
-    values: list[tuple[str, ...]] = [(value,) for feature in features for value in _ASKED.get(feature, ())]
-    if len(features) > 1:
-        values.append(tuple(next(iter(_ASKED[feature])) for feature in features if feature in _ASKED))
+    asked = [name for name in features if name in _ASKED and (phase == "extend" or name not in _IN_EXTEND)]
+    values: list[tuple[str, ...]] = [(value,) for name in asked for value in _ASKED[name]]
+    together = tuple(next(iter(_ASKED[name])) for name in asked if name not in _ALONE)
+    values += [together] * (len(together) > 1)
+    if "positions" in features:
+        others = [value for name, value in _BY_POSITION.items() if name in features]
+        values += [(other, place) for other in others for place in ("1000 keys evicted", "keys just behind")]
     kind, dim, heads, data = cycle(kinds), cycle(dims), cycle(HEADS[size]), cycle(_CAPPED)
     for value in values:
-        for new, prefix, batch in _ASKING[phase]:
+        for new, prefix, batch in _asking_calls(phase, value[-1]):
             of_data = next(data) if any(name.startswith("softcap") for name in value) else "normal"
             yield _Values(phase, prefix, new, batch, next(heads), next(dim), next(kind), of_data, asked=value)
         next(dim)  # else a number of calls that is even would give each length one head dim
+
+
+def _asking_calls(phase: str, value: str) -> tuple[tuple[int, int, str], ...]:
+    """Return the calls that ask for a value of a feature: (new tokens, cached prefix, batch)."""
+    if value == "cross attention":
+        return _CROSSING
+    return (_OF_POSITIONS if value in _ASKED["positions"] else _ASKING)[phase]
 
 
 _MODEL_PREFIXES, _MODEL_NEW, _MODEL_PAGES = (0, 1, 16, 200), (1, 7, 64, 129), (0, 16, 64)
@@ -594,6 +695,6 @@ def _make(values: _Values, lens: tuple[tuple[int, int], ...], seed: int, device:
     )
     known = {name: make for one in _ASKED.values() for name, make in one.items()}
     for name in values.asked or ():
-        call = call.with_spec(**known[name](values.heads[0]))
+        call = known[name](call)
     call = through_pages(call, values.page, seed) if values.page else call
     return call if call.spec.layout == "packed" else call.clone()

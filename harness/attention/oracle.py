@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, CallSpec, Mask
-from assay.harness.attention.sequence_groups import sequence_groups
+from assay.harness.attention.sequence_groups import SequenceGroup, alibi_bias, sequence_groups
 
 NUMBERS_AT_ONCE = 2**22
 """Most scores, or quantised keys, that are held at a time: 16 MiB of float32, of which about four exist at once."""
@@ -34,24 +34,62 @@ def oracle(call: AttentionCall, rows: Tensor | None = None) -> Tensor:
 
     Args:
         call: the call.
-        rows: packed query rows, int64 [rows], in increasing order; None for all.
+        rows: packed query rows, int64 [rows], in increasing order; None for all that belong to a sequence.
 
     Returns:
         float64 [rows, num_q_heads, head_dim_v], on the call's device. A query that sees no key gives NaN.
     """
     if rows is None and len(call.lens_q) <= _FEW and call.q.shape[0] * call.k.shape[0] * call.heads.q_heads <= _SMALL:
         return torch.cat([attend(request) for request in requests(call)], dim=1).transpose(0, 1)
-    asked = call.q.shape[0] if rows is None else len(rows)
-    result = torch.zeros(asked, call.q.shape[1], call.v.shape[2], dtype=torch.float64, device=call.q.device)
+
+    def averaged(group: SequenceGroup, logits: Tensor, sinks: Tensor | None) -> Tensor:
+        return _attend(logits, group.v[:, : logits.shape[-1]].double(), sinks)
+
+    return _by_groups(call, rows, call.v.shape[2], averaged)
+
+
+def log_sum_exp(call: AttentionCall, rows: Tensor | None = None) -> Tensor:
+    """Compute the log-sum-exp of the scores of each query in float64, as `Outputs.lse` is defined.
+
+    Args:
+        call: the call.
+        rows: packed query rows, int64 [rows], in increasing order; None for all.
+
+    Returns:
+        float64 [rows, num_q_heads], on the call's device; -inf for a query that sees no key.
+    """
+
+    def summed(group: SequenceGroup, logits: Tensor, sinks: Tensor | None) -> Tensor:
+        return _with_sink(logits, sinks).logsumexp(-1, keepdim=True)
+
+    return _by_groups(call, rows, 1, summed)[..., 0]
+
+
+def _by_groups(
+    call: AttentionCall,
+    rows: Tensor | None,
+    width: int,
+    reduced: Callable[[SequenceGroup, Tensor, Tensor | None], Tensor],
+) -> Tensor:
+    """Reduce the scores of each query to some numbers, float64 [rows, num_q_heads, width].
+
+    Args:
+        call: the call.
+        rows: packed query rows, int64 [rows], in increasing order; None for all.
+        width: how many numbers.
+        reduced: (group, scores [heads, rows, keys], sinks [heads, rows] or None) -> [heads, rows, width].
+    """
+    asked = call.rows if rows is None else len(rows)
+    result = torch.zeros(asked, call.q.shape[1], width, dtype=torch.float64, device=call.q.device)
     numbers = numbers_at_once(call.q.device)
     for group in sequence_groups(call, rows, numbers // 4):
-        k, v = group.k.double(), group.v.double()
-        outs = []
+        k, outs = group.k.double(), []
         for some, seen in group.blocks(numbers):
-            keys = seen.shape[-1]
-            products = call.scale * group.queries(group.q, some).double() @ k[:, :keys].transpose(-2, -1)
-            logits = modified(products, seen, call.spec, partial(group.positions, some))
-            outs.append(group.rows_first(_attend(logits, v[:, :keys], group.of_heads(call.spec.sinks, some))))
+            products = call.scale * group.queries(group.q, some).double() @ k[:, : seen.shape[-1]].transpose(-2, -1)
+            logits = modified(
+                products, seen, call.spec, partial(group.positions, some), group.bias(call.spec.alibi, some)
+            )
+            outs.append(group.rows_first(reduced(group, logits, group.of_heads(call.spec.sinks, some))))
         group.put(outs, result)
     return result
 
@@ -61,20 +99,29 @@ def numbers_at_once(device: torch.device) -> int:
     return min(NUMBERS_AT_ONCE, _ON_CPU) if device.type == "cpu" else NUMBERS_AT_ONCE
 
 
-def modified(products: Tensor, visible: Tensor, spec: CallSpec, positions: Callable[[], Tensor]) -> Tensor:
-    """Cap and temper scaled products [..., heads, rows, keys] as the call asks for, and hide keys that are not seen.
+def modified(
+    products: Tensor,
+    visible: Tensor,
+    spec: CallSpec,
+    positions: Callable[[], Tensor],
+    bias: Callable[[int], Tensor] | None = None,
+) -> Tensor:
+    """Cap, temper and bias scaled products [..., heads, rows, keys] as the call asks for, and hide keys that are not seen.
 
     Args:
         products: scale * q k^T.
         visible: bool, broadcasting to `products`.
         spec: what the call asks for.
         positions: gives the places of the queries in their sequences, from 0: int64, broadcasting to [heads, rows].
+        bias: gives what ALiBi adds to the scores of so many keys, broadcasting to [heads, rows, keys]; None for nothing.
     """
     if spec.softcap:
         products = products.div_(spec.softcap).tanh_().mul_(spec.softcap)
     if spec.temperature:
         longer = positions().clamp(min=spec.temperature).to(products.dtype).log() / math.log(spec.temperature)
         products = products * longer[..., None]
+    if bias is not None:
+        products = products + bias(products.shape[-1]).to(products.dtype)
     return products.masked_fill_(~visible, float("-inf"))
 
 
@@ -82,8 +129,14 @@ def _attend(logits: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
     """Average v [heads, keys, head_dim_v] by the softmax of scores [heads, rows, keys], with sinks [heads, rows] or without."""
     if sinks is None:
         return logits.softmax(-1) @ v
-    with_sink = torch.cat([logits, sinks.to(logits.dtype).expand(logits.shape[:-1])[..., None]], -1)
-    return with_sink.softmax(-1)[..., :-1] @ v
+    return _with_sink(logits, sinks).softmax(-1)[..., :-1] @ v
+
+
+def _with_sink(logits: Tensor, sinks: Tensor | None) -> Tensor:
+    """Append the score of a sink to the scores of each query, if there is one."""
+    if sinks is None:
+        return logits
+    return torch.cat([logits, sinks.to(logits.dtype).expand(logits.shape[:-1])[..., None]], -1)
 
 
 @dataclass(frozen=True)
@@ -100,6 +153,7 @@ class Request:
         mask: the mask of the call, of which `visible` is made.
         spec: what the call asks for beyond scale and mask.
         asked: int64 [asked], the queries whose output is asked for; None for all. A bug may depend on the others.
+        places: positions of the first query and of the first key; None for those of a call of all keys.
     """
 
     q: Tensor
@@ -111,6 +165,7 @@ class Request:
     mask: Mask
     spec: CallSpec
     asked: Tensor | None = None
+    places: tuple[int, int] | None = None
 
     @property
     def asked_q(self) -> Tensor:
@@ -147,20 +202,32 @@ def requests(call: AttentionCall, rows: Tensor | None = None) -> list[Request]:
     """
     device = call.q.device
     kv_head = call.heads.kv_head(torch.arange(call.heads.q_heads, device=device))
-    found = []
+    customs = call.custom_masks
+    found: list[Request] = []
     for rows_q, rows_k in sequences(call):
         q, k, v = (t.double().transpose(0, 1) for t in (call.q[rows_q], call.k[rows_k], call.v[rows_k]))
-        visible = call.spec.mask.visible(torch.arange(q.shape[1], device=device), q.shape[1], k.shape[1])
+        custom = None if customs is None else customs[len(found)]
+        places = None if call.positions is None else call.places[len(found)]
+        len_q = q.shape[1] if places is None else k.shape[1] - places[0] + places[1]
+        visible = call.spec.mask.visible(torch.arange(q.shape[1], device=device), len_q, k.shape[1], custom=custom)
         asked = None if rows is None else rows[(rows >= rows_q.start) & (rows < rows_q.stop)] - rows_q.start
-        found.append(Request(q, k, v, kv_head, visible, call.scale, call.spec.mask, call.spec, asked))
+        found.append(Request(q, k, v, kv_head, visible, call.scale, call.spec.mask, call.spec, asked, places))
     return found
 
 
 def scores(request: Request) -> Tensor:
-    """Compute scale * q k^T, capped and tempered, with -inf where a query does not see a key, [num_q_heads, asked, len_k]."""
+    """Compute scale * q k^T, capped, tempered and biased, with -inf where a key is not seen, [num_q_heads, asked, len_k]."""
     products = request.scale * request.asked_q @ request.k[request.kv_head].transpose(-2, -1)
-    rows = torch.arange(request.len_q, device=request.q.device) if request.asked is None else request.asked
-    return modified(products, request.asked_visible, request.spec, lambda: rows + request.prefix)
+    device = request.q.device
+    rows = torch.arange(request.len_q, device=device) if request.asked is None else request.asked
+    first, first_key = request.places or (request.prefix, 0)
+    seen, spec = request.asked_visible, request.spec
+    slopes = torch.tensor(spec.alibi, dtype=products.dtype, device=device)[:, None]
+
+    def bias(keys: int) -> Tensor:
+        return alibi_bias(slopes, rows + first - first_key, torch.arange(keys, device=device))
+
+    return modified(products, seen, spec, lambda: rows + first, bias if spec.alibi else None)
 
 
 def attend(request: Request, logits: Tensor | None = None) -> Tensor:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
+
+STALE = 57.0
+"""What a pool holds where it holds nothing of the call. A query that sees one such key is visibly wrong; a key that is masked costs
+nothing, since its weight is exactly 0."""
 
 
 def slots_of(table: Tensor, requests: Sequence[int], lens: Sequence[int]) -> Tensor:
@@ -23,6 +27,79 @@ def slots_of(table: Tensor, requests: Sequence[int], lens: Sequence[int]) -> Ten
     return torch.cat([table[request, :length] for request, length in zip(requests, lens, strict=True)]).long()
 
 
+def shuffled_pages(lens: Sequence[int], page: int, pages: int, generator: torch.Generator) -> list[Tensor]:
+    """Draw the pages of each sequence from a pool, int64: no sequence has its pages in order, and some pages may be left.
+
+    Args:
+        lens: tokens of each sequence, cached prefix included.
+        page: tokens per page.
+        pages: pages of the pool.
+        generator: of the order.
+    """
+    counts = [-(-length // page) for length in lens]
+    drawn = torch.randperm(pages, generator=generator)[: sum(counts)]
+    return list(drawn.tensor_split(list(accumulate(counts))[:-1]))
+
+
+def slots_in(pages: Tensor, page: int, length: int) -> Tensor:
+    """Return the slots of a sequence's tokens in its pages, int64 [length]."""
+    return (pages[:, None] * page + torch.arange(page)).flatten()[:length]
+
+
+def pages_of(lens: Sequence[int], page: int) -> int:
+    """Count the pages that sequences fill."""
+    return sum(-(-length // page) for length in lens)
+
+
+@dataclass(frozen=True)
+class PagedKV:
+    """K and V of a call in a paged pool, which is adversarial: pages are shuffled, and what does not belong to the call is stale.
+
+    Attributes:
+        k: [pages, page, num_kv_heads, head_dim].
+        v: [pages, page, num_kv_heads, head_dim_v].
+        pages: pages of each sequence, int64.
+        slots: slot of each token, int64 [total_k].
+        stale: a page that holds nothing of the call.
+    """
+
+    k: Tensor
+    v: Tensor
+    pages: list[Tensor]
+    slots: Tensor
+    stale: int
+
+    @property
+    def block_table(self) -> Tensor:
+        """int32 [batch, most pages of a sequence], on the pool's device; after its sequence, a row names a stale page."""
+        table = torch.full((len(self.pages), max(len(own) for own in self.pages)), self.stale, dtype=torch.int32)
+        for row, own in zip(table, self.pages, strict=True):
+            row[: len(own)] = own
+        return table.to(self.k.device)
+
+
+def paged(call: AttentionCall, page: int, seed: int = 0) -> PagedKV:
+    """Lay K and V of a call out in a paged pool.
+
+    Args:
+        call: a packed call.
+        page: tokens per page.
+        seed: of the order of the pages.
+    """
+    used = pages_of(call.lens_k, page)
+    pages = shuffled_pages(call.lens_k, page, used + 1, torch.Generator().manual_seed(seed))
+    [stale] = set(range(used + 1)) - set(torch.cat(pages).tolist())
+    slots = torch.cat([slots_in(own, page, length) for own, length in zip(pages, call.lens_k, strict=True)])
+    slots = slots.to(call.k.device)
+
+    def scattered(packed: Tensor) -> Tensor:
+        pool = packed.new_full(((used + 1) * page, *packed.shape[1:]), STALE)
+        pool[slots] = packed
+        return pool.view(-1, page, *packed.shape[1:])
+
+    return PagedKV(scattered(call.k), scattered(call.v), pages, slots, stale)
+
+
 def through_pages(call: AttentionCall, page: int, seed: int = 0) -> AttentionCall:
     """Scatter K and V of a call over a paged pool, and gather them again as a server does.
 
@@ -34,18 +111,18 @@ def through_pages(call: AttentionCall, page: int, seed: int = 0) -> AttentionCal
         seed: of the two orders.
     """
     generator = torch.Generator().manual_seed(seed)
-    counts = [-(-length // page) for length in call.lens_k]
-    pages = torch.randperm(sum(counts), generator=generator).tensor_split(list(accumulate(counts))[:-1])
-    requests = torch.randperm(len(counts), generator=generator).tolist()
-    table = torch.zeros(len(counts), max(call.lens_k), dtype=torch.int32)
+    used = pages_of(call.lens_k, page)
+    pages = shuffled_pages(call.lens_k, page, used, generator)
+    requests = torch.randperm(len(pages), generator=generator).tolist()
+    table = torch.zeros(len(pages), max(call.lens_k), dtype=torch.int32)
     written: list[Tensor] = []
     for request, own, length in zip(requests, pages, call.lens_k, strict=True):
-        written.append((own[:, None] * page + torch.arange(page)).flatten()[:length])
+        written.append(slots_in(own, page, length))
         table[request, :length] = written[-1].int()
     slots = slots_of(table.to(call.k.device), requests, call.lens_k)
 
     def gathered(packed: Tensor) -> Tensor:
-        pool = packed.new_full((sum(counts) * page, *packed.shape[1:]), float("nan"))
+        pool = packed.new_full((used * page, *packed.shape[1:]), float("nan"))
         pool[torch.cat(written).to(packed.device)] = packed
         return pool[slots]
 

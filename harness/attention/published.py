@@ -23,6 +23,17 @@ def is_path(name: str) -> bool:
     return ":" in name and "/" not in name
 
 
+def adapter_and_path(name: str) -> tuple[str, str]:
+    """Split the name of a kernel whose signature is named, as "flash_attn@mine:function"; the first is empty where it is not."""
+    adapter, at, path = name.partition("@")
+    return (adapter, path) if at and ":" not in adapter else ("", name)
+
+
+def module_of(name: str) -> str:
+    """Return the module of a ``module:function`` path, or of one whose signature is named."""
+    return adapter_and_path(name)[1].partition(":")[0]
+
+
 def native_backend(name: str) -> tuple[str, str] | None:
     """Make an engine's own attention backend that a name stands for, without a server: "sglang:triton".
 

@@ -5,7 +5,7 @@ Computed one by one, the twenty sequences of a decode batch cost twenty times th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,9 +31,13 @@ class SequenceGroup:
         v: [heads, len_k, head_dim_v], likewise.
         lens_q: new tokens of each head's sequence, int64 [heads].
         lens_k: all tokens of each head's sequence, int64 [heads].
+        first: position of the first query of each sequence, int64 [sequences].
+        behind: how far that is behind the first key, int64 [sequences].
+        partial: whether the call has positions: a query may then be behind all keys of its call.
         rows: int64 [sequences, rows], the queries that are asked for, counted within the sequence.
         stop: int64 [sequences, rows], on the CPU: one past the last key that each of them sees.
         mask: which keys they see.
+        custom: the custom masks of the sequences, bool [sequences, len_q, len_q]; None for none.
         asked: int64 [asked], which of ``rows.flatten()`` are asked for; the others are padding.
         places: int64 [asked], their places among all queries of the call that are asked for.
         start: the first of the places if they follow one another, else None.
@@ -44,9 +48,13 @@ class SequenceGroup:
     v: Tensor
     lens_q: Tensor
     lens_k: Tensor
+    first: Tensor
+    behind: Tensor
+    partial: bool
     rows: Tensor
     stop: NDArray[np.int64]
     mask: Mask
+    custom: Tensor | None
     asked: Tensor
     places: Tensor
     start: int | None
@@ -69,15 +77,29 @@ class SequenceGroup:
         for start in range(0, self.rows.shape[1], at_once):
             rows, per = self.rows[:, start : start + at_once], heads // self.sequences
             keys = torch.arange(int(self.stop[:, start : start + at_once].max(initial=0)), device=self.k.device)
-            seen = self.mask.visible(rows, self.lens_q[::per, None], self.lens_k[::per, None], keys)
+            lens = self.lens_k[::per, None]
+            seen = self.mask.visible(rows, lens - self.behind[:, None], lens, keys, self.custom)
+            if self.partial:
+                seen = seen & (keys < lens[..., None])
             seen = seen.repeat(1, group, 1)
             yield rows, seen if self.sequences == 1 else seen.repeat_interleave(per, 0)
 
     def positions(self, some: Tensor) -> Tensor:
-        """Return the places of `some` of the rows in their sequences, int64 [1 or heads, group * r]."""
-        per = len(self.q) // self.sequences
-        places = (some + (self.lens_k - self.lens_q)[::per, None]).repeat(1, self.q.shape[1])
-        return places if self.sequences == 1 else places.repeat_interleave(per, 0)
+        """Return the positions of `some` of the rows, int64 [1 or heads, group * r]."""
+        return self._by_head(some + self.first[:, None])
+
+    def _by_head(self, by_row: Tensor) -> Tensor:
+        """Lay out a number of each row, [sequences, r] -> [1 or heads, group * r]."""
+        by_row = by_row.repeat(1, self.q.shape[1])
+        return by_row if self.sequences == 1 else by_row.repeat_interleave(len(self.q) // self.sequences, 0)
+
+    def bias(self, slopes: Sequence[float], some: Tensor) -> Callable[[int], Tensor] | None:
+        """Return what gives the bias that ALiBi adds to `some` of the rows, for so many keys: [heads, group * r, keys]."""
+        of_heads = self.of_heads(slopes, some)
+        if of_heads is None:
+            return None
+        queries = self._by_head(some + self.behind[:, None])
+        return lambda keys: alibi_bias(of_heads, queries, torch.arange(keys, device=some.device))
 
     def of_heads(self, numbers: Sequence[float], some: Tensor) -> Tensor | None:
         """Lay out a number of each q head for `some` of the rows: [heads, group * r]; None without numbers."""
@@ -108,6 +130,17 @@ class SequenceGroup:
             into.index_copy_(into.dim() - 3, self.places, found.to(into.dtype))
         else:
             into.narrow(-3, self.start, len(self.asked)).copy_(found)
+
+
+def alibi_bias(slopes: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+    """Compute what ALiBi adds to scores: -slope * |distance|, [..., rows, keys].
+
+    Args:
+        slopes: broadcasting to [..., rows].
+        queries: where the queries are, int64, broadcasting to [..., rows].
+        keys: where the keys are, int64, broadcasting to [..., rows, keys].
+    """
+    return -slopes[..., None] * (queries[..., None] - keys).abs()
 
 
 def sequence_groups(call: AttentionCall, rows: Tensor | None, numbers: int) -> list[SequenceGroup]:
@@ -156,7 +189,15 @@ def _group(
     is_asked = column < counts[:, None]
     places = np.where(is_asked, bounds[members][:, None] + column, bounds[members][:, None])
     rows = wanted[places] - starts_q[members][:, None]
-    _, stop = call.spec.mask.span(rows, lens_q[:, None], lens_k[:, None])
+    first = behind = lens_k - lens_q
+    if call.positions is not None:
+        first, keys = call.positions.cpu().numpy().astype(np.int64)[members].T
+        behind = first - keys
+    _, stop = call.spec.mask.span(rows, (lens_k - behind)[:, None], lens_k[:, None])
+    stop = np.minimum(stop, lens_k[:, None])  # a query may be behind the keys of its call
+    custom = call.custom_masks
+    if custom is not None:
+        stop = np.broadcast_to(lens_k[:, None], rows.shape)  # a query may see keys behind its own
     q = _padded(call.q, starts_q[members], lens_q)
     into = places[is_asked]
     return SequenceGroup(
@@ -165,13 +206,23 @@ def _group(
         v=_padded(call.v, starts_k[members], lens_k).transpose(1, 2).flatten(0, 1),
         lens_q=here(lens_q.repeat(kv_heads)),
         lens_k=here(lens_k.repeat(kv_heads)),
+        first=here(first),
+        behind=here(behind),
+        partial=call.positions is not None,
         rows=here(rows),
         stop=stop,
         mask=call.spec.mask,
+        custom=None if custom is None else _stacked([custom[one] for one in members]),
         asked=here(np.flatnonzero(is_asked)),
         places=here(into),
         start=int(into[0]) if int(into[-1] - into[0]) == len(into) - 1 else None,  # they increase
     )
+
+
+def _stacked(matrices: Sequence[Tensor]) -> Tensor:
+    """Stack square matrices, padded with zeros to the size of the largest."""
+    size = max(len(matrix) for matrix in matrices)
+    return torch.stack([torch.nn.functional.pad(one, (0, size - len(one), 0, size - len(one))) for one in matrices])
 
 
 def _padded(packed: Tensor, starts: NDArray[np.int64], lens: NDArray[np.int64]) -> Tensor:

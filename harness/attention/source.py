@@ -15,7 +15,7 @@ from functools import cache
 from importlib.metadata import Distribution, PackageNotFoundError, distribution, packages_distributions
 from pathlib import Path
 
-from assay.harness.attention.published import is_path, published, working_folder_searched
+from assay.harness.attention.published import is_path, module_of, published, working_folder_searched
 
 _ASSAY = __name__.partition(".")[0]
 # Beside a kernel's Python files: what it may load or compile.
@@ -33,7 +33,7 @@ def source_hashes(name: str) -> dict[str, str]:
     Args:
         name: a kernel's published name, or ``module:function``.
     """
-    module = (name if is_path(name) else published()[name]).partition(":")[0]
+    module = module_of(name if is_path(name) else published()[name])
     with working_folder_searched(module):
         return _hashes(module)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from itertools import pairwise
 
+import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, Kernel, tensor_of
@@ -13,8 +14,10 @@ from assay.harness.bugs.family import BY_ID
 
 
 def rounded_oracle(call: AttentionCall) -> Tensor:
-    """Run the oracle as a kernel: float64 inside, rounded once to the dtype of q."""
-    return oracle(call).to(call.q.dtype)
+    """Run the oracle as a kernel: float64 inside, rounded once to the dtype of q. Rows that belong to no sequence are NaN."""
+    out = oracle(call).to(call.q.dtype)
+    padded = call.spec.padded_rows
+    return torch.nn.functional.pad(out, (0, 0, 0, 0, 0, padded), value=float("nan")) if padded else out
 
 
 def fault(

@@ -264,5 +264,5 @@ def _read(folder: Path, entry: PackEntry) -> RecordedCall:
 
 
 def _recorded(tensors: dict[str, Tensor], entry: PackEntry) -> RecordedCall:
-    call = AttentionCall(**{name: tensors[name] for name in INPUTS}, spec=entry.spec)
+    call = AttentionCall(**{name: tensors[name] for name in INPUTS if name in tensors}, spec=entry.spec)
     return RecordedCall(call, tensors["reference"], entry, tensors.get(CANDIDATE))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from assay.harness.bugs.bug import Code
+from assay.harness.bugs.bug import Code, links
+from assay.harness.bugs.lse import BUGS as LSE_BUGS
 from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN, OUTPUT_SCALED
 from assay.harness.localize.diagnose import CALL_REFUSED, INPUT_WRITTEN, NONDETERMINISM, STATE_KEPT, TITLES
 from assay.harness.localize.guard import CONTRACT_BROKEN
+from assay.harness.localize.lse import LSE_WRONG
 from assay.harness.localize.pooled import QUANTISATION_NOT_RUN
 from assay.harness.picture import Picture
 from assay.harness.verdict import OPERATOR, UNEXPLAINED, Severity
@@ -91,6 +93,22 @@ _PAGES = (
         "a result that is looked up by shape.",
         "Make the key of what is kept include everything that it depends on, or rebuild it for each batch.",
         _CHECK,
+    ),
+    Page(
+        LSE_WRONG,
+        TITLES[LSE_WRONG],
+        "The kernel declares that it returns log-sum-exps, and one of them is further from the right one than noise explains. "
+        "Outputs of parts of the keys are merged by them, so that a wrong one weights a part wrongly.",
+        "Return the natural logarithm of the sum of exponentials of scaled scores, float32 [total_q, num_q_heads].",
+        _CHECK,
+    ),
+    *(
+        Page(
+            bug.id, bug.title, f"{bug.about[0].upper()}{bug.about[1:]}.",
+            "Return the natural logarithm of the sum of exponentials of scaled scores, float32 [total_q, num_q_heads].", _CHECK,
+            reports=links(*bug.reports),
+        )
+        for bug in LSE_BUGS
     ),
     Page(
         INPUT_WRITTEN,

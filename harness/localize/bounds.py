@@ -17,7 +17,7 @@ from torch import Tensor
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.honest import MEMBERS, added_key_by_key, here, honest_outputs, members_by_way
 from assay.harness.attention.noise import NoiseFamily, family
-from assay.harness.attention.oracle import oracle
+from assay.harness.attention.oracle import log_sum_exp, oracle
 from assay.harness.localize.cells import CallCells, cells_of
 from assay.harness.stats.noise_bound import FALSE_FLAGS, cell_bounds
 from assay.harness.stats.query_bounds import (
@@ -34,6 +34,9 @@ CELLS = 60_000
 about 28,000, the full one 52,000."""
 _MAX_MEMBERS = 48
 """Members of an ensemble on a call of a few tokens. Where one rounding decides, 16 draws say little about the next one."""
+_LSE_MEMBERS = 96
+"""Members of an ensemble of log-sum-exps: each is one number, and so has the tail of a single rounding, which few members of a way
+say nothing about."""
 _FEW_QUERIES = 16
 """Queries of a cell up to which one rounding may decide in a longer call as well."""
 _OBVIOUS = 100.0
@@ -226,7 +229,7 @@ def _by_cell(call: AttentionCall, cells: CallCells, of_queries: Tensor) -> Tenso
     return torch.where(size > 0, cells.sums(of_queries) / size, 0.0).cpu()
 
 
-def bounds_of_queries(call: AttentionCall, family: NoiseFamily, rows: Tensor, own: Tensor) -> Tensor:
+def bounds_of_queries(call: AttentionCall, family: NoiseFamily, rows: Tensor, own: Tensor, lse: bool = False) -> Tensor:
     """Compute the largest error that noise explains in single queries, by head, and over all heads together.
 
     Args:
@@ -235,13 +238,15 @@ def bounds_of_queries(call: AttentionCall, family: NoiseFamily, rows: Tensor, ow
         rows: packed query rows, int64 [rows], in increasing order.
         own: sum of |output - truth| of each, float64 [rows, num_q_heads + 1], on the CPU; the last column is for all heads. What a
             rare draw adds is simulated only where this is above the bound.
+        lse: whether the errors are those of log-sum-exps in place of outputs.
 
     Returns:
         Bounds on the same: those of `assay.harness.stats.query_bounds`, of the noisiest way of implementing attention.
     """
-    right = oracle(call, rows)
+    right = log_sum_exp(call, rows)[..., None] if lse else oracle(call, rows)
     members = MEMBERS if rows.numel() * call.k.shape[0] * call.q.shape[1] >= _SMALL else _MAX_MEMBERS
-    off = _off(honest_outputs(call, family, rows, members), right)
+    members = _LSE_MEMBERS if lse else members
+    off = _off(honest_outputs(call, family, rows, members, lse=lse), right)
     ways = [query_bounds(part) for part in torch.split(off, members_by_way(call, family, members))]
     bounds, freedom = (torch.stack(values) for values in zip(*ways, strict=True))
     bounds, freedom = bounds.amax(0), freedom.amin(0)
@@ -249,9 +254,9 @@ def bounds_of_queries(call: AttentionCall, family: NoiseFamily, rows: Tensor, ow
     if bool(above.any()) and (family.q is not None or family.k is not None):
         some = above.any(1).nonzero().flatten()
         here = some.to(right.device)
-        excess = rare_excess_of_queries(call, family, rows[here], right[here], rarest(float(freedom[above].min())))
+        excess = rare_excess_of_queries(call, family, rows[here], right[here], rarest(float(freedom[above].min())), lse)
         bounds[some] += with_all_heads(excess).cpu()
-    if bool(above.any()) and _may_add_key_by_key(call, family):
+    if not lse and bool(above.any()) and _may_add_key_by_key(call, family):
         some = above.any(1).nonzero().flatten()
         bounds[some] += with_all_heads(_key_by_key(call, rows[some.to(rows.device)])).cpu()
     return bounds

@@ -13,6 +13,7 @@ from assay.harness.conditions import POSITION
 from assay.harness.localize import wording
 from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN, OUTPUT_SCALED, Cause, causes
 from assay.harness.localize.kernel_runs import CallResult, KernelRun
+from assay.harness.localize.lse import LSE_WRONG, named_bugs
 from assay.harness.localize.pooled import QUANTISATION_NOT_RUN, Group, not_run, scaled
 from assay.harness.localize.threads import few_threads
 from assay.harness.text import percent, some
@@ -31,6 +32,7 @@ TITLES = {
     OUTPUT_SCALED: "output scaled",
     OUTPUT_NOT_WRITTEN: "output not written",
     QUANTISATION_NOT_RUN: "declared quantisation not run",
+    LSE_WRONG: "log-sum-exp wrong",
 }
 """Findings besides the hypotheses of `assay.harness.bugs.family.FAMILY`: id -> title."""
 _MAX_PREFIXES = 12
@@ -51,7 +53,8 @@ def diagnose(run: KernelRun, reproduce: str = "") -> list[Finding]:
     layers = sorted({result.call.layer for result in run.results})
     with few_threads([result.call for result in run.results]):
         bugs = [_bug(cause, layers, reproduce) for cause in causes(run)]
-        return _joined(bugs, _over_all_calls(run, reproduce)) + _behaviour(run, layers, reproduce)
+        found = _joined(bugs, _over_all_calls(run, reproduce)) + _lse(run, reproduce)
+        return found + _behaviour(run, layers, reproduce)
 
 
 def _joined(bugs: Sequence[Finding], pooled: Sequence[Finding]) -> list[Finding]:
@@ -206,6 +209,38 @@ def _groups(groups: Sequence[Group]) -> str:
 def _named(axis: str, values: Sequence[str]) -> str:
     text = " and ".join(values)
     return text if axis in ("dtype", "phase") else f"{axis} {text}"
+
+
+def _lse(run: KernelRun, reproduce: str) -> list[Finding]:
+    """Find log-sum-exps that are out of bounds, and name the bug that gives them on all calls."""
+    errors = [(result, result.lse_errors) for result in run.results if result.lse_errors is not None]
+    wrong = [(result, one) for result, one in errors if one.wrong]
+    if not wrong:
+        return []
+    bugs = named_bugs([one for _, one in wrong])
+    (own, bound), at = max(((one.worst, result) for result, one in wrong), key=lambda pair: pair[0][0])
+    off = (
+        f"off by {own:.2g}" if math.isfinite(own) else "not finite where it should be, or finite where it should not be"
+    )
+    text = f"the log-sum-exp of a query is {off}; noise explains {bound:.2g}"
+    best = bugs[0] if bugs else None
+    if best is not None:
+        text = f'Computes "{best.title}": {text}'
+    example = min((result.call for result, _ in wrong), key=lambda call: (call.k.numel(), call.q.numel()))
+    about = () if best is None else (f"{best.title}: {best.about}",)
+    return [
+        Finding(
+            id=LSE_WRONG if best is None else best.id,
+            title=TITLES[LSE_WRONG] if best is None else best.title,
+            severity="serious",
+            where=f"{len(wrong)} of {len(errors)} calls",
+            diagnosis=text,
+            does="returns wrong log-sum-exps" if best is None else best.does,
+            evidence=(*about, f"the worst: {describe(at.call)}", f"smallest such call: {describe(example)}"),
+            reproduce=reproduce,
+            equivalent=tuple(bug.id for bug in bugs[1:]),
+        )
+    ]
 
 
 def _behaviour(run: KernelRun, layers: Sequence[int], reproduce: str) -> list[Finding]:

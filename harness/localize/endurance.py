@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from itertools import chain, combinations, cycle
 
-from assay.harness.attention.call import INPUTS, AttentionCall, KernelRefused
+from assay.harness.attention.call import AttentionCall, KernelRefused
 from assay.harness.localize.guard import Guard
 from assay.harness.localize.kernel_runs import CallResult, compute, measure
 from assay.harness.localize.values import same_values
@@ -46,7 +46,7 @@ def endure(
             break
         number = before + guard.runs + 1
         try:
-            out = compute(guard, given)
+            out = compute(guard, given).out
         except KernelRefused as error:
             return number, (result.call, f"{error}, in its run {number}{buffers}")
         if not same_values(out, result.out) and (now := measure(result.call, out.clone(), result.noise)).fails:
@@ -83,8 +83,8 @@ def _in_kept_buffers(results: Sequence[CallResult]) -> Iterator[tuple[CallResult
         alike = _lens(a) == _lens(b)
         kept = a.clone()
         yield first, kept, ""
-        for name in INPUTS:
-            getattr(kept, name).copy_(getattr(b, name))
+        for name, tensor in b.tensors.items():
+            getattr(kept, name).copy_(tensor)
         yield second, kept, f", in the buffers of a call with {'the same' if alike else 'other'} lengths,"
 
 
@@ -95,6 +95,6 @@ def _lens(call: AttentionCall) -> tuple[list[int], list[int]]:
 def _shapes(call: AttentionCall) -> tuple[object, ...]:
     """Return all that two calls must have in common for one to be made in the other's buffers."""
     return (
-        *((getattr(call, name).shape, getattr(call, name).dtype) for name in INPUTS),
+        *((name, tensor.shape, tensor.dtype) for name, tensor in call.tensors.items()),
         call.spec,
     )  # fmt: skip

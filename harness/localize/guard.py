@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused, refusal_behind, tensor_of
-from assay.harness.attention.kernels import Declaration, output_fault
+from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused, Outputs, refusal_behind, tensor_of
+from assay.harness.attention.kernels import Declaration, lse_fault, output_fault
 from assay.harness.localize.kernel_runs import CallResult, KernelRun, repeat, run_once
 from assay.harness.localize.raised import raised, traceback_of
 from assay.harness.localize.threads import kernel_threads
@@ -46,11 +46,11 @@ class Guard:
         self._kernel = kernel
         self._held: deque[tuple[Tensor, int, int]] = deque(maxlen=_HELD)
 
-    def __call__(self, call: AttentionCall) -> Tensor:
+    def __call__(self, call: AttentionCall) -> Outputs:
         self.runs += 1
         try:
             with kernel_threads(), call.grad_context():
-                out = tensor_of(self._kernel(call))
+                found = self._kernel(call)
         except (KernelRefused, ImportError):
             raise  # the contract allows a refusal, and a missing package is not a breach of it
         except KeyboardInterrupt:
@@ -63,7 +63,10 @@ class Guard:
             breach = self._breach(raised(error))
             self.tracebacks.setdefault(str(breach), traceback_of(error))
             raise breach from error
-        if fault := output_fault(call, out):
+        out = tensor_of(found)
+        lse = found.lse if isinstance(found, Outputs) and "lse" in self.assay.features else None
+        fault = output_fault(call, out) or ("lse" in self.assay.features and lse_fault(call, lse))
+        if fault:
             raise self._breach(f"returned: {fault}")
         # The earlier outputs are held, so no allocator has given their memory away.
         begin, end = _span(out)
@@ -72,7 +75,7 @@ class Guard:
         ):
             self.shared.append(call)
         self._held.append((out, begin, end))
-        return out
+        return Outputs(out, lse)
 
     def _breach(self, how: str) -> KernelRefused:
         self.breaches.add(how)

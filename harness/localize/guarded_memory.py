@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused, tensor_of
+from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused, Outputs, tensor_of
 from assay.harness.attention.interpreter_bounds import memory
 from assay.harness.attention.kernels import declaration
 from assay.harness.localize.kernel_runs import CallResult
@@ -103,12 +103,12 @@ class GuardedKernel:
         self.written: list[tuple[AttentionCall, str]] = []
         self._kernel = kernel
 
-    def __call__(self, call: AttentionCall) -> Tensor:
+    def __call__(self, call: AttentionCall) -> Tensor | Outputs:
         __tracebackhide__ = True
         return self.among(call, {})
 
-    def among(self, call: AttentionCall, numbers: Mapping[tuple[str, _Side], Tensor]) -> Tensor:
-        """Compute the output with other numbers on some sides of some inputs, each as long as `Guarded.front`; see `guards_of`."""
+    def among(self, call: AttentionCall, numbers: Mapping[tuple[str, _Side], Tensor]) -> Tensor | Outputs:
+        """Run the kernel with other numbers on some sides of some inputs, each as long as `Guarded.front`; see `guards_of`."""
         __tracebackhide__ = True
         inputs = guards_of(call)
         for guarded in inputs:
@@ -122,7 +122,7 @@ class GuardedKernel:
             _bound(guarded)
         try:
             with memory.watching() as seen, _Allocations(made, call.q.device), kernel_threads():
-                out = tensor_of(self._kernel(given))
+                out = self._kernel(given)
         finally:
             for guarded in (*inputs, *made):
                 memory.inside.pop(guarded.whole.untyped_storage().data_ptr(), None)
@@ -210,8 +210,8 @@ def over_reads(kernel: GuardedKernel, results: Sequence[CallResult]) -> tuple[At
 
 def _read_outside(kernel: GuardedKernel, call: AttentionCall) -> str:
     """Describe what the heads of a call read outside of its inputs; empty if nothing, or if the output varies."""
-    usual = kernel(call.clone()).clone()
-    if not same_values(usual, kernel(call.clone())):
+    usual = tensor_of(kernel(call.clone())).clone()
+    if not same_values(usual[: call.rows], tensor_of(kernel(call.clone()))[: call.rows]):
         return ""
     found: list[tuple[str, str]] = []
     for guard in guards_of(call):
@@ -236,8 +236,8 @@ def _heads(
     numbers = guard.side(side).clone()
     changed = numbers[beyond:] if side == "back" else numbers[: len(numbers) - beyond]
     changed.neg_()
-    out = kernel.among(call.clone(), {(guard.name, side): numbers})
-    differs = (out != usual) & ~(out.isnan() & usual.isnan())
+    out = tensor_of(kernel.among(call.clone(), {(guard.name, side): numbers}))
+    differs = ((out != usual) & ~(out.isnan() & usual.isnan()))[: call.rows]
     found: list[int] = differs.any(-1).any(0).nonzero().ravel().tolist()
     return found
 

@@ -13,15 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from assay.harness.attention.call import INPUTS, AttentionCall, Kernel, KernelRefused, tensor_of
+from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused, Outputs, tensor_of
 from assay.harness.attention.honest import sample_rows
-from assay.harness.attention.kernels import declaration, missing_package, output_fault, refuse_features
+from assay.harness.attention.kernels import declaration, lse_fault, missing_package, output_fault, refuse_features
 from assay.harness.attention.oracle import oracle
 from assay.harness.errors import AssayError
 from assay.harness.evidence.error_sums import ratio
 from assay.harness.localize.bounds import CallNoise, bounds_of_queries, noise_on
 from assay.harness.localize.call_conditions import SequenceShape, sequence_shapes
 from assay.harness.localize.cells import CallCells, Deviation, cells_of, deviation, merged, row_deviation, size_of
+from assay.harness.localize.lse import LseErrors, lse_errors
 from assay.harness.localize.raised import raised, traceback_of
 from assay.harness.localize.threads import kernel_threads
 from assay.harness.localize.values import all_finite, same_values
@@ -78,6 +79,7 @@ class CallResult:
         repeats_differ: whether any bit differed between the two runs in a row.
         late_differs: whether any bit differed in the late run.
         mutated: names of the inputs that the kernel wrote to.
+        lse: the log-sum-exps of a kernel that declares them, float32 [total_q, num_q_heads]; None of another.
     """
 
     call: AttentionCall
@@ -94,6 +96,7 @@ class CallResult:
     repeats_differ: bool = False
     late_differs: bool = False
     mutated: tuple[str, ...] = ()
+    lse: Tensor | None = None
 
     def updated(self, **changes: Any) -> CallResult:
         """Return the result with other fields that do not concern its error: what was simulated is kept."""
@@ -111,6 +114,13 @@ class CallResult:
     def slopes(self) -> Tensor:
         """Slope of the output on the truth by head, float64 [num_q_heads]; NaN where one is not finite, or the truth is zero."""
         return self.products.sum(0) / self.squares.sum(0)
+
+    @cached_property
+    def lse_errors(self) -> LseErrors | None:
+        """The errors of the log-sum-exps; None for a kernel that does not declare them."""
+        if self.lse is None:
+            return None
+        return lse_errors(self.call, self.lse, self.limits.family, self.cells.rows)
 
     @cached_property
     def size(self) -> Tensor:
@@ -235,7 +245,7 @@ class CallResult:
     @property
     def nonfinite_share(self) -> float:
         """Share of the output's elements that are infinite or not a number."""
-        return 1 - float(self.out.isfinite().double().mean())
+        return 1 - float(self.out[: self.call.rows].isfinite().double().mean())
 
     @cached_property
     def sequence_shapes(self) -> list[SequenceShape]:
@@ -281,12 +291,12 @@ def worst_of(results: Sequence[CallResult]) -> CallResult | None:
     return worst
 
 
-def measure(call: AttentionCall, out: Tensor, noise: str = "", right: Tensor | None = None) -> CallResult:
+def measure(call: AttentionCall, outputs: Tensor | Outputs, noise: str = "", right: Tensor | None = None) -> CallResult:
     """Compare an output, computed here or recorded, with the oracle.
 
     Args:
         call: the call.
-        out: [total_q, num_q_heads, head_dim_v].
+        outputs: [total_q, num_q_heads, head_dim_v], alone or with the log-sum-exps of a kernel that declares them.
         noise: noise family that the kernel declares, as `Declaration.noise`.
         right: the oracle's output where it is known, as `truth` returns it.
 
@@ -294,6 +304,7 @@ def measure(call: AttentionCall, out: Tensor, noise: str = "", right: Tensor | N
         AssayError: the output breaks the contract.
         ValueError: the call holds no query, or its oracle output is not finite.
     """
+    out, lse = (outputs.out, outputs.lse) if isinstance(outputs, Outputs) else (outputs, None)
     _require_contract(call, out)
     if not out.numel():
         raise ValueError("nothing to compare: the call holds no query; expected at least one")
@@ -307,7 +318,8 @@ def measure(call: AttentionCall, out: Tensor, noise: str = "", right: Tensor | N
     by_row = torch.stack([(compared.double() * right).sum(-1), right.square().sum(-1)], -1)
     products, squares = cells.sums(by_row).cpu().unbind(-1)
     off = row_deviation(out, right, cells)
-    return CallResult(call, out, cells, merged(off, cells), off, products, squares, noise_on(call, noise, cells))
+    limits = noise_on(call, noise, cells)
+    return CallResult(call, out, cells, merged(off, cells), off, products, squares, limits, lse=lse)
 
 
 def truth(call: AttentionCall) -> Tensor:
@@ -316,8 +328,10 @@ def truth(call: AttentionCall) -> Tensor:
 
 
 def _compared(call: AttentionCall) -> Tensor | None:
-    """Choose the packed query rows of a call that are compared; None for all."""
-    return None if call.q.shape[0] * call.q.shape[1] * call.k.shape[0] <= MAX_SCORES else sample_rows(call, MAX_ROWS)
+    """Choose the packed query rows of a call that are compared; None for all of q."""
+    if call.rows * call.q.shape[1] * call.k.shape[0] > MAX_SCORES:
+        return sample_rows(call, MAX_ROWS)
+    return torch.arange(call.rows, device=call.q.device) if call.spec.padded_rows else None
 
 
 def _require_contract(call: AttentionCall, out: object) -> None:
@@ -329,8 +343,8 @@ def _require_contract(call: AttentionCall, out: object) -> None:
         )
 
 
-def compute(kernel: Kernel, call: AttentionCall) -> Tensor:
-    """Compute a kernel's output on a call. The kernel may write to the call.
+def compute(kernel: Kernel, call: AttentionCall) -> Outputs:
+    """Compute a kernel's outputs on a call: with log-sum-exps if it declares them. The kernel may write to the call.
 
     Raises:
         AssayError: the output breaks the contract, or the kernel raised something; its traceback is among the details.
@@ -341,7 +355,7 @@ def compute(kernel: Kernel, call: AttentionCall) -> Tensor:
     try:
         with kernel_threads(), call.grad_context():
             refuse_features("the kernel", kernel, call)
-            out = tensor_of(kernel(call))
+            found = kernel(call)
     except ImportError as error:
         raise missing_package(error) from error
     except (AssayError, KernelRefused, KeyboardInterrupt):
@@ -349,10 +363,18 @@ def compute(kernel: Kernel, call: AttentionCall) -> Tensor:
     except (
         BaseException
     ) as error:  # its sys.exit(0) must not become assay's exit code, nor its pytest.skip() a test's outcome
-        found = f"The kernel {raised(error)}."
-        raise AssayError(found, "an output, or KernelRefused", "fix the kernel", details=traceback_of(error)) from error
+        what = f"The kernel {raised(error)}."
+        raise AssayError(what, "an output, or KernelRefused", "fix the kernel", details=traceback_of(error)) from error
+    out = tensor_of(found)
     _require_contract(call, out)
-    return out
+    if "lse" not in declaration(kernel).features:
+        return Outputs(out)
+    lse = found.lse if isinstance(found, Outputs) else None
+    if fault := lse_fault(call, lse):
+        raise AssayError(
+            f"The kernel returned {fault}.", "float32 [total_q, num_q_heads]", "fix them, or do not declare lse"
+        )
+    return Outputs(out, lse)
 
 
 def run_and_repeat(kernel: Kernel, calls: Sequence[AttentionCall]) -> KernelRun:
@@ -389,9 +411,10 @@ def run_once(
         except KernelRefused as error:
             refused.append((call, str(error)))
             continue
-        mutated = tuple(name for name in INPUTS if not same_values(getattr(given, name), getattr(call, name)))
+        mutated = tuple(name for name, one in call.tensors.items() if not same_values(getattr(given, name), one))
         # The output may be a view of an input, or of a buffer that the next call overwrites.
-        results.append(replace(measure(call, out.clone(), declared.noise, right()), mutated=mutated))
+        kept = Outputs(out.out.clone(), None if out.lse is None else out.lse.clone())
+        results.append(replace(measure(call, kept, declared.noise, right()), mutated=mutated))
         if each is not None:
             each(results[-1])
         if enough is not None and enough(results):
@@ -436,7 +459,7 @@ def repeat_all(kernel: Kernel, run: KernelRun) -> KernelRun:
 
 def repeat(kernel: Kernel, result: CallResult) -> CallResult:
     """Run a call twice more in a row, ideally after all other calls: does the output match the earlier one, and itself?"""
-    late, again = (compute(kernel, result.call.clone()).clone() for _ in range(2))
+    late, again = (compute(kernel, result.call.clone()).out.clone() for _ in range(2))
     late_error, late_differs = _difference(result, result.out, late)
     error, differs = _difference(result, late, again)
     return result.updated(
@@ -446,7 +469,7 @@ def repeat(kernel: Kernel, result: CallResult) -> CallResult:
 
 def _difference(result: CallResult, first: Tensor, other: Tensor) -> tuple[float, bool]:
     """Compute the largest relative L1 between two outputs of a call, and True with it if any bit differs."""
-    if same_values(first, other):
+    if same_values(first[: result.call.rows], other[: result.call.rows]):
         return 0.0, False
     expected = torch.where(first.isfinite(), first.double(), float("inf"))
     return float(deviation(other, expected, result.cells).relative_l1.max()), True

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -110,9 +111,20 @@ def _pick(call: AttentionCall, kept: list[tuple[int, int, int]]) -> AttentionCal
     """Take some sequences of a call, as (sequence, oldest prefix tokens to drop, newest tokens to drop)."""
     rows = sequences(call)
     q_rows = [torch.arange(rows[b][0].start, rows[b][0].stop - newest) for b, _, newest in kept]
-    k_rows = [torch.arange(rows[b][1].start + oldest, rows[b][1].stop - newest) for b, oldest, newest in kept]
+    k_rows = [
+        torch.arange(start := rows[b][1].start + oldest, max(start + 1, rows[b][1].stop - newest))
+        for b, oldest, newest in kept
+    ]
     device = call.q.device
-    q, k = (torch.cat(r).to(device) for r in (q_rows, k_rows))
+    padded = torch.arange(call.rows, call.q.shape[0])
+    q, k = (torch.cat(r).to(device) for r in ([*q_rows, padded], k_rows))
+    carried: dict[str, Any] = {}
+    if (masks := call.custom_masks) is not None:
+        parts = (masks[b][: len(r), : len(r)].flatten() for (b, _, _), r in zip(kept, q_rows, strict=True))
+        carried["custom_mask"] = torch.cat(list(parts))
+    if call.positions is not None:
+        dropped = torch.tensor([[0, oldest] for _, oldest, _ in kept], device=device)
+        carried["positions"] = call.positions[[b for b, _, _ in kept]] + dropped
     return replace(
         call,
         q=call.q[q],
@@ -120,6 +132,7 @@ def _pick(call: AttentionCall, kept: list[tuple[int, int, int]]) -> AttentionCal
         v=call.v[k],
         cu_seqlens_q=cumulative((len(r) for r in q_rows), device),
         cu_seqlens_k=cumulative((len(r) for r in k_rows), device),
+        **carried,
     )
 
 
@@ -190,9 +203,8 @@ def reproduction(call: AttentionCall, kernel_path: str, noise: str | None = None
             f"at most {MAX_LITERALS} numbers in a test",
             "shrink the call first, or keep it in a replay pack",
         )
-    tensors = "".join(f"    {n}={_literal(getattr(call, n))},\n" for n in ("q", "k", "v"))
-    lengths = (f"cu_seqlens_{n}={_literal(getattr(call, f'cu_seqlens_{n}'))}" for n in "qk")
-    text = f"CALL = AttentionCall(\n{tensors}    {', '.join(lengths)},\n    {own},\n)"
+    tensors = "".join(f"    {name}={_literal(tensor)},\n" for name, tensor in call.tensors.items())
+    text = f"CALL = AttentionCall(\n{tensors}    {own},\n)"
     imports = "import torch\n\nfrom assay import AttentionCall, CallSpec, Mask, assert_correct"
     return partial(_test, kernel_path, imports, text, excused)
 
@@ -214,7 +226,8 @@ _SEEDS = 6
 
 def _drawn(call: AttentionCall, kernel: Kernel, noise: str) -> tuple[int, _Change] | None:
     """Find the seed, and the change of its data, with which the kernel fails on a call of this shape; None if there is none."""
-    if call.v.shape[2] != call.q.shape[2] or call.spec.layout != "packed" or call.spec.grad_mode:
+    carried = call.spec.padded_rows or any(call.tensors.keys() - {"q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"})
+    if carried or call.v.shape[2] != call.q.shape[2] or call.spec.layout != "packed" or call.spec.grad_mode:
         return None
     lens, heads = list(zip(call.lens_q, call.prefixes, strict=True)), (call.q.shape[1], call.k.shape[1])
     for change in _CHANGES:

@@ -13,7 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Unpack
 
 from assay.harness.attention import kernels
-from assay.harness.attention.call import INPUTS, AttentionCall, Kernel
+from assay.harness.attention.call import AttentionCall, Kernel
 from assay.harness.attention.matrix import Case, Size
 from assay.harness.attention.matrix_data import excluded
 from assay.harness.attention.noise import family
@@ -24,6 +24,7 @@ from assay.harness.localize.endurance import endure
 from assay.harness.localize.guard import MAX_REPEATED, Guard, run_guarded, runs_of
 from assay.harness.localize.guarded_memory import GuardedKernel
 from assay.harness.localize.kernel_runs import CallResult, KernelRun, compute, measure, worst_of
+from assay.harness.localize.lse import LSE_FINDINGS
 from assay.harness.localize.smallest import smallest_call
 from assay.harness.localize.threads import few_threads
 from assay.harness.localize.values import same_values
@@ -305,13 +306,16 @@ def assert_correct(
     within = GuardedKernel(loaded)
     given = call.clone()
     result = measure(call, compute(within, given), declared.noise)
-    changed = [name for name in INPUTS if not same_values(getattr(given, name), getattr(call, name))]
+    changed = [name for name, one in call.tensors.items() if not same_values(getattr(given, name), one)]
     if changed:
         raise AssertionError(
             f"{name} on {describe(call)}: the kernel writes to its inputs: {', '.join(changed)}; work on copies of them"
         )
     if within.written:
         raise AssertionError(f"{name} on {describe(call)}: the kernel {within.written[0][1]}")
+    if result.lse_errors is not None and result.lse_errors.wrong:
+        [wrong] = [finding for finding in diagnose(KernelRun((result,))) if finding.id in LSE_FINDINGS]
+        raise AssertionError(f"{name} on {describe(call)}: {wrong.diagnosis}")
     if result.fails:
         [bug, *_] = diagnose(KernelRun((result,)))
         own, bound = result.worst_cell

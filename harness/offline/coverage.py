@@ -191,7 +191,7 @@ def coverage_of(
     heads = {_heads_of(call) for call in computed}
     claimed: dict[str, list[AttentionCall]] = {}  # what nobody claims is tried in single calls alone
     for call, case in zip(computed, cases, strict=True):
-        if not case.beyond and not call.spec.features:
+        if not case.beyond and not call.features:
             claimed.setdefault(call.phase, []).append(call)
     core = _core(claimed)
     return Coverage(

@@ -8,7 +8,7 @@ window of one key fewer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,9 +22,10 @@ from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.engines.sglang.native_kernel import LayerRequest, NativeKernel, kernel, sglang_version
+from assay.harness.errors import AssayError
 from assay.harness.evidence.honours import BackendResult, Honours, Measured, State
 from assay.harness.offline.interrupted import Known
-from assay.harness.offline.own_process import Callbacks, in_own_process
+from assay.harness.offline.own_process import Callbacks, ended_early, in_own_process
 from assay.harness.offline.watcher import Watcher
 from assay.harness.text import one_line
 
@@ -154,7 +155,7 @@ def measure(
     results = []
     for backend in backends:
         note(backend)
-        results.append(in_own_process(partial(_work, backend, attributes), partial(_ended, backend)))
+        results.append(_contained(backend, attributes))
     device = default_device()
     return Honours(
         sglang=sglang_version(), torch=torch.__version__, device="cpu (Triton interpreted)" if device == "cpu" else device,
@@ -162,44 +163,88 @@ def measure(
     )  # fmt: skip
 
 
-def _work(backend: str, attributes: Collection[str] | None, _watcher: Watcher, _callbacks: Callbacks) -> BackendResult:
-    return of_backend(backend, attributes)
+def _contained(backend: str, attributes: Collection[str] | None) -> BackendResult:
+    """Measure one backend in a process of its own, and in another one from where it ends that: FlashAttention calls `exit`."""
+    begun: list[tuple[str, str]] = []
+    known: dict[tuple[str, str], Measured] = {}
+    callbacks: Callbacks = {
+        "begin": lambda *cell: begun.append(cell),
+        "end": lambda cell: known.update({(cell.attribute, cell.phase): cell}),
+    }
+    while True:
+        before = len(begun)
+        try:
+            result = in_own_process(partial(_work, backend, attributes, frozenset(known)), _ended, callbacks=callbacks)
+        except AssayError as error:
+            if len(begun) == before:
+                return BackendResult(backend=backend, problem=one_line(error.found, 200))
+            attribute, phase = begun[-1]
+            known[begun[-1]] = Measured(
+                attribute=attribute, phase=phase, state="crashes", says=one_line(error.found, 160)
+            )
+            continue
+        return result.model_copy(update={"measured": tuple(known.values())})
 
 
-def _ended(backend: str, _known: Known) -> BackendResult:
-    return BackendResult(backend=backend, problem="its process ended before it was measured")
+def _work(
+    backend: str,
+    attributes: Collection[str] | None,
+    known: Collection[tuple[str, str]],
+    _watcher: Watcher,
+    callbacks: Callbacks,
+) -> BackendResult:
+    return of_backend(backend, attributes, known, callbacks["begin"], callbacks["end"])
 
 
-def of_backend(backend: str, attributes: Collection[str] | None = None) -> BackendResult:
-    """Measure one backend in this process. On a CPU nothing is compiled: flex_attention would take half a minute for each shape."""
-    asked = [one for one in ATTRIBUTES if attributes is None or one.name in attributes]
+def _ended(known: Known) -> BackendResult:
+    raise ended_early(known.how, "the rest is measured in another one")
+
+
+def of_backend(
+    backend: str,
+    attributes: Collection[str] | None = None,
+    known: Collection[tuple[str, str]] = (),
+    begin: Callable[[str, str], None] = lambda attribute, phase: None,
+    end: Callable[[Measured], None] = lambda measured: None,
+) -> BackendResult:
+    """Measure one backend in this process. On a CPU nothing is compiled: flex_attention would take half a minute for each shape.
+
+    Args:
+        backend: name, as SGLang registers it.
+        attributes: names of `ATTRIBUTES`; None for all.
+        known: attributes and phases that are left out.
+        begin: is called with an attribute and a phase before the backend computes it.
+        end: is called with the result.
+    """
+    asked = [attribute for attribute in ATTRIBUTES if attributes is None or attribute.name in attributes]
     compiled = torch.compiler.set_stance("force_eager") if default_device() == "cpu" else nullcontext()
+    measured = []
     with compiled:
         try:
             kernel(backend)
         except (KernelRefused, ImportError) as error:
             return BackendResult(backend=backend, problem=one_line(str(error), 200))
-        return BackendResult(backend=backend, measured=tuple(_of_attributes(backend, asked)))
+        for attribute in asked:
+            for phase in attribute.phases:
+                if (attribute.name, phase) not in known:
+                    begin(attribute.name, phase)
+                    measured.append(_measured(backend, attribute, phase))
+                    end(measured[-1])
+    return BackendResult(backend=backend, measured=tuple(measured))
 
 
-def _of_attributes(backend: str, attributes: Sequence[Attribute]) -> Iterator[Measured]:
-    for attribute in attributes:
-        made: NativeKernel | Exception
-        try:
-            made = kernel(backend if attribute.page == 1 else f"{backend}@{attribute.page}")
-        except (KernelRefused, ImportError) as error:
-            made = error
-        for phase in attribute.phases:
-            if isinstance(made, Exception):
-                state: State = "refuses" if _names(made, attribute) else "crashes"
-                yield Measured(attribute=attribute.name, phase=phase, state=state, says=one_line(str(made), 160))
-                continue
-            # An encoder has another number of tokens than its decoder.
-            lens = PHASES["prefill with a cached prefix" if attribute.layer.cross and phase == "prefill" else phase]
-            found = _attempt(made, attribute, phase, lens, _HEADS)
-            if found.state in ("ignores", "wrong") and attribute.spec and attribute.name not in _BESIDE_THE_CONTRACT:
-                found = found.model_copy(update={"test": _smallest(made, attribute, found)})
-            yield found
+def _measured(backend: str, attribute: Attribute, phase: str) -> Measured:
+    try:
+        made = kernel(backend if attribute.page == 1 else f"{backend}@{attribute.page}")
+    except (KernelRefused, ImportError) as error:
+        state: State = "refuses" if _names(error, attribute) else "crashes"
+        return Measured(attribute=attribute.name, phase=phase, state=state, says=one_line(str(error), 160))
+    # An encoder has another number of tokens than its decoder.
+    lens = PHASES["prefill with a cached prefix" if attribute.layer.cross and phase == "prefill" else phase]
+    cell = _attempt(made, attribute, phase, lens, _HEADS)
+    if cell.state in ("ignores", "wrong") and attribute.spec and attribute.name not in _BESIDE_THE_CONTRACT:
+        cell = cell.model_copy(update={"test": _smallest(made, attribute, cell)})
+    return cell
 
 
 def _attempt(

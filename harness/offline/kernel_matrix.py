@@ -70,10 +70,17 @@ def named(kernel: str | Kernel) -> tuple[str, Kernel]:
     module, name = getattr(kernel, "__module__", ""), getattr(kernel, "__qualname__", type(kernel).__name__)
     path = f"{module}:{name}"
     try:
-        importable = bool(module) and module != "__main__" and kernels.load(path) is kernel
+        found = kernels.load(path) if module and module != "__main__" else None
     except KernelRefused:
-        importable = False
-    return (path if importable else name), kernel
+        found = None
+    if found is not None and kernel in (found, getattr(found, "function", None)):
+        return path, found
+    try:
+        return name, kernels.taking_calls(name, kernel)
+    except KernelRefused as error:
+        raise UsageError(
+            f"{error}.", "a function of an AttentionCall", "write one, as docs/library.md describes"
+        ) from None
 
 
 def matrix_of(declared: Declaration, **options: Unpack[MatrixOptions]) -> list[Case]:

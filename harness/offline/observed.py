@@ -16,12 +16,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from assay.harness.attention.call import AttentionCall, Kernel
+from assay.harness.attention.call import AttentionCall, Kernel, Outputs
 from assay.harness.attention.kernels import Declaration
 from assay.harness.localize.diagnose import describe
 from assay.harness.localize.guard import CONTRACT_BROKEN
 from assay.harness.localize.guarded_memory import GuardedKernel
 from assay.harness.localize.kernel_runs import CallResult, measure
+from assay.harness.localize.lse import LSE_FINDINGS
 from assay.harness.localize.picturing import BEFORE, hides, picture_of, unread_picture
 from assay.harness.localize.reading import WeightReading, read, row_errors
 from assay.harness.localize.threads import few_threads
@@ -107,7 +108,7 @@ class Reader:
             _READS
             and self.seconds > 0
             and bool(results)
-            and any(finding.id != CONTRACT_BROKEN for finding in serious(findings))
+            and any(finding.id not in (CONTRACT_BROKEN, *LSE_FINDINGS) for finding in serious(findings))
         )
 
     def observe(
@@ -128,7 +129,7 @@ class Reader:
             recorded: whether these calls were recorded. Then the operator is said only if it gives their wrong outputs too, and
                 else the picture is of the smallest of them that fails.
         """
-        plain = [result for result in results if not result.call.spec.features]
+        plain = [result for result in results if not result.call.features]
         if len(plain) < len(results) and not any(result.fails for result in plain) and self.wants(findings, results):
             return Observed(
                 tuple(with_evidence(findings, "only calls that ask for a feature are wrong, and those are not read"))
@@ -169,7 +170,7 @@ class Reader:
             results: recorded calls that were compared with the oracle.
             others: further calls with their outputs; they are held to the widest bound of the results.
         """
-        results = [result for result in results if not result.call.spec.features]
+        results = [result for result in results if not result.call.features]
         if not (_READS and self.seconds > 0 and results and serious(findings)):
             return Observed(tuple(findings))
         calls = _recorded_outputs(results, others)
@@ -185,7 +186,7 @@ class Reader:
 
     def sentence(self, kernel: Kernel, declared: Declaration, result: CallResult) -> str:
         """Return what was read, if it gives the wrong outputs of a failing call; empty if not."""
-        found = self._read(kernel, declared, [result]) if _READS and not result.call.spec.features else ""
+        found = self._read(kernel, declared, [result]) if _READS and not result.call.features else ""
         if isinstance(found, str) or not said(found):
             return ""
         return said(found) if held(found, [result]).share >= _HELD_SHARE else ""
@@ -399,7 +400,7 @@ def _declaring(kernel: Kernel, declared: Declaration) -> Kernel:
     """Wrap the kernel with another declaration; what it writes beyond its tensors does no harm."""
     within = GuardedKernel(kernel)
 
-    def asked(call: AttentionCall) -> Tensor:
+    def asked(call: AttentionCall) -> Tensor | Outputs:
         return within(call)
 
     asked.assay = declared  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from assay.harness.attention.call import AttentionCall, Kernel, tensor_of
+from assay.harness.attention.call import AttentionCall, Kernel, Outputs
 from assay.harness.attention.kernels import declaration
 from assay.harness.localize.diagnose import describe
 
@@ -45,9 +45,9 @@ def count_runs(kernel: Kernel, total: int, progress: Callable[[int, int], None])
     """Wrap the kernel to report after each of its first `total` runs how many there were. It declares what it declared."""
     runs = itertools.count(1)
 
-    def counted(call: AttentionCall) -> Tensor:
+    def counted(call: AttentionCall) -> Tensor | Outputs:
         try:
-            return tensor_of(kernel(call))
+            return kernel(call)
         finally:
             if (done := next(runs)) <= total:
                 progress(done, total)
@@ -70,13 +70,13 @@ def watched(kernel: Kernel, watcher: Watcher) -> Kernel:
         if copied[0]:
             raise CopiedError("it forked its process, and its call returned in the copy too")
 
-    def forward(call: AttentionCall) -> Tensor:
+    def forward(call: AttentionCall) -> Tensor | Outputs:
         nonlocal waited
         refuse_copied()
         forks = _forks[0]
         watcher("begins", describe(call))
         try:
-            out = tensor_of(kernel(call))
+            out = kernel(call)
             if call.q.is_cuda:
                 import torch
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 import safetensors.torch
+import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, CallSpec, cumulative
@@ -214,15 +215,19 @@ class PackWriter:
             tensors = _part(call, outputs, first, count, heads)
         limit = max(limit, _MAX_CUT_SHARE * self._budget)
         queries = None
-        if _size(tensors) > limit and call.causal:
+        if _size(tensors) > limit and call.causal and call.custom_mask is None:
             queries = _window(tensors, metadata.new[first], min(worst_at[2], metadata.new[first] - 1), limit)
             tensors = tensors if queries is None else _cut_queries(tensors, metadata.new[first], queries)
         if _size(tensors) > limit:
             return None
-        at = {"layer": metadata.layer, "phase": metadata.phase, "first_head": first_head + heads.start} | {
-            "sinks": call.spec.sinks[heads]
+        at = {
+            "layer": metadata.layer,
+            "phase": metadata.phase,
+            "first_head": first_head + heads.start,
+            "padded_rows": 0,
         }
-        spec = call.with_spec(**at).spec
+        of_heads = {"sinks": call.spec.sinks[heads], "alibi": call.spec.alibi[heads]}
+        spec = call.with_spec(**at, **of_heads).spec
         return _Kept(
             metadata, "sample" if relative_l1 is None else "worst", relative_l1, _size(tensors), first, count,
             spec, queries,
@@ -236,7 +241,12 @@ def _part(call: AttentionCall, outputs: dict[str, Tensor], first: int, count: in
     rows_q, rows_k = (slice(int(cu[0]), int(cu[-1])) for cu in (cu_q, cu_k))
     kv = slice(call.heads.kv_head(heads.start), call.heads.kv_head(heads.stop))
     parts = (call.q[rows_q, heads], call.k[rows_k, kv], call.v[rows_k, kv], cu_q - cu_q[0], cu_k - cu_k[0])
-    return dict(zip(TENSORS, parts, strict=False)) | {name: out[rows_q, heads] for name, out in outputs.items()}
+    tensors = dict(zip(TENSORS, parts, strict=False))
+    if (masks := call.custom_masks) is not None:
+        tensors["custom_mask"] = torch.cat([mask.flatten() for mask in masks[first : first + count]])
+    if call.positions is not None:
+        tensors["positions"] = call.positions[first : first + count]
+    return tensors | {name: out[rows_q, heads] for name, out in outputs.items()}
 
 
 def _window(tensors: dict[str, Tensor], new: int, worst: int, limit: float) -> slice | None:
@@ -264,7 +274,11 @@ def _cut_queries(tensors: dict[str, Tensor], new: int, queries: slice) -> dict[s
     Causal attention is right-aligned, so they get the same answers as a call of their own.
     """
     keys = len(tensors["k"]) - new + queries.stop
-    parts = {name: one[:keys] if name in ("k", "v") else one[queries] for name, one in tensors.items()}
+    parts = {
+        name: one[:keys] if name in ("k", "v") else one[queries] for name, one in tensors.items() if name != "positions"
+    }
+    if "positions" in tensors:
+        parts["positions"] = tensors["positions"] + tensors["positions"].new_tensor([queries.start, 0])
     lens = {"cu_seqlens_q": queries.stop - queries.start, "cu_seqlens_k": keys}
     return parts | {name: cumulative([length], tensors[name].device) for name, length in lens.items()}
 

@@ -63,7 +63,7 @@ def rarest(freedom: float) -> float:
 
 
 def rare_excess_of_queries(
-    call: AttentionCall, family: NoiseFamily, rows: Tensor | None, right: Tensor, rare: float
+    call: AttentionCall, family: NoiseFamily, rows: Tensor | None, right: Tensor, rare: float, lse: bool = False
 ) -> Tensor:
     """Compute what a draw of `rare` standard deviations of stored Q and K costs each query beyond that multiple of its usual error.
 
@@ -73,13 +73,14 @@ def rare_excess_of_queries(
         rows: packed query rows, int64 [rows], in increasing order; None for all.
         right: the truth of these, float64 [rows, num_q_heads, head_dim_v].
         rare: standard deviations.
+        lse: whether the truth is that of log-sum-exps, [rows, num_q_heads, 1].
 
     Returns:
         Sum over head_dim, float64 [rows, num_q_heads].
     """
     scores = replace(family, v=None, p=None)
     usual, stretched = (
-        (honest_outputs(call, scores, rows, MEMBERS, stretch=stretch) - right)
+        (honest_outputs(call, scores, rows, MEMBERS, stretch=stretch, lse=lse) - right)
         .abs()
         .sum(-1)
         .nan_to_num(nan=0.0, posinf=0.0)

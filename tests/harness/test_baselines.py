@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -29,11 +30,9 @@ from assay.harness.compare.paired_accuracy import Prefix, Rule
 from assay.harness.config import RunSpec, make_spec
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.baseline import FILE, Baseline, Key, read_all, read_answers, read_baseline, write_baseline
-from assay.harness.evidence.counters import CounterFile, CounterRow
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import with_roles_exchanged
 from assay.harness.evidence.manifest import ServerManifest
-from assay.harness.evidence.records import Answer
 from assay.harness.evidence.shadow_errors import ShadowErrors, ShadowHeader, condition_numbers
 from assay.harness.judge.accepted import check_baselines, compare_accepted
 from assay.harness.judge.build import build
@@ -204,26 +203,21 @@ def test_the_metric_that_decided_is_named(
     assert (compared.decided_by, compared.verdict == "regression") == (decided_by, lost == 60 or own_error == 0.5)
 
 
-def run_of(plan: Plan, path: Path, roles: tuple[Role, ...] = ROLES) -> RunFolder:
-    folder = open_folder(plan, path)
-    servers = tuple(
-        ServerManifest(
-            role=role, backend=backend, engine="e", claimed_phases=("extend",), arguments={"dtype": "float32"}
-        )
-        for role, backend in (("reference", plan.spec.reference.backend), ("candidate", plan.spec.candidate.backend))
-        if role in roles
-    )
-    progress = folder.progress()
-    folder.update(progress.model_copy(update={"servers": (*progress.servers, *servers)}))
-    for role in roles:
-        for item in plan.of("accuracy"):
-            folder.append(
-                Answer(
-                    suite="accuracy", role=role, item=item.id, prompt_hash=item.prompt_hash, text="", parsed=item.expected,
-                    finish_reason="stop", prompt_tokens=9, completion_tokens=1, latency_s=0.1,
-                )
-            )  # fmt: skip
-    return folder
+RunOf = Callable[..., RunFolder]
+
+
+@pytest.fixture
+def run_of(runs: ModuleType) -> RunOf:
+    """A function that writes a run in which these roles answered every question right."""
+
+    def write(plan: Plan, path: Path, roles: tuple[Role, ...] = ROLES) -> RunFolder:
+        folder: RunFolder = runs.started(plan, path, roles, engine="e", claimed_phases=("extend",))
+        for role in roles:
+            for item in plan.of("accuracy"):
+                folder.append(runs.answer_of(role, item))
+        return folder
+
+    return write
 
 
 @pytest.fixture
@@ -236,11 +230,16 @@ def plan(tmp_path: Path) -> Plan:
     )  # fmt: skip
 
 
-def test_an_accepted_reference_makes_its_server_unnecessary(plan: Plan, tmp_path: Path) -> None:
-    first = run_of(plan, tmp_path / "first")
+def accept_both(plan: Plan, folder: RunFolder) -> None:
+    """Store what both roles answered."""
     for role in ROLES:
-        answers = [answer for answer in first.answers() if answer.role == role]
-        write_baseline(Path(plan.spec.policy.baselines), make(first, role, "pass"), answers)
+        answers = [answer for answer in folder.answers() if answer.role == role]
+        write_baseline(Path(plan.spec.policy.baselines), make(folder, role, "pass"), answers)
+
+
+def test_an_accepted_reference_makes_its_server_unnecessary(plan: Plan, tmp_path: Path, run_of: RunOf) -> None:
+    first = run_of(plan, tmp_path / "first")
+    accept_both(plan, first)
     second = open_folder(plan, tmp_path / "second")
     assert asked_roles(plan, second) == ROLES, "before it is compared with baselines"
     for _ in range(2):  # resuming a run changes nothing
@@ -252,7 +251,7 @@ def test_an_accepted_reference_makes_its_server_unnecessary(plan: Plan, tmp_path
     assert status_of(second) == status
 
 
-def test_another_model_is_another_key(plan: Plan, tmp_path: Path) -> None:
+def test_another_model_is_another_key(plan: Plan, tmp_path: Path, run_of: RunOf) -> None:
     folder = run_of(plan, tmp_path / "first")
     manifest = folder.manifest()
     other = manifest.model_copy(update={"model_hashes": dict.fromkeys(ROLES, "another")})
@@ -260,14 +259,14 @@ def test_another_model_is_another_key(plan: Plan, tmp_path: Path) -> None:
     assert key_of(manifest, "candidate") != key_of(manifest, "reference")
 
 
-def test_only_a_run_with_a_verdict_can_be_accepted(plan: Plan, tmp_path: Path) -> None:
+def test_only_a_run_with_a_verdict_can_be_accepted(plan: Plan, tmp_path: Path, run_of: RunOf) -> None:
     with pytest.raises(UsageError, match="inconclusive"):
         make(run_of(plan, tmp_path / "first"), "candidate", "inconclusive")
     with pytest.raises(UsageError, match="no answers from a candidate server"):
         make(open_folder(plan, tmp_path / "second"), "candidate", "pass")
 
 
-def test_worse_numbers_are_accepted_only_for_a_reason(plan: Plan, tmp_path: Path) -> None:
+def test_worse_numbers_are_accepted_only_for_a_reason(plan: Plan, tmp_path: Path, run_of: RunOf) -> None:
     run, root = run_of(plan, tmp_path / "run"), tmp_path / "baselines"
     first = propose(run, "pass", root)
     assert [(one.role, one.before) for one in first] == [("reference", None), ("candidate", None)]
@@ -282,29 +281,25 @@ def test_worse_numbers_are_accepted_only_for_a_reason(plan: Plan, tmp_path: Path
     assert len(read_answers(root / of.key.name)) == 8
 
 
-def counted(folder: RunFolder, role: Role, backend: str, layers: int = 4) -> None:
-    file = CounterFile(folder.server_folder(role) / "counters", "1", folder.nonce)
-    row = file.row(CounterRow(backend=backend, kernel=backend, phase="extend", cached_prefix=True))
-    for layer in range(layers):
-        file.add(row, layer)
+@pytest.fixture
+def accepted_then_asked(plan: Plan, tmp_path: Path, run_of: RunOf, runs: ModuleType) -> RunOf:
+    """Writes a run whose reference is stored and whose candidate computed the first layers of four."""
+
+    def write(layers: int = 4) -> RunFolder:
+        first = run_of(plan, tmp_path / "first")
+        runs.count_layers(first, "reference", "torch_native")
+        accept_both(plan, first)
+        second = open_folder(plan, tmp_path / "second", "gate")
+        attach_baselines(second)
+        run_of(plan, tmp_path / "second", roles=("candidate",))
+        runs.count_layers(second, "candidate", "sage_attn", layers)
+        return second
+
+    return write
 
 
-def accepted_then_asked(plan: Plan, tmp_path: Path, layers: int = 4) -> RunFolder:
-    """A run whose reference is stored and whose candidate computed the first `layers` layers of four."""
-    first = run_of(plan, tmp_path / "first")
-    counted(first, "reference", "torch_native")
-    for role in ROLES:
-        answers = [answer for answer in first.answers() if answer.role == role]
-        write_baseline(Path(plan.spec.policy.baselines), make(first, role, "pass"), answers)
-    second = open_folder(plan, tmp_path / "second", "gate")
-    attach_baselines(second)
-    run_of(plan, tmp_path / "second", roles=("candidate",))
-    counted(second, "candidate", "sage_attn", layers)
-    return second
-
-
-def test_a_report_says_that_its_reference_is_stored(plan: Plan, tmp_path: Path) -> None:
-    second = accepted_then_asked(plan, tmp_path)
+def test_a_report_says_that_its_reference_is_stored(accepted_then_asked: RunOf) -> None:
+    second = accepted_then_asked()
     report = build(second)
     assert re.fullmatch(r"e, stored: baseline torch_native-\w{8}, accepted 20\S+Z", report.reference.engine)
     assert [(call.kernel, call.layers) for call in report.reference.calls] == [("torch_native", 4)]
@@ -317,14 +312,16 @@ def test_a_report_says_that_its_reference_is_stored(plan: Plan, tmp_path: Path) 
         make(second, "reference", "pass")
 
 
-def test_a_stored_reference_gives_the_number_of_layers(plan: Plan, tmp_path: Path) -> None:
-    report = build(accepted_then_asked(plan, tmp_path, layers=3))
+def test_a_stored_reference_gives_the_number_of_layers(accepted_then_asked: RunOf) -> None:
+    report = build(accepted_then_asked(layers=3))
     (check,) = [check for check in report.checks if check.id.startswith("kernel-ran")]
     assert (check.status, check.found) == ("failed", "sage_attn ran in 3 of 4 layers; not in [3]")
     assert report.verdict == "inconclusive"
 
 
-def test_a_baseline_whose_key_was_changed_is_stale_under_its_old_name(plan: Plan, tmp_path: Path) -> None:
+def test_a_baseline_whose_key_was_changed_is_stale_under_its_old_name(
+    plan: Plan, tmp_path: Path, run_of: RunOf
+) -> None:
     first = run_of(plan, tmp_path / "first")
     made = make(first, "candidate", "pass")
     path = write_baseline(Path(plan.spec.policy.baselines), made, []) / FILE
@@ -334,7 +331,7 @@ def test_a_baseline_whose_key_was_changed_is_stale_under_its_old_name(plan: Plan
     assert "SGLang 0 on cpu" in status.stale["candidate"]
 
 
-def test_requested_logits_that_were_not_scored_are_reported(plan: Plan, tmp_path: Path) -> None:
+def test_requested_logits_that_were_not_scored_are_reported(plan: Plan, tmp_path: Path, run_of: RunOf) -> None:
     asked = plan.spec.changed(suites=("accuracy", "logits"), require=("logits",))
     report = build(run_of(replace(plan, spec=asked), tmp_path / "run"))
     status = {check.id: check.status for check in report.checks}
@@ -357,7 +354,9 @@ def test_a_nonfinite_output_of_its_own_server_is_the_candidates() -> None:
 
 
 @pytest.mark.parametrize("damage", ["changed", "cut", "gone"])
-def test_answers_that_are_not_those_accepted_are_refused(plan: Plan, tmp_path: Path, damage: str) -> None:
+def test_answers_that_are_not_those_accepted_are_refused(
+    plan: Plan, tmp_path: Path, run_of: RunOf, damage: str
+) -> None:
     run, root = run_of(plan, tmp_path / "run"), tmp_path / "baselines"
     place, _ = accept(run, propose(run, "pass", root), root)
     path = place / "answers.jsonl"
@@ -373,7 +372,7 @@ def test_answers_that_are_not_those_accepted_are_refused(plan: Plan, tmp_path: P
         attach_baselines(open_folder(plan, tmp_path / "second"))
 
 
-def test_a_baseline_without_a_hash_is_read(plan: Plan, tmp_path: Path) -> None:
+def test_a_baseline_without_a_hash_is_read(plan: Plan, tmp_path: Path, run_of: RunOf) -> None:
     run, root = run_of(plan, tmp_path / "run"), tmp_path / "baselines"
     place, _ = accept(run, propose(run, "pass", root), root)
     older = read_baseline(place).model_copy(update={"answers_sha256": ""})

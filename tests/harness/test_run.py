@@ -16,7 +16,7 @@ from assay.harness.collect.run_folder import open_folder
 from assay.harness.config import RunSpec, make_spec
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.records import FLOOR_REPEAT, Answer
+from assay.harness.evidence.records import FLOOR_REPEAT
 from assay.harness.progress import ProgressDisplay
 from assay.harness.sides import ROLES
 
@@ -27,24 +27,18 @@ def spec(**flags: object) -> RunSpec:
     )
 
 
-def answer_everything(out: Path, served: ModuleType) -> None:
+def answer_everything(out: Path, runs: ModuleType) -> None:
     plan = prepare(spec())
     folder = open_folder(plan, out)
     for role, repeat in ((role, repeat) for role in ROLES for repeat in (0, FLOOR_REPEAT)):
         for item in plan.of("accuracy"):
-            folder.append(
-                Answer(
-                    suite="accuracy", role=role, item=item.id, repeat=repeat, prompt_hash=item.prompt_hash, text="",
-                    parsed=item.expected,
-                    finish_reason="stop", prompt_tokens=9, completion_tokens=1, latency_s=0.1,
-                )
-            )  # fmt: skip
-    served.see_fault(folder, plan)
-    served.mark_traced(folder)
+            folder.append(runs.answer_of(role, item, repeat=repeat))
+    runs.see_fault(folder, plan)
+    runs.mark_traced(folder)
 
 
-def test_a_run_with_all_its_answers_is_judged_without_a_server(tmp_path: Path, served: ModuleType) -> None:
-    answer_everything(tmp_path / "run", served)
+def test_a_run_with_all_its_answers_is_judged_without_a_server(tmp_path: Path, runs: ModuleType) -> None:
+    answer_everything(tmp_path / "run", runs)
     shown = StringIO()
     report = run(spec(), tmp_path / "run", display=ProgressDisplay(Console(file=shown)))
     assert "All questions were already answered." in shown.getvalue()
@@ -53,8 +47,8 @@ def test_a_run_with_all_its_answers_is_judged_without_a_server(tmp_path: Path, s
     assert report.reproduce.startswith("assay run ")
 
 
-def test_a_run_that_has_ended_is_sealed_until_it_is_resumed(tmp_path: Path, served: ModuleType) -> None:
-    answer_everything(tmp_path / "run", served)
+def test_a_run_that_has_ended_is_sealed_until_it_is_resumed(tmp_path: Path, runs: ModuleType) -> None:
+    answer_everything(tmp_path / "run", runs)
     run(spec(), tmp_path / "run")
     assert "records.jsonl" in RunFolder(tmp_path / "run").progress().sealed
     run(spec(), tmp_path / "run")  # which finds everything answered, and seals it again
@@ -64,8 +58,8 @@ def test_a_run_that_has_ended_is_sealed_until_it_is_resumed(tmp_path: Path, serv
         run(spec(), tmp_path / "run")
 
 
-def test_baselines_are_read_only_on_request(tmp_path: Path, served: ModuleType) -> None:
-    answer_everything(tmp_path / "run", served)
+def test_baselines_are_read_only_on_request(tmp_path: Path, runs: ModuleType) -> None:
+    answer_everything(tmp_path / "run", runs)
     checked = [
         any(check.id == "candidate-baseline" for check in run(spec(), tmp_path / "run", baselines=baselines).checks)
         for baselines in (False, True)

@@ -171,7 +171,7 @@ def test_a_narrow_page_does_not_scroll_sideways(visit: Any, examples: ModuleType
     assert chrome.execute_script("return document.documentElement.scrollWidth") == width
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_has_contrast(
     browser: Callable[..., AbstractContextManager[Any]],

@@ -119,6 +119,7 @@ return found;
 
 
 @pytest.mark.browser
+@pytest.mark.few(1)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1200])
 def test_a_page_in_the_browser_shows_whole_pictures(

@@ -34,7 +34,7 @@ from assay.harness.evidence.cause import CAUSE
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import PACK_FOLDER as PACK
 from assay.harness.evidence.layer_diff_record import pack_of
-from assay.harness.evidence.manifest import FailureResult, ServerManifest
+from assay.harness.evidence.manifest import FailureResult
 from assay.harness.evidence.op_matrix import MATRIX, MatrixRecord
 from assay.harness.evidence.pack import CallMetadata, Source
 from assay.harness.evidence.records import Answer, Token
@@ -56,7 +56,7 @@ def _beside(name: str) -> ModuleType:
     return module
 
 
-served, scored_runs, benches, layer_diffs = map(_beside, ("served", "scored_runs", "benches", "layer_diffs"))
+runs, benches, layer_diffs = map(_beside, ("runs", "benches", "layer_diffs"))
 QUESTIONS, GREEDY, COLD = 160, 128, 16
 SAGE = ("_attn_fwd", "quant_per_block_int8_kernel")
 TORCH = ("aten::scaled_dot_product_attention",)
@@ -86,7 +86,7 @@ def answered(
         cached: cached tokens of all but the first questions.
         counted: whether the servers counted their calls.
         ran: kernels that the candidate launched.
-        see: what the candidate lost under a seeded fault, as in `served.see_fault`; None for all of it.
+        see: what the candidate lost under a seeded fault, as in `runs.see_fault`; None for all of it.
         policy: more flags.
     """
     flags = {
@@ -94,21 +94,20 @@ def answered(
         "greedy_prompts": GREEDY, "suites": "accuracy,greedy",
     }  # fmt: skip
     plan = planned(flags | policy)
-    folder = started(plan, path, device)
-    served.trace(folder, "reference", "torch_native", TORCH)
-    served.trace(folder, "candidate", "sage_attn", ran, noise="int8_qk", kernels=SAGE)
+    folder: RunFolder = runs.started(plan, path, engine=ENGINES[device])
+    runs.trace(folder, "reference", "torch_native", TORCH)
+    runs.trace(folder, "candidate", "sage_attn", ran, noise="int8_qk", kernels=SAGE)
     for role in ROLES:
         other = role == "candidate"
         for number, item in enumerate(plan.of("accuracy")):
             tokens = 0 if number < COLD else cached
-            said = served.answer_of(role, item, tokens)
-            wrong = {"text": "", "parsed": None} if other and not right(number, tokens) else {}
-            folder.append(said.model_copy(update=wrong))
+            said = runs.answer_of(role, item, tokens)
+            folder.append(runs.unparsed(said) if other and not right(number, tokens) else said)
         for number, item in enumerate(plan.of("greedy")):
-            folder.append(_greedy(served.answer_of(role, item, cached), greedy(number) if other else "yes"))
+            folder.append(_greedy(runs.answer_of(role, item, cached), greedy(number) if other else "yes"))
         if counted:
-            served.count_served(folder, role, plan.backend(role).name)
-    served.see_fault(folder, plan, **(see or {}))
+            runs.count_served(folder, role, plan.backend(role).name)
+    runs.see_fault(folder, plan, **(see or {}))
     return folder
 
 
@@ -121,21 +120,6 @@ def planned(flags: dict[str, Any]) -> Plan:
 def _greedy(answer: Answer, text: str) -> Answer:
     top = ((text, -0.1), ("no" if text == "yes" else "maybe", -3.0))
     return answer.model_copy(update={"text": text, "tokens": (Token(text=text, logprob=-0.1, top=top),)})
-
-
-def started(plan: Plan, path: Path, device: str = "cpu") -> RunFolder:
-    """A run whose servers are ready."""
-    folder = open_folder(plan, path)
-    servers = tuple(
-        ServerManifest(
-            role=role, backend=plan.backend(role).name, engine=ENGINES[device],
-            claimed_phases=("extend", "decode") if role == "reference" else ("extend",),
-            arguments={"dtype": "float32", "attention_backend": plan.backend(role).name},
-        )
-        for role in ROLES
-    )  # fmt: skip
-    folder.update(folder.progress().model_copy(update={"servers": servers, "seconds": 12.0}))
-    return folder
 
 
 def without_prefix(number: int, cached: int) -> bool:
@@ -189,9 +173,9 @@ def without_seeded_fault(path: Path) -> None:
     shutil.rmtree(answered(path).server_folder("candidate") / "sensitivity")
 
 
-def nothing_happened(path: Path) -> None:
+def nothing_happened(path: Path) -> RunFolder:
     """A run without servers."""
-    open_folder(planned({"candidate": "sage_attn", "suites": "accuracy,greedy"}), path)
+    return open_folder(planned({"candidate": "sage_attn", "suites": "accuracy,greedy"}), path)
 
 
 def texts(path: Path, nats: float, candidate: str = "triton", suites: tuple[str, ...] = ("greedy",)) -> None:
@@ -201,15 +185,15 @@ def texts(path: Path, nats: float, candidate: str = "triton", suites: tuple[str,
         own, other = ("A", "B") if role == "reference" else ("B", "A")
         return (Token(text=own, logprob=-1e-7, top=((own, -1e-7), (other, -nats))),)
 
-    folder = scored_runs.run_of(path, scored_runs.spec_of(candidate, suites=suites, greedy_prompts=256))
-    scored_runs.answer_all(folder, say)
+    folder = runs.run_of(path, runs.spec_of(candidate, suites=suites, greedy_prompts=256))
+    runs.answer_all(folder, say)
 
 
 def logits(path: Path, noise: float = 0.0, change: Any = None, prompts: int = 64, candidate: str = "triton") -> None:
     """Scored sequences; the candidate's logits have noise, and are changed."""
-    spec = scored_runs.spec_of(candidate, suites=("logits",))
-    folder = scored_runs.run_of(path, spec)
-    scored_runs.score_both(folder, partial(scored_runs.scored, noise=noise, seed=1, change=change), prompts)
+    spec = runs.spec_of(candidate, suites=("logits",))
+    folder = runs.run_of(path, spec)
+    runs.score_both(folder, partial(runs.scored, noise=noise, seed=1, change=change), prompts)
 
 
 def reversed_behind_a_prefix(condition: str, values: Any) -> Any:
@@ -232,7 +216,7 @@ def layers(
     gain: float = 0.0,
     device: str = "cpu",
     examined: bool = True,
-) -> None:
+) -> RunFolder:
     """A layer diff of two layers, with recorded calls that were examined, and the op-level matrix.
 
     Args:
@@ -245,7 +229,7 @@ def layers(
         examined: whether the recorded calls were examined.
     """
     flags = {"device": device, "reference": "torch_native", "candidate": EXACT, "suites": "layers"}
-    folder = started(planned(flags), path, device)
+    folder = runs.started(planned(flags), path, engine=ENGINES[device])
     place = folder.server_folder("reference")
     source = Source(engine="e", model="m", model_hash="", reference="torch_native", candidate=EXACT, run=folder.nonce)
     writer = PackWriter(place / PACK, source, 10**7)
@@ -268,22 +252,37 @@ def layers(
         folder.write(CAUSE, replay_recorded(pack, Backend.parse(EXACT), "again"))
     record = MatrixRecord(kernel=EXACT, calls="float32", computed=("extend-1", "decode-1"), worst=0.5)
     folder.write(MATRIX, record.model_copy(update=matrix or {}))
+    return folder
 
 
-def timed(path: Path, broken: bool = False, bench: dict[str, Any] | None = None, **flags: Any) -> None:
-    """A run with questions and latency; `bench` says what is wrong in the times, as in `benches.write_bench`."""
+def timed(
+    path: Path, broken: bool = False, bench: dict[str, Any] | None = None, benched: bool = True, **flags: Any
+) -> RunFolder:
+    """A run with questions, if its suites have them, and latency.
+
+    Args:
+        path: the run's folder.
+        broken: whether the candidate answers no question behind a prefix.
+        bench: what is wrong in the times, as in `benches.write_bench`.
+        benched: whether the servers were timed.
+        flags: more flags.
+    """
     given = {"suites": "accuracy,latency", "candidate": "torch_native", "questions": 240}
     plan = planned(given | flags)
-    folder = started(plan, path)
-    for role in ROLES:
-        for number, item in enumerate(plan.of("accuracy")):
-            said = served.answer_of(role, item, 0 if number < COLD else 54)
+    asked = plan.of("accuracy")
+    folder: RunFolder = runs.started(plan, path, roles=ROLES if asked else ())
+    for role in ROLES if asked else ():
+        for number, item in enumerate(asked):
             wrong = broken and role == "candidate" and number >= COLD
-            folder.append(said.model_copy(update={"text": "", "parsed": None}) if wrong else said)
-        served.count_served(folder, role, "torch_native")
-        served.trace(folder, role, "torch_native", TORCH)
-    served.see_fault(folder, plan)
-    benches.write_bench(bench_folder(folder).path, nonce=folder.nonce, **(bench or {}))
+            said = runs.answer_of(role, item, 0 if number < COLD else 54)
+            folder.append(runs.unparsed(said) if wrong else said)
+        runs.count_served(folder, role, "torch_native")
+        runs.trace(folder, role, "torch_native", TORCH)
+    if asked:
+        runs.see_fault(folder, plan)
+    if benched:
+        benches.write_bench(bench_folder(folder).path, nonce=folder.nonce, **(bench or {}))
+    return folder
 
 
 def gated(path: Path, right: Callable[[int, int], bool] = lambda number, cached: True, **policy: Any) -> None:

@@ -27,6 +27,7 @@ import torch
 
 from assay.harness.attention import kernels
 from assay.harness.attention.call import KernelRefused, default_device
+from assay.harness.attention.published import module_of
 from assay.harness.bisect.commits.probe_calls import ProbeCall, read_calls
 from assay.harness.bisect.commits.state import CallErrors, Measurement
 from assay.harness.errors import AssayError
@@ -97,7 +98,7 @@ def _measure_commit(
 ) -> Measurement:
     """Import the kernel and run it on the calls. `before_reading` receives the result before a wrong kernel is read."""
     roots = [str((task.tree / source).resolve()) for source in task.sources if (task.tree / source).is_dir()]
-    _prefer(roots, task.kernel.split(":")[0].split(".")[0])
+    _prefer(roots, module_of(task.kernel).split(".")[0])
     try:
         kernel = kernels.load(task.kernel)
     except BaseException as error:  # a module may raise anything, even SystemExit
@@ -106,7 +107,7 @@ def _measure_commit(
     outsider = _imported_from_elsewhere(task.tree, roots, task.kernel)
     if outsider:
         return Measurement(status="import", reason=outsider)
-    origin = _origin(task.tree, sys.modules[task.kernel.partition(":")[0]])
+    origin = _origin(task.tree, sys.modules[module_of(task.kernel)])
     if task.calls is None:
         return Measurement(status="measured", origin=origin)
     calls = read_calls(task.calls, default_device())
@@ -193,7 +194,7 @@ def _prefer(roots: list[str], top: str) -> None:
 
 def _imported_from_elsewhere(tree: Path, roots: Sequence[str], kernel: str) -> str:
     """Describe a module of the kernel's package, or of the worktree, that was imported from elsewhere; empty if there is none."""
-    module = kernel.partition(":")[0]
+    module = module_of(kernel)
     tops = {path.stem for root in roots for path in Path(root).iterdir() if path.suffix == ".py"}
     tops |= {path.parent.name for root in roots for path in Path(root).glob("*/__init__.py")}
     tops = (tops - _OWN) | {module.partition(".")[0]}

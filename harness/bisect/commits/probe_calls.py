@@ -73,7 +73,9 @@ def _condition(call: AttentionCall) -> dict[str, str]:
 
 def write_calls(path: Path, calls: Sequence[ProbeCall]) -> None:
     """Save calls for the probes, which then need neither the pack nor the matrix."""
-    tensors = {f"{i}.{name}": getattr(call, name).contiguous() for i, (call, _) in enumerate(calls) for name in INPUTS}
+    tensors = {
+        f"{i}.{name}": one.contiguous() for i, (call, _) in enumerate(calls) for name, one in call.tensors.items()
+    }
     legends = _LEGENDS.dump_json([(call.spec, condition) for call, condition in calls]).decode()
     write_whole(path, safetensors.torch.save(tensors, {"legends": legends}))
 
@@ -81,7 +83,11 @@ def write_calls(path: Path, calls: Sequence[ProbeCall]) -> None:
 def read_calls(path: Path, device: str) -> list[ProbeCall]:
     """Load what `write_calls` saved, onto a device."""
     with safe_open(path, "pt", device=device) as file:
+        names = set(file.keys())
         return [
-            (AttentionCall(**{name: file.get_tensor(f"{i}.{name}") for name in INPUTS}, spec=spec), condition)
+            (
+                AttentionCall(**{n: file.get_tensor(f"{i}.{n}") for n in INPUTS if f"{i}.{n}" in names}, spec=spec),
+                condition,
+            )
             for i, (spec, condition) in enumerate(_LEGENDS.validate_json(file.metadata()["legends"]))
         ]

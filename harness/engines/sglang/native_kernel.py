@@ -19,22 +19,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
-from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from assay.harness.attention import kernels
-from assay.harness.attention.call import FEATURES, AttentionCall, KernelRefused, cumulative, default_device
+from assay.harness.attention.call import AttentionCall, KernelRefused, cumulative, default_device
 from assay.harness.attention.kernels import Declaration
+from assay.harness.attention.paging import STALE, shuffled_pages, slots_in
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.engines.sglang.launch import STAND_INS
 from assay.harness.text import did_you_mean
 
-_STALE = 57.0
-"""What the pool holds where it holds nothing of the call. A query that sees one such key is visibly wrong; a key that is masked
-costs nothing, since its weight is exactly 0."""
 _KIT = "sglang.test.kits.attention_unittest.attention_methods.dense_attention"
 _GROUPS = ("tp", "pp", "attn_tp", "attn_cp", "attn_dp", "attn_dcp", "dcp")
 _ONE_RANK: dict[str, int] = dict.fromkeys([f"{group}_size" for group in _GROUPS], 1) | dict.fromkeys(
@@ -47,6 +44,8 @@ _DTYPES = {"fa3": _HALF, "fa4": _HALF, "flashinfer": _HALF, "trtllm_mha": _HALF}
 """Dtypes of the backends whose kernels compute no float32: FlashAttention's and FlashInfer's."""
 _INTERPRETED_DTYPES = {"triton": ("float16", "float32")}
 """Dtypes of backends whose kernels are interpreted on a CPU: Triton's interpreter computes bfloat16 as integers, its bits."""
+_OF_LAYERS = ("window", "softcap", "temperature", "sinks")
+"""Features that a layer can ask a backend for; whether the backend computes them, `assay backends --honours` measures."""
 _CACHE_DTYPES = {torch.float8_e4m3fn: "fp8_e4m3", torch.float8_e5m2: "fp8_e5m2"}
 """SGLang's names of dtypes of the KV pool, which some backends look at beside the dtype."""
 _SINKS = {"trtllm_mha": torch.float32}
@@ -184,7 +183,9 @@ def kernel(backend: str) -> NativeKernel:
             f"{sglang} has no attention backend {name!r}{near and ', ' + near[:-1]}; it has {', '.join(sorted(_registry()))}"
         )
     dtypes = _INTERPRETED_DTYPES if default_device() == "cpu" else _DTYPES
-    declared = Declaration(package="sglang", about=f"{sglang}'s own {name}", dtypes=dtypes.get(name), features=FEATURES)
+    declared = Declaration(
+        package="sglang", about=f"{sglang}'s own {name}", dtypes=dtypes.get(name), features=_OF_LAYERS
+    )
     if name in kernels.published():  # assay's plugin registers them
         declared = kernels.declaration(kernels.load(name))
     made = NativeKernel(f"sglang:{backend}", name, int(page or 1), declared)
@@ -308,7 +309,7 @@ class _Runner:
             hidden_size=shape.heads * shape.head_dim, context_len=shape.length, sliding_window_size=_before(shape.window),
         )  # fmt: skip
         config.v_head_dim = config.swa_v_head_dim = shape.head_dim_v
-        config.is_encoder_decoder = shape.cross
+        config.is_encoder_decoder = config.is_multimodal = shape.cross  # as Mllama's and Whisper's are
         config.is_local_attention_model = False  # a window, in a configuration, is not chunked local attention
         with get_parallel().override(**_ONE_RANK):
             self._runner = kit.MockModelRunner(
@@ -376,7 +377,7 @@ class _Runner:
         # A copy of the arguments, since they cannot be entered again inside.
         with get_parallel().override(**_ONE_RANK), copy.copy(self._arguments), torch.no_grad():
             for buffer in (self._pool.get_key_buffer(call.layer), self._pool.get_value_buffer(call.layer)):
-                buffer.fill_(_STALE)
+                buffer.fill_(STALE)
             if any(prefixes) and asked.scales is None:
                 self._pool.set_kv_buffer(layer, KVWriteLoc(slots[~new], None), call.k[~new], call.v[~new])
             elif any(prefixes):  # whether a backend scales K and V when it writes is up to the backend
@@ -399,14 +400,12 @@ class _Runner:
         """
         generator = torch.Generator().manual_seed(0)
         page, room = self._shape.page, self._shape.batch * self._shape.length
-        counts = [-(-length // page) for length in call.lens_k]
-        drawn = 1 + torch.randperm(room // page, generator=generator)[: sum(counts)]
-        rows = 1 + torch.randperm(self._shape.batch, generator=generator)[: len(counts)]
+        pages = shuffled_pages(call.lens_k, page, room // page, generator)
+        rows = 1 + torch.randperm(self._shape.batch, generator=generator)[: len(pages)]
         table = torch.zeros(self._table.shape, dtype=torch.int32)  # after its sequence, a row names a stale slot
         slots = []
-        pages = drawn.tensor_split(list(accumulate(counts))[:-1])
         for row, own, length in zip(rows.tolist(), pages, call.lens_k, strict=True):
-            slots.append((own[:, None] * page + torch.arange(page)).flatten()[:length])
+            slots.append(slots_in(1 + own, page, length))
             table[row, :length] = slots[-1].int()
         self._table.copy_(table)
         return rows, torch.cat(slots)

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from assay.harness.attention import oracle as oracle_module
-from assay.harness.attention.call import AttentionCall
-from assay.harness.attention.honest import _rounded_to, here, honest_outputs, sample_rows
+from assay.harness.attention.call import AttentionCall, Mask
+from assay.harness.attention.honest import _rounded_to, added_key_by_key, here, honest_outputs, sample_rows
 from assay.harness.attention.noise import FAMILIES, FORMATS, NoiseFamily, Quantised
-from assay.harness.attention.oracle import oracle
+from assay.harness.attention.oracle import log_sum_exp, oracle
 from assay.harness.attention.sample_calls import call_of
 
 CALL = call_of([(60, 76), (1, 33), (10, 119)], (4, 2), 64, torch.float16, "cpu")
@@ -34,6 +34,30 @@ def test_members_are_near_the_truth_and_differ(name: str) -> None:
     assert float(errors.max()) < 0.25
     assert float(errors.max()) < 1.3 * float(errors.min())
     assert len(errors.unique()) == len(errors)
+
+
+TREE = torch.cat([torch.rand(new, new, generator=torch.Generator().manual_seed(1)).lt(0.5).fill_diagonal_(True).flatten()
+                  for new in CALL.lens_q])  # fmt: skip
+ASKED = {
+    "plain": CALL,
+    "window": CALL.with_spec(mask=Mask(window=20)),
+    "sinks": CALL.with_spec(sinks=(0.5, -1.0, 2.0, 0.0)),
+    "alibi": CALL.with_spec(alibi=(0.5, 0.25, 0.125, 1.0)),
+    "custom_mask": replace(CALL, custom_mask=TREE),
+}
+
+
+@pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.parametrize("name", ["", "int8_qk"])
+def test_members_compute_what_is_asked_for_and_its_log_sum_exp(asked: str, name: str) -> None:
+    call, wide = ASKED[asked], replace(ASKED[asked], q=CALL.q.float(), k=CALL.k.float(), v=CALL.v.float())
+    assert 1e-5 < float(noise(call, FAMILIES[name]).mean()) < 0.03
+    off = honest_outputs(call, FAMILIES[name], lse=True) - log_sum_exp(call)[..., None]
+    assert off.shape == (16, 71, 4, 1)
+    assert 1e-7 < float(off.abs().mean()) < (0.03 if name else 1e-3)
+    exact = honest_outputs(wide, FAMILIES[""], lse=True) - log_sum_exp(wide)[..., None]
+    assert 1e-8 < float(exact.abs().mean()) < 1e-6
+    assert float((added_key_by_key(wide) - oracle(wide)).abs().max()) < 1e-5
 
 
 @pytest.mark.parametrize("name", ["", "int8_qk", "fp8_pv"])

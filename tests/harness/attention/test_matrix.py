@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -425,3 +427,23 @@ def test_a_model_has_scores_far_from_zero_in_its_matrix_too() -> None:
     assert Counter(case.condition["phase"] for case in made) == {"extend": 30, "decode": 23}
     far = [case.condition["phase"] for case in made if case.condition["data"].startswith("scores far")]
     assert far == ["extend", "extend", "decode", "decode"]
+
+
+@pytest.mark.parametrize(
+    ("size", "count", "names", "data"),
+    [("small", 602, "1ecf03fd43fb02d5", "669baffe42f6a858"), ("full", 770, "a77a158a76b536c2", "07c0b316f22f4def")],
+)
+def test_features_that_are_not_declared_leave_the_matrix_as_it_was(
+    size: Size, count: int, names: str, data: str
+) -> None:
+    made = cases(size=size)
+    assert len(made) == count
+    text = "\n".join(case.name + json.dumps(case.condition) for case in made)
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == names
+    digest = hashlib.sha256()
+    for call in (case.make() for case in made[:: 37 if size == "small" else 211]):
+        assert call.features == ()
+        for tensor in call.tensors.values():
+            digest.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
+        digest.update(repr(call.scale).encode())
+    assert digest.hexdigest()[:16] == data

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -9,8 +11,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from assay.harness.attention import oracle as oracle_module
-from assay.harness.attention.call import AttentionCall, Mask
-from assay.harness.attention.oracle import oracle
+from assay.harness.attention.call import INPUTS, AttentionCall, Mask
+from assay.harness.attention.oracle import log_sum_exp, oracle
 from assay.harness.attention.sample_calls import call_of
 
 
@@ -48,47 +50,130 @@ def test_a_mask_tells_each_query_its_keys_in_batches_too() -> None:
     assert Mask().span(1, 2, 5) == (0, 5)
 
 
+# Of 1, 7 and 3 queries: a chain of one, a binary tree, and a tree in which the second query does not see the first.
+_PARENTS = ([-1], [-1, 0, 0, 1, 1, 2, 2], [-1, -1, 0])
+
+
+def tree(parents: list[int]) -> Tensor:
+    """The mask of a tree, bool [queries, queries]: each query sees itself and its ancestors."""
+    seen = torch.eye(len(parents), dtype=torch.bool)
+    for query, parent in enumerate(parents):
+        seen[query] |= seen[parent] if parent >= 0 else False
+    return seen
+
+
+TREES = torch.cat([tree(parents).flatten() for parents in _PARENTS])
 FEATURES: dict[str, dict[str, Any]] = {
     "window": {"mask": Mask(window=3)},
     "softcap": {"softcap": 0.7},
     "temperature": {"temperature": 4},
     "sinks": {"sinks": (0.5, -1.0, 2.0, 0.0)},
-    "all": {"mask": Mask(window=4), "softcap": 2.0, "temperature": 3, "sinks": (0.5, -1.0, 2.0, 0.0)},
-}
+    "alibi": {"alibi": (0.5, 0.25, 0.125, 1.0)},
+    "padding": {"padded_rows": 2},
+    "custom_mask": {"custom_mask": TREES},
+    "positions": {"positions": torch.tensor([[109, 100], [0, 0], [20, 3]])},
+    "positions and temperature": {"positions": torch.tensor([[109, 100], [5, 5], [20, 3]]), "temperature": 4},
+    "positions and window": {"positions": torch.tensor([[109, 100], [5, 5], [10, 3]]), "mask": Mask(window=4)},
+    "positions and alibi": {"positions": torch.tensor([[109, 100], [5, 5], [10, 3]]), "alibi": (0.5, 0.25, 0.125, 1.0)},
+    "all": {
+        "mask": Mask(window=4), "softcap": 2.0, "temperature": 3, "sinks": (0.5, -1.0, 2.0, 0.0), "alibi": (0.5, 0.25, 0.125, 1.0),
+        "custom_mask": TREES, "positions": torch.tensor([[109, 100], [2, 2], [5, 1]]), "padded_rows": 3,
+    },
+}  # fmt: skip
 
 
-def written_out(call: AttentionCall, starts: tuple[int, int], i: int, head: int) -> Tensor:
-    """Compute one output from the formulas, term by term. `starts`: the first row of its sequence in q, and in k and v."""
-    (q0, k0), spec = starts, call.spec
-    sequence = call.cu_seqlens_q.tolist().index(q0)
-    position = call.prefixes[sequence] + i
-    first = max(0, position - spec.mask.window + 1) if spec.mask.window else 0
+def asking(call: AttentionCall, **fields: Any) -> AttentionCall:
+    """Ask for fields of the spec, and of the call itself."""
+    own = {name: tensor for name, tensor in fields.items() if name in INPUTS}
+    spec = {name: value for name, value in fields.items() if name not in INPUTS}
+    q = torch.cat([call.q, call.q[: spec.get("padded_rows", 0)]])
+    return replace(call.with_spec(**spec), q=q, **own)
+
+
+def written_out(call: AttentionCall, b: int, i: int, head: int) -> tuple[Tensor, float]:
+    """Compute one output and its log-sum-exp from the formulas, term by term: of query i of sequence b."""
+    spec, q0, k0 = call.spec, int(call.cu_seqlens_q[b]), int(call.cu_seqlens_k[b])
+    first, first_key = (call.prefixes[b], 0) if call.positions is None else call.positions[b].tolist()
+    prefix, position = first - first_key, first + i  # new keys begin where the queries do
     q = call.q[q0 + i, head]
     total, out = 0.0, torch.zeros(call.v.shape[2], dtype=torch.float64)
-    for j in range(first, position + 1):
+    for j in range(call.lens_k[b]):
+        if spec.mask.window and first_key + j <= position - spec.mask.window:
+            continue
+        if first_key + j > position if call.custom_mask is None or j < prefix else not tree(_PARENTS[b])[i, j - prefix]:
+            continue
         score = call.scale * float(q @ call.k[k0 + j, head // 2])
         if spec.softcap:
             score = spec.softcap * math.tanh(score / spec.softcap)
         if spec.temperature and position > spec.temperature:
             score *= math.log(position) / math.log(spec.temperature)
+        if spec.alibi:
+            score += spec.alibi[head] * (first_key + j - position)
         total += math.exp(score)
         out += math.exp(score) * call.v[k0 + j, head // 2]
-    return out / (total + (math.exp(spec.sinks[head]) if spec.sinks else 0.0))
+    total += math.exp(spec.sinks[head]) if spec.sinks else 0.0
+    return out / total, math.log(total)
 
 
 @pytest.mark.parametrize("feature", FEATURES)
 @pytest.mark.parametrize("few", [0, 4], ids=["in groups", "one by one"])
 def test_features_are_computed_as_their_formulas_say(feature: str, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(oracle_module, "_FEW", few)
-    call = call_of([(1, 9), (7, 0), (3, 4)], (4, 2), 8, torch.float64, "cpu").with_spec(**FEATURES[feature])
-    starts = list(zip(call.cu_seqlens_q.tolist(), call.cu_seqlens_k.tolist(), strict=True))
+    call = asking(call_of([(1, 9), (7, 0), (3, 4)], (4, 2), 8, torch.float64, "cpu"), **FEATURES[feature])
     rows = [
-        torch.stack([written_out(call, start, i, head) for head in range(4)])
-        for start, new in zip(starts, call.lens_q, strict=False)
-        for i in range(new)
+        [written_out(call, b, i, head) for head in range(4)] for b, new in enumerate(call.lens_q) for i in range(new)
     ]
-    torch.testing.assert_close(oracle(call), torch.stack(rows))
-    assert call.spec.features == (tuple(FEATURES)[:4] if feature == "all" else (feature,))
+    torch.testing.assert_close(oracle(call), torch.stack([torch.stack([out for out, _ in row]) for row in rows]))
+    torch.testing.assert_close(log_sum_exp(call), torch.tensor([[lse for _, lse in row] for row in rows]).double())
+    some = torch.tensor([0, 2, 3, 8, 10])
+    torch.testing.assert_close(oracle(call, some), oracle(call)[some])
+    torch.testing.assert_close(log_sum_exp(call, some), log_sum_exp(call)[some])
+    asked = ("window", "softcap", "temperature", "sinks", "alibi", "padding", "custom_mask", "positions")
+    assert set(call.features) == set(asked if feature == "all" else feature.split(" and "))
+
+
+@pytest.mark.parametrize("few", [0, 4], ids=["in groups", "one by one"])
+def test_queries_of_cross_attention_see_all_keys_however_few(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(oracle_module, "_FEW", few)
+    call = call_of([(5, -3), (2, 7), (4, -3)], (4, 2), 8, torch.float64, "cpu").with_spec(mask=Mask(causal=False))
+    outs = []
+    for (q0, q1), (k0, k1) in zip(
+        pairwise(call.cu_seqlens_q.tolist()), pairwise(call.cu_seqlens_k.tolist()), strict=True
+    ):
+        q, k, v = (t.transpose(0, 1) for t in (call.q[q0:q1], call.k[k0:k1], call.v[k0:k1]))
+        outs.append(scaled_dot_product_attention(q, k, v, scale=call.scale, enable_gqa=True).transpose(0, 1))
+    torch.testing.assert_close(oracle(call), torch.cat(outs))
+    assert call.features == ("not_causal",)
+    slopes = call.with_spec(alibi=(1.0, 0.5, 2.0, 0.1))
+    logits = call.scale * call.q[0, 2] @ call.k[:2, 1].T - 2.0 * torch.tensor(
+        [3.0, 4.0]
+    )  # from query -3 to keys 0 and 1
+    assert float(log_sum_exp(slopes)[0, 2]) == pytest.approx(float(logits.logsumexp(-1)))
+    more = call_of([(5, 3)], (4, 2), 8, torch.float64, "cpu").with_spec(mask=Mask(causal=False))
+    assert more.features == ()  # as the contract always was
+
+
+def test_the_mask_of_a_chain_is_the_causal_one() -> None:
+    call = call_of([(1, 9), (7, 0), (3, 4)], (4, 2), 8, torch.float64, "cpu").with_spec(mask=Mask(window=5))
+    chains = torch.cat([torch.ones(new, new, dtype=torch.bool).tril().flatten() for new in call.lens_q])
+    torch.testing.assert_close(oracle(replace(call, custom_mask=chains)), oracle(call))
+
+
+def test_a_query_that_sees_no_key_has_a_log_sum_exp_of_minus_infinity_unless_it_has_a_sink() -> None:
+    call = call_of([(3, 0)], (2, 1), 8, torch.float64, "cpu")
+    call = replace(call, custom_mask=torch.tensor([True] * 3 + [False] * 3 + [True] * 3))
+    assert log_sum_exp(call)[1].tolist() == [-math.inf, -math.inf]
+    assert oracle(call)[1].isnan().all()
+    assert log_sum_exp(call.with_spec(sinks=(0.5, -2.0)))[1].tolist() == [0.5, -2.0]
+
+
+def test_a_call_of_some_heads_keeps_their_sinks_and_slopes_and_a_copy_its_mask() -> None:
+    call = asking(call_of([(1, 9), (7, 0), (3, 4)], (4, 2), 8, torch.float64, "cpu"), **FEATURES["all"])
+    torch.testing.assert_close(oracle(call.of_heads([3, 2], [1])), oracle(call)[:, [3, 2]])
+    for same in (call.clone(), call.to("cpu")):
+        assert same.spec == call.spec
+        assert same.tensors.keys() == call.tensors.keys() == set(INPUTS)
+        assert all(torch.equal(tensor, call.tensors[name]) for name, tensor in same.tensors.items())
 
 
 def test_a_call_asks_for_nothing_that_has_no_meaning() -> None:

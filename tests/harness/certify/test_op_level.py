@@ -59,7 +59,7 @@ def caught(id: str = "a-fault") -> Examined:
     return Examined(id=id, kind="fault", title="a fault", outcome="caught", seconds=1.0)
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("fault", [f for f in CATALOGUE.values() if not f.equivalent], ids=lambda f: f.id)
 def test_every_fault_changes_some_output(fault: SeededFault) -> None:
     rounds = 5 if fault.where.share < 1 else 1
@@ -67,7 +67,7 @@ def test_every_fault_changes_some_output(fault: SeededFault) -> None:
     assert any(footprint(fault, level.wide).calls for level in levels)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fault", [f for f in CATALOGUE.values() if f.equivalent], ids=lambda f: f.id)
 def test_equivalent_faults_change_nothing_and_are_not_flagged(fault: SeededFault) -> None:
     assert footprint(fault, FEW.wide).calls == ()
@@ -123,6 +123,7 @@ def test_an_honest_kernel_is_left_alone() -> None:
     assert examine_honest("exact", "exact", honest("", 0), FEW).outcome == "quiet"
 
 
+@pytest.mark.slow
 def test_an_undeclared_family_is_a_false_alarm_if_it_is_flagged() -> None:
     def as_exact(kernel: Kernel, cases: Sequence[Case]) -> CheckResult:
         return checked(lambda call: kernel(call), cases)  # the wrapper hides the declaration
@@ -139,7 +140,7 @@ def test_a_fault_in_a_kernel_that_quantises_is_named_and_pinned(fault: str) -> N
     assert one.found == (CATALOGUE[fault].hypothesis,), "no quantisation is missing where the fault is"
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["identity", "keys-reversed", "splits-merged"])
 def test_an_equivalent_fault_in_a_kernel_that_quantises_is_not_flagged(fault: str) -> None:
     assert examine_fault(CATALOGUE[fault], INT8).outcome == "quiet"

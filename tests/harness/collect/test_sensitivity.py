@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import cast
 
 import pytest
@@ -18,7 +19,6 @@ from assay.harness.config import make_spec
 from assay.harness.engines.base import ChatRequest, Engine, Reply
 from assay.harness.errors import EngineError
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.records import Answer
 from assay.harness.evidence.sensitivity import SENSITIVITY_RECORD
 from assay.harness.progress import ProgressDisplay
 from assay.harness.server.control import Control, read_setting
@@ -60,16 +60,11 @@ def plan() -> Plan:
 
 
 @pytest.fixture
-def folder(plan: Plan, tmp_path: Path) -> RunFolder:
+def folder(plan: Plan, tmp_path: Path, runs: ModuleType) -> RunFolder:
     """A run in which the reference has answered everything right."""
     made = open_folder(plan, tmp_path / "run")
     for item in plan.of("accuracy"):
-        made.append(
-            Answer(
-                suite="accuracy", role="reference", item=item.id, prompt_hash=item.prompt_hash, text=f"Answer: {item.expected}",
-                finish_reason="stop", prompt_tokens=60, completion_tokens=1, latency_s=0.1,
-            )
-        )  # fmt: skip
+        made.append(runs.answer_of("reference", item))
     return made
 
 

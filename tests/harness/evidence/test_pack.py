@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.call import AttentionCall, Mask
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.errors import EvidenceError, UsageError
@@ -256,3 +257,48 @@ def test_a_pack_without_a_call_is_an_error(tmp_path: Path) -> None:
     PackWriter(tmp_path / "pack", SOURCE, BUDGET).flush()
     with pytest.raises(EvidenceError, match="has no call"):
         read_pack(tmp_path / "pack")
+
+
+def asking(call: AttentionCall) -> AttentionCall:
+    """Ask for all that a call can carry."""
+    tree = torch.cat([torch.eye(new, dtype=torch.bool).flatten() for new in call.lens_q])
+    positions = torch.tensor([[100 + prefix, 100] for prefix in call.prefixes])
+    q = torch.cat([call.q, call.q[:2]])
+    spec = {
+        "sinks": (0.5, -1.0, 2.0, 0.0), "alibi": (0.5, 0.25, 0.125, 1.0), "temperature": 4, "softcap": 2.0, "padded_rows": 2,
+        "mask": Mask(window=9),
+    }  # fmt: skip
+    return replace(call, q=q, custom_mask=tree, positions=positions).with_spec(**spec)
+
+
+@pytest.mark.parametrize("budget", [BUDGET, 2**17, 2**16])
+def test_what_a_call_asks_for_is_kept_also_of_a_part_of_it(tmp_path: Path, budget: int) -> None:
+    writer = PackWriter(tmp_path / "pack", SOURCE, budget)
+    lens = [(3, 4), (5, 20), (2, 9)]
+    call = asking(call_of(lens, (4, 2), 8, torch.float32, "cpu"))
+    seen = CallMetadata(0, "extend", (3, 5, 2), (4, 20, 9), ("a", "b", "c"))
+    right = oracle(call)
+    writer.add(seen, call, right.float(), 1.0, (1, 3, 0))
+    writer.flush()
+    (one,) = read_pack(tmp_path / "pack")
+    sequences = slice(0, 10) if len(one.entry.new) == 3 else slice(3, 8)
+    heads = slice(one.entry.spec.first_head, one.entry.spec.first_head + one.call.q.shape[1])
+    torch.testing.assert_close(oracle(one.call), right[sequences, heads])
+    torch.testing.assert_close(one.reference.double(), right[sequences, heads], rtol=1e-5, atol=1e-5)
+    assert set(one.call.features) == set(call.features) - {"padding"}
+    if budget == BUDGET:
+        assert one.call.spec == replace(call.spec, padded_rows=0)
+    else:
+        assert len(one.entry.new) == 1
+
+
+def test_queries_of_a_sequence_keep_their_positions(tmp_path: Path) -> None:
+    call = call_of([(60, 40)], (2, 1), 64, torch.float32, "cpu").with_spec(temperature=4)
+    call = replace(call, positions=torch.tensor([[1040, 1000]]))
+    writer = PackWriter(tmp_path / "pack", SOURCE, 8 * 90_000)
+    writer.add(CallMetadata(0, "extend", (60,), (40,), ("a",)), call, oracle(call).float(), 1.0, (0, 0, 50))
+    writer.flush()
+    (one,) = read_pack(tmp_path / "pack")
+    assert one.entry.cut
+    first = one.entry.first_query
+    torch.testing.assert_close(oracle(one.call), oracle(call)[first : first + one.entry.new[0]])

@@ -32,14 +32,22 @@ def plan() -> Plan:
     )
 
 
-@pytest.fixture
-def sealed(plan: Plan, tmp_path: Path, served: ModuleType) -> RunFolder:
-    """A finished run."""
-    folder: RunFolder = served.complete_run(plan, tmp_path / "run")
+@pytest.fixture(scope="module")
+def finished(plan: Plan, tmp_path_factory: pytest.TempPathFactory, runs: ModuleType) -> RunFolder:
+    """A finished run, which can be judged."""
+    folder: RunFolder = runs.complete_run(plan, tmp_path_factory.mktemp("finished") / "run")
     folder.write(MATRIX, MatrixRecord(kernel="sage_attn", calls="float32", computed=("extend-1",), worst=0.5))
     folder.baseline_status.parent.mkdir()
     folder.baseline_status.write_text("{}")
     folder.seal()
+    build(folder)
+    return folder
+
+
+@pytest.fixture
+def sealed(finished: RunFolder, tmp_path: Path, runs: ModuleType) -> RunFolder:
+    """A copy of the finished run."""
+    folder: RunFolder = runs.copied(finished, tmp_path / "run")
     return folder
 
 
@@ -159,7 +167,6 @@ TAMPERED: dict[str, tuple[Tamper, str]] = {
 @pytest.mark.parametrize("case", TAMPERED)
 def test_a_finished_run_that_was_changed_is_not_judged(sealed: RunFolder, case: str) -> None:
     tamper, found = TAMPERED[case]
-    build(sealed)
     tamper(sealed)
     with pytest.raises(EvidenceError) as raised:
         build(RunFolder(sealed.path))
@@ -187,7 +194,7 @@ def test_reports_logs_and_notes_are_not_sealed(sealed: RunFolder) -> None:
     build(sealed)
 
 
-def test_a_run_that_goes_on_is_judged_as_it_is(plan: Plan, tmp_path: Path, served: ModuleType) -> None:
-    folder = served.complete_run(plan, tmp_path / "run")
+def test_a_run_that_goes_on_is_judged_as_it_is(plan: Plan, tmp_path: Path, runs: ModuleType) -> None:
+    folder = runs.complete_run(plan, tmp_path / "run")
     records(lambda made: made[:-1])(folder)
     assert build(folder).verdict == "inconclusive"

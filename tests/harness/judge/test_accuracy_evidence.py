@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from assay.evals.questions import LETTERS
 from assay.harness.collect.plan import Plan, prepare
-from assay.harness.collect.run_folder import open_folder
 from assay.harness.config import RunSpec, make_spec
 from assay.harness.errors import UsageError
-from assay.harness.evidence.counters import CounterFile, CounterRow
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.manifest import ServerManifest
-from assay.harness.evidence.records import Answer, Item
+from assay.harness.evidence.records import Item
 from assay.harness.judge.build import build
 from assay.harness.judge.report import Report, SuiteResult
 from assay.harness.sides import ROLES, Role
@@ -50,42 +48,43 @@ def share(of: Letter, other: Letter, every: int) -> Letter:
     return lambda number, item: (of if number % every == 0 else other)(number, item)
 
 
-def begun(plan: Plan, path: Path) -> RunFolder:
-    """A run whose servers have started, and which has answered nothing."""
-    folder = open_folder(plan, path)
-    servers = tuple(
-        ServerManifest(
-            role=role, backend=plan.spec.reference.backend if role == "reference" else plan.spec.candidate.backend,
-            engine="SGLang 0.5.23 on cpu", claimed_phases=("extend",), arguments={"dtype": "float32"},
-        )
-        for role in ROLES
-    )  # fmt: skip
-    folder.update(folder.progress().model_copy(update={"servers": servers}))
-    for role, server in zip(ROLES, servers, strict=True):
-        file = CounterFile(folder.server_folder(role) / "counters", "1", folder.nonce)
-        row = file.row(CounterRow(backend=server.backend, kernel=server.backend, phase="extend", cached_prefix=True))
-        for layer in range(4):
-            file.add(row, layer)
-    return folder
+@pytest.fixture
+def begun(runs: ModuleType, tmp_path: Path) -> Callable[..., RunFolder]:
+    """A function that writes a run whose servers have started, and which has answered nothing."""
+
+    def begin(plan: Plan) -> RunFolder:
+        folder: RunFolder = runs.started(plan, tmp_path / f"run-{len(list(tmp_path.iterdir()))}")
+        for role in ROLES:
+            runs.count_layers(folder, role, plan.backend(role).name)
+        return folder
+
+    return begin
 
 
-def answered(folder: RunFolder, role: Role, items: Sequence[Item], letter: Letter) -> None:
-    for number, item in enumerate(items):
-        parsed = letter(number, item)
-        folder.append(
-            Answer(
-                suite="accuracy", role=role, item=item.id, prompt_hash=item.prompt_hash,
-                text=f"Answer: {parsed}" if parsed else "I do not know.", parsed=parsed, finish_reason="stop",
-                prompt_tokens=100, completion_tokens=3, cached_tokens=54, latency_s=0.1,
-            )
-        )  # fmt: skip
+@pytest.fixture
+def answered(runs: ModuleType) -> Callable[..., None]:
+    """A function that appends a role's answers to these items."""
+
+    def answer(folder: RunFolder, role: Role, items: Sequence[Item], letter: Letter) -> None:
+        for number, item in enumerate(items):
+            parsed = letter(number, item)
+            text = f"Answer: {parsed}" if parsed else "I do not know."
+            folder.append(runs.answer_of(role, item, text=text, parsed=parsed))
+
+    return answer
 
 
-def report_of(plan: Plan, path: Path, reference: Letter, candidate: Letter) -> Report:
-    folder = begun(plan, path)
-    answered(folder, "reference", plan.of("accuracy"), reference)
-    answered(folder, "candidate", plan.of("accuracy"), candidate)
-    return build(folder)
+@pytest.fixture
+def report_of(begun: Callable[..., RunFolder], answered: Callable[..., None]) -> Callable[..., Report]:
+    """A function that makes the report of two roles that answer every question of a plan."""
+
+    def report(plan: Plan, reference: Letter, candidate: Letter) -> Report:
+        folder = begun(plan)
+        answered(folder, "reference", plan.of("accuracy"), reference)
+        answered(folder, "candidate", plan.of("accuracy"), candidate)
+        return build(folder)
+
+    return report
 
 
 def accuracy(report: Report) -> SuiteResult:
@@ -93,14 +92,16 @@ def accuracy(report: Report) -> SuiteResult:
     return suite
 
 
-def test_an_equal_candidate_passes_and_a_broken_one_does_not(tmp_path: Path) -> None:
-    assert accuracy(report_of(plan_of(), tmp_path / "equal", right, right)).verdict == "pass"
-    assert accuracy(report_of(plan_of(), tmp_path / "broken", right, share(right, wrong, 8))).verdict == "regression"
+def test_an_equal_candidate_passes_and_a_broken_one_does_not(report_of: Callable[..., Report]) -> None:
+    assert accuracy(report_of(plan_of(), right, right)).verdict == "pass"
+    assert accuracy(report_of(plan_of(), right, share(right, wrong, 8))).verdict == "regression"
 
 
-def test_questions_whose_prompts_differed_between_the_roles_are_not_answered(tmp_path: Path) -> None:
+def test_questions_whose_prompts_differed_between_the_roles_are_not_answered(
+    begun: Callable[..., RunFolder], answered: Callable[..., None]
+) -> None:
     plan = plan_of()
-    folder = begun(plan, tmp_path / "run")
+    folder = begun(plan)
     items = plan.of("accuracy")
     # The candidate was asked 150 other questions under the same ids, and got them wrong.
     answered(folder, "reference", items, right)
@@ -114,9 +115,11 @@ def test_questions_whose_prompts_differed_between_the_roles_are_not_answered(tmp
     assert "answers to another prompt: 150" in check.found
 
 
-def test_every_number_is_of_the_questions_that_the_test_read(tmp_path: Path) -> None:
+def test_every_number_is_of_the_questions_that_the_test_read(
+    begun: Callable[..., RunFolder], answered: Callable[..., None]
+) -> None:
     plan = plan_of()
-    folder = begun(plan, tmp_path / "run")
+    folder = begun(plan)
     items = plan.of("accuracy")
     answered(folder, "reference", items[:120], right)
     # Question 100 was still being answered at the verdict; those after it are right, and would make the candidate look better.
@@ -132,39 +135,43 @@ def test_every_number_is_of_the_questions_that_the_test_read(tmp_path: Path) -> 
     assert len(suite.flips) == 75
 
 
-def test_mostly_unparsed_answers_in_both_roles_give_no_verdict(tmp_path: Path) -> None:
+def test_mostly_unparsed_answers_in_both_roles_give_no_verdict(report_of: Callable[..., Report]) -> None:
     def some(number: int, item: Item) -> str | None:
         return item.expected if number % 5 < 2 else None
 
-    report = report_of(plan_of(), tmp_path / "run", some, some)
+    report = report_of(plan_of(), some, some)
     assert accuracy(report).verdict == "inconclusive"
     assert "unparsed" in accuracy(report).why or "could not be parsed" in accuracy(report).why
 
 
-def test_unparsed_answers_of_the_candidate_alone_are_lost(tmp_path: Path) -> None:
-    assert accuracy(report_of(plan_of(), tmp_path / "run", right, share(right, unparsed, 8))).verdict == "regression"
+def test_unparsed_answers_of_the_candidate_alone_are_lost(report_of: Callable[..., Report]) -> None:
+    assert accuracy(report_of(plan_of(), right, share(right, unparsed, 8))).verdict == "regression"
 
 
-def test_a_few_unparsed_answers_of_the_candidate_are_no_pass(tmp_path: Path) -> None:
+def test_a_few_unparsed_answers_of_the_candidate_are_no_pass(report_of: Callable[..., Report]) -> None:
     # One in fifteen is unparsed where the reference is wrong as well: nothing is lost, and nothing is known.
-    report = report_of(plan_of(), tmp_path / "run", share(wrong, right, 15), share(unparsed, right, 15))
+    report = report_of(plan_of(), share(wrong, right, 15), share(unparsed, right, 15))
     assert accuracy(report).verdict == "inconclusive"
 
 
-def test_a_reference_with_less_headroom_than_twice_the_margin_gives_no_verdict(tmp_path: Path) -> None:
+def test_a_reference_with_less_headroom_than_twice_the_margin_gives_no_verdict(
+    report_of: Callable[..., Report],
+) -> None:
     # A reference that is right on 30 of 100 beats guessing (p = 0.004 of 1,000), but a candidate that guesses loses 5 points only.
     def hardly(number: int, item: Item) -> str | None:
         return (right if number % 10 < 3 else wrong)(number, item)
 
-    report = report_of(plan_of(1500), tmp_path / "run", hardly, hardly)
+    report = report_of(plan_of(1500), hardly, hardly)
     assert accuracy(report).verdict == "inconclusive"
 
 
-def test_the_same_question_256_times_counts_once(tmp_path: Path) -> None:
+def test_the_same_question_256_times_counts_once(
+    begun: Callable[..., RunFolder], answered: Callable[..., None]
+) -> None:
     first = plan_of().of("accuracy")[0]
     copies = tuple(first.model_copy(update={"id": f"copy-{number}"}) for number in range(400))
     plan = replace(plan_of(), items=copies)
-    folder = begun(plan, tmp_path / "run")
+    folder = begun(plan)
     for role in ROLES:
         answered(folder, role, copies, right)
     report = build(folder)
@@ -178,10 +185,8 @@ def test_a_margin_that_passes_a_broken_candidate_is_refused(margin: float) -> No
         make_spec({"margin": margin})
 
 
-def test_more_questions_do_not_turn_red_into_green(tmp_path: Path) -> None:
+def test_more_questions_do_not_turn_red_into_green(report_of: Callable[..., Report]) -> None:
     # A loss of 2.5 points, within the margin of 5: 7 of 250 are significant by McNemar's test, and 100 of 4,000 clearly within.
-    few, many = (
-        accuracy(report_of(plan_of(n), tmp_path / str(n), right, share(wrong, right, 40))) for n in (250, 4000)
-    )
+    few, many = (accuracy(report_of(plan_of(n), right, share(wrong, right, 40))) for n in (250, 4000))
     assert (few.verdict, many.verdict) == ("inconclusive", "pass")
     assert "A loss is shown" in few.why

@@ -32,11 +32,25 @@ def plan() -> Plan:
     )
 
 
+@pytest.fixture(scope="module")
+def complete(plan: Plan, tmp_path_factory: pytest.TempPathFactory, runs: ModuleType) -> tuple[RunFolder, RunFolder]:
+    """Two complete runs of one plan, whose evidence agrees with itself."""
+    places = (tmp_path_factory.mktemp(name) / "run" for name in ("run", "other"))
+    one, other = (runs.complete_run(plan, place) for place in places)
+    return one, other
+
+
 @pytest.fixture
-def sound(plan: Plan, tmp_path: Path, served: ModuleType) -> RunFolder:
-    """A complete run whose evidence agrees with itself."""
-    folder: RunFolder = served.complete_run(plan, tmp_path / "run")
+def sound(complete: tuple[RunFolder, RunFolder], tmp_path: Path, runs: ModuleType) -> RunFolder:
+    """A copy of the first, to change."""
+    folder: RunFolder = runs.copied(complete[0], tmp_path / "run")
     return folder
+
+
+@pytest.fixture
+def other(complete: tuple[RunFolder, RunFolder]) -> RunFolder:
+    """The second."""
+    return complete[1]
 
 
 def checked(folder: RunFolder) -> dict[str, Check]:
@@ -131,10 +145,7 @@ def test_without_admissions_nothing_is_reconciled(sound: RunFolder) -> None:
 
 @pytest.mark.parametrize("role", ["reference", "candidate"])
 @pytest.mark.parametrize("what", ["counters", "admissions.jsonl"])
-def test_a_server_folder_of_another_run_is_refused(
-    plan: Plan, sound: RunFolder, tmp_path: Path, served: ModuleType, role: Role, what: str
-) -> None:
-    other = served.complete_run(plan, tmp_path / "other")
+def test_a_server_folder_of_another_run_is_refused(sound: RunFolder, other: RunFolder, role: Role, what: str) -> None:
     theirs, ours = (folder.server_folder(role) / what for folder in (other, sound))
     if ours.is_dir():
         shutil.rmtree(ours)
@@ -146,10 +157,7 @@ def test_a_server_folder_of_another_run_is_refused(
 
 
 @pytest.mark.parametrize("name", ["records.jsonl", "progress.json"])
-def test_a_file_of_another_run_is_refused(
-    plan: Plan, sound: RunFolder, tmp_path: Path, served: ModuleType, name: str
-) -> None:
-    other = served.complete_run(plan, tmp_path / "other")
+def test_a_file_of_another_run_is_refused(sound: RunFolder, other: RunFolder, name: str) -> None:
     shutil.copy(other.path / name, sound.path / name)
     with pytest.raises(EvidenceError, match=f"{name} belongs to run {other.nonce}"):
         build(sound)

@@ -8,124 +8,77 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 from assay.harness import judge
-from assay.harness.collect.plan import Plan, prepare
-from assay.harness.collect.run_folder import open_folder
-from assay.harness.config import RunSpec
 from assay.harness.errors import EngineError
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.manifest import FailureResult, ServerManifest
-from assay.harness.evidence.records import Answer, Item, Token
+from assay.harness.evidence.manifest import FailureResult
+from assay.harness.evidence.records import Answer
 from assay.harness.judge import latency_suite, policy_checks
 from assay.harness.judge.build import CLAIMS, build
 from assay.harness.judge.evidence import Judged
-from assay.harness.judge.report import EnvelopeResult, SuiteResult
-from assay.harness.sides import ROLES, Role
-from assay.harness.verdict import Verdict
+from assay.harness.judge.report import EnvelopeResult, Report, SuiteResult
+from assay.harness.verdict import Check, Verdict
 
 QUESTIONS, GREEDY, COLD = 160, 128, 16
-
-
-@pytest.fixture(scope="module")
-def plan() -> Plan:
-    suites = ("accuracy", "greedy")
-    return prepare(
-        RunSpec.of(
-            reference="torch_native",
-            candidate="sage_attn",
-            questions=QUESTIONS,
-            margin=0.05,
-            greedy_prompts=GREEDY,
-            suites=suites,
-        )
-    )
-
-
-SAGE = ("_attn_fwd", "quant_per_block_int8_kernel")
-
+TORCH = ("aten::scaled_dot_product_attention",)
 
 Evidence = Callable[..., RunFolder]
 
 
-@pytest.fixture
-def evidence(served: ModuleType) -> Evidence:
-    """A function that writes a complete run; a broken candidate answers only questions without a cached prefix."""
+@pytest.fixture(scope="module")
+def sound(recorded_runs: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A complete run of two equal servers."""
+    folder: RunFolder = recorded_runs.answered(tmp_path_factory.mktemp("sound") / "run")
+    return folder
 
-    def make(
-        plan: Plan,
-        path: Path,
-        *,
-        broken: bool = False,
-        cached: int = 54,
-        counted: bool = True,
-        ran: tuple[str, ...] = SAGE,
-    ) -> RunFolder:
-        folder = open_folder(plan, path)
-        servers = tuple(
-            ServerManifest(
-                role=role,
-                backend=plan.backend(role).name,
-                engine="SGLang 0.5.23 on cpu",
-                claimed_phases=("extend", "decode") if role == "reference" else ("extend",),
-                arguments={"dtype": "float32", "attention_backend": role},
-            )
-            for role in ROLES
-        )
-        folder.update(folder.progress().model_copy(update={"servers": servers, "seconds": 12.0}))
-        served.trace(folder, "reference", "torch_native", ("aten::scaled_dot_product_attention",))
-        served.trace(folder, "candidate", "sage_attn", ran, noise="int8_qk", kernels=SAGE)
-        for role in ROLES:
-            for number, item in enumerate(plan.of("accuracy")):
-                tokens = 0 if number < COLD else cached
-                right = not (broken and role == "candidate" and tokens)
-                folder.append(answer(role, item, tokens, text=f"Answer: {item.expected}" if right else ""))
-            for item in plan.of("greedy"):
-                folder.append(answer(role, item, cached, text="no" if broken and role == "candidate" else "yes"))
-            if counted:
-                served.count_served(folder, role, plan.backend(role).name)
-        served.see_fault(folder, plan)
+
+@pytest.fixture
+def evidence(sound: RunFolder, recorded_runs: ModuleType, tmp_path: Path) -> Evidence:
+    """A function that writes a complete run; its arguments are those of `recorded_runs.answered`."""
+
+    def write(**made: Any) -> RunFolder:
+        path = tmp_path / "run"
+        folder: RunFolder = recorded_runs.answered(path, **made) if made else recorded_runs.runs.copied(sound, path)
         return folder
 
-    return make
+    return write
 
 
-def answer(role: Role, item: Item, cached: int, text: str) -> Answer:
-    other = "no" if text == "yes" else "maybe"
-    return Answer(
-        suite=item.suite,
-        role=role,
-        item=item.id,
-        prompt_hash=item.prompt_hash,
-        request_id=f"{role}-{item.suite}-{item.id}",
-        text=text,
-        parsed=text[-1:] or None if item.suite == "accuracy" else None,
-        finish_reason="stop",
-        prompt_tokens=100,
-        completion_tokens=1,
-        cached_tokens=cached,
-        latency_s=0.1,
-        tokens=(Token(text=text, logprob=-0.1, top=((text, -0.1), (other, -3.0))),) if item.suite == "greedy" else (),
-    )
+@pytest.fixture
+def broken(recorded_runs: ModuleType) -> dict[str, Any]:
+    """A candidate that answers only questions without a cached prefix, and every prompt with another text."""
+    return {"right": recorded_runs.without_prefix, "greedy": lambda number: "no"}
 
 
-def test_a_sound_run_passes(plan: Plan, tmp_path: Path, evidence: Evidence) -> None:
-    report = build(evidence(plan, tmp_path / "run"))
+@pytest.fixture
+def nothing(recorded_runs: ModuleType, tmp_path: Path) -> RunFolder:
+    """A run without servers."""
+    folder: RunFolder = recorded_runs.nothing_happened(tmp_path / "run")
+    return folder
+
+
+def check_of(report: Report, id_: str) -> Check:
+    (found,) = [check for check in report.checks if check.id == id_]
+    return found
+
+
+def test_a_sound_run_passes(evidence: Evidence) -> None:
+    report = build(evidence())
     assert (report.verdict, report.exit_code, report.findings) == ("pass", 0, ())
     assert {check.status for check in report.checks} == {"ok", "not checked"}
     assert all(suite.synthetic for suite in report.suites)
 
 
-def test_a_run_is_judged_where_assay_is_on_the_path_only(
-    plan: Plan, tmp_path: Path, evidence: Evidence, not_installed: None
-) -> None:
-    assert build(evidence(plan, tmp_path / "run")).verdict == "pass"
+def test_a_run_is_judged_where_assay_is_on_the_path_only(evidence: Evidence, not_installed: None) -> None:
+    assert build(evidence()).verdict == "pass"
 
 
-def test_the_seed_case_is_found_by_its_condition(plan: Plan, tmp_path: Path, evidence: Evidence) -> None:
-    report = build(evidence(plan, tmp_path / "run", broken=True))
+def test_the_seed_case_is_found_by_its_condition(evidence: Evidence, broken: dict[str, Any]) -> None:
+    report = build(evidence(**broken))
     assert (report.verdict, report.exit_code) == ("regression", 1)
     (finding,) = report.findings
     assert finding.where == "cached prefix >= 16"
@@ -135,23 +88,21 @@ def test_the_seed_case_is_found_by_its_condition(plan: Plan, tmp_path: Path, evi
     assert len(report.suites[1].divergences) == GREEDY
 
 
-def test_no_cached_prefix_is_no_pass(plan: Plan, tmp_path: Path, evidence: Evidence) -> None:
-    report = build(evidence(plan, tmp_path / "run", cached=1))
+def test_no_cached_prefix_is_no_pass(evidence: Evidence) -> None:
+    report = build(evidence(cached=1))
     assert (report.verdict, report.exit_code) == ("inconclusive", 3)
-    (check,) = [check for check in report.checks if check.id == "cached-prefix"]
+    check = check_of(report, "cached-prefix")
     assert check.found == "0 of 160 questions had at least 16 cached tokens; 50 % of them are needed"
     assert check.found in report.reasons[0]
 
 
-def test_a_kernel_that_was_not_counted_is_no_pass(plan: Plan, tmp_path: Path, evidence: Evidence) -> None:
-    report = build(evidence(plan, tmp_path / "run", counted=False))
+def test_a_kernel_that_was_not_counted_is_no_pass(evidence: Evidence) -> None:
+    report = build(evidence(counted=False))
     assert (report.verdict, report.exit_code) == ("inconclusive", 3)
 
 
-def test_a_kernel_that_was_called_but_answered_with_pytorchs_attention_is_no_pass(
-    plan: Plan, tmp_path: Path, evidence: Evidence
-) -> None:
-    report = build(evidence(plan, tmp_path / "run", ran=("aten::scaled_dot_product_attention",)))
+def test_a_kernel_that_was_called_but_answered_with_pytorchs_attention_is_no_pass(evidence: Evidence) -> None:
+    report = build(evidence(ran=TORCH))
     assert (report.verdict, report.exit_code) == ("inconclusive", 3)
     checks = {check.id: check for check in report.checks}
     assert checks["kernel-ran-extend"].status == "ok"
@@ -159,97 +110,83 @@ def test_a_kernel_that_was_called_but_answered_with_pytorchs_attention_is_no_pas
     assert "aten::scaled_dot_product_attention" in checks["kernel-executed-extend"].found
 
 
-def test_the_kernels_of_each_traced_pass_are_in_the_report(plan: Plan, tmp_path: Path, evidence: Evidence) -> None:
-    report = build(evidence(plan, tmp_path / "run"))
+def test_the_kernels_of_each_traced_pass_are_in_the_report(evidence: Evidence) -> None:
+    report = build(evidence())
     listed = {(one.role, one.cached_prefix): {(row.name, row.of) for row in one.kernels} for one in report.kernels}
-    assert listed["candidate", True] == {(name, "candidate") for name in SAGE}
-    assert listed["reference", False] == {("aten::scaled_dot_product_attention", "reference")}
+    assert listed["candidate", True] == {(name, "candidate") for name in ("_attn_fwd", "quant_per_block_int8_kernel")}
+    assert listed["reference", False] == {(TORCH[0], "reference")}
 
 
-def test_a_workload_that_does_not_see_a_seeded_fault_is_no_pass(
-    evidence: Evidence, served: ModuleType, plan: Plan, tmp_path: Path
-) -> None:
-    folder = evidence(plan, tmp_path / "run")
-    served.see_fault(folder, plan, lost=0)
-    report = build(folder)
+def test_a_workload_that_does_not_see_a_seeded_fault_is_no_pass(evidence: Evidence) -> None:
+    report = build(evidence(see={"lost": 0}))
     assert (report.verdict, report.exit_code) == ("inconclusive", 3)
-    (check,) = [check for check in report.checks if check.id == "workload-sensitive"]
+    check = check_of(report, "workload-sensitive")
     assert "not seen by accuracy (0 lost and 0 gained of 8 questions" in check.found
     assert report.sensitivity is not None
 
 
-def test_a_fault_that_changed_no_call_is_no_pass(
-    evidence: Evidence, served: ModuleType, plan: Plan, tmp_path: Path
-) -> None:
-    folder = evidence(plan, tmp_path / "run")
-    served.see_fault(folder, plan, changed=0)
-    report = build(folder)
-    (check,) = [check for check in report.checks if check.id == "workload-sensitive"]
+def test_a_fault_that_changed_no_call_is_no_pass(evidence: Evidence) -> None:
+    report = build(evidence(see={"changed": 0}))
+    check = check_of(report, "workload-sensitive")
     assert (report.verdict, check.status) == ("inconclusive", "missing")
     assert "none had a cached prefix" in check.found
 
 
-def test_without_a_seeded_fault_there_is_no_pass(evidence: Evidence, plan: Plan, tmp_path: Path) -> None:
-    folder = evidence(plan, tmp_path / "run")
+def test_without_a_seeded_fault_there_is_no_pass(evidence: Evidence) -> None:
+    folder = evidence()
     shutil.rmtree(folder.server_folder("candidate") / "sensitivity")
     assert build(folder).verdict == "inconclusive"
 
 
-def test_a_missing_answer_is_no_pass(plan: Plan, tmp_path: Path, evidence: Evidence) -> None:
-    folder = evidence(plan, tmp_path / "run")
-    records = tmp_path / "run" / "records.jsonl"
+def test_a_missing_answer_is_no_pass(evidence: Evidence) -> None:
+    folder = evidence()
+    records = folder.path / "records.jsonl"
     lines = records.read_text().splitlines(keepends=True)
     records.write_text("".join(lines[:-1]))
     assert build(folder).verdict == "inconclusive"
 
 
 @pytest.mark.parametrize("suite", ["accuracy", "greedy"])
-def test_an_answer_to_another_prompt_does_not_count_as_answered(
-    plan: Plan, tmp_path: Path, evidence: Evidence, suite: str
-) -> None:
-    folder = evidence(plan, tmp_path / "run")
-    records = tmp_path / "run" / "records.jsonl"
+def test_an_answer_to_another_prompt_does_not_count_as_answered(evidence: Evidence, suite: str) -> None:
+    folder = evidence()
+    records = folder.path / "records.jsonl"
     lines = records.read_text().splitlines(keepends=True)
     number = next(n for n, line in enumerate(lines) if f'"suite":"{suite}"' in line)
     changed = Answer.model_validate_json(lines[number]).model_copy(update={"prompt_hash": "another"})
     records.write_text("".join([*lines[:number], changed.model_dump_json() + "\n", *lines[number + 1 :]]))
     report = build(folder)
-    (check,) = [check for check in report.checks if check.id == "all-answered"]
+    check = check_of(report, "all-answered")
     assert (report.verdict, check.status) == ("inconclusive", "missing")
     assert check.found.startswith("575 of 576; answers to another prompt: 1,")
 
 
-def test_a_report_of_the_same_evidence_is_the_same(plan: Plan, tmp_path: Path, evidence: Evidence) -> None:
-    folder = evidence(plan, tmp_path / "run")
+def test_a_report_of_the_same_evidence_is_the_same(evidence: Evidence) -> None:
+    folder = evidence()
     manifest = folder.manifest().model_copy(update={"created": "2026-01-01T00:00:00Z"})
     (folder.path / "manifest.json").write_text(manifest.model_dump_json())
     assert build(folder).created == "2026-01-01T00:00:00Z"
 
 
 @pytest.mark.parametrize("verdict", ["pass", "inconclusive"])
-def test_a_pass_says_what_it_covers(
-    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verdict: Verdict
-) -> None:
+def test_a_pass_says_what_it_covers(nothing: RunFolder, monkeypatch: pytest.MonkeyPatch, verdict: Verdict) -> None:
     covers = EnvelopeResult(policy="p", sentence="decode at 1 to 9 tokens", reached={}, rows=(), not_covered=())
     suite = SuiteResult(id="greedy", title="Greedy texts", verdict=verdict, why="w", synthetic=True)
     claims = (lambda run: Judged(suite=suite, parts={"envelope": covers}),)
     monkeypatch.setattr(importlib.import_module("assay.harness.judge.build"), "CLAIMS", claims)
-    report = build(open_folder(plan, tmp_path / "run"))
+    report = build(nothing)
     assert report.verdict == verdict
     assert ("The verdict covers decode at 1 to 9 tokens." in report.reasons) == (verdict == "pass")
 
 
-def test_a_failure_is_an_error_with_its_message(plan: Plan, tmp_path: Path, evidence: Evidence) -> None:
-    folder = evidence(plan, tmp_path / "run")
+def test_a_failure_is_an_error_with_its_message(evidence: Evidence) -> None:
+    folder = evidence()
     folder.update(folder.progress().model_copy(update={"failure": FailureResult.of("engine", EngineError("it died"))}))
     report = build(folder)
     assert (report.verdict, report.exit_code, report.headline) == ("error", 3, "No verdict: it died")
 
 
-def test_a_failure_says_its_cause_and_its_remedy_and_nothing_that_contradicts_it(
-    plan: Plan, tmp_path: Path, evidence: Evidence
-) -> None:
-    folder = evidence(plan, tmp_path / "run")
+def test_a_failure_says_its_cause_and_its_remedy_and_nothing_that_contradicts_it(evidence: Evidence) -> None:
+    folder = evidence()
     error = EngineError("The server failed: KeyError: 'x'", "", "read it.", details="log\n  line", cause="port")
     folder.update(folder.progress().model_copy(update={"failure": FailureResult.of("engine", error), "servers": ()}))
     report = build(folder)
@@ -260,14 +197,14 @@ def test_a_failure_says_its_cause_and_its_remedy_and_nothing_that_contradicts_it
     assert {check.status for check in report.checks} == {"ok"}, "no list of what the run did not come to"
 
 
-def test_a_run_in_which_nothing_happened_is_no_pass(plan: Plan, tmp_path: Path) -> None:
-    report = build(open_folder(plan, tmp_path / "run"))
+def test_a_run_in_which_nothing_happened_is_no_pass(nothing: RunFolder) -> None:
+    report = build(nothing)
     assert (report.verdict, report.exit_code, report.suites) == ("inconclusive", 3, ())
     assert report.candidate.engine == "never ready"
 
 
-def test_arguments_that_differ_forbid_a_verdict(plan: Plan, tmp_path: Path, evidence: Evidence) -> None:
-    folder = evidence(plan, tmp_path / "run", broken=True)
+def test_arguments_that_differ_forbid_a_verdict(evidence: Evidence, broken: dict[str, Any]) -> None:
+    folder = evidence(**broken)
     progress = folder.progress()
     reference, candidate = progress.servers
     other = candidate.model_copy(update={"arguments": {**candidate.arguments, "dtype": "bfloat16"}})
@@ -277,8 +214,8 @@ def test_arguments_that_differ_forbid_a_verdict(plan: Plan, tmp_path: Path, evid
     assert report.environment.argument_differences == {"dtype": ("float32", "bfloat16")}
 
 
-def test_a_report_needs_no_kernel(plan: Plan, tmp_path: Path, evidence: Evidence) -> None:
-    folder = evidence(plan, tmp_path / "run")
+def test_a_report_needs_no_kernel(evidence: Evidence) -> None:
+    folder = evidence()
     here = [path for kind in ("json", "jsonl") for path in folder.path.rglob(f"*.{kind}")]
     for path in here:
         path.write_text(path.read_text().replace("sage_attn", "no.such:kernel"))

@@ -4,71 +4,35 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from assay.harness.collect.plan import prepare
-from assay.harness.collect.run_folder import open_folder
-from assay.harness.config import make_spec
 from assay.harness.evidence.bench_folder import COUNTERS, TIMINGS, bench_folder
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.manifest import ServerManifest
-from assay.harness.evidence.records import Answer
 from assay.harness.judge.build import build
 from assay.harness.judge.report import Report
 from assay.harness.judge.report_file import read_report
-from assay.harness.sides import ROLES
 from assay.reports import json_report
 
-QUESTIONS, COLD = 240, 16
 BOUND = "latency_bound = 1.1 (default)"
 
 MakeRun = Callable[..., Report]
 
 
 @pytest.fixture
-def run(tmp_path: Path, served: ModuleType) -> Callable[..., RunFolder]:
-    """A function that writes a complete run which asked for questions and latency; nothing is timed yet."""
-
-    def make(broken: bool = False, **flags: Any) -> RunFolder:
-        suites = {"suites": "accuracy,latency", "candidate": "torch_native", "questions": QUESTIONS}
-        plan = prepare(make_spec(suites | flags))
-        folder = open_folder(plan, tmp_path / "run")
-        servers = tuple(
-            ServerManifest(
-                role=role, backend="torch_native", engine="SGLang 0 on cpu", claimed_phases=("extend",), launch_command="sglang",
-                arguments={"dtype": "float32"},
-            )
-            for role in ROLES
-        )  # fmt: skip
-        folder.update(folder.progress().model_copy(update={"servers": servers if plan.of("accuracy") else ()}))
-        for role in ROLES if plan.of("accuracy") else ():
-            for number, item in enumerate(plan.of("accuracy")):
-                wrong = broken and role == "candidate" and number >= COLD
-                said: Answer = served.answer_of(role, item, 0 if number < COLD else 54)
-                folder.append(said.model_copy(update={"text": "", "parsed": None}) if wrong else said)
-            served.count_served(folder, role, "torch_native")
-            served.trace(folder, role, "torch_native", ("aten::scaled_dot_product_attention",))
-        if plan.of("accuracy"):
-            served.see_fault(folder, plan)
-        return folder
-
-    return make
+def run(recorded_runs: ModuleType, tmp_path: Path) -> Callable[..., RunFolder]:
+    """A function that writes a complete run; its arguments are those of `recorded_runs.timed`."""
+    return partial(recorded_runs.timed, tmp_path / "run")
 
 
 @pytest.fixture
-def report(run: Callable[..., RunFolder], synthetic_bench: ModuleType) -> MakeRun:
-    """A function that makes the report of a complete run with a complete bench; `bench` says what is wrong in it."""
-
-    def make(broken: bool = False, bench: dict[str, Any] | None = None, **flags: Any) -> Report:
-        folder = run(broken, **flags)
-        synthetic_bench.write_bench(bench_folder(folder).path, nonce=folder.nonce, **(bench or {}))
-        return build(folder)
-
-    return make
+def report(run: Callable[..., RunFolder]) -> MakeRun:
+    """A function that makes the report of a complete run; `bench` says what is wrong in its times."""
+    return lambda **made: build(run(**made))
 
 
 def suite_of(report: Report) -> Any:
@@ -138,7 +102,7 @@ def test_times_of_an_interpreter_are_no_pass(report: MakeRun) -> None:
 def test_what_was_asked_for_and_not_timed_is_no_pass(
     run: Callable[..., RunFolder], synthetic_bench: ModuleType, how: str
 ) -> None:
-    folder = run(require="latency")
+    folder = run(require="latency", benched=False)
     if how != "never began":
         bench = synthetic_bench.write_bench(bench_folder(folder).path)
         (bench.path / (COUNTERS if how == "was cut off" else TIMINGS)).unlink()
@@ -150,7 +114,7 @@ def test_what_was_asked_for_and_not_timed_is_no_pass(
 
 
 def test_a_run_that_was_not_asked_for_latency_lists_nothing(run: Callable[..., RunFolder]) -> None:
-    made = build(run(suites="accuracy"))
+    made = build(run(suites="accuracy", benched=False))
     assert made.verdict == "pass"
     assert made.latency is None
     assert not [check for check in made.checks if "timed" in check.id or "latency" in check.id]

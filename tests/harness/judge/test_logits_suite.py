@@ -33,7 +33,7 @@ Change = Callable[[str, np.ndarray], np.ndarray]
 
 
 @pytest.fixture
-def judged(tmp_path: Path, scored_runs: ModuleType) -> Callable[..., SuiteResult]:
+def judged(tmp_path: Path, runs: ModuleType) -> Callable[..., SuiteResult]:
     """The suite's result for a candidate whose logits have noise, and are changed."""
 
     def judge(
@@ -45,9 +45,9 @@ def judged(tmp_path: Path, scored_runs: ModuleType) -> Callable[..., SuiteResult
         reference: Change | None = None,
         **policy: Any,
     ) -> SuiteResult:
-        spec: RunSpec = scored_runs.spec_of(suites=("logits",), **policy)
-        folder: RunFolder = scored_runs.run_of(tmp_path / f"run-{len(list(tmp_path.iterdir()))}", spec)
-        scored = partial(scored_runs.scored, run=folder.nonce)
+        spec: RunSpec = runs.spec_of(suites=("logits",), **policy)
+        folder: RunFolder = runs.run_of(tmp_path / f"run-{len(list(tmp_path.iterdir()))}", spec)
+        scored = partial(runs.scored, run=folder.nonce)
         write_logits(folder.path, scored("reference", prompts, change=reference))
         write_logits(
             folder.path, scored("reference", prompts, noise=floor, seed=2, repeat=FLOOR_REPEAT, change=reference)
@@ -116,11 +116,11 @@ def test_other_distributions_are_a_regression(judged: Callable[..., SuiteResult]
 @pytest.mark.parametrize("change", [nowhere_finite, certain_of_another])
 @pytest.mark.parametrize("require", [(), ("logits",)])
 def test_a_run_does_not_pass_with_broken_logits(
-    tmp_path: Path, scored_runs: ModuleType, change: Change, require: tuple[str, ...]
+    tmp_path: Path, runs: ModuleType, change: Change, require: tuple[str, ...]
 ) -> None:
-    folder = scored_runs.run_of(tmp_path / "run", scored_runs.spec_of(require=require))
-    scored_runs.answer_all(folder, scored_runs.same_answer)
-    scored_runs.score_both(folder, partial(scored_runs.scored, change=change))
+    folder = runs.run_of(tmp_path / "run", runs.spec_of(require=require))
+    runs.answer_all(folder, runs.same_answer)
+    runs.score_both(folder, partial(runs.scored, change=change))
     report = build(folder)
     suites = {suite.id: suite for suite in report.suites}
     assert {id_: suite.verdict for id_, suite in suites.items()} == {"greedy": "pass", "logits": "regression"}
@@ -128,8 +128,8 @@ def test_a_run_does_not_pass_with_broken_logits(
     assert any("Logits" in reason for reason in report.reasons)
 
 
-def test_logits_that_were_requested_and_not_scored_are_missing(tmp_path: Path, scored_runs: ModuleType) -> None:
-    folder = scored_runs.run_of(tmp_path / "run", scored_runs.spec_of(suites=("logits",)))
+def test_logits_that_were_requested_and_not_scored_are_missing(tmp_path: Path, runs: ModuleType) -> None:
+    folder = runs.run_of(tmp_path / "run", runs.spec_of(suites=("logits",)))
     (check,) = [check for check in build(folder).checks if check.id == "logits-compared"]
     assert check.status == "missing"
 
@@ -208,10 +208,10 @@ def test_a_reference_that_is_not_finite_blames_nobody(judged: Callable[..., Suit
     assert suite.why.startswith("The reference's own log-probabilities are not finite")
 
 
-def test_without_a_cached_prefix_there_is_no_verdict(tmp_path: Path, scored_runs: ModuleType) -> None:
-    spec = scored_runs.spec_of(suites=("logits",))
-    folder = scored_runs.run_of(tmp_path / "run", spec)
-    scored_runs.score_both(folder, scored_runs.scored)
+def test_without_a_cached_prefix_there_is_no_verdict(tmp_path: Path, runs: ModuleType) -> None:
+    spec = runs.spec_of(suites=("logits",))
+    folder = runs.run_of(tmp_path / "run", spec)
+    runs.score_both(folder, runs.scored)
     path = logits_path(folder.path, "candidate", 0)
     logits: Logits = read_logits(path)
     sequences = tuple(s.model_copy(update={"cached": {"cold": 0, "cached": 0}}) for s in logits.header.sequences)
@@ -222,12 +222,12 @@ def test_without_a_cached_prefix_there_is_no_verdict(tmp_path: Path, scored_runs
 
 
 @pytest.fixture
-def on_means(tmp_path: Path, scored_runs: ModuleType) -> Callable[..., SuiteResult]:
+def on_means(tmp_path: Path, runs: ModuleType) -> Callable[..., SuiteResult]:
     """The suite's result for mean KLs of prompts, in multiples of the limit of rounding."""
-    spec: RunSpec = scored_runs.spec_of(suites=("logits",))
-    folder: RunFolder = scored_runs.run_of(tmp_path / "run", spec)
+    spec: RunSpec = runs.spec_of(suites=("logits",))
+    folder: RunFolder = runs.run_of(tmp_path / "run", spec)
     for role in ("reference", "candidate"):
-        write_logits(folder.path, scored_runs.scored(role, MIN_PROMPTS, run=folder.nonce))
+        write_logits(folder.path, runs.scored(role, MIN_PROMPTS, run=folder.nonce))
     comparison = compare_logits(folder.path, spec.policy.alpha, folder.nonce)
 
     def judge(multiples: np.ndarray, floor: float = 0.0) -> SuiteResult:

@@ -2,64 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-import torch
 
-from assay.harness.attention.sample_calls import call_of
-from assay.harness.backend import Backend
-from assay.harness.bugs.faults import rounded_oracle
 from assay.harness.collect.plan import prepare
 from assay.harness.collect.run_folder import open_folder
 from assay.harness.config import RunSpec
 from assay.harness.evidence.cause import CAUSE, ReplayResult
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.layer_diff_record import PACK_FOLDER, pack_of
-from assay.harness.evidence.pack import CallMetadata, Source
-from assay.harness.evidence.shadow_errors import FOLDER, write_shadow_errors
 from assay.harness.judge.evidence import RunEvidence
 from assay.harness.judge.own_error import claim
 from assay.harness.judge.report import LayersResult, SuiteResult
-from assay.harness.offline.replay import replay_recorded
-from assay.harness.server.pack_writer import PackWriter
 from assay.harness.verdict import Finding
 
 CANDIDATE = "assay.harness.attention.sdpa:torch_sdpa"
-SPEC_DTYPE = torch.float32
 SPEC = RunSpec.of(reference="torch_native", candidate=CANDIDATE, suites=("layers",))
 
 
 @pytest.fixture(scope="module")
-def evidence(layer_diffs: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+def evidence(recorded_runs: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """A run whose recorded calls were examined, of an exact candidate."""
-    folder = open_folder(prepare(SPEC), tmp_path_factory.mktemp("run") / "run")
-    server = folder.server_folder("reference")
-    source = Source(
-        engine="e", model="m", model_hash="", reference="torch_native", candidate=CANDIDATE, run=folder.nonce
-    )
-    writer = PackWriter(server / PACK_FOLDER, source, 10**7)
-    for layer in (0, 1):
-        for new, prefix in ((3, 0), (4, 20)):
-            call = call_of([(new, prefix)], (4, 2), 8, SPEC_DTYPE, "cpu", seed=layer).with_spec(layer=layer)
-            metadata = CallMetadata(layer, "extend", (new,), (prefix,), ("a",))
-            out = rounded_oracle(call)
-            assert writer.wants(metadata)
-            writer.add(metadata, call, out, candidate=out)
-    writer.flush()
-    errors = layer_diffs.cells(
-        2, 4, lambda *cell: 1e-6 if cell[2] == "extend" and cell[3] in ("0", ">= 16") else None, noise=""
-    )  # fmt: skip
-    # Exact: the candidate is one of the reference's honest implementations.
-    truth = replace(errors.truth, candidate_honest=errors.truth.reference_honest)
-    header = errors.headers[0].model_copy(update={"run": folder.nonce, "candidate": CANDIDATE})
-    write_shadow_errors(server / FOLDER / "1.safetensors", errors.index, errors.sums, header, truth)
-    pack = pack_of(folder)
-    assert pack is not None
-    folder.write(CAUSE, replay_recorded(pack, Backend.parse(CANDIDATE), "again"))
+    folder: RunFolder = recorded_runs.layers(tmp_path_factory.mktemp("run") / "run")
     return folder
 
 

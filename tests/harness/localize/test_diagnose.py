@@ -201,6 +201,7 @@ def test_percent() -> None:
     assert [percent(x) for x in (1.22, 0.0091, 0.0, float("inf"))] == ["122 %", "0.91 %", "0 %", "not finite"]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("factor", [1.02, 0.955])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_a_scaled_output_is_named_in_every_dtype(dtype: torch.dtype, factor: float) -> None:

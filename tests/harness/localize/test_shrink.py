@@ -18,8 +18,9 @@ from assay.harness.bugs.faults import fault, rounded_oracle
 from assay.harness.errors import AssayError
 from assay.harness.localize import shrink as shrink_module
 from assay.harness.localize.diagnose import diagnose
-from assay.harness.localize.kernel_runs import run_and_repeat
+from assay.harness.localize.kernel_runs import measure, run_and_repeat
 from assay.harness.localize.shrink import exceeds_bounds_of, reproduction, shrink
+from assay.harness.verdict import Finding
 
 CALL = call_of([(40, 30), (26, 60), (9, 0)], (4, 2), 32, torch.float32, "cpu")
 ORACLE = "assay.harness.bugs.faults:rounded_oracle"
@@ -166,3 +167,40 @@ def test_the_head_dim_stays_within_what_the_kernel_declares() -> None:
 
     assert shrink(narrow, CALL).q.shape[2] == 16
     assert shrink(fault("prefix-dropped"), CALL, head_dims=(32, 64)).q.shape[2] == 32
+
+
+TREE = torch.cat([torch.eye(new, dtype=torch.bool).flatten() for new in CALL.lens_q])
+CARRIED: dict[str, tuple[AttentionCall, dict[str, Any]]] = {
+    "custom_mask": (replace(CALL, custom_mask=TREE), {"custom_mask": None}),
+    "positions": (
+        replace(CALL.with_spec(temperature=4), positions=torch.tensor([[130, 100], [160, 100], [100, 100]])),
+        {"positions": None},
+    ),
+    "padding": (replace(CALL.with_spec(padded_rows=20), q=torch.cat([CALL.q, CALL.q[:20]])), {}),
+}
+
+
+@pytest.mark.parametrize("feature", CARRIED)
+def test_what_a_call_carries_shrinks_with_it(feature: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    call, without = CARRIED[feature]
+
+    @declares(features=(feature, "temperature"))
+    def ignores(call: AttentionCall) -> Tensor:
+        if feature != "padding":
+            return rounded_oracle(replace(call, **without))
+        out = rounded_oracle(call)
+        return out.roll(1, 0) if call.spec.padded_rows else out
+
+    small = shrink(ignores, call)
+    assert (len(small.lens_q), small.q.shape[2]) == (1, 8)
+    assert small.rows == small.lens_q[0]
+    assert len(small.q) == small.rows + small.spec.padded_rows
+    assert measure(small, ignores(small.clone())).fails
+    assert not measure(small, rounded_oracle(small)).fails
+    monkeypatch.setattr(shrink_module, "load", lambda name: ignores)
+    finding = Finding(id="x", title="x", severity="serious", where="", diagnosis="", evidence=(), reproduce="")
+    source = reproduction(small, "mine:ignores")(finding)
+    found: dict[str, Any] = {}
+    exec(source.partition("def test_")[0], found)
+    torch.testing.assert_close(rounded_oracle(found["CALL"]), rounded_oracle(small), equal_nan=True)
+    assert found["CALL"].features == small.features

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.harness.attention.call import FEATURES, AttentionCall, KernelRefused, Mask
+from assay.harness.attention.call import AttentionCall, KernelRefused, Mask
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.bugs.faults import rounded_oracle
@@ -20,6 +21,9 @@ from assay.harness.offline import honours
 from assay.harness.offline.check import assert_correct
 from assay.harness.offline.honours import ATTRIBUTES, of_backend
 from assay.reports.honours import honours_document
+
+ENDED = "The process that ran the kernel exited with status 1 before its work was done; there is no verdict."
+ORDER = ("softcap", "window", "sinks", "temperature")
 
 
 @dataclass
@@ -31,6 +35,10 @@ class Computes:
 
     def attempt(self, call: AttentionCall, layer: object) -> Tensor:
         return self.what(call)
+
+
+FEATURES = ("window", "softcap", "temperature", "sinks")
+"""What a layer can ask a backend for."""
 
 
 def plain(call: AttentionCall) -> Tensor:
@@ -125,6 +133,30 @@ def test_where_no_backend_can_run_nothing_is_shown() -> None:
     document = honours_document(Honours(sglang="", torch="", device="cpu", backends=(absent,)))
     assert document.headline == "0 backends measured: none of those that were asked for can run here."
     assert document.code == 3
+
+
+def exits_on_sinks(call: AttentionCall) -> Tensor:
+    if call.spec.sinks and call.phase == "extend":
+        os._exit(1)  # as FlashAttention does on an error of CUDA
+    return rounded_oracle(call)
+
+
+def test_a_backend_that_ends_its_process_loses_one_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(honours, "kernel", lambda name: Computes(exits_on_sinks))
+    monkeypatch.setattr(honours, "sglang_version", lambda: "0.5.23")
+    (result,) = honours.measure(("mine",)).backends
+    assert {cell.attribute: cell.state for cell in result.measured if cell.state != "honours"} == {"sinks": "crashes"}
+    assert [(cell.phase, cell.says) for cell in result.measured if cell.attribute == "sinks"] == [
+        ("prefill", ENDED), ("prefill with a cached prefix", ENDED), ("decode", ""),
+    ]  # fmt: skip
+    assert [cell.attribute for cell in result.measured if cell.phase == "decode"][:4] == [*ORDER]
+
+
+def test_a_backend_that_ends_its_process_at_once_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(honours, "kernel", lambda name: os._exit(1))
+    monkeypatch.setattr(honours, "sglang_version", lambda: "0.5.23")
+    (result,) = honours.measure(("mine",)).backends
+    assert result.problem.startswith("The process that ran the kernel exited with status 1")
 
 
 @pytest.mark.slow

@@ -260,6 +260,7 @@ def test_what_was_read_is_tried_on_every_failing_call_before_it_is_said() -> Non
     assert not first(result).operator or "of the wrong outputs that were seen" in first(result).operator
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "change",
     [

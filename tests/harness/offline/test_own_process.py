@@ -68,6 +68,7 @@ ENDS: list[tuple[Callable[[], object], str]] = [
 ]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("work", "how"), ENDS, ids=[how for _, how in ENDS])
 def test_a_process_that_ends_before_its_work_is_done(work: Callable[[], object], how: str) -> None:
     def begun(watcher: Watcher, callbacks: Mapping[str, Callable[..., None]]) -> Any:

@@ -231,6 +231,7 @@ def batch_of_six(call: AttentionCall) -> Tensor:
     return nothing(call) if len(call.lens_q) >= 6 else rounded_oracle(call)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("kernel", "wrong", "says"),
     [

@@ -144,6 +144,7 @@ def test_a_broken_commit_can_be_found_through_its_children() -> None:
     assert (end.outcome, end.commits) == ("found", ("1",))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("noise", "one_sided", "most_wrong"), [(0.1, False, 5), (0.5, True, 5), (0.1, True, 2)])
 def test_flaky_outcomes_still_find_the_culprit(noise: float, one_sided: bool, most_wrong: int) -> None:
     wrong = 0

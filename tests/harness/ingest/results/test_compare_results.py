@@ -232,12 +232,12 @@ def test_a_stated_score_that_the_documents_do_not_have_forbids_a_pass(data: Path
 
 
 @pytest.fixture
-def run(served: ModuleType, tmp_path: Path) -> Callable[..., Path]:
+def run(runs: ModuleType, tmp_path: Path) -> Callable[..., Path]:
     """Writes a run of two equal servers whose candidate answers some questions wrongly."""
 
     def write(name: str, questions: int, wrong: int = 0) -> Path:
         spec = RunSpec.of(reference="torch_native", candidate="triton", suites=("accuracy",), questions=questions)
-        folder = served.complete_run(prepare(spec), tmp_path / name)
+        folder = runs.complete_run(prepare(spec), tmp_path / name)
         path = folder.path / "records.jsonl"
         rows = [json.loads(line) for line in path.read_text().splitlines()]
         for row in [one for one in rows if one["role"] == ROLES[1]][:wrong]:

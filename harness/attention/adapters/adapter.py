@@ -1,0 +1,154 @@
+"""An adapter: what turns a function with a signature of its own into a kernel of the contract."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
+
+from torch import Tensor
+
+from assay.harness.attention.call import AttentionCall, Outputs
+from assay.harness.attention.kernels import Declaration, declaration
+from assay.harness.conditions import PHASES
+
+Attend = Callable[[], "Tensor | Outputs"]
+"""Computes a call that is laid out."""
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The parameters of a function; of a class with `plan` and `run`, those of the two.
+
+    Attributes:
+        names: all of them; with ``**kwargs``, or where Python does not know them, also those that the docstring documents.
+        required: those without a default.
+        any_name: whether there are ``**kwargs``.
+    """
+
+    names: frozenset[str] = frozenset()
+    required: frozenset[str] = frozenset()
+    any_name: bool = False
+
+    @classmethod
+    def of(cls, function: Any) -> Parameters:
+        """Read the parameters of a function, or of a class with `plan` and `run`."""
+        parts = (function.plan, function.run) if is_planned(function) else (function,)
+        read = [cls._of_one(part, bound=not is_planned(function)) for part in parts]
+        return cls(
+            frozenset(chain.from_iterable(one.names for one in read)),
+            frozenset(chain.from_iterable(one.required for one in read)),
+            any(one.any_name for one in read),
+        )
+
+    @classmethod
+    def _of_one(cls, function: Any, bound: bool) -> Parameters:
+        try:
+            found = list(inspect.signature(function).parameters.values())[0 if bound else 1 :]
+        except (TypeError, ValueError):  # of a built-in function
+            return cls._documented(function)
+        by_name = [one for one in found if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+        names = {one.name for one in by_name}
+        any_name = any(one.kind is one.VAR_KEYWORD for one in found)
+        if any_name:
+            names |= set(re.findall(r"^\s+(\w+) ?: ", function.__doc__ or "", re.MULTILINE))
+        return cls(frozenset(names), frozenset(one.name for one in by_name if one.default is one.empty), any_name)
+
+    @classmethod
+    def _documented(cls, function: Any) -> Parameters:
+        """Read the signature with which the docstring of a built-in function begins; that of PyTorch's does."""
+        begins = re.match(rf"\s*{re.escape(getattr(function, '__name__', ''))}\((.*?)\)", function.__doc__ or "", re.S)
+        try:
+            arguments = ast.parse(f"def function({begins[1] if begins else ''}): ...").body[0].args  # type: ignore[attr-defined]
+        except SyntaxError:
+            return cls()
+        names = [one.arg for one in arguments.args]
+        required = names[: len(names) - len(arguments.defaults)]
+        return cls(frozenset([*names, *(one.arg for one in arguments.kwonlyargs)]), frozenset(required))
+
+
+def is_planned(function: Any) -> bool:
+    """Return True for a class whose instances are planned for a batch, and then run, as FlashInfer's wrappers are."""
+    return inspect.isclass(function) and callable(getattr(function, "plan", None)) and hasattr(function, "run")
+
+
+LayOut = Callable[[Any, Parameters, AttentionCall], Attend]
+"""Takes the function, its parameters and a call; returns what calls the function."""
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A signature that is known, and how a call is passed to a function that has it.
+
+    Attributes:
+        name: of the signature. Two functions of one package may share a name.
+        passes: parameters that are passed in every call. A function that has them all has the signature.
+        asks: for each feature of a call, the parameters of which one passes it on; none where a parameter of `passes` does.
+        lay_out: lays a call out.
+        phases: phases that such a function computes.
+        also: other parameters that are passed if the function has them.
+    """
+
+    name: str
+    passes: tuple[str, ...]
+    asks: Mapping[str, tuple[str, ...]]
+    lay_out: LayOut
+    phases: tuple[str, ...] = PHASES
+    also: tuple[str, ...] = ()
+
+    def missing(self, parameters: Parameters) -> tuple[str, ...]:
+        """List the parameters that a signature lacks to be this one."""
+        return tuple(name for name in self.passes if name not in parameters.names)
+
+    def unknown(self, parameters: Parameters) -> tuple[str, ...]:
+        """List the parameters that a signature requires and this one does not have."""
+        return tuple(sorted(parameters.required - {*self.passes, *self.also, *chain.from_iterable(self.asks.values())}))
+
+    def features(self, parameters: Parameters) -> tuple[str, ...]:
+        """List the features that a function with these parameters can be asked for."""
+        return tuple(
+            feature for feature, names in self.asks.items() if not names or parameters.names.intersection(names)
+        )
+
+
+class Adapted:
+    """A function with a known signature as a kernel of the contract.
+
+    Args:
+        function: the function, or a class with `plan` and `run`.
+        adapter: its signature.
+        parameters: its parameters.
+
+    Attributes:
+        assay: its own declaration, with the phases and the features that its signature has.
+        function: the function.
+    """
+
+    def __init__(self, function: Any, adapter: Adapter, parameters: Parameters) -> None:
+        self.function = function
+        self._lay_out, self._parameters = adapter.lay_out, parameters
+        own = declaration(function)
+        features = adapter.features(parameters)
+        self.assay = replace(
+            own if isinstance(getattr(function, "assay", None), Declaration) else Declaration(),
+            phases=tuple(phase for phase in own.phases if phase in adapter.phases),
+            features=tuple(one for one in features if one in own.features) if own.features else features,
+        )
+
+    def __call__(self, call: AttentionCall) -> Tensor | Outputs:
+        """Compute the output, [total_q, num_q_heads, head_dim_v].
+
+        Raises:
+            KernelRefused: the signature has no way to ask for this. Also whatever the function raises.
+        """
+        return self._lay_out(self.function, self._parameters, call)()
+
+    @contextmanager
+    def prepared(self, call: AttentionCall) -> Iterator[Attend]:
+        """Give a function that only calls the function, to be timed: the call is laid out."""
+        yield self._lay_out(self.function, self._parameters, call)

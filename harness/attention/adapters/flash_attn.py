@@ -1,0 +1,48 @@
+"""``flash_attn_varlen_func``: of FlashAttention 2, 3 and 4, of vLLM's fork, and of SGLang's kernels.
+
+Its causal mask is aligned bottom-right, as that of the contract. ``window_size`` has the numbers of keys before and after a query's
+own. Sinks are named ``s_aux``, ``sinks`` or ``learnable_sink``, and are bfloat16.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from assay.harness.attention.adapters.adapter import Adapter, Attend, Parameters
+from assay.harness.attention.call import AttentionCall
+
+_SINKS = ("s_aux", "sinks", "learnable_sink")
+
+
+def _lay_out(function: Any, parameters: Parameters, call: AttentionCall) -> Attend:
+    spec = call.spec
+    passed: dict[str, Any] = {
+        "q": call.q, "k": call.k, "v": call.v, "cu_seqlens_q": call.cu_seqlens_q, "cu_seqlens_k": call.cu_seqlens_k,
+        "max_seqlen_q": max(call.lens_q), "max_seqlen_k": max(call.lens_k), "softmax_scale": call.scale, "causal": call.causal,
+    }  # fmt: skip
+    if spec.mask.window:
+        passed["window_size"] = (spec.mask.window - 1, 0)
+    if spec.softcap:
+        passed["softcap"] = spec.softcap
+    if spec.sinks:
+        [name, *_] = [name for name in _SINKS if name in parameters.names]
+        passed[name] = torch.tensor(spec.sinks, dtype=torch.bfloat16, device=call.q.device)
+
+    def attend() -> Tensor:
+        out: Tensor | tuple[Tensor, ...] = function(**passed)
+        return out[0] if isinstance(out, tuple) else out
+
+    return attend
+
+
+FLASH_ATTN = Adapter(
+    "flash_attn",
+    (
+        "q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "softmax_scale", "causal",
+    ),
+    {"window": ("window_size",), "softcap": ("softcap",), "sinks": _SINKS},
+    _lay_out,
+)  # fmt: skip

@@ -1,0 +1,103 @@
+"""FlashInfer's wrappers, which are planned for a batch and then run: prefill with a paged or a ragged KV cache, and paged decode.
+
+``window_left`` is the number of keys before a query's own, -1 for no window. Log-sum-exps are to base 2. Sinks are a variant of the
+kernel that is compiled apart, so the adapter passes none on.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from assay.harness.attention.adapters.adapter import Adapter, Attend, Parameters
+from assay.harness.attention.call import AttentionCall, KernelRefused, cumulative
+from assay.harness.attention.paging import PagedKV, paged
+
+_PAGE = 16
+_WORKSPACE = 128 << 20
+"""Bytes of a wrapper's workspace, as FlashInfer's documentation has it."""
+
+
+@cache
+def _wrapper(kind: Any, device: torch.device) -> Any:
+    return kind(torch.empty(_WORKSPACE, dtype=torch.uint8, device=device), "NHD")
+
+
+def _asked(call: AttentionCall) -> dict[str, Any]:
+    """Return what every plan is passed of a call's spec and dtypes."""
+    asked: dict[str, Any] = {"sm_scale": call.scale, "q_data_type": call.q.dtype, "kv_data_type": call.k.dtype}
+    if call.spec.mask.window:
+        asked["window_left"] = call.spec.mask.window - 1
+    if call.spec.softcap:
+        asked["logits_soft_cap"] = call.spec.softcap
+    return asked
+
+
+def _pages(call: AttentionCall, pool: PagedKV) -> tuple[Tensor, Tensor, Tensor]:
+    """Return FlashInfer's page table: where the pages of each sequence begin, the pages, and the tokens in each last one."""
+    device = call.q.device
+    last = torch.tensor([(length - 1) % _PAGE + 1 for length in call.lens_k], dtype=torch.int32, device=device)
+    return cumulative(map(len, pool.pages), device), torch.cat(pool.pages).int().to(device), last
+
+
+def _paged_prefill(kind: Any, parameters: Parameters, call: AttentionCall) -> Attend:
+    pool, wrapper = paged(call, _PAGE), _wrapper(kind, call.q.device)
+    first, pages, last = _pages(call, pool)
+    wrapper.plan(
+        qo_indptr=call.cu_seqlens_q, paged_kv_indptr=first, paged_kv_indices=pages, paged_kv_last_page_len=last,
+        num_qo_heads=call.q.shape[1], num_kv_heads=call.k.shape[1], head_dim_qk=call.q.shape[2], page_size=_PAGE,
+        causal=call.causal, **_asked(call),
+    )  # fmt: skip
+    return lambda: wrapper.run(call.q, (pool.k, pool.v))
+
+
+def _ragged_prefill(kind: Any, parameters: Parameters, call: AttentionCall) -> Attend:
+    wrapper = _wrapper(kind, call.q.device)
+    wrapper.plan(
+        qo_indptr=call.cu_seqlens_q, kv_indptr=call.cu_seqlens_k, num_qo_heads=call.q.shape[1],
+        num_kv_heads=call.k.shape[1], head_dim_qk=call.q.shape[2], head_dim_vo=call.v.shape[2], causal=call.causal,
+        **_asked(call),
+    )  # fmt: skip
+    return lambda: wrapper.run(call.q, call.k, call.v)
+
+
+def _paged_decode(kind: Any, parameters: Parameters, call: AttentionCall) -> Attend:
+    if max(call.lens_q) != 1 or min(call.lens_q) != 1:
+        raise KernelRefused("a decode wrapper computes one query of each sequence")
+    pool, wrapper = paged(call, _PAGE), _wrapper(kind, call.q.device)
+    first, pages, last = _pages(call, pool)
+    wrapper.plan(
+        indptr=first, indices=pages, last_page_len=last, num_qo_heads=call.q.shape[1], num_kv_heads=call.k.shape[1],
+        head_dim=call.q.shape[2], page_size=_PAGE, **_asked(call),
+    )  # fmt: skip
+    return lambda: wrapper.run(call.q, (pool.k, pool.v))
+
+
+_ASKS = {"window": ("window_left",), "softcap": ("logits_soft_cap",)}
+_DTYPES = ("sm_scale", "q_data_type", "kv_data_type")
+_HEADS = ("num_qo_heads", "num_kv_heads")
+PAGED_PREFILL = Adapter(
+    "flashinfer",
+    (
+        "qo_indptr", "paged_kv_indptr", "paged_kv_indices", "paged_kv_last_page_len", *_HEADS, "head_dim_qk", "page_size",
+        "causal", *_DTYPES, "q", "paged_kv_cache",
+    ),
+    _ASKS,
+    _paged_prefill,
+)  # fmt: skip
+RAGGED_PREFILL = Adapter(
+    "flashinfer",
+    ("qo_indptr", "kv_indptr", *_HEADS, "head_dim_qk", "head_dim_vo", "causal", *_DTYPES, "q", "k", "v"),
+    _ASKS,
+    _ragged_prefill,
+)
+PAGED_DECODE = Adapter(
+    "flashinfer",
+    ("indptr", "indices", "last_page_len", *_HEADS, "head_dim", "page_size", *_DTYPES, "q", "paged_kv_cache"),
+    _ASKS,
+    _paged_decode,
+    phases=("decode",),
+)

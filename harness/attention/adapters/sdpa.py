@@ -1,0 +1,52 @@
+"""``torch.nn.functional.scaled_dot_product_attention``: one sequence at a time, heads before tokens.
+
+Its ``is_causal`` aligns the mask top-left, so it is asked for only where a sequence has no cached prefix. Any other mask is passed
+as ``attn_mask``.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from assay.harness.attention.adapters.adapter import Adapter, Attend, Parameters
+from assay.harness.attention.call import AttentionCall
+
+
+def _lay_out(function: Any, parameters: Parameters, call: AttentionCall) -> Attend:
+    grouped = call.heads.group > 1
+    sequences = []
+    for (q0, q1), (k0, k1) in zip(
+        pairwise(call.cu_seqlens_q.tolist()), pairwise(call.cu_seqlens_k.tolist()), strict=True
+    ):
+        if q0 == q1:
+            continue
+        q, k, v = (x.transpose(0, 1)[None] for x in (call.q[q0:q1], call.k[k0:k1], call.v[k0:k1]))
+        passed: dict[str, Any] = {"query": q, "key": k, "value": v, "scale": call.scale}
+        mask = _mask(call, q1 - q0, k1 - k0)
+        simple = mask is not None and q1 - q0 == k1 - k0 and not call.spec.mask.window
+        passed |= {"is_causal": simple, "attn_mask": None if simple else mask}
+        if grouped and "enable_gqa" in parameters.names:
+            passed["enable_gqa"] = True
+        elif grouped:
+            passed |= {name: passed[name].repeat_interleave(call.heads.group, 1) for name in ("key", "value")}
+        sequences.append(passed)
+
+    def attend() -> Tensor:
+        return torch.cat([function(**passed)[0].transpose(0, 1) for passed in sequences])
+
+    return attend
+
+
+def _mask(call: AttentionCall, len_q: int, len_k: int) -> Tensor | None:
+    """Return which keys each query of a sequence sees, bool [len_q, len_k]; None if all see all."""
+    seen = call.spec.mask.visible(torch.arange(len_q, device=call.q.device), len_q, len_k)
+    return None if bool(seen.all()) else seen
+
+
+SDPA = Adapter(
+    "sdpa", ("query", "key", "value", "attn_mask", "is_causal", "scale"), {"window": ()}, _lay_out, also=("enable_gqa",)
+)

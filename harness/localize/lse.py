@@ -1,0 +1,107 @@
+"""The log-sum-exps of a kernel that declares them: compared with the oracle's in every call, and what is wrong with them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.noise import NoiseFamily
+from assay.harness.attention.oracle import log_sum_exp
+from assay.harness.bugs.bug import Bug
+from assay.harness.bugs.lse import BUGS
+from assay.harness.localize.bounds import bounds_of_queries
+
+LSE_WRONG = "lse-wrong"
+"""Id of the finding that log-sum-exps are wrong in a way that has no name."""
+LSE_FINDINGS = (LSE_WRONG, *(bug.id for bug in BUGS))
+"""Ids of all findings about log-sum-exps."""
+_EPS = torch.finfo(torch.float32).eps
+_LEAST, _OF_LSE, _OF_KEY = 6.0, 2.0, 0.5
+"""What any implementation may pay, in units of float32's eps: a few for exponentials, products and the logarithm; two of the
+log-sum-exp itself for rounding scores and the result; and half a one for each key that is added to the sum."""
+_MOST_SIMULATED = 64
+"""Most queries of a call of which the bound is simulated: those with the largest errors."""
+_FIT = 0.1
+"""A bug explains log-sum-exps if they are so much closer to its own than to the right ones, on every call that is wrong."""
+
+
+@dataclass(frozen=True)
+class LseErrors:
+    """The errors of a call's log-sum-exps.
+
+    Attributes:
+        call: the call.
+        lse: what the kernel returned, float64 [rows, num_q_heads].
+        right: the oracle's, likewise.
+        own: their distance, likewise; infinite where only one of the two is finite.
+        bounds: the largest that noise explains, likewise; infinite where it was not simulated, as others are further off.
+        rows: packed query rows that are compared, int64; None for all.
+    """
+
+    call: AttentionCall
+    lse: Tensor
+    right: Tensor
+    own: Tensor
+    bounds: Tensor
+    rows: Tensor | None
+
+    @property
+    def wrong(self) -> bool:
+        """True if one is out of bounds."""
+        return bool((self.own > self.bounds).any())
+
+    @property
+    def worst(self) -> tuple[float, float]:
+        """Error and bound of the one that is furthest beyond its bound."""
+        at = int((self.own / self.bounds).nan_to_num(nan=0.0).argmax())
+        return float(self.own.flatten()[at]), float(self.bounds.flatten()[at])
+
+    def explained_by(self, bug: Bug) -> bool:
+        """Return True if a bug gives these."""
+        wrong = bug.compute(self.call, self.rows)
+        if wrong is None:
+            return False
+        off = _distance(self.lse, wrong)
+        return bool(off.isfinite().all()) and float(off.mean()) <= _FIT * float(self.own.mean())
+
+
+def lse_errors(call: AttentionCall, lse: Tensor, family: NoiseFamily, rows: Tensor | None) -> LseErrors:
+    """Compare log-sum-exps with the oracle's.
+
+    Args:
+        call: the call.
+        lse: float32 [total_q, num_q_heads].
+        family: the noise family that the kernel declares.
+        rows: packed query rows that are compared, int64, in increasing order; None for all.
+    """
+    right = log_sum_exp(call, rows)
+    given = (lse if rows is None else lse[rows]).double()
+    own = _distance(given, right)
+    keys = max(call.lens_k)
+    bounds = _EPS * (_LEAST + _OF_KEY * keys + _OF_LSE * right.abs().nan_to_num(posinf=0.0))
+    excess = (own / bounds).amax(1)
+    suspects = (excess > 1).nonzero().flatten()
+    if len(suspects):
+        chosen = suspects[excess[suspects].argsort(descending=True)[:_MOST_SIMULATED]].sort()[0]
+        packed = chosen if rows is None else rows[chosen]
+        summed = torch.cat([own[chosen], own[chosen].sum(1, keepdim=True)], 1).cpu()
+        simulated = bounds_of_queries(call, family, packed, summed, lse=True)[:, :-1].to(bounds.device)
+        least = bounds[chosen]
+        bounds[suspects] = math.inf
+        bounds[chosen] = torch.maximum(least, simulated)
+    return LseErrors(call, given, right, own, bounds, rows)
+
+
+def _distance(lse: Tensor, expected: Tensor) -> Tensor:
+    """Compute the distance of log-sum-exps; 0 between equal infinities, infinite where only one of both is finite."""
+    return torch.where(lse == expected, 0.0, (lse - expected).abs()).nan_to_num(nan=math.inf, posinf=math.inf)
+
+
+def named_bugs(wrong: Sequence[LseErrors]) -> list[Bug]:
+    """List the bugs that explain the log-sum-exps of all calls on which they are wrong."""
+    return [bug for bug in BUGS if all(errors.explained_by(bug) for errors in wrong)]

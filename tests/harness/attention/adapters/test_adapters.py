@@ -1,0 +1,208 @@
+"""Functions with a signature of their own as kernels: what is passed on, what is refused by name, and what is wrong behind it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from assay.harness.attention import kernels
+from assay.harness.attention.adapters.adapter import Adapted, Parameters
+from assay.harness.attention.adapters.table import ADAPTERS
+from assay.harness.attention.call import FEATURES, AttentionCall, KernelRefused, Mask, tensor_of
+from assay.harness.attention.oracle import oracle
+from assay.harness.attention.published import adapter_and_path, module_of
+from assay.harness.attention.sample_calls import call_of
+from assay.harness.attention.source import source_hashes
+from assay.harness.errors import ExitCode, UsageError
+from assay.harness.offline.check import check
+from assay.harness.offline.kernel_matrix import named
+
+SDPA = "torch.nn.functional:scaled_dot_product_attention"
+RIGHT = {
+    "signatures:flash_attn_2": ("flash_attn", ("window", "softcap")),
+    "signatures:flash_attn_3": ("flash_attn", ("window", "softcap")),
+    "signatures:flash_attn_4": ("flash_attn", ("window", "softcap", "sinks")),
+    "signatures:flash_attn_vllm": ("flash_attn", ("window", "softcap", "sinks")),
+    "signatures:unified_attention": ("vllm", ("window", "softcap", "sinks")),
+    "signatures:BatchPrefillWithPagedKVCacheWrapper": ("flashinfer", ("window", "softcap")),
+    "signatures:BatchPrefillWithRaggedKVCacheWrapper": ("flashinfer", ("window", "softcap")),
+    "signatures:BatchDecodeWithPagedKVCacheWrapper": ("flashinfer", ("window", "softcap")),
+    SDPA: ("sdpa", ("window",)),
+}
+"""Functions, their signatures, and the features that these pass on."""
+ASKED: dict[str, list[dict[str, Any]]] = {
+    "window": [{"mask": Mask(window=window)} for window in (1, 2, 7, 8, 16, 17, 60)],
+    "softcap": [{"softcap": 1.0}, {"softcap": 30.0}],
+    "sinks": [{"sinks": (1.0, 2.0, -1.0, 3.0)}],
+    "temperature": [{"temperature": 8}],
+}
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[3] / "stand_ins")
+
+
+def error(kernel: Any, call: AttentionCall) -> float:
+    """Relative L1 error of the worst query and head."""
+    truth = oracle(call)
+    return float(((tensor_of(kernel(call)).double() - truth).abs().mean(-1) / truth.abs().mean(-1)).max())
+
+
+def calls(phase: str, dtype: torch.dtype = torch.float32) -> list[AttentionCall]:
+    lens = {"extend": ([(9, 40), (5, 0), (1, 20)], [(33, 0)]), "decode": ([(1, 50), (1, 1), (1, 19)],)}[phase]
+    return [call_of(one, (4, 2), 64, dtype, "cpu").with_spec(phase=phase) for one in lens]
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_known_signature_is_recognised_and_computes_what_a_call_asks_for(name: str) -> None:
+    kernel = kernels.load(name)
+    assert isinstance(kernel, Adapted)
+    signature, features = RIGHT[name]
+    declared = kernels.declaration(kernel)
+    assert set(declared.features) == set(features)
+    for phase in declared.phases:
+        for call in calls(phase):
+            for spec in [{}, *(spec for feature in features for spec in ASKED[feature])]:
+                assert error(kernel, call.with_spec(**spec)) < 3e-6, (phase, spec)
+            assert phase == "decode" or error(kernel, call.with_spec(mask=Mask(causal=False))) < 3e-6
+    assert kernels.load(f"{signature}@{name}").assay == declared
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_what_a_signature_lacks_is_refused_by_name(name: str) -> None:
+    kernel = kernels.load(name)
+    [call, *_] = calls(kernels.declaration(kernel).phases[-1])
+    for feature in set(FEATURES) - set(RIGHT[name][1]):
+        with pytest.raises(KernelRefused, match=f"does not declare {feature}"):
+            kernels.run_kernel(name, kernel, call.with_spec(**ASKED[feature][0]))
+
+
+def test_features_are_those_of_parameters_that_are_there() -> None:
+    def plain(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale=None, causal=False):  # type: ignore[no-untyped-def]
+        pass
+
+    def more(*args: Any, softcap: float = 0.0, **kwargs: Any) -> None:
+        pass
+
+    assert kernels.declaration(kernels.taking_calls("plain", plain)).features == ()
+    assert kernels.declaration(kernels.taking_calls("more", more, "flash_attn")).features == ("softcap",)
+
+
+def test_a_declaration_stays() -> None:
+    @kernels.declares(dtypes=("float16",), phases=("extend",), about="mine")
+    def mine(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size):  # type: ignore[no-untyped-def]
+        pass
+
+    declared = kernels.declaration(kernels.taking_calls("mine", mine))
+    assert (declared.dtypes, declared.phases, declared.about) == (("float16",), ("extend",), "mine")
+    assert declared.features == ("window",)
+
+
+def test_a_function_of_a_call_is_left_alone() -> None:
+    assert kernels.taking_calls("oracle", oracle) is oracle
+
+
+def test_the_parameters_of_a_built_in_function_are_those_that_it_documents() -> None:
+    found = Parameters.of(torch.nn.functional.scaled_dot_product_attention)
+    assert {"query", "attn_mask", "is_causal", "scale", "enable_gqa"} <= found.names
+    assert found.required == {"query", "key", "value"}
+    assert Parameters.of(len) == Parameters()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (
+            "flash_atn@signatures:flash_attn_2",
+            "no signature is named 'flash_atn', did you mean 'flash_attn'; known are",
+        ),
+        (
+            "sdpa@signatures:flash_attn_2",
+            "the nearest is sdpa: it lacks query, key, value, attn_mask, is_causal, scale",
+        ),
+        ("signatures:_one", "missing a required argument: 'k'; of the signatures flash_attn, sdpa, vllm"),
+        ("signatures:_computed", "cannot be imported"),
+    ],
+)
+def test_what_has_no_known_signature_is_refused_with_what_is_missing(name: str, said: str) -> None:
+    with pytest.raises(KernelRefused, match=said):
+        kernels.load(name)
+
+
+def test_the_remedy_says_how_a_kernel_is_written() -> None:
+    with pytest.raises(UsageError) as refused:
+        kernels.find("--candidate", "signatures:_one")
+    assert "def forward(call): return f(call.q, call.k, call.v, ...)" in str(refused.value)
+    assert "flash_attn@signatures:_one" in str(refused.value)
+
+
+def test_a_parameter_that_nothing_passes_is_named() -> None:
+    def mine(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, plan):  # type: ignore[no-untyped-def]
+        pass
+
+    with pytest.raises(KernelRefused, match="the nearest is flash_attn: it requires plan, which that does not have"):
+        kernels.taking_calls("mine", mine)
+
+
+def test_every_signature_names_known_features() -> None:
+    for adapter in ADAPTERS:
+        assert set(adapter.asks) <= set(FEATURES)
+
+
+def test_a_name_with_a_signature_is_that_of_its_module() -> None:
+    assert adapter_and_path("flash_attn@mine:f") == ("flash_attn", "mine:f")
+    assert adapter_and_path("sglang:triton@16") == ("", "sglang:triton@16")
+    assert module_of("flash_attn@mine:f") == module_of("mine:f") == "mine"
+    assert source_hashes("flash_attn@signatures:flash_attn_2") == source_hashes("signatures:flash_attn_2")
+
+
+def test_a_function_itself_is_named_by_its_path() -> None:
+    function = torch.nn.functional.scaled_dot_product_attention
+    name, kernel = named(function)  # type: ignore[arg-type]
+    assert (name, kernel.function) == ("torch._C._nn:scaled_dot_product_attention", function)  # type: ignore[attr-defined]
+    with pytest.raises(UsageError, match="takes no call"):
+        named(lambda q, k: q)  # type: ignore[arg-type, misc]
+
+
+def test_sdpa_passes_a_check() -> None:
+    assert check(SDPA, calls=0).exit_code == ExitCode.PASS
+
+
+@pytest.mark.parametrize("name", [one for one in RIGHT if one != SDPA])
+@pytest.mark.slow
+def test_a_right_function_passes_a_check(name: str) -> None:
+    assert check(name, calls=0).exit_code == ExitCode.PASS
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("signatures:flash_attn_top_left", "causal mask top-left"),
+        ("signatures:sdpa_of_other_heads", "GQA heads interleaved"),
+        ("signatures:extend_without_prefix", "prefix dropped"),
+    ],
+)
+def test_a_wrong_function_is_named_and_its_test_calls_it(name: str, said: str) -> None:
+    result = check(name, calls=0, read_out=0)
+    assert result.exit_code == ExitCode.REGRESSION
+    assert result.findings[0].title == said
+    assert f"KERNEL = {name!r}" in result.test
+    assert result.again.startswith(f"assay check {name}")
+
+
+@pytest.mark.parametrize(
+    ("name", "feature"),
+    [
+        ("signatures:flash_attn_without_cap", "softcap"),
+        ("signatures:unified_one_key_fewer", "window"),
+        ("signatures:UnplannedWindow", "window"),
+    ],
+)
+def test_a_function_that_is_wrong_with_a_feature_fails_where_it_is_asked_for(name: str, feature: str) -> None:
+    result = check(name, calls=0, read_out=0)
+    assert result.exit_code == ExitCode.REGRESSION
+    assert all(feature in case.condition["asked for"] for case in result.wrong)

@@ -1,0 +1,147 @@
+"""Kernels that return log-sum-exps: in bounds, wrong in a way that has a name, wrong in another, or not there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from assay.harness.attention.call import AttentionCall, Kernel, Mask, Outputs
+from assay.harness.attention.honest import honest_outputs
+from assay.harness.attention.kernels import declares
+from assay.harness.attention.matrix import cases
+from assay.harness.attention.noise import FAMILIES
+from assay.harness.attention.oracle import log_sum_exp, requests, scores
+from assay.harness.attention.sample_calls import call_of
+from assay.harness.bugs.bug import Bug
+from assay.harness.bugs.faults import rounded_oracle
+from assay.harness.bugs.lse import BUGS
+from assay.harness.errors import AssayError
+from assay.harness.localize.diagnose import diagnose
+from assay.harness.localize.guard import Guard, run_guarded
+from assay.harness.localize.kernel_runs import run_once
+from assay.harness.localize.lse import LSE_WRONG, lse_errors
+from assay.harness.offline.check import assert_correct, check
+
+LENS = [[(40, 30), (1, 9)], [(1, 200), (1, 3)], [(7, 0)]]
+CALLS = [
+    call_of(lens, (4, 2), 64, dtype, "cpu").with_spec(phase="decode" if lens[0][0] == 1 else "extend")
+    for lens in LENS
+    for dtype in (torch.float16, torch.bfloat16, torch.float32)
+]
+ASKED = {
+    "plain": {},
+    "window": {"mask": Mask(window=5)},
+    "sinks": {"sinks": (4.0, 0.0, -1.0, 2.0)},
+    "alibi": {"alibi": (0.5, 0.25, 1.0, 2.0)},
+    "softcap": {"softcap": 2.0},
+}
+
+
+def right(call: AttentionCall) -> Tensor:
+    return log_sum_exp(call).float()
+
+
+def returning(lse: Callable[[AttentionCall], Tensor | None], *features: str, noise: str = "") -> Kernel:
+    """A kernel whose outputs are right, and whose log-sum-exps are these."""
+    return declares(features=("lse", *features), noise=noise)(lambda call: Outputs(rounded_oracle(call), lse(call)))
+
+
+def findings(kernel: Kernel, calls: list[AttentionCall] = CALLS) -> list[str]:
+    return [finding.id for finding in diagnose(run_once(kernel, calls))]
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_log_sum_exps_in_float32_are_in_bounds(asked: str) -> None:
+    def in_float32(call: AttentionCall) -> Tensor:
+        sums = []
+        for request in requests(call):
+            logits = scores(request).float()
+            if call.spec.sinks:
+                logits = torch.cat(
+                    [logits, torch.tensor(call.spec.sinks)[:, None, None].expand(-1, logits.shape[1], 1)], -1
+                )
+            sums.append(logits.logsumexp(-1).T)
+        return torch.cat(sums)
+
+    calls = [call.with_spec(**ASKED[asked]) for call in CALLS]
+    assert findings(returning(in_float32, *(() if asked == "plain" else (asked,))), calls) == []
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=[bug.id for bug in BUGS])
+def test_each_bug_is_named(bug: Bug) -> None:
+    calls = [call.with_spec(**ASKED["sinks"]) for call in CALLS] if bug.id == "lse-without-sinks" else CALLS
+
+    def wrong(call: AttentionCall) -> Tensor:
+        found = bug.compute(call)
+        return right(call) if found is None else found.float()
+
+    [found] = diagnose(run_once(returning(wrong, "sinks"), calls))
+    assert (found.id, found.severity, found.equivalent) == (bug.id, "serious", ())
+    assert found.where.endswith(f"of {len(calls)} calls")
+
+
+@pytest.mark.parametrize("error", [3e-3, -3e-3, math.inf, math.nan])
+def test_one_wrong_log_sum_exp_of_one_call_is_found_and_has_no_name(error: float) -> None:
+    def one_off(call: AttentionCall) -> Tensor:
+        lse = right(call)
+        if len(lse) == 41 and call.q.dtype == torch.float32:
+            lse[17, 2] += error
+        return lse
+
+    [found] = diagnose(run_once(returning(one_off), CALLS))
+    assert (found.id, found.where) == (LSE_WRONG, "1 of 9 calls")
+
+
+def test_the_log_sum_exp_of_a_query_that_sees_no_key_is_minus_infinity() -> None:
+    call = call_of([(3, 0)], (2, 1), 64, torch.float32, "cpu")
+    mask = torch.tensor([True] * 3 + [False] * 3 + [True] * 3)
+    call = AttentionCall(**{**vars(call), "custom_mask": mask})
+    lse = right(call)
+    compared = partial(lse_errors, call, family=FAMILIES[""], rows=None)
+    assert not compared(lse=lse).wrong
+    for value in (math.inf, math.nan, 0.0, -1e30):
+        assert compared(lse=torch.where(lse.isinf(), value, lse)).wrong
+
+
+def test_a_kernel_that_declares_log_sum_exps_and_returns_none_fails() -> None:
+    for lse, words in (
+        (lambda call: None, "no log-sum-exps, which it declares"),
+        (lambda call: right(call).T, "expected torch.float32 \\[41, 4\\] on cpu; they are transposed"),
+        (lambda call: right(call).half(), "log-sum-exps torch.float16"),
+    ):
+        with pytest.raises(AssayError, match=words):
+            run_once(returning(lse), CALLS[:1])
+        guard = Guard(returning(lse), returning(lse).assay)  # type: ignore[attr-defined]
+        assert len(run_guarded(guard, CALLS[:1]).refused) == 1
+        assert len(guard.breaches) == 1
+    silent = declares(features=())(lambda call: Outputs(rounded_oracle(call), right(call) + 1))
+    assert findings(silent) == []
+
+
+def test_a_check_compares_them_in_every_call_and_a_test_too() -> None:
+    some = cases(dtypes=[torch.float16, torch.float32], head_dims=[64])[::12]
+    wrong = returning(lambda call: right(call) + 1e-2 * (call.q.dtype == torch.float32))
+    result = check(wrong, cases=some)
+    [found] = result.findings
+    assert (result.verdict, found.id, result.wrong) == ("regression", LSE_WRONG, ())
+    single = sum(case.condition["dtype"] == "float32" for case in some)
+    assert found.where == f"{single} of {len(some)} calls"
+    assert "the log-sum-exp of a query is off by 0.01" in found.diagnosis
+    assert check(returning(right), cases=some).findings == ()
+    with pytest.raises(AssertionError, match=r"the log-sum-exp of a query is off by 0\.01; noise explains"):
+        assert_correct(wrong, CALLS[-1])
+    assert_correct(wrong, CALLS[0])
+
+
+@pytest.mark.parametrize("noise", ["int8_qk", "fp8_kv", "tf32"])
+def test_a_declared_quantisation_explains_what_it_costs_and_no_other_kernel_may_have_it(noise: str) -> None:
+    for call in CALLS:
+        noisy = honest_outputs(call, FAMILIES[noise], members=2, seed=77, lse=True)[1, ..., 0].float()
+        assert not lse_errors(call, noisy, FAMILIES[noise], None).wrong
+        if call.q.dtype == torch.float32:
+            assert lse_errors(call, noisy, FAMILIES[""], None).wrong
