@@ -227,8 +227,13 @@ def _parents(kind: str, queries: int) -> list[int]:
     return [drawn.randrange(-1, query) for query in range(queries)]
 
 
-def _as_tree(kind: str, call: AttentionCall) -> AttentionCall:
-    """Mask the new tokens of each sequence as a draft tree that is verified: each sees itself and its ancestors."""
+def as_tree(kind: str, call: AttentionCall) -> AttentionCall:
+    """Mask the new tokens of each sequence as a draft tree that is verified: each sees itself and its ancestors.
+
+    Args:
+        kind: "chain", "binary tree" or "random tree".
+        call: the call.
+    """
     masks = []
     for queries in call.lens_q:
         seen = torch.eye(queries, dtype=torch.bool)
@@ -331,7 +336,7 @@ _ASKED: dict[str, dict[str, Callable[[AttentionCall], AttentionCall]]] = {
         f"K and V in {name} per {per}": partial(_stored, name, per)
         for name, per in (("e4m3", "tensor"), ("int8", "token"), ("e5m2", "head"), ("int8", "head"), ("e4m3", "token"))
     },
-    "custom_mask": {kind: partial(_as_tree, kind) for kind in ("random tree", "binary tree", "chain")},
+    "custom_mask": {kind: partial(as_tree, kind) for kind in ("random tree", "binary tree", "chain")},
 }
 """Values of each feature that a call may ask for. The first one stands for it where several are asked for. Windows lie around
 blocks; caps are those of Gemma 2 and Grok, and one that every score feels; slopes are those of the paper (arXiv 2108.12409), and
