@@ -121,6 +121,7 @@ class ShadowHeader(RunRecord):
         reference_noise: the reference's, in the phases that it computes itself.
         dtype: dtype of the calls that are compared with the truth; empty if none is.
         accumulation: arithmetic that the candidate's noise family has on this device, such as "tf32".
+        features: what calls that were compared with the truth asked for beyond plain attention; see `CallSpec.features`.
         heads: q heads of each layer that was observed, over all processes that share them.
         seed: of the draw of queries that are compared with the truth.
         rows: queries of the observed passes.
@@ -142,6 +143,7 @@ class ShadowHeader(RunRecord):
     reference_noise: str = ""
     dtype: str = ""
     accumulation: str = ""
+    features: tuple[str, ...] = ()
     heads: dict[int, int] = Field(default_factory=dict)
     seed: int = 0
     rows: int = 0

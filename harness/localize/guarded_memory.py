@@ -116,6 +116,8 @@ class GuardedKernel:
                 if (guarded.name, side) in numbers:
                     guarded.side(side).copy_(numbers[guarded.name, side])
         tensors: dict[str, Any] = {guarded.name: guarded.tensor for guarded in inputs}
+        if call.spec.layout == "v in k":
+            tensors["v"] = tensors.get("k", call.k)[..., : call.v.shape[2]]
         given = replace(call, **tensors)
         made: list[Guarded] = []
         for guarded in inputs:
@@ -140,7 +142,7 @@ class GuardedKernel:
 def guards_of(call: AttentionCall) -> list[Guarded]:
     """Make guarded copies of the inputs of a call; an input that is no block of memory is left as it lies."""
     guards = []
-    for name in _GUARDED:
+    for name in _GUARDED if call.spec.layout != "v in k" else _GUARDED[:2]:
         tensor = getattr(call, name)
         if tensor.is_contiguous() and tensor.numel():
             heads = max(call.q.shape[1], _ROWS * tensor.shape[1])
