@@ -81,7 +81,8 @@ def as_merge(call: AttentionCall) -> MergeCall:
     if len(lens) != 1 or set(call.lens_q) != {1} or call.q.shape[2] != 1:
         raise KernelRefused("this is no merge: all tokens have the same number of parts")
     nowhere = call.spec.padded_rows
-    outs, scores = (tensor.unflatten(0, (call.rows, -1)).transpose(0, 1) for tensor in (call.v, call.k[..., 0]))
+    by_token = (call.rows, lens.pop(), heads)
+    outs, scores = call.v.reshape(*by_token, dim).transpose(0, 1), call.k.reshape(by_token).transpose(0, 1)
     lses = torch.where(scores <= _EMPTY, -torch.inf, scores)
     outs = torch.cat([outs, outs.new_zeros(len(outs), nowhere, heads, dim)], 1)
     lses = torch.cat([lses, lses.new_full((len(outs), nowhere, heads), -torch.inf)], 1)
