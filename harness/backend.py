@@ -83,6 +83,11 @@ class Backend:
         return self._declaration().noise if self.is_kernel else ""
 
     @property
+    def features(self) -> tuple[str, ...]:
+        """Features of calls that a kernel declares; see `assay.harness.attention.call.FEATURES`. None for what is no kernel."""
+        return self._declaration().features if self.is_kernel else ()
+
+    @property
     def delegate(self) -> str:
         """If this is the reference: the native backend to which a kernel of either role delegates the phases that it lacks.
 

@@ -215,7 +215,7 @@ def _asked(spec: RunSpec) -> Examined:
     if not asks:
         return Examined(id="asked", status="not needed", found="the model's layers ask for plain attention")
     found = list(unmet({role: Backend.parse(side.backend) for role, side in spec.sides.items()}, models))
-    enough = not any(role == "reference" and fatal for role, fatal, _ in found)
+    enough = not any(fatal for _, fatal, _ in found)
     says = "; ".join(f"the {role} {text}" for role, _, text in found) or f"both sides honour {', '.join(asks)}"
     return _result("asked", enough, one_line(says, 300), "name another --reference; see assay backends --honours")
 

@@ -11,7 +11,7 @@ from assay.harness.engines.model import model_shape
 from assay.harness.errors import UsageError
 from assay.harness.evidence.honours import BackendResult
 from assay.harness.progress import ProgressDisplay
-from assay.harness.sides import Role
+from assay.harness.sides import ROLES, Role
 
 _DOES = {"ignores": "ignores", "refuses": "refuses", "crashes": "fails on", "wrong": "computes something else for"}
 """What a backend does that does not honour what is asked, by state."""
@@ -20,14 +20,21 @@ _DOES = {"ignores": "ignores", "refuses": "refuses", "crashes": "fails on", "wro
 def check_asked(plan: Plan, display: ProgressDisplay) -> None:
     """Measure what the engine's own backends do with what the layers ask for; a model of plain attention costs nothing.
 
-    What a candidate does not honour is said, and so are a window that is off by a key, which is nearly what was asked for, and what
-    could not be measured here.
+    What a backend that is the candidate does not honour is said, and so are a window that is off by a key, which is nearly what was
+    asked for, and what could not be measured here.
 
     Raises:
-        UsageError: the reference ignores what the layers ask for, or cannot compute it. It can be no reference.
+        UsageError: the reference ignores what the layers ask for, or cannot compute it: it can be no reference. Or a kernel does
+            not declare what they ask for: it would be refused their calls.
     """
-    for role, fatal, text in unmet({role: plan.backend(role) for role in plan.roles}, plan.models):
-        if role == "reference" and fatal:
+    for role, fatal, text in unmet({role: plan.backend(role) for role in ROLES}, plan.models):
+        if fatal and plan.backend(role).is_kernel:
+            raise UsageError(
+                f"The {role} {text}.",
+                "a kernel that declares what the model's layers ask for, in @declares(features=...)",
+                "declare it if the kernel computes it, or name another --model",
+            )
+        if fatal:
             raise UsageError(
                 f"The reference {text}.",
                 "a reference that computes what the model's layers ask for",
@@ -37,14 +44,21 @@ def check_asked(plan: Plan, display: ProgressDisplay) -> None:
 
 
 def unmet(backends: Mapping[Role, Backend], models: Mapping[Role, Path]) -> Iterator[tuple[Role, bool, str]]:
-    """Yield what the engine's own backends are not shown to honour: the role, if it rules out a reference, and a description."""
-    roles = [role for role, backend in backends.items() if not backend.is_url and not backend.is_kernel]
-    asked = {role: model_shape(models[role]).asks for role in roles}
-    if not any(asked.values()):
+    """Yield what backends are not shown to honour: the role, if it rules a run out, and a description.
+
+    Kernels declare it; the engine's own backends are measured. A candidate of the engine's own is run whatever it does.
+    """
+    asked = {role: model_shape(models[role]).asks for role, backend in backends.items() if not backend.is_url}
+    for role in (role for role in asked if backends[role].is_kernel):
+        for feature, line in asked[role].items():
+            if feature not in backends[role].features:
+                yield role, True, f"{backends[role]} does not declare the {feature} that the model asks for ({line})"
+    roles = [role for role in asked if not backends[role].is_kernel]
+    names = {name for role in roles for name in asked[role]}
+    if not names:
         return
     from assay.harness.offline.honours import measure
 
-    names = {name for asks in asked.values() for name in asks}
     measured = measure(sorted({backends[role].name for role in roles}), names).backends
     results = {result.backend: result for result in measured}
     for role in roles:
@@ -54,7 +68,11 @@ def unmet(backends: Mapping[Role, Backend], models: Mapping[Role, Path]) -> Iter
             if state in _DOES:
                 cells = [cell for cell in result.measured if cell.attribute == feature and cell.state != "honours"]
                 nearly = all(cell.state == "wrong" and cell.says.startswith("one key") for cell in cells)
-                yield role, not nearly, f"{result.backend} {_DOES[state]} {what}{_detail(result, feature, state)}"
+                yield (
+                    role,
+                    role == "reference" and not nearly,
+                    f"{result.backend} {_DOES[state]} {what}{_detail(result, feature, state)}",
+                )
             elif state != "honours":
                 why = result.problem or _detail(result, feature, "not measured").lstrip(": ")
                 yield role, False, f"{result.backend} could not be measured on {what}: {why}"

@@ -15,10 +15,12 @@ from assay.harness.verdict import Check, Requirement
 _COVERED = Requirement("envelope-covered", "the envelope of the policy was covered")
 _SERVED = Requirement("envelope-served", "the candidate's own server answered over the envelope")
 _MOST_WORDS = 4
-_BEYOND_ALL = (
-    "attention that this model's calls lack: sliding windows, logit caps, attention sinks, cross attention, latent KV caches",
-    "speculative decoding",
-)
+_FEATURES = {
+    "window": "sliding windows", "softcap": "logit caps", "sinks": "attention sinks", "temperature": "an attention temperature",
+}  # fmt: skip
+"""Features of calls, in words."""
+_NEVER = ("cross attention", "latent KV caches")
+"""Attention that no compared call has."""
 
 
 def claim(run: RunEvidence) -> Judged:
@@ -37,16 +39,31 @@ def _result(run: RunEvidence, envelope: Envelope, line: str) -> EnvelopeResult |
         return None
     phases = [phase for phase in PHASES if phase in run.claimed]
     reached = _reached(envelope, counts, counts.limits, phases)
+    features = [
+        name for name in _FEATURES if run.errors is not None and any(name in one.features for one in run.errors.headers)
+    ]
     return EnvelopeResult(
         policy=line,
-        sentence=_sentence(envelope, counts, counts.limits, phases),
+        sentence=_sentence(envelope, counts, counts.limits, phases) + _with(features),
         served=_sentence(envelope, served, counts.limits, phases, shadow=False) + _graphs(run) if served else "",
         reached=reached,
         served_reached=_reached(envelope, served, counts.limits, phases) if served else {},
         gaps=tuple(_words(missing) for missing in envelope.gaps(counts, phases)),
         rows=tuple(_rows(envelope.kinds(counts.limits), counts, phases)),
-        not_covered=tuple(_outside(counts, counts.limits, reached, phases)),
+        not_covered=(*_outside(counts, counts.limits, reached, phases), _lacking(features), "speculative decoding"),
     )
+
+
+def _with(features: Sequence[str]) -> str:
+    """Add what compared calls asked for beyond plain attention; empty for nothing."""
+    return f"; layers have {listed([_FEATURES[name] for name in features])}" if features else ""
+
+
+def _lacking(features: Collection[str]) -> str:
+    """Name the attention that no compared call had."""
+    rare = {"temperature"}  # is named only where it is
+    lacking = [words for name, words in _FEATURES.items() if name not in rare | set(features)]
+    return f"attention that this model's calls lack: {', '.join((*lacking, *_NEVER))}"
 
 
 def _graphs(run: RunEvidence) -> str:
@@ -149,7 +166,7 @@ def _outside(
         why = "no such call was made" if limits.mixed else "the servers ran without --enable-mixed-chunk"
         outside.append(f"extend and decode in one call: {why}")
     outside.append(f"page sizes other than {limits.page_tokens}")
-    return [*outside, *_BEYOND_ALL]
+    return outside
 
 
 def _check_covered(run: RunEvidence, envelope: Envelope, line: str) -> Check:

@@ -84,6 +84,7 @@ class Shadow:
             self.tally.clear()
         self._phases: tuple[str, ...] = ()
         self._noise = ""
+        self._features: dict[str, None] = {}
         self._sums: dict[int, LayerSums] = {}
         self._unrecorded: dict[int, str] = {}
         self._truth: dict[tuple[int, Phase], TruthSums] = {}
@@ -178,6 +179,7 @@ class Shadow:
                 families = (self._noise, self._reference_noise(call.phase))
                 self._truth[layer, call.phase] = TruthSums(reference.shape[1], *families)
             [seed] = np.random.SeedSequence([self._seed, self._count, layer]).generate_state(1).tolist()
+            self._features |= dict.fromkeys(packed.spec.features)
             self._truth[layer, call.phase].add(packed, got, reference, self._rows, self._numbers, seed, worst)
         except (
             Exception
@@ -239,6 +241,7 @@ class Shadow:
             dtype=next((sums.dtype for sums in self._truth.values()), ""),
             accumulation=next((sums.accumulation for sums in self._truth.values()), ""),
             reference_noise=self._reference_noise("extend"),
+            features=tuple(self._features),
             heads={layer: sums.heads * self._ranks for layer, sums in self._sums.items()},
             seed=self._seed,
             rows=self._row_count,

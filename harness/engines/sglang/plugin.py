@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ def register() -> None:
     for name in sorted(names - set(ATTENTION_BACKENDS)):
         ATTENTION_BACKENDS[name] = _factory(name)
     _add_choices(sorted(names))
+    _judge_by_delegate(names, os.environ.get(DELEGATE, ""))
     _ask_for_key()
     if folder := os.environ.get(EVIDENCE):
         _meter_all(ATTENTION_BACKENDS, Path(folder))
@@ -57,6 +59,37 @@ def _add_choices(names: list[str]) -> None:
     except ImportError:  # before 0.5.18 the list lived with the server arguments
         from sglang.srt.server_args import ATTENTION_BACKEND_CHOICES as CHOICES
     CHOICES.extend(name for name in names if name not in CHOICES)
+
+
+def _judge_by_delegate(names: Collection[str], delegate: str) -> None:
+    """Let models that refuse attention backends by name (gpt-oss, Gemma 4) judge a kernel by the backend that it delegates to.
+
+    They know the names of backends that have what their layers ask for. A kernel says itself what it has, and is refused calls that
+    ask for more.
+    """
+
+    def judged(backends: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(delegate if delegate and name in names else name for name in backends)
+
+    try:
+        from sglang.srt.arg_groups import model_hook
+    except ImportError:  # before 0.5.18 it was a method of the server arguments
+        from sglang.srt.server_args import ServerArgs
+
+        adjust = ServerArgs._handle_model_specific_adjustments
+
+        def adjusted(self: Any) -> Any:
+            resolved = self._resolved_attention_backends
+            self._resolved_attention_backends = lambda: judged(resolved())
+            try:
+                return adjust(self)
+            finally:
+                del self._resolved_attention_backends
+
+        ServerArgs._handle_model_specific_adjustments = adjusted
+    else:
+        asked = model_hook.attention_backends_of
+        model_hook.attention_backends_of = lambda arguments: judged(asked(arguments))
 
 
 def _meter_all(backends: dict[str, Any], folder: Path) -> None:

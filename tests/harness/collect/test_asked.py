@@ -11,7 +11,10 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from torch import Tensor
 
+from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.kernels import declares
 from assay.harness.collect.asked import check_asked
 from assay.harness.collect.plan import Plan, prepare
 from assay.harness.config import RunSpec
@@ -130,6 +133,43 @@ def test_what_is_not_shown_is_said_and_only_a_window_of_a_key_more_or_less_is_ne
     spec = RunSpec.of(reference="torch_native", candidate="triton", model=str(plan.model))
     (examined,) = (one for one in examine(spec) if one.id == "asked")
     assert (examined.status == "missing", "both sides honour" in examined.found) == (fatal, False)
+
+
+@declares(features=("softcap",))
+def capping(call: AttentionCall) -> Tensor:
+    return call.q
+
+
+@pytest.mark.parametrize("role", ["reference", "candidate"])
+@pytest.mark.parametrize(
+    ("says", "missing"),
+    [
+        ({"attn_logit_softcapping": 50.0}, ""),
+        (
+            {"attn_logit_softcapping": 50.0, "sliding_window": 64},
+            "the window that the model asks for (sliding_window: 64)",
+        ),
+        ({"model_type": "gpt_oss"}, "the sinks that the model asks for (model_type: gpt_oss)"),
+    ],
+)
+def test_a_kernel_that_does_not_declare_what_layers_ask_for_ends_a_run_before_servers_start(
+    model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, role: str, says: dict[str, Any], missing: str
+) -> None:
+    cells = tuple(Measured(attribute=name, phase="decode", state="honours") for name in ("softcap", "window", "sinks"))
+    result = Honours(sglang="", torch="", device="cpu", backends=(BackendResult(backend="triton", measured=cells),))
+    monkeypatch.setattr(honours, "measure", lambda *_: result)
+    kernel = f"{__name__}:capping"
+    plan = planned(model(**says), **{"reference": "triton", "candidate": "triton", role: kernel})
+    spec = RunSpec.of(model=str(plan.model), reference=plan.reference.name, candidate=plan.candidate.name)
+    (examined,) = (one for one in examine(spec) if one.id == "asked")
+    assert examined.status == ("missing" if missing else "ok")
+    if not missing:
+        assert checked(plan) == ""
+        return
+    with pytest.raises(UsageError) as error:
+        checked(plan)
+    assert error.value.found == f"The {role} {kernel} does not declare {missing}."
+    assert "@declares(features=...)" in error.value.expected
 
 
 def test_the_doctor_says_it_too(model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:

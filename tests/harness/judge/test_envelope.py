@@ -24,11 +24,14 @@ PASSED = SuiteVerdict(id="layers", title="Own error", verdict="pass", why="fine"
 ENVELOPE = Envelope.of(512, "cpu")
 
 
-def claimed(counts: EnvelopeCounts | None, phases: Sequence[str], **flags: Any) -> tuple[Check, EnvelopeResult | None]:
+def claimed(
+    counts: EnvelopeCounts | None, phases: Sequence[str], features: tuple[str, ...] = (), **flags: Any
+) -> tuple[Check, EnvelopeResult | None]:
     """The check that the envelope was covered, and what a report says of it."""
+    header = SimpleNamespace(features=features)
     run = SimpleNamespace(
         spec=make_spec({"envelope_tokens": 512, "device": "cpu", **flags}), envelope=counts, claimed=phases, served=None,
-        over_envelope=(), counts={"candidate": ()},
+        over_envelope=(), counts={"candidate": ()}, errors=SimpleNamespace(headers=[header, header]),
     )  # fmt: skip
     made = claim(cast(RunEvidence, run))
     return made.checks[0], cast(EnvelopeResult | None, made.parts.get("envelope"))
@@ -162,6 +165,32 @@ def test_what_the_engine_cannot_do_is_not_wanted_and_is_said() -> None:
     assert result is not None
     assert "extend: chunked prefill: it is switched off" in result.not_covered
     assert "page sizes other than 64" in result.not_covered
+
+
+@pytest.mark.parametrize(
+    ("features", "has", "lacks"),
+    [
+        ((), "", "sliding windows, logit caps, attention sinks, cross attention, latent KV caches"),
+        (
+            ("window", "softcap"), "; layers have sliding windows and logit caps",
+            "attention sinks, cross attention, latent KV caches",
+        ),
+        (
+            ("temperature",), "; layers have an attention temperature",
+            "sliding windows, logit caps, attention sinks, cross attention, latent KV caches",
+        ),
+    ],
+)  # fmt: skip
+def test_what_compared_layers_asked_for_is_covered_and_the_rest_is_not(
+    features: tuple[str, ...], has: str, lacks: str
+) -> None:
+    _, plain = claimed(counted(), ["extend"])
+    _, result = claimed(counted(), ["extend"], features)
+    assert plain is not None
+    assert result is not None
+    assert result.sentence == plain.sentence + has
+    assert f"attention that this model's calls lack: {lacks}" in result.not_covered
+    assert result.not_covered[-1] == "speculative decoding"
 
 
 def test_mixed_batches_are_wanted_where_the_engine_makes_them() -> None:

@@ -61,7 +61,7 @@ def judged(found: EnvelopeCounts | None, compared: EnvelopeCounts | None, *, sui
     """What is claimed of an envelope that the shadow and the candidate's own server answered so."""
     run = SimpleNamespace(
         spec=make_spec({"envelope_tokens": 512, "device": "cpu", "suites": suites}), envelope=compared, claimed=BOTH,
-        served=found, over_envelope=REQUESTS, counts={"candidate": ()},
+        served=found, over_envelope=REQUESTS, counts={"candidate": ()}, errors=None,
     )  # fmt: skip
     return claim(cast(RunEvidence, run))
 

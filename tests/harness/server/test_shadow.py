@@ -238,6 +238,7 @@ def test_a_candidate_gets_what_a_layer_asks_for(
     server.step(phase, lens, **change)
     cells = seen(shadow, tmp_path)
     assert cells.failed_calls == ()
+    assert cells.headers[0].features == CallSpec(1.0, **asked).features
     assert own_error(cells.truth.candidate, cells.truth.truth).max() < 1e-6
     assert np.nanmax(own_error(cells.truth.reference, cells.truth.truth)) > 1e-3, (
         "the stand-in's backend knows no features"
