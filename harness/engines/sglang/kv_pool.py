@@ -132,7 +132,15 @@ class Pages:
         )
 
     def _is_of_window(self, layer: Any) -> bool:
-        """Return True if the layer's K and V are in a pool for layers with a window."""
+        """Return True if the layer's K and V are in a pool for layers with a window.
+
+        Raises:
+            KernelRefused: the pool holds something else than K and V, or its slots are not those of the table.
+        """
+        if hasattr(getattr(self._cache, "full_kv_pool", self._cache), "kv_lora_rank"):
+            raise KernelRefused(
+                f"layer {layer.layer_id} has a latent KV cache (MLA), and the kernel contract has only K and V"
+            )
         if self._virtual or getattr(self._cache, "swa_req_ring_size", None) is not None:
             raise KernelRefused(
                 "the slots of the KV pool are virtual or a ring; start the server with SGLang's default pool"

@@ -161,3 +161,26 @@ def test_virtual_slots_are_refused_by_name() -> None:
     server.pages = Pages(server.runner)
     with pytest.raises(KernelRefused, match="the slots of the KV pool are virtual or a ring"):
         server.call(1, batch, 12)
+
+
+def test_a_latent_cache_is_refused_by_name() -> None:
+    from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool
+
+    server = Window()
+    batch, _, _ = server.prefilled(12)
+    server.runner.token_to_kv_pool = MLATokenToKVPool(
+        size=SLOTS, page_size=1, dtype=torch.float32, kv_lora_rank=DIM, qk_rope_head_dim=4, layer_num=2, device="cpu",
+        enable_memory_saver=False,
+    )  # fmt: skip
+    server.pages = Pages(server.runner)
+    with pytest.raises(KernelRefused, match=r"layer 1 has a latent KV cache \(MLA\)"):
+        server.call(1, batch, 12)
+
+
+def test_a_quantised_cache_is_refused_by_name() -> None:
+    server = Window()
+    batch, _, _ = server.prefilled(12)
+    pool = server.runner.token_to_kv_pool.full_kv_pool
+    pool.k_buffer = [one.to(torch.float8_e4m3fn) for one in pool.k_buffer]
+    with pytest.raises(KernelRefused, match=r"the KV cache is torch.float8_e4m3fn and q is torch.float32"):
+        server.call(1, batch, 12)
