@@ -108,9 +108,9 @@ if not TYPE_CHECKING:  # otherwise a type checker would accept any name
             if missing_packages(_EXTRA[name]):
                 # Calling it is the error, not the name, which `hasattr`, `inspect` and `import *` meet too.
                 return lambda *_, **__: require(_EXTRA[name], f"assay.{name}")
-        found = getattr(importlib.import_module(_HOME[name]), name)
-        globals()[name] = found
-        return found
+        loaded = getattr(importlib.import_module(_HOME[name]), name)
+        globals()[name] = loaded
+        return loaded
 
 
 def __dir__() -> list[str]:

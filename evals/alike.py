@@ -59,10 +59,10 @@ def _candidates(sets: Sequence[frozenset[int]]) -> Iterator[tuple[int, int]]:
     """Yield pairs that share a band of their signatures: each text with the last one before it, so a bucket costs its size."""
     buckets: dict[tuple[int, bytes], int] = {}
     factors, offsets = np.random.default_rng(0).integers(1, _PRIME, (2, _BANDS * _ROWS), dtype=np.uint64)
-    for index, one in enumerate(sets):
-        if not one:
+    for index, shingles in enumerate(sets):
+        if not shingles:
             continue
-        signature = _signature(one, factors, offsets)
+        signature = _signature(shingles, factors, offsets)
         for band in range(_BANDS):
             key = band, signature[band * _ROWS : (band + 1) * _ROWS].tobytes()
             if key in buckets:

@@ -132,17 +132,17 @@ class Reach:
         Together they are `tokens`, for all lengths in `lengths`; and half, a quarter, ... of it, for whole blocks.
         """
         extend = self.lengths["extend"]
-        found = {(self._in_pages(self.tokens - new), new) for new in extend["new-behind-prefix"]}
-        found |= {(cached, max(1, min(self.tokens - cached, self.at_once))) for cached in extend["prefix-tokens"]}
+        asked = {(self._in_pages(self.tokens - new), new) for new in extend["new-behind-prefix"]}
+        asked |= {(cached, max(1, min(self.tokens - cached, self.at_once))) for cached in extend["prefix-tokens"]}
         total = self.tokens // 2 // BORDER * BORDER
         while total >= 2 * BORDER:
             blocks = range(BORDER, total, BORDER)
-            found |= {(block, min(total - block, self.at_once)) for block in blocks if block % self.page == 0}
+            asked |= {(block, min(total - block, self.at_once)) for block in blocks if block % self.page == 0}
             total = total // 2 // BORDER * BORDER
         # A full chunk behind a prefix that does not fit into the envelope is the long prompt's own.
         return sorted(
             pair
-            for pair in found
+            for pair in asked
             if sum(pair) <= self.tokens or pair[1] < self.at_once or not self.has_full_later_chunk
         )
 

@@ -82,14 +82,14 @@ def _load(source: str) -> Any:
 
 
 def _question(source: str, index: int, row: dict[str, Any]) -> Question:
-    found = _ANSWER.search(str(row["answer"] or ""))
+    number = _ANSWER.search(str(row["answer"] or ""))
     if not isinstance(row["question"], str):
         raise UsageError(f"{source}, row {index}: the question is no text.", "a text", "correct or drop that row")
-    if not row["question"] or found is None:
+    if not row["question"] or number is None:
         raise UsageError(
             f"{source}, row {index}: the answer ends in {str(row['answer'])[-40:]!r}.",
             "#### and a number",
             "correct or drop that row",
         )
     prompt, id_ = _PROMPT.format(problem=row["question"]), f"gsm8k-{index}"
-    return Question(id_, "gsm8k", "stem", prompt, number_form(found[1]), row["question"], unit=id_)
+    return Question(id_, "gsm8k", "stem", prompt, number_form(number[1]), row["question"], unit=id_)

@@ -69,12 +69,12 @@ def shapes_of(names: Iterable[str], device: str) -> tuple[Shape, ...]:
         UsageError: a shape does not exist, a length is out of range, or a shape is repeated.
     """
     known = {shape.name: shape for shape in SHAPES[device]}
-    found = tuple(known[name] if name in known else _custom(name, known) for name in names)
-    if not found or len({shape.name for shape in found}) < len(found):
+    shapes = tuple(known[name] if name in known else _custom(name, known) for name in names)
+    if not shapes or len({shape.name for shape in shapes}) < len(shapes):
         raise UsageError(
             f"The shapes are {', '.join(names) or 'none'}.", "at least one, without repetition", "name other shapes"
         )
-    return found
+    return shapes
 
 
 def _custom(name: str, known: Iterable[str]) -> Shape:

@@ -257,11 +257,11 @@ def _cell(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def _require_columns(found: Sequence[str], needed: Sequence[str], source: Path | str) -> None:
-    missing = [name for name in needed if list(found).count(name) != 1]
+def _require_columns(columns: Sequence[str], needed: Sequence[str], source: Path | str) -> None:
+    missing = [name for name in needed if list(columns).count(name) != 1]
     if missing:
         raise UsageError(
-            f"{source} has the columns {', '.join(repr(name) for name in found)}: "
+            f"{source} has the columns {', '.join(repr(name) for name in columns)}: "
             f"{', '.join(missing)} missing or duplicated.",
             f"each of {', '.join(needed)} once",
             "rename or add the columns",

@@ -95,8 +95,8 @@ def parse_answer(text: str, expected: str | None = None) -> str | None:
         return match.group(1).upper() if match else None
     given = _ANSWER_LINE.split(text)
     if _NUMBER.fullmatch(expected):
-        found = _NUMBER.findall(given[-1].replace(",", "")) if len(given) > 1 else []
-        return number_form(found[-1]) if found else None
+        numbers = _NUMBER.findall(given[-1].replace(",", "")) if len(given) > 1 else []
+        return number_form(numbers[-1]) if numbers else None
     lines = [line for line in given[-1].splitlines() if line.strip()]
     return text_form(lines[0]) or None if lines else None
 

@@ -55,18 +55,18 @@ def _packages(extra: str) -> set[str]:
         lines = requires(DISTRIBUTION) or []
     except PackageNotFoundError:
         return set()
-    found: set[str] = set()
+    packages: set[str] = set()
     # Not packaging.requirements, which takes longer to import than this command's other modules: these lines are assay's own.
     condition = rf""".*; extra == ["']{extra}["']""" if extra else "[^;]*"
     for line in lines:
         if match := re.fullmatch(rf"""([\w.-]+)(?:\[([\w,]+)\])?{condition}""", line):
             name, inner = match[1], match[2]
-            found |= (
+            packages |= (
                 {package for part in inner.split(",") for package in _packages(part)}
                 if name == DISTRIBUTION
                 else {name}
             )
-    return found
+    return packages
 
 
 def _installed(name: str) -> bool:

@@ -81,14 +81,14 @@ class ProgressDisplay(AbstractContextManager["ProgressDisplay"]):
         """
         now = time.monotonic()
         with self._lock:
-            one = self._counts.setdefault(what, _Count(now, done, now))
-            left = "" if done >= total else eta(now - one.since, done - one.before, total - done, may_stop)
+            entry = self._counts.setdefault(what, _Count(now, done, now))
+            left = "" if done >= total else eta(now - entry.since, done - entry.before, total - done, may_stop)
             if self._bars:
-                if one.bar is None:
-                    one.bar = self._bars.add_task(what, total=total, note="")
-                self._bars.update(one.bar, completed=done, note=left)
-            elif done >= total or now - one.said > self._interval_s:
-                one.said = now
+                if entry.bar is None:
+                    entry.bar = self._bars.add_task(what, total=total, note="")
+                self._bars.update(entry.bar, completed=done, note=left)
+            elif done >= total or now - entry.said > self._interval_s:
+                entry.said = now
                 self.say(f"{what}: {done:,} of {total:,}{left and ', ' + left}")
 
     @contextmanager

@@ -49,14 +49,14 @@ def regular_file(path: Path) -> os.stat_result:
         OSError: it is missing.
         EvidenceError: it is no regular file.
     """
-    found = path.stat()
-    if stat.S_ISDIR(found.st_mode):
+    status = path.stat()
+    if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(21, "Is a directory", str(path))
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise EvidenceError(
             f"{path} is no regular file.", "a file, no pipe and no device", "copy its content to a file"
         )
-    return found
+    return status
 
 
 def whole_file(path: Path, largest: int = LARGEST) -> bytes:
@@ -70,12 +70,12 @@ def whole_file(path: Path, largest: int = LARGEST) -> bytes:
         OSError: it is missing or cannot be read.
         EvidenceError: it is no regular file, such as a pipe or a device, which may have no end; or it is too large.
     """
-    found = regular_file(path)
-    if found.st_size > largest:
+    status = regular_file(path)
+    if status.st_size > largest:
         raise EvidenceError(
-            f"{path} has {found.st_size:,} bytes.",
+            f"{path} has {status.st_size:,} bytes.",
             f"at most {largest:,} in such a file",
             "check that it is the right file",
         )
     with path.open("rb") as file:
-        return file.read(min(largest, max(found.st_size, LARGEST)))  # no more than an index can say
+        return file.read(min(largest, max(status.st_size, LARGEST)))  # no more than an index can say

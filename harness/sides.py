@@ -62,11 +62,11 @@ def treatment(reference: Side, candidate: Side) -> dict[str, tuple[str, str]]:
     }
 
 
-def differing(found: Mapping[str, tuple[str, str]]) -> str:
+def differing(differences: Mapping[str, tuple[str, str]]) -> str:
     """Describe what a candidate differs in: its backend, or else its settings, such as "--page-size=16"; empty for nothing."""
-    if "backend" in found:
-        return found["backend"][1]
-    return " ".join(f"{name}={value}" for name, (_, value) in found.items())
+    if "backend" in differences:
+        return differences["backend"][1]
+    return " ".join(f"{name}={value}" for name, (_, value) in differences.items())
 
 
 def flag_values(flags: tuple[str, ...]) -> dict[str, str]:

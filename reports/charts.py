@@ -216,8 +216,8 @@ def _outlier(row: DepthRow, x: LinearScale, y: LinearScale) -> str:
 
 def ratio_ends(rows: Sequence[LatencyRow]) -> tuple[float, float]:
     """Ends of an axis that holds 1, the bound, and every measured ratio with its interval."""
-    found = [x for row in rows for x in (row.bound, row.ratio, row.low, row.high, row.floor) if x is not None]
-    low, high = min(found, default=1.0), max(found, default=1.0)
+    numbers = [x for row in rows for x in (row.bound, row.ratio, row.low, row.high, row.floor) if x is not None]
+    low, high = min(numbers, default=1.0), max(numbers, default=1.0)
     low, high = min(low, 1.0), max(high, 1.0)
     slack = 0.06 * (high - low) or 0.1
     return low - slack, high + slack
@@ -238,17 +238,19 @@ def ratio_chart(rows: Sequence[LatencyRow], ends: tuple[float, float]) -> str:
     )
     parts.append(line(x(1.0), LEGEND_HEIGHT, x(1.0), bottom, RULE, 1.5))
     parts += bound_rule(x, limit, LEGEND_HEIGHT, bottom, x.high)
-    for row, one in enumerate(shown):
+    for row, measured in enumerate(shown):
         middle = LEGEND_HEIGHT + (row + 0.5) * _ROW_HEIGHT
-        parts.append(_row_name(x, one.metric, middle))
-        if one.low is not None and one.high is not None:
-            parts.append(_span(x, one.low, one.high, middle))
-        if one.floor is not None:
+        parts.append(_row_name(x, measured.metric, middle))
+        if measured.low is not None and measured.high is not None:
+            parts.append(_span(x, measured.low, measured.high, middle))
+        if measured.floor is not None:
             parts.append(
-                mark("diamond", x(one.floor), middle, 4.7, REFERENCE, f"reference / reference {one.floor:.3f}")
+                mark(
+                    "diamond", x(measured.floor), middle, 4.7, REFERENCE, f"reference / reference {measured.floor:.3f}"
+                )
             )
-        if one.ratio is not None:
-            parts.append(mark("circle", x(one.ratio), middle, 4.7, CANDIDATE, f"candidate {one.ratio:.3f}"))
+        if measured.ratio is not None:
+            parts.append(mark("circle", x(measured.ratio), middle, 4.7, CANDIDATE, f"candidate {measured.ratio:.3f}"))
     at = ticks(x.low, x.high, 5)
     parts += axis_below(x, bottom, at)
     label = (

@@ -94,7 +94,7 @@ def cause(results: Sequence[CheckResult]) -> str:
 
     Where a kernel has several results, such as one for each case, its cause is the bug that explains most failing calls.
     """
-    found = []
+    named = []
     for kernel in dict.fromkeys(result.kernel for result in results):
         mine = [result for result in results if result.kernel == kernel]
         explained: Counter[str] = Counter()
@@ -108,11 +108,11 @@ def cause(results: Sequence[CheckResult]) -> str:
         titles = {finding.id: finding.title for result in mine for finding in result.findings}
         failing, calls = (sum(counted) for counted in zip(*map(_failing, mine), strict=True))
         extent = f"; {failing} of {calls} calls" if failing else ""
-        found.append((kernel, f"{titles[id_] if id_ in titles else BY_ID[id_].title}{extent}"))
-    if len(found) < 2:
-        return "".join(words for _, words in found)
-    more = f"; and {len(found) - _MAX_CAUSES} more kernels" if len(found) > _MAX_CAUSES else ""
-    return "; ".join(f"{kernel}: {words}" for kernel, words in found[:_MAX_CAUSES]) + more
+        named.append((kernel, f"{titles[id_] if id_ in titles else BY_ID[id_].title}{extent}"))
+    if len(named) < 2:
+        return "".join(words for _, words in named)
+    more = f"; and {len(named) - _MAX_CAUSES} more kernels" if len(named) > _MAX_CAUSES else ""
+    return "; ".join(f"{kernel}: {words}" for kernel, words in named[:_MAX_CAUSES]) + more
 
 
 def _cause_first(result: CheckResult) -> str:

@@ -151,8 +151,8 @@ def _named(state: BisectState, result: BisectResult) -> Section:
 
 def _changed(result: BisectResult) -> Section:
     lines: list[Block] = [Line(line) for line in _newly(result)] or [Line("Not measured.", "empty")]
-    found = [Findings(result.findings, commands=True)] if result.findings else []
-    return Section("changed", "What changed in it", [*lines, *found], announced=True)
+    named = [Findings(result.findings, commands=True)] if result.findings else []
+    return Section("changed", "What changed in it", [*lines, *named], announced=True)
 
 
 def _probes(state: BisectState, last: int = 0) -> Table:
@@ -238,11 +238,11 @@ def _effort(state: BisectState, result: BisectResult) -> str:
 
 def probe_line(outcome: ProbeOutcome, measured: Measurement) -> str:
     """The outcome of a single probe, in one line."""
-    found = outcome.reason
+    says = outcome.reason
     if outcome.worst is not None:
         worst = _error(outcome) + (" times its bound" if math.isfinite(outcome.worst) else "")
-        found = f"worst own error {worst}, {outcome.where}"
-    return f"{outcome.outcome}: {found} ({measured.origin or 'not imported'})"
+        says = f"worst own error {worst}, {outcome.where}"
+    return f"{outcome.outcome}: {says} ({measured.origin or 'not imported'})"
 
 
 def _error(probe: ProbeOutcome) -> str:

@@ -38,7 +38,7 @@ def error_chart(state: BisectState, result: BisectResult) -> str:
     Returns:
         An ``<svg>`` element; an empty string if nothing was probed.
     """
-    place = {one.commit: i for i, one in enumerate(state.history, start=1)} | {state.spec.good: 0}
+    place = {entry.commit: i for i, entry in enumerate(state.history, start=1)} | {state.spec.good: 0}
     if not state.probes:
         return ""
     known = [p.worst for p in state.probes if p.worst is not None and 0 < p.worst < math.inf]

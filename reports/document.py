@@ -259,9 +259,9 @@ class CaseResult:
     @classmethod
     def of(cls, check: Check, classname: str) -> CaseResult:
         """The case of a requirement of a pass."""
-        found = f"{check.title}: {check.found}"
+        line = f"{check.title}: {check.found}"
         resolve = [f"To resolve: {check.settles}"] if check.settles and check.status != "ok" else []
-        return cls(check.id, classname, check.status, found, [found, *resolve])
+        return cls(check.id, classname, check.status, line, [line, *resolve])
 
 
 @dataclass(frozen=True)

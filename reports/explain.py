@@ -41,8 +41,8 @@ def _marked(wrong: str, right: str) -> str:
 
 def _short(address: str) -> str:
     """A report as "owner/repository#number"; other addresses as they are."""
-    found = re.fullmatch(r"https://github\.com/([^/]+/[^/]+)/(?:issues|pull)/(\d+)", address)
-    return f"{found[1]}#{found[2]}" if found else address
+    issue = re.fullmatch(r"https://github\.com/([^/]+/[^/]+)/(?:issues|pull)/(\d+)", address)
+    return f"{issue[1]}#{issue[2]}" if issue else address
 
 
 def explain_document(page: Page) -> Document:

@@ -90,34 +90,34 @@ def _envelope(envelope: CertifiedEnvelope) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _row(one: Examined) -> tuple[Words, ...]:
-    by = [look for look in one.looks if look.caught]
-    unfinished = one.outcome in ("crash", "time-out")
+def _row(examined: Examined) -> tuple[Words, ...]:
+    by = [look for look in examined.looks if look.caught]
+    unfinished = examined.outcome in ("crash", "time-out")
     no_name = (
         ""
-        if not by or one.kind != "fault"
+        if not by or examined.kind != "fault"
         else "no name"
         if any(look.suite == "op-level" for look in by)
         else "not measured"
     )
-    shown = ", ".join(look.suite for look in by) or ("" if unfinished else one.outcome)
+    shown = ", ".join(look.suite for look in by) or ("" if unfinished else examined.outcome)
     return (
-        one.id, one.restricted or "everywhere", _reports(one) if one.kind == "fault" else "",
-        shown if one.outcome != "false alarm" else f"FALSE ALARM: {shown}",
-        ", ".join(_after(look) for look in by), _yes(one.named, no_name), _yes(one.pinned, ""),
-        f"{one.outcome}: {one_line(one.why)}" if unfinished else "", f"{one.seconds:.1f}", _read(one),
+        examined.id, examined.restricted or "everywhere", _reports(examined) if examined.kind == "fault" else "",
+        shown if examined.outcome != "false alarm" else f"FALSE ALARM: {shown}",
+        ", ".join(_after(look) for look in by), _yes(examined.named, no_name), _yes(examined.pinned, ""),
+        f"{examined.outcome}: {one_line(examined.why)}" if unfinished else "", f"{examined.seconds:.1f}", _read(examined),
     )  # fmt: skip
 
 
-def _read(one: Examined) -> str:
+def _read(examined: Examined) -> str:
     """Return what was read off the kernel; empty if it was not read."""
-    if one.read is None:
+    if examined.read is None:
         return ""
-    return f"{one_line(one.read) or 'nothing'}{'' if one.read_exact or not one.read else ' (not exact)'}"
+    return f"{one_line(examined.read) or 'nothing'}{'' if examined.read_exact or not examined.read else ' (not exact)'}"
 
 
-def _reports(one: Examined) -> Words:
-    names = [Cell(_name(link), link=link) for link in one.links]
+def _reports(examined: Examined) -> Words:
+    names = [Cell(_name(link), link=link) for link in examined.links]
     return tuple(part for name in names for part in (", ", name))[1:] or "no public bug known"
 
 

@@ -25,7 +25,10 @@ def honours_document(result: Honours) -> Document:
     """Build the document: attributes by backend, what is behind each cell, the backends that cannot run, and tests to copy."""
     ran = [backend for backend in result.backends if not backend.problem]
     silent = {
-        (one.backend, cell.attribute) for one in ran for cell in one.measured if cell.state in ("ignores", "wrong")
+        (backend.backend, cell.attribute)
+        for backend in ran
+        for cell in backend.measured
+        if cell.state in ("ignores", "wrong")
     }
     attributes = list(dict.fromkeys(cell.attribute for backend in ran for cell in backend.measured))
     table = Table(
@@ -62,12 +65,12 @@ def honours_document(result: Honours) -> Document:
 
 def _cell(backend: BackendResult, attribute: str) -> Cell:
     """Return the worst state of an attribute, with its phases where they differ."""
-    found = [cell for cell in backend.measured if cell.attribute == attribute]
+    cells = [cell for cell in backend.measured if cell.attribute == attribute]
     state = backend.state(attribute)
     if state is None:
         return Cell("–")
-    phases = [cell.phase for cell in found if cell.state == state]
-    return Cell(state, _STATUS.get(state, ""), note="" if len(phases) == len(found) else ", ".join(phases))
+    phases = [cell.phase for cell in cells if cell.state == state]
+    return Cell(state, _STATUS.get(state, ""), note="" if len(phases) == len(cells) else ", ".join(phases))
 
 
 def _said(backend: BackendResult) -> list[str]:

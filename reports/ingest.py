@@ -63,7 +63,7 @@ def ingest_document(result: IngestResult) -> Document:
     for document in result.documents:
         terminal += [Line(""), *_in_brief(document)]
     steps = Section("next", "To prove the cause", [_measure(result)])
-    files = [_file(number, one) for number, one in enumerate(result.documents, 1)]
+    files = [_file(number, document) for number, document in enumerate(result.documents, 1)]
     body: list[Block] = [
         Only("terminal", terminal),
         Only("page", [_findings(result)]),

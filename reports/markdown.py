@@ -57,10 +57,10 @@ def _fenced(text: str, language: str = "text") -> list[str]:
     return [f"{fence}{language}", *lines, fence, ""]
 
 
-def _escaped(found: str) -> str:
-    if found.isdigit():
-        return f"{found}\\"
-    return {"<": "&lt;", ">": "&gt;", "&": "&amp;"}.get(found, "\\" + found)
+def _escaped(character: str) -> str:
+    if character.isdigit():
+        return f"{character}\\"
+    return {"<": "&lt;", ">": "&gt;", "&": "&amp;"}.get(character, "\\" + character)
 
 
 def _longest_backticks(text: str) -> int:
@@ -96,8 +96,8 @@ def _block(block: doc.Block) -> list[str]:
         case doc.Table():
             return _table(block)
         case doc.Findings():
-            found = [line for finding in block.findings[: block.most] for line in _finding(finding)]
-            return [*found, *_left(len(block.findings), block.most), ""] if block.findings else []
+            shown = [line for finding in block.findings[: block.most] for line in _finding(finding)]
+            return [*shown, *_left(len(block.findings), block.most), ""] if block.findings else []
         case doc.Checks():
             unmet = [check for check in block.checks if check.status != "ok"]
             return [*map(_check, unmet[: block.most]), *_left(len(unmet), block.most), ""] if unmet else []

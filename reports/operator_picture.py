@@ -248,9 +248,9 @@ class _Panel:
         parts = []
         for n, (cells, kind) in enumerate(zip(self.picture.cells, self.picture.rows, strict=True)):
             for sign in sorted(set(cells) - {NONE}, key=list(_CELL_WORDS).index):
-                found = [k for k, cell in enumerate(cells) if cell == sign]
-                spots = [self._centre(n, k) for k in found]
-                parts.append(_sign(sign, spots, self.cell, "" if sign == SAME else self._says(n, sign, found)))
+                keys = [k for k, cell in enumerate(cells) if cell == sign]
+                spots = [self._centre(n, k) for k in keys]
+                parts.append(_sign(sign, spots, self.cell, "" if sign == SAME else self._says(n, sign, keys)))
             if kind in ("shifted", "nonlinear"):
                 y = self.top + (n + 0.5) * self.cell
                 parts.append(
@@ -396,20 +396,20 @@ def text(picture: Picture, width: int = 100) -> Text:
             cut = f"; of these, keys {ranges([picture.key_indices[n] for n in columns])} fit here"
     ruler = _ruler(picture, columns)
     size = max(len(ruler), min(full, len(columns) + len(picture.key_breaks)), len("expected"))
-    found = Text(" " * margin + "  ".join(f"{title:<{size}}" for title in panels).rstrip() + "\n")
-    found.append(f"{'query':<{margin}}" + "  ".join(f"{ruler:<{size}}" for _ in panels).rstrip() + "\n", "dim")
+    drawing = Text(" " * margin + "  ".join(f"{title:<{size}}" for title in panels).rstrip() + "\n")
+    drawing.append(f"{'query':<{margin}}" + "  ".join(f"{ruler:<{size}}" for _ in panels).rstrip() + "\n", "dim")
     for n, label in enumerate(labels):
-        found.append(f"{label:<{margin}}")
+        drawing.append(f"{label:<{margin}}")
         for title, rows in panels.items():
             shown = "".join("|" * (k in picture.key_breaks and k > columns[0]) + rows[n][k] for k in columns)
             for sign, group in groupby(shown):
-                found.append("".join(group), _STYLES.get(sign, "red"))
+                drawing.append("".join(group), _STYLES.get(sign, "red"))
             if title != "difference":
-                found.append(" " * (size - len(shown) + 2))
-        found.append(marks[n], "red").append("\n")
+                drawing.append(" " * (size - len(shown) + 2))
+        drawing.append(marks[n], "red").append("\n")
     below = [line for words in (_text_legend(picture), caption(picture) + cut) for line in wrap(words, width)]
-    found.append("\n".join(below))
-    return found
+    drawing.append("\n".join(below))
+    return drawing
 
 
 def _expected_rows(picture: Picture) -> list[str]:

@@ -60,11 +60,11 @@ def runs_document(listed: RunList, beside: Path) -> Document:
     )
 
 
-def _treatment(one: RunLine) -> str:
+def _treatment(run: RunLine) -> str:
     """Return what was compared: "sage_attn against torch_native, tiny on cpu"."""
-    others = {name: values for name, values in one.treatment.items() if name != "backend"}
+    others = {name: values for name, values in run.treatment.items() if name != "backend"}
     settings = f" ({differing(others)})" if others else ""
-    return one_line(f"{one.candidate} against {one.reference}{settings}, {one.model} on {one.device}", 120)
+    return one_line(f"{run.candidate} against {run.reference}{settings}, {run.model} on {run.device}", 120)
 
 
 def worst_text(worst: Worst | None) -> str:
@@ -117,9 +117,9 @@ def _history(history: Sequence[RunLine]) -> list[Block]:
     last = history[-_STRIP:]
     rows: list[tuple[Words, ...]] = []
     for suite in _suites(history):
-        found = [run.suites.get(suite) for run in last]
+        verdicts = [run.suites.get(suite) for run in last]
         rows.append(
-            (one_line(suite, 30), *(_DOT if verdict is None else Cell(verdict, sign=verdict) for verdict in found))
+            (one_line(suite, 30), *(_DOT if verdict is None else Cell(verdict, sign=verdict) for verdict in verdicts))
         )
     rows.append(("worst own error", *(f"{worst_text(run.worst)} {_level(run.worst)}" for run in last)))
     columns = ("Suite", *(when(run.created)[5:16] for run in last))

@@ -17,22 +17,22 @@ def needs(workload: Workload, *suites: str) -> None:
 def check(report: Report, *ids: str) -> None:
     """Pass if the checks with these ids are ok; skip if one was not checked."""
     __tracebackhide__ = True
-    found = {each.id: each for each in report.checks}
+    checks = {each.id: each for each in report.checks}
     for id_ in ids:
-        if id_ not in found:
+        if id_ not in checks:
             pytest.fail(f"the report has no check {id_!r}: the run ended early ({report.headline} {report.reasons[0]})")
-        one = found[id_]
-        if one.status == "not checked":
-            pytest.skip(f"{one.title}: {one.found}")
-        if one.status != "ok":
-            pytest.fail(f"{one.status}: {one.title}: {one.found}\nTo resolve: {one.settles}", pytrace=False)
+        wanted = checks[id_]
+        if wanted.status == "not checked":
+            pytest.skip(f"{wanted.title}: {wanted.found}")
+        if wanted.status != "ok":
+            pytest.fail(f"{wanted.status}: {wanted.title}: {wanted.found}\nTo resolve: {wanted.settles}", pytrace=False)
 
 
 def suite(report: Report, id_: str) -> None:
     """Pass if the suite's verdict is pass."""
     __tracebackhide__ = True
-    found = {each.id: each for each in report.suites}
-    if id_ not in found:
+    suites = {each.id: each for each in report.suites}
+    if id_ not in suites:
         pytest.fail(f"the suite {id_!r} did not run: {report.headline} {report.reasons[0]}", pytrace=False)
-    if found[id_].verdict != "pass":
-        pytest.fail(f"{found[id_].verdict}: {found[id_].title}: {found[id_].why}", pytrace=False)
+    if suites[id_].verdict != "pass":
+        pytest.fail(f"{suites[id_].verdict}: {suites[id_].title}: {suites[id_].why}", pytrace=False)

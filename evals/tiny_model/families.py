@@ -76,8 +76,8 @@ def _of_gemma(weights: Weights, config: Config) -> None:
 def _normed_heads(weights: Weights, config: Config) -> None:
     """Add the norms of q and k, which are linear."""
     for number in range(config["num_hidden_layers"]):
-        for one in "qk":
-            at = f"model.layers.{number}.self_attn.{one}"
+        for projection in "qk":
+            at = f"model.layers.{number}.self_attn.{projection}"
             weights[f"{at}_proj.weight"] *= _SMALL
             weights[f"{at}_norm.weight"] = weights[f"{at}_proj.weight"].new_full((config["head_dim"],), 1 / _SMALL)
 
@@ -130,8 +130,8 @@ def _gpt_oss(weights: Weights, config: Config) -> None:
         }
         at = f"model.layers.{number}.self_attn"
         weights[f"{at}.sinks"] = torch.linspace(_SINK, -_SINK, config["num_attention_heads"])
-        for one in "qkvo":
-            weights[f"{at}.{one}_proj.bias"] = down.new_zeros(len(weights[f"{at}.{one}_proj.weight"]))
+        for projection in "qkvo":
+            weights[f"{at}.{projection}_proj.bias"] = down.new_zeros(len(weights[f"{at}.{projection}_proj.weight"]))
     config |= {
         "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "attention_bias": True, "sliding_window": _WINDOW,
         "num_local_experts": _EXPERTS, "num_experts_per_tok": _CHOSEN, "swiglu_limit": 1000.0, "rope_theta": 10000.0,

@@ -17,7 +17,9 @@ if TYPE_CHECKING:  # the command line reads what kernels declare and must not wa
     from numpy.typing import NDArray
     from torch import Tensor
 
-INPUTS = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "custom_mask", "positions")
+INPUTS = (
+    "q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "custom_mask", "positions", "stored_k", "stored_v", "k_scale", "v_scale",
+)  # fmt: skip
 """The tensors that a call may have; `AttentionCall.tensors` gives those that it has."""
 
 
@@ -134,8 +136,11 @@ class CallSpec:
         first_head: number in the model of the first q head: in a call of one tensor-parallel process, or of some heads.
         layout: how `AttentionCall.clone` lays q, k and v out in memory: "packed"; "sliced", in which each is a part of a wider
             tensor, as where a model splits one projection into the three; "heads first", in which all tokens of a head lie
-            together; or "each its own", in which q is packed, and k and v are parts of tensors of different widths. The last axis
-            is contiguous in each.
+            together; "each its own", in which q is packed, and k and v are parts of tensors of different widths; or "v in k", in
+            which v is a view of the first head_dim_v dims of k. The last axis is contiguous in each. "v in k" is how absorbed
+            latent attention (MLA, DeepSeek's) reads its cache: one kv head of 576 dims, whose first 512 are v. The engine has
+            applied RoPE to the last 64 dims of q and k, and multiplied q by the projection from latent dims to keys; it multiplies
+            the output by that to values. `scale` is that of the head dim before, 192 ** -0.5.
         grad_mode: mode of autograd under which checks call a kernel: "inference_mode", "no_grad" or "enable_grad", as functions of
             PyTorch are named; empty for that of the caller.
         softcap: scores s become softcap * tanh(s / softcap) before the softmax, as in Gemma 2 and Grok; 0 for none.
@@ -157,7 +162,7 @@ class CallSpec:
     layer: int = 0
     phase: Literal["extend", "decode"] = "extend"
     first_head: int = 0
-    layout: Literal["packed", "sliced", "heads first", "each its own"] = "packed"
+    layout: Literal["packed", "sliced", "heads first", "each its own", "v in k"] = "packed"
     grad_mode: Literal["", "inference_mode", "no_grad", "enable_grad"] = ""
     softcap: float = 0.0
     temperature: int = 0
@@ -178,12 +183,14 @@ class CallSpec:
         asked = {
             "window": self.mask.window, "softcap": self.softcap, "temperature": self.temperature, "sinks": self.sinks,
             "alibi": self.alibi, "padding": self.padded_rows,
+            "mla": self.layout == "v in k",
         }  # fmt: skip
         return tuple(name for name, value in asked.items() if value)
 
 
 FEATURES = (
-    "window", "softcap", "temperature", "sinks", "alibi", "padding", "custom_mask", "positions", "not_causal", "lse",
+    "window", "softcap", "temperature", "sinks", "alibi", "padding", "custom_mask", "positions", "not_causal", "mla",
+    "stored_kv", "lse",
 )  # fmt: skip
 """What kernels declare: features that a call may ask for (see `AttentionCall.features`); "not_causal", without which a kernel may
 be given calls that are not causal, but none with a sequence of fewer keys than queries; and "lse", which a kernel that declares it
@@ -209,6 +216,12 @@ class AttentionCall:
         positions: where in its sequence the first query and the first key of each sequence are, int64 [batch, 2], where that is
             not len_k - len_q and 0: keys were evicted, or the call covers a part of the keys. Queries and keys follow one another
             from there. The mask, ALiBi and the temperature go by it. None for calls of all keys.
+        stored_k: k as a cache stores it, in the shape of k and a dtype of 8 bits; k is then ``stored_k * k_scale`` in the dtype of
+            q. None for a cache in the dtype of q. The other three are there if this one is.
+        stored_v: v as a cache stores it.
+        k_scale: scales of `stored_k`, float32: [1, 1, 1] for one of the tensor, [1, num_kv_heads, 1] for one of each head, or
+            [total_k, num_kv_heads, 1] for one of each token and head.
+        v_scale: those of `stored_v`.
     """
 
     q: Tensor
@@ -219,6 +232,10 @@ class AttentionCall:
     spec: CallSpec
     custom_mask: Tensor | None = None
     positions: Tensor | None = None
+    stored_k: Tensor | None = None
+    stored_v: Tensor | None = None
+    k_scale: Tensor | None = None
+    v_scale: Tensor | None = None
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -228,7 +245,7 @@ class AttentionCall:
     @property
     def features(self) -> tuple[str, ...]:
         """Names of what it asks for beyond plain attention. A kernel that does not declare one of them is refused the call."""
-        carried = {"custom_mask": self.custom_mask, "positions": self.positions}
+        carried = {"custom_mask": self.custom_mask, "positions": self.positions, "stored_kv": self.stored_k}
         named = (*self.spec.features, *(name for name, tensor in carried.items() if tensor is not None))
         fewer_keys = not self.causal and min(self.prefixes, default=0) < 0
         return (*named, "not_causal") if fewer_keys else named
@@ -304,13 +321,18 @@ class AttentionCall:
             tuple(numbers[head] for head in q_heads) if numbers else ()
             for numbers in (self.spec.sinks, self.spec.alibi)
         )
-        kept = {"q": self.q[:, list(q_heads)], "k": self.k[:, list(kv_heads)], "v": self.v[:, list(kv_heads)]}
+        kept: dict[str, Any] = {"q": self.q[:, list(q_heads)]}
+        for name in ("k", "v", "stored_k", "stored_v", "k_scale", "v_scale"):
+            if (tensor := self.tensors.get(name)) is not None:
+                kept[name] = tensor[:, list(kv_heads)] if tensor.shape[1] > 1 or "scale" not in name else tensor
         return replace(self, **kept, spec=replace(self.spec, sinks=sinks, alibi=alibi))
 
     def clone(self) -> AttentionCall:
         """Copy the call's tensors, laid out as ``spec.layout`` describes, for a kernel that may write to its inputs."""
         copies: dict[str, Any] = {name: tensor.clone() for name, tensor in self.tensors.items()}
-        if self.spec.layout != "packed":
+        if self.spec.layout == "v in k":
+            copies["v"] = copies["k"][..., : self.v.shape[2]]
+        elif self.spec.layout != "packed":
             laid = _LAID_OUT[self.spec.layout]
             copies |= {name: lay(copies[name]) for name, lay in zip(("q", "k", "v"), laid, strict=True)}
         return replace(self, **copies)
@@ -325,6 +347,8 @@ class AttentionCall:
     def to(self, device: torch.device | str) -> AttentionCall:
         """Return the same call with its tensors on a device."""
         tensors: dict[str, Any] = {name: tensor.to(device) for name, tensor in self.tensors.items()}
+        if self.spec.layout == "v in k":
+            tensors["v"] = tensors["k"][..., : self.v.shape[2]]
         return replace(self, **tensors)
 
 

@@ -76,8 +76,11 @@ def here(family: NoiseFamily, call: AttentionCall) -> NoiseFamily:
     """Return the family as the call's device implements it.
 
     In float32, a kernel may use TF32 wherever the device has it (a CUDA device of compute capability 8.0 or above): it is the
-    default of Triton's ``tl.dot`` and of many libraries. Elsewhere, no correct kernel has its noise without declaring it.
+    default of Triton's ``tl.dot`` and of many libraries. Elsewhere, no correct kernel has its noise without declaring it. Where a
+    call has K and V as they are stored, no kernel stores them again.
     """
+    if call.stored_k is not None:
+        family = replace(family, k=None, v=None)  # what storing them costs is in k and v already
     if family.accumulation != "fp32" or call.q.dtype != torch.float32 or call.q.device.type != "cuda":
         return family
     ampere = torch.cuda.get_device_capability(call.q.device) >= (8, 0)

@@ -30,6 +30,7 @@ from assay.harness.attention.covering import Feature, Row, covering
 from assay.harness.attention.kernels import Declaration
 from assay.harness.attention.matrix_data import BEYOND_FP16, DATA, ONE_SIGN, RARE
 from assay.harness.attention.model_shapes import COMMON, SHAPES
+from assay.harness.attention.noise import FORMATS
 from assay.harness.attention.paging import through_pages
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.conditions import PHASES
@@ -226,8 +227,13 @@ def _parents(kind: str, queries: int) -> list[int]:
     return [drawn.randrange(-1, query) for query in range(queries)]
 
 
-def _as_tree(kind: str, call: AttentionCall) -> AttentionCall:
-    """Mask the new tokens of each sequence as a draft tree that is verified: each sees itself and its ancestors."""
+def as_tree(kind: str, call: AttentionCall) -> AttentionCall:
+    """Mask the new tokens of each sequence as a draft tree that is verified: each sees itself and its ancestors.
+
+    Args:
+        kind: "chain", "binary tree" or "random tree".
+        call: the call.
+    """
     masks = []
     for queries in call.lens_q:
         seen = torch.eye(queries, dtype=torch.bool)
@@ -256,6 +262,39 @@ def _apart(distance: int, call: AttentionCall) -> AttentionCall:
     keys = torch.tensor(call.lens_k)
     at = torch.stack([keys + distance + 5, torch.full_like(keys, 5)], 1)
     return replace(call, positions=at.to(call.q.device))
+
+
+def _stored(name: str, per: str, call: AttentionCall) -> AttentionCall:
+    """Store k and v in 8 bits, and make them what is stored: their scales are powers of two, so that no dtype rounds that."""
+    format = FORMATS[name]
+    found: dict[str, Any] = {}
+    for what in ("k", "v"):
+        x = getattr(call, what).float()
+        axes = {"tensor": (0, 1, 2), "head": (0, 2), "token": (2,)}[per]
+        top = x.abs().amax(axes, keepdim=True).clamp(min=2.0**-20)
+        scale = (top / format.largest).log2().ceil().exp2()
+        if per == "head" and what == "v":  # or one of K's that is taken for V's would not show
+            scale = 2 * scale
+        x = x / scale
+        stored = x.round().to(torch.int8) if name == "int8" else x.to(_STORED_AS[name])
+        found |= {f"stored_{what}": stored, f"{what}_scale": scale, what: (stored.float() * scale).to(call.q.dtype)}
+    if call.spec.layout == "v in k":
+        values = {name: found[name][..., : call.v.shape[2]] for name in ("stored_k", "k")}
+        found |= {"stored_v": values["stored_k"], "v_scale": found["k_scale"], "v": values["k"]}
+    return replace(call, **found)
+
+
+_STORED_AS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
+_MLA = "MLA"
+"""The value of the feature "mla", which all calls in 576 dims have."""
+
+
+def _as_mla(values: _Values) -> _Values:
+    """Make a call one of absorbed latent attention: one kv head of 576 dims, the first 512 of which are v."""
+    asked = tuple(dict.fromkeys((_MLA, *(values.asked or ()))))
+    return replace(
+        values, heads=(values.heads[0], 1), head_dim=576, head_dim_v=512, layout="v in k", asked=asked, beyond=()
+    )
 
 
 _ASKED: dict[str, dict[str, Callable[[AttentionCall], AttentionCall]]] = {
@@ -292,7 +331,12 @@ _ASKED: dict[str, dict[str, Callable[[AttentionCall], AttentionCall]]] = {
         name: partial(_asking_for, lambda heads: {"mask": Mask(causal=False)})
         for name in ("not causal", "cross attention")
     },
-    "custom_mask": {kind: partial(_as_tree, kind) for kind in ("random tree", "binary tree", "chain")},
+    "mla": {_MLA: lambda call: call.with_spec(scale=call.scale * 3**0.5)},  # of 192 dims, and not of 576
+    "stored_kv": {
+        f"K and V in {name} per {per}": partial(_stored, name, per)
+        for name, per in (("e4m3", "tensor"), ("int8", "token"), ("e5m2", "head"), ("int8", "head"), ("e4m3", "token"))
+    },
+    "custom_mask": {kind: partial(as_tree, kind) for kind in ("random tree", "binary tree", "chain")},
 }
 """Values of each feature that a call may ask for. The first one stands for it where several are asked for. Windows lie around
 blocks; caps are those of Gemma 2 and Grok, and one that every score feels; slopes are those of the paper (arXiv 2108.12409), and
@@ -304,8 +348,8 @@ _ASKING: dict[str, tuple[tuple[int, int, str], ...]] = {
 """(new tokens, cached prefix, batch) of the calls that each value of a feature gets."""
 _IN_EXTEND = ("custom_mask", "not_causal")
 """Features of extend calls alone: a draft that is verified has several new tokens, and one query sees all keys anyway."""
-_ALONE = ("not_causal",)
-"""Features that are asked for by themselves: a window is causal."""
+_ALONE = ("not_causal", "mla")
+"""Features that are asked for by themselves: a window is causal, and of latent attention all shapes are its own."""
 _BY_POSITION = {"temperature": "temperature 64", "alibi": "ALiBi to 2^-8", "window": "window 128"}
 """What goes by positions: values that are asked for together with each of those of "positions"."""
 _OF_POSITIONS = {"extend": _ASKING["extend"][:2], "decode": _ASKING["decode"]}
@@ -439,7 +483,8 @@ def cases(
         like: models of `assay.harness.attention.model_shapes.SHAPES` whose shapes are added; None for none in the small matrix, and
             for `COMMON` in the full one.
         declared: whether calls may have a cached prefix, head dims of v, which come in turn with that of q and k, and the features
-            that calls ask for. Each value of these gets calls beyond the design, and so do all of them together.
+            that calls ask for. Each value of these gets calls beyond the design, and so do all of them together. All calls of a
+            kernel that declares "mla" and the head dim 576 alone are of absorbed latent attention.
 
     Raises:
         ValueError: no phase, dtype or head dim, or an unknown phase, size or model.
@@ -473,6 +518,8 @@ def cases(
             *_special(phase, size, kinds, dims, other_dims, declared.head_dims_v, models),
         ]
         drawn += _asking(phase, size, kinds, dims, declared.features)
+    if "mla" in declared.features and dims == (576,):  # such a kernel computes nothing else
+        drawn = list(dict.fromkeys(_as_mla(values) for values in drawn if values.layout in ("packed", "v in k")))
     if declared.features:
         drawn = [values if values.asked else replace(values, asked=()) for values in drawn]
     made = [_case(values, seed * 10_000 + number, device, size) for number, values in enumerate(drawn)]
@@ -596,7 +643,8 @@ def _asking(
     for value in values:
         for new, prefix, batch in _asking_calls(phase, value[-1]):
             of_data = next(data) if any(name.startswith("softcap") for name in value) else "normal"
-            yield _Values(phase, prefix, new, batch, next(heads), next(dim), next(kind), of_data, asked=value)
+            made = _Values(phase, prefix, new, batch, next(heads), next(dim), next(kind), of_data, asked=value)
+            yield _as_mla(made) if _MLA in value else made
         next(dim)  # else a number of calls that is even would give each length one head dim
 
 
@@ -693,8 +741,12 @@ def _make(values: _Values, lens: tuple[tuple[int, int], ...], seed: int, device:
     call = replace(call, q=call.q.to(values.dtype), k=call.k.to(values.dtype), v=call.v.to(values.dtype)).with_spec(
         layer=values.layer, first_head=values.first_head, layout=values.layout, grad_mode=values.grad_mode
     )
+    if values.layout == "v in k":
+        call = replace(call, v=call.k[..., : values.head_dim_v])
     known = {name: make for one in _ASKED.values() for name, make in one.items()}
     for name in values.asked or ():
         call = known[name](call)
     call = through_pages(call, values.page, seed) if values.page else call
+    if values.layout == "v in k":
+        call = replace(call, v=call.k[..., : values.head_dim_v])
     return call if call.spec.layout == "packed" else call.clone()

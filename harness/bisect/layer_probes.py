@@ -234,11 +234,11 @@ def search_layers(server: ProbeServer, spec: RunSpec, by: Criterion | None, disp
     reference = _ask_reference(server, spec.workload.token_limit, spec.policy.alpha, by, display)
     setup = _setup(server, spec, by)
     probe = _Probe(server, setup, reference, display)
-    floors, found = reference.floors, None
+    floors, search = reference.floors, None
     if can_fail(floors.by, floors.reference_right, setup.prompts, setup.alpha):
         floors = probe.floors()
-        found = find_layers(setup.layers, probe, floors.noise, setup.alpha)
-    return conclude(setup, floors, found, probe.records, time.monotonic() - begun)
+        search = find_layers(setup.layers, probe, floors.noise, setup.alpha)
+    return conclude(setup, floors, search, probe.records, time.monotonic() - begun)
 
 
 def _ask_reference(
@@ -279,9 +279,9 @@ def _setup(server: ProbeServer, spec: RunSpec, by: Criterion | None) -> LayerSet
     )
 
 
-def _differing(one: _AnswerSet, other: _AnswerSet) -> int:
-    return sum(first != second for first, second in zip(one.texts, other.texts, strict=True))
+def _differing(left: _AnswerSet, right: _AnswerSet) -> int:
+    return sum(first != second for first, second in zip(left.texts, right.texts, strict=True))
 
 
-def _unstable(one: Sequence[bool], other: Sequence[bool]) -> int:
-    return sum(first != second for first, second in zip(one, other, strict=True))
+def _unstable(left: Sequence[bool], right: Sequence[bool]) -> int:
+    return sum(first != second for first, second in zip(left, right, strict=True))

@@ -260,17 +260,17 @@ def _explain(layers: Sequence[int], restored: Sequence[int], answers: _AnswerCac
 
 def _partners(layer: int, kept: Sequence[int], answers: _AnswerCache) -> tuple[int, ...]:
     """Find a few of the kept layers that make a layer wrong which is right alone; empty if it takes too many."""
-    found: list[int] = []
-    while answers.right({layer, *found}):
-        if len(found) == _MAX_PARTNERS:
+    partners: list[int] = []
+    while answers.right({layer, *partners}):
+        if len(partners) == _MAX_PARTNERS:
             return ()
         low, high = 0, len(kept)  # right with the first `low` layers, wrong with the first `high`
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if answers.right({layer, *found, *kept[:middle]}) else (low, middle)
-        found.append(kept[high - 1])
+            low, high = (middle, high) if answers.right({layer, *partners, *kept[:middle]}) else (low, middle)
+        partners.append(kept[high - 1])
         kept = kept[: high - 1]
-    return tuple(sorted(found))
+    return tuple(sorted(partners))
 
 
 def ddmin(items: Sequence[int], holds: Callable[[Sequence[int]], bool]) -> list[int]:

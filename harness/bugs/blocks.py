@@ -60,12 +60,12 @@ def _zero_page_past_the_end(r: Request) -> Request | None:
 
 
 def _zero_at_page_borders(call: AttentionCall, out: Tensor) -> Tensor | None:
-    wrong, found = out.clone(), False
+    wrong, crosses_one = out.clone(), False
     for (start, stop), prefix in zip(pairwise(call.cu_seqlens_q.tolist()), call.prefixes, strict=True):
         first = start + -prefix % PAGE
         if first < stop:
-            wrong[first:stop:PAGE], found = 0, True
-    return wrong if found else None
+            wrong[first:stop:PAGE], crosses_one = 0, True
+    return wrong if crosses_one else None
 
 
 _of = partial(of_bug, BUGS)

@@ -43,8 +43,8 @@ def _leak(by: int, what: str, only_prefix: bool, batch: Batch, b: int) -> Reques
 
 
 def _head(r: Request, what: str, tokens: int) -> Tensor:
-    found: Tensor = getattr(r, what)[:, :tokens]
-    return found
+    leading: Tensor = getattr(r, what)[:, :tokens]
+    return leading
 
 
 def _boundary(by: int, whole: bool, batch: Batch, b: int) -> Request | None:
@@ -115,11 +115,11 @@ def _rows_rolled(call: AttentionCall, out: Tensor) -> Tensor | None:
 
 
 def _last_query_copied(call: AttentionCall, out: Tensor) -> Tensor | None:
-    wrong, found = out.clone(), False
+    wrong, copied = out.clone(), False
     for start, stop in pairwise(call.cu_seqlens_q.tolist()):
         if stop - start > 1:
-            wrong[stop - 1], found = out[stop - 2], True
-    return wrong if found else None
+            wrong[stop - 1], copied = out[stop - 2], True
+    return wrong if copied else None
 
 
 _of = partial(of_bug, BUGS)

@@ -17,8 +17,8 @@ Change = Callable[[AttentionCall], "Tensor | None"]
 
 
 def _of_some(change: Change, call: AttentionCall, rows: Tensor | None = None) -> Tensor | None:
-    found = change(call)
-    return found if found is None or rows is None else found[rows]
+    changed = change(call)
+    return changed if changed is None or rows is None else changed[rows]
 
 
 def _computing(change: Change) -> Compute:

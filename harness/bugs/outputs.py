@@ -20,11 +20,11 @@ from assay.harness.bugs.seeded import Where, changes, constant, of_bug, own
 
 
 def _zero_beyond_128(call: AttentionCall, out: Tensor) -> Tensor | None:
-    wrong, found = out.clone(), False
+    wrong, beyond = out.clone(), False
     for start, stop in pairwise(call.cu_seqlens_q.tolist()):
         if stop - start > 128:
-            wrong[start + 128 : stop], found = 0, True
-    return wrong if found else None
+            wrong[start + 128 : stop], beyond = 0, True
+    return wrong if beyond else None
 
 
 FAULTS = (

@@ -34,14 +34,14 @@ def largest_effect(fault: SeededFault, calls: Sequence[WideCall], noise: str) ->
     if not noise:
         return None
     fault.restart()
-    found = 0.0
+    largest = 0.0
     for call in calls:
         limits = noise_on(call.narrow, noise, cells_of(call.narrow))
         changed = deviation(fault.apply(call.call, call.out), call.out, limits.cells).relative_l1
         if bool(changed.any()):
             ratio = torch.where(changed > 0, changed / limits.ensemble.noise, 0.0)
-            found = max(found, float(ratio.max()))
-    return found or None
+            largest = max(largest, float(ratio.max()))
+    return largest or None
 
 
 def hidden_words(effect: float | None, noise: str) -> str:

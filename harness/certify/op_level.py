@@ -69,14 +69,14 @@ class OpLevel:
     @cached_property
     def cases(self) -> list[Case]:
         """The cases that the kernel's declaration does not exclude, each call made once."""
-        declared, found = self.kernel.declared, []
+        declared, kept = self.kernel.declared, []
         for number, case in enumerate(
             matrix_of(Declaration(phases=declared.phases), device=self.device, seed=self.seed)
         ):
             call = case.make().with_spec(layer=number % _LAYERS)
             if not declared.excludes(call):
-                found.append(replace(case, make=partial(_given, call)))
-        return found
+                kept.append(replace(case, make=partial(_given, call)))
+        return kept
 
     @cached_property
     def calls(self) -> list[AttentionCall]:
@@ -155,8 +155,8 @@ def examine_honest(id: str, title: str, kernel: Kernel, level: OpLevel, checker:
 
 def _read(result: CheckResult) -> tuple[str | None, bool | None]:
     """Return what was read off the kernel of a result, and whether that is exact; None twice if it was not read."""
-    found = result.read_out
-    return (None, None) if found is None else (serious(result.findings)[0].operator, found.exact)
+    read_out = result.read_out
+    return (None, None) if read_out is None else (serious(result.findings)[0].operator, read_out.exact)
 
 
 def _outcome(fault: SeededFault, flagged: bool, shown: Footprint) -> Outcome:

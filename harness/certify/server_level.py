@@ -305,10 +305,10 @@ def _looks_at(level: ServerLevel, under: Under) -> tuple[Look, ...]:
 
 def _flagged_places(against: AgainstNoise) -> frozenset[tuple[int, int, int]]:
     """Return (layer, head, phase) of every cell that noise does not explain."""
-    found = [
+    places = [
         test.index[test.flagged][:, [LAYER, HEAD, PHASE]] for test in (against.cells, against.gains, against.apart)
     ]
-    return frozenset((int(layer), int(head), int(phase)) for layer, head, phase in np.concatenate(found))
+    return frozenset((int(layer), int(head), int(phase)) for layer, head, phase in np.concatenate(places))
 
 
 def _is_pinned_in(fault: SeededFault, flagged: Collection[tuple[int, int, int]], model: ModelShape) -> bool:

@@ -222,9 +222,9 @@ def _command_name(context: Any) -> str:
 def _given(names: list[str]) -> str | None:
     """Return the value that the command line gives an option; None if it is given never or more than once."""
     words = sys.argv[1:]
-    found = [after for word, after in pairwise(words) if word in names]
-    found += [word.partition("=")[2] for word in words if "=" in word and word.partition("=")[0] in names]
-    return found[0] if len(found) == 1 else None
+    values = [after for word, after in pairwise(words) if word in names]
+    values += [word.partition("=")[2] for word in words if "=" in word and word.partition("=")[0] in names]
+    return values[0] if len(values) == 1 else None
 
 
 def as_given() -> str:

@@ -84,8 +84,8 @@ def check(
             f"No case's name contains {case!r}.", f"part of a name, for example of {cases[0].name}", "try another"
         )
 
-    def announce(found: CheckResult) -> None:
-        text = f"{found.summary()}. Reading what it computes, for at most {read_out:g} s."
+    def announce(draft: CheckResult) -> None:
+        text = f"{draft.summary()}. Reading what it computes, for at most {read_out:g} s."
         if not console.quiet:
             print_text(errors, text)
 

@@ -72,8 +72,8 @@ def replay(
 
     interpret_without_gpu()
 
-    def show_first(found: Sequence[Finding]) -> None:
-        say(f"First: {found[0].sentence}")
+    def show_first(findings: Sequence[Finding]) -> None:
+        say(f"First: {findings[0].sentence}")
 
     if (left := handover.known()) and isinstance(left.result, ReplayResult):
         result = interrupted_replay(left.result, left)

@@ -29,5 +29,5 @@ def explain(
         render_list(console)
         return
     with few_threads(()):
-        found = page(id)
-    deliver(explain_document(found), html=html)
+        explained = page(id)
+    deliver(explain_document(explained), html=html)

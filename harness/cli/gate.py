@@ -95,13 +95,15 @@ def list_(
     if json:
         from json import dumps
 
-        print_json(dumps({name: one.model_dump(mode="json") for name, one in read_all(root).items()}, indent=2))
+        print_json(
+            dumps({name: accepted.model_dump(mode="json") for name, accepted in read_all(root).items()}, indent=2)
+        )
         return
     table = Table(Column("baseline", no_wrap=True), "backend", "engine", "accepted", "accuracy", "run")
-    for name, one in read_all(root).items():
-        accuracy = one.numbers.get("accuracy")
+    for name, accepted in read_all(root).items():
+        accuracy = accepted.numbers.get("accuracy")
         shown = "" if accuracy is None else f"{accuracy:.3f}"
-        cells = (name, one.key.backend, one.key.engine, one.accepted, shown, one.run_id)
+        cells = (name, accepted.key.backend, accepted.key.engine, accepted.accepted, shown, accepted.run_id)
         table.add_row(*(Text(visible(cell)) for cell in cells))  # a file's content is text, and moves no terminal
     console.print(table if table.row_count else f"No baseline in {root}.")
 

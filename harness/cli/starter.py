@@ -91,14 +91,14 @@ def the_kernel(root: Path) -> str:
     Raises:
         UsageError: there is none, or several.
     """
-    found = sorted(_kernels(root))
-    if len(found) == 1:
-        return found[0]
-    shown = f": {', '.join(found[:_SHOWN])}{', …' if len(found) > _SHOWN else ''}" if found else ""
+    names = sorted(_kernels(root))
+    if len(names) == 1:
+        return names[0]
+    shown = f": {', '.join(names[:_SHOWN])}{', …' if len(names) > _SHOWN else ''}" if names else ""
     raise UsageError(
-        f"{len(found) or 'No'} kernel{'s were' if len(found) > 1 else ' was'} found in {root}{shown}.",
+        f"{len(names) or 'No'} kernel{'s were' if len(names) > 1 else ' was'} found in {root}{shown}.",
         "one function of one argument that is annotated as AttentionCall or whose q, k and v it reads, or the name of one",
-        f"name it, as in assay init {found[0] if found else 'mypackage.attention:forward'}",
+        f"name it, as in assay init {names[0] if names else 'mypackage.attention:forward'}",
     )
 
 

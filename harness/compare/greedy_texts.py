@@ -43,8 +43,8 @@ class TextDivergence(Part):
 
 def first_divergence(first: Sequence[Token], second: Sequence[Token]) -> int | None:
     """Return the index of the first token whose text differs, or that only one generation has; None if all are equal."""
-    for position, (one, other) in enumerate(zip_longest(first, second)):
-        if one is None or other is None or one.text != other.text:
+    for position, (token, other) in enumerate(zip_longest(first, second)):
+        if token is None or other is None or token.text != other.text:
             return position
     return None
 
@@ -71,8 +71,8 @@ def compare_text(
     """
     position = first_divergence(reference, candidate)
     shared = min(len(reference), len(candidate)) if position is None else position + 1
-    for place, (one, other) in enumerate(zip(reference[:shared], candidate[:shared], strict=False)):
-        if not (math.isfinite(one.logprob) and math.isfinite(other.logprob)):
+    for place, (token, other) in enumerate(zip(reference[:shared], candidate[:shared], strict=False)):
+        if not (math.isfinite(token.logprob) and math.isfinite(other.logprob)):
             return TextDivergence(kind="apart", position=place, gap=None)
     if position is None:
         return None
@@ -108,13 +108,13 @@ def floor_between(first: Sequence[Token], second: Sequence[Token]) -> float:
     return max(differences, default=0.0)
 
 
-def _odds_change(one: Token, other: Token) -> float:
+def _odds_change(mine: Token, other: Token) -> float:
     """Compute how the log-odds of a token change against the best alternative that one run lists; 0 if the other lacks it."""
-    best = next((text for text, _ in one.top if text != one.text), None)
-    ours, theirs = (dict(reversed(token.top)) for token in (one, other))
+    best = next((text for text, _ in mine.top if text != mine.text), None)
+    ours, theirs = (dict(reversed(token.top)) for token in (mine, other))
     if best not in theirs:
         return 0.0
-    return abs((one.logprob - ours[best]) - (other.logprob - theirs[best]))
+    return abs((mine.logprob - ours[best]) - (other.logprob - theirs[best]))
 
 
 def _swing_at(position: int, first: Sequence[Token], second: Sequence[Token]) -> float | None:

@@ -38,12 +38,12 @@ def free_running_errors(pairs: Sequence[tuple[Trace, Trace]], own: Floats) -> di
     for reference, candidate in pairs:
         for layer, sums in trace_sums(reference, candidate).items():
             total[layer] = total[layer] + sums if layer in total else sums
-    found = {}
+    errors = {}
     for layer, sums in total.items():
         error = float(error_sums.relative_l1(sums.sum(0)))
         mine = float(own[layer]) if layer < len(own) else math.nan
-        found[layer] = error, max(error - mine, 0.0)  # NaN where the difference is
-    return found
+        errors[layer] = error, max(error - mine, 0.0)  # NaN where the difference is
+    return errors
 
 
 def trace_sums(reference: Trace, candidate: Trace) -> dict[int, Floats]:

@@ -87,13 +87,13 @@ class ReplayResult(KernelResult, RunRecord):
     @property
     def missing(self) -> tuple[str, ...]:
         """Requirements of a pass that were not tested."""
-        found = [] if self.with_prefix else ["no call had a cached prefix: record a pack with the prefix cache on"]
+        uncovered = [] if self.with_prefix else ["no call had a cached prefix: record a pack with the prefix cache on"]
         lacking = [
             f"the pack has no {phase} call, which the kernel claims"
             for phase, text in self.envelope.items()
             if not text
         ]
-        return (*found, *lacking, *filter(None, [self.not_run]))
+        return (*uncovered, *lacking, *filter(None, [self.not_run]))
 
 
 CAUSE = RunFile("cause.json", ReplayResult)

@@ -95,8 +95,8 @@ def read_envelope(server: Path, nonce: str = "") -> EnvelopeCounts | None:
     Raises:
         EvidenceError: a file is damaged, or of another run.
     """
-    found = list(ENVELOPE_FILES.read_each(server, nonce).values())
-    return _merged(found) if found else None
+    by_process = list(ENVELOPE_FILES.read_each(server, nonce).values())
+    return _merged(by_process) if by_process else None
 
 
 def envelope_of(folder: RunFolder) -> EnvelopeCounts | None:
@@ -105,15 +105,15 @@ def envelope_of(folder: RunFolder) -> EnvelopeCounts | None:
     Raises:
         EvidenceError: a file is damaged, or of another run.
     """
-    found = (read_envelope(folder.server_folder(role), folder.nonce) for role in ROLES)
-    return next((counts for counts in found if counts is not None), None)
+    by_server = (read_envelope(folder.server_folder(role), folder.nonce) for role in ROLES)
+    return next((counts for counts in by_server if counts is not None), None)
 
 
-def _merged(found: list[EnvelopeCounts]) -> EnvelopeCounts:
+def _merged(parts: list[EnvelopeCounts]) -> EnvelopeCounts:
     calls: dict[str, dict[str, dict[str, dict[int, int]]]] = {}
     met: dict[str, dict[str, dict[int, Ranges]]] = {}
-    for phase in {phase for counts in found for phase in counts.calls}:
-        here = [counts for counts in found if phase in counts.calls]
+    for phase in {phase for counts in parts for phase in counts.calls}:
+        here = [counts for counts in parts if phase in counts.calls]
         owners = {
             layer: [counts for counts in here if layer in counts.layers(phase)]
             for each in here
@@ -131,7 +131,7 @@ def _merged(found: list[EnvelopeCounts]) -> EnvelopeCounts:
                 layer: in_all([counts.met.get(phase, {}).get(quantity, {}).get(layer, ()) for counts in counting])
                 for layer, counting in owners.items()
             }
-    return EnvelopeCounts(run=found[0].run, limits=found[0].limits, calls=calls, met=met)
+    return EnvelopeCounts(run=parts[0].run, limits=parts[0].limits, calls=calls, met=met)
 
 
 @dataclass(frozen=True)
@@ -161,20 +161,20 @@ class Envelope:
     def kinds(self, limits: EngineLimits) -> dict[str, dict[str, tuple[str, ...]]]:
         """Return phase -> id of a condition -> the labels of which a call is wanted. What an engine cannot do is left out."""
         reach = self.reach(limits)
-        found = {
+        wanted = {
             phase: {
                 quantity: tuple(dict.fromkeys(ENVELOPE[quantity].label(point) for point in points))
                 for quantity, points in lengths.items()
             }
             for phase, lengths in reach.lengths.items()
         }
-        found["extend"]["prefix-tokens"] = (PREFIXES.label(0), *found["extend"]["prefix-tokens"])
-        found["extend"]["chunk"] = CHUNK.labels[: 1 + reach.is_split + reach.has_full_later_chunk]
-        found["extend"]["mix"] = MIX.labels if limits.mixed else MIX.labels[:-1]
+        wanted["extend"]["prefix-tokens"] = (PREFIXES.label(0), *wanted["extend"]["prefix-tokens"])
+        wanted["extend"]["chunk"] = CHUNK.labels[: 1 + reach.is_split + reach.has_full_later_chunk]
+        wanted["extend"]["mix"] = MIX.labels if limits.mixed else MIX.labels[:-1]
         for phase in PHASES:
-            found[phase] |= {"batch": BATCHES.up_to(self.batch), "border": BORDER.labels}
-        found["decode"]["depth"] = DEPTHS.up_to(self.depth)
-        return found
+            wanted[phase] |= {"batch": BATCHES.up_to(self.batch), "border": BORDER.labels}
+        wanted["decode"]["depth"] = DEPTHS.up_to(self.depth)
+        return wanted
 
     def gaps(self, counts: EnvelopeCounts, phases: Collection[str]) -> list[Missing]:
         """List the lengths that some layer did not compare, in the phases that a candidate claims."""
@@ -191,15 +191,17 @@ class Envelope:
 
     def missing(self, counts: EnvelopeCounts, phases: Collection[str]) -> list[Missing]:
         """List what some layer did not compare, in the phases that a candidate claims: `gaps`, and conditions without a call."""
-        found = self.gaps(counts, phases)
+        lacking = self.gaps(counts, phases)
         if counts.limits is None:
-            return found
+            return lacking
         lengths, kinds = self.reach(counts.limits).lengths, self.kinds(counts.limits)
         for phase in (phase for phase in PHASES if phase in phases):
             for quantity, labels in kinds[phase].items():
                 if quantity not in lengths[phase]:
-                    found += [(phase, quantity, label) for label in labels if not counts.count(phase, quantity, label)]
+                    lacking += [
+                        (phase, quantity, label) for label in labels if not counts.count(phase, quantity, label)
+                    ]
             for quantity, value in {"batch": self.batch, "depth": self.depth}.items():
                 if quantity in kinds[phase] and counts.reached(phase, quantity) < value:
-                    found.append((phase, quantity, f"up to {value:,}"))
-        return found
+                    lacking.append((phase, quantity, f"up to {value:,}"))
+        return lacking

@@ -47,7 +47,7 @@ class EnvelopeCounting:
         # In a mixed call a sequence of one new token that was prefilled before is in decode, not a chunk.
         decoding = [mixed and n == 1 and seen for n, seen in zip(new, later, strict=True)]
         self._prefilled.update(requests)
-        chunks = [_LATER if seen and not one else _FIRST for seen, one in zip(later, decoding, strict=True)]
+        chunks = [_LATER if seen and not decodes else _FIRST for seen, decodes in zip(later, decoding, strict=True)]
         full = [_FULL for n, chunk in zip(new, chunks, strict=True) if chunk and n == self._limits.chunk_tokens]
         return {
             **_lengths(new, prefix),

@@ -26,8 +26,8 @@ def ratio(difference: Array, size: Array) -> Array:
         size: sum of |reference|.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
-        found: Array = difference / (size + (difference == 0))
-    return found
+        quotient: Array = difference / (size + (difference == 0))
+    return quotient
 
 
 def sums_of(candidate: NDArray[np.floating], reference: NDArray[np.floating], axes: tuple[int, ...]) -> Floats:
@@ -44,8 +44,8 @@ def relative_l1(sums: Floats) -> Floats:
     """Sum |candidate - reference| / sum |reference|: infinite where nothing of the candidate is finite, NaN where nothing was
     observed."""
     compared, lost = _of(sums, "compared"), _of(sums, "nonfinite")
-    found = ratio(_of(sums, "difference"), _of(sums, "reference_size"))
-    return np.where(compared > 0, found, np.where(lost > 0, np.inf, np.nan))
+    error = ratio(_of(sums, "difference"), _of(sums, "reference_size"))
+    return np.where(compared > 0, error, np.where(lost > 0, np.inf, np.nan))
 
 
 def nonfinite_share(sums: Floats) -> Floats:

@@ -42,14 +42,14 @@ def read_seeded_calls(server: Path, token: str, nonce: str = "") -> SeededCalls 
     Raises:
         EvidenceError: a file is damaged, or of another run.
     """
-    found = list(SEEDED_CALLS.read_each(server / FOLDER / token, nonce).values())
-    if not found:
+    by_process = list(SEEDED_CALLS.read_each(server / FOLDER / token, nonce).values())
+    if not by_process:
         return None
     return SeededCalls(
-        run=found[0].run,
-        fault=found[0].fault,
-        calls=sum(calls.calls for calls in found),
-        changed=sum(calls.changed for calls in found),
-        refused=sum(calls.refused for calls in found),
-        why=next((calls.why for calls in found if calls.why), ""),
+        run=by_process[0].run,
+        fault=by_process[0].fault,
+        calls=sum(calls.calls for calls in by_process),
+        changed=sum(calls.changed for calls in by_process),
+        refused=sum(calls.refused for calls in by_process),
+        why=next((calls.why for calls in by_process if calls.why), ""),
     )

@@ -174,9 +174,9 @@ class RunFolder(EvidenceFolder):
         """
         path = self.path / "items.jsonl"
         items = jsonl.read(path, Item)
-        if (found := hash_items(items)) != (expected := self.manifest().items_hash):
+        if (actual := hash_items(items)) != (expected := self.manifest().items_hash):
             raise EvidenceError(
-                f"{path} holds {len(items)} items with hash {found[:12]}.",
+                f"{path} holds {len(items)} items with hash {actual[:12]}.",
                 f"the run's own items, with hash {expected[:12]}",
                 "restore the file, or run again with a new --out",
             )
@@ -229,17 +229,17 @@ class RunFolder(EvidenceFolder):
 def _differing(earlier: Manifest, now: Manifest) -> list[str]:
     """Describe each way in which `now` is a different run from `earlier`."""
     before, after = _settings(earlier.spec), _settings(now.spec)
-    found = [
+    changes = [
         f"{key} was {before.get(key)!r}, now {after.get(key)!r}"
         for key in sorted({*before, *after} - _RESUMABLE_CHANGES)
         if before.get(key) != after.get(key)
     ]
-    found += [f"the {what} changed" for what, same in _same(earlier, now).items() if not same]
+    changes += [f"the {what} changed" for what, same in _same(earlier, now).items() if not same]
     for role in ROLES:
         old, new = earlier.code.get(role, {}), now.code.get(role, {})
         parts = sorted(part for part in {**old, **new} if old.get(part) != new.get(part))
-        found += [f"the {role}'s kernel changed ({', '.join(parts)})"] if parts else []
-    return found
+        changes += [f"the {role}'s kernel changed ({', '.join(parts)})"] if parts else []
+    return changes
 
 
 def _settings(spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -247,7 +247,9 @@ def _settings(spec: Mapping[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for part, value in spec.items():
         inside = value if isinstance(value, Mapping) else {"": value}
-        flat |= {f"{part} {name}".strip() if part in ROLES or not name else name: one for name, one in inside.items()}
+        flat |= {
+            f"{part} {name}".strip() if part in ROLES or not name else name: setting for name, setting in inside.items()
+        }
     return flat
 
 

@@ -48,7 +48,7 @@ class BackendResult(Record):
 
     def state(self, attribute: str) -> State | None:
         """Return the worst state of an attribute over the phases; None if it was not measured."""
-        states = {one.state for one in self.measured if one.attribute == attribute}
+        states = {cell.state for cell in self.measured if cell.attribute == attribute}
         return next((state for state in WORST if state in states), None)
 
 

@@ -62,19 +62,19 @@ def read(path: Path, kind: type[Line], nonce: str = "") -> list[Line]:
             "restore it, or run again with a new --out",
         ) from None
     complete = text[: text.rfind("\n") + 1]
-    found = []
+    records = []
     for number, line in enumerate(complete.split("\n")[:-1], 1):  # splitlines would also split at U+2028
         try:
-            found.append(kind.model_validate_json(line))
+            records.append(kind.model_validate_json(line))
         except ValidationError as error:
             raise EvidenceError(
                 f"{path}, line {number} is damaged: {error.errors()[0]['msg']}.",
                 f"one {kind.__name__} as JSON",
                 "remove the line, or start a new run with another --out",
             ) from None
-    for run in {line.run for line in found if isinstance(line, RunRecord)}:
+    for run in {line.run for line in records if isinstance(line, RunRecord)}:
         check_run(path, run, nonce)
-    return found
+    return records
 
 
 def drop_cut_line(path: Path) -> None:

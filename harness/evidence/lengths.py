@@ -17,7 +17,7 @@ def ranges_of(lengths: Iterable[int]) -> Ranges:
     ordered = sorted(set(lengths))
     if not ordered:
         return ()
-    ends = [(one, other) for one, other in pairwise(ordered) if other != one + 1]
+    ends = [(length, following) for length, following in pairwise(ordered) if following != length + 1]
     return tuple(zip([ordered[0], *(b for _, b in ends)], [*(a for a, _ in ends), ordered[-1]], strict=True))
 
 
@@ -37,12 +37,12 @@ def stood_for(met: Ranges, wanted: Sequence[int]) -> Ranges:
         wanted: `border_points` of the lengths that calls should have, ascending.
     """
     known = _lengths(met)
-    found = set(known)
+    covered = set(known)
     for block in {(length - 1) // BORDER for length in wanted}:
         points = [length for length in wanted if (length - 1) // BORDER == block]
         if known.issuperset(points):
-            found.update(range(max(block * BORDER + 1, wanted[0]), min((block + 1) * BORDER, wanted[-1]) + 1))
-    return ranges_of(found)
+            covered.update(range(max(block * BORDER + 1, wanted[0]), min((block + 1) * BORDER, wanted[-1]) + 1))
+    return ranges_of(covered)
 
 
 def gaps(met: Ranges, wanted: Sequence[int]) -> Ranges:

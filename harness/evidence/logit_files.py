@@ -195,15 +195,15 @@ def _check_shapes(path: Path, logits: Logits) -> None:
     header = logits.header
     n, k = sum(sequence.positions for sequence in header.sequences), header.top_k
     expected = {"token": (n,), "best": (n,), "top_ids": (n, k), "logprobs": (n, k)}
-    found = [
+    wrong = [
         f"{condition}.{name} is {getattr(positions, name).shape}, not {shape}"
         for condition, positions in logits.by_condition.items()
         for name, shape in expected.items()
         if getattr(positions, name).shape != shape
     ]
     if logits.ids.shape != (sum(sequence.length for sequence in header.sequences),):
-        found.append(f"ids is {logits.ids.shape}")
-    if found:
+        wrong.append(f"ids is {logits.ids.shape}")
+    if wrong:
         raise EvidenceError(
-            f"{path} is damaged: {found[0]}.", "the shapes that its header gives", "remove the file and run again"
+            f"{path} is damaged: {wrong[0]}.", "the shapes that its header gives", "remove the file and run again"
         )

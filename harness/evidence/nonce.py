@@ -29,20 +29,20 @@ def nonce_of_process() -> str:
     return os.environ.get(RUN, "")
 
 
-def check_run(path: Path, found: str, nonce: str) -> None:
+def check_run(path: Path, carried: str, nonce: str) -> None:
     """Refuse evidence of another run.
 
     Args:
         path: the file.
-        found: the nonce that it carries.
+        carried: the nonce that it carries.
         nonce: the run's; empty where files belong to no run, and nothing is checked.
 
     Raises:
         EvidenceError: they differ.
     """
-    if nonce and found != nonce:
+    if nonce and carried != nonce:
         raise EvidenceError(
-            f"{path} belongs to {f'run {found}' if found else 'no run'}, but its folder to run {nonce}.",
+            f"{path} belongs to {f'run {carried}' if carried else 'no run'}, but its folder to run {nonce}.",
             "evidence of this run alone",
             "restore the file, or run again with a new --out",
         )

@@ -24,19 +24,19 @@ def seal_of(folder: Path) -> dict[str, str]:
     Raises:
         EvidenceError: a file cannot be read.
     """
-    found = {}
+    hashes = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if path.suffix not in _KINDS or path.name.startswith(".") or name in _NOT_SEALED or not path.is_file():
             continue
         try:
             with path.open("rb") as file:
-                found[name] = hashlib.file_digest(file, "sha256").hexdigest()
+                hashes[name] = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
             raise EvidenceError(
                 f"{path} cannot be read: {error.strerror}.", "evidence that can be read", "make it readable"
             ) from None
-    return found
+    return hashes
 
 
 def check_seal(folder: Path, sealed: Mapping[str, str], stated: Mapping[str, str]) -> None:

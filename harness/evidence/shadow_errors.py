@@ -189,12 +189,12 @@ class ShadowErrors:
     @property
     def worst(self) -> tuple[WorstCase, ...]:
         """Worst case of each layer and phase over all processes, worst first."""
-        found: dict[tuple[int, str], WorstCase] = {}
+        by_place: dict[tuple[int, str], WorstCase] = {}
         for case in (case for header in self.headers for case in header.worst):
-            known = found.get((case.layer, case.phase))
+            known = by_place.get((case.layer, case.phase))
             if known is None or case.relative_l1 > known.relative_l1:
-                found[case.layer, case.phase] = case
-        return tuple(sorted(found.values(), key=lambda case: -case.relative_l1))
+                by_place[case.layer, case.phase] = case
+        return tuple(sorted(by_place.values(), key=lambda case: -case.relative_l1))
 
     @property
     def failed_calls(self) -> tuple[FailedCalls, ...]:
@@ -204,10 +204,10 @@ class ShadowErrors:
     @property
     def off_by_a_key(self) -> dict[tuple[int, str], int]:
         """Calls of each layer and phase in which the reference's window was off by one key."""
-        found: dict[tuple[int, str], int] = {}
-        for layer, phase, calls in (one for header in self.headers for one in header.off_by_a_key):
-            found[layer, phase] = found.get((layer, phase), 0) + calls
-        return found
+        by_place: dict[tuple[int, str], int] = {}
+        for layer, phase, calls in (cell for header in self.headers for cell in header.off_by_a_key):
+            by_place[layer, phase] = by_place.get((layer, phase), 0) + calls
+        return by_place
 
     @property
     def heads(self) -> dict[int, int]:
@@ -318,8 +318,8 @@ def read_shadow_errors(folder: Path, run: str = "") -> ShadowErrors:
             "start the server with ASSAY_SHADOW=<candidate>, switch the shadow on and send a request",
         )
     read = [_read(file) for file in files]
-    for file, one in zip(files, read, strict=True):
-        check_run(file, one.headers[0].run, run)
+    for file, table in zip(files, read, strict=True):
+        check_run(file, table.headers[0].run, run)
     if len({(table.headers[0].reference, table.headers[0].candidate) for table in read}) > 1:
         raise EvidenceError(
             f"{folder} has errors of different backends.", "one reference and one candidate", "use a new folder"

@@ -104,9 +104,9 @@ def own_error(output: Floats, truth: Floats) -> Floats:
         output: float64 [..., 4], the columns of `OUTPUT_SUMS`.
         truth: float64 [..., 3], the columns of `TRUTH_SUMS`, of a shape that broadcasts.
     """
-    found = ratio(output[..., _OFF], truth[..., _SIZE])
-    found = np.where(output[..., _NONFINITE] > 0, np.inf, found)
-    return np.where(truth[..., _ELEMENTS] > 0, found, np.nan)
+    error = ratio(output[..., _OFF], truth[..., _SIZE])
+    error = np.where(output[..., _NONFINITE] > 0, np.inf, error)
+    return np.where(truth[..., _ELEMENTS] > 0, error, np.nan)
 
 
 def gain(output: Floats, truth: Floats) -> Floats:
@@ -120,5 +120,5 @@ def gain(output: Floats, truth: Floats) -> Floats:
         truth: float64 [..., 3], of a shape that broadcasts.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
-        found = np.where(truth[..., _SQUARED] > 0, output[..., _ALONG] / truth[..., _SQUARED], np.nan)
-    return np.where(output[..., _NONFINITE] > 0, np.inf, found)
+        gains = np.where(truth[..., _SQUARED] > 0, output[..., _ALONG] / truth[..., _SQUARED], np.nan)
+    return np.where(output[..., _NONFINITE] > 0, np.inf, gains)

@@ -72,7 +72,7 @@ def joined_queries(parts: Sequence[WorstQueries]) -> WorstQueries:
     def worst(rows: Floats) -> Floats:
         order = np.lexsort((excess(rows), at.ravel()))
         last = np.searchsorted(at.ravel()[order], np.arange(len(index)), side="right") - 1
-        found: Floats = rows[order[last]]
-        return found
+        worst_rows: Floats = rows[order[last]]
+        return worst_rows
 
     return WorstQueries(index, worst(every[1]), worst(every[2])) if len(index) else WorstQueries.none()

@@ -44,9 +44,9 @@ def _lens(hypothesis: Bug) -> Lens:
 
 
 def _number(id_: str) -> int:
-    found = re.search(r"\d+$", id_)
-    assert found is not None
-    return int(found[0])
+    digits = re.search(r"\d+$", id_)
+    assert digits is not None
+    return int(digits[0])
 
 
 def _heads(hypothesis: Bug) -> tuple[int, int]:

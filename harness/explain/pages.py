@@ -42,7 +42,7 @@ _REPLAY = "assay replay PACK --candidate mine:forward"
 
 def titles() -> dict[str, str]:
     """Return every id that has a page, with its title: hypotheses first."""
-    return {bug.id: bug.title for bug in FAMILY} | {id_: one.title for id_, one in OTHERS.items()}
+    return {bug.id: bug.title for bug in FAMILY} | {id_: other.title for id_, other in OTHERS.items()}
 
 
 def ids_of(kind: str) -> tuple[str, ...]:
@@ -62,7 +62,7 @@ def page(id_: str) -> Page:
         return replace(OTHERS[id_], variants=tuple(variant for variant in OTHERS if variant != id_))
     known = titles()
     near = difflib.get_close_matches(id_, [*known, *known.values()], n=1)
-    by_title = {title: one for one, title in known.items()}
+    by_title = {title: known_id for known_id, title in known.items()}
     hint = f"did you mean {by_title.get(near[0], near[0])!r}?" if near else "assay explain lists them"
     raise UsageError(f"There is no hypothesis or finding {id_!r}.", "the id of one", hint)
 
@@ -95,8 +95,8 @@ def _sentence(about: str) -> str:
 
 def _output(of: Bug, call: AttentionCall) -> Tensor:
     """Compute a kernel's output with the bug, float64 [total_q, num_q_heads, head_dim_v]; the right one where it does not show."""
-    found = of.compute(call)
-    return oracle(call) if found is None else found
+    computed = of.compute(call)
+    return oracle(call) if computed is None else computed
 
 
 def _picture(of: Bug, call: AttentionCall) -> Picture:

@@ -182,17 +182,17 @@ def _all_tests(claim: _Claim, tests: list[Statement]) -> CheckedClaim:
     return _checked(claim, "confirmed", f"{len(tests)} tests, and each passed", tests)
 
 
-def _one_test(claim: _Claim, found: list[Statement], tests: list[Statement]) -> CheckedClaim:
-    if not found:
+def _one_test(claim: _Claim, statements: list[Statement], tests: list[Statement]) -> CheckedClaim:
+    if not statements:
         return _checked(claim, "undecided", f"the evidence has no test {claim.name}{_nearest(claim.name, tests)}")
-    failed = [item for item in found if item.value in ("failed", "error")]
-    passed = [statement for statement in found if statement.value in _SAME_AS_PASSED]
+    failed = [item for item in statements if item.value in ("failed", "error")]
+    passed = [statement for statement in statements if statement.value in _SAME_AS_PASSED]
     says, otherwise = (passed, failed) if claim.outcome == "passed" else (failed, passed)
     if otherwise:
         return _checked(claim, "refuted", f"it {otherwise[0].value}", otherwise)
-    if len(says) == len(found):
+    if len(says) == len(statements):
         return _checked(claim, "confirmed", f"it {claim.outcome}", says)
-    return _checked(claim, "undecided", "it has no outcome, or was skipped", found)
+    return _checked(claim, "undecided", "it has no outcome, or was skipped", statements)
 
 
 def _number(claim: _Claim, stated: Sequence[Statement]) -> CheckedClaim:

@@ -76,6 +76,6 @@ def quantity(name: str) -> tuple[tuple[str, ...], Unit | None]:
 def spelled(words: str) -> str:
     """Spell a name as `quantity` does."""
     words = " ".join(words.lower().replace("_", " ").split())
-    for one, other in _SPELLINGS:
-        words = words.replace(one, other)
+    for spelling, usual in _SPELLINGS:
+        words = words.replace(spelling, usual)
     return words

@@ -117,12 +117,12 @@ def _verdict(documents: Iterable[FileDocument]) -> Verdict:
 
 
 def _headline(documents: Sequence[FileDocument], verdict: Verdict) -> str:
-    found = [finding for document in documents for finding in document.findings]
+    findings = [finding for document in documents for finding in document.findings]
     unknown = [document.file.path for document in documents if document.file.format == UNKNOWN]
     if len(unknown) == len(documents):
         return f"No reader knows {listed(unknown)}, so nothing was read."
     also = f" No reader knows {listed(unknown)}." if unknown else ""
     if verdict == "regression":
-        return " ".join(finding.diagnosis for finding in found if finding.severity == "serious") + also
-    warned = sum(finding.severity == "warning" for finding in found)
+        return " ".join(finding.diagnosis for finding in findings if finding.severity == "serious") + also
+    warned = sum(finding.severity == "warning" for finding in findings)
     return f"Nothing here shows a regression, and a file cannot show a pass; {counted(warned, 'warning')}.{also}"

@@ -192,8 +192,8 @@ def check_run(run: Path) -> None:
     if not run.exists():
         raise UsageError(f"There is no {run}.", "the folder of a run", "assay runs lists them")
     if not (run / MANIFEST).is_file():
-        found = f"it has no {MANIFEST}" if run.is_dir() else "it is a file"
-        raise UsageError(f"{run} is not a run: {found}.", "the folder of a run", "assay runs lists them")
+        why = f"it has no {MANIFEST}" if run.is_dir() else "it is a file"
+        raise UsageError(f"{run} is not a run: {why}.", "the folder of a run", "assay runs lists them")
 
 
 def worst_own(report: Report) -> Worst | None:

@@ -261,7 +261,7 @@ def _lengths_text(lengths: AnswerLengths) -> str:
 
 
 def _findings(manifest: BenchManifest, rows: Sequence[LatencyRow], lengths: AnswerLengths | None) -> list[Finding]:
-    found = [
+    findings = [
         Finding(
             id="latency",
             title="slower than the bound allows",
@@ -279,7 +279,7 @@ def _findings(manifest: BenchManifest, rows: Sequence[LatencyRow], lengths: Answ
     ]
     if lengths and lengths.differ:
         shorter = lengths.candidate < lengths.reference
-        found.append(
+        findings.append(
             Finding(
                 id="answer-lengths",
                 title="answers differ in length",
@@ -291,4 +291,4 @@ def _findings(manifest: BenchManifest, rows: Sequence[LatencyRow], lengths: Answ
                 reproduce=manifest.command,
             )
         )
-    return found
+    return findings

@@ -159,10 +159,10 @@ def _judge_tests(tests: Sequence[_Test], alpha: float, fewest: int) -> tuple[Ver
         why = f"{doubted.doubt} So the prompts that were asked do not show that the mean is within the limit."
         return "inconclusive", why, doubted.metric.id, p
     worst = max(tests, key=lambda test: test.reach)
-    found, limit = _found(worst, alpha, fewest), _limit(worst.metric)
+    statement, limit = _found(worst, alpha, fewest), _limit(worst.metric)
     if worst.reach <= 1:
-        return "pass", f"{found}, within {limit}. {_unseen(fewest, alpha)}", worst.metric.id, p
-    why = f"{found}: neither shown to be within {limit} nor above it; more prompts (--logits-prompts) may resolve this."
+        return "pass", f"{statement}, within {limit}. {_unseen(fewest, alpha)}", worst.metric.id, p
+    why = f"{statement}: neither shown to be within {limit} nor above it; more prompts (--logits-prompts) may resolve this."
     return "inconclusive", why, worst.metric.id, p
 
 

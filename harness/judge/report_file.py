@@ -27,14 +27,14 @@ def _read_report(path: Path) -> Report:
         document = json.loads(whole_file(path))
     except (OSError, ValueError, RecursionError) as error:
         raise EvidenceError(f"{path} cannot be read: {error}.", "a report.json of a run", "check the path") from None
-    found = document.get("schema") if isinstance(document, dict) else None
-    if not isinstance(found, str) or not found.startswith(f"{SCHEMA.partition('/')[0]}/"):
+    schema = document.get("schema") if isinstance(document, dict) else None
+    if not isinstance(schema, str) or not schema.startswith(f"{SCHEMA.partition('/')[0]}/"):
         raise EvidenceError(
             f"{path} is no report: it has no schema of one.", "a report.json of a run", "check the path"
         )
-    if found != SCHEMA:
+    if schema != SCHEMA:
         raise EvidenceError(
-            f"{path} has the schema {found!r}.",
+            f"{path} has the schema {schema!r}.",
             f"{SCHEMA!r}, which this version of assay reads",
             "show it with the assay that wrote it, or rebuild it with this one: assay report RUN",
         )
@@ -44,5 +44,5 @@ def _read_report(path: Path) -> Report:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
         raise EvidenceError(
-            f"{path} is damaged at {where}: {first['msg']}.", f"a report of {found!r}", "run the comparison again"
+            f"{path} is damaged at {where}: {first['msg']}.", f"a report of {schema!r}", "run the comparison again"
         ) from None

@@ -33,7 +33,7 @@ def by_axis(
     """Group results by axis; numbers in order of size, words in order of appearance. Calls that are left out were not made."""
     everything = [*failing, *right]
     names = dict.fromkeys(name for conditions in everything for name in conditions)
-    found = []
+    axes = []
     for name in names:
         values = sorted(
             dict.fromkeys(conditions[name] for conditions in everything if name in conditions), key=_by_size
@@ -46,8 +46,8 @@ def by_axis(
         unknown = tuple(
             value for value in dict.fromkeys(conditions[name] for conditions in left_out) if value not in values
         )
-        found.append(Axis(name, bad, tuple(value for value in values if value not in bad), unknown))
-    return found
+        axes.append(Axis(name, bad, tuple(value for value in values if value not in bad), unknown))
+    return axes
 
 
 def _by_size(value: str) -> tuple[int, str]:

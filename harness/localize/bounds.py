@@ -125,26 +125,26 @@ class CallNoise:
         Only the cells with an own error above `least_error` are simulated. An own error above the bound of a cell of few queries is
         compared with that of `_MAX_MEMBERS` too, unless it is obviously wrong (`_OBVIOUS`), and with what `rare_excess` adds to it.
         """
-        found = torch.full_like(own, least_error(self.call.q.dtype))
-        needed = (own > found).any(1).nonzero().flatten().tolist()
+        bounds = torch.full_like(own, least_error(self.call.q.dtype))
+        needed = (own > bounds).any(1).nonzero().flatten().tolist()
         if needed:
-            found[needed] = self.bounds_of(needed)
+            bounds[needed] = self.bounds_of(needed)
         queries = torch.bincount(self.cells.of_row, minlength=len(own))
         obvious = _OBVIOUS if _is_exact(self.call, self.family) else math.inf
-        near = ((own > found) & (own < obvious * found)).any(1)
+        near = ((own > bounds) & (own < obvious * bounds)).any(1)
         few = (near & (queries <= _FEW_QUERIES).to(own.device)).nonzero().flatten().tolist()
         if few:
             again = self._bounds(simulate(self.call, self.family, self.cells.only(few), _MAX_MEMBERS))
-            found[few] = torch.maximum(found[few], again)
-        above = (own > found).any(1).nonzero().flatten().tolist()
+            bounds[few] = torch.maximum(bounds[few], again)
+        above = (own > bounds).any(1).nonzero().flatten().tolist()
         if above and (self.family.q is not None or self.family.k is not None):
-            found[above] += rare_excess(self.call, self.family, self.cells.only(above))
+            bounds[above] += rare_excess(self.call, self.family, self.cells.only(above))
         small = [cell for cell in above if float(own[cell].min()) < _MOST_KEY_BY_KEY]
         if small and _may_add_key_by_key(self.call, self.family):
-            found[small] += _by_cell(
+            bounds[small] += _by_cell(
                 self.call, self.cells.only(small), _key_by_key(self.call, self.cells.only(small).rows)
             )
-        return found
+        return bounds
 
     def bounds_of(self, chosen: Sequence[int]) -> Tensor:
         """Compute the bounds of some cells, float64 [chosen, num_q_heads]. Only these are simulated, and each of them once."""

@@ -77,8 +77,8 @@ def separating(failing: Collection[SequenceShape], passing: Collection[SequenceS
         _pairs_with_limits(singles, failing, passing),
     )
     for some in candidates:
-        if found := [c for c in some if _separates(c, failing, passing)]:
-            return found
+        if separate := [c for c in some if _separates(c, failing, passing)]:
+            return separate
     return []
 
 

@@ -108,8 +108,8 @@ def causes(run: KernelRun) -> list[Cause]:
         bugs = tuple((h.id, h.about) for h in alone.hypotheses)
         key = (bugs, alone.heads, alone.conditions) if bugs else ()
         groups.setdefault(key, []).append(layer)
-    found = [_explain(run.results, group, compared) for group in groups.values()]
-    return sorted(found, key=_rank)
+    by_group = [_explain(run.results, group, compared) for group in groups.values()]
+    return sorted(by_group, key=_rank)
 
 
 def _rank(cause: Cause) -> tuple[bool, bool]:

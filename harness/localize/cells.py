@@ -104,8 +104,8 @@ def cells_of(call: AttentionCall, compared: Tensor | None = None) -> CallCells:
     every = CallCells(tuple(sequence), tuple(position), of_row.to(call.q.device))
     if compared is None:
         return every
-    found, of_compared = torch.unique(every.of_row[compared], return_inverse=True)
-    chosen = found.tolist()
+    present, of_compared = torch.unique(every.of_row[compared], return_inverse=True)
+    chosen = present.tolist()
     return CallCells(tuple(sequence[c] for c in chosen), tuple(position[c] for c in chosen), of_compared, compared)
 
 

@@ -53,21 +53,21 @@ def diagnose(run: KernelRun, reproduce: str = "") -> list[Finding]:
     layers = sorted({result.call.layer for result in run.results})
     with few_threads([result.call for result in run.results]):
         bugs = [_bug(cause, layers, reproduce) for cause in causes(run)]
-        found = _joined(bugs, _over_all_calls(run, reproduce)) + _lse(run, reproduce)
-        return found + _behaviour(run, layers, reproduce)
+        findings = _joined(bugs, _over_all_calls(run, reproduce)) + _lse(run, reproduce)
+        return findings + _behaviour(run, layers, reproduce)
 
 
 def _joined(bugs: Sequence[Finding], pooled: Sequence[Finding]) -> list[Finding]:
     """Join both; what shows over all calls is further evidence of a bug of the same name."""
-    found = list(bugs)
+    joined = list(bugs)
     for finding in pooled:
-        place = next((at for at, bug in enumerate(found) if bug.id == finding.id), None)
+        place = next((at for at, bug in enumerate(joined) if bug.id == finding.id), None)
         if place is None:
-            found.append(finding)
+            joined.append(finding)
         else:
             more = f"also {finding.where}, {', '.join(finding.evidence)}: {finding.diagnosis}"
-            found[place] = found[place].model_copy(update={"evidence": (*found[place].evidence, more)})
-    return found
+            joined[place] = joined[place].model_copy(update={"evidence": (*joined[place].evidence, more)})
+    return joined
 
 
 def _bug(cause: Cause, layers: Sequence[int], reproduce: str) -> Finding:
@@ -174,22 +174,22 @@ def _over_all_calls(run: KernelRun, reproduce: str) -> list[Finding]:
             reproduce=reproduce,
         )  # fmt: skip
 
-    found = []
+    findings = []
     if wrong := scaled(run.results):
         text = (
             f"the output is {wrong.value:.5f} times what it should be; noise explains a deviation of at most "
             f"{wrong.limit:.1g} from 1"
         )
         calls = f"over {len(wrong.results)} calls, each of which is within its bound"
-        found.append(finding(OUTPUT_SCALED, wrong.groups, text, calls))
+        findings.append(finding(OUTPUT_SCALED, wrong.groups, text, calls))
     if idle := not_run(run.results):
         text = (
             f"the error is {percent(idle.value)} of what {idle.results[0].noise} must cost, and a kernel of that family "
             f"has at least {percent(idle.limit)}: the kernel that declares it probably did not run"
         )
         calls = f"over {len(idle.results)} calls; the output may be that of another kernel, in full precision"
-        found.append(finding(QUANTISATION_NOT_RUN, idle.groups, text, calls))
-    return found
+        findings.append(finding(QUANTISATION_NOT_RUN, idle.groups, text, calls))
+    return findings
 
 
 def _groups(groups: Sequence[Group]) -> str:
@@ -214,11 +214,11 @@ def _named(axis: str, values: Sequence[str]) -> str:
 def _lse(run: KernelRun, reproduce: str) -> list[Finding]:
     """Find log-sum-exps that are out of bounds, and name the bug that gives them on all calls."""
     errors = [(result, result.lse_errors) for result in run.results if result.lse_errors is not None]
-    wrong = [(result, one) for result, one in errors if one.wrong]
+    wrong = [(result, error) for result, error in errors if error.wrong]
     if not wrong:
         return []
-    bugs = named_bugs([one for _, one in wrong])
-    (own, bound), at = max(((one.worst, result) for result, one in wrong), key=lambda pair: pair[0][0])
+    bugs = named_bugs([error for _, error in wrong])
+    (own, bound), at = max(((error.worst, result) for result, error in wrong), key=lambda pair: pair[0][0])
     off = (
         f"off by {own:.2g}" if math.isfinite(own) else "not finite where it should be, or finite where it should not be"
     )
@@ -257,28 +257,28 @@ def _behaviour(run: KernelRun, layers: Sequence[int], reproduce: str) -> list[Fi
             evidence=(f"for example {describe(example.call)}",), reproduce=reproduce,
         )  # fmt: skip
 
-    found = []
+    findings = []
     if written := [result for result in run.results if result.mutated]:
         names = ", ".join(sorted({name for result in written for name in result.mutated}))
-        found.append(finding(INPUT_WRITTEN, written, f"the kernel overwrites its input {names}", None))
+        findings.append(finding(INPUT_WRITTEN, written, f"the kernel overwrites its input {names}", None))
     if random := [result for result in run.results if result.repeats_differ]:
         worst = percent(max(result.repeat for result in random))
         text = f"the same call, run twice in a row, gives outputs that differ by up to {worst}"
-        found.append(finding(NONDETERMINISM, random, text, lambda result: result.repeat))
+        findings.append(finding(NONDETERMINISM, random, text, lambda result: result.repeat))
     # A kernel whose runs differ anyway counts as stateful only if the late run, and not the repeat, differs by more than noise.
     if late := [r for r in run.results if r.late_differs and (not r.repeats_differ or _only_late(r))]:
         worst = percent(max(result.late for result in late))
         text = f"the same call gives a different output after other calls, by up to {worst}"
-        found.append(finding(STATE_KEPT, late, text, lambda result: result.late))
+        findings.append(finding(STATE_KEPT, late, text, lambda result: result.late))
     if run.refused:
         call, why = run.refused[0]
-        found.append(
+        findings.append(
             Finding(
                 id=CALL_REFUSED, title=TITLES[CALL_REFUSED], severity="warning", where=f"{len(run.refused)} calls",
                 diagnosis=why, evidence=(f"for example {describe(call)}",), reproduce=reproduce,
             )
         )  # fmt: skip
-    return found
+    return findings
 
 
 def _only_late(result: CallResult) -> bool:

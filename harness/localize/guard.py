@@ -50,7 +50,7 @@ class Guard:
         self.runs += 1
         try:
             with kernel_threads(), call.grad_context():
-                found = self._kernel(call)
+                returned = self._kernel(call)
         except (KernelRefused, ImportError):
             raise  # the contract allows a refusal, and a missing package is not a breach of it
         except KeyboardInterrupt:
@@ -63,8 +63,8 @@ class Guard:
             breach = self._breach(raised(error))
             self.tracebacks.setdefault(str(breach), traceback_of(error))
             raise breach from error
-        out = tensor_of(found)
-        lse = found.lse if isinstance(found, Outputs) and "lse" in self.assay.features else None
+        out = tensor_of(returned)
+        lse = returned.lse if isinstance(returned, Outputs) and "lse" in self.assay.features else None
         fault = output_fault(call, out) or ("lse" in self.assay.features and lse_fault(call, lse))
         if fault:
             raise self._breach(f"returned: {fault}")

@@ -61,7 +61,7 @@ class Guarded:
 
     def written(self) -> str:
         """Describe what was written around it: "beyond the end of the output, up to 32 elements"; empty if nothing was."""
-        found = []
+        regions = []
         for side, actual, expected in (
             ("before the start", self.side("front"), self.fill[: self.before]),
             ("beyond the end", self.side("back"), self.fill[self.before :]),
@@ -70,8 +70,8 @@ class Guarded:
                 continue
             changed = (actual != expected).nonzero().ravel()
             far = int(changed.max()) + 1 if side == "beyond the end" else self.before - int(changed.min())
-            found.append(f"up to {far:,} elements {side} of {self.name}")
-        return " and ".join(found)
+            regions.append(f"up to {far:,} elements {side} of {self.name}")
+        return " and ".join(regions)
 
 
 def _guarded(tensor: Tensor, name: str, around: int) -> Guarded:
@@ -116,6 +116,8 @@ class GuardedKernel:
                 if (guarded.name, side) in numbers:
                     guarded.side(side).copy_(numbers[guarded.name, side])
         tensors: dict[str, Any] = {guarded.name: guarded.tensor for guarded in inputs}
+        if call.spec.layout == "v in k":
+            tensors["v"] = tensors.get("k", call.k)[..., : call.v.shape[2]]
         given = replace(call, **tensors)
         made: list[Guarded] = []
         for guarded in inputs:
@@ -139,19 +141,19 @@ class GuardedKernel:
 
 def guards_of(call: AttentionCall) -> list[Guarded]:
     """Make guarded copies of the inputs of a call; an input that is no block of memory is left as it lies."""
-    found = []
-    for name in _GUARDED:
+    guards = []
+    for name in _GUARDED if call.spec.layout != "v in k" else _GUARDED[:2]:
         tensor = getattr(call, name)
         if tensor.is_contiguous() and tensor.numel():
             heads = max(call.q.shape[1], _ROWS * tensor.shape[1])
-            found.append(_guarded(tensor, name, heads * tensor.shape[2]))
-    return found
+            guards.append(_guarded(tensor, name, heads * tensor.shape[2]))
+    return guards
 
 
-def _bound(one: Guarded) -> None:
-    storage, size = one.whole.untyped_storage(), one.whole.element_size()
+def _bound(guard: Guarded) -> None:
+    storage, size = guard.whole.untyped_storage(), guard.whole.element_size()
     start = storage.data_ptr()
-    memory.inside[start] = (start + one.before * size, start + (one.before + one.tensor.numel()) * size)
+    memory.inside[start] = (start + guard.before * size, start + (guard.before + guard.tensor.numel()) * size)
 
 
 _ALLOCATE: tuple[Callable[..., Any], ...] = (
@@ -162,9 +164,9 @@ _ALLOCATE: tuple[Callable[..., Any], ...] = (
 class _Allocations(TorchFunctionMode):
     """Guards the tensors that are allocated through PyTorch on one device; while a kernel is compiled, none."""
 
-    def __init__(self, found: list[Guarded], device: torch.device) -> None:
+    def __init__(self, guards: list[Guarded], device: torch.device) -> None:
         super().__init__()
-        self._found, self._device = found, device
+        self._guards, self._device = guards, device
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
@@ -176,7 +178,7 @@ class _Allocations(TorchFunctionMode):
         row = made[0].numel() if made.dim() == 3 else 0
         around = max(_OUTPUT_BYTES // made.element_size(), _ROWS * row)
         kept = _guarded(made, "its output" if row else "a tensor that it allocated", around)
-        self._found.append(kept)
+        self._guards.append(kept)
         _bound(kept)
         return kept.tensor
 
@@ -213,7 +215,7 @@ def _read_outside(kernel: GuardedKernel, call: AttentionCall) -> str:
     usual = tensor_of(kernel(call.clone())).clone()
     if not same_values(usual[: call.rows], tensor_of(kernel(call.clone()))[: call.rows]):
         return ""
-    found: list[tuple[str, str]] = []
+    reads: list[tuple[str, str]] = []
     for guard in guards_of(call):
         for side in _SIDES:
             if heads := _heads(kernel, call, usual, guard, side, 0):
@@ -221,10 +223,10 @@ def _read_outside(kernel: GuardedKernel, call: AttentionCall) -> str:
                 where = "beyond the end" if side == "back" else "before the start"
                 readers = f"q head{'s' * (len(heads) > 1)} {listed([str(head) for head in heads])}"
                 distance = counted(-(-far // call.q.shape[2]), "head")
-                found.append((f"{readers} read {{}} up to {distance} {where}", guard.name.upper()))
+                reads.append((f"{readers} read {{}} up to {distance} {where}", guard.name.upper()))
     parts = [
         text.format(" and ".join(name for _, name in group))
-        for text, group in ((text, list(group)) for text, group in groupby(sorted(found), key=lambda pair: pair[0]))
+        for text, group in ((text, list(group)) for text, group in groupby(sorted(reads), key=lambda pair: pair[0]))
     ]
     return f"reads outside of its inputs: {'; '.join(parts)}" if parts else ""
 
@@ -238,8 +240,8 @@ def _heads(
     changed.neg_()
     out = tensor_of(kernel.among(call.clone(), {(guard.name, side): numbers}))
     differs = ((out != usual) & ~(out.isnan() & usual.isnan()))[: call.rows]
-    found: list[int] = differs.any(-1).any(0).nonzero().ravel().tolist()
-    return found
+    heads: list[int] = differs.any(-1).any(0).nonzero().ravel().tolist()
+    return heads
 
 
 def _farthest(kernel: GuardedKernel, call: AttentionCall, usual: Tensor, guard: Guarded, side: _Side) -> int:

@@ -101,9 +101,9 @@ class CallResult:
     def updated(self, **changes: Any) -> CallResult:
         """Return the result with other fields that do not concern its error: what was simulated is kept."""
         names = {field.name for field in fields(self)}
-        found = replace(self, **changes)
-        vars(found).update({name: value for name, value in vars(self).items() if name not in names})
-        return found
+        changed = replace(self, **changes)
+        vars(changed).update({name: value for name, value in vars(self).items() if name not in names})
+        return changed
 
     @cached_property
     def own(self) -> Tensor:
@@ -183,7 +183,7 @@ class CallResult:
         bounds = torch.maximum(bounds, limit[of_row[suspects]])
         size = with_all_heads(self.by_row[..., 1]).cpu()[suspects].clamp(min=torch.finfo(torch.float64).tiny)
         near = (own > limit[of_row[suspects]]) & ~seen[of_row[suspects]]
-        found = [
+        errors = [
             QueryError(
                 place=int(suspects[at]),
                 row=int(rows[at]),
@@ -194,7 +194,7 @@ class CallResult:
             )
             for at, head in near.nonzero().tolist()
         ]
-        return tuple(sorted(found, key=lambda query: -query.excess))
+        return tuple(sorted(errors, key=lambda query: -query.excess))
 
     @property
     def fails(self) -> bool:
@@ -355,7 +355,7 @@ def compute(kernel: Kernel, call: AttentionCall) -> Outputs:
     try:
         with kernel_threads(), call.grad_context():
             refuse_features("the kernel", kernel, call)
-            found = kernel(call)
+            returned = kernel(call)
     except ImportError as error:
         raise missing_package(error) from error
     except (AssayError, KernelRefused, KeyboardInterrupt):
@@ -365,11 +365,11 @@ def compute(kernel: Kernel, call: AttentionCall) -> Outputs:
     ) as error:  # its sys.exit(0) must not become assay's exit code, nor its pytest.skip() a test's outcome
         what = f"The kernel {raised(error)}."
         raise AssayError(what, "an output, or KernelRefused", "fix the kernel", details=traceback_of(error)) from error
-    out = tensor_of(found)
+    out = tensor_of(returned)
     _require_contract(call, out)
     if "lse" not in declaration(kernel).features:
         return Outputs(out)
-    lse = found.lse if isinstance(found, Outputs) else None
+    lse = returned.lse if isinstance(returned, Outputs) else None
     if fault := lse_fault(call, lse):
         raise AssayError(
             f"The kernel returned {fault}.", "float32 [total_q, num_q_heads]", "fix them, or do not declare lse"
@@ -411,7 +411,7 @@ def run_once(
         except KernelRefused as error:
             refused.append((call, str(error)))
             continue
-        mutated = tuple(name for name, one in call.tensors.items() if not same_values(getattr(given, name), one))
+        mutated = tuple(name for name, tensor in call.tensors.items() if not same_values(getattr(given, name), tensor))
         # The output may be a view of an input, or of a buffer that the next call overwrites.
         kept = Outputs(out.out.clone(), None if out.lse is None else out.lse.clone())
         results.append(replace(measure(call, kept, declared.noise, right()), mutated=mutated))

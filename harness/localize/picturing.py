@@ -61,11 +61,11 @@ def picture_of(reading: WeightReading, head: int | None = None, *, relative: flo
     if head is None:
         misplaced = np.abs(reading.weights - reading.expected).sum((-1, -2)) + (kinds != "read")
         head = int((misplaced * wrong).sum(0).argmax())
-    found = order[_window(wrong[order, head], MAX_QUERIES)]
+    shown = order[_window(wrong[order, head], MAX_QUERIES)]
     by_kv = np.abs(reading.weights[:, head]).max((0, -1)) > least
     picture = _picture(
-        call, reading.rows[found], head, heads[wrong.any(0)], kinds[found, head], cells[found, head],
-        reading.expected[found, head, own[head]], reading.weights[found, head].sum(1),
+        call, reading.rows[shown], head, heads[wrong.any(0)], kinds[shown, head], cells[shown, head],
+        reading.expected[shown, head, own[head]], reading.weights[shown, head].sum(1),
     )  # fmt: skip
     foreign = tuple(kv for kv in np.flatnonzero(by_kv).tolist() if kv != own[head])
     return picture.model_copy(update={"foreign_kv_heads": foreign})
@@ -97,10 +97,10 @@ def _own_kv_heads(call: AttentionCall) -> Ints:
 
 def _own_sequence(call: AttentionCall, rows: Ints) -> Flags:
     """Return which keys are of a query's own sequence, bool [rows, total_k]."""
-    found = np.zeros((len(rows), call.k.shape[0]), bool)
+    own = np.zeros((len(rows), call.k.shape[0]), bool)
     for q, k in sequences(call):
-        found[(rows >= q.start) & (rows < q.stop), k] = True
-    return found
+        own[(rows >= q.start) & (rows < q.stop), k] = True
+    return own
 
 
 def _kinds(reading: WeightReading, small: float) -> Words:

@@ -68,15 +68,15 @@ def scaled(results: Sequence[CallResult]) -> Pooled | None:
         tests += [
             ((group[0], ("head", str(some[0].call.spec.first_head + h))), some, slice(h, h + 1)) for h in range(heads)
         ]
-    found, known = [], dict[int, tuple[Floats, float]]()
+    beyond, known = [], dict[int, tuple[Floats, float]]()
     for group, some, heads_of in tests:
         factor, limit = _slope(some, heads_of, FALSE_FLAGS / 4 / len(tests), known)
         if abs(factor) > limit:
-            found.append((group, factor, limit, some))
-    if not found:
+            beyond.append((group, factor, limit, some))
+    if not beyond:
         return None
-    _, factor, limit, _ = max(found, key=lambda test: abs(test[1]) / test[2])
-    return Pooled(tuple(test[0] for test in found), 1 + factor, limit, _union(test[3] for test in found))
+    _, factor, limit, _ = max(beyond, key=lambda test: abs(test[1]) / test[2])
+    return Pooled(tuple(test[0] for test in beyond), 1 + factor, limit, _union(test[3] for test in beyond))
 
 
 def _deviations(result: CallResult) -> tuple[Floats, float]:
@@ -135,15 +135,15 @@ def not_run(results: Sequence[CallResult]) -> Pooled | None:
     """
     usable = [result for result in results if result.limits.family.quantises and not result.fails]
     groups = _grouped(usable, (("phase", "dtype", "head_dim"),))
-    found = []
+    below = []
     for group, some in groups:
         share, limit = _share(some, FALSE_FLAGS / 4 / len(groups))
         if share < limit:
-            found.append((group, share, limit, some))
-    if not found:
+            below.append((group, share, limit, some))
+    if not below:
         return None
-    _, share, limit, _ = min(found, key=lambda test: test[1] / test[2])
-    return Pooled(tuple(test[0] for test in found), share, limit, _union(test[3] for test in found))
+    _, share, limit, _ = min(below, key=lambda test: test[1] / test[2])
+    return Pooled(tuple(test[0] for test in below), share, limit, _union(test[3] for test in below))
 
 
 def _share(results: Sequence[CallResult], rate: float) -> tuple[float, float]:

@@ -36,8 +36,8 @@ def place(error: BaseException) -> str:
     frames = [frame for exception in chain for frame in _frames(exception)]
     if not frames:
         return "when it was called"
-    entry = next((one for one, _ in frames if _package(one) not in _LIBRARIES), frames[0][0])
-    own = [(one, line) for one, line in frames if _belongs(one, entry)]
+    entry = next((frame for frame, _ in frames if _package(frame) not in _LIBRARIES), frames[0][0])
+    own = [(frame, line) for frame, line in frames if _belongs(frame, entry)]
     frame, line = own[-1]
     return f"{Path(frame.f_code.co_filename).name}, line {line}, in {frame.f_code.co_name}"
 
@@ -49,8 +49,8 @@ def traceback_of(error: BaseException) -> str:
     hidden = False
     here = str(Path(__file__).resolve().parents[1])
     for line in text.splitlines():
-        if found := re.match(r'  File "(.*)", line \d+', line):
-            hidden = str(Path(found[1]).resolve()).startswith(
+        if located := re.match(r'  File "(.*)", line \d+', line):
+            hidden = str(Path(located[1]).resolve()).startswith(
                 tuple(f"{here}/{room}/" for room in ("localize", "offline", "readout"))
             )
         elif not line.startswith("    "):

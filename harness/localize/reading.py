@@ -70,12 +70,12 @@ def scores_of(call: AttentionCall, rows: NDArray[np.int64]) -> Numbers:
 
 def visible(call: AttentionCall, rows: NDArray[np.int64]) -> Flags:
     """Return which packed keys a query should see, bool [rows, total_k]."""
-    found = np.zeros((len(rows), call.k.shape[0]), bool)
+    seen = np.zeros((len(rows), call.k.shape[0]), bool)
     for rows_q, rows_k in sequences(call):
         here = np.flatnonzero((rows >= rows_q.start) & (rows < rows_q.stop))
         its = torch.from_numpy(rows[here] - rows_q.start)
-        found[here, rows_k] = call.spec.mask.visible(its, rows_q.stop - rows_q.start, rows_k.stop - rows_k.start)
-    return found
+        seen[here, rows_k] = call.spec.mask.visible(its, rows_q.stop - rows_q.start, rows_k.stop - rows_k.start)
+    return seen
 
 
 def softmax(scores: Numbers, seen: Flags) -> Numbers:
@@ -93,9 +93,9 @@ def right_weights(call: AttentionCall, rows: NDArray[np.int64], scores: Numbers)
     """The right weights, float64 in the shape of the scores."""
     heads = np.arange(call.heads.q_heads)
     own = call.heads.kv_head(heads)
-    found = np.zeros_like(scores)
-    found[:, heads, own] = softmax(scores[:, heads, own], visible(call, rows)[:, None])
-    return found
+    weights = np.zeros_like(scores)
+    weights[:, heads, own] = softmax(scores[:, heads, own], visible(call, rows)[:, None])
+    return weights
 
 
 def read(ask: Asked, call: AttentionCall, rows: Sequence[int], number: int = 0) -> WeightReading | None:

@@ -95,7 +95,7 @@ def _smaller(call: AttentionCall, head_dims: Sequence[int]) -> Iterator[Attentio
             yield _pick(call, [(i, (prefix - fewer) * (i == b), 0) for i in range(batch)])
         for fewer in _fewer(new, 1):
             yield _pick(call, [(i, 0, (new - fewer) * (i == b)) for i in range(batch)])
-    same = call.q.shape[2] == call.v.shape[2]
+    same = call.q.shape[2] == call.v.shape[2] and call.stored_k is None
     for dim in (d for d in head_dims if same and d < call.q.shape[2]):
         scale = dim**-0.5 if call.scale == call.q.shape[2] ** -0.5 else call.scale
         yield replace(call, q=call.q[..., :dim], k=call.k[..., :dim], v=call.v[..., :dim]).with_spec(scale=scale)
@@ -125,6 +125,9 @@ def _pick(call: AttentionCall, kept: list[tuple[int, int, int]]) -> AttentionCal
     if call.positions is not None:
         dropped = torch.tensor([[0, oldest] for _, oldest, _ in kept], device=device)
         carried["positions"] = call.positions[[b for b, _, _ in kept]] + dropped
+    for name in ("stored_k", "stored_v", "k_scale", "v_scale"):
+        if (tensor := call.tensors.get(name)) is not None:
+            carried[name] = tensor[k] if len(tensor) == len(call.k) else tensor
     return replace(
         call,
         q=call.q[q],
@@ -250,6 +253,8 @@ def _literal(tensor: Tensor) -> str:
     """Format a tensor as source; the repr of a float64 is exact for every narrower dtype."""
     device = "" if tensor.device.type == "cpu" else f", device={str(tensor.device)!r}"
     values = tensor.tolist() if not tensor.is_floating_point() else tensor.double().tolist()
+    if tensor.dtype.itemsize == 1 and tensor.is_floating_point():  # torch.tensor makes no FP8
+        return f"torch.tensor({values!r}){device and f'.to({str(tensor.device)!r})'}.to({tensor.dtype})"
     text = repr(values).replace("nan", 'float("nan")').replace("inf", 'float("inf")')
     return f"torch.tensor({text}, dtype={tensor.dtype}{device})"
 

@@ -59,14 +59,14 @@ def time_pair(
         for turn in turns:
             for _ in range(_WARM_UP):
                 run(turn)
-        found: list[Times] = []
+        times: list[Times] = []
         begun = time.monotonic()
-        while len(found) < MIN_RATIOS or (len(found) < _MAX_REPEATS and time.monotonic() - begun < seconds):
+        while len(times) < MIN_RATIOS or (len(times) < _MAX_REPEATS and time.monotonic() - begun < seconds):
             taken = [0.0, 0.0, 0.0, 0.0]
             for at in rng.sample(range(4), 4):
                 taken[at] = run(turns[at % 2])
-            found.append((taken[0], taken[1], taken[2], taken[3]))
-    return found
+            times.append((taken[0], taken[1], taken[2], taken[3]))
+    return times
 
 
 def _run(kernel: Kernel, call: AttentionCall, stack: ExitStack) -> Run:

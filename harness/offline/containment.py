@@ -82,9 +82,9 @@ def reaped(worker: int) -> int | None:
     """Collect the children of this process that have ended: the exit code of this one, -n for a signal n; None if it has not."""
     code = None
     with suppress(ChildProcessError):
-        while (found := os.waitpid(-1, os.WNOHANG))[0]:
-            if found[0] == worker:
-                code = os.waitstatus_to_exitcode(found[1])
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            if ended[0] == worker:
+                code = os.waitstatus_to_exitcode(ended[1])
     return code
 
 

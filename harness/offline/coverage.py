@@ -332,34 +332,34 @@ def _gaps(
     declined: Sequence[str],
 ) -> list[Gap]:
     """List the gaps: those that are declared first; refusals for one reason as one, with the values that separate them."""
-    found = [Gap(what, DECLARED) for what in declined]
+    gaps = [Gap(what, DECLARED) for what in declined]
     for why, some in _by_reason([(case, why) for case, why in excluded]).items():
-        found.append(Gap(why, DECLARED, len(some), some[0].name))
+        gaps.append(Gap(why, DECLARED, len(some), some[0].name))
     for why, some in _by_reason(refused).items():
         conditions, others = [case.condition for case in some], [case.condition for case in cases]
         found_axes = separating(conditions, others)
         only = "bfloat16" if why == BFLOAT16_BROKEN else _words(found_axes)
         axis = found_axes[0].name if len(found_axes) == 1 else ""
         advice = advice_on(axis, [c[axis] for c in others]) if axis and why != BFLOAT16_BROKEN else ""
-        found.append(Gap(only, f"{why}{advice}", len(some), some[0].name))
-    return found
+        gaps.append(Gap(only, f"{why}{advice}", len(some), some[0].name))
+    return gaps
 
 
-def _words(found: Sequence[axes.Axis]) -> str:
+def _words(separated: Sequence[axes.Axis]) -> str:
     """Describe the refused values of axes: "head_dim 80, 96"."""
     return " with ".join(
         "a cached prefix"
         if axis.name == "cached prefix" and axis.right == ("none",)
         else f"{axis.name} {', '.join(axis.failing)}"
-        for axis in found
+        for axis in separated
     )
 
 
 def _by_reason(pairs: Sequence[tuple[Case, str]]) -> dict[str, list[Case]]:
-    found: dict[str, list[Case]] = {}
+    by_reason: dict[str, list[Case]] = {}
     for case, why in pairs:
-        found.setdefault(why, []).append(case)
-    return found
+        by_reason.setdefault(why, []).append(case)
+    return by_reason
 
 
 def separating(refused: Sequence[axes.Conditions], computed: Sequence[axes.Conditions]) -> list[axes.Axis]:

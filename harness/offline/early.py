@@ -74,11 +74,11 @@ def clearly_wrong(results: Sequence[tuple[Case, CallResult]], runs: int, cases: 
     """
     if runs < max(FEWEST, SHARE * len(cases)) or not results[-1][1].fails:
         return False
-    wrong = [(case, one) for case, one in results if one.fails and one.worst >= _CLEARLY]
-    if len(wrong) < WRONG or {_kind(one) for _, one in wrong} != {_kind(one) for _, one in results}:
+    wrong = [(case, result) for case, result in results if result.fails and result.worst >= _CLEARLY]
+    if len(wrong) < WRONG or {_kind(result) for _, result in wrong} != {_kind(result) for _, result in results}:
         return False
-    failing = [case.condition for case, one in results if one.fails]
-    right = [case.condition for case, one in results if not one.fails]
+    failing = [case.condition for case, result in results if result.fails]
+    right = [case.condition for case, result in results if not result.fails]
     every = [case.condition for case in cases]
     return axes.confining(failing, right) == axes.confining(failing, right, every)
 

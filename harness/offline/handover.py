@@ -19,7 +19,7 @@ class _Pickler(pickle.Pickler):
 
     def __init__(self, file: IO[bytes], shared: Sequence[object]) -> None:
         super().__init__(file)
-        self._number = {id(one): number for number, one in enumerate(shared)}
+        self._number = {id(item): number for number, item in enumerate(shared)}
 
     def persistent_id(self, obj: object) -> int | None:
         return self._number.get(id(obj))
@@ -107,12 +107,12 @@ class Handover:
 
     def _records(self) -> list[tuple[Any, ...]]:
         """Read the records of the process that ended, as far as they are whole; empty if this is the first process."""
-        found: list[tuple[Any, ...]] = []
+        records: list[tuple[Any, ...]] = []
         if self._file is None or not self.how:
-            return found
+            return records
         self._file.seek(0)
         while True:
             try:
-                found.append(_Unpickler(self._file, self.shared).load())
+                records.append(_Unpickler(self._file, self.shared).load())
             except Exception:  # the end of the file, or of a record that was being written
-                return found
+                return records

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, KernelRefused, Mask, default_device, refusal_behind
 from assay.harness.attention.interpreter import interpret_without_gpu
+from assay.harness.attention.matrix import as_tree
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.engines.sglang.native_kernel import LayerRequest, NativeKernel, kernel, sglang_version
@@ -33,12 +34,14 @@ PHASES: dict[str, list[tuple[int, int]]] = {
     "prefill": [(40, 0), (17, 0)],
     "prefill with a cached prefix": [(9, 40), (5, 20)],
     "decode": [(1, 50), (1, 19)],
+    "verification": [(5, 40), (5, 20)],
 }
 """(new tokens, cached prefix) of each sequence, by phase. Backends take another path in each."""
 _SMALL: dict[str, list[list[tuple[int, int]]]] = {
     "prefill": [[(2, 0)], [(3, 0)], [(9, 0)]],
     "prefill with a cached prefix": [[(2, 1)], [(2, 8)]],
     "decode": [[(1, 1)], [(1, 2)], [(1, 8)]],
+    "verification": [[(3, 1)]],
 }
 """The calls that are tried for the smallest that shows a state, in this order."""
 _HEADS, _HEAD_DIM = (4, 2), 64
@@ -80,7 +83,7 @@ class Attribute:
     page: int = 1
     dtype: torch.dtype = torch.float16
     mistaken: Mapping[str, Change] = field(default_factory=dict)
-    phases: Sequence[str] = tuple(PHASES)
+    phases: Sequence[str] = tuple(PHASES)[:3]
     limit: float | None = None
 
 
@@ -108,6 +111,10 @@ def _unscaled(everywhere: bool, call: AttentionCall) -> AttentionCall:
     return replace(call, k=k, v=v)
 
 
+def _without_mask(call: AttentionCall) -> AttentionCall:
+    return replace(call, custom_mask=None)
+
+
 def _narrow(call: AttentionCall) -> AttentionCall:
     return replace(call, v=call.v[..., : _HEAD_DIM // 2].contiguous())
 
@@ -125,11 +132,16 @@ ATTRIBUTES = (
     Attribute(
         "KV scales", "checkpoints with an FP8 KV cache", layer=LayerRequest(torch.float8_e4m3fn, (_SCALE, _SCALE)), prepare=_small,
         mistaken={"": partial(_unscaled, True), "stored without scales": partial(_unscaled, False)},
-        phases=tuple(PHASES)[1:], limit=0.3,  # q and the weights may be rounded to FP8 too; without scales it is 0.6 or more
+        phases=tuple(PHASES)[1:3], limit=0.3,  # q and the weights may be rounded to FP8 too; without scales it is 0.6 or more
     ),
     Attribute("not causal", "encoders", {"mask": Mask(causal=False)}, mistaken={"": _plain}, phases=("prefill",)),
     Attribute(
         "cross attention", "Mllama, Whisper", {"mask": Mask(causal=False)}, LayerRequest(cross=True), phases=("prefill", "decode"),
+    ),
+    Attribute("chain of drafts", "EAGLE, n-grams", prepare=partial(as_tree, "chain"), phases=("verification",)),
+    Attribute(
+        "tree of drafts", "EAGLE with --speculative-eagle-topk", prepare=partial(as_tree, "binary tree"),
+        mistaken={"": _without_mask}, phases=("verification",),
     ),
     Attribute("head_dim_v 32", "DeepSeek, MiMo", prepare=_narrow),
     Attribute("pages of 16", "--page-size 16", page=16),
@@ -242,7 +254,8 @@ def _measured(backend: str, attribute: Attribute, phase: str) -> Measured:
     # An encoder has another number of tokens than its decoder.
     lens = PHASES["prefill with a cached prefix" if attribute.layer.cross and phase == "prefill" else phase]
     cell = _attempt(made, attribute, phase, lens, _HEADS)
-    if cell.state in ("ignores", "wrong") and attribute.spec and attribute.name not in _BESIDE_THE_CONTRACT:
+    in_a_call = attribute.name == "tree of drafts" or (attribute.spec and attribute.name not in _BESIDE_THE_CONTRACT)
+    if cell.state in ("ignores", "wrong") and in_a_call:
         cell = cell.model_copy(update={"test": _smallest(made, attribute, cell)})
     return cell
 
@@ -296,6 +309,8 @@ _WORDS = {
     "temperature": ("temperature",),
     "KV scales": ("scale", "fp8", "float8"),
     "not causal": ("causal", "encoder"),
+    "chain of drafts": ("verify", "speculative", "draft"),
+    "tree of drafts": ("topk", "custom mask", "custom_mask", "tree"),
     "cross attention": ("cross", "encoder", "non-causal"),
     "head_dim_v 32": ("head_dim", "head dim", "v_head"),
     "pages of 16": ("page",),
@@ -324,8 +339,10 @@ def _smallest(backend: NativeKernel, attribute: Attribute, found: Measured) -> s
     asked = {"phase": repr("decode" if found.phase == "decode" else "extend")}
     asked |= {name: repr(getattr(_call(attribute, found.phase, lens, heads).spec, name)) for name in attribute.spec}
     words = ", ".join(f"{name}={value}" for name, value in asked.items())
-    name = f"test_{backend.backend}_honours_{attribute.name}_in_{found.phase.replace(' ', '_')}"
+    call = f'call_of({lens}, {heads}, {_HEAD_DIM}, {attribute.dtype}, "{default_device()}")'
+    if attribute.name == "tree of drafts":
+        call = f'as_tree("binary tree", {call})'
+    name = f"test_{backend.backend}_honours_{attribute.name}_in_{found.phase}".replace(" ", "_")
     return (
-        f'def {name}():\n    call = call_of({lens}, {heads}, {_HEAD_DIM}, {attribute.dtype}, "{default_device()}")\n'
-        f'    assert_correct("sglang:{backend.backend}", call.with_spec({words}))\n'
+        f'def {name}():\n    call = {call}\n    assert_correct("sglang:{backend.backend}", call.with_spec({words}))\n'
     )

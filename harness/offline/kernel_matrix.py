@@ -70,11 +70,11 @@ def named(kernel: str | Kernel) -> tuple[str, Kernel]:
     module, name = getattr(kernel, "__module__", ""), getattr(kernel, "__qualname__", type(kernel).__name__)
     path = f"{module}:{name}"
     try:
-        found = kernels.load(path) if module and module != "__main__" else None
+        loaded = kernels.load(path) if module and module != "__main__" else None
     except KernelRefused:
-        found = None
-    if found is not None and kernel in (found, getattr(found, "function", None)):
-        return path, found
+        loaded = None
+    if loaded is not None and kernel in (loaded, getattr(loaded, "function", None)):
+        return path, loaded
     try:
         return name, kernels.taking_calls(name, kernel)
     except KernelRefused as error:

@@ -137,25 +137,25 @@ class Reader:
         if not self.wants(findings, plain):
             return Observed(tuple(findings))
         results = plain
-        found = self._read(kernel, declared, results)
-        if isinstance(found, str):
-            named = with_evidence(findings, found)
-        elif not said(found):
-            named = with_operator(findings, found)
+        read_out = self._read(kernel, declared, results)
+        if isinstance(read_out, str):
+            named = with_evidence(findings, read_out)
+        elif not said(read_out):
+            named = with_operator(findings, read_out)
         elif not recorded:
-            found = _tried(found, results)
-            named = with_operator(findings, found)
+            read_out = _tried(read_out, results)
+            named = with_operator(findings, read_out)
         else:
-            seen = held(found, _smallest(results))
+            seen = held(read_out, _smallest(results))
             outputs = f"{seen.explained:,} of {seen.wrong:,} wrong outputs of the recorded calls"
             if seen.share >= _HELD_SHARE:
-                named = with_evidence(with_operator(findings, _tried(found, results)), f"it gives {outputs}")
+                named = with_evidence(with_operator(findings, _tried(read_out, results)), f"it gives {outputs}")
             else:
-                other = f"on other calls the kernel computes this, which gives {outputs}: {found.sentence}"
+                other = f"on other calls the kernel computes this, which gives {outputs}: {read_out.sentence}"
                 named = with_evidence(findings, other)
         if serious(named)[0].picture is None:
             named = _with_picture(named, kernel, declared, results)
-        return Observed(tuple(named), _light(found))
+        return Observed(tuple(named), _light(read_out))
 
     def observe_outputs(
         self,
@@ -186,18 +186,18 @@ class Reader:
 
     def sentence(self, kernel: Kernel, declared: Declaration, result: CallResult) -> str:
         """Return what was read, if it gives the wrong outputs of a failing call; empty if not."""
-        found = self._read(kernel, declared, [result]) if _READS and not result.call.features else ""
-        if isinstance(found, str) or not said(found):
+        read_out = self._read(kernel, declared, [result]) if _READS and not result.call.features else ""
+        if isinstance(read_out, str) or not said(read_out):
             return ""
-        return said(found) if held(found, [result]).share >= _HELD_SHARE else ""
+        return said(read_out) if held(read_out, [result]).share >= _HELD_SHARE else ""
 
     def _read(self, kernel: Kernel, declared: Declaration, results: Sequence[CallResult]) -> ReadOut | str:
         """Read a kernel in a dtype in which it is wrong, on the device of its calls; or return why there is no read-out."""
         dtypes, device = _dtypes(declared, results), str(results[0].call.q.device)
         declared = replace(declared, dtypes=dtypes)
-        for one, its, on, found in self._known:
-            if one is unwatched(kernel) and (its, on) == (declared, device):
-                return found
+        for asked, its, on, read_out in self._known:
+            if asked is unwatched(kernel) and (its, on) == (declared, device):
+                return read_out
         shapes = {(result.call.q.shape[2], result.call.v.shape[2]) for result in results}
         made = read_kernel(kernel, declared, device, self.seconds, shapes, _telling(results))
         self._known = [*self._known[1 - _KEPT :], (unwatched(kernel), declared, device, made)]
@@ -222,7 +222,7 @@ def read_kernel(
 
 def _telling(results: Sequence[CallResult]) -> list[Compared]:
     """Choose the calls that a read-out begins with: of each kind the smallest ones that fail, and some that do not."""
-    found: list[CallResult] = []
+    chosen: list[CallResult] = []
     for fails, of_a_kind in ((True, _FAILING_OF_A_KIND), (False, 1)):
         kinds: Counter[tuple[object, ...]] = Counter()
         for small in sorted((result for result in results if result.fails == fails), key=_size):
@@ -230,40 +230,40 @@ def _telling(results: Sequence[CallResult]) -> list[Compared]:
             kind = (call.q.dtype, call.phase, any(call.prefixes), len(call.lens_q) > 1, call.causal)
             kinds[kind] += 1
             if kinds[kind] <= of_a_kind:
-                found.append(small)
-    return [(result.call, _ROW_SPREAD * float(result.fit_bounds.max())) for result in found]
+                chosen.append(small)
+    return [(result.call, _ROW_SPREAD * float(result.fit_bounds.max())) for result in chosen]
 
 
 def _recorded_outputs(results: Sequence[CallResult], others: Iterable[tuple[AttentionCall, Tensor]]) -> list[Recorded]:
     """Convert recorded calls to the form in which they are read; see `Reader.observe_outputs`."""
     limits = [_ROW_SPREAD * float(result.fit_bounds.max()) for result in results]
-    found = [recorded(result.call, result.out, limit) for result, limit in zip(results, limits, strict=True)]
-    return found + [recorded(call, out, max(limits, default=0.0)) for call, out in others]
+    outputs = [recorded(result.call, result.out, limit) for result, limit in zip(results, limits, strict=True)]
+    return outputs + [recorded(call, out, max(limits, default=0.0)) for call, out in others]
 
 
-def _tried(found: ReadOut, results: Sequence[CallResult]) -> ReadOut:
+def _tried(read_out: ReadOut, results: Sequence[CallResult]) -> ReadOut:
     """Hold a read-out to the calls that were compared too: all that fail, and some that do not.
 
     What it does not give of their wrong outputs, or changes of their right ones, it is held to. A finding says in which dtypes,
     head dims and layouts the kernel fails, so only calls of these count. What depends on earlier calls cannot be tried on calls
     whose order is not known: then it is not exact.
     """
-    known = [result for result in results if not _remembers(found, result.call)]
+    known = [result for result in results if not _remembers(read_out, result.call)]
     failing = [result for result in known if result.fails]
     kinds = {_unspoken(result.call) for result in failing}
     passing = [result for result in known if not result.fails and _unspoken(result.call) in kinds]
-    seen = held(found, [*failing, *passing[:: max(1, len(passing) // _PASSING)]])
+    seen = held(read_out, [*failing, *passing[:: max(1, len(passing) // _PASSING)]])
     if not seen.wrong:
-        return replace(found, unsure=True)
+        return replace(read_out, unsure=True)
     if seen.exact:
         others = [result for result in known if not result.fails and _unspoken(result.call) not in kinds]
-        apart = held(found, others[:: max(1, len(others) // _PASSING)]) if found.exact else seen
-        return replace(found, whole=found.exact and not apart.false)
-    if seen.share < found.share:
-        return replace(found, all=seen)
-    whole = found.all
+        apart = held(read_out, others[:: max(1, len(others) // _PASSING)]) if read_out.exact else seen
+        return replace(read_out, whole=read_out.exact and not apart.false)
+    if seen.share < read_out.share:
+        return replace(read_out, all=seen)
+    whole = read_out.all
     return replace(
-        found, all=Agreement(whole.wrong + seen.wrong, whole.explained + seen.explained, whole.false + seen.false)
+        read_out, all=Agreement(whole.wrong + seen.wrong, whole.explained + seen.explained, whole.false + seen.false)
     )
 
 
@@ -272,18 +272,18 @@ def _unspoken(call: AttentionCall) -> tuple[object, ...]:
     return call.q.dtype, call.q.shape[2], call.v.shape[2], call.spec.layout, call.spec.grad_mode
 
 
-def _remembers(found: ReadOut, call: AttentionCall) -> bool:
+def _remembers(read_out: ReadOut, call: AttentionCall) -> bool:
     """Return True if the operator gives other outputs of a call after other calls."""
     rows = np.arange(min(len(call.q), _HELD_ROWS, _most_rows(call)))
     first, later = Queries(call, rows), Queries(call, rows, _LATER, _LATER)
-    return not np.array_equal(found.operator.outputs(first), found.operator.outputs(later), equal_nan=True)
+    return not np.array_equal(read_out.operator.outputs(first), read_out.operator.outputs(later), equal_nan=True)
 
 
-def held(found: ReadOut, results: Sequence[CallResult]) -> Agreement:
+def held(read_out: ReadOut, results: Sequence[CallResult]) -> Agreement:
     """Test an operator on the calls that were compared: on `_HELD_ROWS` of the wrong queries of each, and as many right ones.
 
     Args:
-        found: the operator.
+        read_out: the operator.
         results: calls that were compared.
     """
     wrong = explained = false = 0
@@ -293,7 +293,7 @@ def held(found: ReadOut, results: Sequence[CallResult]) -> Agreement:
         least = min(limit, float(size.max()) / 2) if result.fails else np.inf
         bad = np.asarray(size > least, dtype=np.bool_)
         rows = _spread(np.asarray(bad.any(1)), min(_HELD_ROWS, _most_rows(call)))
-        said_ = found.operator.outputs(Queries(call, rows))
+        said_ = read_out.operator.outputs(Queries(call, rows))
         actual = result.out[torch.from_numpy(rows).to(result.out.device)].double().cpu().numpy()
         with np.errstate(invalid="ignore"):
             same = (said_ == actual) | (np.isnan(said_) & np.isnan(actual))
@@ -310,10 +310,10 @@ def held(found: ReadOut, results: Sequence[CallResult]) -> Agreement:
 
 def _spread(wrong: NDArray[np.bool_], most: int) -> NDArray[np.int64]:
     """Choose queries from the first to the last, evenly: at most so many of the wrong ones, and of the right ones."""
-    found = [np.flatnonzero(which) for which in (wrong, ~wrong)]
+    either = [np.flatnonzero(which) for which in (wrong, ~wrong)]
     return np.sort(
         np.concatenate(
-            [places[np.linspace(0, len(places) - 1, min(most, len(places))).astype(int)] for places in found]
+            [places[np.linspace(0, len(places) - 1, min(most, len(places))).astype(int)] for places in either]
         )
     )
 
@@ -365,9 +365,9 @@ def _with_picture(
     return with_evidence(findings, picture) if isinstance(picture, str) else with_evidence(findings, picture=picture)
 
 
-def _light(found: ReadOut | str) -> ReadOut | None:
+def _light(read_out: ReadOut | str) -> ReadOut | None:
     """Copy a read-out without its calls."""
-    return None if isinstance(found, str) else replace(found, samples=())
+    return None if isinstance(read_out, str) else replace(read_out, samples=())
 
 
 def _dtypes(declared: Declaration, results: Sequence[CallResult]) -> tuple[str, ...] | None:

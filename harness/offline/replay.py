@@ -76,7 +76,7 @@ def replay(
     start = time.monotonic()
     with few_threads(calls):
         try:
-            run, found, first_finding_s = diagnose_kernel(counted, calls, reproduce, on_first=on_first)
+            run, findings, first_finding_s = diagnose_kernel(counted, calls, reproduce, on_first=on_first)
         except (AssayError, KernelRefused):
             if not guard.breaches:
                 raise
@@ -84,12 +84,14 @@ def replay(
             return _result(Backend.parse(candidate), KernelRun(()), examined, broken, seconds, seconds, ())
         seconds = time.monotonic() - start
         broken = _breaches(guard, [call for call, why in run.refused if why in guard.breaches], reproduce)
-        named = [finding for finding in found if finding.id != CALL_REFUSED or finding.diagnosis not in guard.breaches]
+        named = [
+            finding for finding in findings if finding.id != CALL_REFUSED or finding.diagnosis not in guard.breaches
+        ]
         broken += [
             breach(how, "recorded calls", (f"for example {describe(call)}",), reproduce)
             for call, how in within.written[:1]
         ]
-        smallest = smallest_call(guard, run, found, candidate)
+        smallest = smallest_call(guard, run, findings, candidate)
         named = smallest.named_in(named)
 
         envelope = {phase: _envelope([record for record in chosen if record.call.phase == phase]) for phase in phases}
@@ -284,9 +286,9 @@ def choose(recorded: Sequence[RecordedCall]) -> list[RecordedCall]:
 
 def bounds_of(results: Sequence[CallResult]) -> list[LayerBound]:
     """Compute the largest bound of each layer and phase, and the largest own error as a multiple of its bound."""
-    found: dict[tuple[int, str], list[CallResult]] = {}
+    groups: dict[tuple[int, str], list[CallResult]] = {}
     for result in results:
-        found.setdefault((result.call.layer, result.call.phase), []).append(result)
+        groups.setdefault((result.call.layer, result.call.phase), []).append(result)
     return [
         LayerBound(
             layer=layer,
@@ -294,7 +296,7 @@ def bounds_of(results: Sequence[CallResult]) -> list[LayerBound]:
             bound=max(result.limits.largest_bound for result in here),
             worst=max(result.worst for result in here),
         )
-        for (layer, phase), here in sorted(found.items())
+        for (layer, phase), here in sorted(groups.items())
     ]
 
 
@@ -315,7 +317,7 @@ def _on_device(call: AttentionCall) -> AttentionCall:
     return call.to(default_device())
 
 
-def _nothing(pack: Path, found: str, candidate: str) -> UsageError:
+def _nothing(pack: Path, what: str, candidate: str) -> UsageError:
     return UsageError(
-        f"{pack} holds {found}.", f"calls that {candidate} computes", "record a pack with assay diff or assay record"
+        f"{pack} holds {what}.", f"calls that {candidate} computes", "record a pack with assay diff or assay record"
     )

@@ -192,14 +192,14 @@ def _shape(
 def _findings(
     candidate: Kernel, shapes: Sequence[ShapeTiming], groups: Sequence[Sequence[AttentionCall]], reproduce: str
 ) -> list[Finding]:
-    found = [_impossible_speed(shape, reproduce) for shape in shapes if (shape.candidate_share or 0) > 1]
+    findings = [_impossible_speed(shape, reproduce) for shape in shapes if (shape.candidate_share or 0) > 1]
     wrong = [(shape, group[0]) for shape, group in zip(shapes, groups, strict=True) if not shape.right]
     if wrong:
         # The two cheapest shapes are enough to name a bug.
         cheap = sorted((call for _, call in wrong), key=lambda call: work_of(call).flops)[:2]
         named = diagnose(run_and_repeat(candidate, cheap), reproduce)
-        found.append(_wrong_kernel([shape for shape, _ in wrong], len(shapes), named, reproduce))
-    return found
+        findings.append(_wrong_kernel([shape for shape, _ in wrong], len(shapes), named, reproduce))
+    return findings
 
 
 def _impossible_speed(shape: ShapeTiming, reproduce: str) -> Finding:

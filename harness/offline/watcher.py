@@ -100,5 +100,5 @@ def watched(kernel: Kernel, watcher: Watcher) -> Kernel:
 
 def unwatched(kernel: Kernel) -> Kernel:
     """Return the kernel that `watched` was given; one that is not its result is returned as it is."""
-    found: Kernel = getattr(kernel, "watched", kernel)
-    return found
+    inner: Kernel = getattr(kernel, "watched", kernel)
+    return inner

@@ -137,10 +137,10 @@ def solve(call: AttentionCall, rows: Ints, out: Numbers, noise: float) -> Solved
                 solution = _solved(values[keys, kv], wanted[n, its], noise)
                 if solution is None:
                     continue
-                found, *rest, fit = solution
+                solved, *rest, fit = solution
                 hit = left & fit
                 at = np.flatnonzero(hit) + its.start
-                weights[n, at[:, None], kv, keys] = found[hit]
+                weights[n, at[:, None], kv, keys] = solved[hit]
                 off[n, at], errors[n, at], total[n, at] = (of_head[hit] for of_head in rest)
                 left &= ~hit
     constant = np.zeros((*off.shape, call.v.shape[2]))

@@ -96,8 +96,8 @@ def every(samples: Sequence[Sample], *forms: str) -> list[tuple[Sample, int, Fit
     return [
         (sample, place, fit)
         for sample in samples
-        for place, found in enumerate(sample.fits or ())
-        for fit in found
+        for place, at_place in enumerate(sample.fits or ())
+        for fit in at_place
         if fit.form in forms
     ]
 

@@ -246,6 +246,10 @@ def _part(call: AttentionCall, outputs: dict[str, Tensor], first: int, count: in
         tensors["custom_mask"] = torch.cat([mask.flatten() for mask in masks[first : first + count]])
     if call.positions is not None:
         tensors["positions"] = call.positions[first : first + count]
+    for name in ("stored_k", "stored_v", "k_scale", "v_scale"):
+        if (tensor := call.tensors.get(name)) is not None:
+            whole = tensor[rows_k] if len(tensor) == len(call.k) else tensor
+            tensors[name] = whole[:, kv] if whole.shape[1] == call.k.shape[1] else whole
     return tensors | {name: out[rows_q, heads] for name, out in outputs.items()}
 
 
@@ -274,9 +278,9 @@ def _cut_queries(tensors: dict[str, Tensor], new: int, queries: slice) -> dict[s
     Causal attention is right-aligned, so they get the same answers as a call of their own.
     """
     keys = len(tensors["k"]) - new + queries.stop
-    parts = {
-        name: one[:keys] if name in ("k", "v") else one[queries] for name, one in tensors.items() if name != "positions"
-    }
+    of_queries = {name: one[queries] for name, one in tensors.items() if name in ("q", "reference", CANDIDATE)}
+    of_keys = {name: one[:keys] for name, one in tensors.items() if name.endswith(("k", "v", "scale"))}
+    parts = of_queries | {name: one for name, one in of_keys.items() if not name.startswith("cu_")}
     if "positions" in tensors:
         parts["positions"] = tensors["positions"] + tensors["positions"].new_tensor([queries.start, 0])
     lens = {"cu_seqlens_q": queries.stop - queries.start, "cu_seqlens_k": keys}

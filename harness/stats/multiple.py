@@ -20,6 +20,6 @@ def holm(p: Sequence[float]) -> list[float]:
     """
     order = np.argsort(p)
     raised = np.maximum.accumulate(np.asarray(p, dtype=float)[order] * np.arange(len(p), 0, -1))
-    found = np.empty(len(p))
-    found[order] = np.minimum(1.0, raised)
-    return [float(p) for p in found]
+    corrected = np.empty(len(p))
+    corrected[order] = np.minimum(1.0, raised)
+    return [float(p) for p in corrected]

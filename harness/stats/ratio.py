@@ -119,12 +119,12 @@ def dependence(residuals: NDArray[np.float64]) -> float:
     power = float(scores @ scores)
     if not power:
         return 1.0
-    found = [1.0] + [
+    correlations = [1.0] + [
         float(scores[lag:] @ scores[:-lag]) / power + 1 / n for lag in range(1, n // _MAX_LAG_FRACTION + 1)
     ]
     total, last = -1.0, math.inf
-    for one, following in zip(found[0::2], found[1::2], strict=False):
-        last = min(last, one + following)
+    for even, following in zip(correlations[0::2], correlations[1::2], strict=False):
+        last = min(last, even + following)
         if last <= 0:
             break
         total += 2 * last

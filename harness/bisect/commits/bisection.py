@@ -88,10 +88,10 @@ def latest_folder() -> BisectFolder:
     Raises:
         UsageError: there is none.
     """
-    found = sorted(RUNS.glob("bisect-*/state.json"), key=lambda path: path.stat().st_mtime)
-    if not found:
+    states = sorted(RUNS.glob("bisect-*/state.json"), key=lambda path: path.stat().st_mtime)
+    if not states:
         raise UsageError("There is no bisection in runs/.", "at least one", "give its folder with --out")
-    return BisectFolder(found[-1].parent)
+    return BisectFolder(states[-1].parent)
 
 
 def bisect_commits(spec: BisectSpec, folder: BisectFolder, show: Show) -> BisectState:
@@ -160,8 +160,8 @@ def _calls(folder: Path, spec: BisectSpec) -> Path:
     file = (folder / probe_calls.FILE).resolve()
     if not file.exists():
         if spec.pack:
-            found = probe_calls.recorded_calls([recorded.call for recorded in choose(read_pack(Path(spec.pack)))])
+            candidates = probe_calls.recorded_calls([recorded.call for recorded in choose(read_pack(Path(spec.pack)))])
         else:
-            found = probe_calls.matrix_calls(spec.seed)
-        probe_calls.write_calls(file, probe_calls.choose_calls(found, spec.conditions, spec.calls))
+            candidates = probe_calls.matrix_calls(spec.seed)
+        probe_calls.write_calls(file, probe_calls.choose_calls(candidates, spec.conditions, spec.calls))
     return file

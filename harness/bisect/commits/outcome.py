@@ -41,12 +41,12 @@ def multiples(
     explains: summing in another order is no regression.
     """
     known = _largest(good) if spec.against == "good" else {}
-    found = []
+    by_row = []
     for row in measurement.rows:
         before = known.get(row.number)
         limits = [row.bound] * len(row.own) if before is None else [max(spec.times * e, row.rounding) for e in before]
-        found.append((row, tuple(own / limit for own, limit in zip(row.own, limits, strict=True))))
-    return found
+        by_row.append((row, tuple(own / limit for own, limit in zip(row.own, limits, strict=True))))
+    return by_row
 
 
 def _largest(measurements: Sequence[Measurement]) -> Mapping[int, list[float]]:
@@ -120,7 +120,7 @@ def _failing(
         for axis, named in {**axes, "head": [str(h) for h in out]}.items():
             if out:
                 failing.setdefault(axis, set()).update(named)
-    return failing, {axis: tuple(sorted(found, key=_natural)) for axis, found in values.items()}
+    return failing, {axis: tuple(sorted(seen, key=_natural)) for axis, seen in values.items()}
 
 
 def _natural(value: str) -> tuple[int, str]:

@@ -198,11 +198,11 @@ def _imported_from_elsewhere(tree: Path, roots: Sequence[str], kernel: str) -> s
     tops = {path.stem for root in roots for path in Path(root).iterdir() if path.suffix == ".py"}
     tops |= {path.parent.name for root in roots for path in Path(root).glob("*/__init__.py")}
     tops = (tops - _OWN) | {module.partition(".")[0]}
-    for name, found in list(sys.modules.items()):
-        if name.partition(".")[0] not in tops or not isinstance(found, ModuleType) or name == "__mp_main__":
+    for name, loaded in list(sys.modules.items()):
+        if name.partition(".")[0] not in tops or not isinstance(loaded, ModuleType) or name == "__mp_main__":
             continue
-        file = getattr(found, "__file__", None)
-        places = [file] if file else [*getattr(found, "__path__", ())]
+        file = getattr(loaded, "__file__", None)
+        places = [file] if file else [*getattr(loaded, "__path__", ())]
         if any(not _inside(place, [str(tree)]) for place in places) or (name == module and not file):
             place = file or ", ".join(places)
             return f"module {name} came from {place or 'nowhere'}, not from this commit's worktree"

@@ -74,7 +74,7 @@ def _condition(call: AttentionCall) -> dict[str, str]:
 def write_calls(path: Path, calls: Sequence[ProbeCall]) -> None:
     """Save calls for the probes, which then need neither the pack nor the matrix."""
     tensors = {
-        f"{i}.{name}": one.contiguous() for i, (call, _) in enumerate(calls) for name, one in call.tensors.items()
+        f"{i}.{name}": tensor.contiguous() for i, (call, _) in enumerate(calls) for name, tensor in call.tensors.items()
     }
     legends = _LEGENDS.dump_json([(call.spec, condition) for call, condition in calls]).decode()
     write_whole(path, safetensors.torch.save(tensors, {"legends": legends}))

@@ -42,14 +42,14 @@ class Repository:
         if shutil.which("git") is None:
             raise UsageError("git is not installed.", "the command git", "install git")
         self.path = path
-        found = self._run("rev-parse", "--show-toplevel", "--git-common-dir", check=False)
-        if found.returncode:
+        answer = self._run("rev-parse", "--show-toplevel", "--git-common-dir", check=False)
+        if answer.returncode:
             raise UsageError(
-                f"{path} is not in a git repository with a working tree: {found.stderr.strip()}",
+                f"{path} is not in a git repository with a working tree: {answer.stderr.strip()}",
                 "a folder of one",
                 "give --repo",
             )
-        top, common = found.stdout.splitlines()
+        top, common = answer.stdout.splitlines()
         self.common = (path / common).resolve()
         self.path = Path(top)
         self._without_filters = self._off()
@@ -60,12 +60,14 @@ class Repository:
         Raises:
             UsageError: there is no such commit.
         """
-        found = self._run("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}", check=False)
-        if found.returncode:
+        answer = self._run(
+            "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}", check=False
+        )
+        if answer.returncode:
             raise UsageError(
                 f"{self.path} has no commit {revision!r}.", "a branch, a tag or a hash", "check --good, --bad"
             )
-        return found.stdout.strip()
+        return answer.stdout.strip()
 
     def between(self, good: str, bad: str, first_parent: bool) -> tuple[RangeCommit, ...]:
         """List the commits reachable from `bad` and not from `good`, parents before children.
@@ -158,10 +160,10 @@ class Repository:
         Their commands would run at each checkout. Those of the user, as of Git LFS, stay.
         """
         names = r"^filter\..*\.(smudge|clean|process|required)$"
-        found = self._run(
+        listed = self._run(
             "config", "--local", "--includes", "--null", "--name-only", "--get-regexp", names, check=False
         )
-        return {key: "false" if key.endswith(".required") else "" for key in found.stdout.split("\0") if key}
+        return {key: "false" if key.endswith(".required") else "" for key in listed.stdout.split("\0") if key}
 
     def checkout(self, tree: Path, commit: str, keep_ignored: bool) -> None:
         """Check a commit out in a `worktree`, with nothing left of another one but, if `keep_ignored`, the files that git ignores.

@@ -44,8 +44,9 @@ _DTYPES = {"fa3": _HALF, "fa4": _HALF, "flashinfer": _HALF, "trtllm_mha": _HALF}
 """Dtypes of the backends whose kernels compute no float32: FlashAttention's and FlashInfer's."""
 _INTERPRETED_DTYPES = {"triton": ("float16", "float32")}
 """Dtypes of backends whose kernels are interpreted on a CPU: Triton's interpreter computes bfloat16 as integers, its bits."""
-_OF_LAYERS = ("window", "softcap", "temperature", "sinks")
-"""Features that a layer can ask a backend for; whether the backend computes them, `assay backends --honours` measures."""
+_OF_LAYERS = ("window", "softcap", "temperature", "sinks", "custom_mask")
+"""Features that a layer, or a batch that verifies drafts, can ask a backend for. Whether it computes them is measured by
+`assay backends --honours`."""
 _CACHE_DTYPES = {torch.float8_e4m3fn: "fp8_e4m3", torch.float8_e5m2: "fp8_e5m2"}
 """SGLang's names of dtypes of the KV pool, which some backends look at beside the dtype."""
 _SINKS = {"trtllm_mha": torch.float32}
@@ -135,7 +136,7 @@ class NativeKernel:
             _Shape(
                 self.backend, self._device, self._page, heads, kv_heads, head_dim, call.v.shape[2], call.q.dtype,
                 batch=_power_of_two(len(call.lens_k), _LEAST_BATCH), length=length, window=call.spec.mask.window,
-                stored=layer.stored if layer else None, cross=layer.cross if layer else False,
+                stored=layer.stored if layer else None, cross=layer.cross if layer else False, **_drafted(call),
             )
         )  # fmt: skip
         with runner.laid_out(call, layer or LayerRequest()) as attend:
@@ -147,6 +148,7 @@ class NativeKernel:
             "V of another head_dim than K": call.v.shape[2] != call.k.shape[2],
             "a sequence without a new token": 0 in call.lens_q,
             "several new tokens of a sequence in decode": call.phase == "decode" and max(call.lens_q) > 1,
+            "drafts of several lengths": call.custom_mask is not None and len(set(call.lens_q)) > 1,
             f"tensors on {call.q.device.type}; SGLang is set up for {self._device} here": call.q.device.type
             != self._device,
         }
@@ -212,6 +214,15 @@ def _prefix_of(call: AttentionCall, new: Tensor) -> AttentionCall:
     lens = cumulative([length for length in call.prefixes if length], call.q.device)
     q = call.q.new_zeros(len(k), *call.q.shape[1:])
     return replace(call.with_spec(phase="extend"), q=q, k=k, v=v, cu_seqlens_q=lens, cu_seqlens_k=lens)
+
+
+def _drafted(call: AttentionCall) -> dict[str, int]:
+    """Return the drafts per sequence that a call verifies, and how many SGLang would draw at each step: 1 for a chain."""
+    masks = call.custom_masks
+    if masks is None:
+        return {}
+    is_chain = all(torch.equal(mask, torch.ones_like(mask).tril()) for mask in masks)
+    return {"drafts": len(masks[0]), "topk": 1 if is_chain else 2}
 
 
 def _before(window: int) -> int | None:
@@ -282,6 +293,8 @@ class _Shape:
     window: int = 0
     stored: torch.dtype | None = None
     cross: bool = False
+    drafts: int = 0
+    topk: int = 0
 
 
 @lru_cache(_KEPT)
@@ -300,8 +313,9 @@ class _Runner:
         kit = importlib.import_module(_KIT)
         self._shape = shape
         case = kit.DenseAttentionCase(
-            name=shape.backend, backend=shape.backend, forward_mode=ForwardMode.EXTEND, num_heads=shape.heads,
-            num_kv_heads=shape.kv_heads, page_size=shape.page, prefix_lens=(0,), extend_lens=(1,),
+            name=shape.backend, backend=shape.backend, num_heads=shape.heads, num_kv_heads=shape.kv_heads, page_size=shape.page,
+            forward_mode=ForwardMode.TARGET_VERIFY if shape.drafts else ForwardMode.EXTEND, prefix_lens=(0,),
+            extend_lens=(shape.drafts or 1,),
             sliding_window_size=_before(shape.window),
         )  # fmt: skip
         config = kit.TinyModelConfig(
@@ -326,6 +340,8 @@ class _Runner:
                 self._backend = _registry()[shape.backend](self._runner)
             finally:
                 self._arguments.restore()
+        if shape.drafts:
+            self._backend.topk = shape.topk
         self._pool, self._table = self._runner.token_to_kv_pool, self._runner.req_to_token_pool.req_to_token
         self._layer = RadixAttention(
             num_heads=shape.heads, head_dim=shape.head_dim, scaling=1.0, num_kv_heads=shape.kv_heads, layer_id=0,
@@ -426,20 +442,24 @@ class _Runner:
         """Make the ForwardBatch, with the dtypes that SGLang's scheduler gives it. `written` are the slots of the new tokens."""
         from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 
-        device, lens = call.q.device, torch.tensor(call.lens_k)
+        drafts, device = self._shape.drafts, call.q.device
+        lens = torch.tensor(call.prefixes if drafts else call.lens_k)
         positions = [torch.arange(p, n) for p, n in zip(call.prefixes, call.lens_k, strict=True)]
+        modes = {"decode": ForwardMode.DECODE, "extend": ForwardMode.TARGET_VERIFY if drafts else ForwardMode.EXTEND}
         batch = ForwardBatch(
-            forward_mode=ForwardMode.DECODE if call.phase == "decode" else ForwardMode.EXTEND,
+            forward_mode=modes[call.phase],
             batch_size=len(call.lens_k),
             input_ids=torch.zeros(call.q.shape[0], dtype=torch.int64, device=device),
             req_pool_indices=rows.to(device),
             seq_lens=lens.to(device),
             seq_lens_cpu=lens,
-            seq_lens_sum=sum(call.lens_k),
+            seq_lens_sum=int(lens.sum()),
             out_cache_loc=written,
             positions=torch.cat(positions).to(device),
         )
-        if call.phase == "extend":
+        if drafts:
+            batch.spec_info = self._verified(call, batch)
+        elif call.phase == "extend":
             batch.extend_num_tokens = call.q.shape[0]
             batch.extend_seq_lens_cpu, batch.extend_prefix_lens_cpu = call.lens_q, call.prefixes
             batch.extend_seq_lens = torch.tensor(call.lens_q, dtype=torch.int32, device=device)
@@ -448,3 +468,21 @@ class _Runner:
         if hasattr(self._runner, "kv_index_translator"):  # in 0.5.23, not in 0.5.17
             self._runner.kv_index_translator.bind_own_plan(batch)
         return batch
+
+    def _verified(self, call: AttentionCall, batch: Any) -> Any:
+        """Make what a batch carries that verifies drafts: the mask of the whole prefix and the drafts, flat, by sequence."""
+        from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
+        from sglang.srt.speculative.eagle_info import EagleVerifyInput
+
+        device, drafts, count = call.q.device, self._shape.drafts, len(call.lens_q)
+        masks = [
+            torch.cat([mask.new_ones(drafts, prefix), mask], 1).flatten()
+            for mask, prefix in zip(call.custom_masks or (), call.prefixes, strict=True)
+        ]
+        unread = torch.full((count, drafts), -1, dtype=torch.int64, device=device)  # of the sampler, which does not run
+        return EagleVerifyInput(
+            draft_token=batch.input_ids, custom_mask=torch.cat(masks), positions=batch.positions, retrieve_index=unread,
+            retrieve_next_token=unread, retrieve_next_sibling=unread, retrieve_cum_len=call.cu_seqlens_q, spec_steps=drafts - 1,
+            topk=self._shape.topk, draft_token_num=drafts, capture_hidden_mode=CaptureHiddenMode.FULL,
+            seq_lens_sum=batch.seq_lens_sum, seq_lens_cpu=batch.seq_lens_cpu,
+        )  # fmt: skip

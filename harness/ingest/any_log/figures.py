@@ -72,9 +72,9 @@ def figures(text: str) -> Iterator[Figure]:
     for match in _NUMBER.finditer(text):
         own, given = _named(text[end : match.start()][-2 * _LABEL :])
         end, label = match.end(), own or label
-        found = _figure(match, own, label, given)
-        if found:
-            yield found
+        figure = _figure(match, own, label, given)
+        if figure:
+            yield figure
 
 
 def _named(before: str) -> tuple[str, str]:

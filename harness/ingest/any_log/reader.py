@@ -163,12 +163,12 @@ def _innermost(traceback: Traceback) -> str:
 
 def _table(text: _Statements) -> FactTable:
     rows = []
-    for name, (found, lines) in list(text.stated.items())[:_SHOWN]:
-        values = [figure.value for figure in found]
-        low, high = (found[values.index(extreme)].written for extreme in (min(values), max(values)))
+    for name, (statements, lines) in list(text.stated.items())[:_SHOWN]:
+        values = [figure.value for figure in statements]
+        low, high = (statements[values.index(extreme)].written for extreme in (min(values), max(values)))
         where = str(lines.first) if lines.first == lines.last else f"{lines.first}–{lines.last}"
         spread = (low, high) if len(values) > 1 else ("", "")
-        rows.append((name, found[-1].written, *spread, f"{len(values):,}", where))
+        rows.append((name, statements[-1].written, *spread, f"{len(values):,}", where))
     columns = ("figure", "value (the last)", "lowest", "highest", "times", "lines")
     return FactTable(id="figures", title="Scores, times and rates", columns=columns, rows=tuple(rows))
 
@@ -186,8 +186,8 @@ def _findings(text: _Statements) -> Iterator[CitedFinding]:
             number = f"{len(cites):,} different ones; the first: " if len(cites) > 1 else ""
             yield _finding(id, title, f"{number}{cites[0].text}", tuple(cites[:5]))
     yield from _of_tracebacks(text.tracebacks)
-    for name, (found, lines) in text.stated.items():
-        stated = found[-1]
+    for name, (statements, lines) in text.stated.items():
+        stated = statements[-1]
         if stated.unit is None and 0 <= stated.value <= 1:
             cite = lines.excerpt
             task = stated.task or name.partition(" ")[0]

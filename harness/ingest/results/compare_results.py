@@ -72,10 +72,10 @@ def _compared(a: Path, b: Path, limits: PassLimits, metric: str, reproduce: str)
             "two results of one tool",
             "run the same tool on both",
         )
-    found = {"answers": _answers, "latencies": _latencies, "tests": _tests, "runs": _runs}[left.kind](
+    comparison = {"answers": _answers, "latencies": _latencies, "tests": _tests, "runs": _runs}[left.kind](
         left, right, limits
     )
-    return found.model_copy(update={"reproduce": reproduce})
+    return comparison.model_copy(update={"reproduce": reproduce})
 
 
 def _result(
@@ -246,13 +246,15 @@ _ROUNDED = 1e-3
 
 def _other_scores(*sides: dict[str, ResultSet]) -> str:
     """List the scores of tasks that their documents do not have: the files are of different runs, or one is damaged."""
-    found = []
+    disagreements = []
     for which, side in zip("AB", sides, strict=True):
         for part in side.values():
             stated, mean = part.figures.get(part.metric), part.accuracy
             if part.kind == "answers" and stated and mean is not None and abs(float(stated) - mean) > _ROUNDED:
-                found.append(f"{which} states {float(stated):.4f} for {part.task}, and its documents have {mean:.4f}")
-    return "; ".join(found)
+                disagreements.append(
+                    f"{which} states {float(stated):.4f} for {part.task}, and its documents have {mean:.4f}"
+                )
+    return "; ".join(disagreements)
 
 
 _EXECUTION = Check(
@@ -314,21 +316,21 @@ def compare_two_runs(left: Loaded, right: Loaded, limits: PassLimits, a: Report,
         missing = requirement("answers", "the answers of both runs are there", "a report.json has none", "", do)
         alone = _result(left, right, limits, "inconclusive", [missing.found], [missing])
         return _capped(alone, b)
-    found = _answers(left, right, limits)
-    cause = _new_cause(a, b) if found.verdict == "regression" else []
-    headline = _headline(found.verdict, [*cause, *found.reasons[:1]])
-    return _capped(found.model_copy(update={"headline": headline}), b)
+    of_answers = _answers(left, right, limits)
+    cause = _new_cause(a, b) if of_answers.verdict == "regression" else []
+    headline = _headline(of_answers.verdict, [*cause, *of_answers.reasons[:1]])
+    return _capped(of_answers.model_copy(update={"headline": headline}), b)
 
 
-def _capped(found: CompareResult, b: Report) -> CompareResult:
+def _capped(result: CompareResult, b: Report) -> CompareResult:
     """Cap a comparison at the new run's own verdict."""
-    if WORST_FIRST.index(found.verdict) <= WORST_FIRST.index(b.verdict):
-        return found
+    if WORST_FIRST.index(result.verdict) <= WORST_FIRST.index(b.verdict):
+        return result
     said = f"B's own verdict is {b.verdict}: {b.headline}"
     own = requirement("own-verdict", "B passes by its own report", said.rstrip("."), "", "see the report of B")
-    reasons = (said, *found.reasons)
-    checks = (*found.checks, own)
-    return found.model_copy(update={"verdict": b.verdict, "headline": said, "reasons": reasons, "checks": checks})
+    reasons = (said, *result.reasons)
+    checks = (*result.checks, own)
+    return result.model_copy(update={"verdict": b.verdict, "headline": said, "reasons": reasons, "checks": checks})
 
 
 def _new_cause(a: Report, b: Report) -> list[str]:

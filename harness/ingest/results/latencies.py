@@ -95,13 +95,13 @@ def _rows(a: Sequence[ResultSet], last: ResultSet, bound: float, alpha: float) -
 
 def _logs(name: str, a: ResultSet, b: ResultSet) -> list[float]:
     """Log ratios of the requests that have this time in both, and had the same lengths."""
-    found = [
+    logs = [
         math.log(y / x)
         for x, y, p, q in zip(a.latencies[name], b.latencies[name], a.requests, b.requests, strict=True)
         if x and y and p == q
     ]
-    step = max(1, math.ceil(len(found) / _MOST_PAIRS))
-    return found[::step]
+    step = max(1, math.ceil(len(logs) / _MOST_PAIRS))
+    return logs[::step]
 
 
 def _row(

@@ -58,17 +58,17 @@ def _with_scores(source: SourceFile, document: FileDocument) -> FileDocument:
     """Add the findings, and the scores that a results file states where it has no samples beside it."""
     pairs = [(samples, results) for samples, results in _pairs(source.path) if results]
     alone = [score for samples, results in pairs if samples is None for score in _scores(results)]
-    found = [
+    findings = [
         finding for results in dict.fromkeys(results for _, results in pairs) for finding in _below_guessing(results)
     ]
     if not alone:
-        return document.model_copy(update={"findings": tuple(found)})
+        return document.model_copy(update={"findings": tuple(findings)})
     tables = [
         _table(id, title, [result for result in alone if result.grouped == inside]) for id, title, inside in _TABLES
     ]
     file = document.file.model_copy(update={"lines": len(alone), "read": len(alone), "unit": "score"})
     shown = (*document.tables, *(table for table in tables if table.rows))
-    return document.model_copy(update={"file": file, "tables": shown, "findings": tuple(found)})
+    return document.model_copy(update={"file": file, "tables": shown, "findings": tuple(findings)})
 
 
 def _statements(source: SourceFile) -> Iterable[Statement]:
@@ -94,11 +94,11 @@ def _results(source: SourceFile, metric: str) -> ReadResults:
     """
     reading = ReadResults(unit="sample")
     for samples, results in _pairs(source.path):
-        found = read_object(results) if results else {}
+        stated = read_object(results) if results else {}
         if samples is None:
             reading.notes.append(f"{results} has no samples beside it: run lm-eval with --log_samples")
             continue
-        reading.sets.append(_task(samples, found, metric, reading))
+        reading.sets.append(_task(samples, stated, metric, reading))
     names = [result_set.task for result_set in reading.sets]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise EvidenceError(
@@ -138,13 +138,13 @@ class _Score(NamedTuple):
 def _scores(path: Path) -> Iterator[_Score]:
     """Yield the scores of a results file: those of groups too, and without the standard errors."""
     text = whole_file(path).decode(errors="replace")
-    found = json_object(text, str(path))
-    members = found.get("group_subtasks") or {}
+    document = json_object(text, str(path))
+    members = document.get("group_subtasks") or {}
     grouped = {part for some in members.values() if isinstance(some, list) for part in some}
-    for task, scores in (found.get("results") or {}).items():
+    for task, scores in (document.get("results") or {}).items():
         for metric, value in scores.items() if isinstance(scores, dict) else ():
             if isinstance(value, (int, float)) and "," in metric and "_stderr," not in metric:
-                of = _questions(task, found.get("n-samples") or {}, members, frozenset())
+                of = _questions(task, document.get("n-samples") or {}, members, frozenset())
                 yield _Score(task, metric, float(value), of, _line(text, task, metric), task in grouped)
 
 
@@ -180,9 +180,9 @@ def _below_guessing(path: Path) -> Iterator[CitedFinding]:
         if score.grouped or score.metric.partition(",")[0] not in _SHARES or not 0 <= score.value <= 1:
             continue
         said = Excerpt(first=score.line, last=score.line, text=f"{score.task}: {score.metric} {score.value:.4f}")
-        found = below_guessing(score.task, score.value, score.questions, score.task, (), (said,))
-        if found:
-            yield found
+        finding = below_guessing(score.task, score.value, score.questions, score.task, (), (said,))
+        if finding:
+            yield finding
 
 
 def _line(text: str, *keys: str) -> int:
@@ -195,49 +195,49 @@ def _line(text: str, *keys: str) -> int:
 
 def _pairs(path: Path) -> Iterator[tuple[Path | None, Path | None]]:
     """Yield each samples file with the results file of its run: both names end in the same date."""
-    found = _files(path) if path.is_dir() else [path]
+    files = _files(path) if path.is_dir() else [path]
     if path.is_file() and path.suffix == ".json":
-        found += sorted(path.parent.glob(f"samples_*_{_date(path)}.jsonl"))
-    samples = [item for item in found if item.suffix == ".jsonl"]
+        files += sorted(path.parent.glob(f"samples_*_{_date(path)}.jsonl"))
+    samples = [item for item in files if item.suffix == ".jsonl"]
     for sample in samples:
         beside = sample.with_name(f"results_{_date(sample)}.json")
         yield sample, beside if beside.is_file() else None
     dated = {_date(sample) for sample in samples}
-    yield from ((None, file) for file in found if file.suffix == ".json" and _date(file) not in dated)
+    yield from ((None, file) for file in files if file.suffix == ".json" and _date(file) not in dated)
 
 
 def _date(path: Path) -> str:
     return path.stem.rpartition("_")[2]
 
 
-def _task(samples: Path, found: Mapping[str, Any], metric: str, reading: ReadResults) -> ResultSet:
+def _task(samples: Path, document: Mapping[str, Any], metric: str, reading: ReadResults) -> ResultSet:
     name = samples.stem.removeprefix("samples_").rpartition("_")[0]
     answered = [row for _, row in json_rows(SourceFile.of(samples), _SAMPLE_KEYS, reading)]
     chosen, filter_ = _metric(answered, metric, samples)
     others = sorted({f"{metric},{row.get('filter', 'none')}" for row in answered for metric in row.get("metrics", ())})
     if len(others) > 1:
         reading.notes.append(f"{name}: counted is {chosen},{filter_}, of {', '.join(others)}: choose with --metric")
-    config = found.get("configs", {}).get(name, {})
-    stated = found.get("results", {}).get(name, {}).get(f"{chosen},{filter_}") if chosen in _MEANS else None
-    run = found.get("config", {})
+    config = document.get("configs", {}).get(name, {})
+    stated = document.get("results", {}).get(name, {}).get(f"{chosen},{filter_}") if chosen in _MEANS else None
+    run = document.get("config", {})
     return ResultSet(
         source=str(samples),
         tool="lm-eval",
-        version=str(found.get("lm_eval_version", "")),
+        version=str(document.get("lm_eval_version", "")),
         task=name,
         metric=f"{chosen},{filter_}",
-        shots=_shots(found, name),
-        model=str(found.get("model_name") or run.get("model_args", "")),
+        shots=_shots(document, name),
+        model=str(document.get("model_name") or run.get("model_args", "")),
         tokenizer=_tokenizer(run.get("model_args")),
-        template=str(found.get("chat_template_sha") or ""),
-        task_version=str(found.get("versions", {}).get(name, "")),
+        template=str(document.get("chat_template_sha") or ""),
+        task_version=str(document.get("versions", {}).get(name, "")),
         sampling=_sampling(config, run),
         settings={
             key: str(run[key])
             for key in ("model", "model_args", "limit", "bootstrap_iters")
             if run.get(key) is not None
         }
-        | {"git": str(found.get("git_hash", "") or "")},
+        | {"git": str(document.get("git_hash", "") or "")},
         figures={} if stated is None else {f"{chosen},{filter_}": str(stated)},
         items=_items([row for row in answered if row.get("filter", "none") == filter_], chosen),
     )
@@ -246,14 +246,14 @@ def _task(samples: Path, found: Mapping[str, Any], metric: str, reading: ReadRes
 def _metric(rows: list[dict[str, Any]], wanted: str, samples: Path) -> tuple[str, str]:
     """Return the metric and the filter that count."""
     named = [(metric, row.get("filter", "none"), row) for row in rows for metric in row.get("metrics", ())]
-    with_score = {(one, f) for one, f, row in named if _score(row, one) is not None}
-    scored = [pair for pair in dict.fromkeys((one, f) for one, f, _ in named) if pair in with_score]
+    with_score = {(name, f) for name, f, row in named if _score(row, name) is not None}
+    scored = [pair for pair in dict.fromkeys((name, f) for name, f, _ in named) if pair in with_score]
     if not wanted:
         return scored[0] if scored else ("none", "none")
     metric, _, filter_ = wanted.partition(",")
-    match = [(one, f) for one, f in scored if one == metric and filter_ in ("", f)]
+    match = [(name, f) for name, f in scored if name == metric and filter_ in ("", f)]
     if not match:
-        known = [f"{one},{f}" for one, f in scored]
+        known = [f"{name},{f}" for name, f in scored]
         raise UsageError(
             f"{samples} has no score {wanted!r} for each sample.",
             f"one of {', '.join(known)}" if known else "a file with scores",
@@ -297,8 +297,8 @@ def _first(responses: Any) -> str:
     return values if isinstance(values, str) else json.dumps(values, ensure_ascii=False)
 
 
-def _shots(found: Mapping[str, Any], name: str) -> int | None:
-    value = found.get("n-shot", {}).get(name)
+def _shots(document: Mapping[str, Any], name: str) -> int | None:
+    value = document.get("n-shot", {}).get(name)
     return value if isinstance(value, int) else None
 
 

@@ -78,10 +78,10 @@ def target(given: Sequence[Choice], written: object) -> str:
 def _requests(row: Mapping[str, Any]) -> list[tuple[Any, ...]]:
     """List the arguments of each request: the context and the continuation; lm-eval 0.4.5 and later name them."""
     arguments = row.get("arguments")
-    found = arguments.values() if isinstance(arguments, dict) else arguments if isinstance(arguments, list) else ()
+    given = arguments.values() if isinstance(arguments, dict) else arguments if isinstance(arguments, list) else ()
     return [
         tuple(item.values()) if isinstance(item, dict) else tuple(item)
-        for item in found
+        for item in given
         if isinstance(item, (dict, list))
     ]
 

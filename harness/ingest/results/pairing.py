@@ -62,12 +62,12 @@ def refusals(a: ResultSet, b: ResultSet) -> list[str]:
         "the version of the task": (a.task_version, b.task_version),
         "the metric": (a.metric, b.metric),
     }
-    found = [f"{what} is {x} in A and {y} in B" for what, (x, y) in compared.items() if x and y and x != y]
+    refused = [f"{what} is {x} in A and {y} in B" for what, (x, y) in compared.items() if x and y and x != y]
     for name in sorted({*a.sampling, *b.sampling}):
         x, y = a.sampling.get(name, "not set"), b.sampling.get(name, "not set")
         if a.sampling and b.sampling and x != y:
-            found.append(f"the setting {name} is {x} in A and {y} in B")
-    return found
+            refused.append(f"the setting {name} is {x} in A and {y} in B")
+    return refused
 
 
 def _text(value: int | None) -> str:

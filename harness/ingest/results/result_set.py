@@ -113,12 +113,12 @@ def json_object(data: bytes | str, where: str) -> dict[str, Any]:
         EvidenceError: it is damaged, or no object.
     """
     try:
-        found = json.loads(data)
+        document = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise EvidenceError(f"{where} is not JSON: {error}.", "an undamaged file", "copy it again") from None
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise EvidenceError(f"{where} is not an object.", "an undamaged file", "copy it again")
-    return found
+    return document
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -219,8 +219,13 @@ def figures(result_set: ResultSet) -> Iterable[Statement]:
 
 
 def _facts(result_set: ResultSet) -> list[Fact]:
-    found = {"model": result_set.model, "tokenizer": result_set.tokenizer, **result_set.sampling, **result_set.settings}
-    text = ", ".join(f"{name} {value}" for name, value in found.items() if value)
+    settings = {
+        "model": result_set.model,
+        "tokenizer": result_set.tokenizer,
+        **result_set.sampling,
+        **result_set.settings,
+    }
+    text = ", ".join(f"{name} {value}" for name, value in settings.items() if value)
     return (
         [
             Fact(

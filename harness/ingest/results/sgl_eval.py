@@ -54,17 +54,17 @@ def _results(source: SourceFile, metric: str) -> ReadResults:
             "name one of its folders",
         )
     folder, reading = found_in[0], ReadResults(unit="sample")
-    found = read_object(folder / "metrics.json")
-    if not found:
+    metrics = read_object(folder / "metrics.json")
+    if not metrics:
         reading.notes.append(f"{folder} has no metrics.json: model, settings and version are not known")
-    if found.get("partial"):
+    if metrics.get("partial"):
         reading.notes.append(
-            f"the run was cut short: {found.get('completed_samples')} samples of {found.get('planned_examples')} examples"
+            f"the run was cut short: {metrics.get('completed_samples')} samples of {metrics.get('planned_examples')} examples"
         )
     items: list[ResultItem] = []
     for repeat, path in enumerate(sorted(folder.glob("output-rs*.jsonl"))):
         _read_samples(path, repeat, items, reading)
-    reading.sets.append(_set(folder, found, items))
+    reading.sets.append(_set(folder, metrics, items))
     return reading
 
 
@@ -93,24 +93,24 @@ def _item(row: Mapping[str, Any], repeat: int) -> ResultItem:
     )
 
 
-def _set(folder: Path, found: Mapping[str, Any], items: list[ResultItem]) -> ResultSet:
-    prompt = found.get("prompt", {})
-    preset = found.get("preset")
+def _set(folder: Path, metrics: Mapping[str, Any], items: list[ResultItem]) -> ResultSet:
+    prompt = metrics.get("prompt", {})
+    preset = metrics.get("preset")
     settings = {
-        "base_url": found.get("base_url"),
-        "num_threads": found.get("num_threads"),
-        "timestamp": found.get("timestamp"),
+        "base_url": metrics.get("base_url"),
+        "num_threads": metrics.get("num_threads"),
+        "timestamp": metrics.get("timestamp"),
     }
     return ResultSet(
         source=str(folder),
         tool="sgl-eval",
-        version=str(found.get("sgl_eval_version", "")),
-        task=str(found.get("name", folder.name)),
+        version=str(metrics.get("sgl_eval_version", "")),
+        task=str(metrics.get("name", folder.name)),
         metric="correct",
-        model=str(found.get("model", "")),
+        model=str(metrics.get("model", "")),
         template=prompt_hash(prompt["yaml"]) if prompt.get("yaml") else "",
-        task_version=json.dumps(found["bench_args"], sort_keys=True) if found.get("bench_args") else "",
-        sampling={key: str(value) for key, value in sorted((found.get("gen") or {}).items()) if value is not None},
+        task_version=json.dumps(metrics["bench_args"], sort_keys=True) if metrics.get("bench_args") else "",
+        sampling={key: str(value) for key, value in sorted((metrics.get("gen") or {}).items()) if value is not None},
         settings={key: str(value) for key, value in settings.items() if value is not None}
         | ({"preset": json.dumps(preset, sort_keys=True)} if preset else {}),
         items=tuple(items),

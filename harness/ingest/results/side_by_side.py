@@ -96,7 +96,7 @@ def compare_runs(paths: Sequence[Path], limits: PassLimits, reproduce: str = "")
 def _compared(loaded: Sequence[Loaded], limits: PassLimits, reproduce: str) -> RunsComparison:
     reports = [assay_run.report_of(side.source) for side in loaded]
     first, *others = zip(loaded, reports, strict=True)
-    pairs = [compare_two_runs(first[0], one, limits, first[1], report) for one, report in others]
+    pairs = [compare_two_runs(first[0], side, limits, first[1], report) for side, report in others]
     return _comparison(loaded, reports, pairs, reproduce)
 
 
@@ -107,11 +107,11 @@ def _comparison(
     columns = [
         RunColumn(
             name=name,
-            run=line_of(report, str(one.source.path)),
+            run=line_of(report, str(side.source.path)),
             compared=pair.verdict if pair else None,
             sentence=_renamed(pair.headline, name) if pair else "",
         )
-        for name, one, report, pair in zip(names, loaded, reports, (None, *pairs), strict=True)
+        for name, side, report, pair in zip(names, loaded, reports, (None, *pairs), strict=True)
     ]
     worst = min(columns[1:], key=lambda column: WORST_FIRST.index(column.compared or "pass"))
     assert worst.compared is not None
@@ -183,13 +183,13 @@ def _facts(
 
 def _verdicts(report: Report) -> Iterator[_Fact]:
     yield _Fact("verdict", "verdict", "verdict", report.verdict, _badness_of(report.verdict))
-    found = serious(report.findings)
+    causes = serious(report.findings)
     yield _Fact(
         "verdict",
         "cause",
         "cause",
-        "; ".join(dict.fromkeys(item.title for item in found)) or "none found",
-        None if report.verdict == "error" else float(bool(found)),
+        "; ".join(dict.fromkeys(item.title for item in causes)) or "none found",
+        None if report.verdict == "error" else float(bool(causes)),
     )
     for suite in report.suites:
         title = f"suite {suite.id}"

@@ -40,10 +40,10 @@ def _recognises(source: SourceFile) -> bool:
     if not head.lstrip().startswith("{") or len(source.head) > 60_000:
         return False
     try:
-        found = json.loads(head)
+        document = json.loads(head)
     except ValueError:
         return False
-    return isinstance(found, dict) and "score" in found and "score:std" in found
+    return isinstance(document, dict) and "score" in document and "score:std" in document
 
 
 def _statements(source: SourceFile) -> Iterable[Statement]:

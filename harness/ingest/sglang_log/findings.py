@@ -60,14 +60,14 @@ def findings(log: Log) -> list[CitedFinding]:
     return sorted((made for rule in rules for made in rule(log)), key=lambda made: order.index(made.severity))
 
 
-def next_steps(log: Log, found: Iterable[CitedFinding]) -> tuple[str, ...]:
+def next_steps(log: Log, cited: Iterable[CitedFinding]) -> tuple[str, ...]:
     """List the commands that would prove what the log only suggests; none if it suggests nothing.
 
     Names come from the log, so they are used only if a shell takes them as they are. Where assay publishes a kernel that calls a
     package as the backend does (``sage_attn_as_shipped``), that kernel stands for the backend; its ``sage_attn`` is corrected.
     """
     candidate, reference, server = _roles(log)
-    if server is None or not _SAFE.fullmatch(candidate) or all(item.severity == "info" for item in found):
+    if server is None or not _SAFE.fullmatch(candidate) or all(item.severity == "info" for item in cited):
         return ()
     stand_in = f"{candidate}_as_shipped"
     flags = [f"--candidate {stand_in if stand_in in published() else candidate}"]
@@ -115,7 +115,7 @@ def _questions(log: Log, metric: LogMetric) -> tuple[int, CitedLines] | None:
 def _scores(log: Log) -> list[tuple[str, LogMetric]]:
     """List the scores of known evaluations: ``[METRIC] mmlu_score=0.125``."""
     named = [(metric.name.removesuffix("_score").removesuffix("_accuracy").lower(), metric) for metric in log.metrics]
-    return [(name, one) for name, one in named if name != one.name.lower() and 0 <= one.value <= 1]
+    return [(name, metric) for name, metric in named if name != metric.name.lower() and 0 <= metric.value <= 1]
 
 
 def _below_guessing(log: Log) -> Iterator[CitedFinding]:

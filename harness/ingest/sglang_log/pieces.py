@@ -43,34 +43,34 @@ def plain(text: str) -> bool:
 
 def split(text: str) -> list[LinePiece]:
     """Split a line; a line of one writer is one piece of kind "text"."""
-    found: list[LinePiece] = []
+    pieces: list[LinePiece] = []
     for part in text.split("\r") if "\r" in text else (text,):
-        if part or not found:
-            _split(part, found)
-    return found
+        if part or not pieces:
+            _split(part, pieces)
+    return pieces
 
 
-def _split(text: str, found: list[LinePiece]) -> None:
+def _split(text: str, pieces: list[LinePiece]) -> None:
     start = 0
     if "%" in text and len(text) <= LONGEST and any(mark in text for mark in _MARKS):
         for bar in _BAR.finditer(text):
             before = text[start : bar.start()]
             label = _LABEL.fullmatch(before)
             if before.strip() and not label:
-                _labels(before.rstrip(" "), found)
+                _labels(before.rstrip(" "), pieces)
             numbers = (label["label"] if label else "", bar["done"], bar["total"])
-            found.append(("progress", bar.group(), numbers))
+            pieces.append(("progress", bar.group(), numbers))
             start = bar.end()
-    if start < len(text) or not found:
-        _labels(text[start:], found)
+    if start < len(text) or not pieces:
+        _labels(text[start:], pieces)
 
 
-def _labels(text: str, found: list[LinePiece]) -> None:
+def _labels(text: str, pieces: list[LinePiece]) -> None:
     for kind, pattern in (("test-start", _TEST), ("label", _PREFIX)):
         match = pattern.match(text)
         if match:
-            found.append((kind, match[1], _NO_BAR))
+            pieces.append((kind, match[1], _NO_BAR))
             text = text[match.end() :]
             if not text:
                 return
-    found.append(("text", text, _NO_BAR))
+    pieces.append(("text", text, _NO_BAR))

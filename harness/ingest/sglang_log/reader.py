@@ -100,8 +100,8 @@ class _LogReader:
         message = text[stamp.end() :]
         arguments = _ARGUMENTS.match(message)
         if arguments:
-            found, whole = server_args.parse(message[arguments.end() :])
-            self._server(found, number, whole)
+            parsed, whole = server_args.parse(message[arguments.end() :])
+            self._server(parsed, number, whole)
             return "arguments" if whole else ""
         for kind, count in (
             ("prefill", self._hot.prefill),

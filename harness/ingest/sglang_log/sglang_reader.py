@@ -59,9 +59,9 @@ def _read(source: SourceFile) -> FileDocument:
         excerpts=excerpts,
         notes=_notes(log, source),
     )
-    found, facts = tuple(findings(log)), (*_facts(log), *_cause(log, source))
+    cited, facts = tuple(findings(log)), (*_facts(log), *_cause(log, source))
     tables = tuple(table for table in _tables(log) if table.rows)
-    return FileDocument(file=file, facts=facts, tables=tables, findings=found, next_steps=next_steps(log, found))
+    return FileDocument(file=file, facts=facts, tables=tables, findings=cited, next_steps=next_steps(log, cited))
 
 
 def _statements(source: SourceFile) -> Iterable[Statement]:

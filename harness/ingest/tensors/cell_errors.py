@@ -99,16 +99,16 @@ def compare(a: Tensor, b: Tensor, layout: Layout, bound: float | None) -> Cells:
     step = max(BLOCK // max(layout.dim, 1), 1)
     buffers = _Buffers(step * layout.dim, _working(a.dtype, b.dtype))
     for start in range(0, rows, step):
-        one, two = a[start : start + step], b[start : start + step]
-        if one.dtype == two.dtype and not _memcmp(one.data_ptr(), two.data_ptr(), one.nbytes):
+        part_a, part_b = a[start : start + step], b[start : start + step]
+        if part_a.dtype == part_b.dtype and not _memcmp(part_a.data_ptr(), part_b.data_ptr(), part_a.nbytes):
             continue
         if errors is None:
             errors, bits = np.zeros(rows, np.float32), np.zeros(rows, np.bool_)
-        here = slice(start, start + one.shape[0])
-        errors[here] = buffers.errors(one, two)
+        here = slice(start, start + part_a.shape[0])
+        errors[here] = buffers.errors(part_a, part_b)
         if bound is None:
             assert bits is not None
-            bits[here] = _differing_bits(one, two)
+            bits[here] = _differing_bits(part_a, part_b)
     if errors is None:
         heads = layout.lead[layout.axes.index("h")] if "h" in layout.axes else 1
         return Cells(0, rows, None, None, np.zeros(heads), 0, 0.0)
@@ -136,8 +136,8 @@ class _Buffers:
         if bool(odd.any()):
             for row in odd.nonzero().flatten().tolist():
                 relative[row] = _odd_row(a[row], b[row])
-        found: NDArray[np.float32] = relative.to(torch.float32).numpy()
-        return found
+        as_array: NDArray[np.float32] = relative.to(torch.float32).numpy()
+        return as_array
 
 
 def _odd_row(a: Tensor, b: Tensor) -> float:
@@ -157,8 +157,8 @@ def _odd_row(a: Tensor, b: Tensor) -> float:
 
 def _differing_bits(a: Tensor, b: Tensor) -> NDArray[np.bool_]:
     kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[a.dtype.itemsize]
-    found: NDArray[np.bool_] = (a.view(kind) != b.view(kind)).any(-1).numpy()
-    return found
+    differing: NDArray[np.bool_] = (a.view(kind) != b.view(kind)).any(-1).numpy()
+    return differing
 
 
 def _working(*dtypes: torch.dtype) -> torch.dtype:

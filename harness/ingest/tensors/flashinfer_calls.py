@@ -71,8 +71,8 @@ def _api_call(folder: Path) -> tuple[str, int | None, dict[str, Any], Tensor | N
 
 def _argument(name: str, shift: int) -> str:
     """Convert "arg_2__0" to "arg_1__0" for a method, whose first argument is the wrapper, and "kwarg_causal" to "causal"."""
-    found = re.match(r"arg_(\d+)(.*)", name)
-    return f"arg_{int(found[1]) - shift}{found[2]}" if found else name.removeprefix("kwarg_")
+    positional = re.match(r"arg_(\d+)(.*)", name)
+    return f"arg_{int(positional[1]) - shift}{positional[2]}" if positional else name.removeprefix("kwarg_")
 
 
 def _tensors(folder: Path, stem: str) -> dict[str, Tensor]:

@@ -242,7 +242,7 @@ def _input(folder: Path, definition: Mapping[str, Any], workload: Mapping[str, A
     spec, given = definition["inputs"][name], workload["inputs"][name]
     if given["type"] == "scalar":
         return given["value"]
-    fixed = {axis: one.get("value") for axis, one in definition["axes"].items()}
+    fixed = {axis: declared.get("value") for axis, declared in definition["axes"].items()}
     axes = spec.get("shape")
     shape = axes and [workload["axes"][axis] if fixed[axis] is None else fixed[axis] for axis in axes]
     if given["type"] == "safetensors":

@@ -211,15 +211,15 @@ def _dumper_pass(number: int, held: list[StoredTensor], model: DumpedModel | Non
 
 def _hooked_pass(number: int, held: list[StoredTensor], model: DumpedModel | None) -> DumpedPass:
     names = {tensor.key.split("/", 2)[2]: tensor for tensor in held}
-    info = {name.rpartition(".")[2]: one for name, one in names.items() if ".forward_batch_info." in name}
+    info = {name.rpartition(".")[2]: tensor for name, tensor in names.items() if ".forward_batch_info." in name}
     if not {"positions", "seq_lens"} <= set(info):
         raise _lacking(number, "forward_batch_info", "dump with --debug-tensor-dump-output-folder of SGLang 0.5.23")
     layers = {}
     # SGLang's rotary embedding is one module for all layers, and each layer's hook keeps its latest output: the last layer's.
     rotary = {
-        one.place.layer: (name.removesuffix("rotary_emb.0"), one.map())
-        for name, one in names.items()
-        if name.endswith("self_attn.rotary_emb.0") and one.place.layer is not None
+        tensor.place.layer: (name.removesuffix("rotary_emb.0"), tensor.map())
+        for name, tensor in names.items()
+        if name.endswith("self_attn.rotary_emb.0") and tensor.place.layer is not None
     }
     last = max(rotary, default=0)
     for layer, (base, q) in rotary.items():

@@ -65,14 +65,14 @@ def _length(pieces: list[CachedRows]) -> int:
 
 def _first(pieces: list[CachedRows], tokens: int) -> list[CachedRows]:
     """List the pieces of the first tokens."""
-    found: list[CachedRows] = []
+    leading: list[CachedRows] = []
     for computed, rows in pieces:
         if tokens <= 0:
             break
         taken = slice(rows.start, min(rows.stop, rows.start + tokens))
-        found.append((computed, taken))
+        leading.append((computed, taken))
         tokens -= taken.stop - taken.start
-    return found
+    return leading
 
 
 def _fingerprint(pieces: list[CachedRows]) -> bytes:
@@ -118,7 +118,7 @@ def choose(
             None,
             f"{len(tried)} earlier requests could have left its cached prefix, and no output was dumped that shows which",
         )
-    right = [one for one, good in zip(tried, verdicts, strict=True) if good]
+    right = [history for history, good in zip(tried, verdicts, strict=True) if good]
     if not right:
         return None, f"none of the {len(tried)} prefixes in the dump gives the output that was dumped"
     return right[0], ""

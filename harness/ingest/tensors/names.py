@@ -78,11 +78,11 @@ def place_of(name: str, step: int = 0, rank: str = "", layer: int | None = None)
         rank: the process.
         layer: where something else than the name tells it.
     """
-    found = _LAYER.search(name)
+    match = _LAYER.search(name)
     rest = name
-    if found:
-        layer = int(found.group(1)) if layer is None else layer
-        rest = name[found.end() :].lstrip("._") or "layer"
+    if match:
+        layer = int(match.group(1)) if layer is None else layer
+        rest = name[match.end() :].lstrip("._") or "layer"
     return Place(step, rank, layer, _boundary_of(rest), rest)
 
 

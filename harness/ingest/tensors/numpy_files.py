@@ -51,10 +51,10 @@ def load_array(path: Path, name: str) -> Tensor:
     """
     try:
         if path.suffix == ".npy":
-            found = np.load(path, mmap_mode="c", allow_pickle=False)
+            array = np.load(path, mmap_mode="c", allow_pickle=False)
         else:
             with np.load(path, allow_pickle=False) as members:
-                found = members[name]
+                array = members[name]
     except (
         OSError,
         ValueError,
@@ -66,7 +66,7 @@ def load_array(path: Path, name: str) -> Tensor:
         RuntimeError,
     ) as error:
         raise _unreadable(path, error) from None
-    native = found if found.dtype.isnative else found.astype(found.dtype.newbyteorder("="))
+    native = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
     return torch.from_numpy(np.ascontiguousarray(native).reshape(native.shape))
 
 

@@ -185,14 +185,20 @@ def _compare(
     layout: Callable[[str, Sequence[int]], Layout],
 ) -> _Compared | str:
     """Compare a pair by cells; a sentence if it cannot be compared."""
-    one, two = a.map(), b.map()
-    if one.shape != two.shape:
-        return f"shapes differ, {list(one.shape)} and {list(two.shape)}: {a.key}"
-    if exact and one.dtype != two.dtype:
-        return f"dtypes differ, {one.dtype} and {two.dtype}, so that bits cannot be equal: {a.key}"
-    rounding = max(default_bound(one.dtype), default_bound(two.dtype))
+    tensor_a, tensor_b = a.map(), b.map()
+    if tensor_a.shape != tensor_b.shape:
+        return f"shapes differ, {list(tensor_a.shape)} and {list(tensor_b.shape)}: {a.key}"
+    if exact and tensor_a.dtype != tensor_b.dtype:
+        return f"dtypes differ, {tensor_a.dtype} and {tensor_b.dtype}, so that bits cannot be equal: {a.key}"
+    rounding = max(default_bound(tensor_a.dtype), default_bound(tensor_b.dtype))
     bound = None if exact else rounding if tolerance is None else tolerance
-    return _Compared(a, b, compare(one, two, layout(a.place.name, one.shape), bound), bound, one.nbytes + two.nbytes)
+    return _Compared(
+        a,
+        b,
+        compare(tensor_a, tensor_b, layout(a.place.name, tensor_a.shape), bound),
+        bound,
+        tensor_a.nbytes + tensor_b.nbytes,
+    )
 
 
 def _row(compared: _Compared, worst: TensorCell) -> TensorRow:

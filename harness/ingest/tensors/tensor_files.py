@@ -72,13 +72,13 @@ def safetensors_entries(path: Path) -> dict[str, tuple[int, Callable[[], Tensor]
 def _entries(
     path: Path, header: dict[str, Any], start: int, size: int
 ) -> Iterator[tuple[str, tuple[int, Callable[[], Tensor]]]]:
-    for name, one in header.items():
+    for name, entry in header.items():
         if name == "__metadata__":
             continue
-        if one["dtype"] not in _DTYPES:
-            raise ValueError(f"tensor {name} has dtype {one['dtype']}")
-        dtype, shape = _DTYPES[one["dtype"]], tuple(int(n) for n in one["shape"])
-        first, last = one["data_offsets"]
+        if entry["dtype"] not in _DTYPES:
+            raise ValueError(f"tensor {name} has dtype {entry['dtype']}")
+        dtype, shape = _DTYPES[entry["dtype"]], tuple(int(n) for n in entry["shape"])
+        first, last = entry["data_offsets"]
         if (
             last - first != math.prod(shape) * dtype.itemsize
             or first < 0
@@ -146,8 +146,8 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
     if isinstance(value, Tensor):
         yield name or "tensor", value
     elif isinstance(value, dict):
-        for key, one in value.items():
-            yield from leaves(one, f"{name}.{key}" if name else str(key))
+        for key, member in value.items():
+            yield from leaves(member, f"{name}.{key}" if name else str(key))
     elif isinstance(value, list | tuple):
-        for number, one in enumerate(value):
-            yield from leaves(one, f"{name}.{number}" if name else str(number))
+        for number, member in enumerate(value):
+            yield from leaves(member, f"{name}.{number}" if name else str(number))

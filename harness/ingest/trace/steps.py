@@ -144,14 +144,15 @@ def totals(trace: StepTrace) -> tuple[Counter[tuple[str, str]], dict[tuple[str, 
 def findings_of(trace: StepTrace, texts: Mapping[int, str]) -> tuple[CitedFinding, ...]:
     """Make a finding of each violation, but of one rule at most `VIOLATIONS_SHOWN`. `texts` are of lines, by their numbers."""
     counts, made = Counter(violation.rule for violation in trace.violations), list[CitedFinding]()
-    for number, one in _numbered(trace.violations):
+    for number, violation in _numbered(trace.violations):
         if number > VIOLATIONS_SHOWN:
             continue
-        unit, total = trace.file.unit, counts[one.rule]
-        evidence = [f"{unit} {place:,}{f': {texts[place]}' if place in texts else ''}" for place in one.places]
+        unit, total = trace.file.unit, counts[violation.rule]
+        evidence = [f"{unit} {place:,}{f': {texts[place]}' if place in texts else ''}" for place in violation.places]
         made.append(CitedFinding(
-            id=one.rule, title=RULES[one.rule], severity="warning", where=one.where,
-            diagnosis=f"{one.says[0].upper()}{one.says[1:]}.", reproduce="", cites=quote(one.places, texts, one.says),
+            id=violation.rule, title=RULES[violation.rule], severity="warning", where=violation.where,
+            diagnosis=f"{violation.says[0].upper()}{violation.says[1:]}.", reproduce="",
+            cites=quote(violation.places, texts, violation.says),
             evidence=(*evidence, *((f"{total:,} such places in the trace",) if total > 1 else ())),
         ))  # fmt: skip
     return tuple(made)

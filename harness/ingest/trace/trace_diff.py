@@ -150,11 +150,11 @@ class _Comparison:
         a, b = self._a, self._b
         if reason := self._refusal():
             return TraceDiff(verdict="inconclusive", a=a.file, b=b.file, headline=reason)
-        found = list(self._differences())
+        differences = list(self._differences())
         unread = [f"{side.file.path}: {side.file.unread:,}" for side in (a, b) if side.file.unread]
         verdict: Literal["pass", "regression", "inconclusive"]
-        if found:
-            verdict, headline = "regression", _sentence(found[0])
+        if differences:
+            verdict, headline = "regression", _sentence(differences[0])
         elif unread:
             verdict = "inconclusive"
             headline = f"What was read of both is equal, but {self._unit}s were not understood ({'; '.join(unread)})."
@@ -166,9 +166,9 @@ class _Comparison:
             )
             verdict = "pass"
             headline = f"Both traces take the same steps: {tracks}, {counted(len(segments), 'segment')}, {steps}."
-        kinds, rows = _summary(found), _rows(a, b)
+        kinds, rows = _summary(differences), _rows(a, b)
         return TraceDiff(
-            verdict=verdict, a=a.file, b=b.file, headline=headline, cites=_cites(found), differences=len(found),
+            verdict=verdict, a=a.file, b=b.file, headline=headline, cites=_cites(differences), differences=len(differences),
             kinds=kinds[:KINDS_SHOWN], kinds_left_out=max(0, len(kinds) - KINDS_SHOWN), steps=rows[:STEPS_SHOWN],
             steps_left_out=max(0, len(rows) - STEPS_SHOWN), notes=tuple(self._notes),
         )  # fmt: skip
@@ -313,21 +313,21 @@ def short_name(name: str) -> str:
     return re.split(r"[<(]", plain, maxsplit=1)[0].strip() or name
 
 
-def _sentence(found: _Difference) -> str:
+def _sentence(difference: _Difference) -> str:
     """Describe a difference in a sentence, with both places where both are known."""
-    left, right = (f" ({place})" if place else "" for place in (found.a, found.b))
-    if found.left is None:
-        sentence = f"{found.subject} {found.right} in the second trace{right} and not in the first{left}."
-    elif found.right is None:
-        sentence = f"{found.subject} {found.left} in the first trace{left} and not in the second{right}."
+    left, right = (f" ({place})" if place else "" for place in (difference.a, difference.b))
+    if difference.left is None:
+        sentence = f"{difference.subject} {difference.right} in the second trace{right} and not in the first{left}."
+    elif difference.right is None:
+        sentence = f"{difference.subject} {difference.left} in the first trace{left} and not in the second{right}."
     else:
-        sentence = f"{found.subject} {found.left}{left} where the other {found.right}{right}."
+        sentence = f"{difference.subject} {difference.left}{left} where the other {difference.right}{right}."
     return sentence[0].upper() + sentence[1:].replace(", in the", " in the")
 
 
-def _cites(found: Sequence[_Difference]) -> tuple[Excerpt, ...]:
+def _cites(differences: Sequence[_Difference]) -> tuple[Excerpt, ...]:
     """List the places of the first difference, with what each trace does there in words."""
-    says = [(item.places, (item.left, item.right)) for item in found[:1]]
+    says = [(item.places, (item.left, item.right)) for item in differences[:1]]
     return tuple(
         Excerpt(first=at, last=at, text=f"{which} trace: {words or 'nothing'}")
         for places, both in says
@@ -336,9 +336,9 @@ def _cites(found: Sequence[_Difference]) -> tuple[Excerpt, ...]:
     )
 
 
-def _summary(found: Sequence[_Difference]) -> tuple[DifferenceKind, ...]:
+def _summary(differences: Sequence[_Difference]) -> tuple[DifferenceKind, ...]:
     groups: dict[tuple[str, str | None, str | None], list[_Difference]] = defaultdict(list)
-    for item in found:
+    for item in differences:
         groups[item.where, item.left, item.right].append(item)
     return tuple(
         DifferenceKind(

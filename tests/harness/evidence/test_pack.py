@@ -264,11 +264,15 @@ def asking(call: AttentionCall) -> AttentionCall:
     tree = torch.cat([torch.eye(new, dtype=torch.bool).flatten() for new in call.lens_q])
     positions = torch.tensor([[100 + prefix, 100] for prefix in call.prefixes])
     q = torch.cat([call.q, call.q[:2]])
+    stored = {f"stored_{name}": (8 * getattr(call, name)).to(torch.int8) for name in ("k", "v")}
+    scales = {"k_scale": torch.full((len(call.k), 2, 1), 0.125), "v_scale": torch.full((1, 1, 1), 0.125)}
+    dequantised = {name: stored[f"stored_{name}"] * 0.125 for name in ("k", "v")}
     spec = {
         "sinks": (0.5, -1.0, 2.0, 0.0), "alibi": (0.5, 0.25, 0.125, 1.0), "temperature": 4, "softcap": 2.0, "padded_rows": 2,
         "mask": Mask(window=9),
     }  # fmt: skip
-    return replace(call, q=q, custom_mask=tree, positions=positions).with_spec(**spec)
+    tensors = stored | scales | dequantised
+    return replace(call, q=q, custom_mask=tree, positions=positions, **tensors).with_spec(**spec)
 
 
 @pytest.mark.parametrize("budget", [BUDGET, 2**17, 2**16])
@@ -286,6 +290,8 @@ def test_what_a_call_asks_for_is_kept_also_of_a_part_of_it(tmp_path: Path, budge
     torch.testing.assert_close(oracle(one.call), right[sequences, heads])
     torch.testing.assert_close(one.reference.double(), right[sequences, heads], rtol=1e-5, atol=1e-5)
     assert set(one.call.features) == set(call.features) - {"padding"}
+    assert torch.equal(one.call.stored_k * one.call.k_scale, one.call.k)  # type: ignore[operator]
+    assert torch.equal(one.call.stored_v * one.call.v_scale, one.call.v)  # type: ignore[operator]
     if budget == BUDGET:
         assert one.call.spec == replace(call.spec, padded_rows=0)
     else:

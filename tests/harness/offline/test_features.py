@@ -6,11 +6,13 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+import torch
 from torch import Tensor
 
 from assay.harness.attention.call import FEATURES, AttentionCall, Kernel, Mask
 from assay.harness.attention.kernels import declaration, declares
 from assay.harness.attention.matrix import Case, cases
+from assay.harness.attention.oracle import oracle
 from assay.harness.bugs.faults import rounded_oracle
 from assay.harness.errors import ExitCode
 from assay.harness.offline import check as checking
@@ -38,7 +40,12 @@ def without(feature: str, call: AttentionCall) -> Tensor:
         "sinks": {"sinks": ()},
         "alibi": {"alibi": ()},
         "not_causal": {"mask": Mask()},
+        "mla": {"scale": call.scale * (3**-0.5 if call.spec.layout == "v in k" else 1)},
     }
+    if feature == "stored_kv":  # without scales
+        if call.stored_k is None:
+            return rounded_oracle(call)
+        return rounded_oracle(replace(call, k=call.stored_k.to(call.q.dtype), v=call.stored_v.to(call.q.dtype)))  # type: ignore[union-attr]
     if feature in ("custom_mask", "positions"):
         return rounded_oracle(replace(call, **{feature: None}))
     if feature == "padding":  # as if the last sequence went on to the end of q
@@ -54,10 +61,12 @@ def test_a_kernel_that_computes_what_it_declares_passes_and_the_check_says_what_
     asked = result.coverage.sentence.partition("asked for: ")[2]
     for value in ("window 1,", "window 129", "softcap 1,", "softcap 50", "temperature 64", "sinks near -4"):
         assert value in asked
-    assert (
-        "window 64 and softcap 30 and temperature 64 and sinks near 0 and ALiBi to 2^-8 and 7 padded rows and random tree"
-        in asked
+    all_of_them = (
+        "window 64 and softcap 30 and temperature 64 and sinks near 0 and ALiBi to 2^-8 and 7 padded rows and "
     )
+    last = "1000 keys evicted and K and V in e4m3 per tensor"
+    assert f"{all_of_them}random tree and {last}" in asked
+    assert f"{all_of_them}{last}" in asked  # in decode
 
 
 ASKED = tuple(feature for feature in FEATURES if feature != "lse")
@@ -120,3 +129,47 @@ def test_an_engines_backend_is_checked_on_plain_attention_though_it_takes_whatev
     result = check("sglang:mine", phases=["decode"], dtypes=["float32"], read_out=0, calls=0)
     assert result.verdict == "pass"
     assert "asked for" not in result.coverage.sentence
+
+
+def latent(call: AttentionCall) -> Tensor:
+    """Absorbed latent attention that is given K alone."""
+    assert call.v.data_ptr() == call.k.data_ptr()
+    assert (call.k.shape[1:], call.v.shape[1:], call.v.stride()) == ((1, 576), (1, 512), call.k.stride())
+    assert call.scale == pytest.approx(192**-0.5) or "scale" in str(call.spec)
+    return rounded_oracle(replace(call, v=call.k[..., :512]))
+
+
+def test_a_kernel_of_latent_attention_gets_v_in_k_and_nothing_else_if_it_computes_nothing_else() -> None:
+    only = declares(features=("mla", "stored_kv", "custom_mask"), head_dims=(576,), head_dims_v=(512,))(latent)
+    made = cases(declared=declaration(only), head_dims=(576,), dtypes=[torch.bfloat16])
+    assert len({case.name for case in made}) == len(made) > 60
+    assert {case.condition["asked for"].split(" and ")[0] for case in made} == {"MLA"}
+    assert {case.condition["heads"] for case in made} >= {"MQA 4/1", "MQA 8/1", "MQA 16/1"}
+    some = [case for number, case in enumerate(made) if number % 12 == 0 or "stored" in case.name]
+    assert check(only, cases=some, calls=0).findings == ()
+    for wrong in (lambda call: replace(call, v=call.k[..., 64:]), lambda call: call.with_spec(scale=576**-0.5)):
+        made_wrong = declares(features=("mla", "stored_kv", "custom_mask"), head_dims=(576,))(
+            lambda call, wrong=wrong: rounded_oracle(wrong(call))
+        )
+        assert len(check(made_wrong, cases=some[:6], calls=0, read_out=0).wrong) == 6
+
+
+def from_what_is_stored(call: AttentionCall, k: str = "k", v: str = "v") -> Tensor:
+    """Compute from the stored numbers, with the scales of these names."""
+    k_scale, v_scale = (getattr(call, f"{name}_scale") for name in (k, v))
+    wide = replace(call, k=call.stored_k.float() * k_scale, v=call.stored_v.float() * v_scale)  # type: ignore[union-attr]
+    return oracle(wide).to(call.q.dtype)
+
+
+def test_stored_k_and_v_are_dequantised_with_scales_of_their_own() -> None:
+    some = [case for case in asking("stored_kv") if case.condition["asked for"] != "nothing"]
+    assert {call.stored_k.dtype for call in (case.make() for case in some)} == {  # type: ignore[union-attr]
+        torch.int8, torch.float8_e4m3fn, torch.float8_e5m2
+    }  # fmt: skip
+    for noise in ("", "fp8_kv"):  # a kernel that reads what is stored has no noise of storing it
+        right = declares(features=("stored_kv",), noise=noise)(from_what_is_stored)
+        assert [one.id for one in check(right, cases=some, calls=0).findings] == []
+        swapped = declares(features=("stored_kv",), noise=noise)(lambda call: from_what_is_stored(call, k="v"))
+        assert {case.condition["asked for"] for case in check(swapped, cases=some, calls=0, read_out=0).wrong} >= {
+            "K and V in e5m2 per head", "K and V in int8 per head",
+        }  # fmt: skip

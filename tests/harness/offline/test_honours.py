@@ -42,7 +42,7 @@ FEATURES = ("window", "softcap", "temperature", "sinks")
 
 
 def plain(call: AttentionCall) -> Tensor:
-    return rounded_oracle(call.with_spec(mask=Mask(), softcap=0.0, temperature=0, sinks=()))
+    return rounded_oracle(replace(call, custom_mask=None).with_spec(mask=Mask(), softcap=0.0, temperature=0, sinks=()))
 
 
 def raises(error: Exception, call: AttentionCall) -> Tensor:
@@ -121,10 +121,14 @@ def test_the_document_names_what_is_silent_and_what_cannot_run(monkeypatch: pyte
     result = Honours(sglang="0.5.23", torch=torch.__version__, device="cpu", backends=(ignoring, absent))
     document = honours_document(result)
     assert document.headline == (
-        "1 backend measured: in 6 cases, what a layer asks for is ignored, or computed wrongly, without an error."
+        "1 backend measured: in 7 cases, what a layer asks for is ignored, or computed wrongly, without an error."
     )
     assert "fa3: it needs a GPU" in str(document.body)
     assert "test_mine_honours_softcap_in_prefill" in str(document.body)
+    tests = {cell.attribute: cell.test for cell in ignoring.measured if cell.test}
+    assert set(tests) == {*ORDER, "tree of drafts"}
+    for text in tests.values():
+        compile(text, "copied", "exec")
     assert Honours.model_validate_json(result.model_dump_json(by_alias=True)) == result
 
 
@@ -172,6 +176,7 @@ def test_sglangs_own_backends_on_a_cpu() -> None:
     }  # fmt: skip
     (cell,) = (cell for cell in triton.measured if cell.state == "wrong")
     assert (cell.phase, cell.says) == ("decode", "one key fewer")
+    assert [backend.state("tree of drafts") for backend in (native, triton)] == ["crashes", "honours"]
     assert [backend.state("cross attention") for backend in (native, triton)] == ["honours", "refuses"]
 
 

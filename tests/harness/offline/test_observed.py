@@ -202,6 +202,7 @@ def test_a_kernel_is_asked_only_for_what_it_declares() -> None:
     assert not any("not answered" in line for line in first(result).evidence)
 
 
+@pytest.mark.slow
 def test_a_kernel_is_read_in_the_dtype_in_which_it_is_wrong() -> None:
     def kernel(call: AttentionCall) -> Tensor:
         return NO_MASK(call) if call.q.dtype == torch.bfloat16 else rounded_oracle(call)

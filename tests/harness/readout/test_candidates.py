@@ -81,7 +81,7 @@ CACHED = only(Literal(Term("j", "prefix", cost=0.2), "<", 0))
 GROUPED = multiplied(output=next(one for one in TIMES if "per kv head" in one.words))
 
 
-@pytest.mark.few(12)
+@pytest.mark.few(6)
 @pytest.mark.parametrize("effect", [
     constant(0.0), constant(2.5), multiplied(SCALES[0]), multiplied(SCALES[3]), multiplied(constant_formula(0.75)),
 
@@ -100,6 +100,7 @@ def test_the_effect_is_among_the_candidates(effect: Effect) -> None:
     assert words([effect])[0] in words(effects_of(readings(effect)))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("effect", [
     KeyFactors((KeyFactor("seen", only(Literal(Term("pos", "j"), "<", 1)), 0.0),)),
     KeyFactors((KeyFactor("seen", CACHED, 0.0),)),
