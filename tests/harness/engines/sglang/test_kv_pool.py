@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -143,15 +144,19 @@ def test_a_key_that_a_query_sees_and_the_pool_no_longer_has_is_refused_by_name(d
         server.call(0, batch, 12)
 
 
-def test_a_temperature_needs_the_keys_that_were_dropped() -> None:
+def test_a_temperature_goes_by_the_place_of_the_keys_that_are_left() -> None:
     server = Window()
     server.layers[0].xai_temperature_len = 8
     batch, _, _ = server.prefilled(12)
-    assert server.call(0, batch, 12).lens_k == [12]
+    whole = server.call(0, batch, 12)
+    assert whole.positions is None
     server.pages = Pages(server.runner)
-    server.allocator.free_swa(batch.out_cache_loc[:1])
-    with pytest.raises(KernelRefused, match="layer 0 needs keys that the KV pool no longer has"):
-        server.call(0, batch, 12)
+    server.allocator.free_swa(batch.out_cache_loc[:5])
+    kept = server.call(0, batch, 12)
+    assert kept.positions is not None
+    assert kept.positions.tolist() == [[11, 5]]
+    assert torch.allclose(rounded_oracle(kept), rounded_oracle(whole))
+    assert not torch.allclose(rounded_oracle(replace(kept, positions=None)), rounded_oracle(whole))
 
 
 def test_virtual_slots_are_refused_by_name() -> None:
