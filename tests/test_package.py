@@ -339,6 +339,7 @@ def test_the_base_install_checks_a_kernel(base_only: dict[str, str], tmp_path: P
     assert "causal mask top-left" in page.read_text()
 
 
+@pytest.mark.slow
 def test_in_the_base_install_the_doctor_says_what_is_true(base_only: dict[str, str]) -> None:
     """Its rows are about what they name, and not about a package that assay needs to find out."""
     hidden = "from assay.harness import extras; here = extras._installed\n"
@@ -497,6 +498,7 @@ def test_a_foreign_repository_uses_the_plugin(foreign: Path) -> None:
     assert re.search(r"^assay: 1 kernel, \d+ calls", done.stdout, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_a_foreign_repository_uses_the_command(foreign: Path) -> None:
     done = there(foreign, "assay", "check", "harness.attention:forward", "--case", "extend-7+")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -143,6 +143,8 @@ class CallSpec:
             the output by that to values. `scale` is that of the head dim before, 192 ** -0.5.
         grad_mode: mode of autograd under which checks call a kernel: "inference_mode", "no_grad" or "enable_grad", as functions of
             PyTorch are named; empty for that of the caller.
+        on_grid: whether storing q, k, v or the weights in fewer bits is exact: q, k and v are 0 or of one size, and weights are 0
+            or 1 unless nothing stores them. Any difference is then one of structure.
         softcap: scores s become softcap * tanh(s / softcap) before the softmax, as in Gemma 2 and Grok; 0 for none.
         temperature: the scores of a query at position p of its sequence, counted from 0, are multiplied by
             log(p) / log(temperature) where p > temperature, as in Grok (SGLang's `xai_temperature_len`); 0 for none.
@@ -164,6 +166,7 @@ class CallSpec:
     first_head: int = 0
     layout: Literal["packed", "sliced", "heads first", "each its own", "v in k"] = "packed"
     grad_mode: Literal["", "inference_mode", "no_grad", "enable_grad"] = ""
+    on_grid: bool = False
     softcap: float = 0.0
     temperature: int = 0
     sinks: tuple[float, ...] = ()

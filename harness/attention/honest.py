@@ -77,8 +77,10 @@ def here(family: NoiseFamily, call: AttentionCall) -> NoiseFamily:
 
     In float32, a kernel may use TF32 wherever the device has it (a CUDA device of compute capability 8.0 or above): it is the
     default of Triton's ``tl.dot`` and of many libraries. Elsewhere, no correct kernel has its noise without declaring it. Where a
-    call has K and V as they are stored, no kernel stores them again.
+    call has K and V as they are stored, no kernel stores them again; where it is on the grid, storing costs nothing.
     """
+    if call.spec.on_grid:
+        family = NoiseFamily(accumulation=family.accumulation)
     if call.stored_k is not None:
         family = replace(family, k=None, v=None)  # what storing them costs is in k and v already
     if family.accumulation != "fp32" or call.q.dtype != torch.float32 or call.q.device.type != "cuda":

@@ -28,9 +28,9 @@ import torch
 from assay.harness.attention.call import AttentionCall, Mask
 from assay.harness.attention.covering import Feature, Row, covering
 from assay.harness.attention.kernels import Declaration
-from assay.harness.attention.matrix_data import BEYOND_FP16, DATA, ONE_SIGN, RARE
+from assay.harness.attention.matrix_data import BEYOND_FP16, DATA, ON_GRID, ONE_SIGN, RARE, WEIGHTS_ON_GRID
 from assay.harness.attention.model_shapes import COMMON, SHAPES
-from assay.harness.attention.noise import FORMATS
+from assay.harness.attention.noise import FORMATS, NoiseFamily, family
 from assay.harness.attention.paging import through_pages
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.conditions import PHASES
@@ -217,6 +217,11 @@ def _asking_for(fields: Callable[[int], dict[str, Any]], call: AttentionCall) ->
     return call.with_spec(**fields(call.heads.q_heads))
 
 
+def _slopes(steepness: int, heads: int) -> tuple[float, ...]:
+    """List slopes of ALiBi from nearly 1 down to 2 ** -steepness, as float32 has them: kernels hold no others."""
+    return tuple(torch.tensor([2 ** (-steepness * (h + 1) / heads) for h in range(heads)]).tolist())
+
+
 def _parents(kind: str, queries: int) -> list[int]:
     """List the parent of each query of a draft tree, -1 for the cached prefix itself."""
     if kind == "chain":
@@ -317,7 +322,7 @@ _ASKED: dict[str, dict[str, Callable[[AttentionCall], AttentionCall]]] = {
     "alibi": {
         f"ALiBi to 2^-{n}": partial(
             _asking_for,
-            partial(lambda n, heads: {"alibi": tuple(2 ** (-n * (h + 1) / heads) for h in range(heads))}, n),
+            partial(lambda n, heads: {"alibi": _slopes(n, heads)}, n),
         )
         for n in (8, 1)
     },
@@ -483,7 +488,8 @@ def cases(
         like: models of `assay.harness.attention.model_shapes.SHAPES` whose shapes are added; None for none in the small matrix, and
             for `COMMON` in the full one.
         declared: whether calls may have a cached prefix, head dims of v, which come in turn with that of q and k, and the features
-            that calls ask for. Each value of these gets calls beyond the design, and so do all of them together. All calls of a
+            that calls ask for, and a quantisation. Each value of these gets calls beyond the design, so do all features together,
+            and for a quantisation there are calls on which it costs nothing. All calls of a
             kernel that declares "mla" and the head dim 576 alone are of absorbed latent attention.
 
     Raises:
@@ -518,6 +524,7 @@ def cases(
             *_special(phase, size, kinds, dims, other_dims, declared.head_dims_v, models),
         ]
         drawn += _asking(phase, size, kinds, dims, declared.features)
+        drawn += _on_grid(phase, size, kinds, dims, family(declared.noise))
     if "mla" in declared.features and dims == (576,):  # such a kernel computes nothing else
         drawn = list(dict.fromkeys(_as_mla(values) for values in drawn if values.layout in ("packed", "v in k")))
     if declared.features:
@@ -646,6 +653,19 @@ def _asking(
             made = _Values(phase, prefix, new, batch, next(heads), next(dim), next(kind), of_data, asked=value)
             yield _as_mla(made) if _MLA in value else made
         next(dim)  # else a number of calls that is even would give each length one head dim
+
+
+def _on_grid(
+    phase: str, size: Size, kinds: Sequence[torch.dtype], dims: Sequence[int], noise: NoiseFamily
+) -> Iterator[_Values]:
+    """Yield the calls on which a quantisation costs nothing, for a kernel that declares one."""
+    if not noise.quantises:
+        return
+    kind, dim, heads = cycle(kinds), cycle(dims), cycle(HEADS[size])
+    for data in (ON_GRID, WEIGHTS_ON_GRID) if noise.p is None else (WEIGHTS_ON_GRID,):
+        for new, prefix, batch in _ASKING[phase] * 2:
+            yield _Values(phase, prefix, new, batch, next(heads), next(dim), next(kind), data)
+        next(dim)
 
 
 def _asking_calls(phase: str, value: str) -> tuple[tuple[int, int, str], ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 
 import torch
 
@@ -102,10 +103,28 @@ def _equal_first(call: AttentionCall) -> AttentionCall:
     return replace(call, k=keys, v=values)
 
 
+_QUARTER = 1.15
+"""What a quarter of normal numbers are larger than."""
+
+
+def _on_grid(scale: float, call: AttentionCall) -> AttentionCall:
+    # Numbers are 0, three quarters of them, or 1 or -1: each format with any scale holds them. Keys come in pairs of opposite ones,
+    # so that K has the mean 0, which smoothing subtracts. Every third query is 0, and so averages all keys that it sees alike.
+    q, k, v = (torch.where(x.abs() > _QUARTER, x.sign(), 0.0) for x in (call.q, call.k, call.v))
+    for start, stop in pairwise(call.cu_seqlens_k.tolist()):
+        k[start + 1 : stop : 2] = -k[start : stop - 1 : 2]
+        if (stop - start) % 2:
+            k[stop - 1] = 0
+    q[2::3] = 0
+    return replace(call, q=q, k=k, v=v).with_spec(scale=scale, on_grid=True)
+
+
 BEYOND_FP16 = ("unscaled scores above 1e5", "unscaled scores below -1e5", "scores near 95")
 """Data of which fp16 does not hold the scores before they are scaled, or to a tenth only."""
 ONE_SIGN = "large positive values"
 """Data whose weighted values add up beyond fp16 unless they are divided in time, and errors of the weights with them."""
+ON_GRID, WEIGHTS_ON_GRID = "on the grid", "on the grid, weights of 0 and 1"
+"""Data of kernels that declare a quantisation, which costs nothing here; the second also where weights are quantised."""
 
 DATA: dict[str, Change] = {
     "normal": lambda call: call,
@@ -125,6 +144,8 @@ RARE: dict[str, Change] = {
     BEYOND_FP16[2]: partial(_near, 95.0),
     "K far from 0": _far_keys,
     "equal first tokens": _equal_first,
+    ON_GRID: partial(_on_grid, 0.5),
+    WEIGHTS_ON_GRID: partial(_on_grid, 128.0),  # the weight of a score that is 1 smaller is 0 in float32
     "scores far above 0": partial(_scaled_far, 1),
     "scores far below 0": partial(_scaled_far, -1),
     BEYOND_FP16[0]: partial(_unscaled_far, 1),

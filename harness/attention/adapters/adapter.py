@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -34,6 +34,10 @@ class Parameters:
     names: frozenset[str] = frozenset()
     required: frozenset[str] = frozenset()
     any_name: bool = False
+
+    def first(self, names: Iterable[str]) -> str:
+        """Return the first of some names that is one of them; empty if none is."""
+        return next((name for name in names if name in self.names), "")
 
     @classmethod
     def of(cls, function: Any) -> Parameters:

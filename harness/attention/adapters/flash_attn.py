@@ -1,7 +1,7 @@
 """``flash_attn_varlen_func``: of FlashAttention 2, 3 and 4, of vLLM's fork, and of SGLang's kernels.
 
 Its causal mask is aligned bottom-right, as that of the contract. ``window_size`` has the numbers of keys before and after a query's
-own. Sinks are named ``s_aux``, ``sinks`` or ``learnable_sink``, and are bfloat16.
+own. Sinks are named ``s_aux``, ``sinks`` or ``learnable_sink``, and are bfloat16. Log-sum-exps are natural, [heads, total_q].
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.adapters.adapter import Adapter, Attend, Parameters
-from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.call import AttentionCall, Outputs
 
 _SINKS = ("s_aux", "sinks", "learnable_sink")
+_LSE = ("return_softmax_lse", "return_attn_probs", "return_lse")
 
 
 def _lay_out(function: Any, parameters: Parameters, call: AttentionCall) -> Attend:
@@ -28,12 +29,17 @@ def _lay_out(function: Any, parameters: Parameters, call: AttentionCall) -> Atte
     if spec.softcap:
         passed["softcap"] = spec.softcap
     if spec.sinks:
-        [name, *_] = [name for name in _SINKS if name in parameters.names]
-        passed[name] = torch.tensor(spec.sinks, dtype=torch.bfloat16, device=call.q.device)
+        passed[parameters.first(_SINKS)] = torch.tensor(spec.sinks, dtype=torch.bfloat16, device=call.q.device)
+    if spec.alibi:
+        passed["alibi_slopes"] = torch.tensor(spec.alibi, device=call.q.device)
+    if name := parameters.first(_LSE):
+        passed[name] = True
 
-    def attend() -> Tensor:
-        out: Tensor | tuple[Tensor, ...] = function(**passed)
-        return out[0] if isinstance(out, tuple) else out
+    def attend() -> Tensor | Outputs:
+        made: Tensor | tuple[Tensor, ...] = function(**passed)
+        if not isinstance(made, tuple):
+            return made
+        return Outputs(made[0], made[1].T if name else None)
 
     return attend
 
@@ -43,6 +49,9 @@ FLASH_ATTN = Adapter(
     (
         "q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "softmax_scale", "causal",
     ),
-    {"window": ("window_size",), "softcap": ("softcap",), "sinks": _SINKS},
+    {
+        "window": ("window_size",), "softcap": ("softcap",), "sinks": _SINKS, "alibi": ("alibi_slopes",), "lse": _LSE,
+        "padding": (), "not_causal": (),
+    },
     _lay_out,
 )  # fmt: skip

@@ -1,19 +1,20 @@
 """FlashInfer's wrappers, which are planned for a batch and then run: prefill with a paged or a ragged KV cache, and paged decode.
 
 ``window_left`` is the number of keys before a query's own, -1 for no window. Log-sum-exps are to base 2. Sinks are a variant of the
-kernel that is compiled apart, so the adapter passes none on.
+kernel that is compiled apart, so the adapter passes none on; ALiBi has slopes of FlashInfer's own.
 """
 
 from __future__ import annotations
 
-from functools import cache
+import math
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from assay.harness.attention.adapters.adapter import Adapter, Attend, Parameters
-from assay.harness.attention.call import AttentionCall, KernelRefused, cumulative
+from assay.harness.attention.call import AttentionCall, KernelRefused, Outputs, cumulative
 from assay.harness.attention.paging import PagedKV, paged
 
 _PAGE = 16
@@ -22,8 +23,13 @@ _WORKSPACE = 128 << 20
 
 
 @cache
-def _wrapper(kind: Any, device: torch.device) -> Any:
-    return kind(torch.empty(_WORKSPACE, dtype=torch.uint8, device=device), "NHD")
+def _workspace(device: torch.device) -> Tensor:
+    return torch.empty(_WORKSPACE, dtype=torch.uint8, device=device)
+
+
+def _wrapper(kind: Any, call: AttentionCall) -> Any:
+    """Make a wrapper for one call: it has one plan, and several calls may be laid out at a time."""
+    return kind(_workspace(call.q.device), "NHD")
 
 
 def _asked(call: AttentionCall) -> dict[str, Any]:
@@ -36,6 +42,25 @@ def _asked(call: AttentionCall) -> dict[str, Any]:
     return asked
 
 
+def _run(wrapper: Any, parameters: Parameters, *tensors: Any) -> Tensor | Outputs:
+    """Run what is planned. A log-sum-exp to base 2 becomes a natural one."""
+    if "return_lse" not in parameters.names:
+        return wrapper.run(*tensors)  # type: ignore[no-any-return]
+    out, lse = wrapper.run(*tensors, return_lse=True)
+    return Outputs(out, lse * math.log(2))
+
+
+def _custom_mask(call: AttentionCall) -> Tensor | None:
+    """Return which keys each query sees, bool [sum of len_q * len_k], matrix after matrix; None for no mask."""
+    if call.custom_masks is None:
+        return None
+    seen = [
+        call.spec.mask.visible(torch.arange(len_q, device=mask.device), len_q, len_k, custom=mask)
+        for mask, len_q, len_k in zip(call.custom_masks, call.lens_q, call.lens_k, strict=True)
+    ]
+    return torch.cat([one.flatten() for one in seen])
+
+
 def _pages(call: AttentionCall, pool: PagedKV) -> tuple[Tensor, Tensor, Tensor]:
     """Return FlashInfer's page table: where the pages of each sequence begin, the pages, and the tokens in each last one."""
     device = call.q.device
@@ -44,56 +69,59 @@ def _pages(call: AttentionCall, pool: PagedKV) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _paged_prefill(kind: Any, parameters: Parameters, call: AttentionCall) -> Attend:
-    pool, wrapper = paged(call, _PAGE), _wrapper(kind, call.q.device)
+    pool, wrapper = paged(call, _PAGE), _wrapper(kind, call)
     first, pages, last = _pages(call, pool)
     wrapper.plan(
         qo_indptr=call.cu_seqlens_q, paged_kv_indptr=first, paged_kv_indices=pages, paged_kv_last_page_len=last,
         num_qo_heads=call.q.shape[1], num_kv_heads=call.k.shape[1], head_dim_qk=call.q.shape[2], page_size=_PAGE,
-        causal=call.causal, **_asked(call),
+        causal=call.causal, custom_mask=_custom_mask(call), **_asked(call),
     )  # fmt: skip
-    return lambda: wrapper.run(call.q, (pool.k, pool.v))
+    return partial(_run, wrapper, parameters, call.q, (pool.k, pool.v))
 
 
 def _ragged_prefill(kind: Any, parameters: Parameters, call: AttentionCall) -> Attend:
-    wrapper = _wrapper(kind, call.q.device)
+    wrapper = _wrapper(kind, call)
     wrapper.plan(
         qo_indptr=call.cu_seqlens_q, kv_indptr=call.cu_seqlens_k, num_qo_heads=call.q.shape[1],
         num_kv_heads=call.k.shape[1], head_dim_qk=call.q.shape[2], head_dim_vo=call.v.shape[2], causal=call.causal,
-        **_asked(call),
+        custom_mask=_custom_mask(call), **_asked(call),
     )  # fmt: skip
-    return lambda: wrapper.run(call.q, call.k, call.v)
+    return partial(_run, wrapper, parameters, call.q, call.k, call.v)
 
 
 def _paged_decode(kind: Any, parameters: Parameters, call: AttentionCall) -> Attend:
     if max(call.lens_q) != 1 or min(call.lens_q) != 1:
         raise KernelRefused("a decode wrapper computes one query of each sequence")
-    pool, wrapper = paged(call, _PAGE), _wrapper(kind, call.q.device)
+    pool, wrapper = paged(call, _PAGE), _wrapper(kind, call)
     first, pages, last = _pages(call, pool)
     wrapper.plan(
         indptr=first, indices=pages, last_page_len=last, num_qo_heads=call.q.shape[1], num_kv_heads=call.k.shape[1],
         head_dim=call.q.shape[2], page_size=_PAGE, **_asked(call),
     )  # fmt: skip
-    return lambda: wrapper.run(call.q, (pool.k, pool.v))
+    return partial(_run, wrapper, parameters, call.q, (pool.k, pool.v))
 
 
-_ASKS = {"window": ("window_left",), "softcap": ("logits_soft_cap",)}
+_ASKS = {"window": ("window_left",), "softcap": ("logits_soft_cap",), "lse": ("return_lse",)}
+_PREFILL = _ASKS | {"custom_mask": (), "not_causal": ()}
 _DTYPES = ("sm_scale", "q_data_type", "kv_data_type")
 _HEADS = ("num_qo_heads", "num_kv_heads")
 PAGED_PREFILL = Adapter(
     "flashinfer",
     (
         "qo_indptr", "paged_kv_indptr", "paged_kv_indices", "paged_kv_last_page_len", *_HEADS, "head_dim_qk", "page_size",
-        "causal", *_DTYPES, "q", "paged_kv_cache",
+        "causal", "custom_mask", *_DTYPES, "q", "paged_kv_cache",
     ),
-    _ASKS,
+    _PREFILL,
     _paged_prefill,
 )  # fmt: skip
 RAGGED_PREFILL = Adapter(
     "flashinfer",
-    ("qo_indptr", "kv_indptr", *_HEADS, "head_dim_qk", "head_dim_vo", "causal", *_DTYPES, "q", "k", "v"),
-    _ASKS,
+    (
+        "qo_indptr", "kv_indptr", *_HEADS, "head_dim_qk", "head_dim_vo", "causal", "custom_mask", *_DTYPES, "q", "k", "v",
+    ),
+    _PREFILL,
     _ragged_prefill,
-)
+)  # fmt: skip
 PAGED_DECODE = Adapter(
     "flashinfer",
     ("indptr", "indices", "last_page_len", *_HEADS, "head_dim", "page_size", *_DTYPES, "q", "paged_kv_cache"),

@@ -6,6 +6,7 @@ as ``attn_mask``.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -14,20 +15,19 @@ from torch import Tensor
 
 from assay.harness.attention.adapters.adapter import Adapter, Attend, Parameters
 from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.sequence_groups import alibi_bias
 
 
 def _lay_out(function: Any, parameters: Parameters, call: AttentionCall) -> Attend:
-    grouped = call.heads.group > 1
+    grouped, plain = call.heads.group > 1, not set(call.features) & {"window", "alibi", "custom_mask", "positions"}
     sequences = []
-    for (q0, q1), (k0, k1) in zip(
-        pairwise(call.cu_seqlens_q.tolist()), pairwise(call.cu_seqlens_k.tolist()), strict=True
-    ):
-        if q0 == q1:
+    for number, (rows, keys) in enumerate(_sequences(call)):
+        if rows.start == rows.stop:
             continue
-        q, k, v = (x.transpose(0, 1)[None] for x in (call.q[q0:q1], call.k[k0:k1], call.v[k0:k1]))
+        q, k, v = (x.transpose(0, 1)[None] for x in (call.q[rows], call.k[keys], call.v[keys]))
         passed: dict[str, Any] = {"query": q, "key": k, "value": v, "scale": call.scale}
-        mask = _mask(call, q1 - q0, k1 - k0)
-        simple = mask is not None and q1 - q0 == k1 - k0 and not call.spec.mask.window
+        mask = _mask(call, number, q.shape[2], k.shape[2])
+        simple = plain and mask is not None and q.shape[2] == k.shape[2]
         passed |= {"is_causal": simple, "attn_mask": None if simple else mask}
         if grouped and "enable_gqa" in parameters.names:
             passed["enable_gqa"] = True
@@ -41,12 +41,30 @@ def _lay_out(function: Any, parameters: Parameters, call: AttentionCall) -> Atte
     return attend
 
 
-def _mask(call: AttentionCall, len_q: int, len_k: int) -> Tensor | None:
-    """Return which keys each query of a sequence sees, bool [len_q, len_k]; None if all see all."""
-    seen = call.spec.mask.visible(torch.arange(len_q, device=call.q.device), len_q, len_k)
-    return None if bool(seen.all()) else seen
+def _sequences(call: AttentionCall) -> Iterator[tuple[slice, slice]]:
+    """Yield the rows of q, and those of k and v, of each sequence."""
+    edges = zip(pairwise(call.cu_seqlens_q.tolist()), pairwise(call.cu_seqlens_k.tolist()), strict=True)
+    return ((slice(*rows), slice(*keys)) for rows, keys in edges)
+
+
+def _mask(call: AttentionCall, number: int, len_q: int, len_k: int) -> Tensor | None:
+    """Return the mask of a sequence: which keys each query sees, bool [len_q, len_k]; with ALiBi what is added to the scores, of
+    the dtype of q, [1, heads, len_q, len_k]; None if all see all."""
+    rows, keys = torch.arange(len_q, device=call.q.device), torch.arange(len_k, device=call.q.device)
+    custom = None if call.custom_masks is None else call.custom_masks[number]
+    first, first_key = call.places[number]
+    seen = call.spec.mask.visible(rows, len_k - first + first_key, len_k, custom=custom)
+    if not call.spec.alibi:
+        return None if bool(seen.all()) else seen
+    slopes = torch.tensor(call.spec.alibi, device=call.q.device)[:, None]
+    bias = alibi_bias(slopes, rows + first - first_key, keys)
+    return bias.masked_fill(~seen, -torch.inf).to(call.q.dtype)[None]
 
 
 SDPA = Adapter(
-    "sdpa", ("query", "key", "value", "attn_mask", "is_causal", "scale"), {"window": ()}, _lay_out, also=("enable_gqa",)
+    "sdpa",
+    ("query", "key", "value", "attn_mask", "is_causal", "scale"),
+    dict.fromkeys(("window", "alibi", "custom_mask", "positions", "not_causal"), ()),
+    _lay_out,
+    also=("enable_gqa",),
 )

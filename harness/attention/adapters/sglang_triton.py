@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.adapters.adapter import Adapter, Attend, Parameters
-from assay.harness.attention.call import AttentionCall, KernelRefused, cumulative
+from assay.harness.attention.call import AttentionCall, KernelRefused, Outputs, cumulative
 from assay.harness.attention.paging import paged
 
 _SPLITS = 8
@@ -44,13 +44,34 @@ def _extend(function: Any, parameters: Parameters, call: AttentionCall) -> Atten
     }  # fmt: skip
     if call.spec.mask.window:
         passed["sliding_window_size"] = call.spec.mask.window - 1
+    if call.custom_masks is not None:
+        passed |= _custom_mask(call, call.custom_masks)
+    has_lse = "lse_extend" in parameters.names
 
-    def attend() -> Tensor:
+    def attend() -> Tensor | Outputs:
         out = call.q.new_empty(*call.q.shape[:2], call.v.shape[2])
-        function(**passed, o_extend=out)
-        return out
+        if not has_lse:
+            function(**passed, o_extend=out)
+            return out
+        lse = call.q.new_empty(call.q.shape[:2], dtype=torch.float32)
+        function(**passed, o_extend=out, lse_extend=lse)
+        return Outputs(out, lse)
 
     return attend
+
+
+def _custom_mask(call: AttentionCall, masks: list[Tensor]) -> dict[str, Tensor]:
+    """Return the mask as a matrix [len_q, len_k] of each sequence after the other, of which the cached prefix is not read."""
+    wide = [
+        torch.nn.functional.pad(mask, (prefix, 0), value=True)
+        for mask, prefix in zip(masks, call.prefixes, strict=True)
+    ]
+    device = call.q.device
+    return {
+        "custom_mask": torch.cat([mask.flatten() for mask in wide]).to(torch.uint8),
+        "mask_indptr": cumulative((mask.numel() for mask in wide), device).long(),
+        "window_kv_offsets": torch.zeros(len(wide), dtype=torch.int32, device=device),
+    }
 
 
 def _decode(function: Any, parameters: Parameters, call: AttentionCall) -> Attend:
@@ -83,7 +104,10 @@ EXTEND = Adapter(
         "q_extend", "k_extend", "v_extend", "o_extend", "k_buffer", "v_buffer", "qo_indptr", "kv_indptr", "kv_indices",
         "custom_mask", "is_causal", "mask_indptr", "max_len_extend", "k_scale", "v_scale", "sm_scale",
     ),
-    _ASKS | {"window": ("sliding_window_size",), "temperature": ("xai_temperature_len",)},
+    _ASKS | {
+        "window": ("sliding_window_size",), "temperature": ("xai_temperature_len",), "custom_mask": ("window_kv_offsets",),
+        "lse": ("lse_extend",), "padding": (),
+    },
     _extend,
     phases=("extend",),
 )  # fmt: skip

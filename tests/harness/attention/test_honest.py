@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -8,6 +9,8 @@ import torch
 from assay.harness.attention import oracle as oracle_module
 from assay.harness.attention.call import AttentionCall, Mask
 from assay.harness.attention.honest import _rounded_to, added_key_by_key, here, honest_outputs, sample_rows
+from assay.harness.attention.kernels import Declaration
+from assay.harness.attention.matrix import cases
 from assay.harness.attention.noise import FAMILIES, FORMATS, NoiseFamily, Quantised
 from assay.harness.attention.oracle import log_sum_exp, oracle
 from assay.harness.attention.sample_calls import call_of
@@ -135,3 +138,26 @@ def test_a_format_rounds_as_pytorch_does(name: str, dtype: torch.dtype) -> None:
     expected = x.clamp(-format.largest, format.largest).to(dtype).float()
     assert torch.equal(_rounded_to(x, format), expected)
     assert torch.equal(_rounded_to(x.double(), format), expected.double())
+
+
+@pytest.mark.parametrize("name", ["int8_qk", "int8_kv", "fp8_kv", "fp8_qkv", "fp4_kv", "int8_qk_fp8_pv"])
+def test_on_the_grid_a_quantisation_costs_nothing(name: str) -> None:
+    noisy = FAMILIES[name]
+    made = cases(declared=Declaration(noise=name), head_dims=[64])
+    some = [case.make() for case in made if case.condition["data"].startswith("on the grid")]
+    assert len(some) == (28 if noisy.p is None else 14)
+    for call in some[::3]:
+        for tensor in (call.q, call.k, call.v):
+            assert set(tensor.unique().tolist()) == {-1.0, 0.0, 1.0}
+            assert 0.7 < float((tensor == 0).double().mean()) < 0.9
+        assert torch.equal(honest_outputs(call, noisy), honest_outputs(call, FAMILIES[""]))
+        for format in (format for format in FORMATS.values() if format.scaled):
+            for x in (call.q.float(), call.k.float(), call.v.float()):
+                for axes in ((0, 1, 2), (0, 2), (2,)):
+                    top = x.abs().amax(axes, keepdim=True)
+                    scale = torch.where(top == 0, 1.0, top / format.largest)
+                    stored = (x / scale).round() if format.mantissa is None else _rounded_to(x / scale, format)
+                    torch.testing.assert_close(stored * scale, x, rtol=1e-6, atol=0)
+        for start, stop in pairwise(call.cu_seqlens_k.tolist()):
+            assert not call.k[start:stop].sum(0).any()
+    assert float((honest_outputs(CALL, noisy) - oracle(CALL)).abs().max()) > 1e-2

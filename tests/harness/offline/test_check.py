@@ -193,6 +193,7 @@ def test_a_bug_at_complete_blocks_is_reported_with_its_condition(bug: str) -> No
     assert "cached prefix % 64 == 0" in message(result)
 
 
+@pytest.mark.slow
 def test_a_bug_in_grouped_heads_is_seen() -> None:
     result = check(fault("kv-heads-interleaved"), cases=cases(("extend",), dtypes=[torch.float32])[::SOME])
     assert kinds(result) == ["kv-heads-interleaved"]
@@ -593,6 +594,7 @@ def test_a_result_is_one_line_and_has_a_summary() -> None:
     assert "<ul><li>" in result._repr_html_()
 
 
+@pytest.mark.slow
 def test_one_smallest_call_is_named_everywhere_and_the_test_has_the_words_of_the_finding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,6 +72,7 @@ def test_a_kernel_that_computes_what_it_declares_passes_and_the_check_says_what_
 ASKED = tuple(feature for feature in FEATURES if feature != "lse")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("feature", ASKED)
 def test_a_kernel_that_ignores_what_it_declares_is_wrong_on_every_value(feature: str) -> None:
     some = asking(feature)

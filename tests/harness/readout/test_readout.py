@@ -79,7 +79,7 @@ def without_prefix(one: Request) -> Request:
 # Faults of each kind
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("kernel", "sentence"), [
     (by_sequence(window), "sliding window of 16 keys: query i sees keys j > p - 16"),
     (by_sequence(edge_of_whole_pages),
