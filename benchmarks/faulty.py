@@ -6,12 +6,14 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from assay.harness.attention.call import FEATURES, AttentionCall, Mask
+from assay.harness.attention.call import AttentionCall, Mask
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.sdpa import torch_sdpa
 from assay.harness.bugs.faults import rounded_oracle
 
 LAYER = 13
+FEATURES = ("window", "softcap", "temperature", "sinks")
+"""What layers of models ask for, of which the kernels below are right or wrong."""
 
 
 def one_layer(call: AttentionCall) -> Tensor:
