@@ -132,7 +132,9 @@ def test_a_check_compares_them_in_every_call_and_a_test_too() -> None:
     single = sum(case.condition["dtype"] == "float32" for case in some)
     assert found.where == f"{single} of {len(some)} calls"
     assert "the log-sum-exp of a query is off by 0.01" in found.diagnosis
-    assert check(returning(right), cases=some).findings == ()
+    passing = check(returning(right), cases=some)
+    assert passing.findings == ()
+    assert f"; log-sum-exps of {len(some)} calls" in passing.coverage.sentence
     with pytest.raises(AssertionError, match=r"the log-sum-exp of a query is off by 0\.01; noise explains"):
         assert_correct(wrong, CALLS[-1])
     assert_correct(wrong, CALLS[0])
