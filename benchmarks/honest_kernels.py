@@ -22,9 +22,10 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import FEATURES, AttentionCall, Kernel, Outputs
-from assay.harness.attention.kernels import Declaration, declares
-from assay.harness.attention.matrix import Case, cases
+from assay.harness.attention.kernels import declaration, declares
+from assay.harness.attention.matrix import cases
 from assay.harness.attention.matrix_data import excluded
+from assay.harness.attention.merge import MergeCall, merge_cases, merging
 from assay.harness.attention.noise import family as family_of
 from assay.harness.attention.oracle import sequences
 from assay.harness.attention.sdpa import torch_sdpa
@@ -226,6 +227,24 @@ def weights_fp8_unscaled(x: Tensor) -> Tensor:
     return E4M3(x * 256) / 256
 
 
+MERGE = "merge"
+
+
+def merged_in_float32(pairs: bool, call: MergeCall) -> Outputs:
+    """Merge parts one by one, each into those before it, as engines merge two; or all at once."""
+    outs, lses = call.outs.float(), call.lses
+    steps = range(1, len(outs)) if pairs else [len(outs) - 1]
+    out, lse = outs[0], lses[0]
+    for last in steps:
+        some = torch.stack([out, outs[last]]) if pairs else outs
+        theirs = torch.stack([lse, lses[last]]) if pairs else lses
+        top = theirs.amax(0)
+        weights = (theirs - torch.where(top.isinf(), 0.0, top)).exp()
+        out, lse = (weights[..., None] * some).sum(0) / weights.sum(0)[..., None], weights.sum(0).log() + top
+        out = torch.where(top.isinf()[..., None], 0.0, out)  # both without a key
+    return Outputs(out.to(call.outs.dtype), lse)
+
+
 INT8_TOKEN = per_token(torch.round, 127.0)
 KERNELS: dict[str, list[Kernel]] = {
     "": [
@@ -255,8 +274,9 @@ KERNELS: dict[str, list[Kernel]] = {
     "fp4_kv": [Blocked(64, k=per_token(fp4, 6.0), v=per_token(fp4, 6.0))],
     "tf32": [Blocked(64, operand=partial(tf32, True)), Blocked(64, operand=partial(tf32, False), split=True), Blocked(64)],
     "fp16_accumulation": [Blocked(64, fp16_sums=True), Blocked(32, fp16_sums=True, split=True)],
+    MERGE: [merging(partial(merged_in_float32, True)), merging(partial(merged_in_float32, False))],
 }  # fmt: skip
-"""Honest kernels, by the family that they declare."""
+"""Honest kernels, by the family that they declare; those of `MERGE` merge partial results."""
 FEATURED = {family: [kernel for kernel in kernels if kernel is not torch_sdpa] for family, kernels in KERNELS.items()}
 FEATURED[""].append(Blocked(64, fast_tanh=True))
 """Those that compute every feature, and one whose tanh has the error of PTX's tanh.approx, 2**-11."""
@@ -307,25 +327,22 @@ def outcome(job: Job) -> Outcome:
     """Run one kernel on the matrix of a seed, and diagnose it as `assay check` does."""
     torch.set_num_threads(1)
     start = time.monotonic()
-    asked = FEATURES if job.features else ()
-    some: list[Case] = cases(
-        seed=job.seed, size="small", device=job.device, declared=Declaration(features=asked, noise=job.family)
-    )
-    if asked:
-        some = [
-            case for case in some
-            if case.condition["asked for"] != "nothing" or case.condition["data"].startswith("on the grid")
-        ]  # fmt: skip
-    noise = family_of(job.family)
-    some = [case for case in some if not excluded(noise, case.condition["data"])]
+    kernel = (FEATURED if job.features else KERNELS)[job.family][job.kernel]
+    if job.family == MERGE:
+        declared, some = kernel, merge_cases(job.device, job.seed)
+    else:
+        asked = FEATURES if job.features else ()
+        declared = declares(noise=job.family, features=asked)(lambda call: kernel(call))
+        some = cases(seed=job.seed, size="small", device=job.device, declared=declaration(declared))
+        if asked:
+            some = [
+                case for case in some
+                if case.condition["asked for"] != "nothing" or case.condition["data"].startswith("on the grid")
+            ]  # fmt: skip
+        noise = family_of(job.family)
+        some = [case for case in some if not excluded(noise, case.condition["data"])]
     if job.cases:
         some = random.Random(job.seed).sample(some, min(job.cases, len(some)))
-    kernel = (FEATURED if job.features else KERNELS)[job.family][job.kernel]
-
-    @declares(noise=job.family, features=asked)
-    def declared(call: AttentionCall) -> Tensor | Outputs:
-        return kernel(call)
-
     run = run_once(declared, [case.make() for case in some])
     flagged = tuple(one.id for one in diagnose(run) if one.severity != "info")
     worst = max(float((one.own / one.bounds).max()) for one in run.results)

@@ -194,7 +194,8 @@ def _group(
         first, keys = call.positions.cpu().numpy().astype(np.int64)[members].T
         behind = first - keys
     _, stop = call.spec.mask.span(rows, (lens_k - behind)[:, None], lens_k[:, None])
-    stop = np.minimum(stop, lens_k[:, None])  # a query may be behind the keys of its call
+    if call.positions is not None:
+        stop = np.minimum(stop, lens_k[:, None])  # a query may be behind the keys of its call
     custom = call.custom_masks
     if custom is not None:
         stop = np.broadcast_to(lens_k[:, None], rows.shape)  # a query may see keys behind its own
