@@ -36,10 +36,9 @@ def guarded(monkeypatch: pytest.MonkeyPatch, newer: bool) -> Any:
     if newer:
         packages["sglang.srt.arg_groups"].__dict__["model_hook"] = model_hook
         packages[model_hook.__name__] = model_hook
-    for name, module in {model_hook.__name__: None, **packages, server_args.__name__: server_args}.items():
-        monkeypatch.setitem(
-            sys.modules, name, module
-        )  # None: not to be found, even if a test before has imported SGLang
+    monkeypatch.delitem(sys.modules, model_hook.__name__, raising=False)  # where a test before has imported SGLang
+    for name, module in {**packages, server_args.__name__: server_args}.items():
+        monkeypatch.setitem(sys.modules, name, module)
     if newer:
         return lambda *backends: refuse(model_hook.attention_backends_of(SimpleNamespace(backends=backends)))
     return lambda *backends: ServerArgs(*backends)._handle_model_specific_adjustments()
