@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from assay.harness.engines.sglang.engine_call import SGLangCall
-from assay.harness.engines.sglang.graph_passes import observe_graphs, served_batch
+from assay.harness.engines.sglang.graph_passes import graphs_of, observe_graphs, served_batch
 from assay.harness.engines.sglang.kv_pool import Pages
 from assay.harness.engines.sglang.native_candidate import make_candidate
 from assay.harness.evidence.envelope import EngineLimits
@@ -42,6 +42,7 @@ def _limits(runner: Any) -> EngineLimits:
         batch=getattr(runner, "max_running_requests", None),
         prefix_cache=not getattr(arguments, "disable_radix_cache", False),
         mixed=bool(getattr(arguments, "enable_mixed_chunk", False)),
+        graphs=graphs_of(arguments) if str(runner.device).startswith("cuda") else {},
     )
 
 

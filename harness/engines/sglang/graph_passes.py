@@ -15,6 +15,8 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+from assay.harness.evidence.envelope import OBSERVED
+
 _RUNNERS = "sglang.srt.model_executor.runner"
 RUNNERS = (
     (f"{_RUNNERS}.decode_cuda_graph_runner", "DecodeCudaGraphRunner"),
@@ -89,3 +91,22 @@ def _calls_attention(runner: Any) -> bool:
     if type(backend).__name__ != _BREAKABLE:
         return False
     return type(runner).__name__.startswith("Prefill") or bool(getattr(backend, "_debug_eager", False))
+
+
+def graphs_of(arguments: Any) -> dict[str, str]:
+    """Return how SGLang captures each phase, as `EngineLimits.graphs`; empty for a version that does not say.
+
+    Args:
+        arguments: SGLang's resolved server arguments.
+    """
+    config = getattr(arguments, "cuda_graph_config", None)
+    if config is None:
+        return {}
+    if getattr(arguments, "disable_cuda_graph", False):
+        return dict.fromkeys(("extend", "decode"), "disabled")
+    found = {"extend": str(config.prefill.backend), "decode": str(config.decode.backend)}
+    if found["extend"] == "breakable":
+        found["extend"] = OBSERVED
+    if found["decode"] == "breakable" and getattr(arguments, "debug_cuda_graph", False):
+        found["decode"] = OBSERVED
+    return found

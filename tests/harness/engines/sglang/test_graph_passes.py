@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from assay.harness.engines.sglang import graph_passes
-from assay.harness.engines.sglang.graph_passes import keep_served, observe_graphs, refuse_while, served_batch
+from assay.harness.engines.sglang.graph_passes import graphs_of, keep_served, observe_graphs, refuse_while, served_batch
 
 
 def test_a_graph_serves_a_batch_only_while_nothing_is_observed() -> None:
@@ -84,3 +85,21 @@ def test_a_pass_that_fails_serves_nothing_afterwards() -> None:
     with pytest.raises(RuntimeError):
         Runner().execute("of requests")
     assert served_batch("eager") == "eager"
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "given", "expected"),
+    [
+        ("disabled", "full", {}, {"extend": "disabled", "decode": "full"}),
+        ("breakable", "full", {}, {"extend": "observed", "decode": "full"}),
+        ("breakable", "breakable", {}, {"extend": "observed", "decode": "breakable"}),
+        ("full", "breakable", {"debug_cuda_graph": True}, {"extend": "full", "decode": "observed"}),
+        ("breakable", "full", {"disable_cuda_graph": True}, {"extend": "disabled", "decode": "disabled"}),
+    ],
+)
+def test_graphs_are_observed_where_attention_runs_in_python(
+    prefill: str, decode: str, given: dict[str, bool], expected: dict[str, str]
+) -> None:
+    config = SimpleNamespace(prefill=SimpleNamespace(backend=prefill), decode=SimpleNamespace(backend=decode))
+    assert graphs_of(SimpleNamespace(cuda_graph_config=config, **given)) == expected
+    assert graphs_of(SimpleNamespace()) == {}
