@@ -596,7 +596,6 @@ def test_a_result_is_one_line_and_has_a_summary() -> None:
     assert "<ul><li>" in result._repr_html_()
 
 
-@pytest.mark.slow
 def test_one_smallest_call_is_named_everywhere_and_the_test_has_the_words_of_the_finding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
