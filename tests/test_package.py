@@ -388,8 +388,8 @@ def test_a_kernel_whose_package_is_missing_is_refused_before_it_is_called(base_o
 
 
 IMPORTABLE = {
-    (): ("offline.check", "offline.replay", "cli", "cli.check", "cli.explain", "explain.pages", "cli.diff"),
     ("reports", "serve"): ("collect.collect", "bench.drive", "bisect.layer_probes", "cli.run", "cli.diff"),
+    (): ("offline.check", "offline.replay", "cli", "cli.check", "cli.explain", "explain.pages", "cli.diff"),
     ("reports",): (
         "judge.build",
         "offline.timing",
@@ -402,7 +402,7 @@ IMPORTABLE = {
 """Modules of the harness that can be imported with each extra; without one, those of the commands that do not need it."""
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("extras", IMPORTABLE, ids=lambda extras: ",".join(extras) or "base")
 def test_an_extra_is_enough_for_its_commands(extras: tuple[str, ...], tmp_path: Path) -> None:
     env = only(tmp_path, *extras)

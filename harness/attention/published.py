@@ -9,7 +9,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 GROUP = "assay.kernels"
-_NATIVE_KERNELS = {"sglang": "assay.harness.engines.sglang.native_kernel:kernel"}
+_NATIVE_KERNELS = {engine: f"assay.harness.engines.{engine}.native_kernel:kernel" for engine in ("sglang", "vllm")}
 """Engine -> the function, as ``module:function``, that makes a kernel of one of the engine's own attention backends."""
 
 

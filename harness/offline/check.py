@@ -17,7 +17,6 @@ from assay.harness.attention.call import AttentionCall, Kernel
 from assay.harness.attention.matrix import Case, Size
 from assay.harness.attention.matrix_data import excluded
 from assay.harness.attention.noise import family
-from assay.harness.attention.published import native_backend
 from assay.harness.errors import UsageError
 from assay.harness.localize.diagnose import describe, diagnose
 from assay.harness.localize.endurance import endure
@@ -184,8 +183,8 @@ def _task(
     asked = declared.phases if phases is None else tuple(phases)
     if path and cases is None and not again:
         again = command_of(path, options, noise, calls)
-    # An engine's backend takes whatever a layer asks for; what it makes of it is shown by `assay backends --honours`.
-    drawn = replace(declared, features=()) if native_backend(path) else declared
+    # A backend of SGLang takes whatever a layer asks for; what it makes of it is shown by `assay backends --honours`.
+    drawn = replace(declared, features=()) if path.startswith("sglang:") else declared
     chosen = matrix_of(drawn, **options) if cases is None else cases
     runs = (CALLS[size] if cases is None else 0) if calls is None else calls
     with few_threads(()), ThreadPoolExecutor(2) as pool:  # two threads draw numbers faster than one

@@ -53,9 +53,9 @@ def meter(backend: Any, name: str, folder: Path, device: str) -> Any:
                 out = forward(q, k, v, layer, forward_batch, *args, **kwargs)
             cached = phase == "decode" or has_cached_prefix(forward_batch.extend_prefix_lens_cpu or ())
             calls.count(layer.layer_id, cached)
-            if phase == "extend" and not capturing():
-                batch = served_batch(forward_batch)
-                noted.note(layer.layer_id, batch.rids or (), batch.extend_seq_lens_cpu, batch.extend_prefix_lens_cpu)
+            batch = served_batch(forward_batch)
+            if phase == "extend" and batch.rids and not capturing():  # batches without a request are SGLang's own
+                noted.note(layer.layer_id, batch.rids, batch.extend_seq_lens_cpu, batch.extend_prefix_lens_cpu)
             return out
 
         return call

@@ -410,7 +410,6 @@ def test_a_call_that_is_too_large_to_be_read_is_shown_without_weights(monkeypatc
     assert set(picture.cells) == {""}
 
 
-@pytest.mark.slow
 def test_a_kernel_is_read_on_head_dims_that_it_was_seen_to_compute() -> None:
     asked: set[tuple[int, int]] = set()
 

@@ -15,7 +15,7 @@ from assay.harness.attention import kernels
 from assay.harness.attention.adapters.adapter import Adapted, Parameters
 from assay.harness.attention.adapters.table import ADAPTERS
 from assay.harness.attention.call import FEATURES, AttentionCall, KernelRefused, Mask, tensor_of
-from assay.harness.attention.matrix import Case, _apart, _as_tree, _evicted, _padded, cases
+from assay.harness.attention.matrix import Case, _apart, _evicted, _padded, _stored, as_tree, cases
 from assay.harness.attention.oracle import log_sum_exp, oracle
 from assay.harness.attention.published import adapter_and_path, module_of
 from assay.harness.attention.sample_calls import call_of
@@ -47,9 +47,11 @@ ASKED: dict[str, list[Callable[[AttentionCall], AttentionCall]]] = {
     "alibi": [partial(AttentionCall.with_spec, alibi=(0.5, 0.25, 0.125, 0.0625))],
     "padding": [partial(_padded, 1), partial(_padded, 40)],
     "positions": [partial(_evicted, 100), partial(_apart, 0)],
-    "custom_mask": [partial(_as_tree, "random tree"), partial(_as_tree, "chain")],
+    "custom_mask": [partial(as_tree, "random tree"), partial(as_tree, "chain")],
     "not_causal": [partial(AttentionCall.with_spec, mask=Mask(causal=False))],
     "lse": [],
+    "mla": [],
+    "stored_kv": [partial(_stored, "e4m3", "tensor")],
 }
 
 
@@ -90,7 +92,7 @@ def test_a_known_signature_is_recognised_and_computes_what_a_call_asks_for(name:
 def test_what_a_signature_lacks_is_refused_by_name(name: str) -> None:
     kernel = kernels.load(name)
     [call, *_] = calls(kernels.declaration(kernel).phases[-1])
-    for feature in set(FEATURES) - {*RIGHT[name][1], "lse", "not_causal"}:
+    for feature in set(FEATURES) - {*RIGHT[name][1], "lse", "not_causal", "mla"}:
         with pytest.raises(KernelRefused, match=f"does not declare {feature}"):
             kernels.run_kernel(name, kernel, ASKED[feature][0](call))
 
