@@ -1,4 +1,4 @@
-"""Kernels with a known fault, for benchmarks: ``--candidate faulty:one_layer`` with this folder on ``PYTHONPATH``."""
+"""Kernels with a known fault, and a right one: ``--candidate faulty:one_layer`` with this folder on ``PYTHONPATH``."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.call import AttentionCall, Mask
+from assay.harness.attention.kernels import declares
 from assay.harness.attention.sdpa import torch_sdpa
+from assay.harness.bugs.faults import rounded_oracle
 
 LAYER = 13
+FEATURES = ("window", "softcap", "temperature", "sinks")
+"""What layers of models ask for, of which the kernels below are right or wrong."""
 
 
 def one_layer(call: AttentionCall) -> Tensor:
@@ -39,3 +43,36 @@ def second_rank(call: AttentionCall) -> Tensor:
     """PyTorch's attention, 10 % too large in the heads of the second of several ranks of a server."""
     ranks, out = torch.distributed, torch_sdpa(call)
     return out * 1.1 if ranks.is_initialized() and ranks.get_rank() == 1 else out
+
+
+@declares(features=FEATURES)
+def right(call: AttentionCall) -> Tensor:
+    """Attention in float64, rounded once, with whatever the call asks for."""
+    return rounded_oracle(call)
+
+
+@declares(features=FEATURES)
+def short_window(call: AttentionCall) -> Tensor:
+    """The same, with a window of one key fewer in decode."""
+    window = call.spec.mask.window
+    return rounded_oracle(
+        call.with_spec(mask=Mask(window=window - 1)) if window > 1 and call.phase == "decode" else call
+    )
+
+
+@declares(features=FEATURES)
+def without_window(call: AttentionCall) -> Tensor:
+    """The same without the window."""
+    return rounded_oracle(call.with_spec(mask=Mask()))
+
+
+@declares(features=FEATURES)
+def without_cap(call: AttentionCall) -> Tensor:
+    """The same without the soft cap."""
+    return rounded_oracle(call.with_spec(softcap=0.0))
+
+
+@declares(features=FEATURES)
+def without_sinks(call: AttentionCall) -> Tensor:
+    """The same without the sinks."""
+    return rounded_oracle(call.with_spec(sinks=()))

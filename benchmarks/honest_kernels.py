@@ -21,10 +21,11 @@ from multiprocessing import get_context
 import torch
 from torch import Tensor
 
-from assay.harness.attention.call import FEATURES, AttentionCall, Kernel
-from assay.harness.attention.kernels import Declaration, declares
-from assay.harness.attention.matrix import Case, cases
+from assay.harness.attention.call import FEATURES, AttentionCall, Kernel, Outputs
+from assay.harness.attention.kernels import declaration, declares
+from assay.harness.attention.matrix import cases
 from assay.harness.attention.matrix_data import excluded
+from assay.harness.attention.merge import MergeCall, merge_cases, merging
 from assay.harness.attention.noise import family as family_of
 from assay.harness.attention.oracle import sequences
 from assay.harness.attention.sdpa import torch_sdpa
@@ -70,14 +71,29 @@ def tf32(cut: bool, x: Tensor) -> Tensor:
 E4M3, E5M2 = partial(fp8, torch.float8_e4m3fn), partial(fp8, torch.float8_e5m2)
 
 
-def modified(scores: Tensor, positions: Tensor, call: AttentionCall, fast_tanh: bool) -> Tensor:
-    """Cap and temper scores [heads, queries, keys] of queries at these positions."""
+def temper(scores: Tensor, positions: Tensor, call: AttentionCall) -> Tensor:
+    """Temper scores [heads, queries, keys] of queries at these positions."""
+    if not (length := call.spec.temperature):
+        return scores
+    return scores * torch.where(positions > length, positions.float().log() / math.log(length), 1.0)[:, None]
+
+
+def modified(scores: Tensor, positions: Tensor, distances: Tensor, call: AttentionCall, fast_tanh: bool) -> Tensor:
+    """Cap, temper and bias scores [heads, queries, keys] of queries at these positions, so far from these keys."""
     if cap := call.spec.softcap:
         capped = (scores / cap).tanh()
         scores = cap * (tf32(False, capped) if fast_tanh and call.q.dtype.itemsize == 2 else capped)
-    if length := call.spec.temperature:
-        scores = scores * torch.where(positions > length, positions.float().log() / math.log(length), 1.0)[:, None]
+    scores = temper(scores, positions, call)
+    if call.spec.alibi:
+        scores = scores - torch.tensor(call.spec.alibi, device=scores.device)[:, None, None] * distances.abs()
     return scores
+
+
+def stored_in_float(call: AttentionCall) -> tuple[Tensor, Tensor]:
+    """K and V in float32, from what is stored if a call has that."""
+    if call.stored_k is None or call.stored_v is None:
+        return call.k.float(), call.v.float()
+    return call.stored_k.float() * call.k_scale, call.stored_v.float() * call.v_scale
 
 
 @dataclass(frozen=True)
@@ -96,19 +112,35 @@ class Blocked:
     fp16_sums: bool = False
     fast_tanh: bool = False
 
-    def __call__(self, call: AttentionCall) -> Tensor:
+    def __call__(self, call: AttentionCall) -> Outputs:
         half = call.q.dtype != torch.float32
         group = call.q.shape[1] // call.k.shape[1]
         mean = call.k.float().mean(0)[:, None]
-        outs = []
-        for rows_q, rows_k in sequences(call):
-            q, k, v = (t.float().transpose(0, 1) for t in (call.q[rows_q], call.k[rows_k], call.v[rows_k]))
+        all_k, all_v = stored_in_float(call)
+        store_k = self.k if call.stored_k is None or self.q is not same else same
+        store_v = self.v if call.stored_k is None or self.p is not None else same
+        whole_scores = bool(self.smooth and (call.spec.softcap or call.spec.sinks))
+        outs, lses, masks = [], [], call.custom_masks
+        for number, ((rows_q, rows_k), (first, first_key)) in enumerate(zip(sequences(call), call.places, strict=True)):
+            q, k, v = (t.float().transpose(0, 1) for t in (call.q[rows_q], all_k[rows_k], all_v[rows_k]))
+            taken = torch.zeros_like(k[:, :1])
             if self.smooth:
-                k = (k - (mean if self.smooth == "batch" else k.mean(1, keepdim=True))).to(call.k.dtype).float()
-            q, k, v = self.operand(self.q(q)), self.operand(self.k(k)), self.operand(self.v(v))
+                taken = mean if self.smooth == "batch" else k.mean(1, keepdim=True)
+                k = (k - taken).to(call.k.dtype).float()
+            given = q
+            q, k, v = self.operand(self.q(q)), self.operand(store_k(k)), self.operand(store_v(v))
             k, v = k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)
             rows = torch.arange(q.shape[1], device=q.device)
-            seen = call.spec.mask.visible(rows, q.shape[1], k.shape[1])
+            distances = rows[:, None] + first - first_key - torch.arange(k.shape[1], device=q.device)
+            seen = torch.ones_like(distances, dtype=torch.bool) if not call.causal else distances >= 0
+            if masks is not None:
+                new = torch.arange(k.shape[1], device=q.device) - (first - first_key)
+                tree = masks[number][:, new.clamp(0, q.shape[1] - 1)]
+                seen = torch.where(new < 0, True, tree & (new < q.shape[1]))
+            if call.spec.mask.window:
+                seen = seen & (distances < call.spec.mask.window)
+            # What smoothing took from all scores of a query is added to its log-sum-exp.
+            shift = call.scale * (given @ taken.repeat_interleave(group, 0).transpose(1, 2))
             starts = list(range(0, k.shape[1], self.block))
             parts = []
             top = q.new_full((*q.shape[:2], 1), -math.inf)
@@ -118,7 +150,9 @@ class Blocked:
                 scores = call.scale * (q @ k[:, keys].transpose(1, 2))
                 if self.fp16_sums:
                     scores = scores.half().float()
-                scores = modified(scores, rows + k.shape[1] - q.shape[1], call, self.fast_tanh)
+                if whole_scores:  # it is capped, or compared with a sink
+                    scores = scores + shift
+                scores = modified(scores, rows + first, distances[:, keys], call, self.fast_tanh)
                 scores = scores.masked_fill(~seen[:, keys], -math.inf)
                 own = scores.amax(-1, keepdim=True)
                 new = own if self.split else torch.maximum(top, own)
@@ -147,14 +181,22 @@ class Blocked:
                 sinks = torch.tensor(call.spec.sinks, device=q.device)[:, None, None]
                 highest = torch.maximum(top, sinks)
                 sums, total = sums * (top - highest).exp(), total * (top - highest).exp() + (sinks - highest).exp()
+                top = highest
             outs.append((sums / total).to(call.q.dtype).transpose(0, 1))
-        return torch.cat(outs)
+            lses.append(
+                (total.log() + top + (0.0 if whole_scores else temper(shift, rows + first, call)))[..., 0].transpose(
+                    0, 1
+                )
+            )
+        nowhere = call.q.new_full((call.spec.padded_rows, call.q.shape[1], call.v.shape[2]), math.nan)
+        return Outputs(torch.cat([*outs, nowhere]), torch.cat([*lses, nowhere[..., 0].float()]))
 
 
-def plain(call: AttentionCall) -> Tensor:
+def plain(call: AttentionCall) -> Outputs:
     """Plain attention in float32, rounded once."""
     wide = replace(call, q=call.q.float(), k=call.k.float(), v=call.v.float())
-    return Blocked(block=10**9)(wide).to(call.q.dtype)
+    found = Blocked(block=10**9)(wide)
+    return Outputs(found.out.to(call.q.dtype), found.lse)
 
 
 def per_token(to: Rounding, largest: float) -> Rounding:
@@ -183,6 +225,24 @@ def weights_fp8(x: Tensor) -> Tensor:
 
 def weights_fp8_unscaled(x: Tensor) -> Tensor:
     return E4M3(x * 256) / 256
+
+
+MERGE = "merge"
+
+
+def merged_in_float32(pairs: bool, call: MergeCall) -> Outputs:
+    """Merge parts one by one, each into those before it, as engines merge two; or all at once."""
+    outs, lses = call.outs.float(), call.lses
+    steps = range(1, len(outs)) if pairs else [len(outs) - 1]
+    out, lse = outs[0], lses[0]
+    for last in steps:
+        some = torch.stack([out, outs[last]]) if pairs else outs
+        theirs = torch.stack([lse, lses[last]]) if pairs else lses
+        top = theirs.amax(0)
+        weights = (theirs - torch.where(top.isinf(), 0.0, top)).exp()
+        out, lse = (weights[..., None] * some).sum(0) / weights.sum(0)[..., None], weights.sum(0).log() + top
+        out = torch.where(top.isinf()[..., None], 0.0, out)  # both without a key
+    return Outputs(out.to(call.outs.dtype), lse)
 
 
 INT8_TOKEN = per_token(torch.round, 127.0)
@@ -214,8 +274,9 @@ KERNELS: dict[str, list[Kernel]] = {
     "fp4_kv": [Blocked(64, k=per_token(fp4, 6.0), v=per_token(fp4, 6.0))],
     "tf32": [Blocked(64, operand=partial(tf32, True)), Blocked(64, operand=partial(tf32, False), split=True), Blocked(64)],
     "fp16_accumulation": [Blocked(64, fp16_sums=True), Blocked(32, fp16_sums=True, split=True)],
+    MERGE: [merging(partial(merged_in_float32, True)), merging(partial(merged_in_float32, False))],
 }  # fmt: skip
-"""Honest kernels, by the family that they declare."""
+"""Honest kernels, by the family that they declare; those of `MERGE` merge partial results."""
 FEATURED = {family: [kernel for kernel in kernels if kernel is not torch_sdpa] for family, kernels in KERNELS.items()}
 FEATURED[""].append(Blocked(64, fast_tanh=True))
 """Those that compute every feature, and one whose tanh has the error of PTX's tanh.approx, 2**-11."""
@@ -230,6 +291,7 @@ class Outcome:
         flagged: ids of its findings.
         worst: worst own error over bound, of a cell.
         query: worst own error over bound of a single query; 0 where none stands out from its cell.
+        lse: worst error of a log-sum-exp over its bound; 0 where the kernel declares none.
         ratios: bound over the noise of this kernel, of each call: its worst cell of many queries.
         calls: calls that were compared.
         seconds: time taken.
@@ -241,6 +303,7 @@ class Outcome:
     flagged: tuple[str, ...]
     worst: float
     query: float
+    lse: float
     ratios: tuple[float, ...]
     calls: int
     seconds: float
@@ -264,27 +327,30 @@ def outcome(job: Job) -> Outcome:
     """Run one kernel on the matrix of a seed, and diagnose it as `assay check` does."""
     torch.set_num_threads(1)
     start = time.monotonic()
-    asked = FEATURES if job.features else ()
-    some: list[Case] = cases(seed=job.seed, size="small", device=job.device, declared=Declaration(features=asked))
-    if asked:
-        some = [case for case in some if case.condition["asked for"] != "nothing"]
-    noise = family_of(job.family)
-    some = [case for case in some if not excluded(noise, case.condition["data"])]
+    kernel = (FEATURED if job.features else KERNELS)[job.family][job.kernel]
+    if job.family == MERGE:
+        declared, some = kernel, merge_cases(job.device, job.seed)
+    else:
+        asked = FEATURES if job.features else ()
+        declared = declares(noise=job.family, features=asked)(lambda call: kernel(call))
+        some = cases(seed=job.seed, size="small", device=job.device, declared=declaration(declared))
+        if asked:
+            some = [
+                case for case in some
+                if case.condition["asked for"] != "nothing" or case.condition["data"].startswith("on the grid")
+            ]  # fmt: skip
+        noise = family_of(job.family)
+        some = [case for case in some if not excluded(noise, case.condition["data"])]
     if job.cases:
         some = random.Random(job.seed).sample(some, min(job.cases, len(some)))
-    kernel = (FEATURED if job.features else KERNELS)[job.family][job.kernel]
-
-    @declares(noise=job.family, features=asked)
-    def declared(call: AttentionCall) -> Tensor:
-        return kernel(call)
-
     run = run_once(declared, [case.make() for case in some])
     flagged = tuple(one.id for one in diagnose(run) if one.severity != "info")
     worst = max(float((one.own / one.bounds).max()) for one in run.results)
     query = max((one.queries[0].excess for one in run.results if one.queries), default=0.0)
     ratios = () if job.seed // 10 % RATIOS_OF else tuple(map(ratio_of, run.results))
+    lse = max((float(one.lse_errors.excess) for one in run.results if one.lse_errors is not None), default=0.0)
     seconds = time.monotonic() - start
-    return Outcome(job.family, flagged, worst, query, ratios, len(run.results), seconds, job.seed, job.kernel)
+    return Outcome(job.family, flagged, worst, query, lse, ratios, len(run.results), seconds, job.seed, job.kernel)
 
 
 def ratio_of(result: CallResult) -> float:
@@ -331,8 +397,8 @@ def main() -> None:
 def print_table(outcomes: list[Outcome], families: list[str], seconds: float) -> None:
     """One line per family, and one for each flagged matrix."""
     print(
-        f"{'family':18s} matrices flagged  worst cell/bound  worst query/bound  median of worst  median bound/noise  "
-        "calls  seconds"
+        f"{'family':18s} matrices flagged  worst cell/bound  worst query/bound  worst lse/bound  median of worst  "
+        "median bound/noise  calls  seconds"
     )
     for family in families:
         of = [one for one in outcomes if one.family == family]
@@ -341,12 +407,14 @@ def print_table(outcomes: list[Outcome], families: list[str], seconds: float) ->
         flagged = [one for one in of if one.flagged]
         print(
             f"{family or 'exact':18s} {len(of):8d} {len(flagged):7d}  {max(one.worst for one in of):16.2f}  "
-            f"{max(one.query for one in of):17.2f}  {statistics.median(one.worst for one in of):15.2f}  "
-            f"{median_ratio(of):18.2f}  {max(one.calls for one in of):5d}  {statistics.mean(one.seconds for one in of):7.2f}"
+            f"{max(one.query for one in of):17.2f}  {max(one.lse for one in of):15.2f}  "
+            f"{statistics.median(one.worst for one in of):15.2f}  {median_ratio(of):18.2f}  "
+            f"{max(one.calls for one in of):5d}  {statistics.mean(one.seconds for one in of):7.2f}"
         )
         for one in flagged:
             ids = ", ".join(one.flagged)
-            print(f"    seed {one.seed} kernel {one.kernel}: {ids}, worst cell {one.worst:.2f}, query {one.query:.2f}")
+            worst = f"cell {one.worst:.2f}, query {one.query:.2f}, lse {one.lse:.2f}"
+            print(f"    seed {one.seed} kernel {one.kernel}: {ids}, worst {worst}")
     total = sum(bool(one.flagged) for one in outcomes)
     print(f"{len(outcomes)} matrices, {total} flagged, {seconds:.0f} s", flush=True)
 

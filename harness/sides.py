@@ -40,7 +40,8 @@ class Side(Settings):
     model: str = Field(
         BUILTIN_MODEL,
         min_length=1,
-        description="model folder or hub name; tiny is the model that ships with assay",
+        description="model folder or hub name; tiny is the model that ships with assay, and tiny-gemma2, tiny-gemma3, tiny-gpt-oss "
+        "and tiny-qwen3 are the same in layers of these families",
     )
     interpreter: str = Field("", description="Python that starts the engine; by default the one that runs assay")
     flags: tuple[str, ...] = Field((), description="further flags of the engine, for example --page-size=16")

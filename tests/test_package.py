@@ -339,6 +339,7 @@ def test_the_base_install_checks_a_kernel(base_only: dict[str, str], tmp_path: P
     assert "causal mask top-left" in page.read_text()
 
 
+@pytest.mark.slow
 def test_in_the_base_install_the_doctor_says_what_is_true(base_only: dict[str, str]) -> None:
     """Its rows are about what they name, and not about a package that assay needs to find out."""
     hidden = "from assay.harness import extras; here = extras._installed\n"
@@ -387,8 +388,8 @@ def test_a_kernel_whose_package_is_missing_is_refused_before_it_is_called(base_o
 
 
 IMPORTABLE = {
-    (): ("offline.check", "offline.replay", "cli", "cli.check", "cli.explain", "explain.pages", "cli.diff"),
     ("reports", "serve"): ("collect.collect", "bench.drive", "bisect.layer_probes", "cli.run", "cli.diff"),
+    (): ("offline.check", "offline.replay", "cli", "cli.check", "cli.explain", "explain.pages", "cli.diff"),
     ("reports",): (
         "judge.build",
         "offline.timing",
@@ -401,7 +402,7 @@ IMPORTABLE = {
 """Modules of the harness that can be imported with each extra; without one, those of the commands that do not need it."""
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("extras", IMPORTABLE, ids=lambda extras: ",".join(extras) or "base")
 def test_an_extra_is_enough_for_its_commands(extras: tuple[str, ...], tmp_path: Path) -> None:
     env = only(tmp_path, *extras)
@@ -497,6 +498,7 @@ def test_a_foreign_repository_uses_the_plugin(foreign: Path) -> None:
     assert re.search(r"^assay: 1 kernel, \d+ calls", done.stdout, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_a_foreign_repository_uses_the_command(foreign: Path) -> None:
     done = there(foreign, "assay", "check", "harness.attention:forward", "--case", "extend-7+")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -152,8 +152,9 @@ class CallSpec:
         padded_rows: rows at the end of q that belong to no sequence, as in a captured graph of a larger batch. A kernel returns an
             output of q's shape all the same, of which the padded rows are not looked at.
         alibi: for each q head, a slope: the score of a key loses slope * |distance| between it and the query, in tokens of their
-            sequence. Of a key before the query that adds slope * (key position - query position), as in vLLM and flash_attn. It
-            is added to scaled scores, after cap and temperature; empty for none.
+            sequence. Of a key before the query that adds slope * (key position - query position), as in vLLM and flash_attn
+            (whose causal kernel adds slope * key position, so that its log-sum-exps are larger by slope * query position). It is
+            added to scaled scores, after cap and temperature; empty for none.
 
     Raises:
         ValueError: a negative soft cap, or a temperature of 1 or less.

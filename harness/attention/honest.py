@@ -77,12 +77,14 @@ def here(family: NoiseFamily, call: AttentionCall) -> NoiseFamily:
 
     In float32, a kernel may use TF32 wherever the device has it (a CUDA device of compute capability 8.0 or above): it is the
     default of Triton's ``tl.dot`` and of many libraries. Elsewhere, no correct kernel has its noise without declaring it. Where a
-    call has K and V as they are stored, no kernel stores them again; where it is on the grid, storing costs nothing.
+    call has K and V as they are stored, no kernel stores them again, unless for products with a Q or weights in as few bits. Where
+    it is on the grid, storing costs nothing.
     """
     if call.spec.on_grid:
         family = NoiseFamily(accumulation=family.accumulation)
     if call.stored_k is not None:
-        family = replace(family, k=None, v=None)  # what storing them costs is in k and v already
+        # What storing them costs is in k and v already; a product in few bits has both of its operands in them all the same.
+        family = replace(family, k=family.q and family.k, v=family.p and family.v)
     if family.accumulation != "fp32" or call.q.dtype != torch.float32 or call.q.device.type != "cuda":
         return family
     ampere = torch.cuda.get_device_capability(call.q.device) >= (8, 0)
@@ -133,9 +135,10 @@ def honest_outputs(
     largest = {name: getattr(call, name).abs().amax().to(work) for name in "qkv" if getattr(call, name).numel()}
     mean = call.k.to(work).mean(0)
     width = 1 if lse else call.v.shape[2]
+    whole = lse or bool(call.spec.softcap or call.spec.sinks)  # where subtracting a mean from K is to change no score
     result, groups, first = _nothing(call, rows, members, width), _groups(call, rows), 0
     for way, count in zip(_ways(used), _by_way(members, len(_ways(used))), strict=False):
-        draw = _Draw(generator, used, way, call.q.dtype, work, largest, mean, stretch, lse)
+        draw = _Draw(generator, used, way, call.q.dtype, work, largest, mean, stretch, lse, whole)
         for group in groups:
             _answer(group, call, draw, result[first : first + count])
         first += count
@@ -255,6 +258,7 @@ class _Draw:
     mean: Tensor
     stretch: float
     lse: bool
+    whole_scores: bool
 
     @property
     def eps(self) -> float:
@@ -333,7 +337,7 @@ class _Draw:
         scale = self.scale(every[0], how, largest, self.way.q_block if what == "q" else self.way.k_block)
         found = self.quantised((every[0] / scale).expand(every.shape), how).mul_(scale)  # divided once for all
         found = found if what == "v" or self.stretch == 1.0 else every + self.stretch * (found - every)
-        return found + mean if how.smooth and self.lse else found  # a log-sum-exp is that of the scores of K as it is
+        return found + mean if how.smooth and self.whole_scores else found
 
     def scale(self, x: Tensor, how: Quantised, largest: Tensor, block: int) -> Tensor:
         """Compute the scale of each token of x [heads, tokens, dim], broadcasting to it."""

@@ -76,7 +76,7 @@ class Declaration:
             return f"head_dim {head_dim}"
         if self.dtypes is not None and dtype not in self.dtypes:
             return dtype
-        if not self.prefix and max(call.prefixes, default=0) > 0:
+        if not self.prefix and call.causal and max(call.prefixes, default=0) > 0:
             return "a cached prefix"
         return ", ".join(name for name in call.features if name not in self.features)
 

@@ -217,6 +217,11 @@ def _asking_for(fields: Callable[[int], dict[str, Any]], call: AttentionCall) ->
     return call.with_spec(**fields(call.heads.q_heads))
 
 
+def _slopes(steepness: int, heads: int) -> tuple[float, ...]:
+    """List slopes of ALiBi from nearly 1 down to 2 ** -steepness, as float32 has them: kernels hold no others."""
+    return tuple(torch.tensor([2 ** (-steepness * (h + 1) / heads) for h in range(heads)]).tolist())
+
+
 def _parents(kind: str, queries: int) -> list[int]:
     """List the parent of each query of a draft tree, -1 for the cached prefix itself."""
     if kind == "chain":
@@ -317,7 +322,7 @@ _ASKED: dict[str, dict[str, Callable[[AttentionCall], AttentionCall]]] = {
     "alibi": {
         f"ALiBi to 2^-{n}": partial(
             _asking_for,
-            partial(lambda n, heads: {"alibi": tuple(2 ** (-n * (h + 1) / heads) for h in range(heads))}, n),
+            partial(lambda n, heads: {"alibi": _slopes(n, heads)}, n),
         )
         for n in (8, 1)
     },

@@ -88,6 +88,8 @@ class NoiseFamily:
         p: storage of the softmax weights on their way into the product with V; None for the call's dtype.
         accumulation: arithmetic of both products: "fp32"; "tf32", in which float32 operands have 10 bits of mantissa; or "fp16", in
             which sums are kept in fp16.
+        dropped: share of the weights of a query that a kernel may leave out, as one that skips blocks of small weights or attends
+            to the largest scores alone does: 0.01 for one percent. The others are divided by their own sum.
     """
 
     q: Quantised | None = None
@@ -95,8 +97,11 @@ class NoiseFamily:
     v: Quantised | None = None
     p: Quantised | None = None
     accumulation: Arithmetic = "fp32"
+    dropped: float = 0.0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.dropped < 1:
+            raise ValueError(f"a share of {self.dropped} of the weights is dropped; expected one from 0 to below 1")
         if self.accumulation not in get_args(Arithmetic):
             raise ValueError(f"no arithmetic {self.accumulation!r}; expected one of {', '.join(get_args(Arithmetic))}")
         if any(stored is not None and stored.smooth for stored in (self.q, self.v, self.p)):
@@ -109,7 +114,8 @@ class NoiseFamily:
         if known is not None:
             return known
         parts = [f"{what}:{stored}" for what in _STORED if (stored := getattr(self, what)) is not None]
-        return ",".join(parts + [f"accumulation:{self.accumulation}"] * (self.accumulation != "fp32"))
+        parts += [f"accumulation:{self.accumulation}"] * (self.accumulation != "fp32")
+        return ",".join(parts + [f"dropped:{self.dropped:g}"] * (self.dropped > 0))
 
     @property
     def quantises(self) -> bool:
@@ -159,12 +165,14 @@ def family(name: str) -> NoiseFamily:
         ) from None
 
 
-def _part(text: str) -> tuple[str, Quantised | str]:
+def _part(text: str) -> tuple[str, Quantised | str | float]:
     what, _, value = text.partition(":")
     if what == "accumulation":
         return what, value
+    if what == "dropped":
+        return what, float(value)
     if what not in _STORED:
-        raise ValueError(f"{what!r} is neither accumulation nor one of {', '.join(_STORED)}")
+        raise ValueError(f"{what!r} is neither accumulation, dropped nor one of {', '.join(_STORED)}")
     smooth = value.endswith("-smooth")
     stored, _, per = value.removesuffix("-smooth").partition("-")
     return what, Quantised(stored, per or "block", smooth)  # type: ignore[arg-type]

@@ -237,5 +237,6 @@ def attend(request: Request, logits: Tensor | None = None) -> Tensor:
         request: the sequence: a mask, a head map and a dtype of any kind.
         logits: scores in place of `scores`, in the same shape; None for these.
     """
-    sinks = torch.tensor(request.spec.sinks, device=request.q.device)[:, None] if request.spec.sinks else None
+    numbers, of = request.spec.sinks, request.q
+    sinks = torch.tensor(numbers, dtype=of.dtype, device=of.device)[:, None] if numbers else None
     return _attend(scores(request) if logits is None else logits, request.v[request.kv_head], sinks)

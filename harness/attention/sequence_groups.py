@@ -102,10 +102,10 @@ class SequenceGroup:
         return lambda keys: alibi_bias(of_heads, queries, torch.arange(keys, device=some.device))
 
     def of_heads(self, numbers: Sequence[float], some: Tensor) -> Tensor | None:
-        """Lay out a number of each q head for `some` of the rows: [heads, group * r]; None without numbers."""
+        """Lay out a number of each q head for `some` of the rows: float64 [heads, group * r]; None without numbers."""
         if not numbers:
             return None
-        of_groups = torch.tensor(numbers, device=self.q.device).view(-1, self.q.shape[1])
+        of_groups = torch.tensor(numbers, dtype=torch.float64, device=self.q.device).view(-1, self.q.shape[1])
         return of_groups.repeat_interleave(some.shape[1], 1).repeat(self.sequences, 1)
 
     def queries(self, q: Tensor, some: Tensor) -> Tensor:
@@ -194,7 +194,8 @@ def _group(
         first, keys = call.positions.cpu().numpy().astype(np.int64)[members].T
         behind = first - keys
     _, stop = call.spec.mask.span(rows, (lens_k - behind)[:, None], lens_k[:, None])
-    stop = np.minimum(stop, lens_k[:, None])  # a query may be behind the keys of its call
+    if call.positions is not None:
+        stop = np.minimum(stop, lens_k[:, None])  # a query may be behind the keys of its call
     custom = call.custom_masks
     if custom is not None:
         stop = np.broadcast_to(lens_k[:, None], rows.shape)  # a query may see keys behind its own

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from assay.harness.bugs import blocks, heads, leaks, masks, precision, prefixes, quantisation, scales
+from assay.harness.bugs import blocks, features, heads, leaks, masks, precision, prefixes, quantisation, scales
 from assay.harness.bugs.bug import LEAK, Bug
 
 KIND_TITLES = {
@@ -19,9 +19,17 @@ KIND_TITLES = {
     "accumulator": "Accumulators",
     "saturation": "Saturation",
     "overflow": "Overflow",
+    "window": "Windows that a layer asks for",
+    "softcap": "Soft caps",
+    "sinks": "Attention sinks",
+    "positions": "Temperature, ALiBi and positions",
+    "drafts": "Drafts that are verified",
+    "padding": "Padded rows",
+    "stored-kv": "Stored K and V",
+    "latent": "Latent attention",
 }
 """Kind of bugs -> heading, in the order of `FAMILY`."""
-_ROOMS = (leaks, masks, prefixes, scales, heads, quantisation, blocks, precision)
+_ROOMS = (leaks, masks, prefixes, scales, heads, quantisation, blocks, precision, features)
 
 FAMILY: tuple[Bug, ...] = tuple(bug for kind in KIND_TITLES for room in _ROOMS for bug in room.BUGS if bug.kind == kind)
 """Every known bug, leaks first; ids are unique."""

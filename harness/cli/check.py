@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,12 +15,20 @@ from assay.harness.errors import UsageError
 from assay.harness.extras import require
 
 if TYPE_CHECKING:
+    from assay.harness.attention.call import Kernel
+    from assay.harness.attention.matrix import Case
     from assay.harness.offline.check_result import CheckResult
 
 
 @app.command()
 def check(
     kernel: Annotated[str, typer.Argument(help="A kernel: a published name, module:function, or sglang:BACKEND.")],
+    op: Annotated[
+        str,
+        typer.Option(
+            help="attention; or merge: a function of call.outs and call.lses, [parts, tokens, heads, ...], that returns Outputs."
+        ),
+    ] = "attention",
     size: Annotated[
         str, typer.Option(help="small, for interpreted kernels; or full, with longer sequences and more heads.")
     ] = "small",
@@ -72,10 +81,15 @@ def check(
     from assay.reports.terminal import say as print_text
 
     name, loaded = named(kernel)
+    merges: list[Case] | None = None
+    if op != "attention":
+        given = {"--phase": phase, "--dtype": dtype, "--head-dim": head_dim, "--like": like, "--noise": noise}
+        loaded, merges = _merging(op, loaded, [flag for flag, value in given.items() if value], device, seed)
+        read_out = 0.0  # it would be asked for attention
     declared = declaration(loaded)
     phases = phase or declared.phases
     dims = _whole_numbers("--head-dim", head_dim) if head_dim else None
-    cases = matrix_of(
+    cases = merges or matrix_of(
         declared, phases=phases, dtypes=_words(dtype), size=size, device=device, head_dims=dims, like=_words(like), seed=seed,  # type: ignore[arg-type]
     )  # fmt: skip
     chosen = [known for known in cases if case is None or case in known.name]
@@ -100,12 +114,29 @@ def check(
     else:
         with ProgressDisplay(errors) as display:
             result = run(
-                name, phases=phases, dtypes=_words(dtype), head_dims=dims, noise=noise, size=size, device=device,  # type: ignore[arg-type]
-                like=_words(like), seed=seed, cases=chosen if case else None, again=as_given(), calls=calls,
-                read_out=read_out, before_reading=announce,
+                loaded if merges else name, phases=phases, dtypes=_words(dtype), head_dims=dims, noise=noise, size=size,  # type: ignore[arg-type]
+                device=device, like=_words(like), seed=seed, cases=chosen if case or merges else None, again=as_given(),
+                calls=calls, read_out=read_out, before_reading=announce,
                 progress=lambda done, total: count(display, done, total), watcher=handover.put,
             )  # fmt: skip
     raise typer.Exit(deliver(check_document(result, detail.verbose), json, html, junit))
+
+
+def _merging(op: str, kernel: Any, others: Sequence[str], device: str | None, seed: int) -> tuple[Kernel, list[Case]]:
+    """Make a kernel of one that merges, and the cases of its matrix.
+
+    Raises:
+        UsageError: there is no such operation, or one of the flags chooses calls of attention.
+    """
+    from assay.harness.attention.merge import merge_cases, merging
+    from assay.harness.offline.kernel_matrix import checked_device
+
+    if op != "merge":
+        raise UsageError(f"--op is {op!r}.", "attention or merge", "choose one of them")
+    if others:
+        found = f"{' and '.join(others)} {'chooses' if len(others) == 1 else 'choose'} calls of attention."
+        raise UsageError(found, "--case, --seed or --device with --op merge", "omit the others")
+    return merging(kernel), merge_cases(checked_device(device), seed)
 
 
 def _words(given: list[str] | None) -> list[str] | None:

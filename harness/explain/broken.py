@@ -6,15 +6,17 @@ Every hypothesis has one, under its id with underscores.
 from __future__ import annotations
 
 from assay.harness.attention.call import Kernel
+from assay.harness.attention.kernels import declares
 from assay.harness.bugs.family import BY_ID
 from assay.harness.bugs.faults import fault
+from assay.harness.explain.examples import example
 
 
 def __getattr__(name: str) -> Kernel:
     id_ = name.replace("_", "-")
     if id_ not in BY_ID:
         raise AttributeError(f"there is no hypothesis {id_!r}")
-    kernel = fault(id_)
+    kernel = declares(features=example(BY_ID[id_]).features)(fault(id_))
     kernel.__name__ = kernel.__qualname__ = name
     kernel.__module__ = __name__
     return kernel

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.call import AttentionCall, Mask
+from assay.harness.attention.matrix import as_tree
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.bugs.bug import LEAK, Bug
+from assay.harness.bugs.features import CAP, SINK, WINDOW
 
 Lens = list[tuple[int, int]]
 _NEW, _PREFIX = 7, 9
@@ -33,7 +37,55 @@ def example(hypothesis: Bug) -> AttentionCall:
         return replace(call, q=_stepped(call.q), k=_stepped(call.k) + torch.linspace(-20, 20, 32, dtype=torch.float64))
     if hypothesis.kind in ("saturation", "overflow"):
         return _beyond(hypothesis.id, call)
+    return _ASKING.get(hypothesis.kind, _plain)(hypothesis.id, call)
+
+
+def _plain(_id: str, call: AttentionCall) -> AttentionCall:
     return call
+
+
+def _sunk(_id: str, call: AttentionCall) -> AttentionCall:
+    return call.with_spec(sinks=(SINK, -2.0)[: call.heads.q_heads])
+
+
+def _positioned(id_: str, call: AttentionCall) -> AttentionCall:
+    if id_.startswith("alibi"):
+        return call.with_spec(alibi=(0.25, 0.0625)[: call.heads.q_heads])
+    late = call.with_spec(temperature=4)
+    return late if id_.startswith("temperature") else replace(late, positions=torch.tensor([[100 + _PREFIX, 100]]))
+
+
+def _padded(_id: str, call: AttentionCall) -> AttentionCall:
+    return replace(call.with_spec(padded_rows=2), q=torch.cat([call.q, call.q[:2]]))
+
+
+def _stored(id_: str, call: AttentionCall) -> AttentionCall:
+    """Store k and v in FP8, with scales of their own for each token where a bug mixes tokens, else for each head."""
+    tokens, heads = call.k.shape[:2]
+    shape = (tokens, heads, 1) if id_.endswith("token") else (1, heads, 1)
+    scale = 2.0 ** -(torch.arange(1, math.prod(shape) + 1) % 3).view(shape)
+    k, v = (tensor.to(torch.float8_e4m3fn) for tensor in (call.k, call.v))
+    return replace(
+        call, k=k.double() * scale, v=v.double() * 4 * scale, stored_k=k, stored_v=v, k_scale=scale, v_scale=4 * scale
+    )
+
+
+def _latent(_id: str, call: AttentionCall) -> AttentionCall:
+    wide = call_of([(_NEW, _PREFIX)], (1, 1), 576, torch.float64, "cpu")
+    return replace(wide, v=wide.k[..., :512]).with_spec(layout="v in k", scale=192**-0.5)
+
+
+_ASKING: dict[str, Callable[[str, AttentionCall], AttentionCall]] = {
+    "window": lambda _, call: call.with_spec(mask=Mask(window=WINDOW)),
+    "softcap": lambda _, call: call.with_spec(softcap=CAP),
+    "sinks": _sunk,
+    "positions": _positioned,
+    "drafts": lambda _, call: as_tree("binary tree", call),
+    "padding": _padded,
+    "stored-kv": _stored,
+    "latent": _latent,
+}
+"""What a call asks for, by kind of bug."""
 
 
 def _lens(hypothesis: Bug) -> Lens:
@@ -50,6 +102,8 @@ def _number(id_: str) -> int:
 
 
 def _heads(hypothesis: Bug) -> tuple[int, int]:
+    if hypothesis.id.endswith("next-head"):
+        return 2, 2
     if hypothesis.kind == "kv-heads":
         return 6, 3  # of two kv heads, the previous is the next
     return (2, 2) if hypothesis.id == "scale-of-all-heads" else (1, 1)

@@ -101,7 +101,7 @@ def _output(of: Bug, call: AttentionCall) -> Tensor:
 
 def _picture(of: Bug, call: AttentionCall) -> Picture:
     """Draw what a bug does to the weights of a call, read off the hypothesis as it would be read off a kernel."""
-    reading = read(partial(_output, of), call, range(len(call.q)))
+    reading = read(partial(_output, of), call, range(call.rows))
     if reading is not None:
         return picture_of(reading, relative=_EXACT)
     wrong = _output(of, call)

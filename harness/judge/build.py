@@ -25,7 +25,7 @@ from assay.harness.judge import (
     sensitivity,
 )
 from assay.harness.judge.call_counts import call_summaries
-from assay.harness.judge.decide import WHOLE, decide, holm_corrected
+from assay.harness.judge.decide import WHOLE, decide, holm_corrected, without_those_of_the_reference
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.headline import scope_of, shown_by
 from assay.harness.judge.latency_result import LatencyResult
@@ -72,7 +72,8 @@ def _build(folder: RunFolder) -> Report:
     times = latency_suite.timed(folder) if "latency" in spec.workload.suites else ""
     run = RunEvidence.read(folder, timed=not isinstance(times, str))
     judged = _judged(run, times)
-    suites = holm_corrected(_suites(judged), spec.policy.alpha)
+    off_by_a_key = run.errors is not None and bool(run.errors.off_by_a_key)
+    suites = holm_corrected(without_those_of_the_reference(_suites(judged), off_by_a_key), spec.policy.alpha)
     checks = list(chain.from_iterable(part.checks for part in judged))
     if progress.failure:
         # What was not met says nothing: it would have been met later, and its advice is not what to do now.

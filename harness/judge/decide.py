@@ -18,6 +18,8 @@ WHOLE: tuple[SuiteName, ...] = ("accuracy", "greedy", "logits", "layers")
 """Suites without which a run is partial. The latency suite is asked for on its own: a time is no accuracy."""
 BASELINE = "baseline"
 """Id of the suite that compares the candidate with its accepted baseline."""
+_ANSWERS, _LAYERS = ("accuracy", "greedy", "logits"), "layers"
+"""Ids of the suites that compare what both servers answer, and of the one that holds each layer against the truth."""
 _LATENCY = "latency"
 """Id of the suite that compares times."""
 
@@ -72,6 +74,26 @@ def _corrected(suite: Suite, p: float, alpha: float, count: int) -> Suite:
         return suite
     why = f"{suite.why} Holm's correction over {count} suites gives p = {p:.2g}, not below {alpha:g}: no regression is shown."
     return suite.model_copy(update={"verdict": "inconclusive", "why": why})
+
+
+def without_those_of_the_reference(suites: Sequence[Suite], off_by_a_key: bool) -> list[Suite]:
+    """Withdraw regressions of answers that may be the reference's own, which are then inconclusive.
+
+    They may be if a window of the reference is off by one key, while the candidate computes what every layer asks for. If a layer
+    of the candidate is wrong as well, or was not compared, they stand.
+
+    Args:
+        suites: each with its verdict.
+        off_by_a_key: whether the shadow saw such a window of the reference.
+    """
+    right = off_by_a_key and any(suite.id == _LAYERS and suite.verdict == "pass" for suite in suites)
+    why = "The reference's window is off by one key, and every layer of the candidate is right: the reference may be what differs."
+    return [
+        suite.model_copy(update={"verdict": "inconclusive", "why": f"{suite.why} {why}", "p_regression": None})
+        if right and suite.verdict == "regression" and suite.id in _ANSWERS
+        else suite
+        for suite in suites
+    ]
 
 
 def decide(

@@ -17,7 +17,7 @@ from torch import Tensor
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.honest import MEMBERS, added_key_by_key, here, honest_outputs, members_by_way
 from assay.harness.attention.noise import NoiseFamily, family
-from assay.harness.attention.oracle import log_sum_exp, oracle
+from assay.harness.attention.oracle import log_sum_exp, oracle, sequences
 from assay.harness.localize.cells import CallCells, cells_of
 from assay.harness.stats.noise_bound import FALSE_FLAGS, cell_bounds
 from assay.harness.stats.query_bounds import (
@@ -73,6 +73,7 @@ class Ensemble:
         common: share of the mean square error that all members of a way have, float64 [ways, cells, num_q_heads].
         slopes: slope of each member's output on the truth, float64 [members, num_q_heads].
         ways: numbers of members, in their order, that implement attention in the same way.
+        dropped: the most that leaving out weights costs, float64 [cells, num_q_heads]; 0 where the family leaves out none.
     """
 
     errors: Tensor
@@ -80,6 +81,7 @@ class Ensemble:
     common: Tensor
     slopes: Tensor
     ways: tuple[int, ...]
+    dropped: Tensor
 
     @property
     def noise(self) -> Tensor:
@@ -164,7 +166,7 @@ class CallNoise:
                 torch.split(ensemble.errors, list(ensemble.ways)), ensemble.freedom, ensemble.common, strict=True
             )
         ]
-        return torch.from_numpy(np.maximum.reduce(bounds)).clamp(min=least_error(self.call.q.dtype))
+        return torch.from_numpy(np.maximum.reduce(bounds)).clamp(min=least_error(self.call.q.dtype)) + ensemble.dropped
 
 
 _kept: ContextVar[dict[tuple[int, str], CallNoise] | None] = ContextVar("_kept", default=None)
@@ -250,6 +252,8 @@ def bounds_of_queries(call: AttentionCall, family: NoiseFamily, rows: Tensor, ow
     ways = [query_bounds(part) for part in torch.split(off, members_by_way(call, family, members))]
     bounds, freedom = (torch.stack(values) for values in zip(*ways, strict=True))
     bounds, freedom = bounds.amax(0), freedom.amin(0)
+    lost = right.new_full(right.shape[:2], -math.log1p(-family.dropped)) if lse else _dropped(call, family, rows, right)
+    bounds += with_all_heads(lost).cpu()
     above = own > bounds
     if bool(above.any()) and (family.q is not None or family.k is not None):
         some = above.any(1).nonzero().flatten()
@@ -281,7 +285,23 @@ def simulate(call: AttentionCall, family: NoiseFamily, cells: CallCells, members
     squares = right.square().sum((0, 2))
     slopes = (squares + along) / torch.where(squares > 0, squares, 1.0)
     assert errors.shape == (count, heads, members)
-    return Ensemble(errors.movedim(-1, 0).cpu().contiguous(), freedom, common, slopes.cpu(), tuple(ways))
+    lost = torch.where(size > 0, cells.sums(_dropped(call, family, rows, right)) / size, 0.0)
+    return Ensemble(errors.movedim(-1, 0).cpu().contiguous(), freedom, common, slopes.cpu(), tuple(ways), lost.cpu())
+
+
+def _dropped(call: AttentionCall, family: NoiseFamily, rows: Tensor | None, right: Tensor) -> Tensor:
+    """Bound each query's cost of leaving out weights: sum of |output - truth| over head_dim, float64 [rows, num_q_heads].
+
+    Of the weights w_j with the sum e that are left out, output - truth is sum_j w_j (truth - v_j) / (1 - e).
+    """
+    if not family.dropped:
+        return right.new_zeros(right.shape[:2])
+    size = call.v.double().abs().sum(-1)
+    by_sequence = torch.stack([size[some].amax(0) for _, some in sequences(call)])
+    largest = by_sequence.repeat_interleave(call.heads.group, 1)
+    at = torch.arange(call.rows, device=right.device) if rows is None else rows
+    sequence = torch.bucketize(at, call.cu_seqlens_q[1:].long(), right=True)
+    return family.dropped / (1 - family.dropped) * (largest[sequence] + right.abs().sum(-1))
 
 
 def _off(outputs: Tensor, right: Tensor) -> Tensor:

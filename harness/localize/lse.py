@@ -51,9 +51,14 @@ class LseErrors:
     rows: Tensor | None
 
     @property
+    def excess(self) -> float:
+        """The largest error as a multiple of its bound; above 1 it is out of bounds."""
+        return float((self.own / self.bounds).nan_to_num(nan=0.0).max())
+
+    @property
     def wrong(self) -> bool:
         """True if one is out of bounds."""
-        return bool((self.own > self.bounds).any())
+        return self.excess > 1
 
     @property
     def worst(self) -> tuple[float, float]:

@@ -264,6 +264,7 @@ def _result(
             declined(task.declared, options),
             examined.left_out,
             runs,
+            sum(result.lse is not None for result in run.results),
         ),
         broken=broken,
         missing=examined.missing(task.asked, len(task.excluded), not named_dtypes),

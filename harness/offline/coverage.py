@@ -173,6 +173,7 @@ def coverage_of(
     declined: Sequence[str],
     left_out: Sequence[Case],
     runs: int,
+    lses: int = 0,
 ) -> Coverage:
     """Determine what the computed calls cover.
 
@@ -184,6 +185,7 @@ def coverage_of(
         declined: what else its declaration leaves out.
         left_out: cases that were not run, as the kernel was clearly wrong before.
         runs: how many times the kernel ran.
+        lses: calls of which the log-sum-exps were compared.
     """
     phases: dict[str, list[AttentionCall]] = {}
     for call in computed:
@@ -206,7 +208,7 @@ def coverage_of(
         gaps=(*_left_out(left_out), *_gaps(cases, refused, excluded, declined)),
         runs=runs,
         core=core,
-        beyond=(*_beyond(core, phases), *_asked_for(cases)),
+        beyond=(*_beyond(core, phases), *_asked_for(cases), *[f"log-sum-exps of {counted(lses, 'call')}"] * (lses > 0)),
     )
 
 

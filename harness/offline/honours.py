@@ -316,7 +316,7 @@ _WORDS = {
     "pages of 16": ("page",),
     "pages of 64": ("page",),
     "bfloat16": ("dtype", "bfloat16", "bf16"),
-    "float32": ("dtype", "float32", "fp32"),
+    "float32": ("dtype", "float32", "fp32", "data type"),
 }
 """Words of which an error has one that refuses an attribute."""
 

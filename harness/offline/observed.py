@@ -137,25 +137,25 @@ class Reader:
         if not self.wants(findings, plain):
             return Observed(tuple(findings))
         results = plain
-        read_out = self._read(kernel, declared, results)
-        if isinstance(read_out, str):
-            named = with_evidence(findings, read_out)
-        elif not said(read_out):
-            named = with_operator(findings, read_out)
+        reading = self._read(kernel, declared, results)
+        if isinstance(reading, str):
+            named = with_evidence(findings, reading)
+        elif not said(reading):
+            named = with_operator(findings, reading)
         elif not recorded:
-            read_out = _tried(read_out, results)
-            named = with_operator(findings, read_out)
+            reading = _tried(reading, results)
+            named = with_operator(findings, reading)
         else:
-            seen = held(read_out, _smallest(results))
+            seen = held(reading, _smallest(results))
             outputs = f"{seen.explained:,} of {seen.wrong:,} wrong outputs of the recorded calls"
             if seen.share >= _HELD_SHARE:
-                named = with_evidence(with_operator(findings, _tried(read_out, results)), f"it gives {outputs}")
+                named = with_evidence(with_operator(findings, _tried(reading, results)), f"it gives {outputs}")
             else:
-                other = f"on other calls the kernel computes this, which gives {outputs}: {read_out.sentence}"
+                other = f"on other calls the kernel computes this, which gives {outputs}: {reading.sentence}"
                 named = with_evidence(findings, other)
         if serious(named)[0].picture is None:
             named = _with_picture(named, kernel, declared, results)
-        return Observed(tuple(named), _light(read_out))
+        return Observed(tuple(named), _light(reading))
 
     def observe_outputs(
         self,
@@ -186,18 +186,18 @@ class Reader:
 
     def sentence(self, kernel: Kernel, declared: Declaration, result: CallResult) -> str:
         """Return what was read, if it gives the wrong outputs of a failing call; empty if not."""
-        read_out = self._read(kernel, declared, [result]) if _READS and not result.call.features else ""
-        if isinstance(read_out, str) or not said(read_out):
+        reading = self._read(kernel, declared, [result]) if _READS and not result.call.features else ""
+        if isinstance(reading, str) or not said(reading):
             return ""
-        return said(read_out) if held(read_out, [result]).share >= _HELD_SHARE else ""
+        return said(reading) if held(reading, [result]).share >= _HELD_SHARE else ""
 
     def _read(self, kernel: Kernel, declared: Declaration, results: Sequence[CallResult]) -> ReadOut | str:
         """Read a kernel in a dtype in which it is wrong, on the device of its calls; or return why there is no read-out."""
         dtypes, device = _dtypes(declared, results), str(results[0].call.q.device)
         declared = replace(declared, dtypes=dtypes)
-        for asked, its, on, read_out in self._known:
+        for asked, its, on, reading in self._known:
             if asked is unwatched(kernel) and (its, on) == (declared, device):
-                return read_out
+                return reading
         shapes = {(result.call.q.shape[2], result.call.v.shape[2]) for result in results}
         made = read_kernel(kernel, declared, device, self.seconds, shapes, _telling(results))
         self._known = [*self._known[1 - _KEPT :], (unwatched(kernel), declared, device, made)]
@@ -241,29 +241,29 @@ def _recorded_outputs(results: Sequence[CallResult], others: Iterable[tuple[Atte
     return outputs + [recorded(call, out, max(limits, default=0.0)) for call, out in others]
 
 
-def _tried(read_out: ReadOut, results: Sequence[CallResult]) -> ReadOut:
+def _tried(reading: ReadOut, results: Sequence[CallResult]) -> ReadOut:
     """Hold a read-out to the calls that were compared too: all that fail, and some that do not.
 
     What it does not give of their wrong outputs, or changes of their right ones, it is held to. A finding says in which dtypes,
     head dims and layouts the kernel fails, so only calls of these count. What depends on earlier calls cannot be tried on calls
     whose order is not known: then it is not exact.
     """
-    known = [result for result in results if not _remembers(read_out, result.call)]
+    known = [result for result in results if not _remembers(reading, result.call)]
     failing = [result for result in known if result.fails]
     kinds = {_unspoken(result.call) for result in failing}
     passing = [result for result in known if not result.fails and _unspoken(result.call) in kinds]
-    seen = held(read_out, [*failing, *passing[:: max(1, len(passing) // _PASSING)]])
+    seen = held(reading, [*failing, *passing[:: max(1, len(passing) // _PASSING)]])
     if not seen.wrong:
-        return replace(read_out, unsure=True)
+        return replace(reading, unsure=True)
     if seen.exact:
         others = [result for result in known if not result.fails and _unspoken(result.call) not in kinds]
-        apart = held(read_out, others[:: max(1, len(others) // _PASSING)]) if read_out.exact else seen
-        return replace(read_out, whole=read_out.exact and not apart.false)
-    if seen.share < read_out.share:
-        return replace(read_out, all=seen)
-    whole = read_out.all
+        apart = held(reading, others[:: max(1, len(others) // _PASSING)]) if reading.exact else seen
+        return replace(reading, whole=reading.exact and not apart.false)
+    if seen.share < reading.share:
+        return replace(reading, all=seen)
+    whole = reading.all
     return replace(
-        read_out, all=Agreement(whole.wrong + seen.wrong, whole.explained + seen.explained, whole.false + seen.false)
+        reading, all=Agreement(whole.wrong + seen.wrong, whole.explained + seen.explained, whole.false + seen.false)
     )
 
 
@@ -272,18 +272,18 @@ def _unspoken(call: AttentionCall) -> tuple[object, ...]:
     return call.q.dtype, call.q.shape[2], call.v.shape[2], call.spec.layout, call.spec.grad_mode
 
 
-def _remembers(read_out: ReadOut, call: AttentionCall) -> bool:
+def _remembers(reading: ReadOut, call: AttentionCall) -> bool:
     """Return True if the operator gives other outputs of a call after other calls."""
     rows = np.arange(min(len(call.q), _HELD_ROWS, _most_rows(call)))
     first, later = Queries(call, rows), Queries(call, rows, _LATER, _LATER)
-    return not np.array_equal(read_out.operator.outputs(first), read_out.operator.outputs(later), equal_nan=True)
+    return not np.array_equal(reading.operator.outputs(first), reading.operator.outputs(later), equal_nan=True)
 
 
-def held(read_out: ReadOut, results: Sequence[CallResult]) -> Agreement:
+def held(reading: ReadOut, results: Sequence[CallResult]) -> Agreement:
     """Test an operator on the calls that were compared: on `_HELD_ROWS` of the wrong queries of each, and as many right ones.
 
     Args:
-        read_out: the operator.
+        reading: the operator.
         results: calls that were compared.
     """
     wrong = explained = false = 0
@@ -293,7 +293,7 @@ def held(read_out: ReadOut, results: Sequence[CallResult]) -> Agreement:
         least = min(limit, float(size.max()) / 2) if result.fails else np.inf
         bad = np.asarray(size > least, dtype=np.bool_)
         rows = _spread(np.asarray(bad.any(1)), min(_HELD_ROWS, _most_rows(call)))
-        said_ = read_out.operator.outputs(Queries(call, rows))
+        said_ = reading.operator.outputs(Queries(call, rows))
         actual = result.out[torch.from_numpy(rows).to(result.out.device)].double().cpu().numpy()
         with np.errstate(invalid="ignore"):
             same = (said_ == actual) | (np.isnan(said_) & np.isnan(actual))
@@ -365,9 +365,9 @@ def _with_picture(
     return with_evidence(findings, picture) if isinstance(picture, str) else with_evidence(findings, picture=picture)
 
 
-def _light(read_out: ReadOut | str) -> ReadOut | None:
+def _light(reading: ReadOut | str) -> ReadOut | None:
     """Copy a read-out without its calls."""
-    return None if isinstance(read_out, str) else replace(read_out, samples=())
+    return None if isinstance(reading, str) else replace(reading, samples=())
 
 
 def _dtypes(declared: Declaration, results: Sequence[CallResult]) -> tuple[str, ...] | None:

@@ -33,7 +33,7 @@ class QueryMaxima:
 
     def add(
         self, call: AttentionCall, outputs: Tensor, honest: Sequence[tuple[NoiseFamily, Tensor]], right: Tensor,
-        defined: Tensor, rows: NDArray[np.int64], conditions: NDArray[np.int64],
+        defined: Tensor, rows: NDArray[np.int64], conditions: NDArray[np.int64], prefixes: Sequence[int],
     ) -> None:  # fmt: skip
         """Add queries of a call.
 
@@ -46,10 +46,11 @@ class QueryMaxima:
             defined: where it is.
             rows: these queries, packed rows in increasing order, [rows].
             conditions: the condition of each, [rows].
+            prefixes: cached prefix of each sequence, of which the call may have the last keys alone.
         """
         at = torch.from_numpy(rows).to(right.device)
         size = with_all_heads(right.abs().sum(-1)).cpu().numpy()
-        position, prefix = _positions(call, rows)
+        position, prefix = _positions(call, rows, prefixes)
         numbers, cell = np.unique(conditions, return_inverse=True)
         found = []
         for output, (family, members) in zip(outputs, honest, strict=True):
@@ -96,11 +97,13 @@ class QueryMaxima:
         return WorstQueries(index.reshape(-1, index.shape[-1]), candidate, reference)
 
 
-def _positions(call: AttentionCall, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _positions(
+    call: AttentionCall, rows: NDArray[np.int64], prefixes: Sequence[int]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Compute each query's position in its sequence, cached prefix included, and cached prefix."""
     ends = np.cumsum(call.lens_q)
     sequence = np.searchsorted(ends, rows, side="right")
-    prefix = np.asarray(call.prefixes)[sequence]
+    prefix = np.asarray(prefixes)[sequence]
     return rows - ends[sequence] + np.asarray(call.lens_q)[sequence] + prefix, prefix
 
 

@@ -180,7 +180,9 @@ class Shadow:
                 self._truth[layer, call.phase] = TruthSums(reference.shape[1], *families)
             [seed] = np.random.SeedSequence([self._seed, self._count, layer]).generate_state(1).tolist()
             self._features |= dict.fromkeys(packed.spec.features)
-            self._truth[layer, call.phase].add(packed, got, reference, self._rows, self._numbers, seed, worst)
+            self._truth[layer, call.phase].add(
+                packed, got, reference, self._rows, self._numbers, seed, worst, call.forward_pass.prefix
+            )
         except (
             Exception
         ) as error:  # out of memory, an unknown noise family: the layer lacks its comparison, and that is said

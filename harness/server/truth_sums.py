@@ -59,7 +59,7 @@ class TruthSums:
 
     def add(
         self, call: AttentionCall, candidate: Tensor, reference: Tensor, rows: NDArray[np.int64],
-        conditions: NDArray[np.int64], seed: int, also: Sequence[int] = (),
+        conditions: NDArray[np.int64], seed: int, also: Sequence[int] = (), prefixes: Sequence[int] | None = None,
     ) -> None:  # fmt: skip
         """Add a call.
 
@@ -73,6 +73,7 @@ class TruthSums:
                 of the next.
             also: rows that are compared one by one as well. They were chosen for what the candidate computed, so they are left
                 out of the sums.
+            prefixes: cached prefix of each sequence, where the call has only the last keys of some; None for those of the call.
         """
         sampled = len(rows)
         rows = np.concatenate([rows, np.setdiff1d(np.asarray(also, dtype=np.int64), rows)])
@@ -92,7 +93,7 @@ class TruthSums:
         by_row = torch.cat([_output_sums(some, right, defined) for some in outputs])  # [outputs, rows, heads, 4]
         size = torch.stack([right.abs().sum(-1), (right * right).sum(-1), defined.sum(-1).double()], -1)
         roles = [(self._families[n], honest[n]) for n in (0, self._reference_family)]
-        self._queries.add(call, outputs[0], roles, right, defined, rows, conditions[rows])
+        self._queries.add(call, outputs[0], roles, right, defined, rows, conditions[rows], prefixes or call.prefixes)
         by_row, size, rows = by_row[:, summed], size[summed], rows[summed.cpu().numpy()]
         numbers, place = np.unique(conditions[rows], return_inverse=True)
         where = torch.from_numpy(place.ravel()).to(at.device)

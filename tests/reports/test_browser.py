@@ -34,7 +34,7 @@ def _requests(chrome: Any) -> list[str]:
     return [url for url in sent if not url.endswith("report.html") and not url.startswith("data:")]
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 def test_opens_from_disk_without_errors_or_requests(visit: Any, any_report: Report) -> None:
     chrome = visit(any_report)
     assert chrome.get_log("browser") == []
@@ -68,7 +68,7 @@ def test_the_log_of_a_failed_server_can_be_copied_and_a_link_unfolds_what_it_lea
     assert chrome.execute_async_script(says, fold) is True
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("width", "height"), [(WIDTH, HEIGHT), (400, 700)])
 def test_verdict_is_in_the_first_viewport(visit: Any, any_report: Report, width: int, height: int) -> None:
     chrome = visit(any_report, width, height)
@@ -161,7 +161,7 @@ def test_everything_is_readable_without_scripts(
         assert chrome.find_element("css selector", ".finding code").is_displayed()
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["regression", "error", "hostile"])
 @pytest.mark.parametrize("width", [400, 800])
 def test_a_narrow_page_does_not_scroll_sideways(visit: Any, examples: ModuleType, name: str, width: int) -> None:
@@ -264,7 +264,7 @@ def test_the_contents_stay_and_lead_into_what_is_folded(visit: Any, examples: Mo
     assert chrome.execute_async_script(says, fold) is True
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("font", ["DejaVu Sans", "DejaVu Sans Mono", "DejaVu Serif"])
 def test_no_label_of_a_chart_is_clipped_in_another_font(visit: Any, any_report: Report, font: str) -> None:
     chrome = visit(any_report)

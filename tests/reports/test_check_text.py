@@ -19,15 +19,16 @@ from assay.reports.check import MAX_REFUSALS, cause, check_document, indifferent
 from assay.reports.terminal import render
 
 TOP_LEFT = fault("mask-top-left")
-DECODE = len(cases(("decode",)))
+SOME = cases(("decode",))[::3]
+DECODE = len(SOME)
 
 check = partial(check_and_read, read_out=0)
 
 
 @cache
 def decoded(kernel: Kernel) -> CheckResult:
-    """The result of a kernel on the decode calls of the matrix."""
-    return check(kernel, phases=["decode"], calls=0)
+    """The result of a kernel on some decode calls of the matrix."""
+    return check(kernel, phases=["decode"], cases=SOME, calls=0)
 
 
 def wrong_at_128(call: AttentionCall) -> Tensor:

@@ -47,8 +47,8 @@ def test_a_large_engine_trace_has_a_small_picture(tmp_path: Path, requests: int)
     assert len(to_html(trace_document(document))) < 300_000
 
 
-def test_a_picture_of_100_000_events_is_bounded(tmp_path: Path) -> None:
-    names = [f"kernel_{n % 300}" for n in range(100_000)]
+def test_a_picture_of_many_events_is_bounded(tmp_path: Path) -> None:
+    names = [f"kernel_{n % 300}" for n in range(40_000)]
     events = [
         {"ph": "X", "cat": "kernel", "name": name, "pid": n % 40, "tid": 7, "ts": 10 * n, "dur": 1 + n % 13}
         for n, name in enumerate(names)

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from assay.harness.engines.sglang.eager_passes import run_eagerly_while
 from assay.harness.engines.sglang.engine_call import SGLangCall
+from assay.harness.engines.sglang.graph_passes import graphs_of, observe_graphs, served_batch
 from assay.harness.engines.sglang.kv_pool import Pages
 from assay.harness.engines.sglang.native_candidate import make_candidate
 from assay.harness.evidence.envelope import EngineLimits
@@ -42,6 +42,7 @@ def _limits(runner: Any) -> EngineLimits:
         batch=getattr(runner, "max_running_requests", None),
         prefix_cache=not getattr(arguments, "disable_radix_cache", False),
         mixed=bool(getattr(arguments, "enable_mixed_chunk", False)),
+        graphs=graphs_of(arguments) if str(runner.device).startswith("cuda") else {},
     )
 
 
@@ -71,7 +72,7 @@ def _attachment(
     faults = Faults(folder)
     shadow = Shadow(folder, built, new_writer, rank, ranks)
     reader = ControlReader(folder)
-    run_eagerly_while(lambda: reader.latest().control.observes)
+    observe_graphs(lambda: reader.latest().control.observes)
     shadow.tally = EnvelopeTally(folder, _limits(runner))
     faulty = FaultyCandidate(built, faults) if built else None
     return Attachment(
@@ -121,7 +122,13 @@ def observe(backend: Any, name: str, attachment: Attachment, pages: Pages) -> An
             if torch.compiler.is_compiling():
                 return out  # compiled code is captured in CUDA graphs, which cannot be observed
             extra = {key: value for key, value in kwargs.items() if key != "save_kv_cache"}
-            return attachment.output(SGLangCall(phase, q, k, v, layer, forward_batch, extra, pages), out, name)
+            batch = served_batch(forward_batch)
+            if batch is forward_batch or not isinstance(out, torch.Tensor):
+                return attachment.output(SGLangCall(phase, q, k, v, layer, batch, extra, pages), out, name)
+            rows = len(batch.input_ids)  # the others are a graph's padding
+            made = SGLangCall(phase, q[:rows], k, v, layer, batch, extra, pages)
+            used = attachment.output(made, out[:rows], name)
+            return torch.cat([used, out[rows:]])
 
         return call
 

@@ -129,10 +129,22 @@ class Pages:
             cu_seqlens_q=paging.cu_seqlens_q,
             cu_seqlens_k=kept.cu_seqlens,
             spec=spec,
+            # Only a temperature depends on where the keys begin. A kernel that has none is given the call without.
+            positions=torch.tensor(list(zip(prefix, kept.evicted, strict=True)), device=q.device)
+            if spec.temperature and any(kept.evicted)
+            else None,
         )
 
     def _is_of_window(self, layer: Any) -> bool:
-        """Return True if the layer's K and V are in a pool for layers with a window."""
+        """Return True if the layer's K and V are in a pool for layers with a window.
+
+        Raises:
+            KernelRefused: the pool holds something else than K and V, or its slots are not those of the table.
+        """
+        if hasattr(getattr(self._cache, "full_kv_pool", self._cache), "kv_lora_rank"):
+            raise KernelRefused(
+                f"layer {layer.layer_id} has a latent KV cache (MLA), and the kernel contract has only K and V"
+            )
         if self._virtual or getattr(self._cache, "swa_req_ring_size", None) is not None:
             raise KernelRefused(
                 "the slots of the KV pool are virtual or a ring; start the server with SGLang's default pool"
@@ -177,7 +189,7 @@ class _Paging:
         """Return the keys that the pool of layers with a window has: the last ones of each sequence.
 
         SGLang drops keys that no later query sees. A call of the others is the same attention, since a mask counts from the
-        right; only a temperature depends on the keys before.
+        right.
 
         Raises:
             KernelRefused: a query needs what was dropped.
@@ -185,8 +197,7 @@ class _Paging:
         if self._of_window is None:
             self._of_window = self._translated(cache)
         seen_from = [max(0, p + 1 - spec.mask.window) if spec.mask.window else 0 for p in self.lens[1]]
-        late = any(dropped > first for dropped, first in zip(self._of_window.evicted, seen_from, strict=True))
-        if late or (spec.temperature and any(self._of_window.evicted)):
+        if any(dropped > first for dropped, first in zip(self._of_window.evicted, seen_from, strict=True)):
             raise KernelRefused(
                 f"layer {spec.layer} needs keys that the KV pool no longer has: of each sequence, the first "
                 f"{', '.join(map(str, self._of_window.evicted))}"

@@ -13,6 +13,7 @@ import torch
 
 from assay.harness.attention.kernels import Declaration
 from assay.harness.conditions import has_cached_prefix
+from assay.harness.engines.sglang.graph_passes import observe_graphs, served_batch
 from assay.harness.evidence.counters import CounterRow
 from assay.harness.server.graph_counts import capturing
 from assay.harness.server.kernel_tracer import kernel_tracer
@@ -52,9 +53,9 @@ def meter(backend: Any, name: str, folder: Path, device: str) -> Any:
                 out = forward(q, k, v, layer, forward_batch, *args, **kwargs)
             cached = phase == "decode" or has_cached_prefix(forward_batch.extend_prefix_lens_cpu or ())
             calls.count(layer.layer_id, cached)
-            if phase == "extend" and not capturing():
-                lens = forward_batch.extend_seq_lens_cpu, forward_batch.extend_prefix_lens_cpu
-                noted.note(layer.layer_id, forward_batch.rids or (), *lens)
+            batch = served_batch(forward_batch)
+            if phase == "extend" and batch.rids and not capturing():  # batches without a request are SGLang's own
+                noted.note(layer.layer_id, batch.rids, batch.extend_seq_lens_cpu, batch.extend_prefix_lens_cpu)
             return out
 
         return call
@@ -73,6 +74,7 @@ def watch(runner: Any, name: str, backend: Any, folder: Path) -> None:
         backend: the backend object; ``serve_kernel`` sets its `assay_declared`, what the kernel declares.
         folder: the server's folder (``ASSAY_EVIDENCE``).
     """
+    observe_graphs()
     tracer = kernel_tracer(folder)
     tracer.served_by(name, getattr(backend, "assay_declared", Declaration()))
     forward = runner.forward

@@ -43,14 +43,17 @@ def distance(out: Tensor, expected: Tensor) -> float:
 def test_every_hypothesis_has_code_of_at_most_ten_lines() -> None:
     for bug in FAMILY:
         code = bug.code
-        assert code is not None
+        if code is None:
+            # The functions are given no mask of drafts, no positions, and nothing that is stored.
+            assert bug.kind in ("sinks", "positions", "drafts", "padding", "stored-kv", "latent")
+            continue
         for source in (code.wrong, code.right):
             assert len(list(filter(None, source.splitlines()))) <= MOST_LINES
             assert max(map(len, source.splitlines())) <= 110
             assert "@@" not in source
 
 
-@pytest.mark.parametrize("id_", BY_ID)
+@pytest.mark.parametrize("id_", [id_ for id_, bug in BY_ID.items() if bug.code is not None])
 def test_the_wrong_code_is_the_hypothesis_and_the_right_code_is_attention(id_: str) -> None:
     code, call = BY_ID[id_].code, example(BY_ID[id_])
     assert code is not None

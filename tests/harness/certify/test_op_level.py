@@ -185,6 +185,7 @@ def test_a_fault_that_the_declared_noise_hides_is_missed_and_fails_no_certificat
     assert run(tmp_path, op_tasks(FP4, ["scores-in-bf16"]), level=FP4).exit_code == ExitCode.NO_VERDICT
 
 
+@pytest.mark.slow
 def test_bounds_that_are_far_too_wide_are_not_taken_for_noise(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     right = CallNoise._bounds
     monkeypatch.setattr(CallNoise, "_bounds", lambda self, ensemble: 1e9 * right(self, ensemble))

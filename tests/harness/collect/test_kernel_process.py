@@ -254,6 +254,7 @@ def test_a_kernel_that_exits_leaves_a_report_that_is_no_pass(opened: Callable[..
     assert "the kernel ended its process, which exited with status 0" in suite.why
 
 
+@pytest.mark.slow
 def test_a_kernel_that_crashes_on_the_matrix_keeps_what_was_found_before(opened: Callable[..., Opened]) -> None:
     plan, folder = opened("crashes_on_the_matrix")
     examine_kernel(plan, folder, quiet())

@@ -200,6 +200,24 @@ def test_mixed_batches_are_wanted_where_the_engine_makes_them() -> None:
     assert checked(without(counts, "mix", "extend and decode"), ["extend"]).status == "missing"
 
 
+@pytest.mark.parametrize(
+    ("graphs", "expected"),
+    [
+        ({}, set()),
+        ({"extend": "observed", "decode": "observed"}, set()),
+        ({"extend": "disabled", "decode": "observed"}, {"extend in CUDA graphs: the servers ran it without"}),
+        (
+            {"extend": "observed", "decode": "full"},
+            {"decode in CUDA graphs: calls were compared in passes without; what graphs answered is compared as text"},
+        ),
+    ],
+)
+def test_graphs_in_which_nothing_was_compared_are_not_covered(graphs: dict[str, str], expected: set[str]) -> None:
+    _, result = claimed(counted(LIMITS.model_copy(update={"graphs": graphs})), ["extend", "decode"])
+    assert result is not None
+    assert {line for line in result.not_covered if "CUDA graphs" in line} == expected
+
+
 def test_the_sentence_says_how_far_it_reaches_and_what_lies_outside() -> None:
     _, result = claimed(counted(), ["extend"])
     assert result is not None

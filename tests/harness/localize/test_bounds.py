@@ -11,14 +11,16 @@ from torch.nn.functional import scaled_dot_product_attention
 from assay.harness.attention.call import AttentionCall, Mask
 from assay.harness.attention.honest import honest_outputs
 from assay.harness.attention.matrix import Size, cases
-from assay.harness.attention.noise import FAMILIES
-from assay.harness.attention.oracle import oracle, sequences
+from assay.harness.attention.noise import FAMILIES, NoiseFamily, family
+from assay.harness.attention.oracle import oracle, requests, scores, sequences
 from assay.harness.attention.sage import sage_attn
 from assay.harness.attention.sample_calls import call_of
+from assay.harness.bugs.faults import rounded_oracle
 from assay.harness.localize import bounds
 from assay.harness.localize.bounds import CallNoise, bound_of, simulate
 from assay.harness.localize.cells import CallCells, cells_of, deviation
 from assay.harness.localize.kernel_runs import CallResult, measure
+from assay.harness.localize.lse import lse_errors
 from assay.harness.stats.query_bounds import least_error
 
 LENS = [[(1, 0), (2, 0)], [(41, 0)], [(1, 3)], [(20, 77)], [(60, 76), (10, 119)]]
@@ -276,3 +278,35 @@ def test_a_query_with_one_key_is_within_the_noisiest_way_of_its_family() -> None
         own = torch.zeros(len(noise.cells.sequence), 4, dtype=torch.float64)
         own[0] = (off.abs().sum((1, 3)) / right.abs().sum((0, 2))).amax(0)
         assert bool((own[0] <= noise.bounds_where(own)[0]).all())
+
+
+def dropping(share: float, call: AttentionCall) -> Tensor:
+    """Attends to the keys with the largest weights, leaving out others of this share at most."""
+    outs = []
+    for request in requests(call):
+        logits = scores(request)
+        weights = logits.softmax(-1)
+        ordered, order = weights.sort(-1)
+        lost = torch.zeros_like(weights, dtype=torch.bool).scatter(-1, order, ordered.cumsum(-1) <= share)
+        outs.append(logits.masked_fill(lost, -math.inf).softmax(-1) @ request.v[request.kv_head])
+    return torch.cat(outs, 1).transpose(0, 1).to(call.q.dtype)
+
+
+def test_a_kernel_may_leave_out_the_share_of_the_weights_that_it_declares() -> None:
+    few = NoiseFamily(dropped=0.02).name
+    assert (few, family(few)) == ("dropped:0.02", NoiseFamily(dropped=0.02))
+    calls = [
+        call_of([(40, 60), (9, 0)], (4, 2), 64, torch.float16, "cpu"),
+        call_of([(1, 300), (1, 90)], (8, 2), 64, torch.bfloat16, "cpu"),
+    ]
+    for call in calls:
+        assert not measure(call, rounded_oracle(call), few).fails
+        assert not measure(call, dropping(0.02, call), few).fails
+        assert measure(call, dropping(0.02, call)).fails
+        assert measure(call, dropping(0.5, call), few).fails
+        lse = torch.cat([(scores(request).logsumexp(-1) + math.log(0.985)).T for request in requests(call)]).float()
+        assert not lse_errors(call, lse, family(few), None).wrong
+        assert lse_errors(call, lse + math.log(0.985), family(few), None).wrong
+    for wrong in (-0.1, 1.0):
+        with pytest.raises(ValueError, match="expected one from 0 to below 1"):
+            NoiseFamily(dropped=wrong)

@@ -194,6 +194,7 @@ def zeroed(out: Tensor, rows: list[int], heads: slice = slice(None)) -> Tensor:
     return out
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("rows", "heads"), [([700, 1301, 2047], slice(None)), ([1301], slice(1, 2))])
 def test_single_wrong_queries_do_not_drown_in_their_cells(rows: list[int], heads: slice) -> None:
     right = rounded_oracle(LONG)

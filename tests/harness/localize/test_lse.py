@@ -74,13 +74,14 @@ def test_log_sum_exps_in_float32_are_in_bounds(asked: str) -> None:
 
 @pytest.mark.parametrize("bug", BUGS, ids=[bug.id for bug in BUGS])
 def test_each_bug_is_named(bug: Bug) -> None:
-    calls = [call.with_spec(**ASKED["sinks"]) for call in CALLS] if bug.id == "lse-without-sinks" else CALLS
+    asked = {"lse-without-sinks": "sinks", "lse-alibi-by-key": "alibi"}.get(bug.id, "plain")
+    calls = [call.with_spec(**ASKED[asked]) for call in CALLS]
 
     def wrong(call: AttentionCall) -> Tensor:
         found = bug.compute(call)
         return right(call) if found is None else found.float()
 
-    [found] = diagnose(run_once(returning(wrong, "sinks"), calls))
+    [found] = diagnose(run_once(returning(wrong, "sinks", "alibi"), calls))
     assert (found.id, found.severity, found.equivalent) == (bug.id, "serious", ())
     assert found.where.endswith(f"of {len(calls)} calls")
 
@@ -132,7 +133,9 @@ def test_a_check_compares_them_in_every_call_and_a_test_too() -> None:
     single = sum(case.condition["dtype"] == "float32" for case in some)
     assert found.where == f"{single} of {len(some)} calls"
     assert "the log-sum-exp of a query is off by 0.01" in found.diagnosis
-    assert check(returning(right), cases=some).findings == ()
+    passing = check(returning(right), cases=some)
+    assert passing.findings == ()
+    assert f"; log-sum-exps of {len(some)} calls" in passing.coverage.sentence
     with pytest.raises(AssertionError, match=r"the log-sum-exp of a query is off by 0\.01; noise explains"):
         assert_correct(wrong, CALLS[-1])
     assert_correct(wrong, CALLS[0])

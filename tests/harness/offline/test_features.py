@@ -72,6 +72,7 @@ def test_a_kernel_that_computes_what_it_declares_passes_and_the_check_says_what_
 ASKED = tuple(feature for feature in FEATURES if feature != "lse")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("feature", ASKED)
 def test_a_kernel_that_ignores_what_it_declares_is_wrong_on_every_value(feature: str) -> None:
     some = asking(feature)
@@ -145,6 +146,12 @@ def test_a_kernel_of_latent_attention_gets_v_in_k_and_nothing_else_if_it_compute
     assert len({case.name for case in made}) == len(made) > 60
     assert {case.condition["asked for"].split(" and ")[0] for case in made} == {"MLA"}
     assert {case.condition["heads"] for case in made} >= {"MQA 4/1", "MQA 8/1", "MQA 16/1"}
+    call = made[0].make()
+    apart = replace(call, v=call.v.clone())  # as a pack keeps it
+    for laid in (call, apart.clone(), apart.to("cpu")):
+        assert laid.v.data_ptr() == laid.k.data_ptr()
+        assert torch.equal(laid.v, call.v)
+    assert apart.clone().k.data_ptr() != call.k.data_ptr()
     some = [case for number, case in enumerate(made) if number % 12 == 0 or "stored" in case.name]
     assert check(only, cases=some, calls=0).findings == ()
     for wrong in (lambda call: replace(call, v=call.k[..., 64:]), lambda call: call.with_spec(scale=576**-0.5)):

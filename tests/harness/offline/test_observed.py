@@ -141,6 +141,7 @@ def test_a_kernel_that_only_raises_is_not_read() -> None:
     assert [finding.id for finding in checked(raises).findings] == [CONTRACT_BROKEN]
 
 
+@pytest.mark.slow
 def test_a_kernel_without_a_known_bug_gets_the_sentence_as_its_diagnosis() -> None:
     result = checked(lambda call: rounded_oracle(call).roll(-1, 1))
     assert first(result).id == OPERATOR
@@ -345,6 +346,7 @@ def test_a_replay_does_not_say_what_holds_only_on_other_calls(
     assert any(line.startswith("on other calls the kernel computes this, which gives ") for line in finding.evidence)
 
 
+@pytest.mark.slow
 def test_a_recorded_call_is_read_after_the_result_is_known(
     tmp_path: Path, importable: Callable[[str, Kernel], str]
 ) -> None:

@@ -79,7 +79,7 @@ def without_prefix(one: Request) -> Request:
 # Faults of each kind
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("kernel", "sentence"), [
     (by_sequence(window), "sliding window of 16 keys: query i sees keys j > p - 16"),
     (by_sequence(edge_of_whole_pages),
@@ -320,6 +320,7 @@ def test_a_limit_between_lengths_that_were_not_asked_for_is_open() -> None:
     assert not finder.open_limits()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("phase", ["decode", "extend"])
 def test_a_kernel_of_one_phase_is_read(phase: str) -> None:
     asked: list[str] = []
@@ -476,6 +477,7 @@ def test_what_shows_in_every_seventh_call_alone_is_read_from_outputs(factor: flo
     assert found.exact
 
 
+@pytest.mark.slow
 def test_a_kernel_that_is_wrong_on_every_call_and_knows_no_other_mask_is_asked_for_causal_calls_only() -> None:
     swapped = by_sequence(lambda one: replace(one, v=one.v.roll(-1, 0)))
     found = read_out(lambda call: swapped(call.with_spec(mask=Mask(causal=True))))

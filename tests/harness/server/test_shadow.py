@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.harness.attention.call import FEATURES, AttentionCall, CallSpec, Kernel, Mask
+from assay.harness.attention.call import AttentionCall, CallSpec, Kernel, Mask
 from assay.harness.attention.honest import MEMBERS
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.oracle import oracle
@@ -201,6 +201,7 @@ def test_calls_that_the_contract_cannot_express_are_noted(
     assert not (tmp_path / "pack" / "calls").exists()
 
 
+FEATURES = ("window", "softcap", "temperature", "sinks")
 ASKED: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"sliding_window_size": 2}, {"mask": Mask(window=3)}),
     ({"logit_cap": 1.0}, {"softcap": 1.0}),

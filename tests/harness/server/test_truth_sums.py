@@ -11,6 +11,7 @@ from assay.harness.attention.call import AttentionCall, Mask
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.bugs.faults import rounded_oracle
 from assay.harness.evidence.shadow_errors import ShadowErrors, ShadowHeader, condition_numbers
+from assay.harness.evidence.worst_queries import COLUMNS
 from assay.harness.judge.own_error import _off_by_a_key
 from assay.harness.judge.truth_bounds import AgainstNoise, compare_with_noise
 from assay.harness.server.reduction import LayerSums
@@ -82,3 +83,13 @@ def test_noise_is_not_taken_for_another_window() -> None:
         noisy = out + out.abs() * torch.randn(out.shape, generator=torch.Generator().manual_seed(seed)) * 1e-3
         sums.add(call, out, noisy, np.arange(len(LENS)), np.zeros(len(LENS), np.int64), seed)
         assert not sums.off_by_a_key
+
+
+def test_a_query_is_named_by_its_place_in_the_request_where_the_call_has_the_last_keys_alone() -> None:
+    call, wrong = windowed(WINDOW), attend(WINDOW)
+    wrong[0] += 1
+    sums, conditions = TruthSums(HEADS, "", ""), np.zeros(len(LENS), np.int64)
+    sums.add(call, wrong, attend(WINDOW), np.arange(len(LENS)), conditions, 0, prefixes=[130, 12, 3])
+    assert {
+        tuple(row) for row in sums.queries(0, 0).candidate[:, [COLUMNS.index(n) for n in ("position", "prefix")]]
+    } == {(130.0, 130.0)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -143,15 +144,19 @@ def test_a_key_that_a_query_sees_and_the_pool_no_longer_has_is_refused_by_name(d
         server.call(0, batch, 12)
 
 
-def test_a_temperature_needs_the_keys_that_were_dropped() -> None:
+def test_a_temperature_goes_by_the_place_of_the_keys_that_are_left() -> None:
     server = Window()
     server.layers[0].xai_temperature_len = 8
     batch, _, _ = server.prefilled(12)
-    assert server.call(0, batch, 12).lens_k == [12]
+    whole = server.call(0, batch, 12)
+    assert whole.positions is None
     server.pages = Pages(server.runner)
-    server.allocator.free_swa(batch.out_cache_loc[:1])
-    with pytest.raises(KernelRefused, match="layer 0 needs keys that the KV pool no longer has"):
-        server.call(0, batch, 12)
+    server.allocator.free_swa(batch.out_cache_loc[:5])
+    kept = server.call(0, batch, 12)
+    assert kept.positions is not None
+    assert kept.positions.tolist() == [[11, 5]]
+    assert torch.allclose(rounded_oracle(kept), rounded_oracle(whole))
+    assert not torch.allclose(rounded_oracle(replace(kept, positions=None)), rounded_oracle(whole))
 
 
 def test_virtual_slots_are_refused_by_name() -> None:
@@ -160,4 +165,27 @@ def test_virtual_slots_are_refused_by_name() -> None:
     server.runner.kv_index_translator = SimpleNamespace(is_translating=True)
     server.pages = Pages(server.runner)
     with pytest.raises(KernelRefused, match="the slots of the KV pool are virtual or a ring"):
+        server.call(1, batch, 12)
+
+
+def test_a_latent_cache_is_refused_by_name() -> None:
+    from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool
+
+    server = Window()
+    batch, _, _ = server.prefilled(12)
+    server.runner.token_to_kv_pool = MLATokenToKVPool(
+        size=SLOTS, page_size=1, dtype=torch.float32, kv_lora_rank=DIM, qk_rope_head_dim=4, layer_num=2, device="cpu",
+        enable_memory_saver=False,
+    )  # fmt: skip
+    server.pages = Pages(server.runner)
+    with pytest.raises(KernelRefused, match=r"layer 1 has a latent KV cache \(MLA\)"):
+        server.call(1, batch, 12)
+
+
+def test_a_quantised_cache_is_refused_by_name() -> None:
+    server = Window()
+    batch, _, _ = server.prefilled(12)
+    pool = server.runner.token_to_kv_pool.full_kv_pool
+    pool.k_buffer = [one.to(torch.float8_e4m3fn) for one in pool.k_buffer]
+    with pytest.raises(KernelRefused, match=r"the KV cache is torch.float8_e4m3fn and q is torch.float32"):
         server.call(1, batch, 12)

@@ -36,6 +36,7 @@ def guarded(monkeypatch: pytest.MonkeyPatch, newer: bool) -> Any:
     if newer:
         packages["sglang.srt.arg_groups"].__dict__["model_hook"] = model_hook
         packages[model_hook.__name__] = model_hook
+    monkeypatch.delitem(sys.modules, model_hook.__name__, raising=False)  # where a test before has imported SGLang
     for name, module in {**packages, server_args.__name__: server_args}.items():
         monkeypatch.setitem(sys.modules, name, module)
     if newer:

@@ -1,0 +1,156 @@
+"""Merging partial results by their log-sum-exps: the oracle, kernels in bounds and out of them, and a real kernel."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from assay.harness import cli
+from assay.harness.attention.call import KernelRefused, Mask, Outputs
+from assay.harness.attention.interpreter import interpret_without_gpu
+from assay.harness.attention.merge import MergeCall, MergeKernel, as_attention, as_merge, merge_cases, merged, merging
+from assay.harness.attention.oracle import log_sum_exp, oracle
+from assay.harness.attention.sample_calls import call_of
+from assay.harness.errors import ExitCode
+from assay.harness.offline.check import check
+
+CASES = merge_cases()
+
+
+def in_float32(call: MergeCall) -> Outputs:
+    """Merges as a kernel does: one part after the other, in float32."""
+    top = call.lses.amax(0)
+    safe = torch.where(top.isinf(), 0.0, top)
+    total, out = torch.zeros_like(top), torch.zeros_like(call.outs[0], dtype=torch.float32)
+    for part, lse in zip(call.outs, call.lses, strict=True):
+        weight = (lse - safe).exp()
+        total, out = total + weight, out + weight[..., None] * part.float()
+    return Outputs((out / total[..., None]).to(call.outs.dtype), total.log() + safe)
+
+
+def test_merged_parts_of_attention_are_attention() -> None:
+    call = call_of([(3, 60), (1, 200)], (4, 2), 16, torch.float64, "cpu")
+    outs, lses = [], []
+    for part in range(4):  # each part hides the keys of the others from all queries
+        hidden = torch.cat([torch.arange(length) % 4 != part for length in call.lens_k])
+        logits, values = [], []
+        for b, (q0, k0) in enumerate(
+            zip(call.cu_seqlens_q.tolist()[:-1], call.cu_seqlens_k.tolist()[:-1], strict=True)
+        ):
+            new, keys = call.lens_q[b], call.lens_k[b]
+            seen = Mask().visible(torch.arange(new), new, keys) & ~hidden[k0 : k0 + keys]
+            k, v = (t[k0 : k0 + keys].repeat_interleave(2, 1).transpose(0, 1) for t in (call.k, call.v))
+            scores = (call.scale * call.q[q0 : q0 + new].transpose(0, 1) @ k.transpose(1, 2)).masked_fill(
+                ~seen, -math.inf
+            )
+            values.append((scores.softmax(-1).nan_to_num(0.0) @ v).transpose(0, 1))
+            logits.append(scores.logsumexp(-1).T)
+        outs.append(torch.cat(values))
+        lses.append(torch.cat(logits))
+    parts = MergeCall(torch.stack(outs), torch.stack(lses))
+    torch.testing.assert_close(merged(parts).out, oracle(call))
+    torch.testing.assert_close(merged(parts).lse, log_sum_exp(call))
+
+
+@pytest.mark.parametrize("lses", sorted({case.condition["log-sum-exps"] for case in CASES}))
+def test_a_merge_is_the_attention_that_stands_for_it(lses: str) -> None:
+    for case in [case for case in CASES if case.condition["log-sum-exps"] == lses][::4]:
+        call = case.make()
+        merge = as_merge(call.clone())
+        assert len(merge.outs) == int(case.condition["parts"])
+        if len(merge.outs[0]) > 1:
+            assert (merge.lses == -math.inf).any() == ("-inf" in lses or "without" in lses)
+        again = as_attention(merge, call.spec.padded_rows)
+        assert all(torch.equal(tensor, again.tensors[name]) for name, tensor in call.tensors.items())
+        expected = merged(merge)
+        torch.testing.assert_close(oracle(call), expected.out[: call.rows])
+        torch.testing.assert_close(log_sum_exp(call), expected.lse[: call.rows])  # type: ignore[index]
+
+
+def result_of(kernel: MergeKernel) -> tuple[list[str], set[str]]:
+    result = check(merging(kernel), cases=CASES[::2], read_out=0)
+    where = {case.condition["log-sum-exps"] for case in result.failing}
+    return [finding.id for finding in result.findings], where
+
+
+def test_a_merge_in_float32_is_within_its_bounds() -> None:
+    assert result_of(in_float32) == ([], set())
+    assert check(merging(in_float32), cases=CASES, read_out=0).verdict == "pass"
+
+
+def test_merges_that_are_wrong_are_found() -> None:
+    def changed(change: Callable[[Tensor], Tensor], call: MergeCall) -> Outputs:
+        right, wrong = in_float32(call), in_float32(MergeCall(call.outs, change(call.lses)))
+        return Outputs(wrong.out, right.lse)
+
+    bases = result_of(lambda call: changed(lambda lses: lses / math.log(2), call))
+    assert bases[0][0] == "exp-with-log2e"
+    assert {"normal", "some -inf"} <= bases[1]
+    empty = result_of(
+        lambda call: changed(lambda lses: lses.clamp(min=0.0), call)
+    )  # an empty part counts as one of weight 1
+    assert "some -inf" in empty[1]
+
+    def overflowing(call: MergeCall) -> Outputs:
+        weights = call.lses.exp()
+        out = (weights[..., None] * call.outs.float()).sum(0) / weights.sum(0)[..., None]
+        return Outputs(out.to(call.outs.dtype), weights.sum(0).log())
+
+    assert result_of(overflowing)[1] == {"near 200", "far apart"}
+
+    def in_base_2(call: MergeCall) -> Outputs:
+        right = in_float32(call)
+        return Outputs(right.out, right.lse / math.log(2))  # type: ignore[operator]
+
+    assert result_of(in_base_2) == (["lse-base-2"], set())
+
+    def not_a_number(call: MergeCall) -> Outputs:
+        weights = (call.lses - call.lses[0]).exp()  # as if the first part always had keys
+        out = (weights[..., None] * call.outs.float()).sum(0) / weights.sum(0)[..., None]
+        return Outputs(out.to(call.outs.dtype), in_float32(call).lse)
+
+    assert "first part -inf" in result_of(not_a_number)[1]
+
+
+def test_only_merges_are_merged() -> None:
+    with pytest.raises(KernelRefused, match="this is no merge"):
+        as_merge(call_of([(1, 9), (1, 3)], (4, 4), 16, torch.float16, "cpu"))
+
+
+def test_sglangs_kernel_of_two_parts_passes() -> None:
+    pytest.importorskip("sglang")
+    interpret_without_gpu()
+    from sglang.kernels.ops.attention.merge_state import merge_state_triton
+
+    def two(call: MergeCall) -> Outputs:
+        if len(call.outs) != 2:
+            raise KernelRefused("two parts alone")
+        (a, b), (lse_a, lse_b) = call.outs, call.lses
+        return Outputs(*merge_state_triton(a, lse_a, b, lse_b))
+
+    some = [case for case in CASES if case.condition["dtype"] != "bfloat16" and case.condition["tokens"] in ("1", "7")]
+    result = check(merging(two), cases=[case for case in some if not case.beyond], read_out=0, repeats=1)
+    assert result.findings == ()
+    assert len(result.computed) > 2
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["assay", "check", "tests.harness.attention.test_merge:in_float32", *arguments])
+    monkeypatch.chdir(Path(__file__).parents[3])
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    return int(exit_.value.code or 0)
+
+
+def test_the_command_checks_a_merge(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(monkeypatch, "--op", "merge", "--case", "2_parts", "--calls", "0") == ExitCode.PASS
+    assert "correct on all 18 calls" in capsys.readouterr().out
+    assert call(monkeypatch, "--op", "merge", "--dtype", "float16") == ExitCode.USAGE
+    assert "--dtype chooses calls of attention" in " ".join(capsys.readouterr().err.split())
+    assert call(monkeypatch, "--op", "merges") == ExitCode.USAGE

@@ -1,0 +1,111 @@
+"""Each bug of a feature, seeded as a fault where its feature is asked for: it is caught and named, and shows nowhere else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from assay.harness.attention.call import FEATURES, AttentionCall, Kernel, Mask
+from assay.harness.attention.kernels import declares
+from assay.harness.attention.matrix import as_tree
+from assay.harness.attention.sample_calls import call_of
+from assay.harness.bugs.bug import Bug, links
+from assay.harness.bugs.faults import fault, rounded_oracle
+from assay.harness.bugs.features import BUGS
+from assay.harness.localize.diagnose import diagnose
+from assay.harness.localize.kernel_runs import run_and_repeat
+
+LENS = [[(24, 0), (5, 70)], [(9, 64)], [(3, 20), (40, 0)], [(1, 90), (1, 30)]]
+HEADS = (4, 2)
+
+
+def declaring(kernel: Kernel) -> Kernel:
+    return declares(features=tuple(feature for feature in FEATURES if feature != "lse"))(lambda call: kernel(call))
+
+
+def stored(call: AttentionCall, scales: tuple[torch.Tensor, torch.Tensor]) -> AttentionCall:
+    k, v = (tensor.to(torch.float8_e4m3fn) for tensor in (call.k, call.v))
+    return replace(
+        call, k=k.float() * scales[0], v=v.float() * scales[1], stored_k=k, stored_v=v, k_scale=scales[0], v_scale=scales[1]
+    )  # fmt: skip
+
+
+def asking(kind: str, call: AttentionCall) -> list[AttentionCall]:
+    """Calls that ask for what bugs of a kind need."""
+    tokens, heads = len(call.k), call.k.shape[1]
+    drafted = call.phase == "extend"
+    match kind:
+        case "window":
+            return [call.with_spec(mask=Mask(window=n)) for n in (7, 16)]
+        case "softcap":
+            return [call.with_spec(softcap=n) for n in (0.5, 2.0)]
+        case "sinks":
+            return [call.with_spec(sinks=(0.5, 2.0, -1.0, 3.0))]
+        case "positions":
+            at = torch.tensor([[100 + prefix, 100] for prefix in call.prefixes])
+            some = [{"temperature": 8}, {"alibi": (0.5, 0.25, 0.7, 0.1)}]
+            return [call.with_spec(**asked) for asked in some] + [replace(call.with_spec(temperature=8), positions=at)]
+        case "drafts":
+            return [as_tree(tree, call) for tree in ("binary tree", "random tree")] if drafted else []
+        case "padding":
+            return [replace(call.with_spec(padded_rows=2), q=torch.cat([call.q, call.q[:2]]))]
+        case "stored-kv":
+            of_head = torch.tensor([0.5, 0.125]).view(1, heads, 1)
+            of_token = torch.arange(1, tokens * heads + 1).view(tokens, heads, 1) / 64
+            return [stored(call, scales) for scales in ((of_head, 4 * of_head), (of_token, of_token.flip(0)))]
+        case _:
+            wide = call_of(list(zip(call.lens_q, call.prefixes, strict=True)), (4, 1), 576, torch.float32, "cpu")
+            wide = replace(wide, v=wide.k[..., :512])
+            return [wide.with_spec(phase=call.phase, layout="v in k", scale=192**-0.5)]
+
+
+def calls(kind: str) -> list[AttentionCall]:
+    plain = [call_of(lens, HEADS, 32, torch.float32, "cpu", seed=n) for n, lens in enumerate(LENS)]
+    phases = [call.with_spec(phase="decode" if max(call.lens_q) == 1 else "extend") for call in plain]
+    return [asked for call in phases for asked in asking(kind, call)]
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.id)
+def test_a_bug_of_a_feature_is_caught_and_named(bug: Bug) -> None:
+    findings = diagnose(run_and_repeat(declaring(fault(bug.id)), calls(bug.kind)))
+    assert [finding.id for finding in findings] == [bug.id]
+    assert findings[0].severity == "serious"
+
+
+@pytest.mark.parametrize("kind", sorted({bug.kind for bug in BUGS}))
+def test_a_right_kernel_has_none_of_them(kind: str) -> None:
+    assert diagnose(run_and_repeat(declaring(rounded_oracle), calls(kind))) == []
+
+
+def test_none_of_them_shows_on_plain_calls() -> None:
+    for lens in LENS:
+        call = call_of(lens, HEADS, 32, torch.float32, "cpu")
+        assert [bug.id for bug in BUGS if bug.compute(call) is not None] == []
+
+
+def test_a_window_that_is_ignored_in_one_phase_is_named_there() -> None:
+    """SGLang's issue 31501: windows were missing from what decode had planned."""
+    wrong = fault("window-ignored")
+
+    def kernel(call: AttentionCall) -> torch.Tensor:
+        out = wrong(call) if call.phase == "decode" else rounded_oracle(call)
+        assert isinstance(out, torch.Tensor)
+        return out
+
+    [finding] = diagnose(run_and_repeat(declaring(kernel), calls("window")))
+    assert (finding.id, finding.where.partition(",")[0]) == ("window-ignored", "decode")
+
+
+def test_a_window_that_is_lost_without_a_cached_prefix_is_named_with_its_condition() -> None:
+    """SGLang's issue 33915: flashinfer's ragged path has no window, its paged one has."""
+    wrong = fault("window-ignored", when=lambda new, prefix: not prefix)
+    [finding] = diagnose(run_and_repeat(declaring(wrong), calls("window")))
+    assert finding.id == "window-ignored"
+    assert "without a cached prefix" in finding.diagnosis
+
+
+@pytest.mark.parametrize("bug", [bug for bug in BUGS if bug.reports], ids=lambda bug: bug.id)
+def test_public_reports_are_addresses(bug: Bug) -> None:
+    assert all(address.startswith("https://github.com/") and address[-1].isdigit() for address in links(*bug.reports))
