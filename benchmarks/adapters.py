@@ -47,6 +47,8 @@ _PROGRAM = """
 import sys
 from types import SimpleNamespace
 if sys.argv[2].startswith("vllm.v1."):
+    from assay.harness.attention.interpreter import interpret_without_gpu
+    interpret_without_gpu()  # before Triton is imported
     from triton.backends import backends
     backends.setdefault("cpu", SimpleNamespace(driver=SimpleNamespace(is_active=lambda: False)))
 from assay.harness.cli import main
@@ -69,7 +71,7 @@ def main() -> None:
         document, code, said = _check(name, [*own, *flags])
         sentence = _sentence(document) if document else said
         table.add_row(
-            package, _version(package), name, str(document.get("computed", "")), str(document.get("verdict", "none")),
+            package, _version(package), name, str(document.get("calls", "")), str(document.get("verdict", "none")),
             str(code), f"{time.monotonic() - begun:.0f}", sentence,
         )  # fmt: skip
         Console(stderr=True).print(f"{name}: {code}", highlight=False)
