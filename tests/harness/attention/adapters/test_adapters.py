@@ -14,12 +14,13 @@ import torch
 from assay.harness.attention import kernels
 from assay.harness.attention.adapters.adapter import Adapted, Parameters
 from assay.harness.attention.adapters.table import ADAPTERS
-from assay.harness.attention.call import FEATURES, AttentionCall, KernelRefused, Mask, tensor_of
+from assay.harness.attention.call import FEATURES, AttentionCall, KernelRefused, Mask, PreparedKernel, tensor_of
 from assay.harness.attention.matrix import Case, _apart, _evicted, _padded, _stored, as_tree, cases
 from assay.harness.attention.oracle import log_sum_exp, oracle
 from assay.harness.attention.published import adapter_and_path, module_of
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.attention.source import source_hashes
+from assay.harness.backend import Backend
 from assay.harness.errors import ExitCode, UsageError
 from assay.harness.offline.check import check
 from assay.harness.offline.kernel_matrix import named
@@ -257,3 +258,22 @@ def test_sglangs_own_kernels_compute_what_a_call_asks_for(name: str, features: s
                 phase == "extend" and asked.spec.mask.window == 1
             )  # to SGLang, no keys before a query's own is no window
             assert (error(kernel, asked) < 5e-6) != none, ask
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_calls_are_laid_out_before_they_are_timed_and_two_at_a_time(name: str) -> None:
+    kernel = kernels.find("--candidate", f"{RIGHT[name][0]}@{name}")
+    assert isinstance(kernel, PreparedKernel)
+    phase = kernels.declaration(kernel).phases[-1]
+    one, other = (
+        call_of(lens, (4, 2), 64, torch.float32, "cpu").with_spec(phase=phase) for lens in ([(1, 3)], [(1, 40)])
+    )
+    with kernel.prepared(one) as attend_one, kernel.prepared(other) as attend_other:
+        for call, attend in ((one, attend_one), (other, attend_other), (one, attend_one)):
+            torch.testing.assert_close(tensor_of(attend()).double(), oracle(call), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["flash_attn@signatures:flash_attn_2", SDPA])
+def test_a_backend_of_this_name_is_a_kernel_that_a_server_finds_by_it(name: str) -> None:
+    backend = Backend.parse(name)
+    assert (backend.kind, backend.path, backend.phases) == ("kernel", name, ("extend", "decode"))
