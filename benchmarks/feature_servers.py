@@ -18,6 +18,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ from rich.console import Console
 from rich.table import Table
 
 from assay.evals.tiny_model import families
+from assay.harness.backend import Backend
+from assay.harness.collect.asked import unmet
 
 WINDOWS, ALL = (0, 2), (0, 1, 2, 3)
 """Layers with a window in all families that have windows, and all layers."""
@@ -40,8 +43,6 @@ CANDIDATES: dict[str, dict[str, Sequence[int]]] = {
 FLAGS = {"gpt-oss": ["--engine-arg=--disable-hybrid-swa-memory"]}
 """Flags of families. With a memory pool of its own for layers with a window, SGLang caches no short prefixes of a long prompt, so
 that the envelope cannot be covered, and no run can pass."""
-_NO_REFERENCE = 2
-"""Exit code of a run whose reference does not compute what the model asks for."""
 COLUMNS = (
     "family", "reference", "candidate", "exit", "worst own error", "wrong layers", "finding", "replay", "bisection", "s",
     "expected",
@@ -76,6 +77,13 @@ def read(path: Path) -> dict[str, Any]:
     return found
 
 
+@cache
+def no_reference(reference: str, model: Path) -> str:
+    """Say why a backend can be no reference for a model, as it ignores what the layers ask for; empty if it can."""
+    found = unmet({"reference": Backend.parse(reference)}, {"reference": model})
+    return "; ".join(text for _, fatal, text in found if fatal)
+
+
 def row(family: str, reference: str, candidate: str, device: str, folder: Path, bisect: bool) -> tuple[list[str], bool]:
     """Run one row: its cells, and whether all is as expected."""
     start, wrong = time.monotonic(), CANDIDATES[family][candidate]
@@ -83,7 +91,7 @@ def row(family: str, reference: str, candidate: str, device: str, folder: Path, 
     out = folder / f"{family}-{reference}-{candidate}"
     servers = ["--device", device, "--model", str(model), "--reference", reference, "--candidate", kernel]
     servers += FLAGS.get(family, [])
-    short = ["--envelope-tokens", "64"] if device == "cpu" else []
+    short = ["--envelope-tokens", "128"] if device == "cpu" else []
     code = assay(folder, "run", *servers, *short, "--suites", "layers", "--out", str(out), "--quiet")
     report = read(out / "report.json")
     metrics = {one["id"]: one["text"] for suite in report.get("suites", ()) for one in suite["metrics"]}
@@ -95,15 +103,14 @@ def row(family: str, reference: str, candidate: str, device: str, folder: Path, 
         at = ["--out", str(out / "bisection"), "--by", "text", "--questions", "8", "--quiet"]
         assay(folder, "bisect", "layers", *servers, *at)
         restored = sorted(one["layer"] for one in read(out / "bisection" / "bisect.json").get("restored", ()))
-    expected = (1 if wrong else 0, 1 if wrong else 0, list(wrong))
-    right = code == _NO_REFERENCE or (
-        (code, replayed, found) == expected and (not restored or set(restored) <= set(wrong))
-    )
+    refused = no_reference(reference, model)
+    expected = (2, None, []) if refused else (1 if wrong else 0, 1 if wrong else 0, list(wrong))
+    right = (code, replayed, found) == expected and (not restored or set(restored) <= set(wrong))
     named = next((one["title"] for one in report.get("findings", ()) if one["severity"] == "serious"), "")
     failure = (report.get("failure") or {}).get("found", "")
     cells = [
         family, reference, candidate, str(code), metrics.get("worst-own-error", "-"), ", ".join(map(str, found)) or "none",
-        named or failure or ("nothing" if report else "no report"), "-" if replayed is None else str(replayed),
+        refused or named or failure or ("nothing" if report else "no report"), "-" if replayed is None else str(replayed),
         "-" if restored is None else ", ".join(map(str, restored)), f"{time.monotonic() - start:.0f}", "yes" if right else "NO",
     ]  # fmt: skip
     return cells, right

@@ -438,7 +438,8 @@ def _attend(
         top = top.maximum(sinks.to(top.dtype)[..., None])
     if draw.family.p is None:
         exact = scores.sub_(top).exp_()  # a rounding of floating point does not depend on what was subtracted
-        weights = draw.operand(draw.rounded(exact.expand(members, -1, -1, -1), draw.dtype))
+        kept_in = torch.promote_types(draw.dtype, call.k.dtype)  # weights of a merge stay in the float32 of its scores
+        weights = draw.operand(draw.rounded(exact.expand(members, -1, -1, -1), kept_in))
         weights = weights if weights.stride(0) else exact  # nothing was drawn
     else:
         tops = _block_tops(scores, top, draw.way)

@@ -222,9 +222,9 @@ def scores(request: Request) -> Tensor:
     rows = torch.arange(request.len_q, device=device) if request.asked is None else request.asked
     first, first_key = request.places or (request.prefix, 0)
     seen, spec = request.asked_visible, request.spec
-    slopes = torch.tensor(spec.alibi, dtype=products.dtype, device=device)[:, None]
 
     def bias(keys: int) -> Tensor:
+        slopes = torch.tensor(spec.alibi, dtype=products.dtype, device=device)[:, None]
         return alibi_bias(slopes, rows + first - first_key, torch.arange(keys, device=device))
 
     return modified(products, seen, spec, lambda: rows + first, bias if spec.alibi else None)

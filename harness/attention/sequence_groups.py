@@ -77,8 +77,10 @@ class SequenceGroup:
         for start in range(0, self.rows.shape[1], at_once):
             rows, per = self.rows[:, start : start + at_once], heads // self.sequences
             keys = torch.arange(int(self.stop[:, start : start + at_once].max(initial=0)), device=self.k.device)
-            lens = self.lens_k[::per, None]
-            seen = self.mask.visible(rows, lens - self.behind[:, None], lens, keys, self.custom)
+            lens_q, lens = self.lens_q[::per, None], self.lens_k[::per, None]
+            if self.partial:
+                lens_q = lens - self.behind[:, None]
+            seen = self.mask.visible(rows, lens_q, lens, keys, self.custom)
             if self.partial:
                 seen = seen & (keys < lens[..., None])
             seen = seen.repeat(1, group, 1)
@@ -207,8 +209,8 @@ def _group(
         v=_padded(call.v, starts_k[members], lens_k).transpose(1, 2).flatten(0, 1),
         lens_q=here(lens_q.repeat(kv_heads)),
         lens_k=here(lens_k.repeat(kv_heads)),
-        first=here(first),
-        behind=here(behind),
+        first=(at := here(first)),
+        behind=at if call.positions is None else here(behind),
         partial=call.positions is not None,
         rows=here(rows),
         stop=stop,

@@ -145,11 +145,23 @@ def test_callbacks_are_called_here() -> None:
     assert heard == [(1, 2), (2, 2)]
 
 
-def test_whoever_stops_waiting_leaves_no_process() -> None:
+def test_whoever_stops_waiting_leaves_no_process(tmp_path: Path) -> None:
     before = {child.pid for child in psutil.Process().children()}
-    threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    begun = tmp_path / "begun"
+
+    def work() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        begun.touch()
+        time.sleep(600)
+
+    def interrupt() -> None:
+        while not begun.exists():
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
-        apart(lambda: (signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) and None) or time.sleep(600))
+        apart(work)
     left = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
     assert {child.pid for child in left} <= before
 

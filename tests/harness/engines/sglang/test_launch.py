@@ -147,8 +147,8 @@ def test_further_variables_come_last() -> None:
     assert "ASSAY_SHADOW" not in settings(make(), {})
 
 
-@pytest.mark.parametrize("eager", [True, False])
-def test_graphs_are_captured_as_production_captures_them_unless_all_are_off(eager: bool) -> None:
-    argv = command(make(device="cuda", eager=eager), 1, "n")
-    assert ("--disable-cuda-graph" in argv) is eager
-    assert not [flag for flag in argv if flag.startswith("--cuda-graph")]
+@pytest.mark.parametrize(("eager", "graphs", "off"), [(False, False, True), (False, True, False), (True, False, False)])
+def test_prefill_graphs(eager: bool, graphs: bool, off: bool) -> None:
+    argv = command(make(device="cuda", eager=eager, prefill_graphs=graphs), 1, "n")
+    assert ("--cuda-graph-backend-prefill" in argv) is off
+    assert not off or argv[argv.index("--cuda-graph-backend-prefill") + 1] == "disabled"
