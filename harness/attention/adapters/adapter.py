@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from assay.harness.attention.call import AttentionCall, Outputs
+from assay.harness.attention.call import AttentionCall, KernelRefused, Outputs
 from assay.harness.attention.kernels import Declaration, declaration
 from assay.harness.conditions import PHASES
 
@@ -135,7 +135,7 @@ class Adapted:
 
     def __init__(self, function: Any, adapter: Adapter, parameters: Parameters) -> None:
         self.function = function
-        self._lay_out, self._parameters = adapter.lay_out, parameters
+        self._adapter, self._parameters = adapter, parameters
         own = declaration(function)
         features = adapter.features(parameters)
         self.assay = replace(
@@ -148,11 +148,19 @@ class Adapted:
         """Compute the output, [total_q, num_q_heads, head_dim_v].
 
         Raises:
-            KernelRefused: the signature has no way to ask for this. Also whatever the function raises.
+            KernelRefused: the signature has no way to ask for this, or the function says that it does not have what the call asks
+                for: it raises an AssertionError or a NotImplementedError that names it, as FlashAttention 3 does for ALiBi. Also
+                whatever else the function raises.
         """
-        return self._lay_out(self.function, self._parameters, call)()
+        try:
+            return self._adapter.lay_out(self.function, self._parameters, call)()
+        except (AssertionError, NotImplementedError) as error:
+            names = chain.from_iterable((name, *self._adapter.asks.get(name, ())) for name in call.features)
+            if any(name in str(error).lower() for name in names):
+                raise KernelRefused(str(error)) from error
+            raise
 
     @contextmanager
     def prepared(self, call: AttentionCall) -> Iterator[Attend]:
         """Give a function that only calls the function, to be timed: the call is laid out."""
-        yield self._lay_out(self.function, self._parameters, call)
+        yield self._adapter.lay_out(self.function, self._parameters, call)

@@ -113,6 +113,19 @@ def test_features_are_those_of_parameters_that_are_there() -> None:
     )
 
 
+def test_a_function_that_says_that_it_lacks_what_is_asked_for_refuses_it() -> None:
+    def mine(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, s_aux=None):  # type: ignore[no-untyped-def]
+        assert s_aux is None, "FA2 does not support s_aux"
+        raise NotImplementedError("no alibi_slopes, and no s_aux")
+
+    kernel = kernels.taking_calls("mine", mine)
+    [call, *_] = calls("extend")
+    with pytest.raises(KernelRefused, match="FA2 does not support s_aux"):
+        kernel(ASKED["sinks"][0](call))
+    with pytest.raises(NotImplementedError):
+        kernel(call)  # which asks for neither
+
+
 def test_a_declaration_stays() -> None:
     @kernels.declares(dtypes=("float16",), phases=("extend",), about="mine")
     def mine(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size):  # type: ignore[no-untyped-def]
