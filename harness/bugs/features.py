@@ -26,6 +26,7 @@ _CAP_OF_MASK = 1e9
 """Stands for the score of a key that is masked before the cap."""
 
 _SAME = (0, 0)
+"""No shift along tokens and heads."""
 
 WINDOW, CAP, SINK = 4, 2.0, 1.0
 """What the code of these bugs asks for."""
@@ -72,10 +73,10 @@ _CODE = {
 }
 """Wrong and right code. What is stored, and what drafts and positions are, the functions of `Code` are not given."""
 
-CallChange = Callable[[AttentionCall], "AttentionCall | None"]
+_CallChange = Callable[[AttentionCall], "AttentionCall | None"]
 
 
-def _of_calls(feature: str, change: CallChange) -> Compute:
+def _of_calls(feature: str, change: _CallChange) -> Compute:
     """Compute attention for a call that asks for a feature as if it were another call. None where the bug cannot show."""
 
     def compute(call: AttentionCall, rows: Tensor | None = None, /) -> Tensor | None:

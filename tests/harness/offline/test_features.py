@@ -86,6 +86,7 @@ def test_a_kernel_that_ignores_what_it_declares_is_wrong_on_every_value(feature:
     assert unread == (feature != "not_causal")  # with no fewer keys than queries, that is no feature
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("feature", ["window", "temperature", "alibi"])
 def test_a_kernel_that_goes_by_places_among_the_keys_and_not_by_positions_is_wrong(feature: str) -> None:
     def by_place(call: AttentionCall) -> Tensor:
@@ -168,6 +169,7 @@ def from_what_is_stored(call: AttentionCall, k: str = "k", v: str = "v") -> Tens
     return oracle(wide).to(call.q.dtype)
 
 
+@pytest.mark.slow  # fast: tests/harness/bugs/test_features.py has the same bugs on few calls
 def test_stored_k_and_v_are_dequantised_with_scales_of_their_own() -> None:
     some = [case for case in asking("stored_kv") if case.condition["asked for"] != "nothing"]
     assert {call.stored_k.dtype for call in (case.make() for case in some)} == {  # type: ignore[union-attr]
