@@ -23,8 +23,6 @@ from assay.harness.schema import Record
 from assay.harness.sides import ROLES, Device
 
 FOLDER = "envelope"
-OBSERVED = "observed"
-"""What `EngineLimits.graphs` says of graphs in which passes were compared."""
 Missing = tuple[str, str, str]
 """What some layer did not compare: a phase, the id of a condition, and its kinds or values in words."""
 
@@ -39,8 +37,8 @@ class EngineLimits(Record):
         batch: most sequences in a decode batch; None if not known.
         prefix_cache: whether prefixes are cached.
         mixed: whether an extend call may hold sequences in decode (``--enable-mixed-chunk``).
-        graphs: phase -> how its CUDA graphs were captured: "full", "breakable", "disabled" and the like; "observed" if passes in
-            them were compared. Empty where there are no CUDA graphs.
+        graphs: phase -> how its CUDA graphs were captured: "full", "breakable", "disabled" and the like. Empty where there are no
+            CUDA graphs.
     """
 
     chunk_tokens: int | None = None

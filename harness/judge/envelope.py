@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from assay.harness.conditions import BORDER_TOKENS, ENVELOPE, ENVELOPE_OF, PHASES
-from assay.harness.evidence.envelope import OBSERVED, EngineLimits, Envelope, EnvelopeCounts, Missing
+from assay.harness.evidence.envelope import EngineLimits, Envelope, EnvelopeCounts, Missing
 from assay.harness.evidence.lengths import Ranges, in_words, stood_for
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.report import EnvelopeResult, EnvelopeRow
@@ -138,7 +138,10 @@ def _sentence(
     return "; ".join(parts if "decode" in phases else [*parts, "decode is the reference's"])
 
 
-_NOT_IN_GRAPHS = "the servers ran it without"
+_IN_GRAPHS = {
+    "disabled": "the servers ran it without",
+    "breakable": "which of the compared calls ran in them is not counted",
+}
 _NOT_OBSERVED = "calls were compared in passes without; what graphs answered is compared as text"
 
 
@@ -170,9 +173,9 @@ def _outside(
         why = "no such call was made" if limits.mixed else "the servers ran without --enable-mixed-chunk"
         outside.append(f"extend and decode in one call: {why}")
     outside += [
-        f"{phase} in CUDA graphs: {_NOT_IN_GRAPHS if limits.graphs[phase] == 'disabled' else _NOT_OBSERVED}"
+        f"{phase} in CUDA graphs: {_IN_GRAPHS.get(limits.graphs[phase], _NOT_OBSERVED)}"
         for phase in phases
-        if limits.graphs.get(phase, OBSERVED) != OBSERVED
+        if phase in limits.graphs
     ]
     outside.append(f"page sizes other than {limits.page_tokens}")
     return outside

@@ -15,8 +15,6 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from assay.harness.evidence.envelope import OBSERVED
-
 _RUNNERS = "sglang.srt.model_executor.runner"
 RUNNERS = (
     (f"{_RUNNERS}.decode_cuda_graph_runner", "DecodeCudaGraphRunner"),
@@ -104,9 +102,4 @@ def graphs_of(arguments: Any) -> dict[str, str]:
         return {}
     if getattr(arguments, "disable_cuda_graph", False):
         return dict.fromkeys(("extend", "decode"), "disabled")
-    found = {"extend": str(config.prefill.backend), "decode": str(config.decode.backend)}
-    if found["extend"] == "breakable":
-        found["extend"] = OBSERVED
-    if found["decode"] == "breakable" and getattr(arguments, "debug_cuda_graph", False):
-        found["decode"] = OBSERVED
-    return found
+    return {"extend": str(config.prefill.backend), "decode": str(config.decode.backend)}

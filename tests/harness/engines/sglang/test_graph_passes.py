@@ -91,13 +91,11 @@ def test_a_pass_that_fails_serves_nothing_afterwards() -> None:
     ("prefill", "decode", "given", "expected"),
     [
         ("disabled", "full", {}, {"extend": "disabled", "decode": "full"}),
-        ("breakable", "full", {}, {"extend": "observed", "decode": "full"}),
-        ("breakable", "breakable", {}, {"extend": "observed", "decode": "breakable"}),
-        ("full", "breakable", {"debug_cuda_graph": True}, {"extend": "full", "decode": "observed"}),
+        ("breakable", "full", {}, {"extend": "breakable", "decode": "full"}),
         ("breakable", "full", {"disable_cuda_graph": True}, {"extend": "disabled", "decode": "disabled"}),
     ],
 )
-def test_graphs_are_observed_where_attention_runs_in_python(
+def test_how_each_phase_is_captured_is_read_from_the_arguments(
     prefill: str, decode: str, given: dict[str, bool], expected: dict[str, str]
 ) -> None:
     config = SimpleNamespace(prefill=SimpleNamespace(backend=prefill), decode=SimpleNamespace(backend=decode))
