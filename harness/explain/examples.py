@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, Mask
-from assay.harness.attention.matrix import as_tree
+from assay.harness.attention.matrix_features import as_tree
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.bugs.bug import LEAK, Bug
 from assay.harness.bugs.features import CAP, SINK, WINDOW

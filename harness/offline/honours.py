@@ -19,7 +19,7 @@ from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, KernelRefused, Mask, default_device, refusal_behind
 from assay.harness.attention.interpreter import interpret_without_gpu
-from assay.harness.attention.matrix import as_tree
+from assay.harness.attention.matrix_features import as_tree
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.engines.sglang.native_kernel import LayerRequest, NativeKernel, kernel, sglang_version

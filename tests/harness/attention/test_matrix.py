@@ -429,21 +429,35 @@ def test_a_model_has_scores_far_from_zero_in_its_matrix_too() -> None:
     assert far == ["extend", "extend", "decode", "decode"]
 
 
+SLOPES: dict[Size, list[float]] = {
+    "small": [
+        -0.003016, 0.010673, -0.008591, 0.006971, 0.004671, 0.005318, -0.001796, -0.002319, -0.000246,
+        -0.006054, 0.000592, -0.002078, -0.002446, -0.000146, 0.000646,
+    ],
+    "full": [
+        -0.002745, -0.005951, -0.005603, -0.000383, -0.001374, 0.001921, -0.016051, -0.00028, -0.000526,
+        0.001696, 0.001066, -0.002603, -0.012242, -0.000666, -0.000844, 0.029439, -0.000546, 0.000471,
+    ],
+}  # fmt: skip
+"""How much larger the last numbers of q, k and v are than the first, in every 150th call. Numbers may differ by rounding between
+processors; those of another seed differ by far more."""
+
+
+def slope(tensor: torch.Tensor) -> float:
+    numbers = tensor.double().flatten()
+    return float((numbers * torch.linspace(-1, 1, len(numbers), dtype=torch.float64)).sum() / numbers.abs().sum())
+
+
 @pytest.mark.parametrize(
-    ("size", "count", "names", "data"),
-    [("small", 602, "1ecf03fd43fb02d5", "669baffe42f6a858"), ("full", 770, "a77a158a76b536c2", "07c0b316f22f4def")],
+    ("size", "count", "names"), [("small", 602, "1ecf03fd43fb02d5"), ("full", 770, "a77a158a76b536c2")]
 )
-def test_features_that_are_not_declared_leave_the_matrix_as_it_was(
-    size: Size, count: int, names: str, data: str
-) -> None:
+def test_features_that_are_not_declared_leave_the_matrix_as_it_was(size: Size, count: int, names: str) -> None:
     made = cases(size=size)
     assert len(made) == count
     text = "\n".join(case.name + json.dumps(case.condition) for case in made)
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == names
-    digest = hashlib.sha256()
-    for call in (case.make() for case in made[:: 37 if size == "small" else 211]):
-        assert call.features == ()
-        for tensor in call.tensors.values():
-            digest.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
-        digest.update(repr(call.scale).encode())
-    assert digest.hexdigest()[:16] == data
+    calls = [case.make() for case in made[::150]]
+    assert {call.features for call in calls} == {()}
+    assert [slope(tensor) for call in calls for tensor in (call.q, call.k, call.v)] == pytest.approx(
+        SLOPES[size], abs=5e-5
+    )

@@ -9,7 +9,7 @@ import torch
 
 from assay.harness.attention.call import FEATURES, AttentionCall, Kernel, Mask
 from assay.harness.attention.kernels import declares
-from assay.harness.attention.matrix import as_tree
+from assay.harness.attention.matrix_features import as_tree
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.bugs.bug import Bug, links
 from assay.harness.bugs.faults import fault, rounded_oracle

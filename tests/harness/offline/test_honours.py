@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,6 +22,7 @@ from assay.harness.offline import honours
 from assay.harness.offline.check import assert_correct
 from assay.harness.offline.honours import ATTRIBUTES, of_backend
 from assay.reports.honours import honours_document
+from assay.reports.markdown import to_markdown
 
 ENDED = "The process that ran the kernel exited with status 1 before its work was done; there is no verdict."
 ORDER = ("softcap", "window", "sinks", "temperature")
@@ -127,8 +129,14 @@ def test_the_document_names_what_is_silent_and_what_cannot_run(monkeypatch: pyte
     assert "test_mine_honours_softcap_in_prefill" in str(document.body)
     tests = {cell.attribute: cell.test for cell in ignoring.measured if cell.test}
     assert set(tests) == {*ORDER, "tree of drafts"}
-    for text in tests.values():
-        compile(text, "copied", "exec")
+    [copied] = re.findall(r"import torch.*?(?=\n```)", to_markdown(document), re.DOTALL)
+    namespace: dict[str, Any] = {}
+    exec(copied, namespace)
+    shown = {name: made for name, made in namespace.items() if name.startswith("test_mine_honours_")}
+    assert len(shown) == len(tests)
+    imported = {"Mask", "as_tree", "assert_correct", "call_of", "torch"}
+    for name, made in shown.items():
+        assert set(made.__code__.co_names) & imported <= set(namespace), name
     assert Honours.model_validate_json(result.model_dump_json(by_alias=True)) == result
 
 

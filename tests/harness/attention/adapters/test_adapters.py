@@ -15,7 +15,8 @@ from assay.harness.attention import kernels
 from assay.harness.attention.adapters.adapter import Adapted, Parameters
 from assay.harness.attention.adapters.table import ADAPTERS
 from assay.harness.attention.call import FEATURES, AttentionCall, KernelRefused, Mask, PreparedKernel, tensor_of
-from assay.harness.attention.matrix import Case, _apart, _evicted, _padded, _stored, as_tree, cases
+from assay.harness.attention.matrix import Case, cases
+from assay.harness.attention.matrix_features import _apart, _evicted, _padded, _stored, as_tree
 from assay.harness.attention.oracle import log_sum_exp, oracle
 from assay.harness.attention.published import adapter_and_path, module_of
 from assay.harness.attention.sample_calls import call_of
