@@ -131,10 +131,13 @@ _LSES: dict[str, Callable[[int, int, int, torch.Generator], Tensor]] = {
     "some tokens without a key": _near,
 }  # fmt: skip
 """Log-sum-exps of the parts."""
+_LARGE = ("far apart", "near 200")
+"""Those that are no part of the matrix in float32. Right merges that divide by the exponential of the total, or that raise 2 to
+powers, round numbers of their size, and a weight is off by 2 ** -24 of it: more than bounds of float32 allow."""
 
 
 def merge_cases(device: str = "cpu", seed: int = 0) -> list[Case]:
-    """Make the matrix of merges: 2 to 8 parts, with every kind of log-sum-exps in every dtype."""
+    """Make the matrix of merges: 2 to 8 parts, with every kind of log-sum-exps in every dtype, but large ones in float32."""
     return list(_cases(device, seed))
 
 
@@ -144,6 +147,9 @@ def _cases(device: str, seed: int) -> Iterator[Case]:
         for lses in _LSES:
             for dtype in DTYPES:
                 count, (heads, dim), number = next(tokens), next(shapes), number + 1
+                if dtype == torch.float32 and lses in _LARGE:
+                    next(tokens)
+                    continue
                 condition = {
                     "phase": "decode", "parts": str(parts), "tokens": str(count), "heads": f"MHA {heads}/{heads}",
                     "head_dim": str(dim), "dtype": str(dtype).removeprefix("torch."), "log-sum-exps": lses,
