@@ -153,7 +153,8 @@ def test_a_decode_graph_is_compared_as_an_eager_pass_is(
             server.replays.observe(server.batch)
         shadow.write()
         errors, counts = read_shadow_errors(folder), read_envelope(folder)
-        assert errors is not None and counts is not None
+        assert errors is not None
+        assert counts is not None
         sums[name] = (
             errors.sums[errors.index[:, 0].argsort(kind="stable")],
             counts.count("decode", "graph", "in a CUDA graph"),
