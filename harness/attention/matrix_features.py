@@ -78,7 +78,7 @@ def _apart(distance: int, call: AttentionCall) -> AttentionCall:
 def _stored(name: str, per: str, call: AttentionCall) -> AttentionCall:
     """Store k and v in 8 bits, and make them what is stored: their scales are powers of two, so that no dtype rounds that."""
     format = FORMATS[name]
-    found: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
     for what in ("k", "v"):
         x = getattr(call, what).float()
         axes = {"tensor": (0, 1, 2), "head": (0, 2), "token": (2,)}[per]
@@ -88,11 +88,11 @@ def _stored(name: str, per: str, call: AttentionCall) -> AttentionCall:
             scale = 2 * scale
         x = x / scale
         stored = x.round().to(torch.int8) if name == "int8" else x.to(_STORED_AS[name])
-        found |= {f"stored_{what}": stored, f"{what}_scale": scale, what: (stored.float() * scale).to(call.q.dtype)}
+        tensors |= {f"stored_{what}": stored, f"{what}_scale": scale, what: (stored.float() * scale).to(call.q.dtype)}
     if call.spec.layout == "v in k":
-        values = {name: found[name][..., : call.v.shape[2]] for name in ("stored_k", "k")}
-        found |= {"stored_v": values["stored_k"], "v_scale": found["k_scale"], "v": values["k"]}
-    return replace(call, **found)
+        values = {name: tensors[name][..., : call.v.shape[2]] for name in ("stored_k", "k")}
+        tensors |= {"stored_v": values["stored_k"], "v_scale": tensors["k_scale"], "v": values["k"]}
+    return replace(call, **tensors)
 
 
 ASKED: dict[str, dict[str, Callable[[AttentionCall], AttentionCall]]] = {

@@ -203,16 +203,16 @@ def requests(call: AttentionCall, rows: Tensor | None = None) -> list[Request]:
     device = call.q.device
     kv_head = call.heads.kv_head(torch.arange(call.heads.q_heads, device=device))
     customs = call.custom_masks
-    found: list[Request] = []
+    requests: list[Request] = []
     for rows_q, rows_k in sequences(call):
         q, k, v = (t.double().transpose(0, 1) for t in (call.q[rows_q], call.k[rows_k], call.v[rows_k]))
-        custom = None if customs is None else customs[len(found)]
-        places = None if call.positions is None else call.places[len(found)]
+        custom = None if customs is None else customs[len(requests)]
+        places = None if call.positions is None else call.places[len(requests)]
         len_q = q.shape[1] if places is None else k.shape[1] - places[0] + places[1]
         visible = call.spec.mask.visible(torch.arange(q.shape[1], device=device), len_q, k.shape[1], custom=custom)
         asked = None if rows is None else rows[(rows >= rows_q.start) & (rows < rows_q.stop)] - rows_q.start
-        found.append(Request(q, k, v, kv_head, visible, call.scale, call.spec.mask, call.spec, asked, places))
-    return found
+        requests.append(Request(q, k, v, kv_head, visible, call.scale, call.spec.mask, call.spec, asked, places))
+    return requests
 
 
 def scores(request: Request) -> Tensor:

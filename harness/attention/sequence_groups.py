@@ -125,13 +125,13 @@ class SequenceGroup:
 
     def put(self, blocks: Sequence[Tensor], into: Tensor) -> None:
         """Put the blocks' results, [..., sequences, r, num_q_heads, head_dim_v], into [..., rows, num_q_heads, head_dim_v]."""
-        found = (blocks[0] if len(blocks) == 1 else torch.cat(list(blocks), -3)).flatten(-4, -3)
-        if len(self.asked) < found.shape[-3]:
-            found = found.index_select(-3, self.asked)
+        rows = (blocks[0] if len(blocks) == 1 else torch.cat(list(blocks), -3)).flatten(-4, -3)
+        if len(self.asked) < rows.shape[-3]:
+            rows = rows.index_select(-3, self.asked)
         if self.start is None:
-            into.index_copy_(into.dim() - 3, self.places, found.to(into.dtype))
+            into.index_copy_(into.dim() - 3, self.places, rows.to(into.dtype))
         else:
-            into.narrow(-3, self.start, len(self.asked)).copy_(found)
+            into.narrow(-3, self.start, len(self.asked)).copy_(rows)
 
 
 def alibi_bias(slopes: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
@@ -160,16 +160,18 @@ def sequence_groups(call: AttentionCall, rows: Tensor | None, numbers: int) -> l
     wanted = np.arange(starts_q[-1]) if rows is None else rows.cpu().numpy()
     bounds = np.searchsorted(wanted, starts_q)
     buckets: dict[tuple[int, int, int], list[int]] = {}
-    for one, (new, keys, asked) in enumerate(zip(np.diff(starts_q), np.diff(starts_k), np.diff(bounds), strict=True)):
+    for sequence, (new, keys, asked) in enumerate(
+        zip(np.diff(starts_q), np.diff(starts_k), np.diff(bounds), strict=True)
+    ):
         if asked:
             key = _up(int(keys), _FEWEST_KEYS), _up(int(new), _FEWEST_ROWS), _up(int(asked), _FEWEST_ROWS)
-            buckets.setdefault(key, []).append(one)
-    found = []
+            buckets.setdefault(key, []).append(sequence)
+    groups = []
     for (keys, _, _), members in buckets.items():
         size = max(1, numbers // max(1, keys * call.k.shape[1] * call.k.shape[2]))
         chunks = [np.array(members[start : start + size]) for start in range(0, len(members), size)]
-        found += [_group(call, chunk, starts_q, starts_k, wanted, bounds) for chunk in chunks]
-    return found
+        groups += [_group(call, chunk, starts_q, starts_k, wanted, bounds) for chunk in chunks]
+    return groups
 
 
 def _group(
@@ -215,7 +217,7 @@ def _group(
         rows=here(rows),
         stop=stop,
         mask=call.spec.mask,
-        custom=None if custom is None else _stacked([custom[one] for one in members]),
+        custom=None if custom is None else _stacked([custom[member] for member in members]),
         asked=here(np.flatnonzero(is_asked)),
         places=here(into),
         start=int(into[0]) if int(into[-1] - into[0]) == len(into) - 1 else None,  # they increase
@@ -225,7 +227,9 @@ def _group(
 def _stacked(matrices: Sequence[Tensor]) -> Tensor:
     """Stack square matrices, padded with zeros to the size of the largest."""
     size = max(len(matrix) for matrix in matrices)
-    return torch.stack([torch.nn.functional.pad(one, (0, size - len(one), 0, size - len(one))) for one in matrices])
+    return torch.stack(
+        [torch.nn.functional.pad(matrix, (0, size - len(matrix), 0, size - len(matrix))) for matrix in matrices]
+    )
 
 
 def _padded(packed: Tensor, starts: NDArray[np.int64], lens: NDArray[np.int64]) -> Tensor:

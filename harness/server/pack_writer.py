@@ -278,9 +278,9 @@ def _cut_queries(tensors: dict[str, Tensor], new: int, queries: slice) -> dict[s
     Causal attention is right-aligned, so they get the same answers as a call of their own.
     """
     keys = len(tensors["k"]) - new + queries.stop
-    of_queries = {name: one[queries] for name, one in tensors.items() if name in ("q", "reference", CANDIDATE)}
-    of_keys = {name: one[:keys] for name, one in tensors.items() if name.endswith(("k", "v", "scale"))}
-    parts = of_queries | {name: one for name, one in of_keys.items() if not name.startswith("cu_")}
+    of_queries = {name: tensor[queries] for name, tensor in tensors.items() if name in ("q", "reference", CANDIDATE)}
+    of_keys = {name: tensor[:keys] for name, tensor in tensors.items() if name.endswith(("k", "v", "scale"))}
+    parts = of_queries | {name: tensor for name, tensor in of_keys.items() if not name.startswith("cu_")}
     if "positions" in tensors:
         parts["positions"] = tensors["positions"] + tensors["positions"].new_tensor([queries.start, 0])
     lens = {"cu_seqlens_q": queries.stop - queries.start, "cu_seqlens_k": keys}
