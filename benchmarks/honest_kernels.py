@@ -81,19 +81,29 @@ def tf32(cut: bool, x: Tensor) -> Tensor:
 E4M3, E5M2 = partial(fp8, torch.float8_e4m3fn), partial(fp8, torch.float8_e5m2)
 
 
-def temper(scores: Tensor, positions: Tensor, call: AttentionCall) -> Tensor:
-    """Temper scores [heads, queries, keys] of queries at these positions."""
+def temper(scores: Tensor, positions: Tensor, call: AttentionCall, packed: slice) -> Tensor:
+    """Temper scores [heads, queries, keys] of these rows of q, at these positions."""
+    if call.score_factor is not None:
+        scores = scores * call.score_factor.expand(len(call.q), -1)[packed].T[..., None]
     if not (length := call.spec.temperature):
         return scores
     return scores * torch.where(positions > length, positions.float().log() / math.log(length), 1.0)[:, None]
 
 
-def modified(scores: Tensor, positions: Tensor, distances: Tensor, call: AttentionCall, fast_tanh: bool) -> Tensor:
-    """Cap, temper and bias scores [heads, queries, keys] of queries at these positions, so far from these keys."""
+def modified(
+    scores: Tensor, positions: Tensor, distances: Tensor, call: AttentionCall, packed: slice, fast_tanh: bool
+) -> Tensor:
+    """Cap, temper and bias scores [heads, queries, keys] of these rows of q, at these positions, so far from these keys."""
     if cap := call.spec.softcap:
         capped = (scores / cap).tanh()
         scores = cap * (tf32(False, capped) if fast_tanh and call.q.dtype.itemsize == 2 else capped)
-    scores = temper(scores, positions, call)
+    scores = temper(scores, positions, call, packed)
+    if call.score_bias is not None:
+        table = call.score_bias.expand(len(call.q), -1, -1)[packed]
+        rows = torch.arange(len(table), device=scores.device)[:, None]
+        inside = (distances >= 0) & (distances < table.shape[2])
+        added = table[rows, :, torch.where(inside, distances, 0)].movedim(2, 0)
+        scores = scores + torch.where(inside, added, 0.0)
     if call.spec.alibi:
         scores = scores - torch.tensor(call.spec.alibi, device=scores.device)[:, None, None] * distances.abs()
     return scores
@@ -127,7 +137,8 @@ class Blocked:
         group = call.q.shape[1] // call.k.shape[1]
         mean = call.k.float().mean(0)[:, None]
         all_k, all_v = stored_in_float(call)
-        store_k = self.k if call.stored_k is None or self.q is not same else same
+        takes_q = self.q is not same and call.stored_q is None
+        store_k = self.k if call.stored_k is None or takes_q else same
         store_v = self.v if call.stored_k is None or self.p is not None else same
         whole_scores = bool(self.smooth and (call.spec.softcap or call.spec.sinks))
         outs, lses, masks = [], [], call.custom_masks
@@ -138,7 +149,8 @@ class Blocked:
                 taken = mean if self.smooth == "batch" else k.mean(1, keepdim=True)
                 k = (k - taken).to(call.k.dtype).float()
             given = q
-            q, k, v = self.operand(self.q(q)), self.operand(store_k(k)), self.operand(store_v(v))
+            store_q = self.q if call.stored_q is None else same
+            q, k, v = self.operand(store_q(q)), self.operand(store_k(k)), self.operand(store_v(v))
             k, v = k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)
             rows = torch.arange(q.shape[1], device=q.device)
             distances = rows[:, None] + first - first_key - torch.arange(k.shape[1], device=q.device)
@@ -162,7 +174,7 @@ class Blocked:
                     scores = scores.half().float()
                 if whole_scores:  # it is capped, or compared with a sink
                     scores = scores + shift
-                scores = modified(scores, rows + first, distances[:, keys], call, self.fast_tanh)
+                scores = modified(scores, rows + first, distances[:, keys], call, rows_q, self.fast_tanh)
                 scores = scores.masked_fill(~seen[:, keys], -math.inf)
                 own = scores.amax(-1, keepdim=True)
                 new = own if self.split else torch.maximum(top, own)
@@ -194,9 +206,9 @@ class Blocked:
                 top = highest
             outs.append((sums / total).to(call.q.dtype).transpose(0, 1))
             lses.append(
-                (total.log() + top + (0.0 if whole_scores else temper(shift, rows + first, call)))[..., 0].transpose(
-                    0, 1
-                )
+                (total.log() + top + (0.0 if whole_scores else temper(shift, rows + first, call, rows_q)))[
+                    ..., 0
+                ].transpose(0, 1)
             )
         nowhere = call.q.new_full((call.spec.padded_rows, call.q.shape[1], call.v.shape[2]), math.nan)
         return Outputs(torch.cat([*outs, nowhere]), torch.cat([*lses, nowhere[..., 0].float()]))
