@@ -423,6 +423,8 @@ def main() -> None:
                 if len(outcomes) % 50 == 0:
                     print(_total(outcomes, time.monotonic() - start), flush=True)
         except (KeyboardInterrupt, TimeoutError) as stop:
+            for again in (signal.SIGINT, signal.SIGTERM):  # as `timeout` sends it, to the process and to its group
+                signal.signal(again, signal.SIG_IGN)
             print(f"stopped ({type(stop).__name__}) with {len(jobs) - len(outcomes)} matrices left out", flush=True)
         print_table(outcomes, given.families, time.monotonic() - start)
 
