@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from assay.harness.conditions import BORDER_TOKENS, ENVELOPE, ENVELOPE_OF, PHASES
+from assay.harness.conditions import BORDER_TOKENS, ENVELOPE, ENVELOPE_OF, GRAPH, PHASES
 from assay.harness.evidence.envelope import EngineLimits, Envelope, EnvelopeCounts, Missing
 from assay.harness.evidence.lengths import Ranges, in_words, stood_for
 from assay.harness.judge.evidence import Judged, RunEvidence
@@ -15,6 +15,7 @@ from assay.harness.verdict import Check, Requirement
 _COVERED = Requirement("envelope-covered", "the envelope of the policy was covered")
 _SERVED = Requirement("envelope-served", "the candidate's own server answered over the envelope")
 _MOST_WORDS = 4
+_IN_GRAPH = (GRAPH.id, *GRAPH.labels)
 _FEATURES = {
     "window": "sliding windows", "softcap": "logit caps", "sinks": "attention sinks", "temperature": "an attention temperature",
 }  # fmt: skip
@@ -40,7 +41,9 @@ def _result(run: RunEvidence, envelope: Envelope, line: str) -> EnvelopeResult |
     phases = [phase for phase in PHASES if phase in run.claimed]
     reached = _reached(envelope, counts, counts.limits, phases)
     features = [
-        name for name in _FEATURES if run.errors is not None and any(name in one.features for one in run.errors.headers)
+        name
+        for name in _FEATURES
+        if run.errors is not None and any(name in header.features for header in run.errors.headers)
     ]
     return EnvelopeResult(
         policy=line,
@@ -133,15 +136,13 @@ def _sentence(
     if shadow:
         parts = [
             f"{part}, in batches of up to {counts.reached(phase, 'batch'):,}"
+            + (", some of them in CUDA graphs" if counts.count(phase, *_IN_GRAPH) else "")
             for part, phase in zip(parts, at, strict=True)
         ]
     return "; ".join(parts if "decode" in phases else [*parts, "decode is the reference's"])
 
 
-_IN_GRAPHS = {
-    "disabled": "the servers ran it without",
-    "breakable": "which of the compared calls ran in them is not counted",
-}
+_WITHOUT_GRAPHS = "the servers ran it without"
 _NOT_OBSERVED = "calls were compared in passes without; what graphs answered is compared as text"
 
 
@@ -173,9 +174,9 @@ def _outside(
         why = "no such call was made" if limits.mixed else "the servers ran without --enable-mixed-chunk"
         outside.append(f"extend and decode in one call: {why}")
     outside += [
-        f"{phase} in CUDA graphs: {_IN_GRAPHS.get(limits.graphs[phase], _NOT_OBSERVED)}"
+        f"{phase} in CUDA graphs: {_WITHOUT_GRAPHS if limits.graphs[phase] == 'disabled' else _NOT_OBSERVED}"
         for phase in phases
-        if phase in limits.graphs
+        if phase in limits.graphs and not counts.count(phase, *_IN_GRAPH)
     ]
     outside.append(f"page sizes other than {limits.page_tokens}")
     return outside
@@ -190,8 +191,8 @@ def _check_covered(run: RunEvidence, envelope: Envelope, line: str) -> Check:
         settles = "let assay start the servers, without a URL"
         return _COVERED.check("missing", f"no compared call was counted; {line}", settles)
     if lacking := envelope.missing(counts, run.claimed):
-        found = f"in some layer no call was compared with {_some_words(lacking)}; {line}"
-        return _COVERED.check("missing", found, _settles(lacking, counts.limits))
+        observed = f"in some layer no call was compared with {_some_words(lacking)}; {line}"
+        return _COVERED.check("missing", observed, _settles(lacking, counts.limits))
     calls = " and ".join(f"{len(counts.layers(phase))} layers in {phase}" for phase in run.claimed)
     return _COVERED.check("ok", f"{calls}; {line}")
 
@@ -203,16 +204,16 @@ def _check_served(run: RunEvidence, envelope: Envelope, line: str) -> Check:
     """
     counts, served = run.envelope, run.served
     if lacking := [suite for suite in ("layers", "greedy") if suite not in run.spec.workload.suites]:
-        found = (
+        observed = (
             f"without the suite {listed(lacking)} the candidate's server answers no requests of the envelope; {line}"
         )
-        return _SERVED.check("not checked", found, f"add {listed(lacking)} to --suites")
+        return _SERVED.check("not checked", observed, f"add {listed(lacking)} to --suites")
     if counts is None or counts.limits is None or served is None or not run.claimed:
-        found = f"no answer of the candidate's own server to the envelope's requests was compared; {line}"
-        return _SERVED.check("missing", found, "let assay start the servers, without a URL")
+        observed = f"no answer of the candidate's own server to the envelope's requests was compared; {line}"
+        return _SERVED.check("missing", observed, "let assay start the servers, without a URL")
     if missing := envelope.gaps(served, run.claimed):
-        found = f"no answer was compared with {_some_words(missing)}; {line}"
-        return _SERVED.check("missing", found, _settles(missing, counts.limits))
+        observed = f"no answer was compared with {_some_words(missing)}; {line}"
+        return _SERVED.check("missing", observed, _settles(missing, counts.limits))
     return _SERVED.check("ok", f"{counted(len(run.over_envelope), 'answer')}; {line}")
 
 
