@@ -47,6 +47,12 @@ class Side(Settings):
     flags: tuple[str, ...] = Field((), description="further flags of the engine, for example --page-size=16")
     environment: dict[str, str] = Field({}, description="further environment variables of the engine's process")
 
+    def launched_with(self, environment: Mapping[str, str], flags: tuple[str, ...] = ()) -> Side:
+        """Return the side with further environment variables, and further flags, which its own override."""
+        return self.model_copy(
+            update={"environment": {**self.environment, **environment}, "flags": (*flags, *self.flags)}
+        )
+
 
 def treatment(reference: Side, candidate: Side) -> dict[str, tuple[str, str]]:
     """Return what differs between two sides, as asked: (reference, candidate) by name of the setting.

@@ -261,7 +261,7 @@ class AttentionCall:
     @property
     def tensors(self) -> dict[str, Tensor]:
         """Its tensors by name, those of `INPUTS` that it has."""
-        return {name: found for name in INPUTS if (found := getattr(self, name)) is not None}
+        return {name: tensor for name in INPUTS if (tensor := getattr(self, name)) is not None}
 
     @property
     def features(self) -> tuple[str, ...]:

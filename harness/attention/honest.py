@@ -208,7 +208,7 @@ def sample_rows(call: AttentionCall, at_most: int) -> Tensor:
         return torch.arange(total, device=device)
     generator = torch.Generator().manual_seed(0)
     share = max(1, at_most // max(1, len(call.lens_q)))
-    found: list[int] = []
+    chosen: list[int] = []
     start = 0
     for new, prefix in zip(call.lens_q, call.prefixes, strict=True):
         borders = [at for size in (128, 64) for at in range(0, prefix + new + 1, size)]
@@ -218,9 +218,9 @@ def sample_rows(call: AttentionCall, at_most: int) -> Tensor:
         fixed = [row for row in near if 0 <= row < new][: (share + 1) // 2]
         known = set(fixed)
         others = [row for row in torch.randperm(new, generator=generator).tolist() if row not in known]
-        found += sorted(start + row for row in fixed + others[: share - len(fixed)])
+        chosen += sorted(start + row for row in fixed + others[: share - len(fixed)])
         start += new
-    return torch.tensor(found, dtype=torch.int64, device=device)
+    return torch.tensor(chosen, dtype=torch.int64, device=device)
 
 
 def _ways(family: NoiseFamily) -> tuple[_Way, ...]:
@@ -336,9 +336,9 @@ class _Draw:
             smoothed = torch.where(inside, x - mean, 0.0)
             every, largest = smoothed.expand(members, *x.shape), smoothed.abs().amax()
         scale = self.scale(every[0], how, largest, self.way.q_block if what == "q" else self.way.k_block)
-        found = self.quantised((every[0] / scale).expand(every.shape), how).mul_(scale)  # divided once for all
-        found = found if what == "v" or self.stretch == 1.0 else every + self.stretch * (found - every)
-        return found + mean if how.smooth and self.whole_scores else found
+        rounded = self.quantised((every[0] / scale).expand(every.shape), how).mul_(scale)  # divided once for all
+        rounded = rounded if what == "v" or self.stretch == 1.0 else every + self.stretch * (rounded - every)
+        return rounded + mean if how.smooth and self.whole_scores else rounded
 
     def scale(self, x: Tensor, how: Quantised, largest: Tensor, block: int) -> Tensor:
         """Compute the scale of each token of x [heads, tokens, dim], broadcasting to it."""

@@ -642,7 +642,7 @@ def _make(values: _Values, lens: tuple[tuple[int, int], ...], seed: int, device:
     )
     if values.layout == "v in k":
         call = replace(call, v=call.k[..., : values.head_dim_v])
-    known = {name: make for one in ASKED.values() for name, make in one.items()}
+    known = {name: make for asking in ASKED.values() for name, make in asking.items()}
     for name in values.asked or ():
         call = known[name](call)
     call = through_pages(call, values.page, seed) if values.page else call

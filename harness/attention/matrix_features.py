@@ -59,11 +59,11 @@ def as_tree(kind: str, call: AttentionCall) -> AttentionCall:
 def _padded(rows: int, call: AttentionCall) -> AttentionCall:
     """Add rows to q that belong to no sequence, with the numbers of others."""
     of_rows: dict[str, Any] = {
-        name: one for name, one in call.tensors.items() if name in BY_QUERY and (len(one) > 1 or name == "q")
+        name: tensor for name, tensor in call.tensors.items() if name in BY_QUERY and (len(tensor) > 1 or name == "q")
     }
-    more = {name: one[torch.arange(rows) % len(one)] for name, one in of_rows.items()}
+    more = {name: tensor[torch.arange(rows) % len(tensor)] for name, tensor in of_rows.items()}
     more["q"] = 2 * more["q"]
-    of_rows = {name: torch.cat([one, more[name]]) for name, one in of_rows.items()}
+    of_rows = {name: torch.cat([tensor, more[name]]) for name, tensor in of_rows.items()}
     return replace(call.with_spec(padded_rows=rows), **of_rows)
 
 
@@ -99,7 +99,7 @@ def _largest(x: torch.Tensor, per: str) -> torch.Tensor:
 def _stored(of: str, name: str, per: str, call: AttentionCall) -> AttentionCall:
     """Store q, or k and v, in 8 bits, and make it what is stored: scales are powers of two, so that no dtype rounds that."""
     format = FORMATS[name]
-    found: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
     for what in of:
         x = getattr(call, what).float()
         top = _largest(x, per).clamp(min=2.0**-20)
@@ -108,11 +108,11 @@ def _stored(of: str, name: str, per: str, call: AttentionCall) -> AttentionCall:
             scale = 2 * scale
         x = x / scale
         stored = x.round().to(torch.int8) if name == "int8" else x.to(_STORED_AS[name])
-        found |= {f"stored_{what}": stored, f"{what}_scale": scale, what: (stored.float() * scale).to(call.q.dtype)}
+        tensors |= {f"stored_{what}": stored, f"{what}_scale": scale, what: (stored.float() * scale).to(call.q.dtype)}
     if call.spec.layout == "v in k" and of == "kv":
-        values = {name: found[name][..., : call.v.shape[2]] for name in ("stored_k", "k")}
-        found |= {"stored_v": values["stored_k"], "v_scale": found["k_scale"], "v": values["k"]}
-    return replace(call, **found)
+        values = {name: tensors[name][..., : call.v.shape[2]] for name in ("stored_k", "k")}
+        tensors |= {"stored_v": values["stored_k"], "v_scale": tensors["k_scale"], "v": values["k"]}
+    return replace(call, **tensors)
 
 
 def _factors(by_query: bool, call: AttentionCall) -> AttentionCall:

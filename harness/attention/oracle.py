@@ -202,20 +202,20 @@ def requests(call: AttentionCall, rows: Tensor | None = None) -> list[Request]:
     device = call.q.device
     kv_head = call.heads.kv_head(torch.arange(call.heads.q_heads, device=device))
     customs = call.custom_masks
-    found: list[Request] = []
+    requests: list[Request] = []
     for rows_q, rows_k in sequences(call):
         q, k, v = (t.double().transpose(0, 1) for t in (call.q[rows_q], call.k[rows_k], call.v[rows_k]))
-        custom = None if customs is None else customs[len(found)]
-        places = None if call.positions is None else call.places[len(found)]
+        custom = None if customs is None else customs[len(requests)]
+        places = None if call.positions is None else call.places[len(requests)]
         len_q = q.shape[1] if places is None else k.shape[1] - places[0] + places[1]
         visible = call.spec.mask.visible(torch.arange(q.shape[1], device=device), len_q, k.shape[1], custom=custom)
         asked = None if rows is None else rows[(rows >= rows_q.start) & (rows < rows_q.stop)] - rows_q.start
         own = (
-            None if one is None else one if len(one) == 1 else one[rows_q]
-            for one in (call.score_factor, call.score_bias)
+            None if numbers is None else numbers if len(numbers) == 1 else numbers[rows_q]
+            for numbers in (call.score_factor, call.score_bias)
         )
-        found.append(Request(q, k, v, kv_head, visible, call.scale, call.spec.mask, call.spec, asked, places, *own))
-    return found
+        requests.append(Request(q, k, v, kv_head, visible, call.scale, call.spec.mask, call.spec, asked, places, *own))
+    return requests
 
 
 def scores(request: Request) -> Tensor:
@@ -232,8 +232,8 @@ def modifiers(request: Request) -> tuple[Tensor | None, Tensor | None]:
     rows = torch.arange(request.len_q, device=device) if request.asked is None else request.asked
     first, first_key = request.places or (request.prefix, 0)
     factor, bias = (
-        None if one is None else (one if len(one) == 1 else one[rows]).transpose(0, 1)
-        for one in (request.factor, request.bias)
+        None if numbers is None else (numbers if len(numbers) == 1 else numbers[rows]).transpose(0, 1)
+        for numbers in (request.factor, request.bias)
     )
     slopes = torch.tensor(spec.alibi, dtype=torch.float64, device=device)[:, None] if spec.alibi else None
     return factors(spec, rows + first, factor), biases(slopes, bias, rows + first - first_key, request.len_k)

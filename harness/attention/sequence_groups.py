@@ -96,7 +96,7 @@ class SequenceGroup:
 
         The latter is [heads, group * r, keys].
         """
-        factor, bias = (self._of_rows(one, some) for one in (self.factor, self.score_bias))
+        factor, bias = (self._of_rows(numbers, some) for numbers in (self.factor, self.score_bias))
         slopes = self.of_heads(self.spec.alibi, some)
         if slopes is not None or bias is not None:
             bias = biases(slopes, bias, self._by_head(some + self.behind[:, None]), keys)
@@ -110,8 +110,8 @@ class SequenceGroup:
             return None
         rows = some if numbers.shape[1] > 1 else torch.zeros_like(some)
         sequences = torch.arange(len(rows), device=rows.device)[:, None] if len(numbers) > 1 else 0
-        found = numbers[sequences, rows]
-        by_row = found.view(*found.shape[:2], -1, self.q.shape[1], *found.shape[3:])
+        of_rows = numbers[sequences, rows]
+        by_row = of_rows.view(*of_rows.shape[:2], -1, self.q.shape[1], *of_rows.shape[3:])
         return by_row.movedim(1, 3).flatten(2, 3).flatten(0, 1)
 
     def _by_head(self, by_row: Tensor) -> Tensor:
@@ -141,13 +141,13 @@ class SequenceGroup:
 
     def put(self, blocks: Sequence[Tensor], into: Tensor) -> None:
         """Put the blocks' results, [..., sequences, r, num_q_heads, head_dim_v], into [..., rows, num_q_heads, head_dim_v]."""
-        found = (blocks[0] if len(blocks) == 1 else torch.cat(list(blocks), -3)).flatten(-4, -3)
-        if len(self.asked) < found.shape[-3]:
-            found = found.index_select(-3, self.asked)
+        rows = (blocks[0] if len(blocks) == 1 else torch.cat(list(blocks), -3)).flatten(-4, -3)
+        if len(self.asked) < rows.shape[-3]:
+            rows = rows.index_select(-3, self.asked)
         if self.start is None:
-            into.index_copy_(into.dim() - 3, self.places, found.to(into.dtype))
+            into.index_copy_(into.dim() - 3, self.places, rows.to(into.dtype))
         else:
-            into.narrow(-3, self.start, len(self.asked)).copy_(found)
+            into.narrow(-3, self.start, len(self.asked)).copy_(rows)
 
 
 def factors(spec: CallSpec, positions: Tensor, factor: Tensor | None) -> Tensor | None:
@@ -201,16 +201,18 @@ def sequence_groups(call: AttentionCall, rows: Tensor | None, numbers: int) -> l
     wanted = np.arange(starts_q[-1]) if rows is None else rows.cpu().numpy()
     bounds = np.searchsorted(wanted, starts_q)
     buckets: dict[tuple[int, int, int], list[int]] = {}
-    for one, (new, keys, asked) in enumerate(zip(np.diff(starts_q), np.diff(starts_k), np.diff(bounds), strict=True)):
+    for sequence, (new, keys, asked) in enumerate(
+        zip(np.diff(starts_q), np.diff(starts_k), np.diff(bounds), strict=True)
+    ):
         if asked:
             key = _up(int(keys), _FEWEST_KEYS), _up(int(new), _FEWEST_ROWS), _up(int(asked), _FEWEST_ROWS)
-            buckets.setdefault(key, []).append(one)
-    found = []
+            buckets.setdefault(key, []).append(sequence)
+    groups = []
     for (keys, _, _), members in buckets.items():
         size = max(1, numbers // max(1, keys * call.k.shape[1] * call.k.shape[2]))
         chunks = [np.array(members[start : start + size]) for start in range(0, len(members), size)]
-        found += [_group(call, chunk, starts_q, starts_k, wanted, bounds) for chunk in chunks]
-    return found
+        groups += [_group(call, chunk, starts_q, starts_k, wanted, bounds) for chunk in chunks]
+    return groups
 
 
 def _group(
@@ -256,7 +258,7 @@ def _group(
         rows=here(rows),
         stop=stop,
         spec=call.spec,
-        custom=None if custom is None else _stacked([custom[one] for one in members]),
+        custom=None if custom is None else _stacked([custom[member] for member in members]),
         asked=here(np.flatnonzero(is_asked)),
         places=here(into),
         start=int(into[0]) if int(into[-1] - into[0]) == len(into) - 1 else None,  # they increase
@@ -268,7 +270,9 @@ def _group(
 def _stacked(matrices: Sequence[Tensor]) -> Tensor:
     """Stack square matrices, padded with zeros to the size of the largest."""
     size = max(len(matrix) for matrix in matrices)
-    return torch.stack([torch.nn.functional.pad(one, (0, size - len(one), 0, size - len(one))) for one in matrices])
+    return torch.stack(
+        [torch.nn.functional.pad(matrix, (0, size - len(matrix), 0, size - len(matrix))) for matrix in matrices]
+    )
 
 
 def _by_sequence(numbers: Tensor | None, starts: NDArray[np.int64], lens: NDArray[np.int64]) -> Tensor | None:

@@ -148,8 +148,8 @@ def _merging(op: str, kernel: Any, others: Sequence[str], device: str | None, se
     if op != "merge":
         raise UsageError(f"--op is {op!r}.", "attention or merge", "choose one of them")
     if others:
-        found = f"{' and '.join(others)} {'chooses' if len(others) == 1 else 'choose'} calls of attention."
-        raise UsageError(found, "--case, --seed or --device with --op merge", "omit the others")
+        conflict = f"{' and '.join(others)} {'chooses' if len(others) == 1 else 'choose'} calls of attention."
+        raise UsageError(conflict, "--case, --seed or --device with --op merge", "omit the others")
     return merging(kernel), merge_cases(checked_device(device), seed)
 
 

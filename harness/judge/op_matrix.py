@@ -61,13 +61,13 @@ def _check_ran(run: RunEvidence) -> list[Check]:
     if "candidate" not in run.manifest.code or "layers" not in run.spec.workload.suites:
         return []
     ran, settles = record is not None and record.kernel == candidate, REPEAT_RUN
-    found = f"{len(record.computed)} calls were computed" if record else "no result of it"
+    observed = f"{len(record.computed)} calls were computed" if record else "no result of it"
     if record and not ran:
-        found = f"a result of {record.kernel}, not of {candidate}"
+        observed = f"a result of {record.kernel}, not of {candidate}"
     elif record and record.error:
-        ran, found = False, one_line(record.error, 300)
+        ran, observed = False, one_line(record.error, 300)
         settles = f"see what assay check {candidate} reports, and repeat the run with a new --out"
-    return [_RAN.met(ran, found, settles)]
+    return [_RAN.met(ran, observed, settles)]
 
 
 def _outside(record: MatrixRecord) -> bool:

@@ -258,7 +258,7 @@ def _window(tensors: dict[str, Tensor], new: int, worst: int, limit: float) -> s
 
     def bytes_of(rows: int, *names: str) -> int:
         some = (tensors[name] for name in names if name in tensors and len(tensors[name]) == rows)
-        return sum(one[0].numel() * one.element_size() for one in some)
+        return sum(tensor[0].numel() * tensor.element_size() for tensor in some)
 
     keys = len(tensors["k"])
     by_query, by_key = bytes_of(new, *BY_QUERY, "reference", CANDIDATE), bytes_of(keys, *BY_KEY)
@@ -279,7 +279,9 @@ def _cut_queries(tensors: dict[str, Tensor], new: int, queries: slice) -> dict[s
     """
     keys = len(tensors["k"]) - new + queries.stop
     rows = dict.fromkeys((*BY_QUERY, "reference", CANDIDATE), queries) | dict.fromkeys(BY_KEY, slice(keys))
-    parts = {name: one[rows[name]] if len(one) > 1 else one for name, one in tensors.items() if name in rows}
+    parts = {
+        name: tensor[rows[name]] if len(tensor) > 1 else tensor for name, tensor in tensors.items() if name in rows
+    }
     if "positions" in tensors:
         parts["positions"] = tensors["positions"] + tensors["positions"].new_tensor([queries.start, 0])
     lens = {"cu_seqlens_q": queries.stop - queries.start, "cu_seqlens_k": keys}

@@ -86,15 +86,15 @@ class TruthSums:
         right = torch.where(defined, right, 0.0)
         self.dtype = str(call.q.dtype).removeprefix("torch.")
         self.accumulation = here(self._families[0], call).accumulation
-        honest = [honest_outputs(call, one, at, seed=seed) for one in self._families]
+        honest = [honest_outputs(call, family, at, seed=seed) for family in self._families]
         self._members = [len(outputs) for outputs in honest]
         moved, off = _with_asked_window(call, at, reference[at].double(), right)
         self.off_by_a_key += off
         outputs = [torch.stack([candidate[at].double(), moved]), *honest]
         by_row = torch.cat([_output_sums(some, right, defined) for some in outputs])  # [outputs, rows, heads, 6]
-        for output, one in enumerate((0, self._reference_family)):
-            if self._families[one].dropped:
-                cost = dropping_cost(call, self._families[one], at, right)
+        for output, role in enumerate((0, self._reference_family)):
+            if self._families[role].dropped:
+                cost = dropping_cost(call, self._families[role], at, right)
                 by_row[output, ..., 4:] = torch.stack([cost, cost * right.abs().amax(-1)], -1)
         size = torch.stack([right.abs().sum(-1), (right * right).sum(-1), defined.sum(-1).double()], -1)
         roles = [(self._families[n], honest[n]) for n in (0, self._reference_family)]
@@ -163,13 +163,13 @@ def _with_asked_window(call: AttentionCall, rows: Tensor, reference: Tensor, rig
     if not window:
         return reference, False
     errors = (reference - right).abs().sum((1, 2))
-    found = torch.zeros_like(errors, dtype=torch.bool)
+    of_windows = torch.zeros_like(errors, dtype=torch.bool)
     for other in {window - 1, window + 1} - {0}:
         truth = oracle(call.with_spec(mask=Mask(window=other)), rows).nan_to_num()
         nearer = (reference - truth).abs().sum((1, 2)) * _NEARER < errors
         moved = torch.where(nearer[:, None, None], reference - truth + right, moved)
-        found |= nearer
-    return moved, bool(found.any())
+        of_windows |= nearer
+    return moved, bool(of_windows.any())
 
 
 def _output_sums(outputs: Tensor, right: Tensor, defined: Tensor) -> Tensor:

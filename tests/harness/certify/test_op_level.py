@@ -137,7 +137,7 @@ def test_an_undeclared_family_is_a_false_alarm_if_it_is_flagged() -> None:
 def test_a_fault_in_a_kernel_that_quantises_is_named_and_pinned(fault: str) -> None:
     one = examine_fault(CATALOGUE[fault], INT8)
     assert (one.outcome, one.named, one.pinned) == ("caught", True, True)
-    assert one.found == (CATALOGUE[fault].hypothesis,), "no quantisation is missing where the fault is"
+    assert one.findings == (CATALOGUE[fault].hypothesis,), "no quantisation is missing where the fault is"
 
 
 @pytest.mark.slow
