@@ -229,7 +229,12 @@ _IN_EXTEND = ("custom_mask", "not_causal")
 """Features of extend calls alone: a draft that is verified has several new tokens, and one query sees all keys anyway."""
 _ALONE = ("not_causal", "mla")
 """Features that are asked for by themselves: a window is causal, and of latent attention all shapes are its own."""
-_BY_POSITION = {"temperature": "temperature 64", "alibi": "ALiBi to 2^-8", "window": "window 128"}
+_BY_POSITION = {
+    "temperature": "temperature 64",
+    "alibi": "ALiBi to 2^-8",
+    "window": "window 128",
+    "score_bias": "a bias to 300 tokens",
+}
 """What goes by positions: values that are asked for together with each of those of "positions"."""
 _OF_POSITIONS = {"extend": _ASKING["extend"][:2], "decode": _ASKING["decode"]}
 """The calls of these: in each, every query sees a key of a window that ends at its own."""

@@ -22,7 +22,7 @@ from assay.harness.evidence import error_sums
 from assay.harness.evidence.error_sums import Floats
 from assay.harness.evidence.run_file import REPEAT_RUN
 from assay.harness.evidence.shadow_errors import DIMENSIONS, ShadowErrors, ShadowHeader
-from assay.harness.evidence.truth_errors import TruthErrors, gain, own_error
+from assay.harness.evidence.truth_errors import TruthErrors, dropped, gain, own_error
 from assay.harness.evidence.worst_queries import own_and_bound
 from assay.harness.stats.noise_bound import FALSE_FLAGS, cell_bounds, f_quantile_above, freedom_of_spread
 
@@ -155,7 +155,8 @@ def _apart(shadow: ShadowErrors, cells: MeasuredCells, reference: MeasuredCells)
 def _cells(errors: TruthErrors, output: Floats, honest: Floats, rate: float) -> MeasuredCells:
     if not _bounded(honest):
         return _NOTHING
-    return MeasuredCells(errors.index, own_error(output, errors.truth), cell_bounds(_noise(errors, honest), alpha=rate))
+    bound = cell_bounds(_noise(errors, honest), alpha=rate) + dropped(output, errors.truth)[0]
+    return MeasuredCells(errors.index, own_error(output, errors.truth), bound)
 
 
 def _bounded(honest: Floats) -> bool:
@@ -186,7 +187,11 @@ def _gains(errors: TruthErrors, rate: float, tolerance: float) -> MeasuredCells:
         observed = np.where(np.isnan(observed), 0.0, observed)
         members = np.abs(gain(merged.candidate_honest, merged.truth[:, None])).T
         # A gain is one number, so it has one degree of freedom.
-        bound = tolerance + cell_bounds(members, freedom=1.0, alpha=rate / len(_GAIN_LEVELS))
+        bound = (
+            tolerance
+            + dropped(merged.candidate, merged.truth)[1]
+            + cell_bounds(members, freedom=1.0, alpha=rate / len(_GAIN_LEVELS))
+        )
         tests.append(MeasuredCells(merged.index, observed, bound))
     parts = zip(*((measured.index, measured.observed, measured.bound) for measured in (_NOTHING, *tests)), strict=True)
     return MeasuredCells(*(np.concatenate(part) for part in parts))

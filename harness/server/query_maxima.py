@@ -17,6 +17,7 @@ from assay.harness.evidence.worst_queries import COLUMNS, WorstQueries, excess
 from assay.harness.stats.noise_bound import MODEL_FACTOR
 from assay.harness.stats.query_bounds import (
     QUERY_SHARE,
+    dropping_cost,
     least_error,
     query_bounds,
     rare_excess_of_queries,
@@ -61,6 +62,7 @@ class QueryMaxima:
             if bool((above := own > bound).any()) and (family.q is not None or family.k is not None):
                 rare = rarest(float(freedom[above].min()))
                 bound += with_all_heads(rare_excess_of_queries(call, family, at, right, rare)).cpu()
+            bound += with_all_heads(dropping_cost(call, family, at, right)).cpu()
             usual = with_all_heads(noise.abs().sum(-1)).square().mean(0).sqrt().cpu().numpy()
             floor = np.maximum(
                 _mean(QUERY_SHARE * MODEL_FACTOR * usual, cell.ravel()), least_error(call.q.dtype) * size

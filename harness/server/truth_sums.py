@@ -20,6 +20,7 @@ from assay.harness.evidence.shadow_errors import CONDITIONS
 from assay.harness.evidence.truth_errors import OUTPUT_SUMS, TRUTH_SUMS, TruthErrors
 from assay.harness.evidence.worst_queries import WorstQueries
 from assay.harness.server.query_maxima import QueryMaxima
+from assay.harness.stats.query_bounds import dropping_cost
 
 _AT_ONCE = 2**24
 """Most elements of honest outputs that are reduced at once: 128 MiB of float64."""
@@ -90,7 +91,11 @@ class TruthSums:
         moved, off = _with_asked_window(call, at, reference[at].double(), right)
         self.off_by_a_key += off
         outputs = [torch.stack([candidate[at].double(), moved]), *honest]
-        by_row = torch.cat([_output_sums(some, right, defined) for some in outputs])  # [outputs, rows, heads, 4]
+        by_row = torch.cat([_output_sums(some, right, defined) for some in outputs])  # [outputs, rows, heads, 6]
+        for output, own in enumerate((0, self._reference_family)):
+            if self._families[own].dropped:
+                cost = dropping_cost(call, self._families[own], at, right)
+                by_row[output, ..., 4:] = torch.stack([cost, cost * right.abs().amax(-1)], -1)
         size = torch.stack([right.abs().sum(-1), (right * right).sum(-1), defined.sum(-1).double()], -1)
         roles = [(self._families[n], honest[n]) for n in (0, self._reference_family)]
         self._queries.add(call, outputs[0], roles, right, defined, rows, conditions[rows], prefixes or call.prefixes)
@@ -124,7 +129,7 @@ class TruthSums:
         index[..., 0], index[..., 1], index[..., 2:] = layer, heads, conditions[:, None]
         outputs = (
             torch.stack([sums for sums, _ in self._sums.values()]).cpu().numpy()
-        )  # [conditions, outputs, heads, 4]
+        )  # [conditions, outputs, heads, 6]
         sizes = torch.stack([size for _, size in self._sums.values()]).cpu().numpy()
         by_cell = outputs.swapaxes(1, 2).reshape(-1, outputs.shape[1], len(OUTPUT_SUMS))
         honest = np.split(by_cell[:, 2:], np.cumsum(self._members)[:-1], axis=1)
@@ -168,7 +173,7 @@ def _with_asked_window(call: AttentionCall, rows: Tensor, reference: Tensor, rig
 
 
 def _output_sums(outputs: Tensor, right: Tensor, defined: Tensor) -> Tensor:
-    """Compute the sums of `OUTPUT_SUMS` over head_dim, float64 [outputs, rows, heads, 4].
+    """Compute the sums of `OUTPUT_SUMS` over head_dim, float64 [outputs, rows, heads, 6], without what is left out.
 
     Args:
         outputs: float64 [outputs, rows, heads, head_dim].
@@ -180,5 +185,7 @@ def _output_sums(outputs: Tensor, right: Tensor, defined: Tensor) -> Tensor:
         compared = some.isfinite() & defined
         off = torch.where(compared, some - right, 0.0)
         lost = (defined & ~compared).sum(-1).double()
-        parts.append(torch.stack([off.abs().sum(-1), (off * right).sum(-1), (off * off).sum(-1), lost], -1))
+        parts.append(
+            torch.stack([off.abs().sum(-1), (off * right).sum(-1), (off * off).sum(-1), lost, 0 * lost, 0 * lost], -1)
+        )
     return torch.cat(parts)

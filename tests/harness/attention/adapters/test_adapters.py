@@ -16,7 +16,7 @@ from assay.harness.attention.adapters.adapter import Adapted, Parameters
 from assay.harness.attention.adapters.table import ADAPTERS
 from assay.harness.attention.call import FEATURES, AttentionCall, KernelRefused, Mask, PreparedKernel, tensor_of
 from assay.harness.attention.matrix import Case, cases
-from assay.harness.attention.matrix_features import _apart, _evicted, _padded, _stored, as_tree
+from assay.harness.attention.matrix_features import _apart, _biases, _evicted, _factors, _padded, _stored, as_tree
 from assay.harness.attention.oracle import log_sum_exp, oracle
 from assay.harness.attention.published import adapter_and_path, module_of
 from assay.harness.attention.sample_calls import call_of
@@ -38,7 +38,7 @@ RIGHT = {
     "signatures:BatchPrefillWithPagedKVCacheWrapper": ("flashinfer", OF_PREFILL),
     "signatures:BatchPrefillWithRaggedKVCacheWrapper": ("flashinfer", OF_PREFILL),
     "signatures:BatchDecodeWithPagedKVCacheWrapper": ("flashinfer", ("window", "softcap", "lse")),
-    SDPA: ("sdpa", ("window", "alibi", "custom_mask", "positions", "not_causal")),
+    SDPA: ("sdpa", ("window", "alibi", "score_bias", "custom_mask", "positions", "not_causal")),
 }
 """Functions, their signatures, and the features that these pass on."""
 ASKED: dict[str, list[Callable[[AttentionCall], AttentionCall]]] = {
@@ -53,7 +53,10 @@ ASKED: dict[str, list[Callable[[AttentionCall], AttentionCall]]] = {
     "not_causal": [partial(AttentionCall.with_spec, mask=Mask(causal=False))],
     "lse": [],
     "mla": [],
-    "stored_kv": [partial(_stored, "e4m3", "tensor")],
+    "stored_kv": [partial(_stored, "kv", "e4m3", "tensor")],
+    "stored_q": [partial(_stored, "q", "e4m3", "tensor")],
+    "score_factor": [partial(_factors, True)],
+    "score_bias": [partial(_biases, 12, True), partial(_biases, 50, False)],
 }
 
 
@@ -255,9 +258,9 @@ def test_a_function_that_is_wrong_with_a_feature_fails_where_it_is_asked_for(nam
     [
         (
             "extend_attention:extend_attention_fwd",
-            {"window", "softcap", "sinks", "temperature", "custom_mask", "lse", "padding"},
+            {"window", "softcap", "sinks", "temperature", "score_bias", "custom_mask", "lse", "padding"},
         ),
-        ("decode_attention:decode_attention_fwd", {"window", "softcap", "sinks"}),
+        ("decode_attention:decode_attention_fwd", {"window", "softcap", "sinks", "score_bias"}),
     ],
 )
 def test_sglangs_own_kernels_compute_what_a_call_asks_for(name: str, features: set[str]) -> None:
