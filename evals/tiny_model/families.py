@@ -33,6 +33,7 @@ _WINDOW = 64
 _CAP, _FINAL_CAP = 20.0, 60.0
 _SINK = -1.0
 _EXPERTS, _CHOSEN = 4, 2
+_KV_SCALES = {"k": 0.08, "v": 0.02}
 
 Weights = dict[str, "Tensor"]
 Config = dict[str, Any]
@@ -141,8 +142,22 @@ def _gpt_oss(weights: Weights, config: Config) -> None:
     weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
 
 
+def _fp8_kv(weights: Weights, config: Config) -> None:
+    """Add scales of K and V, as checkpoints for ``--kv-cache-dtype fp8_e4m3`` have them; nothing else is quantised."""
+    import torch
+
+    linear = [name.removesuffix(".weight") for name in weights if name.endswith("_proj.weight")]
+    for number in range(config["num_hidden_layers"]):
+        at = f"model.layers.{number}.self_attn"
+        weights |= {f"{at}.{part}_scale": torch.tensor(scale * (1 + number / 8)) for part, scale in _KV_SCALES.items()}
+    config["quantization_config"] = {
+        "quant_method": "fp8", "activation_scheme": "static", "ignored_layers": linear, "kv_cache_quant_algo": "FP8",
+    }  # fmt: skip
+    config["dtype"] = "float16"  # SGLang has no quantised checkpoint in float32
+
+
 FAMILIES: Mapping[str, Callable[[Weights, Config], None]] = {
-    "gemma2": _gemma2, "gemma3": _gemma3, "gpt-oss": _gpt_oss, "qwen3": _qwen3,
+    "fp8-kv": _fp8_kv, "gemma2": _gemma2, "gemma3": _gemma3, "gpt-oss": _gpt_oss, "qwen3": _qwen3,
 }  # fmt: skip
 """What turns the tiny Llama into one of the family, in place."""
 

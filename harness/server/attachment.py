@@ -76,6 +76,12 @@ class Attachment:
         self._right.references.add(name)
         self._faulty.references.add(name)
 
+    def observes(self, batch: Any) -> bool:
+        """Return True if calls of a batch are observed: it has to be known before a layer's output is computed."""
+        if self._batch is not batch:
+            self._start(batch)
+        return not self._off
+
     def output(self, made: EngineCall, out: Any, reference: str) -> Any:
         """Return the output that the model uses, after everything that is switched on has received it.
 
@@ -87,10 +93,9 @@ class Attachment:
         Raises:
             KernelRefused: a layer is to be substituted, and the pass cannot be.
         """
-        if self._batch is not made.batch:
-            self._start(made.batch)
+        observed = self.observes(made.batch)
         self._highest = max(self._highest, made.layer)
-        if self._off or not isinstance(out, Tensor) or not made.is_served:
+        if not observed or not isinstance(out, Tensor) or not made.is_served:
             return out
         return self._observed(made, out, reference)
 

@@ -118,14 +118,19 @@ def observe(backend: Any, name: str, attachment: Attachment, pages: Pages) -> An
 
     def attached(phase: Phase, forward: Any) -> Any:
         def call(q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
-            out = forward(q, k, v, layer, forward_batch, *args, **kwargs)
             if torch.compiler.is_compiling():
-                return out  # compiled code is captured in CUDA graphs, which cannot be observed
+                # compiled code is captured in CUDA graphs, which cannot be observed
+                return forward(q, k, v, layer, forward_batch, *args, **kwargs)
             extra = {key: value for key, value in kwargs.items() if key != "save_kv_cache"}
-            batch = served_batch(forward_batch)
+            batch, given = served_batch(forward_batch), (k, v)
+            if attachment.observes(batch) and pages.stores_fewer_bits(layer, k):
+                given = k.clone(), v.clone()  # a backend may divide them by their scales in place
+            out = forward(q, k, v, layer, forward_batch, *args, **kwargs)
+            k, v = given
             if batch is forward_batch or not isinstance(out, torch.Tensor):
                 return attachment.output(SGLangCall(phase, q, k, v, layer, batch, extra, pages), out, name)
             rows = len(batch.input_ids)  # the others are a graph's padding
+            k, v = (x if x is None else x[:rows] for x in (k, v))
             made = SGLangCall(phase, q[:rows], k, v, layer, batch, extra, pages)
             used = attachment.output(made, out[:rows], name)
             return torch.cat([used, out[rows:]])

@@ -23,7 +23,7 @@ class SGLangCall:
     Attributes:
         phase: "extend" or "decode".
         q: [tokens, heads * head_dim].
-        k: [tokens, kv heads, head_dim], or None where the layer reads another one's.
+        k: [tokens, kv heads, head_dim] as the layer gave it, or None where the layer reads another one's.
         v: as k.
         radix_attention: SGLang's layer.
         batch: SGLang's ForwardBatch.
@@ -66,7 +66,8 @@ class SGLangCall:
     def observed(self, forward_pass: ForwardPass) -> ObservedCall:
         """Return the call; its K and V are in the pool."""
         heads = int(self.radix_attention.tp_q_head_num)
-        return ObservedCall(self.layer, self.phase, heads, forward_pass, partial(self._pack, forward_pass), self)
+        given = (self.k, self.v) if self.pages.stores_fewer_bits(self.radix_attention, self.k) else None
+        return ObservedCall(self.layer, self.phase, heads, forward_pass, partial(self._pack, forward_pass), self, given)
 
     def _pack(self, forward_pass: ForwardPass, who: str) -> AttentionCall:
         spec = spec_of(self.radix_attention, self.arguments, self.phase, who)

@@ -14,6 +14,8 @@ from assay.harness.attention.paging import slots_of
 
 _EXTEND_MODES = ("EXTEND", "MIXED")
 """SGLang's forward modes that are the extend phase of the contract. Others are speculative, diffusion or split prefill."""
+_STORED = (torch.float8_e4m3fn, torch.float8_e5m2)
+"""Dtypes of a KV pool that stores K and V divided by one scale each."""
 
 
 def lengths(phase: str, batch: Any, who: str) -> tuple[list[int], list[int]]:
@@ -72,6 +74,23 @@ def spec_of(layer: Any, arguments: Mapping[str, Any], phase: Literal["extend", "
     )
 
 
+def scales_of(layer: Any) -> tuple[float, float]:
+    """Return what a layer's stored K and V are multiplied by; 1 where its checkpoint has no scales."""
+    found = []
+    for name in ("k_scale", "v_scale"):
+        number = getattr(layer, f"{name}_float", None)
+        scale = (
+            getattr(layer, name, None) if number is None else number
+        )  # a number of --quantization-param-path, or none
+        found.append(1.0 if scale is None else float(scale))
+    return found[0], found[1]
+
+
+def _gathered(buffer: Tensor, slots: Tensor) -> Tensor:
+    """Copy rows of a buffer. PyTorch does not index FP8, so its bytes are taken."""
+    return buffer.view(torch.uint8)[slots].view(buffer.dtype) if buffer.dtype in _STORED else buffer[slots]
+
+
 class Pages:
     """The KV pool of a running server, read as packed calls. Paging is resolved once per batch.
 
@@ -84,8 +103,12 @@ class Pages:
         self._virtual = getattr(getattr(runner, "kv_index_translator", None), "is_translating", False)
         self._paging: _Paging | None = None
 
-    def write(self, layer: Any, batch: Any, k: Tensor, v: Tensor | None) -> None:
-        """Write the new tokens' K and V to the pool.
+    def stores_fewer_bits(self, layer: Any, k: Tensor | None) -> bool:
+        """Return True if the pool stores K and V of a layer in fewer bits than the layer gives them."""
+        return k is not None and self._cache.get_key_buffer(layer.layer_id).dtype != k.dtype
+
+    def write(self, layer: Any, batch: Any, k: Tensor, v: Tensor) -> None:
+        """Write the new tokens' K and V to the pool, divided by the layer's scales where it stores fewer bits.
 
         Raises:
             KernelRefused: see `packed_call`.
@@ -94,7 +117,11 @@ class Pages:
 
         of_window = self._is_of_window(layer)
         window = self._cache.translate_loc_from_full_to_swa(batch.out_cache_loc) if of_window else None
-        self._cache.set_kv_buffer(layer, KVWriteLoc(batch.out_cache_loc, window), k, v)
+        where = KVWriteLoc(batch.out_cache_loc, window)
+        if self.stores_fewer_bits(layer, k):  # SGLang divides in place what it is given
+            self._cache.set_kv_buffer(layer, where, k.clone(), v.clone(), *scales_of(layer))
+        else:
+            self._cache.set_kv_buffer(layer, where, k, v)
 
     def packed_call(
         self, spec: CallSpec, q: Tensor, layer: Any, batch: Any, new: list[int], prefix: list[int]
@@ -118,14 +145,20 @@ class Pages:
             paging = self._paging = _Paging.of(batch, new, prefix, self._requests.req_to_token)
         kept = paging.of_window(self._cache, spec) if self._is_of_window(layer) else paging.all
         keys, values = self._cache.get_key_buffer(layer.layer_id), self._cache.get_value_buffer(layer.layer_id)
-        if keys.dtype != q.dtype:
+        if keys.dtype not in (q.dtype, *_STORED):
             raise KernelRefused(
-                f"the KV cache is {keys.dtype} and q is {q.dtype}; start the server without --kv-cache-dtype"
+                f"the KV cache is {keys.dtype} and q is {q.dtype}; start the server without --kv-cache-dtype, or with fp8_e4m3"
             )
+        stored = {}
+        k, v = (_gathered(buffer, kept.slots) for buffer in (keys, values))
+        if keys.dtype != q.dtype:
+            scales = [torch.full((1, 1, 1), scale, device=q.device) for scale in scales_of(layer)]
+            stored = dict(zip(("stored_k", "stored_v", "k_scale", "v_scale"), (k, v, *scales), strict=True))
+            k, v = ((x.float() * scale).to(q.dtype) for x, scale in zip((k, v), scales, strict=True))
         return AttentionCall(
             q=q.view(-1, layer.tp_q_head_num, layer.qk_head_dim),
-            k=keys[kept.slots],
-            v=values[kept.slots],
+            k=k,
+            v=v,
             cu_seqlens_q=paging.cu_seqlens_q,
             cu_seqlens_k=kept.cu_seqlens,
             spec=spec,
@@ -133,6 +166,7 @@ class Pages:
             positions=torch.tensor(list(zip(prefix, kept.evicted, strict=True)), device=q.device)
             if spec.temperature and any(kept.evicted)
             else None,
+            **stored,
         )
 
     def _is_of_window(self, layer: Any) -> bool:

@@ -90,7 +90,7 @@ class _ServedKernel:
     ) -> Tensor:  # fmt: skip
         new, prefix = lengths(phase, batch, self._name)
         spec = spec_of(layer, arguments, phase, self._name)
-        if save and k is not None:
+        if save and k is not None and v is not None:
             self._pages.write(layer, batch, k, v)
         call = self._pages.packed_call(spec, q, layer, batch, new, prefix)
         return run_kernel(self._name, self._kernel, call).reshape(q.shape[0], -1)
