@@ -31,6 +31,7 @@ from torch import Tensor
 
 from assay.harness.collect.servers import core_of
 from assay.harness.engines.model import TINY_MODEL
+from assay.harness.engines.sglang.graph_passes import Replays
 from assay.harness.engines.sglang.launch import Launch
 from assay.harness.engines.sglang.meter import meter
 from assay.harness.engines.sglang.server import SGLangServer
@@ -41,6 +42,8 @@ CONSOLE = Console(width=140)
 PREFILLS = {"cpu": (32, 128), "cuda": (512, 2048, 8192)}
 DECODED = {"cpu": 64, "cuda": 256}
 VOCABULARY = range(100, 400)
+KEPT_ROWS = (1, 32, 256)
+"""Rows of the decode graphs whose calls are kept."""
 TURNS, PASSES = 200, 50
 """Turns, and decode passes of a turn, in which counting is timed alone."""
 
@@ -131,10 +134,15 @@ def counting_cost(device: Device, model: Path, folder: Path, flags: tuple[str, .
     table = Table(
         "", "a pass, us", "of a decode step", title=f"Counting alone, {layers} layers, step {1e3 * step:.3f} ms"
     )
-    for name, cost in counting_alone(device, layers, folder).items():
+    print_alone(table, counting_alone(device, layers, folder), step)
+
+
+def print_alone(table: Table, costs: dict[str, list[float]], step: float | None = None) -> None:
+    """Print what is added to a pass, in microseconds, and as a share of a decode step of `step` seconds if there was one."""
+    for name, cost in costs.items():
         low, middle, high = statistics.quantiles(cost, n=4)
         shown = (f"{1e6 * s:.2f}" for s in (middle, low, high))
-        table.add_row(name, "{} ({} to {})".format(*shown), f"{100 * middle / step:.3f} %")
+        table.add_row(name, "{} ({} to {})".format(*shown), *([] if step is None else [f"{100 * middle / step:.3f} %"]))
     CONSOLE.print(table)
 
 
@@ -148,7 +156,10 @@ class Nothing:
 
 
 def counting_alone(device: Device, layers: int, folder: Path) -> dict[str, list[float]]:
-    """Seconds that counting adds to a decode pass, per turn: with single calls and, on a GPU, in a replayed CUDA graph."""
+    """Seconds that are added to a decode pass, per turn.
+
+    By counting, with single calls and, on a GPU, in a replayed CUDA graph; and there by keeping the calls for the shadow.
+    """
     model, batch = [SimpleNamespace(layer_id=number) for number in range(layers)], SimpleNamespace(rids=[])
     q = torch.zeros(8, device=device)
 
@@ -174,11 +185,32 @@ def counting_alone(device: Device, layers: int, folder: Path) -> dict[str, list[
             with torch.cuda.graph(graphs[-1]):
                 decode(backend)
         pairs["replayed"] = (graphs[0].replay, graphs[1].replay)
+        for rows in KEPT_ROWS:
+            pairs[f"its calls kept, {rows} rows"] = (lambda: None, _kept(layers, rows).replay)
     costs = {}
     for name, (one, other) in pairs.items():
         first, second = alternate(lambda run=one: timed(run), lambda run=other: timed(run), TURNS, random.Random(0))
         costs[name] = [b - a for a, b in zip(first, second, strict=True)]
     return costs
+
+
+def _kept(layers: int, rows: int) -> torch.cuda.CUDAGraph:
+    """A graph of the copies alone that keep q, k, v and the output of each layer of an 8B shape, in bfloat16."""
+    replays, graph = Replays(), torch.cuda.CUDAGraph()
+    heads = {"q": 32, "k": 8, "v": 8, "out": 32}
+    tensors = {
+        name: torch.zeros(rows, count * 128, dtype=torch.bfloat16, device="cuda") for name, count in heads.items()
+    }
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        for layer in range(layers):
+            replays.keep(layer, tensors)
+    _held.append(replays)
+    return graph
+
+
+_held: list[Replays] = []
+"""Keeps the buffers of graphs alive."""
 
 
 def main() -> None:
@@ -190,10 +222,16 @@ def main() -> None:
         action="append",
         help="candidate in the shadow; by default the reference itself and sage_attn; may be repeated",
     )
-    parser.add_argument("--only", choices=("shadow", "counting"))
+    parser.add_argument(
+        "--only", choices=("shadow", "counting", "alone"), help="alone: counting and keeping, without servers"
+    )
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="assay-overheads-") as made:
         folder = Path(made)
+        if args.only == "alone":
+            table = Table("", "a pass, us", title="Added to a decode pass of 32 layers, no server")
+            print_alone(table, counting_alone(args.device, 32, folder))
+            return
         model, flags = TINY_MODEL, ()
         if args.device == "cuda":
             model, flags = shaped_model(folder / "8b"), (DUMMY_WEIGHTS,)

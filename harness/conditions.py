@@ -92,6 +92,8 @@ MIX = Kinds(
     "mix", "sequences of an extend call", ("no prefix", "all with a prefix", "some with a prefix", "extend and decode")
 )
 """What kinds of sequences one extend call has; "extend and decode" as SGLang makes with ``--enable-mixed-chunk``."""
+GRAPH = Kinds("graph", "CUDA graphs", ("in a CUDA graph",))
+"""Whether a CUDA graph served the call; other calls have no kind."""
 _TOKENS = (1, 2, 17, 129, 513, 2049, 8193)
 PREFIXES = Buckets("prefix-tokens", "cached prefix", (0, 1, CACHED_PREFIX_TOKENS, *_TOKENS[3:]))
 """A sequence's cached prefix as an envelope counts it, in tokens."""
@@ -111,12 +113,23 @@ ENVELOPE: dict[str, Buckets | Kinds] = {
         BORDER,
         MIX,
         DEPTHS,
+        GRAPH,
     )
 }
 """The conditions that an envelope counts, by id: of the sequences of a call (lengths, chunk, border, depth) or of the call."""
 ENVELOPE_OF = {
-    "extend": ("new-tokens", "new-behind-prefix", "prefix-tokens", "total-tokens", "batch", "chunk", "border", "mix"),
-    "decode": ("total-tokens", "batch", "border", "depth"),
+    "extend": (
+        "new-tokens",
+        "new-behind-prefix",
+        "prefix-tokens",
+        "total-tokens",
+        "batch",
+        "chunk",
+        "border",
+        "mix",
+        "graph",
+    ),
+    "decode": ("total-tokens", "batch", "border", "depth", "graph"),
 }
 """Ids of the conditions that are counted in each phase. New tokens are those of sequences without a cached prefix, and apart from
 them those of sequences with one."""

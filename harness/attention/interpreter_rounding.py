@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-
 _FP8 = {"fp8e4nv": "float8_e4m3fn", "fp8e5": "float8_e5m2"}
 """PyTorch's names of Triton's dtypes."""
 
@@ -47,7 +46,7 @@ def bfloat16_bits(x: NDArray[np.float32]) -> NDArray[np.uint16]:
 
 
 def fp8_bits(x: NDArray[np.floating[Any]], dtype: str) -> NDArray[np.uint8]:
-    """Compute the bits of the numbers of a dtype of PyTorch that are nearest to x. Beyond the largest it is that one, as on a GPU."""
+    """Compute the bits of the numbers of a dtype of PyTorch that are nearest to x: of the largest one beyond that, as on a GPU."""
     import torch
 
     of, numbers = getattr(torch, dtype), torch.from_numpy(np.ascontiguousarray(x, np.float32))

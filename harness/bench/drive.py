@@ -35,7 +35,6 @@ def make_engines(plan: BenchPlan, folder: BenchFolder) -> dict[Role, Engine]:
             folder.log(role),
             cpu_core=core_of(run.spec.device),
             eager=plan.eager,
-            prefill_graphs=not run.has_kernel,
             environment={RUN: folder.nonce},
             arguments=plan.arguments,
         )

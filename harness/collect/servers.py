@@ -36,7 +36,6 @@ def make_engine(
     cpu_core: int | None,
     eager: bool,
     alone: bool = False,
-    prefill_graphs: bool = False,
     environment: Mapping[str, str] | None = None,
     arguments: tuple[str, ...] = (),
 ) -> Engine:
@@ -50,7 +49,6 @@ def make_engine(
         cpu_core: see `Launch` and `core_of`.
         eager: see `Launch`.
         alone: see `Launch`.
-        prefill_graphs: see `Launch`.
         environment: further environment variables of the server.
         arguments: further flags of the server, which the user's override.
     """
@@ -73,7 +71,6 @@ def make_engine(
             cpu_core=cpu_core,
             eager=eager,
             alone=alone,
-            prefill_graphs=prefill_graphs,
             extra={**side.environment, **(environment or {})},
         )
     )

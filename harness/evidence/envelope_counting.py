@@ -33,8 +33,9 @@ class EnvelopeCounting:
         self._decoded: Counter[str] = Counter()
 
     def extend(
-        self, new: Sequence[int], prefix: Sequence[int], requests: Sequence[str], *, mixed: bool = False
-    ) -> Values:
+        self, new: Sequence[int], prefix: Sequence[int], requests: Sequence[str], *, mixed: bool = False,
+        in_graph: bool = False,
+    ) -> Values:  # fmt: skip
         """Take note of a pass of the extend phase, and return its conditions.
 
         Args:
@@ -42,6 +43,7 @@ class EnvelopeCounting:
             prefix: cached prefix per sequence, in tokens.
             requests: the engine's request id per sequence.
             mixed: whether sequences in decode may be among them.
+            in_graph: whether a CUDA graph served the pass.
         """
         later = [rid in self._prefilled and p > 0 for rid, p in zip(requests, prefix, strict=True)]
         # In a mixed call a sequence of one new token that was prefilled before is in decode, not a chunk.
@@ -50,7 +52,7 @@ class EnvelopeCounting:
         chunks = [_LATER if seen and not decodes else _FIRST for seen, decodes in zip(later, decoding, strict=True)]
         full = [_FULL for n, chunk in zip(new, chunks, strict=True) if chunk and n == self._limits.chunk_tokens]
         return {
-            **_lengths(new, prefix),
+            **_lengths(new, prefix, in_graph),
             "new-tokens": [n for n, p in zip(new, prefix, strict=True) if not p],
             "new-behind-prefix": [n for n, p in zip(new, prefix, strict=True) if p],
             "prefix-tokens": prefix,
@@ -58,10 +60,13 @@ class EnvelopeCounting:
             "mix": [MIX.labels.index(_mix(prefix, any(decoding)))],
         }
 
-    def decode(self, prefix: Sequence[int], requests: Sequence[str]) -> Values:
+    def decode(self, prefix: Sequence[int], requests: Sequence[str], *, in_graph: bool = False) -> Values:
         """Take note of a pass of the decode phase, and return its conditions. Arguments are those of `extend`."""
         self._decoded.update(requests)
-        return {**_lengths([1] * len(prefix), prefix), "depth": [self._decoded[request] for request in requests]}
+        return {
+            **_lengths([1] * len(prefix), prefix, in_graph),
+            "depth": [self._decoded[request] for request in requests],
+        }
 
     def count(self, phase: str, layer: int, values: Values) -> None:
         """Count a call of a pass."""
@@ -84,9 +89,14 @@ class EnvelopeCounting:
         return EnvelopeCounts(run=run, limits=self._limits, calls=calls, met=met)
 
 
-def _lengths(new: Sequence[int], prefix: Sequence[int]) -> dict[str, Sequence[int]]:
+def _lengths(new: Sequence[int], prefix: Sequence[int], in_graph: bool) -> dict[str, Sequence[int]]:
     total = [n + p for n, p in zip(new, prefix, strict=True)]
-    return {"total-tokens": total, "batch": [len(new)], "border": [border_of(length) for length in total]}
+    return {
+        "total-tokens": total,
+        "batch": [len(new)],
+        "border": [border_of(length) for length in total],
+        "graph": [0] if in_graph else [],
+    }
 
 
 def _mix(prefix: Sequence[int], decoding: bool) -> str:

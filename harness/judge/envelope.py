@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from assay.harness.conditions import BORDER_TOKENS, ENVELOPE, ENVELOPE_OF, PHASES
+from assay.harness.conditions import BORDER_TOKENS, ENVELOPE, ENVELOPE_OF, GRAPH, PHASES
 from assay.harness.evidence.envelope import EngineLimits, Envelope, EnvelopeCounts, Missing
 from assay.harness.evidence.lengths import Ranges, in_words, stood_for
 from assay.harness.judge.evidence import Judged, RunEvidence
@@ -15,6 +15,7 @@ from assay.harness.verdict import Check, Requirement
 _COVERED = Requirement("envelope-covered", "the envelope of the policy was covered")
 _SERVED = Requirement("envelope-served", "the candidate's own server answered over the envelope")
 _MOST_WORDS = 4
+_IN_GRAPH = (GRAPH.id, *GRAPH.labels)
 _FEATURES = {
     "window": "sliding windows", "softcap": "logit caps", "sinks": "attention sinks", "temperature": "an attention temperature",
 }  # fmt: skip
@@ -133,15 +134,13 @@ def _sentence(
     if shadow:
         parts = [
             f"{part}, in batches of up to {counts.reached(phase, 'batch'):,}"
+            + (", some of them in CUDA graphs" if counts.count(phase, *_IN_GRAPH) else "")
             for part, phase in zip(parts, at, strict=True)
         ]
     return "; ".join(parts if "decode" in phases else [*parts, "decode is the reference's"])
 
 
-_IN_GRAPHS = {
-    "disabled": "the servers ran it without",
-    "breakable": "which of the compared calls ran in them is not counted",
-}
+_WITHOUT_GRAPHS = "the servers ran it without"
 _NOT_OBSERVED = "calls were compared in passes without; what graphs answered is compared as text"
 
 
@@ -173,9 +172,9 @@ def _outside(
         why = "no such call was made" if limits.mixed else "the servers ran without --enable-mixed-chunk"
         outside.append(f"extend and decode in one call: {why}")
     outside += [
-        f"{phase} in CUDA graphs: {_IN_GRAPHS.get(limits.graphs[phase], _NOT_OBSERVED)}"
+        f"{phase} in CUDA graphs: {_WITHOUT_GRAPHS if limits.graphs[phase] == 'disabled' else _NOT_OBSERVED}"
         for phase in phases
-        if phase in limits.graphs
+        if phase in limits.graphs and not counts.count(phase, *_IN_GRAPH)
     ]
     outside.append(f"page sizes other than {limits.page_tokens}")
     return outside

@@ -74,6 +74,11 @@ class Control(Record):
         """True if what is attached to the calls has something to do. A profile has not: it lists the kernels of any pass."""
         return self.shadow or bool(self.substitute or self.trace or self.fault)
 
+    @property
+    def replaces(self) -> bool:
+        """True if the model gets other outputs than the serving backend's."""
+        return bool(self.substitute) or bool(self.fault and not self.shadow)
+
     @field_validator("substitute")
     @classmethod
     def _layers(cls, layers: tuple[int, ...]) -> tuple[int, ...]:

@@ -34,9 +34,11 @@ class EnvelopeTally:
         if of_pass is not self._pass:
             self._pass = of_pass
             if call.phase == "decode":
-                self._values = self._counting.decode(of_pass.prefix, of_pass.requests)
+                self._values = self._counting.decode(of_pass.prefix, of_pass.requests, in_graph=of_pass.in_graph)
             else:
-                self._values = self._counting.extend(of_pass.new, of_pass.prefix, of_pass.requests, mixed=of_pass.mixed)
+                self._values = self._counting.extend(
+                    of_pass.new, of_pass.prefix, of_pass.requests, mixed=of_pass.mixed, in_graph=of_pass.in_graph
+                )
         self._counting.count(call.phase, call.layer, self._values)
 
     def write(self) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from assay.harness.attention.call import CallSpec
 from assay.harness.bugs.faults import rounded_oracle
 from assay.harness.engines.sglang.attach import observe
+from assay.harness.engines.sglang.graph_passes import Replays
 from assay.harness.engines.sglang.kv_pool import Pages
 from assay.harness.evidence.faults import SENSITIVITY
 from assay.harness.server.attachment import Attachment
@@ -84,13 +85,14 @@ class Server:
             req_to_token_pool=SimpleNamespace(req_to_token=table), token_to_kv_pool=Pool(), device="cpu"
         )
         self.backend = Backend(self.runner)
+        self.replays = Replays()
         self.generator = torch.Generator().manual_seed(seed)
 
     def step(
         self, phase: str, lens: list[tuple[int, int]], rids: list[str] | None = None, mode: str = "EXTEND",
         arguments: dict[str, Any] | None = None, **layer: Any,
     ) -> list[Tensor]:  # fmt: skip
-        """One forward pass over sequences of (new tokens, cached prefix); the output of each layer.
+        """One forward pass over sequences of (new tokens, cached prefix); the output of each layer. Keeps its batch.
 
         Args:
             phase: "extend" or "decode".
@@ -108,6 +110,7 @@ class Server:
             out_cache_loc=slots, rids=[f"r{i}" for i in range(len(lens))] if rids is None else rids, new=new, prefix=prefix,
             input_ids=torch.cat([torch.arange(p, p + n) + 1000 * (i + 1) for i, (n, p) in enumerate(lens)]),
         )  # fmt: skip
+        self.batch = batch
         outs = []
         for index in range(LAYERS):
             q, k, v = (
@@ -129,4 +132,4 @@ def attach(
     faulty = FaultyCandidate(candidate, faults) if candidate else None
     behind = Shadow(folder / SENSITIVITY, faulty, None)
     attachment = Attachment(folder, shadow, Substitution(folder, candidate), tracer, faults, behind)
-    observe(server.backend, "mine", attachment, Pages(server.runner))
+    observe(server.backend, "mine", attachment, Pages(server.runner), server.replays)

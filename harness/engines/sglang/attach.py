@@ -5,14 +5,16 @@ Attaching wraps a backend's ``forward_extend`` and ``forward_decode``.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from assay.harness.engines.sglang.engine_call import SGLangCall
-from assay.harness.engines.sglang.graph_passes import graphs_of, observe_graphs, served_batch
+from assay.harness.engines.sglang.graph_passes import GraphObserver, Replays, graphs_of, observe_graphs, served_batch
 from assay.harness.engines.sglang.kv_pool import Pages
 from assay.harness.engines.sglang.native_candidate import make_candidate
 from assay.harness.evidence.envelope import EngineLimits
@@ -24,11 +26,15 @@ from assay.harness.evidence.pack import Source, rank_folder
 from assay.harness.server.attachment import Attachment, ControlReader
 from assay.harness.server.envelope_tally import EnvelopeTally
 from assay.harness.server.faults import Faults, FaultyCandidate
+from assay.harness.server.graph_counts import capturing
 from assay.harness.server.observed_call import Phase
 from assay.harness.server.pack_writer import PackWriter
 from assay.harness.server.shadow import Shadow
 from assay.harness.server.substitution import Substitution
 from assay.harness.server.tracer import Tracer
+
+_BY_TOKEN = ("q_rope", "k_rope")
+"""Arguments of a backend, beside q, k and v, that have a row per token."""
 
 
 def _limits(runner: Any) -> EngineLimits:
@@ -49,8 +55,8 @@ def _limits(runner: Any) -> EngineLimits:
 @cache
 def _attachment(
     runner: Any, folder: Path, candidate: str, record_bytes: int, trace_bytes: int, model_hash: str
-) -> Attachment:
-    """Return the one attachment of a server process."""
+) -> tuple[Attachment, Replays]:
+    """Return the one attachment of a server process, and what its decode graphs keep of their calls."""
     import sglang
     from sglang.srt.distributed.parallel_state import (
         get_tensor_model_parallel_rank,
@@ -72,7 +78,8 @@ def _attachment(
     faults = Faults(folder)
     shadow = Shadow(folder, built, new_writer, rank, ranks)
     reader = ControlReader(folder)
-    observe_graphs(lambda: reader.latest().control.observes)
+    replays = Replays()
+    observe_graphs(GraphObserver(lambda: reader.latest().control, replays))
     shadow.tally = EnvelopeTally(folder, _limits(runner))
     faulty = FaultyCandidate(built, faults) if built else None
     return Attachment(
@@ -82,7 +89,7 @@ def _attachment(
         Tracer(folder, trace_bytes, rank, ranks),
         faults,
         Shadow(folder / SENSITIVITY, faulty, None, rank, ranks),
-    )
+    ), replays  # fmt: skip
 
 
 def attach(
@@ -108,20 +115,30 @@ def attach(
     """
     if getattr(runner, "is_draft_worker", False):
         return backend  # the kernel contract does not cover the calls of a speculative draft model
-    attachment = _attachment(runner, folder, candidate, record_bytes, trace_bytes, model_hash)
-    return observe(backend, name, attachment, _pages(runner))
+    attachment, replays = _attachment(runner, folder, candidate, record_bytes, trace_bytes, model_hash)
+    return observe(backend, name, attachment, _pages(runner), replays)
 
 
-def observe(backend: Any, name: str, attachment: Attachment, pages: Pages) -> Any:
-    """Give every call of a backend object to the attachment from now on, and return the object."""
+def observe(backend: Any, name: str, attachment: Attachment, pages: Pages, replays: Replays) -> Any:
+    """Give every call of a backend object to the attachment from now on, and return the object.
+
+    Args:
+        backend: the backend object.
+        name: its name.
+        attachment: receives the calls.
+        pages: the KV pool.
+        replays: keeps what is captured of calls in decode graphs, until they are read.
+    """
     attachment.attached_to(name)
 
     def attached(phase: Phase, forward: Any) -> Any:
         def call(q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():
-                # compiled code is captured in CUDA graphs, which cannot be observed
+                # Compiled code is captured in CUDA graphs without what is seen of calls here.
                 return forward(q, k, v, layer, forward_batch, *args, **kwargs)
             extra = {key: value for key, value in kwargs.items() if key != "save_kv_cache"}
+            if capturing():
+                return captured(q, k, v, layer, forward_batch, extra, args, kwargs)
             batch, given = served_batch(forward_batch), (k, v)
             if attachment.observes(batch) and pages.stores_fewer_bits(layer, k):
                 given = k.clone(), v.clone()  # a backend may divide them by their scales in place
@@ -130,10 +147,29 @@ def observe(backend: Any, name: str, attachment: Attachment, pages: Pages) -> An
             if batch is forward_batch or not isinstance(out, torch.Tensor):
                 return attachment.output(SGLangCall(phase, q, k, v, layer, batch, extra, pages), out, name)
             rows = len(batch.input_ids)  # the others are a graph's padding
-            k, v = (x if x is None else x[:rows] for x in (k, v))
-            made = SGLangCall(phase, q[:rows], k, v, layer, batch, extra, pages)
+            k, v = (x if x is None else x[:rows] for x in given)
+            made = SGLangCall(phase, q[:rows], k, v, layer, batch, extra, pages, in_graph=True)
             used = attachment.output(made, out[:rows], name)
             return torch.cat([used, out[rows:]])
+
+        def captured(q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, extra: Any, args: Any, kwargs: Any) -> Any:
+            if phase != "decode":
+                return forward(q, k, v, layer, forward_batch, *args, **kwargs)
+            by_token = {key: value for key, value in extra.items() if key in _BY_TOKEN}
+            # Before the backend runs: it may scale K and V in place when it writes them to its pool.
+            replays.keep(id(layer), {"q": q, "k": k, "v": v, **by_token})
+            out = forward(q, k, v, layer, forward_batch, *args, **kwargs)
+            replays.keep(id(layer), {"out": out})
+
+            def observed(batch: Any, kept: Mapping[str, Tensor]) -> None:
+                arguments = extra | {key: kept[key] for key in by_token if key in kept}
+                made = SGLangCall(
+                    phase, kept["q"], kept.get("k"), kept.get("v"), layer, batch, arguments, pages, in_graph=True
+                )
+                attachment.output(made, kept["out"], name)
+
+            replays.observed_by(id(layer), observed)
+            return out
 
         return call
 

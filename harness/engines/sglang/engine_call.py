@@ -29,16 +29,18 @@ class SGLangCall:
         batch: SGLang's ForwardBatch.
         arguments: further arguments, without ``save_kv_cache``.
         pages: the KV pool.
+        in_graph: whether a CUDA graph serves the pass.
     """
 
     phase: Phase
     q: Tensor
-    k: Tensor
-    v: Tensor
+    k: Tensor | None
+    v: Tensor | None
     radix_attention: Any
     batch: Any
     arguments: dict[str, Any]
     pages: Pages
+    in_graph: bool = False
 
     @property
     def layer(self) -> int:
@@ -61,12 +63,16 @@ class SGLangCall:
         if sum(new) != rows:
             raise KernelRefused(f"a batch of {sum(new)} tokens has {rows} rows; start the server without padding")
         mixed = self.phase == "extend" and self.batch.forward_mode.name == _MIXED
-        return ForwardPass(number, tuple(new), tuple(prefix), tuple(self.batch.rids), self.batch.input_ids, mixed)
+        return ForwardPass(
+            number, tuple(new), tuple(prefix), tuple(self.batch.rids), self.batch.input_ids, mixed, self.in_graph
+        )
 
     def observed(self, forward_pass: ForwardPass) -> ObservedCall:
         """Return the call; its K and V are in the pool."""
         heads = int(self.radix_attention.tp_q_head_num)
-        given = (self.k, self.v) if self.pages.stores_fewer_bits(self.radix_attention, self.k) else None
+        given, rows = None, sum(forward_pass.new)
+        if self.k is not None and self.v is not None and self.pages.stores_fewer_bits(self.radix_attention, self.k):
+            given = self.k[:rows], self.v[:rows]
         return ObservedCall(self.layer, self.phase, heads, forward_pass, partial(self._pack, forward_pass), self, given)
 
     def _pack(self, forward_pass: ForwardPass, who: str) -> AttentionCall:

@@ -1,9 +1,13 @@
-"""Passes that SGLang serves by CUDA graphs: which of them can be observed, and whose requests they serve.
+"""Passes that SGLang serves by CUDA graphs: which of them can be observed, how, and whose requests they serve.
 
-A replay of a full graph runs no Python, so nothing of it is seen. SGLang asks its graph runner before each pass whether a graph can
-serve the batch, and runs the pass eagerly if not. A *breakable* graph calls attention from Python: that of prefill always does,
-that of decode with ``--debug-cuda-graph``. Attention is then given SGLang's static batch, without the ids of the requests and, in
-decode, padded.
+SGLang asks its graph runner before each pass whether a graph can serve the batch, and runs the pass eagerly if not. Two kinds of
+graphs can be observed as they serve:
+
+- A *breakable* graph of prefill, or of decode with ``--debug-cuda-graph``, calls attention from Python. Attention is then given
+  SGLang's static batch, without the ids of the requests and, in decode, padded.
+- A graph of decode runs no Python when it is replayed, so what attention is given and what it returns are copied into static
+  buffers, a copy that the graph holds as well, and are read after the replay. Any other pass is run eagerly while it is observed,
+  and so is one whose outputs are to be replaced.
 
 It is the same in 0.5.17 and 0.5.23. A version without these runners replays as before, and the report says that nothing was seen.
 """
@@ -12,8 +16,14 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
+
+import torch
+from torch import Tensor
+
+from assay.harness.server.control import Control
 
 _RUNNERS = "sglang.srt.model_executor.runner"
 RUNNERS = (
@@ -22,8 +32,90 @@ RUNNERS = (
 )
 """SGLang's graph runners: module and class."""
 _BREAKABLE = "BreakableCudaGraphBackend"
+
+Observe = Callable[[Any, Mapping[str, Tensor]], None]
+"""Takes a batch of requests and the tensors of a call, by name, without the rows of padding."""
+
+
+class Replays:
+    """The attention calls of decode graphs, in buffers on the device that every replay fills.
+
+    The graphs of all batch sizes share the buffers of a layer. SGLang captures the largest first.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[int, dict[str, Tensor]] = {}
+        self._calls: dict[int, Observe] = {}
+        self._whole = True
+
+    @property
+    def readable(self) -> bool:
+        """True if the calls of every graph that was captured can be read after a replay."""
+        return self._whole and bool(self._calls)
+
+    def keep(self, layer: int, tensors: Mapping[str, Any]) -> None:
+        """Copy tensors of a call, [rows, ...], into the buffers of its layer: in the pass that is being captured, and in replays.
+
+        Args:
+            layer: identifies the engine's object for the layer.
+            tensors: name of a tensor -> the tensor; None is left out.
+        """
+        buffers = self._buffers.setdefault(layer, {})
+        for name, tensor in tensors.items():
+            if tensor is None:
+                continue
+            if not isinstance(tensor, Tensor) or (name in buffers and len(buffers[name]) < len(tensor)):
+                self._whole = False  # a smaller graph goes on to fill the buffer that it was captured with
+                continue
+            if name not in buffers:
+                buffers[name] = torch.empty_like(tensor, memory_format=torch.contiguous_format)
+            buffers[name][: len(tensor)].copy_(tensor)
+
+    def observed_by(self, layer: int, observe: Observe) -> None:
+        """Have a function take the calls of a layer after each replay."""
+        self._calls[layer] = observe
+
+    def observe(self, batch: Any) -> None:
+        """Give the calls of the graph that was replayed last to their functions, in the order of the model's layers.
+
+        Args:
+            batch: SGLang's batch of requests that the graph served.
+        """
+        rows = len(batch.input_ids)
+        for layer, observe in self._calls.items():
+            # Cloned, for the next replay fills the buffers again.
+            observe(batch, {name: kept[:rows].clone() for name, kept in self._buffers[layer].items()})
+
+
+@dataclass(frozen=True, eq=False)
+class GraphObserver:
+    """What observes the passes of a process.
+
+    Attributes:
+        control: returns what applies to the next pass.
+        replays: the calls of decode graphs.
+    """
+
+    control: Callable[[], Control]
+    replays: Replays
+
+    def refuses(self, runner: Any) -> bool:
+        """Return True if the next pass must not be served by a runner's graph."""
+        control = self.control()
+        if not control.observes or _calls_attention(runner):
+            return False
+        return control.replaces or not (_is_of_decode(runner) and self.replays.readable)
+
+    def replayed(self, runner: Any, batch: Any) -> None:
+        """Observe a batch that a runner's graph has served, unless attention was called from Python."""
+        control = self.control()
+        if control.observes and not (control.replaces or _calls_attention(runner)) and _is_of_decode(runner):
+            self.replays.observe(batch)
+
+
 _serving: list[Any] = []
 """The batches that graph runners serve now, the innermost last."""
+_observers: list[GraphObserver] = []
 
 
 def served_batch(given: Any) -> Any:
@@ -31,56 +123,54 @@ def served_batch(given: Any) -> Any:
     return _serving[-1] if _serving else given
 
 
-def observe_graphs(observed: Callable[[], bool] = lambda: False) -> None:
-    """Keep the batches that graphs serve, and run passes eagerly while they are observed and a graph would hide them.
+def observe_graphs(observer: GraphObserver | None = None) -> None:
+    """Keep the batches that graphs serve, and give an observer what it wants to see of them.
 
     Args:
-        observed: whether the next pass is. It is asked before every pass that a graph could serve.
+        observer: what observes the passes; None to only keep the batches.
     """
+    if observer is not None:
+        _observers.append(observer)
     for module, name in RUNNERS:
         try:
-            runner = getattr(importlib.import_module(module), name)
-            keep_served(runner)
-            refuse_while(runner, observed)
+            watch_runner(getattr(importlib.import_module(module), name))
         except (ImportError, AttributeError):
             continue
 
 
-def keep_served(runner: type) -> None:
-    """Make a class of graph runners note the batch that it serves, while it does.
+def watch_runner(runner: type) -> None:
+    """Make a class of graph runners note the batch that it serves, while it does, and heed the observers.
 
     Raises:
         AttributeError: the class serves in another way.
     """
-    execute = runner.execute  # type: ignore[attr-defined]
-    if hasattr(execute, "assay_kept"):
+    execute, can_run = runner.execute, runner.can_run_graph  # type: ignore[attr-defined]
+    if hasattr(execute, "assay_watched"):
         return
 
     @functools.wraps(execute)
-    def kept(self: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
+    def watched(self: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
         _serving.append(forward_batch)
         try:
-            return execute(self, forward_batch, *args, **kwargs)
+            out = execute(self, forward_batch, *args, **kwargs)
         finally:
             _serving.pop()
-
-    kept.__dict__["assay_kept"] = True
-    runner.execute = kept  # type: ignore[attr-defined]
-
-
-def refuse_while(runner: type, observed: Callable[[], bool]) -> None:
-    """Make a class of graph runners refuse every batch while its pass is observed and would be hidden.
-
-    Raises:
-        AttributeError: the class asks in another way.
-    """
-    can_run = runner.can_run_graph  # type: ignore[attr-defined]
+        for observer in _observers:
+            observer.replayed(self, forward_batch)
+        return out
 
     @functools.wraps(can_run)
     def can_run_graph(self: Any, forward_batch: Any) -> Any:
-        return False if observed() and not _calls_attention(self) else can_run(self, forward_batch)
+        return not any(observer.refuses(self) for observer in _observers) and can_run(self, forward_batch)
 
-    runner.can_run_graph = can_run_graph  # type: ignore[attr-defined]
+    watched.__dict__["assay_watched"] = True
+    runner.execute, runner.can_run_graph = watched, can_run_graph  # type: ignore[attr-defined]
+
+
+def _is_of_decode(runner: Any) -> bool:
+    """Return True if a runner's graphs are of decode, and not of a draft model."""
+    draft = getattr(getattr(runner, "model_runner", None), "is_draft_worker", False)
+    return type(runner).__name__.startswith("Decode") and not draft
 
 
 def _calls_attention(runner: Any) -> bool:
@@ -88,7 +178,7 @@ def _calls_attention(runner: Any) -> bool:
     backend = getattr(runner, "backend", None)
     if type(backend).__name__ != _BREAKABLE:
         return False
-    return type(runner).__name__.startswith("Prefill") or bool(getattr(backend, "_debug_eager", False))
+    return not _is_of_decode(runner) or bool(getattr(backend, "_debug_eager", False))
 
 
 def graphs_of(arguments: Any) -> dict[str, str]:

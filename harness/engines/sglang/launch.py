@@ -53,7 +53,6 @@ class Launch:
         cpu_core: the core that a CPU server computes on; None leaves the choice to SGLang (or SGLANG_CPU_OMP_THREADS_BIND).
         alone: whether the other role's server is not up at the same time; remedies then do not propose that.
         eager: no CUDA graphs. Must be the same for both servers, and True if either backend cannot be captured.
-        prefill_graphs: whether prefill may be captured too, if not eager.
         extra: further environment variables: the side's, and ASSAY_SHADOW, ... (see `assay.harness.server.control`).
         interpreter: Python that starts the server; empty for the one that runs assay.
     """
@@ -72,7 +71,6 @@ class Launch:
     cpu_core: int | None = None
     eager: bool = True
     alone: bool = False
-    prefill_graphs: bool = False
     extra: Mapping[str, str] = field(default_factory=dict)
     interpreter: str = ""
 
@@ -112,8 +110,6 @@ def command(launch: Launch, port: int, name: str) -> list[str]:
     # Nothing is captured on the CPU. With the flag, SGLang resolves the same arguments for every backend.
     if launch.eager or launch.device == "cpu":
         profile.append("--disable-cuda-graph")
-    elif not launch.prefill_graphs:
-        profile += ["--cuda-graph-backend-prefill", "disabled"]
     return [
         launch.interpreter or sys.executable, "-m", "sglang.launch_server",
         "--model-path", str(launch.model.resolve()),

@@ -51,12 +51,14 @@ def meter(backend: Any, name: str, folder: Path, device: str) -> Any:
                 return out
             with tracer.attention() if tracer.on else nullcontext():
                 out = forward(q, k, v, layer, forward_batch, *args, **kwargs)
-            cached = phase == "decode" or has_cached_prefix(forward_batch.extend_prefix_lens_cpu or ())
-            calls.count(layer.layer_id, cached)
             batch = served_batch(forward_batch)
-            if phase == "extend" and batch.rids and not capturing():  # batches without a request are SGLang's own
-                noted.note(layer.layer_id, batch.rids, batch.extend_seq_lens_cpu, batch.extend_prefix_lens_cpu)
-            return out
+            if phase == "decode":
+                calls.count(layer.layer_id, True)
+            elif batch.rids or capturing():
+                calls.count(layer.layer_id, has_cached_prefix(batch.extend_prefix_lens_cpu or ()))
+                if not capturing():
+                    noted.note(layer.layer_id, batch.rids, batch.extend_seq_lens_cpu, batch.extend_prefix_lens_cpu)
+            return out  # a prefill without a request is SGLang's own, before it captures graphs
 
         return call
 

@@ -208,7 +208,7 @@ def test_mixed_batches_are_wanted_where_the_engine_makes_them() -> None:
         (
             {"extend": "breakable", "decode": "full"},
             {
-                "extend in CUDA graphs: which of the compared calls ran in them is not counted",
+                "extend in CUDA graphs: calls were compared in passes without; what graphs answered is compared as text",
                 "decode in CUDA graphs: calls were compared in passes without; what graphs answered is compared as text",
             },
         ),

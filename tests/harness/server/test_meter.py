@@ -41,11 +41,11 @@ def test_calls_are_counted_by_phase_prefix_and_layer(tmp_path: Path) -> None:
         assert backend.forward_extend("q", 0, 0, layer(index), cold, save_kv_cache=False) == "extend q False"
         backend.forward_extend("q", 0, 0, layer(index), warm)
     capture = SimpleNamespace(rids=None, extend_seq_lens_cpu=[64], extend_prefix_lens_cpu=[0])
-    backend.forward_extend("q", 0, 0, layer(3), capture)  # SGLang's own, of no request: it is counted, and not noted
+    backend.forward_extend("q", 0, 0, layer(3), capture)  # SGLang's own, of no request
     assert backend.forward_decode("q", 0, 0, layer(1), batch([], [], [])) == "decode q"
     counts = {(c.phase, c.cached_prefix): c.calls_by_layer for c in read_counters(tmp_path / "counters")}
     assert counts == {
-        ("extend", False): {0: 1, 1: 1, 2: 1, 3: 1},
+        ("extend", False): {0: 1, 1: 1, 2: 1},
         ("extend", True): {0: 1, 1: 1, 2: 1},
         ("decode", True): {1: 1},
     }

@@ -1,25 +1,167 @@
 from __future__ import annotations
 
 import sys
-from types import SimpleNamespace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
+from assay.harness.bugs.faults import rounded_oracle as right
+from assay.harness.engines.sglang import attach as attaching
 from assay.harness.engines.sglang import graph_passes
-from assay.harness.engines.sglang.graph_passes import graphs_of, keep_served, observe_graphs, refuse_while, served_batch
+from assay.harness.engines.sglang.graph_passes import (
+    GraphObserver,
+    Replays,
+    graphs_of,
+    observe_graphs,
+    served_batch,
+    watch_runner,
+)
+from assay.harness.evidence.envelope import EngineLimits, read_envelope
+from assay.harness.evidence.shadow_errors import read_shadow_errors
+from assay.harness.server.candidates import KernelCandidate
+from assay.harness.server.control import Control, set_control
+from assay.harness.server.envelope_tally import EnvelopeTally
+from assay.harness.server.shadow import Shadow
 
 
-def test_a_graph_serves_a_batch_only_while_nothing_is_observed() -> None:
+@pytest.fixture(autouse=True)
+def no_observers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph_passes, "_observers", [])
+
+
+def observing(control: Control, replays: Replays | None = None) -> GraphObserver:
+    """Observe under a control, from now on."""
+    observer = GraphObserver(lambda: control, replays or Replays())
+    observe_graphs(observer)
+    return observer
+
+
+def readable() -> Replays:
+    """Replays of a graph of four rows, whose one layer was given ones."""
+    replays = Replays()
+    replays.keep(0, {"q": torch.ones(4, 2), "k": None})
+    replays.observed_by(0, lambda batch, tensors: None)
+    return replays
+
+
+@pytest.mark.parametrize(
+    ("control", "refused"),
+    [
+        (Control(), False),
+        (Control(profile="p"), False),
+        (Control(shadow=True), True),
+        (Control(trace="t"), True),
+    ],
+)
+def test_a_graph_that_hides_its_calls_serves_a_batch_only_while_nothing_is_observed(
+    control: Control, refused: bool
+) -> None:
     class Runner:
         def can_run_graph(self, forward_batch: str) -> bool:
             return forward_batch == "small"
 
-    observed = [False]
-    refuse_while(Runner, lambda: observed[0])
+        def execute(self, forward_batch: str) -> None: ...
+
+    watch_runner(Runner)
+    observing(control)
     runner = Runner()
-    assert (runner.can_run_graph("small"), runner.can_run_graph("large")) == (True, False)
-    observed[0] = True
-    assert not runner.can_run_graph(forward_batch="small")
+    assert (runner.can_run_graph("small"), runner.can_run_graph("large")) == (not refused, False)
+
+
+@pytest.mark.parametrize(
+    ("control", "draft", "refused"),
+    [
+        (Control(shadow=True), False, False),
+        (Control(trace="t"), False, False),
+        (Control(shadow=True, fault="mask-top-left"), False, False),  # of the candidate in the shadow
+        (Control(fault="mask-top-left"), False, True),
+        (Control(shadow=True, substitute=(1,)), False, True),
+        (Control(shadow=True), True, True),
+    ],
+)
+def test_a_decode_graph_whose_calls_are_kept_serves_what_is_observed_unless_outputs_are_replaced(
+    control: Control, draft: bool, refused: bool
+) -> None:
+    class DecodeCudaGraphRunner:
+        model_runner = SimpleNamespace(is_draft_worker=draft)
+
+        def can_run_graph(self, forward_batch: str) -> bool:
+            return True
+
+        def execute(self, forward_batch: Any) -> str:
+            return "done"
+
+    watch_runner(DecodeCudaGraphRunner)
+    seen: list[Any] = []
+    replays = readable()
+    replays.observed_by(0, lambda batch, tensors: seen.append((batch.rids, tensors)))
+    observing(control, replays)
+    runner = DecodeCudaGraphRunner()
+    assert runner.can_run_graph("any") is not refused
+    assert runner.execute(SimpleNamespace(rids=["a"], input_ids=torch.zeros(3))) == "done"
+    assert [(rids, {name: list(kept.shape) for name, kept in tensors.items()}) for rids, tensors in seen] == (
+        [] if refused else [(["a"], {"q": [3, 2]})]
+    )
+
+
+def test_a_larger_graph_after_a_smaller_one_cannot_be_read() -> None:
+    replays = readable()
+    replays.keep(0, {"q": torch.ones(2, 2)})
+    assert replays.readable
+    replays.keep(0, {"q": torch.ones(5, 2)})
+    assert not replays.readable
+
+
+def test_outputs_that_are_no_tensors_cannot_be_read() -> None:
+    replays = readable()
+    replays.keep(0, {"out": (torch.ones(4, 2), None)})
+    assert not replays.readable
+
+
+def test_what_was_read_is_not_filled_by_the_next_replay() -> None:
+    replays, seen = readable(), []
+    replays.observed_by(0, lambda batch, tensors: seen.append(tensors["q"]))
+    replays.observe(SimpleNamespace(input_ids=torch.zeros(2)))
+    replays.keep(0, {"q": torch.full((2, 2), 7.0)})
+    assert seen[0].tolist() == [[1, 1], [1, 1]]
+
+
+def test_a_decode_graph_is_compared_as_an_eager_pass_is(
+    stand_in: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shadow's sums, the trace and the envelope of the same passes: eager, and captured with padding and read."""
+    lens = [(1, 40), (1, 7)]
+    sums = {}
+    for name in ("eager", "graph"):
+        folder = tmp_path / name
+        folder.mkdir()
+        server = stand_in.Server()
+        shadow = Shadow(folder, KernelCandidate("other", right), None)
+        shadow.tally = EnvelopeTally(folder, EngineLimits(context_tokens=4096, graphs={"decode": "full"}))
+        stand_in.attach(server, folder, shadow=shadow)
+        set_control(folder, Control(shadow=True))
+        server.step("extend", [(40, 0), (7, 0)])
+        if name == "graph":
+            monkeypatch.setattr(attaching, "capturing", lambda: True)
+        server.step("decode", lens)
+        monkeypatch.undo()
+        if name == "graph":
+            assert not read_envelope(folder)
+            server.replays.observe(server.batch)
+        shadow.write()
+        errors, counts = read_shadow_errors(folder), read_envelope(folder)
+        assert errors is not None
+        assert counts is not None
+        sums[name] = (
+            errors.sums[errors.index[:, 0].argsort(kind="stable")],
+            counts.count("decode", "graph", "in a CUDA graph"),
+        )
+        assert counts.count("decode", "total-tokens", "17-128") == 1
+    assert sums["eager"][0].tolist() == sums["graph"][0].tolist()
+    assert (sums["eager"][1], sums["graph"][1]) == (0, 1)
 
 
 def test_a_version_whose_runners_ask_in_another_way_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,7 +171,7 @@ def test_a_version_whose_runners_ask_in_another_way_is_left_as_it_is(monkeypatch
 
     monkeypatch.setattr(graph_passes, "RUNNERS", ((__name__, "Runner"), ("no.such.module", "Runner")))
     monkeypatch.setattr(sys.modules[__name__], "Runner", Runner, raising=False)
-    observe_graphs(lambda: True)
+    observing(Control(shadow=True))
     assert Runner().serves("any")
     assert not hasattr(Runner, "can_run_graph")
 
@@ -58,8 +200,9 @@ class FullCudaGraphBackend:
 def test_a_graph_that_calls_attention_from_python_serves_what_is_observed(
     name: str, backend: object, served: bool
 ) -> None:
-    runner = type(name, (), {"can_run_graph": lambda self, forward_batch: True})
-    refuse_while(runner, lambda: True)
+    runner = type(name, (), {"can_run_graph": lambda self, batch: True, "execute": lambda self, batch: None})
+    watch_runner(runner)
+    observing(Control(shadow=True))
     made = runner()
     made.backend = backend  # type: ignore[attr-defined]
     assert made.can_run_graph("any") is served  # type: ignore[attr-defined]
@@ -67,21 +210,27 @@ def test_a_graph_that_calls_attention_from_python_serves_what_is_observed(
 
 def test_attention_in_a_graph_is_of_the_batch_that_is_served() -> None:
     class Runner:
+        def can_run_graph(self, forward_batch: str) -> bool:
+            return True
+
         def execute(self, forward_batch: str) -> str:
             return served_batch("static")
 
-    keep_served(Runner)
-    keep_served(Runner)
+    watch_runner(Runner)
+    watch_runner(Runner)
     assert Runner().execute("of requests") == "of requests"
     assert served_batch("eager") == "eager"
 
 
 def test_a_pass_that_fails_serves_nothing_afterwards() -> None:
     class Runner:
+        def can_run_graph(self, forward_batch: str) -> bool:
+            return True
+
         def execute(self, forward_batch: str) -> str:
             raise RuntimeError(forward_batch)
 
-    keep_served(Runner)
+    watch_runner(Runner)
     with pytest.raises(RuntimeError):
         Runner().execute("of requests")
     assert served_batch("eager") == "eager"
@@ -101,3 +250,22 @@ def test_how_each_phase_is_captured_is_read_from_the_arguments(
     config = SimpleNamespace(prefill=SimpleNamespace(backend=prefill), decode=SimpleNamespace(backend=decode))
     assert graphs_of(SimpleNamespace(cuda_graph_config=config, **given)) == expected
     assert graphs_of(SimpleNamespace()) == {}
+
+
+@pytest.mark.cuda
+def test_every_size_of_real_graphs_fills_the_buffers_when_it_is_replayed() -> None:
+    q, replays, graphs = torch.ones(8, 2, device="cuda"), Replays(), {}
+    for rows in (8, 4):
+        torch.cuda.synchronize()
+        graphs[rows] = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graphs[rows], pool=graphs[8].pool() if rows == 4 else None):
+            replays.keep(0, {"q": q[:rows]})
+            q[:rows].mul_(2)  # as a backend that scales its inputs
+            replays.keep(0, {"out": q[:rows] + 1})
+    seen: list[Any] = []
+    replays.observed_by(0, lambda batch, tensors: seen.append({name: kept.tolist() for name, kept in tensors.items()}))
+    for rows, value in ((4, 3.0), (8, 5.0), (4, 7.0)):
+        q.fill_(value)
+        graphs[rows].replay()
+        replays.observe(SimpleNamespace(input_ids=torch.zeros(3)))
+        assert seen[-1] == {"q": [[value] * 2] * 3, "out": [[2 * value + 1] * 2] * 3}

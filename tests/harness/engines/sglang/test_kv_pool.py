@@ -14,6 +14,7 @@ from assay.harness.attention.call import CallSpec, KernelRefused, Mask
 from assay.harness.bugs.faults import rounded_oracle
 from assay.harness.engines.sglang import native_kernel
 from assay.harness.engines.sglang.kv_pool import Pages, spec_of
+from assay.harness.server.truth_sums import check_stored
 
 HEADS, KV_HEADS, DIM, SLOTS = 4, 2, 8, 64
 
@@ -66,16 +67,16 @@ def test_cap_temperature_and_sinks_are_read() -> None:
 class Window:
     """A server with a pool for layers with a window (layer 0) and one for the others (layer 1), of SGLang's own classes."""
 
-    def __init__(self, page: int = 1) -> None:
+    def __init__(self, page: int = 1, dtype: torch.dtype = torch.float32) -> None:
         from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
         from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
         from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
         pool = SWAKVPool(
-            size=SLOTS, size_swa=SLOTS // 2, page_size=page, dtype=torch.float32, head_num=KV_HEADS, head_dim=DIM,
+            size=SLOTS, size_swa=SLOTS // 2, page_size=page, dtype=dtype, head_num=KV_HEADS, head_dim=DIM,
             swa_attention_layer_ids=[0], full_attention_layer_ids=[1], device="cpu", enable_alt_stream=False,
         )  # fmt: skip
-        self.allocator = SWATokenToKVPoolAllocator(SLOTS, SLOTS // 2, page, torch.float32, "cpu", pool, need_sort=False)
+        self.allocator = SWATokenToKVPoolAllocator(SLOTS, SLOTS // 2, page, dtype, "cpu", pool, need_sort=False)
         table = ReqToTokenPool(size=4, max_context_len=SLOTS, device="cpu", enable_memory_saver=False)
         self.runner = SimpleNamespace(req_to_token_pool=table, token_to_kv_pool=pool)
         self.pages = Pages(self.runner)
@@ -182,10 +183,31 @@ def test_a_latent_cache_is_refused_by_name() -> None:
         server.call(1, batch, 12)
 
 
-def test_a_quantised_cache_is_refused_by_name() -> None:
+def test_a_cache_of_another_dtype_is_refused_by_name() -> None:
     server = Window()
     batch, _, _ = server.prefilled(12)
     pool = server.runner.token_to_kv_pool.full_kv_pool
-    pool.k_buffer = [one.to(torch.float8_e4m3fn) for one in pool.k_buffer]
-    with pytest.raises(KernelRefused, match=r"the KV cache is torch.float8_e4m3fn and q is torch.float32"):
+    pool.k_buffer = [one.to(torch.int8) for one in pool.k_buffer]
+    with pytest.raises(KernelRefused, match=r"the KV cache is torch.int8 and q is torch.float32"):
         server.call(1, batch, 12)
+
+
+def test_a_cache_in_fp8_has_what_was_written_divided_by_the_scales_of_the_layer() -> None:
+    server = Window(dtype=torch.float8_e4m3fn)
+    for layer in server.layers:
+        layer.k_scale, layer.k_scale_float, layer.v_scale, layer.v_scale_float = (
+            torch.tensor(0.5),
+            0.5,
+            torch.tensor(0.03),
+            0.03,
+        )
+    batch, keys, values = server.prefilled(12)
+    for number in (0, 1):
+        call = server.call(number, batch, 12)
+        for written, stored, scale, read in (
+            (keys[number], call.stored_k, 0.5, call.k), (values[number], call.stored_v, 0.03, call.v),
+        ):  # fmt: skip
+            assert torch.equal(stored.float(), (written / scale).to(torch.float8_e4m3fn).float())
+            assert torch.equal(read, stored.float() * scale)
+        assert call.features[-1] == "stored_kv"
+        check_stored(call, keys[number][-1:], values[number][-1:])
