@@ -83,6 +83,8 @@ def without_sinks(call: AttentionCall) -> Tensor:
 def _scaled(call: AttentionCall, k: str, v: str, power: int = 1) -> Tensor:
     """Attend to what is stored, multiplied by the scales of these names to a power."""
     tensors = call.tensors
+    if call.stored_k is None:
+        return rounded_oracle(call)
     found = {
         to: (tensors[f"stored_{to}"].float() * tensors[f"{of}_scale"] ** power).to(call.q.dtype)
         for to, of in (("k", k), ("v", v))
