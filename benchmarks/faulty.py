@@ -14,7 +14,7 @@ from assay.harness.attention.sdpa import torch_sdpa
 from assay.harness.bugs.faults import rounded_oracle
 
 LAYER = 13
-FEATURES = ("window", "softcap", "temperature", "sinks", "stored_kv")
+FEATURES = ("window", "softcap", "temperature", "sinks", "stored_kv", "mla")
 """What layers of models ask for, of which the kernels below are right or wrong."""
 
 
@@ -108,3 +108,19 @@ def scales_twice(call: AttentionCall) -> Tensor:
 def k_scale_for_v(call: AttentionCall) -> Tensor:
     """The same with V scaled by K's scale."""
     return _scaled(call, "k", "k")
+
+
+@declares(features=FEATURES)
+def without_rope_dims(call: AttentionCall) -> Tensor:
+    """The same without the dims of latent attention that carry the position."""
+    if "mla" not in call.features:
+        return rounded_oracle(call)
+    q = call.q.clone()
+    q[..., call.v.shape[2] :] = 0
+    return rounded_oracle(replace(call, q=q))
+
+
+@declares(features=FEATURES)
+def scale_of_576(call: AttentionCall) -> Tensor:
+    """The same with the softmax scale of the dims of a latent, and not of a head's."""
+    return rounded_oracle(call.with_spec(scale=576**-0.5) if "mla" in call.features else call)

@@ -38,6 +38,7 @@ CANDIDATES: dict[str, dict[str, Sequence[int]]] = {
     "gemma3": {"right": (), "short_window": WINDOWS},
     "gpt-oss": {"right": (), "short_window": WINDOWS, "without_sinks": ALL},
     "qwen3": {"right": ()},
+    "deepseek-v2": {"right": (), "without_rope_dims": ALL, "scale_of_576": ALL},
     "fp8-kv": {"right": (), "without_scales": ALL, "scales_twice": ALL, "k_scale_for_v": ALL},
 }
 """Kernels of `faulty` for each family, with the layers in which they are wrong."""

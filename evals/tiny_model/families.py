@@ -187,8 +187,8 @@ def _deepseek_v2(weights: Weights, config: Config) -> None:
         "tie_word_embeddings": False, "rope_theta": 10000.0,
         # Without a GPU, SGLang knows DeepSeek's RoPE as YaRN alone; a factor of 1 changes nothing.
         "rope_scaling": {
-            "rope_type": "yarn", "type": "yarn", "factor": 1.0, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0,
-            "original_max_position_embeddings": config["max_position_embeddings"],
+            "rope_type": "yarn", "type": "yarn", "factor": 1.0, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0,
+            "mscale_all_dim": 1.0, "original_max_position_embeddings": config["max_position_embeddings"],
         },
     }  # fmt: skip
     del config["head_dim"], config["rope_parameters"]

@@ -175,8 +175,9 @@ class Shadow:
         layer = call.layer
         try:
             packed = call.pack("the oracle")
-            if call.given is not None:
-                check_stored(packed, *call.given)
+            given = call.given if packed.stored_k is not None else None  # layers may not read what is stored
+            if given is not None:
+                check_stored(packed, *given)
             if (layer, call.phase) not in self._truth:
                 stored = packed.stored_k is not None
                 self._noise = self._candidate.noise or self._native_noise(stored and self._candidate.reads_given)
@@ -186,7 +187,7 @@ class Shadow:
             self._features |= dict.fromkeys(packed.features)
             self._truth[layer, call.phase].add(
                 packed, got, reference, self._rows, self._numbers, seed, worst, call.forward_pass.prefix,
-                call.given, self._candidate.reads_given,
+                given, self._candidate.reads_given,
             )  # fmt: skip
         except (
             Exception

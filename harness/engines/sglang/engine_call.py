@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, KernelRefused
-from assay.harness.engines.sglang.kv_pool import Pages, lengths, spec_of
+from assay.harness.engines.sglang.kv_pool import Pages, joined_rope, lengths, spec_of
 from assay.harness.server.graph_counts import capturing
 from assay.harness.server.observed_call import ForwardPass, ObservedCall, Phase
 
@@ -72,10 +72,13 @@ class SGLangCall:
         heads = int(self.radix_attention.tp_q_head_num)
         given, rows = None, sum(forward_pass.new)
         if self.k is not None and self.v is not None and self.pages.stores_fewer_bits(self.radix_attention, self.k):
-            given = self.k[:rows], self.v[:rows]
+            _, k = joined_rope(self.q, self.k, self.radix_attention, self.arguments)
+            assert k is not None
+            given = k[:rows], self.v[:rows]
         return ObservedCall(self.layer, self.phase, heads, forward_pass, partial(self._pack, forward_pass), self, given)
 
     def _pack(self, forward_pass: ForwardPass, who: str) -> AttentionCall:
         spec = spec_of(self.radix_attention, self.arguments, self.phase, who)
         new, prefix = list(forward_pass.new), list(forward_pass.prefix)
-        return self.pages.packed_call(spec, self.q, self.radix_attention, self.batch, new, prefix)
+        q, k = joined_rope(self.q, self.k, self.radix_attention, self.arguments)
+        return self.pages.packed_call(spec, q, self.radix_attention, self.batch, new, prefix, (k, self.v))
