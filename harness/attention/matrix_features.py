@@ -59,11 +59,11 @@ def as_tree(kind: str, call: AttentionCall) -> AttentionCall:
 def _padded(rows: int, call: AttentionCall) -> AttentionCall:
     """Add rows to q that belong to no sequence, with the numbers of others."""
     of_rows: dict[str, Any] = {
-        name: one for name, one in call.tensors.items() if name in BY_QUERY and (len(one) > 1 or name == "q")
+        name: tensor for name, tensor in call.tensors.items() if name in BY_QUERY and (len(tensor) > 1 or name == "q")
     }
-    more = {name: one[torch.arange(rows) % len(one)] for name, one in of_rows.items()}
+    more = {name: tensor[torch.arange(rows) % len(tensor)] for name, tensor in of_rows.items()}
     more["q"] = 2 * more["q"]
-    of_rows = {name: torch.cat([one, more[name]]) for name, one in of_rows.items()}
+    of_rows = {name: torch.cat([tensor, more[name]]) for name, tensor in of_rows.items()}
     return replace(call.with_spec(padded_rows=rows), **of_rows)
 
 

@@ -232,8 +232,8 @@ def modifiers(request: Request) -> tuple[Tensor | None, Tensor | None]:
     rows = torch.arange(request.len_q, device=device) if request.asked is None else request.asked
     first, first_key = request.places or (request.prefix, 0)
     factor, bias = (
-        None if one is None else (one if len(one) == 1 else one[rows]).transpose(0, 1)
-        for one in (request.factor, request.bias)
+        None if numbers is None else (numbers if len(numbers) == 1 else numbers[rows]).transpose(0, 1)
+        for numbers in (request.factor, request.bias)
     )
     slopes = torch.tensor(spec.alibi, dtype=torch.float64, device=device)[:, None] if spec.alibi else None
     return factors(spec, rows + first, factor), biases(slopes, bias, rows + first - first_key, request.len_k)

@@ -96,7 +96,7 @@ class SequenceGroup:
 
         The latter is [heads, group * r, keys].
         """
-        factor, bias = (self._of_rows(one, some) for one in (self.factor, self.score_bias))
+        factor, bias = (self._of_rows(numbers, some) for numbers in (self.factor, self.score_bias))
         slopes = self.of_heads(self.spec.alibi, some)
         if slopes is not None or bias is not None:
             bias = biases(slopes, bias, self._by_head(some + self.behind[:, None]), keys)
@@ -110,8 +110,8 @@ class SequenceGroup:
             return None
         rows = some if numbers.shape[1] > 1 else torch.zeros_like(some)
         sequences = torch.arange(len(rows), device=rows.device)[:, None] if len(numbers) > 1 else 0
-        found = numbers[sequences, rows]
-        by_row = found.view(*found.shape[:2], -1, self.q.shape[1], *found.shape[3:])
+        chosen = numbers[sequences, rows]
+        by_row = chosen.view(*chosen.shape[:2], -1, self.q.shape[1], *chosen.shape[3:])
         return by_row.movedim(1, 3).flatten(2, 3).flatten(0, 1)
 
     def _by_head(self, by_row: Tensor) -> Tensor:

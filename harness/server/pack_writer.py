@@ -258,7 +258,7 @@ def _window(tensors: dict[str, Tensor], new: int, worst: int, limit: float) -> s
 
     def bytes_of(rows: int, *names: str) -> int:
         some = (tensors[name] for name in names if name in tensors and len(tensors[name]) == rows)
-        return sum(one[0].numel() * one.element_size() for one in some)
+        return sum(tensor[0].numel() * tensor.element_size() for tensor in some)
 
     keys = len(tensors["k"])
     by_query, by_key = bytes_of(new, *BY_QUERY, "reference", CANDIDATE), bytes_of(keys, *BY_KEY)

@@ -15,7 +15,6 @@ from assay.harness.attention.kernels import declares
 from assay.harness.attention.matrix import cases
 from assay.harness.bugs.faults import rounded_oracle
 from assay.harness.offline.check import check as check_and_read
-from assay.harness.offline.check_document import document_of
 from assay.harness.offline.coverage import Core, Reach, coverage_of
 from assay.reports.check import check_document, message, not_covered
 from assay.reports.page import to_html
@@ -42,7 +41,7 @@ def test_a_pass_says_what_it_covers_in_one_line_in_json_and_on_the_page(run: boo
         "each its own, heads first, sliced (to 533 keys); layers 1, 2, 16, 31 (to 578 keys); extend to 513 new tokens, 512 "
         "behind a cached prefix, 4,002 keys of a sequence and 40 sequences. 300 runs on cpu"
     )
-    found = document_of(result, "").coverage
+    found = result.document("").coverage
     assert (found.dtypes, found.head_dims, found.kv_heads) == (
         ("float16",), (64, 80, 96, 128, 192, 256), (1, 2, 3, 4, 5, 6, 10),
     )  # fmt: skip
