@@ -183,6 +183,26 @@ def thin_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _kernels_are_looked_up_once() -> Iterator[None]:
+    """Hundreds of tests make a run: each would read which kernels are installed, and parse the source of the same ones."""
+    from assay.harness.attention import published, source
+
+    imported = source._imported
+
+    @cache
+    def of_text(module: str, file: Path, _text: bytes) -> tuple[str, ...]:
+        return tuple(imported(module, file))
+
+    def of_file(module: str, file: Path) -> tuple[str, ...]:
+        return of_text(module, file, file.read_bytes()) if file.is_file() else ()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(published, "entry_points", cache(published.entry_points))
+        patch.setattr(source, "_imported", of_file)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _commands_are_built_once() -> Iterator[None]:
     """A process runs one command; a session of tests runs hundreds, and Typer takes longer to build them than most take to run."""
     app = importlib.import_module("assay.harness.cli.app")
