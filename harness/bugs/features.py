@@ -30,6 +30,8 @@ _SAME = (0, 0, 0)
 _BLOCK = 16
 """Tokens, or dims, of a block that shares a scale."""
 
+_PAGE = 64
+"""Tokens of a page of a latent cache."""
 WINDOW, CAP, SINK = 4, 2.0, 1.0
 """What the code of these bugs asks for."""
 _CAPPED = f"""\
@@ -224,6 +226,12 @@ def _without_rope_dims(call: AttentionCall) -> AttentionCall:
     return replace(call, q=q)
 
 
+def _few_keys(r: Request) -> Tensor:
+    """Take the number of pages, of which each key is the first, for that of keys."""
+    keys = torch.arange(r.len_k, device=r.q.device)
+    return attend(replace(r, visible=r.visible & (keys < -(-r.len_k // _PAGE))))
+
+
 def _values_shifted(call: AttentionCall) -> AttentionCall:
     """Take the last dims of k for v in place of the first ones."""
     return replace(call, v=call.k[..., -call.v.shape[2] :]).with_spec(layout="packed")
@@ -349,6 +357,9 @@ BUGS = (
         "scales the scores by the absorbed dimension",
         _of_calls("mla", lambda call: call.with_spec(scale=call.scale * math.sqrt(_HEAD_DIM_BEFORE / call.q.shape[2]))),
         ("ollama/ollama!13893",)),
+    _of_latent("latent-pages-for-keys", "pages of latent attention for keys",
+        "of n keys that lie in pages of 64 the first n / 64 are seen", "takes the number of pages for that of keys",
+        _of_sequences("mla", _few_keys), ("sgl-project/sglang!25556",)),
     _of_latent("latent-values-shifted", "V of latent attention shifted", "v is the last 512 dims of k in place of the first",
         "takes the wrong dims of K for V", _of_calls("mla", _values_shifted)),
 )  # fmt: skip

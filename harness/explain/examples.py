@@ -24,6 +24,7 @@ _OF_KIND: dict[str, Lens] = {
     "quantisation-scale": [(8, 120)],
     "k-smoothing": [(8, 88)],
     "accumulator": [(8, 248)],
+    "rows-and-strides": [(3, 70), (3, 66)],
 }
 _OF_ID: dict[str, Lens] = {
     "q-scale-previous-block": [(250, 4)], "q-scale-next-block": [(140, 4)], "stored-scales-of-next-block": [(7, 20)],
@@ -62,6 +63,10 @@ def _positioned(id_: str, call: AttentionCall) -> AttentionCall:
     return late if id_.startswith("temperature") else replace(late, positions=torch.tensor([[100 + _PREFIX, 100]]))
 
 
+def _in_parts(id_: str, call: AttentionCall) -> AttentionCall:
+    return replace(call, v=call.v[..., :16].contiguous()) if id_ == "values-at-key-stride" else call
+
+
 def _padded(_id: str, call: AttentionCall) -> AttentionCall:
     return replace(call.with_spec(padded_rows=2), q=torch.cat([call.q, call.q[:2]]))
 
@@ -93,6 +98,7 @@ _ASKING: dict[str, Callable[[str, AttentionCall], AttentionCall]] = {
     "sinks": _sunk,
     "positions": _positioned,
     "drafts": lambda _, call: as_tree("binary tree", call),
+    "rows-and-strides": _in_parts,
     "padding": _padded,
     "stored-kv": _stored,
     "latent": _latent,
@@ -114,7 +120,7 @@ def _number(id_: str) -> int:
 
 
 def _heads(hypothesis: Bug) -> tuple[int, int]:
-    if hypothesis.id.endswith("next-head"):
+    if hypothesis.id.endswith(("next-head", "strides")):
         return 2, 2
     if hypothesis.kind == "kv-heads":
         return 6, 3  # of two kv heads, the previous is the next
