@@ -331,10 +331,9 @@ def _vocabulary(done: Measures, modules: Mapping[str, ast.Module]) -> None:
 
 def bindings_of(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Every binding of one of `NO_NAMES` with its line, apart from the fields and parameters ``found: str``."""
+    fields = (node for of in ast.walk(tree) if isinstance(of, ast.ClassDef) for node in of.body)
     parts = {
-        id(node.target)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.AnnAssign) and _names(node.annotation) == ["str"]
+        id(node.target) for node in fields if isinstance(node, ast.AnnAssign) and _names(node.annotation) == ["str"]
     }
     for node in ast.walk(tree):
         match node:

@@ -110,8 +110,8 @@ class SequenceGroup:
             return None
         rows = some if numbers.shape[1] > 1 else torch.zeros_like(some)
         sequences = torch.arange(len(rows), device=rows.device)[:, None] if len(numbers) > 1 else 0
-        of_rows = numbers[sequences, rows]
-        by_row = of_rows.view(*of_rows.shape[:2], -1, self.q.shape[1], *of_rows.shape[3:])
+        chosen = numbers[sequences, rows]
+        by_row = chosen.view(*chosen.shape[:2], -1, self.q.shape[1], *chosen.shape[3:])
         return by_row.movedim(1, 3).flatten(2, 3).flatten(0, 1)
 
     def _by_head(self, by_row: Tensor) -> Tensor:

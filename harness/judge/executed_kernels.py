@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from assay.harness.backend import native_kernels
 from assay.harness.evidence.counters import CallCount, total_calls
 from assay.harness.evidence.executed import (
     ExecutedKernel,
@@ -22,7 +21,7 @@ from assay.harness.evidence.executed import (
 from assay.harness.evidence.manifest import ServerManifest
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.report import KernelRow, PassKernels
-from assay.harness.sides import ROLES, Role
+from assay.harness.sides import ENGINES, ROLES, Role, profile_of
 from assay.harness.text import percent
 from assay.harness.verdict import Check, Requirement
 
@@ -141,7 +140,10 @@ def _kernel_patterns(traces: Sequence[KernelTrace]) -> tuple[str, ...]:
     if traces[0].kernels:
         return traces[0].kernels
     names = {name for trace in traces for name in trace.in_package}
-    return tuple(f"^{re.escape(name)}$" for name in sorted(names)) or native_kernels(traces[0].backend)
+    if names:
+        return tuple(f"^{re.escape(name)}$" for name in sorted(names))
+    known = (profile_of(engine).kernels for engine in ENGINES)
+    return next((kernels[traces[0].backend] for kernels in known if traces[0].backend in kernels), ())
 
 
 def listed_passes(traces: Mapping[Role, Sequence[KernelTrace]]) -> tuple[PassKernels, ...]:

@@ -92,9 +92,9 @@ class TruthSums:
         self.off_by_a_key += off
         outputs = [torch.stack([candidate[at].double(), moved]), *honest]
         by_row = torch.cat([_output_sums(some, right, defined) for some in outputs])  # [outputs, rows, heads, 6]
-        for output, role in enumerate((0, self._reference_family)):
-            if self._families[role].dropped:
-                cost = dropping_cost(call, self._families[role], at, right)
+        for output, own in enumerate((0, self._reference_family)):
+            if self._families[own].dropped:
+                cost = dropping_cost(call, self._families[own], at, right)
                 by_row[output, ..., 4:] = torch.stack([cost, cost * right.abs().amax(-1)], -1)
         size = torch.stack([right.abs().sum(-1), (right * right).sum(-1), defined.sum(-1).double()], -1)
         roles = [(self._families[n], honest[n]) for n in (0, self._reference_family)]
