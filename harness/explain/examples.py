@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, Mask
-from assay.harness.attention.matrix_features import as_tree
+from assay.harness.attention.matrix_features import ASKED, as_tree
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.bugs.bug import LEAK, Bug
 from assay.harness.bugs.features import CAP, SINK, WINDOW
@@ -87,7 +87,17 @@ def _stored(id_: str, call: AttentionCall) -> AttentionCall:
     )
 
 
-def _latent(_id: str, call: AttentionCall) -> AttentionCall:
+_FORMS = {
+    "latent-scale-of-nope": "split_rope", "latent-values-not-projected": "latent",
+    "rope-not-applied": "rope", "rope-of-other-pairs": "rope",
+}  # fmt: skip
+"""What a bug of latent attention needs to show: a form in which kernels take it."""
+
+
+def _latent(id_: str, call: AttentionCall) -> AttentionCall:
+    if form := _FORMS.get(id_):
+        wide = call_of([(_NEW, _PREFIX)], (1, 1), 192, torch.float64, "cpu")
+        return next(iter(ASKED[form].values()))(replace(wide, v=wide.v[..., :128].contiguous()))
     wide = call_of([(_NEW, _PREFIX)], (1, 1), 576, torch.float64, "cpu")
     return replace(wide, v=wide.k[..., :512]).with_spec(layout="v in k", scale=192**-0.5)
 

@@ -10,7 +10,7 @@ import torch
 
 from assay.harness.attention.call import FEATURES, AttentionCall, Kernel, Mask
 from assay.harness.attention.kernels import declares
-from assay.harness.attention.matrix_features import as_tree
+from assay.harness.attention.matrix_features import ASKED, as_tree
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.bugs import merges
 from assay.harness.bugs.bug import Bug, links
@@ -82,8 +82,12 @@ def asking(kind: str, call: AttentionCall) -> list[AttentionCall]:
             return [*(stored(call, scales) for scales in each), given, stored(given, each[0])]
         case _:
             wide = call_of(list(zip(call.lens_q, call.prefixes, strict=True)), (4, 1), 576, torch.float32, "cpu")
-            wide = replace(wide, v=wide.k[..., :512])
-            return [wide.with_spec(phase=call.phase, layout="v in k", scale=192**-0.5)]
+            wide = replace(wide, v=wide.k[..., :512]).with_spec(phase=call.phase, layout="v in k", scale=192**-0.5)
+            lens = list(zip(call.lens_q, call.prefixes, strict=True))
+            plain = call_of(lens, (4, 4), 192, torch.float32, "cpu").with_spec(phase=call.phase)
+            plain = replace(plain, v=plain.v[..., :128].contiguous())
+            forms = [ask for form in ("split_rope", "rope", "latent") for ask in ASKED[form].values()]
+            return [wide, *(ask(plain) for ask in forms)]
 
 
 def calls(kind: str) -> list[AttentionCall]:
