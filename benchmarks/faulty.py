@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.distributed
 from torch import Tensor
@@ -12,7 +14,7 @@ from assay.harness.attention.sdpa import torch_sdpa
 from assay.harness.bugs.faults import rounded_oracle
 
 LAYER = 13
-FEATURES = ("window", "softcap", "temperature", "sinks")
+FEATURES = ("window", "softcap", "temperature", "sinks", "stored_kv", "mla")
 """What layers of models ask for, of which the kernels below are right or wrong."""
 
 
@@ -76,3 +78,49 @@ def without_cap(call: AttentionCall) -> Tensor:
 def without_sinks(call: AttentionCall) -> Tensor:
     """The same without the sinks."""
     return rounded_oracle(call.with_spec(sinks=()))
+
+
+def _scaled(call: AttentionCall, k: str, v: str, power: int = 1) -> Tensor:
+    """Attend to what is stored, multiplied by the scales of these names to a power."""
+    tensors = call.tensors
+    if call.stored_k is None:
+        return rounded_oracle(call)
+    found = {
+        to: (tensors[f"stored_{to}"].float() * tensors[f"{of}_scale"] ** power).to(call.q.dtype)
+        for to, of in (("k", k), ("v", v))
+    }
+    return rounded_oracle(replace(call, **found))
+
+
+@declares(features=FEATURES)
+def without_scales(call: AttentionCall) -> Tensor:
+    """The same without the scales of the stored K and V."""
+    return _scaled(call, "k", "v", 0)
+
+
+@declares(features=FEATURES)
+def scales_twice(call: AttentionCall) -> Tensor:
+    """The same with both scales twice."""
+    return _scaled(call, "k", "v", 2)
+
+
+@declares(features=FEATURES)
+def k_scale_for_v(call: AttentionCall) -> Tensor:
+    """The same with V scaled by K's scale."""
+    return _scaled(call, "k", "k")
+
+
+@declares(features=FEATURES)
+def without_rope_dims(call: AttentionCall) -> Tensor:
+    """The same without the dims of latent attention that carry the position."""
+    if "mla" not in call.features:
+        return rounded_oracle(call)
+    q = call.q.clone()
+    q[..., call.v.shape[2] :] = 0
+    return rounded_oracle(replace(call, q=q))
+
+
+@declares(features=FEATURES)
+def scale_of_576(call: AttentionCall) -> Tensor:
+    """The same with the softmax scale of the dims of a latent, and not of a head's."""
+    return rounded_oracle(call.with_spec(scale=576**-0.5) if "mla" in call.features else call)

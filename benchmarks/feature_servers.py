@@ -38,9 +38,14 @@ CANDIDATES: dict[str, dict[str, Sequence[int]]] = {
     "gemma3": {"right": (), "short_window": WINDOWS},
     "gpt-oss": {"right": (), "short_window": WINDOWS, "without_sinks": ALL},
     "qwen3": {"right": ()},
+    "deepseek-v2": {"right": (), "without_rope_dims": ALL, "scale_of_576": ALL},
+    "fp8-kv": {"right": (), "without_scales": ALL, "scales_twice": ALL, "k_scale_for_v": ALL},
 }
 """Kernels of `faulty` for each family, with the layers in which they are wrong."""
-FLAGS = {"gpt-oss": ["--engine-arg=--disable-hybrid-swa-memory"]}
+FLAGS = {
+    "gpt-oss": ["--engine-arg=--disable-hybrid-swa-memory"],
+    "fp8-kv": ["--engine-arg=--kv-cache-dtype=fp8_e4m3", "--engine-arg=--dtype=float16"],
+}
 """Flags of families. With a memory pool of its own for layers with a window, SGLang caches no short prefixes of a long prompt, so
 that the envelope cannot be covered, and no run can pass."""
 COLUMNS = (

@@ -342,6 +342,8 @@ class _Draw:
 
     def scale(self, x: Tensor, how: Quantised, largest: Tensor, block: int) -> Tensor:
         """Compute the scale of each token of x [heads, tokens, dim], broadcasting to it."""
+        if how.per == "none":
+            return x.new_ones(1)
         if how.per == "tensor":
             top = largest.expand(1, 1, 1)
         elif how.per == "head":
@@ -520,5 +522,5 @@ def _stored_weights(weights: Tensor, draw: _Draw, members: int) -> Tensor:
     top = weights.new_ones(1)
     if how.per == "token":
         top = weights.amax(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
-    scale = top / FORMATS[how.format].largest
+    scale = weights.new_ones(1) if how.per == "none" else top / FORMATS[how.format].largest
     return draw.quantised((weights / scale).expand(members, -1, -1, -1), how).mul_(scale)

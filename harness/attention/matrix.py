@@ -591,6 +591,8 @@ def model_cases(
             for new, prefix, batch, data in _FAR[phase]
             if data.startswith("scores far")  # the other conditions are met by the load of the run
         ]
+    if (heads[1], head_dim) == (1, 576):  # of a model with latent attention
+        drawn = [_as_mla(values) for values in drawn]
     return [_case(values, number, device, "small") for number, values in enumerate(drawn)]
 
 

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
-Granularity = Literal["tensor", "head", "block", "token"]
+Granularity = Literal["tensor", "head", "block", "token", "none"]
 Arithmetic = Literal["fp32", "tf32", "fp16"]
 _STORED = ("q", "k", "v", "p")
 
@@ -57,7 +57,8 @@ class Quantised:
 
     Attributes:
         format: a name of `FORMATS`.
-        per: what shares a scale: the whole tensor, a head, a block of tokens of a head, or a token of a head. "fp16" has no scale.
+        per: what shares a scale: the whole tensor, a head, a block of tokens of a head, or a token of a head; "none" where numbers
+            are stored as they come. "fp16" has no scale.
         smooth: whether the mean over tokens is subtracted first, which only K allows (arXiv 2410.02367, section 4.2).
     """
 
@@ -127,6 +128,7 @@ class NoiseFamily:
 
 
 _INT8, _FP16, _E4M3 = Quantised("int8"), Quantised("fp16"), Quantised("e4m3", "tensor")
+_E4M3_AS_IT_COMES = Quantised("e4m3", "none")
 _SMOOTH = Quantised("int8", "block", smooth=True)
 FAMILIES: dict[str, NoiseFamily] = {
     "": NoiseFamily(),
@@ -137,6 +139,7 @@ FAMILIES: dict[str, NoiseFamily] = {
     "fp8_pv": NoiseFamily(v=_E4M3, p=_E4M3),
     "fp8_qkv": NoiseFamily(q=_E4M3, k=_E4M3, v=_E4M3, p=_E4M3),
     "int8_qk_fp8_pv": NoiseFamily(q=_INT8, k=_SMOOTH, v=Quantised("e4m3", "head"), p=_E4M3),
+    "fp8_qp": NoiseFamily(q=_E4M3_AS_IT_COMES, p=_E4M3_AS_IT_COMES),
     "fp4_kv": NoiseFamily(k=Quantised("e2m1", "token"), v=Quantised("e2m1", "token")),
     "tf32": NoiseFamily(accumulation="tf32"),
     "fp16_accumulation": NoiseFamily(accumulation="fp16"),
@@ -145,7 +148,10 @@ FAMILIES: dict[str, NoiseFamily] = {
 
 "int8_qk" is SageAttention's: K minus its mean, Q and K in int8 with a scale per block of a head, weights and values in fp16 (arXiv
 2410.02367). "int8_qk_fp8_pv" is SageAttention2's (arXiv 2411.10958), "fp8_qkv" FlashAttention-3's in FP8 (arXiv 2407.08608).
-"fp8_kv" and "fp8_e5m2_kv" are the caches of vLLM and SGLang (``--kv-cache-dtype fp8_e4m3`` and ``fp8_e5m2``)."""
+"fp8_kv" and "fp8_e5m2_kv" are the caches of vLLM and SGLang (``--kv-cache-dtype fp8_e4m3`` and ``fp8_e5m2``), and "fp8_qp" is what
+SGLang's triton does beside such a cache: it casts queries and weights to the dtype of K and V, without scales."""
+
+BESIDE_FP8 = "fp8_qp"
 
 
 def family(name: str) -> NoiseFamily:

@@ -119,8 +119,8 @@ class ModelShape:
         vocabulary: size of the vocabulary.
         context: longest sequence, in tokens.
         q_heads: query heads of a layer; 0 if the configuration does not state it.
-        kv_heads: key and value heads of a layer; 0 if not stated.
-        head_dim: size of a head; 0 if not stated.
+        kv_heads: key and value heads of a layer, 1 where it reads latents; 0 if not stated.
+        head_dim: size of a head, that of the latents where a layer reads them; 0 if not stated.
         dtype: of the weights, such as "bfloat16"; empty if not stated.
         layers: number of layers; 0 if not stated.
         asks: what its layers ask of attention beyond the plain one, by name of the feature, with the line that says so. Windows as
@@ -146,13 +146,14 @@ def model_shape(model: Path) -> ModelShape:
     config = _read_json(model / "config.json", str(model))
     config = {**config, **config.get("text_config", {})}
     heads, hidden = int(config.get("num_attention_heads") or 0), int(config.get("hidden_size") or 0)
+    latents = int(config.get("kv_lora_rank") or 0) and int(config["kv_lora_rank"]) + int(config["qk_rope_head_dim"])
     try:
         return ModelShape(
             vocabulary=int(config["vocab_size"]),
             context=int(config["max_position_embeddings"]),
             q_heads=heads,
-            kv_heads=int(config.get("num_key_value_heads") or heads),
-            head_dim=int(config.get("head_dim") or (hidden // heads if heads else 0)),
+            kv_heads=1 if latents else int(config.get("num_key_value_heads") or heads),
+            head_dim=latents or int(config.get("head_dim") or (hidden // heads if heads else 0)),
             dtype=str(config.get("dtype") or config.get("torch_dtype") or ""),
             layers=int(config.get("num_hidden_layers") or 0),
             asks=_asks(config),
@@ -166,7 +167,7 @@ def model_shape(model: Path) -> ModelShape:
 
 
 def _asks(config: Mapping[str, Any]) -> dict[str, str]:
-    """Read what layers ask for from a configuration, by the names that Gemma, gpt-oss, Mistral and Grok have for it."""
+    """Read what layers ask for from a configuration, by the names of Gemma, gpt-oss, Mistral, Grok and DeepSeek."""
     kinds = config.get("layer_types") or []
     window = int(config.get("sliding_window") or 0)
     has_windows = "sliding_attention" in kinds if kinds else config.get("use_sliding_window", True)
@@ -178,6 +179,7 @@ def _asks(config: Mapping[str, Any]) -> dict[str, str]:
         ),
         "sinks": ("model_type", "gpt_oss" if config.get("model_type") == "gpt_oss" else ""),
         "temperature": ("attn_temperature_len", config.get("attn_temperature_len")),
+        "mla": ("kv_lora_rank", config.get("kv_lora_rank")),
     }
     return {feature: f"{name}: {value}" for feature, (name, value) in lines.items() if value}
 

@@ -8,7 +8,7 @@ queries of every call. A missing cell was not observed; it is not an error of ze
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal
@@ -40,6 +40,13 @@ _SHAPE = tuple(len(labels) for labels in CONDITIONS.values())
 CONDITION_COUNT = math.prod(_SHAPE)
 _TRUTH = "truth."  # begins the names of the tensors with errors against the truth
 _QUERIES = "queries."  # and of those with the worst queries
+
+
+def _calls(cells: Iterable[tuple[int, str, int]]) -> dict[tuple[int, str], int]:
+    by_place: dict[tuple[int, str], int] = {}
+    for layer, phase, calls in cells:
+        by_place[layer, phase] = by_place.get((layer, phase), 0) + calls
+    return by_place
 
 
 def condition_numbers(phase: str, new: Sequence[int], prefix: Sequence[int]) -> Integers:
@@ -117,6 +124,8 @@ class ShadowHeader(RunRecord):
         untested: layers with a call that could not be compared with the truth, and why.
         off_by_a_key: calls of a layer and phase in which the reference's window was off by one key: what it computed is known, and
             its own error is that from attention with such a window. Its difference from the candidate is no error of either.
+        as_given: calls of a layer and phase in which the reference, or a candidate of the engine's own, read new K and V as they
+            were given, and not as the cache stores them, in fewer bits. Its own error is that from attention to these, likewise.
         candidate_noise: the candidate's noise family.
         reference_noise: the reference's, in the phases that it computes itself.
         dtype: dtype of the calls that are compared with the truth; empty if none is.
@@ -139,6 +148,7 @@ class ShadowHeader(RunRecord):
     unrecorded: dict[int, str] = Field(default_factory=dict)
     untested: dict[int, str] = Field(default_factory=dict)
     off_by_a_key: tuple[tuple[int, Literal["extend", "decode"], int], ...] = ()
+    as_given: tuple[tuple[int, Literal["extend", "decode"], int], ...] = ()
     candidate_noise: str = ""
     reference_noise: str = ""
     dtype: str = ""
@@ -204,10 +214,12 @@ class ShadowErrors:
     @property
     def off_by_a_key(self) -> dict[tuple[int, str], int]:
         """Calls of each layer and phase in which the reference's window was off by one key."""
-        by_place: dict[tuple[int, str], int] = {}
-        for layer, phase, calls in (cell for header in self.headers for cell in header.off_by_a_key):
-            by_place[layer, phase] = by_place.get((layer, phase), 0) + calls
-        return by_place
+        return _calls(cell for header in self.headers for cell in header.off_by_a_key)
+
+    @property
+    def as_given(self) -> dict[tuple[int, str], int]:
+        """Calls of each layer and phase in which new K and V were read before they were stored in fewer bits."""
+        return _calls(cell for header in self.headers for cell in header.as_given)
 
     @property
     def heads(self) -> dict[int, int]:

@@ -72,8 +72,8 @@ def _build(folder: RunFolder) -> Report:
     times = latency_suite.timed(folder) if "latency" in spec.workload.suites else ""
     run = RunEvidence.read(folder, timed=not isinstance(times, str))
     judged = _judged(run, times)
-    off_by_a_key = run.errors is not None and bool(run.errors.off_by_a_key)
-    suites = holm_corrected(without_those_of_the_reference(_suites(judged), off_by_a_key), spec.policy.alpha)
+    known = (bool(run.errors.off_by_a_key), bool(run.errors.as_given)) if run.errors else (False, False)
+    suites = holm_corrected(without_those_of_the_reference(_suites(judged), *known), spec.policy.alpha)
     checks = list(chain.from_iterable(part.checks for part in judged))
     if progress.failure:
         # What was not met says nothing: it would have been met later, and its advice is not what to do now.

@@ -76,18 +76,21 @@ def _corrected(suite: Suite, p: float, alpha: float, count: int) -> Suite:
     return suite.model_copy(update={"verdict": "inconclusive", "why": why})
 
 
-def without_those_of_the_reference(suites: Sequence[Suite], off_by_a_key: bool) -> list[Suite]:
+def without_those_of_the_reference(suites: Sequence[Suite], off_by_a_key: bool, as_given: bool = False) -> list[Suite]:
     """Withdraw regressions of answers that may be the reference's own, which are then inconclusive.
 
-    They may be if a window of the reference is off by one key, while the candidate computes what every layer asks for. If a layer
-    of the candidate is wrong as well, or was not compared, they stand.
+    They may be if a window of the reference is off by one key, or new K and V are read before they are stored in fewer bits, while
+    the candidate computes what every layer asks for. If a layer of the candidate is wrong as well, or was not compared, they stand.
 
     Args:
         suites: each with its verdict.
         off_by_a_key: whether the shadow saw such a window of the reference.
+        as_given: whether it saw such K and V.
     """
-    right = off_by_a_key and any(suite.id == _LAYERS and suite.verdict == "pass" for suite in suites)
-    why = "The reference's window is off by one key, and every layer of the candidate is right: the reference may be what differs."
+    right = (off_by_a_key or as_given) and any(suite.id == _LAYERS and suite.verdict == "pass" for suite in suites)
+    window = "The reference's window is off by one key"
+    what = window if off_by_a_key else "The reference reads new K and V before they are stored in fewer bits"
+    why = f"{what}, and every layer of the candidate is right: the reference may be what differs."
     return [
         suite.model_copy(update={"verdict": "inconclusive", "why": f"{suite.why} {why}", "p_regression": None})
         if right and suite.verdict == "regression" and suite.id in _ANSWERS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from itertools import product
 
 import numpy as np
 
@@ -61,7 +62,7 @@ def claim(run: RunEvidence) -> Judged:
         bounds,
         depth=depth_rows(errors, bounds, free, rows),
         pack=str(pack) if pack else "",
-        not_observed=(*not_traced, *_untested(errors), *_off_by_a_key(errors)),
+        not_observed=(*not_traced, *_untested(errors), *_known_differences(errors)),
         against_truth=rows,
     )
     named = replay.findings if replay and not foreign else ()
@@ -77,13 +78,17 @@ def _untested(errors: ShadowErrors) -> Iterator[str]:
             yield f"truth, layer {layer}: a call could not be compared with it: {one_line(why)}"
 
 
-def _off_by_a_key(errors: ShadowErrors) -> Iterator[str]:
-    for phase in PHASES:
-        layers = sorted(layer for layer, where in errors.off_by_a_key if where == phase)
+def _known_differences(errors: ShadowErrors) -> Iterator[str]:
+    found = {
+        "the reference's window is off by one key there": errors.off_by_a_key,
+        "one of both reads new K and V before they are stored in fewer bits there, and the other one after that": errors.as_given,
+    }
+    for (why, places), phase in product(found.items(), PHASES):
+        layers = sorted(layer for layer, where in places if where == phase)
         if layers:
             yield (
-                f"difference from the reference, {phase}, layers {', '.join(map(str, layers))}: the reference's window is off by "
-                "one key there, so the difference is no error of the candidate's, which is compared with the truth alone"
+                f"difference from the reference, {phase}, layers {', '.join(map(str, layers))}: {why}, so the difference is no "
+                "error of the candidate's, which is compared with the truth alone"
             )
 
 

@@ -139,7 +139,7 @@ def _apart(shadow: ShadowErrors, cells: MeasuredCells, reference: MeasuredCells)
     """Bound |candidate - reference| <= |candidate - truth| + |reference - truth|, each within its bound."""
     largest: dict[tuple[int, int], float] = {}
     for layer, phase in {(int(a), int(b)) for a, b in cells.index[:, [LAYER, PHASE]]}:
-        if (layer, PHASES[phase]) in shadow.off_by_a_key:
+        if (layer, PHASES[phase]) in {**shadow.off_by_a_key, **shadow.as_given}:
             continue
         parts = [measured.of(layer, PHASES[phase]).bound for measured in (cells, reference)]
         largest[layer, phase] = sum(float(part.max(initial=0.0)) for part in parts)

@@ -76,6 +76,12 @@ class Attachment:
         self._right.references.add(name)
         self._faulty.references.add(name)
 
+    def observes(self, batch: Any) -> bool:
+        """Return True if calls of a batch are observed: it has to be known before a layer's output is computed."""
+        if self._batch is not batch:
+            self._start(batch)
+        return not self._off
+
     def output(self, made: EngineCall, out: Any, reference: str) -> Any:
         """Return the output that the model uses, after everything that is switched on has received it.
 
@@ -87,10 +93,12 @@ class Attachment:
         Raises:
             KernelRefused: a layer is to be substituted, and the pass cannot be.
         """
-        if self._batch is not made.batch:
-            self._start(made.batch)
+        observed = self.observes(made.batch)
         self._highest = max(self._highest, made.layer)
-        if self._off or not isinstance(out, Tensor) or not made.is_served:
+        if not observed or not made.is_served:
+            return out
+        if not isinstance(out, Tensor):
+            self._refuse(made, KernelRefused("a call returned parts that are merged later, which are not observed"))
             return out
         return self._observed(made, out, reference)
 
@@ -115,23 +123,17 @@ class Attachment:
 
     def _observed(self, made: EngineCall, out: Tensor, reference: str) -> Tensor:
         control, number, phase = self._setting.control, made.layer, made.phase
-        substitute = number in control.substitute
         try:
             if self._pass is None:
                 self._pass = made.forward_pass(self._passes)
                 self._passes += 1
         except KernelRefused as error:
-            if substitute:
-                raise
-            if control.shadow:
-                self._shadow.note_failure(number, phase, error)
-            if control.trace:
-                self._tracer.refuse(control.trace, str(error))
+            self._refuse(made, error)
         else:
             call = made.observed(self._pass)
             if control.shadow:
                 self._shadow.observe(call, out)
-            if substitute:
+            if number in control.substitute:
                 out = self._substitution.output(call, out, reference, self._setting)
             if control.fault and not control.shadow and phase in control.fault_phases:
                 out = self._faults.seeded(call, out)
@@ -140,6 +142,16 @@ class Attachment:
         if number == self._last_layer:
             self._end()
         return out
+
+    def _refuse(self, made: EngineCall, error: KernelRefused) -> None:
+        """Note that a call is not observed. Raises the error if its layer is to be substituted."""
+        control = self._setting.control
+        if made.layer in control.substitute:
+            raise error
+        if control.shadow:
+            self._shadow.note_failure(made.layer, made.phase, error)
+        if control.trace:
+            self._tracer.refuse(control.trace, str(error))
 
     def _end(self) -> None:
         if self._setting.control.fault:

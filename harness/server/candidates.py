@@ -19,6 +19,10 @@ class Candidate(Protocol):
     name: str
 
     @property
+    def reads_given(self) -> bool:
+        """Whether it has K and V of new tokens as the layer gave them, where a cache stores fewer bits. May raise anything."""
+
+    @property
     def noise(self) -> str:
         """Its noise family, as `assay.harness.attention.noise.family` knows it. May raise anything."""
 
@@ -32,6 +36,8 @@ class Candidate(Protocol):
 
 class KernelCandidate:
     """A kernel of the contract. It runs on packed calls, gathered from the pool after the reference has written K and V to it."""
+
+    reads_given = False
 
     def __init__(self, name: str, kernel: Kernel) -> None:
         self.name, self._kernel = name, kernel
@@ -62,6 +68,11 @@ class LazyCandidate:
     def noise(self) -> str:
         """Noise family of the candidate. Raises KernelRefused if it cannot be built."""
         return self._candidate().noise
+
+    @property
+    def reads_given(self) -> bool:
+        """See `Candidate`. Raises KernelRefused if it cannot be built."""
+        return self._candidate().reads_given
 
     def run(self, call: ObservedCall) -> Tensor:
         """Return the candidate's output. Raises KernelRefused if it cannot be built, and whatever the candidate raises."""

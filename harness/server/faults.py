@@ -102,6 +102,11 @@ class FaultyCandidate:
         """Phases of the candidate. May raise anything."""
         return self._candidate.phases
 
+    @property
+    def reads_given(self) -> bool:
+        """See `Candidate`. May raise anything."""
+        return self._candidate.reads_given
+
     def run(self, call: ObservedCall) -> Tensor:
         """Compute the candidate's output with the fault. May raise anything."""
         out = self._candidate.run(call).reshape(sum(call.forward_pass.new), -1)

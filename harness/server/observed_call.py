@@ -60,6 +60,7 @@ class ObservedCall:
         pack: gathers the call's tensors as a call of the kernel contract, for the one that it names in its errors. Raises
             KernelRefused for what the contract cannot express.
         native: the engine's own objects, which only candidates of that engine read.
+        given: K and V of the new tokens as the layer gave them, where the cache stores them in fewer bits; None elsewhere.
         boundary: where it was observed.
     """
 
@@ -69,6 +70,7 @@ class ObservedCall:
     forward_pass: ForwardPass
     pack: Callable[[str], AttentionCall]
     native: Any
+    given: tuple[Tensor, Tensor] | None = None
     boundary: Boundary = "attention"
 
 

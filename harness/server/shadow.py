@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import KernelRefused
+from assay.harness.attention.noise import BESIDE_FP8
 from assay.harness.backend import Backend
 from assay.harness.evidence.error_sums import SUMS
 from assay.harness.evidence.nonce import nonce_of_process
@@ -38,7 +39,7 @@ from assay.harness.server.observed_call import ForwardPass, ObservedCall, Phase
 from assay.harness.server.pack_writer import PackWriter
 from assay.harness.server.reduction import LayerSums
 from assay.harness.server.row_sample import sampled_rows
-from assay.harness.server.truth_sums import TruthSums
+from assay.harness.server.truth_sums import TruthSums, check_stored
 from assay.harness.server.write_request import latest_write_request
 
 _WRITE_INTERVAL_S = 0.5
@@ -174,24 +175,41 @@ class Shadow:
         layer = call.layer
         try:
             packed = call.pack("the oracle")
+            given = call.given if packed.stored_k is not None else None  # layers may not read what is stored
+            if given is not None:
+                check_stored(packed, *given)
             if (layer, call.phase) not in self._truth:
-                self._noise = self._candidate.noise
-                families = (self._noise, self._reference_noise(call.phase))
+                stored = packed.stored_k is not None
+                self._noise = self._candidate.noise or self._native_noise(stored and self._candidate.reads_given)
+                families = (self._noise, self._reference_noise(call.phase, stored))
                 self._truth[layer, call.phase] = TruthSums(reference.shape[1], *families)
             [seed] = np.random.SeedSequence([self._seed, self._count, layer]).generate_state(1).tolist()
-            self._features |= dict.fromkeys(packed.spec.features)
+            self._features |= dict.fromkeys(packed.features)
             self._truth[layer, call.phase].add(
-                packed, got, reference, self._rows, self._numbers, seed, worst, call.forward_pass.prefix
-            )
+                packed, got, reference, self._rows, self._numbers, seed, worst, call.forward_pass.prefix,
+                given, self._candidate.reads_given,
+            )  # fmt: skip
         except (
             Exception
         ) as error:  # out of memory, an unknown noise family: the layer lacks its comparison, and that is said
             self._untested.setdefault(layer, f"{type(error).__name__}: {error}"[:_MAX_TEXT])
 
-    def _reference_noise(self, phase: Phase) -> str:
-        """Return the noise family of the serving backend in a phase that it computes itself; empty for what it delegates."""
-        own = (Backend.parse(name) for name in self.references)
-        return next((backend.noise for backend in own if backend.noise and phase in backend.phases), "")
+    def _reference_noise(self, phase: Phase, stored: bool) -> str:
+        """Return the noise family of the serving backend in a phase that it computes itself; empty for what it delegates.
+
+        Args:
+            phase: "extend" or "decode".
+            stored: whether the cache stores fewer bits.
+        """
+        own = [Backend.parse(name) for name in self.references]
+        declared = next((backend.noise for backend in own if backend.noise and phase in backend.phases), "")
+        computes = any(backend.is_kernel and phase in backend.phases for backend in own)
+        return declared or self._native_noise(stored and not computes)
+
+    @staticmethod
+    def _native_noise(stored: bool) -> str:
+        """Return the noise family of an engine's own backend: beside a cache of fewer bits it stores q and weights so too."""
+        return BESIDE_FP8 if stored else ""
 
     def _record(
         self, metadata: CallMetadata, call: ObservedCall, reference: Tensor, candidate: Tensor | None,
@@ -239,10 +257,11 @@ class Shadow:
             off_by_a_key=tuple(
                 (*at, sums.off_by_a_key) for at, sums in sorted(self._truth.items()) if sums.off_by_a_key
             ),
+            as_given=tuple((*at, sums.as_given) for at, sums in sorted(self._truth.items()) if sums.as_given),
             candidate_noise=self._noise,
             dtype=next((sums.dtype for sums in self._truth.values()), ""),
             accumulation=next((sums.accumulation for sums in self._truth.values()), ""),
-            reference_noise=self._reference_noise("extend"),
+            reference_noise=self._reference_noise("extend", "stored_kv" in self._features),
             features=tuple(self._features),
             heads={layer: sums.heads * self._ranks for layer, sums in self._sums.items()},
             seed=self._seed,

@@ -6,15 +6,16 @@ Only sampled queries are compared (`assay.harness.server.row_sample`). Sums are 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from assay.harness.attention.call import AttentionCall, Mask
+from assay.harness.attention.call import AttentionCall, KernelRefused, Mask
 from assay.harness.attention.honest import here, honest_outputs
-from assay.harness.attention.noise import family
+from assay.harness.attention.noise import FORMATS, family
 from assay.harness.attention.oracle import oracle
 from assay.harness.evidence.shadow_errors import CONDITIONS
 from assay.harness.evidence.truth_errors import OUTPUT_SUMS, TRUTH_SUMS, TruthErrors
@@ -27,6 +28,10 @@ _AT_ONCE = 2**24
 _NEARER = 1.25
 """How many times as near a query's output must be to attention with another window. Noise alone does not come so near: over the
 numbers of a query, it points in no direction."""
+
+
+_DIVIDED = 1.1
+"""How much farther than by one rounding a stored number may be from the exact quotient: the quotient is rounded too."""
 
 
 class TruthSums:
@@ -42,7 +47,8 @@ class TruthSums:
         dtype: dtype of the calls, such as "float16"; empty before the first.
         accumulation: arithmetic of the candidate's family on the calls' device.
         off_by_a_key: calls of which the reference computed a window of one key fewer or more. Its error is that from attention
-            with such a window; see `_with_asked_window`.
+            with such a window; see `_as_asked`.
+        as_given: calls of which the reference or the candidate read new K and V as they were given, and not as they were stored.
 
     Raises:
         ValueError: there is no such family.
@@ -54,13 +60,14 @@ class TruthSums:
         self._reference_family = 0 if candidate_noise == reference_noise else 1
         self._members: list[int] = []
         self.dtype = self.accumulation = ""
-        self.off_by_a_key = 0
+        self.off_by_a_key = self.as_given = 0
         self._sums: dict[int, tuple[Tensor, Tensor]] = {}
         self._queries = QueryMaxima()
 
     def add(
         self, call: AttentionCall, candidate: Tensor, reference: Tensor, rows: NDArray[np.int64],
         conditions: NDArray[np.int64], seed: int, also: Sequence[int] = (), prefixes: Sequence[int] | None = None,
+        given: tuple[Tensor, Tensor] | None = None, reads_given: bool = False,
     ) -> None:  # fmt: skip
         """Add a call.
 
@@ -75,6 +82,9 @@ class TruthSums:
             also: rows that are compared one by one as well. They were chosen for what the candidate computed, so they are left
                 out of the sums.
             prefixes: cached prefix of each sequence, where the call has only the last keys of some; None for those of the call.
+            given: K and V of the new tokens before they were stored in fewer bits; None where nothing is. A backend may read
+                either: triton reads what it is given in prefill, FlashAttention what it has stored.
+            reads_given: whether the candidate has them too, and may read either.
         """
         sampled = len(rows)
         rows = np.concatenate([rows, np.setdiff1d(np.asarray(also, dtype=np.int64), rows)])
@@ -88,13 +98,16 @@ class TruthSums:
         self.accumulation = here(self._families[0], call).accumulation
         honest = [honest_outputs(call, family, at, seed=seed) for family in self._families]
         self._members = [len(outputs) for outputs in honest]
-        moved, off = _with_asked_window(call, at, reference[at].double(), right)
+        unstored = [with_given(call, *given)] if given is not None else []
+        moved, off, as_given = _as_asked(call, at, reference[at].double(), right, _windows(call), unstored)
+        own, _, also_given = _as_asked(call, at, candidate[at].double(), right, [], unstored if reads_given else [])
         self.off_by_a_key += off
-        outputs = [torch.stack([candidate[at].double(), moved]), *honest]
+        self.as_given += as_given or also_given
+        outputs = [torch.stack([own, moved]), *honest]
         by_row = torch.cat([_output_sums(some, right, defined) for some in outputs])  # [outputs, rows, heads, 6]
-        for output, own in enumerate((0, self._reference_family)):
-            if self._families[own].dropped:
-                cost = dropping_cost(call, self._families[own], at, right)
+        for output, role in enumerate((0, self._reference_family)):
+            if self._families[role].dropped:
+                cost = dropping_cost(call, self._families[role], at, right)
                 by_row[output, ..., 4:] = torch.stack([cost, cost * right.abs().amax(-1)], -1)
         size = torch.stack([right.abs().sum(-1), (right * right).sum(-1), defined.sum(-1).double()], -1)
         roles = [(self._families[n], honest[n]) for n in (0, self._reference_family)]
@@ -144,32 +157,91 @@ class TruthSums:
         return cells.chosen(cells.truth[:, TRUTH_SUMS.index("elements")] > 0)
 
 
-def _with_asked_window(call: AttentionCall, rows: Tensor, reference: Tensor, right: Tensor) -> tuple[Tensor, bool]:
-    """Move outputs of a window that is off by one key to the window that was asked for, and keep their noise.
+def check_stored(call: AttentionCall, k: Tensor, v: Tensor) -> None:
+    """Check that a cache of fewer bits has K and V of the new tokens, divided by their scales and rounded once or to its largest.
+
+    Args:
+        call: the call, with what is stored.
+        k: K of the new tokens as it was given.
+        v: V, likewise.
+
+    Raises:
+        KernelRefused: it has something else.
+    """
+    rows = _new_rows(call)
+    for name, given in (("k", k), ("v", v)):
+        stored, scale = call.tensors[f"stored_{name}"], call.tensors[f"{name}_scale"]
+        form = next(one for one in FORMATS.values() if one.largest == torch.finfo(stored.dtype).max)
+        assert form.mantissa is not None
+        asked = given.reshape(-1, *stored.shape[1:]).float() / scale
+        off = (_rows_of(stored, rows).float() - asked.clamp(-form.largest, form.largest)).abs()
+        allowed = (asked.abs() * 2.0 ** -(form.mantissa + 1)).clamp(min=2.0 ** (form.least - form.mantissa - 1))
+        if not bool((off <= _DIVIDED * allowed).all()):
+            raise KernelRefused(
+                f"what the reference stored as {name.upper()} is not {name.upper()} divided by its scale, which is "
+                f"{scale.flatten()[0].item():.3g}, and rounded"
+            )
+
+
+def _rows_of(stored: Tensor, rows: Tensor) -> Tensor:
+    """Take rows of a tensor of 8 bits, which PyTorch does not index."""
+    return stored.view(torch.uint8)[rows].view(stored.dtype)
+
+
+def _new_rows(call: AttentionCall) -> Tensor:
+    """Return the rows of k and v that are new tokens."""
+    ends, new = call.cu_seqlens_k[1:].tolist(), call.lens_q
+    return torch.cat([torch.arange(end - n, end) for end, n in zip(ends, new, strict=True)]).to(call.k.device)
+
+
+def with_given(call: AttentionCall, k: Tensor, v: Tensor) -> AttentionCall:
+    """Return a call of a cache of fewer bits with K and V of the new tokens as they were given, before they were stored."""
+    rows = _new_rows(call)
+    k, v = (
+        tensor.index_copy(0, rows, given.reshape(-1, *tensor.shape[1:]).to(tensor.dtype))
+        for tensor, given in ((call.k, k), (call.v, v))
+    )
+    return replace(call, k=k, v=v, stored_k=None, stored_v=None, k_scale=None, v_scale=None)
+
+
+def _windows(call: AttentionCall) -> list[Mask]:
+    """Return the windows that are off by one key."""
+    window = call.spec.mask.window
+    return [Mask(window=other) for other in sorted({window - 1, window + 1} - {0})] if window else []
+
+
+def _as_asked(
+    call: AttentionCall, rows: Tensor, output: Tensor, right: Tensor, windows: Sequence[Mask], unstored: Sequence[AttentionCall]
+) -> tuple[Tensor, bool, bool]:  # fmt: skip
+    """Move outputs of something that is known, and is not exactly the call, to what the call asks for, and keep their noise.
 
     Engines count a window's keys in two ways. Where a backend takes one for the other, as SGLang's triton does in decode, what it
     computes is still known, and its noise can be told from that. The candidate's error stays that from what the layer asks for.
+    Where a cache stores fewer bits, a backend may read new K and V before or after they are stored, and neither is wrong.
 
     Args:
         call: the call.
         rows: packed rows of the queries, int64 [rows].
-        reference: the reference's output of these, float64 [rows, heads, head_dim_v].
+        output: the output of these, float64 [rows, heads, head_dim_v].
         right: the truth, likewise, 0 where it is not defined.
+        windows: masks that may be taken for that of the call.
+        unstored: calls with K and V that may be read in place of those of the call.
 
     Returns:
-        The outputs, and whether there were any of such a window.
+        The outputs, and whether there were any of such a window, and of such K and V.
     """
-    window, moved = call.spec.mask.window, reference
-    if not window:
-        return reference, False
-    errors = (reference - right).abs().sum((1, 2))
-    of_windows = torch.zeros_like(errors, dtype=torch.bool)
-    for other in {window - 1, window + 1} - {0}:
-        truth = oracle(call.with_spec(mask=Mask(window=other)), rows).nan_to_num()
-        nearer = (reference - truth).abs().sum((1, 2)) * _NEARER < errors
-        moved = torch.where(nearer[:, None, None], reference - truth + right, moved)
-        of_windows |= nearer
-    return moved, bool(of_windows.any())
+    moved, errors = output, (output - right).abs().sum((1, 2)) / _NEARER
+    read = [(one, mask) for one in (call, *unstored) for mask in (call.spec.mask, *windows)]
+    off, as_given = (torch.zeros_like(errors, dtype=torch.bool) for _ in range(2))
+    for other, mask in read[1:]:
+        truth = oracle(other.with_spec(mask=mask), rows).nan_to_num()
+        error = (output - truth).abs().sum((1, 2))
+        nearer = error < errors
+        moved = torch.where(nearer[:, None, None], output - truth + right, moved)
+        errors = torch.where(nearer, error, errors)
+        off = torch.where(nearer, torch.tensor(mask != call.spec.mask, device=off.device), off)
+        as_given = torch.where(nearer, torch.tensor(other is not call, device=off.device), as_given)
+    return moved, bool(off.any()), bool(as_given.any())
 
 
 def _output_sums(outputs: Tensor, right: Tensor, defined: Tensor) -> Tensor:

@@ -139,11 +139,15 @@ def observe(backend: Any, name: str, attachment: Attachment, pages: Pages, repla
             extra = {key: value for key, value in kwargs.items() if key != "save_kv_cache"}
             if capturing():
                 return captured(q, k, v, layer, forward_batch, extra, args, kwargs)
+            batch, given = served_batch(forward_batch), (k, v)
+            if attachment.observes(batch) and pages.stores_fewer_bits(layer, k):
+                given = k.clone(), v.clone()  # a backend may divide them by their scales in place
             out = forward(q, k, v, layer, forward_batch, *args, **kwargs)
-            batch = served_batch(forward_batch)
+            k, v = given
             if batch is forward_batch or not isinstance(out, torch.Tensor):
                 return attachment.output(SGLangCall(phase, q, k, v, layer, batch, extra, pages), out, name)
             rows = len(batch.input_ids)  # the others are a graph's padding
+            k, v = (x if x is None else x[:rows] for x in given)
             made = SGLangCall(phase, q[:rows], k, v, layer, batch, extra, pages, in_graph=True)
             used = attachment.output(made, out[:rows], name)
             return torch.cat([used, out[rows:]])

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, KernelRefused
-from assay.harness.engines.sglang.kv_pool import Pages, lengths, spec_of
+from assay.harness.engines.sglang.kv_pool import Pages, joined_rope, lengths, spec_of
 from assay.harness.server.graph_counts import capturing
 from assay.harness.server.observed_call import ForwardPass, ObservedCall, Phase
 
@@ -23,7 +23,7 @@ class SGLangCall:
     Attributes:
         phase: "extend" or "decode".
         q: [tokens, heads * head_dim].
-        k: [tokens, kv heads, head_dim], or None where the layer reads another one's.
+        k: [tokens, kv heads, head_dim] as the layer gave it, or None where the layer reads another one's.
         v: as k.
         radix_attention: SGLang's layer.
         batch: SGLang's ForwardBatch.
@@ -70,9 +70,15 @@ class SGLangCall:
     def observed(self, forward_pass: ForwardPass) -> ObservedCall:
         """Return the call; its K and V are in the pool."""
         heads = int(self.radix_attention.tp_q_head_num)
-        return ObservedCall(self.layer, self.phase, heads, forward_pass, partial(self._pack, forward_pass), self)
+        given, rows = None, sum(forward_pass.new)
+        if self.k is not None and self.v is not None and self.pages.stores_fewer_bits(self.radix_attention, self.k):
+            _, k = joined_rope(self.q, self.k, self.radix_attention, self.arguments)
+            assert k is not None
+            given = k[:rows], self.v[:rows]
+        return ObservedCall(self.layer, self.phase, heads, forward_pass, partial(self._pack, forward_pass), self, given)
 
     def _pack(self, forward_pass: ForwardPass, who: str) -> AttentionCall:
         spec = spec_of(self.radix_attention, self.arguments, self.phase, who)
         new, prefix = list(forward_pass.new), list(forward_pass.prefix)
-        return self.pages.packed_call(spec, self.q, self.radix_attention, self.batch, new, prefix)
+        q, k = joined_rope(self.q, self.k, self.radix_attention, self.arguments)
+        return self.pages.packed_call(spec, q, self.radix_attention, self.batch, new, prefix, (k, self.v))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -14,6 +14,10 @@ from assay.harness.attention.paging import slots_of
 
 _EXTEND_MODES = ("EXTEND", "MIXED")
 """SGLang's forward modes that are the extend phase of the contract. Others are speculative, diffusion or split prefill."""
+_OF_LATENTS = ("q_rope", "k_rope")
+"""Arguments with the last dims of q and k, which some backends of latent attention take apart from the others."""
+_STORED = (torch.float8_e4m3fn, torch.float8_e5m2)
+"""Dtypes of a KV pool that stores K and V divided by one scale each."""
 
 
 def lengths(phase: str, batch: Any, who: str) -> tuple[list[int], list[int]]:
@@ -45,8 +49,10 @@ def spec_of(layer: Any, arguments: Mapping[str, Any], phase: Literal["extend", "
         who: what would have to compute the call, for the error.
 
     Raises:
-        KernelRefused: the contract does not express what the layer needs, or an argument other than ``sinks`` is not None.
+        KernelRefused: the contract does not express what the layer needs, or an argument other than ``sinks``, or those that latent
+            attention has, is not None.
     """
+    known = ("sinks", *_OF_LATENTS) if _reads_v_in_k(layer) else ("sinks",)
     cap, before = float(layer.logit_cap or 0.0), layer.sliding_window_size
     method = getattr(layer, "logit_capping_method", "tanh")
     wants = {
@@ -54,7 +60,7 @@ def spec_of(layer: Any, arguments: Mapping[str, Any], phase: Literal["extend", "
         "cross attention": layer.is_cross_attention,
         "non-causal attention": layer.attn_type.value != "decoder",
         "chunked local attention": getattr(layer, "use_irope", False),
-    } | {f"the argument {name!r}": value is not None for name, value in arguments.items() if name != "sinks"}
+    } | {f"the argument {name!r}": value is not None for name, value in arguments.items() if name not in known}
     if any(wants.values()):
         what = " and ".join(feature for feature, wanted in wants.items() if wanted)
         raise KernelRefused(
@@ -72,6 +78,38 @@ def spec_of(layer: Any, arguments: Mapping[str, Any], phase: Literal["extend", "
     )
 
 
+def scales_of(layer: Any) -> tuple[float, float]:
+    """Return what a layer's stored K and V are multiplied by; 1 where its checkpoint has no scales."""
+    found = []
+    for name in ("k_scale", "v_scale"):
+        number = getattr(layer, f"{name}_float", None)
+        scale = (
+            getattr(layer, name, None) if number is None else number
+        )  # a number of --quantization-param-path, or none
+        found.append(1.0 if scale is None else float(scale))
+    return found[0], found[1]
+
+
+def _reads_v_in_k(layer: Any) -> bool:
+    """Return True for the one kv head of absorbed latent attention, whose v are the first dims of k."""
+    dims: tuple[int, int] = (layer.qk_head_dim, getattr(layer, "v_head_dim", layer.qk_head_dim))
+    return dims[0] > dims[1] and layer.tp_k_head_num == 1
+
+
+def joined_rope(q: Tensor, k: Tensor | None, layer: Any, arguments: Mapping[str, Any]) -> tuple[Tensor, Tensor | None]:
+    """Append the dims of q and k that come as arguments of their own, where latent attention has them apart."""
+    if arguments.get("q_rope") is not None:
+        q = torch.cat([x.reshape(len(q), layer.tp_q_head_num, -1) for x in (q, arguments["q_rope"])], -1)
+    if k is not None and arguments.get("k_rope") is not None:
+        k = torch.cat([x.reshape(len(k), 1, -1) for x in (k, arguments["k_rope"])], -1)
+    return q, k
+
+
+def _gathered(buffer: Tensor, slots: Tensor) -> Tensor:
+    """Copy rows of a buffer. PyTorch does not index FP8, so its bytes are taken."""
+    return buffer.view(torch.uint8)[slots].view(buffer.dtype) if buffer.dtype in _STORED else buffer[slots]
+
+
 class Pages:
     """The KV pool of a running server, read as packed calls. Paging is resolved once per batch.
 
@@ -81,11 +119,16 @@ class Pages:
     def __init__(self, runner: Any) -> None:
         self._requests = runner.req_to_token_pool
         self._cache = runner.token_to_kv_pool
+        self._latents: int = getattr(getattr(self._cache, "full_kv_pool", self._cache), "kv_lora_rank", 0)
         self._virtual = getattr(getattr(runner, "kv_index_translator", None), "is_translating", False)
         self._paging: _Paging | None = None
 
-    def write(self, layer: Any, batch: Any, k: Tensor, v: Tensor | None) -> None:
-        """Write the new tokens' K and V to the pool.
+    def stores_fewer_bits(self, layer: Any, k: Tensor | None) -> bool:
+        """Return True if the pool stores K and V of a layer in fewer bits than the layer gives them."""
+        return k is not None and self._cache.get_key_buffer(layer.layer_id).dtype != k.dtype
+
+    def write(self, layer: Any, batch: Any, k: Tensor, v: Tensor) -> None:
+        """Write the new tokens' K and V to the pool, divided by the layer's scales where it stores fewer bits.
 
         Raises:
             KernelRefused: see `packed_call`.
@@ -94,12 +137,24 @@ class Pages:
 
         of_window = self._is_of_window(layer)
         window = self._cache.translate_loc_from_full_to_swa(batch.out_cache_loc) if of_window else None
-        self._cache.set_kv_buffer(layer, KVWriteLoc(batch.out_cache_loc, window), k, v)
+        where = KVWriteLoc(batch.out_cache_loc, window)
+        if self._latents:  # a pool of latents takes no scales
+            self._cache.set_kv_buffer(
+                layer, where, k / scales_of(layer)[0] if self.stores_fewer_bits(layer, k) else k, v
+            )
+        elif self.stores_fewer_bits(layer, k):  # SGLang divides in place what it is given
+            self._cache.set_kv_buffer(layer, where, k.clone(), v.clone(), *scales_of(layer))
+        else:
+            self._cache.set_kv_buffer(layer, where, k, v)
 
     def packed_call(
-        self, spec: CallSpec, q: Tensor, layer: Any, batch: Any, new: list[int], prefix: list[int]
-    ) -> AttentionCall:
+        self, spec: CallSpec, q: Tensor, layer: Any, batch: Any, new: list[int], prefix: list[int],
+        own: tuple[Tensor | None, Tensor | None] = (None, None),
+    ) -> AttentionCall:  # fmt: skip
         """Pack the call: K and V of each complete sequence, gathered (copied) from the pool. q is a view.
+
+        Where the pool has latents, a layer reads them as they are (`CallSpec.layout` "v in k"), or has K and V of its own that it
+        has made of them.
 
         Args:
             spec: what the layer asks for.
@@ -108,49 +163,77 @@ class Pages:
             batch: SGLang's ForwardBatch. Its K and V are in the pool.
             new: new tokens per sequence.
             prefix: cached prefix per sequence.
+            own: K and V that the layer was given.
 
         Raises:
-            KernelRefused: the pool's dtype is not that of q, its slots are not those of the table, or it no longer has a key that
-                the call needs.
+            KernelRefused: the pool's dtype is not that of q, its slots are not those of the table, it no longer has a key that the
+                call needs, or K and V are a part of those of the sequences.
         """
         paging = self._paging
         if paging is None or paging.batch is not batch or paging.lens != (new, prefix):
             paging = self._paging = _Paging.of(batch, new, prefix, self._requests.req_to_token)
+        if self._latents and layer.v_head_dim != self._latents:
+            return _of_layer(spec, q, layer, own, paging)
         kept = paging.of_window(self._cache, spec) if self._is_of_window(layer) else paging.all
         keys, values = self._cache.get_key_buffer(layer.layer_id), self._cache.get_value_buffer(layer.layer_id)
-        if keys.dtype != q.dtype:
+        if keys.dtype not in (q.dtype, *_STORED):
             raise KernelRefused(
-                f"the KV cache is {keys.dtype} and q is {q.dtype}; start the server without --kv-cache-dtype"
+                f"the KV cache is {keys.dtype} and q is {q.dtype}; start the server without --kv-cache-dtype, or with fp8_e4m3"
             )
+        stored, latent = {}, bool(self._latents)
+        if latent and keys.shape[-1] != layer.qk_head_dim:
+            raise KernelRefused(
+                f"the KV cache packs latents into {keys.shape[-1]} numbers; start SGLang with its default pool"
+            )
+        k = _gathered(keys, kept.slots)
+        v = k[..., : layer.v_head_dim] if latent else _gathered(values, kept.slots)
+        if keys.dtype != q.dtype:
+            scales = [torch.full((1, 1, 1), scale, device=q.device) for scale in scales_of(layer)]
+            stored = dict(zip(("stored_k", "stored_v", "k_scale", "v_scale"), (k, v, *scales), strict=True))
+            k, v = ((x.float() * scale).to(q.dtype) for x, scale in zip((k, v), scales, strict=True))
+            v = k[..., : layer.v_head_dim] if latent else v
         return AttentionCall(
             q=q.view(-1, layer.tp_q_head_num, layer.qk_head_dim),
-            k=keys[kept.slots],
-            v=values[kept.slots],
+            k=k,
+            v=v,
             cu_seqlens_q=paging.cu_seqlens_q,
             cu_seqlens_k=kept.cu_seqlens,
-            spec=spec,
+            spec=replace(spec, layout="v in k") if latent else spec,
             # Only a temperature depends on where the keys begin. A kernel that has none is given the call without.
             positions=torch.tensor(list(zip(prefix, kept.evicted, strict=True)), device=q.device)
             if spec.temperature and any(kept.evicted)
             else None,
+            **stored,
         )
 
     def _is_of_window(self, layer: Any) -> bool:
         """Return True if the layer's K and V are in a pool for layers with a window.
 
         Raises:
-            KernelRefused: the pool holds something else than K and V, or its slots are not those of the table.
+            KernelRefused: its slots are not those of the table.
         """
-        if hasattr(getattr(self._cache, "full_kv_pool", self._cache), "kv_lora_rank"):
-            raise KernelRefused(
-                f"layer {layer.layer_id} has a latent KV cache (MLA), and the kernel contract has only K and V"
-            )
         if self._virtual or getattr(self._cache, "swa_req_ring_size", None) is not None:
             raise KernelRefused(
                 "the slots of the KV pool are virtual or a ring; start the server with SGLang's default pool"
             )
         of_layers: Mapping[int, tuple[int, bool]] = getattr(self._cache, "layers_mapping", {})
         return bool(of_layers.get(layer.layer_id, (0, False))[1])
+
+
+def _of_layer(
+    spec: CallSpec, q: Tensor, layer: Any, own: tuple[Tensor | None, Tensor | None], paging: _Paging
+) -> AttentionCall:
+    """Pack the call of a layer that has made K and V of the latents itself, of all tokens of the sequences."""
+    k, v = own
+    keys = int(paging.all.cu_seqlens[-1])
+    if k is None or v is None or len(k) != keys:
+        raise KernelRefused(
+            f"layer {layer.layer_id} attends to {0 if k is None else len(k)} of {keys} keys in one of several parts that are "
+            "merged later, which are not observed"
+        )
+    heads, dims = layer.tp_q_head_num, (layer.qk_head_dim, layer.v_head_dim)
+    k, v = (x.reshape(keys, -1, dim) for x, dim in zip((k, v), dims, strict=True))
+    return AttentionCall(q.view(-1, heads, dims[0]), k, v, paging.cu_seqlens_q, paging.all.cu_seqlens, spec)
 
 
 @dataclass(frozen=True)

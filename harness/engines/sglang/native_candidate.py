@@ -19,6 +19,8 @@ from assay.harness.server.observed_call import ObservedCall
 class BackendCandidate:
     """An attention backend of SGLang. It reads the same pool and does not write to it."""
 
+    reads_given = True
+
     def __init__(self, name: str, backend: Any) -> None:
         self.name, self._backend = name, backend
         self.phases: tuple[str, ...] = PHASES

@@ -31,6 +31,8 @@ def register() -> None:
     _add_choices(sorted(names))
     _judge_by_delegate(names, os.environ.get(DELEGATE, ""))
     _ask_for_key()
+    if os.environ.get("TRITON_INTERPRET") == "1" and any("fp8_e4m3" in one for one in sys.argv):
+        _store_fp8_on_cpu()
     if folder := os.environ.get(EVIDENCE):
         _meter_all(ATTENTION_BACKENDS, Path(folder))
         if any(os.environ.get(name) for name in (SHADOW, RECORD, TRACE, FAULTS)):
@@ -42,6 +44,27 @@ def _ask_for_key() -> None:
     key = os.environ.get(API_KEY)
     if key and "--api-key" not in sys.argv:
         sys.argv += ["--api-key", key]
+
+
+def _store_fp8_on_cpu() -> None:
+    """Let a server without a GPU store K and V in FP8 as one with a GPU does, for Triton's interpreter.
+
+    SGLang refuses it where Intel's AMX is missing, since the CPU's own kernels need that; the interpreter rounds to FP8 wrongly.
+    """
+    from assay.harness.attention.interpreter import interpret_without_gpu
+
+    interpret_without_gpu()
+    try:
+        from sglang.srt.mem_cache import kv_cache_configurator
+    except ImportError:  # before 0.5.18 nothing was refused
+        return
+    platform = kv_cache_configurator.current_platform
+
+    class NotCPU:
+        def __getattr__(self, name: str) -> Any:
+            return (lambda: False) if name == "is_cpu" else getattr(platform, name)
+
+    kv_cache_configurator.current_platform = NotCPU()
 
 
 def _factory(name: str) -> Any:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from assay.harness.attention.call import Kernel, KernelRefused
 from assay.harness.attention.kernels import declaration, run_kernel, title
-from assay.harness.engines.sglang.kv_pool import Pages, lengths, spec_of
+from assay.harness.engines.sglang.kv_pool import Pages, joined_rope, lengths, spec_of
 
 
 def serve_kernel(name: str, kernel: Kernel, runner: Any, delegate: str) -> Any:
@@ -36,10 +36,6 @@ def serve_kernel(name: str, kernel: Kernel, runner: Any, delegate: str) -> Any:
     if delegate not in ATTENTION_BACKENDS or delegate == name:
         raise KernelRefused(
             f"{name} cannot delegate to {delegate!r}; expected one of {', '.join(sorted(ATTENTION_BACKENDS))}"
-        )
-    if getattr(runner, "use_mla_backend", False):
-        raise KernelRefused(
-            f"{name} cannot serve a model with multi-head latent attention: the kernel contract has no latent KV cache"
         )
     backend = unmetered(ATTENTION_BACKENDS[delegate])(runner)
     declared = declaration(kernel)
@@ -90,7 +86,8 @@ class _ServedKernel:
     ) -> Tensor:  # fmt: skip
         new, prefix = lengths(phase, batch, self._name)
         spec = spec_of(layer, arguments, phase, self._name)
-        if save and k is not None:
+        q, k = joined_rope(q, k, layer, arguments)
+        if save and k is not None and v is not None:
             self._pages.write(layer, batch, k, v)
-        call = self._pages.packed_call(spec, q, layer, batch, new, prefix)
+        call = self._pages.packed_call(spec, q, layer, batch, new, prefix, (k, v))
         return run_kernel(self._name, self._kernel, call).reshape(q.shape[0], -1)

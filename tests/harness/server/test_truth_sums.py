@@ -12,7 +12,7 @@ from assay.harness.attention.sample_calls import call_of
 from assay.harness.bugs.faults import rounded_oracle
 from assay.harness.evidence.shadow_errors import ShadowErrors, ShadowHeader, condition_numbers
 from assay.harness.evidence.worst_queries import COLUMNS
-from assay.harness.judge.own_error import _off_by_a_key
+from assay.harness.judge.own_error import _known_differences
 from assay.harness.judge.truth_bounds import AgainstNoise, compare_with_noise
 from assay.harness.server.reduction import LayerSums
 from assay.harness.server.truth_sums import TruthSums
@@ -50,7 +50,7 @@ def test_a_reference_that_is_off_by_a_key_says_nothing_against_a_right_candidate
         assert not measured.flagged.any()
     assert not len(against.apart.index)
     assert shadow.off_by_a_key == {(2, "decode"): 1}
-    [said] = _off_by_a_key(shadow)
+    [said] = _known_differences(shadow)
     assert said.startswith(
         "difference from the reference, decode, layers 2: the reference's window is off by one key there"
     )

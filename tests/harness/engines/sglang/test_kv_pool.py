@@ -10,12 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.harness.attention.call import CallSpec, KernelRefused, Mask
+from assay.harness.attention.call import AttentionCall, CallSpec, KernelRefused, Mask
 from assay.harness.bugs.faults import rounded_oracle
 from assay.harness.engines.sglang import native_kernel
-from assay.harness.engines.sglang.kv_pool import Pages, spec_of
+from assay.harness.engines.sglang.kv_pool import Pages, joined_rope, spec_of
+from assay.harness.server.truth_sums import check_stored
 
-HEADS, KV_HEADS, DIM, SLOTS = 4, 2, 8, 64
+HEADS, KV_HEADS, DIM, SLOTS, LATENT, ROPE = 4, 2, 8, 64, 16, 4
 
 
 @pytest.fixture(autouse=True)
@@ -66,16 +67,16 @@ def test_cap_temperature_and_sinks_are_read() -> None:
 class Window:
     """A server with a pool for layers with a window (layer 0) and one for the others (layer 1), of SGLang's own classes."""
 
-    def __init__(self, page: int = 1) -> None:
+    def __init__(self, page: int = 1, dtype: torch.dtype = torch.float32) -> None:
         from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
         from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
         from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
         pool = SWAKVPool(
-            size=SLOTS, size_swa=SLOTS // 2, page_size=page, dtype=torch.float32, head_num=KV_HEADS, head_dim=DIM,
+            size=SLOTS, size_swa=SLOTS // 2, page_size=page, dtype=dtype, head_num=KV_HEADS, head_dim=DIM,
             swa_attention_layer_ids=[0], full_attention_layer_ids=[1], device="cpu", enable_alt_stream=False,
         )  # fmt: skip
-        self.allocator = SWATokenToKVPoolAllocator(SLOTS, SLOTS // 2, page, torch.float32, "cpu", pool, need_sort=False)
+        self.allocator = SWATokenToKVPoolAllocator(SLOTS, SLOTS // 2, page, dtype, "cpu", pool, need_sort=False)
         table = ReqToTokenPool(size=4, max_context_len=SLOTS, device="cpu", enable_memory_saver=False)
         self.runner = SimpleNamespace(req_to_token_pool=table, token_to_kv_pool=pool)
         self.pages = Pages(self.runner)
@@ -168,24 +169,126 @@ def test_virtual_slots_are_refused_by_name() -> None:
         server.call(1, batch, 12)
 
 
-def test_a_latent_cache_is_refused_by_name() -> None:
-    from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool
+class Latent:
+    """A server with a pool of latents, and the two attentions of a layer of DeepSeek's."""
 
-    server = Window()
-    batch, _, _ = server.prefilled(12)
-    server.runner.token_to_kv_pool = MLATokenToKVPool(
-        size=SLOTS, page_size=1, dtype=torch.float32, kv_lora_rank=DIM, qk_rope_head_dim=4, layer_num=2, device="cpu",
-        enable_memory_saver=False,
-    )  # fmt: skip
-    server.pages = Pages(server.runner)
-    with pytest.raises(KernelRefused, match=r"layer 1 has a latent KV cache \(MLA\)"):
-        server.call(1, batch, 12)
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        from sglang.srt.layers.radix_attention import RadixAttention
+        from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool, ReqToTokenPool
+        from sglang.srt.runtime_context import get_parallel
+
+        pool = MLATokenToKVPool(
+            size=SLOTS, page_size=1, dtype=dtype, kv_lora_rank=LATENT, qk_rope_head_dim=ROPE, layer_num=1, device="cpu",
+            enable_memory_saver=False,
+        )  # fmt: skip
+        table = ReqToTokenPool(size=4, max_context_len=SLOTS, device="cpu", enable_memory_saver=False)
+        table.req_to_token[:2] = (
+            torch.randperm(SLOTS, generator=torch.Generator().manual_seed(0)).view(2, -1).int().repeat(1, 2) + 1
+        )
+        self.pages = Pages(SimpleNamespace(req_to_token_pool=table, token_to_kv_pool=pool))
+        self.table = table.req_to_token
+        self.absorbed = RadixAttention(HEADS, LATENT + ROPE, 0.1, num_kv_heads=1, layer_id=0, v_head_dim=LATENT)
+        self.whole = RadixAttention(HEADS, 24, 0.1, num_kv_heads=HEADS, layer_id=0, v_head_dim=DIM)
+        self.k = torch.randn(7, 1, LATENT + ROPE, generator=torch.Generator().manual_seed(1))
+        self.batch = SimpleNamespace(
+            out_cache_loc=torch.cat([self.table[0, :4], self.table[1, :3]]).long(),
+            req_pool_indices=torch.tensor([0, 1]),
+        )
+        with get_parallel().override(**native_kernel._ONE_RANK):
+            self.pages.write(self.absorbed, self.batch, self.k, self.k[..., :LATENT])
+
+    def call(self, arguments: dict[str, Tensor], q: Tensor) -> AttentionCall:
+        q, _ = joined_rope(q, None, self.absorbed, arguments)
+        spec = spec_of(self.absorbed, arguments, "extend", "mine")
+        return self.pages.packed_call(spec, q, self.absorbed, self.batch, [2, 1], [2, 2])
 
 
-def test_a_quantised_cache_is_refused_by_name() -> None:
+def test_latents_are_read_as_k_whose_first_dims_are_v() -> None:
+    server = Latent()
+    q = torch.randn(3, HEADS, LATENT + ROPE)
+    call = server.call({}, q.flatten(1))
+    assert torch.equal(call.k, server.k)
+    assert torch.equal(call.v, server.k[..., :LATENT])
+    assert (call.spec.layout, call.features) == ("v in k", ("mla",))
+    assert torch.equal(call.q, q)
+
+
+def test_rope_dims_that_are_arguments_of_their_own_are_the_last_of_q() -> None:
+    server = Latent()
+    q = torch.randn(3, HEADS, LATENT + ROPE)
+    call = server.call({"q_rope": q[..., LATENT:]}, q[..., :LATENT])
+    assert torch.equal(call.q, q)
+    _, k = joined_rope(
+        q[..., :LATENT],
+        server.k[:3, :, :LATENT],
+        server.absorbed,
+        {"q_rope": q[..., LATENT:], "k_rope": server.k[:3, :, LATENT:]},
+    )
+    assert k is not None
+    assert torch.equal(k, server.k[:3])
+
+
+def test_latents_in_fp8_are_stored_k_and_their_first_dims_stored_v() -> None:
+    server = Latent(torch.float8_e4m3fn)
+    call = server.call({}, torch.randn(3, HEADS * (LATENT + ROPE)))
+    assert call.features == ("mla", "stored_kv")
+    assert call.stored_k is not None
+    assert call.stored_v is not None
+    assert torch.equal(call.stored_k.float(), server.k.to(torch.float8_e4m3fn).float())
+    assert torch.equal(call.v, call.k[..., :LATENT])
+    assert torch.equal(call.stored_v.float(), call.stored_k.float()[..., :LATENT])
+
+
+@pytest.mark.parametrize("argument", ["topk_indices", "cos_sin_cache", "attn_sink"])
+def test_what_sparse_and_fused_latent_attention_is_given_is_refused_by_name(argument: str) -> None:
+    with pytest.raises(KernelRefused, match=f"layer 0 needs the argument '{argument}'"):
+        spec_of(Latent().absorbed, {argument: torch.zeros(1)}, "decode", "mine")
+
+
+def test_a_layer_that_makes_k_and_v_of_latents_is_a_call_of_these() -> None:
+    server = Latent()
+    q, k, v = (torch.randn(7, HEADS, dim) for dim in (24, 24, DIM))
+    spec = spec_of(server.whole, {}, "extend", "mine")
+    call = server.pages.packed_call(spec, q.flatten(1), server.whole, server.batch, [4, 3], [0, 0], (k, v))
+    assert call.features == ()
+    assert torch.equal(call.k, k)
+    assert torch.equal(call.v, v)
+    assert call.lens_k == [4, 3]
+
+
+def test_a_part_of_the_keys_is_refused_by_name() -> None:
+    server = Latent()
+    q, k, v = (torch.randn(3, HEADS, dim) for dim in (24, 24, DIM))
+    spec = spec_of(server.whole, {}, "extend", "mine")
+    with pytest.raises(KernelRefused, match="layer 0 attends to 3 of 7 keys in one of several parts"):
+        server.pages.packed_call(spec, q.flatten(1), server.whole, server.batch, [2, 1], [2, 2], (k, v))
+
+
+def test_a_cache_of_another_dtype_is_refused_by_name() -> None:
     server = Window()
     batch, _, _ = server.prefilled(12)
     pool = server.runner.token_to_kv_pool.full_kv_pool
-    pool.k_buffer = [one.to(torch.float8_e4m3fn) for one in pool.k_buffer]
-    with pytest.raises(KernelRefused, match=r"the KV cache is torch.float8_e4m3fn and q is torch.float32"):
+    pool.k_buffer = [one.to(torch.int8) for one in pool.k_buffer]
+    with pytest.raises(KernelRefused, match=r"the KV cache is torch.int8 and q is torch.float32"):
         server.call(1, batch, 12)
+
+
+def test_a_cache_in_fp8_has_what_was_written_divided_by_the_scales_of_the_layer() -> None:
+    server = Window(dtype=torch.float8_e4m3fn)
+    for layer in server.layers:
+        layer.k_scale, layer.k_scale_float, layer.v_scale, layer.v_scale_float = (
+            torch.tensor(0.5),
+            0.5,
+            torch.tensor(0.03),
+            0.03,
+        )
+    batch, keys, values = server.prefilled(12)
+    for number in (0, 1):
+        call = server.call(number, batch, 12)
+        for written, stored, scale, read in (
+            (keys[number], call.stored_k, 0.5, call.k), (values[number], call.stored_v, 0.03, call.v),
+        ):  # fmt: skip
+            assert torch.equal(stored.float(), (written / scale).to(torch.float8_e4m3fn).float())
+            assert torch.equal(read, stored.float() * scale)
+        assert call.features[-1] == "stored_kv"
+        check_stored(call, keys[number][-1:], values[number][-1:])
