@@ -22,7 +22,14 @@ from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.attention.matrix_features import as_tree
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.engines.sglang.native_kernel import LayerRequest, NativeKernel, kernel, sglang_version
+from assay.harness.engines.sglang.native_kernel import (
+    LATENT_PAGES,
+    LayerRequest,
+    NativeKernel,
+    kernel,
+    latent_call,
+    sglang_version,
+)
 from assay.harness.errors import AssayError
 from assay.harness.evidence.honours import BackendResult, Honours, Measured, State
 from assay.harness.offline.interrupted import Known
@@ -115,6 +122,17 @@ def _without_mask(call: AttentionCall) -> AttentionCall:
     return replace(call, custom_mask=None)
 
 
+def _latent(call: AttentionCall) -> AttentionCall:
+    """Make the call one of absorbed latent attention."""
+    return latent_call(list(zip(call.lens_q, call.prefixes, strict=True)), call.q.dtype, call.q.device.type)
+
+
+def _without_rope(call: AttentionCall) -> AttentionCall:
+    q = call.q.clone()
+    q[..., 512:] = 0
+    return replace(call, q=q)
+
+
 def _narrow(call: AttentionCall) -> AttentionCall:
     return replace(call, v=call.v[..., : _HEAD_DIM // 2].contiguous())
 
@@ -142,6 +160,10 @@ ATTRIBUTES = (
     Attribute(
         "tree of drafts", "EAGLE with --speculative-eagle-topk", prepare=partial(as_tree, "binary tree"),
         mistaken={"": _without_mask}, phases=("verification",),
+    ),
+    Attribute(
+        "mla", "DeepSeek, Kimi", prepare=_latent,
+        mistaken={"without the dims with RoPE": _without_rope, "scaled for 576 dims": lambda call: call.with_spec(scale=576**-0.5)},
     ),
     Attribute("head_dim_v 32", "DeepSeek, MiMo", prepare=_narrow),
     Attribute("pages of 16", "--page-size 16", page=16),
@@ -228,7 +250,8 @@ def of_backend(
         begin: is called with an attribute and a phase before the backend computes it.
         end: is called with the result.
     """
-    asked = [attribute for attribute in ATTRIBUTES if attributes is None or attribute.name in attributes]
+    possible = [attribute for attribute in ATTRIBUTES if attribute.name == "mla" or backend not in LATENT_PAGES]
+    asked = [attribute for attribute in possible if attributes is None or attribute.name in attributes]
     compiled = torch.compiler.set_stance("force_eager") if default_device() == "cpu" else nullcontext()
     measured = []
     with compiled:
@@ -311,6 +334,7 @@ _WORDS = {
     "not causal": ("causal", "encoder"),
     "chain of drafts": ("verify", "speculative", "draft"),
     "tree of drafts": ("topk", "custom mask", "custom_mask", "tree"),
+    "mla": ("mla", "latent"),
     "cross attention": ("cross", "encoder", "non-causal"),
     "head_dim_v 32": ("head_dim", "head dim", "v_head"),
     "pages of 16": ("page",),

@@ -99,9 +99,9 @@ def _reads_v_in_k(layer: Any) -> bool:
 def joined_rope(q: Tensor, k: Tensor | None, layer: Any, arguments: Mapping[str, Any]) -> tuple[Tensor, Tensor | None]:
     """Append the dims of q and k that come as arguments of their own, where latent attention has them apart."""
     if arguments.get("q_rope") is not None:
-        q = torch.cat([x.reshape(len(q), layer.tp_q_head_num, -1) for x in (q, arguments["q_rope"])], -1)
+        q = torch.cat([x.reshape(len(q), layer.tp_q_head_num, -1) for x in (q, arguments["q_rope"][: len(q)])], -1)
     if k is not None and arguments.get("k_rope") is not None:
-        k = torch.cat([x.reshape(len(k), 1, -1) for x in (k, arguments["k_rope"])], -1)
+        k = torch.cat([x.reshape(len(k), 1, -1) for x in (k, arguments["k_rope"][: len(k)])], -1)
     return q, k
 
 
@@ -139,7 +139,9 @@ class Pages:
         window = self._cache.translate_loc_from_full_to_swa(batch.out_cache_loc) if of_window else None
         where = KVWriteLoc(batch.out_cache_loc, window)
         if self._latents:  # a pool of latents takes no scales
-            self._cache.set_kv_buffer(layer, where, k / scales_of(layer)[0] if self.stores_fewer_bits(layer, k) else k, v)
+            self._cache.set_kv_buffer(
+                layer, where, k / scales_of(layer)[0] if self.stores_fewer_bits(layer, k) else k, v
+            )
         elif self.stores_fewer_bits(layer, k):  # SGLang divides in place what it is given
             self._cache.set_kv_buffer(layer, where, k.clone(), v.clone(), *scales_of(layer))
         else:
