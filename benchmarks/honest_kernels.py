@@ -1,8 +1,14 @@
 """How often honest kernels of every noise family are flagged on the op-level matrix, and how far bounds lie above their noise.
 
 The kernels here share no code with the ensemble that bounds come from: they round as real kernels do, without random phases, in
-loops over blocks. ``nice python benchmarks/honest_kernels.py --matrices 1000`` checks 1,000 whole matrices, the families in turn,
-on all cores, and prints one line per family; ``--minutes`` ends it earlier, ``--device cuda`` runs on a GPU in few processes.
+loops over blocks. These check 1,000 matrices of the calls that ask for features, and 1,000 of merges, in a process of one thread on
+each core, and print one table at the end; without ``--features``, whole matrices, the families in turn:
+
+    python benchmarks/honest_kernels.py --features --matrices 1000 --minutes 60
+    python benchmarks/honest_kernels.py --families merge --matrices 1000 --minutes 30 --seed 5001
+    python benchmarks/honest_kernels.py --features --matrices 1000 --minutes 60 --device cuda --processes 12
+
+``--minutes``, Ctrl-C or SIGTERM end it earlier, with the table of the matrices that are done.
 """
 
 from __future__ import annotations
@@ -11,12 +17,15 @@ import argparse
 import math
 import os
 import random
+import signal
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from multiprocessing import TimeoutError as MultiprocessingTimeout
 from multiprocessing import get_context
+from multiprocessing.pool import IMapIterator
 
 import torch
 from torch import Tensor
@@ -31,6 +40,7 @@ from assay.harness.attention.oracle import sequences
 from assay.harness.attention.sdpa import torch_sdpa
 from assay.harness.localize.diagnose import diagnose
 from assay.harness.localize.kernel_runs import CallResult, run_once
+from assay.harness.text import one_line
 
 RATIOS_OF = 5
 """A fifth of the matrices also measure how far bounds lie above the noise, which simulates every cell, needed or not."""
@@ -71,19 +81,29 @@ def tf32(cut: bool, x: Tensor) -> Tensor:
 E4M3, E5M2 = partial(fp8, torch.float8_e4m3fn), partial(fp8, torch.float8_e5m2)
 
 
-def temper(scores: Tensor, positions: Tensor, call: AttentionCall) -> Tensor:
-    """Temper scores [heads, queries, keys] of queries at these positions."""
+def temper(scores: Tensor, positions: Tensor, call: AttentionCall, packed: slice) -> Tensor:
+    """Temper scores [heads, queries, keys] of these rows of q, at these positions."""
+    if call.score_factor is not None:
+        scores = scores * call.score_factor.expand(len(call.q), -1)[packed].T[..., None]
     if not (length := call.spec.temperature):
         return scores
     return scores * torch.where(positions > length, positions.float().log() / math.log(length), 1.0)[:, None]
 
 
-def modified(scores: Tensor, positions: Tensor, distances: Tensor, call: AttentionCall, fast_tanh: bool) -> Tensor:
-    """Cap, temper and bias scores [heads, queries, keys] of queries at these positions, so far from these keys."""
+def modified(
+    scores: Tensor, positions: Tensor, distances: Tensor, call: AttentionCall, packed: slice, fast_tanh: bool
+) -> Tensor:
+    """Cap, temper and bias scores [heads, queries, keys] of these rows of q, at these positions, so far from these keys."""
     if cap := call.spec.softcap:
         capped = (scores / cap).tanh()
         scores = cap * (tf32(False, capped) if fast_tanh and call.q.dtype.itemsize == 2 else capped)
-    scores = temper(scores, positions, call)
+    scores = temper(scores, positions, call, packed)
+    if call.score_bias is not None:
+        table = call.score_bias.expand(len(call.q), -1, -1)[packed]
+        rows = torch.arange(len(table), device=scores.device)[:, None]
+        inside = (distances >= 0) & (distances < table.shape[2])
+        added = table[rows, :, torch.where(inside, distances, 0)].movedim(2, 0)
+        scores = scores + torch.where(inside, added, 0.0)
     if call.spec.alibi:
         scores = scores - torch.tensor(call.spec.alibi, device=scores.device)[:, None, None] * distances.abs()
     return scores
@@ -117,7 +137,8 @@ class Blocked:
         group = call.q.shape[1] // call.k.shape[1]
         mean = call.k.float().mean(0)[:, None]
         all_k, all_v = stored_in_float(call)
-        store_k = self.k if call.stored_k is None or self.q is not same else same
+        takes_q = self.q is not same and call.stored_q is None
+        store_k = self.k if call.stored_k is None or takes_q else same
         store_v = self.v if call.stored_k is None or self.p is not None else same
         whole_scores = bool(self.smooth and (call.spec.softcap or call.spec.sinks))
         outs, lses, masks = [], [], call.custom_masks
@@ -128,7 +149,8 @@ class Blocked:
                 taken = mean if self.smooth == "batch" else k.mean(1, keepdim=True)
                 k = (k - taken).to(call.k.dtype).float()
             given = q
-            q, k, v = self.operand(self.q(q)), self.operand(store_k(k)), self.operand(store_v(v))
+            store_q = self.q if call.stored_q is None else same
+            q, k, v = self.operand(store_q(q)), self.operand(store_k(k)), self.operand(store_v(v))
             k, v = k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)
             rows = torch.arange(q.shape[1], device=q.device)
             distances = rows[:, None] + first - first_key - torch.arange(k.shape[1], device=q.device)
@@ -152,7 +174,7 @@ class Blocked:
                     scores = scores.half().float()
                 if whole_scores:  # it is capped, or compared with a sink
                     scores = scores + shift
-                scores = modified(scores, rows + first, distances[:, keys], call, self.fast_tanh)
+                scores = modified(scores, rows + first, distances[:, keys], call, rows_q, self.fast_tanh)
                 scores = scores.masked_fill(~seen[:, keys], -math.inf)
                 own = scores.amax(-1, keepdim=True)
                 new = own if self.split else torch.maximum(top, own)
@@ -184,9 +206,9 @@ class Blocked:
                 top = highest
             outs.append((sums / total).to(call.q.dtype).transpose(0, 1))
             lses.append(
-                (total.log() + top + (0.0 if whole_scores else temper(shift, rows + first, call)))[..., 0].transpose(
-                    0, 1
-                )
+                (total.log() + top + (0.0 if whole_scores else temper(shift, rows + first, call, rows_q)))[
+                    ..., 0
+                ].transpose(0, 1)
             )
         nowhere = call.q.new_full((call.spec.padded_rows, call.q.shape[1], call.v.shape[2]), math.nan)
         return Outputs(torch.cat([*outs, nowhere]), torch.cat([*lses, nowhere[..., 0].float()]))
@@ -325,7 +347,6 @@ class Job:
 
 def outcome(job: Job) -> Outcome:
     """Run one kernel on the matrix of a seed, and diagnose it as `assay check` does."""
-    torch.set_num_threads(1)
     start = time.monotonic()
     kernel = (FEATURED if job.features else KERNELS)[job.family][job.kernel]
     if job.family == MERGE:
@@ -353,6 +374,16 @@ def outcome(job: Job) -> Outcome:
     return Outcome(job.family, flagged, worst, query, lse, ratios, len(run.results), seconds, job.seed, job.kernel)
 
 
+def attempted(job: Job) -> Outcome:
+    """Run `outcome`; one that raises counts as flagged, and the others go on."""
+    start = time.monotonic()
+    try:
+        return outcome(job)
+    except Exception as error:
+        raised = one_line(f"{type(error).__name__}: {error}")
+        return Outcome(job.family, (raised,), 0.0, 0.0, 0.0, (), 0, time.monotonic() - start, job.seed, job.kernel)
+
+
 def ratio_of(result: CallResult) -> float:
     """The bound over the own error of a kernel on a call, in the median cell."""
     seen = result.own > 0
@@ -365,17 +396,17 @@ def median_ratio(outcomes: list[Outcome]) -> float:
 
 
 def main() -> None:
-    """Run the matrices and print one line per family."""
+    """Run the matrices and print one table at the end, of those that are done by then."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--matrices", type=int, default=1000)
     parser.add_argument("--cases", type=int, default=0, help="cases of each matrix, chosen at random; all by default")
-    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="of one thread each")
     parser.add_argument("--minutes", type=float, default=math.inf, help="stop then, with the matrices that are done")
     parser.add_argument("--device", default="cpu")
     parser.add_argument(
         "--features", action="store_true", help="only the calls of the matrix that ask for windows, sinks, ..."
     )
-    parser.add_argument("--families", nargs="*", default=list(KERNELS))
+    parser.add_argument("--families", nargs="*", default=list(KERNELS), choices=list(KERNELS))
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     jobs = []
@@ -383,15 +414,45 @@ def main() -> None:
         family = given.families[n % len(given.families)]
         kernel = n // len(given.families) % len((FEATURED if given.features else KERNELS)[family])
         jobs.append(Job(family, kernel, given.seed + n, given.cases, given.device, given.features))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     start, outcomes = time.monotonic(), []
-    with get_context("spawn").Pool(given.processes) as pool:
-        for one in pool.imap_unordered(outcome, jobs):
-            outcomes.append(one)
-            late = time.monotonic() - start > 60 * given.minutes
-            if len(outcomes) % 100 == 0 or len(outcomes) == len(jobs) or late:
-                print_table(outcomes, given.families, time.monotonic() - start)
-            if late:
-                break
+    with get_context("spawn").Pool(given.processes, _start_process) as pool:
+        try:
+            for one in _until(start + 60 * given.minutes, pool.imap_unordered(attempted, jobs)):
+                outcomes.append(one)
+                if len(outcomes) % 50 == 0:
+                    print(_total(outcomes, time.monotonic() - start), flush=True)
+        except (KeyboardInterrupt, TimeoutError) as stop:
+            for again in (signal.SIGINT, signal.SIGTERM):  # as `timeout` sends it, to the process and to its group
+                signal.signal(again, signal.SIG_IGN)
+            print(f"stopped ({type(stop).__name__}) with {len(jobs) - len(outcomes)} matrices left out", flush=True)
+        print_table(outcomes, given.families, time.monotonic() - start)
+
+
+def _start_process() -> None:
+    """Let the first process alone react to Ctrl-C, and give each of the others one thread."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+
+
+def _until(end: float, found: IMapIterator[Outcome]) -> Iterator[Outcome]:
+    """Yield what is found until `end`, by the monotonic clock; a matrix may take long, and a process may be gone.
+
+    Raises:
+        TimeoutError: the time is over.
+    """
+    while True:
+        try:
+            yield found.next(None if math.isinf(end) else max(0.0, end - time.monotonic()))
+        except StopIteration:
+            return
+        except MultiprocessingTimeout:
+            raise TimeoutError from None
+
+
+def _total(outcomes: list[Outcome], seconds: float) -> str:
+    flagged = sum(bool(one.flagged) for one in outcomes)
+    return f"{len(outcomes)} matrices, {flagged} flagged, {seconds:.0f} s"
 
 
 def print_table(outcomes: list[Outcome], families: list[str], seconds: float) -> None:
@@ -415,8 +476,7 @@ def print_table(outcomes: list[Outcome], families: list[str], seconds: float) ->
             ids = ", ".join(one.flagged)
             worst = f"cell {one.worst:.2f}, query {one.query:.2f}, lse {one.lse:.2f}"
             print(f"    seed {one.seed} kernel {one.kernel}: {ids}, worst {worst}")
-    total = sum(bool(one.flagged) for one in outcomes)
-    print(f"{len(outcomes)} matrices, {total} flagged, {seconds:.0f} s", flush=True)
+    print(_total(outcomes, seconds), flush=True)
 
 
 if __name__ == "__main__":

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from assay.evals import gsm8k, lm_eval_tasks, mmlu, retrieval
-from assay.evals.retrieval import Fit
+from assay.evals.retrieval import PromptRoom
 
 
-def draw(data: str, most: int, seed: int, fit: Callable[[], Fit]) -> mmlu.Drawn:
+def draw(data: str, most: int, seed: int, fit: Callable[[], PromptRoom]) -> mmlu.Drawn:
     """Draw questions of a set in a random order.
 
     Args:

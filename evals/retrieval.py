@@ -29,7 +29,7 @@ OPTIONS_VARY = 16
 
 
 @dataclass(frozen=True)
-class Fit:
+class PromptRoom:
     """The limit of a prompt in the context of a model.
 
     Attributes:
@@ -43,7 +43,7 @@ class Fit:
     count: Callable[[str], int]
 
 
-def draw_retrieval(lengths: str, most: int, seed: int, fit: Fit) -> Drawn:
+def draw_retrieval(lengths: str, most: int, seed: int, fit: PromptRoom) -> Drawn:
     """Draw questions; the lengths take turns, haystack by haystack.
 
     Args:
@@ -66,7 +66,7 @@ def draw_retrieval(lengths: str, most: int, seed: int, fit: Fit) -> Drawn:
     return Drawn(tuple(questions), len({question.unit for question in questions}))
 
 
-def _lengths(given: str, fit: Fit) -> tuple[int, ...]:
+def _lengths(given: str, fit: PromptRoom) -> tuple[int, ...]:
     most = fit.context - fit.answer
     if not given:
         fitting = tuple(length for length in LENGTHS if length <= most)
@@ -94,7 +94,7 @@ def _lengths(given: str, fit: Fit) -> tuple[int, ...]:
     return chosen
 
 
-def _haystack(length: int, place: int, seed: int, fit: Fit) -> Iterator[Question]:
+def _haystack(length: int, place: int, seed: int, fit: PromptRoom) -> Iterator[Question]:
     """Yield the questions about one haystack. It has its own random generator, so it does not depend on how many are asked."""
     rng = random.Random(f"{_SEED}/{seed}/{length}/{place}")
     group = GROUPS[place % len(GROUPS)]
@@ -124,7 +124,9 @@ def _asked(
     return choice_question(id_, subject, group, text, options, answer)
 
 
-def _filling(length: int, facts: Sequence[tuple[str, str]], question: Callable[[int], Question], fit: Fit) -> int:
+def _filling(
+    length: int, facts: Sequence[tuple[str, str]], question: Callable[[int], Question], fit: PromptRoom
+) -> int:
     """Return the number of facts that fill a prompt of this length; at least `_FEWEST_FACTS`.
 
     A fact's tokens are counted alone: tokenizers split at spaces, so they add up, and a long prompt is counted once or twice only.

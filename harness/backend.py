@@ -16,13 +16,6 @@ if TYPE_CHECKING:
 URL_FORM = "http://HOST:PORT or https://HOST"
 """What the URL of a server looks like."""
 Kind = Literal["url", "native", "kernel"]
-_NATIVE_KERNELS = {
-    "triton": ("^_fwd_(grouped_)?kernel(_|$)",),
-    "torch_native": ("scaled_dot_product|native_sdpa|fmha_cutlassF|pytorch_flash::",),
-    "flex_attention": ("flex_attention",),
-    "fa3": ("flash::FlashAttnFwd",),
-    "flashinfer": ("flashinfer::.*(Prefill|Decode)With",),
-}
 
 
 def is_server_url(text: str) -> bool:
@@ -112,12 +105,3 @@ class Backend:
 
     def __str__(self) -> str:
         return self.name
-
-
-def native_kernels(backend: str) -> tuple[str, ...]:
-    """Return regular expressions of the kernels with which one of SGLang's backends computes attention; empty if unknown.
-
-    Sources: SGLang's ``triton_ops``, PyTorch's operator and flex-attention template, FlashAttention 3's ``flash_fwd_kernel_sm90.h``
-    and FlashInfer's ``prefill.cuh`` and ``decode.cuh``.
-    """
-    return _NATIVE_KERNELS.get(backend, ())

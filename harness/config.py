@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.policy import FRACTIONS, POLICY, Policy
 from assay.harness.reading import whole_file
-from assay.harness.sides import ROLES, Device, Role, Settings, Side, treatment
+from assay.harness.sides import ROLES, Device, Role, Settings, Side, profile_of, treatment
 from assay.harness.text import did_you_mean
 from assay.harness.workload import Workload
 
@@ -29,12 +29,19 @@ RUNS = Path("runs")
 
 Placement = Literal["auto", "together", "in-turn"]
 
-PROFILES: dict[str, dict[str, Any]] = {
-    "cpu": {"reference": "torch_native", "candidate": "sage_attn", "logits_prompts": 64, "envelope_tokens": 256},
-    "cuda": {"reference": "triton", "candidate": "sage_attn", "logits_prompts": 256, "envelope_tokens": 2048},
+_CANDIDATE = "sage_attn"
+_LOADS: dict[Device, dict[str, int]] = {
+    "cpu": {"logits_prompts": 64, "envelope_tokens": 256},
+    "cuda": {"logits_prompts": 256, "envelope_tokens": 2048},
 }
 """Defaults of a device, by flag. `envelope_tokens`: on the CPU it is what a run of a few minutes allows, with every count of blocks
 up to there, since interpreted SageAttention takes 0.5 s for a call of 512 tokens."""
+
+
+def defaults(device: Device) -> dict[str, Any]:
+    """Return the defaults of a device, by flag: those of its loads, and the reference that its engine has there."""
+    reference = profile_of(Side.model_fields["engine"].default).references[device]
+    return {"reference": reference, "candidate": _CANDIDATE, **_LOADS[device]}
 
 
 class RunSpec(Settings):
@@ -65,7 +72,8 @@ class RunSpec(Settings):
         Raises:
             ValidationError: a name is unknown, or a value out of range.
         """
-        given = {**PROFILES.get(str(given.get("device", "cpu")), {}), **given}
+        device = given.get("device", "cpu")
+        given = {**(defaults(device) if device in get_args(Device) else {}), **given}
         shared = {
             part: given.pop(name) for name, part in (("model", "model"), ("engine_arg", "flags")) if name in given
         }
@@ -99,7 +107,7 @@ class RunSpec(Settings):
         flags = []
         for name in names:
             value = self._setting(name)
-            if value is None or (name not in ROLES and value == PROFILES[self.device].get(name, FIELDS[name].default)):
+            if value is None or (name not in ROLES and value == defaults(self.device).get(name, FIELDS[name].default)):
                 continue
             if isinstance(value, tuple) and name != "engine_arg":
                 value = ",".join(map(str, value))
@@ -124,7 +132,7 @@ class RunSpec(Settings):
     @property
     def weakened(self) -> tuple[str, ...]:
         """The lines of policy that pass more than their defaults do."""
-        return self.policy.weakened(PROFILES[self.device])
+        return self.policy.weakened(defaults(self.device))
 
 
 def _described(name: str, description: str) -> FieldInfo:

@@ -87,8 +87,8 @@ def examine(spec: RunSpec) -> Iterator[Examined]:
 
 def _python() -> Examined:
     enough = sys.version_info[:2] >= _MIN_PYTHON
-    found = f"{sys.version.split()[0]}, {sys.executable}"
-    return _result("python", enough, found, f"use Python {_MIN_PYTHON[0]}.{_MIN_PYTHON[1]} or newer")
+    where = f"{sys.version.split()[0]}, {sys.executable}"
+    return _result("python", enough, where, f"use Python {_MIN_PYTHON[0]}.{_MIN_PYTHON[1]} or newer")
 
 
 def _check() -> Examined:
@@ -103,8 +103,8 @@ def _check() -> Examined:
 
 def _packages() -> Examined:
     missing = missing_packages("serve")
-    found = f"not installed: {', '.join(missing)}" if missing else f"all packages of {DISTRIBUTION}[serve]"
-    return _result("packages", not missing, found, install("serve"))
+    packages = f"not installed: {', '.join(missing)}" if missing else f"all packages of {DISTRIBUTION}[serve]"
+    return _result("packages", not missing, packages, install("serve"))
 
 
 def _sglang() -> Examined:
@@ -114,8 +114,8 @@ def _sglang() -> Examined:
     backends = sglang_backends()
     version = installed_packages().get("sglang", "")
     enough = _numbers(version) >= _numbers(MIN_SGLANG) if version else True  # a checkout on the path has no version
-    found = f"{version or 'a checkout without a version'}, {len(backends)} attention backends"
-    return _result("sglang", enough, found, f"install SGLang {MIN_SGLANG} or newer")
+    versions = f"{version or 'a checkout without a version'}, {len(backends)} attention backends"
+    return _result("sglang", enough, versions, f"install SGLang {MIN_SGLANG} or newer")
 
 
 def _gpu(device: Device) -> Examined:
@@ -167,8 +167,8 @@ def _ninja(device: Device) -> Examined:
     path = shutil.which("ninja")
     if path:
         return Examined(id="ninja", status="ok", found=path)
-    found = "not on PATH; FlashInfer and PyTorch compile kernels with it on a GPU"
-    return _optional("ninja", device == "cuda", found, "pip install ninja, with the environment's bin folder on PATH")
+    missing = "not on PATH; FlashInfer and PyTorch compile kernels with it on a GPU"
+    return _optional("ninja", device == "cuda", missing, "pip install ninja, with the environment's bin folder on PATH")
 
 
 def _compiler(device: Device) -> Examined:
@@ -185,11 +185,11 @@ def _disk() -> Examined:
     places = {"here": Path.cwd(), "temporary folder": Path(tempfile.gettempdir())}
     free = {name: shutil.disk_usage(path).free / GIB for name, path in places.items()}
     writable = all(os.access(path, os.W_OK) for path in places.values())
-    found = ", ".join(f"{amount:.1f} GiB free ({name})" for name, amount in free.items())
+    room = ", ".join(f"{amount:.1f} GiB free ({name})" for name, amount in free.items())
     if not writable:
-        found += "; one of them cannot be written"
+        room += "; one of them cannot be written"
     return _result(
-        "disk", writable and min(free.values()) >= LEAST_FREE_GIB, found, "make room, or work in another folder"
+        "disk", writable and min(free.values()) >= LEAST_FREE_GIB, room, "make room, or work in another folder"
     )
 
 
@@ -214,9 +214,9 @@ def _asked(spec: RunSpec) -> Examined:
     asks = sorted({feature for model in models.values() for feature in model_shape(model).asks})
     if not asks:
         return Examined(id="asked", status="not needed", found="the model's layers ask for plain attention")
-    found = list(unmet({role: Backend.parse(side.backend) for role, side in spec.sides.items()}, models))
-    enough = not any(fatal for _, fatal, _ in found)
-    says = "; ".join(f"the {role} {text}" for role, _, text in found) or f"both sides honour {', '.join(asks)}"
+    refused = list(unmet({role: Backend.parse(side.backend) for role, side in spec.sides.items()}, models))
+    enough = not any(fatal for _, fatal, _ in refused)
+    says = "; ".join(f"the {role} {text}" for role, _, text in refused) or f"both sides honour {', '.join(asks)}"
     return _result("asked", enough, one_line(says, 300), "name another --reference; see assay backends --honours")
 
 
@@ -230,8 +230,8 @@ def _candidate(candidate: str) -> Examined:
     from assay.harness.attention.kernels import find
 
     find("--candidate", candidate)
-    found = f"{candidate} can be imported; it computes {' and '.join(backend.phases)}"
-    return Examined(id="candidate", status="ok", found=found)
+    computes = f"{candidate} can be imported; it computes {' and '.join(backend.phases)}"
+    return Examined(id="candidate", status="ok", found=computes)
 
 
 def _first_call(device: Device, candidate: str) -> Examined:
@@ -245,8 +245,8 @@ def _first_call(device: Device, candidate: str) -> Examined:
         return Examined(id="first-call", status="not needed", found="there is no GPU to make it on")
     out, shape = _call(backend, device)
     finite = bool(out.isfinite().all())
-    found = f"an output of shape {tuple(shape)}{'' if finite else ', which is not finite'}"
-    return _result("first-call", finite, found, f"assay check {candidate}")
+    output = f"an output of shape {tuple(shape)}{'' if finite else ', which is not finite'}"
+    return _result("first-call", finite, output, f"assay check {candidate}")
 
 
 def _call(backend: Backend, device: str) -> tuple[Tensor, tuple[int, ...]]:

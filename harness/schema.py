@@ -60,9 +60,9 @@ def _read_json(path: Path, kind: type[Document], do: str) -> Document:
     try:
         return kind.model_validate_json(whole_file(path))
     except OSError as error:
-        found = f"{path} cannot be read: {error.strerror}."
+        damage = f"{path} cannot be read: {error.strerror}."
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
-        found = f"{path} is damaged{f' at {where}' if where else ''}: {first['msg']}."
-    raise EvidenceError(found, "a file that this version of assay wrote", do)
+        damage = f"{path} is damaged{f' at {where}' if where else ''}: {first['msg']}."
+    raise EvidenceError(damage, "a file that this version of assay wrote", do)

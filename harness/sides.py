@@ -3,17 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 BUILTIN_MODEL = "tiny"
 Device = Literal["cpu", "cuda"]
 Engine = Literal["sglang"]
-ENGINES: dict[Engine, str] = {"sglang": "SGLang"}
-"""Engines that assay starts, by their package, and their names."""
+ENGINES: tuple[Engine, ...] = get_args(Engine)
+"""The registry of the engines that assay starts. Each is a package of `assay.harness.engines`, with a module ``profile``."""
 Role = Literal["reference", "candidate"]
 ROLES: tuple[Role, Role] = ("reference", "candidate")
+
+
+@dataclass(frozen=True)
+class EngineProfile:
+    """What is known of an engine without starting it.
+
+    Attributes:
+        title: its name.
+        references: by device, the attention backend that is the reference by default.
+        kernels: by attention backend, regular expressions of the kernels with which it computes attention, where they are known.
+    """
+
+    title: str
+    references: Mapping[Device, str]
+    kernels: Mapping[str, tuple[str, ...]]
+
+
+def profile_of(engine: Engine) -> EngineProfile:
+    """Return an engine's profile. Its package is found by its name, and imported here alone: nothing else below it names one."""
+    profile: EngineProfile = import_module(f"assay.harness.engines.{engine}.profile").PROFILE
+    return profile
 
 
 class Settings(BaseModel):
@@ -46,6 +69,12 @@ class Side(Settings):
     interpreter: str = Field("", description="Python that starts the engine; by default the one that runs assay")
     flags: tuple[str, ...] = Field((), description="further flags of the engine, for example --page-size=16")
     environment: dict[str, str] = Field({}, description="further environment variables of the engine's process")
+
+    def launched_with(self, environment: Mapping[str, str], flags: tuple[str, ...] = ()) -> Side:
+        """Return the side with further environment variables, and further flags, which its own override."""
+        return self.model_copy(
+            update={"environment": {**self.environment, **environment}, "flags": (*flags, *self.flags)}
+        )
 
 
 def treatment(reference: Side, candidate: Side) -> dict[str, tuple[str, str]]:

@@ -14,7 +14,7 @@ from pydantic import Field, computed_field, model_validator
 
 from assay.harness.errors import ExitCode
 from assay.harness.picture import Picture
-from assay.harness.schema import Part
+from assay.harness.schema import Part, Record
 from assay.harness.text import one_line
 
 Verdict = Literal["pass", "regression", "inconclusive", "error"]
@@ -225,3 +225,14 @@ class Finding(Part):
     def observed(self) -> str:
         """The operator that the kernel was observed to compute, unless the diagnosis states it; empty if nothing is to be added."""
         return "" if self.operator in self.diagnosis else self.operator
+
+
+class KernelOnCalls(Record):
+    """What is written of a kernel that was run on calls, whether they were made for it or recorded."""
+
+    kernel: str
+    calls: int = Field(0, description="calls that it computed or broke")
+    findings: tuple[Finding, ...] = Field((), description="what is wrong, named where a hypothesis fits")
+    smallest: str = Field("", description="the smallest failing call that was found, in words; empty if none fails")
+    test: str = Field("", description="source of a pytest file that shows the smallest failing call; may be empty")
+    seconds: float = 0.0

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from assay.harness.bugs.family import BY_ID
 from assay.harness.errors import ExitCode
 from assay.harness.localize.axes import Axis
-from assay.harness.offline.check_document import document_of
 from assay.harness.offline.check_result import CheckResult
 from assay.harness.offline.coverage import DECLARED
 from assay.harness.text import counted, one_line, two_digits
@@ -69,6 +68,8 @@ def not_covered(result: CheckResult) -> list[str]:
 
 def message(result: CheckResult) -> str:
     """The complete result as plain text: the message of a failed assertion, whose first line pytest's summary shows."""
+    # Not the terminal's rendering of `check_document`: its lines are not wrapped to a width, and its first line, which pytest's
+    # summary and CI systems cut off at its end, has the cause first. It also keeps what a page folds away, in the order of a log.
     lines = [_cause_first(result), ""]
     for finding in result.findings:
         lines += finding_lines(finding)
@@ -174,7 +175,7 @@ def check_document(result: CheckResult, verbose: bool = False) -> Document:
         ],
         body=[*body, *_again(result)],
         suites=[_suite(result)],
-        result=document_of(result, summary),
+        result=result.document(summary),
         name="assay check",
     )
 

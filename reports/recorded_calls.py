@@ -18,7 +18,7 @@ from assay.reports.document import Block, Document, Findings, Line, Table
 def replay_document(replay: ReplayResult) -> Document:
     """Build the document of a replay: what is wrong, on how many of the calls, and why there is no verdict if there is none."""
     cause = cause_of(replay.findings)
-    does = one_line(f"{replay.candidate} {cause.does}.", 300) if cause and cause.does else ""
+    does = one_line(f"{replay.kernel} {cause.does}.", 300) if cause and cause.does else ""
     worst = f"Worst own error: {two_digits(replay.worst)} times its bound"
     ran = (
         f"Replayed {replay.calls} of {replay.recorded} recorded calls, {replay.with_prefix} with a cached prefix, in "
@@ -31,12 +31,12 @@ def replay_document(replay: ReplayResult) -> Document:
     body += [Line(f"{sentence[0].upper()}{sentence[1:]}.") for sentence in replay.not_tested]
     body += [Line(f"Smallest failing call: {replay.smallest}")] if replay.smallest else []
     headline = {
-        "pass": f"{replay.candidate}: every own error is within its bound.",
-        "regression": does or f"{replay.candidate} is wrong on recorded calls.",
+        "pass": f"{replay.kernel}: every own error is within its bound.",
+        "regression": does or f"{replay.kernel} is wrong on recorded calls.",
     }
     return Document(
         command="replay",
-        title=replay.candidate,
+        title=replay.kernel,
         verdict=replay.verdict,
         headline=headline.get(replay.verdict, f"{'; '.join(replay.missing)}."),
         body=[*body, *reproducing(replay.test)],

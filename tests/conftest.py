@@ -134,13 +134,15 @@ def contents(value: Any) -> object:
 
 @pytest.fixture(scope="session", autouse=True)
 def shared_results() -> Iterator[SharedResults]:
-    """Many tests check kernels on the same matrix: its float64 outputs and simulated noise are computed once in a session."""
+    """Many tests check kernels on the same matrix: its calls, their outputs in float64 and noise are made once in a session."""
+    from assay.harness.attention import matrix
     from assay.harness.bugs import faults
     from assay.harness.localize import bounds, kernel_runs
 
     kept = SharedResults()
-    oracle = kept.of(faults.oracle)
+    oracle, make = kept.of(faults.oracle), SharedResults().of(matrix._make)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(matrix, "_make", lambda *arguments: make(*arguments).clone())
         patch.setattr(faults, "oracle", lambda call: oracle(call).clone())
         patch.setattr(kernel_runs, "oracle", oracle)
         patch.setattr(bounds, "oracle", oracle)
@@ -159,6 +161,27 @@ def shared_hypotheses(shared_results: SharedResults) -> Iterator[None]:
     yield
     for one, compute in computes:
         object.__setattr__(one, "compute", compute)
+
+
+@pytest.fixture(scope="module")
+def thin_matrix() -> Iterator[None]:
+    """Every third call of the matrix: for modules that check many kernels whose bugs show in most calls.
+
+    Calls beyond the design stay, since each of them is the only one of its kind.
+    """
+    from assay.harness.attention.matrix import Case
+    from assay.harness.offline import kernel_matrix
+
+    users = ("assay.harness.offline.check", "assay.harness.certify.op_level")
+    whole = kernel_matrix.matrix_of
+
+    def thin(*arguments: Any, **options: Any) -> list[Case]:
+        return [case for n, case in enumerate(whole(*arguments, **options)) if case.beyond or n % 3 == 0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (kernel_matrix, *map(importlib.import_module, users)):
+            patch.setattr(module, "matrix_of", thin)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

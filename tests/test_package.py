@@ -329,7 +329,20 @@ def test_the_base_install_checks_a_kernel(base_only: dict[str, str], tmp_path: P
     )
     env = {**base_only, "PYTHONPATH": f"{base_only['PYTHONPATH']}:{tmp_path}"}
     page = tmp_path / "check.html"
-    words = ["--dtype", "fp16,bf16", "--head-dim", "64", "--head-dim", "32,128", "--case", "1+1-", "--html", str(page)]
+    words = [
+        "--dtype",
+        "fp16,bf16",
+        "--head-dim",
+        "64",
+        "--head-dim",
+        "32,128",
+        "--case",
+        "1+1-",
+        "--calls",
+        "0",
+        "--html",
+        str(page),
+    ]
     done = python("-m", "assay", "check", "mine:forward", *words, **env)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "mine:forward is correct on all" in done.stdout
@@ -358,6 +371,7 @@ def test_in_the_base_install_the_doctor_says_what_is_true(base_only: dict[str, s
     assert "GiB free on this machine" in rows["memory"]["found"]
 
 
+@pytest.mark.slow  # fast: test_every_public_name_is_there_and_listed, test_an_extra_is_enough_for_its_commands
 def test_every_public_name_is_there_without_an_extra(base_only: dict[str, str]) -> None:
     code = """
 from assay import *
@@ -379,6 +393,7 @@ except UsageError as error:
     assert 'pip install "assay-harness[serve]"' in done.stdout
 
 
+@pytest.mark.slow  # fast: tests/harness/attention/test_kernels.py has the same refusal
 def test_a_kernel_whose_package_is_missing_is_refused_before_it_is_called(base_only: dict[str, str]) -> None:
     """`assay run` refuses its default candidate in the same way, before it starts a server."""
     code = "from assay.harness.engines.sglang import catalog\ncatalog.sglang_backends = lambda: ()\n"

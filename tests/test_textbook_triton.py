@@ -66,7 +66,7 @@ def test_one_that_writes_beyond_its_output_is_located(kernels: ModuleType) -> No
 
 def test_one_that_reads_beyond_k_and_v_is_described(kernels: ModuleType) -> None:
     cases = [case for case in some(1) if case.condition["heads"] == "MQA 4/1" and case.condition["phase"] == "decode"]
-    result = check("textbook_triton:head_not_divided", cases=cases[:4], read_out=0)
+    result = check("textbook_triton:head_not_divided", cases=cases[:2], read_out=0)
     assert "an output is not finite" not in result.summary()
     assert result.findings[0].diagnosis == (
         "the kernel reads outside of its inputs: q heads 1, 2 and 3 read K and V up to 3 heads beyond the end"

@@ -14,9 +14,14 @@ Reads source and imports nothing of it, so that it works on any revision. What i
   product included;
 - *twins*: names of classes that are defined twice or more; names of files that occur in two rooms or more (``__init__.py`` apart);
 - *functions*: methods and nested functions included, a length from ``def`` to the last line of the body, decorators apart;
-- *complexity*: 1 + branches, loops, handlers, ``and``/``or``, conditional expressions, assertions, comprehensions and their
-  conditions. Nested functions count for themselves;
+- *complexity*: McCabe's number as ruff's C901 and the package mccabe count it: 1 + branches, loops and handlers, those of nested
+  functions included. This is the count that is meant to be right: it is of the paths that a reader follows from statement to
+  statement, and the lint holds it. *Conditions* is a stricter count beside it: ``and``/``or``, conditional expressions, assertions,
+  comprehensions and their conditions too, nested functions for themselves. It is high for flat expressions, such as a table of
+  comprehensions or a chain of ``or``, that read in one go;
 - *parameters*: all of them but ``self`` and ``cls``;
+- *names that say nothing*: bindings of `NO_NAMES`: variables, parameters, fields, functions, classes and imports. A field or
+  parameter ``found: str`` is none: it is the first part of an error or a check, "what was found";
 - *words out*: words that neither messages (string constants of the product other than docstrings) nor docs are to use.
 """
 
@@ -50,6 +55,7 @@ WORDS = {
     "told": r"\btold\b",
 }
 """What issue 26 wants out of messages and docs, as regular expressions that ignore case."""
+NO_NAMES = {"one", "found"}
 NO_VERB = re.compile(r"(What|Whether|How|Which)\b")
 RECORD_BASES = {"BaseModel", "NamedTuple", "TypedDict"}
 COMPLEX, MANY_PARAMETERS, LONG_CLASS, LONG_MODULE, SHORT_MODULE, STUB_MODULE = 15, 8, 250, 400, 60, 40
@@ -145,6 +151,22 @@ def length(node: Function | ast.ClassDef) -> int:
 
 
 def complexity(function: Function) -> int:
+    """McCabe's number of a function, as ruff's C901 counts it."""
+    count = 1
+    for node in ast.walk(function):
+        if isinstance(node, ast.If | ast.For | ast.AsyncFor | ast.While | ast.ExceptHandler | ast.match_case):
+            count += 1
+        elif isinstance(node, ast.Try | ast.TryStar):
+            count += bool(node.orelse)
+        elif isinstance(node, ast.Match):
+            last = node.cases[-1]
+            count -= isinstance(last.pattern, ast.MatchAs) and last.pattern.pattern is None and last.guard is None
+        elif isinstance(node, Function) and node is not function:
+            count += 1
+    return count
+
+
+def conditions(function: Function) -> int:
     """McCabe's number of a function, short-circuits and comprehensions included, functions in it left out."""
     plain = (ast.If, ast.IfExp, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.Assert, ast.match_case)
 
@@ -244,6 +266,8 @@ def measure(files: Tree) -> Measures:
     _sizes(done, python, product, modules)
     _vocabulary(done, modules)
     _functions(done, modules)
+    unnamed = (f"{path}:{line}: {name}" for path, tree in modules.items() for line, name in bindings_of(tree))
+    done.listed("names that say nothing", unnamed)
     _prose(done, files, modules)
     return done
 
@@ -305,6 +329,30 @@ def _vocabulary(done: Measures, modules: Mapping[str, ast.Module]) -> None:
     done.listed("twins: file names", (f"{name}: {', '.join(sorted(rooms))}" for name, rooms in shared.items()))
 
 
+def bindings_of(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Every binding of one of `NO_NAMES` with its line, apart from the fields and parameters ``found: str``."""
+    fields = (node for of in ast.walk(tree) if isinstance(of, ast.ClassDef) for node in of.body)
+    parts = {
+        id(node.target) for node in fields if isinstance(node, ast.AnnAssign) and _names(node.annotation) == ["str"]
+    }
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) if not (name == "found" and id(node) in parts):
+                bound = name
+            case ast.arg(arg=name) if not (name == "found" and node.annotation and _names(node.annotation) == ["str"]):
+                bound = name
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                bound = name
+            case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+                bound = name
+            case ast.alias(name=name, asname=alias):
+                bound = alias or name
+            case _:
+                continue
+        if bound in NO_NAMES:
+            yield getattr(node, "lineno", 0), bound
+
+
 def _functions(done: Measures, modules: Mapping[str, ast.Module]) -> None:
     found = [(f"{path}: {name}", node) for path, tree in modules.items() for name, node in functions_of(tree)]
     sizes = sorted(length(node) for _, node in found)
@@ -313,6 +361,7 @@ def _functions(done: Measures, modules: Mapping[str, ast.Module]) -> None:
     done.counts["functions: 90 % lines"] = sizes[int(0.9 * (len(sizes) - 1))] if sizes else 0
     done.counts["functions: longest, lines"] = max(sizes, default=0)
     hard = {place: complexity(node) for place, node in found}
+    harder = {place: conditions(node) for place, node in found}
     many = {place: parameters(node) for place, node in found}
     classes = {
         f"{path}: {node.name}": length(node)
@@ -321,6 +370,7 @@ def _functions(done: Measures, modules: Mapping[str, ast.Module]) -> None:
         if isinstance(node, ast.ClassDef)
     }
     done.listed(f"functions: complexity over {COMPLEX}", _by_size(hard, lambda n: n > COMPLEX))
+    done.listed(f"functions: conditions over {COMPLEX}", _by_size(harder, lambda n: n > COMPLEX))
     done.listed(f"functions: parameters over {MANY_PARAMETERS}", _by_size(many, lambda n: n > MANY_PARAMETERS))
     done.listed(f"classes over {LONG_CLASS} lines", _by_size(classes, lambda n: n > LONG_CLASS))
 

@@ -17,9 +17,11 @@ if TYPE_CHECKING:  # the command line reads what kernels declare and must not wa
     from numpy.typing import NDArray
     from torch import Tensor
 
-INPUTS = (
-    "q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "custom_mask", "positions", "stored_k", "stored_v", "k_scale", "v_scale",
-)  # fmt: skip
+BY_QUERY = ("q", "stored_q", "q_scale", "score_factor", "score_bias")
+"""The tensors that have a row for each query, or one for all, and then a q head, or one for all."""
+BY_KEY = ("k", "v", "stored_k", "stored_v", "k_scale", "v_scale")
+"""The same of keys and kv heads."""
+INPUTS = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "custom_mask", "positions", *BY_QUERY[1:], *BY_KEY[2:])
 """The tensors that a call may have; `AttentionCall.tensors` gives those that it has."""
 
 
@@ -194,7 +196,7 @@ class CallSpec:
 
 FEATURES = (
     "window", "softcap", "temperature", "sinks", "alibi", "padding", "custom_mask", "positions", "not_causal", "mla",
-    "stored_kv", "lse",
+    "stored_kv", "stored_q", "score_factor", "score_bias", "lse",
 )  # fmt: skip
 """What kernels declare: features that a call may ask for (see `AttentionCall.features`); "not_causal", without which a kernel may
 be given calls that are not causal, but none with a sequence of fewer keys than queries; and "lse", which a kernel that declares it
@@ -223,9 +225,20 @@ class AttentionCall:
         stored_k: k as a cache stores it, in the shape of k and a dtype of 8 bits; k is then ``stored_k * k_scale`` in the dtype of
             q. None for a cache in the dtype of q. The other three are there if this one is.
         stored_v: v as a cache stores it.
-        k_scale: scales of `stored_k`, float32: [1, 1, 1] for one of the tensor, [1, num_kv_heads, 1] for one of each head, or
-            [total_k, num_kv_heads, 1] for one of each token and head.
+        k_scale: scales of `stored_k`, float32, broadcasting to it: [1, 1, 1] for one of the tensor, [1, num_kv_heads, 1] for one of
+            each head, [total_k, num_kv_heads, 1] for one of each token and head, or [total_k, num_kv_heads, head_dim] for one of a
+            block of dims. Those of a block of tokens or dims are alike.
         v_scale: those of `stored_v`.
+        stored_q: q as it is given to a kernel that takes it in 8 bits; q is then ``stored_q * q_scale`` in the dtype of the output.
+            None for a q that is given as it is.
+        q_scale: scales of `stored_q`, as those of `stored_k`.
+        score_factor: what the scores of a query are multiplied by in each head, once they are capped: float32 [total_q or 1,
+            num_q_heads], one row for all queries or one for each. A temperature is the case of log(p) / log(temperature). None for
+            nothing.
+        score_bias: what is added to the score of the key that is 0, 1, ... tokens before a query, in each head: float32 [total_q or
+            1, num_q_heads, distances], one table for all queries or one for each; nothing to a key that is further, or behind the
+            query. ALiBi is the case of -slope * distance. It is added where ALiBi is, after cap and temperature: Inkling's relative
+            bias (SGLang's ``relative_bias_score_mod``), and T5's with its buckets written out. None for nothing.
     """
 
     q: Tensor
@@ -240,16 +253,23 @@ class AttentionCall:
     stored_v: Tensor | None = None
     k_scale: Tensor | None = None
     v_scale: Tensor | None = None
+    stored_q: Tensor | None = None
+    q_scale: Tensor | None = None
+    score_factor: Tensor | None = None
+    score_bias: Tensor | None = None
 
     @property
     def tensors(self) -> dict[str, Tensor]:
         """Its tensors by name, those of `INPUTS` that it has."""
-        return {name: found for name in INPUTS if (found := getattr(self, name)) is not None}
+        return {name: tensor for name in INPUTS if (tensor := getattr(self, name)) is not None}
 
     @property
     def features(self) -> tuple[str, ...]:
         """Names of what it asks for beyond plain attention. A kernel that does not declare one of them is refused the call."""
-        carried = {"custom_mask": self.custom_mask, "positions": self.positions, "stored_kv": self.stored_k}
+        carried = {
+            "custom_mask": self.custom_mask, "positions": self.positions, "stored_kv": self.stored_k,
+            "stored_q": self.stored_q, "score_factor": self.score_factor, "score_bias": self.score_bias,
+        }  # fmt: skip
         named = (*self.spec.features, *(name for name, tensor in carried.items() if tensor is not None))
         fewer_keys = not self.causal and min(self.prefixes, default=0) < 0
         return (*named, "not_causal") if fewer_keys else named
@@ -325,11 +345,22 @@ class AttentionCall:
             tuple(numbers[head] for head in q_heads) if numbers else ()
             for numbers in (self.spec.sinks, self.spec.alibi)
         )
-        kept: dict[str, Any] = {"q": self.q[:, list(q_heads)]}
-        for name in ("k", "v", "stored_k", "stored_v", "k_scale", "v_scale"):
-            if (tensor := self.tensors.get(name)) is not None:
-                kept[name] = tensor[:, list(kv_heads)] if tensor.shape[1] > 1 or "scale" not in name else tensor
+        heads = {name: list(q_heads if name in BY_QUERY else kv_heads) for name in (*BY_QUERY, *BY_KEY)}
+        kept: dict[str, Any] = {
+            name: tensor[:, heads[name]] if tensor.shape[1] > 1 or "scale" not in name else tensor
+            for name, tensor in self.tensors.items()
+            if name in heads
+        }
         return replace(self, **kept, spec=replace(self.spec, sinks=sinks, alibi=alibi))
+
+    def of_rows(self, queries: Tensor | slice, keys: Tensor | slice) -> dict[str, Any]:
+        """Return the tensors that have a row for each query or key, of some of them."""
+        rows = dict.fromkeys(BY_QUERY, queries) | dict.fromkeys(BY_KEY, keys)
+        return {
+            name: tensor[rows[name]] if len(tensor) > 1 or name in ("q", "k", "v") else tensor
+            for name, tensor in self.tensors.items()
+            if name in rows
+        }
 
     def clone(self) -> AttentionCall:
         """Copy the call's tensors, laid out as ``spec.layout`` describes, for a kernel that may write to its inputs."""

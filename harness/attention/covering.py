@@ -59,7 +59,7 @@ def covering(
 
     def gains(row: Row, axis: str, values: Sequence[Any]) -> list[int]:
         """Count, for each of these values of the axis, the missing combinations including the axis that the row would cover."""
-        found = [0] * len(values)
+        counts = [0] * len(values)
         for group, left in (missing[number] for number in of_axis[axis]):
             if not left or any(feature.axis != axis and feature.axis not in row for feature in group):
                 continue
@@ -68,8 +68,8 @@ def covering(
             others = [feature.of(row[feature.axis]) if feature.axis != axis else None for feature in group]
             before, after = tuple(others[:place]), tuple(others[place + 1 :])
             for number, value in enumerate(values):
-                found[number] += (*before, of_value(value), *after) in left
-        return found
+                counts[number] += (*before, of_value(value), *after) in left
+        return counts
 
     def settle(row: Row) -> None:
         for group, left in missing.values():

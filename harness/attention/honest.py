@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -77,11 +76,13 @@ def here(family: NoiseFamily, call: AttentionCall) -> NoiseFamily:
 
     In float32, a kernel may use TF32 wherever the device has it (a CUDA device of compute capability 8.0 or above): it is the
     default of Triton's ``tl.dot`` and of many libraries. Elsewhere, no correct kernel has its noise without declaring it. Where a
-    call has K and V as they are stored, no kernel stores them again, unless for products with a Q or weights in as few bits. Where
-    it is on the grid, storing costs nothing.
+    call has K and V as they are stored, no kernel stores them again, unless for products with a Q or weights in as few bits; a Q
+    that is stored is not stored again. Where it is on the grid, storing costs nothing.
     """
     if call.spec.on_grid:
         family = NoiseFamily(accumulation=family.accumulation)
+    if call.stored_q is not None:
+        family = replace(family, q=None)
     if call.stored_k is not None:
         # What storing them costs is in k and v already; a product in few bits has both of its operands in them all the same.
         family = replace(family, k=family.q and family.k, v=family.p and family.v)
@@ -165,8 +166,8 @@ def added_key_by_key(call: AttentionCall, rows: Tensor | None = None) -> Tensor:
             outs = []
             for some, seen in group.blocks(numbers_at_once(k.device)):
                 scores = call.scale * group.queries(group.q, some).float() @ k[:, : seen.shape[-1]].transpose(1, 2)
-                bias, sinks = group.bias(call.spec.alibi, some), group.of_heads(call.spec.sinks, some)
-                scores = modified(scores, seen, call.spec, partial(group.positions, some), bias)
+                sinks, modifiers = group.of_heads(call.spec.sinks, some), group.modifiers(some, seen.shape[-1])
+                scores = modified(scores, seen, call.spec.softcap, *modifiers)
                 outs.append(group.rows_first(_online(scores, v, backwards, sinks)))
             group.put(outs, into)
     return result
@@ -207,7 +208,7 @@ def sample_rows(call: AttentionCall, at_most: int) -> Tensor:
         return torch.arange(total, device=device)
     generator = torch.Generator().manual_seed(0)
     share = max(1, at_most // max(1, len(call.lens_q)))
-    found: list[int] = []
+    chosen: list[int] = []
     start = 0
     for new, prefix in zip(call.lens_q, call.prefixes, strict=True):
         borders = [at for size in (128, 64) for at in range(0, prefix + new + 1, size)]
@@ -217,9 +218,9 @@ def sample_rows(call: AttentionCall, at_most: int) -> Tensor:
         fixed = [row for row in near if 0 <= row < new][: (share + 1) // 2]
         known = set(fixed)
         others = [row for row in torch.randperm(new, generator=generator).tolist() if row not in known]
-        found += sorted(start + row for row in fixed + others[: share - len(fixed)])
+        chosen += sorted(start + row for row in fixed + others[: share - len(fixed)])
         start += new
-    return torch.tensor(found, dtype=torch.int64, device=device)
+    return torch.tensor(chosen, dtype=torch.int64, device=device)
 
 
 def _ways(family: NoiseFamily) -> tuple[_Way, ...]:
@@ -335,9 +336,9 @@ class _Draw:
             smoothed = torch.where(inside, x - mean, 0.0)
             every, largest = smoothed.expand(members, *x.shape), smoothed.abs().amax()
         scale = self.scale(every[0], how, largest, self.way.q_block if what == "q" else self.way.k_block)
-        found = self.quantised((every[0] / scale).expand(every.shape), how).mul_(scale)  # divided once for all
-        found = found if what == "v" or self.stretch == 1.0 else every + self.stretch * (found - every)
-        return found + mean if how.smooth and self.whole_scores else found
+        rounded = self.quantised((every[0] / scale).expand(every.shape), how).mul_(scale)  # divided once for all
+        rounded = rounded if what == "v" or self.stretch == 1.0 else every + self.stretch * (rounded - every)
+        return rounded + mean if how.smooth and self.whole_scores else rounded
 
     def scale(self, x: Tensor, how: Quantised, largest: Tensor, block: int) -> Tensor:
         """Compute the scale of each token of x [heads, tokens, dim], broadcasting to it."""
@@ -430,8 +431,9 @@ def _attend(
     scores = call.scale * q @ k.transpose(-2, -1)
     if not draw.scores_are_coarse:
         scores = _summed(scores, call.scale * q.norm(dim=-1, keepdim=True), k.norm(dim=-1)[..., None, :], draw, members)
-    scores = modified(scores, seen, call.spec, lambda: group.positions(some), group.bias(call.spec.alibi, some))
-    if call.spec.softcap or call.spec.temperature or call.spec.alibi:
+    factor, bias = group.modifiers(some, keys)
+    scores = modified(scores, seen, call.spec.softcap, factor, bias)
+    if call.spec.softcap or factor is not None or bias is not None:
         fast = call.spec.softcap and call.q.dtype.itemsize == 2
         error = _FAST_TANH / 2 if fast else _MODIFIER_ROUNDINGS * torch.finfo(draw.work).eps
         scores = draw.normal(members, *scores.shape[-3:]).mul_(error).add_(1).mul_(scores)

@@ -75,16 +75,16 @@ class Memory:
 
     def launch(self, tensors: list[tuple[str, Any]]) -> None:
         """Begin a kernel that was given these tensors, as (parameter, tensor)."""
-        found: dict[tuple[int, int], tuple[str, int]] = {}
+        tensors_at: dict[tuple[int, int], tuple[str, int]] = {}
         self._mapped = []
         for name, tensor in tensors:
             storage = tensor.untyped_storage()
             start = storage.data_ptr()
             whole = (start, start + storage.nbytes())
             self._mapped.append(whole)
-            found.setdefault(self.inside.get(start, whole), (name, tensor.element_size()))
-        spans = sorted(found)
-        self._names = [found[span] for span in spans]
+            tensors_at.setdefault(self.inside.get(start, whole), (name, tensor.element_size()))
+        spans = sorted(tensors_at)
+        self._names = [tensors_at[span] for span in spans]
         self._starts = np.array([start for start, _ in spans], np.uint64)
         self._ends = np.array([end for _, end in spans], np.uint64)
 
@@ -115,10 +115,10 @@ class Memory:
         return mask & ~lost
 
     def _is_mapped(self, at: NDArray[np.uint64], size: int) -> NDArray[np.bool_]:
-        found = np.zeros(at.shape, np.bool_)
+        mapped = np.zeros(at.shape, np.bool_)
         for start, end in self._mapped:
-            found |= (at >= np.uint64(start)) & (at + np.uint64(size) <= np.uint64(end))
-        return found
+            mapped |= (at >= np.uint64(start)) & (at + np.uint64(size) <= np.uint64(end))
+        return mapped
 
     def _note(self, does: Literal["reads", "writes"], at: NDArray[np.uint64], size: int) -> None:
         if len(self.overruns) >= _MAX_SEEN:
@@ -164,7 +164,7 @@ def check_bounds(interpreter: Any) -> None:
     def init_args(self: Any, args_dev: Any, kwargs: Any) -> Any:
         args, named = init(self, args_dev, kwargs)
         given = [*zip(self.arg_names, args, strict=False), *named.items()]
-        memory.launch([(name, tensor) for name, one in given for tensor in _tensors(interpreter, one)])
+        memory.launch([(name, tensor) for name, argument in given for tensor in _tensors(interpreter, argument)])
         return args, named
 
     builder.create_masked_load, builder.create_masked_store = create_masked_load, create_masked_store

@@ -84,7 +84,7 @@ class _Recorder:
 
     def __init__(self, builder: Any, operands: Sequence[Any], handle: type) -> None:
         self._builder, self._handle = builder, handle
-        self._places: dict[int, tuple[str, int]] = {id(one): ("operand", n) for n, one in enumerate(operands)}
+        self._places: dict[int, tuple[str, int]] = {id(operand): ("operand", n) for n, operand in enumerate(operands)}
         self._operands = len(operands)
         self._constants: list[Any] = []
         self._steps: list[tuple[str, tuple[tuple[str, int], ...], Any]] = []

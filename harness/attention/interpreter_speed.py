@@ -108,14 +108,14 @@ def _patching_once(interpreter: Any, patch: Callable[[Any], Any]) -> Callable[[A
     used: WeakKeyDictionary[Any, set[int]] = WeakKeyDictionary()
 
     def patch_once(fn: Any) -> Any:
-        found = used.get(fn)
-        if found is None:
+        modules_used = used.get(fn)
+        if modules_used is None:
             modules = (value for value in fn.__globals__.values() if isinstance(value, ModuleType))
-            found = used[fn] = {id(module) for module in modules if module in (tl, tl.core)}
-        if found and found <= patched:
+            modules_used = used[fn] = {id(module) for module in modules if module in (tl, tl.core)}
+        if modules_used and modules_used <= patched:
             return interpreter._LangPatchScope()
         scope = patch(fn)
-        added = found - patched
+        added = modules_used - patched
         patched.update(added)
         restore = scope.restore
 
@@ -137,8 +137,8 @@ def _patching_known(interpreter: Any) -> Callable[[Any, Any, Any], None]:
         known = members.get(id(pkg))
         if known is None:
             is_builtin = interpreter.tl.core.is_builtin
-            found = [(name, member) for name, member in inspect.getmembers(pkg) if is_builtin(member)]
-            known = members[id(pkg)] = pkg, found
+            own = [(name, member) for name, member in inspect.getmembers(pkg) if is_builtin(member)]
+            known = members[id(pkg)] = pkg, own
         for name, member in known[1]:
             interpreter._patch_attr(pkg, name, member, builder, scope)
 

@@ -156,8 +156,8 @@ def declares(
 
 def declaration(kernel: Kernel) -> Declaration:
     """Return the kernel's declaration; the default, with every phase, if it has none."""
-    found = getattr(kernel, "assay", None)
-    return found if isinstance(found, Declaration) else Declaration()
+    declaration = getattr(kernel, "assay", None)
+    return declaration if isinstance(declaration, Declaration) else Declaration()
 
 
 def load(name: str) -> Kernel:
@@ -180,11 +180,11 @@ def load(name: str) -> Kernel:
     interpret_without_gpu()
     try:
         with working_folder_searched(module), _exits_raised():
-            found: Any = importlib.import_module(module)
+            kernel: Any = importlib.import_module(module)
             for part in attribute.split("."):
-                found = getattr(found, part)
+                kernel = getattr(kernel, part)
             if native:
-                found = found(native[1])
+                kernel = kernel(native[1])
     except (ImportError, AttributeError) as error:
         raise KernelRefused(f"{what} cannot be imported: {error}") from error
     except SystemExit as error:  # as assay's own exit code, 0 would be a pass
@@ -195,9 +195,9 @@ def load(name: str) -> Kernel:
         raise
     except BaseException as error:  # a kernel's code, not assay's: whatever it raises is its own
         raise KernelRefused(f"{what} cannot be imported: its module raises {_raised(error)}") from error
-    if not callable(found):
-        raise KernelRefused(f"{what} is {type(found).__name__}, expected a function of an AttentionCall")
-    return taking_calls(what, found, adapter)
+    if not callable(kernel):
+        raise KernelRefused(f"{what} is {type(kernel).__name__}, expected a function of an AttentionCall")
+    return taking_calls(what, kernel, adapter)
 
 
 def taking_calls(what: str, function: Callable[..., Any], adapter: str = "") -> Kernel:
@@ -297,8 +297,8 @@ def find(flag: str, name: str) -> Kernel:
             module = name.removesuffix(".py")
             named = f"{module} is a module: name its function too, as {module}:FUNCTION" if _is_module(module) else ""
             do = named or _respelt(name) or did_you_mean(name, sorted(published())) or do
-        found = f"{flag}: {error}." if flag else f"{str(error)[0].upper()}{str(error)[1:]}."
-        raise UsageError(found, expected, do) from None
+        refusal = f"{flag}: {error}." if flag else f"{str(error)[0].upper()}{str(error)[1:]}."
+        raise UsageError(refusal, expected, do) from None
 
 
 def _advice_on_path(name: str, cause: BaseException | None) -> str:
@@ -313,8 +313,8 @@ def _advice_on_path(name: str, cause: BaseException | None) -> str:
         return f"name both, as {module or 'MODULE'}:{function or 'FUNCTION'}"
     if isinstance(cause, Exception) and not isinstance(cause, AttributeError):
         return f"fix the module until this runs cleanly: python -c 'import {module}'"
-    found = getattr(sys.modules.get(module), function, None)
-    if callable(found):
+    named = getattr(sys.modules.get(module), function, None)
+    if callable(named):
         adapter, path = adapter_and_path(name)
         signature = "" if adapter else f"; or name its signature, as flash_attn@{path}"
         return (
@@ -391,12 +391,12 @@ def tensor_fault(out: object, like: Tensor, shape: tuple[int, ...], dtype: str =
     """
     import torch
 
-    found, dtype = type(out).__name__, dtype or str(like.dtype)
+    returned, dtype = type(out).__name__, dtype or str(like.dtype)
     if isinstance(out, torch.Tensor):
         if (out.shape, str(out.dtype), out.device) == (shape, dtype, like.device):
             return ""
-        found = f"{out.dtype} {list(out.shape)} on {out.device}"
-    return f"{found}, expected {dtype} {list(shape)} on {like.device}"
+        returned = f"{out.dtype} {list(out.shape)} on {out.device}"
+    return f"{returned}, expected {dtype} {list(shape)} on {like.device}"
 
 
 def refuse_features(name: str, kernel: Kernel, call: AttentionCall) -> None:

@@ -229,7 +229,12 @@ _IN_EXTEND = ("custom_mask", "not_causal")
 """Features of extend calls alone: a draft that is verified has several new tokens, and one query sees all keys anyway."""
 _ALONE = ("not_causal", "mla")
 """Features that are asked for by themselves: a window is causal, and of latent attention all shapes are its own."""
-_BY_POSITION = {"temperature": "temperature 64", "alibi": "ALiBi to 2^-8", "window": "window 128"}
+_BY_POSITION = {
+    "temperature": "temperature 64",
+    "alibi": "ALiBi to 2^-8",
+    "window": "window 128",
+    "score_bias": "a bias to 300 tokens",
+}
 """What goes by positions: values that are asked for together with each of those of "positions"."""
 _OF_POSITIONS = {"extend": _ASKING["extend"][:2], "decode": _ASKING["decode"]}
 """The calls of these: in each, every query sees a key of a window that ends at its own."""
@@ -639,7 +644,7 @@ def _make(values: _Values, lens: tuple[tuple[int, int], ...], seed: int, device:
     )
     if values.layout == "v in k":
         call = replace(call, v=call.k[..., : values.head_dim_v])
-    known = {name: make for one in ASKED.values() for name, make in one.items()}
+    known = {name: make for asking in ASKED.values() for name, make in asking.items()}
     for name in values.asked or ():
         call = known[name](call)
     call = through_pages(call, values.page, seed) if values.page else call

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,7 +11,7 @@ from typing import Any
 
 import torch
 
-from assay.harness.attention.call import AttentionCall, Mask
+from assay.harness.attention.call import BY_QUERY, AttentionCall, Mask
 from assay.harness.attention.noise import FORMATS
 
 MLA = "MLA"
@@ -57,8 +58,13 @@ def as_tree(kind: str, call: AttentionCall) -> AttentionCall:
 
 def _padded(rows: int, call: AttentionCall) -> AttentionCall:
     """Add rows to q that belong to no sequence, with the numbers of others."""
-    more = call.q.repeat(-(-rows // call.q.shape[0]), 1, 1)[:rows]
-    return replace(call.with_spec(padded_rows=rows), q=torch.cat([call.q, 2 * more]))
+    of_rows: dict[str, Any] = {
+        name: tensor for name, tensor in call.tensors.items() if name in BY_QUERY and (len(tensor) > 1 or name == "q")
+    }
+    more = {name: tensor[torch.arange(rows) % len(tensor)] for name, tensor in of_rows.items()}
+    more["q"] = 2 * more["q"]
+    of_rows = {name: torch.cat([tensor, more[name]]) for name, tensor in of_rows.items()}
+    return replace(call.with_spec(padded_rows=rows), **of_rows)
 
 
 def _evicted(keys: int, call: AttentionCall) -> AttentionCall:
@@ -75,24 +81,59 @@ def _apart(distance: int, call: AttentionCall) -> AttentionCall:
     return replace(call, positions=at.to(call.q.device))
 
 
-def _stored(name: str, per: str, call: AttentionCall) -> AttentionCall:
-    """Store k and v in 8 bits, and make them what is stored: their scales are powers of two, so that no dtype rounds that."""
+_BLOCK = 16
+"""Tokens, or dims, of a block that shares a scale: a page of vLLM's, and a block of NVFP4."""
+
+
+def _largest(x: torch.Tensor, per: str) -> torch.Tensor:
+    """Compute the largest magnitude of what shares a scale in x [tokens, heads, dim], broadcasting to it."""
+    if per == "block of 16 tokens":
+        blocks = torch.arange(len(x), device=x.device) // _BLOCK
+        tops = [x[blocks == block].abs().amax((0, 2)) for block in range(-(-len(x) // _BLOCK))]
+        return torch.stack(tops)[blocks][..., None]
+    if per == "block of 16 dims":
+        return x.abs().view(*x.shape[:2], -1, _BLOCK).amax(3).repeat_interleave(_BLOCK, 2)
+    return x.abs().amax({"tensor": (0, 1, 2), "head": (0, 2), "token": (2,)}[per], keepdim=True)
+
+
+def _stored(of: str, name: str, per: str, call: AttentionCall) -> AttentionCall:
+    """Store q, or k and v, in 8 bits, and make it what is stored: scales are powers of two, so that no dtype rounds that."""
     format = FORMATS[name]
-    found: dict[str, Any] = {}
-    for what in ("k", "v"):
+    tensors: dict[str, Any] = {}
+    for what in of:
         x = getattr(call, what).float()
-        axes = {"tensor": (0, 1, 2), "head": (0, 2), "token": (2,)}[per]
-        top = x.abs().amax(axes, keepdim=True).clamp(min=2.0**-20)
+        top = _largest(x, per).clamp(min=2.0**-20)
         scale = (top / format.largest).log2().ceil().exp2()
         if per == "head" and what == "v":  # or one of K's that is taken for V's would not show
             scale = 2 * scale
         x = x / scale
         stored = x.round().to(torch.int8) if name == "int8" else x.to(_STORED_AS[name])
-        found |= {f"stored_{what}": stored, f"{what}_scale": scale, what: (stored.float() * scale).to(call.q.dtype)}
-    if call.spec.layout == "v in k":
-        values = {name: found[name][..., : call.v.shape[2]] for name in ("stored_k", "k")}
-        found |= {"stored_v": values["stored_k"], "v_scale": found["k_scale"], "v": values["k"]}
-    return replace(call, **found)
+        tensors |= {f"stored_{what}": stored, f"{what}_scale": scale, what: (stored.float() * scale).to(call.q.dtype)}
+    if call.spec.layout == "v in k" and of == "kv":
+        values = {name: tensors[name][..., : call.v.shape[2]] for name in ("stored_k", "k")}
+        tensors |= {"stored_v": values["stored_k"], "v_scale": tensors["k_scale"], "v": values["k"]}
+    return replace(call, **tensors)
+
+
+def _factors(by_query: bool, call: AttentionCall) -> AttentionCall:
+    """Multiply scores by numbers of each head, and of the logarithm of the query's position, as scalable softmax does."""
+    of_heads = 0.75 + 0.5 * (torch.arange(call.heads.q_heads, device=call.q.device) % 3)
+    places = [first + row for (first, _), new in zip(call.places, call.lens_q, strict=True) for row in range(new)]
+    places += [0] * call.spec.padded_rows
+    positions = torch.tensor(places if by_query else [62], device=call.q.device)
+    return replace(call, score_factor=(positions[:, None] + 2.0).log() / math.log(64) * of_heads)
+
+
+def _biases(distances: int, by_query: bool, call: AttentionCall) -> AttentionCall:
+    """Add a table by distance to the scores, of numbers that bfloat16 holds: steps that grow with distance, or each query's own."""
+    heads = torch.arange(call.heads.q_heads)[:, None]
+    draw = torch.Generator().manual_seed(distances)
+    if by_query:
+        table = torch.randn(len(call.q), len(heads), distances, generator=draw)
+    else:
+        steps = (torch.arange(distances) + 1.0).log2().floor()
+        table = (torch.randn(len(heads), 16, generator=draw)[heads, steps.long()[None]])[None]
+    return replace(call, score_bias=(2 * table).bfloat16().float().to(call.q.device))
 
 
 ASKED: dict[str, dict[str, Callable[[AttentionCall], AttentionCall]]] = {
@@ -131,11 +172,29 @@ ASKED: dict[str, dict[str, Callable[[AttentionCall], AttentionCall]]] = {
     },
     "mla": {MLA: lambda call: call.with_spec(scale=call.scale * 3**0.5)},  # of 192 dims, and not of 576
     "stored_kv": {
-        f"K and V in {name} per {per}": partial(_stored, name, per)
-        for name, per in (("e4m3", "tensor"), ("int8", "token"), ("e5m2", "head"), ("int8", "head"), ("e4m3", "token"))
+        f"K and V in {name} per {per}": partial(_stored, "kv", name, per)
+        for name, per in (
+            ("e4m3", "tensor"),
+            ("int8", "token"),
+            ("e5m2", "head"),
+            ("int8", "head"),
+            ("e4m3", "token"),
+            ("e4m3", "block of 16 tokens"),
+            ("int8", "block of 16 dims"),
+        )
+    },
+    "stored_q": {
+        f"Q in {name} per {per}": partial(_stored, "q", name, per)
+        for name, per in (("e4m3", "tensor"), ("int8", "token"), ("e4m3", "head"))
+    },
+    "score_factor": {"factors by position": partial(_factors, True), "factors by head": partial(_factors, False)},
+    "score_bias": {
+        "a bias to 40 tokens, of each query": partial(_biases, 40, True),
+        "a bias to 300 tokens": partial(_biases, 300, False),
+        "a bias to 1 token": partial(_biases, 1, False),
     },
     "custom_mask": {kind: partial(as_tree, kind) for kind in ("random tree", "binary tree", "chain")},
 }
 """Values of each feature that a call may ask for. The first one stands for it where several are asked for. Windows lie around
 blocks; caps are those of Gemma 2 and Grok, and one that every score feels; slopes are those of the paper (arXiv 2108.12409), and
-steep ones."""
+steep ones. Factors are those of scalable softmax (arXiv 2501.19399); biases end within a block, beyond a window, or at once."""

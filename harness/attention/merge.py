@@ -18,6 +18,8 @@ from assay.harness.attention.call import AttentionCall, CallSpec, Kernel, Kernel
 from assay.harness.attention.kernels import Declaration
 from assay.harness.attention.matrix import DTYPES, Case
 
+SIGNATURE = "a function of one argument with .outs [parts, tokens, heads, head_dim] and .lses [parts, tokens, heads]"
+"""What merges, in words for who names something else."""
 _EMPTY = -1e30
 """The score that stands for the log-sum-exp of a part without keys, -inf: an infinite key has no length, and so no rounding."""
 _PARTS = (2, 3, 4, 5, 8)
@@ -93,7 +95,13 @@ def merging(kernel: MergeKernel) -> Kernel:
     """Make a kernel of the contract of one that merges."""
 
     def attends(call: AttentionCall) -> Outputs:
-        return kernel(as_merge(call))
+        given = as_merge(call)
+        try:
+            return kernel(given)
+        except AttributeError as error:
+            if error.obj is not given:
+                raise
+            raise KernelRefused(f"it takes no merge, which has no {error.name}; expected {SIGNATURE}") from error
 
     attends.__qualname__ = attends.__name__ = getattr(kernel, "__qualname__", type(kernel).__name__)
     vars(attends)["assay"] = Declaration(phases=("decode",), prefix=False, features=("padding", "lse"))

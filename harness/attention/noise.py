@@ -111,7 +111,7 @@ class NoiseFamily:
     @property
     def name(self) -> str:
         """Its name in `FAMILIES`, or its parts, such as "k:int8-token,v:e4m3-head"; empty for the exact family."""
-        known = next((name for name, one in FAMILIES.items() if one == self), None)
+        known = next((name for name, family in FAMILIES.items() if family == self), None)
         if known is not None:
             return known
         parts = [f"{what}:{stored}" for what in _STORED if (stored := getattr(self, what)) is not None]

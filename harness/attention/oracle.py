@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, CallSpec, Mask
-from assay.harness.attention.sequence_groups import SequenceGroup, alibi_bias, sequence_groups
+from assay.harness.attention.sequence_groups import SequenceGroup, biases, factors, sequence_groups
 
 NUMBERS_AT_ONCE = 2**22
 """Most scores, or quantised keys, that are held at a time: 16 MiB of float32, of which about four exist at once."""
@@ -86,9 +84,7 @@ def _by_groups(
         k, outs = group.k.double(), []
         for some, seen in group.blocks(numbers):
             products = call.scale * group.queries(group.q, some).double() @ k[:, : seen.shape[-1]].transpose(-2, -1)
-            logits = modified(
-                products, seen, call.spec, partial(group.positions, some), group.bias(call.spec.alibi, some)
-            )
+            logits = modified(products, seen, call.spec.softcap, *group.modifiers(some, seen.shape[-1]))
             outs.append(group.rows_first(reduced(group, logits, group.of_heads(call.spec.sinks, some))))
         group.put(outs, result)
     return result
@@ -102,26 +98,25 @@ def numbers_at_once(device: torch.device) -> int:
 def modified(
     products: Tensor,
     visible: Tensor,
-    spec: CallSpec,
-    positions: Callable[[], Tensor],
-    bias: Callable[[int], Tensor] | None = None,
+    softcap: float = 0.0,
+    factor: Tensor | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor:
-    """Cap, temper and bias scaled products [..., heads, rows, keys] as the call asks for, and hide keys that are not seen.
+    """Cap, multiply and bias scaled products [..., heads, rows, keys] as the call asks for, and hide keys that are not seen.
 
     Args:
         products: scale * q k^T.
         visible: bool, broadcasting to `products`.
-        spec: what the call asks for.
-        positions: gives the places of the queries in their sequences, from 0: int64, broadcasting to [heads, rows].
-        bias: gives what ALiBi adds to the scores of so many keys, broadcasting to [heads, rows, keys]; None for nothing.
+        softcap: that of the call.
+        factor: what `factors` gives, broadcasting to [heads, rows, 1].
+        bias: what `biases` gives, broadcasting to [heads, rows, keys].
     """
-    if spec.softcap:
-        products = products.div_(spec.softcap).tanh_().mul_(spec.softcap)
-    if spec.temperature:
-        longer = positions().clamp(min=spec.temperature).to(products.dtype).log() / math.log(spec.temperature)
-        products = products * longer[..., None]
+    if softcap:
+        products = products.div_(softcap).tanh_().mul_(softcap)
+    if factor is not None:
+        products = products * factor.to(products.dtype)
     if bias is not None:
-        products = products + bias(products.shape[-1]).to(products.dtype)
+        products = products + bias.to(products.dtype)
     return products.masked_fill_(~visible, float("-inf"))
 
 
@@ -154,6 +149,8 @@ class Request:
         spec: what the call asks for beyond scale and mask.
         asked: int64 [asked], the queries whose output is asked for; None for all. A bug may depend on the others.
         places: positions of the first query and of the first key; None for those of a call of all keys.
+        factor: `AttentionCall.score_factor` of its queries, [len_q or 1, num_q_heads].
+        bias: `AttentionCall.score_bias` of its queries, [len_q or 1, num_q_heads, distances].
     """
 
     q: Tensor
@@ -166,6 +163,8 @@ class Request:
     spec: CallSpec
     asked: Tensor | None = None
     places: tuple[int, int] | None = None
+    factor: Tensor | None = None
+    bias: Tensor | None = None
 
     @property
     def asked_q(self) -> Tensor:
@@ -203,31 +202,41 @@ def requests(call: AttentionCall, rows: Tensor | None = None) -> list[Request]:
     device = call.q.device
     kv_head = call.heads.kv_head(torch.arange(call.heads.q_heads, device=device))
     customs = call.custom_masks
-    found: list[Request] = []
+    requests: list[Request] = []
     for rows_q, rows_k in sequences(call):
         q, k, v = (t.double().transpose(0, 1) for t in (call.q[rows_q], call.k[rows_k], call.v[rows_k]))
-        custom = None if customs is None else customs[len(found)]
-        places = None if call.positions is None else call.places[len(found)]
+        custom = None if customs is None else customs[len(requests)]
+        places = None if call.positions is None else call.places[len(requests)]
         len_q = q.shape[1] if places is None else k.shape[1] - places[0] + places[1]
         visible = call.spec.mask.visible(torch.arange(q.shape[1], device=device), len_q, k.shape[1], custom=custom)
         asked = None if rows is None else rows[(rows >= rows_q.start) & (rows < rows_q.stop)] - rows_q.start
-        found.append(Request(q, k, v, kv_head, visible, call.scale, call.spec.mask, call.spec, asked, places))
-    return found
+        own = (
+            None if numbers is None else numbers if len(numbers) == 1 else numbers[rows_q]
+            for numbers in (call.score_factor, call.score_bias)
+        )
+        requests.append(Request(q, k, v, kv_head, visible, call.scale, call.spec.mask, call.spec, asked, places, *own))
+    return requests
 
 
 def scores(request: Request) -> Tensor:
-    """Compute scale * q k^T, capped, tempered and biased, with -inf where a key is not seen, [num_q_heads, asked, len_k]."""
+    """Compute scale * q k^T, capped, multiplied and biased, with -inf where a key is not seen, [num_q_heads, asked, len_k]."""
     products = request.scale * request.asked_q @ request.k[request.kv_head].transpose(-2, -1)
-    device = request.q.device
+    return modified(products, request.asked_visible, request.spec.softcap, *modifiers(request))
+
+
+def modifiers(request: Request) -> tuple[Tensor | None, Tensor | None]:
+    """Return what scores are multiplied by, [num_q_heads or 1, asked, 1], and what is added, [num_q_heads, asked, len_k]."""
+    device, spec = request.q.device, request.spec
+    if not (spec.temperature or spec.alibi) and request.factor is None and request.bias is None:
+        return None, None
     rows = torch.arange(request.len_q, device=device) if request.asked is None else request.asked
     first, first_key = request.places or (request.prefix, 0)
-    seen, spec = request.asked_visible, request.spec
-
-    def bias(keys: int) -> Tensor:
-        slopes = torch.tensor(spec.alibi, dtype=products.dtype, device=device)[:, None]
-        return alibi_bias(slopes, rows + first - first_key, torch.arange(keys, device=device))
-
-    return modified(products, seen, spec, lambda: rows + first, bias if spec.alibi else None)
+    factor, bias = (
+        None if numbers is None else (numbers if len(numbers) == 1 else numbers[rows]).transpose(0, 1)
+        for numbers in (request.factor, request.bias)
+    )
+    slopes = torch.tensor(spec.alibi, dtype=torch.float64, device=device)[:, None] if spec.alibi else None
+    return factors(spec, rows + first, factor), biases(slopes, bias, rows + first - first_key, request.len_k)
 
 
 def attend(request: Request, logits: Tensor | None = None) -> Tensor:

@@ -5,7 +5,8 @@ Computed one by one, the twenty sequences of a decode batch cost twenty times th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from assay.harness.attention.call import AttentionCall, Mask
+from assay.harness.attention.call import AttentionCall, CallSpec
 
 _FEWEST_KEYS, _FEWEST_ROWS = 128, 8
 """Lengths up to these share a group: padding to them costs less than another group."""
@@ -36,11 +37,13 @@ class SequenceGroup:
         partial: whether the call has positions: a query may then be behind all keys of its call.
         rows: int64 [sequences, rows], the queries that are asked for, counted within the sequence.
         stop: int64 [sequences, rows], on the CPU: one past the last key that each of them sees.
-        mask: which keys they see.
+        spec: what the call asks for.
         custom: the custom masks of the sequences, bool [sequences, len_q, len_q]; None for none.
         asked: int64 [asked], which of ``rows.flatten()`` are asked for; the others are padding.
         places: int64 [asked], their places among all queries of the call that are asked for.
         start: the first of the places if they follow one another, else None.
+        factor: `AttentionCall.score_factor` of its queries, [1 or sequences, 1 or len_q, num_q_heads]; None for none.
+        score_bias: `AttentionCall.score_bias` likewise, with distances.
     """
 
     q: Tensor
@@ -53,11 +56,13 @@ class SequenceGroup:
     partial: bool
     rows: Tensor
     stop: NDArray[np.int64]
-    mask: Mask
+    spec: CallSpec
     custom: Tensor | None
     asked: Tensor
     places: Tensor
     start: int | None
+    factor: Tensor | None
+    score_bias: Tensor | None
 
     @property
     def sequences(self) -> int:
@@ -80,28 +85,39 @@ class SequenceGroup:
             lens_q, lens = self.lens_q[::per, None], self.lens_k[::per, None]
             if self.partial:
                 lens_q = lens - self.behind[:, None]
-            seen = self.mask.visible(rows, lens_q, lens, keys, self.custom)
+            seen = self.spec.mask.visible(rows, lens_q, lens, keys, self.custom)
             if self.partial:
                 seen = seen & (keys < lens[..., None])
             seen = seen.repeat(1, group, 1)
             yield rows, seen if self.sequences == 1 else seen.repeat_interleave(per, 0)
 
-    def positions(self, some: Tensor) -> Tensor:
-        """Return the positions of `some` of the rows, int64 [1 or heads, group * r]."""
-        return self._by_head(some + self.first[:, None])
+    def modifiers(self, some: Tensor, keys: int) -> tuple[Tensor | None, Tensor | None]:
+        """Return what the scores of `some` of the rows are multiplied by, [1 or heads, group * r, 1], and what is added to them.
+
+        The latter is [heads, group * r, keys].
+        """
+        factor, bias = (self._of_rows(numbers, some) for numbers in (self.factor, self.score_bias))
+        slopes = self.of_heads(self.spec.alibi, some)
+        if slopes is not None or bias is not None:
+            bias = biases(slopes, bias, self._by_head(some + self.behind[:, None]), keys)
+        if factor is not None or self.spec.temperature:
+            factor = factors(self.spec, self._by_head(some + self.first[:, None]), factor)
+        return factor, bias
+
+    def _of_rows(self, numbers: Tensor | None, some: Tensor) -> Tensor | None:
+        """Lay out numbers of each query and head, [1 or sequences, 1 or len_q, num_q_heads, ...] -> [heads, group * r, ...]."""
+        if numbers is None:
+            return None
+        rows = some if numbers.shape[1] > 1 else torch.zeros_like(some)
+        sequences = torch.arange(len(rows), device=rows.device)[:, None] if len(numbers) > 1 else 0
+        chosen = numbers[sequences, rows]
+        by_row = chosen.view(*chosen.shape[:2], -1, self.q.shape[1], *chosen.shape[3:])
+        return by_row.movedim(1, 3).flatten(2, 3).flatten(0, 1)
 
     def _by_head(self, by_row: Tensor) -> Tensor:
         """Lay out a number of each row, [sequences, r] -> [1 or heads, group * r]."""
         by_row = by_row.repeat(1, self.q.shape[1])
         return by_row if self.sequences == 1 else by_row.repeat_interleave(len(self.q) // self.sequences, 0)
-
-    def bias(self, slopes: Sequence[float], some: Tensor) -> Callable[[int], Tensor] | None:
-        """Return what gives the bias that ALiBi adds to `some` of the rows, for so many keys: [heads, group * r, keys]."""
-        of_heads = self.of_heads(slopes, some)
-        if of_heads is None:
-            return None
-        queries = self._by_head(some + self.behind[:, None])
-        return lambda keys: alibi_bias(of_heads, queries, torch.arange(keys, device=some.device))
 
     def of_heads(self, numbers: Sequence[float], some: Tensor) -> Tensor | None:
         """Lay out a number of each q head for `some` of the rows: float64 [heads, group * r]; None without numbers."""
@@ -125,24 +141,49 @@ class SequenceGroup:
 
     def put(self, blocks: Sequence[Tensor], into: Tensor) -> None:
         """Put the blocks' results, [..., sequences, r, num_q_heads, head_dim_v], into [..., rows, num_q_heads, head_dim_v]."""
-        found = (blocks[0] if len(blocks) == 1 else torch.cat(list(blocks), -3)).flatten(-4, -3)
-        if len(self.asked) < found.shape[-3]:
-            found = found.index_select(-3, self.asked)
+        rows = (blocks[0] if len(blocks) == 1 else torch.cat(list(blocks), -3)).flatten(-4, -3)
+        if len(self.asked) < rows.shape[-3]:
+            rows = rows.index_select(-3, self.asked)
         if self.start is None:
-            into.index_copy_(into.dim() - 3, self.places, found.to(into.dtype))
+            into.index_copy_(into.dim() - 3, self.places, rows.to(into.dtype))
         else:
-            into.narrow(-3, self.start, len(self.asked)).copy_(found)
+            into.narrow(-3, self.start, len(self.asked)).copy_(rows)
 
 
-def alibi_bias(slopes: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
-    """Compute what ALiBi adds to scores: -slope * |distance|, [..., rows, keys].
+def factors(spec: CallSpec, positions: Tensor, factor: Tensor | None) -> Tensor | None:
+    """Compute what scores are multiplied by, [..., rows, 1]; None for nothing.
 
     Args:
-        slopes: broadcasting to [..., rows].
-        queries: where the queries are, int64, broadcasting to [..., rows].
-        keys: where the keys are, int64, broadcasting to [..., rows, keys].
+        spec: what the call asks for: a temperature.
+        positions: places of the queries in their sequences, int64 [..., rows].
+        factor: `AttentionCall.score_factor` of them, broadcasting to [..., rows].
     """
-    return -slopes[..., None] * (queries[..., None] - keys).abs()
+    if spec.temperature:
+        longer = positions.clamp(min=spec.temperature).double().log() / math.log(spec.temperature)
+        factor = longer if factor is None else longer * factor
+    return None if factor is None else factor[..., None]
+
+
+def biases(slopes: Tensor | None, table: Tensor | None, queries: Tensor, keys: int) -> Tensor | None:
+    """Compute what is added to the scores of so many keys, [heads, rows, keys]; None for nothing.
+
+    Args:
+        slopes: of ALiBi, broadcasting to [heads, rows]: a score loses slope * |distance|.
+        table: `AttentionCall.score_bias` of the queries, [heads, rows or 1, distances].
+        queries: how far the queries are behind the first key, int64, broadcasting to [heads, rows].
+        keys: their number.
+    """
+    if slopes is None and table is None:
+        return None
+    distances = queries[..., None] - torch.arange(keys, device=queries.device)
+    bias = None if slopes is None else -slopes[..., None] * distances.abs()
+    if table is None:
+        return bias
+    known = table.shape[-1]
+    at = torch.where((distances >= 0) & (distances < known), distances, known)
+    shape = (len(table), *distances.shape[-2:])
+    added = torch.nn.functional.pad(table, (0, 1)).expand(*shape[:2], -1).gather(-1, at.expand(shape))
+    return added if bias is None else bias + added
 
 
 def sequence_groups(call: AttentionCall, rows: Tensor | None, numbers: int) -> list[SequenceGroup]:
@@ -160,16 +201,18 @@ def sequence_groups(call: AttentionCall, rows: Tensor | None, numbers: int) -> l
     wanted = np.arange(starts_q[-1]) if rows is None else rows.cpu().numpy()
     bounds = np.searchsorted(wanted, starts_q)
     buckets: dict[tuple[int, int, int], list[int]] = {}
-    for one, (new, keys, asked) in enumerate(zip(np.diff(starts_q), np.diff(starts_k), np.diff(bounds), strict=True)):
+    for sequence, (new, keys, asked) in enumerate(
+        zip(np.diff(starts_q), np.diff(starts_k), np.diff(bounds), strict=True)
+    ):
         if asked:
             key = _up(int(keys), _FEWEST_KEYS), _up(int(new), _FEWEST_ROWS), _up(int(asked), _FEWEST_ROWS)
-            buckets.setdefault(key, []).append(one)
-    found = []
+            buckets.setdefault(key, []).append(sequence)
+    groups = []
     for (keys, _, _), members in buckets.items():
         size = max(1, numbers // max(1, keys * call.k.shape[1] * call.k.shape[2]))
         chunks = [np.array(members[start : start + size]) for start in range(0, len(members), size)]
-        found += [_group(call, chunk, starts_q, starts_k, wanted, bounds) for chunk in chunks]
-    return found
+        groups += [_group(call, chunk, starts_q, starts_k, wanted, bounds) for chunk in chunks]
+    return groups
 
 
 def _group(
@@ -214,18 +257,31 @@ def _group(
         partial=call.positions is not None,
         rows=here(rows),
         stop=stop,
-        mask=call.spec.mask,
-        custom=None if custom is None else _stacked([custom[one] for one in members]),
+        spec=call.spec,
+        custom=None if custom is None else _stacked([custom[member] for member in members]),
         asked=here(np.flatnonzero(is_asked)),
         places=here(into),
         start=int(into[0]) if int(into[-1] - into[0]) == len(into) - 1 else None,  # they increase
+        factor=_by_sequence(call.score_factor, starts_q[members], lens_q),
+        score_bias=_by_sequence(call.score_bias, starts_q[members], lens_q),
     )
 
 
 def _stacked(matrices: Sequence[Tensor]) -> Tensor:
     """Stack square matrices, padded with zeros to the size of the largest."""
     size = max(len(matrix) for matrix in matrices)
-    return torch.stack([torch.nn.functional.pad(one, (0, size - len(one), 0, size - len(one))) for one in matrices])
+    return torch.stack(
+        [torch.nn.functional.pad(matrix, (0, size - len(matrix), 0, size - len(matrix))) for matrix in matrices]
+    )
+
+
+def _by_sequence(numbers: Tensor | None, starts: NDArray[np.int64], lens: NDArray[np.int64]) -> Tensor | None:
+    """Pad numbers of each query, as `_padded` does; those that all queries share are [1, 1, ...]."""
+    if numbers is None or len(numbers) == 1:
+        return None if numbers is None else numbers[None]
+    return _padded(numbers.flatten(2) if numbers.dim() > 2 else numbers[..., None], starts, lens).view(
+        len(starts), -1, *numbers.shape[1:]
+    )
 
 
 def _padded(packed: Tensor, starts: NDArray[np.int64], lens: NDArray[np.int64]) -> Tensor:

@@ -127,8 +127,8 @@ def _is_installed(file: Path) -> bool:
 def _installed_hash(top: str) -> str:
     """Hash the versions and file lists of the distributions that contain an installed module."""
     total = hashlib.sha256()
-    for found in _distributions(top):
-        total.update(f"{found.name} {found.version}\n{found.read_text('RECORD') or ''}\n".encode())
+    for installed in _distributions(top):
+        total.update(f"{installed.name} {installed.version}\n{installed.read_text('RECORD') or ''}\n".encode())
     return total.hexdigest()
 
 

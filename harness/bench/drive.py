@@ -35,8 +35,7 @@ def make_engines(plan: BenchPlan, folder: BenchFolder) -> dict[Role, Engine]:
             folder.log(role),
             cpu_core=core_of(run.spec.device),
             eager=plan.eager,
-            environment={RUN: folder.nonce},
-            arguments=plan.arguments,
+            side=run.spec.sides[role].launched_with({RUN: folder.nonce}, plan.arguments),
         )
         for role in ROLES
     }

@@ -137,7 +137,7 @@ def bisect_layers(plan: Plan, by: Criterion | None, folder: Path, display: Progr
         cpu_core=core_of(spec.device),
         eager=True,
         alone=True,
-        environment={SHADOW: spec.candidate.backend},
+        side=spec.reference.launched_with({SHADOW: spec.candidate.backend}),
     )
     with running([server], spec.device, display):
         display.say(f"Ready in {server.startup_s or 0:.0f} s.")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, Mask
-from assay.harness.attention.oracle import Request, attend, modified, oracle, requests
+from assay.harness.attention.oracle import Request, attend, modified, modifiers, oracle, requests
 from assay.harness.bugs.bug import Bug, Compute, code
 from assay.harness.bugs.masks import MASKED, RIGHT_MASK
 
@@ -25,8 +25,10 @@ _HEAD_DIM_BEFORE = 192
 _CAP_OF_MASK = 1e9
 """Stands for the score of a key that is masked before the cap."""
 
-_SAME = (0, 0)
-"""No shift along tokens and heads."""
+_SAME = (0, 0, 0)
+"""No shift along tokens, heads and dims."""
+_BLOCK = 16
+"""Tokens, or dims, of a block that shares a scale."""
 
 WINDOW, CAP, SINK = 4, 2.0, 1.0
 """What the code of these bugs asks for."""
@@ -123,8 +125,7 @@ def _capped_after_mask(r: Request) -> Tensor:
     """Cap the scores of masked keys too, which then are minus the cap: each query sees every key a little."""
     masked = (r.scale * r.asked_q @ r.k[r.kv_head].transpose(-2, -1)).masked_fill(~r.asked_visible, -_CAP_OF_MASK)
     nothing_hidden = torch.ones_like(r.asked_visible)
-    rows = torch.arange(r.len_q, device=r.q.device) if r.asked is None else r.asked
-    return attend(r, modified(masked, nothing_hidden, r.spec, lambda: rows + r.prefix))
+    return attend(r, modified(masked, nothing_hidden, r.spec.softcap, modifiers(r)[0]))
 
 
 def _capped(inside: float, outside: Callable[[Request], float], r: Request) -> Tensor:
@@ -137,6 +138,20 @@ def _capped(inside: float, outside: Callable[[Request], float], r: Request) -> T
 
 def _next_head(numbers: tuple[float, ...]) -> tuple[float, ...]:
     return (*numbers[1:], numbers[0])
+
+
+def _other_bias(change: Callable[[Tensor], Tensor], call: AttentionCall) -> AttentionCall:
+    """Change the table of biases [total_q or 1, num_q_heads, distances]."""
+    assert call.score_bias is not None
+    return replace(call, score_bias=change(call.score_bias))
+
+
+def _bias_beyond(call: AttentionCall) -> AttentionCall:
+    """Let the last bias hold for all keys that are further."""
+    assert call.score_bias is not None
+    last = call.score_bias[..., -1:]
+    furthest = max(first + new - key for (first, key), new in zip(call.places, call.lens_q, strict=True))
+    return _other_bias(lambda bias: torch.cat([bias, last.expand(*last.shape[:2], furthest)], 2), call)
 
 
 def _with_mask(change: Callable[[Tensor], Tensor], call: AttentionCall) -> AttentionCall:
@@ -177,9 +192,14 @@ def _stored(what: str, power: int, call: AttentionCall) -> Tensor:
 
 
 def _scaled_by(stored: str, scale: str, shift: tuple[int, ...], call: AttentionCall) -> Tensor:
-    """Multiply what is stored by another scale, moved by places along tokens and heads."""
-    product: Tensor = getattr(call, f"stored_{stored}").float() * getattr(call, f"{scale}_scale").roll(shift, (0, 1))
+    """Multiply what is stored by another scale, moved by places along tokens, heads and dims."""
+    product: Tensor = getattr(call, f"stored_{stored}").float() * getattr(call, f"{scale}_scale").roll(shift, (0, 1, 2))
     return product
+
+
+def _requantised(power: int, call: AttentionCall) -> AttentionCall:
+    """Multiply the stored q by its scale to a power."""
+    return replace(call, q=_stored("q", power, call).to(call.q.dtype))
 
 
 def _k(call: AttentionCall) -> Tensor:
@@ -190,10 +210,10 @@ def _v(call: AttentionCall) -> Tensor:
     return call.v
 
 
-def _other_scale(shift: tuple[int, int], call: AttentionCall) -> AttentionCall | None:
-    """Take the scale of another head or token, where there is one."""
+def _other_scale(shift: tuple[int, ...], call: AttentionCall) -> AttentionCall | None:
+    """Take the scale of another head, token or block, where there is one."""
     scale = call.k_scale
-    if scale is None or all(scale.shape[axis] == 1 for axis, by in enumerate(shift) if by):
+    if scale is None or all(scale.shape[axis] <= abs(by) for axis, by in enumerate(shift) if by):
         return None
     return _dequantised(partial(_scaled_by, "k", "k", shift), partial(_scaled_by, "v", "v", shift), call)
 
@@ -261,6 +281,25 @@ BUGS = (
         _of_calls("alibi", lambda call: _spec("alibi", lambda slopes: tuple(call.scale * slope for slope in slopes), call))),
     _of_positions("alibi-of-next-head", "ALiBi of the next head", "each q head has the slope of the head after it",
         "gives each head the slope of the next one", _of_calls("alibi", partial(_spec, "alibi", _next_head))),
+    _of_positions("score-factor-ignored", "factor of scores ignored", "scores are not multiplied by the factor of their query",
+        "ignores the factor of scores", _of_calls("score_factor", lambda call: replace(call, score_factor=None))),
+    _of_positions("score-factor-of-next-head", "factor of scores of the next head", "each q head has the next one's factor",
+        "gives each head the factor of the next one",
+        _of_calls("score_factor", lambda call: replace(call, score_factor=call.score_factor.roll(-1, 1)))),  # type: ignore[union-attr]
+    _of_positions("score-bias-ignored", "bias of scores ignored", "nothing is added to scores", "ignores the bias of scores",
+        _of_calls("score_bias", lambda call: replace(call, score_bias=None))),
+    _of_positions("score-bias-scaled", "bias of scores scaled", "the bias is multiplied by the softmax scale, as scores are",
+        "scales the bias as it scales the scores",
+        _of_calls("score_bias", lambda call: _other_bias(lambda bias: call.scale * bias, call))),
+    _of_positions("score-bias-of-next-head", "bias of scores of the next head", "each q head has the bias of the head after it",
+        "gives each head the bias of the next one",
+        _of_calls("score_bias", partial(_other_bias, lambda bias: bias.roll(-1, 1)))),
+    _of_positions("score-bias-one-token-off", "bias of scores one token off",
+        "the score of a key has the bias of the key before it", "counts the distances of the bias from 1",
+        _of_calls("score_bias", partial(_other_bias, lambda bias: bias[..., 1:]))),
+    _of_positions("score-bias-beyond-its-end", "bias of scores beyond its end",
+        "keys that are further than the table reaches have its last bias", "lets the last bias hold for all further keys",
+        _of_calls("score_bias", _bias_beyond)),
     _of_positions("positions-ignored", "positions ignored", "the first key of a call is taken for the first of its sequence",
         "takes the first key that it is given for the first of the sequence",
         _of_calls("positions", lambda call: replace(call, positions=None))),
@@ -292,9 +331,17 @@ BUGS = (
     _of_stored("stored-v-scaled-as-k", "stored V scaled as K", "v has the scale of k", "scales the stored V by K's scale",
         _of_calls("stored_kv", partial(_dequantised, _k, partial(_scaled_by, "v", "k", _SAME)))),
     _of_stored("stored-scales-of-next-head", "scales of the next head", "each kv head has the scales of another one",
-        "scales a stored head as another one", _of_calls("stored_kv", partial(_other_scale, (0, -1)))),
+        "scales a stored head as another one", _of_calls("stored_kv", partial(_other_scale, (0, -1, 0)))),
     _of_stored("stored-scales-of-next-token", "scales of the next token", "each token has the scales of another one",
-        "scales a stored token as another one", _of_calls("stored_kv", partial(_other_scale, (-1, 0)))),
+        "scales a stored token as another one", _of_calls("stored_kv", partial(_other_scale, (-1, 0, 0)))),
+    _of_stored("stored-scales-of-next-block", "scales of the next block", "each block of 16 tokens has the scales of another one",
+        "scales a stored block of tokens as another one", _of_calls("stored_kv", partial(_other_scale, (-_BLOCK, 0, 0)))),
+    _of_stored("stored-scales-of-next-dims", "scales of the next dims", "each block of 16 dims has the scales of another one",
+        "scales a stored block of dims as another one", _of_calls("stored_kv", partial(_other_scale, (0, 0, -_BLOCK)))),
+    _of_stored("stored-q-scale-missing", "scale of stored Q missing", "q is what is stored, without its scale",
+        "does not scale the stored Q", _of_calls("stored_q", partial(_requantised, 0))),
+    _of_stored("stored-q-scale-twice", "scale of stored Q twice", "q is multiplied by its scale twice",
+        "scales the stored Q twice", _of_calls("stored_q", partial(_requantised, 2))),
     _of_latent("latent-rope-dropped", "RoPE dims of latent attention dropped",
         "scores lack the last 64 dims, which carry the position",
         "leaves the RoPE dims out of the scores", _of_calls("mla", _without_rope_dims)),

@@ -98,10 +98,10 @@ def certified_kernel(name: str | None) -> CertifiedKernel:
         return CertifiedKernel()
     backend = Backend.parse(name)
     if not backend.is_kernel:
-        found = f"--candidate is the URL {name}." if backend.is_url else f"--candidate: no kernel is named {name!r}."
+        refusal = f"--candidate is the URL {name}." if backend.is_url else f"--candidate: no kernel is named {name!r}."
         near = did_you_mean(name, sorted(published()))
         raise UsageError(
-            found,
+            refusal,
             "a kernel, as a published name or module:function: faults are seeded in outputs that assay computes itself",
             f"{near or 'name a kernel, see assay backends'}; or omit --candidate for PyTorch's attention, which only rounds",
         )

@@ -131,7 +131,7 @@ def examine_fault(fault: SeededFault, level: OpLevel, checker: Checker = checked
         looks=(Look(suite=SUITE, caught=flagged, after=None if after is None else calls + after, of=looked),),
         named=is_named(fault, result.findings) if flagged else None,
         pinned=is_pinned(fault, shown, now.calls, result.findings) if flagged else None,
-        found=tuple(finding.id for finding in result.findings),
+        findings=tuple(finding.id for finding in result.findings),
         where=result.findings[0].where if result.findings else "",
         read=operator, read_exact=exact, effect=effect,
         why="" if flagged or fault.equivalent else _why(result, shown) + hidden_words(effect, noise),
@@ -147,7 +147,7 @@ def examine_honest(id: str, title: str, kernel: Kernel, level: OpLevel, checker:
     return Examined(
         id=id, kind="honest", title=title, outcome="false alarm" if flagged else "quiet",
         looks=(Look(suite=SUITE, caught=flagged, after=_first_failing(result, level.cases), of=len(level.cases)),),
-        found=tuple(finding.id for finding in result.findings), where=result.findings[0].where if result.findings else "",
+        findings=tuple(finding.id for finding in result.findings), where=result.findings[0].where if result.findings else "",
         read=operator, read_exact=exact, why=result.findings[0].sentence if flagged else "", seed=level.seed,
         seconds=time.monotonic() - begun,
     )  # fmt: skip

@@ -259,7 +259,7 @@ def examine(fault: SeededFault, level: ServerLevel) -> Examined:
         id=fault.id, kind="equivalent" if fault.equivalent else "fault", title=fault.title, links=fault.links,
         restricted=fault.where.words, outcome=outcome, looks=looks,
         named=is_named(fault, findings) if caught and not fault.equivalent else None,
-        pinned=_is_pinned_in(fault, flagged, level.model) if flagged else None, found=tuple(finding.id for finding in findings),
+        pinned=_is_pinned_in(fault, flagged, level.model) if flagged else None, findings=tuple(finding.id for finding in findings),
         where=_flagged_words(flagged, level.model) if flagged else "",
         effect=effect, why="" if outcome in ("caught", "quiet") else unseen,
         seed=fault.where.seed, seconds=time.monotonic() - begun,
@@ -351,7 +351,7 @@ def _examine_run(level: ServerLevel) -> Examined:
     flagged = report.verdict == "regression"
     return Examined(
         id=HONEST, kind="honest", title="honest kernel in a whole run", outcome="false alarm" if flagged else "quiet", looks=looks,
-        found=tuple(finding.id for finding in report.findings), why=report.headline if flagged else "",
+        findings=tuple(finding.id for finding in report.findings), why=report.headline if flagged else "",
         seconds=time.monotonic() - begun,
     )  # fmt: skip
 

@@ -80,7 +80,10 @@ def check(
     from assay.reports.check import check_document
     from assay.reports.terminal import say as print_text
 
-    name, loaded = named(kernel)
+    try:
+        name, loaded = named(kernel)
+    except UsageError as error:
+        raise _as_of_merges(error) if op == "merge" else error from None
     merges: list[Case] | None = None
     if op != "attention":
         given = {"--phase": phase, "--dtype": dtype, "--head-dim": head_dim, "--like": like, "--noise": noise}
@@ -122,6 +125,17 @@ def check(
     raise typer.Exit(deliver(check_document(result, detail.verbose), json, html, junit))
 
 
+def _as_of_merges(error: UsageError) -> UsageError:
+    """Say how a function that takes no attention call is to take a merge; any other error stays."""
+    from assay.harness.attention.merge import SIGNATURE
+
+    fault, told, _ = error.found.partition("; of the signatures")
+    if not told:
+        return UsageError(error.found, error.expected.replace("a function of an AttentionCall", SIGNATURE), error.do)
+    do = "def merge(call): return Outputs(*f(call.outs, call.lses)), with Outputs of assay.harness.attention.call"
+    return UsageError(f"{fault.replace('takes no call', 'takes no merge')}.", SIGNATURE, f"write one around it: {do}")
+
+
 def _merging(op: str, kernel: Any, others: Sequence[str], device: str | None, seed: int) -> tuple[Kernel, list[Case]]:
     """Make a kernel of one that merges, and the cases of its matrix.
 
@@ -134,8 +148,8 @@ def _merging(op: str, kernel: Any, others: Sequence[str], device: str | None, se
     if op != "merge":
         raise UsageError(f"--op is {op!r}.", "attention or merge", "choose one of them")
     if others:
-        found = f"{' and '.join(others)} {'chooses' if len(others) == 1 else 'choose'} calls of attention."
-        raise UsageError(found, "--case, --seed or --device with --op merge", "omit the others")
+        conflict = f"{' and '.join(others)} {'chooses' if len(others) == 1 else 'choose'} calls of attention."
+        raise UsageError(conflict, "--case, --seed or --device with --op merge", "omit the others")
     return merging(kernel), merge_cases(checked_device(device), seed)
 
 

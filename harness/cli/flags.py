@@ -16,8 +16,9 @@ from pydantic_core import PydanticUndefined
 from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.backend import Backend
 from assay.harness.cli.output import new_folder
-from assay.harness.config import FIELDS, PROFILES, RunSpec, flag, make_spec
+from assay.harness.config import FIELDS, RunSpec, defaults, flag, make_spec
 from assay.harness.errors import UsageError
+from assay.harness.sides import Device
 
 _PANELS = {
     "Latency": ("latency_shapes", "latency_concurrency", "latency_seconds", "latency_bound"),
@@ -187,8 +188,9 @@ def _option(name: str, spelled: str, hidden: bool, panel: str | None, about: str
 
 def _default_text(name: str) -> str:
     """Return the default of a field, as its flag would be given; empty where there is none, or the description states it."""
-    if name in PROFILES["cpu"]:
-        by_device = {device: profile[name] for device, profile in PROFILES.items()}
+    devices: tuple[Device, ...] = get_args(Device)
+    by_device = {device: values[name] for device in devices if name in (values := defaults(device))}
+    if by_device:
         if len(set(by_device.values())) == 1:
             return str(by_device["cpu"])
         return ", ".join(f"{value} with --device {device}" for device, value in by_device.items())

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from assay.harness.collect import layer_diff, sensitivity
 from assay.harness.collect.interview import AnswerKey, interview, is_answered
-from assay.harness.collect.logit_scoring import Handover, is_scored, score_role
+from assay.harness.collect.logit_scoring import ScoringHandover, is_scored, score_role
 from assay.harness.collect.plan import Plan
 from assay.harness.collect.question_stop import QuestionStop
 from assay.harness.collect.run_folder import asked_roles, shadowed_role
@@ -38,7 +38,7 @@ class Asking:
     display: ProgressDisplay
     stop: QuestionStop
     answered: Collection[AnswerKey]
-    handover: Handover | None = None
+    handover: ScoringHandover | None = None
 
 
 def _do_nothing(asked: Asking, engines: Sequence[Engine]) -> None: ...
@@ -114,7 +114,7 @@ def _begin_scoring(asked: Asking, engines: Sequence[Engine]) -> None:
     open_roles = [role for engine in engines for role in _unscored(asked, engine.role)]
     together = len(engines) == len(ROLES) and open_roles == [engine.role for engine in engines]
     if together and all(engine.scorer for engine in engines):
-        asked.handover = Handover(len(asked.plan.of("logits")))
+        asked.handover = ScoringHandover(len(asked.plan.of("logits")))
 
 
 def _score(asked: Asking, engine: Engine) -> None:

@@ -141,7 +141,7 @@ def _job_of(plan: Plan, folder: RunFolder) -> MatrixJob:
     heads = f"{model.q_heads} q heads on {model.kv_heads} kv heads"
     return MatrixJob(
         record=MatrixRecord(
-            kernel=plan.candidate.name, calls=f"{dtype}, head_dim {model.head_dim}, {heads}, to {tokens:,} tokens"
+            kernel=plan.candidate.name, shapes=f"{dtype}, head_dim {model.head_dim}, {heads}, to {tokens:,} tokens"
         ),
         device=plan.spec.device,
         dtype=dtype,
@@ -169,7 +169,7 @@ def _keep_matrix(folder: RunFolder, record: MatrixRecord, display: ProgressDispl
         display.say(f"Op-level matrix: not tested: {record.error}.")
         return
     named = "; ".join(finding.title for finding in record.findings) or "nothing"
-    display.say(f"Op-level matrix: {len(record.computed)} calls in {record.seconds:.1f} s: found {named}.")
+    display.say(f"Op-level matrix: {record.computed} calls in {record.seconds:.1f} s: found {named}.")
 
 
 def _dtype(folder: RunFolder, device: str, model: ModelShape) -> str:

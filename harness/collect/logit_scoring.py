@@ -56,7 +56,7 @@ _FLOOR_EVERY = 2
 _Sequence = tuple[ScoredSequence, tuple[int, ...]]
 
 
-class Handover:
+class ScoringHandover:
     """Data that the reference's scoring hands to the candidate's, sequence by sequence, while both run.
 
     Args:
@@ -68,7 +68,7 @@ class Handover:
         self._top_ids: list[Future[Mapping[CacheState, Ints]]] = [Future() for _ in range(count)]
 
     @classmethod
-    def of(cls, reference: Logits) -> Handover:
+    def of(cls, reference: Logits) -> ScoringHandover:
         """Make a handover from a reference that was scored before."""
         header = reference.header
         handover = cls(len(header.sequences))
@@ -119,7 +119,7 @@ def score_role(
     display: ProgressDisplay,
     role: Role | None = None,
     run: str = "",
-    handover: Handover | None = None,
+    handover: ScoringHandover | None = None,
 ) -> None:
     """Score the reference's tokens on a server, and write the result to the run's folder, unless it is there already.
 
@@ -148,14 +148,14 @@ def score_role(
             continue
         title = f"{role}: logits{' again' if repeat else ''}"
         if role == "reference" and not repeat:
-            scored = _score_reference(server, items, answers, handover or Handover(len(items)), display, title)
+            scored = _score_reference(server, items, answers, handover or ScoringHandover(len(items)), display, title)
         elif repeat:
             again = _scored_reference(folder, role, run)
             again = again.only(range(0, len(again.header.sequences), _FLOOR_EVERY))
-            scored = _score_all(server, Handover.of(again), True, display, title)
+            scored = _score_all(server, ScoringHandover.of(again), True, display, title)
         else:
             if handover is None or logits_path(folder, "reference", 0).exists():
-                handover = Handover.of(_scored_reference(folder, role, run))
+                handover = ScoringHandover.of(_scored_reference(folder, role, run))
             scored = _score_all(server, handover, False, display, title)
         _write(folder, server, scored, role, repeat, run)
 
@@ -174,7 +174,7 @@ def _score_reference(
     server: Scorer,
     items: Sequence[Item],
     answers: Sequence[Answer],
-    handover: Handover,
+    handover: ScoringHandover,
     display: ProgressDisplay,
     title: str,
 ) -> list[_Scored]:
@@ -196,7 +196,7 @@ def _score_reference(
 
 
 def _score_all(
-    server: Scorer, handover: Handover, backwards: bool, display: ProgressDisplay, title: str
+    server: Scorer, handover: ScoringHandover, backwards: bool, display: ProgressDisplay, title: str
 ) -> list[_Scored]:
     """Score the sequences of a reference, at its most probable tokens."""
     sequences = handover.sequences()
@@ -230,7 +230,9 @@ def score_again(server: Scorer, reference: Logits, run: str, display: ProgressDi
         EngineError: the server failed.
     """
     display = display or ProgressDisplay(Console(quiet=True))
-    scored = _score_all(server, Handover.of(reference), False, display, f"{server.role}: logits with a seeded fault")
+    scored = _score_all(
+        server, ScoringHandover.of(reference), False, display, f"{server.role}: logits with a seeded fault"
+    )
     return _logits(server, scored, "candidate", 0, run)
 
 

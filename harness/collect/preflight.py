@@ -55,8 +55,8 @@ def check_certificate(name: str) -> None:
         "make it with assay certify, or leave out --certificate",
     )
     if not Path(name).is_file():
-        found = f"{name} is a folder" if Path(name).exists() else f"There is no {name}"
-        raise UsageError(f"--certificate: {found}.", expected, do)
+        wrong = f"{name} is a folder" if Path(name).exists() else f"There is no {name}"
+        raise UsageError(f"--certificate: {wrong}.", expected, do)
     try:
         read_certificate(Path(name))
     except EvidenceError as error:
@@ -84,12 +84,12 @@ def check_gpu() -> None:
     if torch.cuda.is_available():
         return
     built = torch.version.cuda
-    found = (
+    why = (
         f"PyTorch {torch.__version__} is built for CUDA {built} and sees none" if built else
         f"PyTorch {torch.__version__} is built without CUDA"
     )  # fmt: skip
     raise UsageError(
-        f"--device is cuda, and there is no GPU that can be used: {found}.",
+        f"--device is cuda, and there is no GPU that can be used: {why}.",
         "a GPU that nvidia-smi lists, and a CUDA build of PyTorch",
         "use --device=cpu, or fix the driver, CUDA_VISIBLE_DEVICES or PyTorch (nvidia-smi lists what the driver sees)",
     )

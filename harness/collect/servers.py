@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from assay.harness.evidence.manifest import ServerManifest
 from assay.harness.evidence.nonce import RUN
 from assay.harness.progress import ProgressDisplay
 from assay.harness.server.control import CONTROL, FAULTS
-from assay.harness.sides import ROLES, Role
+from assay.harness.sides import ROLES, Role, Side
 
 
 def make_engine(
@@ -36,8 +36,7 @@ def make_engine(
     cpu_core: int | None,
     eager: bool,
     alone: bool = False,
-    environment: Mapping[str, str] | None = None,
-    arguments: tuple[str, ...] = (),
+    side: Side | None = None,
 ) -> Engine:
     """Make a role's engine, not started: a server to launch, or one that is already running.
 
@@ -49,10 +48,9 @@ def make_engine(
         cpu_core: see `Launch` and `core_of`.
         eager: see `Launch`.
         alone: see `Launch`.
-        environment: further environment variables of the server.
-        arguments: further flags of the server, which the user's override.
+        side: the role's side as it is launched; None for as it was asked.
     """
-    spec, side, backend = plan.spec, plan.spec.sides[role], plan.backend(role)
+    spec, side, backend = plan.spec, side or plan.spec.sides[role], plan.backend(role)
     if backend.is_url:
         return RemoteServer(role=role, url=backend.name, request_timeout=spec.request_timeout, model=side.model)
     return SGLangServer(
@@ -62,7 +60,7 @@ def make_engine(
             model=plan.models[role],
             interpreter=side.interpreter,
             device=spec.device,
-            engine_args=(*arguments, *side.flags),
+            engine_args=side.flags,
             evidence=evidence,
             log=log,
             startup_timeout=spec.startup_timeout,
@@ -71,7 +69,7 @@ def make_engine(
             cpu_core=cpu_core,
             eager=eager,
             alone=alone,
-            extra={**side.environment, **(environment or {})},
+            extra=side.environment,
         )
     )
 
@@ -122,8 +120,7 @@ def _run_engine(plan: Plan, folder: RunFolder, role: Role, alone: bool) -> Engin
         cpu_core=core_of(plan.spec.device, ROLES.index(role)),
         alone=alone,
         eager=plan.has_decode_kernel or not plan.compares_answers,
-        environment=environment,
-        arguments=chunk_argument(plan),
+        side=plan.spec.sides[role].launched_with(environment, chunk_argument(plan)),
     )
 
 

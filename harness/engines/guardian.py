@@ -111,10 +111,10 @@ def descendants(ancestor: int) -> list[int]:
             parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
         except (OSError, ValueError, IndexError):
             continue
-    found = [ancestor]
-    for pid in found:
-        found += [child for child, parent in parents.items() if parent == pid]
-    return found[1:]
+    family = [ancestor]
+    for pid in family:
+        family += [child for child, parent in parents.items() if parent == pid]
+    return family[1:]
 
 
 def shared_files(pid: int) -> set[str]:

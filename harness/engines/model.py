@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from assay.evals.retrieval import Fit
+from assay.evals.retrieval import PromptRoom
 from assay.evals.tiny_model.families import FAMILIES, SOURCE, tiny_model
 from assay.harness.errors import UsageError
 from assay.harness.sides import BUILTIN_MODEL
@@ -188,7 +188,7 @@ _TEMPLATE_TOKENS = 64
 """Tokens that a chat template adds to a prompt, at most."""
 
 
-def fit_of(model: Path, answer: int) -> Fit:
+def fit_of(model: Path, answer: int) -> PromptRoom:
     """Compute how much fits into the context of the model in a folder, beside an answer of this many tokens.
 
     Raises:
@@ -206,7 +206,7 @@ def fit_of(model: Path, answer: int) -> Fit:
             "save the tokenizer with save_pretrained, or name other --data",
         ) from None
     context = model_shape(model).context
-    return Fit(
+    return PromptRoom(
         context, answer + _TEMPLATE_TOKENS, lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
     )
 

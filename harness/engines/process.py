@@ -170,7 +170,7 @@ class ServerProcess:
             return None
         names = {pid: name_of(pid) for pid in states}
         self._essential |= {pid: name for pid, name in names.items() if name.startswith(essential) or name == _UNNAMED}
-        found = {
+        troubles = {
             pid: Trouble(self._essential.get(pid) or names[pid], pid, "is stopped, as by SIGSTOP", ended=False)
             for pid, state in states.items()
             if state in "Tt"
@@ -179,9 +179,9 @@ class ServerProcess:
             status = _exit_status(pid) if states[pid] == "Z" else None
             if states[pid] in "XZ" and (name.startswith(essential) or status):
                 what = "has ended" if status is None else how_ended(status)
-                found[pid] = Trouble(name, pid, what, ended=True)
-        still = [trouble for pid, trouble in sorted(found.items()) if self._trouble.get(pid) == trouble]
-        self._trouble = found
+                troubles[pid] = Trouble(name, pid, what, ended=True)
+        still = [trouble for pid, trouble in sorted(troubles.items()) if self._trouble.get(pid) == trouble]
+        self._trouble = troubles
         return next(iter(still), None)
 
     def stop(self) -> None:

@@ -13,7 +13,7 @@ from assay.harness.evidence.pack import PackEntry, hash_pack, read_manifest
 from assay.harness.evidence.run_file import RunFile
 from assay.harness.schema import Record
 from assay.harness.text import two_digits
-from assay.harness.verdict import Finding, KernelResult, cause_of
+from assay.harness.verdict import KernelOnCalls, KernelResult, cause_of
 
 
 class LayerBound(Record):
@@ -26,56 +26,42 @@ class LayerBound(Record):
     worst: float = 0.0
 
 
-class ReplayResult(KernelResult, RunRecord):
+class ReplayResult(KernelResult, KernelOnCalls, RunRecord):
     """A candidate's result on recorded calls.
 
     Attributes:
         run: nonce of the run whose calls were examined; empty if they belong to none.
-        candidate: its name.
         pack: hash of the pack whose calls were examined, as `assay.harness.evidence.pack.hash_pack` computes it.
         examined: hashes of the files of the examined calls.
         noise: quantisation that it declares, for example "int8_qk"; empty if its dtype's rounding is its only noise.
-        calls: calls that were examined.
         recorded: calls in the pack, in the phases that the candidate computes.
         with_prefix: examined calls with a cached prefix of at least `assay.harness.conditions.CACHED_PREFIX_TOKENS` tokens.
         envelope: by phase that the candidate claims, which layers, new tokens and cached prefixes the pack's calls have, in words;
             empty where it has none of the phase. Only `replay` of a pack fills it in: a run has an envelope of its own.
         worst: largest own error over calls, cells and heads, as a multiple of its bound.
         bounds: by layer and phase.
-        findings: what is wrong, named where a hypothesis fits.
         not_tested: sentences.
         not_run: why the kernel was not run on these calls, as when it ended its process; empty otherwise. A pass needs that.
         first_finding_s: seconds until the first findings; None if there are none.
-        seconds: time that examining and diagnosing took.
-        smallest: the smallest failing call that was found, in words; empty if none fails, or where the kernel was not run.
-        test: a pytest file that shows it; empty where there is none.
     """
 
-    candidate: str
     pack: str = ""
     examined: tuple[str, ...] = ()
     noise: str
-    calls: int
     recorded: int
     with_prefix: int
     envelope: dict[str, str] = Field(default_factory=dict)
     worst: float
     bounds: tuple[LayerBound, ...]
-    findings: tuple[Finding, ...]
     not_tested: tuple[str, ...] = ()
     not_run: str = ""
     first_finding_s: float | None = None
-    seconds: float
-    smallest: str = ""
-    test: str = ""
 
     def summary(self) -> str:
         """Summarise in a sentence what the candidate does wrong if known, how many calls were examined, and the worst own error."""
         cause = cause_of(self.findings)
         does = (
-            f"{self.candidate} {cause.does}"
-            if cause and cause.does
-            else f"{self.candidate}, {len(self.findings)} findings"
+            f"{self.kernel} {cause.does}" if cause and cause.does else f"{self.kernel}, {len(self.findings)} findings"
         )
         worst = (
             f"worst own error {two_digits(self.worst)} times its bound"
@@ -111,8 +97,8 @@ def foreign_cause(result: ReplayResult, candidate: str, phases: Collection[str],
     Raises:
         EvidenceError: the pack's manifest is damaged.
     """
-    if result.candidate != candidate:
-        return f"it examined {result.candidate}, not {candidate}"
+    if result.kernel != candidate:
+        return f"it examined {result.kernel}, not {candidate}"
     if pack is None:
         return "the run has no recorded calls"
     if result.pack != hash_pack(pack):

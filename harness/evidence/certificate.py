@@ -132,7 +132,7 @@ class Examined(Part):
     looks: tuple[Look, ...] = ()
     named: bool | None = None
     pinned: bool | None = None
-    found: tuple[str, ...] = ()
+    findings: tuple[str, ...] = ()
     where: str = ""
     read: str | None = None
     read_exact: bool | None = None

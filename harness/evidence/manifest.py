@@ -13,12 +13,12 @@ from assay.harness.errors import AssayError, EngineError
 from assay.harness.evidence.nonce import RunRecord
 from assay.harness.evidence.records import Item
 from assay.harness.schema import Part, Record
-from assay.harness.sides import ENGINES, Engine, Role
+from assay.harness.sides import Engine, Role, profile_of
 
 
 def engine_label(engine: Engine, version: str, device: str) -> str:
     """Name an engine for evidence and reports: "SGLang 0.5.23 on cpu"."""
-    return f"{ENGINES[engine]} {version} on {device}"
+    return f"{profile_of(engine).title} {version} on {device}"
 
 
 class ServerManifest(Record):

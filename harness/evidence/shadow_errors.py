@@ -30,7 +30,7 @@ from assay.harness.files import write_whole
 from assay.harness.schema import Record
 
 FOLDER = "shadow"
-SCHEMA: Literal["assay.shadow/5"] = "assay.shadow/5"
+SCHEMA: Literal["assay.shadow/6"] = "assay.shadow/6"
 CONDITIONS = {"phase": PHASES, "prefix": CACHED_PREFIX.labels, "position": POSITION.labels, "batch": PLACE}
 """Dimensions of a cell besides layer and head, with their labels in order. Files hold indices into the labels."""
 DIMENSIONS = ("layer", "head", *CONDITIONS)
@@ -138,7 +138,7 @@ class ShadowHeader(RunRecord):
         write_request: the latest write request that was served; see `assay.harness.server.write_request`.
     """
 
-    schema_id: Literal["assay.shadow/5"] = SCHEMA
+    schema_id: Literal["assay.shadow/6"] = SCHEMA
     reference: str
     candidate: str
     phases: tuple[str, ...]

@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 
 from assay.harness.evidence.error_sums import Floats, ratio
 
-OUTPUT_SUMS = ("off", "along", "squared", "nonfinite")
+OUTPUT_SUMS = ("off", "along", "squared", "nonfinite", "dropped", "dropped_along")
 """Sums over the elements of an output o whose truth is t: |o - t|, (o - t) t and (o - t)^2 over the elements where both are finite;
-and the number of elements where only t is."""
+the number of elements where only t is; and the most that weights which its family may leave out add to the first two, 0 for honest
+implementations, which leave out none."""
 TRUTH_SUMS = ("size", "squared", "elements")
 """Sums over the elements where the truth t is finite: |t|, t^2, and their number."""
-_OFF, _ALONG, _, _NONFINITE = range(len(OUTPUT_SUMS))
+_OFF, _ALONG, _, _NONFINITE, _DROPPED, _DROPPED_ALONG = range(len(OUTPUT_SUMS))
 _SIZE, _SQUARED, _ELEMENTS = range(len(TRUTH_SUMS))
 
 
@@ -30,10 +31,10 @@ class TruthErrors:
     Attributes:
         index: int64 [cells, 6], as in `assay.harness.evidence.shadow_errors.ShadowErrors`.
         truth: float64 [cells, 3], the columns of `TRUTH_SUMS`.
-        candidate: float64 [cells, 4], the columns of `OUTPUT_SUMS`.
-        reference: float64 [cells, 4].
-        candidate_honest: float64 [cells, members, 4]: honest implementations of the candidate's noise family.
-        reference_honest: float64 [cells, members, 4], of the reference's family.
+        candidate: float64 [cells, 6], the columns of `OUTPUT_SUMS`.
+        reference: float64 [cells, 6].
+        candidate_honest: float64 [cells, members, 6]: honest implementations of the candidate's noise family.
+        reference_honest: float64 [cells, members, 6], of the reference's family.
     """
 
     index: NDArray[np.int64]
@@ -101,7 +102,7 @@ def own_error(output: Floats, truth: Floats) -> Floats:
     """Compute the relative L1 against the truth: infinite where the output is not finite, NaN where nothing was compared.
 
     Args:
-        output: float64 [..., 4], the columns of `OUTPUT_SUMS`.
+        output: float64 [..., 6], the columns of `OUTPUT_SUMS`.
         truth: float64 [..., 3], the columns of `TRUTH_SUMS`, of a shape that broadcasts.
     """
     error = ratio(output[..., _OFF], truth[..., _SIZE])
@@ -116,9 +117,21 @@ def gain(output: Floats, truth: Floats) -> Floats:
     Infinite where an element of the output is not finite, NaN where the truth is zero or nothing was compared.
 
     Args:
-        output: float64 [..., 4].
+        output: float64 [..., 6].
         truth: float64 [..., 3], of a shape that broadcasts.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         gains = np.where(truth[..., _SQUARED] > 0, output[..., _ALONG] / truth[..., _SQUARED], np.nan)
     return np.where(output[..., _NONFINITE] > 0, np.inf, gains)
+
+
+def dropped(output: Floats, truth: Floats) -> tuple[Floats, Floats]:
+    """Compute the most that leaving out weights may add to `own_error` and to `gain`; 0 where the family leaves out none.
+
+    Args:
+        output: float64 [..., 6].
+        truth: float64 [..., 3], of a shape that broadcasts.
+    """
+    pairs = ((output[..., _DROPPED], truth[..., _SIZE]), (output[..., _DROPPED_ALONG], truth[..., _SQUARED]))
+    own, along = (np.nan_to_num(ratio(cost, size), posinf=0.0) for cost, size in pairs)
+    return own, along

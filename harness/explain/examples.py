@@ -25,7 +25,9 @@ _OF_KIND: dict[str, Lens] = {
     "k-smoothing": [(8, 88)],
     "accumulator": [(8, 248)],
 }
-_OF_ID: dict[str, Lens] = {"q-scale-previous-block": [(250, 4)], "q-scale-next-block": [(140, 4)]}
+_OF_ID: dict[str, Lens] = {
+    "q-scale-previous-block": [(250, 4)], "q-scale-next-block": [(140, 4)], "stored-scales-of-next-block": [(7, 20)],
+}  # fmt: skip
 
 
 def example(hypothesis: Bug) -> AttentionCall:
@@ -49,6 +51,11 @@ def _sunk(_id: str, call: AttentionCall) -> AttentionCall:
 
 
 def _positioned(id_: str, call: AttentionCall) -> AttentionCall:
+    heads = torch.arange(1.0, call.heads.q_heads + 1)[:, None]
+    if id_.startswith("score-factor"):
+        return replace(call, score_factor=1.5 * heads.T)
+    if id_.startswith("score-bias"):
+        return replace(call, score_bias=(torch.tensor([0.5, -1.0, 2.0, 1.0]) * heads)[None])
     if id_.startswith("alibi"):
         return call.with_spec(alibi=(0.25, 0.0625)[: call.heads.q_heads])
     late = call.with_spec(temperature=4)
@@ -60,10 +67,15 @@ def _padded(_id: str, call: AttentionCall) -> AttentionCall:
 
 
 def _stored(id_: str, call: AttentionCall) -> AttentionCall:
-    """Store k and v in FP8, with scales of their own for each token where a bug mixes tokens, else for each head."""
-    tokens, heads = call.k.shape[:2]
-    shape = (tokens, heads, 1) if id_.endswith("token") else (1, heads, 1)
-    scale = 2.0 ** -(torch.arange(1, math.prod(shape) + 1) % 3).view(shape)
+    """Store q, or k and v, in FP8, with scales of their own for what a bug mixes, else for each head."""
+    if id_.startswith("stored-q"):
+        stored = call.q.to(torch.float8_e4m3fn)
+        of_query = 2.0 ** -(torch.arange(len(stored)) % 3 + 1.0)[:, None, None]
+        return replace(call, q=stored.double() * of_query, stored_q=stored, q_scale=of_query)
+    tokens, heads, dims = call.k.shape
+    shape = (tokens, heads, 1) if id_.endswith(("token", "block")) else (1, heads, dims if id_.endswith("dims") else 1)
+    size = 16 if id_.endswith(("block", "dims")) else 1
+    scale = 2.0 ** -(torch.arange(1, math.prod(shape) + 1) // size % 3).view(shape)
     k, v = (tensor.to(torch.float8_e4m3fn) for tensor in (call.k, call.v))
     return replace(
         call, k=k.double() * scale, v=v.double() * 4 * scale, stored_k=k, stored_v=v, k_scale=scale, v_scale=4 * scale

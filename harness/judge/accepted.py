@@ -158,9 +158,9 @@ def _check_reference(reference: str, status: Status, root: str) -> Check:
         )
         return _OF_REFERENCE.check("ok", f"{used}: {how}")
     why = status.stale.get("reference")
-    found = f"the baseline of {reference} is stale: {why}" if why else f"none was accepted for {reference}"
-    found = f"{found}; the reference server was queried instead"
-    return _OF_REFERENCE.check("not checked", found, _accept_again(root))
+    observed = f"the baseline of {reference} is stale: {why}" if why else f"none was accepted for {reference}"
+    observed = f"{observed}; the reference server was queried instead"
+    return _OF_REFERENCE.check("not checked", observed, _accept_again(root))
 
 
 def _check_candidate(candidate: str, status: Status, root: str) -> Check:
@@ -169,10 +169,10 @@ def _check_candidate(candidate: str, status: Status, root: str) -> Check:
     if used := status.used.get("candidate"):
         return _OF_CANDIDATE.check("ok", f"{used}{unused}")
     if why := status.stale.get("candidate"):
-        found = f"the baseline of {candidate} is stale: {why}{unused}"
-        return _OF_CANDIDATE.check("missing", found, _accept_again(root))
-    found = f"none was accepted for {candidate}{unused}"
-    return _OF_CANDIDATE.check("not checked", found, "assay baseline accept RUN")
+        observed = f"the baseline of {candidate} is stale: {why}{unused}"
+        return _OF_CANDIDATE.check("missing", observed, _accept_again(root))
+    observed = f"none was accepted for {candidate}{unused}"
+    return _OF_CANDIDATE.check("not checked", observed, "assay baseline accept RUN")
 
 
 def _accept_again(root: str) -> str:

@@ -70,18 +70,18 @@ def _check_question_plan(seed: int, questions: Questions) -> Check:
     plan, rule = questions.plan, questions.rule
     expected = (seed, rule.margin, rule.alpha, rule.regression_alpha)
     if plan is None:
-        found = "no record"
+        observed = "no record"
     elif (plan.seed, plan.margin, plan.alpha, plan.regression_alpha) != expected:
-        found = "a record of another seed, margin or alpha than the run's"
+        observed = "a record of another seed, margin or alpha than the run's"
     elif plan.order_hash != order_hash(questions.items):
-        found = "a record of other questions, or of another order"
+        observed = "a record of other questions, or of another order"
     elif plan.population < len({item.unit or item.id for item in questions.items}):
-        found = "a record of a smaller set of questions"
+        observed = "a record of a smaller set of questions"
     else:
         at_most = f"at most {plan.most:,} questions in the random order of seed {plan.seed}"
         stop = f"; stopped after {plan.pairs:,}: {plan.stopped}" if plan.stopped else ""
         return _PLANNED.check("ok", f"{at_most}, margin {plan.margin:g}, alpha {plan.alpha:g}{stop}")
-    return _PLANNED.check("missing", found, RUN_AGAIN)
+    return _PLANNED.check("missing", observed, RUN_AGAIN)
 
 
 def check_all_answered(asked: int, answered: int, mismatched: Sequence[str]) -> Check:
@@ -92,11 +92,11 @@ def check_all_answered(asked: int, answered: int, mismatched: Sequence[str]) -> 
         answered: answers to these questions, with the same prompt.
         mismatched: items that a role answered with another prompt.
     """
-    found, settles = f"{answered} of {asked}", "repeat the command, which resumes where it stopped"
+    observed, settles = f"{answered} of {asked}", "repeat the command, which resumes where it stopped"
     if mismatched:
-        found += f"; answers to another prompt: {len(mismatched)}, the first to {mismatched[0]}"
+        observed += f"; answers to another prompt: {len(mismatched)}, the first to {mismatched[0]}"
         settles = "run again with a new --out: these answers do not belong to this run's questions"
-    return _ANSWERED.met(bool(asked) and answered == asked and not mismatched, found, settles)
+    return _ANSWERED.met(bool(asked) and answered == asked and not mismatched, observed, settles)
 
 
 def _accuracy_suite(policy: Policy, workload: Workload, questions: Questions) -> SuiteResult:

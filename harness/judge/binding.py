@@ -53,13 +53,13 @@ def _check_reconciled(served: Mapping[Role, _Left], servers: Mapping[Role, Serve
     """
     absent = [role for role, (_, admissions, _) in served.items() if role not in servers or not admissions]
     if absent or not served:
-        found = f"no admitted request was noted in the server of the {' or the '.join(absent) or 'candidate'}"
-        return _RECONCILED.check("missing", found, "let assay start both servers; see their logs")
+        observed = f"no admitted request was noted in the server of the {' or the '.join(absent) or 'candidate'}"
+        return _RECONCILED.check("missing", observed, "let assay start both servers; see their logs")
     wrong = [f"{role}: {words}" for role, left in served.items() for words in _disagreements(*left, concurrency)]
     if wrong:
         more = f"; and {len(wrong) - _MOST_WORDS} more" if len(wrong) > _MOST_WORDS else ""
-        found = "; ".join(wrong[:_MOST_WORDS]) + more
-        return _RECONCILED.check("failed", found, RUN_AGAIN)
+        observed = "; ".join(wrong[:_MOST_WORDS]) + more
+        return _RECONCILED.check("failed", observed, RUN_AGAIN)
     passes = " and ".join(f"{len(admissions):,}" for _, admissions, _ in served.values())
     requests = " and ".join(f"{len(answers):,}" for _, _, answers in served.values())
     return _RECONCILED.check("ok", f"{passes} prefill passes in every layer, {requests} answered requests")
@@ -150,6 +150,6 @@ def _check_parsed(recorded: Sequence[Answer], parsed: Sequence[Answer]) -> list[
     other = sum(a != b for a, b in letters)
     if not other:
         return [_PARSED.check("ok", f"{len(letters):,} of {len(letters):,} letters are those of the texts")]
-    found = f"{other:,} of {len(letters):,} answers were recorded with another letter than their text gives"
+    observed = f"{other:,} of {len(letters):,} answers were recorded with another letter than their text gives"
     settles = f"{RUN_AGAIN}: records.jsonl was changed, or another version of assay wrote it"
-    return [_PARSED.check("failed", found, settles)]
+    return [_PARSED.check("failed", observed, settles)]

@@ -41,7 +41,9 @@ def _result(run: RunEvidence, envelope: Envelope, line: str) -> EnvelopeResult |
     phases = [phase for phase in PHASES if phase in run.claimed]
     reached = _reached(envelope, counts, counts.limits, phases)
     features = [
-        name for name in _FEATURES if run.errors is not None and any(name in one.features for one in run.errors.headers)
+        name
+        for name in _FEATURES
+        if run.errors is not None and any(name in header.features for header in run.errors.headers)
     ]
     return EnvelopeResult(
         policy=line,
@@ -189,8 +191,8 @@ def _check_covered(run: RunEvidence, envelope: Envelope, line: str) -> Check:
         settles = "let assay start the servers, without a URL"
         return _COVERED.check("missing", f"no compared call was counted; {line}", settles)
     if lacking := envelope.missing(counts, run.claimed):
-        found = f"in some layer no call was compared with {_some_words(lacking)}; {line}"
-        return _COVERED.check("missing", found, _settles(lacking, counts.limits))
+        observed = f"in some layer no call was compared with {_some_words(lacking)}; {line}"
+        return _COVERED.check("missing", observed, _settles(lacking, counts.limits))
     calls = " and ".join(f"{len(counts.layers(phase))} layers in {phase}" for phase in run.claimed)
     return _COVERED.check("ok", f"{calls}; {line}")
 
@@ -202,16 +204,16 @@ def _check_served(run: RunEvidence, envelope: Envelope, line: str) -> Check:
     """
     counts, served = run.envelope, run.served
     if lacking := [suite for suite in ("layers", "greedy") if suite not in run.spec.workload.suites]:
-        found = (
+        observed = (
             f"without the suite {listed(lacking)} the candidate's server answers no requests of the envelope; {line}"
         )
-        return _SERVED.check("not checked", found, f"add {listed(lacking)} to --suites")
+        return _SERVED.check("not checked", observed, f"add {listed(lacking)} to --suites")
     if counts is None or counts.limits is None or served is None or not run.claimed:
-        found = f"no answer of the candidate's own server to the envelope's requests was compared; {line}"
-        return _SERVED.check("missing", found, "let assay start the servers, without a URL")
+        observed = f"no answer of the candidate's own server to the envelope's requests was compared; {line}"
+        return _SERVED.check("missing", observed, "let assay start the servers, without a URL")
     if missing := envelope.gaps(served, run.claimed):
-        found = f"no answer was compared with {_some_words(missing)}; {line}"
-        return _SERVED.check("missing", found, _settles(missing, counts.limits))
+        observed = f"no answer was compared with {_some_words(missing)}; {line}"
+        return _SERVED.check("missing", observed, _settles(missing, counts.limits))
     return _SERVED.check("ok", f"{counted(len(run.over_envelope), 'answer')}; {line}")
 
 

@@ -26,7 +26,7 @@ from assay.harness.judge.report import (
     excess,
     out_of_bounds,
 )
-from assay.harness.judge.truth_bounds import HEAD, AgainstNoise, Measured
+from assay.harness.judge.truth_bounds import HEAD, AgainstNoise, MeasuredCells
 from assay.harness.text import one_line, some
 
 Bounds = Mapping[tuple[int, str], float]
@@ -171,7 +171,7 @@ def truth_rows(against: AgainstNoise) -> tuple[TruthRow, ...]:
         )
         whole = gains.index[:, HEAD] < 0
         (own, bound), (served, served_bound) = _worst_of(cells), _worst_of(reference)
-        gain, gain_bound = _worst_of(Measured(gains.index[whole], gains.observed[whole], gains.bound[whole]))
+        gain, gain_bound = _worst_of(MeasuredCells(gains.index[whole], gains.observed[whole], gains.bound[whole]))
         rows.append(
             TruthRow(
                 layer=layer,
@@ -189,7 +189,7 @@ def truth_rows(against: AgainstNoise) -> tuple[TruthRow, ...]:
     return tuple(rows)
 
 
-def _worst_of(measured: Measured) -> tuple[OwnError, float | None]:
+def _worst_of(measured: MeasuredCells) -> tuple[OwnError, float | None]:
     """Return the number that is nearest to its bound or farthest beyond it, and this bound, as JSON holds them."""
     if not len(measured.index):
         return None, None

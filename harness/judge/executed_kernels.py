@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from assay.harness.backend import native_kernels
 from assay.harness.evidence.counters import CallCount, total_calls
 from assay.harness.evidence.executed import (
     ExecutedKernel,
@@ -22,7 +21,7 @@ from assay.harness.evidence.executed import (
 from assay.harness.evidence.manifest import ServerManifest
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.report import KernelRow, PassKernels
-from assay.harness.sides import ROLES, Role
+from assay.harness.sides import ENGINES, ROLES, Role, profile_of
 from assay.harness.text import percent
 from assay.harness.verdict import Check, Requirement
 
@@ -63,8 +62,8 @@ def check_kernel_ran(
         settles = "start it; see candidate.log for why it did not"
         return [_RAN.check("missing", "its server never started", settles)]
     if not server.started:
-        found = f"{server.backend} is a server that assay did not start and cannot instrument"
-        return [_RAN.check("missing", found, "let assay start the candidate, by its backend's name")]
+        observed = f"{server.backend} is a server that assay did not start and cannot instrument"
+        return [_RAN.check("missing", observed, "let assay start the candidate, by its backend's name")]
     return [_check_counts(phase, server, counts, reference) for phase in server.claimed_phases]
 
 
@@ -80,12 +79,14 @@ def _check_counts(
         return ran.check("missing", f"no {phase} call of {server.backend} was counted", settles)
     calls, layers = total_calls(own), _layers(own)
     if other:
-        found = f"{own[0].kernel} {calls:,} calls, but also {', '.join(f'{c.kernel} {c.calls:,} calls' for c in other)}"
-        return ran.check("failed", found, f"run so that nothing else computes {phase}")
+        observed = (
+            f"{own[0].kernel} {calls:,} calls, but also {', '.join(f'{c.kernel} {c.calls:,} calls' for c in other)}"
+        )
+        return ran.check("failed", observed, f"run so that nothing else computes {phase}")
     expected = _layers(count for count in reference if count.phase == phase)
     if lacking := sorted(expected - layers):
-        found = f"{own[0].kernel} ran in {len(layers)} of {len(expected)} layers; not in {lacking[:8]}"
-        return ran.check("failed", found, "run so that it computes every layer")
+        observed = f"{own[0].kernel} ran in {len(layers)} of {len(expected)} layers; not in {lacking[:8]}"
+        return ran.check("failed", observed, "run so that it computes every layer")
     return ran.check("ok", f"{own[0].kernel} {calls:,} calls in {len(layers)} layers")
 
 
@@ -108,9 +109,9 @@ def check_compiled(servers: Mapping[Role, ServerManifest], counts: Mapping[Role,
         compiled = total_calls(count for count in decode if count.compiled)
         shares.append(f"{compiled:,} of {total_calls(decode):,} decode calls of the {role}")
         met = met and compiled > _MIN_COMPILED_SHARE * total_calls(decode)
-    found = f"{', '.join(shares)}; more than {percent(_MIN_COMPILED_SHARE)} of each are needed"
+    observed = f"{', '.join(shares)}; more than {percent(_MIN_COMPILED_SHARE)} of each are needed"
     settles = "capture CUDA graphs for batches this large; a kernel of the contract that computes decode allows none"
-    return [_COMPILED.met(met, found, settles)]
+    return [_COMPILED.met(met, observed, settles)]
 
 
 def check_kernels_executed(
@@ -139,7 +140,10 @@ def _kernel_patterns(traces: Sequence[KernelTrace]) -> tuple[str, ...]:
     if traces[0].kernels:
         return traces[0].kernels
     names = {name for trace in traces for name in trace.in_package}
-    return tuple(f"^{re.escape(name)}$" for name in sorted(names)) or native_kernels(traces[0].backend)
+    if names:
+        return tuple(f"^{re.escape(name)}$" for name in sorted(names))
+    known = (profile_of(engine).kernels for engine in ENGINES)
+    return next((kernels[traces[0].backend] for kernels in known if traces[0].backend in kernels), ())
 
 
 def listed_passes(traces: Mapping[Role, Sequence[KernelTrace]]) -> tuple[PassKernels, ...]:
@@ -184,8 +188,8 @@ def _check_traces(
     if not passes:
         return executed.check("missing", f"no {phase} pass was traced", "run again, so that each server traces a pass")
     if not stored and not passes_of(traces["reference"], phase):
-        found = f"no {phase} pass of the reference was traced"
-        return executed.check("missing", found, "run again, so that each server traces a pass")
+        observed = f"no {phase} pass of the reference was traced"
+        return executed.check("missing", observed, "run again, so that each server traces a pass")
     if not own:
         return _check_without_names(executed, traces["candidate"][0], passes)
     if fault := _foreign(passes, own, theirs, "the reference's kernels ran in the candidate's server"):
@@ -193,14 +197,21 @@ def _check_traces(
     without = [traced for traced in passes if not any(_matches(kernel, own) for kernel in traced.kernels)]
     declared = traces["candidate"][0]
     if without and not (declared.kernels or declared.in_package):
-        found = f"none of the kernels known of SGLang's {server.backend} ran under its known names; {_what_ran(passes)}"
-        return executed.check("not checked", found, "compare the names in the report with what SGLang launches")
+        observed = (
+            f"none of the kernels known of SGLang's {server.backend} ran under its known names; {_what_ran(passes)}"
+        )
+        return executed.check("not checked", observed, "compare the names in the report with what SGLang launches")
     if without:
-        found = f"none of {some_kernels(own)} ran in {pass_title(without[0].phase, without[0].cached_prefix)}; {_what_ran(without)}"
-        return executed.check("failed", found, "find out what the kernel computes instead, or declare what it launches")
+        in_pass = pass_title(without[0].phase, without[0].cached_prefix)
+        observed = f"none of {some_kernels(own)} ran in {in_pass}; {_what_ran(without)}"
+        return executed.check(
+            "failed", observed, "find out what the kernel computes instead, or declare what it launches"
+        )
     if unseen := _never_ran(declared.kernels, server, traces["candidate"]):
-        found = f"declared, but did not run: {some_kernels(unseen)}; {_what_ran(passes)}"
-        return executed.check("failed", found, "find out what the kernel computes instead, or declare what it launches")
+        observed = f"declared, but did not run: {some_kernels(unseen)}; {_what_ran(passes)}"
+        return executed.check(
+            "failed", observed, "find out what the kernel computes instead, or declare what it launches"
+        )
     if fault := _foreign(
         passes_of(traces["reference"], phase), theirs, own, "the reference ran the candidate's kernels"
     ):
@@ -214,8 +225,10 @@ def _check_without_names(executed: Requirement, declared: KernelTrace, passes: S
     claims = [f"the quantisation {declared.noise}"] if declared.noise else []
     claims += [f"the package {declared.package}"] if declared.package else []
     if claims:
-        found = f"it declares {' and '.join(claims)}, but no names of kernels that would prove it; {_what_ran(passes)}"
-        return executed.check("missing", found, settles)
+        observed = (
+            f"it declares {' and '.join(claims)}, but no names of kernels that would prove it; {_what_ran(passes)}"
+        )
+        return executed.check("missing", observed, settles)
     return executed.check("not checked", f"it declares no names of kernels; {_what_ran(passes)}", settles)
 
 

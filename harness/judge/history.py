@@ -119,11 +119,11 @@ def check_repeated(run: Path, line: RunLine) -> list[Check]:
         return []
     verdicts = Counter(each.verdict for each in earlier)
     counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
-    found = (
+    observed = (
         f"{counted(len(earlier), 'earlier run')} beside this one: {counts}; the last is {Path(earlier[-1].folder).name}"
     )
     status: CheckStatus = "ok" if set(verdicts) == {"pass"} else "not checked"
-    return [_REPEATED.check(status, found, "judge the treatment by all of its runs: assay runs lists them")]
+    return [_REPEATED.check(status, observed, "judge the treatment by all of its runs: assay runs lists them")]
 
 
 def _changed(folder: Path) -> float:

@@ -211,8 +211,8 @@ def _server_checks(spec: RunSpec, manifest: BenchManifest, calls: Mapping[Role, 
     checks.append(check_same_servers(spec.sides, servers, differing))
     interpreted = sorted({count.kernel for role in ROLES for count in calls[role] if count.interpreted})
     if interpreted:
-        found = f"{', '.join(interpreted)}: interpreted, so the time measured is the interpreter's"
-        checks.append(_ON_DEVICE.check("failed", found, "run with --device cuda"))
+        observed = f"{', '.join(interpreted)}: interpreted, so the time measured is the interpreter's"
+        checks.append(_ON_DEVICE.check("failed", observed, "run with --device cuda"))
     return checks
 
 
@@ -226,8 +226,8 @@ def _check_chunked(manifest: BenchManifest, shape: Shape) -> Check:
     sizes = {server.role: server.arguments.get("chunked_prefill_size") for server in manifest.servers}
     chunked = all(isinstance(size, int) and 0 < size < shape.prompt for size in sizes.values())
     in_chunks = Requirement(f"chunked-{shape.name}", f"prompts of the shape {shape.name} were prefilled in chunks")
-    found = f"{shape.prompt} tokens; chunks of {', '.join(f'{size} ({role})' for role, size in sizes.items())}"
-    return in_chunks.met(chunked, found, "set a chunk length below the prompt's; see --chunked-prefill-size")
+    observed = f"{shape.prompt} tokens; chunks of {', '.join(f'{size} ({role})' for role, size in sizes.items())}"
+    return in_chunks.met(chunked, observed, "set a chunk length below the prompt's; see --chunked-prefill-size")
 
 
 def _check_shared_prefix(load: LoadRow) -> Check:
@@ -247,8 +247,8 @@ def _check_shared_prefix(load: LoadRow) -> Check:
 
 def _check_lengths(lengths: AnswerLengths) -> Check:
     if not lengths.informative:
-        found = f"all {lengths.prompts} answers of both ran to the limit, so their lengths prove nothing"
-        return _AS_LONG.check("not checked", found, "use a model that ends its answers")
+        observed = f"all {lengths.prompts} answers of both ran to the limit, so their lengths prove nothing"
+        return _AS_LONG.check("not checked", observed, "use a model that ends its answers")
     return _AS_LONG.met(not lengths.differ, _lengths_text(lengths), "compare the answers themselves; see assay run")
 
 

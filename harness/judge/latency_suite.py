@@ -46,10 +46,10 @@ def claim(result: LatencyResult | str, wrong: Sequence[SuiteResult]) -> Judged:
     if wrong and result.verdict == "pass":
         note = _no_gain(result, wrong)
         result = result.model_copy(update={"verdict": "inconclusive", "headline": note, "note": note})
-    found = f"{result.rounds} rounds of {len(result.loads)} loads in {result.seconds:.0f} s"
+    observed = f"{result.rounds} rounds of {len(result.loads)} loads in {result.seconds:.0f} s"
     return Judged(
         suite=_suite(result),
-        checks=[_TIMED.check("ok", found)],
+        checks=[_TIMED.check("ok", observed)],
         findings=result.findings,
         parts={"latency": result},
     )

@@ -13,7 +13,7 @@ from assay.harness.evidence.cause import ReplayResult
 from assay.harness.evidence.shadow_errors import CONDITIONS, DIMENSIONS, ShadowErrors
 from assay.harness.evidence.worst_queries import place
 from assay.harness.judge.report import NOT_FINITE, Metric, SuiteResult
-from assay.harness.judge.truth_bounds import HEAD, LAYER, PHASE, AgainstNoise, Measured
+from assay.harness.judge.truth_bounds import HEAD, LAYER, PHASE, AgainstNoise, MeasuredCells
 from assay.harness.policy import Policy
 from assay.harness.stats.noise_bound import FALSE_FLAGS
 from assay.harness.text import one_line, percent, some, two_digits
@@ -153,7 +153,7 @@ def findings(evidence: LayerEvidence, reproduce: str) -> list[Finding]:
     return [finding.model_copy(update={"reproduce": reproduce}) for finding in shown if finding]
 
 
-def _unnamed(evidence: LayerEvidence, cells: Measured) -> Measured:
+def _unnamed(evidence: LayerEvidence, cells: MeasuredCells) -> MeasuredCells:
     """Return the tests of layers and phases in which no recorded call was out of bounds: the replay has no finding on them."""
     replay = evidence.replay
     named = (
@@ -163,7 +163,7 @@ def _unnamed(evidence: LayerEvidence, cells: Measured) -> Measured:
     )
     places = [(int(row[LAYER]), CONDITIONS["phase"][row[PHASE]]) for row in cells.index]
     rest = np.array([place not in named for place in places], bool)
-    return Measured(cells.index[rest], cells.observed[rest], cells.bound[rest])
+    return MeasuredCells(cells.index[rest], cells.observed[rest], cells.bound[rest])
 
 
 def _wrong_reference(evidence: LayerEvidence) -> Finding | None:
@@ -197,7 +197,13 @@ def _quiet_finding(evidence: LayerEvidence) -> Finding | None:
 
 
 def _finding(
-    id_: str, title: str, severity: str, metric: str, measured: Measured, errors: ShadowErrors, role: str = "candidate"
+    id_: str,
+    title: str,
+    severity: str,
+    metric: str,
+    measured: MeasuredCells,
+    errors: ShadowErrors,
+    role: str = "candidate",
 ) -> Finding:
     return Finding.model_validate(
         {
@@ -212,7 +218,7 @@ def _finding(
     )
 
 
-def _sentence(metric: str, measured: Measured, errors: ShadowErrors, role: str = "candidate") -> str:
+def _sentence(metric: str, measured: MeasuredCells, errors: ShadowErrors, role: str = "candidate") -> str:
     """Describe where numbers are out of bounds, and the worst of them."""
     worst = int(np.argmax(measured.excess))
     observed, bound = float(measured.observed[worst]), float(measured.bound[worst])
@@ -227,7 +233,7 @@ def _sentence(metric: str, measured: Measured, errors: ShadowErrors, role: str =
     return f"{_where(measured.index[measured.flagged], errors)}: at worst {what}"
 
 
-def _query(measured: Measured, worst: int, errors: ShadowErrors, role: str) -> str:
+def _query(measured: MeasuredCells, worst: int, errors: ShadowErrors, role: str) -> str:
     """Name the query that a test of queries is about: "position 701 of a request, 512 of them cached, layer 2, head 3"."""
     same = (errors.queries.index == measured.index[worst]).all(1)
     position, prefix = place(getattr(errors.queries, role)[int(np.flatnonzero(same)[0])])
@@ -288,7 +294,7 @@ def _metrics(policy: Policy, evidence: LayerEvidence) -> list[Metric]:
     return [*metrics, *_policy_metrics(policy, evidence)]
 
 
-def _metric(id_: str, title: str, measured: Measured, explain: str) -> Metric:
+def _metric(id_: str, title: str, measured: MeasuredCells, explain: str) -> Metric:
     worst = float(measured.excess.max()) if len(measured.index) else None
     value = worst if worst is not None and np.isfinite(worst) else None
     text = "not measured" if worst is None else f"{two_digits(worst)}x its bound" if value is not None else NOT_FINITE

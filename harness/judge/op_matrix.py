@@ -40,7 +40,7 @@ def _suite(record: MatrixRecord) -> SuiteResult:
                 text=f"{two_digits(record.worst)}x its bound",
                 bound=1.0,
                 bound_is="most",
-                explain=f"Relative L1 against fp64, over {len(record.computed)} calls of {record.calls}",
+                explain=f"Relative L1 against fp64, over {record.computed} calls of {record.shapes}",
             )
         )
     return SuiteResult(
@@ -61,13 +61,13 @@ def _check_ran(run: RunEvidence) -> list[Check]:
     if "candidate" not in run.manifest.code or "layers" not in run.spec.workload.suites:
         return []
     ran, settles = record is not None and record.kernel == candidate, REPEAT_RUN
-    found = f"{len(record.computed)} calls were computed" if record else "no result of it"
+    observed = f"{record.computed} calls were computed" if record else "no result of it"
     if record and not ran:
-        found = f"a result of {record.kernel}, not of {candidate}"
+        observed = f"a result of {record.kernel}, not of {candidate}"
     elif record and record.error:
-        ran, found = False, one_line(record.error, 300)
+        ran, observed = False, one_line(record.error, 300)
         settles = f"see what assay check {candidate} reports, and repeat the run with a new --out"
-    return [_RAN.met(ran, found, settles)]
+    return [_RAN.met(ran, observed, settles)]
 
 
 def _outside(record: MatrixRecord) -> bool:
@@ -79,12 +79,13 @@ def _why(record: MatrixRecord, missing: tuple[str, ...]) -> str:
     if wrong := serious(record.findings):
         named = one_line(f'"{wrong[0].title}"' if wrong[0].does else wrong[0].sentence, 300)
         worst = f", at worst {two_digits(record.worst)}x what noise explains" if record.worst is not None else ""
-        return f"{len(record.failing)} of {len(record.computed)} calls are out of bounds{worst}: {named.rstrip('.')}."
+        return f"{len(record.failing)} of {record.computed} calls are out of bounds{worst}: {named.rstrip('.')}."
     if _outside(record):
         worst = two_digits(record.worst or 0.0)
         return f"{len(record.failing)} calls are out of bounds, at worst {worst}x what noise explains; no finding explains it."
     if missing:
         return f"Not tested: {'; '.join(one_line(requirement, 300) for requirement in missing)}."
-    refused = f"; {len(record.refused)} more were refused" if record.refused else ""
+    refused = len(record.refused) + len(record.excluded)
+    more = f"; {refused} more were refused" if refused else ""
     worst = two_digits(record.worst or 0.0)
-    return f"The worst own error is {worst}x what noise explains, in {len(record.computed)} calls of {record.calls}{refused}."
+    return f"The worst own error is {worst}x what noise explains, in {record.computed} calls of {record.shapes}{more}."

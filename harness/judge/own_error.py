@@ -132,12 +132,12 @@ def check_layers(
     if errors is None:
         return _COMPARED.check("missing", "no call was compared", RESUME)
     if failed := errors.failed_calls:
-        found = f"the candidate did not compute {sum(call.calls for call in failed)} calls: {failed[0].text}"
-        return _COMPARED.check("failed", found, "fix the candidate so that it computes every call")
+        observed = f"the candidate did not compute {sum(call.calls for call in failed)} calls: {failed[0].text}"
+        return _COMPARED.check("failed", observed, "fix the candidate so that it computes every call")
     if untested := {layer: why for header in errors.headers for layer, why in header.untested.items()}:
         layer, why = min(untested.items())
-        found = f"calls of layers {ranges(untested)} could not be compared; layer {layer}: {one_line(why)}"
-        return _COMPARED.check("missing", found, "run so that the kernel contract can express every call")
+        observed = f"calls of layers {ranges(untested)} could not be compared; layer {layer}: {one_line(why)}"
+        return _COMPARED.check("missing", observed, "run so that the kernel contract can express every call")
     covered = [_coverage(errors, phase, expected) for phase in claimed]
     return _COMPARED.met(
         bool(covered) and all(met for _, met in covered),
@@ -178,14 +178,14 @@ def check_cached_prefix(answers: Sequence[Answer], errors: ShadowErrors | None =
         return _PREFIX.met(some, f"{'some' if some else 'no'} compared calls had {longest} cached tokens", settles)
     known = [answer for answer in answers if answer.cached_tokens is not None]
     met = [answer for answer in known if (answer.cached_tokens or 0) >= CACHED_PREFIX_TOKENS]
-    found = (
+    observed = (
         f"{len(met)} of {len(answers)} questions had at least {CACHED_PREFIX_TOKENS} cached tokens; "
         f"{percent(MIN_CACHED_SHARE)} of them are needed"
     )
     if not answers:
         return _PREFIX.check("missing", "no question was answered", RESUME)
     if not known:
-        found = "the server did not report how many tokens were cached"
-        return _PREFIX.check("missing", found, "use a server that reports cached tokens (--enable-cache-report)")
+        observed = "the server did not report how many tokens were cached"
+        return _PREFIX.check("missing", observed, "use a server that reports cached tokens (--enable-cache-report)")
     settles += ", and questions that share a header"
-    return _PREFIX.met(len(met) >= MIN_CACHED_SHARE * len(answers), found, settles)
+    return _PREFIX.met(len(met) >= MIN_CACHED_SHARE * len(answers), observed, settles)

@@ -305,7 +305,7 @@ class FaultSeen(Part):
 
     suite: Literal["accuracy", "logits", "layers"]
     seen: bool
-    found: str = Field(description='such as "7 of 8 questions lost, p = 0.01"')
+    numbers: str = Field(description='such as "7 of 8 questions lost, p = 0.01"')
 
 
 class SensitivityResult(Part):
@@ -318,7 +318,7 @@ class SensitivityResult(Part):
     def sentence(self) -> str:
         """The suites that saw it, in words."""
         return f"{self.fault}: " + "; ".join(
-            f"{'seen' if part.seen else 'not seen'} by {part.suite} ({part.found})" for part in self.parts
+            f"{'seen' if part.seen else 'not seen'} by {part.suite} ({part.numbers})" for part in self.parts
         )
 
 

@@ -40,20 +40,20 @@ def check_same_servers(
     if len(servers) < 2:
         return _SAME.check("missing", "not both servers started", "start both; see the servers' logs")
     if not all(server.started for server in servers.values()):  # of other servers, nothing is known
-        found = "at least one server was not started by assay"
-        return _SAME.check("missing", found, "let assay start both servers")
+        observed = "at least one server was not started by assay"
+        return _SAME.check("missing", observed, "let assay start both servers")
     if other := _other_backends(sides, servers):
         return _SAME.check("failed", "; ".join(other), RUN_AGAIN)
     if not any(server.arguments for server in servers.values()):
         return _SAME.check("missing", "neither server reported its arguments", "use an engine that reports them")
     asked = treatment(sides["reference"], sides["candidate"])
     if differences:
-        found = "; ".join(f"{key}: {ours} against {theirs}" for key, (ours, theirs) in differences.items())
+        observed = "; ".join(f"{key}: {ours} against {theirs}" for key, (ours, theirs) in differences.items())
         settles = f"run again so that only {listed(list(asked)) or 'nothing'} differs"
-        return _SAME.check("failed", found, settles)
+        return _SAME.check("failed", observed, settles)
     if unseen := [name for name in asked if name.startswith("--") and _same_argument(name, servers)]:
-        found = f"both servers report the same {listed(unseen)}, which was asked to differ"
-        return _SAME.check("failed", found, "see why the engine ignores the flag")
+        observed = f"both servers report the same {listed(unseen)}, which was asked to differ"
+        return _SAME.check("failed", observed, "see why the engine ignores the flag")
     compared = len(servers["reference"].arguments)
     same = "the stored reference and the candidate have one model hash" if stored else "one model folder"
     return _SAME.check("ok", f"{same}; {compared} server arguments agree")

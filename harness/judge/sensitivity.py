@@ -82,7 +82,7 @@ def answers_see(
     lost = losses({item.id: item for item in items if item.suite == "accuracy"}, texts, faulty)
     p = p_no_loss(lost, policy.margin)
     net = f"{sum(loss > 0 for loss in lost)} lost and {sum(loss < 0 for loss in lost)} gained of {len(lost)} questions"
-    return FaultSeen(suite="accuracy", seen=p <= policy.alpha, found=f"{net}, p = {p:.2g}")
+    return FaultSeen(suite="accuracy", seen=p <= policy.alpha, numbers=f"{net}, p = {p:.2g}")
 
 
 def logits_see(policy: Policy, folder: Path, place: Path, noise: Sequence[str], nonce: str = "") -> FaultSeen:
@@ -106,13 +106,13 @@ def logits_see(policy: Policy, folder: Path, place: Path, noise: Sequence[str], 
     lost = next((row.nonfinite - row.reference_nonfinite for row in compared.rows if row.condition == "cached"), 0)
     cached = next((prompt for prompt in compared.prompts if prompt.condition == "cached"), None)
     if cached is None or not len(cached.kl):
-        found = f"{lost} positions not finite" if lost else "no prompt was scored behind a cached prefix"
-        return FaultSeen(suite="logits", seen=lost > 0, found=found)
+        observed = f"{lost} positions not finite" if lost else "no prompt was scored behind a cached prefix"
+        return FaultSeen(suite="logits", seen=lost > 0, numbers=observed)
     limit, _ = limit_of(cached, policy.logits_limit, noise)
     p = p_within(cached.kl.tolist(), limit)
     above = sum(not kl <= limit for kl in cached.kl.tolist())
-    found = f"{above} of {len(cached.kl)} prompts above {limit:.3g} nats, {cached.kl.mean():.3g} on average"
-    return FaultSeen(suite="logits", seen=lost > 0 or p <= policy.alpha, found=found)
+    observed = f"{above} of {len(cached.kl)} prompts above {limit:.3g} nats, {cached.kl.mean():.3g} on average"
+    return FaultSeen(suite="logits", seen=lost > 0 or p <= policy.alpha, numbers=observed)
 
 
 def _layers_see(place: Path, claimed: Sequence[str], role: Role = "reference", nonce: str = "") -> FaultSeen:
@@ -132,8 +132,8 @@ def _layers_see(place: Path, claimed: Sequence[str], role: Role = "reference", n
     tests = (against.cells, against.gains, against.apart, against.reference)
     flagged, compared = sum(int(test.flagged.sum()) for test in tests), len(against.cells.index)
     worst = max((float(test.excess.max(initial=0.0)) for test in tests), default=0.0)
-    found = f"{flagged:,} tests out of bounds in {compared:,} cells, at worst {worst:.3g} times"
-    return FaultSeen(suite="layers", seen=flagged > 0, found=found)
+    observed = f"{flagged:,} tests out of bounds in {compared:,} cells, at worst {worst:.3g} times"
+    return FaultSeen(suite="layers", seen=flagged > 0, numbers=observed)
 
 
 def _check_sensitive(
@@ -149,20 +149,20 @@ def _check_sensitive(
     """
     wanted = [suite for suite in _SUITES if suite in suites]
     if not wanted:
-        found = "no suite that could see a fault was requested"
-        return _SENSITIVE.check("not checked", found, "add accuracy, logits or layers to --suites")
+        observed = "no suite that could see a fault was requested"
+        return _SENSITIVE.check("not checked", observed, "add accuracy, logits or layers to --suites")
     if result is None or not result.parts:
         if url:
-            found = "a fault cannot be seeded in a server that assay did not start"
-            return _SENSITIVE.check("missing", found, _START_BOTH)
+            observed = "a fault cannot be seeded in a server that assay did not start"
+            return _SENSITIVE.check("missing", observed, _START_BOTH)
         return _SENSITIVE.check("missing", "no fault was seeded", "repeat the command, which resumes")
     if (idle := next(_idle(records), None)) is not None:
         why = f": {idle.why}" if idle.why else ", since none had a cached prefix"
         return _SENSITIVE.check("missing", f"{result.fault} changed none of {idle.calls:,} calls{why}", _ATTENTIVE)
     seen: dict[str, bool] = {part.suite: part.seen for part in result.parts}
     if unmeasured := [suite for suite in wanted if suite not in seen]:
-        found = f"{result.sentence}; not measured by {' and '.join(unmeasured)}"
-        return _SENSITIVE.check("missing", found, _START_BOTH if url else RUN_AGAIN)
+        observed = f"{result.sentence}; not measured by {' and '.join(unmeasured)}"
+        return _SENSITIVE.check("missing", observed, _START_BOTH if url else RUN_AGAIN)
     return _SENSITIVE.met(all(seen[suite] for suite in wanted), result.sentence, _ATTENTIVE)
 
 

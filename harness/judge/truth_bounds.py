@@ -22,7 +22,7 @@ from assay.harness.evidence import error_sums
 from assay.harness.evidence.error_sums import Floats
 from assay.harness.evidence.run_file import REPEAT_RUN
 from assay.harness.evidence.shadow_errors import DIMENSIONS, ShadowErrors, ShadowHeader
-from assay.harness.evidence.truth_errors import TruthErrors, gain, own_error
+from assay.harness.evidence.truth_errors import TruthErrors, dropped, gain, own_error
 from assay.harness.evidence.worst_queries import own_and_bound
 from assay.harness.stats.noise_bound import FALSE_FLAGS, cell_bounds, f_quantile_above, freedom_of_spread
 
@@ -38,7 +38,7 @@ Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredCells:
     """Cells, or groups of cells, with an observed number and its bound; arrays of one length.
 
     Attributes:
@@ -63,13 +63,13 @@ class Measured:
         """Numbers that noise does not explain."""
         return self.excess > 1
 
-    def of(self, layer: int, phase: str) -> Measured:
+    def of(self, layer: int, phase: str) -> MeasuredCells:
         """Select those of a layer and phase."""
         here = (self.index[:, LAYER] == layer) & (self.index[:, PHASE] == PHASES.index(phase))
-        return Measured(self.index[here], self.observed[here], self.bound[here])
+        return MeasuredCells(self.index[here], self.observed[here], self.bound[here])
 
 
-_NOTHING = Measured(np.zeros((0, len(DIMENSIONS)), np.int64), np.zeros(0), np.zeros(0))
+_NOTHING = MeasuredCells(np.zeros((0, len(DIMENSIONS)), np.int64), np.zeros(0), np.zeros(0))
 
 
 @dataclass(frozen=True)
@@ -90,12 +90,12 @@ class AgainstNoise:
             all cells, and the least that the quantisation must cost there.
     """
 
-    cells: Measured
-    gains: Measured
-    queries: Measured
-    reference: Measured
-    reference_queries: Measured
-    apart: Measured
+    cells: MeasuredCells
+    gains: MeasuredCells
+    queries: MeasuredCells
+    reference: MeasuredCells
+    reference_queries: MeasuredCells
+    apart: MeasuredCells
     quiet: tuple[tuple[int, str, float, float], ...]
 
     @property
@@ -118,9 +118,9 @@ def compare_with_noise(shadow: ShadowErrors) -> AgainstNoise:
     return AgainstNoise(
         cells=cells,
         gains=_gains(errors, FALSE_FLAGS / 4, _tolerance(shadow.headers[0])),
-        queries=Measured(worst.index, *own_and_bound(worst.candidate)),
+        queries=MeasuredCells(worst.index, *own_and_bound(worst.candidate)),
         reference=reference,
-        reference_queries=Measured(worst.index, *own_and_bound(worst.reference)),
+        reference_queries=MeasuredCells(worst.index, *own_and_bound(worst.reference)),
         apart=_apart(shadow, cells, reference),
         quiet=tuple(_quiet(errors)) if _quantises(shadow.headers[0].candidate_noise) else (),
     )
@@ -135,7 +135,7 @@ def _quantises(noise: str) -> bool:
         ) from None
 
 
-def _apart(shadow: ShadowErrors, cells: Measured, reference: Measured) -> Measured:
+def _apart(shadow: ShadowErrors, cells: MeasuredCells, reference: MeasuredCells) -> MeasuredCells:
     """Bound |candidate - reference| <= |candidate - truth| + |reference - truth|, each within its bound."""
     largest: dict[tuple[int, int], float] = {}
     for layer, phase in {(int(a), int(b)) for a, b in cells.index[:, [LAYER, PHASE]]}:
@@ -149,13 +149,14 @@ def _apart(shadow: ShadowErrors, cells: Measured, reference: Measured) -> Measur
     observed = np.where(error_sums.nonfinite_share(shadow.sums) > 0, np.inf, observed)
     known &= ~np.isnan(observed)
     bound = np.array([largest[place] for place, is_known in zip(places, known, strict=True) if is_known])
-    return Measured(shadow.index[known], observed[known], bound)
+    return MeasuredCells(shadow.index[known], observed[known], bound)
 
 
-def _cells(errors: TruthErrors, output: Floats, honest: Floats, rate: float) -> Measured:
+def _cells(errors: TruthErrors, output: Floats, honest: Floats, rate: float) -> MeasuredCells:
     if not _bounded(honest):
         return _NOTHING
-    return Measured(errors.index, own_error(output, errors.truth), cell_bounds(_noise(errors, honest), alpha=rate))
+    bound = cell_bounds(_noise(errors, honest), alpha=rate) + dropped(output, errors.truth)[0]
+    return MeasuredCells(errors.index, own_error(output, errors.truth), bound)
 
 
 def _bounded(honest: Floats) -> bool:
@@ -176,7 +177,7 @@ def _tolerance(header: ShadowHeader) -> float:
     return GAIN_ROUNDINGS * _EPS.get(coarsest, _EPS["bfloat16"]) + 4 * _EPS["float32"]
 
 
-def _gains(errors: TruthErrors, rate: float, tolerance: float) -> Measured:
+def _gains(errors: TruthErrors, rate: float, tolerance: float) -> MeasuredCells:
     """Test the candidate's gain at each level, against the root mean square of the members': their bias and their spread."""
     tests = []
     for level in _GAIN_LEVELS if _bounded(errors.candidate_honest) else ():
@@ -186,10 +187,14 @@ def _gains(errors: TruthErrors, rate: float, tolerance: float) -> Measured:
         observed = np.where(np.isnan(observed), 0.0, observed)
         members = np.abs(gain(merged.candidate_honest, merged.truth[:, None])).T
         # A gain is one number, so it has one degree of freedom.
-        bound = tolerance + cell_bounds(members, freedom=1.0, alpha=rate / len(_GAIN_LEVELS))
-        tests.append(Measured(merged.index, observed, bound))
+        bound = (
+            tolerance
+            + dropped(merged.candidate, merged.truth)[1]
+            + cell_bounds(members, freedom=1.0, alpha=rate / len(_GAIN_LEVELS))
+        )
+        tests.append(MeasuredCells(merged.index, observed, bound))
     parts = zip(*((measured.index, measured.observed, measured.bound) for measured in (_NOTHING, *tests)), strict=True)
-    return Measured(*(np.concatenate(part) for part in parts))
+    return MeasuredCells(*(np.concatenate(part) for part in parts))
 
 
 def _quiet(errors: TruthErrors) -> Iterable[tuple[int, str, float, float]]:

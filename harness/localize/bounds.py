@@ -17,10 +17,11 @@ from torch import Tensor
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.honest import MEMBERS, added_key_by_key, here, honest_outputs, members_by_way
 from assay.harness.attention.noise import NoiseFamily, family
-from assay.harness.attention.oracle import log_sum_exp, oracle, sequences
+from assay.harness.attention.oracle import log_sum_exp, oracle
 from assay.harness.localize.cells import CallCells, cells_of
 from assay.harness.stats.noise_bound import FALSE_FLAGS, cell_bounds
 from assay.harness.stats.query_bounds import (
+    dropping_cost,
     least_error,
     query_bounds,
     rare_excess_of_queries,
@@ -252,7 +253,11 @@ def bounds_of_queries(call: AttentionCall, family: NoiseFamily, rows: Tensor, ow
     ways = [query_bounds(part) for part in torch.split(off, members_by_way(call, family, members))]
     bounds, freedom = (torch.stack(values) for values in zip(*ways, strict=True))
     bounds, freedom = bounds.amax(0), freedom.amin(0)
-    lost = right.new_full(right.shape[:2], -math.log1p(-family.dropped)) if lse else _dropped(call, family, rows, right)
+    lost = (
+        right.new_full(right.shape[:2], -math.log1p(-family.dropped))
+        if lse
+        else dropping_cost(call, family, rows, right)
+    )
     bounds += with_all_heads(lost).cpu()
     above = own > bounds
     if bool(above.any()) and (family.q is not None or family.k is not None):
@@ -285,23 +290,8 @@ def simulate(call: AttentionCall, family: NoiseFamily, cells: CallCells, members
     squares = right.square().sum((0, 2))
     slopes = (squares + along) / torch.where(squares > 0, squares, 1.0)
     assert errors.shape == (count, heads, members)
-    lost = torch.where(size > 0, cells.sums(_dropped(call, family, rows, right)) / size, 0.0)
+    lost = torch.where(size > 0, cells.sums(dropping_cost(call, family, rows, right)) / size, 0.0)
     return Ensemble(errors.movedim(-1, 0).cpu().contiguous(), freedom, common, slopes.cpu(), tuple(ways), lost.cpu())
-
-
-def _dropped(call: AttentionCall, family: NoiseFamily, rows: Tensor | None, right: Tensor) -> Tensor:
-    """Bound each query's cost of leaving out weights: sum of |output - truth| over head_dim, float64 [rows, num_q_heads].
-
-    Of the weights w_j with the sum e that are left out, output - truth is sum_j w_j (truth - v_j) / (1 - e).
-    """
-    if not family.dropped:
-        return right.new_zeros(right.shape[:2])
-    size = call.v.double().abs().sum(-1)
-    by_sequence = torch.stack([size[some].amax(0) for _, some in sequences(call)])
-    largest = by_sequence.repeat_interleave(call.heads.group, 1)
-    at = torch.arange(call.rows, device=right.device) if rows is None else rows
-    sequence = torch.bucketize(at, call.cu_seqlens_q[1:].long(), right=True)
-    return family.dropped / (1 - family.dropped) * (largest[sequence] + right.abs().sum(-1))
 
 
 def _off(outputs: Tensor, right: Tensor) -> Tensor:

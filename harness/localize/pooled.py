@@ -13,9 +13,10 @@ import torch
 from numpy.typing import NDArray
 
 from assay.harness.attention.honest import here
+from assay.harness.attention.oracle import oracle
 from assay.harness.localize.kernel_runs import CallResult
 from assay.harness.stats.noise_bound import FALSE_FLAGS, chi2_quantile_below, f_quantile_above
-from assay.harness.stats.query_bounds import least_error
+from assay.harness.stats.query_bounds import dropping_cost, least_error
 
 QUANTISATION_NOT_RUN = "quantisation-not-run"
 _MIN_CALLS = 8
@@ -85,7 +86,17 @@ def _deviations(result: CallResult) -> tuple[Floats, float]:
     expected = torch.ones_like(result.slopes)
     if result.limits.family.quantises:
         expected = result.limits.ensemble.slopes.mean(0)
-    return (result.slopes - expected).numpy(), _tolerance(result)
+    return (result.slopes - expected).numpy(), _tolerance(result) + _dropped(result)
+
+
+def _dropped(result: CallResult) -> float:
+    """Bound what leaving out weights changes in a slope, of any head: sum of |output - truth| |truth| over sum of truth^2."""
+    family, call, rows = result.limits.family, result.call, result.cells.rows
+    if not family.dropped:
+        return 0.0
+    right = oracle(call, rows)
+    along = (dropping_cost(call, family, rows, right) * right.abs().amax(-1)).sum(0)
+    return float((along / right.square().sum((0, 2))).nan_to_num(posinf=0.0).max())
 
 
 def _slope(

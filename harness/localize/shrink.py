@@ -95,7 +95,7 @@ def _smaller(call: AttentionCall, head_dims: Sequence[int]) -> Iterator[Attentio
             yield _pick(call, [(i, (prefix - fewer) * (i == b), 0) for i in range(batch)])
         for fewer in _fewer(new, 1):
             yield _pick(call, [(i, 0, (new - fewer) * (i == b)) for i in range(batch)])
-    same = call.q.shape[2] == call.v.shape[2] and call.stored_k is None
+    same = call.q.shape[2] == call.v.shape[2] and call.stored_k is None and call.stored_q is None
     for dim in (d for d in head_dims if same and d < call.q.shape[2]):
         scale = dim**-0.5 if call.scale == call.q.shape[2] ** -0.5 else call.scale
         yield replace(call, q=call.q[..., :dim], k=call.k[..., :dim], v=call.v[..., :dim]).with_spec(scale=scale)
@@ -125,14 +125,9 @@ def _pick(call: AttentionCall, kept: list[tuple[int, int, int]]) -> AttentionCal
     if call.positions is not None:
         dropped = torch.tensor([[0, oldest] for _, oldest, _ in kept], device=device)
         carried["positions"] = call.positions[[b for b, _, _ in kept]] + dropped
-    for name in ("stored_k", "stored_v", "k_scale", "v_scale"):
-        if (tensor := call.tensors.get(name)) is not None:
-            carried[name] = tensor[k] if len(tensor) == len(call.k) else tensor
     return replace(
         call,
-        q=call.q[q],
-        k=call.k[k],
-        v=call.v[k],
+        **call.of_rows(q, k),
         cu_seqlens_q=cumulative((len(r) for r in q_rows), device),
         cu_seqlens_k=cumulative((len(r) for r in k_rows), device),
         **carried,

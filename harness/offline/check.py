@@ -306,7 +306,7 @@ def assert_correct(
     within = GuardedKernel(loaded)
     given = call.clone()
     result = measure(call, compute(within, given), declared.noise)
-    changed = [name for name, one in call.tensors.items() if not same_values(getattr(given, name), one)]
+    changed = [name for name, tensor in call.tensors.items() if not same_values(getattr(given, name), tensor)]
     if changed:
         raise AssertionError(
             f"{name} on {describe(call)}: the kernel writes to its inputs: {', '.join(changed)}; work on copies of them"

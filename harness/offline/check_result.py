@@ -1,18 +1,22 @@
-"""The result of a check."""
+"""The result of a check, and the document that ``assay check --json`` prints."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import ConfigDict, Field
 
 from assay.harness.attention.matrix import Case
 from assay.harness.errors import ExitCode
+from assay.harness.evidence.op_matrix import CaseWhy, MatrixResult
 from assay.harness.localize import axes
 from assay.harness.offline.coverage import NOTHING, Coverage
+from assay.harness.schema import RULE
 from assay.harness.text import percent, two_digits
-from assay.harness.verdict import Finding, KernelResult, cause_of
+from assay.harness.verdict import Decided, Finding, KernelResult, cause_of
 
 if TYPE_CHECKING:  # what reads a wrong kernel is loaded for one
     from assay.harness.offline.observed import ReadOut
@@ -20,6 +24,19 @@ if TYPE_CHECKING:  # what reads a wrong kernel is loaded for one
 LEAST_COVERED = 0.9
 """Share of the calls of each phase that a kernel must compute, rather than refuse, to pass. What it does not support belongs in
 its declaration: there it is a statement, and not a matter of what happened to be refused."""
+
+
+SCHEMA: Literal["assay.check/1"] = "assay.check/1"
+
+
+class CheckDocument(Decided, MatrixResult):
+    __doc__ = f"A kernel's result on the op-level matrix, and what its calls cover. {RULE}"
+
+    schema_id: Literal["assay.check/1"] = Field(SCHEMA, alias="schema")
+    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True, ser_json_inf_nan="null")
+
+    headline: str
+    coverage: Coverage
 
 
 @dataclass(frozen=True)
@@ -113,6 +130,20 @@ class CheckResult(KernelResult):
         times = f"{two_digits(worst.ratio)} times its bound of {percent(worst.bound)}"
         return f"{verdict}; worst own error {percent(worst.own)}, {times}"
 
+    def record(self) -> MatrixResult:
+        """Return what is written of it."""
+        worst = self.worst
+        return MatrixResult(
+            kernel=self.kernel, calls=len(self.computed) + len(self.broken), failing=tuple(case.name for case in self.failing),
+            where=self.where, worst_own=worst.own if worst else None, worst_bound=worst.bound if worst else None,
+            broken=_why(self.broken), refused=_why(self.refused), excluded=_why(self.excluded), missing=self.missing,
+            findings=self.findings, smallest=self.smallest, test=self.test, again=self.again, seconds=self.seconds,
+        )  # fmt: skip
+
+    def document(self, headline: str) -> CheckDocument:
+        """Return the document, with the sentence that a report puts over it."""
+        return CheckDocument(**dict(self.record()), verdict=self.verdict, headline=headline, coverage=self.coverage)
+
     @property
     def failing(self) -> list[Case]:
         """Cases that are out of bounds or broken."""
@@ -139,6 +170,10 @@ class CheckResult(KernelResult):
         return axes.words(
             axes.confining(conditions_of(self.failing), conditions_of(self.right), conditions_of(self.left_out))
         )
+
+
+def _why(cases: Sequence[tuple[Case, str]]) -> tuple[CaseWhy, ...]:
+    return tuple(CaseWhy(case=case.name, why=why) for case, why in cases)
 
 
 def conditions_of(cases: Sequence[Case]) -> list[axes.Conditions]:

@@ -288,23 +288,23 @@ def _attempt(
 ) -> Measured:
     """Run a backend on a call that asks for an attribute, and tell what it computed."""
     call = _call(attribute, phase, lens, heads)
-    found = partial(Measured, attribute=attribute.name, phase=phase)
+    measured = partial(Measured, attribute=attribute.name, phase=phase)
     try:
         out = backend.attempt(call, attribute.layer)
     except Exception as raised:  # a backend raises whatever it likes
         if refusal := refusal_behind(raised):  # of assay's own, as where Triton's interpreter is wrong
-            return found(state="not measured", says=one_line(str(refusal), 160))
-        return found(state="refuses" if _names(raised, attribute) else "crashes", says=_said(raised))
+            return measured(state="not measured", says=one_line(str(refusal), 160))
+        return measured(state="refuses" if _names(raised, attribute) else "crashes", says=_said(raised))
     error = _error(out, oracle(call))
     others = {words: _error(out, oracle(change(call))) for words, change in attribute.mistaken.items()}
     limit = attribute.limit or _ROUNDINGS * torch.finfo(out.dtype).eps
     nearest = min(others, key=others.__getitem__, default="")
     if error <= min([limit, *others.values()]):
         in_tf32 = out.dtype == torch.float32 and error > _ROUNDINGS * torch.finfo(out.dtype).eps
-        return found(state="honours", says="with products in TF32" if in_tf32 else "", error=error)
+        return measured(state="honours", says="with products in TF32" if in_tf32 else "", error=error)
     if others and others[nearest] <= limit:
-        return found(state="wrong" if nearest else "ignores", says=nearest, error=error)
-    return found(state="wrong", says="neither with nor without it", error=error)
+        return measured(state="wrong" if nearest else "ignores", says=nearest, error=error)
+    return measured(state="wrong", says="neither with nor without it", error=error)
 
 
 def _call(attribute: Attribute, phase: str, lens: list[tuple[int, int]], heads: tuple[int, int]) -> AttentionCall:
@@ -354,19 +354,19 @@ def _names(error: Exception, attribute: Attribute) -> bool:
     return on_purpose and any(word in str(error).lower() for word in _WORDS[attribute.name])
 
 
-def _smallest(backend: NativeKernel, attribute: Attribute, found: Measured) -> str:
+def _smallest(backend: NativeKernel, attribute: Attribute, measured: Measured) -> str:
     """Write a test of the smallest call in which a backend does the same."""
-    for lens in [*_SMALL[found.phase], PHASES[found.phase]]:
+    for lens in [*_SMALL[measured.phase], PHASES[measured.phase]]:
         heads = (1, 1) if len(lens) == 1 else _HEADS
-        if _attempt(backend, attribute, found.phase, lens, heads).state == found.state:
+        if _attempt(backend, attribute, measured.phase, lens, heads).state == measured.state:
             break
-    asked = {"phase": repr("decode" if found.phase == "decode" else "extend")}
-    asked |= {name: repr(getattr(_call(attribute, found.phase, lens, heads).spec, name)) for name in attribute.spec}
+    asked = {"phase": repr("decode" if measured.phase == "decode" else "extend")}
+    asked |= {name: repr(getattr(_call(attribute, measured.phase, lens, heads).spec, name)) for name in attribute.spec}
     words = ", ".join(f"{name}={value}" for name, value in asked.items())
     call = f'call_of({lens}, {heads}, {_HEAD_DIM}, {attribute.dtype}, "{default_device()}")'
     if attribute.name == "tree of drafts":
         call = f'as_tree("binary tree", {call})'
-    name = f"test_{backend.backend}_honours_{attribute.name}_in_{found.phase}".replace(" ", "_")
+    name = f"test_{backend.backend}_honours_{attribute.name}_in_{measured.phase}".replace(" ", "_")
     return (
         f'def {name}():\n    call = {call}\n    assert_correct("sglang:{backend.backend}", call.with_spec({words}))\n'
     )

@@ -143,17 +143,8 @@ def _matrix_record(
 
 
 def _filled(record: MatrixRecord, result: CheckResult) -> MatrixRecord:
-    """Fill a record with what it holds of a result."""
-    filled = {
-        "computed": tuple(case.name for case in result.computed),
-        "failing": tuple(case.name for case in result.failing),
-        "refused": tuple(case.name for case, _ in (*result.refused, *result.excluded)),
-        "worst": None if result.worst is None else result.worst.ratio,
-        "missing": result.missing,
-        "findings": result.findings,
-        "seconds": result.seconds,
-    }
-    return record.model_copy(update=filled)
+    """Fill a record with a result. It keeps its own name of the kernel, which is wrapped where it runs."""
+    return record.model_copy(update=dict(result.record()) | {"kernel": record.kernel})
 
 
 if __name__ == "__main__":

@@ -252,7 +252,7 @@ def _result(
     not_tested: Sequence[str],
 ) -> ReplayResult:
     return ReplayResult(
-        candidate=candidate.name,
+        kernel=candidate.name,
         pack=hash_pack(examined.pack),
         examined=tuple(record.entry.sha256 for record in examined.chosen),
         noise=candidate.noise,

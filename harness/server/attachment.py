@@ -37,11 +37,11 @@ class ControlReader:
         """
         try:
             status = os.stat(self._folder / CONTROL)
-            found = (status.st_mtime_ns, status.st_ino)
+            version = (status.st_mtime_ns, status.st_ino)
         except FileNotFoundError:
-            found = None
-        if found != self._read:
-            self._read, self._setting = found, read_setting(self._folder)
+            version = None
+        if version != self._read:
+            self._read, self._setting = version, read_setting(self._folder)
         return self._setting
 
 

@@ -16,12 +16,11 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from assay.harness.attention.call import AttentionCall, CallSpec, cumulative
+from assay.harness.attention.call import BY_KEY, BY_QUERY, AttentionCall, CallSpec, cumulative
 from assay.harness.errors import UsageError
 from assay.harness.evidence.pack import (
     CANDIDATE,
     MANIFEST,
-    TENSORS,
     CallMetadata,
     PackEntry,
     PackManifest,
@@ -240,16 +239,14 @@ def _part(call: AttentionCall, outputs: dict[str, Tensor], first: int, count: in
     cu_q, cu_k = (cu[first : first + count + 1] for cu in (call.cu_seqlens_q, call.cu_seqlens_k))
     rows_q, rows_k = (slice(int(cu[0]), int(cu[-1])) for cu in (cu_q, cu_k))
     kv = slice(call.heads.kv_head(heads.start), call.heads.kv_head(heads.stop))
-    parts = (call.q[rows_q, heads], call.k[rows_k, kv], call.v[rows_k, kv], cu_q - cu_q[0], cu_k - cu_k[0])
-    tensors = dict(zip(TENSORS, parts, strict=False))
+    tensors = {
+        name: tensor[:, heads if name in BY_QUERY else kv] if tensor.shape[1] > 1 else tensor
+        for name, tensor in call.of_rows(rows_q, rows_k).items()
+    } | {"cu_seqlens_q": cu_q - cu_q[0], "cu_seqlens_k": cu_k - cu_k[0]}
     if (masks := call.custom_masks) is not None:
         tensors["custom_mask"] = torch.cat([mask.flatten() for mask in masks[first : first + count]])
     if call.positions is not None:
         tensors["positions"] = call.positions[first : first + count]
-    for name in ("stored_k", "stored_v", "k_scale", "v_scale"):
-        if (tensor := call.tensors.get(name)) is not None:
-            whole = tensor[rows_k] if len(tensor) == len(call.k) else tensor
-            tensors[name] = whole[:, kv] if whole.shape[1] == call.k.shape[1] else whole
     return tensors | {name: out[rows_q, heads] for name, out in outputs.items()}
 
 
@@ -259,12 +256,15 @@ def _window(tensors: dict[str, Tensor], new: int, worst: int, limit: float) -> s
     None if none do.
     """
 
-    def bytes_of(*names: str) -> int:
-        return sum(tensors[name][0].numel() * tensors[name].element_size() for name in names if name in tensors)
+    def bytes_of(rows: int, *names: str) -> int:
+        some = (tensors[name] for name in names if name in tensors and len(tensors[name]) == rows)
+        return sum(tensor[0].numel() * tensor.element_size() for tensor in some)
 
-    by_query, by_key = bytes_of("q", "reference", CANDIDATE), bytes_of("k", "v")
-    prefix = len(tensors["k"]) - new
-    room = limit - _OVERHEAD - 64 - prefix * by_key
+    keys = len(tensors["k"])
+    by_query, by_key = bytes_of(new, *BY_QUERY, "reference", CANDIDATE), bytes_of(keys, *BY_KEY)
+    shared = bytes_of(1, *BY_QUERY[1:], *BY_KEY[2:])
+    prefix = keys - new
+    room = limit - _OVERHEAD - 64 - shared - prefix * by_key
     whole = int(room // (by_query + by_key))
     if whole > worst:
         return slice(0, min(whole, new))
@@ -278,9 +278,10 @@ def _cut_queries(tensors: dict[str, Tensor], new: int, queries: slice) -> dict[s
     Causal attention is right-aligned, so they get the same answers as a call of their own.
     """
     keys = len(tensors["k"]) - new + queries.stop
-    of_queries = {name: one[queries] for name, one in tensors.items() if name in ("q", "reference", CANDIDATE)}
-    of_keys = {name: one[:keys] for name, one in tensors.items() if name.endswith(("k", "v", "scale"))}
-    parts = of_queries | {name: one for name, one in of_keys.items() if not name.startswith("cu_")}
+    rows = dict.fromkeys((*BY_QUERY, "reference", CANDIDATE), queries) | dict.fromkeys(BY_KEY, slice(keys))
+    parts = {
+        name: tensor[rows[name]] if len(tensor) > 1 else tensor for name, tensor in tensors.items() if name in rows
+    }
     if "positions" in tensors:
         parts["positions"] = tensors["positions"] + tensors["positions"].new_tensor([queries.start, 0])
     lens = {"cu_seqlens_q": queries.stop - queries.start, "cu_seqlens_k": keys}

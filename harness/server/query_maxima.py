@@ -17,6 +17,7 @@ from assay.harness.evidence.worst_queries import COLUMNS, WorstQueries, excess
 from assay.harness.stats.noise_bound import MODEL_FACTOR
 from assay.harness.stats.query_bounds import (
     QUERY_SHARE,
+    dropping_cost,
     least_error,
     query_bounds,
     rare_excess_of_queries,
@@ -52,7 +53,7 @@ class QueryMaxima:
         size = with_all_heads(right.abs().sum(-1)).cpu().numpy()
         position, prefix = _positions(call, rows, prefixes)
         numbers, cell = np.unique(conditions, return_inverse=True)
-        found = []
+        by_output = []
         for output, (family, members) in zip(outputs, honest, strict=True):
             off = torch.where(defined & ~output.isfinite(), torch.inf, torch.where(defined, output - right, 0.0))
             own = with_all_heads(off.abs().sum(-1)).cpu()
@@ -61,14 +62,15 @@ class QueryMaxima:
             if bool((above := own > bound).any()) and (family.q is not None or family.k is not None):
                 rare = rarest(float(freedom[above].min()))
                 bound += with_all_heads(rare_excess_of_queries(call, family, at, right, rare)).cpu()
+            bound += with_all_heads(dropping_cost(call, family, at, right)).cpu()
             usual = with_all_heads(noise.abs().sum(-1)).square().mean(0).sqrt().cpu().numpy()
             floor = np.maximum(
                 _mean(QUERY_SHARE * MODEL_FACTOR * usual, cell.ravel()), least_error(call.q.dtype) * size
             )
             columns = [own.numpy(), np.maximum(bound.numpy(), floor), size]
             columns += [np.broadcast_to(column[:, None], size.shape) for column in (position, prefix)]
-            found.append(np.stack(columns, -1))
-        by_role = np.stack(found)  # [roles, rows, heads + 1, columns]
+            by_output.append(np.stack(columns, -1))
+        by_role = np.stack(by_output)  # [roles, rows, heads + 1, columns]
         for n, condition in enumerate(numbers.tolist()):
             here = by_role[:, cell.ravel() == n]
             known = self._worst.get(condition)
@@ -111,5 +113,5 @@ def _mean(values: Floats, cell: NDArray[np.int64]) -> Floats:
     """Compute the mean over the queries of the same cell, [rows, ...] -> the same shape."""
     total = np.zeros((cell.max() + 1, *values.shape[1:]))
     np.add.at(total, cell, values)
-    found: Floats = (total / np.bincount(cell)[:, None])[cell]
-    return found
+    means: Floats = (total / np.bincount(cell)[:, None])[cell]
+    return means

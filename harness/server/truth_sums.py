@@ -21,6 +21,7 @@ from assay.harness.evidence.shadow_errors import CONDITIONS
 from assay.harness.evidence.truth_errors import OUTPUT_SUMS, TRUTH_SUMS, TruthErrors
 from assay.harness.evidence.worst_queries import WorstQueries
 from assay.harness.server.query_maxima import QueryMaxima
+from assay.harness.stats.query_bounds import dropping_cost
 
 _AT_ONCE = 2**24
 """Most elements of honest outputs that are reduced at once: 128 MiB of float64."""
@@ -95,7 +96,7 @@ class TruthSums:
         right = torch.where(defined, right, 0.0)
         self.dtype = str(call.q.dtype).removeprefix("torch.")
         self.accumulation = here(self._families[0], call).accumulation
-        honest = [honest_outputs(call, one, at, seed=seed) for one in self._families]
+        honest = [honest_outputs(call, family, at, seed=seed) for family in self._families]
         self._members = [len(outputs) for outputs in honest]
         unstored = [with_given(call, *given)] if given is not None else []
         moved, off, as_given = _as_asked(call, at, reference[at].double(), right, _windows(call), unstored)
@@ -103,7 +104,11 @@ class TruthSums:
         self.off_by_a_key += off
         self.as_given += as_given or also_given
         outputs = [torch.stack([own, moved]), *honest]
-        by_row = torch.cat([_output_sums(some, right, defined) for some in outputs])  # [outputs, rows, heads, 4]
+        by_row = torch.cat([_output_sums(some, right, defined) for some in outputs])  # [outputs, rows, heads, 6]
+        for output, role in enumerate((0, self._reference_family)):
+            if self._families[role].dropped:
+                cost = dropping_cost(call, self._families[role], at, right)
+                by_row[output, ..., 4:] = torch.stack([cost, cost * right.abs().amax(-1)], -1)
         size = torch.stack([right.abs().sum(-1), (right * right).sum(-1), defined.sum(-1).double()], -1)
         roles = [(self._families[n], honest[n]) for n in (0, self._reference_family)]
         self._queries.add(call, outputs[0], roles, right, defined, rows, conditions[rows], prefixes or call.prefixes)
@@ -137,7 +142,7 @@ class TruthSums:
         index[..., 0], index[..., 1], index[..., 2:] = layer, heads, conditions[:, None]
         outputs = (
             torch.stack([sums for sums, _ in self._sums.values()]).cpu().numpy()
-        )  # [conditions, outputs, heads, 4]
+        )  # [conditions, outputs, heads, 6]
         sizes = torch.stack([size for _, size in self._sums.values()]).cpu().numpy()
         by_cell = outputs.swapaxes(1, 2).reshape(-1, outputs.shape[1], len(OUTPUT_SUMS))
         honest = np.split(by_cell[:, 2:], np.cumsum(self._members)[:-1], axis=1)
@@ -240,7 +245,7 @@ def _as_asked(
 
 
 def _output_sums(outputs: Tensor, right: Tensor, defined: Tensor) -> Tensor:
-    """Compute the sums of `OUTPUT_SUMS` over head_dim, float64 [outputs, rows, heads, 4].
+    """Compute the sums of `OUTPUT_SUMS` over head_dim, float64 [outputs, rows, heads, 6], without what is left out.
 
     Args:
         outputs: float64 [outputs, rows, heads, head_dim].
@@ -252,5 +257,7 @@ def _output_sums(outputs: Tensor, right: Tensor, defined: Tensor) -> Tensor:
         compared = some.isfinite() & defined
         off = torch.where(compared, some - right, 0.0)
         lost = (defined & ~compared).sum(-1).double()
-        parts.append(torch.stack([off.abs().sum(-1), (off * right).sum(-1), (off * off).sum(-1), lost], -1))
+        parts.append(
+            torch.stack([off.abs().sum(-1), (off * right).sum(-1), (off * off).sum(-1), lost, 0 * lost, 0 * lost], -1)
+        )
     return torch.cat(parts)

@@ -17,6 +17,7 @@ from torch import Tensor
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.honest import MEMBERS, honest_outputs
 from assay.harness.attention.noise import NoiseFamily
+from assay.harness.attention.oracle import sequences
 from assay.harness.stats.noise_bound import FALSE_FLAGS, MODEL_FACTOR, cell_bounds, f_quantile_above
 
 _QUERIES = 10**9
@@ -87,6 +88,21 @@ def rare_excess_of_queries(
         for stretch in (1.0, rare)
     )
     return (stretched - rare * usual).clamp(min=0.0).amax(0)
+
+
+def dropping_cost(call: AttentionCall, family: NoiseFamily, rows: Tensor | None, right: Tensor) -> Tensor:
+    """Bound each query's cost of leaving out weights: sum of |output - truth| over head_dim, float64 [rows, num_q_heads].
+
+    Of the weights w_j with the sum e that are left out, output - truth is sum_j w_j (truth - v_j) / (1 - e).
+    """
+    if not family.dropped:
+        return right.new_zeros(right.shape[:2])
+    size = call.v.double().abs().sum(-1)
+    by_sequence = torch.stack([size[some].amax(0) for _, some in sequences(call)])
+    largest = by_sequence.repeat_interleave(call.heads.group, 1)
+    at = torch.arange(call.rows, device=right.device) if rows is None else rows
+    sequence = torch.bucketize(at, call.cu_seqlens_q[1:].long(), right=True)
+    return family.dropped / (1 - family.dropped) * (largest[sequence] + right.abs().sum(-1))
 
 
 def least_error(dtype: torch.dtype) -> float:

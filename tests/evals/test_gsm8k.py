@@ -10,13 +10,13 @@ import pytest
 from assay.evals.gsm8k import draw_gsm8k
 from assay.evals.question_sets import draw
 from assay.evals.questions import parse_answer
-from assay.evals.retrieval import Fit
+from assay.evals.retrieval import PromptRoom
 from assay.harness.errors import UsageError
 
 DATA = Path(__file__).parents[1] / "data" / "results" / "gsm8k_test.jsonl"
 
 
-def no_fit() -> Fit:
+def no_fit() -> PromptRoom:
     raise AssertionError("the prompts of this set do not depend on the model")
 
 

@@ -7,14 +7,14 @@ import pytest
 
 from assay.evals.question_sets import draw
 from assay.evals.questions import Question
-from assay.evals.retrieval import OPTIONS_VARY, PER_HAYSTACK, Fit, draw_retrieval
+from assay.evals.retrieval import OPTIONS_VARY, PER_HAYSTACK, PromptRoom, draw_retrieval
 from assay.harness.engines.model import TINY_MODEL, fit_of
 from assay.harness.errors import UsageError
 
-WORDS = Fit(context=40_000, answer=100, count=lambda text: len(text.split()))
+WORDS = PromptRoom(context=40_000, answer=100, count=lambda text: len(text.split()))
 
 
-def of(lengths: str, most: int = 32, seed: int = 0, fit: Fit = WORDS) -> tuple[Question, ...]:
+def of(lengths: str, most: int = 32, seed: int = 0, fit: PromptRoom = WORDS) -> tuple[Question, ...]:
     return draw_retrieval(lengths, most, seed, fit).questions
 
 

@@ -1,11 +1,20 @@
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 
 from assay.harness.config import RunSpec
-from assay.harness.sides import Side, differing, flag_values, treatment
+from assay.harness.sides import ENGINES, Device, Engine, Side, differing, flag_values, profile_of, treatment
 
 TRITON = Side(backend="triton")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_engine_has_a_reference_on_each_device_and_its_kernels_are_known(engine: Engine) -> None:
+    profile = profile_of(engine)
+    assert set(profile.references) == set(get_args(Device))
+    assert set(profile.references.values()) <= set(profile.kernels), "a run could not show that the reference computed"
 
 
 @pytest.mark.parametrize(

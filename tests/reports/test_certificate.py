@@ -13,7 +13,7 @@ LOOK = Look(suite="op-level", caught=True, after=3, of=111)
 EXAMINED = (
     Examined(
         id="lost", kind="fault", title="lost", links=("https://github.com/owner/name/issues/12",), restricted="layer 2",
-        outcome="caught", looks=(LOOK,), named=True, pinned=True, found=("lost",), seconds=30.0,
+        outcome="caught", looks=(LOOK,), named=True, pinned=True, findings=("lost",), seconds=30.0,
     ),
     Examined(id="unseen", kind="fault", title="unseen", outcome="missed", why="changes 3 calls", seconds=30.0),
     Examined(id="same", kind="equivalent", title="same", outcome="quiet", seconds=30.0),

@@ -3,25 +3,34 @@ from __future__ import annotations
 import io
 from functools import cache, partial
 
+import pytest
 import torch
 from rich.console import Console
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
+from assay.harness.attention.kernels import Declaration
 from assay.harness.attention.matrix import cases
 from assay.harness.bugs.family import BY_ID
 from assay.harness.bugs.faults import fault, rounded_oracle
 from assay.harness.errors import ExitCode
 from assay.harness.localize.axes import Axis
+from assay.harness.offline import kernel_matrix
 from assay.harness.offline.check import check as check_and_read
 from assay.harness.offline.check_result import CheckResult
 from assay.reports.check import MAX_REFUSALS, cause, check_document, indifferent, message, not_covered, sentence
 from assay.reports.terminal import render
 
 TOP_LEFT = fault("mask-top-left")
-DECODE = len(cases(("decode",)))
+pytestmark = pytest.mark.usefixtures("thin_matrix")
 
 check = partial(check_and_read, read_out=0)
+
+
+@cache
+def decode_calls() -> int:
+    """How many decode calls the matrix has."""
+    return len(kernel_matrix.matrix_of(Declaration(), phases=["decode"]))
 
 
 @cache
@@ -54,7 +63,7 @@ def test_a_wrong_kernel_is_reported_with_conditions_bug_and_reproduction() -> No
     result = decoded(wrong_at_128)
     for text in (message(result), printed(result)):
         for part in (
-            f"wrong on {len(result.failing)} of the first {len(result.computed)} of {DECODE} calls",
+            f"wrong on {len(result.failing)} of the first {len(result.computed)} of {decode_calls()} calls",
             f"ot covered: the rest of the matrix ({len(result.left_out)} calls)",
             f'Computes "{BY_ID["mask-top-left"].title}"', "head_dim is 128",
             "fails for every value of", "1+1, 1 q head on 1 kv head, head_dim 128",
@@ -71,7 +80,7 @@ def test_a_wrong_kernel_is_reported_with_conditions_bug_and_reproduction() -> No
 def test_a_correct_kernel_is_one_sentence_and_what_was_covered() -> None:
     result = decoded(rounded_oracle)
     assert result.summary().startswith(
-        f"assay.harness.bugs.faults:rounded_oracle is correct on all {DECODE} calls; worst own error"
+        f"assay.harness.bugs.faults:rounded_oracle is correct on all {decode_calls()} calls; worst own error"
     )
     assert "times its bound" in result.summary()
     said = " ".join(printed(result).split())
@@ -91,13 +100,13 @@ def test_what_is_not_covered_is_summarised() -> None:
 
 def test_one_line_for_several_kernels() -> None:
     right, wrong = decoded(rounded_oracle), decoded(wrong_at_128)
-    assert sentence([right]).startswith(f"1 kernel, {DECODE} calls, worst 0.")
+    assert sentence([right]).startswith(f"1 kernel, {decode_calls()} calls, worst 0.")
     both, failing = sentence([right, wrong, right]), len(wrong.failing)
     done = len(wrong.computed)
     assert both.startswith(
-        f"causal mask top-left; {failing} of {done} calls; 2 kernels, {2 * DECODE + done} calls, worst "
+        f"causal mask top-left; {failing} of {done} calls; 2 kernels, {2 * decode_calls() + done} calls, worst "
     )
-    assert both.endswith(f", {DECODE - done} not covered")
+    assert both.endswith(f", {decode_calls() - done} not covered")
     refuses_all = check(picky, cases=cases(("decode",), dtypes=[torch.float32])[::5], phases=["decode"])
     assert sentence([refuses_all]) == f"1 kernel, 0 calls, {len(refuses_all.refused)} not covered"
     assert refuses_all.summary() == f"No verdict on {refuses_all.kernel}: requirements of a pass were not tested"
@@ -125,8 +134,8 @@ def test_an_output_that_is_not_finite_is_said_in_words() -> None:
 def test_the_cause_comes_first_and_counts_the_calls_of_all_results_of_a_kernel() -> None:
     lost = fault("last-block-lost-64")
     lost.__qualname__ = "lost"
-    extend = check(lost, cases=cases(("extend",), dtypes=[torch.float32])[::15])
-    decode = check(lost, cases=cases(("decode",), dtypes=[torch.float32], head_dims=[64])[::3])
+    extend = check(lost, cases=cases(("extend",), dtypes=[torch.float32])[::30])
+    decode = check(lost, cases=cases(("decode",), dtypes=[torch.float32], head_dims=[64])[::9])
     failing, calls = len(extend.failing) + len(decode.failing), len(extend.computed) + len(decode.computed)
     assert cause([extend, decode]) == f"last partial block of 64 lost; {failing} of {calls} calls"
     assert message(extend).startswith(

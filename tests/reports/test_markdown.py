@@ -56,7 +56,7 @@ def _full(
     )
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("text", ["x", "a\nb\nc\nd\ne", "a\nb\n" * 40, "`" * 50, "long " * 1_000])
 def test_never_more_than_sixty_lines(examples: ModuleType, layer_diffs: ModuleType, text: str) -> None:
     for count in (0, 1, 100):

@@ -35,7 +35,7 @@ def test_a_replay_without_a_cached_prefix_is_no_pass(
 ) -> None:
     out = StringIO()
     replay = ReplayResult(
-        candidate="mine", noise="", calls=8, recorded=8, with_prefix=with_prefix, worst=0.5, bounds=(), findings=findings,
+        kernel="mine", noise="", calls=8, recorded=8, with_prefix=with_prefix, worst=0.5, bounds=(), findings=findings,
         seconds=1.0,
     )  # fmt: skip
     assert replay.exit_code == code
@@ -58,7 +58,7 @@ def test_the_command_that_replays_a_pack_can_be_pasted() -> None:
 def test_an_output_that_is_not_finite_is_said_in_words() -> None:
     out = StringIO()
     replay = ReplayResult(
-        candidate="mine", noise="", calls=8, recorded=8, with_prefix=4, worst=float("inf"), bounds=(),
+        kernel="mine", noise="", calls=8, recorded=8, with_prefix=4, worst=float("inf"), bounds=(),
         findings=(finding("serious"),), seconds=1.0,
     )  # fmt: skip
     render(replay_document(replay), Console(file=out, width=200))
@@ -69,7 +69,7 @@ def test_what_the_kernel_does_is_the_first_line_and_the_last_below_the_test() ->
     out = StringIO()
     wrong = finding("serious").model_copy(update={"does": "applies no causal mask"})
     replay = ReplayResult(
-        candidate="mine", noise="", calls=8, recorded=8, with_prefix=4, worst=7.0, bounds=(), findings=(wrong,), seconds=1.0,
+        kernel="mine", noise="", calls=8, recorded=8, with_prefix=4, worst=7.0, bounds=(), findings=(wrong,), seconds=1.0,
         test="def test_it() -> None: ...",
     )  # fmt: skip
     render(replay_document(replay), Console(file=out, width=200))

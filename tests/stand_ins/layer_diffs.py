@@ -91,7 +91,7 @@ def truth_errors(
     rng, count = np.random.default_rng(0), len(index)
 
     def sums(off: Floats, along: Floats) -> Floats:
-        return np.stack([10 * off, 2 * along, off * 0, off * 0], -1)
+        return np.stack([10 * off, 2 * along, *[off * 0] * (len(OUTPUT_SUMS) - 2)], -1)
 
     truth = np.tile([10.0, 2.0, 64.0], (count, 1))
     candidate = sums(own, np.full(count, gain))

@@ -35,7 +35,7 @@ from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import PACK_FOLDER as PACK
 from assay.harness.evidence.layer_diff_record import pack_of
 from assay.harness.evidence.manifest import FailureResult
-from assay.harness.evidence.op_matrix import MATRIX, MatrixRecord
+from assay.harness.evidence.op_matrix import MATRIX, CaseWhy, MatrixRecord
 from assay.harness.evidence.pack import CallMetadata, Source
 from assay.harness.evidence.records import Answer, Token
 from assay.harness.evidence.shadow_errors import FOLDER as SHADOW
@@ -43,6 +43,8 @@ from assay.harness.evidence.shadow_errors import write_shadow_errors
 from assay.harness.offline.replay import replay_recorded
 from assay.harness.server.pack_writer import PackWriter
 from assay.harness.sides import ROLES, Role
+
+_REFUSED = (CaseWhy(case="extend-1", why="too long"),)
 
 
 def _beside(name: str) -> ModuleType:
@@ -250,7 +252,7 @@ def layers(
     write_shadow_errors(place / SHADOW / "1.safetensors", errors.index, errors.sums, header, truth)
     if examined and (pack := pack_of(folder)):
         folder.write(CAUSE, replay_recorded(pack, Backend.parse(EXACT), "again"))
-    record = MatrixRecord(kernel=EXACT, calls="float32", computed=("extend-1", "decode-1"), worst=0.5)
+    record = MatrixRecord(kernel=EXACT, shapes="float32", calls=2, worst_own=0.5, worst_bound=1.0)
     folder.write(MATRIX, record.model_copy(update=matrix or {}))
     return folder
 
@@ -346,8 +348,8 @@ RUNS: dict[str, Callable[[Path], object]] = {
     "layers/named": partial(layers, error=layer_1(0.5), kernel=fault("mask-top-left", layers=[1])),
     "layers/gain": partial(layers, gain=0.01),
     "layers/not-examined": partial(layers, examined=False),
-    "layers/matrix-fails": partial(layers, matrix={"failing": ("extend-1",), "worst": 9.0}),
-    "layers/matrix-refused": partial(layers, matrix={"computed": (), "worst": None, "refused": ("extend-1",)}),
+    "layers/matrix-fails": partial(layers, matrix={"failing": ("extend-1",), "worst_own": 9.0}),
+    "layers/matrix-refused": partial(layers, matrix={"calls": 0, "worst_own": None, "refused": _REFUSED}),
     "layers/matrix-ended": partial(layers, matrix={"error": "the kernel ended its process"}),
     "layers/gpu-exact": partial(layers, device="cuda"),
     "layers/gpu-named": partial(

@@ -302,7 +302,7 @@ def hostile() -> Report:
         run_id=h, created=h, seconds=1.0, verdict="regression", headline=h, reasons=(h,), reference=server,
         candidate=server, environment=environment, checks=(Check(id=h, title=h, status="failed", found=h, settles=h),),
         kernels=(_kernels("candidate", h, h, "candidate"),), envelope=_envelope(h),
-        sensitivity=SensitivityResult(fault=h, parts=(FaultSeen(suite="accuracy", seen=False, found=h),)),
+        sensitivity=SensitivityResult(fault=h, parts=(FaultSeen(suite="accuracy", seen=False, numbers=h),)),
         suites=(hostile_suite,), findings=(finding,), reproduce=h, treatment={h: (h, h)},
         layers=_hostile_layers(h), latency=latency(h),
     )  # fmt: skip
@@ -645,7 +645,7 @@ def _report(
         envelope=_envelope(),
         sensitivity=SensitivityResult(
             fault="mask-top-left",
-            parts=(FaultSeen(suite="accuracy", seen=True, found="8 lost and 0 gained of 8 questions, p = 0.017"),),
+            parts=(FaultSeen(suite="accuracy", seen=True, numbers="8 lost and 0 gained of 8 questions, p = 0.017"),),
         ),
         reproduce=REPRODUCE.format(candidate=candidate),
         treatment={"backend": (NATIVE, candidate)},

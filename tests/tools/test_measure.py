@@ -88,6 +88,7 @@ def counts(measure: ModuleType) -> dict[str, float]:
         ("twins: file names", 1),
         ("functions", 5),
         ("functions: parameters over 8", 1),
+        ("names that say nothing", 1),
         ("docstrings of functions that begin with What, Whether, How, Which", 1),
         ("docstrings of classes that do", 1),
         ("words out: mend, messages", 2),
@@ -109,10 +110,34 @@ def test_code_lines_are_without_blanks_comments_and_docstrings(measure: ModuleTy
 
 def test_branches_loops_and_short_circuits_are_complex(measure: ModuleType) -> None:
     functions = dict(measure.functions_of(ast.parse(A)))
-    assert measure.complexity(functions["_private"]) == 5
+    assert measure.complexity(functions["_private"]) == 3
+    assert measure.conditions(functions["_private"]) == 5
     assert measure.complexity(functions["many"]) == 1
-    assert measure.complexity(functions["Point.moved"]) == 2
+    assert (measure.complexity(functions["Point.moved"]), measure.conditions(functions["Point.moved"])) == (1, 2)
     assert measure.parameters(functions["Point.moved"]) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "one = 1", "for one in x: ...", "[one for one in x]", "(found := 1)", "def f(one): ...", "def f(found: int): ...",
+        "lambda one: 1", "def found(): ...", "import found", "from a import b as one", "with a as one: ...",
+        "class A:\n    one: str", "found: str = ''", "try: ...\nexcept E as found: ...", "match a:\n    case [*one]: ...",
+    ],
+)  # fmt: skip
+def test_a_binding_is_seen_wherever_it_is(measure: ModuleType, text: str) -> None:
+    assert len(list(measure.bindings_of(ast.parse(text)))) == 1
+
+
+def test_the_first_part_of_an_error_is_a_name(measure: ModuleType) -> None:
+    text = "class Error:\n    found: str = ''\n    def __init__(self, found: str) -> None:\n        raise Error(found=self.found)\n"
+    assert not list(measure.bindings_of(ast.parse(text)))
+
+
+def test_no_binding_of_the_product_says_nothing(measure: ModuleType) -> None:
+    product = {path: text for path, text in measure.tree_at(measure.ROOT).items() if path.startswith(measure.FOLDERS)}
+    trees = {path: ast.parse(text) for path, text in product.items() if path.endswith(".py")}
+    assert [f"{path}:{line}: {name}" for path, tree in trees.items() for line, name in measure.bindings_of(tree)] == []
 
 
 def test_the_table_has_both_trees_side_by_side(measure: ModuleType) -> None:

@@ -43,25 +43,33 @@ class Parameters:
     def of(cls, function: Any) -> Parameters:
         """Read the parameters of a function, or of a class with `plan` and `run`."""
         parts = (function.plan, function.run) if is_planned(function) else (function,)
-        read = [cls._of_one(part, bound=not is_planned(function)) for part in parts]
+        read = [cls._of_part(part, bound=not is_planned(function)) for part in parts]
         return cls(
-            frozenset(chain.from_iterable(one.names for one in read)),
-            frozenset(chain.from_iterable(one.required for one in read)),
-            any(one.any_name for one in read),
+            frozenset(chain.from_iterable(part.names for part in read)),
+            frozenset(chain.from_iterable(part.required for part in read)),
+            any(part.any_name for part in read),
         )
 
     @classmethod
-    def _of_one(cls, function: Any, bound: bool) -> Parameters:
+    def _of_part(cls, function: Any, bound: bool) -> Parameters:
         try:
-            found = list(inspect.signature(function).parameters.values())[0 if bound else 1 :]
+            given = list(inspect.signature(function).parameters.values())[0 if bound else 1 :]
         except (TypeError, ValueError):  # of a built-in function
             return cls._documented(function)
-        by_name = [one for one in found if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
-        names = {one.name for one in by_name}
-        any_name = any(one.kind is one.VAR_KEYWORD for one in found)
+        by_name = [
+            parameter
+            for parameter in given
+            if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        ]
+        names = {parameter.name for parameter in by_name}
+        any_name = any(parameter.kind is parameter.VAR_KEYWORD for parameter in given)
         if any_name:
             names |= set(re.findall(r"^\s+(\w+) ?: ", function.__doc__ or "", re.MULTILINE))
-        return cls(frozenset(names), frozenset(one.name for one in by_name if one.default is one.empty), any_name)
+        return cls(
+            frozenset(names),
+            frozenset(parameter.name for parameter in by_name if parameter.default is parameter.empty),
+            any_name,
+        )
 
     @classmethod
     def _documented(cls, function: Any) -> Parameters:
@@ -71,9 +79,9 @@ class Parameters:
             arguments = ast.parse(f"def function({begins[1] if begins else ''}): ...").body[0].args  # type: ignore[attr-defined]
         except SyntaxError:
             return cls()
-        names = [one.arg for one in arguments.args]
+        names = [argument.arg for argument in arguments.args]
         required = names[: len(names) - len(arguments.defaults)]
-        return cls(frozenset([*names, *(one.arg for one in arguments.kwonlyargs)]), frozenset(required))
+        return cls(frozenset([*names, *(argument.arg for argument in arguments.kwonlyargs)]), frozenset(required))
 
 
 def is_planned(function: Any) -> bool:
@@ -141,7 +149,7 @@ class Adapted:
         self.assay = replace(
             own if isinstance(getattr(function, "assay", None), Declaration) else Declaration(),
             phases=tuple(phase for phase in own.phases if phase in adapter.phases),
-            features=tuple(one for one in features if one in own.features) if own.features else features,
+            features=tuple(feature for feature in features if feature in own.features) if own.features else features,
         )
 
     def __call__(self, call: AttentionCall) -> Tensor | Outputs:

@@ -58,7 +58,7 @@ def _custom_mask(call: AttentionCall) -> Tensor | None:
         call.spec.mask.visible(torch.arange(len_q, device=mask.device), len_q, len_k, custom=mask)
         for mask, len_q, len_k in zip(call.custom_masks, call.lens_q, call.lens_k, strict=True)
     ]
-    return torch.cat([one.flatten() for one in seen])
+    return torch.cat([matrix.flatten() for matrix in seen])
 
 
 def _pages(call: AttentionCall, pool: PagedKV) -> tuple[Tensor, Tensor, Tensor]:

@@ -15,18 +15,21 @@ from torch import Tensor
 
 from assay.harness.attention.adapters.adapter import Adapter, Attend, Parameters
 from assay.harness.attention.call import AttentionCall
-from assay.harness.attention.sequence_groups import alibi_bias
+from assay.harness.attention.sequence_groups import biases
 
 
 def _lay_out(function: Any, parameters: Parameters, call: AttentionCall) -> Attend:
-    grouped, plain = call.heads.group > 1, not set(call.features) & {"window", "alibi", "custom_mask", "positions"}
+    grouped, plain = (
+        call.heads.group > 1,
+        not set(call.features) & {"window", "alibi", "score_bias", "custom_mask", "positions"},
+    )
     sequences = []
     for number, (rows, keys) in enumerate(_sequences(call)):
         if rows.start == rows.stop:
             continue
         q, k, v = (x.transpose(0, 1)[None] for x in (call.q[rows], call.k[keys], call.v[keys]))
         passed: dict[str, Any] = {"query": q, "key": k, "value": v, "scale": call.scale}
-        mask = _mask(call, number, q.shape[2], k.shape[2])
+        mask = _mask(call, number, rows, k.shape[2])
         simple = plain and mask is not None and q.shape[2] == k.shape[2]
         passed |= {"is_causal": simple, "attn_mask": None if simple else mask}
         if grouped and "enable_gqa" in parameters.names:
@@ -47,24 +50,27 @@ def _sequences(call: AttentionCall) -> Iterator[tuple[slice, slice]]:
     return ((slice(*rows), slice(*keys)) for rows, keys in edges)
 
 
-def _mask(call: AttentionCall, number: int, len_q: int, len_k: int) -> Tensor | None:
-    """Return the mask of a sequence: which keys each query sees, bool [len_q, len_k]; with ALiBi what is added to the scores, of
-    the dtype of q, [1, heads, len_q, len_k]; None if all see all."""
-    rows, keys = torch.arange(len_q, device=call.q.device), torch.arange(len_k, device=call.q.device)
+def _mask(call: AttentionCall, number: int, packed: slice, len_k: int) -> Tensor | None:
+    """Return the mask of a sequence: which keys each query sees, bool [len_q, len_k]; with a bias what is added to the scores,
+    of the dtype of q, [1, heads, len_q, len_k]; None if all see all."""
+    rows = torch.arange(packed.stop - packed.start, device=call.q.device)
     custom = None if call.custom_masks is None else call.custom_masks[number]
     first, first_key = call.places[number]
     seen = call.spec.mask.visible(rows, len_k - first + first_key, len_k, custom=custom)
-    if not call.spec.alibi:
+    slopes = torch.tensor(call.spec.alibi, device=call.q.device)[:, None] if call.spec.alibi else None
+    table = call.score_bias
+    if table is not None:
+        table = (table if len(table) == 1 else table[packed]).transpose(0, 1)
+    bias = biases(slopes, table, rows + first - first_key, len_k)
+    if bias is None:
         return None if bool(seen.all()) else seen
-    slopes = torch.tensor(call.spec.alibi, device=call.q.device)[:, None]
-    bias = alibi_bias(slopes, rows + first - first_key, keys)
     return bias.masked_fill(~seen, -torch.inf).to(call.q.dtype)[None]
 
 
 SDPA = Adapter(
     "sdpa",
     ("query", "key", "value", "attn_mask", "is_causal", "scale"),
-    dict.fromkeys(("window", "alibi", "custom_mask", "positions", "not_causal"), ()),
+    dict.fromkeys(("window", "alibi", "score_bias", "custom_mask", "positions", "not_causal"), ()),
     _lay_out,
     also=("enable_gqa",),
 )

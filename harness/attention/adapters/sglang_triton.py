@@ -3,11 +3,12 @@
 K and V lie in a pool of slots. ``kv_indices`` names those of each sequence: in extend of its cached prefix, in decode of all its
 tokens. ``sliding_window_size`` is the number of keys before a query's own. Decode has no such parameter: SGLang names the slots of
 the window alone, and so does the adapter. Decode takes the position of a query from their number, so no temperature is passed on
-to it.
+to it. A bias of scores is a ``score_mod``, whose function SGLang has next to the module of these.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ _SPLITS = 8
 """Parts into which decode splits the keys of a sequence, as SGLang's ``--triton-attention-num-kv-splits``."""
 
 
-def _asked(call: AttentionCall) -> dict[str, Any]:
+def _asked(function: Any, call: AttentionCall) -> dict[str, Any]:
     """Return what both functions are passed of a call's spec, as far as it asks for it."""
     asked: dict[str, Any] = {"sm_scale": call.scale, "k_scale": 1.0, "v_scale": 1.0}
     if call.spec.softcap:
@@ -30,13 +31,20 @@ def _asked(call: AttentionCall) -> dict[str, Any]:
         asked["sinks"] = torch.tensor(call.spec.sinks, device=call.q.device)
     if call.spec.temperature:
         asked["xai_temperature_len"] = call.spec.temperature
+    if call.score_bias is not None:
+        try:
+            ops = import_module(f"{function.__module__.rpartition('.')[0]}.score_mod")
+        except ImportError as error:
+            raise KernelRefused(f"no score_mod for a score_bias is found: {error}") from error
+        asked["score_mod"] = ops.relative_bias_score_mod
+        asked["aux_tensors"] = [call.score_bias.expand(len(call.q), -1, -1)]
     return asked
 
 
 def _extend(function: Any, parameters: Parameters, call: AttentionCall) -> Attend:
     pool = paged(call, 1)
     new = torch.cat([torch.arange(n) >= p for n, p in zip(call.lens_k, call.prefixes, strict=True)]).to(call.q.device)
-    passed = _asked(call) | {
+    passed = _asked(function, call) | {
         "q_extend": call.q.contiguous(), "k_extend": call.k[new], "v_extend": call.v[new],
         "k_buffer": pool.k.flatten(0, 1), "v_buffer": pool.v.flatten(0, 1), "qo_indptr": call.cu_seqlens_q,
         "kv_indptr": cumulative(call.prefixes, call.q.device), "kv_indices": pool.slots[~new], "custom_mask": None,
@@ -82,7 +90,7 @@ def _decode(function: Any, parameters: Parameters, call: AttentionCall) -> Atten
     seen = torch.cat([torch.arange(n) >= (n - window if window else 0) for n in call.lens_k]).to(device)
     batch, heads = call.q.shape[:2]
     splits = call.q.new_empty(batch, heads, _SPLITS, call.v.shape[2], dtype=torch.float32)
-    passed = _asked(call) | {
+    passed = _asked(function, call) | {
         "q": call.q.contiguous(), "k_buffer": pool.k.flatten(0, 1), "v_buffer": pool.v.flatten(0, 1),
         "kv_indptr": cumulative((min(n, window or n) for n in call.lens_k), device), "kv_indices": pool.slots[seen],
         "attn_logits": splits, "attn_lse": torch.empty_like(splits[..., 0]), "max_kv_splits": _SPLITS,
@@ -97,7 +105,7 @@ def _decode(function: Any, parameters: Parameters, call: AttentionCall) -> Atten
     return attend
 
 
-_ASKS = {"softcap": ("logit_cap",), "sinks": ("sinks",)}
+_ASKS = {"softcap": ("logit_cap",), "sinks": ("sinks",), "score_bias": ("score_mod",)}
 EXTEND = Adapter(
     "sglang-triton",
     (

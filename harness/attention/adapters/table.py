@@ -39,7 +39,7 @@ def adapted(function: Any, name: str = "") -> Adapted:
         named = name and parameters.any_name
         if not adapter.unknown(parameters) and (named or not adapter.missing(parameters)):
             return Adapted(function, adapter, parameters)
-    nearest = min(tried, key=lambda one: len(one.missing(parameters)) / len(one.passes))
+    nearest = min(tried, key=lambda adapter: len(adapter.missing(parameters)) / len(adapter.passes))
     missing, unknown = nearest.missing(parameters), nearest.unknown(parameters)
     why = [f"it lacks {', '.join(missing)}"] if missing else []
     why += [f"it requires {', '.join(unknown)}, which that does not have"] if unknown else []

@@ -57,13 +57,13 @@ def common_settings(
     flags: dict[str, None] = {}
     because, impossible = [], []
     for name, values in differences(reference, candidate, asked).items():
-        found = "; ".join(f"{names[role]}: {value}" for role, value in zip(ROLES, values, strict=True))
+        differing = "; ".join(f"{names[role]}: {value}" for role, value in zip(ROLES, values, strict=True))
         flag, why = _flag_for(name, *values)
         if flag:
             flags[flag] = None
-            because.append(f"both were given {flag}, because SGLang resolves {name} by the backend ({found})")
+            because.append(f"both were given {flag}, because SGLang resolves {name} by the backend ({differing})")
         else:
-            impossible.append(f"{name} ({found}) {why}")
+            impossible.append(f"{name} ({differing}) {why}")
     return CommonSettings(flags=tuple(flags), because=tuple(because), impossible=tuple(impossible))
 
 
@@ -111,13 +111,13 @@ def agree(
                 reference, candidate = pool.map(resolve, now)
         except EngineError as error:
             return agreed.model_copy(update={"impossible": (str(error),)})
-        found = common_settings(reference, candidate, names, asked)
-        new = tuple(flag for flag in found.flags if flag not in agreed.flags)
-        still = tuple(f"{reason}, although both were given it" for reason in found.because) if not new else ()
+        common = common_settings(reference, candidate, names, asked)
+        new = tuple(flag for flag in common.flags if flag not in agreed.flags)
+        still = tuple(f"{reason}, although both were given it" for reason in common.because) if not new else ()
         agreed = CommonSettings(
             flags=agreed.flags + new,
-            because=agreed.because + (found.because if new else ()),
-            impossible=found.impossible + still,
+            because=agreed.because + (common.because if new else ()),
+            impossible=common.impossible + still,
         )
         if not new:
             break

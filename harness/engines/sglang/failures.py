@@ -32,7 +32,7 @@ _LINE_LIMIT = 300
 
 
 @dataclass(frozen=True)
-class Told:
+class LogFailure:
     """The statement of a log about a failure.
 
     Attributes:
@@ -98,7 +98,7 @@ class _Raised:
     kernel: str
 
 
-def read(log: str, situation: Situation = ANYWHERE) -> Told:
+def read(log: str, situation: Situation = ANYWHERE) -> LogFailure:
     """Find in a server's log why it failed.
 
     Args:
@@ -117,20 +117,22 @@ def read(log: str, situation: Situation = ANYWHERE) -> Told:
         for raised in chain:
             for cause in CAUSES:
                 if match := cause.pattern.search(raised.text):
-                    return Told(_headline(raised.text, where), cause.id, remedy(cause, match, situation), survivable)
+                    return LogFailure(
+                        _headline(raised.text, where), cause.id, remedy(cause, match, situation), survivable
+                    )
     for line in lines:
         for cause in CAUSES:
             if cause.anywhere and not _SETTINGS.match(line) and (match := cause.pattern.search(line)):
-                return Told(_without_stamp(line), cause.id, remedy(cause, match, situation))
+                return LogFailure(_without_stamp(line), cause.id, remedy(cause, match, situation))
     if died is not None and died.cause and survivable:
         return died
     if chain:
         line = _headline(chain[0].text, where)
-        return Told(line, "kernel", KERNEL, survivable) if where else Told(line, survivable=survivable)
+        return LogFailure(line, "kernel", KERNEL, survivable) if where else LogFailure(line, survivable=survivable)
     if died is not None:  # with status 1, which sys.exit has if it is given a text
         return replace(died, cause="exit", do=EXIT)
     last = next((line for line in reversed(lines) if _FATAL.search(line) and not _SETTINGS.match(line)), "")
-    return Told(_without_stamp(last), survivable=True)
+    return LogFailure(_without_stamp(last), survivable=True)
 
 
 def ended(
@@ -156,33 +158,33 @@ def ended(
         process: which of its processes ended, as "sglang::scheduler"; empty for its main process, and so all of it.
         out_of_memory: whether the OOM killer has killed a process since the server was started.
     """
-    told = read(log, situation)
+    failure = read(log, situation)
     itself = "SIGKILL" in how and bool(_ENDS_ITSELF.search(log))
     deadly = next((name for name in ENDINGS if how.endswith(name)), "")
     known = "SGLang ended its own processes" if itself else f"Its process {process} {how}" if process else f"It {how}"
-    if deadly and not itself and (told.survivable or not told.line):
-        told = Told("", ENDINGS[deadly][0], situation.words(ENDINGS[deadly][1]))
-    elif process and not told.line:
-        told = Told("", "exit", EXIT)
-    said = told.line or (f"its process {process} {how}{_last_words(log.splitlines())}." if process else "")
-    if out_of_memory and told.cause in ("killed", ""):
-        told = Told(told.line, "out-of-memory", situation.words(OUT_OF_MEMORY))
+    if deadly and not itself and (failure.survivable or not failure.line):
+        failure = LogFailure("", ENDINGS[deadly][0], situation.words(ENDINGS[deadly][1]))
+    elif process and not failure.line:
+        failure = LogFailure("", "exit", EXIT)
+    said = failure.line or (f"its process {process} {how}{_last_words(log.splitlines())}." if process else "")
+    if out_of_memory and failure.cause in ("killed", ""):
+        failure = LogFailure(failure.line, "out-of-memory", situation.words(OUT_OF_MEMORY))
         said = f"the system ran out of memory and killed it ({said.rstrip('.') or how})."
     return EngineError(
         f"{who} failed {when}: {said}" if said else f"{who} {how} {when}.",
         "a running server",
-        told.do,
+        failure.do,
         details=f"{known} {when}.\n{tail}",
-        cause=told.cause,
+        cause=failure.cause,
     )
 
 
-def _death(lines: list[str], situation: Situation) -> Told | None:
+def _death(lines: list[str], situation: Situation) -> LogFailure | None:
     """Find in a log why a process ended without an exception; an exit status of 1, which exceptions give too, is no cause."""
     for number, line in enumerate(lines):
         if (match := _FAULT.search(line)) and (name := next((n for n in _SIGNALS if match[1].startswith(n)), "")):
             cause, do = ENDINGS[_SIGNALS[name]]
-            return Told(
+            return LogFailure(
                 f"{one_line(match[0], _LINE_LIMIT)}{_fault_place(lines[number + 1 :])}", cause, situation.words(do)
             )
     for number, line in enumerate(lines):
@@ -192,9 +194,9 @@ def _death(lines: list[str], situation: Situation) -> Told | None:
         how = how_ended(status)
         said = f"its {which} {how}{_last_words(lines[:number])}"
         if status > 0:
-            return Told(said, "exit" if status > 1 else "", EXIT if status > 1 else UNKNOWN_REMEDY)
+            return LogFailure(said, "exit" if status > 1 else "", EXIT if status > 1 else UNKNOWN_REMEDY)
         cause, do = ENDINGS.get(how.rpartition(" ")[2], ("", UNKNOWN_REMEDY))
-        return Told(said, cause, situation.words(do))
+        return LogFailure(said, cause, situation.words(do))
     return None
 
 

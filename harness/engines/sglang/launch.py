@@ -128,12 +128,12 @@ def command(launch: Launch, port: int, name: str) -> list[str]:
 
 def settings(launch: Launch, inherited: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables that assay sets for a server, in addition to those ``inherited``."""
-    found = kernel_settings(inherited)
+    settings = kernel_settings(inherited)
     if launch.device == "cpu":
-        found["PYTHONPATH"] = f"{STAND_INS}:{found['PYTHONPATH']}"
+        settings["PYTHONPATH"] = f"{STAND_INS}:{settings['PYTHONPATH']}"
     no_proxy = ",".join(filter(None, [inherited.get("no_proxy") or inherited.get("NO_PROXY"), _LOOPBACK, "localhost"]))
     ours = {
-        **found,
+        **settings,
         EVIDENCE: str(launch.evidence.resolve()),
         DELEGATE: launch.decode_backend,
         "HF_HUB_OFFLINE": "1",

@@ -425,7 +425,7 @@ class _Runner:
         layer.attn_type = AttentionType.DECODER if call.causal else AttentionType.ENCODER_ONLY
         layer.k_scale_float, layer.v_scale_float = scales = asked.scales or (None, None)
         layer.k_scale, layer.v_scale = (
-            None if one is None else torch.tensor(one, device=call.q.device) for one in scales
+            None if scale is None else torch.tensor(scale, device=call.q.device) for scale in scales
         )
         sinks = torch.tensor(
             call.spec.sinks, device=call.q.device, dtype=_SINKS.get(self._shape.backend, torch.bfloat16)

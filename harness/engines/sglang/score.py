@@ -130,8 +130,8 @@ def generate(server: Scorer, prompt: str, max_tokens: int) -> Generation:
         raise _bad(server, path, problem(error), "a chat completion with token ids") from None
     texts = tuple(entry["token"] for entry in choice.logprobs)
     if len(texts) != len(choice.response_token_ids):
-        found = f"{len(choice.response_token_ids)} token ids and {len(texts)} texts"
-        raise _bad(server, path, found, "one text for each token id")
+        received = f"{len(choice.response_token_ids)} token ids and {len(texts)} texts"
+        raise _bad(server, path, received, "one text for each token id")
     return Generation(tuple(choice.prompt_token_ids), tuple(choice.response_token_ids), texts)
 
 
@@ -164,13 +164,13 @@ def generate_all(
     replies = server.send(path, body)
     seconds = time.monotonic() - begun
     try:
-        found = [_Answer[_Written].model_validate(reply).meta_info for reply in replies]
+        answers = [_Answer[_Written].model_validate(reply).meta_info for reply in replies]
     except (TypeError, ValidationError) as error:
         words = problem(error) if isinstance(error, ValidationError) else str(replies)[:300]
         raise _bad(server, path, words, "generated tokens with log-probabilities") from None
-    if [answer.prompt_tokens for answer in found] != [len(ids) for ids in prompts]:
-        raise _bad(server, path, f"{len(found)} answers", f"one to each of {len(prompts)} prompts")
-    return [answer.reply(seconds) for answer in found]
+    if [answer.prompt_tokens for answer in answers] != [len(ids) for ids in prompts]:
+        raise _bad(server, path, f"{len(answers)} answers", f"one to each of {len(prompts)} prompts")
+    return [answer.reply(seconds) for answer in answers]
 
 
 def score(server: Scorer, ids: Sequence[int], start: int, top_k: int, at: Sequence[int] = ()) -> Score:
@@ -228,8 +228,10 @@ def _check_ids(server: Scorer, meta: _Meta, ids: Sequence[int], start: int) -> N
     scored = [entry[1] for entry in meta.input_token_logprobs]
     same = len(scored) == len(ids) - start and all(a in (b, 0) for a, b in zip(scored, ids[start:], strict=True))
     if meta.prompt_tokens != len(ids) or not same:
-        found = f"log-probabilities of {len(scored)} tokens of a prompt of {meta.prompt_tokens}"
-        raise _bad(server, "/generate", found, f"the last {len(ids) - start} of the {len(ids)} tokens that were sent")
+        received = f"log-probabilities of {len(scored)} tokens of a prompt of {meta.prompt_tokens}"
+        raise _bad(
+            server, "/generate", received, f"the last {len(ids) - start} of the {len(ids)} tokens that were sent"
+        )
 
 
 def _values(rows: Sequence[Sequence[_Entry] | None]) -> Floats:

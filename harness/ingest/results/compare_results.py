@@ -225,9 +225,11 @@ def _checks(
         requirement("all-read", "every record was understood", lost, "every record", "see the lines that assay ingest quotes"),
     ]  # fmt: skip
     if unverified := sum(pairing.unverified for pairing in pairings):
-        found = f"{unverified:,} pairs have no recorded prompt: the documents are the same, the prompts are taken to be"
+        unknown = (
+            f"{unverified:,} pairs have no recorded prompt: the documents are the same, the prompts are taken to be"
+        )
         title = "both were asked with the same prompts"
-        checks.append(Check(id="same-prompts", title=title, status="not checked", found=found))
+        checks.append(Check(id="same-prompts", title=title, status="not checked", found=unknown))
     return checks if left.kind == "runs" else [*checks, _EXECUTION]
 
 

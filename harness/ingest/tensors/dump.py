@@ -125,9 +125,9 @@ def open_dump(path: Path) -> Dump:
     """
     files = tensor_files(path) if path.exists() else []
     if not files:
-        found = f"{path} has no tensor file." if path.exists() else f"There is no {path}."
+        missing = f"{path} has no tensor file." if path.exists() else f"There is no {path}."
         raise UsageError(
-            found, f"a file or folder with {', '.join(_SUFFIXES)}", "check the path; was the dump switched on?"
+            missing, f"a file or folder with {', '.join(_SUFFIXES)}", "check the path; was the dump switched on?"
         )
     kind = format_of(files)
     found_tensors: list[StoredTensor] = []

@@ -246,8 +246,8 @@ def _api_passes(dump: Dump, model: DumpedModel | None) -> Iterator[tuple[int, An
             rotary = None
     layers = model.layers if model else 0
     if calls and not layers:
-        found = "kernel API logs do not name the layer of a call."
-        raise MissingPart(found, "the number of layers", "name the model's folder with --model")
+        unnamed = "kernel API logs do not name the layer of a call."
+        raise MissingPart(unnamed, "the number of layers", "name the model's folder with --model")
     for start in range(0, len(calls) - layers + 1, max(layers, 1)):
         yield start // layers, calls[start : start + layers]
 

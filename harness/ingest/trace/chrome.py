@@ -165,12 +165,12 @@ def _pass_at(annotations: Sequence[Span]) -> Callable[[Span], Span | None]:
         if not thread or span.ts >= thread[-1].end:
             thread.append(span)
 
-    def found(span: Span) -> Span | None:
+    def pass_at(span: Span) -> Span | None:
         thread = by_thread.get((span.pid, span.tid), [])
         at = bisect.bisect_right(thread, span.ts, key=lambda begun: begun.ts) - 1
         return thread[at] if at >= 0 and span.ts <= thread[at].end else None
 
-    return found
+    return pass_at
 
 
 def _segments(

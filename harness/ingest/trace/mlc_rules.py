@@ -77,7 +77,7 @@ def violations(letters: str, lines: Sequence[tuple[str, int]], part: str) -> Ite
     }
     broken: list[tuple[int, Violation]] = []
 
-    def found(rule: str, match: re.Match[str], says: str) -> None:
+    def note(rule: str, match: re.Match[str], says: str) -> None:
         at = [match.start(group) for group in range(1, len(match.groups()) + 1) if match[group]]
         before = letters[: at[-1]]
         where = f"{part}, segment {before.count('[')}" if before.rfind("[") > before.rfind("]") else part
@@ -87,11 +87,11 @@ def violations(letters: str, lines: Sequence[tuple[str, int]], part: str) -> Ite
     for (rule, view), patterns in _RULES.items():
         for pattern, says in patterns:
             for match in re.finditer(pattern, views[view]):
-                found(rule, match, says)
+                note(rule, match, says)
     cut = [(ends, says) for pattern, says in _CUT_OFF if (ends := re.search(pattern, letters))][:1]
     sequences = [place for place, letter in enumerate(letters) if letter == "A"]
     if cut:
-        found("trace-cut-off", *cut[0])
+        note("trace-cut-off", *cut[0])
     elif letters.startswith("N") and len(sequences) != 1:
         says = f"{len(sequences)} sequences were added or forked for the request, where one is expected"
         places = tuple(lines[place][1] for place in (0, *sequences[:3]))

@@ -75,9 +75,16 @@ FEATURES: dict[str, dict[str, Any]] = {
     "positions and temperature": {"positions": torch.tensor([[109, 100], [5, 5], [20, 3]]), "temperature": 4},
     "positions and window": {"positions": torch.tensor([[109, 100], [5, 5], [10, 3]]), "mask": Mask(window=4)},
     "positions and alibi": {"positions": torch.tensor([[109, 100], [5, 5], [10, 3]]), "alibi": (0.7, 0.3, 0.1, 1.1)},
+    "score_factor": {"score_factor": torch.linspace(0.5, 2.0, 44).view(11, 4)},
+    "score_bias": {"score_bias": torch.linspace(-1.0, 2.0, 220).view(11, 4, 5)},
+    "score_factor and temperature": {"score_factor": torch.tensor([[0.5, 1.0, 2.0, 3.0]]), "temperature": 4},
+    "positions and score_bias": {
+        "positions": torch.tensor([[109, 100], [5, 5], [10, 3]]), "score_bias": torch.linspace(-1.0, 2.0, 24).view(1, 4, 6),
+    },
     "all": {
         "mask": Mask(window=4), "softcap": 2.0, "temperature": 3, "sinks": (0.3, -1.1, 2.2, 0.0), "alibi": (0.7, 0.3, 0.1, 1.1),
         "custom_mask": TREES, "positions": torch.tensor([[109, 100], [2, 2], [5, 1]]), "padded_rows": 3,
+        "score_factor": torch.linspace(0.5, 2.0, 56).view(14, 4), "score_bias": torch.linspace(-1.0, 2.0, 168).view(14, 4, 3),
     },
 }  # fmt: skip
 
@@ -107,6 +114,11 @@ def written_out(call: AttentionCall, b: int, i: int, head: int) -> tuple[Tensor,
             score = spec.softcap * math.tanh(score / spec.softcap)
         if spec.temperature and position > spec.temperature:
             score *= math.log(position) / math.log(spec.temperature)
+        if call.score_factor is not None:
+            score *= float(call.score_factor.expand(len(call.q), -1)[q0 + i, head])
+        distance = position - first_key - j
+        if call.score_bias is not None and 0 <= distance < call.score_bias.shape[2]:
+            score += float(call.score_bias.expand(len(call.q), -1, -1)[q0 + i, head, distance])
         if spec.alibi:
             score += spec.alibi[head] * (first_key + j - position)
         total += math.exp(score)
@@ -128,7 +140,18 @@ def test_features_are_computed_as_their_formulas_say(feature: str, few: int, mon
     some = torch.tensor([0, 2, 3, 8, 10])
     torch.testing.assert_close(oracle(call, some), oracle(call)[some])
     torch.testing.assert_close(log_sum_exp(call, some), log_sum_exp(call)[some])
-    asked = ("window", "softcap", "temperature", "sinks", "alibi", "padding", "custom_mask", "positions")
+    asked = (
+        "window",
+        "softcap",
+        "temperature",
+        "sinks",
+        "alibi",
+        "padding",
+        "custom_mask",
+        "positions",
+        "score_factor",
+        "score_bias",
+    )
     assert set(call.features) == set(asked if feature == "all" else feature.split(" and "))
 
 

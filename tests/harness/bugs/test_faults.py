@@ -68,7 +68,7 @@ def calls_for(name: str, dtype: torch.dtype = torch.float32) -> list[AttentionCa
     return found
 
 
-@pytest.mark.few(12)
+@pytest.mark.few(6)
 @pytest.mark.parametrize("hypothesis", [bug for bug in FAMILY if bug not in BUGS], ids=lambda h: h.id)
 def test_a_fault_is_named_and_pinned_to_its_layer_and_head(hypothesis: Bug) -> None:
     name = hypothesis.id

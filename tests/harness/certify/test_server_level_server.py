@@ -35,5 +35,5 @@ def test_one_pair_of_servers_sees_one_fault_after_the_other(tmp_path: Path) -> N
     assert {id: one.named for id, one in found.items()} == {
         "mask-top-left": True, "identity": None, "layer-2-zero": None, "gain-0.1-percent": None,
     }  # fmt: skip
-    assert "mask-top-left" in found["mask-top-left"].found
+    assert "mask-top-left" in found["mask-top-left"].findings
     assert all(found[id].pinned for id in ("mask-top-left", "layer-2-zero"))

@@ -8,6 +8,7 @@ import pytest
 
 from assay.harness.evidence.certificate import read_certificate
 
+pytestmark = pytest.mark.usefixtures("thin_matrix")
 COMMAND = ("certify", "--device", "cpu")
 """What `call` begins with."""
 KERNELS = """

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 from scipy.special import log_softmax
 
-from assay.harness.collect.logit_scoring import PROMPT_TAIL, TOP_K, Handover, is_scored, score_role
+from assay.harness.collect.logit_scoring import PROMPT_TAIL, TOP_K, ScoringHandover, is_scored, score_role
 from assay.harness.compare.logits import LogitsComparison
 from assay.harness.errors import EngineError, EvidenceError
 from assay.harness.evidence.logit_files import logits_path, read_logits
@@ -170,7 +170,7 @@ def test_the_floor_is_scored_in_the_opposite_order(tmp_path: Path) -> None:
 
 def test_both_roles_are_scored_at_the_same_time(tmp_path: Path) -> None:
     """The candidate waits for each sequence of the reference, and is done soon after it."""
-    reference, candidate, handover = Model("reference"), Model("candidate", shift=2.0), Handover(3)
+    reference, candidate, handover = Model("reference"), Model("candidate", shift=2.0), ScoringHandover(3)
     with ThreadPoolExecutor(2) as pool:
         waiting = pool.submit(score_role, candidate, items(), (), tmp_path / "a", display(), handover=handover)
         wait([waiting], timeout=0.05)
@@ -187,7 +187,7 @@ def test_a_reference_that_fails_ends_the_candidates_wait(tmp_path: Path) -> None
         def send(self, path: str, body: Mapping[str, Any]) -> Any:
             raise EngineError("the reference died")
 
-    handover = Handover(3)
+    handover = ScoringHandover(3)
     with ThreadPoolExecutor(2) as pool:
         waiting = pool.submit(score_role, Model("candidate"), items(), (), tmp_path, display(), handover=handover)
         with pytest.raises(EngineError, match="the reference died"):
@@ -198,7 +198,7 @@ def test_a_reference_that_fails_ends_the_candidates_wait(tmp_path: Path) -> None
 
 def test_a_candidate_does_not_wait_for_a_reference_that_was_scored_before(tmp_path: Path) -> None:
     score_role(Model("reference"), items(), (), tmp_path, display())
-    score_role(Model("candidate"), items(), (), tmp_path, display(), handover=Handover(3))
+    score_role(Model("candidate"), items(), (), tmp_path, display(), handover=ScoringHandover(3))
     assert is_scored(tmp_path, "reference")
     assert is_scored(tmp_path, "candidate")
 

@@ -26,7 +26,7 @@ OURS, THEIRS = "ours", "theirs"
 
 def cause(path: Path, nonce: str) -> Callable[[], object]:
     result = ReplayResult(
-        candidate="c", noise="", calls=1, recorded=1, with_prefix=1, worst=0.0, bounds=(), findings=(), seconds=1.0
+        kernel="c", noise="", calls=1, recorded=1, with_prefix=1, worst=0.0, bounds=(), findings=(), seconds=1.0
     )
     RunFolder(path, nonce).write(CAUSE, result)
     return lambda: RunFolder(path, OURS).read(CAUSE)

@@ -271,7 +271,13 @@ def asking(call: AttentionCall) -> AttentionCall:
         "sinks": (0.5, -1.0, 2.0, 0.0), "alibi": (0.5, 0.25, 0.125, 1.0), "temperature": 4, "softcap": 2.0, "padded_rows": 2,
         "mask": Mask(window=9),
     }  # fmt: skip
-    tensors = stored | scales | dequantised
+    stored_q, scale_q = q.to(torch.float8_e4m3fn), torch.linspace(0.5, 2.0, len(q))[:, None, None]
+    modifiers = {
+        "stored_q": stored_q, "q_scale": scale_q, "score_factor": torch.linspace(0.5, 2.0, 4 * len(q)).view(-1, 4),
+        "score_bias": torch.linspace(-1.0, 1.0, 12).view(1, 4, 3),
+    }  # fmt: skip
+    q = stored_q.float() * scale_q
+    tensors = stored | scales | dequantised | modifiers
     return replace(call, q=q, custom_mask=tree, positions=positions, **tensors).with_spec(**spec)
 
 
@@ -292,6 +298,7 @@ def test_what_a_call_asks_for_is_kept_also_of_a_part_of_it(tmp_path: Path, budge
     assert set(one.call.features) == set(call.features) - {"padding"}
     assert torch.equal(one.call.stored_k * one.call.k_scale, one.call.k)  # type: ignore[operator]
     assert torch.equal(one.call.stored_v * one.call.v_scale, one.call.v)  # type: ignore[operator]
+    assert torch.equal(one.call.stored_q.float() * one.call.q_scale, one.call.q)  # type: ignore[union-attr, operator]
     if budget == BUDGET:
         assert one.call.spec == replace(call.spec, padded_rows=0)
     else:
@@ -300,7 +307,10 @@ def test_what_a_call_asks_for_is_kept_also_of_a_part_of_it(tmp_path: Path, budge
 
 def test_queries_of_a_sequence_keep_their_positions(tmp_path: Path) -> None:
     call = call_of([(60, 40)], (2, 1), 64, torch.float32, "cpu").with_spec(temperature=4)
-    call = replace(call, positions=torch.tensor([[1040, 1000]]))
+    of_queries = torch.linspace(0.5, 2.0, 120).view(60, 2)
+    call = replace(
+        call, positions=torch.tensor([[1040, 1000]]), score_factor=of_queries, score_bias=of_queries[..., None]
+    )
     writer = PackWriter(tmp_path / "pack", SOURCE, 8 * 90_000)
     writer.add(CallMetadata(0, "extend", (60,), (40,), ("a",)), call, oracle(call).float(), 1.0, (0, 0, 50))
     writer.flush()

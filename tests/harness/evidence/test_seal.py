@@ -36,7 +36,7 @@ def plan() -> Plan:
 def finished(plan: Plan, tmp_path_factory: pytest.TempPathFactory, runs: ModuleType) -> RunFolder:
     """A finished run, which can be judged."""
     folder: RunFolder = runs.complete_run(plan, tmp_path_factory.mktemp("finished") / "run")
-    folder.write(MATRIX, MatrixRecord(kernel="sage_attn", calls="float32", computed=("extend-1",), worst=0.5))
+    folder.write(MATRIX, MatrixRecord(kernel="sage_attn", shapes="float32", calls=1, worst_own=0.5, worst_bound=1.0))
     folder.baseline_status.parent.mkdir()
     folder.baseline_status.write_text("{}")
     folder.seal()
@@ -184,7 +184,7 @@ def test_a_run_that_was_changed_is_not_resumed(sealed: RunFolder, plan: Plan) ->
 def test_a_resumed_run_is_open_again(sealed: RunFolder, plan: Plan) -> None:
     folder = open_folder(plan, sealed.path)
     assert folder.progress().sealed == {}
-    folder.write(MATRIX, MatrixRecord(kernel="sage_attn", calls="float32"))
+    folder.write(MATRIX, MatrixRecord(kernel="sage_attn", shapes="float32"))
     build(folder)
 
 

@@ -32,7 +32,7 @@ def replay(*severities: Severity, **changes: Any) -> ReplayResult:
         for s in severities
     )
     fields: dict[str, Any] = {
-        "candidate": "c", "noise": "int8_qk", "calls": 8, "recorded": 9, "with_prefix": 4, "worst": 0.5, "bounds": (),
+        "kernel": "c", "noise": "int8_qk", "calls": 8, "recorded": 9, "with_prefix": 4, "worst": 0.5, "bounds": (),
         "findings": made, "seconds": 1.0,
     }  # fmt: skip
     return ReplayResult(**fields | changes)

@@ -11,7 +11,7 @@ import pytest
 from assay.harness.collect.plan import prepare
 from assay.harness.collect.run_folder import open_folder
 from assay.harness.config import RunSpec
-from assay.harness.evidence.op_matrix import MATRIX, MatrixRecord
+from assay.harness.evidence.op_matrix import MATRIX, CaseWhy, MatrixRecord
 from assay.harness.judge.build import build
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.op_matrix import claim
@@ -24,7 +24,7 @@ FINDING = Finding(
 
 
 def record(**changed: Any) -> MatrixRecord:
-    made = MatrixRecord(kernel="sage_attn", calls="float32", computed=("extend-1", "decode-1"), worst=0.5)
+    made = MatrixRecord(kernel="sage_attn", shapes="float32", calls=2, worst_own=0.5, worst_bound=1.0)
     return made.model_copy(update=changed)
 
 
@@ -38,13 +38,20 @@ def judged(made: MatrixRecord | None, spec: RunSpec = SPEC, *, kernel: bool = Tr
     ("changed", "verdict"),
     [
         ({}, "pass"),
-        ({"findings": (FINDING,), "failing": ("extend-1",), "worst": 9.0}, "regression"),
-        ({"failing": ("extend-1",), "worst": 9.0}, "regression"),
+        ({"findings": (FINDING,), "failing": ("extend-1",), "worst_own": 9.0}, "regression"),
+        ({"failing": ("extend-1",), "worst_own": 9.0}, "regression"),
         ({"failing": ("extend-1",)}, "regression"),
-        ({"worst": 1.5}, "regression"),
-        ({"worst": float("nan")}, "regression"),
-        ({"computed": (), "worst": None}, "inconclusive"),
-        ({"computed": (), "worst": None, "refused": ("extend-1", "decode-1")}, "inconclusive"),
+        ({"worst_own": 1.5}, "regression"),
+        ({"worst_own": float("nan")}, "regression"),
+        ({"calls": 0, "worst_own": None}, "inconclusive"),
+        (
+            {
+                "calls": 0,
+                "worst_own": None,
+                "refused": (CaseWhy(case="extend-1", why="no"), CaseWhy(case="decode-1", why="no")),
+            },
+            "inconclusive",
+        ),
         ({"error": "no GPU"}, "inconclusive"),
         ({"missing": ("no decode call was computed",)}, "inconclusive"),
     ],
@@ -61,7 +68,7 @@ def test_what_is_out_of_bounds_or_was_not_computed_does_not_pass(changed: dict[s
         (record(), "ok", "2 calls were computed"),
         (None, "missing", "no result of it"),
         (record(kernel="another"), "missing", "a result of another, not of sage_attn"),
-        (record(computed=(), worst=None, error="the kernel hangs"), "missing", "the kernel hangs"),
+        (record(calls=0, worst_own=None, error="the kernel hangs"), "missing", "the kernel hangs"),
     ],
 )
 def test_the_matrix_of_the_candidate_must_have_run(made: MatrixRecord | None, status: str, found: str) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from assay.harness.attention.call import AttentionCall, Mask
 from assay.harness.attention.honest import honest_outputs
+from assay.harness.attention.kernels import declares
 from assay.harness.attention.matrix import Size, cases
 from assay.harness.attention.noise import FAMILIES, NoiseFamily, family
 from assay.harness.attention.oracle import oracle, requests, scores, sequences
@@ -19,7 +21,8 @@ from assay.harness.bugs.faults import rounded_oracle
 from assay.harness.localize import bounds
 from assay.harness.localize.bounds import CallNoise, bound_of, simulate
 from assay.harness.localize.cells import CallCells, cells_of, deviation
-from assay.harness.localize.kernel_runs import CallResult, measure
+from assay.harness.localize.diagnose import diagnose
+from assay.harness.localize.kernel_runs import CallResult, measure, run_and_repeat
 from assay.harness.localize.lse import lse_errors
 from assay.harness.stats.query_bounds import least_error
 
@@ -307,6 +310,10 @@ def test_a_kernel_may_leave_out_the_share_of_the_weights_that_it_declares() -> N
         lse = torch.cat([(scores(request).logsumexp(-1) + math.log(0.985)).T for request in requests(call)]).float()
         assert not lse_errors(call, lse, family(few), None).wrong
         assert lse_errors(call, lse + math.log(0.985), family(few), None).wrong
+    many = [call_of([(n, 60)], (4, 2), 64, torch.float32, "cpu", seed=n) for n in range(20, 32)]
+    for share, ids in ((0.02, []), (0.0, ["unexplained"])):
+        kernel = declares(noise=NoiseFamily(dropped=share))(partial(dropping, 0.02))
+        assert [finding.id for finding in diagnose(run_and_repeat(kernel, many))] == ids
     for wrong in (-0.1, 1.0):
         with pytest.raises(ValueError, match="expected one from 0 to below 1"):
             NoiseFamily(dropped=wrong)

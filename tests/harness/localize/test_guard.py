@@ -9,6 +9,7 @@ from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
 from assay.harness.attention.kernels import Declaration
+from assay.harness.attention.matrix import cases
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.bugs.faults import rounded_oracle
 from assay.harness.errors import AssayError
@@ -107,7 +108,7 @@ def test_a_wrapper_of_assay_is_not_the_kernel() -> None:
     def attention(call: AttentionCall) -> Tensor:
         return helper(call)
 
-    result = check(attention, phases=["decode"], dtypes=["float16"], read_out=0)
+    result = check(attention, cases=cases(("decode",))[:3], read_out=0)
     (finding,) = result.findings
     assert re.fullmatch(
         r"the kernel raised ValueError: no such tile \(test_guard.py, line \d+, in helper\)", finding.diagnosis

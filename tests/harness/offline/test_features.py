@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from functools import cache
 
@@ -25,11 +26,16 @@ def declaring(kernel: Kernel, *features: str) -> Kernel:
 
 @cache
 def asking(*features: str) -> tuple[Case, ...]:
-    """The calls of the matrix that ask for features, and some that do not."""
+    """Of the calls of the matrix that ask for a value of features, half; and some that ask for none."""
     made = cases(declared=declaration(declaring(rounded_oracle, *features)))
-    return tuple(
-        case for number, case in enumerate(made) if case.condition["asked for"] != "nothing" or number % 40 == 0
-    )
+    seen = Counter[tuple[str, str]]()
+    chosen = []
+    for number, case in enumerate(made):
+        value = case.condition["phase"], case.condition["asked for"]
+        seen[value] += 1
+        if number % 40 == 0 if value[1] == "nothing" else seen[value] % 2:
+            chosen.append(case)
+    return tuple(chosen)
 
 
 def without(feature: str, call: AttentionCall) -> Tensor:
@@ -46,7 +52,9 @@ def without(feature: str, call: AttentionCall) -> Tensor:
         if call.stored_k is None:
             return rounded_oracle(call)
         return rounded_oracle(replace(call, k=call.stored_k.to(call.q.dtype), v=call.stored_v.to(call.q.dtype)))  # type: ignore[union-attr]
-    if feature in ("custom_mask", "positions"):
+    if feature == "stored_q":
+        return rounded_oracle(call if call.stored_q is None else replace(call, q=call.stored_q.to(call.q.dtype)))
+    if feature in ("custom_mask", "positions", "score_factor", "score_bias"):
         return rounded_oracle(replace(call, **{feature: None}))
     if feature == "padding":  # as if the last sequence went on to the end of q
         ends = call.cu_seqlens_q.clone()
@@ -64,7 +72,8 @@ def test_a_kernel_that_computes_what_it_declares_passes_and_the_check_says_what_
     all_of_them = (
         "window 64 and softcap 30 and temperature 64 and sinks near 0 and ALiBi to 2^-8 and 7 padded rows and "
     )
-    last = "1000 keys evicted and K and V in e4m3 per tensor"
+    last = "1000 keys evicted and K and V in e4m3 per tensor and Q in e4m3 per tensor and factors by position and "
+    last += "a bias to 40 tokens, of each query"
     assert f"{all_of_them}random tree and {last}" in asked
     assert f"{all_of_them}{last}" in asked  # in decode
 
@@ -87,7 +96,7 @@ def test_a_kernel_that_ignores_what_it_declares_is_wrong_on_every_value(feature:
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("feature", ["window", "temperature", "alibi"])
+@pytest.mark.parametrize("feature", ["window", "temperature", "alibi", "score_bias"])
 def test_a_kernel_that_goes_by_places_among_the_keys_and_not_by_positions_is_wrong(feature: str) -> None:
     def by_place(call: AttentionCall) -> Tensor:
         """Positions of keys that were evicted, or lie between, are not counted."""
@@ -95,7 +104,12 @@ def test_a_kernel_that_goes_by_places_among_the_keys_and_not_by_positions_is_wro
 
     result = check(declaring(by_place, feature, "positions"), cases=asking(feature, "positions"), read_out=0, calls=0)
     failing = {case.condition["asked for"] for case in result.failing}
-    value = {"window": "window 128", "temperature": "temperature 64", "alibi": "ALiBi to 2^-8"}[feature]
+    value = {
+        "window": "window 128",
+        "temperature": "temperature 64",
+        "alibi": "ALiBi to 2^-8",
+        "score_bias": "a bias to 300 tokens",
+    }[feature]
     assert f"{value} and keys just behind" in failing
     assert (f"{value} and 1000 keys evicted" in failing) == (feature == "temperature")  # the others go by distances
 
@@ -117,10 +131,8 @@ def test_a_kernel_that_declares_nothing_is_asked_for_nothing_and_costs_what_it_c
 
 
 def test_a_feature_that_does_not_exist_is_not_declared() -> None:
-    with pytest.raises(
-        ValueError, match=r"declares the features \['relative bias'\]; expected some of window, softcap"
-    ):
-        declares(features=("relative bias",))
+    with pytest.raises(ValueError, match=r"declares the features \['rope'\]; expected some of window, softcap"):
+        declares(features=("rope",))
 
 
 def test_an_engines_backend_is_checked_on_plain_attention_though_it_takes_whatever_a_layer_asks_for(

@@ -215,6 +215,7 @@ READABLE: list[Lens] = [
 """Calls from which a rule can be mined and confirmed."""
 
 
+@pytest.mark.slow  # fast: the two below
 def test_what_a_backend_of_the_engine_computes_is_read_from_its_recorded_outputs(tmp_path: Path) -> None:
     recorded = pack(tmp_path / "pack", KERNEL, lens_of=READABLE)
     finding = replay_recorded(recorded, Backend.parse("triton"), "again").findings[0]

@@ -268,6 +268,7 @@ def wrong_where(condition: Callable[[list[Request], int], bool]) -> Kernel:
     return kernel
 
 
+@pytest.mark.slow  # fast: test_a_threshold_on_the_layer_lies_between_neighbours
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("condition", "says"),
@@ -298,6 +299,7 @@ def test_a_threshold_on_the_layer_lies_between_neighbours() -> None:
     assert read.exact
 
 
+@pytest.mark.slow  # fast: test_a_threshold_on_the_layer_lies_between_neighbours
 def test_a_limit_between_two_head_dims_is_open() -> None:
     read = read_out(lambda call: nothing(call) if call.q.shape[2] > 100 else rounded_oracle(call))
     [note] = read.notes

@@ -24,7 +24,7 @@ from assay.harness.engines.sglang.launch import Launch
 from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.evidence.pack import RecordedCall, read_pack
 from assay.harness.evidence.shadow_errors import ShadowErrors, read_shadow_errors
-from assay.harness.judge.truth_bounds import LAYER, PHASE, Measured, compare_with_noise
+from assay.harness.judge.truth_bounds import LAYER, PHASE, MeasuredCells, compare_with_noise
 from assay.harness.offline.replay import replay
 from assay.harness.server.control import RECORD, SHADOW, Control, set_control, substituted_calls
 from assay.harness.server.write_request import write_now
@@ -135,7 +135,7 @@ def test_a_layer_is_substituted_in_both_phases(served: Served) -> None:
     assert served.answers[0] == served.answers[1]
 
 
-def places(measured: Measured, *, flagged: bool) -> set[tuple[int, str]]:
+def places(measured: MeasuredCells, *, flagged: bool) -> set[tuple[int, str]]:
     """Layers and phases of which a test is flagged, or of which none is."""
     found: dict[tuple[int, str], bool] = {}
     for row, is_flagged in zip(measured.index, measured.flagged, strict=True):

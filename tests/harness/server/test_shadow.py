@@ -19,7 +19,8 @@ from torch import Tensor
 from assay.harness.attention.call import AttentionCall, CallSpec, Kernel, Mask
 from assay.harness.attention.honest import MEMBERS
 from assay.harness.attention.kernels import declares
-from assay.harness.attention.oracle import oracle
+from assay.harness.attention.noise import NoiseFamily
+from assay.harness.attention.oracle import attend, oracle, requests, scores
 from assay.harness.backend import Backend
 from assay.harness.bugs.faults import rounded_oracle as right
 from assay.harness.engines.sglang.native_candidate import BackendCandidate
@@ -329,6 +330,30 @@ def many_passes(server: Any) -> None:
         server.step("extend", [(5, 0), (6, 0), (9, 0)])
         server.step("extend", [(2, 5), (4, 6), (3, 0)])
         server.step("decode", [(1, 5 + number), (1, 9)])
+
+
+def dropping(call: AttentionCall) -> Tensor:
+    """Leaves out the key with the smallest weight of each query, if that is 5 % at most."""
+    outs = []
+    for request in requests(call):
+        logits = scores(request)
+        weights = logits.softmax(-1).masked_fill(~request.asked_visible, torch.inf)
+        lost = (weights == weights.amin(-1, keepdim=True)) & (weights <= 0.05)
+        outs.append(attend(request, logits.masked_fill(lost, -torch.inf)))
+    return torch.cat(outs, 1).transpose(0, 1).to(call.q.dtype)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.05])
+def test_a_candidate_may_leave_out_the_share_of_the_weights_that_it_declares(
+    shadowing: Shadowing, tmp_path: Path, share: float
+) -> None:
+    server, shadow = shadowing(declares(noise=NoiseFamily(dropped=share))(lambda call: dropping(call)))
+    many_passes(server)
+    found = against(shadow, tmp_path)
+    for tested in (found.cells, found.gains, found.queries, found.apart):
+        assert bool(tested.flagged.any()) == (share < 0.05)
+    for tested in (found.reference, found.reference_queries):
+        assert not tested.flagged.any()
 
 
 def test_both_outputs_are_compared_with_the_truth_in_every_cell(shadowing: Shadowing, tmp_path: Path) -> None:

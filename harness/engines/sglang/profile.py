@@ -1,0 +1,19 @@
+"""What assay knows of SGLang before it starts one: see `assay.harness.sides.profile_of`."""
+
+from __future__ import annotations
+
+from assay.harness.sides import EngineProfile
+
+PROFILE = EngineProfile(
+    title="SGLang",
+    references={"cpu": "torch_native", "cuda": "triton"},
+    # Sources: SGLang's `triton_ops`, PyTorch's operator and flex-attention template, FlashAttention 3's `flash_fwd_kernel_sm90.h`,
+    # and FlashInfer's `prefill.cuh` and `decode.cuh`.
+    kernels={
+        "triton": ("^_fwd_(grouped_)?kernel(_|$)",),
+        "torch_native": ("scaled_dot_product|native_sdpa|fmha_cutlassF|pytorch_flash::",),
+        "flex_attention": ("flex_attention",),
+        "fa3": ("flash::FlashAttnFwd",),
+        "flashinfer": ("flashinfer::.*(Prefill|Decode)With",),
+    },
+)
