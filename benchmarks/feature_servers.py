@@ -36,9 +36,9 @@ WINDOWS, ALL = (0, 2), (0, 1, 2, 3)
 """Layers with a window in all families that have windows, and all layers."""
 CANDIDATES: dict[str, dict[str, Sequence[int]]] = {
     "gemma2": {"right": (), "short_window": WINDOWS, "without_window": WINDOWS, "without_cap": ALL},
-    "gemma3": {"right": (), "short_window": WINDOWS},
+    "gemma3": {"right": (), "first_keys": WINDOWS},
     "gpt-oss": {"right": (), "short_window": WINDOWS, "without_sinks": ALL},
-    "qwen3": {"right": ()},
+    "qwen3": {"right": (), "steep": (1,)},
     "deepseek-v2": {"right": (), "without_rope_dims": ALL, "scale_of_576": ALL},
     "fp8-kv": {"right": (), "without_scales": ALL, "scales_twice": ALL, "k_scale_for_v": ALL},
 }

@@ -1,4 +1,4 @@
-"""Which attributes of a layer SGLang's attention backends honour: measured, by running each backend as a kernel without a server.
+"""Which attributes of a layer attention backends honour, SGLang's and vLLM's on a CPU: measured, as kernels without a server.
 
 A backend is handed whatever a layer asks for. It may compute that (*honours*), raise an error that names it (*refuses*), fail in
 another way (*crashes*), return attention without it (*ignores*), or return something else (*wrong*). Which of these it does is read
@@ -30,6 +30,7 @@ from assay.harness.engines.sglang.native_kernel import (
     latent_call,
     sglang_version,
 )
+from assay.harness.engines.vllm import native_kernel as vllm
 from assay.harness.errors import AssayError
 from assay.harness.evidence.honours import BackendResult, Honours, Measured, State
 from assay.harness.offline.interrupted import Known
@@ -61,6 +62,10 @@ roundings of the output's dtype. With the attribute and without it differ by 14 
 
 _BESIDE_THE_CONTRACT = ("not causal", "cross attention")
 """Attributes for which a backend is refused as a kernel, so that no test of a call can show what it does."""
+
+VLLM = "vllm:"
+"""Begins the names of vLLM's backends."""
+_IN_WORDS = {"custom_mask": "custom mask of drafts"}
 
 Change = Callable[[AttentionCall], AttentionCall]
 
@@ -250,13 +255,14 @@ def of_backend(
         begin: is called with an attribute and a phase before the backend computes it.
         end: is called with the result.
     """
-    possible = [attribute for attribute in ATTRIBUTES if attribute.name == "mla" or backend not in LATENT_PAGES]
+    of_latents = backend.partition("@")[0] in (*LATENT_PAGES, f"{VLLM}CPU_MLA")
+    possible = [attribute for attribute in ATTRIBUTES if attribute.name == "mla" or not of_latents]
     asked = [attribute for attribute in possible if attributes is None or attribute.name in attributes]
     compiled = torch.compiler.set_stance("force_eager") if default_device() == "cpu" else nullcontext()
     measured = []
     with compiled:
         try:
-            kernel(backend)
+            _made(backend)
         except (KernelRefused, ImportError) as error:
             return BackendResult(backend=backend, problem=one_line(str(error), 200))
         for attribute in asked:
@@ -270,7 +276,7 @@ def of_backend(
 
 def _measured(backend: str, attribute: Attribute, phase: str) -> Measured:
     try:
-        made = kernel(backend if attribute.page == 1 else f"{backend}@{attribute.page}")
+        made = _made(backend if attribute.page == 1 else f"{backend}@{attribute.page}")
     except (KernelRefused, ImportError) as error:
         state: State = "refuses" if _names(error, attribute) else "crashes"
         return Measured(attribute=attribute.name, phase=phase, state=state, says=one_line(str(error), 160))
@@ -283,14 +289,42 @@ def _measured(backend: str, attribute: Attribute, phase: str) -> Measured:
     return cell
 
 
+def _made(backend: str) -> NativeKernel | vllm.NativeKernel:
+    """Make the kernel that a backend is. Raises what `kernel` does."""
+    of_vllm = backend.startswith(VLLM)
+    return vllm.kernel(backend.removeprefix(VLLM)) if of_vllm else kernel(backend)
+
+
+def _output(backend: NativeKernel | vllm.NativeKernel, call: AttentionCall, layer: LayerRequest) -> Tensor:
+    """Have a backend compute a call for a layer, whatever it then does.
+
+    Raises:
+        KernelRefused: assay cannot run it with the layer.
+        NotImplementedError: the backend has no parameter for what the call asks for.
+        Exception: whatever the backend raises.
+    """
+    if not isinstance(backend, vllm.NativeKernel):
+        return backend.attempt(call, layer)
+    if layer.stored:
+        raise KernelRefused("vLLM's FP8 KV cache needs AVX-512")
+    asked = [_IN_WORDS.get(feature, feature) for feature in call.features if feature not in backend.assay.features]
+    if asked:
+        raise NotImplementedError(f"vLLM's {backend.backend} has no {' and no '.join(asked)}")
+    return backend(call)
+
+
 def _attempt(
-    backend: NativeKernel, attribute: Attribute, phase: str, lens: list[tuple[int, int]], heads: tuple[int, int]
+    backend: NativeKernel | vllm.NativeKernel,
+    attribute: Attribute,
+    phase: str,
+    lens: list[tuple[int, int]],
+    heads: tuple[int, int],
 ) -> Measured:
     """Run a backend on a call that asks for an attribute, and tell what it computed."""
     call = _call(attribute, phase, lens, heads)
     measured = partial(Measured, attribute=attribute.name, phase=phase)
     try:
-        out = backend.attempt(call, attribute.layer)
+        out = _output(backend, call, attribute.layer)
     except Exception as raised:  # a backend raises whatever it likes
         if refusal := refusal_behind(raised):  # of assay's own, as where Triton's interpreter is wrong
             return measured(state="not measured", says=one_line(str(refusal), 160))
@@ -354,7 +388,7 @@ def _names(error: Exception, attribute: Attribute) -> bool:
     return on_purpose and any(word in str(error).lower() for word in _WORDS[attribute.name])
 
 
-def _smallest(backend: NativeKernel, attribute: Attribute, measured: Measured) -> str:
+def _smallest(backend: NativeKernel | vllm.NativeKernel, attribute: Attribute, measured: Measured) -> str:
     """Write a test of the smallest call in which a backend does the same."""
     for lens in [*_SMALL[measured.phase], PHASES[measured.phase]]:
         heads = (1, 1) if len(lens) == 1 else _HEADS
@@ -366,7 +400,6 @@ def _smallest(backend: NativeKernel, attribute: Attribute, measured: Measured) -
     call = f'call_of({lens}, {heads}, {_HEAD_DIM}, {attribute.dtype}, "{default_device()}")'
     if attribute.name == "tree of drafts":
         call = f'as_tree("binary tree", {call})'
+    of = "vllm" if isinstance(backend, vllm.NativeKernel) else "sglang"
     name = f"test_{backend.backend}_honours_{attribute.name}_in_{measured.phase}".replace(" ", "_")
-    return (
-        f'def {name}():\n    call = {call}\n    assert_correct("sglang:{backend.backend}", call.with_spec({words}))\n'
-    )
+    return f'def {name}():\n    call = {call}\n    assert_correct("{of}:{backend.backend}", call.with_spec({words}))\n'
