@@ -120,10 +120,12 @@ def _meter_all(backends: dict[str, Any], folder: Path) -> None:
 
     def metered(name: str, create: Any) -> Any:
         def build(runner: Any) -> Any:
+            from assay.harness.engines.sglang.layer_numbers import number_layers
             from assay.harness.engines.sglang.meter import meter, watch
 
             backend = create(runner)
             if not getattr(runner, "is_draft_worker", False):
+                number_layers(runner.model)
                 watch(runner, name, backend, folder)
             return meter(backend, name, folder, str(runner.device))
 
