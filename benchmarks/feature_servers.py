@@ -50,7 +50,7 @@ FLAGS = {
 """Flags of families. With a memory pool of its own for layers with a window, SGLang caches no short prefixes of a long prompt, so
 that the envelope cannot be covered, and no run can pass."""
 OF_DEVICE = {
-    "cpu": {"fp8-kv": ["--engine-arg=--dtype=float16"]},
+    "cpu": {"fp8-kv": ["--engine-arg=--dtype=float16"], "deepseek-v2": ["--request-timeout", "1800"]},
     "cuda": {
         family: ["--engine-arg=--mem-fraction-static=0.07", "--engine-arg=--max-total-tokens=65536"]
         for family in CANDIDATES
