@@ -31,7 +31,7 @@ def register() -> None:
     _add_choices(sorted(names))
     _judge_by_delegate(names, os.environ.get(DELEGATE, ""))
     _ask_for_key()
-    if os.environ.get("TRITON_INTERPRET") == "1" and any("fp8_e4m3" in one for one in sys.argv):
+    if os.environ.get("TRITON_INTERPRET") == "1" and any("fp8_e4m3" in word for word in sys.argv):
         _store_fp8_on_cpu()
     if folder := os.environ.get(EVIDENCE):
         _meter_all(ATTENTION_BACKENDS, Path(folder))
