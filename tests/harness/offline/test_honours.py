@@ -186,6 +186,7 @@ def test_sglangs_own_backends_on_a_cpu() -> None:
     assert (cell.phase, cell.says) == ("decode", "one key fewer")
     assert [backend.state("tree of drafts") for backend in (native, triton)] == ["crashes", "honours"]
     assert [backend.state("cross attention") for backend in (native, triton)] == ["honours", "refuses"]
+    assert [backend.state("mla") for backend in (native, triton)] == ["honours", "honours"]
 
 
 @pytest.mark.parametrize(
