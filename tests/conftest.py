@@ -163,9 +163,9 @@ def shared_hypotheses(shared_results: SharedResults) -> Iterator[None]:
         object.__setattr__(one, "compute", compute)
 
 
-@pytest.fixture(scope="module")
-def thin_matrix() -> Iterator[None]:
-    """Every third call of the matrix: for modules that check many kernels whose bugs show in most calls.
+@pytest.fixture
+def thin_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every third call of the matrix: for tests that check many kernels whose bugs show in most calls.
 
     Calls beyond the design stay, since each of them is the only one of its kind.
     """
@@ -178,9 +178,27 @@ def thin_matrix() -> Iterator[None]:
     def thin(*arguments: Any, **options: Any) -> list[Case]:
         return [case for n, case in enumerate(whole(*arguments, **options)) if case.beyond or n % 3 == 0]
 
+    for module in (kernel_matrix, *map(importlib.import_module, users)):
+        monkeypatch.setattr(module, "matrix_of", thin)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _kernels_are_looked_up_once() -> Iterator[None]:
+    """Hundreds of tests make a run: each would read which kernels are installed, and parse the source of the same ones."""
+    from assay.harness.attention import published, source
+
+    imported = source._imported
+
+    @cache
+    def of_text(module: str, file: Path, _text: bytes) -> tuple[str, ...]:
+        return tuple(imported(module, file))
+
+    def of_file(module: str, file: Path) -> tuple[str, ...]:
+        return of_text(module, file, file.read_bytes()) if file.is_file() else ()
+
     with pytest.MonkeyPatch.context() as patch:
-        for module in (kernel_matrix, *map(importlib.import_module, users)):
-            patch.setattr(module, "matrix_of", thin)
+        patch.setattr(published, "entry_points", cache(published.entry_points))
+        patch.setattr(source, "_imported", of_file)
         yield
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -33,13 +33,12 @@ def test_the_flags_are_those_of_a_run_and_none_that_would_be_ignored() -> None:
     assert not options.flags & {flag(name) for name in GATE_FLAGS}
 
 
-def test_servers_in_turn_are_refused_since_the_tests_use_both(tmp_path: Path) -> None:
+def test_servers_in_turn_are_refused_since_the_tests_use_both(
+    python: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
     root = Path(__file__).parents[2]
     flags = ["--servers=in-turn", "--candidate=torch_native", "--startup-timeout=1", f"--out={tmp_path / 'run'}"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(root / "suites"), *flags],
-        cwd=root, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    done = python("-m", "pytest", "-q", "-p", "no:cacheprovider", str(root / "suites"), *flags, cwd=root)
     assert done.returncode == 2, done.stdout + done.stderr
     assert "--servers" in done.stdout
     assert not (tmp_path / "run").exists()

@@ -20,13 +20,15 @@ DOCS = (Path(__file__).parents[2] / "docs" / "library.md").read_text()
 TESTS = """
 import pytest
 
+from assay.harness.attention.matrix import cases
+
 
 def test_wrong(assay):
     assay.check("my_kernels:first_try")
 
 
 def test_result(assay):
-    result = assay.check("my_kernels:attention", phases=["decode"], dtypes=["float16"], head_dims=[64])
+    result = assay.check("my_kernels:attention", phases=["decode"], cases=cases(("decode",))[:3])
     assert result.computed and not result.refused
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 KERNEL = """
@@ -35,9 +35,12 @@ run(16, 16, 0, 16, offset=5)
 """
 
 
-def test_accesses_outside_are_seen_and_do_no_harm(tmp_path: Path) -> None:
+def test_accesses_outside_are_seen_and_do_no_harm(
+    python: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
     (tmp_path / "kernel.py").write_text(KERNEL)
-    done = subprocess.run([sys.executable, "kernel.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = python("kernel.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
     lines = [line for line in done.stdout.splitlines() if line.startswith("[")]
     whole = [float(n) for n in range(16)]
     assert lines[0] == f"[] {whole}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -65,7 +65,9 @@ def test_fp8_bits_are_those_of_pytorch_up_to_the_largest(dtype: torch.dtype) -> 
     assert bool(beyond[2].isnan())
 
 
-def test_an_interpreted_kernel_rounds_to_nearest(tmp_path: Path) -> None:
+def test_an_interpreted_kernel_rounds_to_nearest(
+    python: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
     (tmp_path / "copied.py").write_text(_KERNEL)
-    done = subprocess.run([sys.executable, "-c", _COPY], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = python("-c", _COPY, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -8,7 +8,6 @@ import pytest
 
 from assay.harness.evidence.certificate import read_certificate
 
-pytestmark = pytest.mark.usefixtures("thin_matrix")
 COMMAND = ("certify", "--device", "cpu")
 """What `call` begins with."""
 KERNELS = """
@@ -34,6 +33,7 @@ def _kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
 
 
+@pytest.mark.usefixtures("thin_matrix")
 def test_faults_are_seeded_in_the_kernel_that_is_named(call: Callable[..., int], tmp_path: Path) -> None:
     chosen = [word for id in ("last-block-lost-16", "honest-candidate") for word in ("--fault", id)]
     assert call("--candidate", "certified_kernels:decodes", *chosen, "--out", "out") == 0

@@ -149,7 +149,7 @@ def test_the_shipped_kernel_itself_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     assert check(sage_attn, cases=few).exit_code == ExitCode.PASS
     # INT8 is coarse where scores are far from zero: under a wrong mask, its noise there is not that of the right one.
     far = [case for case in alone if case.condition["data"].startswith("scores far")]
-    assert kinds(check(sage_attn_as_shipped, cases=[*few, *far])) == ["mask-top-left"]
+    assert kinds(check(sage_attn_as_shipped, cases=[*few, *far[:2]])) == ["mask-top-left"]
 
 
 @pytest.mark.parametrize(
@@ -547,7 +547,8 @@ def test_noise_is_excused_only_where_it_is_declared() -> None:
     assert check(coarse, cases=some, phases=["decode"], noise="int8_kv").exit_code == ExitCode.PASS
 
 
-def test_the_command_and_the_test_are_those_of_the_kernel() -> None:
+def test_the_command_and_the_test_are_those_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules["assay.harness.offline.check"].CALLS, "small", 100)
     few = {"seed": 3, "phases": ["decode"], "dtypes": ["bfloat16"], "head_dims": [64], "calls": None}
     assert check(ORACLE, **few).again == f"assay check {ORACLE} --phase decode --dtype bfloat16 --head-dim 64 --seed 3"
     assert check(TOP_LEFT, phases=["decode"], dtypes=["float32"], head_dims=[64]).test == ""

@@ -345,6 +345,7 @@ def test_a_kernel_is_read_in_a_dtype_that_it_declares(dtype: torch.dtype) -> Non
 # Budgets
 
 
+@pytest.mark.slow  # fast: test_time_is_kept_to, and those with 12 calls
 def test_calls_are_kept_to_and_what_is_known_by_then_is_said() -> None:
     whole = read_out(nothing)
     before_the_last = whole.samples[-1].queries.number
