@@ -176,8 +176,19 @@ def _joined(place: Path, label: str, passes: Sequence[Sequence[_Part]]) -> Trace
         tokens=np.concatenate([tokens for _, tokens, _, _ in firsts]),
         positions=np.concatenate([positions for _, _, positions, _ in firsts]),
         phases=tuple(header.phase for header, tokens, _, _ in firsts for _ in tokens),
-        outputs={layer: np.concatenate([outputs[layer] for outputs in complete]) for layer in sorted(layers[0])},
+        outputs={
+            layer: np.concatenate(_widened([outputs[layer] for outputs in complete])) for layer in sorted(layers[0])
+        },
     )
+
+
+def _widened(passes: list[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
+    """Fill a layer's outputs of some passes, [rows, heads, dims], with zeros to the widest.
+
+    Latent attention may be absorbed in some passes alone: then these return latents, and the others the values of heads.
+    """
+    widest = max(outputs.shape[2] for outputs in passes)
+    return [np.pad(outputs, ((0, 0), (0, 0), (0, widest - outputs.shape[2]))) for outputs in passes]
 
 
 def _heads_joined(place: Path, parts: Sequence[_Part]) -> dict[int, NDArray[np.float32]]:

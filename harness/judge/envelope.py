@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from assay.harness.conditions import BORDER_TOKENS, ENVELOPE, ENVELOPE_OF, GRAPH, PHASES
+from assay.harness.conditions import BATCHES, BORDER_TOKENS, ENVELOPE, ENVELOPE_OF, GRAPH, PHASES
 from assay.harness.evidence.envelope import EngineLimits, Envelope, EnvelopeCounts, Missing
 from assay.harness.evidence.lengths import Ranges, in_words, stood_for
 from assay.harness.judge.evidence import Judged, RunEvidence
@@ -67,6 +67,13 @@ def _lacking(features: Collection[str]) -> str:
     rare = {"temperature"}  # is named only where it is
     lacking = [words for name, words in _FEATURES.items() if name not in rare | set(features)]
     return f"attention that this model's calls lack: {', '.join((*lacking, *_NEVER))}"
+
+
+def _in_graphs(counts: EnvelopeCounts, phase: str) -> str:
+    """Add how many of the compared calls of a phase CUDA graphs served; empty if none."""
+    of_graphs = counts.count(phase, *_IN_GRAPH)
+    calls = sum(counts.count(phase, "batch", label) for label in BATCHES.labels)
+    return f", {'all' if of_graphs == calls else 'some'} of them in CUDA graphs" if of_graphs else ""
 
 
 def _graphs(run: RunEvidence) -> str:
@@ -135,8 +142,7 @@ def _sentence(
         parts.append(f"decode at {in_words(at['decode']['total-tokens'])} tokens{depth}")
     if shadow:
         parts = [
-            f"{part}, in batches of up to {counts.reached(phase, 'batch'):,}"
-            + (", some of them in CUDA graphs" if counts.count(phase, *_IN_GRAPH) else "")
+            f"{part}, in batches of up to {counts.reached(phase, 'batch'):,}" + _in_graphs(counts, phase)
             for part, phase in zip(parts, at, strict=True)
         ]
     return "; ".join(parts if "decode" in phases else [*parts, "decode is the reference's"])

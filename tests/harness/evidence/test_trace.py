@@ -13,10 +13,12 @@ from assay.harness.errors import EvidenceError
 from assay.harness.evidence.trace import TraceHeader, read_trace, write_pass, write_refusal
 
 
-def write(folder: Path, number: int, layers: tuple[int, ...] = (0, 2), first: int = 0, **legend: Any) -> None:
+def write(
+    folder: Path, number: int, layers: tuple[int, ...] = (0, 2), first: int = 0, dims: int = 4, **legend: Any
+) -> None:
     fields = {"request": "r", "phase": "extend", "number": number, "rank": 0, "ranks": 1} | legend
     rows = torch.arange(first, first + 2)
-    outputs = {layer: torch.full((2, 3, 4), layer + 0.5, dtype=torch.bfloat16) for layer in layers}
+    outputs = {layer: torch.full((2, 3, dims), layer + 0.5, dtype=torch.bfloat16) for layer in layers}
     write_pass(folder, "a", rows + 50, rows, outputs, TraceHeader.model_validate(fields))
 
 
@@ -32,6 +34,13 @@ def test_passes_are_read_in_order_as_float32(tmp_path: Path) -> None:
         0: ((4, 3, 4), np.dtype("float32"), {0.5}),
         2: ((4, 3, 4), np.dtype("float32"), {2.5}),
     }
+
+
+def test_passes_of_other_widths_are_filled_with_zeros(tmp_path: Path) -> None:
+    write(tmp_path, 0)
+    write(tmp_path, 1, first=2, dims=6, phase="decode")
+    out = read_trace(tmp_path, "a").outputs[2]
+    assert (out.shape, out[0, 0].tolist(), out[3, 0].tolist()) == ((4, 3, 6), [2.5] * 4 + [0] * 2, [2.5] * 6)
 
 
 def test_layers_of_a_pipeline_come_from_different_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -218,6 +218,28 @@ def test_only_substituted_layers_use_the_candidates_output(plain: Any, attached:
     assert not (tmp_path / "shadow").exists()
 
 
+def test_calls_with_an_axis_more_are_observed_as_the_others(stand_in: ModuleType, tmp_path: Path) -> None:
+    """SGLang's Gemma 3 gives q and k as [1, tokens, heads, head_dim]."""
+    outs = []
+    for name, axes in (("plain", False), ("more", True)):
+        server = stand_in.Server()
+        stand_in.attach(server, tmp_path / name, KernelCandidate("other", TOP_LEFT))
+        if axes:
+            forward = server.backend.forward_extend
+
+            def given(q: Tensor, k: Tensor, *rest: Any, forward: Any = forward) -> Tensor:
+                out = forward(q.view(1, len(q), HEADS, DIM), k[None], *rest)
+                assert out.shape == (1, len(q), HEADS, DIM)
+                return out.flatten(2)[0]  # type: ignore[no-any-return]
+
+            server.backend.forward_extend = given
+        server.step("extend", [(5, 0)])
+        set_control(tmp_path / name, Control(substitute=(0, 2), shadow=True))
+        outs.append(server.step("extend", [(3, 5)]))
+    assert same(*outs) == [True, True, True]
+    assert substituted_calls(tmp_path / "more") == {0: 1, 2: 1}
+
+
 def test_substituted_calls_are_counted_since_the_latest_control(attached: Attached, tmp_path: Path) -> None:
     server = attached(right)
     set_control(tmp_path, Control(substitute=(1,)))
