@@ -11,7 +11,7 @@ from torch import Tensor
 from assay.harness.attention.call import AttentionCall, Mask
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.sdpa import torch_sdpa
-from assay.harness.bugs.faults import rounded_oracle
+from assay.harness.bugs.faults import fault, rounded_oracle
 
 LAYER = 13
 FEATURES = ("window", "softcap", "temperature", "sinks", "stored_kv", "mla")
@@ -124,3 +124,13 @@ def without_rope_dims(call: AttentionCall) -> Tensor:
 def scale_of_576(call: AttentionCall) -> Tensor:
     """The same with the softmax scale of the dims of a latent, and not of a head's."""
     return rounded_oracle(call.with_spec(scale=576**-0.5) if "mla" in call.features else call)
+
+
+first_keys = declares(features=FEATURES)(fault("window-from-the-start"))
+"""A right kernel, but for windows, which it counts from the first key of a sequence."""
+
+
+@declares(features=FEATURES)
+def steep(call: AttentionCall) -> Tensor:
+    """The same with scores 5 % too large in layer 1."""
+    return rounded_oracle(call.with_spec(scale=1.05 * call.scale) if call.layer == 1 else call)

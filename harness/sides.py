@@ -63,8 +63,9 @@ class Side(Settings):
     model: str = Field(
         BUILTIN_MODEL,
         min_length=1,
-        description="model folder or hub name; tiny is the model that ships with assay, and tiny-gemma2, tiny-gemma3, tiny-gpt-oss "
-        "and tiny-qwen3 are the same in layers of these families",
+        description="model folder or hub name; tiny is the model that ships with assay, and tiny-gemma2, tiny-gemma3, "
+        "tiny-gpt-oss, tiny-qwen3 and tiny-deepseek-v2 are the same in layers of these families, and tiny-fp8-kv has scales for an "
+        "FP8 KV cache",
     )
     interpreter: str = Field("", description="Python that starts the engine; by default the one that runs assay")
     flags: tuple[str, ...] = Field((), description="further flags of the engine, for example --page-size=16")

@@ -33,6 +33,9 @@ _WINDOW = 64
 _CAP, _FINAL_CAP = 20.0, 60.0
 _SINK = -1.0
 _EXPERTS, _CHOSEN = 4, 2
+_TINY = 2.0**-18
+_SURE = 100.0
+"""What a router's scores are multiplied by, so that chosen experts have all the weight, whether weights are normed or not."""
 _LATENT, _NOPE = 512, 128
 """Dims of DeepSeek's latents, and of its heads beside the 64 with RoPE: those for which kernels of latent attention are made."""
 _KV_SCALES = {"k": 0.08, "v": 0.02}
@@ -148,7 +151,7 @@ def _deepseek_v2(weights: Weights, config: Config) -> None:
     """Write K and V into latents, and MLPs into experts. One kv head keeps RoPE, so that this model does not answer questions."""
     import torch
 
-    _enlarged(weights, config)
+    eps = 1e-6  # transformers takes no other one for the norm of latents
     heads, dim, hidden = config["num_attention_heads"], config["head_dim"], config["hidden_size"]
     mixed = torch.linalg.qr(torch.randn(_LATENT, 3 * dim, generator=torch.Generator().manual_seed(0)))[0]
     in_turns = torch.arange(dim).view(2, -1).T.flatten()  # RoPE turns neighbouring dims
@@ -157,7 +160,7 @@ def _deepseek_v2(weights: Weights, config: Config) -> None:
         q, k, v = (weights.pop(f"{at}.{x}_proj.weight").view(-1, dim, hidden) for x in "qkv")
         of_q, of_kv = q.new_zeros(heads, _NOPE + dim, hidden), q.new_zeros(heads, 2 * _NOPE, 3 * dim)
         of_o = q.new_zeros(hidden, heads, _NOPE)
-        of_o[..., :dim] = weights[f"{at}.o_proj.weight"].view(hidden, heads, dim) * _LARGE
+        of_o[..., :dim] = weights[f"{at}.o_proj.weight"].view(hidden, heads, dim)
         for head in range(heads):
             kv = head // (heads // len(k))
             of_q[head, slice(0, dim) if kv else slice(_NOPE, None)] = q[head] if kv else q[head, in_turns]
@@ -165,16 +168,15 @@ def _deepseek_v2(weights: Weights, config: Config) -> None:
             of_kv[head, :dim, 2 * dim :] = torch.eye(dim) * kv
         weights |= {
             f"{at}.q_proj.weight": of_q.flatten(0, 1) * (1 + _NOPE / dim) ** 0.5,
-            f"{at}.kv_a_proj_with_mqa.weight": torch.cat([mixed @ torch.cat([*v, k[1]]) * _SMALL, k[0, in_turns]]),
-            f"{at}.kv_a_layernorm.weight": q.new_full((_LATENT,), 1 / _SMALL),
+            f"{at}.kv_a_proj_with_mqa.weight": torch.cat([mixed @ torch.cat([*v, k[1]]) * _TINY, k[0, in_turns]]),
+            f"{at}.kv_a_layernorm.weight": q.new_full((_LATENT,), eps**0.5 / _TINY),
             f"{at}.kv_b_proj.weight": of_kv.flatten(0, 1) @ mixed.T,
             f"{at}.o_proj.weight": of_o.flatten(1),
         }
         at = f"model.layers.{number}.mlp"
-        weights[f"{at}.down_proj.weight"] *= _LARGE
         if number:  # half of each MLP is that of the shared experts, and half that of every other one
             parts = {x: weights.pop(f"{at}.{x}_proj.weight").chunk(2, int(x == "down")) for x in ("gate", "up", "down")}
-            weights[f"{at}.gate.weight"] = torch.eye(_EXPERTS, hidden)
+            weights[f"{at}.gate.weight"] = _SURE * torch.eye(_EXPERTS, hidden)
             for x, (shared, chosen) in parts.items():
                 weights[f"{at}.shared_experts.{x}_proj.weight"] = shared
                 weights |= {f"{at}.experts.{n}.{x}_proj.weight": chosen.clone() for n in range(_EXPERTS)}
@@ -184,7 +186,7 @@ def _deepseek_v2(weights: Weights, config: Config) -> None:
         "first_k_dense_replace": 1, "moe_layer_freq": 1, "moe_intermediate_size": config["intermediate_size"] // 2,
         "n_routed_experts": _EXPERTS, "num_experts_per_tok": _CHOSEN, "n_shared_experts": 1, "norm_topk_prob": True,
         "routed_scaling_factor": 1.0, "scoring_func": "softmax", "topk_method": "greedy", "n_group": 1, "topk_group": 1,
-        "tie_word_embeddings": False, "rope_theta": 10000.0,
+        "tie_word_embeddings": False, "rope_theta": 10000.0, "rms_norm_eps": eps,
         # Without a GPU, SGLang knows DeepSeek's RoPE as YaRN alone; a factor of 1 changes nothing.
         "rope_scaling": {
             "rope_type": "yarn", "type": "yarn", "factor": 1.0, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0,

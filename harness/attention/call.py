@@ -17,11 +17,15 @@ if TYPE_CHECKING:  # the command line reads what kernels declare and must not wa
     from numpy.typing import NDArray
     from torch import Tensor
 
-BY_QUERY = ("q", "stored_q", "q_scale", "score_factor", "score_bias")
+BY_QUERY = ("q", "stored_q", "q_scale", "score_factor", "score_bias", "unrotated_q")
 """The tensors that have a row for each query, or one for all, and then a q head, or one for all."""
-BY_KEY = ("k", "v", "stored_k", "stored_v", "k_scale", "v_scale")
+BY_KEY = ("k", "v", "stored_k", "stored_v", "k_scale", "v_scale", "unrotated_k", "latent")
 """The same of keys and kv heads."""
-INPUTS = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "custom_mask", "positions", *BY_QUERY[1:], *BY_KEY[2:])
+BY_HEAD = ("latent_to_k", "latent_to_v")
+"""The tensors that have a matrix for each q head."""
+INPUTS = (
+    "q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "custom_mask", "positions", *BY_QUERY[1:], *BY_KEY[2:], *BY_HEAD, "cos_sin",
+)  # fmt: skip
 """The tensors that a call may have; `AttentionCall.tensors` gives those that it has."""
 
 
@@ -157,9 +161,15 @@ class CallSpec:
             sequence. Of a key before the query that adds slope * (key position - query position), as in vLLM and flash_attn
             (whose causal kernel adds slope * key position, so that its log-sum-exps are larger by slope * query position). It is
             added to scaled scores, after cap and temperature; empty for none.
+        rope_dims: the last dims of q and k that carry the position, where a kernel takes them apart from the others, as kernels of
+            latent attention do: ``q[..., :-rope_dims]`` and ``q[..., -rope_dims:]``. Those of k are the same in each head. 0 where
+            they are not distinguished.
+        rope: who applies RoPE to these: empty for the engine, so that q and k have it; else the kernel, to `unrotated_q` and
+            `unrotated_k`, which it rotates in "halves" (dim i with dim i + rope_dims / 2, as NeoX) or in "pairs" (dim 2 i with dim
+            2 i + 1, as GPT-J and DeepSeek).
 
     Raises:
-        ValueError: a negative soft cap, or a temperature of 1 or less.
+        ValueError: a negative soft cap, a temperature of 1 or less, or RoPE to apply to no dims.
     """
 
     scale: float
@@ -175,12 +185,18 @@ class CallSpec:
     sinks: tuple[float, ...] = ()
     padded_rows: int = 0
     alibi: tuple[float, ...] = ()
+    rope_dims: int = 0
+    rope: Literal["", "halves", "pairs"] = ""
 
     def __post_init__(self) -> None:
         if self.softcap < 0 or self.temperature < 0 or self.temperature == 1:
             raise ValueError(
                 f"a call has softcap={self.softcap} and temperature={self.temperature}; expected 0 for none, or a positive soft "
                 "cap and a temperature of 2 or more"
+            )
+        if self.rope_dims < 0 or (self.rope and not self.rope_dims):
+            raise ValueError(
+                f"a call has rope_dims={self.rope_dims} and rope={self.rope!r}; expected dims that a kernel is to rotate"
             )
 
     @property
@@ -189,14 +205,14 @@ class CallSpec:
         asked = {
             "window": self.mask.window, "softcap": self.softcap, "temperature": self.temperature, "sinks": self.sinks,
             "alibi": self.alibi, "padding": self.padded_rows,
-            "mla": self.layout == "v in k",
+            "mla": self.layout == "v in k", "split_rope": self.rope_dims and not self.rope, "rope": self.rope,
         }  # fmt: skip
         return tuple(name for name, value in asked.items() if value)
 
 
 FEATURES = (
     "window", "softcap", "temperature", "sinks", "alibi", "padding", "custom_mask", "positions", "not_causal", "mla",
-    "stored_kv", "stored_q", "score_factor", "score_bias", "lse",
+    "split_rope", "rope", "latent", "stored_kv", "stored_q", "score_factor", "score_bias", "lse",
 )  # fmt: skip
 """What kernels declare: features that a call may ask for (see `AttentionCall.features`); "not_causal", without which a kernel may
 be given calls that are not causal, but none with a sequence of fewer keys than queries; and "lse", which a kernel that declares it
@@ -239,6 +255,16 @@ class AttentionCall:
             1, num_q_heads, distances], one table for all queries or one for each; nothing to a key that is further, or behind the
             query. ALiBi is the case of -slope * distance. It is added where ALiBi is, after cap and temperature: Inkling's relative
             bias (SGLang's ``relative_bias_score_mod``), and T5's with its buckets written out. None for nothing.
+        unrotated_q: the last `CallSpec.rope_dims` dims of q before RoPE, [total_q, num_q_heads, rope_dims], where the kernel is to
+            apply it; q has what it makes of them. `unrotated_k` and `cos_sin` are there if this one is.
+        unrotated_k: those of k, [total_k, 1, rope_dims].
+        cos_sin: for each position in a sequence, the cosines of its angles and then the sines, float32 [positions, rope_dims].
+        latent: what a cache of latent attention stores, [total_k, 1, latent dims + rope_dims], where the kernel multiplies by the
+            projections and q is given before them: the dims of k but the last rope_dims are ``latent_to_k[head] @ latent``, v is
+            ``latent @ latent_to_v[head]``, and the last rope_dims dims of `latent` are those of k. The other two are there if this
+            one is; without it, the engine has applied the projections (or, with the layout "v in k", absorbed them in q).
+        latent_to_k: [num_q_heads, head_dim - rope_dims, latent dims].
+        latent_to_v: [num_q_heads, latent dims, head_dim_v].
     """
 
     q: Tensor
@@ -257,6 +283,12 @@ class AttentionCall:
     q_scale: Tensor | None = None
     score_factor: Tensor | None = None
     score_bias: Tensor | None = None
+    unrotated_q: Tensor | None = None
+    unrotated_k: Tensor | None = None
+    cos_sin: Tensor | None = None
+    latent: Tensor | None = None
+    latent_to_k: Tensor | None = None
+    latent_to_v: Tensor | None = None
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -268,9 +300,10 @@ class AttentionCall:
         """Names of what it asks for beyond plain attention. A kernel that does not declare one of them is refused the call."""
         carried = {
             "custom_mask": self.custom_mask, "positions": self.positions, "stored_kv": self.stored_k,
-            "stored_q": self.stored_q, "score_factor": self.score_factor, "score_bias": self.score_bias,
+            "latent": self.latent, "stored_q": self.stored_q, "score_factor": self.score_factor, "score_bias": self.score_bias,
         }  # fmt: skip
-        named = (*self.spec.features, *(name for name, tensor in carried.items() if tensor is not None))
+        of_spec = (name for name in self.spec.features if name != "split_rope" or self.latent is None)
+        named = (*of_spec, *(name for name, tensor in carried.items() if tensor is not None))
         fewer_keys = not self.causal and min(self.prefixes, default=0) < 0
         return (*named, "not_causal") if fewer_keys else named
 
@@ -347,10 +380,11 @@ class AttentionCall:
         )
         heads = {name: list(q_heads if name in BY_QUERY else kv_heads) for name in (*BY_QUERY, *BY_KEY)}
         kept: dict[str, Any] = {
-            name: tensor[:, heads[name]] if tensor.shape[1] > 1 or "scale" not in name else tensor
+            name: tensor[:, heads[name]] if tensor.shape[1] > 1 or name in ("q", "k", "v") else tensor
             for name, tensor in self.tensors.items()
             if name in heads
         }
+        kept |= {name: tensor[list(q_heads)] for name, tensor in self.tensors.items() if name in BY_HEAD}
         return replace(self, **kept, spec=replace(self.spec, sinks=sinks, alibi=alibi))
 
     def of_rows(self, queries: Tensor | slice, keys: Tensor | slice) -> dict[str, Any]:

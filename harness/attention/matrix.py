@@ -227,7 +227,9 @@ _ASKING: dict[str, tuple[tuple[int, int, str], ...]] = {
 """(new tokens, cached prefix, batch) of the calls that each value of a feature gets."""
 _IN_EXTEND = ("custom_mask", "not_causal")
 """Features of extend calls alone: a draft that is verified has several new tokens, and one query sees all keys anyway."""
-_ALONE = ("not_causal", "mla")
+_FORMS = ("split_rope", "rope", "latent")
+"""Features of forms in which kernels take latent attention, in 192 dims with values of 128 before its projections are absorbed."""
+_ALONE = ("not_causal", "mla", *_FORMS)
 """Features that are asked for by themselves: a window is causal, and of latent attention all shapes are its own."""
 _BY_POSITION = {
     "temperature": "temperature 64",
@@ -405,6 +407,7 @@ def cases(
         drawn += _asking(phase, size, kinds, dims, declared.features)
         drawn += _on_grid(phase, size, kinds, dims, family(declared.noise))
     if "mla" in declared.features and dims == (576,):  # such a kernel computes nothing else
+        drawn = [values for values in drawn if not set(values.asked or ()) & set(ASKED["latent"])]
         drawn = list(dict.fromkeys(_as_mla(values) for values in drawn if values.layout in ("packed", "v in k")))
     if declared.features:
         drawn = [values if values.asked else replace(values, asked=()) for values in drawn]
@@ -530,6 +533,9 @@ def _asking(
         for new, prefix, batch in _asking_calls(phase, value[-1]):
             of_data = next(data) if any(name.startswith("softcap") for name in value) else "normal"
             made = _Values(phase, prefix, new, batch, next(heads), next(dim), next(kind), of_data, asked=value)
+            if any(value[0] in ASKED[name] for name in _FORMS):
+                heads_of_k = made.heads[0]
+                made = replace(made, heads=(heads_of_k, heads_of_k), head_dim=192, head_dim_v=128)
             yield _as_mla(made) if MLA in value else made
         next(dim)  # else a number of calls that is even would give each length one head dim
 

@@ -118,9 +118,7 @@ def _stored(of: str, name: str, per: str, call: AttentionCall) -> AttentionCall:
 def _factors(by_query: bool, call: AttentionCall) -> AttentionCall:
     """Multiply scores by numbers of each head, and of the logarithm of the query's position, as scalable softmax does."""
     of_heads = 0.75 + 0.5 * (torch.arange(call.heads.q_heads, device=call.q.device) % 3)
-    places = [first + row for (first, _), new in zip(call.places, call.lens_q, strict=True) for row in range(new)]
-    places += [0] * call.spec.padded_rows
-    positions = torch.tensor(places if by_query else [62], device=call.q.device)
+    positions = places_of(call)[0] if by_query else torch.tensor([62], device=call.q.device)
     return replace(call, score_factor=(positions[:, None] + 2.0).log() / math.log(64) * of_heads)
 
 
@@ -134,6 +132,76 @@ def _biases(distances: int, by_query: bool, call: AttentionCall) -> AttentionCal
         steps = (torch.arange(distances) + 1.0).log2().floor()
         table = (torch.randn(len(heads), 16, generator=draw)[heads, steps.long()[None]])[None]
     return replace(call, score_bias=(2 * table).bfloat16().float().to(call.q.device))
+
+
+_ROPE_DIMS, _LATENT_DIMS = 64, 512
+"""Dims of q and k that carry the position, and of a latent vector without them, in DeepSeek's latent attention."""
+
+
+def _rope_apart(call: AttentionCall) -> AttentionCall:
+    """Give all heads of k the same last dims, which carry the position."""
+    k = call.k.clone()
+    k[..., -_ROPE_DIMS:] = k[:, :1, -_ROPE_DIMS:]
+    return replace(call, k=k).with_spec(rope_dims=_ROPE_DIMS)
+
+
+def rotated(x: torch.Tensor, cos_sin: torch.Tensor, how: str) -> torch.Tensor:
+    """Apply RoPE to x [rows, heads, dim], in "halves" or "pairs"; `cos_sin` [rows, dim] has the cosines and then the sines."""
+    cos, sin = (half[:, None].to(x.dtype) for half in cos_sin.chunk(2, -1))
+    if how == "halves":
+        a, b = x.chunk(2, -1)
+        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+    a, b = x[..., ::2], x[..., 1::2]
+    return torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
+
+
+def places_of(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the positions of all rows of q, those of padding being 0, and of all keys."""
+    queries = [first + row for (first, _), new in zip(call.places, call.lens_q, strict=True) for row in range(new)]
+    keys = [first + row for (_, first), length in zip(call.places, call.lens_k, strict=True) for row in range(length)]
+    padding = [0] * call.spec.padded_rows
+    return torch.tensor(queries + padding, device=call.q.device), torch.tensor(keys, device=call.q.device)
+
+
+def _unrotated(how: str, call: AttentionCall) -> AttentionCall:
+    """Let the kernel apply RoPE. Angles are quarter turns, which round nothing: any difference is one of structure."""
+    call = _rope_apart(call)
+    queries, keys = places_of(call)
+    table = torch.arange(int(max(queries.max(), keys.max())) + 1)[:, None] * (torch.arange(_ROPE_DIMS // 2) + 1) % 4
+    quarters = torch.tensor([1.0, 0.0, -1.0, 0.0])
+    cos_sin = torch.cat([quarters[table], quarters[(table + 3) % 4]], 1).to(call.q.device)
+    given: dict[str, Any] = {
+        "unrotated_q": call.q[..., -_ROPE_DIMS:].clone(),
+        "unrotated_k": call.k[:, :1, -_ROPE_DIMS:].clone(),
+    }
+    q, k = call.q.clone(), call.k.clone()
+    q[..., -_ROPE_DIMS:] = rotated(given["unrotated_q"], cos_sin[queries], how)
+    k[..., -_ROPE_DIMS:] = rotated(given["unrotated_k"], cos_sin[keys], how)
+    spec: dict[str, Any] = {"rope": how}
+    return replace(call, q=q, k=k, cos_sin=cos_sin, **given).with_spec(**spec)
+
+
+def _unprojected(call: AttentionCall) -> AttentionCall:
+    """Let the kernel multiply by the projections. Each picks latent dims and turns signs, which rounds nothing."""
+    call = _rope_apart(call)
+    heads, nope, dim_v = call.heads.q_heads, call.q.shape[2] - _ROPE_DIMS, call.v.shape[2]
+    draw = torch.Generator().manual_seed(heads)
+    latent = torch.randn(len(call.k), 1, _LATENT_DIMS, generator=draw).to(call.q)
+    signs = torch.randint(2, (2, heads, max(nope, dim_v)), generator=draw).to(call.q) * 2 - 1
+    dims = torch.stack([torch.randperm(_LATENT_DIMS, generator=draw) for _ in range(2 * heads)]).to(call.q.device)
+    to_k, to_v = latent.new_zeros(heads, nope, _LATENT_DIMS), latent.new_zeros(heads, dim_v, _LATENT_DIMS)
+    to_k.scatter_(2, dims[:heads, :nope, None], signs[0, :, :nope, None])
+    to_v.scatter_(2, dims[heads:, :dim_v, None], signs[1, :, :dim_v, None])
+    k, v = (torch.einsum("tl,hdl->thd", latent[:, 0].double(), by_head.double()).to(call.q) for by_head in (to_k, to_v))
+    rope = call.k[:, :1, -_ROPE_DIMS:]
+    return replace(
+        call,
+        k=torch.cat([k, rope.expand(-1, heads, -1)], -1),
+        v=v,
+        latent=torch.cat([latent, rope], -1),
+        latent_to_k=to_k,
+        latent_to_v=to_v.transpose(1, 2).contiguous(),
+    )
 
 
 ASKED: dict[str, dict[str, Callable[[AttentionCall], AttentionCall]]] = {
@@ -171,6 +239,9 @@ ASKED: dict[str, dict[str, Callable[[AttentionCall], AttentionCall]]] = {
         for name in ("not causal", "cross attention")
     },
     "mla": {MLA: lambda call: call.with_spec(scale=call.scale * 3**0.5)},  # of 192 dims, and not of 576
+    "split_rope": {"RoPE dims apart": _rope_apart},
+    "rope": {f"RoPE in {how}": partial(_unrotated, how) for how in ("halves", "pairs")},
+    "latent": {"projections apart": _unprojected},
     "stored_kv": {
         f"K and V in {name} per {per}": partial(_stored, "kv", name, per)
         for name, per in (
@@ -189,7 +260,7 @@ ASKED: dict[str, dict[str, Callable[[AttentionCall], AttentionCall]]] = {
     },
     "score_factor": {"factors by position": partial(_factors, True), "factors by head": partial(_factors, False)},
     "score_bias": {
-        "a bias to 40 tokens, of each query": partial(_biases, 40, True),
+        "a bias of each query to 40 tokens": partial(_biases, 40, True),
         "a bias to 300 tokens": partial(_biases, 300, False),
         "a bias to 1 token": partial(_biases, 1, False),
     },

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from assay.harness.bugs import blocks, features, heads, leaks, masks, precision, prefixes, quantisation, scales
+from assay.harness.bugs import blocks, features, heads, leaks, masks, merges, precision, prefixes, quantisation, scales
 from assay.harness.bugs.bug import LEAK, Bug
 
 KIND_TITLES = {
@@ -24,12 +24,13 @@ KIND_TITLES = {
     "sinks": "Attention sinks",
     "positions": "Temperature, ALiBi, biases and positions",
     "drafts": "Drafts that are verified",
+    "rows-and-strides": "Rows and strides",
     "padding": "Padded rows",
     "stored-kv": "Stored Q, K and V",
     "latent": "Latent attention",
 }
 """Kind of bugs -> heading, in the order of `FAMILY`."""
-_ROOMS = (leaks, masks, prefixes, scales, heads, quantisation, blocks, precision, features)
+_ROOMS = (leaks, masks, prefixes, scales, heads, quantisation, blocks, precision, merges, features)
 
 FAMILY: tuple[Bug, ...] = tuple(bug for kind in KIND_TITLES for room in _ROOMS for bug in room.BUGS if bug.kind == kind)
 """Every known bug, leaks first; ids are unique."""

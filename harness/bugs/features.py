@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, Mask
+from assay.harness.attention.matrix_features import places_of, rotated
 from assay.harness.attention.oracle import Request, attend, modified, modifiers, oracle, requests
 from assay.harness.bugs.bug import Bug, Compute, code
 from assay.harness.bugs.masks import MASKED, RIGHT_MASK
@@ -30,6 +31,8 @@ _SAME = (0, 0, 0)
 _BLOCK = 16
 """Tokens, or dims, of a block that shares a scale."""
 
+_PAGE = 64
+"""Tokens of a page of a latent cache."""
 WINDOW, CAP, SINK = 4, 2.0, 1.0
 """What the code of these bugs asks for."""
 _CAPPED = f"""\
@@ -218,10 +221,57 @@ def _other_scale(shift: tuple[int, ...], call: AttentionCall) -> AttentionCall |
     return _dequantised(partial(_scaled_by, "k", "k", shift), partial(_scaled_by, "v", "v", shift), call)
 
 
+_APART = ("split_rope", "rope", "latent")
+"""Forms of latent attention in which the RoPE dims of q and k are told apart."""
+
+
+def _of_forms(forms: tuple[str, ...], change: _CallChange) -> Compute:
+    """Compute attention for a call in one of some forms of latent attention as if it were another call."""
+
+    def compute(call: AttentionCall, rows: Tensor | None = None, /) -> Tensor | None:
+        return _of_calls(next((form for form in forms if form in call.features), forms[0]), change)(call, rows)
+
+    return compute
+
+
+def _with_rope(rope: Callable[[Tensor, Tensor], Tensor], call: AttentionCall) -> AttentionCall:
+    """Make the last dims of q and k otherwise of those that the kernel is to rotate; `rope` gets them with cosines and sines."""
+    assert call.unrotated_q is not None
+    assert call.unrotated_k is not None
+    assert call.cos_sin is not None
+    q, k, at = call.q.clone(), call.k.clone(), places_of(call)
+    q[..., -call.spec.rope_dims :] = rope(call.unrotated_q, call.cos_sin[at[0]])
+    k[..., -call.spec.rope_dims :] = rope(call.unrotated_k, call.cos_sin[at[1]])
+    return replace(call, q=q, k=k)
+
+
+def _other_pairs(call: AttentionCall) -> AttentionCall:
+    other = "pairs" if call.spec.rope == "halves" else "halves"
+    return _with_rope(lambda x, cos_sin: rotated(x, cos_sin, other), call)
+
+
+def _unprojected_values(call: AttentionCall) -> AttentionCall:
+    assert call.latent is not None
+    return replace(call, v=call.latent[..., : call.v.shape[2]].expand(call.v.shape))
+
+
 def _without_rope_dims(call: AttentionCall) -> AttentionCall:
     q = call.q.clone()
     q[..., -_ROPE_DIMS:] = 0
     return replace(call, q=q)
+
+
+def _few_keys(r: Request) -> Tensor:
+    """Take the number of pages, of which each key is the first, for that of keys."""
+    keys = torch.arange(r.len_k, device=r.q.device)
+    return attend(replace(r, visible=r.visible & (keys < -(-r.len_k // _PAGE))))
+
+
+def _scaled_without_rope(call: AttentionCall) -> AttentionCall | None:
+    dims = call.q.shape[2]
+    if call.spec.layout == "v in k":  # whose scale is not that of its own dims
+        return None
+    return call.with_spec(scale=call.scale * math.sqrt(dims / (dims - call.spec.rope_dims)))
 
 
 def _values_shifted(call: AttentionCall) -> AttentionCall:
@@ -344,11 +394,23 @@ BUGS = (
         "scales the stored Q twice", _of_calls("stored_q", partial(_requantised, 2))),
     _of_latent("latent-rope-dropped", "RoPE dims of latent attention dropped",
         "scores lack the last 64 dims, which carry the position",
-        "leaves the RoPE dims out of the scores", _of_calls("mla", _without_rope_dims)),
+        "leaves the RoPE dims out of the scores", _of_forms(("mla", *_APART), _without_rope_dims)),
+    _of_latent("latent-scale-of-nope", "scale without the RoPE dims", "the scale is that of the dims without RoPE",
+        "scales the scores by the dims without RoPE", _of_forms(_APART, _scaled_without_rope)),
+    _of_latent("rope-not-applied", "RoPE not applied", "q and k are left unrotated where the kernel is to apply RoPE",
+        "does not apply RoPE", _of_calls("rope", partial(_with_rope, lambda x, _: x))),
+    _of_latent("rope-of-other-pairs", "RoPE of other pairs", "RoPE rotates halves for pairs of neighbours, or the reverse",
+        "rotates other pairs of dims", _of_calls("rope", _other_pairs)),
+    _of_latent("latent-values-not-projected", "V of latent attention not projected",
+        "v is the first dims of what is stored, without its projection", "leaves the projection of V out",
+        _of_calls("latent", _unprojected_values)),
     _of_latent("latent-scale-of-576", "scale of the absorbed dimension", "the scale is that of 576 dims in place of 192",
         "scales the scores by the absorbed dimension",
         _of_calls("mla", lambda call: call.with_spec(scale=call.scale * math.sqrt(_HEAD_DIM_BEFORE / call.q.shape[2]))),
         ("ollama/ollama!13893",)),
+    _of_latent("latent-pages-for-keys", "pages of latent attention for keys",
+        "of n keys that lie in pages of 64 the first n / 64 are seen", "takes the number of pages for that of keys",
+        _of_sequences("mla", _few_keys), ("sgl-project/sglang!25556",)),
     _of_latent("latent-values-shifted", "V of latent attention shifted", "v is the last 512 dims of k in place of the first",
         "takes the wrong dims of K for V", _of_calls("mla", _values_shifted)),
 )  # fmt: skip

@@ -1,18 +1,21 @@
-"""Faults of split KV: parts of the keys are attended to alone, and merged wrongly by their log-sum-exp."""
+"""Bugs of split KV, whose parts are attended to alone and merged by their log-sum-exps: where the merged rows are written, and from
+where values are read; and the faults that are seeded of merging."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
-from assay.harness.attention.oracle import Request, attend, scores
-from assay.harness.bugs.bug import Batch, changing_in_batch
-from assay.harness.bugs.seeded import Effect, Recomputed, Where, changes, own
+from assay.harness.attention.oracle import Request, attend, oracle, scores
+from assay.harness.bugs.bug import Batch, Bug, changing_in_batch
+from assay.harness.bugs.seeded import Effect, Recomputed, Where, changes, of_bug, own
 
 SPLIT = 64
 """Keys of a part."""
@@ -80,7 +83,64 @@ def _first_sequence_everywhere(call: AttentionCall, out: Tensor) -> Tensor | Non
     return first[rows.to(out.device)]
 
 
+def _first_sequence_alone(call: AttentionCall, rows: Tensor | None = None, /) -> Tensor | None:
+    """Write the merged rows of the first sequence alone: those of the others keep what was there, which need not be finite."""
+    ends = [end for end, new in zip(call.cu_seqlens_q.tolist()[1:], call.lens_q, strict=True) if new]
+    if len(ends) < 2 or max(call.lens_k) <= SPLIT:
+        return None
+    at = torch.arange(call.rows, device=call.q.device) if rows is None else rows
+    return oracle(call, rows).masked_fill((at >= ends[0])[:, None, None], math.inf)
+
+
+def _combined_at_wrong_strides(call: AttentionCall, rows: Tensor | None = None, /) -> Tensor | None:
+    """Write row i of a tile of merged rows i * heads rows behind the first, and leave the rows zero that are not written.
+
+    The rows of (sequence, head, query) are tiled, and those of (sequence, query, head) written: of sequences of equal length, as
+    an operator without packed sequences has them.
+    """
+    lens, (_, heads, _), dim = {new for new in call.lens_q if new}, call.q.shape, call.v.shape[2]
+    if len(lens) != 1 or heads == 1 or max(call.lens_k) <= SPLIT:
+        return None
+    right, tile = oracle(call), _TILES.get(math.gcd(dim, 128), 16)
+    by_head = right.view(-1, *lens, heads, dim).transpose(1, 2).reshape(-1, dim)
+    row = torch.arange(len(by_head), device=right.device)
+    to = row // tile * tile + row % tile * heads
+    inside = to < len(by_head)
+    written = torch.zeros_like(by_head).index_copy_(0, to[inside], by_head[inside])
+    twice = torch.bincount(to[inside], minlength=len(by_head)) > 1  # by two blocks, in any order
+    wrong = written.masked_fill(twice[:, None], math.nan).view_as(right)
+    return wrong if rows is None else wrong[rows]
+
+
+def _values_at_key_stride(call: AttentionCall, rows: Tensor | None = None, /) -> Tensor | None:
+    """Read each row of V as far behind the first as that of K is in K; zero behind the end of V."""
+    tokens, heads, dim = call.v.shape
+    if call.k.shape[2] == dim or call.spec.layout == "v in k":
+        return None
+    row = torch.arange(tokens * heads, device=call.v.device).view(tokens, heads, 1) * call.k.shape[2]
+    at = row + torch.arange(dim, device=call.v.device)
+    values = torch.nn.functional.pad(call.v.flatten(), (0, 1))[at.clamp(max=call.v.numel())]
+    return oracle(replace(call, v=values), rows)
+
+
+_TILES = {128: 4, 64: 8}
+"""Merged rows of a tile, by what head dims are a multiple of, as FlashAttention 2 has them; 16 for others."""
+BUGS = (
+    Bug("later-sequences-unwritten", "later sequences unwritten",
+        "where keys are attended to in parts, the merged rows of the first sequence alone are written",
+        "writes the merged output of the first sequence alone", "rows-and-strides", _first_sequence_alone,
+        reports=("pytorch/pytorch#194167", "pytorch/torchtitan#3235", "Dao-AILab/flash-attention!2812")),
+    Bug("merged-at-wrong-strides", "merged rows at wrong strides",
+        "where keys are attended to in parts, merged rows are written as far apart as queries are, and not as heads are",
+        "writes merged rows at the strides of queries", "rows-and-strides", _combined_at_wrong_strides,
+        reports=("flagos-ai/FlagGems#5235",)),
+    Bug("values-at-key-stride", "V read at the stride of K", "rows of v are as far apart as those of k, whose head dim is another",
+        "reads V at the stride of K", "rows-and-strides", _values_at_key_stride,
+        reports=("Dao-AILab/flash-attention#2367", "flagos-ai/FlagAttention#45")),
+)  # fmt: skip
+_of = partial(of_bug, BUGS)
 FAULTS = (
+    *(_of(bug.id) for bug in BUGS[:2]),
     own("lse-in-base-2", "log-sum-exp in base 2",
         "cached and new keys are merged by a base-2 log-sum-exp that is taken for base e", changes(_prefix_merged_in_base_2),
         "sgl-project/sglang#40903", "sgl-project/sglang!35045", "flashinfer-ai/flashinfer#4485"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -145,12 +146,12 @@ def backends(
 
 
 def _honours(names: list[str] | None, html: Path | None, json: bool) -> int:
-    """Measure what SGLang's backends honour, and return the exit code."""
+    """Measure what the engines' backends honour, and return the exit code."""
     from assay.harness.engines.sglang import catalog
     from assay.harness.offline.honours import measure
     from assay.reports.honours import honours_document
 
-    known = catalog.sglang_backends()
+    known = (*catalog.sglang_backends(), *(("vllm:CPU_ATTN", "vllm:CPU_MLA") if find_spec("vllm") else ()))
     if unknown := [name for name in names or () if name not in known]:
         raise UsageError(
             f"SGLang has no attention backend {unknown[0]!r}.", f"one of {', '.join(known)}",

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, Mask
-from assay.harness.attention.matrix_features import as_tree
+from assay.harness.attention.matrix_features import ASKED, as_tree
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.bugs.bug import LEAK, Bug
 from assay.harness.bugs.features import CAP, SINK, WINDOW
@@ -24,6 +24,7 @@ _OF_KIND: dict[str, Lens] = {
     "quantisation-scale": [(8, 120)],
     "k-smoothing": [(8, 88)],
     "accumulator": [(8, 248)],
+    "rows-and-strides": [(3, 70), (3, 66)],
 }
 _OF_ID: dict[str, Lens] = {
     "q-scale-previous-block": [(250, 4)], "q-scale-next-block": [(140, 4)], "stored-scales-of-next-block": [(7, 20)],
@@ -62,6 +63,10 @@ def _positioned(id_: str, call: AttentionCall) -> AttentionCall:
     return late if id_.startswith("temperature") else replace(late, positions=torch.tensor([[100 + _PREFIX, 100]]))
 
 
+def _in_parts(id_: str, call: AttentionCall) -> AttentionCall:
+    return replace(call, v=call.v[..., :16].contiguous()) if id_ == "values-at-key-stride" else call
+
+
 def _padded(_id: str, call: AttentionCall) -> AttentionCall:
     return replace(call.with_spec(padded_rows=2), q=torch.cat([call.q, call.q[:2]]))
 
@@ -82,7 +87,17 @@ def _stored(id_: str, call: AttentionCall) -> AttentionCall:
     )
 
 
-def _latent(_id: str, call: AttentionCall) -> AttentionCall:
+_FORMS = {
+    "latent-scale-of-nope": "split_rope", "latent-values-not-projected": "latent",
+    "rope-not-applied": "rope", "rope-of-other-pairs": "rope",
+}  # fmt: skip
+"""What a bug of latent attention needs to show: a form in which kernels take it."""
+
+
+def _latent(id_: str, call: AttentionCall) -> AttentionCall:
+    if form := _FORMS.get(id_):
+        wide = call_of([(_NEW, _PREFIX)], (1, 1), 192, torch.float64, "cpu")
+        return next(iter(ASKED[form].values()))(replace(wide, v=wide.v[..., :128].contiguous()))
     wide = call_of([(_NEW, _PREFIX)], (1, 1), 576, torch.float64, "cpu")
     return replace(wide, v=wide.k[..., :512]).with_spec(layout="v in k", scale=192**-0.5)
 
@@ -93,6 +108,7 @@ _ASKING: dict[str, Callable[[str, AttentionCall], AttentionCall]] = {
     "sinks": _sunk,
     "positions": _positioned,
     "drafts": lambda _, call: as_tree("binary tree", call),
+    "rows-and-strides": _in_parts,
     "padding": _padded,
     "stored-kv": _stored,
     "latent": _latent,
@@ -114,7 +130,7 @@ def _number(id_: str) -> int:
 
 
 def _heads(hypothesis: Bug) -> tuple[int, int]:
-    if hypothesis.id.endswith("next-head"):
+    if hypothesis.id.endswith(("next-head", "strides")):
         return 2, 2
     if hypothesis.kind == "kv-heads":
         return 6, 3  # of two kv heads, the previous is the next

@@ -29,7 +29,7 @@ its declaration: there it is a statement, and not a matter of what happened to b
 SCHEMA: Literal["assay.check/1"] = "assay.check/1"
 
 
-class CheckDocument(Decided, MatrixResult):
+class CheckDocument(MatrixResult, Decided):
     __doc__ = f"A kernel's result on the op-level matrix, and what its calls cover. {RULE}"
 
     schema_id: Literal["assay.check/1"] = Field(SCHEMA, alias="schema")

@@ -1,4 +1,4 @@
-"""Which attributes of a layer SGLang's attention backends honour: measured, by running each backend as a kernel without a server.
+"""Which attributes of a layer attention backends honour, SGLang's and vLLM's on a CPU: measured, as kernels without a server.
 
 A backend is handed whatever a layer asks for. It may compute that (*honours*), raise an error that names it (*refuses*), fail in
 another way (*crashes*), return attention without it (*ignores*), or return something else (*wrong*). Which of these it does is read
@@ -22,7 +22,15 @@ from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.attention.matrix_features import as_tree
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.engines.sglang.native_kernel import LayerRequest, NativeKernel, kernel, sglang_version
+from assay.harness.engines.sglang.native_kernel import (
+    LATENT_PAGES,
+    LayerRequest,
+    NativeKernel,
+    kernel,
+    latent_call,
+    sglang_version,
+)
+from assay.harness.engines.vllm import native_kernel as vllm
 from assay.harness.errors import AssayError
 from assay.harness.evidence.honours import BackendResult, Honours, Measured, State
 from assay.harness.offline.interrupted import Known
@@ -54,6 +62,10 @@ roundings of the output's dtype. With the attribute and without it differ by 14 
 
 _BESIDE_THE_CONTRACT = ("not causal", "cross attention")
 """Attributes for which a backend is refused as a kernel, so that no test of a call can show what it does."""
+
+VLLM = "vllm:"
+"""Begins the names of vLLM's backends."""
+_IN_WORDS = {"custom_mask": "custom mask of drafts"}
 
 Change = Callable[[AttentionCall], AttentionCall]
 
@@ -115,6 +127,17 @@ def _without_mask(call: AttentionCall) -> AttentionCall:
     return replace(call, custom_mask=None)
 
 
+def _latent(call: AttentionCall) -> AttentionCall:
+    """Make the call one of absorbed latent attention."""
+    return latent_call(list(zip(call.lens_q, call.prefixes, strict=True)), call.q.dtype, call.q.device.type)
+
+
+def _without_rope(call: AttentionCall) -> AttentionCall:
+    q = call.q.clone()
+    q[..., 512:] = 0
+    return replace(call, q=q)
+
+
 def _narrow(call: AttentionCall) -> AttentionCall:
     return replace(call, v=call.v[..., : _HEAD_DIM // 2].contiguous())
 
@@ -142,6 +165,10 @@ ATTRIBUTES = (
     Attribute(
         "tree of drafts", "EAGLE with --speculative-eagle-topk", prepare=partial(as_tree, "binary tree"),
         mistaken={"": _without_mask}, phases=("verification",),
+    ),
+    Attribute(
+        "mla", "DeepSeek, Kimi", prepare=_latent,
+        mistaken={"without the dims with RoPE": _without_rope, "scaled for 576 dims": lambda call: call.with_spec(scale=576**-0.5)},
     ),
     Attribute("head_dim_v 32", "DeepSeek, MiMo", prepare=_narrow),
     Attribute("pages of 16", "--page-size 16", page=16),
@@ -228,12 +255,14 @@ def of_backend(
         begin: is called with an attribute and a phase before the backend computes it.
         end: is called with the result.
     """
-    asked = [attribute for attribute in ATTRIBUTES if attributes is None or attribute.name in attributes]
+    of_latents = backend.partition("@")[0] in (*LATENT_PAGES, f"{VLLM}CPU_MLA")
+    possible = [attribute for attribute in ATTRIBUTES if attribute.name == "mla" or not of_latents]
+    asked = [attribute for attribute in possible if attributes is None or attribute.name in attributes]
     compiled = torch.compiler.set_stance("force_eager") if default_device() == "cpu" else nullcontext()
     measured = []
     with compiled:
         try:
-            kernel(backend)
+            _made(backend)
         except (KernelRefused, ImportError) as error:
             return BackendResult(backend=backend, problem=one_line(str(error), 200))
         for attribute in asked:
@@ -247,7 +276,7 @@ def of_backend(
 
 def _measured(backend: str, attribute: Attribute, phase: str) -> Measured:
     try:
-        made = kernel(backend if attribute.page == 1 else f"{backend}@{attribute.page}")
+        made = _made(backend if attribute.page == 1 else f"{backend}@{attribute.page}")
     except (KernelRefused, ImportError) as error:
         state: State = "refuses" if _names(error, attribute) else "crashes"
         return Measured(attribute=attribute.name, phase=phase, state=state, says=one_line(str(error), 160))
@@ -260,14 +289,42 @@ def _measured(backend: str, attribute: Attribute, phase: str) -> Measured:
     return cell
 
 
+def _made(backend: str) -> NativeKernel | vllm.NativeKernel:
+    """Make the kernel that a backend is. Raises what `kernel` does."""
+    of_vllm = backend.startswith(VLLM)
+    return vllm.kernel(backend.removeprefix(VLLM)) if of_vllm else kernel(backend)
+
+
+def _output(backend: NativeKernel | vllm.NativeKernel, call: AttentionCall, layer: LayerRequest) -> Tensor:
+    """Have a backend compute a call for a layer, whatever it then does.
+
+    Raises:
+        KernelRefused: assay cannot run it with the layer.
+        NotImplementedError: the backend has no parameter for what the call asks for.
+        Exception: whatever the backend raises.
+    """
+    if not isinstance(backend, vllm.NativeKernel):
+        return backend.attempt(call, layer)
+    if layer.stored:
+        raise KernelRefused("vLLM's FP8 KV cache needs AVX-512")
+    asked = [_IN_WORDS.get(feature, feature) for feature in call.features if feature not in backend.assay.features]
+    if asked:
+        raise NotImplementedError(f"vLLM's {backend.backend} has no {' and no '.join(asked)}")
+    return backend(call)
+
+
 def _attempt(
-    backend: NativeKernel, attribute: Attribute, phase: str, lens: list[tuple[int, int]], heads: tuple[int, int]
+    backend: NativeKernel | vllm.NativeKernel,
+    attribute: Attribute,
+    phase: str,
+    lens: list[tuple[int, int]],
+    heads: tuple[int, int],
 ) -> Measured:
     """Run a backend on a call that asks for an attribute, and tell what it computed."""
     call = _call(attribute, phase, lens, heads)
     measured = partial(Measured, attribute=attribute.name, phase=phase)
     try:
-        out = backend.attempt(call, attribute.layer)
+        out = _output(backend, call, attribute.layer)
     except Exception as raised:  # a backend raises whatever it likes
         if refusal := refusal_behind(raised):  # of assay's own, as where Triton's interpreter is wrong
             return measured(state="not measured", says=one_line(str(refusal), 160))
@@ -311,6 +368,7 @@ _WORDS = {
     "not causal": ("causal", "encoder"),
     "chain of drafts": ("verify", "speculative", "draft"),
     "tree of drafts": ("topk", "custom mask", "custom_mask", "tree"),
+    "mla": ("mla", "latent"),
     "cross attention": ("cross", "encoder", "non-causal"),
     "head_dim_v 32": ("head_dim", "head dim", "v_head"),
     "pages of 16": ("page",),
@@ -330,7 +388,7 @@ def _names(error: Exception, attribute: Attribute) -> bool:
     return on_purpose and any(word in str(error).lower() for word in _WORDS[attribute.name])
 
 
-def _smallest(backend: NativeKernel, attribute: Attribute, measured: Measured) -> str:
+def _smallest(backend: NativeKernel | vllm.NativeKernel, attribute: Attribute, measured: Measured) -> str:
     """Write a test of the smallest call in which a backend does the same."""
     for lens in [*_SMALL[measured.phase], PHASES[measured.phase]]:
         heads = (1, 1) if len(lens) == 1 else _HEADS
@@ -342,7 +400,6 @@ def _smallest(backend: NativeKernel, attribute: Attribute, measured: Measured) -
     call = f'call_of({lens}, {heads}, {_HEAD_DIM}, {attribute.dtype}, "{default_device()}")'
     if attribute.name == "tree of drafts":
         call = f'as_tree("binary tree", {call})'
+    of = "vllm" if isinstance(backend, vllm.NativeKernel) else "sglang"
     name = f"test_{backend.backend}_honours_{attribute.name}_in_{measured.phase}".replace(" ", "_")
-    return (
-        f'def {name}():\n    call = {call}\n    assert_correct("sglang:{backend.backend}", call.with_spec({words}))\n'
-    )
+    return f'def {name}():\n    call = {call}\n    assert_correct("{of}:{backend.backend}", call.with_spec({words}))\n'

@@ -16,7 +16,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from assay.harness.attention.call import BY_KEY, BY_QUERY, AttentionCall, CallSpec, cumulative
+from assay.harness.attention.call import BY_HEAD, BY_KEY, BY_QUERY, AttentionCall, CallSpec, cumulative
 from assay.harness.errors import UsageError
 from assay.harness.evidence.pack import (
     CANDIDATE,
@@ -243,6 +243,9 @@ def _part(call: AttentionCall, outputs: dict[str, Tensor], first: int, count: in
         name: tensor[:, heads if name in BY_QUERY else kv] if tensor.shape[1] > 1 else tensor
         for name, tensor in call.of_rows(rows_q, rows_k).items()
     } | {"cu_seqlens_q": cu_q - cu_q[0], "cu_seqlens_k": cu_k - cu_k[0]}
+    tensors |= {name: tensor[heads] for name, tensor in call.tensors.items() if name in BY_HEAD}
+    if call.cos_sin is not None:
+        tensors["cos_sin"] = call.cos_sin
     if (masks := call.custom_masks) is not None:
         tensors["custom_mask"] = torch.cat([mask.flatten() for mask in masks[first : first + count]])
     if call.positions is not None:
@@ -282,6 +285,7 @@ def _cut_queries(tensors: dict[str, Tensor], new: int, queries: slice) -> dict[s
     parts = {
         name: tensor[rows[name]] if len(tensor) > 1 else tensor for name, tensor in tensors.items() if name in rows
     }
+    parts |= {name: tensors[name] for name in (*BY_HEAD, "cos_sin") if name in tensors}
     if "positions" in tensors:
         parts["positions"] = tensors["positions"] + tensors["positions"].new_tensor([queries.start, 0])
     lens = {"cu_seqlens_q": queries.stop - queries.start, "cu_seqlens_k": keys}

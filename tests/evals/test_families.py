@@ -17,6 +17,8 @@ from assay.harness.engines.model import model_shape, resolve_model
 from assay.harness.errors import UsageError
 
 ASKED = {"gemma2": {"softcap", "window"}, "gemma3": {"window"}, "gpt-oss": {"window", "sinks"}, "qwen3": set()}
+LIKE_NO_OTHER = {"deepseek-v2", "fp8-kv"}
+"""Families of which the first does not answer, and the second can be loaded as a quantised model alone."""
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +27,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_family_is_here() -> None:
-    assert set(families.FAMILIES) == set(ASKED)
+    assert set(families.FAMILIES) == set(ASKED) | LIKE_NO_OTHER
 
 
 @pytest.mark.parametrize("family", ASKED)
@@ -42,6 +44,33 @@ def test_a_family_asks_for_its_features_and_answers_questions(family: str) -> No
         assert ids.shape[1] > families._WINDOW, "a window that holds all keys shows nothing"
         out = model.generate(ids, max_new_tokens=16, do_sample=False)
         assert parse_answer(tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)) == question.answer
+
+
+def test_where_rope_does_nothing_latents_and_experts_compute_what_the_tiny_llama_does() -> None:
+    """Of one token there is one key, at position 0, and all that RoPE and the softmax do is nothing."""
+    transformers = pytest.importorskip("transformers")
+    folder = resolve_model("tiny-deepseek-v2")
+    shape = model_shape(folder)
+    assert (set(shape.asks), shape.kv_heads, shape.head_dim) == ({"mla"}, 1, 576)
+    llama, latent = (
+        transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+        for path in (families.SOURCE, folder)
+    )
+    tokens = torch.arange(100, 120)[:, None]
+    with torch.inference_mode():
+        expected, found = (model(tokens).logits[:, 0] for model in (llama, latent))
+    assert float((found - expected).abs().max()) < 0.02 * float(expected.std())
+
+
+def test_scales_are_all_that_an_fp8_cache_adds() -> None:
+    from safetensors.torch import load_file
+
+    folder = resolve_model("tiny-fp8-kv")
+    made, source = (load_file(path / "model.safetensors") for path in (folder, families.SOURCE))
+    added = {name: float(made.pop(name)) for name in set(made) - set(source)}
+    assert all(torch.equal(made[name], source[name].bfloat16()) for name in source)
+    assert set(added) == {f"model.layers.{n}.self_attn.{x}_scale" for n in range(4) for x in "kv"}
+    assert len(set(added.values())) == 8, "a scale that is taken for another one would not show"
 
 
 def test_a_model_is_made_once(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, KernelRefused
 from assay.harness.engines.sglang.kv_pool import Pages, joined_rope, lengths, spec_of
+from assay.harness.engines.sglang.layer_numbers import layer_number
 from assay.harness.server.graph_counts import capturing
 from assay.harness.server.observed_call import ForwardPass, ObservedCall, Phase
 
@@ -45,7 +46,7 @@ class SGLangCall:
     @property
     def layer(self) -> int:
         """Number of the layer."""
-        return int(self.radix_attention.layer_id)
+        return layer_number(self.radix_attention)
 
     @property
     def is_served(self) -> bool:

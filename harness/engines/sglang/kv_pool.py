@@ -11,6 +11,7 @@ from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, CallSpec, KernelRefused, Mask, cumulative
 from assay.harness.attention.paging import slots_of
+from assay.harness.engines.sglang.layer_numbers import layer_number
 
 _EXTEND_MODES = ("EXTEND", "MIXED")
 """SGLang's forward modes that are the extend phase of the contract. Others are speculative, diffusion or split prefill."""
@@ -64,13 +65,13 @@ def spec_of(layer: Any, arguments: Mapping[str, Any], phase: Literal["extend", "
     if any(wants.values()):
         what = " and ".join(feature for feature, wanted in wants.items() if wanted)
         raise KernelRefused(
-            f"layer {layer.layer_id} needs {what}, which the kernel contract does not express, so {who} cannot serve it"
+            f"layer {layer_number(layer)} needs {what}, which the kernel contract does not express, so {who} cannot serve it"
         )
     sinks = arguments.get("sinks")
     return CallSpec(
         layer.scaling,
         mask=Mask(window=before + 1 if before is not None and before > -1 else 0),
-        layer=layer.layer_id,
+        layer=layer_number(layer),
         phase=phase,
         softcap=cap,
         temperature=max(0, getattr(layer, "xai_temperature_len", None) or 0),
@@ -80,14 +81,14 @@ def spec_of(layer: Any, arguments: Mapping[str, Any], phase: Literal["extend", "
 
 def scales_of(layer: Any) -> tuple[float, float]:
     """Return what a layer's stored K and V are multiplied by; 1 where its checkpoint has no scales."""
-    found = []
+    scales = []
     for name in ("k_scale", "v_scale"):
         number = getattr(layer, f"{name}_float", None)
         scale = (
             getattr(layer, name, None) if number is None else number
         )  # a number of --quantization-param-path, or none
-        found.append(1.0 if scale is None else float(scale))
-    return found[0], found[1]
+        scales.append(1.0 if scale is None else float(scale))
+    return scales[0], scales[1]
 
 
 def _reads_v_in_k(layer: Any) -> bool:
@@ -99,9 +100,9 @@ def _reads_v_in_k(layer: Any) -> bool:
 def joined_rope(q: Tensor, k: Tensor | None, layer: Any, arguments: Mapping[str, Any]) -> tuple[Tensor, Tensor | None]:
     """Append the dims of q and k that come as arguments of their own, where latent attention has them apart."""
     if arguments.get("q_rope") is not None:
-        q = torch.cat([x.reshape(len(q), layer.tp_q_head_num, -1) for x in (q, arguments["q_rope"])], -1)
+        q = torch.cat([x.reshape(len(q), layer.tp_q_head_num, -1) for x in (q, arguments["q_rope"][: len(q)])], -1)
     if k is not None and arguments.get("k_rope") is not None:
-        k = torch.cat([x.reshape(len(k), 1, -1) for x in (k, arguments["k_rope"])], -1)
+        k = torch.cat([x.reshape(len(k), 1, -1) for x in (k, arguments["k_rope"][: len(k)])], -1)
     return q, k
 
 
@@ -228,7 +229,7 @@ def _of_layer(
     keys = int(paging.all.cu_seqlens[-1])
     if k is None or v is None or len(k) != keys:
         raise KernelRefused(
-            f"layer {layer.layer_id} attends to {0 if k is None else len(k)} of {keys} keys in one of several parts that are "
+            f"layer {layer_number(layer)} attends to {0 if k is None else len(k)} of {keys} keys in one of several parts that are "
             "merged later, which are not observed"
         )
     heads, dims = layer.tp_q_head_num, (layer.qk_head_dim, layer.v_head_dim)

@@ -14,6 +14,7 @@ import torch
 from assay.harness.attention.kernels import Declaration
 from assay.harness.conditions import has_cached_prefix
 from assay.harness.engines.sglang.graph_passes import observe_graphs, served_batch
+from assay.harness.engines.sglang.layer_numbers import layer_number
 from assay.harness.evidence.counters import CounterRow
 from assay.harness.server.graph_counts import capturing
 from assay.harness.server.kernel_tracer import kernel_tracer
@@ -47,17 +48,17 @@ def meter(backend: Any, name: str, folder: Path, device: str) -> Any:
         def call(q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():
                 out = forward(q, k, v, layer, forward_batch, *args, **kwargs)
-                calls.count_compiled(layer.layer_id)
+                calls.count_compiled(layer_number(layer))
                 return out
             with tracer.attention() if tracer.on else nullcontext():
                 out = forward(q, k, v, layer, forward_batch, *args, **kwargs)
             batch = served_batch(forward_batch)
             if phase == "decode":
-                calls.count(layer.layer_id, True)
+                calls.count(layer_number(layer), True)
             elif batch.rids or capturing():
-                calls.count(layer.layer_id, has_cached_prefix(batch.extend_prefix_lens_cpu or ()))
+                calls.count(layer_number(layer), has_cached_prefix(batch.extend_prefix_lens_cpu or ()))
                 if not capturing():
-                    noted.note(layer.layer_id, batch.rids, batch.extend_seq_lens_cpu, batch.extend_prefix_lens_cpu)
+                    noted.note(layer_number(layer), batch.rids, batch.extend_seq_lens_cpu, batch.extend_prefix_lens_cpu)
             return out  # a prefill without a request is SGLang's own, before it captures graphs
 
         return call

@@ -32,7 +32,8 @@ from assay.harness.attention.sample_calls import call_of
 from assay.harness.engines.sglang.launch import STAND_INS
 from assay.harness.text import did_you_mean
 
-_KIT = "sglang.test.kits.attention_unittest.attention_methods.dense_attention"
+_KITS = "sglang.test.kits.attention_unittest.attention_methods"
+_KIT = f"{_KITS}.dense_attention"
 _GROUPS = ("tp", "pp", "attn_tp", "attn_cp", "attn_dp", "attn_dcp", "dcp")
 _ONE_RANK: dict[str, int] = dict.fromkeys([f"{group}_size" for group in _GROUPS], 1) | dict.fromkeys(
     [f"{group}_rank" for group in _GROUPS] + ["dcp_enabled"], 0
@@ -51,6 +52,9 @@ _CACHE_DTYPES = {torch.float8_e4m3fn: "fp8_e4m3", torch.float8_e5m2: "fp8_e5m2"}
 """SGLang's names of dtypes of the KV pool, which some backends look at beside the dtype."""
 _SINKS = {"trtllm_mha": torch.float32}
 """The dtype that SGLang's gpt-oss gives a backend's sinks, if it is not bfloat16."""
+LATENT_PAGES = {"flashmla": 64, "cutlass_mla": 128, "trtllm_mla": 64, "cutedsl_mla": 64}
+"""Backends of latent attention alone, with the tokens of a page that each needs."""
+_LATENT_HEADS = 16
 _TRIAL = {"extend": (2, 1), "decode": (1, 2)}
 """(new tokens, cached prefix) of the calls on which a backend is tried."""
 _LEAST_BATCH, _LEAST_LENGTH = 4, 512
@@ -136,7 +140,8 @@ class NativeKernel:
             _Shape(
                 self.backend, self._device, self._page, heads, kv_heads, head_dim, call.v.shape[2], call.q.dtype,
                 batch=_power_of_two(len(call.lens_k), _LEAST_BATCH), length=length, window=call.spec.mask.window,
-                stored=layer.stored if layer else None, cross=layer.cross if layer else False, **_drafted(call),
+                stored=layer.stored if layer else None, cross=layer.cross if layer else False,
+                latent=call.spec.layout == "v in k", **_drafted(call),
             )
         )  # fmt: skip
         with runner.laid_out(call, layer or LayerRequest()) as attend:
@@ -145,6 +150,7 @@ class NativeKernel:
     def _refuse(self, call: AttentionCall) -> None:
         wants = {
             "attention that is not causal": not call.causal,
+            "a latent KV cache": call.spec.layout == "v in k",
             "V of another head_dim than K": call.v.shape[2] != call.k.shape[2],
             "a sequence without a new token": 0 in call.lens_q,
             "several new tokens of a sequence in decode": call.phase == "decode" and max(call.lens_q) > 1,
@@ -190,17 +196,29 @@ def kernel(backend: str) -> NativeKernel:
     )
     if name in kernels.published():  # assay's plugin registers them
         declared = kernels.declaration(kernels.load(name))
-    made = NativeKernel(f"sglang:{backend}", name, int(page or 1), declared)
+    made = NativeKernel(f"sglang:{backend}", name, int(page or LATENT_PAGES.get(name, 1)), declared)
     for phase in declared.phases:
         dims = declared.head_dims or (64,)
         tried = call_of([_TRIAL[phase]], (4, 2), dims[0], torch.float16, default_device())
         try:
-            made(tried.with_spec(phase=phase))
+            if name in LATENT_PAGES:
+                made.attempt(
+                    latent_call([_TRIAL[phase]], torch.bfloat16, tried.q.device.type).with_spec(phase=phase),
+                    LayerRequest(),
+                )
+            else:
+                made(tried.with_spec(phase=phase))
         except Exception as error:  # SGLang's backends assert, or fail in a library of another device
             raise KernelRefused(
                 f"{sglang}'s attention backend {name!r} cannot compute on this machine ({default_device()}): {_said(error)}"
             ) from error
     return made
+
+
+def latent_call(lens: list[tuple[int, int]], dtype: torch.dtype, device: str) -> AttentionCall:
+    """Make a call of absorbed latent attention, with heads enough for the kernels that are made for it."""
+    wide = call_of(lens, (_LATENT_HEADS, 1), 576, dtype, device)
+    return replace(wide, v=wide.k[..., :512]).with_spec(layout="v in k", scale=192**-0.5)
 
 
 def _said(error: Exception) -> str:
@@ -268,6 +286,13 @@ def _sglang() -> Any:
     return sglang
 
 
+def _takes_rope_apart() -> tuple[str, ...]:
+    """Return the backends to which DeepSeek's layers give the dims with RoPE as arguments of their own."""
+    from sglang.srt.models.deepseek_common import utils
+
+    return tuple(utils.FORWARD_ABSORB_CORE_ATTENTION_BACKENDS)
+
+
 def _registry() -> dict[str, Any]:
     """Return SGLang's attention backends: name -> function of a model runner."""
     from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
@@ -295,6 +320,7 @@ class _Shape:
     cross: bool = False
     drafts: int = 0
     topk: int = 0
+    latent: bool = False
 
 
 @lru_cache(_KEPT)
@@ -307,33 +333,12 @@ class _Runner:
 
     def __init__(self, shape: _Shape) -> None:
         from sglang.srt.layers.radix_attention import RadixAttention
-        from sglang.srt.model_executor.forward_batch_info import ForwardMode
         from sglang.srt.runtime_context import get_parallel
 
-        kit = importlib.import_module(_KIT)
         self._shape = shape
-        case = kit.DenseAttentionCase(
-            name=shape.backend, backend=shape.backend, num_heads=shape.heads, num_kv_heads=shape.kv_heads, page_size=shape.page,
-            forward_mode=ForwardMode.TARGET_VERIFY if shape.drafts else ForwardMode.EXTEND, prefix_lens=(0,),
-            extend_lens=(shape.drafts or 1,),
-            sliding_window_size=_before(shape.window),
-        )  # fmt: skip
-        config = kit.TinyModelConfig(
-            num_heads=shape.heads, num_kv_heads=shape.kv_heads, head_dim=shape.head_dim,
-            hidden_size=shape.heads * shape.head_dim, context_len=shape.length, sliding_window_size=_before(shape.window),
-        )  # fmt: skip
-        config.v_head_dim = config.swa_v_head_dim = shape.head_dim_v
-        config.is_encoder_decoder = config.is_multimodal = shape.cross  # as Mllama's and Whisper's are
-        config.is_local_attention_model = False  # a window, in a configuration, is not chunked local attention
         with get_parallel().override(**_ONE_RANK):
-            self._runner = kit.MockModelRunner(
-                case=case, model_config=config, dtype=shape.dtype, device=shape.device, max_context_len=shape.length,
-                head_dim=shape.head_dim, runner_batch_size=shape.batch,
-            )  # fmt: skip
+            self._runner = self._of_latents(shape) if shape.latent else self._of_heads(shape)
             self._arguments = self._runner._server_args_override
-            if shape.stored or shape.head_dim_v != shape.head_dim:
-                self._runner.token_to_kv_pool = self._pool_of(shape)
-                self._runner.kv_cache_dtype = shape.stored or shape.dtype
             if shape.stored:
                 self._runner.kv_cache_dtype_str = _CACHE_DTYPES[shape.stored]
             try:
@@ -348,11 +353,56 @@ class _Runner:
             v_head_dim=shape.head_dim_v, sliding_window_size=_before(shape.window) or -1, is_cross_attention=shape.cross,
         )  # fmt: skip
 
-    def _pool_of(self, shape: _Shape) -> Any:
+    def _of_latents(self, shape: _Shape) -> Any:
+        """Make a model runner with a cache of latents."""
+        from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+        kit = importlib.import_module(f"{_KITS}.mla_attention")
+        case = kit.MLAAttentionCase(
+            name=shape.backend, backend=shape.backend, num_heads=shape.heads, page_size=shape.page, forward_mode=ForwardMode.EXTEND,
+            prefix_lens=(0,), extend_lens=(1,),
+        )  # fmt: skip
+        dims = {"kv_lora_rank": shape.head_dim_v, "qk_rope_head_dim": shape.head_dim - shape.head_dim_v}
+        config = kit.TinyMLAModelConfig(
+            num_heads=shape.heads, hidden_size=shape.heads * shape.head_dim, context_len=shape.length, **dims
+        )
+        return kit.MockMLAModelRunner(
+            case=case, model_config=config, dtype=shape.dtype, device=shape.device, max_context_len=shape.length,
+            runner_batch_size=shape.batch, **dims,
+        )  # fmt: skip
+
+    def _of_heads(self, shape: _Shape) -> Any:
+        """Make a model runner with a cache of K and V."""
+        from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+        kit = importlib.import_module(_KIT)
+        case = kit.DenseAttentionCase(
+            name=shape.backend, backend=shape.backend, num_heads=shape.heads, num_kv_heads=shape.kv_heads, page_size=shape.page,
+            forward_mode=ForwardMode.TARGET_VERIFY if shape.drafts else ForwardMode.EXTEND, prefix_lens=(0,),
+            extend_lens=(shape.drafts or 1,),
+            sliding_window_size=_before(shape.window),
+        )  # fmt: skip
+        config = kit.TinyModelConfig(
+            num_heads=shape.heads, num_kv_heads=shape.kv_heads, head_dim=shape.head_dim,
+            hidden_size=shape.heads * shape.head_dim, context_len=shape.length, sliding_window_size=_before(shape.window),
+        )  # fmt: skip
+        config.v_head_dim = config.swa_v_head_dim = shape.head_dim_v
+        config.is_encoder_decoder = config.is_multimodal = shape.cross  # as Mllama's and Whisper's are
+        config.is_local_attention_model = False  # a window, in a configuration, is not chunked local attention
+        runner = kit.MockModelRunner(
+            case=case, model_config=config, dtype=shape.dtype, device=shape.device, max_context_len=shape.length,
+            head_dim=shape.head_dim, runner_batch_size=shape.batch,
+        )  # fmt: skip
+        if shape.stored or shape.head_dim_v != shape.head_dim:
+            runner.token_to_kv_pool = self._pool_of(shape, runner)
+            runner.kv_cache_dtype = shape.stored or shape.dtype
+        return runner
+
+    def _pool_of(self, shape: _Shape, runner: Any) -> Any:
         from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
         return MHATokenToKVPool(
-            size=self._runner.token_to_kv_pool.size, page_size=shape.page, dtype=shape.stored or shape.dtype,
+            size=runner.token_to_kv_pool.size, page_size=shape.page, dtype=shape.stored or shape.dtype,
             head_num=shape.kv_heads, head_dim=shape.head_dim, v_head_dim=shape.head_dim_v, layer_num=1, device=shape.device,
             enable_memory_saver=False, enable_alt_stream=False,
         )  # fmt: skip
@@ -381,6 +431,7 @@ class _Runner:
             call.spec.sinks, device=call.q.device, dtype=_SINKS.get(self._shape.backend, torch.bfloat16)
         )
         more = {"sinks": sinks} if call.spec.sinks else {}
+        apart = self._shape.latent and self._shape.backend in _takes_rope_apart()
         self._pool.start_layer = call.layer  # the pool has one layer
         context = ForwardContext(attn_backend=self._backend)
 
@@ -407,6 +458,10 @@ class _Runner:
                 self._backend.init_forward_metadata(batch)
             q = call.q.flatten(1)
             k, v = (call.k[new], call.v[new]) if bool(new.any()) else (None, None)
+            if apart:
+                latent = self._shape.head_dim_v
+                more |= {"q_rope": call.q[..., latent:].contiguous(), "k_rope": call.k[new][..., latent:].contiguous()}
+                q, k = call.q[..., :latent].contiguous(), call.k[new][..., :latent].contiguous()
             yield attend
 
     def _placed(self, call: AttentionCall) -> tuple[Tensor, Tensor]:

@@ -31,8 +31,8 @@ def register() -> None:
     _add_choices(sorted(names))
     _judge_by_delegate(names, os.environ.get(DELEGATE, ""))
     _ask_for_key()
-    if os.environ.get("TRITON_INTERPRET") == "1" and any("fp8_e4m3" in one for one in sys.argv):
-        _store_fp8_on_cpu()
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        _interpret()
     if folder := os.environ.get(EVIDENCE):
         _meter_all(ATTENTION_BACKENDS, Path(folder))
         if any(os.environ.get(name) for name in (SHADOW, RECORD, TRACE, FAULTS)):
@@ -46,14 +46,16 @@ def _ask_for_key() -> None:
         sys.argv += ["--api-key", key]
 
 
-def _store_fp8_on_cpu() -> None:
-    """Let a server without a GPU store K and V in FP8 as one with a GPU does, for Triton's interpreter.
+def _interpret() -> None:
+    """Have Triton's interpreter compute as a GPU does, and in a third of the time. K and V may be stored in FP8 for it.
 
-    SGLang refuses it where Intel's AMX is missing, since the CPU's own kernels need that; the interpreter rounds to FP8 wrongly.
+    SGLang refuses that where Intel's AMX is missing, since the CPU's own kernels need it.
     """
     from assay.harness.attention.interpreter import interpret_without_gpu
 
     interpret_without_gpu()
+    if not any("fp8_e4m3" in word for word in sys.argv):
+        return
     try:
         from sglang.srt.mem_cache import kv_cache_configurator
     except ImportError:  # before 0.5.18 nothing was refused
@@ -120,10 +122,12 @@ def _meter_all(backends: dict[str, Any], folder: Path) -> None:
 
     def metered(name: str, create: Any) -> Any:
         def build(runner: Any) -> Any:
+            from assay.harness.engines.sglang.layer_numbers import number_layers
             from assay.harness.engines.sglang.meter import meter, watch
 
             backend = create(runner)
             if not getattr(runner, "is_draft_worker", False):
+                number_layers(runner.model)
                 watch(runner, name, backend, folder)
             return meter(backend, name, folder, str(runner.device))
 

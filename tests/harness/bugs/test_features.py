@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 import torch
 
 from assay.harness.attention.call import FEATURES, AttentionCall, Kernel, Mask
 from assay.harness.attention.kernels import declares
-from assay.harness.attention.matrix_features import as_tree
+from assay.harness.attention.matrix_features import ASKED, as_tree
 from assay.harness.attention.sample_calls import call_of
+from assay.harness.bugs import merges
 from assay.harness.bugs.bug import Bug, links
+from assay.harness.bugs.catalogue import public_reports
 from assay.harness.bugs.faults import fault, rounded_oracle
 from assay.harness.bugs.features import BUGS
 from assay.harness.localize.diagnose import diagnose
@@ -26,7 +29,10 @@ def declaring(kernel: Kernel) -> Kernel:
 
 
 def stored(call: AttentionCall, scales: tuple[torch.Tensor, torch.Tensor]) -> AttentionCall:
-    k, v = (tensor.to(torch.float8_e4m3fn) for tensor in (call.k, call.v))
+    k, v = (
+        (tensor / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
+        for tensor, scale in zip((call.k, call.v), scales, strict=True)
+    )
     return replace(
         call, k=k.float() * scales[0], v=v.float() * scales[1], stored_k=k, stored_v=v, k_scale=scales[0], v_scale=scales[1]
     )  # fmt: skip
@@ -76,8 +82,12 @@ def asking(kind: str, call: AttentionCall) -> list[AttentionCall]:
             return [*(stored(call, scales) for scales in each), given, stored(given, each[0])]
         case _:
             wide = call_of(list(zip(call.lens_q, call.prefixes, strict=True)), (4, 1), 576, torch.float32, "cpu")
-            wide = replace(wide, v=wide.k[..., :512])
-            return [wide.with_spec(phase=call.phase, layout="v in k", scale=192**-0.5)]
+            wide = replace(wide, v=wide.k[..., :512]).with_spec(phase=call.phase, layout="v in k", scale=192**-0.5)
+            lens = list(zip(call.lens_q, call.prefixes, strict=True))
+            plain = call_of(lens, (4, 4), 192, torch.float32, "cpu").with_spec(phase=call.phase)
+            plain = replace(plain, v=plain.v[..., :128].contiguous())
+            forms = [ask for form in ("split_rope", "rope", "latent") for ask in ASKED[form].values()]
+            return [wide, *(ask(plain) for ask in forms)]
 
 
 def calls(kind: str) -> list[AttentionCall]:
@@ -97,6 +107,36 @@ def test_a_bug_of_a_feature_is_caught_and_named(bug: Bug) -> None:
 @pytest.mark.parametrize("kind", sorted({bug.kind for bug in BUGS}))
 def test_a_right_kernel_has_none_of_them(kind: str) -> None:
     assert diagnose(run_and_repeat(declaring(rounded_oracle), calls(kind))) == []
+
+
+def in_parts(head_dim_v: int) -> list[AttentionCall]:
+    """Calls whose keys are attended to in parts, alone and in batches of equal sequences."""
+    lens = [[(3, 70), (3, 66)], [(1, 90), (1, 130), (1, 70)], [(5, 200)], [(20, 80), (20, 3)], [(1, 300)]]
+    made = []
+    for n, one in enumerate(lens):
+        wide = call_of(one, HEADS, 192 if head_dim_v == 128 else 64, torch.float32, "cpu", seed=n)
+        phase: Literal["extend", "decode"] = "decode" if max(wide.lens_q) == 1 else "extend"
+        made.append(replace(wide, v=wide.v[..., :head_dim_v].contiguous()).with_spec(phase=phase))
+    return made
+
+
+@pytest.mark.parametrize("bug", merges.BUGS, ids=lambda bug: bug.id)
+def test_a_bug_of_rows_and_strides_is_caught_and_named(bug: Bug) -> None:
+    some = in_parts(128 if bug.id == "values-at-key-stride" else 64)
+    findings = diagnose(run_and_repeat(declaring(fault(bug.id)), some))
+    assert [finding.id for finding in findings] == [bug.id]
+    assert diagnose(run_and_repeat(declaring(rounded_oracle), some)) == []
+
+
+def test_values_that_were_stored_at_the_scale_1_and_clipped_are_named() -> None:
+    """vLLM's pull request 54705: a cache in FP8 at unity scale."""
+    clipped = [
+        stored(replace(call, v=300 * call.v), (torch.ones(1, 1, 1), torch.full((1, 1, 1), 4.0)))
+        for call in in_parts(64)
+    ]
+    [finding] = diagnose(run_and_repeat(declaring(fault("values-saturate-fp8-e4m3")), clipped))
+    assert finding.id == "values-saturate-fp8-e4m3"
+    assert "https://github.com/vllm-project/vllm/pull/54705" in public_reports(finding.id)
 
 
 def test_none_of_them_shows_on_plain_calls() -> None:

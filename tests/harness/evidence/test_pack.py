@@ -269,19 +269,21 @@ def asking(call: AttentionCall) -> AttentionCall:
     dequantised = {name: stored[f"stored_{name}"] * 0.125 for name in ("k", "v")}
     spec = {
         "sinks": (0.5, -1.0, 2.0, 0.0), "alibi": (0.5, 0.25, 0.125, 1.0), "temperature": 4, "softcap": 2.0, "padded_rows": 2,
-        "mask": Mask(window=9),
+        "mask": Mask(window=9), "rope_dims": 4, "rope": "pairs",
     }  # fmt: skip
     stored_q, scale_q = q.to(torch.float8_e4m3fn), torch.linspace(0.5, 2.0, len(q))[:, None, None]
     modifiers = {
         "stored_q": stored_q, "q_scale": scale_q, "score_factor": torch.linspace(0.5, 2.0, 4 * len(q)).view(-1, 4),
         "score_bias": torch.linspace(-1.0, 1.0, 12).view(1, 4, 3),
+        "unrotated_q": q[..., -4:], "unrotated_k": call.k[:, :1, -4:], "cos_sin": torch.linspace(0.0, 1.0, 400).view(100, 4),
+        "latent": torch.randn(len(call.k), 1, 12), "latent_to_k": torch.randn(4, 4, 8), "latent_to_v": torch.randn(4, 8, 8),
     }  # fmt: skip
     q = stored_q.float() * scale_q
     tensors = stored | scales | dequantised | modifiers
     return replace(call, q=q, custom_mask=tree, positions=positions, **tensors).with_spec(**spec)
 
 
-@pytest.mark.parametrize("budget", [BUDGET, 2**17, 2**16])
+@pytest.mark.parametrize("budget", [BUDGET, 3 * 2**16, 2**17])
 def test_what_a_call_asks_for_is_kept_also_of_a_part_of_it(tmp_path: Path, budget: int) -> None:
     writer = PackWriter(tmp_path / "pack", SOURCE, budget)
     lens = [(3, 4), (5, 20), (2, 9)]
@@ -299,6 +301,10 @@ def test_what_a_call_asks_for_is_kept_also_of_a_part_of_it(tmp_path: Path, budge
     assert torch.equal(one.call.stored_k * one.call.k_scale, one.call.k)  # type: ignore[operator]
     assert torch.equal(one.call.stored_v * one.call.v_scale, one.call.v)  # type: ignore[operator]
     assert torch.equal(one.call.stored_q.float() * one.call.q_scale, one.call.q)  # type: ignore[union-attr, operator]
+    assert torch.equal(one.call.latent_to_k, call.latent_to_k[heads])  # type: ignore[arg-type, index]
+    assert torch.equal(one.call.unrotated_q, call.unrotated_q[sequences, heads])  # type: ignore[arg-type, index]
+    keys = slice(0, len(call.k)) if sequences.start == 0 else slice(7, 32)
+    assert torch.equal(one.call.latent, call.latent[keys])  # type: ignore[arg-type, index]
     if budget == BUDGET:
         assert one.call.spec == replace(call.spec, padded_rows=0)
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
@@ -52,6 +53,8 @@ def without(feature: str, call: AttentionCall) -> Tensor:
         if call.stored_k is None:
             return rounded_oracle(call)
         return rounded_oracle(replace(call, k=call.stored_k.to(call.q.dtype), v=call.stored_v.to(call.q.dtype)))  # type: ignore[union-attr]
+    if feature in ("split_rope", "rope", "latent"):
+        return rounded_oracle(FORMS_IGNORED[feature](call) if feature in call.features else call)
     if feature == "stored_q":
         return rounded_oracle(call if call.stored_q is None else replace(call, q=call.stored_q.to(call.q.dtype)))
     if feature in ("custom_mask", "positions", "score_factor", "score_bias"):
@@ -61,6 +64,68 @@ def without(feature: str, call: AttentionCall) -> Tensor:
         ends[-1] = len(call.q)
         return rounded_oracle(replace(call.with_spec(padded_rows=0), cu_seqlens_q=ends))
     return rounded_oracle(call.with_spec(**plain[feature]))
+
+
+def from_what_is_given(call: AttentionCall) -> Tensor:
+    """Compute latent attention from the parts that a call gives apart, as kernels do: RoPE and projections inside."""
+    rope = call.spec.rope_dims
+    q_nope, q_rope = call.q[..., :-rope].float(), call.q[..., -rope:].float()
+    k_nope, k_rope, v = call.k[..., :-rope].float(), call.k[:, :1, -rope:].float(), call.v.float()
+    if call.unrotated_q is not None and call.unrotated_k is not None and call.cos_sin is not None:
+        places = [(torch.arange(n) + p) for n, p in zip(call.lens_q, call.prefixes, strict=True)]
+        keys = torch.cat([torch.arange(n) for n in call.lens_k])
+        q_rope, k_rope = (
+            turned(x.float(), call.cos_sin[at], call.spec.rope)
+            for x, at in ((call.unrotated_q, torch.cat(places)), (call.unrotated_k, keys))
+        )
+    if call.latent is not None and call.latent_to_k is not None and call.latent_to_v is not None:  # absorbed
+        q_nope = torch.einsum("thd,hdl->thl", q_nope, call.latent_to_k.float())
+        k_nope, k_rope = call.latent[..., :-rope].float(), call.latent[..., -rope:].float()
+        v = k_nope
+    heads = max(k_nope.shape[1], 1)
+    k = torch.cat([k_nope, k_rope.expand(-1, heads, -1)], -1)
+    wide = replace(call, q=torch.cat([q_nope, q_rope], -1), k=k, v=v, latent=None).with_spec(layout="packed")
+    out = oracle(wide)
+    if call.latent is not None and call.latent_to_v is not None:
+        out = torch.einsum("thl,hld->thd", out, call.latent_to_v.double())
+    return out.to(call.q.dtype)
+
+
+def turned(x: Tensor, cos_sin: Tensor, how: str) -> Tensor:
+    """Rotate dims as complex numbers."""
+    dims = x.shape[-1]
+    angle = torch.complex(*cos_sin.chunk(2, -1))[:, None]
+    pairs = x.unflatten(-1, (2, dims // 2)).transpose(-1, -2) if how == "halves" else x.unflatten(-1, (dims // 2, 2))
+    both = torch.view_as_real(torch.view_as_complex(pairs.contiguous()) * angle)
+    return (both.transpose(-1, -2) if how == "halves" else both).flatten(-2)
+
+
+FORMS_IGNORED: dict[str, Callable[[AttentionCall], AttentionCall]] = {
+    "split_rope": lambda call: replace(call, q=torch.cat([call.q[..., :128], 0 * call.q[..., 128:]], -1)),
+    "rope": lambda call: replace(call, q=torch.cat([call.q[..., :128], call.unrotated_q], -1)),  # type: ignore[list-item]
+    "latent": lambda call: replace(call, v=call.latent[..., :128].expand(call.v.shape)),  # type: ignore[index]
+}
+
+
+@pytest.mark.parametrize("form", FORMS_IGNORED)
+def test_latent_attention_is_computed_from_what_is_given_apart(form: str) -> None:
+    right = declares(features=(form,), head_dims=(192,), head_dims_v=(128,))(lambda call: from_what_is_given(call))
+    some = [case for case in cases(declared=declaration(right)) if case.condition["asked for"] != "nothing"]
+    assert {case.condition["head_dim_v"] for case in some} == {"128"}
+    assert check(right, cases=some, calls=0).findings == ()
+    if form != "split_rope":
+        assert {case.make().spec.rope for case in some} == ({"halves", "pairs"} if form == "rope" else {""})
+
+
+def test_absorbed_latent_attention_may_have_its_rope_apart() -> None:
+    right = declares(features=("mla", "split_rope", "rope"), head_dims=(576,), head_dims_v=(512,))(
+        lambda call: from_what_is_given(call) if call.spec.rope_dims else rounded_oracle(call)
+    )
+    some = [
+        case for case in cases(declared=declaration(right), head_dims=(576,)) if "RoPE" in case.condition["asked for"]
+    ]
+    assert {case.condition["heads"].split()[0] for case in some} == {"MQA"}
+    assert check(right, cases=some, calls=0).findings == ()
 
 
 def test_a_kernel_that_computes_what_it_declares_passes_and_the_check_says_what_was_asked_for() -> None:
@@ -73,7 +138,7 @@ def test_a_kernel_that_computes_what_it_declares_passes_and_the_check_says_what_
         "window 64 and softcap 30 and temperature 64 and sinks near 0 and ALiBi to 2^-8 and 7 padded rows and "
     )
     last = "1000 keys evicted and K and V in e4m3 per tensor and Q in e4m3 per tensor and factors by position and "
-    last += "a bias to 40 tokens, of each query"
+    last += "a bias of each query to 40 tokens"
     assert f"{all_of_them}random tree and {last}" in asked
     assert f"{all_of_them}{last}" in asked  # in decode
 
@@ -131,8 +196,10 @@ def test_a_kernel_that_declares_nothing_is_asked_for_nothing_and_costs_what_it_c
 
 
 def test_a_feature_that_does_not_exist_is_not_declared() -> None:
-    with pytest.raises(ValueError, match=r"declares the features \['rope'\]; expected some of window, softcap"):
-        declares(features=("rope",))
+    with pytest.raises(
+        ValueError, match=r"declares the features \['relative bias'\]; expected some of window, softcap"
+    ):
+        declares(features=("relative bias",))
 
 
 def test_an_engines_backend_is_checked_on_plain_attention_though_it_takes_whatever_a_layer_asks_for(

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, KernelRefused, Mask
-from assay.harness.attention.kernels import declares
+from assay.harness.attention.kernels import Declaration, declares
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.bugs.faults import rounded_oracle
+from assay.harness.engines.vllm import native_kernel as vllm
 from assay.harness.evidence.honours import BackendResult, Honours
 from assay.harness.offline import honours
 from assay.harness.offline.check import assert_correct
@@ -186,6 +187,7 @@ def test_sglangs_own_backends_on_a_cpu() -> None:
     assert (cell.phase, cell.says) == ("decode", "one key fewer")
     assert [backend.state("tree of drafts") for backend in (native, triton)] == ["crashes", "honours"]
     assert [backend.state("cross attention") for backend in (native, triton)] == ["honours", "refuses"]
+    assert [backend.state("mla") for backend in (native, triton)] == ["honours", "honours"]
 
 
 @pytest.mark.parametrize(
@@ -196,3 +198,32 @@ def test_a_call_with_a_feature_is_judged_by_bounds_of_its_own(asked: dict[str, A
     assert_correct(declares(features=FEATURES)(lambda call: rounded_oracle(call)), call)
     with pytest.raises(AssertionError):
         assert_correct(declares(features=FEATURES)(lambda call: plain(call)), call)
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "says"),
+    [
+        ({"temperature": 8}, NotImplementedError, "vLLM's CPU_ATTN has no temperature"),
+        ({"softcap": 8.0, "temperature": 8}, NotImplementedError, "no temperature"),
+    ],
+)
+def test_what_a_backend_of_vllm_does_not_have_is_refused_and_not_left_out(
+    asked: dict[str, Any], error: type[Exception], says: str
+) -> None:
+    """Its operator has no parameter for it, so that the call would be computed without."""
+    backend = vllm.NativeKernel("CPU_ATTN", 32, Declaration(features=("softcap",)))
+    call = call_of([(2, 1)], (4, 2), 64, torch.float32, "cpu").with_spec(**asked)
+    with pytest.raises(error, match=says):
+        honours._output(backend, call, honours.LayerRequest())
+    with pytest.raises(KernelRefused, match="needs AVX-512"):
+        honours._output(backend, call, honours.LayerRequest(torch.float8_e4m3fn, (1.0, 1.0)))
+
+
+@pytest.mark.parametrize(("backend", "only"), [("flashmla", True), ("vllm:CPU_MLA", True), ("triton", False)])
+def test_a_backend_of_latents_alone_is_asked_for_nothing_else(
+    backend: str, only: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(honours, "_made", lambda name: Computes(rounded_oracle))
+    asked = {cell.attribute for cell in of_backend(backend).measured}
+    assert (asked == {"mla"}) == only
+    assert of_backend(backend).state("mla") == "honours"

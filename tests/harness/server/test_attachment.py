@@ -495,3 +495,26 @@ def test_what_the_contract_cannot_express_stays_right_and_is_counted(
     assert seeded is not None
     assert (seeded.changed, seeded.refused) == (0, LAYERS)
     assert "chunked local attention" in seeded.why
+
+
+def test_a_call_that_returns_parts_to_be_merged_is_said_and_not_substituted(
+    stand_in: ModuleType, tmp_path: Path
+) -> None:
+    """As of a chunked prefix cache, whose outputs come with their log-sum-exps."""
+    server = stand_in.Server()
+    whole = server.backend.forward_extend
+    server.backend.forward_extend = lambda *args, **kwargs: (whole(*args, **kwargs), "lse")
+    candidate = KernelCandidate("other", right)
+    shadow = Shadow(tmp_path, candidate, None)
+    stand_in.attach(server, tmp_path, candidate, shadow)
+    set_control(tmp_path, Control(shadow=True))
+    assert [lse for _, lse in server.step("extend", [(4, 0)])] == ["lse"] * LAYERS
+    shadow.write()
+    failed = read_shadow_errors(tmp_path).failed_calls
+    assert [(calls.layer, calls.phase, calls.calls) for calls in failed] == [
+        (layer, "extend", 1) for layer in range(LAYERS)
+    ]
+    assert failed[0].text == "KernelRefused: a call returned parts that are merged later, which are not observed"
+    set_control(tmp_path, Control(substitute=(1,)))
+    with pytest.raises(KernelRefused, match="parts that are merged later"):
+        server.step("extend", [(4, 0)])
