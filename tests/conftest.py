@@ -183,8 +183,9 @@ def thin_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _kernels_are_looked_up_once() -> Iterator[None]:
-    """Hundreds of tests make a run: each would read which kernels are installed, and parse the source of the same ones."""
+def _runs_are_planned_cheaply() -> Iterator[None]:
+    """Hundreds of tests make a run: each would draw the same questions, and look up and parse the same kernels."""
+    from assay.evals import synthetic
     from assay.harness.attention import published, source
 
     imported = source._imported
@@ -197,6 +198,7 @@ def _kernels_are_looked_up_once() -> Iterator[None]:
         return of_text(module, file, file.read_bytes()) if file.is_file() else ()
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(synthetic, "question", cache(synthetic.question))
         patch.setattr(published, "entry_points", cache(published.entry_points))
         patch.setattr(source, "_imported", of_file)
         yield

@@ -8,6 +8,8 @@ encodings of streams, Ctrl-C while modules load) must be tested with a new Pytho
 
 from __future__ import annotations
 
+import atexit
+import gc
 import importlib
 import json
 import os
@@ -16,6 +18,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -155,11 +158,31 @@ def _run(kind: str, *rest: str) -> None:
         runpy.run_path(kind, run_name="__main__")
 
 
+def _end(code: int) -> None:
+    """End a fork as Python does, but for taking apart all that was imported, which would copy its memory."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+    except (AttributeError, OSError, ValueError):
+        sys.exit(code)  # Python says what it could not write
+    os._exit(code & 0xFF)
+
+
 def main() -> None:
     """Import, serve, and run a program in each fork."""
     for module in MODULES:
         importlib.import_module(module)
-    _run(*_serve(socket.socket(fileno=int(sys.argv[1]))))
+    gc.collect()
+    gc.freeze()  # else the first collection in each fork copies the memory of all that was imported
+    try:
+        _run(*_serve(socket.socket(fileno=int(sys.argv[1]))))
+    except SystemExit as ended:
+        if not isinstance(ended.code, int | None):
+            raise
+        _end(ended.code or 0)
+    _end(0)
 
 
 if __name__ == "__main__":
