@@ -99,8 +99,8 @@ def _check(name: str, flags: list[str]) -> tuple[dict[str, object], int, str]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     command = [sys.executable, "-c", _PROGRAM, "check", name, "--json", *flags]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_S, check=False)
-    begin = done.stdout.find("{\n")
-    document = json.loads(done.stdout[begin:]) if begin >= 0 else {}
+    begin = done.stdout.rfind("\n{\n") + 1 if not done.stdout.startswith("{\n") else 0
+    document = json.loads(done.stdout[begin:]) if done.stdout.startswith("{\n", begin) else {}
     return document, done.returncode, " ".join(done.stderr.split())[-300:]
 
 

@@ -140,13 +140,14 @@ class Blocked:
         takes_q = self.q is not same and call.stored_q is None
         store_k = self.k if call.stored_k is None or takes_q else same
         store_v = self.v if call.stored_k is None or self.p is not None else same
-        whole_scores = bool(self.smooth and (call.spec.softcap or call.spec.sinks))
+        smooth = self.smooth if call.stored_q is None else ""  # a product of what is stored takes it as it is
+        whole_scores = bool(smooth and (call.spec.softcap or call.spec.sinks))
         outs, lses, masks = [], [], call.custom_masks
         for number, ((rows_q, rows_k), (first, first_key)) in enumerate(zip(sequences(call), call.places, strict=True)):
             q, k, v = (t.float().transpose(0, 1) for t in (call.q[rows_q], all_k[rows_k], all_v[rows_k]))
             taken = torch.zeros_like(k[:, :1])
-            if self.smooth:
-                taken = mean if self.smooth == "batch" else k.mean(1, keepdim=True)
+            if smooth:
+                taken = mean if smooth == "batch" else k.mean(1, keepdim=True)
                 k = (k - taken).to(call.k.dtype).float()
             given = q
             store_q = self.q if call.stored_q is None else same

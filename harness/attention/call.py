@@ -163,7 +163,7 @@ class CallSpec:
             added to scaled scores, after cap and temperature; empty for none.
         rope_dims: the last dims of q and k that carry the position, where a kernel takes them apart from the others, as kernels of
             latent attention do: ``q[..., :-rope_dims]`` and ``q[..., -rope_dims:]``. Those of k are the same in each head. 0 where
-            they are not told apart.
+            they are not distinguished.
         rope: who applies RoPE to these: empty for the engine, so that q and k have it; else the kernel, to `unrotated_q` and
             `unrotated_k`, which it rotates in "halves" (dim i with dim i + rope_dims / 2, as NeoX) or in "pairs" (dim 2 i with dim
             2 i + 1, as GPT-J and DeepSeek).

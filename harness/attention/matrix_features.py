@@ -260,7 +260,7 @@ ASKED: dict[str, dict[str, Callable[[AttentionCall], AttentionCall]]] = {
     },
     "score_factor": {"factors by position": partial(_factors, True), "factors by head": partial(_factors, False)},
     "score_bias": {
-        "a bias to 40 tokens, of each query": partial(_biases, 40, True),
+        "a bias of each query to 40 tokens": partial(_biases, 40, True),
         "a bias to 300 tokens": partial(_biases, 300, False),
         "a bias to 1 token": partial(_biases, 1, False),
     },

@@ -111,7 +111,8 @@ class SequenceGroup:
         rows = some if numbers.shape[1] > 1 else torch.zeros_like(some)
         sequences = torch.arange(len(rows), device=rows.device)[:, None] if len(numbers) > 1 else 0
         chosen = numbers[sequences, rows]
-        by_row = chosen.view(*chosen.shape[:2], -1, self.q.shape[1], *chosen.shape[3:])
+        group = self.q.shape[1]
+        by_row = chosen.view(*chosen.shape[:2], chosen.shape[2] // group, group, *chosen.shape[3:])
         return by_row.movedim(1, 3).flatten(2, 3).flatten(0, 1)
 
     def _by_head(self, by_row: Tensor) -> Tensor:
@@ -279,9 +280,7 @@ def _by_sequence(numbers: Tensor | None, starts: NDArray[np.int64], lens: NDArra
     """Pad numbers of each query, as `_padded` does; those that all queries share are [1, 1, ...]."""
     if numbers is None or len(numbers) == 1:
         return None if numbers is None else numbers[None]
-    return _padded(numbers.flatten(2) if numbers.dim() > 2 else numbers[..., None], starts, lens).view(
-        len(starts), -1, *numbers.shape[1:]
-    )
+    return _padded(numbers, starts, lens) if numbers.dim() > 2 else _padded(numbers[..., None], starts, lens)[..., 0]
 
 
 def _padded(packed: Tensor, starts: NDArray[np.int64], lens: NDArray[np.int64]) -> Tensor:

@@ -79,11 +79,11 @@ def _untested(errors: ShadowErrors) -> Iterator[str]:
 
 
 def _known_differences(errors: ShadowErrors) -> Iterator[str]:
-    found = {
+    differences = {
         "the reference's window is off by one key there": errors.off_by_a_key,
         "one of both reads new K and V before they are stored in fewer bits there, and the other one after that": errors.as_given,
     }
-    for (why, places), phase in product(found.items(), PHASES):
+    for (why, places), phase in product(differences.items(), PHASES):
         layers = sorted(layer for layer, where in places if where == phase)
         if layers:
             yield (

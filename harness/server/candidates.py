@@ -20,7 +20,7 @@ class Candidate(Protocol):
 
     @property
     def reads_given(self) -> bool:
-        """Whether it has K and V of new tokens as the layer gave them, where a cache stores fewer bits. May raise anything."""
+        """True if it has K and V of new tokens as the layer gave them, where a cache stores fewer bits. May raise anything."""
 
     @property
     def noise(self) -> str:

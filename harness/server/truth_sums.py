@@ -171,7 +171,7 @@ def check_stored(call: AttentionCall, k: Tensor, v: Tensor) -> None:
     rows = _new_rows(call)
     for name, given in (("k", k), ("v", v)):
         stored, scale = call.tensors[f"stored_{name}"], call.tensors[f"{name}_scale"]
-        form = next(one for one in FORMATS.values() if one.largest == torch.finfo(stored.dtype).max)
+        form = next(form for form in FORMATS.values() if form.largest == torch.finfo(stored.dtype).max)
         assert form.mantissa is not None
         asked = given.reshape(-1, *stored.shape[1:]).float() / scale
         off = (_rows_of(stored, rows).float() - asked.clamp(-form.largest, form.largest)).abs()
@@ -231,7 +231,7 @@ def _as_asked(
         The outputs, and whether there were any of such a window, and of such K and V.
     """
     moved, errors = output, (output - right).abs().sum((1, 2)) / _NEARER
-    read = [(one, mask) for one in (call, *unstored) for mask in (call.spec.mask, *windows)]
+    read = [(asked, mask) for asked in (call, *unstored) for mask in (call.spec.mask, *windows)]
     off, as_given = (torch.zeros_like(errors, dtype=torch.bool) for _ in range(2))
     for other, mask in read[1:]:
         truth = oracle(other.with_spec(mask=mask), rows).nan_to_num()

@@ -81,14 +81,14 @@ def spec_of(layer: Any, arguments: Mapping[str, Any], phase: Literal["extend", "
 
 def scales_of(layer: Any) -> tuple[float, float]:
     """Return what a layer's stored K and V are multiplied by; 1 where its checkpoint has no scales."""
-    found = []
+    scales = []
     for name in ("k_scale", "v_scale"):
         number = getattr(layer, f"{name}_float", None)
         scale = (
             getattr(layer, name, None) if number is None else number
         )  # a number of --quantization-param-path, or none
-        found.append(1.0 if scale is None else float(scale))
-    return found[0], found[1]
+        scales.append(1.0 if scale is None else float(scale))
+    return scales[0], scales[1]
 
 
 def _reads_v_in_k(layer: Any) -> bool:

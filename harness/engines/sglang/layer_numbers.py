@@ -17,9 +17,9 @@ _NUMBER = "assay_layer"
 def number_layers(model: Any) -> None:
     """Note in each attention module of a model the number in its path; one without such a path keeps its ``layer_id``."""
     for path, module in model.named_modules():
-        found = _PATH.findall(path)
-        if hasattr(module, "layer_id") and hasattr(module, "tp_q_head_num") and found:
-            setattr(module, _NUMBER, int(found[-1]))
+        numbers = _PATH.findall(path)
+        if hasattr(module, "layer_id") and hasattr(module, "tp_q_head_num") and numbers:
+            setattr(module, _NUMBER, int(numbers[-1]))
 
 
 def layer_number(attention: Any) -> int:

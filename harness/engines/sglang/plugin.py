@@ -54,7 +54,7 @@ def _interpret() -> None:
     from assay.harness.attention.interpreter import interpret_without_gpu
 
     interpret_without_gpu()
-    if not any("fp8_e4m3" in one for one in sys.argv):
+    if not any("fp8_e4m3" in word for word in sys.argv):
         return
     try:
         from sglang.srt.mem_cache import kv_cache_configurator

@@ -176,6 +176,14 @@ def test_queries_of_cross_attention_see_all_keys_however_few(few: int, monkeypat
     assert more.features == ()  # as the contract always was
 
 
+@pytest.mark.parametrize("few", [0, 4], ids=["in groups", "one by one"])
+@pytest.mark.parametrize("tables", [1, 11])
+def test_a_bias_of_no_distance_adds_nothing(few: int, tables: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(oracle_module, "_FEW", few)
+    call = call_of([(1, 9), (7, 0), (3, 4)], (4, 2), 8, torch.float64, "cpu")
+    torch.testing.assert_close(oracle(replace(call, score_bias=torch.zeros(tables, 4, 0))), oracle(call))
+
+
 def test_the_mask_of_a_chain_is_the_causal_one() -> None:
     call = call_of([(1, 9), (7, 0), (3, 4)], (4, 2), 8, torch.float64, "cpu").with_spec(mask=Mask(window=5))
     chains = torch.cat([torch.ones(new, new, dtype=torch.bool).tril().flatten() for new in call.lens_q])

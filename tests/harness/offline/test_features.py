@@ -138,7 +138,7 @@ def test_a_kernel_that_computes_what_it_declares_passes_and_the_check_says_what_
         "window 64 and softcap 30 and temperature 64 and sinks near 0 and ALiBi to 2^-8 and 7 padded rows and "
     )
     last = "1000 keys evicted and K and V in e4m3 per tensor and Q in e4m3 per tensor and factors by position and "
-    last += "a bias to 40 tokens, of each query"
+    last += "a bias of each query to 40 tokens"
     assert f"{all_of_them}random tree and {last}" in asked
     assert f"{all_of_them}{last}" in asked  # in decode
 

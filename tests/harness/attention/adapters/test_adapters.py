@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial, wraps
 from importlib.util import find_spec
 from itertools import pairwise
@@ -19,7 +20,16 @@ from assay.harness.attention.adapters.adapter import Adapted, Parameters
 from assay.harness.attention.adapters.table import ADAPTERS
 from assay.harness.attention.call import FEATURES, AttentionCall, KernelRefused, Mask, PreparedKernel, tensor_of
 from assay.harness.attention.matrix import Case, cases
-from assay.harness.attention.matrix_features import _apart, _biases, _evicted, _factors, _padded, _stored, as_tree
+from assay.harness.attention.matrix_features import (
+    _apart,
+    _biases,
+    _evicted,
+    _factors,
+    _padded,
+    _stored,
+    _unrotated,
+    as_tree,
+)
 from assay.harness.attention.oracle import log_sum_exp, oracle
 from assay.harness.attention.published import adapter_and_path, module_of
 from assay.harness.attention.sample_calls import call_of
@@ -60,6 +70,9 @@ ASKED: dict[str, list[Callable[[AttentionCall], AttentionCall]]] = {
     "lse": [],
     "mla": [],
     "stored_kv": [partial(_stored, "kv", "e4m3", "tensor")],
+    "split_rope": [lambda call: call.with_spec(rope_dims=16)],
+    "rope": [partial(_unrotated, "halves")],
+    "latent": [lambda call: replace(call, latent=call.k[:, :1])],
     "stored_q": [partial(_stored, "q", "e4m3", "tensor")],
     "score_factor": [partial(_factors, True)],
     "score_bias": [partial(_biases, 12, True), partial(_biases, 50, False)],
