@@ -41,12 +41,15 @@ class Replays:
     """The attention calls of decode graphs, in buffers on the device that every replay fills.
 
     The graphs of all batch sizes share the buffers of a layer. SGLang captures the largest first.
+
+    Args:
+        compiled: whether some graphs are captured from compiled code, which fills no buffer.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, compiled: bool = False) -> None:
         self._buffers: dict[int, dict[str, Tensor]] = {}
         self._calls: dict[int, Observe] = {}
-        self._whole = True
+        self._whole = not compiled
 
     @property
     def readable(self) -> bool:

@@ -115,6 +115,13 @@ def test_a_larger_graph_after_a_smaller_one_cannot_be_read() -> None:
     assert not replays.readable
 
 
+def test_graphs_of_which_some_are_compiled_cannot_be_read() -> None:
+    replays = Replays(compiled=True)
+    replays.keep(0, {"q": torch.ones(4, 2)})
+    replays.observed_by(0, lambda batch, tensors: None)
+    assert not replays.readable
+
+
 def test_outputs_that_are_no_tensors_cannot_be_read() -> None:
     replays = readable()
     replays.keep(0, {"out": (torch.ones(4, 2), None)})
