@@ -58,7 +58,7 @@ def test_an_examination_of_these_calls_is_believed(evidence: RunFolder) -> None:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"candidate": "another"}, "it examined another, not assay.harness.attention.sdpa:torch_sdpa"),
+        ({"kernel": "another"}, "it examined another, not assay.harness.attention.sdpa:torch_sdpa"),
         ({"pack": "0" * 64}, "it examined the calls of another pack"),
         ({"examined": ("0" * 64,), "calls": 1}, "it left out recorded calls, for example those of layer 0, extend"),
     ],
