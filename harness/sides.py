@@ -20,7 +20,7 @@ ROLES: tuple[Role, Role] = ("reference", "candidate")
 
 @dataclass(frozen=True)
 class EngineProfile:
-    """What is known of an engine without starting it.
+    """The facts of an engine that are known without starting it.
 
     Attributes:
         title: its name.

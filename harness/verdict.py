@@ -228,7 +228,7 @@ class Finding(Part):
 
 
 class KernelOnCalls(Record):
-    """What is written of a kernel that was run on calls, whether they were made for it or recorded."""
+    """The record of a kernel that was run on calls, whether they were made for it or recorded."""
 
     kernel: str
     calls: int = Field(0, description="calls that it computed or broke")

@@ -14,7 +14,7 @@ WORST: tuple[State, ...] = ("ignores", "wrong", "crashes", "refuses", "not measu
 
 
 class Measured(Record):
-    """What a backend does with an attribute in a phase.
+    """The answer of a backend to an attribute in a phase.
 
     Attributes:
         attribute: name of the attribute.
@@ -35,7 +35,7 @@ class Measured(Record):
 
 
 class BackendResult(Record):
-    """What a backend does with each attribute.
+    """The answers of a backend to all attributes.
 
     Attributes:
         backend: SGLang's name of it.
@@ -53,7 +53,7 @@ class BackendResult(Record):
 
 
 class Honours(Record):
-    """What the backends of an installation do with what a layer asks for.
+    """The answers of an installation's backends to what a layer can ask for.
 
     Attributes:
         sglang: its version.

@@ -175,11 +175,11 @@ class Shadow:
         layer = call.layer
         try:
             packed = call.pack("the oracle")
-            given = call.given if packed.stored_k is not None else None  # layers may not read what is stored
+            stored = packed.stored_k is not None
+            given = call.given if stored else None  # layers may not read what is stored
             if given is not None:
                 check_stored(packed, *given)
             if (layer, call.phase) not in self._truth:
-                stored = packed.stored_k is not None
                 self._noise = self._candidate.noise or self._native_noise(stored and self._candidate.reads_given)
                 families = (self._noise, self._reference_noise(call.phase, stored))
                 self._truth[layer, call.phase] = TruthSums(reference.shape[1], *families)
@@ -189,9 +189,7 @@ class Shadow:
                 packed, got, reference, self._rows, self._numbers, seed, worst, call.forward_pass.prefix,
                 given, self._candidate.reads_given,
             )  # fmt: skip
-        except (
-            Exception
-        ) as error:  # out of memory, an unknown noise family: the layer lacks its comparison, and that is said
+        except Exception as error:  # such as out of memory: the layer lacks its comparison, and that is said
             self._untested.setdefault(layer, f"{type(error).__name__}: {error}"[:_MAX_TEXT])
 
     def _reference_noise(self, phase: Phase, stored: bool) -> str:

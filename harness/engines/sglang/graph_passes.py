@@ -92,7 +92,7 @@ class Replays:
 
 @dataclass(frozen=True, eq=False)
 class GraphObserver:
-    """What observes the passes of a process.
+    """An observer of the passes of a process.
 
     Attributes:
         control: returns what applies to the next pass.

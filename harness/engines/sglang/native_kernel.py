@@ -69,7 +69,7 @@ written to the pool first, as in a layer of a model."""
 
 @dataclass(frozen=True)
 class LayerRequest:
-    """What a layer asks of a backend beyond the contract.
+    """A request of a layer to a backend, beyond the contract.
 
     Attributes:
         stored: dtype of the KV pool; None for that of k and v.
