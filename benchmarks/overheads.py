@@ -196,7 +196,7 @@ def counting_alone(device: Device, layers: int, folder: Path) -> dict[str, list[
 
 def _kept(layers: int, rows: int) -> torch.cuda.CUDAGraph:
     """A graph of the copies alone that keep q, k, v and the output of each layer of an 8B shape, in bfloat16."""
-    replays, graph = Replays(), torch.cuda.CUDAGraph()
+    replays, graph = Replays(None), torch.cuda.CUDAGraph()
     heads = {"q": 32, "k": 8, "v": 8, "out": 32}
     tensors = {
         name: torch.zeros(rows, count * 128, dtype=torch.bfloat16, device="cuda") for name, count in heads.items()

@@ -85,7 +85,7 @@ class Server:
             req_to_token_pool=SimpleNamespace(req_to_token=table), token_to_kv_pool=Pool(), device="cpu"
         )
         self.backend = Backend(self.runner)
-        self.replays = Replays()
+        self.replays = Replays(SimpleNamespace())
         self.generator = torch.Generator().manual_seed(seed)
 
     def step(

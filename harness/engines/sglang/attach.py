@@ -78,7 +78,7 @@ def _attachment(
     faults = Faults(folder)
     shadow = Shadow(folder, built, new_writer, rank, ranks)
     reader = ControlReader(folder)
-    replays = Replays(compiled=bool(getattr(runner.server_args, "enable_torch_compile", False)))
+    replays = Replays(runner.server_args)
     observe_graphs(GraphObserver(lambda: reader.latest().control, replays))
     shadow.tally = EnvelopeTally(folder, _limits(runner))
     faulty = FaultyCandidate(built, faults) if built else None

@@ -43,13 +43,14 @@ class Replays:
     The graphs of all batch sizes share the buffers of a layer. SGLang captures the largest first.
 
     Args:
-        compiled: whether some graphs are captured from compiled code, which fills no buffer.
+        arguments: SGLang's resolved server arguments: with ``enable_torch_compile``, some graphs are captured from compiled code,
+            which fills no buffer.
     """
 
-    def __init__(self, compiled: bool = False) -> None:
+    def __init__(self, arguments: Any) -> None:
         self._buffers: dict[int, dict[str, Tensor]] = {}
         self._calls: dict[int, Observe] = {}
-        self._whole = not compiled
+        self._whole = not getattr(arguments, "enable_torch_compile", False)
 
     @property
     def readable(self) -> bool:

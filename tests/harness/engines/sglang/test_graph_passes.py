@@ -34,14 +34,14 @@ def no_observers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def observing(control: Control, replays: Replays | None = None) -> GraphObserver:
     """Observe under a control, from now on."""
-    observer = GraphObserver(lambda: control, replays or Replays())
+    observer = GraphObserver(lambda: control, replays or Replays(SimpleNamespace()))
     observe_graphs(observer)
     return observer
 
 
 def readable() -> Replays:
     """Replays of a graph of four rows, whose one layer was given ones."""
-    replays = Replays()
+    replays = Replays(SimpleNamespace())
     replays.keep(0, {"q": torch.ones(4, 2), "k": None})
     replays.observed_by(0, lambda batch, tensors: None)
     return replays
@@ -116,7 +116,7 @@ def test_a_larger_graph_after_a_smaller_one_cannot_be_read() -> None:
 
 
 def test_graphs_of_which_some_are_compiled_cannot_be_read() -> None:
-    replays = Replays(compiled=True)
+    replays = Replays(SimpleNamespace(enable_torch_compile=True))
     replays.keep(0, {"q": torch.ones(4, 2)})
     replays.observed_by(0, lambda batch, tensors: None)
     assert not replays.readable
@@ -261,7 +261,7 @@ def test_how_each_phase_is_captured_is_read_from_the_arguments(
 
 @pytest.mark.cuda
 def test_every_size_of_real_graphs_fills_the_buffers_when_it_is_replayed() -> None:
-    q, replays, graphs = torch.ones(8, 2, device="cuda"), Replays(), {}
+    q, replays, graphs = torch.ones(8, 2, device="cuda"), Replays(SimpleNamespace()), {}
     for rows in (8, 4):
         torch.cuda.synchronize()
         graphs[rows] = torch.cuda.CUDAGraph()
