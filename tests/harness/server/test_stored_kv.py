@@ -9,18 +9,21 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, Kernel
 from assay.harness.attention.kernels import declares
+from assay.harness.attention.sample_calls import call_of
 from assay.harness.backend import Backend
 from assay.harness.bugs.faults import rounded_oracle
 from assay.harness.conditions import PHASES
 from assay.harness.engines.sglang.kv_pool import scales_of, spec_of
 from assay.harness.evidence.pack import Source, read_pack
 from assay.harness.evidence.shadow_errors import read_shadow_errors
+from assay.harness.evidence.truth_errors import own_error
 from assay.harness.judge.own_error import _known_differences
 from assay.harness.judge.truth_bounds import compare_with_noise
 from assay.harness.offline.replay import diagnose_recorded
@@ -28,7 +31,7 @@ from assay.harness.server.candidates import KernelCandidate
 from assay.harness.server.control import Control, set_control
 from assay.harness.server.pack_writer import PackWriter
 from assay.harness.server.shadow import Shadow
-from assay.harness.server.truth_sums import with_given
+from assay.harness.server.truth_sums import TruthSums, with_given
 from assay.harness.verdict import serious
 
 STORED, K_SCALE, V_SCALE, LAYERS = torch.float8_e4m3fn, 0.05, 0.011, 3
@@ -130,6 +133,27 @@ def test_a_kernel_that_could_not_have_read_them_as_given_is_not_excused_for_it(
 
     serving(rounds_once_more)
     assert compare_with_noise(read_shadow_errors(tmp_path)).cells.flagged.any()
+
+
+@pytest.mark.parametrize("reads_given", [False, True])
+def test_outputs_of_k_and_v_as_given_are_right_only_of_what_has_these(reads_given: bool) -> None:
+    plain = call_of([(24, 0)], (4, 2), 64, torch.float16, "cpu")
+    stored = {name: (getattr(plain, name).float() / 0.25).to(STORED) for name in ("k", "v")}
+    scale = torch.full((1, 1, 1), 0.25)
+    kept = {name: (x.float() * 0.25).half() for name, x in stored.items()}
+    call = replace(
+        plain, **kept, stored_k=stored["k"], stored_v=stored["v"], k_scale=scale, v_scale=scale
+    )  # fmt: skip
+    sums, rows = TruthSums(4, "", ""), np.arange(24)
+    given = (plain.k, plain.v)
+    sums.add(
+        call, rounded_oracle(plain), rounded_oracle(call), rows, np.zeros(24, np.int64), 0,
+        given=given, reads_given=reads_given,
+    )  # fmt: skip
+    cells = sums.cells(0, 0)
+    errors, references = (own_error(output, cells.truth) for output in (cells.candidate, cells.reference))
+    assert sums.as_given == reads_given
+    assert bool((errors > 5 * references).all()) is not reads_given
 
 
 def test_what_is_stored_is_recorded_with_its_scales(serving: Serving, tmp_path: Path) -> None:
