@@ -80,7 +80,7 @@ HONEST = "honest-served"
 
 
 @dataclass(frozen=True)
-class Under:
+class _Under:
     """The record of what the servers did under one fault.
 
     Attributes:
@@ -162,7 +162,7 @@ class ServerLevel:
         self._running()
         return self._opened.report()
 
-    def under(self, fault: str) -> Under:
+    def under(self, fault: str) -> _Under:
         """Switch a fault on in both servers, and measure what every suite sees of it.
 
         Raises:
@@ -179,7 +179,7 @@ class ServerLevel:
             except BaseException:
                 self._stop()  # which also ends what the other thread waits for
                 raise
-        return Under(served, greedy, seeded, against)
+        return _Under(served, greedy, seeded, against)
 
     def _running(self) -> Mapping[Role, Engine]:
         if self._engines:
@@ -283,7 +283,7 @@ def effect_of(fault: SeededFault, calls: Sequence[AttentionCall], noise: str) ->
         return largest_effect(fault, widened(calls), noise)
 
 
-def _looks_at(level: ServerLevel, under: Under) -> tuple[Look, ...]:
+def _looks_at(level: ServerLevel, under: _Under) -> tuple[Look, ...]:
     """List what each suite saw, by the measure of the run's own check of its sensitivity."""
     spec, folder, answers = level.spec, level.folder, level.folder.answers()
     noise = list(folder.manifest().noise.values())
@@ -402,5 +402,5 @@ def _greedy_answer(item: Item, reply: Reply, nonce: str) -> Answer:
     )  # fmt: skip
 
 
-def _changed(under: Under) -> int:
+def _changed(under: _Under) -> int:
     return sum(calls.changed for calls in (under.served.served, under.shadowed) if calls is not None)
