@@ -30,7 +30,7 @@ from rich.table import Table
 
 from assay.evals.tiny_model import families
 from assay.harness.backend import Backend
-from assay.harness.collect.asked import unmet
+from assay.harness.collect.asked import unmet as unmet_asks
 
 WINDOWS, ALL = (0, 2), (0, 1, 2, 3)
 """Layers with a window in all families that have windows, and all layers."""
@@ -94,7 +94,7 @@ def read(path: Path) -> dict[str, Any]:
 @cache
 def no_reference(reference: str, model: Path) -> str:
     """Say why a backend can be no reference for a model, as it ignores what the layers ask for; empty if it can."""
-    found = unmet({"reference": Backend.parse(reference)}, {"reference": model})
+    found = unmet_asks({"reference": Backend.parse(reference)}, {"reference": model})
     return "; ".join(text for _, fatal, text in found if fatal)
 
 
@@ -121,10 +121,13 @@ def row(family: str, reference: str, candidate: str, device: str, folder: Path, 
     expected = (2, None, []) if refused else (1 if wrong else 0, 1 if wrong else 0, list(wrong))
     right = (code, replayed, found) == expected and (not restored or set(restored) <= set(wrong))
     named = next((one["title"] for one in report.get("findings", ()) if one["severity"] == "serious"), "")
+    unmet = "; ".join(
+        f"{one['id']}: {one['found']}" for one in report.get("checks", ()) if one["status"] in ("missing", "failed")
+    )
     failure = (report.get("failure") or {}).get("found", "")
     cells = [
         family, reference, candidate, str(code), metrics.get("worst-own-error", "-"), ", ".join(map(str, found)) or "none",
-        refused or named or failure or ("nothing" if report else "no report"), "-" if replayed is None else str(replayed),
+        refused or named or failure or unmet or ("nothing" if report else "no report"), "-" if replayed is None else str(replayed),
         "-" if restored is None else ", ".join(map(str, restored)), f"{time.monotonic() - start:.0f}", "yes" if right else "NO",
     ]  # fmt: skip
     return cells, right

@@ -248,7 +248,11 @@ def _batch(prompts: _Prompts, size: int, output: int) -> Wave:
 
 
 def _packed(requests: Sequence[Request], at_once: int) -> Iterator[Wave]:
-    """Yield waves of at most `at_once` new tokens, in whole blocks, the longest first; a longer prompt is alone in its wave."""
+    """Yield waves of at most `at_once` new tokens, in whole blocks; a longer prompt is alone in its wave.
+
+    Those with the longest cached prefix come first: a small KV pool evicts what was used least recently, first the end of the long
+    prompt.
+    """
     waves: list[tuple[list[Request], int]] = []
     for request in sorted(requests, key=lambda request: request.cached - len(request.ids)):
         size = -(-(len(request.ids) - request.cached) // BORDER) * BORDER
@@ -258,4 +262,4 @@ def _packed(requests: Sequence[Request], at_once: int) -> Iterator[Wave]:
         else:
             waves[place][0].append(request)
             waves[place] = (waves[place][0], waves[place][1] + size)
-    yield from (tuple(wave) for wave, _ in waves)
+    yield from sorted((tuple(wave) for wave, _ in waves), key=lambda wave: -max(request.cached for request in wave))

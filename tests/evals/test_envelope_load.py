@@ -28,10 +28,10 @@ def load_of(reach: Reach) -> Load:
 
 
 class PrefixCache:
-    """The prompts of the waves before."""
+    """The prompts of the waves before, in a pool of so many tokens: those used least recently are evicted, the ends first."""
 
-    def __init__(self, reach: Reach) -> None:
-        self.reach, self.known = reach, set[int]()
+    def __init__(self, reach: Reach, pool: int) -> None:
+        self.reach, self.pool, self.known = reach, pool, dict[int, None]()
 
     def found(self, ids: tuple[int, ...]) -> int:
         """Tokens of a prompt that are cached: whole pages, and never its last one."""
@@ -39,7 +39,12 @@ class PrefixCache:
         return most // self.reach.page * self.reach.page
 
     def keep(self, wave: Wave) -> None:
-        self.known.update(one for request in wave for one in _hashes(request.ids))
+        for ids in (request.ids for request in wave):
+            for one in reversed(_hashes(ids)):
+                self.known.pop(one, None)
+                self.known[one] = None
+        for one in list(self.known)[: -self.pool]:
+            del self.known[one]
 
 
 def _hashes(ids: tuple[int, ...]) -> list[int]:
@@ -48,9 +53,9 @@ def _hashes(ids: tuple[int, ...]) -> list[int]:
 
 
 @cache
-def served(reach: Reach) -> tuple[Calls, Calls]:
+def served(reach: Reach, pool: int = 10**6) -> tuple[Calls, Calls]:
     """The sequences of the calls that an engine makes of a load: of extend, and of decode."""
-    known, extend, decode = PrefixCache(reach), [], []
+    known, extend, decode = PrefixCache(reach, pool), [], []
     for wave in load_of(reach).waves:
         for one, prefix in zip(wave, [known.found(one.ids) for one in wave], strict=True):
             while prefix < len(one.ids):
@@ -83,8 +88,16 @@ def test_no_length_of_the_envelope_is_left_out(reach: Reach) -> None:
 
 @pytest.mark.parametrize("reach", REACHES, ids=str)
 def test_prompts_find_in_the_cache_what_they_are_meant_to(reach: Reach) -> None:
-    known = PrefixCache(reach)
+    known = PrefixCache(reach, 10**6)
     for wave in load_of(reach).waves:
+        assert [known.found(one.ids) for one in wave] == [one.cached // reach.page * reach.page for one in wave]
+        known.keep(wave)
+
+
+@pytest.mark.parametrize("reach", REACHES, ids=str)
+def test_a_pool_of_a_few_prompts_evicts_no_prefix_before_it_is_used(reach: Reach) -> None:
+    load, known = load_of(reach), PrefixCache(reach, 4 * reach.long)
+    for wave in (load.long, *load.extend):
         assert [known.found(one.ids) for one in wave] == [one.cached // reach.page * reach.page for one in wave]
         known.keep(wave)
 

@@ -137,8 +137,7 @@ def observe(backend: Any, name: str, attachment: Attachment, pages: Pages, repla
                 # Compiled code is captured in CUDA graphs without what is seen of calls here.
                 return forward(q, k, v, layer, forward_batch, *args, **kwargs)
             if q.dim() == 4:  # Gemma 3 gives [1, tokens, heads, head_dim]
-                flat = q.flatten(0, 1).flatten(1), k.flatten(0, 1), v
-                used = call(*flat, layer, forward_batch, *args, **kwargs)
+                used = call(q.flatten(0, 1).flatten(1), k, v, layer, forward_batch, *args, **kwargs)
                 return used.view(*q.shape[:-1], -1) if isinstance(used, Tensor) else used
             extra = {key: value for key, value in kwargs.items() if key != "save_kv_cache"}
             if capturing():

@@ -65,6 +65,7 @@ class Replays:
             tensors: name of a tensor -> the tensor; None is left out.
         """
         buffers = self._buffers.setdefault(layer, {})
+        targets, sources = [], []
         for name, tensor in tensors.items():
             if tensor is None:
                 continue
@@ -73,7 +74,10 @@ class Replays:
                 continue
             if name not in buffers:
                 buffers[name] = torch.empty_like(tensor, memory_format=torch.contiguous_format)
-            buffers[name][: len(tensor)].copy_(tensor)
+            targets.append(buffers[name][: len(tensor)])
+            sources.append(tensor)
+        if targets:  # one kernel where all are contiguous
+            torch._foreach_copy_(targets, sources)
 
     def observed_by(self, layer: int, observe: Observe) -> None:
         """Have a function take the calls of a layer after each replay."""

@@ -219,7 +219,7 @@ def test_only_substituted_layers_use_the_candidates_output(plain: Any, attached:
 
 
 def test_calls_with_an_axis_more_are_observed_as_the_others(stand_in: ModuleType, tmp_path: Path) -> None:
-    """SGLang's Gemma 3 gives q and k as [1, tokens, heads, head_dim]."""
+    """SGLang's Gemma 3 gives q as [1, tokens, heads, head_dim]; its layer makes K and V those of the others."""
     outs = []
     for name, axes in (("plain", False), ("more", True)):
         server = stand_in.Server()
@@ -228,7 +228,7 @@ def test_calls_with_an_axis_more_are_observed_as_the_others(stand_in: ModuleType
             forward = server.backend.forward_extend
 
             def given(q: Tensor, k: Tensor, *rest: Any, forward: Any = forward) -> Tensor:
-                out = forward(q.view(1, len(q), HEADS, DIM), k[None], *rest)
+                out = forward(q.view(1, len(q), HEADS, DIM), k, *rest)
                 assert out.shape == (1, len(q), HEADS, DIM)
                 return out.flatten(2)[0]  # type: ignore[no-any-return]
 
