@@ -20,7 +20,7 @@ from typing import Self
 import numpy as np
 import torch
 
-from assay.evals.envelope_load import BATCH, DEPTH, Reach, longest, short_load
+from assay.evals.envelope_load import BATCH, DEPTH, LoadReach, longest, short_load
 from assay.evals.greedy import MAX_TOKENS as GREEDY_TOKENS
 from assay.evals.questions import PROMPT_HEADER
 from assay.harness.attention.call import AttentionCall, default_device
@@ -229,7 +229,7 @@ class ServerLevel:
             if engine.scorer is not None:
                 # As few tokens as on a CPU: each more is another pass of decode in the shadow, under each of the faults.
                 length = reach(self.spec.policy.envelope_tokens, self.model, self.spec.device)
-                short = Reach(length, self.model.context, chunk=length, depth=min(DEPTH.values()))
+                short = LoadReach(length, self.model.context, chunk=length, depth=min(DEPTH.values()))
                 send(engine, engine.scorer, short_load(short, self.model.vocabulary, token), drop)
             write_now(place / SENSITIVITY, poke)
             seeded = read_seeded_calls(place, token, nonce)
