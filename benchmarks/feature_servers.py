@@ -104,7 +104,9 @@ def row(family: str, reference: str, candidate: str, device: str, folder: Path, 
     model, kernel = model_of(family, device, folder), f"faulty:{candidate}"
     out = folder / f"{family}-{reference}-{candidate}"
     servers = ["--device", device, "--model", str(model), "--reference", reference, "--candidate", kernel]
-    servers += FLAGS.get(family, []) + OF_DEVICE[device].get(family, [])
+    more = FLAGS.get(family, []) + OF_DEVICE[device].get(family, [])
+    servers += more
+    flags = tuple(word.removeprefix("--engine-arg=") for word in more if word.startswith("--engine-arg="))
     short = ["--envelope-tokens", "128"] if device == "cpu" else []
     code = assay(folder, "run", *servers, *short, "--suites", "layers", "--out", str(out), "--quiet")
     report = read(out / "report.json")
@@ -117,7 +119,7 @@ def row(family: str, reference: str, candidate: str, device: str, folder: Path, 
         at = ["--out", str(out / "bisection"), "--by", "text", "--questions", "8", "--quiet"]
         assay(folder, "bisect", "layers", *servers, *at)
         restored = sorted(one["layer"] for one in read(out / "bisection" / "bisect.json").get("restored", ()))
-    refused = no_reference(reference, model) if code == 2 else ""
+    refused = no_reference(reference, model, flags) if code == 2 else ""
     expected = (2, None, []) if refused else (1 if wrong else 0, 1 if wrong else 0, list(wrong))
     right = (code, replayed, found) == expected and (not restored or set(restored) <= set(wrong))
     named = next((one["title"] for one in report.get("findings", ()) if one["severity"] == "serious"), "")
