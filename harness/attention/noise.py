@@ -126,6 +126,11 @@ class NoiseFamily:
             for stored in (getattr(self, f.name) for f in fields(self))
         )
 
+    @property
+    def beside_fp8(self) -> bool:
+        """True if Q and weights alone are stored, in FP8 as they come: they are cast to the dtype of K and V."""
+        return self.q == self.p == _E4M3_AS_IT_COMES and self.k is None and self.v is None
+
 
 _INT8, _FP16, _E4M3 = Quantised("int8"), Quantised("fp16"), Quantised("e4m3", "tensor")
 _E4M3_AS_IT_COMES = Quantised("e4m3", "none")
