@@ -142,15 +142,12 @@ def _tolerance(result: CallResult) -> float:
 def not_run(results: Sequence[CallResult]) -> Pooled | None:
     """Find the groups of calls (by phase, dtype and head_dim) whose own error is smaller than their quantisation must cost.
 
-    The value is the own error as a share of what the quantisation costs, and the limit the least share of a kernel of the family. A
-    kernel that casts Q and weights to the dtype of a cache need not read new tokens from there, so that it has no such least.
+    The value is the own error as a share of what the quantisation costs, and the limit the least share of a kernel of the family.
     """
     usable = [
         result
         for result in results
-        if not result.fails
-        and not result.limits.family.beside_fp8
-        and here(result.limits.family, result.call).quantises
+        if not result.fails and result.limits.family.has_least and here(result.limits.family, result.call).quantises
     ]
     groups = _grouped(usable, (("phase", "dtype", "head_dim"),))
     below = []
