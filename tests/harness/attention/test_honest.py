@@ -60,6 +60,7 @@ ASKED = {
 }
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("asked", ASKED)
 @pytest.mark.parametrize("name", ["", "int8_qk"])
 def test_members_compute_what_is_asked_for_and_its_log_sum_exp(asked: str, name: str) -> None:
@@ -170,7 +171,7 @@ def test_a_format_rounds_as_pytorch_does(name: str, dtype: torch.dtype) -> None:
     assert torch.equal(_rounded_to(x.double(), format), expected.double())
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["int8_qk", "int8_kv", "fp8_kv", "fp8_qkv", "fp4_kv", "int8_qk_fp8_pv"])
 def test_on_the_grid_a_quantisation_costs_nothing(name: str) -> None:
     noisy = FAMILIES[name]

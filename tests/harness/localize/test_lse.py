@@ -73,6 +73,7 @@ def test_log_sum_exps_in_float32_are_in_bounds(asked: str) -> None:
     assert findings(returning(in_float32, *(() if asked == "plain" else (asked,))), calls) == []
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("bug", BUGS, ids=[bug.id for bug in BUGS])
 def test_each_bug_is_named(bug: Bug) -> None:
     asked = {"lse-without-sinks": "sinks", "lse-alibi-by-key": "alibi"}.get(bug.id, "plain")
@@ -142,6 +143,7 @@ def test_a_check_compares_them_in_every_call_and_a_test_too() -> None:
     assert_correct(wrong, CALLS[0])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("noise", ["int8_qk", "fp8_kv", "tf32"])
 def test_a_declared_quantisation_explains_what_it_costs_and_no_other_kernel_may_have_it(noise: str) -> None:
     for call in CALLS:
