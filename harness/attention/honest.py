@@ -77,10 +77,13 @@ def here(family: NoiseFamily, call: AttentionCall) -> NoiseFamily:
     In float32, a kernel may use TF32 wherever the device has it (a CUDA device of compute capability 8.0 or above): it is the
     default of Triton's ``tl.dot`` and of many libraries. Elsewhere, no correct kernel has its noise without declaring it. Where a
     call has K and V as they are stored, no kernel stores them again, unless for products with a Q or weights in as few bits; a Q
-    that is stored is not stored again. Where it is on the grid, storing costs nothing.
+    that is stored is not stored again. Where it is on the grid, storing costs nothing. What is cast to the dtype of K and V is
+    cast to fewer bits only where these are stored so.
     """
     if call.spec.on_grid:
         family = NoiseFamily(accumulation=family.accumulation)
+    if family.beside_fp8 and call.stored_k is None:
+        family = replace(family, q=None, p=None)
     if call.stored_q is not None:
         family = replace(family, q=None)
     if call.stored_k is not None:

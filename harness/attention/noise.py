@@ -130,6 +130,19 @@ class NoiseFamily:
             for stored in (getattr(self, f.name) for f in fields(self))
         )
 
+    @property
+    def beside_fp8(self) -> bool:
+        """True if Q and weights alone are stored, in FP8 as they come: they are cast to the dtype of K and V."""
+        return self.q == self.p == _E4M3_AS_IT_COMES and self.k is None and self.v is None
+
+    @property
+    def has_least(self) -> bool:
+        """True if a kernel that runs errs by some part of it at least.
+
+        One that casts Q and weights to the dtype of a cache need not read new tokens from there, as triton does not.
+        """
+        return self.quantises and not self.beside_fp8
+
 
 _INT8, _FP16, _E4M3 = Quantised("int8"), Quantised("fp16"), Quantised("e4m3", "tensor")
 _E4M3_AS_IT_COMES = Quantised("e4m3", "none")

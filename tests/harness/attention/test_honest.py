@@ -20,6 +20,7 @@ from assay.harness.attention.honest import (
 )
 from assay.harness.attention.kernels import Declaration
 from assay.harness.attention.matrix import cases
+from assay.harness.attention.matrix_features import _stored
 from assay.harness.attention.noise import FAMILIES, FORMATS, NoiseFamily, Quantised
 from assay.harness.attention.oracle import log_sum_exp, oracle
 from assay.harness.attention.sample_calls import call_of
@@ -131,6 +132,13 @@ def test_roundings_of_integers_are_uniform_and_those_of_two_elements_independent
     assert float(errors.abs().max()) <= 0.5 + 1e-5
     covariance = errors.T @ errors / members
     assert torch.allclose(covariance, torch.eye(6, dtype=torch.float64) / 12, atol=5 / 12 / math.sqrt(members))
+
+
+def test_what_is_cast_to_the_dtype_of_k_and_v_is_cast_to_fewer_bits_beside_a_cache_of_these_alone() -> None:
+    exact, beside = FAMILIES[""], FAMILIES["fp8_qp"]
+    assert torch.equal(honest_outputs(CALL, beside), honest_outputs(CALL, exact))
+    stored = _stored("kv", "e4m3", "tensor", CALL)
+    assert float(noise(stored, beside).mean()) > 10 * float(noise(stored, exact).mean())
 
 
 def test_a_finer_scale_costs_less() -> None:
