@@ -23,14 +23,9 @@ _Option = tuple[str, _Of, float]
 
 @dataclass(frozen=True)
 class RowSource:
-    """Where a query takes something from: (packed row, q head) as functions of the query.
+    """Where a query takes something from, in words, which are empty for its own, and as functions of the query.
 
-    Attributes:
-        query: the other query in words, such as "query i - 1"; empty for the same one.
-        in_head: its q head in words, such as "the next q head"; empty for the same one.
-        row: (queries) -> packed row of q for each row and head; negative where there is none.
-        head: (queries) -> q head, likewise.
-        cost: how far-fetched it is.
+    The row is negative where there is none.
     """
 
     query: str
@@ -127,12 +122,9 @@ _HEADS: tuple[_Option, ...] = (
 
 
 def _flat(of_rows: bool, part: bool, queries: Queries) -> Ints:
-    """Give the row or head of what lies in the place of a row and head, if a tensor [rows, heads] is read as [heads, rows].
+    """Give the row, or the head, of what lies in the place of a row and head if a tensor [rows, heads] is read as [heads, rows].
 
-    Args:
-        of_rows: whether the tensor is [rows, heads], rather than read as such.
-        part: whether it is the second index of the place in the tensor.
-        queries: the rows.
+    `of_rows` says that the tensor is [rows, heads], not that it is read so; `part`, that the second index of the place is wanted.
     """
     rows, (row, head) = queries.call.q.shape[0], (queries.table["row"], queries.table["head"])
     place, width = (head * rows + row, queries.heads) if of_rows else (row * queries.heads + head, rows)

@@ -235,8 +235,6 @@ def _length(draw: random.Random, most: int) -> int:
 
 REFUSED = "refused"
 """The reason of a call that a kernel raised `KernelRefused` for, in `Prober.raised`."""
-
-
 _WAITS = 5.0
 """Seconds of waiting that count as one second of CPU time."""
 
@@ -293,11 +291,8 @@ class Prober:
     def __call__(self, call: AttentionCall, as_it_lies: bool = False) -> Tensor | None:
         """The output, float64 [total_q, num_q_heads, head_dim_v] on the CPU.
 
-        None if the kernel raised or broke the contract, or does not declare to compute such calls: then it is not asked.
-
-        Args:
-            call: the call.
-            as_it_lies: give the kernel the tensors themselves, as they lie in memory, in place of copies.
+        None if the kernel raised or broke the contract, or does not declare to compute such calls: then it is not asked. It gets
+        copies, unless the tensors are to be given `as_it_lies`, in the same place of memory.
 
         Raises:
             BudgetSpentError: nothing is left of the budget.

@@ -22,7 +22,7 @@ from assay.harness.readout.samples import Agreement, Sample
 from assay.harness.readout.sentences import sentence
 from assay.harness.readout.words import only
 
-CALLS, SECONDS = 3000, 30.0
+CALLS, _SECONDS = 3000, 30.0
 """The budget of a read-out."""
 _SLOW_S = 0.03
 """A kernel that takes longer on a small call gets fewer and shorter ones."""
@@ -92,7 +92,7 @@ def read_out(
     *,
     noise: str | None = None,
     calls: int = CALLS,
-    seconds: float = SECONDS,
+    seconds: float = _SECONDS,
     device: str = "cpu",
     seed: int = 0,
     shapes: Collection[tuple[int, int]] | None = None,
