@@ -15,7 +15,8 @@ import nox
 ROOT = Path(__file__).parent
 # SGLang's metadata lists packages that need a GPU; requirements/cpu.txt lists what it imports on a CPU.
 SGLANG_ON_CPU = ("--no-deps", "sglang==0.5.23")
-# One more than the cores, since some tests only wait for processes. Not for tests that start servers: each keeps a core busy.
+# One more than the cores, since some tests only wait for processes. The few tests of `tests` that start servers share one of these
+# workers (tests/conftest.py); the many of `tests-all` run one after the other, since each server keeps a core busy.
 SIDE_BY_SIDE = ("-n", "3", "--dist", "worksteal")
 SLOWEST = "--durations=25"
 
@@ -108,16 +109,22 @@ def gate(session: nox.Session) -> None:
     assay(session, "gate")
 
 
+def server_tests() -> list[str]:
+    """List the files of tests that start servers: to collect all files takes as long as a server's start."""
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    return [str(file.relative_to(ROOT)) for file in files if "mark.server" in file.read_text(encoding="utf-8")]
+
+
 @nox.session(venv_backend="none")
 def tests(session: nox.Session) -> None:
     """Test the instrument and print the slowest tests; flags after -- go to pytest."""
-    pytest(session, ["-m", "not server and not slow", *SIDE_BY_SIDE, SLOWEST], ["-m", "server and not slow", SLOWEST])
+    pytest(session, ["-m", "not slow", *SIDE_BY_SIDE, SLOWEST])
 
 
 @nox.session(venv_backend="none", name="tests-all")
 def tests_all(session: nox.Session) -> None:
     """Run every test and print the slowest; flags after -- go to pytest."""
-    pytest(session, ["-m", "not server", *SIDE_BY_SIDE, SLOWEST], ["-m", "server", SLOWEST])
+    pytest(session, ["-m", "not server", *SIDE_BY_SIDE, SLOWEST], ["-m", "server", SLOWEST, *server_tests()])
 
 
 @nox.session(venv_backend="none")

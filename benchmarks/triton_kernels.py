@@ -2,8 +2,8 @@
 
 python benchmarks/triton_kernels.py [KERNEL ...] [-- FLAGS OF assay check]
 
-The kernels are those of tests/examples/textbook_triton.py. Each is checked in a process of its own: one that accesses memory
-outside of its tensors leaves a GPU's context unusable.
+The kernels are those of textbook_triton.py. Each is checked in a process of its own: one that accesses memory outside of its
+tensors leaves a GPU's context unusable.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-ROOT = Path(__file__).resolve().parents[1]
-EXAMPLES = ROOT / "tests" / "examples"
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
 RIGHT = ("varlen", "paged", "split_kv")
 
 
@@ -50,7 +50,7 @@ def main() -> None:
 
 def _names() -> list[str]:
     """The functions of the module that take a call, right ones first; the module is not imported, which would need Triton."""
-    text = (EXAMPLES / "textbook_triton.py").read_text()
+    text = (HERE / "textbook_triton.py").read_text()
     return re.findall(r"^def ([a-z]\w*)\(call: AttentionCall\)", text, re.M)
 
 
@@ -58,7 +58,7 @@ def _check(name: str, flags: list[str]) -> tuple[dict[str, object], int, str]:
     """The document of a check, its exit code, and the end of what it wrote besides."""
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(EXAMPLES), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE), os.environ.get("PYTHONPATH", "")]),
     }
     command = [sys.executable, "-m", "assay", "check", f"textbook_triton:{name}", "--json", *flags]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1200, check=False)

@@ -23,6 +23,7 @@ import torch
 from hypothesis import settings
 from torch import Tensor
 
+from assay.harness.attention.call import CallSpec
 from assay.harness.extras import DISTRIBUTION, require
 
 if TYPE_CHECKING:
@@ -64,7 +65,11 @@ settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 @pytest.hookimpl(tryfirst=True)  # before tests are deselected by their markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Without a GPU, leave out what needs one; where kernels are compiled, what needs the interpreter. Mark what is slow."""
+    """Without a GPU, leave out what needs one; where kernels are compiled, what needs the interpreter. Mark what is slow.
+
+    Tests with servers come first: they take longest, and the first of the workers, which has them all, starts one pair.
+    """
+    items.sort(key=lambda item: item.get_closest_marker("server") is None)
     cases: dict[tuple[Path, str], list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("few"):
@@ -124,6 +129,8 @@ class SharedResults:
 
 def contents(value: Any) -> object:
     """What a value holds, to look it up by."""
+    if isinstance(value, CallSpec):
+        return value
     if isinstance(value, Tensor):
         raw = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
         return value.dtype, value.shape, hash(raw.tobytes())
@@ -165,7 +172,7 @@ def shared_hypotheses(shared_results: SharedResults) -> Iterator[None]:
 
 @pytest.fixture
 def thin_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every third call of the matrix: for tests that check many kernels whose bugs show in most calls.
+    """Every fifth call of the matrix: for tests that check many kernels whose bugs show in most calls.
 
     Calls beyond the design stay, since each of them is the only one of its kind.
     """
@@ -176,7 +183,7 @@ def thin_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = kernel_matrix.matrix_of
 
     def thin(*arguments: Any, **options: Any) -> list[Case]:
-        return [case for n, case in enumerate(whole(*arguments, **options)) if case.beyond or n % 3 == 0]
+        return [case for n, case in enumerate(whole(*arguments, **options)) if case.beyond or n % 5 == 0]
 
     for module in (kernel_matrix, *map(importlib.import_module, users)):
         monkeypatch.setattr(module, "matrix_of", thin)

@@ -134,8 +134,8 @@ def test_an_output_that_is_not_finite_is_said_in_words() -> None:
 def test_the_cause_comes_first_and_counts_the_calls_of_all_results_of_a_kernel() -> None:
     lost = fault("last-block-lost-64")
     lost.__qualname__ = "lost"
-    extend = check(lost, cases=cases(("extend",), dtypes=[torch.float32])[::30])
-    decode = check(lost, cases=cases(("decode",), dtypes=[torch.float32], head_dims=[64])[::9])
+    extend = check(lost, cases=cases(("extend",), dtypes=[torch.float32])[::60])
+    decode = check(lost, cases=cases(("decode",), dtypes=[torch.float32], head_dims=[64])[::18])
     failing, calls = len(extend.failing) + len(decode.failing), len(extend.computed) + len(decode.computed)
     assert cause([extend, decode]) == f"last partial block of 64 lost; {failing} of {calls} calls"
     assert message(extend).startswith(

@@ -414,6 +414,7 @@ def test_arguments_select_the_cases() -> None:
             cases(**wrong)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_data_match_their_names() -> None:
     made = {case.condition["data"]: case.make() for case in cases(dtypes=[torch.float32])}
     size = {data: (float(c.q.std()), float(c.k.mean(0).abs().mean()), float(c.v.std())) for data, c in made.items()}

@@ -98,7 +98,7 @@ def in_base_2(call: MergeCall) -> Outputs:
     return Outputs(out.to(call.outs.dtype), (total.log2() + safe) * math.log(2))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kernel", [in_float32, by_the_total, in_base_2])
 def test_a_right_merge_is_within_its_bounds(kernel: MergeKernel) -> None:
     assert check(merging(kernel), cases=CASES, read_out=0).verdict == "pass"
@@ -129,7 +129,7 @@ def total_in_base_2(call: MergeCall) -> Outputs:
     return Outputs(right.out, right.lse / math.log(2))  # type: ignore[operator]
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("kernel", "id", "where", "only"),
     [

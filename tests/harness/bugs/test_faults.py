@@ -68,7 +68,7 @@ def calls_for(name: str, dtype: torch.dtype = torch.float32) -> list[AttentionCa
     return found
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("hypothesis", [bug for bug in FAMILY if bug not in BUGS], ids=lambda h: h.id)
 def test_a_fault_is_named_and_pinned_to_its_layer_and_head(hypothesis: Bug) -> None:
     name = hypothesis.id
@@ -82,6 +82,7 @@ def test_a_fault_is_named_and_pinned_to_its_layer_and_head(hypothesis: Bug) -> N
     assert "layer 2 of 4, head 1 of " in finding.where
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", sorted(ALSO))
 def test_in_all_heads_the_kv_head_bugs_are_distinguished(name: str) -> None:
     [cause] = causes(run_and_repeat(fault(name), calls_for(name)))

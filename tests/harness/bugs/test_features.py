@@ -96,7 +96,7 @@ def calls(kind: str) -> list[AttentionCall]:
     return [asked for call in phases for asked in asking(kind, call)]
 
 
-@pytest.mark.few(11)
+@pytest.mark.few(6)
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.id)
 def test_a_bug_of_a_feature_is_caught_and_named(bug: Bug) -> None:
     findings = diagnose(run_and_repeat(declaring(fault(bug.id)), calls(bug.kind)))

@@ -67,7 +67,7 @@ def caught(id: str = "a-fault") -> Examined:
     return Examined(id=id, kind="fault", title="a fault", outcome="caught", seconds=1.0)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("fault", [f for f in CATALOGUE.values() if not f.equivalent], ids=lambda f: f.id)
 def test_every_fault_changes_some_output(fault: SeededFault) -> None:
     rounds = 5 if fault.where.share < 1 else 1
@@ -210,11 +210,11 @@ def test_a_check_with_bounds_that_are_far_too_wide_fails_the_certificate(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     ids = ["mask-top-left", "gain-0.1-percent", "identity"]
-    assert run(tmp_path / "right", op_tasks(FEW, ids)).exit_code == ExitCode.PASS
+    assert run(tmp_path / "right", op_tasks(FewerCases(), ids)).exit_code == ExitCode.PASS
     right = CallNoise._bounds
     monkeypatch.setattr(CallNoise, "_bounds", lambda self, ensemble: 1e9 * right(self, ensemble))
     monkeypatch.setattr("assay.harness.localize.diagnose.scaled", lambda results: None)
-    broken = run(tmp_path / "broken", op_tasks(FEW, ids))
+    broken = run(tmp_path / "broken", op_tasks(FewerCases(), ids))
     assert {one.id for one in broken.having("missed")} == {"mask-top-left", "gain-0.1-percent"}
     assert broken.exit_code == ExitCode.REGRESSION
 

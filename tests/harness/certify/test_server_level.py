@@ -35,6 +35,7 @@ def recorded() -> list[AttentionCall]:
     return made
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("id", "named"),
     [

@@ -44,6 +44,7 @@ def test_faults_are_seeded_in_the_kernel_that_is_named(call: Callable[..., int],
     assert outcomes == {"last-block-lost-16": "caught", "honest-candidate": "quiet"}
 
 
+@pytest.mark.usefixtures("thin_matrix")
 def test_a_candidate_that_is_wrong_without_a_fault_fails(call: Callable[..., int]) -> None:
     assert call("--candidate", "certified_kernels:wrong", "--fault", "honest-candidate", "--out", "out") == 1
 

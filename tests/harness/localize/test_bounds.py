@@ -109,6 +109,7 @@ def test_terms_that_a_float32_sum_of_single_keys_loses_are_within_bounds(lost: f
 
 
 @pytest.mark.interpreter
+@pytest.mark.few(2)
 @pytest.mark.parametrize("times", [1.0, 3.0])
 @pytest.mark.parametrize("lens", LENS[1:4])
 def test_int8_is_within_the_bounds_of_int8_and_beyond_those_of_fp16(lens: list[tuple[int, int]], times: float) -> None:

@@ -47,6 +47,7 @@ def shared(*kernels: Kernel) -> Kernel:
     return lambda call: kernels[call.layer](call)
 
 
+@pytest.mark.slow
 @pytest.mark.interpreter
 def test_the_seed_case_is_named() -> None:
     [finding] = diagnose(run_and_repeat(sage_attn_as_shipped, calls(1, 64, matrix=FEW)), "assay replay pack")
@@ -62,6 +63,7 @@ def test_the_seed_case_is_named() -> None:
     assert finding.reproduce == "assay replay pack"
 
 
+@pytest.mark.slow
 @pytest.mark.interpreter
 def test_the_repaired_kernel_has_no_finding() -> None:
     assert diagnose(run_and_repeat(sage_attn, calls(1, 64, matrix=FEW))) == []
@@ -201,7 +203,7 @@ def test_percent() -> None:
     assert [percent(x) for x in (1.22, 0.0091, 0.0, float("inf"))] == ["122 %", "0.91 %", "0 %", "not finite"]
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("factor", [1.02, 0.955])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_a_scaled_output_is_named_in_every_dtype(dtype: torch.dtype, factor: float) -> None:
@@ -247,6 +249,7 @@ def test_a_scaled_output_is_one_finding_in_all_dtypes_together() -> None:
     assert any("bfloat16" in line and "within its bound" in line for line in finding.evidence)
 
 
+@pytest.mark.slow
 def test_a_scaled_head_and_a_scaled_int8_output_are_named() -> None:
     @declares(noise="int8_qk")
     def int8(call: AttentionCall) -> Tensor:

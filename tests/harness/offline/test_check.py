@@ -29,7 +29,7 @@ from assay.harness.attention.sdpa import torch_sdpa
 from assay.harness.bugs.faults import fault, rounded_oracle
 from assay.harness.errors import ExitCode, UsageError
 from assay.harness.localize.causes import OUTPUT_SCALED
-from assay.harness.localize.diagnose import INPUT_WRITTEN, NONDETERMINISM, STATE_KEPT
+from assay.harness.localize.diagnose import NONDETERMINISM, STATE_KEPT
 from assay.harness.localize.guard import CONTRACT_BROKEN
 from assay.harness.localize.pooled import QUANTISATION_NOT_RUN
 from assay.harness.offline.check import assert_correct
@@ -127,6 +127,7 @@ def test_what_shows_only_beyond_the_design_is_found(kernel: Kernel) -> None:
     assert check(kernel, cases=beyond).exit_code == ExitCode.REGRESSION
 
 
+@pytest.mark.slow
 def test_as_shipped_is_named_top_left() -> None:
     result = check(TOP_LEFT, cases=cases(dtypes=[torch.float32, torch.float16])[:: 3 * SOME])
     assert result.exit_code == ExitCode.REGRESSION
@@ -147,9 +148,16 @@ def test_the_shipped_kernel_itself_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     assert kinds(result) == ["mask-top-left"]
     assert result.where == "prefix is 157"
     assert check(sage_attn, cases=few).exit_code == ExitCode.PASS
+
+
+@pytest.mark.interpreter
+@pytest.mark.slow
+def test_the_shipped_kernel_is_named_where_scores_are_far_from_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("assay.harness.localize.smallest.SHRINK_SECONDS", 1.0)
+    alone = [c for c in cases(("extend",)) if c.condition["batch"] == "one"]
     # INT8 is coarse where scores are far from zero: under a wrong mask, its noise there is not that of the right one.
     far = [case for case in alone if case.condition["data"].startswith("scores far")]
-    assert kinds(check(sage_attn_as_shipped, cases=[*few, *far[:2]])) == ["mask-top-left"]
+    assert kinds(check(sage_attn_as_shipped, cases=[alone[1], *far[:2]])) == ["mask-top-left"]
 
 
 @pytest.mark.parametrize(
@@ -234,6 +242,7 @@ def test_a_head_dim_that_nobody_claimed_is_not_covered_and_no_fault(how: type[Ex
     assert check(declares(head_dims=(64, 80))(plain), **half).verdict == asked.verdict
 
 
+@pytest.mark.slow
 def test_a_finding_names_no_layer_that_is_right() -> None:
     def scaled_by_layer(call: AttentionCall) -> Tensor:
         return rounded_oracle(call.with_spec(scale=call.scale / (call.layer + 1)))
@@ -248,7 +257,7 @@ def test_what_is_wrong_at_a_head_dim_that_nobody_claimed_is_a_finding() -> None:
     assert (result.verdict, result.where) == ("regression", "head_dim is 80 or 96")
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("holds", "where"),
     [
@@ -281,6 +290,7 @@ def test_an_exact_sentence_replaces_the_axes_that_it_explains(apart: bool) -> No
     assert bool(result.where) == apart
 
 
+@pytest.mark.slow
 def test_llamas_prefill_is_covered() -> None:
     def llama(call: AttentionCall) -> bool:
         grouped = call.q.shape[1] > call.k.shape[1] > 1
@@ -292,7 +302,7 @@ def test_llamas_prefill_is_covered() -> None:
     assert check(rounded_oracle, cases=some[:4]).verdict != "regression"
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "bound",
     [lambda scores: scores.masked_fill(scores > 65504, torch.inf), lambda scores: scores.clamp(min=-5e4)],
@@ -401,7 +411,7 @@ def test_a_declared_quantisation_that_did_not_run_is_a_finding(noise: str) -> No
     def silent(call: AttentionCall) -> Tensor:
         return torch_sdpa(call)
 
-    some = cases(("extend",), dtypes=[torch.float16, torch.float32], head_dims=(64,))[:: 2 * SOME]
+    some = cases(("extend",), dtypes=[torch.float16, torch.float32], head_dims=(64,))[:: 4 * SOME]
     result = check(silent, cases=some)
     assert result.exit_code == ExitCode.REGRESSION
     assert kinds(result) == [QUANTISATION_NOT_RUN]
@@ -409,6 +419,7 @@ def test_a_declared_quantisation_that_did_not_run_is_a_finding(noise: str) -> No
     assert "the kernel that declares it probably did not run" in message(result)
 
 
+@pytest.mark.slow
 def test_a_gain_below_every_bound_is_a_finding() -> None:
     def gain(call: AttentionCall) -> Tensor:
         wide = replace(call, q=call.q.double(), k=call.k.double(), v=call.v.double())
@@ -460,15 +471,6 @@ def test_an_assertion_fails_where_an_input_is_written() -> None:
         assert_correct(in_place, call)
 
 
-def test_a_written_input_is_wrong() -> None:
-    def writes(call: AttentionCall) -> Tensor:
-        out = rounded_oracle(call)
-        call.k.zero_()
-        return out
-
-    assert kinds(check(writes, cases=cases(("decode",), dtypes=[torch.float32])[::SOME])) == [INPUT_WRITTEN]
-
-
 @pytest.mark.few(1)
 @pytest.mark.parametrize("buffers", [1, 2])
 def test_outputs_in_one_buffer_are_wrong(buffers: int) -> None:
@@ -497,6 +499,7 @@ def test_parts_of_one_buffer_are_outputs_of_their_own() -> None:
     assert check(parts, phases=["decode"], cases=some).verdict == "pass"
 
 
+@pytest.mark.slow
 def test_what_changes_from_run_to_run_is_wrong() -> None:
     runs = 0
     some = cases(("decode",), dtypes=[torch.float16])[::3]
@@ -542,16 +545,21 @@ def test_noise_is_excused_only_where_it_is_declared() -> None:
     def coarse(call: AttentionCall) -> Tensor:
         return honest_outputs(call, FAMILIES["int8_kv"], members=1)[0].to(call.q.dtype)
 
-    some = cases(("decode",), dtypes=[torch.float32], head_dims=[64])[::SOME]
+    some = cases(("decode",), dtypes=[torch.float32], head_dims=[64])[:: 2 * SOME]
     assert check(coarse, cases=some, phases=["decode"]).exit_code == ExitCode.REGRESSION
     assert check(coarse, cases=some, phases=["decode"], noise="int8_kv").exit_code == ExitCode.PASS
 
 
 def test_the_command_and_the_test_are_those_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules["assay.harness.offline.check"].CALLS, "small", 100)
+    monkeypatch.setitem(sys.modules["assay.harness.offline.check"].CALLS, "small", 10)
     few = {"seed": 3, "phases": ["decode"], "dtypes": ["bfloat16"], "head_dims": [64], "calls": None}
     assert check(ORACLE, **few).again == f"assay check {ORACLE} --phase decode --dtype bfloat16 --head-dim 64 --seed 3"
-    assert check(TOP_LEFT, phases=["decode"], dtypes=["float32"], head_dims=[64]).test == ""
+    assert (
+        check(
+            TOP_LEFT, cases=cases(("decode",), dtypes=[torch.float32], head_dims=[64])[::SOME], phases=["decode"]
+        ).test
+        == ""
+    )
     assert named(rounded_oracle) == (ORACLE, rounded_oracle)
     assert named(TOP_LEFT)[0] == "fault.<locals>.kernel"
     assert named(partial(rounded_oracle))[0] == "partial"
@@ -573,6 +581,7 @@ def test_a_usage_error_says_what_is_wrong(given: dict[str, object], found: str) 
         check(**{"kernel": ORACLE, **given})  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_the_smallest_call_has_a_head_dim_that_the_kernel_was_seen_to_compute() -> None:
     asked: set[int] = set()
 
@@ -605,7 +614,7 @@ def test_one_smallest_call_is_named_everywhere_and_the_test_has_the_words_of_the
         "    return oracle(replace(call, q=call.q * 0.5)).to(call.q.dtype)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    result = check("averaging:forward", phases=["decode"], dtypes=["float32"], head_dims=[64], read_out=20)
+    result = check("averaging:forward", phases=["decode"], dtypes=["float32"], head_dims=[64], calls=0, read_out=20)
     finding = result.findings[0]
     assert f"smallest failing call: {result.smallest}" in finding.evidence
     assert finding.operator
@@ -679,7 +688,7 @@ def test_a_call_whose_first_sequence_has_no_query_is_judged_by_the_others() -> N
 
 
 def test_a_call_whose_scores_are_scaled_by_zero_is_judged() -> None:
-    call = call_of([(40, 30), (5, 9)], (4, 2), 64, torch.float32, "cpu").with_spec(scale=0.0)
+    call = call_of([(9, 30), (5, 9)], (4, 2), 64, torch.float32, "cpu").with_spec(scale=0.0)
     assert_correct(rounded_oracle, call)
     with pytest.raises(AssertionError, match="causal mask top-left"):
         assert_correct(TOP_LEFT, call)

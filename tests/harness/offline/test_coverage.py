@@ -20,6 +20,7 @@ from assay.reports.check import check_document, message, not_covered
 from assay.reports.page import to_html
 
 check = partial(check_and_read, read_out=0)
+pytestmark = pytest.mark.usefixtures("thin_matrix")
 
 
 @pytest.mark.parametrize(

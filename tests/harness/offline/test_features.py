@@ -112,7 +112,7 @@ def test_latent_attention_is_computed_from_what_is_given_apart(form: str) -> Non
     right = declares(features=(form,), head_dims=(192,), head_dims_v=(128,))(lambda call: from_what_is_given(call))
     some = [case for case in cases(declared=declaration(right)) if case.condition["asked for"] != "nothing"]
     assert {case.condition["head_dim_v"] for case in some} == {"128"}
-    assert check(right, cases=some, calls=0).findings == ()
+    assert check(right, cases=some[::3], calls=0).findings == ()
     if form != "split_rope":
         assert {case.make().spec.rope for case in some} == ({"halves", "pairs"} if form == "rope" else {""})
 
@@ -125,7 +125,7 @@ def test_absorbed_latent_attention_may_have_its_rope_apart() -> None:
         case for case in cases(declared=declaration(right), head_dims=(576,)) if "RoPE" in case.condition["asked for"]
     ]
     assert {case.condition["heads"].split()[0] for case in some} == {"MQA"}
-    assert check(right, cases=some, calls=0).findings == ()
+    assert check(right, cases=some[::2], calls=0).findings == ()
 
 
 def test_a_kernel_that_computes_what_it_declares_passes_and_the_check_says_what_was_asked_for() -> None:
@@ -207,7 +207,7 @@ def test_an_engines_backend_is_checked_on_plain_attention_though_it_takes_whatev
 ) -> None:
     backend = declaring(lambda call: without("softcap", call), "softcap")
     monkeypatch.setattr(checking, "named", lambda _: ("sglang:mine", backend))
-    result = check("sglang:mine", phases=["decode"], dtypes=["float32"], read_out=0, calls=0)
+    result = check("sglang:mine", phases=["decode"], dtypes=["float32"], head_dims=[64], read_out=0, calls=0)
     assert result.verdict == "pass"
     assert "asked for" not in result.coverage.sentence
 
@@ -232,7 +232,7 @@ def test_a_kernel_of_latent_attention_gets_v_in_k_and_nothing_else_if_it_compute
         assert laid.v.data_ptr() == laid.k.data_ptr()
         assert torch.equal(laid.v, call.v)
     assert apart.clone().k.data_ptr() != call.k.data_ptr()
-    some = [case for number, case in enumerate(made) if number % 24 == 0 or "stored" in case.name]
+    some = [case for number, case in enumerate(made) if number % 24 == 0 or "stored" in case.name][::2]
     assert check(only, cases=some, calls=0).findings == ()
     for wrong in (lambda call: replace(call, v=call.k[..., 64:]), lambda call: call.with_spec(scale=576**-0.5)):
         made_wrong = declares(features=("mla", "stored_kv", "custom_mask"), head_dims=(576,))(

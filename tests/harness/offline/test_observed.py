@@ -194,6 +194,7 @@ def test_a_budget_ends_a_read_out() -> None:
     assert any(", which was all of its budget" in line for line in first(result).evidence)
 
 
+@pytest.mark.slow
 def test_a_kernel_is_asked_only_for_what_it_declares() -> None:
     seen = set[tuple[str, int]]()
 
@@ -273,7 +274,7 @@ def test_what_was_read_is_tried_on_every_failing_call_before_it_is_said() -> Non
     assert not first(result).operator or "of the wrong outputs that were seen" in first(result).operator
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [
@@ -422,6 +423,7 @@ def test_a_call_that_is_too_large_to_be_read_is_shown_without_weights(monkeypatc
     assert set(picture.cells) == {""}
 
 
+@pytest.mark.slow
 def test_a_kernel_is_read_on_head_dims_that_it_was_seen_to_compute() -> None:
     asked: set[tuple[int, int]] = set()
 
@@ -449,6 +451,7 @@ def test_a_kernel_is_read_on_head_dims_that_it_declares() -> None:
     assert asked == {(32, 32), (64, 64)}
 
 
+@pytest.mark.slow
 def test_a_check_works_without_the_read_out(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "import torch\n\ndef zeros(call):\n    return torch.zeros(*call.q.shape[:2], call.v.shape[2], dtype=call.q.dtype)\n"

@@ -253,6 +253,7 @@ def test_recorded_outputs_are_not_read_where_the_kernel_can_be_asked_or_no_time_
     assert not any("recorded calls" in line for line in none.findings[0].evidence)
 
 
+@pytest.mark.slow
 def test_a_kernel_that_is_wrong_only_in_its_server_is_read_from_its_recorded_outputs(tmp_path: Path) -> None:
     recorded = pack(tmp_path / "pack", KERNEL, lens_of=READABLE)
     right_here = Backend.parse("assay.harness.attention.sdpa:torch_sdpa")

@@ -258,7 +258,7 @@ def test_what_a_name_does_not_change_contradicts_nothing() -> None:
     assert (first.id, first.diagnosis) == ("prefix-dropped", "it is wrong")
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("id", "factor"), [(OUTPUT_SCALED, 2.0), (OUTPUT_NOT_WRITTEN, 0.0)])
 @pytest.mark.parametrize("place", ["", "only in decode"])
 def test_an_output_that_is_a_multiple_keeps_its_name_and_says_where(id: str, factor: float, place: str) -> None:

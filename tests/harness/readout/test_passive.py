@@ -80,6 +80,7 @@ def test_the_operator_is_read_from_outputs_and_gives_those_of_calls_too_long_to_
     assert solved > tried / 2
 
 
+@pytest.mark.slow
 def test_a_fault_that_nobody_listed_is_read_from_solved_weights() -> None:
     found = read(every_third_key_tripled, lens=LENS[::2])
     assert found.exact
@@ -114,6 +115,7 @@ def test_a_rule_that_was_seen_on_one_call_only_is_not_said() -> None:
     assert said(found) == ""
 
 
+@pytest.mark.slow
 def test_the_picture_shows_the_solved_weights() -> None:
     _, picture = read_recorded(
         [recorded(call, fault("mask-top-left")(call), 0.0) for call in calls(torch.float32, FEW)]

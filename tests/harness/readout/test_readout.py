@@ -195,7 +195,7 @@ def test_a_kernel_for_which_there_are_no_calls_is_not_asked() -> None:
     assert (found.sentence, found.calls, found.samples, found.notes) == ("", 0, (), ())
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("kernel", "sentence"), [(rounded_oracle, ""), (nothing, "the output is not written: it is zero")]
 )
@@ -293,6 +293,7 @@ def test_a_threshold_on_any_term_lies_between_neighbours(
     assert read.exact
 
 
+@pytest.mark.slow
 def test_a_threshold_on_the_layer_lies_between_neighbours() -> None:
     read = read_out(lambda call: nothing(call) if call.layer >= 5 else rounded_oracle(call))
     assert read.sentence.endswith("only where the layer >= 5"), read.sentence
@@ -498,7 +499,7 @@ def exponential(function: Callable[[Tensor], Tensor]) -> Kernel:
     return scored(weights)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("kernel", "sentence"), [
 
 

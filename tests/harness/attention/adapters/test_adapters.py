@@ -167,6 +167,7 @@ def command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     return int(exit_.value.code or 0)
 
 
+@pytest.mark.slow
 def test_replay_and_bench_take_a_function_by_its_signature(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -182,7 +183,13 @@ def test_replay_and_bench_take_a_function_by_its_signature(
     assert command(monkeypatch, *timed, "--candidate", right) == ExitCode.PASS
     assert f"{right} / {SDPA} on cpu" in capsys.readouterr().out
     assert command(monkeypatch, *timed, "--candidate", wrong) == ExitCode.REGRESSION
-    for asked in (("replay", pack), timed, ("certify",), ("bench",)):
+
+
+def test_a_signature_that_does_not_exist_is_a_usage_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pack = packed_calls(tmp_path / "pack")
+    for asked in (("replay", pack), ("bench", "kernel", pack), ("certify",), ("bench",)):
         assert command(monkeypatch, *asked, "--candidate", "flash_atn@signatures:flash_attn_2") == ExitCode.USAGE
         assert "no signature is named 'flash_atn', did you mean 'flash_attn'" in " ".join(
             capsys.readouterr().err.split()
@@ -318,7 +325,7 @@ def test_sdpa_passes_a_check_of_some_calls() -> None:
     assert (result.failing, result.findings, result.refused) == ([], (), ())
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "said"),
     [
@@ -334,7 +341,7 @@ def test_a_wrong_function_is_named_and_its_test_calls_it(name: str, said: str) -
     assert f"KERNEL = {name!r}" in result.test
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "feature"),
     [
@@ -351,6 +358,7 @@ def test_a_function_that_is_wrong_with_a_feature_fails_where_it_is_asked_for(nam
 
 @pytest.mark.interpreter
 @pytest.mark.skipif(find_spec("sglang") is None, reason="SGLang is not installed")
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "features"),
     [

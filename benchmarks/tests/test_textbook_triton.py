@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -15,8 +13,6 @@ from assay.harness.attention.matrix import Case
 from assay.harness.offline.check import check
 from assay.harness.offline.check_result import CheckResult
 from assay.harness.offline.kernel_matrix import matrix_of
-
-pytestmark = pytest.mark.interpreter
 
 SENTENCES = {
     "top_left": "causal mask aligned top-left",
@@ -30,11 +26,9 @@ SENTENCES = {
 
 
 @pytest.fixture(scope="module")
-def kernels() -> Iterator[ModuleType]:
+def kernels() -> ModuleType:
     interpret_without_gpu()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(Path(__file__).parent / "examples")
-        yield importlib.import_module("textbook_triton")
+    return importlib.import_module("textbook_triton")
 
 
 def some(every: int, dtype: str = "float16") -> list[Case]:
@@ -50,14 +44,12 @@ def test_there_are_twelve(kernels: ModuleType) -> None:
     assert set(SENTENCES) <= {kernel.__name__ for kernel in kernels.WRONG}
 
 
-@pytest.mark.slow
 def test_a_right_one_passes(kernels: ModuleType) -> None:
     result = check("textbook_triton:varlen", cases=some(24))
     assert result.findings == ()
     assert not result.failing
 
 
-@pytest.mark.slow
 def test_one_that_writes_beyond_its_output_is_located(kernels: ModuleType) -> None:
     result = check("textbook_triton:store_not_masked", cases=some(24), read_out=0)
     assert result.exit_code == 1
@@ -74,13 +66,11 @@ def test_one_that_reads_beyond_k_and_v_is_described(kernels: ModuleType) -> None
     assert "q heads 1, 2 and 3 read K and V up to 3 heads beyond the end" in result.summary()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["varlen", "paged", "split_kv"])
 def test_right_ones_pass(kernels: ModuleType, name: str) -> None:
     assert check(f"textbook_triton:{name}", cases=some(8)).findings == ()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(SENTENCES))
 def test_wrong_ones_are_read_exactly(kernels: ModuleType, name: str) -> None:
     result = check(f"textbook_triton:{name}", cases=some(8))
@@ -88,7 +78,6 @@ def test_wrong_ones_are_read_exactly(kernels: ModuleType, name: str) -> None:
     assert SENTENCES[name] in said(result)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["head_modulo", "last_page_lost", "parts_averaged"])
 def test_other_wrong_ones_are_caught(kernels: ModuleType, name: str) -> None:
     assert check(f"textbook_triton:{name}", cases=some(8), read_out=0).exit_code == 1
