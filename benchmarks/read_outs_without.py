@@ -92,7 +92,7 @@ def install() -> None:
     fitting.fits, fitting.Fitter._rated = kept_fits, kept_effects  # type: ignore[method-assign]
     for room in (fitting, candidates, dims):
         room.mine = kept_conditions  # type: ignore[attr-defined]
-    for name in ("telling", "edges", "_again", "bisect"):
+    for name in ("_telling", "_edges", "_again", "_bisect"):
         setattr(Finder, name, step(f"step {name.strip('_')}", getattr(Finder, name), []))
     for name in ("steep_plans", "extreme_plans", "repeated_plans"):
         setattr(finding, name, step(f"step {name.removesuffix('_plans')}", getattr(finding, name), []))

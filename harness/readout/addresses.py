@@ -34,8 +34,6 @@ _WHOLE = 2e-3
 """By how much a number of times that a row is counted may miss a whole one."""
 _MOST_READ = 512
 """Keys of a row beyond which it is left out: expressions are computed for each key."""
-
-
 _Rows = Callable[[AttentionCall], Ints]
 """(call) -> the packed row that each packed key is read from, int64 [total_k]; total_k for a row of zeros."""
 
@@ -94,13 +92,7 @@ _INDICES: tuple[Amount, ...] = (
 
 
 def _looked_for(part: _Part, at: Sum, call: AttentionCall) -> Ints:
-    """Return the packed row at which each packed key is looked for; as many as there are, which stands for zeros, where it is none.
-
-    Args:
-        part: "start" if the sum is where the key's sequence is thought to begin, "index" if it is the index of the key there.
-        at: the sum.
-        call: the call.
-    """
+    """Return the packed row at which each packed key is looked for if a part of its address is this sum; `total_k` for zeros."""
     table, rows = _key_table(call), call.k.shape[0]
     row: Ints = at.of(table) + table[_OTHER_PART[part]]
     return np.where((row >= 0) & (row < rows), row, rows)
@@ -119,15 +111,9 @@ _OTHER_PART: dict[_Part, str] = {"start": "j", "index": "k_start"}
 
 @dataclass(frozen=True)
 class _Row:
-    """A row of a reading.
+    """A row of a reading: the packed keys that it should see, their features, the number of keys of the call, and what was read.
 
-    Attributes:
-        call: the call.
-        keys: the packed keys that it should see.
-        table: their features.
-        rows: packed keys of the call.
-        read: the packed row that each of these was read from, sorted, `rows` for zeros; or in order, -1 for one that is not known.
-        sorted: whether they are sorted.
+    `read` is the packed row that each key was read from: sorted, `rows` for zeros; or in order, -1 for one that is not known.
     """
 
     call: AttentionCall

@@ -32,19 +32,12 @@ _FAINT = 1e-5
 """A right weight below this says little on whether its key is seen."""
 _MANY_KEYS = 160
 """Keys of a row from which on only some are looked at: odd ones, their neighbours, the ends, and some between."""
-
-
 _Row = tuple[Queries, int, "Numbers | None"]
 """Queries, the place of one of them and a head, and the factor of each packed key there, [total_k]; None for a right one."""
 
 
 def key_factors(readings: Sequence[Sample], negatives: Sequence[Queries] = ()) -> list[KeyFactors]:
-    """Rules on which keys are seen and how much, mined from what was read; cheapest first.
-
-    Args:
-        readings: readings of wrong rows.
-        negatives: queries on which the kernel is right.
-    """
+    """Mine rules on which keys are seen and how much from readings of wrong rows and from right queries; cheapest first."""
     fits = [
         (reading, place, fit) for reading, place, fit in every(readings, "keys", "keys-of-all") if fit.keys is not None
     ]
@@ -147,11 +140,7 @@ _FLAT = 1e-3
 
 
 def general_effects(answers: Sequence[Answer]) -> Iterable[Effect]:
-    """Yield effects that are tried whatever was read.
-
-    Args:
-        answers: what the kernel answered.
-    """
+    """Yield effects that are tried whatever was read."""
     yield from lost_dims(answers)
     yield from TAILS
     yield from (multiplied(output=formula, cost=1.5) for formula in TIMES)
@@ -187,12 +176,7 @@ _SHARE = 0.15
 
 
 def effects_of(readings: Sequence[Sample], negatives: Sequence[Queries] = ()) -> Iterable[Effect]:
-    """Effects that could have made these weights, without conditions.
-
-    Args:
-        readings: what was read.
-        negatives: queries on which the kernel is right.
-    """
+    """Yield effects, without conditions, that could have made the weights that were read; the kernel is right on `negatives`."""
     yield from _constants(readings)
     yield from _scales(readings)
     yield from _exponentials(readings)
@@ -273,8 +257,6 @@ _COUNTS = Search(
     largest=0,
 )
 """How many keys, or blocks of keys, are missing to the next block, or to the longest sequence of the batch."""
-
-
 _PHANTOMS: tuple[Term, ...] = tuple(term for term in ROW_TERMS if not (term.words or term.minus))
 """What the number of keys that are counted in vain may follow: amounts of one feature, such as a length or its rest in a block."""
 

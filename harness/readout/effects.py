@@ -23,13 +23,7 @@ from assay.harness.readout.words import number
 
 
 def multiplied(scores: Formula | None = None, output: Formula | None = None, cost: float = 1.0) -> Told:
-    """Scores are multiplied, or the output, or both.
-
-    Args:
-        scores: by what the scores are; None for 1.
-        output: by what the output is; None for 1.
-        cost: how far-fetched it is.
-    """
+    """Scores are multiplied by a formula, or the output by one, or both."""
     words = f"scores are multiplied by {_formula(scores)}" if scores else ""
     if output is not None and words:
         words = f"{words}; the output by {_formula(output)}"
@@ -75,13 +69,11 @@ PARTS = (0, 8, 16, 32, 64, 128, 256)
 
 
 def merged(block: int, law: str) -> Told:
-    """Parts of the keys are merged with wrong weights.
+    """Parts of the keys, blocks or (0) cached and new ones, are merged with wrong weights.
 
-    Args:
-        block: keys of a part; 0 for cached and new keys.
-        law: "equal", all parts count alike; "base2" or "base-e", their log-sum-exp is taken for that of the other base ("cached
-            base2" or "new base2" and so on, that of cached or new keys alone); "max", their largest score in place of their
-            log-sum-exp; "mean", each part's scores lose their mean over its keys' K.
+    The laws: "equal", all parts count alike; "base2" or "base-e", their log-sum-exp is taken for that of the other base ("cached
+    base2" or "new base2" and so on, that of cached or new keys alone); "max", their largest score in place of their log-sum-exp;
+    "mean", each part's scores lose their mean over its keys' K.
     """
     parts = f"splits of {block} keys" if block else "cached and new keys"
     each = f"each {block} keys" if block else "the cached or the new keys"

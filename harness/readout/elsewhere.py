@@ -23,14 +23,9 @@ _Option = tuple[str, _Of, float]
 
 @dataclass(frozen=True)
 class RowSource:
-    """Where a query takes something from: (packed row, q head) as functions of the query.
+    """Where a query takes something from, in words, which are empty for its own, and as functions of the query.
 
-    Attributes:
-        query: the other query in words, such as "query i - 1"; empty for the same one.
-        in_head: its q head in words, such as "the next q head"; empty for the same one.
-        row: (queries) -> packed row of q for each row and head; negative where there is none.
-        head: (queries) -> q head, likewise.
-        cost: how far-fetched it is.
+    The row is negative where there is none.
     """
 
     query: str
@@ -62,26 +57,14 @@ def _in_sequence(queries: Queries, seq: Ints, i: Ints) -> Ints:
     return np.where(inside & (i >= 0) & (row < stops[safe]), row, -1)
 
 
-def _query(of: Callable[[dict[str, Ints]], Ints], queries: Queries) -> Ints:
+def _query(of: Callable[[dict[str, Ints]], Ints]) -> _Of:
     """Give another query of the sequence, by its index."""
-    return _in_sequence(queries, queries.table["seq"], of(queries.table))
+    return lambda queries: _in_sequence(queries, queries.table["seq"], of(queries.table))
 
 
-def _shifted(by: int, queries: Queries) -> Ints:
-    return _query(lambda table: table["i"] + by, queries)
-
-
-def _first_query_of_block(size: int, queries: Queries) -> Ints:
-    return _query(lambda table: table["i"] // size * size, queries)
-
-
-def _remainder(size: int, queries: Queries) -> Ints:
-    return _query(lambda table: table["i"] % size, queries)
-
-
-def _sequence(of: Callable[[dict[str, Ints]], Ints], queries: Queries) -> Ints:
+def _sequence(of: Callable[[dict[str, Ints]], Ints]) -> _Of:
     """Give the same query of another sequence, by its place."""
-    return _in_sequence(queries, of(queries.table), queries.table["i"])
+    return lambda queries: _in_sequence(queries, of(queries.table), queries.table["i"])
 
 
 def _from_start_of_keys(queries: Queries) -> Ints:
@@ -98,18 +81,18 @@ def _strided(name: str, queries: Queries) -> Ints:
 
 _QUERIES: tuple[_Option, ...] = (
     ("", lambda q: q.table["row"], 0.0),
-    *((f"query i {'+' if by > 0 else '-'} {abs(by)}", partial(_shifted, by), 0.2 + 0.1 * abs(by))
+    *((f"query i {'+' if by > 0 else '-'} {abs(by)}", _query(lambda t, by=by: t["i"] + by), 0.2 + 0.1 * abs(by))  # type: ignore[misc]
       for by in (-1, 1, -2, 2, -4, 4, -8, 8, -16, 16)),
-    ("the first query of its sequence", partial(_query, lambda t: 0 * t["i"]), 0.4),
-    ("the last query of its sequence", partial(_query, lambda t: t["new"] - 1), 0.4),
-    *((f"query i of the {whose} sequence", partial(_sequence, of), cost) for whose, of, cost in (
+    ("the first query of its sequence", _query(lambda t: 0 * t["i"]), 0.4),
+    ("the last query of its sequence", _query(lambda t: t["new"] - 1), 0.4),
+    *((f"query i of the {whose} sequence", _sequence(of), cost) for whose, of, cost in (
         ("first", lambda t: 0 * t["seq"], 0.6), ("previous", lambda t: t["seq"] - 1, 0.5),
         ("next", lambda t: t["seq"] + 1, 0.5), ("last", lambda t: t["seqs"] - 1, 0.7))),
     ("the first query of the batch", lambda q: 0 * q.table["row"], 0.6),
     ("the last query of the batch", lambda q: 0 * q.table["row"] + q.call.q.shape[0] - 1, 0.6),
     ("the query in packed row cu_seqlens_k[b] + i, or the last one", _from_start_of_keys, 0.7),
-    *((f"the first query of its block of {n}", partial(_first_query_of_block, n), 0.7) for n in (16, 32, 64, 128)),
-    *((f"query i mod {n}", partial(_remainder, n), 0.8) for n in (16, 32, 64, 128)),
+    *((f"the first query of its block of {n}", _query(lambda t, n=n: t["i"] // n * n), 0.7) for n in (16, 32, 64, 128)),  # type: ignore[misc]
+    *((f"query i mod {n}", _query(lambda t, n=n: t["i"] % n), 0.8) for n in (16, 32, 64, 128)),  # type: ignore[misc]
 )  # fmt: skip
 """Rows that a kernel confuses: neighbours and what is one vector of rows away; a sequence index that is off; an offset into q that
 stays at the start of a sequence or of a tile."""
@@ -127,12 +110,9 @@ _HEADS: tuple[_Option, ...] = (
 
 
 def _flat(of_rows: bool, part: bool, queries: Queries) -> Ints:
-    """Give the row or head of what lies in the place of a row and head, if a tensor [rows, heads] is read as [heads, rows].
+    """Give the row, or the head, of what lies in the place of a row and head if a tensor [rows, heads] is read as [heads, rows].
 
-    Args:
-        of_rows: whether the tensor is [rows, heads], rather than read as such.
-        part: whether it is the second index of the place in the tensor.
-        queries: the rows.
+    `of_rows` says that the tensor is [rows, heads], not that it is read so; `part`, that the second index of the place is wanted.
     """
     rows, (row, head) = queries.call.q.shape[0], (queries.table["row"], queries.table["head"])
     place, width = (head * rows + row, queries.heads) if of_rows else (row * queries.heads + head, rows)

@@ -33,7 +33,6 @@ _Form = Literal[
 - "output": the right weights of another query or head; "query": the weights that the q of another query or head gives here;
 - "values": right, but on the V of other keys; "scored": by the K of other keys, on the right V.
 """
-
 BLANK = -1.0
 """Stands in place of a factor, which is never negative, for a key whose K and V are zero to the kernel: it adds nothing to the
 output, and exp(0) = 1 to the denominator."""
@@ -41,16 +40,12 @@ output, and exp(0) = 1 to the denominator."""
 
 @dataclass(frozen=True)
 class Tolerance:
-    """The exactness of a reading. The defaults are for float32.
+    """The exactness of a reading: the weight of a query that may be misplaced, the error of a log weight, and the weight of zero.
 
     Read off right float32 kernels (PyTorch's, and blockwise and split ones) on all of `fixed_plans`, weights miss the right ones by
     at most 5e-7 of their sum, and log weights by at most 2e-6: float32 rounds by 6e-8, and scores are of size 1 to 10. The defaults
-    leave a hundred times that, for kernels that round more; the smallest fault that is sought shifts 1e-4 of the weight.
-
-    Attributes:
-        weight: total weight of a query that may be misplaced.
-        log: error of a log weight.
-        least: weights below this are not told from zero: beside a weight of 1, float32 loses them.
+    leave a hundred times that, for kernels that round more; the smallest fault that is sought shifts 1e-4 of the weight. Beside a
+    weight of 1, float32 loses those below `least`.
     """
 
     weight: float = 5e-5
@@ -86,25 +81,11 @@ class Fit:
 
 
 class Row:
-    """The reading of one query and head.
+    """The reading of one query and head: the place-th of those that were read; `every` holds all queries of the call.
 
-    Args:
-        reading: of some queries of a call.
-        every: all queries of the call, read or not.
-        place: of the query among those that were read.
-        head: q head.
-        tolerance: of the reading.
-
-    Attributes:
-        row: the packed row of q.
-        own: the kv head that it should read.
-        weights: what was read, [num_kv_heads, total_k].
-        expected: the right weights, likewise.
-        scores: scale * q k^T, likewise.
-        visible: the keys that it should see, bool [total_k].
-        constant: what does not come from V, [head_dim_v].
-        off: see `WeightReading.off`.
-        keys: the keys of its sequence.
+    Of the query: its packed row; its own kv head; the weights that were read, the right ones and the scores, [num_kv_heads,
+    total_k]; the keys that it should see, [total_k]; what does not come from V, [head_dim_v]; `WeightReading.off`; and the keys of
+    its sequence.
     """
 
     def __init__(self, reading: WeightReading, every: Queries, place: int, head: int, tolerance: Tolerance) -> None:
@@ -118,20 +99,20 @@ class Row:
         self.off = float(reading.off[place, head])
         self.keys = next(k for q, k in sequences(reading.call) if q.start <= self.row < q.stop)
 
-    def near(self, weights: Numbers) -> bool:
+    def _near(self, weights: Numbers) -> bool:
         """Return True if these are the weights that were read, up to the tolerance."""
         return bool(np.abs(self.weights - weights).sum() <= self.tolerance.weight * max(1.0, np.abs(weights).sum()))
 
-    def reads_also(self, kv: int) -> bool:
+    def _reads_also(self, kv: int) -> bool:
         """Return True if kv heads besides this one have weight."""
         return float(np.abs(self.weights).sum() - np.abs(self.weights[kv]).sum()) > self.tolerance.weight
 
-    def own_logs(self, least: int) -> tuple[Flags, Numbers] | None:
+    def _own_logs(self, least: int) -> tuple[Flags, Numbers] | None:
         """The keys of the own kv head with weight, bool [total_k], and the logs of these weights.
 
         None if there are fewer than `least`, if one of them should not be seen, or if other kv heads have weight too.
         """
-        if self.reads_also(self.own):
+        if self._reads_also(self.own):
             return None
         weights = self.weights[self.own]
         seen = weights > self.tolerance.least
@@ -146,7 +127,7 @@ _FACTORS = 3
 
 def _right(row: Row) -> Fit | None:
     """The weights are right, and nothing is added to the values."""
-    return Fit("right") if row.near(row.expected) and np.abs(row.constant).max() < row.tolerance.weight else None
+    return Fit("right") if row._near(row.expected) and np.abs(row.constant).max() < row.tolerance.weight else None
 
 
 def _zero(row: Row) -> Fit | None:
@@ -180,7 +161,7 @@ def _other_kv(row: Row) -> Fit | None:
 
 def _multiplied(row: Row, kv: int) -> Fit | None:
     """Weights in proportion to exp(score), times a factor of few values: 0 for a key that is not seen, 2 for one seen twice."""
-    if row.reads_also(kv):
+    if row._reads_also(kv):
         return None
     weights, scores, should = row.weights[kv], row.scores[kv], row.visible
     seen = weights > row.tolerance.least
@@ -202,10 +183,7 @@ def _multiplied(row: Row, kv: int) -> Fit | None:
 def _factors(gaps: Numbers, should: Flags, tolerance: float) -> list[tuple[float, Numbers]]:
     """Return what log weights minus scores say: that of a factor of 1, and the factor of each key; empty if they are too many.
 
-    Args:
-        gaps: of the keys with weight.
-        should: which of them should be seen: the factor of most of these is 1, which comes first.
-        tolerance: of a log weight.
+    Of most of the keys that should be seen the factor is 1, which comes first.
     """
     group = _groups(gaps, tolerance)
     counts = np.bincount(group)
@@ -230,13 +208,9 @@ def _groups(values: Numbers, gap: float) -> Ints:
 
 
 def _denominated(fit: Fit, denominator: float, counted: float, row: Row) -> Fit:
-    """The fit, with what its denominator is.
+    """Add to the factors of keys what their denominator is.
 
-    Args:
-        fit: the factors of keys.
-        denominator: sum of exp(score) that the weights were divided by.
-        counted: the same sum over the keys with weight, times their factors.
-        row: the row.
+    `denominator` is the sum of exp(score) that the weights were divided by, `counted` that of keys times their factors.
     """
     assert fit.keys is not None
     close = 3 * row.tolerance.log
@@ -254,7 +228,7 @@ def _denominated(fit: Fit, denominator: float, counted: float, row: Row) -> Fit:
 
 def _scaled(row: Row) -> Fit | None:
     """All scores are multiplied by a number."""
-    if (own := row.own_logs(3)) is None:
+    if (own := row._own_logs(3)) is None:
         return None
     seen, logs = own
     scores = row.scores[row.own]
@@ -267,14 +241,14 @@ def _scaled(row: Row) -> Fit | None:
     weights = np.exp(changed - changed.max())
     expected = np.zeros_like(row.weights)
     expected[row.own] = weights / weights.sum()
-    if abs(slope - 1) < row.tolerance.log or not row.near(expected):
+    if abs(slope - 1) < row.tolerance.log or not row._near(expected):
         return None
     return Fit("scale", number=slope)
 
 
 def _bent(row: Row) -> Iterator[Fit]:
     """Weights are in proportion to another function than exp(score)."""
-    if (own := row.own_logs(4)) is None:
+    if (own := row._own_logs(4)) is None:
         return
     seen, logs = own
     scores = row.scores[row.own]
@@ -287,7 +261,7 @@ def _bent(row: Row) -> Iterator[Fit]:
 
 def _pieces(row: Row) -> Fit | None:
     """A factor that is constant over runs of keys: the logs of the factors, for whoever finds out what they follow."""
-    if (own := row.own_logs(8)) is None:
+    if (own := row._own_logs(8)) is None:
         return None
     seen, logs = own
     scores = row.scores[row.own]
@@ -319,7 +293,7 @@ def _output(row: Row) -> Iterator[Fit]:
 
 def _query(row: Row) -> Iterator[Fit]:
     """The weights that another query's q has here: in place of this row's, behind this row's mask."""
-    if (own := row.own_logs(3)) is None:
+    if (own := row._own_logs(3)) is None:
         return
     seen, logs = own
     if not (seen == row.visible)[row.expected[row.own] > 1e-5].all():
@@ -390,7 +364,7 @@ def _gained(row: Row) -> Fit | None:
 
 def _keys_moved(row: Row) -> Fit | None:
     """Each log weight is the score of another key: keys are read from elsewhere, values are not."""
-    if row.reads_also(row.own):
+    if row._reads_also(row.own):
         return None
     weights = row.weights[row.own]
     seen = row.visible & (weights > 10 * row.tolerance.least)

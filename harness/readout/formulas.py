@@ -154,8 +154,6 @@ SCALES: tuple[Formula, ...] = (
 )  # fmt: skip
 """Numbers by which bugs multiply scores: a scale that is missing, doubled or inverted; the base of the exponential, in kernels that
 use exp2; head_dim taken from the wrong tensor or dimension. A power of the scale covers each head_dim. Other numbers are fitted."""
-
-
 _UNNORMALISED, _TWICE = "it is not divided by the softmax denominator", "it is divided by the softmax denominator twice"
 _OF_LSE: dict[str, tuple[Callable[[Numbers, Numbers], Numbers], str]] = {
     "exp(lse - m), lse the log-sum-exp, m the maximum": (lambda lse, top: np.exp(lse - top), _UNNORMALISED),
@@ -187,7 +185,6 @@ TIMES: tuple[Formula, ...] = (
 )  # fmt: skip
 """Numbers by which bugs multiply outputs: the scale of V of another kv head, a sum or a mean over a group of q heads where the
 other was meant, and functions of a query's log-sum-exp and maximum. Other numbers are fitted."""
-
 DESCALES: tuple[tuple[Formula, Formula], ...] = tuple(
     (
         Formula(f"max |k| of {words} / its own", partial(_largest, "k", other), "K is dequantised with that scale"),

@@ -36,14 +36,7 @@ Beyond degree 3, a polynomial is as exact as bfloat16.
 
 
 def laws_of(x: Numbers, logs: Numbers, top: float, close: float) -> Iterator[str]:
-    """Yield the laws that give the weights of a query up to a common factor.
-
-    Args:
-        x: scores of the keys with weight.
-        logs: logs of these weights.
-        top: the largest score that the query sees.
-        close: by how much the logs may be off.
-    """
+    """Yield the laws that give the weights of keys with scores x, and a maximum `top`, up to a factor and `close` in their logs."""
     yield from (law for law, log in LAWS.items() if np.ptp(logs - log(x - top)) < close)
 
 
@@ -64,8 +57,6 @@ _POWERS = {
 """Powers of the right factor, exp(old maximum - new), by which the numerator and the denominator are multiplied."""
 TILES = (1, 8, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 256)
 """Keys of a tile; 1 in kernels that take a key at a time."""
-
-
 _LAWS = {
     "neither": "the sums over earlier tiles are not rescaled when the maximum rises",
     "numerator": "the denominator is not rescaled when the maximum rises",
@@ -79,16 +70,11 @@ _LAWS = {
 """What goes wrong, in words."""
 
 
-def online_softmax(tile: int, law: str, least: float = 0.0, backward: bool = False) -> Told:
+def _online_softmax(tile: int, law: str, least: float = 0.0, backward: bool = False) -> Told:
     """An online softmax in which earlier tiles of keys are rescaled wrongly where a later tile raises the running maximum.
 
-    Args:
-        tile: keys of a tile.
-        law: "neither" sum is rescaled; only the "numerator", or only the "denominator" is, or is "twice"; "late": the denominator
-            is rescaled after the tile was added to it; "inverse": both by exp(new - old); "rarely": only where the maximum rises
-            by `least` or more.
-        least: see "rarely".
-        backward: whether the last tile comes first.
+    The laws: "neither" sum is rescaled; only the "numerator", or only the "denominator" is, or is "twice"; "late": the denominator
+    is rescaled after the tile was added to it; "inverse": both by exp(new - old); "rarely": only where it rises by `least`.
     """
     order = ", from the last tile to the first" if backward else ""
     tiles = f"online softmax over {f'tiles of {tile} keys' if tile > 1 else 'one key at a time'}{order}"
@@ -154,4 +140,4 @@ def online_softmaxes() -> Iterator[Told]:
     """Every law, with tiles of usual sizes in either order."""
     for tile, backward, law in product(TILES, (False, True), _LAWS):
         for least in _LEAST if law == "rarely" else (0.0,):
-            yield online_softmax(tile, law, least, backward)
+            yield _online_softmax(tile, law, least, backward)

@@ -218,8 +218,6 @@ _SEQUENCES = {
     ("==", -1): "of the previous sequence", ("==", 1): "of the next sequence", ("<", 0): "of earlier sequences",
     (">=", 1): "of later sequences", ("==", 0): "of its own sequence", ("!=", 0): "of other sequences",
 }  # fmt: skip
-
-
 Keys = tuple[str, bool]
 """Some keys in words, and whether they are several."""
 
@@ -244,12 +242,7 @@ def of_keys(literal: Literal) -> bool:
 
 
 def keys(literals: Sequence[Literal], universe: str = "seen") -> Keys:
-    """Say for which keys literals hold.
-
-    Args:
-        literals: literals that speak of keys.
-        universe: see `KeyFactor`.
-    """
+    """Say for which keys of a universe, see `KeyFactor`, literals that speak of keys hold."""
     bounds, clauses, sequence = list[_Bound](), list[str](), ""
     for literal in literals:
         term = literal.term

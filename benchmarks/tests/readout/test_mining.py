@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from assay.harness.readout.mining import (
+    _MAX_EXAMPLES,
     ALWAYS,
-    MAX_EXAMPLES,
     Condition,
     Flags,
     Literal,
@@ -105,7 +105,7 @@ def test_equal_examples_of_both_kinds_have_no_rule() -> None:
 
 
 def test_one_contradiction_among_many_examples_is_enough() -> None:
-    positive = np.arange(20 * MAX_EXAMPLES) % 2 == 1
+    positive = np.arange(20 * _MAX_EXAMPLES) % 2 == 1
     examples = {"a": positive.astype(np.int64)}
     assert conditions(examples, positive, (A,))
     examples["a"][0] = 1
@@ -150,7 +150,7 @@ def test_a_plain_exception_comes_before_a_far_fetched_conjunction() -> None:
 
 
 def test_rare_counterexamples_are_found() -> None:
-    count = 20 * MAX_EXAMPLES
+    count = 20 * _MAX_EXAMPLES
     positive = np.arange(count) < count // 2
     examples = {"a": positive.astype(np.int64), "b": np.ones(count, np.int64)}
     examples["a"][-3:] = 1  # among 15,000 negative examples, three look positive

@@ -10,7 +10,7 @@ import torch
 
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.readout.queries import Queries
-from assay.harness.readout.softmaxes import TILES, online_softmax, online_softmaxes
+from assay.harness.readout.softmaxes import TILES, _online_softmax, online_softmaxes
 
 RESCALED = {str(one.args[1]) for one in online_softmaxes()}
 CALL = call_of([(3, 20), (1, 9)], (2, 1), 16, torch.float64, "cpu", seed=2)
@@ -55,7 +55,7 @@ def by_loop(row: int, head: int, tile: int, law: str, least: float, backward: bo
 @pytest.mark.parametrize("tile", [1, 4, 16])
 @pytest.mark.parametrize("law", sorted(RESCALED))
 def test_sums_are_rescaled_as_the_law_says(law: str, tile: int, backward: bool) -> None:
-    effect = online_softmax(tile, law, 1.0, backward)
+    effect = _online_softmax(tile, law, 1.0, backward)
     expected = np.array(
         [[by_loop(row, head, tile, law, 1.0, backward) for head in range(2)] for row in range(len(CALL.q))]
     )
@@ -65,7 +65,7 @@ def test_sums_are_rescaled_as_the_law_says(law: str, tile: int, backward: bool) 
 
 def test_one_tile_is_right_whatever_the_law() -> None:
     for law in RESCALED:
-        np.testing.assert_allclose(online_softmax(64, law, 1.0).outputs(QUERIES), QUERIES.right, rtol=1e-9)
+        np.testing.assert_allclose(_online_softmax(64, law, 1.0).outputs(QUERIES), QUERIES.right, rtol=1e-9)
 
 
 def test_every_law_is_tried_with_every_tile_in_both_orders() -> None:

@@ -29,7 +29,7 @@ from assay.harness.readout.key_factors import KeyFactor, KeyFactors
 from assay.harness.readout.mining import Condition, Literal, Term, Value
 from assay.harness.readout.operators import Clause, Effect, Operator
 from assay.harness.readout.sentences import sentence
-from assay.harness.readout.softmaxes import online_softmax
+from assay.harness.readout.softmaxes import _online_softmax
 from assay.harness.readout.words import keys, legend, of_keys, only
 
 
@@ -131,7 +131,7 @@ CACHED, OWN = lit("j", "<", 0, "prefix"), lit("pos", "==", 0, "j")
     (multiplied(*DESCALES[0]),
      "scores are multiplied by max |k| of the next kv head / its own: K is dequantised with that scale; the output by max |v| of "
      "the next kv head / its own: and so is V"),
-    (online_softmax(64, "late"),
+    (_online_softmax(64, "late"),
      "online softmax over tiles of 64 keys: the denominator is rescaled after the new tile was added to it"),
 
 

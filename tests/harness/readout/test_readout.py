@@ -318,7 +318,7 @@ def test_a_limit_between_lengths_that_were_not_asked_for_is_open() -> None:
     assert _between(literal, wrong, right) == (
         "only where the number of sequences >= 4: the limit lies between 2 and 9, where no call was made"
     )
-    finder.bisect(finder.operator)
+    finder._bisect(finder.operator)
     finder.operator = finder.fit()[0]
     assert not finder.open_limits()
 
