@@ -193,12 +193,11 @@ class Shadow:
                 )
                 self._noise = self._noise or noise
                 families = (noise, self._reference_noise(call.phase, stored))
-                self._truth[layer, call.phase] = TruthSums(reference.shape[1], *families)
+                self._truth[layer, call.phase] = TruthSums(reference.shape[1], *families, self._candidate.reads_given)
             [seed] = np.random.SeedSequence([self._seed, self._count, layer]).generate_state(1).tolist()
             self._features |= dict.fromkeys(packed.features)
             self._truth[layer, call.phase].add(
-                packed, got, reference, self._rows, self._numbers, seed, worst, call.forward_pass.prefix,
-                given, self._candidate.reads_given,
+                packed, (got, reference), self._rows, self._numbers, seed, worst, call.forward_pass.prefix, given,
             )  # fmt: skip
         except Exception as error:  # such as out of memory: the layer lacks its comparison, and that is said
             self._untested.setdefault(layer, f"{type(error).__name__}: {error}"[:_MAX_TEXT])
