@@ -3,8 +3,8 @@
     python benchmarks/read_outs.py hypotheses catalogue drawn held-out right --seeds 200-259 --processes 2
     python benchmarks/read_outs.py --kernels some/kernels.py some/folder --processes 16    # kernels of your own
     python benchmarks/read_outs.py sage_attn torch_sdpa --device cuda --seeds 0-199    # kernels that are right, by name
-    python benchmarks/read_outs.py hypotheses held-out held-out-second held-out-third \\
-        --kernels benchmarks/held_out_faults_fourth.py --without --processes 64    # and what each rule alone explains
+
+What each form and effect alone explains, `read_outs_without.py` tells.
 
 A wrong kernel is read as `assay check` reads it, after its small matrix; of one that passes, nothing is said. What was read is then
 tried on calls of another distribution than those that it was mined from, in a kernel that has seen no call yet, and this decides:
@@ -26,7 +26,6 @@ A kernel that is right is read too, and must be silent. One line of JSON is prin
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import runpy
 import statistics
@@ -106,18 +105,6 @@ class Outcome:
         return bool(self.said) and self.exact and self.how != "truly"
 
 
-RULES = (
-    *(f"forms.{form}" for form in (
-        "_zero", "_constant", "_seen_keys", "_other_kv", "_scaled", "_values_moved", "_keys_moved", "_pieces", "_bent", "_output",
-        "_query",
-    )),
-    *(f"candidates.{effects}" for effects in (
-        "_constants", "_scales", "_exponentials", "_masses", "_phantoms", "_kv_heads", "_sources", "_merges", "_multiplied",
-        "edges", "lost_dims", "block_scales", "online_softmaxes",
-    )),
-    "fitting.key_factors",
-)  # fmt: skip
-"""The rules that can be switched off: forms of weights, and what makes effects of them."""
 HELD = {"held-out": HELD_OUT, "held-out-second": SECOND, "held-out-third": THIRD}
 """Kernels with bugs that nobody chose for the read-out."""
 
@@ -205,15 +192,20 @@ def cases(kinds: list[str], seeds: range, device: str) -> Iterator[Case]:
 def outcome(case: Case) -> Outcome:
     """Read the kernel of a case, and try what was read."""
     torch.set_num_threads(1)
-    make, truth = made(case)
+    make, _ = made(case)
     begun = time.process_time()
     if case.kind in ("right", "named"):
         found = read_out(make(), seed=case.seed, device=case.device)
         spent, text = time.process_time() - begun, said(found)
         how = "wrongly" if text else "silent"
         return Outcome(*case_of(case), how, text, "", found.all.wrong, 0, 0, 0, found.calls, spent, found.exact)
-    found = check(make(), seed=case.seed).read_out or ReadOut()
-    spent, text = found.cpu_seconds, said(found)
+    return judged(case, check(make(), seed=case.seed).read_out or ReadOut())
+
+
+def judged(case: Case, found: ReadOut) -> Outcome:
+    """Try what was read of the kernel of a case, on calls that it has not seen."""
+    make, truth = made(case)
+    text = said(found)
     wrong, explained, right, false = tried(found.operator, make())
     how = "wrongly"
     if not text:
@@ -222,7 +214,9 @@ def outcome(case: Case) -> Outcome:
         how = "truly"
     elif explained >= PARTLY * wrong and false <= FALSE * right:
         how = "partly"
-    return Outcome(*case_of(case), how, text, truth, wrong, explained, right, false, found.calls, spent, found.exact)
+    return Outcome(
+        *case_of(case), how, text, truth, wrong, explained, right, false, found.calls, found.cpu_seconds, found.exact
+    )
 
 
 def case_of(case: Case) -> tuple[str, str, int]:
@@ -256,42 +250,6 @@ def _as_causal(prober: Prober, call: AttentionCall, out: Tensor) -> bool:
     return masked is not None and torch.equal(masked, out)
 
 
-def switch_off(rule: str) -> None:
-    """Have a rule explain nothing in this process; an empty one is none."""
-    if not rule:
-        return
-    module, _, name = rule.partition(".")
-    room = importlib.import_module(f"assay.harness.readout.{module}")
-    of = getattr(room, name)
-    setattr(room, name, lambda *_: [])
-    for table, rules in vars(room).copy().items():  # forms are called by tables of them
-        if isinstance(rules, tuple) and of in rules:
-            setattr(room, table, tuple(form for form in rules if form is not of))
-
-
-def read_all(given: argparse.Namespace, kinds: list[str], seeds: range, rule: str = "") -> list[Outcome]:
-    """Read the kernels of some kinds, without a rule, and print what was found of each."""
-    outcomes = []
-    with ProcessPoolExecutor(given.processes, get_context("spawn"), switch_off, (rule,)) as pool:
-        for one in pool.map(outcome, islice(cases(kinds, seeds, given.device), given.number)):
-            outcomes.append(one)
-            print(json.dumps(asdict(one) | {"without": rule}), flush=True)
-    return outcomes
-
-
-def print_ablation(whole: list[Outcome], without: dict[str, list[Outcome]]) -> None:
-    """Print how many kernels are described truly and wrongly without each rule, and which are lost."""
-    print(f"{'without':30s} truly wrongly  no longer described truly")
-    for rule, outcomes in {"": whole, **without}.items():
-        how = Counter(one.how for one in outcomes)
-        lost = [
-            f"{kind_of(now)}/{now.name}"
-            for before, now in zip(whole, outcomes, strict=True)
-            if before.how == "truly" != now.how
-        ]
-        print(f"{rule or 'none':30s} {how['truly']:5d} {how['wrongly']:7d}  {', '.join(lost)}")
-
-
 def main() -> None:
     """Read the kernels and print what was found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -306,12 +264,6 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", help="of kernels by name")
     parser.add_argument("--seeds", default="200-259", help="first and last seed of random faults, and of right kernels")
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument(
-        "--without",
-        nargs="*",
-        choices=RULES,
-        help="read them again without each of these rules; of all, if none is named",
-    )
     parser.add_argument("--number", type=int, help="only so many kernels")
     given = parser.parse_args()
     first, last = (int(number) for number in given.seeds.split("-"))
@@ -319,12 +271,12 @@ def main() -> None:
     if not kinds:
         parser.error("no kernels; name kinds of kernels, or give --kernels PATH")
     seeds = range(first, last + 1)
-    outcomes = read_all(given, kinds, seeds)
-    rules = () if given.without is None else given.without or RULES
-    without = {rule: read_all(given, kinds, seeds, rule) for rule in rules}
+    outcomes = []
+    with ProcessPoolExecutor(given.processes, get_context("spawn")) as pool:
+        for one in pool.map(outcome, islice(cases(kinds, seeds, given.device), given.number)):
+            outcomes.append(one)
+            print(json.dumps(asdict(one)), flush=True)
     print_table(outcomes)
-    if without:
-        print_ablation(outcomes, without)
 
 
 def kind_of(one: Outcome) -> str:

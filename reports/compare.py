@@ -10,8 +10,11 @@ from assay.harness.ingest.results.comparison import (
     ComparedSide,
     ComparedTask,
     CompareResult,
+    HeadMaps,
+    RunCell,
+    RunRow,
+    RunsComparison,
 )
-from assay.harness.ingest.results.runs_comparison import HeadMaps, RunCell, RunRow, RunsComparison
 from assay.harness.judge.report import ErrorGrid
 from assay.harness.text import counted, one_line
 from assay.harness.verdict import exit_code_of

@@ -25,7 +25,8 @@ def trace_document(trace: ingested.FileDocument) -> Document:
     verdict, file = verdict_of(trace), trace.file
     none = Line("No rule is broken.", "empty")
     body: list[Block] = [Line(f"Note: {note}") for note in file.notes]
-    body.append(Section("timeline", "Timeline", timeline_blocks(trace) or [Line("Nothing ran.", "empty")]))
+    if trace.timeline is not None:
+        body.append(Section("timeline", "Timeline", timeline_blocks(trace) or [Line("Nothing ran.", "empty")]))
     body.append(Section("findings", "Findings", [Findings(trace.findings) if trace.findings else none]))
     if file.unread:
         first = Line(f"{file.unread:,} of {counted(file.lines, file.unit)}. The first of them:")

@@ -1,10 +1,10 @@
-"""The timeline of a trace as a picture: a row for each lane of each track, and a column for each segment or slice of time."""
+"""The timeline of an engine's trace as a picture: a row for each action of each request, and a column for each segment."""
 
 from __future__ import annotations
 
 from itertools import groupby
 
-from assay.harness.ingest.timeline import NOTHING, POLLED, TENTHS, Lane, Timeline, TimelineTrack
+from assay.harness.ingest.result import NOTHING, POLLED, TENTHS, Lane, Timeline, TimelineTrack
 from assay.harness.text import one_line
 from assay.reports import charts
 from assay.reports.svg import (
@@ -32,8 +32,7 @@ ROW, HEAD, GAP = 15, 20, 8
 NAME_WIDTH, NAME_LENGTH = 150, 24
 """Room for the name of a lane: CSS pixels, and characters."""
 _COLOURS = {
-    "extend": PALETTE["chart-candidate"], "decode": PALETTE["chart-right"], "mixed": PALETTE["chart-wrong"],
-    "idle": PALETTE["chart-muted"], "other": PALETTE["chart-unparsed"],
+    "extend": PALETTE["chart-candidate"], "decode": PALETTE["chart-right"], "other": PALETTE["chart-unparsed"],
 }  # fmt: skip
 
 
@@ -52,16 +51,15 @@ def timeline_svg(timeline: Timeline) -> str:
     keys += [LegendKey("polled, computed nothing", RULE, "square")] if polled else []
     parts, y = legend(keys, x.start), float(LEGEND_HEIGHT)
     for track in timeline.tracks:
-        parts += _track(track, x, y, timeline, columns)
+        parts += _track(track, x, y, timeline.segments / columns)
         y += HEAD + ROW * len(track.lanes) + GAP
-    axis = LinearScale(timeline.low, max(timeline.high, timeline.low + 1e-9), x.start, x.stop)
-    title = "segment of the request" if timeline.axis == "segment" else f"{timeline.axis} from the first event"
-    parts += axis_below(axis, y, ticks(axis.low, axis.high, 8), title)
+    axis = LinearScale(0, timeline.segments, x.start, x.stop)
+    parts += axis_below(axis, y, ticks(axis.low, axis.high, 8), "segment of the request")
     says = "; ".join(f"{track.name}: {track.note}" for track in timeline.tracks)
     return image(charts.WIDE, y + AXIS_HEIGHT + TITLE_HEIGHT, one_line(says, 600), parts)
 
 
-def _track(track: TimelineTrack, x: LinearScale, y: float, timeline: Timeline, columns: int) -> list[str]:
+def _track(track: TimelineTrack, x: LinearScale, y: float, per: float) -> list[str]:
     parts = [
         text(one_line(track.name, 40), 4, y + HEAD / 2, size=NAME_SIZE, colour=INK),
         text(one_line(track.note, 120), x.start, y + HEAD / 2),
@@ -69,24 +67,24 @@ def _track(track: TimelineTrack, x: LinearScale, y: float, timeline: Timeline, c
     for number, lane in enumerate(track.lanes):
         top = y + HEAD + number * ROW
         parts.append(text(one_line(lane.name, NAME_LENGTH), 12, top + ROW / 2))
-        parts += _cells(lane, x, top, timeline, columns)
+        parts += _cells(lane, x, top, per)
     return parts
 
 
-def _cells(lane: Lane, x: LinearScale, top: float, timeline: Timeline, columns: int) -> list[str]:
-    per, colour = (timeline.high - timeline.low) / columns, _COLOURS[lane.kind]
+def _cells(lane: Lane, x: LinearScale, top: float, per: float) -> list[str]:
+    """Draw a lane; a column stands for so many segments."""
+    colour = _COLOURS[lane.kind]
     parts, at = [], 0
     for cell, run in groupby(lane.cells):
         start, at = at, at + len(list(run))
         if cell == NOTHING:
             continue
         left, width = x(start), max(x(at) - x(start), 0.5)
-        low, high = timeline.low + start * per, timeline.low + at * per
-        says = f"{one_line(lane.name, 60)}, {timeline.axis} {low:,.6g} to {high:,.6g}"
+        says = f"{one_line(lane.name, 60)}, segment {start * per:,.6g} to {at * per:,.6g}"
         middle = top + ROW / 2
         if cell == POLLED:
             shape: dict[str, str | float | None] = {"y": middle - 1, "height": 2, "fill": MUTED, "fill_opacity": 0.5}
-        elif timeline.axis == "segment" and per == 1:  # segments can be counted
+        elif per == 1:  # segments can be counted
             across = f"{width / (at - start) - 1:.2f} 1"
             parts.append(line(left, middle, left + width, middle, colour, ROW - 4, stroke_dasharray=across))
             continue

@@ -30,7 +30,7 @@ BREACHES = [
     ("reports-decide-nothing", "reports/markdown.py", "assay.harness.baselines"),
     ("reports-decide-nothing", "reports/markdown.py", "assay.harness.bench.bench_plan"),
     ("reports-decide-nothing", "reports/markdown.py", "assay.harness.compare.answers"),
-    ("reports-decide-nothing", "reports/markdown.py", "assay.harness.stats.paired"),
+    ("reports-decide-nothing", "reports/markdown.py", "assay.harness.stats.binomial"),
     ("judge-reads-evidence", "harness/judge/build.py", "assay.harness.collect.collect"),
     ("judge-reads-evidence", "harness/judge/build.py", "assay.harness.bench.drive"),
     ("judge-reads-evidence", "harness/judge/build.py", "assay.harness.engines.client"),

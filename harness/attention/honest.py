@@ -290,12 +290,17 @@ class _Draw:
     def normal(self, *shape: int) -> Tensor:
         return torch.randn(*shape, generator=self.generator, device=self.generator.device, dtype=self.work)
 
-    def factors(self, x: Tensor) -> Tensor:
-        """Draw factors of (1/4, 1] that broadcast to x [..., rows, columns]: the phases of a floating-point rounding.
+    def phases(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Draw the phases of the roundings of x [..., rows, columns]: one by row and one by column, each in [0, 1).
 
-        A factor by row times one by column: as good as independent ones, and far cheaper.
+        The fractions of their sums are uniform, and those of two elements are independent: as good as one draw for each element,
+        and far cheaper.
         """
-        rows, columns = self.uniform(*x.shape[:-1], 1), self.uniform(*x.shape[:-2], 1, x.shape[-1])
+        return self.uniform(*x.shape[:-1], 1), self.uniform(*x.shape[:-2], 1, x.shape[-1])
+
+    def factors(self, x: Tensor) -> Tensor:
+        """Draw factors of (1/4, 1] that broadcast to x [..., rows, columns]: the phases of a floating-point rounding."""
+        rows, columns = self.phases(x)
         return (-rows - columns).exp2_()
 
     def rounded(self, x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -358,7 +363,8 @@ class _Draw:
         """Round x, already divided by its scale, to its format with a random phase."""
         format = FORMATS[how.format]
         if format.mantissa is None:
-            dither = self.uniform(*x.shape) - 0.5
+            rows, columns = self.phases(x)
+            dither = rows + columns
             return (x + dither).round_().sub_(dither)
         factors = self.factors(x)
         if format.binades <= _FEW_BINADES:
@@ -398,7 +404,8 @@ def _answer(group: SequenceGroup, call: AttentionCall, draw: _Draw, into: Tensor
         count = len(members)
         q = draw.stored(group.q.flatten(0, 1), "q", count, group.lens_q.repeat_interleave(q_heads))
         q = q.reshape(len(q), heads, q_heads, *q.shape[2:])
-        k, v = (draw.stored(getattr(group, name), name, count, group.lens_k) for name in "kv")
+        k = draw.stored(group.k, "k", count, group.lens_k)
+        v = group.v[None] if draw.lse else draw.stored(group.v, "v", count, group.lens_k)
         group.put(
             [
                 group.rows_first(_attend(group, some, seen, (group.queries(q, some), k, v), call, draw, count))

@@ -17,7 +17,7 @@ from assay.harness.errors import ExitCode
 from assay.harness.evidence.records import Item
 from assay.harness.schema import Record
 from assay.harness.sides import Device
-from assay.harness.stats.paired import mcnemar_exact
+from assay.harness.stats.binomial import mcnemar_of_loss
 from assay.harness.stats.share import clopper_pearson, p_not_above
 from assay.harness.text import ranges
 from assay.harness.verdict import Finding
@@ -159,7 +159,7 @@ def can_fail(by: Criterion, right: int, prompts: int, alpha: float) -> bool:
     than guessing, because guesses are right again and again.
     """
     detectable = by == "text" or p_not_above(right, prompts, CHANCE) < _GUESSING_ALPHA
-    return detectable and mcnemar_exact(right, 0).loss < alpha
+    return detectable and mcnemar_of_loss(right, 0) < alpha
 
 
 def choose_criterion(items: Sequence[Item], own: Sequence[str], alpha: float) -> tuple[Criterion, str]:
@@ -195,7 +195,7 @@ def compare_with_reference(reference: Sequence[bool], these: Sequence[bool], alp
     """
     lost = sum(before and not now for before, now in zip(reference, these, strict=True))
     gained = sum(now and not before for before, now in zip(reference, these, strict=True))
-    p = mcnemar_exact(lost, gained).loss
+    p = mcnemar_of_loss(lost, gained)
     return SetComparison(right=sum(these), lost=lost, gained=gained, p=p, outcome="wrong" if p < alpha else "right")
 
 

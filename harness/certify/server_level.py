@@ -49,12 +49,11 @@ from assay.harness.evidence.certificate import (
     installed_version,
     source_hash,
 )
-from assay.harness.evidence.faults import SENSITIVITY, SeededCalls, read_seeded_calls
+from assay.harness.evidence.faults import SENSITIVITY, SeededCalls, SensitivityRecord, read_seeded_calls
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import pack_of
 from assay.harness.evidence.pack import read_pack
 from assay.harness.evidence.records import Answer, Item
-from assay.harness.evidence.sensitivity import SensitivityRecord
 from assay.harness.evidence.shadow_errors import FOLDER as SHADOW_FOLDER
 from assay.harness.evidence.shadow_errors import read_shadow_errors
 from assay.harness.judge.greedy_suite import greedy_suite

@@ -21,9 +21,9 @@ from typer.core import TyperCommand, TyperGroup
 
 from assay import __version__
 from assay.harness.errors import AssayError, ExitCode, UsageError
+from assay.harness.files import portable
 from assay.harness.interruption import like_ctrl_c
 from assay.harness.offline.handover import Handover
-from assay.harness.portable import portable
 from assay.harness.text import visible
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import FailureResult, Manifest, hash_items
 from assay.harness.evidence.nonce import new_nonce
 from assay.harness.evidence.question_plan import QUESTION_PLAN, QuestionPlan, order_hash
-from assay.harness.files import file_name
-from assay.harness.portable import portable, shown
+from assay.harness.files import file_name, portable, shown
 from assay.harness.sides import ROLES, Role
 
 _EXPANDED = ("--model", "--data")

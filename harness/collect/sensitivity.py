@@ -24,12 +24,17 @@ from assay.harness.collect.run_folder import asked_roles, shadowed_role
 from assay.harness.compare.fault_seen import losses, p_no_loss
 from assay.harness.conditions import PHASES
 from assay.harness.engines.base import ChatRequest, Engine, Reply, cache_header
-from assay.harness.evidence.faults import SENSITIVITY, SeededCalls, read_seeded_calls
+from assay.harness.evidence.faults import (
+    SENSITIVITY,
+    SENSITIVITY_RECORD,
+    SeededCalls,
+    SensitivityRecord,
+    read_seeded_calls,
+)
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import layers_seen
 from assay.harness.evidence.logit_files import Logits, logits_path, read_logits, write_logits
 from assay.harness.evidence.records import Answer, Item
-from assay.harness.evidence.sensitivity import SENSITIVITY_RECORD, SensitivityRecord
 from assay.harness.evidence.shadow_errors import FOLDER as SHADOW_FOLDER
 from assay.harness.policy import Policy
 from assay.harness.progress import ProgressDisplay

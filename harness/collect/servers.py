@@ -18,9 +18,8 @@ from assay.harness.engines.sglang import memory
 from assay.harness.engines.sglang.launch import Launch
 from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.errors import UsageError
-from assay.harness.evidence.common_settings import COMMON_SETTINGS
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.manifest import ServerManifest
+from assay.harness.evidence.manifest import COMMON_SETTINGS, ServerManifest
 from assay.harness.evidence.nonce import RUN
 from assay.harness.progress import ProgressDisplay
 from assay.harness.server.control import CONTROL, FAULTS

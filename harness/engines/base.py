@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from assay.evals.questions import PROMPT_HEADER
-from assay.harness.evidence.common_settings import CommonSettings
+from assay.harness.evidence.manifest import CommonSettings
 from assay.harness.evidence.records import Token
 from assay.harness.sides import Role
 

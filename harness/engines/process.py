@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from assay.harness.engines import guardian
-from assay.harness.portable import shown
+from assay.harness.files import shown
 from assay.harness.text import how_ended
 from assay.harness.tracebacks import HEADER
 

@@ -1,4 +1,6 @@
-"""``manifest.json``: what was run, with which software, on which machine."""
+"""``manifest.json``: what was run, with which software, on which machine. ``common-settings.json``: flags that both servers were
+given because one of the backends forces them.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ from pydantic import Field
 from assay.harness.errors import AssayError, EngineError
 from assay.harness.evidence.nonce import RunRecord
 from assay.harness.evidence.records import Item
+from assay.harness.evidence.run_file import RunFile
 from assay.harness.schema import Part, Record
 from assay.harness.sides import Engine, Role, profile_of
 
@@ -124,3 +127,20 @@ def hash_items(items: Iterable[Item]) -> str:
     for item in items:
         total.update(json.dumps([item.suite, item.id, item.prompt, item.expected]).encode() + b"\n")
     return total.hexdigest()
+
+
+class CommonSettings(RunRecord):
+    """The settings that make two servers' arguments agree.
+
+    Attributes:
+        flags: flags of both servers, in addition to assay's own; empty if they agree without any.
+        because: why, a sentence each.
+        impossible: arguments that no flag makes equal, and why, a sentence each.
+    """
+
+    flags: tuple[str, ...] = ()
+    because: tuple[str, ...] = ()
+    impossible: tuple[str, ...] = ()
+
+
+COMMON_SETTINGS = RunFile("common-settings.json", CommonSettings)

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from assay.harness.attention.call import INPUTS, AttentionCall, CallSpec
 from assay.harness.conditions import CACHED_PREFIX, SEQUENCE_LENGTH
 from assay.harness.errors import EvidenceError, UsageError
-from assay.harness.portable import portable
+from assay.harness.files import portable
 from assay.harness.reading import reading, whole_file
 from assay.harness.schema import Record, read_json
 

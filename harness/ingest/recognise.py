@@ -17,7 +17,7 @@ from assay.harness.verdict import Verdict
 
 READERS = (
     "results.assay_run", "results.lm_eval", "results.sgl_eval", "results.inspect_ai", "results.simple_evals", "results.serving",
-    "results.junit_results", "tensors.reader", "sglang_log.sglang_reader", "trace.mlc_engine", "trace.chrome", "any_log.reader",
+    "results.junit_results", "tensors.reader", "sglang_log.sglang_reader", "trace.mlc_engine", "trace.chrome", "any_log",
 )  # fmt: skip
 """Modules that have a `READER`, in the order in which they are asked. Results come before logs, which are known by any line: a
 JUnit file may quote one. Traces come behind: a log that an engine's trace was printed into is a log. Any other text comes last.

@@ -10,7 +10,6 @@ from pydantic import ConfigDict, Field
 
 from assay.harness.ingest.quantity import Unit
 from assay.harness.ingest.source_file import SourceFile
-from assay.harness.ingest.timeline import Timeline
 from assay.harness.schema import RULE, Part
 from assay.harness.text import one_line
 from assay.harness.verdict import Decided, Finding
@@ -20,6 +19,11 @@ if TYPE_CHECKING:
     from assay.harness.ingest.trace.steps import StepTrace
 
 SCHEMA: Literal["assay.ingest/1"] = "assay.ingest/1"
+MAX_TRACKS, MAX_COLUMNS = 16, 160
+"""Most tracks and columns of a timeline, so that a picture of 100,000 lines stays below 2 MB."""
+NOTHING, POLLED, TENTHS = ".", "o", "123456789"
+"""Cells of a timeline: nothing happened; an action was polled and computed nothing; it computed something, in up to a ninth of the
+segments ("1") to all of them ("9")."""
 
 
 class Statement(NamedTuple):
@@ -127,6 +131,33 @@ class FactTable(Part):
     note: str = ""
 
 
+class Lane(Part):
+    """One action of a request."""
+
+    name: str
+    kind: Literal["extend", "decode", "other"]
+    cells: str = Field(
+        max_length=MAX_COLUMNS,
+        description='one character a column: "." nothing, "o" polled and computed nothing, "1" to "9" how often it computed',
+    )
+
+
+class TimelineTrack(Part):
+    """One request."""
+
+    name: str
+    note: str = Field(description='such as "forks its sequence, 128 tokens"')
+    lanes: tuple[Lane, ...]
+
+
+class Timeline(Part):
+    """What an engine did in each segment, by request and action, bounded in size."""
+
+    segments: int = Field(description="of the longest request; a column is one of them, or several")
+    tracks: tuple[TimelineTrack, ...] = Field(max_length=MAX_TRACKS)
+    left_out: int = Field(0, description="requests that are not shown")
+
+
 class FileDocument(Part):
     """The result of one reader on one file."""
 
@@ -135,7 +166,7 @@ class FileDocument(Part):
     tables: tuple[FactTable, ...] = ()
     findings: tuple[CitedFinding, ...] = ()
     next_steps: tuple[str, ...] = Field((), description="commands that would prove what the file only suggests")
-    timeline: Timeline | None = Field(None, description="of a trace; null for other files")
+    timeline: Timeline | None = Field(None, description="of an engine's trace; null for other files")
 
 
 class CitedFinding(Finding):

@@ -18,8 +18,8 @@ from assay.harness.judge.report import Flip, Metric, SuiteResult
 from assay.harness.judge.suite_decisions import Decision, decide_accuracy, decision_metric
 from assay.harness.policy import Policy
 from assay.harness.sides import ROLES, Role
+from assay.harness.stats.binomial import mcnemar
 from assay.harness.stats.outlook import smallest_loss_shown
-from assay.harness.stats.paired import mcnemar_exact
 from assay.harness.verdict import Check, Finding, Requirement
 from assay.harness.workload import Workload
 
@@ -167,7 +167,7 @@ def _metrics(
             title="flips",
             value=changed,
             text=f"{flipped[0]} lost, {flipped[1]} gained",
-            explain=f"Exact McNemar p = {mcnemar_exact(*flipped).two_sided:.2g}, which decides nothing",
+            explain=f"Exact McNemar p = {mcnemar(*flipped):.2g}, which decides nothing",
         ),
         Metric(
             id="flip-floor",

@@ -15,12 +15,12 @@ from assay.harness.evidence.bench_folder import bench_folder
 from assay.harness.evidence.counters import CallCount
 from assay.harness.evidence.envelope import EnvelopeCounts, envelope_of
 from assay.harness.evidence.executed import KERNEL_TRACES, KernelTrace
+from assay.harness.evidence.faults import SENSITIVITY_RECORD, SensitivityRecord
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import shadow_errors_of
 from assay.harness.evidence.manifest import Manifest, ServerManifest
 from assay.harness.evidence.op_matrix import MATRIX, MatrixRecord
 from assay.harness.evidence.records import Answer, Item, Suite
-from assay.harness.evidence.sensitivity import SENSITIVITY_RECORD, SensitivityRecord
 from assay.harness.evidence.shadow_errors import ShadowErrors
 from assay.harness.judge.questions import Questions, parsed_from_text, read_questions
 from assay.harness.judge.report import SuiteResult

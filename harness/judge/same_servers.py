@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from assay.harness.evidence.common_settings import COMMON_SETTINGS, CommonSettings
-from assay.harness.evidence.manifest import ServerManifest
+from assay.harness.evidence.manifest import COMMON_SETTINGS, CommonSettings, ServerManifest
 from assay.harness.evidence.run_file import RUN_AGAIN
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.sides import Role, Side, treatment

@@ -11,12 +11,11 @@ from pathlib import Path
 
 from assay.harness.compare.fault_seen import losses, p_no_loss, p_within
 from assay.harness.compare.logits import compare_roles
-from assay.harness.evidence.faults import SENSITIVITY, SeededCalls
+from assay.harness.evidence.faults import SENSITIVITY, SeededCalls, SensitivityRecord
 from assay.harness.evidence.layer_diff_record import with_roles_exchanged
 from assay.harness.evidence.logit_files import logits_path, read_logits
 from assay.harness.evidence.records import Answer, Item
 from assay.harness.evidence.run_file import RUN_AGAIN
-from assay.harness.evidence.sensitivity import SensitivityRecord
 from assay.harness.evidence.shadow_errors import FOLDER as SHADOW_FOLDER
 from assay.harness.evidence.shadow_errors import read_shadow_errors
 from assay.harness.judge.evidence import Judged, RunEvidence

@@ -12,8 +12,8 @@ from assay.harness.judge.report import Metric
 from assay.harness.policy import Policy
 from assay.harness.sides import ROLES
 from assay.harness.stats.betting import betting_interval
+from assay.harness.stats.binomial import mcnemar
 from assay.harness.stats.outlook import forecast
-from assay.harness.stats.paired import mcnemar_exact
 from assay.harness.stats.share import Interval, clopper_pearson, p_not_above
 from assay.harness.verdict import Verdict
 
@@ -60,7 +60,7 @@ def decide_accuracy(prefix: Prefix, rule: Rule) -> Decision:
 def _why(prefix: Prefix, rule: Rule, outcome: Outcome, loss: float, interval: Interval) -> str:
     n = len(prefix.pairs)
     lost, gained = map(len, flips(prefix.pairs))
-    p_mcnemar = mcnemar_exact(lost, gained).two_sided
+    p_mcnemar = mcnemar(lost, gained)
     if outcome.reason == "nothing":
         return "Nothing was compared: no question was answered by both roles."
     if outcome.reason == "unparsed":

@@ -38,6 +38,8 @@ _MAX_MEMBERS = 48
 _LSE_MEMBERS = 96
 """Members of an ensemble of log-sum-exps: each is one number, and so has the tail of a single rounding, which few members of a way
 say nothing about."""
+_FAR = 0.5
+"""Share of the bound of `_LSE_MEMBERS` with the noise of `MEMBERS` up to which an error of a log-sum-exp needs no others."""
 _FEW_QUERIES = 16
 """Queries of a cell up to which one rounding may decide in a longer call as well."""
 _OBVIOUS = 100.0
@@ -248,11 +250,14 @@ def bounds_of_queries(call: AttentionCall, family: NoiseFamily, rows: Tensor, ow
     """
     right = log_sum_exp(call, rows)[..., None] if lse else oracle(call, rows)
     members = MEMBERS if rows.numel() * call.k.shape[0] * call.q.shape[1] >= _SMALL else _MAX_MEMBERS
-    members = _LSE_MEMBERS if lse else members
-    off = _off(honest_outputs(call, family, rows, members, lse=lse), right)
-    ways = [query_bounds(part) for part in torch.split(off, members_by_way(call, family, members))]
-    bounds, freedom = (torch.stack(values) for values in zip(*ways, strict=True))
-    bounds, freedom = bounds.amax(0), freedom.amin(0)
+    if lse:
+        bounds, freedom = _noise_of_queries(call, family, rows, right, lse, MEMBERS, of=_LSE_MEMBERS)
+        near = (own > _FAR * bounds).any(1).nonzero().flatten()
+        if len(near):
+            some = near.to(rows.device)
+            bounds[near], freedom[near] = _noise_of_queries(call, family, rows[some], right[some], lse, _LSE_MEMBERS)
+    else:
+        bounds, freedom = _noise_of_queries(call, family, rows, right, lse, members)
     lost = (
         right.new_full(right.shape[:2], -math.log1p(-family.dropped))
         if lse
@@ -269,6 +274,26 @@ def bounds_of_queries(call: AttentionCall, family: NoiseFamily, rows: Tensor, ow
         some = above.any(1).nonzero().flatten()
         bounds[some] += with_all_heads(_key_by_key(call, rows[some.to(rows.device)])).cpu()
     return bounds
+
+
+def _noise_of_queries(
+    call: AttentionCall,
+    family: NoiseFamily,
+    rows: Tensor,
+    right: Tensor,
+    lse: bool,
+    members: int,
+    of: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Simulate `query_bounds` of the noisiest way, and the least freedom of any, each float64 [rows, num_q_heads + 1], on the CPU.
+
+    The bounds are those that `of` members would have with the noise of these.
+    """
+    off = _off(honest_outputs(call, family, rows, members, lse=lse), right)
+    parts, all_of_way = (members_by_way(call, family, count) for count in (members, of or members))
+    ways = [query_bounds(part, count) for part, count in zip(torch.split(off, parts), all_of_way, strict=True)]
+    bounds, freedom = (torch.stack(values) for values in zip(*ways, strict=True))
+    return bounds.amax(0), freedom.amin(0)
 
 
 def simulate(call: AttentionCall, family: NoiseFamily, cells: CallCells, members: int | None = None) -> Ensemble:

@@ -32,6 +32,7 @@ from assay.harness.verdict import Finding, serious, with_evidence
 
 try:
     from assay.harness.readout.asking import Compared
+    from assay.harness.readout.finding import counts_calls
     from assay.harness.readout.named import said, with_operator
     from assay.harness.readout.operators import Operator
     from assay.harness.readout.passive import Recorded, read_recorded, recorded
@@ -248,7 +249,7 @@ def _tried(reading: ReadOut, results: Sequence[CallResult]) -> ReadOut:
     head dims and layouts the kernel fails, so only calls of these count. What depends on earlier calls cannot be tried on calls
     whose order is not known: then it is not exact.
     """
-    known = [result for result in results if not _remembers(reading, result.call)]
+    known = [result for result in results if not (counts_calls(reading.operator) and _remembers(reading, result.call))]
     failing = [result for result in known if result.fails]
     kinds = {_unspoken(result.call) for result in failing}
     passing = [result for result in known if not result.fails and _unspoken(result.call) in kinds]

@@ -1,4 +1,4 @@
-"""Tails of the binomial and the hypergeometric distribution, and the normal quantile.
+"""Tails of the binomial and the hypergeometric distribution, McNemar's test, and the normal quantile.
 
 Sums of exact terms, which agree with scipy to eight digits and more. Every report of a run needs them, and may spend 0.7 s of CPU
 time on imports: scipy.special takes 0.2 s, scipy.stats 0.6 s and statsmodels 1 s.
@@ -69,3 +69,21 @@ def normal_quantile(p: float) -> float:
 
 def _log_choose(n: int, k: int) -> float:
     return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
+
+
+def mcnemar(lost: int, gained: int) -> float:
+    """Run McNemar's exact test of equal accuracies, two-sided: two roles answered the same questions, and only flips tell.
+
+    Args:
+        lost: questions that the reference got right, and the candidate did not.
+        gained: the other way round.
+
+    Returns:
+        The p value; 1 where no answer flipped.
+    """
+    return min(1.0, 2 * at_most(min(lost, gained), lost + gained, 0.5))
+
+
+def mcnemar_of_loss(lost: int, gained: int) -> float:
+    """Run the same test one-sided: the p value of "the candidate is no worse"."""
+    return more_than(lost - 1, lost + gained, 0.5)

@@ -27,6 +27,7 @@ def cell_bounds(
     cells: int | None = None,
     alpha: float = FALSE_FLAGS,
     common: ArrayLike = 0.0,
+    members: int | None = None,
 ) -> Floats:
     """Compute the largest error that noise explains, by cell.
 
@@ -38,6 +39,7 @@ def cell_bounds(
         alpha: largest probability that any of them is.
         common: share of the members' mean square that they have in common (operands that are cut off rather than rounded), which
             another implementation has as well, so that it has no tail, [...].
+        members: members that have the noise of these; None for these alone.
 
     Returns:
         float64 [...].
@@ -46,7 +48,7 @@ def cell_bounds(
         ValueError: fewer than two members.
     """
     squares = _squares(errors)
-    members = len(squares)
+    members = members or len(squares)
     if freedom is None:
         freedom = freedom_of_spread(errors)
     free = np.maximum(1.0, np.asarray(freedom, dtype=float))

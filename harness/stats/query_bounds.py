@@ -35,13 +35,14 @@ _FREEDOM_SHARE = 0.5
 """Share of the estimated freedom of a query that is relied on: few members tell it to about a factor."""
 
 
-def query_bounds(off: Tensor) -> tuple[Tensor, Tensor]:
+def query_bounds(off: Tensor, members: int | None = None) -> tuple[Tensor, Tensor]:
     """Compute the largest error that noise explains in each query, by head, and over all heads together.
 
     An error is not divided by the size of its query: where values cancel, it is no smaller for that.
 
     Args:
         off: output - truth of honest implementations of one way, [members, rows, heads, head_dim]; finite.
+        members: members that have the noise of these; None for these alone.
 
     Returns:
         Bounds on the sum of |output - truth|, and the freedom that was relied on, each float64 [rows, heads + 1], on the CPU; the
@@ -54,7 +55,7 @@ def query_bounds(off: Tensor) -> tuple[Tensor, Tensor]:
     freedom, shared = structure(torch.cat([products, products.sum(1, keepdim=True)], 1))
     errors = with_all_heads(off.abs().sum(-1)).cpu().numpy()
     free = np.maximum(1.0, _FREEDOM_SHARE * freedom.cpu().numpy())
-    bounds = cell_bounds(errors, free, _QUERIES, FALSE_FLAGS / 4, shared.cpu().numpy())
+    bounds = cell_bounds(errors, free, _QUERIES, FALSE_FLAGS / 4, shared.cpu().numpy(), members)
     return torch.from_numpy(_QUERY_FACTOR / MODEL_FACTOR * bounds), torch.from_numpy(free)
 
 

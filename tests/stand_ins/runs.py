@@ -18,7 +18,7 @@ from assay.harness.evidence import jsonl
 from assay.harness.evidence.counters import ADMISSIONS, FOLDER, Admission, CounterFile, CounterRow
 from assay.harness.evidence.executed import FOLDER as KERNELS
 from assay.harness.evidence.executed import KERNEL_TRACES, ExecutedKernel, KernelTrace, TracedPass
-from assay.harness.evidence.faults import SeededCalls
+from assay.harness.evidence.faults import SENSITIVITY_RECORD, SeededCalls, SensitivityRecord
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.logit_files import (
     CACHE_STATES,
@@ -31,7 +31,6 @@ from assay.harness.evidence.logit_files import (
 )
 from assay.harness.evidence.manifest import ServerManifest
 from assay.harness.evidence.records import FLOOR_REPEAT, Answer, Item, Token
-from assay.harness.evidence.sensitivity import SENSITIVITY_RECORD, SensitivityRecord
 from assay.harness.files import write_whole
 from assay.harness.sides import ROLES, Role
 

@@ -19,7 +19,7 @@ from assay.harness.engines.sglang import launch as launching
 from assay.harness.engines.sglang.arguments import ABSENT, differences
 from assay.harness.engines.sglang.launch import Launch
 from assay.harness.errors import EngineError
-from assay.harness.evidence.common_settings import CommonSettings
+from assay.harness.evidence.manifest import CommonSettings
 from assay.harness.sides import ROLES, Role
 
 _RESOLVER = "assay.harness.engines.sglang.resolve_arguments"

@@ -22,8 +22,7 @@ from assay.harness.engines.sglang.common import agree
 from assay.harness.engines.sglang.known_causes import Situation
 from assay.harness.engines.sglang.launch import Launch
 from assay.harness.errors import EngineError, EvidenceError
-from assay.harness.evidence.common_settings import CommonSettings
-from assay.harness.evidence.manifest import engine_label
+from assay.harness.evidence.manifest import CommonSettings, engine_label
 from assay.harness.server.control import API_KEY
 from assay.harness.text import one_line
 

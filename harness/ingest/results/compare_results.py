@@ -10,10 +10,17 @@ from assay.harness.compare.paired_accuracy import Rule
 from assay.harness.errors import UsageError
 from assay.harness.files import timestamp
 from assay.harness.ingest.results.assay_run import report_of
-from assay.harness.ingest.results.comparison import COVERS, AnswerFlip, ComparedTask, CompareResult, requirement
+from assay.harness.ingest.results.comparison import (
+    COVERS,
+    AnswerFlip,
+    ComparedTask,
+    CompareResult,
+    Loaded,
+    load,
+    requirement,
+)
 from assay.harness.ingest.results.decision import decide_pairs
 from assay.harness.ingest.results.latencies import compare_latencies
-from assay.harness.ingest.results.loaded import Loaded, load
 from assay.harness.ingest.results.outcomes import compare_outcomes
 from assay.harness.ingest.results.pairing import ItemPair, ItemPairing, Unpaired, loss, pair_items, refusals
 from assay.harness.ingest.results.result_set import ResultSet
@@ -72,10 +79,8 @@ def _compared(a: Path, b: Path, limits: PassLimits, metric: str, reproduce: str)
             "two results of one tool",
             "run the same tool on both",
         )
-    comparison = {"answers": _answers, "latencies": _latencies, "tests": _tests, "runs": _runs}[left.kind](
-        left, right, limits
-    )
-    return comparison.model_copy(update={"reproduce": reproduce})
+    comparing = {"answers": _answers, "latencies": _latencies, "tests": _tests, "runs": _runs}[left.kind]
+    return comparing(left, right, limits).model_copy(update={"reproduce": reproduce})
 
 
 def _result(
@@ -171,12 +176,10 @@ def _pairing(a: ResultSet, b: ResultSet) -> ItemPairing:
         longer = max((a, b), key=lambda item: len(item.items)).items[shared:]
         pairing.unpaired.append(
             Unpaired(
-                id=_BEYOND,
-                title="asked after the other run had stopped",
-                count=beyond,
+                id=_BEYOND, title="asked after the other run had stopped", count=beyond,
                 examples=tuple(pair.key for pair in longer[:3]),
             )
-        )
+        )  # fmt: skip
     return pairing
 
 

@@ -1,16 +1,25 @@
-"""``compare.json``: the comparison of two results."""
+"""``compare.json``: the comparison of two results, or of two or more runs of assay; and one side of it, read."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from pydantic import ConfigDict, Field
 
+from assay.harness.errors import UsageError
+from assay.harness.ingest.recognise import reader_of, readers
+from assay.harness.ingest.result import FormatReader
 from assay.harness.ingest.results.pairing import Unpaired
+from assay.harness.ingest.results.result_set import ReadResults
+from assay.harness.ingest.source_file import SourceFile
+from assay.harness.judge.history import RunLine
+from assay.harness.judge.report import ErrorGrid
+from assay.harness.reading import reading
 from assay.harness.schema import RULE, Part
 from assay.harness.verdict import Check, Decided, Verdict
 
-SCHEMA: Literal["assay.compare/1"] = "assay.compare/1"
 ResultKind = Literal["answers", "latencies", "tests", "runs"]
 COVERS: dict[ResultKind, str] = {
     "answers": (
@@ -111,7 +120,7 @@ class OutcomeChange(Part):
 class CompareResult(Decided):
     __doc__ = f"Two results. {RULE}"
 
-    schema_id: Literal["assay.compare/1"] = Field(SCHEMA, alias="schema")
+    schema_id: Literal["assay.compare/1"] = Field("assay.compare/1", alias="schema")
     model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
 
     created: str = Field(description="ISO 8601, UTC")
@@ -145,3 +154,115 @@ def requirement(id: str, title: str, wrong: str, right: str, settles: str) -> Ch
     if wrong:
         return Check(id=id, title=title, status="missing", found=f"{wrong}.", settles=settles)
     return Check(id=id, title=title, status="ok", found=right)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """One side of a comparison, read."""
+
+    source: SourceFile
+    reader: FormatReader
+    reading: ReadResults
+
+    @property
+    def kind(self) -> ResultKind:
+        """The kind of its results."""
+        if self.reader.id == "assay-run":
+            return "runs"
+        return self.reading.sets[0].kind if self.reading.sets else "answers"
+
+    def side(self, name: str) -> ComparedSide:
+        """Return it as a side of the comparison, under this name."""
+        first = self.reading.sets[0] if self.reading.sets else None
+        return ComparedSide(
+            name="A" if name == "A" else "B",
+            path=str(self.source.path),
+            format=self.reader.id,
+            tool=first.tool if first else self.reader.title,
+            version=first.version if first else "",
+            model=first.model if first else "",
+            read=self.reading.read,
+            unread=self.reading.unread,
+            unit=self.reading.unit,
+            notes=tuple(self.reading.notes),
+        )
+
+
+def load(path: Path, metric: str = "") -> Loaded:
+    """Read a file or a folder of results.
+
+    Args:
+        path: what the readers of results read.
+        metric: which score counts, for the tools that write several.
+
+    Raises:
+        UsageError: there is no such file, or no reader recognises it.
+        EvidenceError: it is damaged.
+    """
+    source = SourceFile.of(path)
+    with reading(path, "results file"):
+        reader = reader_of(source, "results")
+        if reader is not None and reader.results is not None:
+            return Loaded(source, reader, reader.results(source, metric))
+    raise UsageError(
+        f"{path} is not recognised as results.",
+        f"one of: {', '.join(reader.title for reader in readers('results'))}",
+        "name a results file, or the output folder of the tool",
+    )
+
+
+Group = Literal["verdict", "questions", "own error", "latency", "measured", "environment"]
+
+
+class RunColumn(Part):
+    """One run of the comparison."""
+
+    name: str = Field(description="a letter; A is the accepted run")
+    run: RunLine
+    compared: Verdict | None = Field(None, description="pass: as good as A; null for A itself")
+    sentence: str = Field("", description="what it is beside A, and why; empty for A itself")
+
+
+class RunCell(Part):
+    """The entry of one run in a row."""
+
+    text: str = Field(description="a dash where the run does not have it")
+    worse: bool | None = Field(None, description="than A; null where neither is better, or the difference is noise")
+
+
+class RunRow(Part):
+    """One quantity, of all runs."""
+
+    group: Group
+    id: str
+    title: str
+    cells: tuple[RunCell, ...] = Field(description="one for each run")
+    differs: bool
+
+
+class HeadMaps(Part):
+    """Own errors by layer and head under one condition, of all runs."""
+
+    where: str
+    grids: tuple[ErrorGrid | None, ...] = Field(description="one for each run; null where it was not observed")
+
+
+class RunsComparison(Decided):
+    __doc__ = f"Two or more runs: is each as good as the first? {RULE}"
+
+    schema_id: Literal["assay.compare-runs/1"] = Field("assay.compare-runs/1", alias="schema")
+    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
+
+    created: str = Field(description="ISO 8601, UTC")
+    headline: str
+    covers: str
+    runs: tuple[RunColumn, ...]
+    rows: tuple[RunRow, ...]
+    maps: tuple[HeadMaps, ...]
+    pairs: tuple[CompareResult, ...] = Field(description="A with each of the others, in their order")
+    reproduce: str = ""
+
+    @property
+    def changed(self) -> list[RunRow]:
+        """The rows in which any run differs from another."""
+        return [row for row in self.rows if row.differs]

@@ -20,7 +20,7 @@ from assay.harness.compare.paired_accuracy import HEADROOM, MOST_UNPARSED, Rule,
 from assay.harness.ingest.results.comparison import ComparedTask
 from assay.harness.ingest.results.pairing import ItemPair, guessing, loss
 from assay.harness.stats.betting import betting_interval, log_wealth, log_wealth_below, p_value
-from assay.harness.stats.paired import mcnemar_exact
+from assay.harness.stats.binomial import mcnemar
 from assay.harness.stats.paired_margin import loss_interval, p_not_above, p_not_below
 from assay.harness.stats.share import clopper_pearson
 from assay.harness.text import percent
@@ -59,7 +59,7 @@ def decide_pairs(pairs: Sequence[ItemPair], rule: Rule, adaptive: bool = False) 
     a, b = (float(np.mean([item.score for item in side])) for side in zip(*pairs, strict=True))
     compared = ComparedTask(
         task="", verdict="inconclusive", why="", test="exact" if exact else "betting", pairs=n, a=a, b=b, lost=lost,
-        gained=gained, loss=mean, low=interval.low, high=interval.high, p_mcnemar=mcnemar_exact(lost, gained).two_sided,
+        gained=gained, loss=mean, low=interval.low, high=interval.high, p_mcnemar=mcnemar(lost, gained),
         p_inferior=p_inferior, p_regression=p_regression,
     )  # fmt: skip
     verdict, why = _verdict(pairs, rule, compared)

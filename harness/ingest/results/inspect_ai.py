@@ -16,7 +16,14 @@ from typing import Any
 
 from assay.evals.questions import prompt_hash
 from assay.harness.errors import EvidenceError, UsageError
-from assay.harness.ingest.results.result_set import ReadResults, ResultItem, ResultSet, json_object, results_reader
+from assay.harness.ingest.results.result_set import (
+    ReadResults,
+    ResultItem,
+    ResultSet,
+    json_object,
+    results_reader,
+    texts,
+)
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.reading import whole_file
 from assay.harness.text import did_you_mean
@@ -197,7 +204,7 @@ def _set(
         model=str(evaluated.get("model", "")),
         template=prompt_hash(json.dumps((header.get("plan") or {}).get("steps") or [], sort_keys=True)),
         task_version=str(evaluated.get("task_version", "")),
-        sampling={key: str(config[key]) for key in _SAMPLING if config.get(key) is not None},
+        sampling=texts(config, _SAMPLING),
         settings={"base_url": str(evaluated.get("model_base_url") or ""), "created": str(evaluated.get("created", ""))},
         items=tuple(items),
         failed=sum(item.score is None for item in items),

@@ -8,14 +8,14 @@ file has as many lines as documents times filters.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.ingest.guessing import below_guessing
 from assay.harness.ingest.result import CitedFinding, Excerpt, FactTable, FileDocument, Statement
-from assay.harness.ingest.results.lm_eval_choices import choices, chosen, described, question, target
 from assay.harness.ingest.results.result_set import (
     ReadResults,
     ResultItem,
@@ -26,10 +26,11 @@ from assay.harness.ingest.results.result_set import (
     result_statements,
     results_reader,
     score_names,
+    texts,
 )
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.reading import whole_file
-from assay.harness.text import did_you_mean
+from assay.harness.text import did_you_mean, one_line
 
 _INVALID = "[invalid]"
 """What lm-eval's regex filters give for an answer in which they find nothing (``filters/extraction.py``, ``fallback``)."""
@@ -40,6 +41,7 @@ _SHARES = ("acc", "exact_match")
 _MEANS = (*_SHARES, "acc_norm")
 """Metrics whose score of a task is the mean of its samples."""
 _TABLES = (("scores", "Scores", False), ("scores-in-groups", "Scores of the tasks in groups", True))
+_SETTINGS = ("model", "model_args", "limit", "bootstrap_iters")
 _SAMPLING = ("until", "max_gen_toks", "max_tokens", "do_sample", "temperature", "top_p", "top_k", "min_p", "seed")
 
 
@@ -226,18 +228,13 @@ def _task(samples: Path, document: Mapping[str, Any], metric: str, reading: Read
         version=str(document.get("lm_eval_version", "")),
         task=name,
         metric=f"{chosen},{filter_}",
-        shots=_shots(document, name),
+        shots=shots if isinstance(shots := document.get("n-shot", {}).get(name), int) else None,
         model=str(document.get("model_name") or run.get("model_args", "")),
         tokenizer=_tokenizer(run.get("model_args")),
         template=str(document.get("chat_template_sha") or ""),
         task_version=str(document.get("versions", {}).get(name, "")),
         sampling=_sampling(config, run),
-        settings={
-            key: str(run[key])
-            for key in ("model", "model_args", "limit", "bootstrap_iters")
-            if run.get(key) is not None
-        }
-        | {"git": str(document.get("git_hash", "") or "")},
+        settings=texts(run, _SETTINGS) | {"git": str(document.get("git_hash", "") or "")},
         figures={} if stated is None else {f"{chosen},{filter_}": str(stated)},
         items=_items([row for row in answered if row.get("filter", "none") == filter_], chosen),
     )
@@ -270,15 +267,15 @@ def _score(row: Mapping[str, Any], metric: str) -> float | None:
 def _items(rows: list[dict[str, Any]], metric: str) -> tuple[ResultItem, ...]:
     items = []
     for row in rows:
-        given = choices(row)
-        answer = described(given, metric) if given else _first(row["resps"])
-        parsed = chosen(given, metric).letter if given else _first(row["filtered_resps"])
+        given = _choices(row)
+        answer = _described(given, metric) if given else _first(row["resps"])
+        parsed = _chosen(given, metric).letter if given else _first(row["filtered_resps"])
         items.append(
             ResultItem(
                 key=str(row["doc_hash"]),
                 prompt_hash=str(row["prompt_hash"]),
-                question=question(row),
-                target=target(given, row.get("target", "")) if given else str(row.get("target", "")),
+                question=_question(row),
+                target=_target(given, row.get("target", "")) if given else str(row.get("target", "")),
                 answer=answer,
                 parsed=None if parsed == _INVALID else parsed,
                 score=_score(row, metric),
@@ -295,11 +292,6 @@ def _first(responses: Any) -> str:
     while isinstance(values, list) and len(values) == 1:
         values = values[0]
     return values if isinstance(values, str) else json.dumps(values, ensure_ascii=False)
-
-
-def _shots(document: Mapping[str, Any], name: str) -> int | None:
-    value = document.get("n-shot", {}).get(name)
-    return value if isinstance(value, int) else None
 
 
 def _tokenizer(arguments: Any) -> str:
@@ -320,3 +312,89 @@ def _sampling(config: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, st
 READER = results_reader(
     "lm-eval", "lm-eval results", _recognises, _results, extend=_with_scores, statements=_statements
 )
+
+
+_QUESTION = ("question", "query", "problem", "input", "prompt", "goal", "ctx", "sentence", "text")
+_SHOWN = 300
+
+
+class _Choice(NamedTuple):
+    """One choice of a question: its letter, its text, and the log-likelihood that the model gives it."""
+
+    letter: str
+    text: str
+    loglikelihood: float
+
+    @property
+    def shown(self) -> str:
+        """The letter, with the text where it adds to it."""
+        return self.letter if self.text in (self.letter, "") else f"{self.letter}: {self.text}"
+
+
+def _question(row: Mapping[str, Any]) -> str:
+    """Return the question of a sample: that of its document, or else the end of its prompt; empty if neither is there."""
+    doc = row.get("doc")
+    named = [doc[name] for name in _QUESTION if isinstance(doc.get(name), str)] if isinstance(doc, dict) else []
+    if named:
+        return one_line(named[0], _SHOWN)
+    first = next(iter(_requests(row)), ())
+    return one_line(str(first[0])[-_SHOWN:], _SHOWN) if first else ""
+
+
+def _choices(row: Mapping[str, Any]) -> tuple[_Choice, ...]:
+    """List the choices of a sample, in order; empty if it is not of a multiple-choice task, or damaged."""
+    responses = row.get("resps")
+    if not isinstance(responses, list) or len(responses) < 2:
+        return ()
+    scores = [_loglikelihood(response) for response in responses]
+    if any(math.isnan(score) for score in scores):
+        return ()
+    texts = [str(request[1]).strip() if len(request) > 1 else "" for request in _requests(row)]
+    texts += [""] * (len(scores) - len(texts))
+    named = zip(scores, texts, strict=False)
+    return tuple(_Choice(chr(ord("A") + at % 26), text, score) for at, (score, text) in enumerate(named))
+
+
+def _chosen(given: Sequence[_Choice], metric: str) -> _Choice:
+    """Return the choice that the model takes by a metric: `acc_norm` divides by the length of the text."""
+    by_length = metric == "acc_norm" and all(choice.text for choice in given)
+    return max(given, key=lambda choice: choice.loglikelihood / (len(choice.text) if by_length else 1))
+
+
+def _described(given: Sequence[_Choice], metric: str) -> str:
+    """Describe the choice that the model takes, and the log-likelihood of each."""
+    each = ", ".join(f"{choice.letter} {choice.loglikelihood:.2f}" for choice in given)
+    return f"{_chosen(given, metric).shown} ({each})"
+
+
+def _target(given: Sequence[_Choice], written: object) -> str:
+    """Return the right choice with its letter: `written` is its index or its text."""
+    text = str(written).strip()
+    if text.isdigit() and int(text) < len(given) and all(choice.text != text for choice in given):
+        return given[int(text)].shown
+    return next((choice.shown for choice in given if text and choice.text == text), text)
+
+
+def _requests(row: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+    """List the arguments of each request: the context and the continuation; lm-eval 0.4.5 and later name them."""
+    arguments = row.get("arguments")
+    given = arguments.values() if isinstance(arguments, dict) else arguments if isinstance(arguments, list) else ()
+    return [
+        tuple(item.values()) if isinstance(item, dict) else tuple(item)
+        for item in given
+        if isinstance(item, (dict, list))
+    ]
+
+
+def _loglikelihood(response: Any) -> float:
+    """Return the first number of a response, however deep it lies in lists; NaN if it is none."""
+    for _ in range(4):
+        if not (isinstance(response, list) and response):
+            break
+        response = response[0]
+    else:
+        return math.nan
+    try:
+        return float(response)
+    except (TypeError, ValueError):
+        return math.nan

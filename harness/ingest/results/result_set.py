@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -130,6 +130,11 @@ def read_object(path: Path) -> dict[str, Any]:
     return json_object(whole_file(path), str(path)) if path.is_file() else {}
 
 
+def texts(record: Mapping[str, Any], names: Iterable[str]) -> dict[str, str]:
+    """Return some members of a record as text, in this order, without those that are missing or null."""
+    return {name: str(record[name]) for name in names if record.get(name) is not None}
+
+
 def json_rows(source: SourceFile, keys: Sequence[str], reading: ReadResults) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the objects of a file with one a line, with their lines; what is no object with these keys is counted as unread."""
     for number, text in source.lines():
@@ -219,24 +224,11 @@ def figures(result_set: ResultSet) -> Iterable[Statement]:
 
 
 def _facts(result_set: ResultSet) -> list[Fact]:
-    settings = {
-        "model": result_set.model,
-        "tokenizer": result_set.tokenizer,
-        **result_set.sampling,
-        **result_set.settings,
-    }
+    named = {"model": result_set.model, "tokenizer": result_set.tokenizer}
+    settings = named | result_set.sampling | result_set.settings
     text = ", ".join(f"{name} {value}" for name, value in settings.items() if value)
-    return (
-        [
-            Fact(
-                id=f"settings-of-{result_set.task}",
-                title=f"{result_set.tool} {result_set.version}, {result_set.task}",
-                text=text,
-            )
-        ]
-        if text
-        else []
-    )
+    title = f"{result_set.tool} {result_set.version}, {result_set.task}"
+    return [Fact(id=f"settings-of-{result_set.task}", title=title, text=text)] if text else []
 
 
 def _figures(sets: list[ResultSet]) -> FactTable:

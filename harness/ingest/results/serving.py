@@ -11,7 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from assay.harness.ingest.results.result_set import ReadResults, ResultSet, json_object, json_rows, results_reader
+from assay.harness.ingest.results.result_set import (
+    ReadResults,
+    ResultSet,
+    json_object,
+    json_rows,
+    results_reader,
+    texts,
+)
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.reading import whole_file
 
@@ -65,7 +72,7 @@ def _set(source: SourceFile, row: Mapping[str, Any], line: int) -> ResultSet:
         version=str(info.get("version", "")) if isinstance(info, dict) else "",
         kind="latencies",
         task=str(row.get("dataset_name", "serving")),
-        settings={key: str(row[key]) for key in _SETTINGS if row.get(key) is not None},
+        settings=texts(row, _SETTINGS),
         figures={key: _text(row[key]) for key in _SHOWN if row.get(key) is not None},
         latencies=_latencies(row) if listed else {},
         requests=tuple(zip(row["input_lens"], row["output_lens"], strict=False)) if listed else (),

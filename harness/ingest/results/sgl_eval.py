@@ -21,6 +21,7 @@ from assay.harness.ingest.results.result_set import (
     json_rows,
     read_object,
     results_reader,
+    texts,
 )
 from assay.harness.ingest.source_file import SourceFile
 
@@ -61,9 +62,11 @@ def _results(source: SourceFile, metric: str) -> ReadResults:
         reading.notes.append(
             f"the run was cut short: {metrics.get('completed_samples')} samples of {metrics.get('planned_examples')} examples"
         )
-    items: list[ResultItem] = []
-    for repeat, path in enumerate(sorted(folder.glob("output-rs*.jsonl"))):
-        _read_samples(path, repeat, items, reading)
+    items = [
+        _item(row, repeat)
+        for repeat, path in enumerate(sorted(folder.glob("output-rs*.jsonl")))
+        for _, row in json_rows(SourceFile.of(path), _SAMPLE_KEYS, reading)
+    ]
     reading.sets.append(_set(folder, metrics, items))
     return reading
 
@@ -71,11 +74,6 @@ def _results(source: SourceFile, metric: str) -> ReadResults:
 def _folders(path: Path) -> list[Path]:
     """Find the folders that have samples: `path`, or those below it."""
     return [file.parent for file in sorted(path.rglob("output-rs0.jsonl"))]
-
-
-def _read_samples(path: Path, repeat: int, items: list[ResultItem], reading: ReadResults) -> None:
-    for _, row in json_rows(SourceFile.of(path), _SAMPLE_KEYS, reading):
-        items.append(_item(row, repeat))
 
 
 def _item(row: Mapping[str, Any], repeat: int) -> ResultItem:
@@ -96,11 +94,7 @@ def _item(row: Mapping[str, Any], repeat: int) -> ResultItem:
 def _set(folder: Path, metrics: Mapping[str, Any], items: list[ResultItem]) -> ResultSet:
     prompt = metrics.get("prompt", {})
     preset = metrics.get("preset")
-    settings = {
-        "base_url": metrics.get("base_url"),
-        "num_threads": metrics.get("num_threads"),
-        "timestamp": metrics.get("timestamp"),
-    }
+    generation = metrics.get("gen") or {}
     return ResultSet(
         source=str(folder),
         tool="sgl-eval",
@@ -110,8 +104,8 @@ def _set(folder: Path, metrics: Mapping[str, Any], items: list[ResultItem]) -> R
         model=str(metrics.get("model", "")),
         template=prompt_hash(prompt["yaml"]) if prompt.get("yaml") else "",
         task_version=json.dumps(metrics["bench_args"], sort_keys=True) if metrics.get("bench_args") else "",
-        sampling={key: str(value) for key, value in sorted((metrics.get("gen") or {}).items()) if value is not None},
-        settings={key: str(value) for key, value in settings.items() if value is not None}
+        sampling=texts(generation, sorted(generation)),
+        settings=texts(metrics, ("base_url", "num_threads", "timestamp"))
         | ({"preset": json.dumps(preset, sort_keys=True)} if preset else {}),
         items=tuple(items),
         failed=sum(item.score is None for item in items),

@@ -13,9 +13,18 @@ from pathlib import Path
 from assay.harness.errors import UsageError
 from assay.harness.ingest.results import assay_run
 from assay.harness.ingest.results.compare_results import PassLimits, compare_two_runs
-from assay.harness.ingest.results.comparison import COVERS, CompareResult
-from assay.harness.ingest.results.loaded import Loaded, load
-from assay.harness.ingest.results.runs_comparison import Group, HeadMaps, RunCell, RunColumn, RunRow, RunsComparison
+from assay.harness.ingest.results.comparison import (
+    COVERS,
+    CompareResult,
+    Group,
+    HeadMaps,
+    Loaded,
+    RunCell,
+    RunColumn,
+    RunRow,
+    RunsComparison,
+    load,
+)
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.judge.history import line_of, worst_own
 from assay.harness.judge.latency_result import ratio_text

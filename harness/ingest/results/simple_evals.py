@@ -27,7 +27,7 @@ from assay.harness.ingest.results.result_set import (
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.reading import whole_file
 
-_RESULTS = {"Correct Answer: ": "target", "Extracted Answer: ": "parsed", "Score: ": "score"}
+_RESULTS = {"Correct Answer:": "target", "Extracted Answer:": "parsed", "Score:": "score"}
 _NOTHING = ("None", "", "-9999999")
 """Extracted answers that stand for none; the number is INVALID of SGLang's GSM8K (``test/simple_eval_mixed_prefix_gsm8k.py``)."""
 
@@ -164,8 +164,8 @@ class _Report(HTMLParser):
             self._now["answer"] = self._text
         elif tag == "p" and self._part == "Results":
             for start, name in _RESULTS.items():
-                if self._text.startswith(start.rstrip()):
-                    self._now[name] = self._text[len(start.rstrip()) :].strip()
+                if self._text.startswith(start):
+                    self._now[name] = self._text[len(start) :].strip()
 
     def close(self) -> None:
         super().close()

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from assay.harness.ingest.result import Excerpt, Fact, FactTable, FileDocument, FileRead, FormatReader
 from assay.harness.ingest.source_file import SourceFile
-from assay.harness.ingest.timeline import MAX_COLUMNS, MAX_LANES, MAX_TRACKS, Lane, Timeline, TimelineTrack, cell
 from assay.harness.ingest.trace.json_events import GZIP, EventStream
 from assay.harness.ingest.trace.spans import Span, Spans
 from assay.harness.ingest.trace.steps import (
@@ -69,7 +68,7 @@ def _read(source: SourceFile) -> FileDocument:
     trace = _steps(source)
     return FileDocument(
         file=trace.file, facts=tuple(_facts(trace)), tables=(_kernels(trace), _passes(trace)),
-        findings=findings_of(trace, {}), timeline=trace.timeline,
+        findings=findings_of(trace, {}),
     )  # fmt: skip
 
 
@@ -94,24 +93,7 @@ def _steps(source: SourceFile) -> StepTrace:
             source, "chrome-trace", f"Chrome trace events of {writer}", number - refused, refused, "event", unread,
             filter(None, [stream.ended]),
         ),
-        writer, tracks, _timeline(tracks), violations=tuple(violations), stated=tuple(_stated(spans, tracks)),
-    )  # fmt: skip
-
-
-def _timeline(every: Sequence[Track]) -> Timeline:
-    """Draw a profile by track and phase: how much of each column something ran."""
-    tracks = [track for track in every if track.segments]
-    timed = [
-        (time, time + duration)
-        for track in tracks
-        for segment in track.segments
-        for time, duration in zip(segment.times, segment.durations, strict=True)
-    ]
-    low, high = min((begin for begin, _ in timed), default=0.0), max((end for _, end in timed), default=0.0)
-    return Timeline(
-        axis="ms", low=0.0, high=(high - low) / 1e3,
-        tracks=tuple(_lanes(track, low, (high - low) / MAX_COLUMNS or 1.0) for track in tracks[:MAX_TRACKS]),
-        left_out=max(0, len(tracks) - MAX_TRACKS),
+        writer, tracks, violations=tuple(violations), stated=tuple(_stated(spans, tracks)),
     )  # fmt: skip
 
 
@@ -290,34 +272,6 @@ def _passes(trace: StepTrace) -> FactTable:
     return FactTable(
         id="passes", title="Segments with as many steps", columns=columns, rows=rows, note=left_out(len(groups))
     )
-
-
-def _lanes(track: Track, low: float, width: float) -> TimelineTrack:
-    busy: dict[SegmentKind, list[float]] = {}
-    for segment in track.segments:
-        shares = busy.setdefault(segment.kind, [0.0] * MAX_COLUMNS)
-        end = low
-        # Nested and concurrent spans are counted once: from where the one before it ended.
-        for time, duration in sorted(zip(segment.times, segment.durations, strict=True)):
-            _fill(shares, max(time, end) - low, time + duration - low, width)
-            end = max(end, time + duration)
-    steps = sum(len(segment.steps) for segment in track.segments)
-    lanes = tuple(
-        Lane(name=kind, kind="other" if kind == "setup" else kind, cells="".join(map(cell, shares)))
-        for kind, shares in sorted(busy.items())
-    )
-    note = f"{len(track.segments):,} segments, {steps:,} steps"
-    return TimelineTrack(name=track.name, note=note, lanes=lanes[:MAX_LANES])
-
-
-def _fill(shares: list[float], start: float, stop: float, width: float) -> None:
-    """Add an interval to the columns that it covers; a cell shows even the shortest span."""
-    if stop < start:
-        return
-    first, last = (min(MAX_COLUMNS - 1, max(0, int(at / width))) for at in (start, stop))
-    for column in range(first, last + 1):
-        covered = min(stop, (column + 1) * width) - max(start, column * width)
-        shares[column] = min(1.0, shares[column] + max(covered / width, 1e-6))
 
 
 READER = FormatReader("chrome-trace", "Chrome trace events", _recognises, _read, steps=_steps)

@@ -7,9 +7,23 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal
 
-from assay.harness.ingest.result import Excerpt, Fact, FactTable, FileDocument, FileRead, FormatReader
+from assay.harness.ingest.result import (
+    MAX_COLUMNS,
+    MAX_TRACKS,
+    NOTHING,
+    POLLED,
+    TENTHS,
+    Excerpt,
+    Fact,
+    FactTable,
+    FileDocument,
+    FileRead,
+    FormatReader,
+    Lane,
+    Timeline,
+    TimelineTrack,
+)
 from assay.harness.ingest.source_file import SourceFile
-from assay.harness.ingest.timeline import MAX_COLUMNS, MAX_LANES, MAX_TRACKS, Lane, Timeline, TimelineTrack, cell
 from assay.harness.ingest.trace import mlc_lines
 from assay.harness.ingest.trace.mlc_lines import EngineLine, goes_on, line_of
 from assay.harness.ingest.trace.mlc_rules import violations
@@ -71,22 +85,10 @@ def _steps(source: SourceFile) -> StepTrace:
     outside = [line for part in parts if not part.request for line in part.lines if line[0].step]
     tracks = tuple(part.track() for part in parts if part.request)
     return StepTrace(
-        FileRead.of(
-            source,
-            "mlc-llm-actions",
-            "MLC-LLM engine trace",
-            last - unread,
-            unread,
-            "line",
-            reading.excerpts,
-            source.encoding_notes(),
-        ),
-        "MLC-LLM",
-        tracks,
-        _timeline(tracks),
-        _segment(outside, "setup") if outside else None,
+        FileRead.of(source, _ID, _TITLE, last - unread, unread, "line", reading.excerpts, source.encoding_notes()),
+        "MLC-LLM", tracks, _timeline(tracks), _segment(outside, "setup") if outside else None,
         tuple(_violations(parts, last)),
-    )
+    )  # fmt: skip
 
 
 def _timeline(tracks: Sequence[Track]) -> Timeline:
@@ -95,9 +97,8 @@ def _timeline(tracks: Sequence[Track]) -> Timeline:
     longest = max((len(track.segments) for track in shown), default=0)
     per = max(1, -(-longest // MAX_COLUMNS))
     return Timeline(
-        axis="segment", low=0, high=longest, tracks=tuple(_lanes(track, per) for track in shown),
-        left_out=len(tracks) - len(shown),
-    )  # fmt: skip
+        segments=longest, tracks=tuple(_lanes(track, per) for track in shown), left_out=len(tracks) - len(shown)
+    )
 
 
 @dataclass
@@ -267,7 +268,7 @@ def _lanes(track: Track, per: int) -> TimelineTrack:
     groups = [track.segments[at : at + per] for at in range(0, len(track.segments), per)]
     lanes = tuple(
         Lane(name=name, kind=_KINDS.get(name, "other"), cells="".join(_cell(group, name) for group in groups))
-        for name in mlc_lines.POLLING_ORDER[:MAX_LANES]
+        for name in mlc_lines.POLLING_ORDER
     )
     note = f"{_FORKED[_sequence(track)[0]][1]}{counted(sum(tokens(track)), 'token')}"
     return TimelineTrack(name=track.name, note=note, lanes=lanes)
@@ -286,7 +287,9 @@ def _cell(group: Sequence[Segment], action: str) -> str:
             elif calls is not None and kind == "call":
                 calls.add(name)
         computed += bool(calls and calls & mlc_lines.MODEL_CALLS)
-    return cell(min(1.0, computed / len(group)), polled > 0)
+    if not computed:
+        return POLLED if polled else NOTHING
+    return TENTHS[int(min(1.0, computed / len(group)) * len(TENTHS) - 1e-9)]
 
 
 READER = FormatReader(_ID, _TITLE, _recognises, _read, steps=_steps)

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from assay.harness.ingest.result import CitedFinding, Excerpt, Fact, FileDocument, FileRead
-from assay.harness.ingest.timeline import Timeline
+from assay.harness.ingest.result import CitedFinding, Excerpt, Fact, FileDocument, FileRead, Timeline
 from assay.harness.verdict import Verdict, serious
 
 ROWS_SHOWN = 100
@@ -107,7 +106,7 @@ class StepTrace:
         file: how much of it was understood.
         writer: who wrote it, as far as the file tells, such as "PyTorch's profiler".
         tracks: in the order of the file.
-        timeline: what ran.
+        timeline: what an engine did; None for a profile.
         setup: what stands before the first request; None if nothing does.
         violations: of `RULES`, in the order of the file.
         stated: what else the file states.
@@ -116,7 +115,7 @@ class StepTrace:
     file: FileRead
     writer: str
     tracks: tuple[Track, ...]
-    timeline: Timeline
+    timeline: Timeline | None = None
     setup: Segment | None = None
     violations: tuple[Violation, ...] = ()
     stated: tuple[Fact, ...] = ()

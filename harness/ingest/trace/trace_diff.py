@@ -18,9 +18,8 @@ from pydantic import Field
 
 from assay.harness.errors import EvidenceError
 from assay.harness.ingest.recognise import reader_of
-from assay.harness.ingest.result import Excerpt, FileDocument, FileRead, FormatReader
+from assay.harness.ingest.result import Excerpt, FileDocument, FileRead, FormatReader, Timeline
 from assay.harness.ingest.source_file import SourceFile, two
-from assay.harness.ingest.timeline import Timeline
 from assay.harness.ingest.trace import mlc_lines
 from assay.harness.ingest.trace.steps import Segment, StepTrace, TraceStep, Track, totals
 from assay.harness.reading import reading
@@ -76,7 +75,7 @@ class TraceDiff(Decided):
     steps: tuple[StepRow, ...] = Field((), description="steps that do not occur equally often come first")
     steps_left_out: int = 0
     notes: tuple[str, ...] = ()
-    timelines: tuple[Timeline, ...] = ()
+    timelines: tuple[Timeline, ...] = Field((), description="of engines; none of profiles")
 
 
 class _Difference(NamedTuple):
@@ -116,7 +115,7 @@ def diff_files(a: Path, b: Path) -> TraceDiff:
     two(a, b, "traces")
     with reading(f"{a} or {b}", "trace"):
         left, right = map(_steps_of, [SourceFile.of(path) for path in (a, b)])
-        timelines = (left.timeline, right.timeline)
+        timelines = tuple(filter(None, (left.timeline, right.timeline)))
         return _Comparison(left, right).result().model_copy(update={"timelines": timelines})
 
 

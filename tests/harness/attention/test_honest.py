@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import pairwise
 
@@ -8,7 +9,15 @@ import torch
 
 from assay.harness.attention import oracle as oracle_module
 from assay.harness.attention.call import AttentionCall, Mask
-from assay.harness.attention.honest import _rounded_to, added_key_by_key, here, honest_outputs, sample_rows
+from assay.harness.attention.honest import (
+    _WAYS,
+    _Draw,
+    _rounded_to,
+    added_key_by_key,
+    here,
+    honest_outputs,
+    sample_rows,
+)
 from assay.harness.attention.kernels import Declaration
 from assay.harness.attention.matrix import cases
 from assay.harness.attention.noise import FAMILIES, FORMATS, NoiseFamily, Quantised
@@ -88,6 +97,19 @@ def test_noise_is_that_of_the_rounding_that_is_declared() -> None:
     assert fp4 / e5m2 == pytest.approx(2, rel=0.4)
     # The published average over layers of this quantisation: arXiv 2410.02367, table 4.
     assert 0.005 < float(noise(CALL, FAMILIES["int8_qk"]).mean()) < 0.019
+
+
+def test_roundings_of_integers_are_uniform_and_those_of_two_elements_independent() -> None:
+    call = call_of([(4, 0)], (1, 1), 64, torch.float16, "cpu")
+    draw = _Draw(
+        torch.Generator().manual_seed(3), FAMILIES["int8_kv"], _WAYS[0], call.q.dtype, torch.float32, {}, call.k, 1.0, False, False
+    )  # fmt: skip
+    members = 20_000
+    x = torch.tensor([[0.3, -7.0, 2.6], [0.3, 100.9, 0.0]]).expand(members, 2, 3)
+    errors = (draw.quantised(x, Quantised("int8", "token")) - x).flatten(1).double()
+    assert float(errors.abs().max()) <= 0.5 + 1e-5
+    covariance = errors.T @ errors / members
+    assert torch.allclose(covariance, torch.eye(6, dtype=torch.float64) / 12, atol=5 / 12 / math.sqrt(members))
 
 
 def test_a_finer_scale_costs_less() -> None:

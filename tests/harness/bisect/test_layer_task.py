@@ -19,7 +19,7 @@ from assay.harness.bisect.layer_task import (
     right_prompts,
 )
 from assay.harness.evidence.records import Item
-from assay.harness.stats.paired import mcnemar_exact
+from assay.harness.stats.binomial import mcnemar_of_loss
 
 ITEMS = [
     Item(suite="accuracy", id=f"q{n}", prompt="p", prompt_hash=prompt_hash("p"), expected="ABCD"[n % 4])
@@ -52,7 +52,7 @@ def test_changes_in_both_directions_are_no_loss() -> None:
 @pytest.mark.parametrize("alpha", [0.2, 0.05, 0.01, 0.5**7])
 def test_fewest_prompts_is_the_smallest_significant_loss(alpha: float) -> None:
     fewest = fewest_prompts(alpha)
-    assert mcnemar_exact(fewest, 0).loss < alpha <= mcnemar_exact(fewest - 1, 0).loss
+    assert mcnemar_of_loss(fewest, 0) < alpha <= mcnemar_of_loss(fewest - 1, 0)
 
 
 def test_noise_is_the_probability_that_unstable_prompts_alone_are_significant() -> None:
@@ -86,7 +86,7 @@ FLOORS = Floors(by="answers", by_why="requested", reference_right=32, floor=0)
 
 def record(candidate: set[int], lost: int) -> ProbeRecord:
     return ProbeRecord(
-        candidate=tuple(sorted(candidate)), right=32 - lost, lost=lost, gained=0, p=mcnemar_exact(lost, 0).loss,
+        candidate=tuple(sorted(candidate)), right=32 - lost, lost=lost, gained=0, p=mcnemar_of_loss(lost, 0),
         outcome="wrong" if lost > 4 else "right", with_prefix=32, seconds=1.0,
     )  # fmt: skip
 

@@ -15,7 +15,7 @@ from assay.harness.config import RunSpec
 from assay.harness.engines.sglang.launch import Launch, command
 from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.errors import EvidenceError
-from assay.harness.evidence.common_settings import COMMON_SETTINGS, CommonSettings
+from assay.harness.evidence.manifest import COMMON_SETTINGS, CommonSettings
 from assay.harness.judge.same_servers import with_common_settings
 from assay.harness.sides import ROLES, Role
 from assay.harness.verdict import Check, CheckStatus

@@ -18,8 +18,8 @@ from assay.harness.collect.sensitivity import fault_load as load_of
 from assay.harness.config import make_spec
 from assay.harness.engines.base import ChatRequest, Engine, Reply
 from assay.harness.errors import EngineError
+from assay.harness.evidence.faults import SENSITIVITY_RECORD
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.sensitivity import SENSITIVITY_RECORD
 from assay.harness.progress import ProgressDisplay
 from assay.harness.server.control import Control, read_setting
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from assay.harness.errors import EvidenceError
-from assay.harness.evidence.common_settings import COMMON_SETTINGS, CommonSettings
 from assay.harness.evidence.faults import SEEDED_CALLS, SeededCalls
 from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.manifest import COMMON_SETTINGS, CommonSettings
 from assay.harness.evidence.question_plan import QUESTION_PLAN
 from assay.harness.evidence.run_file import REPEAT_RUN, RUN_AGAIN
 

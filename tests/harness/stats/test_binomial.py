@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom, hypergeom, norm
 
-from assay.harness.stats.binomial import at_most, hypergeometric_at_least, more_than, normal_quantile
+from assay.harness.stats.binomial import (
+    at_most,
+    hypergeometric_at_least,
+    mcnemar,
+    mcnemar_of_loss,
+    more_than,
+    normal_quantile,
+)
 
 COUNTS = st.integers(0, 20_000).flatmap(lambda n: st.tuples(st.integers(-1, n), st.just(n)))
 SHARES = st.sampled_from([0.0, 1.0, 0.5]) | st.floats(1e-6, 1 - 1e-6)
@@ -89,3 +96,31 @@ def test_the_edges_of_the_hypergeometric_tail_are_exact(
 @pytest.mark.parametrize("p", [1e-12, 0.025, 0.5, 0.8, 0.975])
 def test_the_normal_quantile_is_scipys(p: float) -> None:
     assert normal_quantile(p) == pytest.approx(norm.ppf(p), rel=1e-12, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("lost", "gained", "loss", "two_sided"),
+    [
+        # Powers of one half.
+        (5, 0, 0.03125, 0.0625),
+        (7, 0, 0.0078125, 0.015625),
+        (10, 0, 0.0009765625, 0.001953125),
+        (0, 0, 1.0, 1.0),
+        (0, 7, 1.0, 0.015625),
+        # Cavo et al. 2012 in Fagerland, Lydersen, Laake, Statistical Analysis of Contingency Tables, chapter 8
+        (16, 6, 0.026239, 0.052479),
+        # Armitage and Berry 1994, p. 127, as StatsDirect gives it
+        (12, 2, 0.00647, 0.0129),
+    ],
+)
+def test_mcnemar_of_known_cases(lost: int, gained: int, loss: float, two_sided: float) -> None:
+    assert mcnemar_of_loss(lost, gained) == pytest.approx(loss, rel=5e-3)
+    assert mcnemar(lost, gained) == pytest.approx(two_sided, rel=5e-3)
+
+
+# Above 25 + 25 a p value next to 1 rounds to 1, and no longer grows.
+@given(st.integers(0, 25), st.integers(0, 25))
+def test_mcnemar_mirrors_and_grows_with_losses(lost: int, gained: int) -> None:
+    assert mcnemar(lost, gained) == mcnemar(gained, lost)
+    assert mcnemar_of_loss(lost + 1, gained) < mcnemar_of_loss(lost, gained)
+    assert 0 < mcnemar(lost, gained) <= 1

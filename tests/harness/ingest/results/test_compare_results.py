@@ -13,8 +13,7 @@ from assay.harness.collect.plan import prepare
 from assay.harness.config import RunSpec
 from assay.harness.errors import UsageError
 from assay.harness.ingest.results.compare_results import PassLimits, compare, compare_two_runs
-from assay.harness.ingest.results.comparison import CompareResult
-from assay.harness.ingest.results.loaded import load
+from assay.harness.ingest.results.comparison import CompareResult, load
 from assay.harness.sides import ROLES
 
 LIMITS = PassLimits()

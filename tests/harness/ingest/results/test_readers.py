@@ -12,7 +12,7 @@ import pytest
 from assay.harness.errors import AssayError, EvidenceError, UsageError
 from assay.harness.ingest.recognise import readers
 from assay.harness.ingest.results import inspect_ai, junit_results, lm_eval, serving, sgl_eval, simple_evals
-from assay.harness.ingest.results.loaded import load
+from assay.harness.ingest.results.comparison import load
 from assay.harness.ingest.source_file import SourceFile
 
 FILES = {

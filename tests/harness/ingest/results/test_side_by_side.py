@@ -7,7 +7,7 @@ import pytest
 
 from assay.harness.errors import UsageError
 from assay.harness.ingest.results.compare_results import PassLimits
-from assay.harness.ingest.results.runs_comparison import RunRow, RunsComparison
+from assay.harness.ingest.results.comparison import RunRow, RunsComparison
 from assay.harness.ingest.results.side_by_side import compare_runs
 from assay.harness.judge.report import DepthRow, ErrorGrid, LayersResult, Report
 from assay.reports.compare import runs_compared_document

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from assay.harness.ingest.source_file import SourceFile
-from assay.harness.ingest.timeline import MAX_COLUMNS
 from assay.harness.ingest.trace import chrome
 from assay.harness.ingest.trace.chrome import phase_of
 from assay.harness.ingest.trace.steps import StepTrace
@@ -65,9 +64,7 @@ def test_a_document_of_a_profile() -> None:
     name, phase, count, ms, _ = kernels.rows[0]
     assert ("flash_fwd_kernel" in name, phase, count) == (True, "decode", "16")
     assert float(ms) == pytest.approx(sum(sorted(one["dur"] for one in events)) / 1e3, rel=0.5)
-    assert document.timeline is not None
-    assert [lane.name for lane in document.timeline.tracks[0].lanes] == ["decode", "extend", "other"]
-    assert all(len(lane.cells) == MAX_COLUMNS for lane in document.timeline.tracks[0].lanes)
+    assert {row[1] for row in kernels.rows} == {"decode", "extend", "other"}
 
 
 def test_requests_of_mlc_llms_recorder() -> None:

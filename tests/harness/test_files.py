@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from assay.harness.evidence.pack import replay_command
-from assay.harness.portable import portable, shown
+from assay.harness.files import portable, shown
 
 
 @pytest.mark.parametrize(

@@ -8,15 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from assay.harness.ingest.any_log import reader
-from assay.harness.ingest.any_log.figures import figures
-from assay.harness.ingest.any_log.reader import fault
+from assay.harness.ingest import any_log
+from assay.harness.ingest.any_log import fault, figures
 from assay.harness.ingest.claim import verify
 from assay.harness.ingest.recognise import UNKNOWN, ingest
 from assay.harness.ingest.result import FileDocument
 from assay.harness.ingest.source_file import SourceFile
 
-DATA = Path(__file__).parents[3] / "data" / "any_log"
+DATA = Path(__file__).parents[2] / "data" / "any_log"
 VLLM = (DATA / "vllm.txt").read_text()
 LLAMA_CPP = (DATA / "llama_cpp.txt").read_text()
 TENSORRT_LLM = (DATA / "tensorrt_llm.txt").read_text()
@@ -116,7 +115,7 @@ def test_bytes_are_no_text(tmp_path: Path) -> None:
 
 def test_a_traceback_without_an_end_is_kept(tmp_path: Path) -> None:
     path = written(tmp_path, 'Traceback (most recent call last):\n  File "a.py", line 3, in f\n    g()\n')
-    assert [fact.text for fact in reader.READER.read(SourceFile.of(path)).facts] == [
+    assert [fact.text for fact in any_log.READER.read(SourceFile.of(path)).facts] == [
         "a traceback that does not end (a.py:3 in f)"
     ]
 
