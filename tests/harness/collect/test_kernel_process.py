@@ -201,7 +201,7 @@ class ServersStartError(Exception):
             "the kernel's process was ended, since the kernel had started more than 256 processes at a time, in a call (layer 0",
             marks=pytest.mark.slow,
         ),
-        ("one_call_raises", ""),
+        pytest.param("one_call_raises", "", marks=pytest.mark.slow),
     ],
 )
 def test_a_kernel_that_can_serve_nothing_ends_a_run_before_its_servers_start(

@@ -126,7 +126,7 @@ def linear_exp2(x: Tensor) -> Tensor:
 # Right kernels
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "kernel",
     [
