@@ -78,6 +78,7 @@ def met(reach: Reach) -> dict[tuple[str, str], set[int]]:
     }
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("reach", REACHES, ids=str)
 def test_no_length_of_the_envelope_is_left_out(reach: Reach) -> None:
     found = met(reach)
@@ -86,6 +87,7 @@ def test_no_length_of_the_envelope_is_left_out(reach: Reach) -> None:
             assert gaps(ranges_of(found[phase, quantity]), wanted) == (), quantity
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("reach", REACHES, ids=str)
 def test_prompts_find_in_the_cache_what_they_are_meant_to(reach: Reach) -> None:
     known = PrefixCache(reach, 10**6)

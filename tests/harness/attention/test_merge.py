@@ -153,6 +153,7 @@ def test_only_merges_are_merged() -> None:
         as_merge(call_of([(1, 9), (1, 3)], (4, 4), 16, torch.float16, "cpu"))
 
 
+@pytest.mark.slow
 def test_sglangs_kernel_of_two_parts_passes() -> None:
     pytest.importorskip("sglang")
     interpret_without_gpu()

@@ -220,6 +220,7 @@ def test_a_check_with_bounds_that_are_far_too_wide_fails_the_certificate(
     assert broken.exit_code == ExitCode.REGRESSION
 
 
+@pytest.mark.slow
 def test_a_check_that_flags_everything_fails_the_certificate(tmp_path: Path) -> None:
     def alarmist(kernel: Kernel, cases: Sequence[Case]) -> CheckResult:
         return checked(lambda call: 2 * torch_sdpa(call), cases)

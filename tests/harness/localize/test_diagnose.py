@@ -63,6 +63,7 @@ def test_the_seed_case_is_named() -> None:
     assert finding.reproduce == "assay replay pack"
 
 
+@pytest.mark.slow
 def test_a_fault_in_int8_noise_is_still_named() -> None:
     def int8(call: AttentionCall) -> Tensor:
         return honest_outputs(call, FAMILIES["int8_qk"], members=1)[0].to(call.q.dtype)
