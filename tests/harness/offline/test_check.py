@@ -43,8 +43,8 @@ ORACLE = "assay.harness.bugs.faults:rounded_oracle"
 TOP_LEFT = fault("mask-top-left")
 check = partial(check_and_read, read_out=0, calls=0)
 """What is read off a kernel is tested in test_observed.py, and what many more calls show where `calls` are given."""
-SOME = 7
-"""Every seventh call shows a fault that depends on one axis of the design; an odd step, since values of an axis take turns."""
+SOME = 11
+"""Every eleventh call shows a fault that depends on one axis of the design; an odd step, since values of an axis take turns."""
 pytestmark = pytest.mark.usefixtures("shared_hypotheses", "thin_matrix")
 
 
