@@ -89,6 +89,7 @@ def met(reach: LoadReach) -> dict[tuple[str, str], set[int]]:
     }
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("reach", REACHES, ids=str)
 def test_no_length_of_the_envelope_is_left_out(reach: LoadReach) -> None:
     found = met(reach)
@@ -97,6 +98,7 @@ def test_no_length_of_the_envelope_is_left_out(reach: LoadReach) -> None:
             assert gaps(ranges_of(found[phase, quantity]), wanted) == (), quantity
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("reach", REACHES, ids=str)
 def test_prompts_find_in_the_cache_what_they_are_meant_to(reach: LoadReach) -> None:
     known = PrefixCache(reach, 10**6)

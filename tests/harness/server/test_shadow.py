@@ -343,7 +343,7 @@ def dropping(call: AttentionCall) -> Tensor:
     return torch.cat(outs, 1).transpose(0, 1).to(call.q.dtype)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.001, 0.05])
+@pytest.mark.parametrize("share", [0.0, pytest.param(0.001, marks=pytest.mark.slow), 0.05])
 def test_a_candidate_may_leave_out_the_share_of_the_weights_that_it_declares(
     shadowing: Shadowing, tmp_path: Path, share: float
 ) -> None:

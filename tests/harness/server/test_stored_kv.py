@@ -169,6 +169,7 @@ def test_what_is_stored_is_recorded_with_its_scales(serving: Serving, tmp_path: 
     assert not serious(diagnose_recorded(tmp_path / "pack", Backend.parse("torch_native"), ""))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("kernel", "bug"), [(k_scale_for_v, "stored-v-scaled-as-k"), (without_scales, "stored-scales-missing")]
 )

@@ -71,6 +71,7 @@ def test_a_reference_that_is_off_by_more_is_wrong(window: int) -> None:
     assert against.reference_queries.flagged.any()
 
 
+@pytest.mark.slow
 def test_noise_is_not_taken_for_another_window() -> None:
     """The key at the end of the window has hardly any weight, so that both windows differ by less than roundings."""
     for seed in range(200):
