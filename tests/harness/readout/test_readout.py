@@ -102,7 +102,7 @@ def test_a_fault_is_read_off_in_one_sentence(kernel: Kernel, sentence: str) -> N
 # Right kernels
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "kernel",
     [
@@ -191,6 +191,7 @@ def test_what_is_not_answered_now_and_then_is_left_out(
     assert any("ValueError" in note for note in found.notes) == noted == bool(found.notes)
 
 
+@pytest.mark.slow
 def test_an_output_of_nan_is_an_answer() -> None:
     found = read_out(lambda call: rounded_oracle(call) * float("nan"))
     assert (found.sentence, found.exact, found.notes) == ("the output is NaN", True, ())
@@ -207,7 +208,7 @@ def batch_of_six(call: AttentionCall) -> Tensor:
     return nothing(call) if len(call.lens_q) >= 6 else rounded_oracle(call)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kernel", "wrong", "says"),
     [
