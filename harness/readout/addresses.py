@@ -39,8 +39,8 @@ _Rows = Callable[[AttentionCall], Ints]
 
 
 def moved(what: str, words: str, row: _Rows, cost: float = 1.0) -> Told:
-    """Rows of K, V or both are read from elsewhere: from another row, which as seen from key j is in words "key j + 1"."""
-    some = {"k": "K of key j is", "v": "V of key j is", "kv": "K and V of key j are"}[what]
+    """Rows of V, or of K and V, are read from elsewhere: from another row, which as seen from key j is in words "key j + 1"."""
+    some = {"v": "V of key j is", "kv": "K and V of key j are"}[what]
     return Told(f"{some} read from {words}", _moved, (what, row), cost)
 
 
@@ -48,7 +48,7 @@ def _moved(queries: Queries, what: str, row: _Rows) -> Numbers:
     to, scores, v = row(queries.call), queries.own_scores, queries.values
     if "k" in what:
         scores = _padded(scores, -1)[..., to]
-    return queries.attended(scores, _padded(v, 0)[to] if "v" in what else v)
+    return queries.attended(scores, _padded(v, 0)[to])
 
 
 def _padded(x: Numbers, axis: int) -> Numbers:
@@ -132,8 +132,8 @@ class _Row:
 
 
 def addresses(readings: Sequence[Sample]) -> Iterable[Told]:
-    """Effects that look for K, V or both at a wrong address."""
-    for what, forms in (("kv", ("keys", "keys-and-mass")), ("v", ("values",)), ("k", ("scored",))):
+    """Effects that look for V, or for K and V, at a wrong address."""
+    for what, forms in (("kv", ("keys", "keys-and-mass")), ("v", ("values",))):
         fits = every(readings, *forms)
         rows = [row for row in (_row(*fit) for fit in fits[:: len(fits) // _MOST_ROWS + 1]) if row is not None]
         rows.sort(key=lambda row: len(row.read))
@@ -203,7 +203,7 @@ def _row(reading: Sample, place: int, fit: Fit) -> _Row | None:
     if fit.keys is None or not _LEAST_KEYS <= len(should) <= _MOST_READ:
         return None
     table, rows = {name: column[should] for name, column in _key_table(queries.call).items()}, len(fit.keys)
-    if fit.form in ("values", "scored"):
+    if fit.form == "values":
         to = fit.keys[should].astype(np.int64)
         kv, row = np.divmod(to, rows)
         if (kv[to >= 0] != queries.own[h]).any():

@@ -177,13 +177,10 @@ def amounts_of(plain: Sequence[tuple[str, float]], sizes: Sequence[int] = _SIZES
     )  # fmt: skip
 
 
-_Mode = Literal["", "also", "less"]
-
-
 def edge(
     side: Literal["last", "first"],
     at: Sum,
-    mode: _Mode = "",
+    within: bool = False,
     beyond: bool = False,
     counted: bool = False,
     cost: float = 1.0,
@@ -192,41 +189,34 @@ def edge(
 
     Args:
         side: "last" or "first", the key whose index in the query's sequence `at` gives.
-        mode: of the last key. Empty: it is this one; "also": the query sees up to it besides what it should see; "less": it sees
-            of what it should see the keys up to it.
+        within: whether the query sees up to the last key only of what it should see.
         beyond: whether keys are counted on into the rows after the sequence. Rows behind the last one are zeros.
         counted: whether only the denominator of the softmax has this edge.
     """
-    return Told(_edge_words(side, at.words, mode, beyond, counted), _edge, (side, at, mode, beyond, counted), cost)
+    return Told(_edge_words(side, at.words, within, beyond, counted), _edge, (side, at, within, beyond, counted), cost)
 
 
-def _edge_words(side: str, at: str, mode: _Mode, beyond: bool, counted: bool) -> str:
+def _edge_words(side: str, at: str, within: bool, beyond: bool, counted: bool) -> str:
     if side == "first":
         return f"query i sees no keys j < {at}"
     if counted:
-        which = {"": f"keys j <= {at}", "also": f"also keys j <= {at}", "less": f"no keys j > {at}"}[mode]
-        return f"the softmax denominator of query i counts {which}"
-    text = {
-        "": f"query i sees keys j <= {at}", "also": f"query i also sees keys j <= {at}",
-        "less": f"query i does not see keys j > {at}",
-    }[mode]  # fmt: skip
+        return f"the softmax denominator of query i counts {f'no keys j > {at}' if within else f'keys j <= {at}'}"
+    text = f"query i does not see keys j > {at}" if within else f"query i sees keys j <= {at}"
     return f"{text}, which goes on behind its sequence" if beyond else text
 
 
-def _edge(queries: Queries, side: str, edge: Sum, mode: _Mode, beyond: bool, counted: bool) -> Numbers:
+def _edge(queries: Queries, side: str, edge: Sum, within: bool, beyond: bool, counted: bool) -> Numbers:
     at = edge.of(queries.table).reshape(*queries.shape, 1)
     index = queries.row_indices
     should = queries.visible[:, None]
     if side == "first":
         return queries.of_own(weighted_softmax((should & (index >= at)).astype(float), queries.own_scores))
-    inside = (index >= 0) if beyond else queries.own_rows[:, None]
+    inside = should if within else (index >= 0) if beyond else queries.own_rows[:, None]
     seen = inside & (index <= at)
-    if mode:
-        seen = seen | should if mode == "also" else seen & should
     if counted:
         right = np.broadcast_to(should, seen.shape).astype(float)
         return queries.of_own(weighted_softmax(right, queries.own_scores, seen.astype(float)))
-    behind = np.maximum(at - index[..., -1:], 0).astype(float) if beyond and mode != "less" else None
+    behind = np.maximum(at - index[..., -1:], 0).astype(float) if beyond else None
     return queries.of_own(weighted_softmax(seen.astype(float), queries.own_scores, phantom=behind))
 
 
@@ -236,24 +226,19 @@ _OTHERS = (
     "most_prefix", "least_prefix", "ranked_total", "group", "member", "peers_after",
 )  # fmt: skip
 _TILES = (16, 32, 64, 128)
-_AMOUNTS: tuple[Amount, ...] = (*amounts_of(_PLAIN), *(Amount(name, cost=0.9) for name in _OTHERS))
+_THREE: tuple[Amount, ...] = (
+    *(Amount(name, cost=cost) for name, cost in _PLAIN), *(Amount(name, cost=0.9) for name in _OTHERS)
+)  # fmt: skip
+"""Of what sums may have three."""
+_AMOUNTS: tuple[Amount, ...] = (*amounts_of(_PLAIN), *_THREE[len(_PLAIN) :])
 """What an edge may be made of: lengths and the place of a query, lengths of its neighbours and of calls before, which a kernel may
 take for its own, and what tiles and pages of usual sizes make of its own."""
 _ENDS: tuple[Amount, ...] = tuple(
     Amount(f"{end}_{name}", cost=0.9) for end in ("first", "last") for name in (*_TILES, "packed_64", "packed_128")
 )
 """Where the tile of a query begins and ends."""
-_TILED: tuple[Amount, ...] = (
-    *(Amount(name, cost=cost) for name, cost in _PLAIN),
-    *_ENDS,
-    *(Amount("i", "down", size, 0.9) for size in _TILES),
-)
+_TILED: tuple[Amount, ...] = (*_THREE[: len(_PLAIN)], *_ENDS, *(Amount("i", "down", size, 0.9) for size in _TILES))
 """What is rounded: sums of these."""
-_THREE: tuple[Amount, ...] = (
-    *(Amount(name, cost=cost) for name, cost in _PLAIN),
-    *(Amount(name, cost=0.9) for name in _OTHERS),
-)
-"""Of what sums may have three."""
 _LAST = Search((*_AMOUNTS, *_ENDS), _TILED, _THREE)
 _FIRST = Search(_AMOUNTS, _TILED, _THREE, 8192)
 """How edges are searched: the last key is off by one or two, the first one is a window away."""
@@ -305,15 +290,11 @@ def _last_edges(table: Table, last: Ints, right: Ints, end: Ints, kept: Table, c
     sums = [at for at in sums if (at.of(table) >= last).all()]  # an edge behind the end of a sequence is cut off
     place = np.where(kept["causal"] == 1, kept["pos"], kept["total"] - 1)
     room = kept["total"] - 1 if not beyond else np.full_like(place, np.iinfo(np.int64).max)
-    modes: dict[_Mode, Callable[[Sum], Flags]] = {"": lambda at: np.minimum(at.of(kept), room) != place}
-    if (last > right).all():
-        modes["also"] = lambda at: np.minimum(at.of(kept), room) > place
+    for at in _best(sums, lambda at: np.minimum(at.of(kept), room) != place):
+        yield edge("last", at, False, beyond, counted, _BASE + at.cost + 0.5 * beyond)
     if (last < right).all():
-        modes["less"] = lambda at: at.of(kept) < place
-    for mode, changes in modes.items():
-        for at in _best(sums, changes):
-            cost = _BASE + at.cost + 0.5 * beyond + 0.1 * bool(mode)
-            yield edge("last", at, mode, beyond and mode != "less", counted, cost)
+        for at in _best(sums, lambda at: at.of(kept) < place):
+            yield edge("last", at, True, False, counted, _BASE + at.cost + 0.1)
 
 
 _Run = dict[str, int]

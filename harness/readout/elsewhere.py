@@ -1,4 +1,4 @@
-"""Data from elsewhere: another query's output or q; another kv head."""
+"""Data from elsewhere: another query's output or q."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from functools import partial
 
 import numpy as np
 
-from assay.harness.localize.reading import Numbers, softmax
+from assay.harness.localize.reading import Numbers
 from assay.harness.readout.features import Ints
-from assay.harness.readout.mining import Term, Value
 from assay.harness.readout.operators import Told
 from assay.harness.readout.queries import Queries
-from assay.harness.readout.words import value_words
 
 _Of = Callable[[Queries], Ints]
 """(queries) -> a packed row of q, or a q head, for each row and head, int64 [rows * heads]."""
@@ -158,28 +156,3 @@ def _from_elsewhere(queries: Queries, source: RowSource, what: str) -> Numbers:
     else:
         out = others.right[at, head]
     return np.where(there, out, queries.right)
-
-
-def other_kv_head(kv: Value, what: str = "kv", cost: float = 1.0) -> Told:
-    """Another kv head is read, or only its K or V: this one, modulo their number."""
-    return Told(_kv_head_words(kv, {"kv": "", "k": "K of ", "v": "V of "}[what]), _other_kv_head, (kv, what), cost)
-
-
-def _kv_head_words(kv: Value, of: str) -> str:
-    if kv.term is None:
-        return f"q heads read {of}kv head {kv.plus}"
-    if kv.term == Term("kv", cost=kv.term.cost):
-        near = {1: "the next kv head", -1: "the previous kv head"}
-        return f"q heads read {of}{near.get(kv.plus, f'the kv head {kv.plus} further on')}"
-    if kv.term.name == "member":
-        return f"q head h reads {of}kv head h mod (q heads per kv head)"
-    return f"q head h reads {of}kv head {value_words(kv)} mod num_kv_heads"
-
-
-def _other_kv_head(queries: Queries, value: Value, what: str) -> Numbers:
-    kv = (value.of(queries.table) % queries.kv_heads).reshape(*queries.shape, 1, 1)
-    own = np.broadcast_to(queries.own[:, None, None], kv.shape)
-    scores = np.take_along_axis(queries.scores, kv if "k" in what else own, 2)
-    weights = np.zeros_like(queries.scores)
-    np.put_along_axis(weights, kv if "v" in what else own, softmax(scores, queries.visible[:, None, None]), 2)
-    return queries.of(weights)

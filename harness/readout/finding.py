@@ -13,7 +13,7 @@ from assay.harness.readout.asking import COMPARED_DATA, FEW_HEADS
 from assay.harness.readout.features import row_table
 from assay.harness.readout.fitting import Fitter
 from assay.harness.readout.key_factors import KeyFactors
-from assay.harness.readout.mining import Condition, Literal, Value
+from assay.harness.readout.mining import Condition, Literal
 from assay.harness.readout.operators import Operator
 from assay.harness.readout.probing import CallPlan, extreme_plans, fixed_plans, repeated_plans, steep_plans
 from assay.harness.readout.queries import Queries
@@ -245,12 +245,7 @@ def _literals(operator: Operator) -> Iterable[Literal]:
 
 def counts_calls(operator: Operator) -> bool:
     """Return True if an operator speaks of the number of a call, so that it may give another output after other calls."""
-    effects = (clause.effect for clause in operator.clauses)
-    values = [
-        effect.phantom for effect in effects if isinstance(effect, KeyFactors) and isinstance(effect.phantom, Value)
-    ]
-    terms = [*(value.term for value in values if value.term), *(literal.term for literal in _literals(operator))]
-    return any(term.name in _COUNTS for term in terms)
+    return any(literal.term.name in _COUNTS for literal in _literals(operator))
 
 
 def _of_queries(operator: Operator) -> list[tuple[Condition, Literal]]:

@@ -268,35 +268,5 @@ def _spelled(sets: Iterable[tuple[int, ...]], members: Sequence[Sequence[Literal
                 yield Condition((*leaders[:place], rival, *leaders[place + 1 :]))
 
 
-@dataclass(frozen=True)
-class Value:
-    """An integer that depends on features: ``times * term + plus``, times 1 or -1; without a term, a constant."""
-
-    term: Term | None
-    plus: int = 0
-    times: int = 1
-
-    def of(self, table: Table) -> NDArray[np.int64]:
-        """Its value for each example, int64 [examples]."""
-        return np.full(_size(table), self.plus) if self.term is None else self.times * self.term.of(table) + self.plus
-
-    @property
-    def cost(self) -> float:
-        """Strangeness: how far-fetched it is."""
-        return (0.0 if self.term is None else 0.5 + self.term.cost) + strangeness(self.plus)
-
-
-def mine_values(table: Table, wanted: NDArray[np.int64], terms: Sequence[Term], most: int = 4) -> list[Value]:
-    """The cheapest integers that equal the wanted one for every example, cheapest first; empty if there is none."""
-    values = [Value(None, int(wanted[0]))] if (wanted == wanted[0]).all() else []
-    for term in terms:
-        value = term.of(table)
-        for times in (1, -1):
-            off = wanted - times * value
-            if (off == off[0]).all():
-                values.append(Value(term, int(off[0]), times))
-    return sorted(values, key=lambda candidate: candidate.cost)[:most]
-
-
 def _size(table: Table) -> int:
     return len(next(iter(table.values())))

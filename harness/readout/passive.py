@@ -68,10 +68,6 @@ class _Solved:
         """Of which queries and heads the weights are known, bool [rows, num_q_heads]."""
         return np.isfinite(self.reading.off)
 
-    def tolerance(self, row: int, head: int) -> Tolerance:
-        """Return how exact the weights of a query and head are."""
-        return _tolerance_of(float(self.errors[row, head]), float(self.total[row, head]))
-
     def shown(self, head: int) -> WeightReading | None:
         """The known rows of a head, with weights that noise explains as it would have them; None if no row is known.
 
@@ -205,8 +201,6 @@ def _key_sets(call: AttentionCall, row: int, most: int) -> Iterator[Ints]:
     yield every
 
 
-_SECONDS = 30.0
-"""Most time that recorded calls are searched for a rule."""
 _WRONG_CALLS, _RIGHT_CALLS = 24, 12
 """Calls that are mined at first, of those with wrong outputs and of the others: at most half of them."""
 _MOST_WRONG, _MOST_RIGHT = 96, 48
@@ -237,7 +231,7 @@ def recorded(call: AttentionCall, out: Tensor, noise: float) -> Recorded:
     return call, out, max(noise, _CLEARLY.get(call.q.dtype, 0.0))
 
 
-def read_recorded(calls: Sequence[Recorded], seconds: float = _SECONDS) -> tuple[ReadOut, Picture | None]:
+def read_recorded(calls: Sequence[Recorded], seconds: float = 30.0) -> tuple[ReadOut, Picture | None]:
     """Read an operator off recorded calls of one kernel, within some CPU time, and draw the picture of the smallest telling one.
 
     The calls are halved: rules are mined from one half, and tried on the other. Calls that contradict them are mined too. `calls`
@@ -253,9 +247,10 @@ def read_recorded(calls: Sequence[Recorded], seconds: float = _SECONDS) -> tuple
             complete = False
         fresh = [sample for sample in search.samples if sample.fresh]
         finder, operator = search.finder, search.operator
+        solved = f"the weights of {search.solved:,} of {search.tried:,} wrong outputs of small calls were solved for"
         read = ReadOut(
             operator, sentence(operator), finder.tally(operator, search.samples), finder.tally(operator, fresh),
-            len(search.samples), time.monotonic() - begun, time.process_time() - cpu, complete, search.notes(),
+            len(search.samples), time.monotonic() - begun, time.process_time() - cpu, complete, (solved,) if search.tried else (),
             tuple(search.samples), passive=True,
         )  # fmt: skip
         return read, search.picture()
@@ -300,11 +295,6 @@ class _Search:
             operators = self.finder.fit()
         self.operator = operators[0]
 
-    def notes(self) -> tuple[str, ...]:
-        """Say what the read-out rests on."""
-        solved = f"the weights of {self.solved:,} of {self.tried:,} wrong outputs of small calls were solved for"
-        return (solved,) if self.tried else ()
-
     def picture(self) -> Picture | None:
         """Draw the weights of one q head of the smallest call that shows more than a few keys."""
         ranked: list[tuple[bool, int, int, _Solved, int]] = []
@@ -332,7 +322,8 @@ class _Search:
         every, fits_of_rows = Queries(queries.call, range(len(queries.call.q))), list[tuple[Fit, ...]]()
         for place in range(len(known)):
             at = divmod(place, queries.heads)
-            explained = fits(Row(solved.reading, every, *at, solved.tolerance(*at))) if known[place] else []
+            tolerance = _tolerance_of(float(solved.errors[at]), float(solved.total[at]))
+            explained = fits(Row(solved.reading, every, *at, tolerance)) if known[place] else []
             # A wrong output whose weights may be right, up to their noise, is evidence of nothing.
             fits_of_rows.append(tuple(fit for fit in explained if fit.form != "right"))
         sample.fits = tuple(fits_of_rows)

@@ -286,7 +286,12 @@ def test_what_shows_in_the_call_itself_is_read_without_another() -> None:
 
 
 def test_right_queries_have_no_forms_and_what_cannot_be_read_stays_so() -> None:
-    found = finder(Faulty(lambda call, _: (heads(call) != 1).float()), [PREFIX])
+    def of_next_head(call: AttentionCall) -> Tensor:
+        out = rounded_oracle(call)
+        out[:, 1] = out[:, 2]
+        return out
+
+    found = finder(of_next_head, [PREFIX])
     (sample,) = found.samples
     found._read(sample)
     assert sample.fits is not None
@@ -361,8 +366,7 @@ def readings_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fitting, "known_effects", list)
 
 
-def test_each_fault_gets_its_clause(monkeypatch: pytest.MonkeyPatch) -> None:
-    readings_alone(monkeypatch)
+def test_each_fault_gets_its_clause() -> None:
     kernel = Faulty(lambda call, _: torch.where(heads(call) == 1, 0.0, torch.where(heads(call) == 2, 2.0, 1.0)))
     found = read_all(finder(kernel, SMALL))
     operator = found.fit()[0]
@@ -370,8 +374,7 @@ def test_each_fault_gets_its_clause(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.tally(operator, found.samples).exact
 
 
-def test_there_are_a_few_clauses_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    readings_alone(monkeypatch)
+def test_there_are_a_few_clauses_at_most() -> None:
     kernel = Faulty(lambda call, _: 1 + 0.5 * heads(call))
     found = read_all(finder(kernel, [replace(plan, heads=(6, 1)) for plan in SMALL]))
     operator = found.fit()[0]

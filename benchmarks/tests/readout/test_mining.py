@@ -18,9 +18,7 @@ from assay.harness.readout.mining import (
     Literal,
     Table,
     Term,
-    Value,
     mine,
-    mine_values,
 )
 
 A, B, C = Term("a"), Term("b"), Term("c")
@@ -180,25 +178,6 @@ def test_the_cheaper_feature_comes_first() -> None:
     found = mine(examples, np.array([False, True]), (Term("a", cost=2.0), Term("b", cost=0.1)))
     assert found[0].literals[0].term.name == "b"
     assert [one.cost for one in found] == sorted(one.cost for one in found)
-
-
-def test_a_value_is_a_constant_or_follows_a_feature() -> None:
-    examples = table(50)
-    ones = np.full(50, 7)
-    assert mine_values(examples, ones, (A, B))[0] == Value(None, 7)
-    assert mine_values(examples, examples["a"] - 2, (A, B)) == [Value(A, -2)]
-    assert mine_values(examples, 3 - examples["b"], (A, B)) == [Value(B, 3, -1)]
-    assert mine_values(examples, examples["a"] * 2, (A, B)) == []
-
-
-def test_values_are_exact_and_the_cheapest_come_first() -> None:
-    examples = table(50)
-    examples["d"] = examples["a"] - 5
-    found = mine_values(examples, examples["a"], (Term("d"), A))
-    assert [one.term for one in found] == [A, Term("d")]
-    for one in found:
-        np.testing.assert_array_equal(one.of(examples), examples["a"])
-    assert Value(None, 4).of(examples).tolist() == [4] * 50
 
 
 @pytest.mark.parametrize(

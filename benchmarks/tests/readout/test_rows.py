@@ -49,8 +49,9 @@ def test_near_is_within_the_tolerance_of_all_weights_together() -> None:
 
 def test_another_kv_head_is_read_too() -> None:
     found = row(0, 0)
-    assert not found._reads_also(0)
-    assert found._reads_also(1)
+    assert not found._reads_others
+    found.weights = found.weights[::-1]
+    assert found._reads_others
 
 
 def test_logs_of_the_own_weights() -> None:
