@@ -41,6 +41,7 @@ def test_gitlab_pipeline_is_valid() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_a_broken_workflow_is_found(tmp_path: Path) -> None:
     broken = tmp_path / "workflow.yml"
     broken.write_text(

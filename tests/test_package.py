@@ -393,15 +393,6 @@ except UsageError as error:
     assert 'pip install "assay-harness[serve]"' in done.stdout
 
 
-@pytest.mark.slow  # fast: tests/harness/attention/test_kernels.py has the same refusal
-def test_a_kernel_whose_package_is_missing_is_refused_before_it_is_called(base_only: dict[str, str]) -> None:
-    """`assay run` refuses its default candidate in the same way, before it starts a server."""
-    code = "from assay.harness.engines.sglang import catalog\ncatalog.sglang_backends = lambda: ()\n"
-    done = python("-c", f"{code}catalog.checked_backend('--candidate', 'sage_attn')", **base_only)
-    assert "UsageError: --candidate: " in done.stderr
-    assert "sageattention is not installed; the extra assay-harness[sage] brings it" in done.stderr
-
-
 IMPORTABLE = {
     ("reports", "serve"): ("collect.collect", "bench.drive", "bisect.layer_probes", "cli.run", "cli.diff"),
     (): ("offline.check", "offline.replay", "cli", "cli.check", "cli.explain", "explain.pages", "cli.diff"),

@@ -296,7 +296,7 @@ def test_an_answer_is_parsed(
     assert parse_answer(f"{reasoning}{word}{before}:{after}{given_letter}\nAnswer: D") == letter
 
 
-@settings(max_examples=30)
+@settings(max_examples=10)
 @given(st.text().filter(lambda text: ":" not in text))
 def test_a_text_without_an_answer_is_unparsed(text: str) -> None:
     assert parse_answer(text) is None

@@ -232,6 +232,7 @@ def test_a_window_that_is_made_narrow_does_not_scroll_sideways(
         assert scale == min(room, 476), "it is drawn again, not squeezed"
 
 
+@pytest.mark.slow
 def test_dark_paper_has_its_own_colours_and_print_the_light_ones(
     browser: Callable[..., AbstractContextManager[Any]],
     screenshot: Any,

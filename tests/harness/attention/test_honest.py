@@ -49,6 +49,27 @@ def test_members_are_near_the_truth_and_differ(name: str) -> None:
     assert len(errors.unique()) == len(errors)
 
 
+def test_parts_that_are_stored_before_they_are_merged_cost_what_a_kernel_pays_that_does_so() -> None:
+    """As SGLang's flashinfer does behind a cached prefix: outputs on cached and on new keys, in 16 bits, by their log-sum-exps."""
+    call = call_of([(64, 80)], (4, 2), 64, torch.bfloat16, "cpu")
+    wide = replace(call, q=call.q.double(), k=call.k.double(), v=call.v.double())
+    old = replace(wide, k=wide.k[:80], v=wide.v[:80], cu_seqlens_k=torch.tensor([0, 80], dtype=torch.int32))
+    parts = [
+        old.with_spec(mask=Mask(causal=False)),
+        replace(wide, k=wide.k[80:], v=wide.v[80:], cu_seqlens_k=call.cu_seqlens_q),
+    ]
+    weights = torch.stack([log_sum_exp(part) for part in parts]).softmax(0)[..., None]
+    merged = sum(weight * oracle(part).bfloat16() for weight, part in zip(weights, parts, strict=True)).bfloat16()
+    right = oracle(call)
+    once, both = (float((out - right).abs().sum() / right.abs().sum()) for out in (right.bfloat16(), merged))
+    exact, stored = (float(noise(call, FAMILIES[name]).mean()) for name in ("", "merged_prefix"))
+    assert stored == pytest.approx((exact**2 + both**2 - once**2) ** 0.5, rel=0.05)
+    assert stored > 1.1 * exact
+    fresh = call_of([(64, 0)], (4, 2), 64, torch.bfloat16, "cpu")
+    alone, merged_alone = (float(noise(fresh, FAMILIES[name]).mean()) for name in ("", "merged_prefix"))
+    assert merged_alone == pytest.approx(alone, rel=0.02)
+
+
 TREE = torch.cat([torch.rand(new, new, generator=torch.Generator().manual_seed(1)).lt(0.5).fill_diagonal_(True).flatten()
                   for new in CALL.lens_q])  # fmt: skip
 ASKED = {

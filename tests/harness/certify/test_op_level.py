@@ -67,7 +67,7 @@ def caught(id: str = "a-fault") -> Examined:
     return Examined(id=id, kind="fault", title="a fault", outcome="caught", seconds=1.0)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fault", [f for f in CATALOGUE.values() if not f.equivalent], ids=lambda f: f.id)
 def test_every_fault_changes_some_output(fault: SeededFault) -> None:
     rounds = 5 if fault.where.share < 1 else 1
@@ -154,6 +154,7 @@ def test_an_equivalent_fault_in_a_kernel_that_quantises_is_not_flagged(fault: st
     assert examine_fault(CATALOGUE[fault], INT8).outcome == "quiet"
 
 
+@pytest.mark.slow
 def test_a_kernel_that_is_named_is_examined_without_a_fault() -> None:
     [task] = op_tasks(FewerCases(kernel=INT8.kernel), [CANDIDATE])
     assert (task.kind, task.examine().outcome) == ("honest", "quiet")
@@ -219,6 +220,7 @@ def test_a_check_with_bounds_that_are_far_too_wide_fails_the_certificate(
     assert broken.exit_code == ExitCode.REGRESSION
 
 
+@pytest.mark.slow
 def test_a_check_that_flags_everything_fails_the_certificate(tmp_path: Path) -> None:
     def alarmist(kernel: Kernel, cases: Sequence[Case]) -> CheckResult:
         return checked(lambda call: 2 * torch_sdpa(call), cases)

@@ -53,6 +53,7 @@ def test_a_fault_is_named_on_the_calls_that_the_run_recorded(
     assert is_named(CATALOGUE[id], findings_of(CATALOGUE[id], CertifiedKernel(), recorded)) is named
 
 
+@pytest.mark.slow
 def test_a_fault_in_a_kernel_that_quantises_is_named_on_recorded_calls(recorded: list[AttentionCall]) -> None:
     fault = CATALOGUE["mask-top-left-layer-2"]
     kernel = CertifiedKernel(honest("int8_qk", 1), "mine:int8")

@@ -56,6 +56,7 @@ def test_one_case_can_be_run_again(call: Callable[..., int], capsys: pytest.Capt
     )
 
 
+@pytest.mark.slow
 def test_a_wrong_kernel_is_read_and_what_was_found_before_is_said_first(
     call: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -218,7 +218,7 @@ def test_a_command_that_ends_decides(code: int) -> None:
     assert ended(supervised(f"sys.exit({code})")) == (code, "")
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("command", "how"),
     [

@@ -103,10 +103,3 @@ def test_record(
     assert len({prompt[:40] for prompt in asked}) == 1
     assert out.read_text() == '[{"name": "prefill (0)", "ph": "i", "ts": 1, "pid": 1, "tid": "r"}]'
     assert "1 events of MLC-LLM" in capsys.readouterr().out
-
-
-def test_record_from_what_is_no_server(
-    call: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    assert call("record", "mlc:model", "--out", tmp_path / "trace.json") == 2
-    assert "'mlc:model' is not the URL of an MLC-LLM server" in capsys.readouterr().err

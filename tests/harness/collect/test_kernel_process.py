@@ -191,13 +191,17 @@ class ServersStartError(Exception):
             "decode_raises",
             "the kernel raised ValueError: no decode today (isolated_kernels.py, line 14, in decode_raises)",
         ),
-        ("exits", "the kernel ended its process, which exited with status 0, in a call (layer 0 extend, "),
+        pytest.param(
+            "exits",
+            "the kernel ended its process, which exited with status 0, in a call (layer 0 extend, ",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             "starts_processes",
             "the kernel's process was ended, since the kernel had started more than 256 processes at a time, in a call (layer 0",
             marks=pytest.mark.slow,
         ),
-        ("one_call_raises", ""),
+        pytest.param("one_call_raises", "", marks=pytest.mark.slow),
     ],
 )
 def test_a_kernel_that_can_serve_nothing_ends_a_run_before_its_servers_start(
@@ -298,12 +302,11 @@ def test_a_wrong_kernel_is_read_once_for_both_results(opened: Callable[..., Open
     assert build(folder).suites, "the report reads them"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kernel", "why"),
     [
-        pytest.param(
-            "hangs_when_it_is_read", "the kernel did not return from a call within 2 s (layer ", marks=pytest.mark.slow
-        ),
+        ("hangs_when_it_is_read", "the kernel did not return from a call within 2 s (layer "),
         ("exits_when_it_is_read", "the kernel ended its process, which exited with status 0, in a call (layer "),
     ],
 )

@@ -296,6 +296,7 @@ def dropping(share: float, call: AttentionCall) -> Tensor:
     return torch.cat(outs, 1).transpose(0, 1).to(call.q.dtype)
 
 
+@pytest.mark.slow
 def test_a_kernel_may_leave_out_the_share_of_the_weights_that_it_declares() -> None:
     few = NoiseFamily(dropped=0.02).name
     assert (few, family(few)) == ("dropped:0.02", NoiseFamily(dropped=0.02))

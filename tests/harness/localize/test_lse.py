@@ -126,6 +126,7 @@ def test_a_kernel_that_declares_log_sum_exps_and_returns_none_fails() -> None:
     assert findings(silent) == []
 
 
+@pytest.mark.slow
 def test_a_check_compares_them_in_every_call_and_a_test_too() -> None:
     some = cases(dtypes=[torch.float16, torch.float32], head_dims=[64])[::25]
     wrong = returning(lambda call: right(call) + 1e-2 * (call.q.dtype == torch.float32))

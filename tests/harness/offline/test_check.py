@@ -29,7 +29,7 @@ from assay.harness.attention.sdpa import torch_sdpa
 from assay.harness.bugs.faults import fault, rounded_oracle
 from assay.harness.errors import ExitCode, UsageError
 from assay.harness.localize.causes import OUTPUT_SCALED
-from assay.harness.localize.diagnose import NONDETERMINISM, STATE_KEPT
+from assay.harness.localize.diagnose import STATE_KEPT
 from assay.harness.localize.guard import CONTRACT_BROKEN
 from assay.harness.localize.pooled import QUANTISATION_NOT_RUN
 from assay.harness.offline.check import assert_correct
@@ -43,8 +43,8 @@ ORACLE = "assay.harness.bugs.faults:rounded_oracle"
 TOP_LEFT = fault("mask-top-left")
 check = partial(check_and_read, read_out=0, calls=0)
 """What is read off a kernel is tested in test_observed.py, and what many more calls show where `calls` are given."""
-SOME = 7
-"""Every seventh call shows a fault that depends on one axis of the design; an odd step, since values of an axis take turns."""
+SOME = 11
+"""Every eleventh call shows a fault that depends on one axis of the design; an odd step, since values of an axis take turns."""
 pytestmark = pytest.mark.usefixtures("shared_hypotheses", "thin_matrix")
 
 
@@ -125,16 +125,6 @@ def test_what_shows_only_beyond_the_design_is_found(kernel: Kernel) -> None:
     lengths = [(case, int(case.condition["new"]), int(case.condition["prefix"])) for case in cases()]
     beyond = [case for case, new, prefix in lengths if new + prefix > 330 or case.condition["data"] in RARE]
     assert check(kernel, cases=beyond).exit_code == ExitCode.REGRESSION
-
-
-@pytest.mark.slow
-def test_as_shipped_is_named_top_left() -> None:
-    result = check(TOP_LEFT, cases=cases(dtypes=[torch.float32, torch.float16])[:: 3 * SOME])
-    assert result.exit_code == ExitCode.REGRESSION
-    assert kinds(result) == ["mask-top-left"]
-    assert result.where == "cached prefix is not none"
-    assert "Correct without a cached prefix." in result.findings[0].diagnosis
-    assert "new+prefix 1+1, 1 q head on 1 kv head, head_dim 64" in result.smallest
 
 
 @pytest.mark.interpreter
@@ -275,6 +265,7 @@ def test_special_calls_show_what_depends_on_them_and_say_so(holds: Callable[[Att
     assert (result.verdict, result.where) == ("regression", where)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "apart", [pytest.param(False, id="whole", marks=pytest.mark.slow), pytest.param(True, id="in one dtype")]
 )
@@ -499,26 +490,6 @@ def test_parts_of_one_buffer_are_outputs_of_their_own() -> None:
     assert check(parts, phases=["decode"], cases=some).verdict == "pass"
 
 
-@pytest.mark.slow
-def test_what_changes_from_run_to_run_is_wrong() -> None:
-    runs = 0
-    some = cases(("decode",), dtypes=[torch.float16])[::3]
-    half, computed = {"phases": ["decode"], "cases": some}, len(some)
-
-    def after(first_runs: int) -> Kernel:
-        def kernel(call: AttentionCall) -> Tensor:
-            nonlocal runs
-            runs += 1
-            late = runs - computed
-            return rounded_oracle(call) * (2 if late > 0 and (first_runs == 0 or late % 2) else 1)
-
-        return kernel
-
-    assert kinds(check(after(0), **half)) == [STATE_KEPT]
-    runs = 0
-    assert NONDETERMINISM in kinds(check(after(1), **half))
-
-
 @pytest.mark.few(1)
 @pytest.mark.parametrize("how", ["wrong", "raises"])
 def test_a_kernel_that_becomes_wrong_after_many_runs_is_wrong(how: str) -> None:
@@ -606,6 +577,7 @@ def test_a_result_is_one_line_and_has_a_summary() -> None:
     assert "<ul><li>" in result._repr_html_()
 
 
+@pytest.mark.slow
 def test_one_smallest_call_is_named_everywhere_and_the_test_has_the_words_of_the_finding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -688,7 +660,7 @@ def test_a_call_whose_first_sequence_has_no_query_is_judged_by_the_others() -> N
 
 
 def test_a_call_whose_scores_are_scaled_by_zero_is_judged() -> None:
-    call = call_of([(9, 30), (5, 9)], (4, 2), 64, torch.float32, "cpu").with_spec(scale=0.0)
+    call = call_of([(5, 9)], (2, 1), 64, torch.float32, "cpu").with_spec(scale=0.0)
     assert_correct(rounded_oracle, call)
     with pytest.raises(AssertionError, match="causal mask top-left"):
         assert_correct(TOP_LEFT, call)

@@ -32,7 +32,7 @@ def compared(
     worst = [int(at) // HEADS for _, at in heads.measure(candidate, reference, torch.from_numpy(CONDITIONS))]
     rows = np.setdiff1d(sampled_rows([NEW], [PREFIX], np.random.default_rng(1)), missed)
     sums = TruthSums(HEADS, noise, "")
-    sums.add(call, candidate, reference, rows, CONDITIONS, 0, worst)
+    sums.add(call, (candidate, reference), rows, CONDITIONS, 0, worst)
     header = ShadowHeader(
         reference="r",
         candidate="c",
@@ -60,6 +60,7 @@ def test_single_wrong_queries_do_not_drown_in_their_cells(rows: list[int], heads
     assert not against.reference_queries.flagged.any()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("noise", ["", "int8_qk", "fp8_kv", "fp4_kv"])
 def test_honest_queries_are_within_their_bounds(noise: str) -> None:
     candidate = honest_outputs(CALL, family(noise), members=2, seed=11)[0].to(CALL.q.dtype)

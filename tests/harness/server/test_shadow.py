@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -343,7 +343,7 @@ def dropping(call: AttentionCall) -> Tensor:
     return torch.cat(outs, 1).transpose(0, 1).to(call.q.dtype)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.001, 0.05])
+@pytest.mark.parametrize("share", [0.0, pytest.param(0.001, marks=pytest.mark.slow), 0.05])
 def test_a_candidate_may_leave_out_the_share_of_the_weights_that_it_declares(
     shadowing: Shadowing, tmp_path: Path, share: float
 ) -> None:
@@ -354,6 +354,26 @@ def test_a_candidate_may_leave_out_the_share_of_the_weights_that_it_declares(
         assert bool(tested.flagged.any()) == (share < 0.05)
     for tested in (found.reference, found.reference_queries):
         assert not tested.flagged.any()
+
+
+def test_backends_of_the_engine_have_the_noise_that_it_says_in_each_phase(stand_in: ModuleType, tmp_path: Path) -> None:
+    asked = []
+
+    def native_noise(names: Collection[str], phase: str, stored: bool) -> str:
+        asked.append((tuple(names), phase, stored))
+        return "merged_prefix" if phase == "extend" else ""
+
+    candidate = KernelCandidate("other", right)
+    shadow = Shadow(tmp_path, candidate, None, native_noise=native_noise)
+    server = stand_in.Server()
+    stand_in.attach(server, tmp_path, candidate, shadow)
+    set_control(tmp_path, Control(shadow=True))
+    server.step("extend", [(5, 0)])
+    server.step("decode", [(1, 5)])
+    header = seen(shadow, tmp_path).headers[0]
+    assert (header.reference_noise, header.candidate_noise) == ("merged_prefix", "merged_prefix")
+    (reference,) = shadow.references
+    assert {((name,), phase, False) for name in ("other", reference) for phase in ("extend", "decode")} == set(asked)
 
 
 def test_both_outputs_are_compared_with_the_truth_in_every_cell(shadowing: Shadowing, tmp_path: Path) -> None:

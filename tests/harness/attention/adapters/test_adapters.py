@@ -369,11 +369,11 @@ def test_a_function_that_is_wrong_with_a_feature_fails_where_it_is_asked_for(nam
 @pytest.mark.parametrize(
     ("name", "features"),
     [
+        ("decode_attention:decode_attention_fwd", {"window", "softcap", "sinks", "score_bias"}),
         (
             "extend_attention:extend_attention_fwd",
             {"window", "softcap", "sinks", "temperature", "score_bias", "custom_mask", "lse", "padding"},
         ),
-        ("decode_attention:decode_attention_fwd", {"window", "softcap", "sinks", "score_bias"}),
     ],
 )
 def test_sglangs_own_kernels_compute_what_a_call_asks_for(name: str, features: set[str]) -> None:

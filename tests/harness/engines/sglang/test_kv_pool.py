@@ -41,6 +41,7 @@ def window_of(architecture: str, window: int) -> int:
     return int(module.get_attention_sliding_window_size(SimpleNamespace(sliding_window=window)))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("architecture", ["gemma2", "gemma3_causal", "gpt_oss"])
 def test_a_window_is_that_of_the_models_configuration(architecture: str) -> None:
     layer = layer_of(sliding_window_size=window_of(architecture, 64))
