@@ -33,6 +33,7 @@ from safetensors.torch import load_file, save_file
 from assay.evals.tiny_model import families
 from assay.harness.backend import Backend
 from assay.harness.collect.asked import unmet as unmet_asks
+from assay.harness.engines.model import model_shape
 
 WINDOWS, ALL, TWO = (0, 2), (0, 1, 2, 3), (0, 1)
 """Layers with a window in all families that have windows, all layers, and the two of DeepSeek: with an MLP, and with experts."""
@@ -59,7 +60,7 @@ that the envelope cannot be covered, and no run can pass."""
 OF_DEVICE = {
     "cpu": {
         "fp8-kv": ["--engine-arg=--dtype=float16", "--request-timeout", "1800"],
-        "deepseek-v2": ["--request-timeout", "1800", "--max-tokens", "4", "--envelope-tokens", "64"],
+        "deepseek-v2": ["--request-timeout", "1800", "--max-tokens", "4"],
     },
     "cuda": {
         family: ["--engine-arg=--mem-fraction-static=0.07", "--engine-arg=--max-total-tokens=65536"]
@@ -111,9 +112,9 @@ def read(path: Path) -> dict[str, Any]:
 
 
 @cache
-def no_reference(reference: str, model: Path) -> str:
+def no_reference(reference: str, model: Path, flags: tuple[str, ...]) -> str:
     """Say why a backend can be no reference for a model, as it ignores what the layers ask for; empty if it can."""
-    found = unmet_asks({"reference": Backend.parse(reference)}, {"reference": model})
+    found = unmet_asks({"reference": Backend.parse(reference)}, {"reference": model_shape(model, flags).asks})
     return "; ".join(text for _, fatal, text in found if fatal)
 
 
@@ -127,7 +128,7 @@ def row(family: str, reference: str, candidate: str, device: str, folder: Path, 
     more = FLAGS.get(family, []) + OF_DEVICE[device].get(family, [])
     servers += more
     flags = tuple(word.removeprefix("--engine-arg=") for word in more if word.startswith("--engine-arg="))
-    short = ["--envelope-tokens", "128"] if device == "cpu" and "--envelope-tokens" not in servers else []
+    short = ["--envelope-tokens", "128"] if device == "cpu" else []
     code = assay(folder, "run", *servers, *short, "--suites", "layers", "--out", str(out), "--quiet")
     report = read(out / "report.json")
     metrics = {one["id"]: one["text"] for suite in report.get("suites", ()) for one in suite["metrics"]}
