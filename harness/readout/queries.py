@@ -92,21 +92,6 @@ class Queries:
         return visible(self.call, self.rows)
 
     @cached_property
-    def _seen_scores(self) -> Numbers:
-        """Scores of the keys that should be seen, -inf of others, float64 [rows, heads, total_k]."""
-        return np.where(self.visible[:, None], self.own_scores, -np.inf)
-
-    @cached_property
-    def maximum(self) -> Numbers:
-        """The largest score of each query, which sees at least one key, float64 [rows, heads]."""
-        return np.asarray(self._seen_scores.max(-1))
-
-    @cached_property
-    def lse(self) -> Numbers:
-        """The log-sum-exp of the scores of each query, float64 [rows, heads]."""
-        return np.asarray(self.maximum + np.log(np.exp(self._seen_scores - self.maximum[..., None]).sum(-1)))
-
-    @cached_property
     def own_rows(self) -> Flags:
         """Keys of the query's own sequence, bool [rows, total_k]."""
         rows = np.zeros((len(self.rows), self.call.k.shape[0]), bool)
@@ -132,11 +117,7 @@ class Queries:
     @cached_property
     def right(self) -> Numbers:
         """The right output, float64 [rows, heads, head_dim_v]."""
-        return self.of(self.weights)
-
-    def of(self, weights: Numbers) -> Numbers:
-        """The output of weights of every kv head, [rows, heads, kv heads, total_k] -> [rows, heads, head_dim_v]."""
-        return einsum("thck,kcd->thd", weights, self.values)
+        return einsum("thck,kcd->thd", self.weights, self.values)
 
     def of_own(self, weights: Numbers, values: Numbers | None = None) -> Numbers:
         """The output of weights of the own kv head, [rows, heads, total_k] -> [rows, heads, head_dim_v].
