@@ -66,7 +66,7 @@ class Asker:
         self._drawn = drawn_plans(self.data, self.dtype, 7 + self.seed)
 
     @property
-    def wrong(self) -> bool:
+    def _wrong(self) -> bool:
         """True if anything was seen to be wrong."""
         return any(sample.bad.any() for sample in self.samples)
 

@@ -90,16 +90,16 @@ class Finder(Fitter):
         if self.data == "normal":  # what is rounded as declared is exact on no others
             self._screen(steep_plans(self.dtype))
             exact = self.dtype == torch.float32 and self.prober.device == "cpu"  # 16 bits and TF32 are less exact
-            if not self.wrong and exact:
+            if not self._wrong and exact:
                 self._screen(extreme_plans())
-        if not self.wrong and self._apart:
+        if not self._wrong and self._apart:
             self.causal_only = False
             self._screen(self._apart)
             self._screen(plan for plan in fixed_plans(self.data, self.dtype, not self.slow) if not plan.causal)
         self.not_causal_note = self.causal_only and bool(self._apart)
-        if not self.wrong:
+        if not self._wrong:
             self._screen(islice(self._drawn, _FRESH // 2 if self.slow else _FRESH))
-        if self.wrong:
+        if self._wrong:
             self._refine()
 
     def _refine(self) -> None:

@@ -100,16 +100,6 @@ class Queries:
         return rows
 
     @cached_property
-    def row_indices(self) -> Ints:
-        """Index of each packed key, counted from the first key of the query's sequence on, int64 [rows, 1, total_k].
-
-        It is negative in earlier sequences, and goes on behind the end of its own.
-        """
-        starts = np.array([k.start for _, k in sequences(self.call)])
-        begins = starts[self.table["seq"][:: self.heads]]
-        return np.asarray(np.arange(self.call.k.shape[0])[None, None] - begins[:, None, None])
-
-    @cached_property
     def weights(self) -> Numbers:
         """The right weights, float64 [rows, heads, kv heads, total_k]."""
         return right_weights(self.call, self.rows, self.scores)

@@ -135,7 +135,7 @@ def test_wrong_and_right_queries_of_a_call_are_kept() -> None:
     expected = np.zeros((len(rows), 4), bool)
     expected[[rows.index(row) for row in wrong], 2] = True
     assert sample.bad.tolist() == expected.ravel().tolist()
-    assert found.wrong
+    assert found._wrong
     np.testing.assert_allclose(
         sample.actual[:, 2], sample.queries.right[:, 2] * np.where(expected[:, 2:3], 1.01, 1), 1e-4
     )
@@ -162,10 +162,10 @@ def test_what_was_seen_is_judged_again() -> None:
     found = finder(Faulty(lambda call, _: 1.01), [EXTEND])
     assert found.samples[0].bad.all()
     found._judge_by(0.02, Tolerance())
-    assert not found.wrong
+    assert not found._wrong
     assert found.samples[0].error == 0.02
     found._screen([PREFIX])
-    assert (found.samples[1].error, found.wrong) == (0.02, False)
+    assert (found.samples[1].error, found._wrong) == (0.02, False)
     found._judge_by(0.005, Tolerance())
     assert all(sample.bad.all() for sample in found.samples)
 
@@ -185,7 +185,7 @@ def test_a_kernel_that_is_causal_whatever_it_is_told_gets_causal_calls_only() ->
     found = finder(kernel)
     found._leave_out_not_causal()
     assert found.causal_only
-    assert not found.wrong
+    assert not found._wrong
     assert found.samples
     assert asked.count(False) == 2
     found._screen([replace(plan, causal=causal) for plan in SMALL for causal in (True, False)])
@@ -269,7 +269,7 @@ def test_a_sample_knows_its_place_among_the_calls() -> None:
     found._screen([PREFIX], fresh=True)
     assert [(one.queries.number, one.queries.nth) for one in found.samples] == [(0, 0), (1, 0), (2, 1), (3, 2)]
     assert [one.fresh for one in found.samples] == [False, False, False, True]
-    assert not found.wrong
+    assert not found._wrong
 
 
 def test_what_shows_in_the_call_itself_is_read_without_another() -> None:
