@@ -31,9 +31,12 @@ from assay.harness.localize.kernel_runs import measure
 from assay.harness.offline import observed
 from assay.harness.offline.check import assert_correct, check
 from assay.harness.offline.check_result import CheckResult
-from assay.harness.offline.observed import Reader, held, picture_on
+from assay.harness.offline.observed import Reader, _tried, held, picture_on
 from assay.harness.offline.replay import replay, replay_recorded
 from assay.harness.picture import Picture
+from assay.harness.readout.effects import constant
+from assay.harness.readout.mining import Condition, Literal, Term
+from assay.harness.readout.operators import Clause, Operator
 from assay.harness.readout.readout import ReadOut, read_out
 from assay.harness.readout.samples import Agreement
 from assay.harness.server.pack_writer import PackWriter
@@ -386,6 +389,15 @@ def test_a_kernel_that_is_right_outside_of_its_server_is_said_to_be(
         line.startswith("asked again, the kernel computes layer 1 extend, new+prefix 9+20") for line in finding.evidence
     )
     assert result.exit_code == ExitCode.REGRESSION
+
+
+@pytest.mark.parametrize(("name", "unsure"), [("nth", True), ("decode", False)])
+def test_an_operator_that_counts_calls_cannot_be_tried_on_calls_without_an_order(name: str, unsure: bool) -> None:
+    condition = Condition((Literal(Term(name), "<", 2),))
+    read = ReadOut(Operator((Clause(constant(0.0), condition),)), "the output is zero, at first")
+    call = call_of([(9, 20)], (4, 2), 64, torch.float32, "cpu")
+    tried = _tried(read, [measure(call, 0 * rounded_oracle(call))])
+    assert (tried.unsure, tried.whole) == (unsure, not unsure)
 
 
 def test_an_operator_holds_only_on_calls_whose_outputs_it_gives() -> None:

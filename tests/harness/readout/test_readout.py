@@ -19,9 +19,10 @@ from assay.harness.attention.oracle import Request, attend, requests
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.bugs.faults import rounded_oracle
 from assay.harness.bugs.quantisation import int8
+from assay.harness.readout.finding import Finder, _exactness
 from assay.harness.readout.probing import REFUSED, CallPlan, Prober
 from assay.harness.readout.queries import Queries
-from assay.harness.readout.readout import ReadOut, _between, _exactness, _finder, _notes, read_out
+from assay.harness.readout.readout import ReadOut, _between, _notes, read_out
 from assay.harness.readout.samples import Agreement, Sample
 
 Kernel = Callable[[AttentionCall], Tensor]
@@ -286,9 +287,9 @@ def test_a_limit_between_two_head_dims_is_open() -> None:
 
 
 def test_a_limit_between_lengths_that_were_not_asked_for_is_open() -> None:
-    finder = _finder(Prober(batch_of_six), "normal", 0, ())
+    finder = Finder.begun(Prober(batch_of_six), "normal", 0, ())
     assert finder is not None
-    finder.screen([CallPlan(((3, 5),) * n, seed=seed) for n in (1, 2, 9) for seed in (0, 1)])
+    finder._screen([CallPlan(((3, 5),) * n, seed=seed) for n in (1, 2, 9) for seed in (0, 1)])
     finder.operator = finder.fit()[0]
     [(literal, wrong, right)] = finder.open_limits()
     assert (literal.term.name, wrong, right) == ("seqs", 9, 2)
@@ -366,7 +367,7 @@ def test_a_kernel_is_slow_if_it_is_so_again() -> None:
         return kernel
 
     def slow(calls: int) -> bool:
-        finder = _finder(Prober(sleeping(calls)), "normal", 0, ())
+        finder = Finder.begun(Prober(sleeping(calls)), "normal", 0, ())
         assert finder is not None
         return finder.slow
 
@@ -379,7 +380,7 @@ def test_a_kernel_that_waits_on_a_busy_cpu_is_not_slow() -> None:
         time.sleep(0.05)
         return rounded_oracle(call)
 
-    finder = _finder(Prober(waiting), "normal", 0, ())
+    finder = Finder.begun(Prober(waiting), "normal", 0, ())
     assert finder is not None
     assert not finder.slow
 
