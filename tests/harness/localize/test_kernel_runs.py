@@ -185,7 +185,7 @@ def test_a_cell_fits_a_bug_within_the_noise_that_other_keys_would_cost_it() -> N
     assert (exact.fit_bounds < quantised.fit_bounds).all()
 
 
-LONG = call_of([(2048, 0)], (2, 1), 16, torch.bfloat16, "cpu", seed=3)
+LONG = call_of([(1536, 0)], (2, 1), 16, torch.bfloat16, "cpu", seed=3)
 
 
 def zeroed(out: Tensor, rows: list[int], heads: slice = slice(None)) -> Tensor:
@@ -195,7 +195,7 @@ def zeroed(out: Tensor, rows: list[int], heads: slice = slice(None)) -> Tensor:
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize(("rows", "heads"), [([700, 1301, 2047], slice(None)), ([1301], slice(1, 2))])
+@pytest.mark.parametrize(("rows", "heads"), [([525, 976, 1535], slice(None)), ([976], slice(1, 2))])
 def test_single_wrong_queries_do_not_drown_in_their_cells(rows: list[int], heads: slice) -> None:
     right = rounded_oracle(LONG)
     assert not measure(LONG, right).fails
@@ -241,7 +241,7 @@ def test_a_query_whose_values_cancel_is_no_false_alarm() -> None:
 
 
 def test_a_hypothesis_must_explain_the_wrong_queries() -> None:
-    result = measure(LONG, zeroed(rounded_oracle(LONG), [1301]))
+    result = measure(LONG, zeroed(rounded_oracle(LONG), [976]))
     compared = Comparisons()
     assert all(compared.explaining(hypothesis, result) is None for hypothesis in FAMILY)
 
