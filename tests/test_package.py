@@ -498,6 +498,7 @@ def there(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_foreign_repository_uses_the_plugin(foreign: Path) -> None:
     done = there(foreign, "pytest", "-p", "no:cacheprovider", "-q")
     assert done.returncode == 0, done.stdout + done.stderr

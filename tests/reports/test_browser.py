@@ -34,13 +34,14 @@ def _requests(chrome: Any) -> list[str]:
     return [url for url in sent if not url.endswith("report.html") and not url.startswith("data:")]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 def test_opens_from_disk_without_errors_or_requests(visit: Any, any_report: Report) -> None:
     chrome = visit(any_report)
     assert chrome.get_log("browser") == []
     assert _requests(chrome) == []
 
 
+@pytest.mark.slow
 def test_a_request_and_an_error_would_have_been_seen(visit: Any, examples: ModuleType) -> None:
     chrome = visit(examples.passing(), add='<img src="http://127.0.0.1:9/pixel.png"><script>let x = 1</script>')
     messages = [entry["message"] for entry in chrome.get_log("browser")]
@@ -48,6 +49,7 @@ def test_a_request_and_an_error_would_have_been_seen(visit: Any, examples: Modul
     assert any("Content Security Policy" in message and "script" in message for message in messages)
 
 
+@pytest.mark.slow
 def test_an_error_of_a_script_fails_every_test_of_a_browser(
     browser: Callable[..., AbstractContextManager[Any]],
 ) -> None:
@@ -95,6 +97,7 @@ def test_hostile_text_does_not_run(visit: Any, examples: ModuleType) -> None:
     assert _requests(chrome) == []
 
 
+@pytest.mark.slow
 def test_hostile_text_would_run_without_escaping(visit: Any, examples: ModuleType) -> None:
     """The hostile text is live ammunition: in a page without escaping and policy it does run."""
     chrome = visit(examples.passing())
@@ -161,7 +164,7 @@ def test_everything_is_readable_without_scripts(
         assert chrome.find_element("css selector", ".finding code").is_displayed()
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["regression", "error", "hostile"])
 @pytest.mark.parametrize("width", [400, 800])
 def test_a_narrow_page_does_not_scroll_sideways(visit: Any, examples: ModuleType, name: str, width: int) -> None:
@@ -227,11 +230,12 @@ def _pages(chrome: Any) -> int:
     )
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 def test_it_prints_on_at_most_four_pages(visit: Any, any_report: Report) -> None:
     assert 1 <= _pages(visit(any_report)) <= 4
 
 
+@pytest.mark.slow
 def test_many_layers_and_questions_print_on_at_most_four_pages(
     visit: Any, examples: ModuleType, layer_diffs: ModuleType
 ) -> None:
@@ -264,7 +268,7 @@ def test_the_contents_stay_and_lead_into_what_is_folded(visit: Any, examples: Mo
     assert chrome.execute_async_script(says, fold) is True
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("font", ["DejaVu Sans", "DejaVu Sans Mono", "DejaVu Serif"])
 def test_no_label_of_a_chart_is_clipped_in_another_font(visit: Any, any_report: Report, font: str) -> None:
     chrome = visit(any_report)

@@ -55,7 +55,7 @@ def every_third_key_tripled(call: AttentionCall) -> Tensor:
     return found
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("id", "dtype"),
     [
