@@ -40,7 +40,7 @@ def session(kernel: Kernel, noise: str, dtype: torch.dtype, seed: int, repeats: 
             new, prefix = [n for n, _ in lens], [p for _, p in lens]
             rows = sampled_rows(new, prefix, np.random.default_rng(at))
             conditions = condition_numbers("extend", new, prefix)
-            sums.add(call, kernel(call), torch_sdpa(call), rows, conditions, at)
+            sums.add(call, (kernel(call), torch_sdpa(call)), rows, conditions, at)
         parts.append(sums.cells(layer, 0))
     header = ShadowHeader(
         reference="torch_sdpa", candidate="c", phases=("extend",), candidate_noise=noise, dtype=sums.dtype,

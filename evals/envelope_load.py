@@ -51,7 +51,7 @@ def border_points(first: int, last: int, step: int = 1) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class Request:
+class LoadRequest:
     """One request of a load: the ids of its prompt, how many of them shall come from the cache, how many tokens it generates."""
 
     ids: tuple[int, ...]
@@ -65,7 +65,7 @@ class Request:
         return f"{len(self.ids) - self.cached} new tokens behind {self.cached} cached{written}"
 
 
-Wave = tuple[Request, ...]
+Wave = tuple[LoadRequest, ...]
 
 
 def longest(tokens: int, context: int, depth: int) -> int:
@@ -74,7 +74,7 @@ def longest(tokens: int, context: int, depth: int) -> int:
 
 
 @dataclass(frozen=True)
-class Reach:
+class LoadReach:
     """The reach of a load in an engine.
 
     Attributes:
@@ -173,7 +173,7 @@ class Load:
         return (self.long, *self.extend, *self.decode, *self.batch)
 
 
-def envelope_load(reach: Reach, batch: int, vocabulary: int, seed: str, *, decodes: bool = True) -> Load:
+def envelope_load(reach: LoadReach, batch: int, vocabulary: int, seed: str, *, decodes: bool = True) -> Load:
     """Make the load of an envelope; the same arguments give the same requests on every machine.
 
     Args:
@@ -190,14 +190,14 @@ def envelope_load(reach: Reach, batch: int, vocabulary: int, seed: str, *, decod
     behind = [prompts.request(cached, new) for cached, new in reach.pairs()]
     decoded = [_decoded(prompts, border, reach) for border in _borders(reach)] if decodes else []
     return Load(
-        long=(Request(prompts.long),),
+        long=(LoadRequest(prompts.long),),
         extend=(*_packed(behind, reach.at_once), *_packed(alone, reach.at_once)),
         decode=(tuple(decoded),) if decoded else (),
         batch=(_batch(prompts, batch + 2, _FEW if decodes else 1),),
     )
 
 
-def short_load(reach: Reach, vocabulary: int, seed: str) -> tuple[Wave, ...]:
+def short_load(reach: LoadReach, vocabulary: int, seed: str) -> tuple[Wave, ...]:
     """Make the long prompt, and a wave of short prompts.
 
     The short ones share none, a few or many of its tokens, end around a border, and pass one while they are decoded. Arguments
@@ -206,13 +206,15 @@ def short_load(reach: Reach, vocabulary: int, seed: str) -> tuple[Wave, ...]:
     prompts = _Prompts(reach, vocabulary, seed)
     some = max(1, reach.tokens // 2 // BORDER) * BORDER
     lengths = ((8, BORDER - 9), (some, BORDER), (0, BORDER + 1), (0, 10), (0, 2 * BORDER - _BEFORE))
-    return (Request(prompts.long, 0, reach.depth),), tuple(prompts.request(*length, reach.depth) for length in lengths)
+    return (LoadRequest(prompts.long, 0, reach.depth),), tuple(
+        prompts.request(*length, reach.depth) for length in lengths
+    )
 
 
 class _Prompts:
     """Prompts that begin with the tokens of one long prompt, and then differ from it and from each other."""
 
-    def __init__(self, reach: Reach, vocabulary: int, seed: str) -> None:
+    def __init__(self, reach: LoadReach, vocabulary: int, seed: str) -> None:
         self._rng, self._vocabulary = random.Random(f"{seed}/envelope"), vocabulary
         self.long = random_tokens(self._rng, reach.long, vocabulary)
         self.page = reach.page
@@ -220,20 +222,20 @@ class _Prompts:
         for place, token in enumerate(self.long):
             self._next[place].add(token)
 
-    def request(self, cached: int, new: int, output: int = 1) -> Request:
+    def request(self, cached: int, new: int, output: int = 1) -> LoadRequest:
         """Make a prompt of `new` tokens behind the first `cached` ones of the long prompt."""
         taken, fresh = self._next[cached], random_tokens(self._rng, new, self._vocabulary)
         while fresh[0] in taken:  # the cache would hold more than `cached` tokens of it
             fresh = (*random_tokens(self._rng, 1, self._vocabulary), *fresh[1:])
         taken.add(fresh[0])
-        return Request(self.long[:cached] + fresh, cached, output)
+        return LoadRequest(self.long[:cached] + fresh, cached, output)
 
 
-def _borders(reach: Reach) -> list[int]:
+def _borders(reach: LoadReach) -> list[int]:
     return sorted({0, *range(BORDER, reach.tokens + 1, BORDER), reach.tokens})
 
 
-def _decoded(prompts: _Prompts, border: int, reach: Reach) -> Request:
+def _decoded(prompts: _Prompts, border: int, reach: LoadReach) -> LoadRequest:
     """Make a prompt that passes a border while it is decoded; all but a few of its tokens are cached."""
     length = max(1, border - _BEFORE)
     cached = max(0, length - _TAIL) // reach.page * reach.page
@@ -247,13 +249,13 @@ def _batch(prompts: _Prompts, size: int, output: int) -> Wave:
     return (prompts.request(0, BORDER // 2, output), *short)
 
 
-def _packed(requests: Sequence[Request], at_once: int) -> Iterator[Wave]:
+def _packed(requests: Sequence[LoadRequest], at_once: int) -> Iterator[Wave]:
     """Yield waves of at most `at_once` new tokens, in whole blocks; a longer prompt is alone in its wave.
 
     Those with the longest cached prefix come first: a small KV pool evicts what was used least recently, first the end of the long
     prompt.
     """
-    waves: list[tuple[list[Request], int]] = []
+    waves: list[tuple[list[LoadRequest], int]] = []
     for request in sorted(requests, key=lambda request: request.cached - len(request.ids)):
         size = -(-(len(request.ids) - request.cached) // BORDER) * BORDER
         place = next((n for n, (_, used) in enumerate(waves) if used + size <= at_once), None)

@@ -151,7 +151,7 @@ def own_errors_of(folder: RunFolder, role: Role) -> dict[str, float]:
 
 
 @dataclass(frozen=True)
-class Difference:
+class _Difference:
     """A number of a baseline and of a run.
 
     Attributes:
@@ -165,7 +165,7 @@ class Difference:
     worse: bool
 
 
-def differences(before: Baseline | None, now: Baseline) -> list[Difference]:
+def differences(before: Baseline | None, now: Baseline) -> list[_Difference]:
     """Compare `now` with the baseline that it would replace. Worse means: less accurate, more own error, or no longer measured."""
     changes = []
     for numbers in ("numbers", "own_errors"):
@@ -173,7 +173,7 @@ def differences(before: Baseline | None, now: Baseline) -> list[Difference]:
         new: dict[str, float] = getattr(now, numbers)
         for name in {**old, **new}:
             a, b = old.get(name), new.get(name)
-            changes.append(Difference(name, a, b, a is not None and (b is None or _worse(name, a, b))))
+            changes.append(_Difference(name, a, b, a is not None and (b is None or _worse(name, a, b))))
     return changes
 
 
@@ -203,7 +203,7 @@ class Proposal:
     before: Baseline | None
 
     @property
-    def changes(self) -> list[Difference]:
+    def changes(self) -> list[_Difference]:
         """The differences that accepting it would make."""
         return differences(self.before, self.now)
 

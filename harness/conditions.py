@@ -64,7 +64,7 @@ PLACE = ("only", "first", "between", "last")
 
 
 @dataclass(frozen=True)
-class Kinds:
+class _Kinds:
     """A quality of a call, with a label for each kind. Attributes as in `Buckets`."""
 
     id: str
@@ -82,17 +82,17 @@ class Kinds:
 
 BORDER_TOKENS = 64
 """Every page size of SGLang's backends divides it, and most kernels compute blocks of 64 or 128 keys."""
-CHUNK = Kinds("chunk", "chunked prefill", ("whole or first chunk", "later chunk", "later chunk of full length"))
+CHUNK = _Kinds("chunk", "chunked prefill", ("whole or first chunk", "later chunk", "later chunk of full length"))
 """Whether an extend call continues a prompt that was too long to be prefilled at once, and with as many tokens as ever."""
-BORDER = Kinds(
+BORDER = _Kinds(
     "border", f"end against a border of {BORDER_TOKENS} tokens", ("elsewhere", "one before", "on it", "one after")
 )
 """Where a sequence ends against the borders of pages and blocks."""
-MIX = Kinds(
+MIX = _Kinds(
     "mix", "sequences of an extend call", ("no prefix", "all with a prefix", "some with a prefix", "extend and decode")
 )
 """What kinds of sequences one extend call has; "extend and decode" as SGLang makes with ``--enable-mixed-chunk``."""
-GRAPH = Kinds("graph", "CUDA graphs", ("in a CUDA graph",))
+GRAPH = _Kinds("graph", "CUDA graphs", ("in a CUDA graph",))
 """Whether a CUDA graph served the call; other calls have no kind."""
 _TOKENS = (1, 2, 17, 129, 513, 2049, 8193)
 PREFIXES = Buckets("prefix-tokens", "cached prefix", (0, 1, CACHED_PREFIX_TOKENS, *_TOKENS[3:]))
@@ -101,7 +101,7 @@ BATCHES = Buckets("batch", "batch size", (1, 2, 9, 33, 129))
 """Sequences of a call as an envelope counts them."""
 DEPTHS = Buckets("depth", "decode depth", (1, 2, 9, 33, 129, 513, 2049))
 """Tokens that a request has generated."""
-ENVELOPE: dict[str, Buckets | Kinds] = {
+ENVELOPE: dict[str, Buckets | _Kinds] = {
     quantity.id: quantity
     for quantity in (
         Buckets("new-tokens", "new tokens", _TOKENS),

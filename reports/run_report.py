@@ -186,13 +186,11 @@ def _layer_lines(report: Report) -> list[Block]:
     words: dict[str, list[str | Cell]] = {}
     worst: dict[str, float] = {}
     for grid in (grid for grid in report.layers.grids if grid.columns == "prefix"):
-        for layer, bound, row in zip(grid.row_labels, grid.bounds, grid.values, strict=True):
-            for prefix, error in zip(grid.column_labels, row, strict=True):
-                if error is not None:
-                    beyond = out_of_bounds(error, bound)
-                    shown = Cell(summary.error_percent(error) + ", out of bounds" * beyond, "beyond" if beyond else "")
-                    words.setdefault(layer, []).extend([f"{one_line(f'{grid.where}, prefix {prefix}')}: ", shown, "; "])
-                    worst[layer] = max(worst.get(layer, -1.0), excess(error, bound))
+        for layer, prefix, error, bound in grid.observed():
+            beyond = out_of_bounds(error, bound)
+            shown = Cell(summary.error_percent(error) + ", out of bounds" * beyond, "beyond" if beyond else "")
+            words.setdefault(layer, []).extend([f"{one_line(f'{grid.where}, prefix {prefix}')}: ", shown, "; "])
+            worst[layer] = max(worst.get(layer, -1.0), excess(error, bound))
     most = sorted(words, key=lambda layer: -worst[layer])[:MAX_LAYERS]
     lines: list[Block] = [
         Line((f"  layer {one_line(layer):>3}  ", *parts[:-1])) for layer, parts in words.items() if layer in most

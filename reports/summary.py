@@ -33,7 +33,7 @@ _UNMET_ORDER: tuple[CheckStatus, ...] = ("failed", "missing", "not checked")
 
 
 @dataclass(frozen=True)
-class SuiteLine:
+class _SuiteLine:
     """A suite as one row of a table: every field is one line and ready to print."""
 
     suite: str
@@ -46,10 +46,10 @@ class SuiteLine:
     policy: str
 
 
-def suite_line(suite: SuiteResult) -> SuiteLine:
+def suite_line(suite: SuiteResult) -> _SuiteLine:
     """The row of `suite`, with its deciding metric."""
     metric = shown_metric(suite)
-    return SuiteLine(
+    return _SuiteLine(
         suite=one_line(_title(suite)),
         verdict=suite.verdict,
         reference=_role_accuracy(suite, "reference"),
@@ -122,10 +122,7 @@ def worst_cells(layers: LayersResult, most: int) -> list[WorstCell]:
 def _cells(layers: LayersResult) -> Iterator[WorstCell]:
     for grid in layers.grids:
         if grid.columns == "head":
-            for layer, bound, row in zip(grid.row_labels, grid.bounds, grid.values, strict=True):
-                for head, error in zip(grid.column_labels, row, strict=True):
-                    if error is not None:
-                        yield layer, head, grid.where, error, bound
+            yield from ((layer, head, grid.where, error, bound) for layer, head, error, bound in grid.observed())
 
 
 def error_percent(error: OwnError) -> str:

@@ -25,6 +25,7 @@ from functools import cache
 from itertools import pairwise
 from typing import Literal
 
+from pydantic import Field
 from scipy.special import bdtrc
 
 from assay.harness.schema import Record
@@ -64,23 +65,15 @@ class SearchResult(Record):
         why: one sentence.
         restored: layers that must run the reference, in order; empty unless found.
         monotone: whether all answers agree with "more layers of the candidate are never better".
+        probed: every set of layers that ran the candidate, in order and without repetition, with the number of times that the task
+            was right, and that it was not; not written.
     """
 
     outcome: SearchOutcome
     why: str
     restored: tuple[RestoredLayer, ...]
     monotone: bool
-
-
-class LayerSearch(SearchResult):
-    """A search: its result and what it probed.
-
-    Attributes:
-        probed: every set of layers that ran the candidate, in order and without repetition, with the number of times that the task
-            was right, and that it was not.
-    """
-
-    probed: tuple[tuple[frozenset[int], int, int], ...]
+    probed: tuple[tuple[frozenset[int], int, int], ...] = Field((), exclude=True)
 
 
 def lead_needed(noise: float, error: float) -> int:
@@ -163,14 +156,14 @@ class _AnswerCache:
             )
         return right > wrong
 
-    def search(self, outcome: SearchOutcome, why: str, restored: tuple[RestoredLayer, ...] = ()) -> LayerSearch:
+    def search(self, outcome: SearchOutcome, why: str, restored: tuple[RestoredLayer, ...] = ()) -> SearchResult:
         """Return the search that ends with these answers. They are monotone if no wrong set is a subset of a right one."""
         right = [key for key, answer in self._known.items() if answer]
         monotone = not any(key < other for key, answer in self._known.items() if not answer for other in right)
-        return LayerSearch(outcome=outcome, why=why, restored=restored, monotone=monotone, probed=tuple(self._probed))
+        return SearchResult(outcome=outcome, why=why, restored=restored, monotone=monotone, probed=tuple(self._probed))
 
 
-def find_layers(layers: Sequence[int], probe: ProbeFunction, noise: float, alpha: float) -> LayerSearch:
+def find_layers(layers: Sequence[int], probe: ProbeFunction, noise: float, alpha: float) -> SearchResult:
     """Find layers that must run the reference for the task to be right.
 
     Args:

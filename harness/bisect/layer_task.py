@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field
 from scipy.special import bdtrc
 
 from assay.evals.questions import parse_answer
-from assay.harness.bisect.layer_search import LayerSearch, RestoredLayer, SearchResult
+from assay.harness.bisect.layer_search import RestoredLayer, SearchResult
 from assay.harness.compare.paired_accuracy import CHANCE
 from assay.harness.conditions import CACHED_PREFIX_TOKENS, MIN_CACHED_SHARE
 from assay.harness.errors import ExitCode
@@ -30,7 +30,7 @@ _GUESSING_ALPHA = 0.01
 SCHEMA: Literal["assay.bisect-layers/3"] = "assay.bisect-layers/3"
 
 
-class SetComparison(Record):
+class _SetComparison(Record):
     """A set of layers compared with the reference alone, prompt by prompt.
 
     Attributes:
@@ -48,7 +48,7 @@ class SetComparison(Record):
     outcome: Outcome
 
 
-class ProbeRecord(SetComparison):
+class ProbeRecord(_SetComparison):
     """One probe: the layers that ran the candidate, and its comparison with the reference.
 
     Attributes:
@@ -182,7 +182,7 @@ def right_prompts(by: Criterion, items: Sequence[Item], own: Sequence[str], text
     return [item.is_right(parse_answer(text, item.expected)) for item, text in zip(items, texts, strict=True)]
 
 
-def compare_with_reference(reference: Sequence[bool], these: Sequence[bool], alpha: float) -> SetComparison:
+def compare_with_reference(reference: Sequence[bool], these: Sequence[bool], alpha: float) -> _SetComparison:
     """Compare a set of layers with the reference alone on the same prompts.
 
     The set is "wrong" if it lost significantly more than it gained: McNemar's exact test, one-sided, at level alpha. Unstable
@@ -196,11 +196,11 @@ def compare_with_reference(reference: Sequence[bool], these: Sequence[bool], alp
     lost = sum(before and not now for before, now in zip(reference, these, strict=True))
     gained = sum(now and not before for before, now in zip(reference, these, strict=True))
     p = mcnemar_of_loss(lost, gained)
-    return SetComparison(right=sum(these), lost=lost, gained=gained, p=p, outcome="wrong" if p < alpha else "right")
+    return _SetComparison(right=sum(these), lost=lost, gained=gained, p=p, outcome="wrong" if p < alpha else "right")
 
 
 def conclude(
-    setup: LayerSetup, floors: Floors, search: LayerSearch | None, probes: Sequence[ProbeRecord], seconds: float
+    setup: LayerSetup, floors: Floors, search: SearchResult | None, probes: Sequence[ProbeRecord], seconds: float
 ) -> LayerBisection:
     """Summarise a bisection in its result.
 
@@ -218,7 +218,7 @@ def conclude(
             f"The reference alone gets {floors.reference_right} of {setup.prompts} right by {floors.by}: a broken candidate "
             "could not look worse."
         )
-        search = LayerSearch(outcome="inconclusive", why=why, restored=(), monotone=True, probed=())
+        search = SearchResult(outcome="inconclusive", why=why, restored=(), monotone=True)
     cached = min((probe.with_prefix for probe in probes if probe.candidate == setup.layers), default=0)
     if search.outcome == "nothing" and cached < MIN_CACHED_SHARE * setup.prompts:
         why = (
@@ -229,14 +229,14 @@ def conclude(
     return LayerBisection(
         **setup.model_dump(),
         **floors.model_dump(),
-        **search.model_dump(exclude={"probed"}),
+        **search.model_dump(),
         probes=tuple(probes),
         findings=(_finding(setup, floors.by, search, probes),) if search.restored else (),
         seconds=seconds,
     )
 
 
-def _finding(setup: LayerSetup, by: Criterion, search: LayerSearch, probes: Sequence[ProbeRecord]) -> Finding:
+def _finding(setup: LayerSetup, by: Criterion, search: SearchResult, probes: Sequence[ProbeRecord]) -> Finding:
     layers = [layer.layer for layer in search.restored]
     every = frozenset(setup.layers)
     where = f"layer{'s' * (len(layers) > 1)} {ranges(layers)} of {ranges(every)}"
@@ -265,7 +265,7 @@ def _finding(setup: LayerSetup, by: Criterion, search: LayerSearch, probes: Sequ
     )
 
 
-def _score(what: str, some: frozenset[int], search: LayerSearch, probes: Sequence[ProbeRecord], by: Criterion) -> str:
+def _score(what: str, some: frozenset[int], search: SearchResult, probes: Sequence[ProbeRecord], by: Criterion) -> str:
     times = next((right, wrong) for candidate, right, wrong in search.probed if candidate == some)
     outcome = "right" if times[0] > times[1] else "wrong"  # outvoted answers are no evidence
     probe = next(probe for probe in probes if frozenset(probe.candidate) == some and probe.outcome == outcome)

@@ -25,12 +25,10 @@ _HEAD_DIM_BEFORE = 192
 """Dims of a head of DeepSeek's before its projections are absorbed, by which its scores are scaled."""
 _CAP_OF_MASK = 1e9
 """Stands for the score of a key that is masked before the cap."""
-
 _SAME = (0, 0, 0)
 """No shift along tokens, heads and dims."""
 _BLOCK = 16
 """Tokens, or dims, of a block that shares a scale."""
-
 _PAGE = 64
 """Tokens of a page of a latent cache."""
 WINDOW, CAP, SINK = 4, 2.0, 1.0
@@ -77,7 +75,6 @@ _CODE = {
     "latent-values-shifted": code(_LATENT.replace("@ * q", "scale * q").replace("VALUES", "@"), "k[..., -512:]", "v"),
 }
 """Wrong and right code. What is stored, and what drafts and positions are, the functions of `Code` are not given."""
-
 _CallChange = Callable[[AttentionCall], "AttentionCall | None"]
 
 
@@ -286,7 +283,6 @@ def _bug(kind: str, id: str, title: str, about: str, does: str, compute: Compute
 _of_windows, _of_caps = partial(_bug, "window"), partial(_bug, "softcap")
 _of_sinks, _of_positions = partial(_bug, "sinks"), partial(_bug, "positions")
 _of_drafts, _of_stored, _of_latent = partial(_bug, "drafts"), partial(_bug, "stored-kv"), partial(_bug, "latent")
-
 BUGS = (
     _of_windows("window-one-key-fewer", "window one key too few", "a window of n keys holds n - 1 of them",
         "takes a window that holds a query's own key for one that does not", _of_calls("window", partial(_window, _fewer))),

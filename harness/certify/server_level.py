@@ -20,7 +20,7 @@ from typing import Self
 import numpy as np
 import torch
 
-from assay.evals.envelope_load import BATCH, DEPTH, Reach, longest, short_load
+from assay.evals.envelope_load import BATCH, DEPTH, LoadReach, longest, short_load
 from assay.evals.greedy import MAX_TOKENS as GREEDY_TOKENS
 from assay.evals.questions import PROMPT_HEADER
 from assay.harness.attention.call import AttentionCall, default_device
@@ -80,7 +80,7 @@ HONEST = "honest-served"
 
 
 @dataclass(frozen=True)
-class Under:
+class _Under:
     """The record of what the servers did under one fault.
 
     Attributes:
@@ -162,7 +162,7 @@ class ServerLevel:
         self._running()
         return self._opened.report()
 
-    def under(self, fault: str) -> Under:
+    def under(self, fault: str) -> _Under:
         """Switch a fault on in both servers, and measure what every suite sees of it.
 
         Raises:
@@ -179,7 +179,7 @@ class ServerLevel:
             except BaseException:
                 self._stop()  # which also ends what the other thread waits for
                 raise
-        return Under(served, greedy, seeded, against)
+        return _Under(served, greedy, seeded, against)
 
     def _running(self) -> Mapping[Role, Engine]:
         if self._engines:
@@ -229,7 +229,7 @@ class ServerLevel:
             if engine.scorer is not None:
                 # As few tokens as on a CPU: each more is another pass of decode in the shadow, under each of the faults.
                 length = reach(self.spec.policy.envelope_tokens, self.model, self.spec.device)
-                short = Reach(length, self.model.context, chunk=length, depth=min(DEPTH.values()))
+                short = LoadReach(length, self.model.context, chunk=length, depth=min(DEPTH.values()))
                 send(engine, engine.scorer, short_load(short, self.model.vocabulary, token), drop)
             write_now(place / SENSITIVITY, poke)
             seeded = read_seeded_calls(place, token, nonce)
@@ -283,7 +283,7 @@ def effect_of(fault: SeededFault, calls: Sequence[AttentionCall], noise: str) ->
         return largest_effect(fault, widened(calls), noise)
 
 
-def _looks_at(level: ServerLevel, under: Under) -> tuple[Look, ...]:
+def _looks_at(level: ServerLevel, under: _Under) -> tuple[Look, ...]:
     """List what each suite saw, by the measure of the run's own check of its sensitivity."""
     spec, folder, answers = level.spec, level.folder, level.folder.answers()
     noise = list(folder.manifest().noise.values())
@@ -402,5 +402,5 @@ def _greedy_answer(item: Item, reply: Reply, nonce: str) -> Answer:
     )  # fmt: skip
 
 
-def _changed(under: Under) -> int:
+def _changed(under: _Under) -> int:
     return sum(calls.changed for calls in (under.served.served, under.shadowed) if calls is not None)

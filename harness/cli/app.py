@@ -254,7 +254,7 @@ def load_command(name: str) -> Any:
     from assay.harness.cli.output import add_output_flags
 
     add_output_flags(command)
-    for leaf in leaves(command):
+    for leaf in _leaves(command):
         leaf.format_options = MethodType(_format_options, leaf)
         leaf.short_help = (
             leaf.short_help or (leaf.help or "").partition("\n")[0]
@@ -262,11 +262,11 @@ def load_command(name: str) -> Any:
     return command
 
 
-def leaves(command: Any) -> Iterator[Any]:
+def _leaves(command: Any) -> Iterator[Any]:
     """Yield a command, or the commands of a group, and the group itself if it does something without one of them."""
     commands = getattr(command, "commands", {})
     for each in commands.values():
-        yield from leaves(each)
+        yield from _leaves(each)
     if not commands or command.invoke_without_command:
         yield command
 

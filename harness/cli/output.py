@@ -118,11 +118,11 @@ def deliver(document: Document, json: bool = False, html: Path | None = None, ju
         write_whole(html, to_html(document))
         say(f"Report: {html}")
     if document.conclusion:
-        conclude(document.conclusion)
+        _conclude(document.conclusion)
     return document.code
 
 
-def conclude(line: str) -> None:
+def _conclude(line: str) -> None:
     """Print the last line of a command: its verdict, which ``--quiet`` leaves."""
     if not console.quiet:
         say(line)

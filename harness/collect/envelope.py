@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from assay.evals.envelope_load import BATCH, DEPTH, Load, Request, Wave, envelope_load, longest
+from assay.evals.envelope_load import BATCH, DEPTH, Load, LoadRequest, Wave, envelope_load, longest
 from assay.evals.questions import prompt_hash
 from assay.harness.collect.interview import TOP_LOGPROBS, answer_of
 from assay.harness.collect.plan import Plan
@@ -24,7 +24,7 @@ from assay.harness.evidence.records import Item
 _ROUNDS = 3
 """Most times that a wave is sent for one condition."""
 
-Keep = Callable[[Request, Reply], None]
+Keep = Callable[[LoadRequest, Reply], None]
 """Takes note of the answer to a request."""
 
 
@@ -79,7 +79,7 @@ def keeper(engine: Engine, folder: RunFolder, plan: Plan) -> Keep:
         return drop
     known = {answer.key for answer in folder.answers()}
 
-    def keep(request: Request, reply: Reply) -> None:
+    def keep(request: LoadRequest, reply: Reply) -> None:
         prompt = " ".join(map(str, request.ids))
         item = Item(suite="envelope", id=request.title, prompt=prompt, prompt_hash=prompt_hash(prompt))
         answer = answer_of(engine.role, item, reply)
@@ -89,7 +89,7 @@ def keeper(engine: Engine, folder: RunFolder, plan: Plan) -> Keep:
     return keep
 
 
-def drop(request: Request, reply: Reply) -> None:
+def drop(request: LoadRequest, reply: Reply) -> None:
     """Keep no answer."""
 
 

@@ -88,11 +88,6 @@ class Plan:
         return "layers" in self.spec.workload.suites and not self.has_url
 
     @property
-    def has_kernel(self) -> bool:
-        """True if a role is a kernel of the contract."""
-        return self.reference.is_kernel or self.candidate.is_kernel
-
-    @property
     def has_decode_kernel(self) -> bool:
         """True if a kernel of the contract computes decode in either role.
 

@@ -62,13 +62,13 @@ class CallCount(CounterRow):
         return sum(self.calls_by_layer.values())
 
 
-class Legend(RunRecord):
+class _Legend(RunRecord):
     """The keys of the rows of a counter file, in order, and the run."""
 
     rows: tuple[CounterRow, ...]
 
 
-_LEGENDS = RunFile("*.rows.json", Legend, RUN_AGAIN, durable=False)
+_LEGENDS = RunFile("*.rows.json", _Legend, RUN_AGAIN, durable=False)
 
 
 class Admission(RunRecord):
@@ -102,7 +102,7 @@ class CounterFile:
             if len(self._rows) == TABLE_ROWS:
                 raise ValueError(f"more than {TABLE_ROWS} kinds of attention call: {row}")
             self._rows[row] = len(self._rows)
-            _LEGENDS.write(self._folder, Legend(rows=tuple(self._rows)), self._run, self._name)
+            _LEGENDS.write(self._folder, _Legend(rows=tuple(self._rows)), self._run, self._name)
         return self._rows[row]
 
     def add(self, row: int, layer: int, calls: int = 1) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from assay.evals.envelope_load import BATCH, DEPTH, Reach, longest
+from assay.evals.envelope_load import BATCH, DEPTH, LoadReach, longest
 from assay.harness.conditions import BATCHES, BORDER, CHUNK, DEPTHS, ENVELOPE, MIX, PHASES, PREFIXES
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.lengths import Ranges, gaps, in_all, in_words
@@ -156,10 +156,10 @@ class Envelope:
         """Return the envelope of so many tokens on a device."""
         return cls(tokens, BATCH[device], DEPTH[device])
 
-    def reach(self, limits: EngineLimits) -> Reach:
+    def reach(self, limits: EngineLimits) -> LoadReach:
         """Compute how far an engine can be taken into it."""
         tokens = longest(self.tokens, limits.context_tokens, self.depth)
-        return Reach(tokens, limits.context_tokens, limits.chunk_tokens, limits.page_tokens, self.depth)
+        return LoadReach(tokens, limits.context_tokens, limits.chunk_tokens, limits.page_tokens, self.depth)
 
     def kinds(self, limits: EngineLimits) -> dict[str, dict[str, tuple[str, ...]]]:
         """Return phase -> id of a condition -> the labels of which a call is wanted. What an engine cannot do is left out."""

@@ -162,7 +162,7 @@ class ShadowHeader(RunRecord):
 
 
 @dataclass(frozen=True)
-class ErrorTable:
+class _ErrorTable:
     """Errors by one or more dimensions: float64 arrays of one shape, NaN where nothing was observed.
 
     Attributes:
@@ -237,7 +237,7 @@ class ShadowErrors:
 
     def table(
         self, by: Sequence[str] = ("layer", "head"), where: Mapping[str, str | int | Sequence[str | int]] | None = None
-    ) -> ErrorTable:
+    ) -> _ErrorTable:
         """Tabulate the errors by some dimensions over selected cells. Sums are merged, never ratios.
 
         Args:
@@ -257,7 +257,7 @@ class ShadowErrors:
         sums = np.zeros((math.prod(shape), len(SUMS)))
         np.add.at(sums, flat, self.sums[keep])
         sums = sums.reshape(*shape, len(SUMS))
-        return ErrorTable(
+        return _ErrorTable(
             axes, error_sums.relative_l1(sums), error_sums.nonfinite_share(sums), error_sums.elements(sums)
         )
 

@@ -151,7 +151,7 @@ class TimelineTrack(Part):
 
 
 class Timeline(Part):
-    """What an engine did in each segment, by request and action, bounded in size."""
+    """The segments of an engine's requests, by action, bounded in size."""
 
     segments: int = Field(description="of the longest request; a column is one of them, or several")
     tracks: tuple[TimelineTrack, ...] = Field(max_length=MAX_TRACKS)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Literal, Self
 
 from pydantic import ConfigDict, Field, FiniteFloat, model_validator
@@ -202,6 +203,13 @@ class ErrorGrid(Part):
         if len(self.bounds) != shape[0] or [len(row) for row in self.values] != [shape[1]] * shape[0]:
             raise ValueError(f"values and bounds do not fit {shape[0]} row and {shape[1]} column labels")
         return self
+
+    def observed(self) -> Iterator[tuple[str, str, OwnError, float | None]]:
+        """Yield the labels of the row and the column, the error and the bound of each cell that was observed."""
+        for row, bound, errors in zip(self.row_labels, self.bounds, self.values, strict=True):
+            for column, error in zip(self.column_labels, errors, strict=True):
+                if error is not None:
+                    yield row, column, error, bound
 
 
 class DepthRow(Part):

@@ -67,7 +67,7 @@ def bound_of(call: AttentionCall, noise: str = "") -> float:
 
 
 @dataclass(frozen=True)
-class Ensemble:
+class _Ensemble:
     """The answers of honest implementations on a call, by cell and head; on the CPU.
 
     Attributes:
@@ -110,7 +110,7 @@ class CallNoise:
         self._known: dict[int, Tensor] = {}
 
     @cached_property
-    def ensemble(self) -> Ensemble:
+    def ensemble(self) -> _Ensemble:
         """The ensemble of the family, on all cells."""
         return simulate(self.call, self.family, self.cells)
 
@@ -160,7 +160,7 @@ class CallNoise:
             self._known |= dict(zip(missing, simulated, strict=True))
         return torch.stack([self._known[cell] for cell in chosen])
 
-    def _bounds(self, ensemble: Ensemble) -> Tensor:
+    def _bounds(self, ensemble: _Ensemble) -> Tensor:
         # A kernel implements attention in one way. Where ways differ, as where TF32 cuts off the only weight of a query, the noise
         # of all members together is less than that of the noisiest way.
         bounds = [
@@ -296,7 +296,7 @@ def _noise_of_queries(
     return bounds.amax(0), freedom.amin(0)
 
 
-def simulate(call: AttentionCall, family: NoiseFamily, cells: CallCells, members: int | None = None) -> Ensemble:
+def simulate(call: AttentionCall, family: NoiseFamily, cells: CallCells, members: int | None = None) -> _Ensemble:
     """Simulate an ensemble on some cells of a call; by default of `MEMBERS`, or of `_MAX_MEMBERS` on few tokens."""
     rows = cells.rows
     scores = cells.of_row.numel() * call.k.shape[0] * call.q.shape[1]
@@ -316,7 +316,7 @@ def simulate(call: AttentionCall, family: NoiseFamily, cells: CallCells, members
     slopes = (squares + along) / torch.where(squares > 0, squares, 1.0)
     assert errors.shape == (count, heads, members)
     lost = torch.where(size > 0, cells.sums(dropping_cost(call, family, rows, right)) / size, 0.0)
-    return Ensemble(errors.movedim(-1, 0).cpu().contiguous(), freedom, common, slopes.cpu(), tuple(ways), lost.cpu())
+    return _Ensemble(errors.movedim(-1, 0).cpu().contiguous(), freedom, common, slopes.cpu(), tuple(ways), lost.cpu())
 
 
 def _off(outputs: Tensor, right: Tensor) -> Tensor:

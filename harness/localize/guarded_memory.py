@@ -38,7 +38,7 @@ _SEED = 25
 
 
 @dataclass(frozen=True)
-class Guarded:
+class _Guarded:
     """A tensor within a larger allocation.
 
     Attributes:
@@ -74,13 +74,13 @@ class Guarded:
         return " and ".join(regions)
 
 
-def _guarded(tensor: Tensor, name: str, around: int) -> Guarded:
+def _guarded(tensor: Tensor, name: str, around: int) -> _Guarded:
     """Copy a tensor contiguously, with at least this many elements of known numbers before and behind it."""
     step = max(1, _ALIGNED // tensor.element_size())
     around = -(-around // step) * step
     numbers = _numbers(2 * around, tensor.dtype, str(tensor.device))
     whole = torch.cat([numbers[:around], tensor.detach().reshape(-1), numbers[around:]])
-    return Guarded(name, whole[around : around + tensor.numel()].view(tensor.shape), whole, around, numbers)
+    return _Guarded(name, whole[around : around + tensor.numel()].view(tensor.shape), whole, around, numbers)
 
 
 @lru_cache(maxsize=64)
@@ -119,7 +119,7 @@ class GuardedKernel:
         if call.spec.layout == "v in k":
             tensors["v"] = tensors.get("k", call.k)[..., : call.v.shape[2]]
         given = replace(call, **tensors)
-        made: list[Guarded] = []
+        made: list[_Guarded] = []
         for guarded in inputs:
             _bound(guarded)
         try:
@@ -139,7 +139,7 @@ class GuardedKernel:
         return out
 
 
-def guards_of(call: AttentionCall) -> list[Guarded]:
+def guards_of(call: AttentionCall) -> list[_Guarded]:
     """Make guarded copies of the inputs of a call; an input that is no block of memory is left as it lies."""
     guards = []
     for name in _GUARDED if call.spec.layout != "v in k" else _GUARDED[:2]:
@@ -150,7 +150,7 @@ def guards_of(call: AttentionCall) -> list[Guarded]:
     return guards
 
 
-def _bound(guard: Guarded) -> None:
+def _bound(guard: _Guarded) -> None:
     storage, size = guard.whole.untyped_storage(), guard.whole.element_size()
     start = storage.data_ptr()
     memory.inside[start] = (start + guard.before * size, start + (guard.before + guard.tensor.numel()) * size)
@@ -164,7 +164,7 @@ _ALLOCATE: tuple[Callable[..., Any], ...] = (
 class _Allocations(TorchFunctionMode):
     """Guards the tensors that are allocated through PyTorch on one device; while a kernel is compiled, none."""
 
-    def __init__(self, guards: list[Guarded], device: torch.device) -> None:
+    def __init__(self, guards: list[_Guarded], device: torch.device) -> None:
         super().__init__()
         self._guards, self._device = guards, device
 
@@ -232,7 +232,7 @@ def _read_outside(kernel: GuardedKernel, call: AttentionCall) -> str:
 
 
 def _heads(
-    kernel: GuardedKernel, call: AttentionCall, usual: Tensor, guard: Guarded, side: _Side, beyond: int
+    kernel: GuardedKernel, call: AttentionCall, usual: Tensor, guard: _Guarded, side: _Side, beyond: int
 ) -> list[int]:
     """List the q heads whose output follows the numbers more than `beyond` elements outside on a side of an input."""
     numbers = guard.side(side).clone()
@@ -244,7 +244,7 @@ def _heads(
     return heads
 
 
-def _farthest(kernel: GuardedKernel, call: AttentionCall, usual: Tensor, guard: Guarded, side: _Side) -> int:
+def _farthest(kernel: GuardedKernel, call: AttentionCall, usual: Tensor, guard: _Guarded, side: _Side) -> int:
     """Find by how many elements the farthest number that is read is outside."""
     low, high = 0, len(guard.side(side))  # beyond `low` something is read, beyond `high` nothing
     while high - low > 1:

@@ -40,7 +40,7 @@ MAX_SCORES, MAX_ROWS = 2**27, 1024
 
 
 @dataclass(frozen=True)
-class QueryError:
+class _QueryError:
     """The error of a query that stands out from its cell.
 
     Attributes:
@@ -159,7 +159,7 @@ class CallResult:
         return failing
 
     @cached_property
-    def queries(self) -> tuple[QueryError, ...]:
+    def queries(self) -> tuple[_QueryError, ...]:
         """Queries of cells within their bounds whose own error is suspiciously large, worst first, by head and over all heads.
 
         An error is compared with what that very query costs honest implementations, and with `QUERY_SHARE` of what its cell may
@@ -184,7 +184,7 @@ class CallResult:
         size = with_all_heads(self.by_row[..., 1]).cpu()[suspects].clamp(min=torch.finfo(torch.float64).tiny)
         near = (own > limit[of_row[suspects]]) & ~seen[of_row[suspects]]
         errors = [
-            QueryError(
+            _QueryError(
                 place=int(suspects[at]),
                 row=int(rows[at]),
                 head=head if head < heads else None,
@@ -220,7 +220,7 @@ class CallResult:
         return own, bound
 
     @property
-    def wrong_queries(self) -> tuple[QueryError, ...]:
+    def wrong_queries(self) -> tuple[_QueryError, ...]:
         """Queries out of their bounds in cells that are within theirs, worst first; all heads together only where no head is."""
         wrong = [query for query in self.queries if query.excess > 1]
         by_head = {query.place for query in wrong if query.head is not None}

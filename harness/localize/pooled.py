@@ -37,7 +37,7 @@ Group = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
-class Pooled:
+class _Pooled:
     """An error that shows over many calls.
 
     Attributes:
@@ -53,7 +53,7 @@ class Pooled:
     results: tuple[CallResult, ...]
 
 
-def scaled(results: Sequence[CallResult]) -> Pooled | None:
+def scaled(results: Sequence[CallResult]) -> _Pooled | None:
     """Find the groups of calls (by dtype, and by phase or head) whose output is scaled; None if there are none.
 
     The slope of the output on the truth averages over all numbers of a call, so it sees a gain that is far below the noise of each
@@ -77,7 +77,7 @@ def scaled(results: Sequence[CallResult]) -> Pooled | None:
     if not beyond:
         return None
     _, factor, limit, _ = max(beyond, key=lambda test: abs(test[1]) / test[2])
-    return Pooled(tuple(test[0] for test in beyond), 1 + factor, limit, _union(test[3] for test in beyond))
+    return _Pooled(tuple(test[0] for test in beyond), 1 + factor, limit, _union(test[3] for test in beyond))
 
 
 def _deviations(result: CallResult) -> tuple[Floats, float]:
@@ -139,12 +139,16 @@ def _tolerance(result: CallResult) -> float:
     return _SLOPE_ROUNDINGS * eps + 4 * torch.finfo(torch.float32).eps
 
 
-def not_run(results: Sequence[CallResult]) -> Pooled | None:
+def not_run(results: Sequence[CallResult]) -> _Pooled | None:
     """Find the groups of calls (by phase, dtype and head_dim) whose own error is smaller than their quantisation must cost.
 
     The value is the own error as a share of what the quantisation costs, and the limit the least share of a kernel of the family.
     """
-    usable = [result for result in results if here(result.limits.family, result.call).quantises and not result.fails]
+    usable = [
+        result
+        for result in results
+        if not result.fails and result.limits.family.has_least and here(result.limits.family, result.call).quantises
+    ]
     groups = _grouped(usable, (("phase", "dtype", "head_dim"),))
     below = []
     for group, some in groups:
@@ -154,7 +158,7 @@ def not_run(results: Sequence[CallResult]) -> Pooled | None:
     if not below:
         return None
     _, share, limit, _ = min(below, key=lambda test: test[1] / test[2])
-    return Pooled(tuple(test[0] for test in below), share, limit, _union(test[3] for test in below))
+    return _Pooled(tuple(test[0] for test in below), share, limit, _union(test[3] for test in below))
 
 
 def _share(results: Sequence[CallResult], rate: float) -> tuple[float, float]:

@@ -28,7 +28,7 @@ _IN_EVIDENCE = "smallest failing call: "
 
 
 @dataclass(frozen=True)
-class Smallest:
+class _Smallest:
     """The smallest call found that shows a bug.
 
     Attributes:
@@ -58,7 +58,7 @@ class Smallest:
         ]
 
 
-def smallest_call(guard: Guard, run: KernelRun, findings: Sequence[Finding], path: str) -> Smallest:
+def smallest_call(guard: Guard, run: KernelRun, findings: Sequence[Finding], path: str) -> _Smallest:
     """Find the smallest call that shows the first bug.
 
     Args:
@@ -69,7 +69,7 @@ def smallest_call(guard: Guard, run: KernelRun, findings: Sequence[Finding], pat
     """
     failing = [result.call for result in run.results if result.fails]
     if not failing:
-        return Smallest()
+        return _Smallest()
     call = min(failing, key=lambda call: (call.k.numel(), call.q.numel()))
     finding = next(f for f in findings if f.id in BY_ID or f.id in (UNEXPLAINED, OUTPUT_SCALED, OUTPUT_NOT_WRITTEN))
     with suppress(ValueError):  # a call with another bug, or one that fails only sometimes, stays as it is
@@ -78,11 +78,11 @@ def smallest_call(guard: Guard, run: KernelRun, findings: Sequence[Finding], pat
         dims = {result.call.q.shape[2] for result in run.results} | set(guard.assay.head_dims or ())
         call = shrink(timed, call, _same_bug(guard, finding.id), head_dims=dims)
     if not path:
-        return Smallest(describe(call))
+        return _Smallest(describe(call))
     try:
-        return Smallest(describe(call), reproduction(call, path, guard.assay.noise))
+        return _Smallest(describe(call), reproduction(call, path, guard.assay.noise))
     except AssayError:  # it fails on its own data only, which is too large for a test
-        return Smallest(describe(call))
+        return _Smallest(describe(call))
 
 
 def _same_bug(guard: Guard, finding: str) -> Callable[[AttentionCall, Tensor], bool]:

@@ -24,7 +24,7 @@ COMPARED_DATA = "compared"
 """`CallPlan.data` of such calls, whose data may be any."""
 FEW_HEADS = 300
 """Keys from which on a call that is made has two q heads, where it may."""
-WRONG_ROWS, RIGHT_ROWS = 16, 8
+_WRONG_ROWS, _RIGHT_ROWS = 16, 8
 """Queries of a call that are looked at."""
 
 
@@ -70,7 +70,7 @@ class Asker:
         """True if anything was seen to be wrong."""
         return any(sample.bad.any() for sample in self.samples)
 
-    def ask_compared(self) -> None:
+    def _ask_compared(self) -> None:
         """Ask for the calls that the kernel was given before, and for variations of the smallest one that is wrong."""
         before = len(self.samples)
         for call, error in self.compared:
@@ -107,7 +107,7 @@ class Asker:
         rows = self._rows(some)
         if meeting is not None:
             holds = meeting.holds(row_table(call, range(len(some)), number, nth)).reshape(len(some), -1).any(1)
-            rows = np.union1d(rows, np.flatnonzero(holds)[:RIGHT_ROWS])
+            rows = np.union1d(rows, np.flatnonzero(holds)[:_RIGHT_ROWS])
         queries = Queries(call, rows, number, nth)
         actual = out[torch.from_numpy(rows)].numpy()
         bad = wrong[rows].ravel()
@@ -164,6 +164,6 @@ class Asker:
     def _rows(self, wrong: Flags) -> NDArray[np.int64]:
         bad, good = np.flatnonzero(wrong), np.flatnonzero(~wrong)
         beside = np.intersect1d(np.concatenate([bad[:1] - 1, bad[-1:] + 1]), good)
-        parts = [bad[:2], bad[-2:], self._draw.permutation(bad)[: WRONG_ROWS - 4]]
-        parts += [good[:2], good[-2:], beside, self._draw.permutation(good)[: RIGHT_ROWS - 4]]
+        parts = [bad[:2], bad[-2:], self._draw.permutation(bad)[: _WRONG_ROWS - 4]]
+        parts += [good[:2], good[-2:], beside, self._draw.permutation(good)[: _RIGHT_ROWS - 4]]
         return np.unique(np.concatenate(parts)).astype(np.int64)

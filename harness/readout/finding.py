@@ -13,19 +13,19 @@ from assay.harness.readout.asking import COMPARED_DATA, FEW_HEADS
 from assay.harness.readout.features import row_table
 from assay.harness.readout.fitting import Fitter
 from assay.harness.readout.key_factors import KeyFactors
-from assay.harness.readout.mining import Condition, Literal, Value
+from assay.harness.readout.mining import Condition, Literal
 from assay.harness.readout.operators import Operator
 from assay.harness.readout.probing import CallPlan, extreme_plans, fixed_plans, repeated_plans, steep_plans
 from assay.harness.readout.queries import Queries
 from assay.harness.readout.samples import close
 
-READ_AT_ONCE, READ_AGAIN = 8, 5
+_READ_AT_ONCE, _READ_AGAIN = 8, 5
 """Calls that are read before a rule is sought, and those that contradict it that are read after."""
 _LITTLE = 0.1
 """Share of the wrong outputs below which a round that explains no more than the one before is the last."""
 _ROUNDS = 4
 """Rounds in which calls that contradict the rules are read."""
-FRESH = 20
+_FRESH = 20
 """Calls on which an operator is tried that it was not mined from, in each round."""
 _TOTALS, _PREFIXES = ("total", "most_total"), ("prefix", "previous_prefix", "first_prefix", "most_prefix")
 _NEW, _POSITIONS, _SEQUENCES = ("new", "most_new"), ("pos", "i"), ("seqs", "seq")
@@ -45,13 +45,9 @@ class Finder(Fitter):
     """Finds the operator of one kernel: `operator`."""
 
     def run(self) -> None:
-        """Find the operator; what is known so far stands in `operator` and `samples`.
-
-        Raises:
-            BudgetSpentError: the budget is spent.
-        """
+        """Find the operator, as long as the budget lasts; what is known so far stands in `operator` and `samples`."""
         self.screen(repeated_plans(self.data, self.dtype))
-        self.ask_compared()
+        self._ask_compared()
         self.screen(fixed_plans(self.data, self.dtype, not self.slow))
         if self.data == "normal":  # what is rounded as declared is exact on no others
             self.screen(steep_plans(self.dtype))
@@ -64,28 +60,28 @@ class Finder(Fitter):
             self.screen(plan for plan in fixed_plans(self.data, self.dtype, not self.slow) if not plan.causal)
         self.not_causal_note = self.causal_only and bool(self._apart)
         if not self.wrong:
-            self.screen(islice(self._drawn, FRESH // 2 if self.slow else FRESH))
+            self.screen(islice(self._drawn, _FRESH // 2 if self.slow else _FRESH))
         if self.wrong:
             self._refine()
 
     def _refine(self) -> None:
         """Read calls, seek rules, and try them on others, until none contradicts them."""
         drawn = self._drawn
-        for sample in self.to_read(self.samples, READ_AT_ONCE - 3 * self.slow):
-            self.read(sample)
+        for sample in self._to_read(self.samples, _READ_AT_ONCE - 3 * self.slow):
+            self._read(sample)
         tried: set[CallPlan] = set()
         explained = -1.0
         for _ in range(_ROUNDS):
             operators = self.fit()
             self.operator = operators[0]
-            plans = [*self._again(), *self.edges(operators), *self.telling(operators, drawn)]
+            plans = [*self._again(), *self._edges(operators), *self._telling(operators, drawn)]
             asked = {sample.plan for sample in self.samples if sample.fresh}
             plans = [plan for plan in dict.fromkeys(plans) if replace(plan, seed=0) not in tried and plan not in asked]
             tried |= {replace(plan, seed=0) for plan in plans}
-            plans += islice(drawn, FRESH // 2 if self.slow else FRESH)
+            plans += islice(drawn, _FRESH // 2 if self.slow else _FRESH)
             self.screen(plans, fresh=True)
             if not self.slow:
-                self.bisect(self.operator)
+                self._bisect(self.operator)
             against = [sample for sample in self.samples if not self.agreed(self.operator, sample).all()]
             share = self.tally(self.operator, self.samples).share
             if not against or (share < _LITTLE and share <= explained):
@@ -93,8 +89,8 @@ class Finder(Fitter):
             explained = share
             if share >= _LITTLE:
                 self._few = []
-            for sample in self.to_read(against, READ_AGAIN - 2 * self.slow):
-                self.read(sample)
+            for sample in self._to_read(against, _READ_AGAIN - 2 * self.slow):
+                self._read(sample)
         else:
             self.operator = self.fit()[0]
 
@@ -107,7 +103,7 @@ class Finder(Fitter):
         """The data of a call that is made as one was."""
         return self.data if plan.data == COMPARED_DATA else plan.data
 
-    def edges(self, operators: Sequence[Operator]) -> list[CallPlan]:
+    def _edges(self, operators: Sequence[Operator]) -> list[CallPlan]:
         """Calls on both sides of the thresholds of operators."""
         wanted = dict.fromkeys(
             (literal.term.name, value)
@@ -120,7 +116,7 @@ class Finder(Fitter):
         plans = [plan for name, value in wanted for plan in self._at(name, value, bases)]
         return list(dict.fromkeys(plans))[: 20 if self.slow else 60]
 
-    def bisect(self, operator: Operator) -> None:
+    def _bisect(self, operator: Operator) -> None:
         """Ask for calls between the nearest wrong and right queries on both sides of each threshold of an operator."""
         for condition, literal in _of_queries(operator):
             gap = self._gap(condition, literal)
@@ -221,7 +217,7 @@ class Finder(Fitter):
                     plans.append(replace(base, lens=tuple(lens), heads=heads, seed=7000 + value))
         return plans
 
-    def telling(self, operators: Sequence[Operator], plans: Iterable[CallPlan]) -> list[CallPlan]:
+    def _telling(self, operators: Sequence[Operator], plans: Iterable[CallPlan]) -> list[CallPlan]:
         """Plans of calls on which a rival says something else than the chosen operator."""
         undecided = [operator for operator in operators[1:] if operator != operators[0]]
         telling: list[CallPlan] = []
@@ -249,12 +245,7 @@ def _literals(operator: Operator) -> Iterable[Literal]:
 
 def counts_calls(operator: Operator) -> bool:
     """Return True if an operator speaks of the number of a call, so that it may give another output after other calls."""
-    effects = (clause.effect for clause in operator.clauses)
-    values = [
-        effect.phantom for effect in effects if isinstance(effect, KeyFactors) and isinstance(effect.phantom, Value)
-    ]
-    terms = [*(value.term for value in values if value.term), *(literal.term for literal in _literals(operator))]
-    return any(term.name in _COUNTS for term in terms)
+    return any(literal.term.name in _COUNTS for literal in _literals(operator))
 
 
 def _of_queries(operator: Operator) -> list[tuple[Condition, Literal]]:

@@ -25,11 +25,7 @@ def einsum(rule: str, *arrays: Numbers) -> Numbers:
 class Queries:
     """Some queries of a call, with what is known of them before the kernel answers.
 
-    Args:
-        call: the call.
-        rows: packed rows of q.
-        number: of the call among those that the kernel computed.
-        nth: of the call among those of its layer and phase.
+    The call is the number-th of those that the kernel computed, and the nth of its layer and phase.
     """
 
     def __init__(self, call: AttentionCall, rows: Sequence[int] | Ints, number: int = 0, nth: int = 0) -> None:
@@ -145,9 +141,7 @@ class Queries:
     def of_own(self, weights: Numbers, values: Numbers | None = None) -> Numbers:
         """The output of weights of the own kv head, [rows, heads, total_k] -> [rows, heads, head_dim_v].
 
-        Args:
-            weights: of each key.
-            values: in place of the call's, [total_k, kv heads, head_dim_v].
+        `values` may stand in place of the call's, [total_k, kv heads, head_dim_v].
         """
         rows, heads = self.shape
         by_group = weights.reshape(rows, self.kv_heads, self.call.heads.group, -1)
@@ -164,11 +158,7 @@ def weighted_softmax(
 ) -> Numbers:
     """Weights in proportion to factor * exp(score), [rows, heads, total_k]; zero where none is counted.
 
-    Args:
-        factors: of each key, 0 for one that is not seen.
-        scores: of each key.
-        counted: the factors in the denominator; None for `factors`.
-        phantom: how many keys with a score of 0 the denominator counts too, [rows, heads, 1].
+    The denominator has the factors `counted`, if they are others, and counts `phantom` keys with a score of 0, [rows, heads, 1].
     """
     below = factors if counted is None else counted
     top = np.where((factors > 0) | (below > 0), scores, -np.inf).max(-1, keepdims=True)

@@ -22,7 +22,7 @@ from assay.harness.readout.samples import Agreement, Sample
 from assay.harness.readout.sentences import sentence
 from assay.harness.readout.words import only
 
-CALLS, SECONDS = 3000, 30.0
+CALLS, _SECONDS = 3000, 30.0
 """The budget of a read-out."""
 _SLOW_S = 0.03
 """A kernel that takes longer on a small call gets fewer and shorter ones."""
@@ -92,7 +92,7 @@ def read_out(
     *,
     noise: str | None = None,
     calls: int = CALLS,
-    seconds: float = SECONDS,
+    seconds: float = _SECONDS,
     device: str = "cpu",
     seed: int = 0,
     shapes: Collection[tuple[int, int]] | None = None,
@@ -116,7 +116,7 @@ def read_out(
     prober = Prober(kernel, calls, seconds, device, known, clock=budget_clock(device))
     family = declaration(kernel).noise if noise is None else noise
     finder: Finder | None = None
-    complete = True
+    complete, read = True, ReadOut()
     with few_threads(()):
         try:
             finder = _finder(prober, "levels" if family else "normal", seed, compared)
@@ -124,19 +124,18 @@ def read_out(
                 finder.run()
         except BudgetSpentError:
             complete = False
-        if finder is None:
-            return ReadOut(
-                calls=prober.asked, seconds=time.monotonic() - begun, cpu_seconds=time.process_time() - cpu,
-                complete=complete, notes=_notes(prober),
+        if finder is not None:
+            operator, seen = finder.operator, finder.samples
+            open_ = tuple(_between(*limit) for limit in finder.open_limits())
+            without_mask = (_WITHOUT_MASK,) if finder.not_causal_note else ()
+            read = ReadOut(
+                operator, sentence(operator), finder.tally(operator, seen),
+                finder.tally(operator, [sample for sample in seen if sample.fresh]),
+                notes=(*open_, *without_mask), samples=tuple(seen), unsure=bool(open_),
             )  # fmt: skip
-        every = finder.tally(finder.operator, finder.samples)
-        fresh = finder.tally(finder.operator, [sample for sample in finder.samples if sample.fresh])
-        without_mask = (_WITHOUT_MASK,) if finder.not_causal_note else ()
-        open_ = tuple(_between(*limit) for limit in finder.open_limits())
-    return ReadOut(
-        finder.operator, sentence(finder.operator), every, fresh, prober.asked, time.monotonic() - begun,
-        time.process_time() - cpu, complete, (*open_, *without_mask, *_notes(prober)),
-        tuple(finder.samples), unsure=bool(open_),
+    return replace(
+        read, calls=prober.asked, seconds=time.monotonic() - begun, cpu_seconds=time.process_time() - cpu,
+        complete=complete, notes=(*read.notes, *_notes(prober)),
     )  # fmt: skip
 
 

@@ -41,6 +41,7 @@ class TruthSums:
         heads: q heads that this process computes.
         candidate_noise: name of the candidate's noise family.
         reference_noise: name of the reference's noise family.
+        reads_given: whether the candidate has K and V as they were given too, and may read either.
 
     Attributes:
         heads: q heads that this process computes.
@@ -54,8 +55,8 @@ class TruthSums:
         ValueError: there is no such family.
     """
 
-    def __init__(self, heads: int, candidate_noise: str, reference_noise: str) -> None:
-        self.heads = heads
+    def __init__(self, heads: int, candidate_noise: str, reference_noise: str, reads_given: bool = False) -> None:
+        self.heads, self._reads_given = heads, reads_given
         self._families = [family(name) for name in dict.fromkeys((candidate_noise, reference_noise))]
         self._reference_family = 0 if candidate_noise == reference_noise else 1
         self._members: list[int] = []
@@ -65,16 +66,14 @@ class TruthSums:
         self._queries = QueryMaxima()
 
     def add(
-        self, call: AttentionCall, candidate: Tensor, reference: Tensor, rows: NDArray[np.int64],
-        conditions: NDArray[np.int64], seed: int, also: Sequence[int] = (), prefixes: Sequence[int] | None = None,
-        given: tuple[Tensor, Tensor] | None = None, reads_given: bool = False,
+        self, call: AttentionCall, outputs: tuple[Tensor, Tensor], rows: NDArray[np.int64], conditions: NDArray[np.int64],
+        seed: int, also: Sequence[int] = (), prefixes: Sequence[int] | None = None, given: tuple[Tensor, Tensor] | None = None,
     ) -> None:  # fmt: skip
         """Add a call.
 
         Args:
             call: the call, as the candidate received it.
-            candidate: its output, [total_q, num_q_heads, head_dim_v].
-            reference: the reference's output, in the same shape.
+            outputs: the candidate's and the reference's, each [total_q, num_q_heads, head_dim_v].
             rows: the queries to compare, by row.
             conditions: condition of each query of the call, [total_q].
             seed: of what honest implementations draw: another one for each call, as roundings of one say nothing of those
@@ -84,8 +83,8 @@ class TruthSums:
             prefixes: cached prefix of each sequence, where the call has only the last keys of some; None for those of the call.
             given: K and V of the new tokens before they were stored in fewer bits; None where nothing is. A backend may read
                 either: triton reads what it is given in prefill, FlashAttention what it has stored.
-            reads_given: whether the candidate has them too, and may read either.
         """
+        candidate, reference = outputs
         sampled = len(rows)
         rows = np.concatenate([rows, np.setdiff1d(np.asarray(also, dtype=np.int64), rows)])
         order = np.argsort(rows)
@@ -97,21 +96,23 @@ class TruthSums:
         self.dtype = str(call.q.dtype).removeprefix("torch.")
         self.accumulation = here(self._families[0], call).accumulation
         honest = [honest_outputs(call, family, at, seed=seed) for family in self._families]
-        self._members = [len(outputs) for outputs in honest]
+        self._members = [len(members) for members in honest]
         unstored = [with_given(call, *given)] if given is not None else []
         moved, off, as_given = _as_asked(call, at, reference[at].double(), right, _windows(call), unstored)
-        own, _, also_given = _as_asked(call, at, candidate[at].double(), right, [], unstored if reads_given else [])
+        own, _, also_given = _as_asked(
+            call, at, candidate[at].double(), right, [], unstored if self._reads_given else []
+        )
         self.off_by_a_key += off
         self.as_given += as_given or also_given
-        outputs = [torch.stack([own, moved]), *honest]
-        by_row = torch.cat([_output_sums(some, right, defined) for some in outputs])  # [outputs, rows, heads, 6]
+        compared = [torch.stack([own, moved]), *honest]
+        by_row = torch.cat([_output_sums(some, right, defined) for some in compared])  # [outputs, rows, heads, 6]
         for output, role in enumerate((0, self._reference_family)):
             if self._families[role].dropped:
                 cost = dropping_cost(call, self._families[role], at, right)
                 by_row[output, ..., 4:] = torch.stack([cost, cost * right.abs().amax(-1)], -1)
         size = torch.stack([right.abs().sum(-1), (right * right).sum(-1), defined.sum(-1).double()], -1)
         roles = [(self._families[n], honest[n]) for n in (0, self._reference_family)]
-        self._queries.add(call, outputs[0], roles, right, defined, rows, conditions[rows], prefixes or call.prefixes)
+        self._queries.add(call, compared[0], roles, right, defined, rows, conditions[rows], prefixes or call.prefixes)
         by_row, size, rows = by_row[:, summed], size[summed], rows[summed.cpu().numpy()]
         numbers, place = np.unique(conditions[rows], return_inverse=True)
         where = torch.from_numpy(place.ravel()).to(at.device)

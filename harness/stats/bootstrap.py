@@ -25,7 +25,7 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Mean:
+class _Mean:
     """The mean of some values, with one-sided bounds.
 
     Attributes:
@@ -57,7 +57,7 @@ class Mean:
         return (1 + as_far) / (DRAWS + 1)
 
 
-def bootstrap_t(values: npt.ArrayLike, alpha: float) -> Mean:
+def bootstrap_t(values: npt.ArrayLike, alpha: float) -> _Mean:
     """Compute the mean of independent values, with bounds that each have the error rate ``alpha``.
 
     Args:
@@ -73,11 +73,11 @@ def bootstrap_t(values: npt.ArrayLike, alpha: float) -> Mean:
         raise ValueError(f"{n} values, {int(np.isfinite(values).sum())} of them finite")
     mean = float(values.mean())
     if n == 1:
-        return Mean(mean, -math.inf, math.inf, math.inf, np.zeros(DRAWS))
+        return _Mean(mean, -math.inf, math.inf, math.inf, np.zeros(DRAWS))
     error = float(values.std(ddof=1) / math.sqrt(n))
     # Equal values leave nothing but rounding.
     if error <= 1e-12 * abs(mean):
-        return Mean(mean, mean, mean, 0.0, np.zeros(DRAWS))
+        return _Mean(mean, mean, mean, 0.0, np.zeros(DRAWS))
     samples = values[np.random.default_rng(_SEED).integers(0, n, (DRAWS, n))]
     moved = samples.mean(axis=1) - mean
     errors = samples.std(axis=1, ddof=1) / math.sqrt(n)
@@ -85,4 +85,4 @@ def bootstrap_t(values: npt.ArrayLike, alpha: float) -> Mean:
     with np.errstate(divide="ignore", invalid="ignore"):
         drawn = np.sort(np.where(moved == 0, 0.0, moved / errors))
     below, above = np.quantile(drawn, (alpha, 1 - alpha), method="inverted_cdf")
-    return Mean(mean, mean - above * error, mean - below * error, error, drawn)
+    return _Mean(mean, mean - above * error, mean - below * error, error, drawn)

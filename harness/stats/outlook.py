@@ -19,7 +19,7 @@ _WANTED = 0.8
 
 
 @dataclass(frozen=True)
-class Forecast:
+class _Forecast:
     """The forecast for a number of questions.
 
     Attributes:
@@ -31,7 +31,7 @@ class Forecast:
     power: float
 
 
-def forecast(loss: float, flips: float, margin: float, alpha: float, most: int) -> Forecast:
+def forecast(loss: float, flips: float, margin: float, alpha: float, most: int) -> _Forecast:
     """Simulate the test: a loss below the margin is to be shown to be below it, any other to be above it.
 
     Args:
@@ -44,7 +44,7 @@ def forecast(loss: float, flips: float, margin: float, alpha: float, most: int) 
     flips = max(flips, abs(loss))
     if flips in (0.0, loss * loss):  # nothing is left to chance
         won = _log_wealth(np.arange(1, most + 1), loss, flips, margin, 0.0) >= math.log(1 / alpha)
-        return Forecast(int(won.argmax()) + 1, 1.0) if won.any() else Forecast(None, 0.0)
+        return _Forecast(int(won.argmax()) + 1, 1.0) if won.any() else _Forecast(None, 0.0)
     early, late = np.geomspace(1, most, _LOOKS // 2), np.linspace(most / 32, most, _LOOKS // 2)
     looks = np.unique(np.concatenate([early, late]).astype(int))
     chances = [(flips + loss) / 2, (flips - loss) / 2, 1 - flips]
@@ -58,7 +58,7 @@ def forecast(loss: float, flips: float, margin: float, alpha: float, most: int) 
     between = np.sqrt(looks * np.append(1, looks[:-1]))
     needed = np.where(won.any(axis=1), between[won.argmax(axis=1)], most + 1)
     middle = int(np.median(needed))
-    return Forecast(middle if middle <= most else None, float((needed <= most).mean()))
+    return _Forecast(middle if middle <= most else None, float((needed <= most).mean()))
 
 
 def smallest_loss_shown(flips: float, margin: float, alpha: float, most: int) -> float | None:

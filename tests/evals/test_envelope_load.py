@@ -10,27 +10,38 @@ from itertools import accumulate
 import numpy as np
 import pytest
 
-from assay.evals.envelope_load import BATCH, BORDER, Load, Reach, Request, Wave, envelope_load, longest, short_load
+from assay.evals.envelope_load import (
+    BATCH,
+    BORDER,
+    Load,
+    LoadReach,
+    LoadRequest,
+    Wave,
+    envelope_load,
+    longest,
+    short_load,
+)
 from assay.harness.evidence.lengths import gaps, ranges_of
 
 VOCABULARY = 1031
 Calls = list[tuple[int, int]]
 """(new tokens, cached prefix) of each sequence of extend, or (1, earlier keys) of decode."""
 REACHES = [
-    Reach(256, 4096, 256), Reach(512, 4096, 512), Reach(2048, 8192, 2048), Reach(512, 4096, 512, page=64),
-    Reach(512, 4096, 128), Reach(512, 4096), Reach(512, 4096, 2048), Reach(200, 4096, 200), Reach(2048, 4096, 2048, page=16),
+    LoadReach(256, 4096, 256), LoadReach(512, 4096, 512), LoadReach(2048, 8192, 2048), LoadReach(512, 4096, 512, page=64),
+    LoadReach(512, 4096, 128), LoadReach(512, 4096), LoadReach(512, 4096, 2048),
+    LoadReach(200, 4096, 200), LoadReach(2048, 4096, 2048, page=16),
 ]  # fmt: skip
 
 
 @cache
-def load_of(reach: Reach) -> Load:
+def load_of(reach: LoadReach) -> Load:
     return envelope_load(reach, BATCH["cpu"], VOCABULARY, "seed")
 
 
 class PrefixCache:
     """The prompts of the waves before, in a pool of so many tokens: those used least recently are evicted, the ends first."""
 
-    def __init__(self, reach: Reach, pool: int) -> None:
+    def __init__(self, reach: LoadReach, pool: int) -> None:
         self.reach, self.pool, self.known = reach, pool, dict[int, None]()
 
     def found(self, ids: tuple[int, ...]) -> int:
@@ -53,7 +64,7 @@ def _hashes(ids: tuple[int, ...]) -> list[int]:
 
 
 @cache
-def served(reach: Reach, pool: int = 10**6) -> tuple[Calls, Calls]:
+def served(reach: LoadReach, pool: int = 10**6) -> tuple[Calls, Calls]:
     """The sequences of the calls that an engine makes of a load: of extend, and of decode."""
     known, extend, decode = PrefixCache(reach, pool), [], []
     for wave in load_of(reach).waves:
@@ -67,7 +78,7 @@ def served(reach: Reach, pool: int = 10**6) -> tuple[Calls, Calls]:
     return extend, decode
 
 
-def met(reach: Reach) -> dict[tuple[str, str], set[int]]:
+def met(reach: LoadReach) -> dict[tuple[str, str], set[int]]:
     extend, decode = served(reach)
     return {
         ("extend", "new-tokens"): {new for new, prefix in extend if not prefix},
@@ -80,7 +91,7 @@ def met(reach: Reach) -> dict[tuple[str, str], set[int]]:
 
 @pytest.mark.few(5)
 @pytest.mark.parametrize("reach", REACHES, ids=str)
-def test_no_length_of_the_envelope_is_left_out(reach: Reach) -> None:
+def test_no_length_of_the_envelope_is_left_out(reach: LoadReach) -> None:
     found = met(reach)
     for phase, lengths in reach.lengths.items():
         for quantity, wanted in lengths.items():
@@ -89,7 +100,7 @@ def test_no_length_of_the_envelope_is_left_out(reach: Reach) -> None:
 
 @pytest.mark.few(5)
 @pytest.mark.parametrize("reach", REACHES, ids=str)
-def test_prompts_find_in_the_cache_what_they_are_meant_to(reach: Reach) -> None:
+def test_prompts_find_in_the_cache_what_they_are_meant_to(reach: LoadReach) -> None:
     known = PrefixCache(reach, 10**6)
     for wave in load_of(reach).waves:
         assert [known.found(one.ids) for one in wave] == [one.cached // reach.page * reach.page for one in wave]
@@ -97,7 +108,7 @@ def test_prompts_find_in_the_cache_what_they_are_meant_to(reach: Reach) -> None:
 
 
 @pytest.mark.parametrize("reach", REACHES, ids=str)
-def test_a_pool_of_a_few_prompts_evicts_no_prefix_before_it_is_used(reach: Reach) -> None:
+def test_a_pool_of_a_few_prompts_evicts_no_prefix_before_it_is_used(reach: LoadReach) -> None:
     load, known = load_of(reach), PrefixCache(reach, 4 * reach.long)
     for wave in (load.long, *load.extend):
         assert [known.found(one.ids) for one in wave] == [one.cached // reach.page * reach.page for one in wave]
@@ -123,7 +134,7 @@ def test_a_kernel_that_returns_zeros_for_201_to_576_keys_in_decode_meets_some_of
 
 
 @pytest.mark.parametrize("reach", REACHES[:3], ids=str)
-def test_every_pair_of_thresholds_that_leaves_a_block_is_exceeded_by_a_prompt(reach: Reach) -> None:
+def test_every_pair_of_thresholds_that_leaves_a_block_is_exceeded_by_a_prompt(reach: LoadReach) -> None:
     lengths = np.array([one for one in served(reach)[0] if sum(one) <= reach.tokens])
     thresholds = [(n, p) for n in range(1, reach.tokens, 13) for p in range(1, reach.tokens - BORDER - n, 17)]
     exceeded = (lengths[None] >= np.array(thresholds)[:, None]).all(axis=2).any(axis=1)
@@ -131,28 +142,28 @@ def test_every_pair_of_thresholds_that_leaves_a_block_is_exceeded_by_a_prompt(re
 
 
 @pytest.mark.parametrize("reach", REACHES, ids=str)
-def test_no_wave_makes_the_engine_split_what_it_could_prefill_at_once(reach: Reach) -> None:
+def test_no_wave_makes_the_engine_split_what_it_could_prefill_at_once(reach: LoadReach) -> None:
     for wave in load_of(reach).extend:
         sizes = [-(-(len(one.ids) - one.cached) // BORDER) * BORDER for one in wave]
         assert sum(sizes) <= max(reach.at_once, BORDER) or len(wave) == 1
 
 
 def test_the_second_chunk_is_a_whole_one_where_the_context_has_room() -> None:
-    assert len(load_of(Reach(512, 4096, 512)).long[0].ids) == 1024
-    assert Reach(512, 4096, 512).has_full_later_chunk
-    assert not Reach(2048, 4096, 2048).has_full_later_chunk
-    assert len(load_of(Reach(512, 4096)).long[0].ids) == 512, "nothing is split"
+    assert len(load_of(LoadReach(512, 4096, 512)).long[0].ids) == 1024
+    assert LoadReach(512, 4096, 512).has_full_later_chunk
+    assert not LoadReach(2048, 4096, 2048).has_full_later_chunk
+    assert len(load_of(LoadReach(512, 4096)).long[0].ids) == 512, "nothing is split"
 
 
 def test_the_envelope_of_a_gpu_takes_a_few_hundred_requests() -> None:
-    load = envelope_load(Reach(2048, 8192, 2048), BATCH["cuda"], 32_000, "seed")
+    load = envelope_load(LoadReach(2048, 8192, 2048), BATCH["cuda"], 32_000, "seed")
     assert sum(len(wave) for wave in load.waves) < 300
     titles = [one.title for wave in load.waves for one in wave]
     assert len(set(titles)) == len(titles), "an answer is known by its request's lengths"
 
 
 def test_a_candidate_without_decode_generates_one_token_each() -> None:
-    load = envelope_load(Reach(256, 4096, 256), 9, VOCABULARY, "seed", decodes=False)
+    load = envelope_load(LoadReach(256, 4096, 256), 9, VOCABULARY, "seed", decodes=False)
     assert {one.output for wave in load.waves for one in wave} == {1}
     assert not load.decode
 
@@ -175,7 +186,7 @@ def test_loads_of_other_seeds_share_nothing() -> None:
 
 
 def test_the_short_load_ends_around_a_border_and_passes_one_in_decode() -> None:
-    long, wave = short_load(Reach(512, 4096, 512, depth=9), VOCABULARY, "seed")
+    long, wave = short_load(LoadReach(512, 4096, 512, depth=9), VOCABULARY, "seed")
     assert len(long[0].ids) == 1024
     assert {len(one.ids) % BORDER for one in wave} >= {BORDER - 1, 0, 1}
     assert {len(one.ids) % BORDER + step for one in wave for step in range(1, one.output)} >= {
@@ -186,13 +197,13 @@ def test_the_short_load_ends_around_a_border_and_passes_one_in_decode() -> None:
     assert _lengths(wave) == {63, 64 + 256, 65, 10, 125}
 
 
-def _lengths(wave: Iterable[Request]) -> set[int]:
+def _lengths(wave: Iterable[LoadRequest]) -> set[int]:
     return {len(one.ids) for one in wave}
 
 
 @pytest.mark.parametrize("chunk", [None, 64, 128, 256, 512])
 def test_no_two_requests_have_the_same_lengths(chunk: int | None) -> None:
     """Answers are kept by them: a second one of the same name would be no evidence."""
-    load = envelope_load(Reach(256, 2048, chunk), 9, 1031, "seed")
+    load = envelope_load(LoadReach(256, 2048, chunk), 9, 1031, "seed")
     titles = [one.title for wave in load.waves for one in wave]
     assert len(titles) == len(set(titles))

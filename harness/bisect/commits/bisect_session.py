@@ -153,11 +153,7 @@ class Session:
 
     def _probe(self, commit: str, purpose: Purpose, name_bug: bool = False) -> CommitProbe:
         self._check_environment(purpose)
-        number = len(self.state.probes) + 1
-        self._show(self.state, f"{purpose.replace('-', ' ')}: {commit[:12]}")
-        self._folder.log(number).unlink(missing_ok=True)
-        measured = self._prober(commit, self._folder.log(number), name_bug)
-        outcome = outcome_of(measured, self.state.spec, self._good_measurements() or [measured])
+        number, measured, outcome = self._measure(commit, f"{purpose.replace('-', ' ')}: {commit[:12]}", name_bug)
         if outcome.outcome == "skip" and purpose in _ENDS:
             raise UsageError(
                 f"the {_ENDS[purpose]} revision {commit[:12]} cannot be probed: {outcome.reason}",
@@ -165,6 +161,14 @@ class Session:
                 f"check --build, --kernel and --source, or --run-arg; see {self._folder.log(number)}",
             )
         return self._record(number, commit, purpose, measured, outcome)
+
+    def _measure(self, commit: str, doing: str, name_bug: bool = False) -> tuple[int, Measurement, ProbeOutcome]:
+        """Measure and classify a commit; `doing` describes that. Returns the number of the probe, too."""
+        number = len(self.state.probes) + 1
+        self._show(self.state, doing)
+        self._folder.log(number).unlink(missing_ok=True)
+        measured = self._prober(commit, self._folder.log(number), name_bug)
+        return number, measured, outcome_of(measured, self.state.spec, self._good_measurements() or [measured])
 
     def _check_environment(self, purpose: Purpose) -> None:
         run = 0
@@ -175,10 +179,8 @@ class Session:
         if run < SKIPS_BEFORE_CANARY or purpose == "environment":
             return
         commit = self.state.spec.good
-        number = len(self.state.probes) + 1
-        self._show(self.state, f"environment: {commit[:12]}, after {run} commits that cannot be probed")
-        measured = self._prober(commit, self._folder.log(number), False)
-        outcome = outcome_of(measured, self.state.spec, self._good_measurements())
+        doing = f"environment: {commit[:12]}, after {run} commits that cannot be probed"
+        number, measured, outcome = self._measure(commit, doing)
         if outcome.outcome == "skip":
             kept = self.state.probes[: len(self.state.probes) - run]
             self._set(self.state.model_copy(update={"probes": kept}))

@@ -23,7 +23,7 @@ def outcome_of(measurement: Measurement, spec: BisectSpec, good: Sequence[Measur
     if measurement.regression is not None:
         return ProbeOutcome(outcome="bad" if measurement.regression else "good")
     ratios = [
-        (ratio, row, head) for row, heads in multiples(measurement, spec, good) for head, ratio in enumerate(heads)
+        (ratio, row, head) for row, heads in _multiples(measurement, spec, good) for head, ratio in enumerate(heads)
     ]
     if not ratios:
         return ProbeOutcome(outcome="skip", reason="no call was computed")
@@ -32,7 +32,7 @@ def outcome_of(measurement: Measurement, spec: BisectSpec, good: Sequence[Measur
     return ProbeOutcome(outcome="bad" if worst > 1 else "good", worst=worst, where=where)
 
 
-def multiples(
+def _multiples(
     measurement: Measurement, spec: BisectSpec, good: Sequence[Measurement]
 ) -> list[tuple[CallErrors, tuple[float, ...]]]:
     """Compute the own error of each call and head, as a multiple of its limit; above 1 it is out of bounds.
@@ -112,7 +112,7 @@ def _failing(
     """Group by axis the values with a failing call, and all values."""
     failing: dict[str, set[str]] = {}
     values: dict[str, set[str]] = {}
-    for row, heads in multiples(measurement, spec, good):
+    for row, heads in _multiples(measurement, spec, good):
         out = [head for head, ratio in enumerate(heads) if ratio > 1]
         axes = {"layer": [str(row.layer)], **{axis: [value] for axis, value in row.condition.items()}}
         for axis, named in {**axes, "head": [str(h) for h in range(len(heads))]}.items():

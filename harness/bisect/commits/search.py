@@ -8,7 +8,9 @@ that an outcome contradicts is out.
 The next probe is the commit whose outcome carries the most information about the culprit: Horstein's scheme (Sequential
 transmission using noiseless feedback, IEEE Transactions on Information Theory 9, 136-143 (1963); convergence: Waeber, Frazier &
 Henderson, Bisection search with noisy responses, SIAM Journal on Control and Optimization 51, 2261-2279 (2013)). While nothing
-contradicts, that is plain bisection; one search serves steady and flaky histories alike.
+contradicts, that is plain bisection; one search serves steady and flaky histories alike. Simpler rules cost flaky histories 9 to 11
+probes more on average where outcomes are wrong one time in ten: the commit whose outcome is nearest to even odds, and the rates of
+all suspects in place of each suspect's own (``benchmarks/commit_bisection.py --only simulated --commits 300 --runs 60``).
 
 Pure: no git, no clock. The next step follows from the outcomes alone, so a bisection can be resumed from a list of them.
 """

@@ -115,30 +115,31 @@ def _headline(verdict: Verdict, reasons: Sequence[str]) -> str:
     return f"{word}: {' '.join(reasons)}" if reasons else f"{word}."
 
 
-def final(decided: Verdict, checks: Iterable[Check]) -> tuple[Verdict, list[str]]:
-    """Combine the verdict with its checks and the reasons they add: what is missing rules out a pass, and hides no regression."""
+def _decided(
+    left: Loaded, right: Loaded, limits: PassLimits, decided: Verdict, why: Sequence[str], checks: Sequence[Check],
+    **parts: object,
+) -> CompareResult:  # fmt: skip
+    """Make the result of what the numbers decided: what is missing of the checks rules out a pass, and hides no regression.
+
+    The first reason is the one that decides: what is missing, where that rules out a pass or leaves latencies without a verdict.
+    """
+    checks = [*checks, _no_copy(left, right)]
     open_ = [check for check in checks if check.status in ("missing", "failed")]
     verdict: Verdict = "inconclusive" if decided == "pass" and open_ else decided
-    return verdict, [
+    missing = [
         f"{check.title}: {check.found}" + (f" To resolve: {check.settles}." if check.settles else "") for check in open_
     ]
+    missing_first = verdict != decided or (left.kind == "latencies" and verdict == "inconclusive")
+    reasons = [*missing, *why] if missing_first else [*why, *missing]
+    return _result(left, right, limits, verdict, reasons, checks, **parts)
 
 
 def _answers(left: Loaded, right: Loaded, limits: PassLimits) -> CompareResult:
     overall, tasks, flips, checks = _compare_answers(left, right, limits)
-    decided: Verdict = overall.verdict
-    worse = [task for task in tasks if task.verdict == "regression"]
-    if decided != "regression" and worse:
-        decided = "regression"
-    checks.append(_no_copy(left, right))
-    verdict, more = final(decided, checks)
-    reasons = (
-        [f"{task.task}: {task.why}" for task in worse] if overall.verdict != "regression" and worse else [overall.why]
-    )
-    if verdict == "inconclusive" and decided == "pass":
-        reasons = [*more, *reasons]
-        more = []
-    return _result(left, right, limits, verdict, [*reasons, *more], checks, overall=overall, tasks=tasks, flips=flips)
+    worse = [task for task in tasks if task.verdict == "regression"] if overall.verdict != "regression" else []
+    decided: Verdict = "regression" if worse else overall.verdict
+    why = [f"{task.task}: {task.why}" for task in worse] or [overall.why]
+    return _decided(left, right, limits, decided, why, checks, overall=overall, tasks=tasks, flips=flips)
 
 
 def _compare_answers(
@@ -282,22 +283,15 @@ def _no_copy(left: Loaded, right: Loaded) -> Check:
 
 def _latencies(left: Loaded, right: Loaded, limits: PassLimits) -> CompareResult:
     rows, checks = compare_latencies(left.reading.sets, right.reading.sets, limits.latency_bound, limits.alpha)
-    checks = [*checks, _no_copy(left, right)]
     verdicts = {row.verdict for row in rows}
     decided: Verdict = "regression" if "regression" in verdicts else "pass" if verdicts == {"pass"} else "inconclusive"
-    verdict, more = final(decided, checks)
-    order = [row for row in rows if row.verdict == decided] or rows
-    reasons = [f"{part.title}: {part.why}" for part in order]
-    reasons = [*more, *reasons] if verdict == "inconclusive" else [*reasons, *more]
-    return _result(left, right, limits, verdict, reasons, checks, latencies=rows)
+    why = [f"{row.title}: {row.why}" for row in [row for row in rows if row.verdict == decided] or rows]
+    return _decided(left, right, limits, decided, why, checks, latencies=rows)
 
 
 def _tests(left: Loaded, right: Loaded, limits: PassLimits) -> CompareResult:
     decided, why, changed, checks = compare_outcomes(left.reading.sets, right.reading.sets)
-    checks = [*checks, _no_copy(left, right)]
-    verdict, more = final(decided, checks)
-    reasons = [*more, why] if verdict != decided else [why, *more]
-    return _result(left, right, limits, verdict, reasons, checks, outcomes=changed)
+    return _decided(left, right, limits, decided, [why], checks, outcomes=changed)
 
 
 def _runs(left: Loaded, right: Loaded, limits: PassLimits) -> CompareResult:

@@ -7,10 +7,10 @@ import re
 import string
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from assay.harness.errors import UsageError
+from assay.harness.files import timestamp
 from assay.harness.ingest.results import assay_run
 from assay.harness.ingest.results.compare_results import PassLimits, compare_two_runs
 from assay.harness.ingest.results.comparison import (
@@ -106,12 +106,6 @@ def _compared(loaded: Sequence[Loaded], limits: PassLimits, reproduce: str) -> R
     reports = [assay_run.report_of(side.source) for side in loaded]
     first, *others = zip(loaded, reports, strict=True)
     pairs = [compare_two_runs(first[0], side, limits, first[1], report) for side, report in others]
-    return _comparison(loaded, reports, pairs, reproduce)
-
-
-def _comparison(
-    loaded: Sequence[Loaded], reports: Sequence[Report], pairs: Sequence[CompareResult], reproduce: str
-) -> RunsComparison:
     names = string.ascii_uppercase[: len(reports)]
     columns = [
         RunColumn(
@@ -124,17 +118,16 @@ def _comparison(
     ]
     worst = min(columns[1:], key=lambda column: WORST_FIRST.index(column.compared or "pass"))
     assert worst.compared is not None
-    maps = tuple(_maps(reports))
     return RunsComparison(
         verdict=worst.compared,
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        created=timestamp(),
         headline=worst.sentence,
         covers=COVERS["runs"],
         runs=tuple(columns),
         rows=tuple(_rows([*_facts(report, pair, number == 0, pairs)] for number, (report, pair) in enumerate(
             zip(reports, (None, *pairs), strict=True)
         ))),
-        maps=maps,
+        maps=tuple(_maps(reports)),
         pairs=tuple(pairs),
         reproduce=reproduce,
     )  # fmt: skip
@@ -193,13 +186,8 @@ def _facts(
 def _verdicts(report: Report) -> Iterator[_Fact]:
     yield _Fact("verdict", "verdict", "verdict", report.verdict, _badness_of(report.verdict))
     causes = serious(report.findings)
-    yield _Fact(
-        "verdict",
-        "cause",
-        "cause",
-        "; ".join(dict.fromkeys(item.title for item in causes)) or "none found",
-        None if report.verdict == "error" else float(bool(causes)),
-    )
+    named = "; ".join(dict.fromkeys(item.title for item in causes)) or "none found"
+    yield _Fact("verdict", "cause", "cause", named, None if report.verdict == "error" else float(bool(causes)))
     for suite in report.suites:
         title = f"suite {suite.id}"
         yield _Fact("verdict", f"verdict-{suite.id}", title, suite.verdict, _badness_of(suite.verdict))
@@ -260,9 +248,7 @@ def _beyond(grid: ErrorGrid) -> tuple[int, int, str]:
     """Count the observed heads of all layers that are out of bounds, and all of them; name the worst."""
     cells = [
         (excess(error, bound), f"worst layer {layer}, head {head}", out_of_bounds(error, bound))
-        for layer, bound, row in zip(grid.row_labels, grid.bounds, grid.values, strict=True)
-        for head, error in zip(grid.column_labels, row, strict=True)
-        if error is not None
+        for layer, head, error, bound in grid.observed()
     ]
     beyond = sum(out for _, _, out in cells)
     return beyond, len(cells), max(cells)[1] if beyond else ""

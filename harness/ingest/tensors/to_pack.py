@@ -110,7 +110,7 @@ class _Maker:
             )
         if not here:
             return
-        made = call_of(forward_pass, layer, here)
+        made = _call_of(forward_pass, layer, here)
         out = forward_pass.layers[layer].out
         rows = torch.cat([torch.arange(part.rows.start, part.rows.stop) for part, _ in here])
         self._add(made, None if out is None else out[rows], tuple(part.request for part, _ in here))
@@ -160,7 +160,7 @@ class _Maker:
         return Imported(manifest, self.passes, self.checked, with_prefix, refused)
 
 
-def call_of(
+def _call_of(
     forward_pass: DumpedPass, layer: int, parts: Sequence[tuple[SequencePart, list[CachedRows]]]
 ) -> AttentionCall:
     """Make the call of one layer for some of a pass's sequences, each with its prefix."""
@@ -191,7 +191,7 @@ def _fits(forward_pass: DumpedPass, part: SequencePart, pieces: list[CachedRows]
     """Return True if this prefix gives the dumped output of the first layer that has one; None if none has."""
     for layer, tensors in forward_pass.layers.items():
         if tensors.out is not None and keys_values(pieces, layer) is not None:
-            return _is_truth(call_of(forward_pass, layer, [(part, pieces)]), tensors.out[part.rows])
+            return _is_truth(_call_of(forward_pass, layer, [(part, pieces)]), tensors.out[part.rows])
     return None
 
 

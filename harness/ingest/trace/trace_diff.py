@@ -36,7 +36,7 @@ _MOST_COMPARED = 5_000_000
 """Pairs of equal items beyond which two sequences are not aligned: time grows with them."""
 
 
-class DifferenceKind(Part):
+class _DifferenceKind(Part):
     """Differences that read the same, in one place or in many."""
 
     where: str = Field(description='track and kind of segment, such as "request 2, decode"')
@@ -70,7 +70,7 @@ class TraceDiff(Decided):
     headline: str = Field(description="the first difference, or that there is none, or why they cannot be compared")
     cites: tuple[Excerpt, ...] = Field((), description="the first difference in both files")
     differences: int = 0
-    kinds: tuple[DifferenceKind, ...] = ()
+    kinds: tuple[_DifferenceKind, ...] = ()
     kinds_left_out: int = 0
     steps: tuple[StepRow, ...] = Field((), description="steps that do not occur equally often come first")
     steps_left_out: int = 0
@@ -335,12 +335,12 @@ def _cites(differences: Sequence[_Difference]) -> tuple[Excerpt, ...]:
     )
 
 
-def _summary(differences: Sequence[_Difference]) -> tuple[DifferenceKind, ...]:
+def _summary(differences: Sequence[_Difference]) -> tuple[_DifferenceKind, ...]:
     groups: dict[tuple[str, str | None, str | None], list[_Difference]] = defaultdict(list)
     for item in differences:
         groups[item.where, item.left, item.right].append(item)
     return tuple(
-        DifferenceKind(
+        _DifferenceKind(
             where=where, a=left or "–", b=right or "–", count=len(same), first=" and ".join(filter(None, (same[0].a, same[0].b)))
         )
         for (where, left, right), same in groups.items()

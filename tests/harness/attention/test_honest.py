@@ -20,6 +20,7 @@ from assay.harness.attention.honest import (
 )
 from assay.harness.attention.kernels import Declaration
 from assay.harness.attention.matrix import cases
+from assay.harness.attention.matrix_features import _stored
 from assay.harness.attention.noise import FAMILIES, FORMATS, NoiseFamily, Quantised
 from assay.harness.attention.oracle import log_sum_exp, oracle
 from assay.harness.attention.sample_calls import call_of
@@ -46,6 +47,27 @@ def test_members_are_near_the_truth_and_differ(name: str) -> None:
     assert float(errors.max()) < 0.25
     assert float(errors.max()) < 1.3 * float(errors.min())
     assert len(errors.unique()) == len(errors)
+
+
+def test_parts_that_are_stored_before_they_are_merged_cost_what_a_kernel_pays_that_does_so() -> None:
+    """As SGLang's flashinfer does behind a cached prefix: outputs on cached and on new keys, in 16 bits, by their log-sum-exps."""
+    call = call_of([(64, 80)], (4, 2), 64, torch.bfloat16, "cpu")
+    wide = replace(call, q=call.q.double(), k=call.k.double(), v=call.v.double())
+    old = replace(wide, k=wide.k[:80], v=wide.v[:80], cu_seqlens_k=torch.tensor([0, 80], dtype=torch.int32))
+    parts = [
+        old.with_spec(mask=Mask(causal=False)),
+        replace(wide, k=wide.k[80:], v=wide.v[80:], cu_seqlens_k=call.cu_seqlens_q),
+    ]
+    weights = torch.stack([log_sum_exp(part) for part in parts]).softmax(0)[..., None]
+    merged = sum(weight * oracle(part).bfloat16() for weight, part in zip(weights, parts, strict=True)).bfloat16()
+    right = oracle(call)
+    once, both = (float((out - right).abs().sum() / right.abs().sum()) for out in (right.bfloat16(), merged))
+    exact, stored = (float(noise(call, FAMILIES[name]).mean()) for name in ("", "merged_prefix"))
+    assert stored == pytest.approx((exact**2 + both**2 - once**2) ** 0.5, rel=0.05)
+    assert stored > 1.1 * exact
+    fresh = call_of([(64, 0)], (4, 2), 64, torch.bfloat16, "cpu")
+    alone, merged_alone = (float(noise(fresh, FAMILIES[name]).mean()) for name in ("", "merged_prefix"))
+    assert merged_alone == pytest.approx(alone, rel=0.02)
 
 
 TREE = torch.cat([torch.rand(new, new, generator=torch.Generator().manual_seed(1)).lt(0.5).fill_diagonal_(True).flatten()
@@ -110,6 +132,13 @@ def test_roundings_of_integers_are_uniform_and_those_of_two_elements_independent
     assert float(errors.abs().max()) <= 0.5 + 1e-5
     covariance = errors.T @ errors / members
     assert torch.allclose(covariance, torch.eye(6, dtype=torch.float64) / 12, atol=5 / 12 / math.sqrt(members))
+
+
+def test_what_is_cast_to_the_dtype_of_k_and_v_is_cast_to_fewer_bits_beside_a_cache_of_these_alone() -> None:
+    exact, beside = FAMILIES[""], FAMILIES["fp8_qp"]
+    assert torch.equal(honest_outputs(CALL, beside), honest_outputs(CALL, exact))
+    stored = _stored("kv", "e4m3", "tensor", CALL)
+    assert float(noise(stored, beside).mean()) > 10 * float(noise(stored, exact).mean())
 
 
 def test_a_finer_scale_costs_less() -> None:

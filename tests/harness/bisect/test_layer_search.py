@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.harness.bisect.layer_search import LayerSearch, ddmin, find_layers, lead_needed, max_answers
+from assay.harness.bisect.layer_search import SearchResult, ddmin, find_layers, lead_needed, max_answers
 
 LAYERS = tuple(range(32))
 ALPHA = 0.05
@@ -33,12 +33,12 @@ def asked_once(task: Task) -> Task:
     return probe
 
 
-def probes(search: LayerSearch) -> int:
+def probes(search: SearchResult) -> int:
     """Number of probes, including repeats."""
     return sum(right + wrong for _, right, wrong in search.probed)
 
 
-def found(search: LayerSearch) -> frozenset[int]:
+def found(search: SearchResult) -> frozenset[int]:
     assert search.outcome == "found", search.why
     return frozenset(one.layer for one in search.restored)
 

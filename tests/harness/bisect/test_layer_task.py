@@ -5,7 +5,7 @@ from math import comb
 import pytest
 
 from assay.evals.questions import prompt_hash
-from assay.harness.bisect.layer_search import LayerSearch, RestoredLayer
+from assay.harness.bisect.layer_search import RestoredLayer, SearchResult
 from assay.harness.bisect.layer_task import (
     Floors,
     LayerSetup,
@@ -100,7 +100,7 @@ def test_the_finding_states_layers_and_losses() -> None:
         (frozenset(range(4)), 0, 1),
         (frozenset({0, 2}), 3, 1),
     )
-    search = LayerSearch(outcome="found", why="", restored=restored, monotone=False, probed=asked)
+    search = SearchResult(outcome="found", why="", restored=restored, monotone=False, probed=asked)
     (made,) = conclude(SETUP, FLOORS, search, probes, 1.0).findings
     assert made.where == "layers 1, 3 of 0-3"
     assert "must run triton" in made.diagnosis

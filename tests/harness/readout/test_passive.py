@@ -13,7 +13,7 @@ from torch import Tensor
 from assay.harness.attention.call import AttentionCall, Kernel
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.bugs.faults import fault, rounded_oracle
-from assay.harness.readout.named import name_of, said
+from assay.harness.readout.named import _name_of, said
 from assay.harness.readout.passive import read_recorded, recorded
 from assay.harness.readout.readout import ReadOut
 
@@ -73,7 +73,7 @@ def test_the_operator_is_read_from_outputs_and_gives_those_of_calls_too_long_to_
     operator, long = found.operator, [s for s in found.samples if s.plan.keys > 64 and s.bad.any()]
     assert found.exact, found.sentence
     assert long
-    known = name_of(operator, found.samples)
+    known = _name_of(operator, found.samples)
     assert known is not None
     assert known.id == id
     solved, tried = (int(number.replace(",", "")) for number in re.findall(r"[\d,]+", found.notes[0]))
@@ -86,7 +86,7 @@ def test_a_fault_that_nobody_listed_is_read_from_solved_weights() -> None:
     assert found.exact
     text = said(found)
     assert all(part in text for part in ("weights", "j mod 3 = 2", "multiplied by 3", "only in kv head 1")), text
-    assert name_of(found.operator, found.samples) is None
+    assert _name_of(found.operator, found.samples) is None
     assert found.fresh.wrong > found.all.wrong / 3, "rules are tried on what they were not mined from"
 
 

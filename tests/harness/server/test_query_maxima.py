@@ -32,7 +32,7 @@ def compared(
     worst = [int(at) // HEADS for _, at in heads.measure(candidate, reference, torch.from_numpy(CONDITIONS))]
     rows = np.setdiff1d(sampled_rows([NEW], [PREFIX], np.random.default_rng(1)), missed)
     sums = TruthSums(HEADS, noise, "")
-    sums.add(call, candidate, reference, rows, CONDITIONS, 0, worst)
+    sums.add(call, (candidate, reference), rows, CONDITIONS, 0, worst)
     header = ShadowHeader(
         reference="r",
         candidate="c",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -356,6 +356,26 @@ def test_a_candidate_may_leave_out_the_share_of_the_weights_that_it_declares(
         assert not tested.flagged.any()
 
 
+def test_backends_of_the_engine_have_the_noise_that_it_says_in_each_phase(stand_in: ModuleType, tmp_path: Path) -> None:
+    asked = []
+
+    def native_noise(names: Collection[str], phase: str, stored: bool) -> str:
+        asked.append((tuple(names), phase, stored))
+        return "merged_prefix" if phase == "extend" else ""
+
+    candidate = KernelCandidate("other", right)
+    shadow = Shadow(tmp_path, candidate, None, native_noise=native_noise)
+    server = stand_in.Server()
+    stand_in.attach(server, tmp_path, candidate, shadow)
+    set_control(tmp_path, Control(shadow=True))
+    server.step("extend", [(5, 0)])
+    server.step("decode", [(1, 5)])
+    header = seen(shadow, tmp_path).headers[0]
+    assert (header.reference_noise, header.candidate_noise) == ("merged_prefix", "merged_prefix")
+    (reference,) = shadow.references
+    assert {((name,), phase, False) for name in ("other", reference) for phase in ("extend", "decode")} == set(asked)
+
+
 def test_both_outputs_are_compared_with_the_truth_in_every_cell(shadowing: Shadowing, tmp_path: Path) -> None:
     server, shadow = shadowing(wrong_with_a_prefix)
     many_passes(server)
@@ -391,11 +411,16 @@ def test_an_exact_kernel_is_not_flagged_and_a_gain_of_a_thousandth_is(
 def test_a_kernel_that_declares_int8_and_computes_exactly_is_too_quiet(shadowing: Shadowing, tmp_path: Path) -> None:
     server, shadow = shadowing(declares(noise="int8_qk")(lambda call: right(call)))
     many_passes(server)
-    compared = against(shadow, tmp_path)
+    errors = seen(shadow, tmp_path)
+    compared = compare_with_noise(errors)
     assert {(layer, phase) for layer, phase, _, _ in compared.quiet} == {
         (layer, phase) for layer in range(LAYERS) for phase in ("extend", "decode")
     }
     assert not compared.cells.flagged.any()
+    beside = errors.headers[0].model_copy(
+        update={"candidate_noise": "fp8_qp"}
+    )  # which triton has only where it reads a cache in FP8
+    assert not compare_with_noise(replace(errors, headers=(beside,))).quiet
 
 
 def test_of_a_large_call_a_sample_of_queries_is_compared(

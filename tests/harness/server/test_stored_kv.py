@@ -144,11 +144,10 @@ def test_outputs_of_k_and_v_as_given_are_right_only_of_what_has_these(reads_give
     call = replace(
         plain, **kept, stored_k=stored["k"], stored_v=stored["v"], k_scale=scale, v_scale=scale
     )  # fmt: skip
-    sums, rows = TruthSums(4, "", ""), np.arange(24)
+    sums, rows = TruthSums(4, "", "", reads_given), np.arange(24)
     given = (plain.k, plain.v)
     sums.add(
-        call, rounded_oracle(plain), rounded_oracle(call), rows, np.zeros(24, np.int64), 0,
-        given=given, reads_given=reads_given,
+        call, (rounded_oracle(plain), rounded_oracle(call)), rows, np.zeros(24, np.int64), 0, given=given,
     )  # fmt: skip
     cells = sums.cells(0, 0)
     errors, references = (own_error(output, cells.truth) for output in (cells.candidate, cells.reference))

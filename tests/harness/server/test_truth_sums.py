@@ -33,7 +33,7 @@ def compared(candidate: Tensor, reference: Tensor) -> tuple[AgainstNoise, Shadow
     conditions = condition_numbers("decode", [new for new, _ in LENS], [prefix for _, prefix in LENS])
     heads, sums = LayerSums(HEADS, torch.device("cpu")), TruthSums(HEADS, "", "")
     heads.measure(candidate, reference, torch.from_numpy(conditions))
-    sums.add(windowed(WINDOW), candidate, reference, np.arange(len(LENS)), conditions, 0)
+    sums.add(windowed(WINDOW), (candidate, reference), np.arange(len(LENS)), conditions, 0)
     off = ((2, "decode", sums.off_by_a_key),) if sums.off_by_a_key else ()
     header = ShadowHeader.model_validate(
         {"reference": "r", "candidate": "c", "phases": ("decode",), "dtype": "bfloat16", "off_by_a_key": off}
@@ -82,7 +82,7 @@ def test_noise_is_not_taken_for_another_window() -> None:
                     call.k[last - at] = -40 * call.q[call.lens_k.index(length)].mean(0)
         sums, out = TruthSums(HEADS, "", ""), rounded_oracle(call)
         noisy = out + out.abs() * torch.randn(out.shape, generator=torch.Generator().manual_seed(seed)) * 1e-3
-        sums.add(call, out, noisy, np.arange(len(LENS)), np.zeros(len(LENS), np.int64), seed)
+        sums.add(call, (out, noisy), np.arange(len(LENS)), np.zeros(len(LENS), np.int64), seed)
         assert not sums.off_by_a_key
 
 
@@ -90,7 +90,7 @@ def test_a_query_is_named_by_its_place_in_the_request_where_the_call_has_the_las
     call, wrong = windowed(WINDOW), attend(WINDOW)
     wrong[0] += 1
     sums, conditions = TruthSums(HEADS, "", ""), np.zeros(len(LENS), np.int64)
-    sums.add(call, wrong, attend(WINDOW), np.arange(len(LENS)), conditions, 0, prefixes=[130, 12, 3])
+    sums.add(call, (wrong, attend(WINDOW)), np.arange(len(LENS)), conditions, 0, prefixes=[130, 12, 3])
     assert {
         tuple(row) for row in sums.queries(0, 0).candidate[:, [COLUMNS.index(n) for n in ("position", "prefix")]]
     } == {(130.0, 130.0)}

@@ -63,6 +63,15 @@ def _varlen(
     ).T
 
 
+def _scaled(cu_k: Tensor, k: Tensor, v: Tensor, k_descale: Any, v_descale: Any) -> tuple[Tensor, Tensor]:
+    """Multiply K and V by their scales, [batch, kv heads]; None for 1."""
+    lens = cu_k.diff()
+    return tuple(
+        x if scale is None else x.float() * scale.repeat_interleave(lens, 0)[..., None]
+        for x, scale in ((k, k_descale), (v, v_descale))
+    )
+
+
 def _split(custom_mask: Tensor | None, lens: list[int]) -> list[Tensor] | None:
     return None if custom_mask is None else list(custom_mask.split(lens))
 
@@ -82,6 +91,9 @@ def flash_attn_3(
     softcap=0.0, num_splits=1, pack_gqa=None, deterministic=False, sm_margin=0, return_attn_probs=False,
 ):  # fmt: skip
     asked = {"scale": softmax_scale, "causal": causal, "window": window_size, "softcap": softcap}
+    if k.dtype == torch.float8_e4m3fn:  # and then it computes bfloat16
+        assert q.dtype == v.dtype == k.dtype
+        q, (k, v) = q.bfloat16(), _scaled(cu_seqlens_k, k, v, k_descale, v_descale)
     out, lse = _varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, **asked)
     return (out, lse) if return_attn_probs else out
 
@@ -151,7 +163,10 @@ def unified_attention(
     for (a, b), length, row in zip(
         pairwise(cu_seqlens_q.tolist()), seqused_k.tolist(), block_table.tolist(), strict=True
     ):
-        keys, values = (cache[row].flatten(0, 1)[:length] for cache in (k, v))
+        keys, values = (
+            cache[row].flatten(0, 1)[:length].float() * scale.flatten()[0]
+            for cache, scale in ((k.float(), k_descale), (v.float(), v_descale))
+        )
         out[a:b] = _one(q[a:b], keys, values, **asked)[0]
 
 
@@ -162,8 +177,12 @@ class _Planned:
         assert float_workspace_buffer.dtype == torch.uint8
         assert kv_layout == "NHD"
 
-    def _computed(self, q, paged_kv_cache, return_lse) -> Any:
-        keys, values = paged_kv_cache
+    def _computed(self, q, paged_kv_cache, return_lse, k_scale=None, v_scale=None) -> Any:
+        assert paged_kv_cache[0].dtype == self._kv_dtype
+        keys, values = (
+            x if scale is None else x.float() * scale
+            for x, scale in zip(paged_kv_cache, (k_scale, v_scale), strict=True)
+        )
         outs, lses = [], []
         firsts, pages = self._first.tolist(), self._pages.long()
         masks = self._mask
@@ -196,7 +215,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_Planned):
         block_tables=None, max_token_per_sequence=None,
         max_sequence_kv=None, fixed_split_size=None, disable_split_kv=False,
     ):  # fmt: skip
-        self._mask = custom_mask
+        self._mask, self._kv_dtype = custom_mask, kv_data_type
         self._qo, self._first, self._pages, self._last = (
             qo_indptr,
             paged_kv_indptr,
@@ -216,7 +235,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_Planned):
         skip_softmax_threshold_scale_factor=None, use_fp16_softmax=None,
         uses_spcompress=None,
     ):  # fmt: skip
-        return self._computed(q, paged_kv_cache, return_lse)
+        return self._computed(q, paged_kv_cache, return_lse, k_scale, v_scale)
 
 
 class BatchPrefillWithRaggedKVCacheWrapper(_Planned):
@@ -274,7 +293,7 @@ class BatchDecodeWithPagedKVCacheWrapper(_Planned):
             Softmax scale.
         """
         self._qo, self._first, self._mask = torch.arange(len(indptr)), indptr, None
-        self._pages, self._last = indices, last_page_len
+        self._pages, self._last, self._kv_dtype = indices, last_page_len, kwargs["kv_data_type"]
         self._asked = {
             "scale": kwargs["sm_scale"], "causal": True, "window": (kwargs.get("window_left", -1), -1),
             "softcap": kwargs.get("logits_soft_cap") or 0.0,
@@ -288,7 +307,7 @@ class BatchDecodeWithPagedKVCacheWrapper(_Planned):
         q_len_per_req=None, skip_softmax_threshold_scale_factor=None,
         kv_cache_sf=None,
     ):  # fmt: skip
-        return self._computed(q, paged_kv_cache, return_lse)
+        return self._computed(q, paged_kv_cache, return_lse, k_scale, v_scale)
 
 
 # Wrong, each in one way.
