@@ -50,16 +50,12 @@ def test_a_request_and_an_error_would_have_been_seen(visit: Any, examples: Modul
 
 
 @pytest.mark.slow
-def test_an_error_of_a_script_fails_every_test_of_a_browser(
-    browser: Callable[..., AbstractContextManager[Any]],
-) -> None:
+def test_an_error_of_a_script_fails_every_test_of_a_browser(browser: Callable[..., AbstractContextManager[Any]]) -> None:
     with pytest.raises(AssertionError, match="Cannot read properties of null"), browser() as chrome:
         chrome.get("data:text/html,<script>document.querySelector('p').append('x')</script>")
 
 
-def test_the_log_of_a_failed_server_can_be_copied_and_a_link_unfolds_what_it_leads_to(
-    visit: Any, examples: ModuleType
-) -> None:
+def test_the_log_of_a_failed_server_can_be_copied_and_a_link_unfolds_what_it_leads_to(visit: Any, examples: ModuleType) -> None:
     chrome = visit(examples.failed_server(), 1280, 800)
     fold = chrome.find_element("css selector", "section[aria-labelledby=shown] details")
     fold.find_element("css selector", "summary").click()
@@ -102,9 +98,7 @@ def test_hostile_text_would_run_without_escaping(visit: Any, examples: ModuleTyp
     """The hostile text is live ammunition: in a page without escaping and policy it does run."""
     chrome = visit(examples.passing())
     chrome.get("data:text/html,<p id=p></p>")
-    chrome.execute_script(
-        "document.getElementById('p').innerHTML = arguments[0]", examples.HOSTILE.replace("\ud800", "")
-    )
+    chrome.execute_script("document.getElementById('p').innerHTML = arguments[0]", examples.HOSTILE.replace("\ud800", ""))
     ran = "const done = arguments[0]; setTimeout(() => done(window.pwned), 500)"
     assert chrome.execute_async_script(ran) == 1
 
@@ -177,11 +171,7 @@ def test_a_narrow_page_does_not_scroll_sideways(visit: Any, examples: ModuleType
 @pytest.mark.few(2)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_has_contrast(
-    browser: Callable[..., AbstractContextManager[Any]],
-    screenshot: Any,
-    any_report: Report,
-    tmp_path: Path,
-    scheme: str,
+    browser: Callable[..., AbstractContextManager[Any]], screenshot: Any, any_report: Report, tmp_path: Path, scheme: str
 ) -> None:
     """WCAG 2.2 AA, 1.4.3: at least 4.5 to 1 against the nearest background."""
     page = tmp_path / "report.html"
@@ -225,9 +215,7 @@ return {checked, low};
 
 def _pages(chrome: Any) -> int:
     paper = {"paperWidth": 8.27, "paperHeight": 11.69}
-    return len(
-        re.findall(rb"/Type\s*/Page[^s]", base64.b64decode(chrome.execute_cdp_cmd("Page.printToPDF", paper)["data"]))
-    )
+    return len(re.findall(rb"/Type\s*/Page[^s]", base64.b64decode(chrome.execute_cdp_cmd("Page.printToPDF", paper)["data"])))
 
 
 @pytest.mark.few(1)
@@ -236,23 +224,17 @@ def test_it_prints_on_at_most_four_pages(visit: Any, any_report: Report) -> None
 
 
 @pytest.mark.slow
-def test_many_layers_and_questions_print_on_at_most_four_pages(
-    visit: Any, examples: ModuleType, layer_diffs: ModuleType
-) -> None:
+def test_many_layers_and_questions_print_on_at_most_four_pages(visit: Any, examples: ModuleType, layer_diffs: ModuleType) -> None:
     report = examples.many_flips(400).model_copy(update={"layers": layer_diffs.one_head(80, 64)})
     assert _pages(visit(report, 1280, 800)) <= 4
 
 
 def test_answer_cause_picture_and_what_to_do_are_in_the_first_screen(visit: Any, examples: ModuleType) -> None:
     report = examples.regression()
-    named = report.findings[0].model_copy(
-        update={"does": "masks wrongly", "diagnosis": 'Computes "causal mask top-left". ' * 4}
-    )
+    named = report.findings[0].model_copy(update={"does": "masks wrongly", "diagnosis": 'Computes "causal mask top-left". ' * 4})
     chrome = visit(report.model_copy(update={"findings": (named, *report.findings[1:])}), 1280, 800)
     for selector in (".headline", "#cause", "section[aria-labelledby=cause] svg", "#next", ".steps pre"):
-        box = chrome.execute_script(
-            "return document.querySelector(arguments[0]).getBoundingClientRect().toJSON()", selector
-        )
+        box = chrome.execute_script("return document.querySelector(arguments[0]).getBoundingClientRect().toJSON()", selector)
         assert 0 <= box["top"] < box["bottom"] <= 800, (selector, box)
 
 

@@ -181,16 +181,11 @@ def test_the_documented_message_is_the_message(run: Run, documented: Path) -> No
         assert line in (failure.text or ""), line
 
 
-def test_what_is_wrong_or_not_shown_fails(
-    failing: Ran,
-) -> None:
+def test_what_is_wrong_or_not_shown_fails(failing: Ran) -> None:
     done, found = failing
     assert done.returncode == 1
     assert outcome(found["test_result"]) == "passed"
-    for name, says in (
-        ("test_nothing_computed", "no decode call was computed"),
-        ("test_no_such_kernel", "no.such:kernel"),
-    ):
+    for name, says in (("test_nothing_computed", "no decode call was computed"), ("test_no_such_kernel", "no.such:kernel")):
         assert outcome(found[name]) == "failure"
         assert says in "".join(found[name].itertext())
 
@@ -364,9 +359,7 @@ def ending(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Ran:
     return run(folder, "test_ending.py", "-k", "not _exits[ and not _skips[ or 1+16-")
 
 
-def test_a_kernel_that_ends_its_process_or_its_test_is_no_pass(
-    ending: Ran,
-) -> None:
+def test_a_kernel_that_ends_its_process_or_its_test_is_no_pass(ending: Ran) -> None:
     done, found = ending
     assert done.returncode == 1, done.stdout + done.stderr
     wrong = {name: outcome(case) for name, case in found.items() if name != "test_right"}
@@ -404,7 +397,5 @@ def test_how_a_kernel_ended_is_said(ending: Ran, name: str, says: str) -> None:
     assert says in "".join(ending[1][name].itertext())
 
 
-def test_a_kernel_that_forks_gives_one_verdict(
-    ending: Ran,
-) -> None:
+def test_a_kernel_that_forks_gives_one_verdict(ending: Ran) -> None:
     assert ending[0].stdout.count("short test summary info") == 1

@@ -78,9 +78,7 @@ def test_an_option_is_required_or_optional_or_has_a_default_that_is_shown_and_it
             assert shown or param.default in (None, "", False) or param.multiple, f"{words} {param.name}"
 
 
-def test_a_command_that_refuses_urls_offers_none(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_command_that_refuses_urls_offers_none(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for command in REFUSES_URLS:
         assert "URL" not in shown(monkeypatch, capsys, *command.split())
 

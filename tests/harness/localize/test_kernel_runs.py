@@ -20,9 +20,7 @@ from assay.harness.localize.kernel_runs import KernelRun, measure, repeat, run_a
 from assay.harness.localize.screening import Comparisons
 from assay.harness.verdict import Finding
 
-CALLS = [
-    call_of(lens, (4, 2), 16, torch.bfloat16, "cpu", seed=i) for i, lens in enumerate([[(5, 3)], [(7, 0)], [(2, 20)]])
-]
+CALLS = [call_of(lens, (4, 2), 16, torch.bfloat16, "cpu", seed=i) for i, lens in enumerate([[(5, 3)], [(7, 0)], [(2, 20)]])]
 
 
 def only(findings: list[Finding]) -> Finding:
@@ -215,9 +213,7 @@ def test_a_wrong_query_of_a_quantised_kernel_is_out_of_bounds(noise: str) -> Non
     call = call_of([(1024, 0)], (4, 2), 32, torch.bfloat16, "cpu", seed=4)
     honest = honest_outputs(call, family(noise), members=2, seed=5)[0].to(call.q.dtype)
     assert not measure(call, honest, noise).fails
-    heads = (
-        slice(None) if noise == "fp4_kv" else slice(1, 2)
-    )  # FP4 costs a query 15 %, so that one head alone says little
+    heads = slice(None) if noise == "fp4_kv" else slice(1, 2)  # FP4 costs a query 15 %, so that one head alone says little
     for wrong in (0 * honest[301], honest[77], 2 * honest[301]):
         out = honest.clone()
         out[301, heads] = wrong[heads]
@@ -231,9 +227,9 @@ def test_a_query_whose_values_cancel_is_no_false_alarm() -> None:
     """The truth of one query is a thousandth of the others', and no rounding is smaller for that."""
     call = call_of([(256, 0)], (2, 1), 32, torch.bfloat16, "cpu", seed=6)
     right = oracle(call)
-    call.v[200] -= (
-        right[200, 0] / (call.scale * call.q[200, 0].double() @ call.k[:201, 0].double().T).softmax(0)[200]
-    ).to(call.v.dtype)
+    call.v[200] -= (right[200, 0] / (call.scale * call.q[200, 0].double() @ call.k[:201, 0].double().T).softmax(0)[200]).to(
+        call.v.dtype
+    )
     size = oracle(call).abs().sum(-1)
     assert size[200, 0] < size[:, 0].median() / 20
     for kernel in (rounded_oracle, torch_sdpa):
