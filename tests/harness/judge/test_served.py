@@ -125,9 +125,7 @@ def test_the_report_states_both_envelopes() -> None:
 def texts(wrong: int) -> Sequence[Pair]:
     """Answers of which so many differ."""
     titles = {one.title for one in REQUESTS[:wrong]}
-    return envelope_pairs(
-        answers(lambda role, one: ["8" if role == "candidate" and one.title in titles else "7"] * one.output)
-    )
+    return envelope_pairs(answers(lambda role, one: ["8" if role == "candidate" and one.title in titles else "7"] * one.output))
 
 
 def combined(wrong: int, *, trusted: bool = True) -> tuple[str, str]:

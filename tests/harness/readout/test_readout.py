@@ -173,13 +173,9 @@ def test_a_kernel_for_which_there_are_no_calls_is_not_asked() -> None:
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize(
-    ("kernel", "sentence"), [(rounded_oracle, ""), (nothing, "the output is not written: it is zero")]
-)
+@pytest.mark.parametrize(("kernel", "sentence"), [(rounded_oracle, ""), (nothing, "the output is not written: it is zero")])
 @pytest.mark.parametrize(("error", "noted"), [(ValueError("no"), True), (KernelRefused("no"), False)])
-def test_what_is_not_answered_now_and_then_is_left_out(
-    error: Exception, noted: bool, kernel: Kernel, sentence: str
-) -> None:
+def test_what_is_not_answered_now_and_then_is_left_out(error: Exception, noted: bool, kernel: Kernel, sentence: str) -> None:
     def answers(call: AttentionCall) -> Tensor:
         if call.layer == 2:
             raise error
@@ -214,11 +210,7 @@ def batch_of_six(call: AttentionCall) -> Tensor:
     ("kernel", "wrong", "says"),
     [
         (seven_q_heads, call_of([(30, 20)], (14, 2), 64, torch.float32, "cpu"), "only where G = 7"),
-        (
-            batch_of_six,
-            call_of([(3, 5)] * 8, (4, 2), 64, torch.float32, "cpu"),
-            "only where the number of sequences >= 6",
-        ),
+        (batch_of_six, call_of([(3, 5)] * 8, (4, 2), 64, torch.float32, "cpu"), "only where the number of sequences >= 6"),
     ],
 )
 def test_a_read_out_begins_with_the_calls_that_fail(kernel: Kernel, wrong: AttentionCall, says: str) -> None:
@@ -256,10 +248,7 @@ def wrong_where(condition: Callable[[list[Request], int], bool]) -> Kernel:
             lambda every, n: every[n].len_q < 13 or every[n].prefix < 57,
             ("except where new >= 13 and prefix >= 57", "except where prefix >= 57 and new >= 13"),
         ),
-        (
-            lambda every, n: every[n].len_k - every[0].len_k < -50,
-            "only where total <= total of the first sequence - 51",
-        ),
+        (lambda every, n: every[n].len_k - every[0].len_k < -50, "only where total <= total of the first sequence - 51"),
     ],
     ids=["a difference", "an exception", "less than the first"],
 )
