@@ -15,15 +15,7 @@ from assay.harness.attention.sample_calls import call_of
 from assay.harness.localize.reading import read
 from assay.harness.readout.candidates import effects_of, key_factors
 from assay.harness.readout.edges import Amount, Sum
-from assay.harness.readout.effects import (
-    _TAILS,
-    Answer,
-    _block_scales,
-    general_effects,
-    known_effects,
-    merged,
-    multiplied,
-)
+from assay.harness.readout.effects import _TAILS, Answer, _block_scales, general_effects, known_effects, merged, multiplied
 from assay.harness.readout.elsewhere import SOURCES, from_elsewhere
 from assay.harness.readout.forms import Row, Tolerance, fits
 from assay.harness.readout.formulas import SCALES, TIMES, constant_formula
