@@ -126,6 +126,18 @@ def scale_of_576(call: AttentionCall) -> Tensor:
     return rounded_oracle(call.with_spec(scale=576**-0.5) if "mla" in call.features else call)
 
 
+@declares(features=FEATURES)
+def k_scale_for_v_in_layer_1(call: AttentionCall) -> Tensor:
+    """The same in layer 1 alone."""
+    return k_scale_for_v(call) if call.layer == 1 else rounded_oracle(call)
+
+
+@declares(features=FEATURES)
+def scale_of_576_in_layer_1(call: AttentionCall) -> Tensor:
+    """A latent's softmax scale in layer 1 alone."""
+    return scale_of_576(call) if call.layer == 1 else rounded_oracle(call)
+
+
 first_keys = declares(features=FEATURES)(fault("window-from-the-start"))
 """A right kernel, but for windows, which it counts from the first key of a sequence."""
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -27,22 +28,29 @@ from common import HERE
 from common import assay as run_assay
 from rich.console import Console
 from rich.table import Table
+from safetensors.torch import load_file, save_file
 
 from assay.evals.tiny_model import families
 from assay.harness.backend import Backend
 from assay.harness.collect.asked import unmet as unmet_asks
+from assay.harness.engines.model import model_shape
 
-WINDOWS, ALL = (0, 2), (0, 1, 2, 3)
-"""Layers with a window in all families that have windows, and all layers."""
+WINDOWS, ALL, TWO = (0, 2), (0, 1, 2, 3), (0, 1)
+"""Layers with a window in all families that have windows, all layers, and the two of DeepSeek: with an MLP, and with experts."""
 CANDIDATES: dict[str, dict[str, Sequence[int]]] = {
     "gemma2": {"right": (), "short_window": WINDOWS, "without_window": WINDOWS, "without_cap": ALL},
     "gemma3": {"right": (), "first_keys": WINDOWS},
     "gpt-oss": {"right": (), "short_window": WINDOWS, "without_sinks": ALL},
     "qwen3": {"right": (), "steep": (1,)},
-    "deepseek-v2": {"right": (), "without_rope_dims": ALL, "scale_of_576": ALL},
-    "fp8-kv": {"right": (), "without_scales": ALL, "scales_twice": ALL, "k_scale_for_v": ALL},
-}
-"""Kernels of `faulty` for each family, with the layers in which they are wrong."""
+    "deepseek-v2": {"right": (), "without_rope_dims": TWO, "scale_of_576": TWO, "scale_of_576_in_layer_1": (1,)},
+    "fp8-kv": {
+        "right": (), "without_scales": ALL, "scales_twice": ALL, "k_scale_for_v": ALL, "k_scale_for_v_in_layer_1": (1,),
+        "triton": (), "torch_native": ALL,
+    },
+}  # fmt: skip
+"""Kernels of `faulty` for each family, and backends of SGLang, with the layers in which they are wrong."""
+NATIVE = ("triton", "torch_native")
+"""Those that are backends: a replay takes none."""
 FLAGS = {
     "gpt-oss": ["--engine-arg=--disable-hybrid-swa-memory"],
     "fp8-kv": ["--engine-arg=--kv-cache-dtype=fp8_e4m3"],
@@ -50,7 +58,10 @@ FLAGS = {
 """Flags of families. With a memory pool of its own for layers with a window, SGLang caches no short prefixes of a long prompt, so
 that the envelope cannot be covered, and no run can pass."""
 OF_DEVICE = {
-    "cpu": {"fp8-kv": ["--engine-arg=--dtype=float16"], "deepseek-v2": ["--request-timeout", "1800"]},
+    "cpu": {
+        "fp8-kv": ["--engine-arg=--dtype=float16", "--request-timeout", "1800"],
+        "deepseek-v2": ["--request-timeout", "1800", "--max-tokens", "4"],
+    },
     "cuda": {
         family: ["--engine-arg=--mem-fraction-static=0.07", "--engine-arg=--max-total-tokens=65536"]
         for family in CANDIDATES
@@ -64,14 +75,23 @@ COLUMNS = (
 
 
 def model_of(family: str, device: str, folder: Path) -> Path:
-    """Return the tiny model of a family. On a GPU its dtype is that of most kernels, bfloat16."""
-    if device == "cpu":
+    """Return the tiny model of a family. On a GPU its dtype is that of most kernels, bfloat16.
+
+    That of DeepSeek has two layers: on a CPU, a prefill behind a prefix takes Triton's interpreter seconds in each.
+    """
+    if device == "cpu" and family != "deepseek-v2":
         return families.tiny_model(family)
     made = folder / family
     if not made.exists():
         families.make(family, made)
         config = json.loads((made / "config.json").read_text())
-        (made / "config.json").write_text(json.dumps(config | {"dtype": "bfloat16"}))
+        config |= {"dtype": "bfloat16"} if device == "cuda" else {}
+        if family == "deepseek-v2":
+            config["num_hidden_layers"] = len(TWO)
+            weights = load_file(made / "model.safetensors")
+            kept = {name: weights[name] for name in weights if not re.search(r"layers\.[23]\.", name)}
+            save_file(kept, made / "model.safetensors", {"format": "pt"})
+        (made / "config.json").write_text(json.dumps(config))
     return made
 
 
@@ -92,33 +112,37 @@ def read(path: Path) -> dict[str, Any]:
 
 
 @cache
-def no_reference(reference: str, model: Path) -> str:
+def no_reference(reference: str, model: Path, flags: tuple[str, ...]) -> str:
     """Say why a backend can be no reference for a model, as it ignores what the layers ask for; empty if it can."""
-    found = unmet_asks({"reference": Backend.parse(reference)}, {"reference": model})
+    found = unmet_asks({"reference": Backend.parse(reference)}, {"reference": model_shape(model, flags).asks})
     return "; ".join(text for _, fatal, text in found if fatal)
 
 
 def row(family: str, reference: str, candidate: str, device: str, folder: Path, bisect: bool) -> tuple[list[str], bool]:
     """Run one row: its cells, and whether all is as expected."""
     start, wrong = time.monotonic(), CANDIDATES[family][candidate]
-    model, kernel = model_of(family, device, folder), f"faulty:{candidate}"
+    model, is_native = model_of(family, device, folder), candidate in NATIVE
+    kernel = candidate if is_native else f"faulty:{candidate}"
     out = folder / f"{family}-{reference}-{candidate}"
     servers = ["--device", device, "--model", str(model), "--reference", reference, "--candidate", kernel]
-    servers += FLAGS.get(family, []) + OF_DEVICE[device].get(family, [])
+    more = FLAGS.get(family, []) + OF_DEVICE[device].get(family, [])
+    servers += more
+    flags = tuple(word.removeprefix("--engine-arg=") for word in more if word.startswith("--engine-arg="))
     short = ["--envelope-tokens", "128"] if device == "cpu" else []
     code = assay(folder, "run", *servers, *short, "--suites", "layers", "--out", str(out), "--quiet")
     report = read(out / "report.json")
     metrics = {one["id"]: one["text"] for suite in report.get("suites", ()) for one in suite["metrics"]}
     found = wrong_layers(out, report)
     pack = next(iter(out.glob("servers/*/pack")), None)
-    replayed = assay(folder, "replay", str(pack), "--candidate", kernel, "--quiet") if pack else None
+    replayed = assay(folder, "replay", str(pack), "--candidate", kernel, "--quiet") if pack and not is_native else None
     restored = None
     if bisect and wrong and pack:
         at = ["--out", str(out / "bisection"), "--by", "text", "--questions", "8", "--quiet"]
         assay(folder, "bisect", "layers", *servers, *at)
         restored = sorted(one["layer"] for one in read(out / "bisection" / "bisect.json").get("restored", ()))
-    refused = no_reference(reference, model) if code == 2 else ""
-    expected = (2, None, []) if refused else (1 if wrong else 0, 1 if wrong else 0, list(wrong))
+    refused = no_reference(reference, model, flags) if code == 2 else ""
+    judged = 1 if wrong else 0
+    expected = (2, None, []) if refused else (judged, None if is_native else judged, list(wrong))
     right = (code, replayed, found) == expected and (not restored or set(restored) <= set(wrong))
     named = next((one["title"] for one in report.get("findings", ()) if one["severity"] == "serious"), "")
     unmet = "; ".join(

@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from multiprocessing import TimeoutError as MultiprocessingTimeout
 from multiprocessing import get_context
 from multiprocessing.pool import IMapIterator
@@ -131,9 +132,25 @@ class Blocked:
     smooth: str = ""
     fp16_sums: bool = False
     fast_tanh: bool = False
+    merged: bool = False
+    """Whether the splits are the cached keys and the new ones, each of whose outputs is stored in the call's dtype."""
+
+    def of_values(self, weights: Tensor, v: Tensor, dtype: torch.dtype) -> Tensor:
+        """Multiply the weights of some keys [heads, rows, keys] with their values [heads, keys, head_dim_v]."""
+        rounded = self.operand(weights)
+        if self.p is not None:
+            rounded = self.p(weights)
+        elif dtype != torch.float32:
+            rounded = weights.to(dtype).float()
+        product = rounded @ v
+        if self.fp16_sums:
+            product = product.half().float()
+        if self.merged:
+            total = weights.sum(-1, keepdim=True)
+            product = (product / total.clamp(min=1e-30)).to(dtype).float() * total
+        return product
 
     def __call__(self, call: AttentionCall) -> Outputs:
-        half = call.q.dtype != torch.float32
         group = call.q.shape[1] // call.k.shape[1]
         mean = call.k.float().mean(0)[:, None]
         all_k, all_v = stored_in_float(call)
@@ -164,12 +181,14 @@ class Blocked:
                 seen = seen & (distances < call.spec.mask.window)
             # What smoothing took from all scores of a query is added to its log-sum-exp.
             shift = call.scale * (given @ taken.repeat_interleave(group, 0).transpose(1, 2))
-            starts = list(range(0, k.shape[1], self.block))
+            borders = (
+                [0, first - first_key, k.shape[1]] if self.merged else [*range(0, k.shape[1], self.block), k.shape[1]]
+            )
+            splits = [slice(start, stop) for start, stop in pairwise(borders) if stop > start]
             parts = []
             top = q.new_full((*q.shape[:2], 1), -math.inf)
             total, sums = torch.zeros_like(top), q.new_zeros(*q.shape[:2], v.shape[2])
-            for start in reversed(starts) if self.backwards else starts:
-                keys = slice(start, start + self.block)
+            for keys in reversed(splits) if self.backwards else splits:
                 scores = call.scale * (q @ k[:, keys].transpose(1, 2))
                 if self.fp16_sums:
                     scores = scores.half().float()
@@ -181,14 +200,7 @@ class Blocked:
                 new = own if self.split else torch.maximum(top, own)
                 safe = torch.where(new.isinf(), 0.0, new)
                 weights = (scores - safe).exp()
-                rounded = self.operand(weights)
-                if self.p is not None:
-                    rounded = self.p(weights)
-                elif half:
-                    rounded = weights.to(call.q.dtype).float()
-                product = rounded @ v[:, keys]
-                if self.fp16_sums:
-                    product = product.half().float()
+                product = self.of_values(weights, v[:, keys], call.q.dtype)
                 if self.split:
                     parts.append((own, weights.sum(-1, keepdim=True), product))
                     continue
@@ -297,6 +309,7 @@ KERNELS: dict[str, list[Kernel]] = {
     "fp4_kv": [Blocked(64, k=per_token(fp4, 6.0), v=per_token(fp4, 6.0))],
     "tf32": [Blocked(64, operand=partial(tf32, True)), Blocked(64, operand=partial(tf32, False), split=True), Blocked(64)],
     "fp16_accumulation": [Blocked(64, fp16_sums=True), Blocked(32, fp16_sums=True, split=True)],
+    "merged_prefix": [Blocked(split=True, merged=True)],
     MERGE: [merging(partial(merged_in_float32, True)), merging(partial(merged_in_float32, False))],
 }  # fmt: skip
 """Honest kernels, by the family that they declare; those of `MERGE` merge partial results."""

@@ -4,8 +4,9 @@
         --kernels benchmarks/held_out_faults_fourth.py --processes 56 --minutes 8 --out some/folder
 
 A kernel is checked once and read; what took part is noted. It is read again without each of these: a form that fitted no query and
-an effect that gave no wrong output change nothing when they are missing. What is read is judged as `read_outs.py` does. Each result
-is written at once to the folder, where the next call goes on; the table is of what lies there, also if the time is over.
+an effect that gave no wrong output change nothing when they are missing (``--unseen`` tries some of them all the same). What is
+read is judged as `read_outs.py` does. Each result is written at once to the folder, where the next call goes on; the table is of
+what lies there, also if the time is over.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from assay.harness.attention.call import Kernel
 from assay.harness.offline import observed
 from assay.harness.offline.check import check
 from assay.harness.offline.observed import read_kernel
-from assay.harness.readout import candidates, dims, finding, fitting, formulas, mining
+from assay.harness.readout import candidates, finding, fitting, formulas, mining
 from assay.harness.readout.edges import Sum
 from assay.harness.readout.finding import Finder
 from assay.harness.readout.forms import BLANK, Fit, Row
@@ -90,9 +91,9 @@ def install() -> None:
         return [condition for condition in mine(*given) if SWITCH.keeps(marks_of(condition))]
 
     fitting.fits, fitting.Fitter._rated = kept_fits, kept_effects  # type: ignore[method-assign]
-    for room in (fitting, candidates, dims):
+    for room in (fitting, candidates):
         room.mine = kept_conditions  # type: ignore[attr-defined]
-    for name in ("telling", "edges", "_again", "bisect"):
+    for name in ("_telling", "_edges", "_again", "_bisect"):
         setattr(Finder, name, step(f"step {name.strip('_')}", getattr(Finder, name), []))
     for name in ("steep_plans", "extreme_plans", "repeated_plans"):
         setattr(finding, name, step(f"step {name.removesuffix('_plans')}", getattr(finding, name), []))
@@ -112,11 +113,9 @@ def marks(effect: Effect) -> set[str]:
     if isinstance(effect, KeyFactors):
         of = {f"keys {part.universe}" for part in effect.parts}
         of |= {f"keys of {len(effect.parts)} parts"} if len(effect.parts) > 1 else set()
-        of |= {"keys of all"} if effect.denominator == "all" else set()
         of |= {"keys blank"} if any(part.factor == BLANK for part in effect.parts) else set()
         of |= {"keys times"} if any(part.factor not in (0, 1, BLANK) for part in effect.parts) else set()
-        if effect.phantom is not None:
-            of |= {"phantom", "phantom sum"} if isinstance(effect.phantom, Sum) else {"phantom", "phantom value"}
+        of |= {"phantom"} if effect.phantom is not None else set()
         return of.union(*(marks_of(part.condition) for part in effect.parts))
     assert isinstance(effect, Told)
     name = effect.compute.__name__.strip("_")
@@ -124,31 +123,25 @@ def marks(effect: Effect) -> set[str]:
     if name == "multiplied":
         return {f"multiplied {formula(*args)}"}
     if name == "edge":
-        side, at, mode, beyond, counted = args
+        side, at, within, beyond, counted = args
         assert isinstance(at, Sum)
-        of = {"edge", f"edge {side}{f' {mode}' if mode else ''}", f"edge of {len(at.amounts)}"}
+        of = {"edge", f"edge {side}{' within' if within else ''}", f"edge of {len(at.amounts)}"}
         of |= {"edge rounded"} if at.rounding else set()
         of |= {"edge beyond"} if beyond else set()
         return of | ({"edge counted"} if counted else set())
     if name in ("merged", "online", "other_scales"):
         law = args[{"merged": 1, "online": 1, "other_scales": 2}[name]]
-        return {name, f"{name} {law}"} | ({"online backward"} if name == "online" and args[3] else set())
+        return {name, f"{name} {law}"}
     if name == "from_elsewhere":
         source, what = args
-        return {
-            f"elsewhere {what}",
-            f"elsewhere {'memory' if 'packed row' in source.words or 'memory' in source.words else 'near'}",
-        }  # type: ignore[attr-defined]
+        in_memory = "packed row" in source.words or "memory" in source.words  # type: ignore[attr-defined]
+        return {f"elsewhere {what}", f"elsewhere {'memory' if in_memory else 'near'}"}
     if name == "moved":
         what, row = args
         part = row.args[0] if isinstance(row.args[0], str) else "pool"  # type: ignore[attr-defined]
         return {"address", f"address {part}", f"address of {what}"}
-    if name == "other_kv_head":
-        return {name, f"{name} {args[1]}"}
     if name == "changed":
         return {"rounding", f"rounding {effect.id}"}
-    if name == "without":
-        return {name} | marks_of(args[0])  # type: ignore[arg-type]
     return {name}
 
 
@@ -157,11 +150,8 @@ def formula(scores: Formula | None, output: Formula | None) -> str:
     if scores and output:
         return "descales"
     if scores:
-        return "scales" if scores in formulas.SCALES else "quantised" if scores in formulas.QUANTISED else "scores"
-    assert output is not None
-    if output not in formulas.TIMES:
-        return "output"
-    return "largest" if "max |" in output.words else "group" if "q heads" in output.words else "lse"
+        return "scales" if scores in formulas.SCALES else "scores"
+    return "largest" if output in formulas.TIMES else "output"
 
 
 def marks_of(condition: Condition) -> set[str]:
@@ -205,27 +195,25 @@ class Task:
         part.write_text(json.dumps(entry | {"without": mark}))
         part.rename(self.folder / f"{mark or 'none'}.json")
 
-    def left(self, dear: bool) -> tuple[str, ...]:
-        """The marks that took part and were not left out yet: forms and effects, or what is `DEAR`."""
+    def left(self, marks: tuple[str, ...]) -> list[str]:
+        """The marks that begin so, took part and were not left out yet; those that nearly every kernel has come last."""
         seen = (self.known or {"seen": ()})["seen"]
-        return tuple(m for m in seen if m.startswith(DEAR) == dear and not (self.folder / f"{m}.json").exists())
+        left = [mark for mark in seen if mark.startswith(marks) and not (self.folder / f"{mark}.json").exists()]
+        return sorted(left, key=lambda mark: mark.startswith(DEAR))
 
 
 def ablate(task: Task) -> Task:
-    """Read a kernel, and again without each mark that took part, as long as there is time; write what is found."""
+    """Read a kernel with all, or without each mark of the task as long as there is time; write what is found."""
     case, make = task.case, made(task.case)[0]
     task.folder.mkdir(parents=True, exist_ok=True)
     SWITCH.off = ""
-    if task.known is None:
-        check_and_read(task, make)
     known = task.known
-    assert known is not None
-    if not (task.folder / ASKED).exists():
+    if known is None or not task.without:
+        check_and_read(task, make)
         return task
     asked = torch.load(task.folder / ASKED, weights_only=False)
-    without = task.without or (() if known["how"] == "silent" else task.left(False))
     again: str | None = None
-    for mark in without:
+    for mark in task.without:
         if time.time() > task.until:
             break
         SWITCH.off = mark
@@ -235,9 +223,8 @@ def ablate(task: Task) -> Task:
         if said(now) == known["raw"]:
             task.write(mark, known | {"seen": []})
             continue
-        if (
-            again is None
-        ):  # a kernel that remembers calls, or a busy machine, may give another sentence without any change
+        # A kernel that remembers calls, or a busy machine, may give another sentence without any change.
+        if again is None:
             twice = read_kernel(make(), *asked)
             again = said(twice) if isinstance(twice, ReadOut) else ""
         task.write(mark, asdict(judged(case, now)) | {"seen": [], "steady": again == known["raw"]})
@@ -265,14 +252,11 @@ def check_and_read(task: Task, make: Callable[[], Kernel]) -> None:
     task.write("", asdict(judged(task.case, read)) | {"seen": sorted(SWITCH.seen), "raw": said(raw)})
 
 
-def following(task: Task) -> list[Task]:
-    """What remains to do of a kernel that was read: what is dear, and all where nothing is said."""
-    known = task.known
-    if known is None:
-        return [task]
-    left = task.left(False) + task.left(True)
-    at_once = 1 if known["how"] == "silent" else AT_ONCE
-    return [replace(task, without=left[n : n + at_once]) for n in range(0, len(left), at_once)]
+def following(task: Task, marks: tuple[str, ...]) -> list[Task]:
+    """What remains to be left out of a kernel that was read."""
+    left = task.left(marks)
+    at_once = 1 if (task.known or {"how": "silent"})["how"] == "silent" else AT_ONCE
+    return [replace(task, without=tuple(left[n : n + at_once])) for n in range(0, len(left), at_once)]
 
 
 def unseen(tasks: Sequence[Task], number: int) -> list[Task]:
@@ -284,14 +268,22 @@ def unseen(tasks: Sequence[Task], number: int) -> list[Task]:
     return [replace(task, without=(mark,)) for task, mark in draw.sample(pairs, min(number, len(pairs)))]
 
 
-def run(tasks: Sequence[Task], processes: int, until: float, number: int) -> None:
+def run(tasks: Sequence[Task], processes: int, until: float, number: int, marks: tuple[str, ...]) -> None:
     """Do the tasks in processes: first all kernels, then what follows of those of which something is said, then of the others."""
     with get_context("spawn").Pool(processes, install) as pool:
-        do(pool, [task for task in tasks if task.known is None], until)
+        do(
+            pool,
+            [
+                task
+                for task in tasks
+                if task.known is None or (task.known["seen"] and not (task.folder / ASKED).exists())
+            ],
+            until,
+        )
         do(pool, unseen(tasks, number), until)
         for silent in (False, True):
             known = [task for task in tasks if task.known and (task.known["how"] == "silent") == silent]
-            do(pool, [more for task in known for more in following(task)], until)
+            do(pool, [more for task in known for more in following(task, marks)], until)
 
 
 def do(pool: Pool, tasks: Sequence[Task], until: float) -> None:
@@ -361,6 +353,9 @@ def main() -> None:
     parser.add_argument(
         "--unseen", type=int, default=0, help="kernels that are also read without what did not take part"
     )
+    parser.add_argument(
+        "--marks", nargs="*", default=[""], help="beginnings of what is left out, such as step; default: all"
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder of results")
     given = parser.parse_args()
     until = time.time() + 60 * given.minutes
@@ -369,7 +364,7 @@ def main() -> None:
     for kind in [*map(str, modules(given.kernels)), *given.kinds]:
         chosen = list(cases([kind], range(first, last + 1), "cpu"))[: given.number]
         tasks += [Task(case, given.out, until) for case in chosen]
-    run(tasks, given.processes, until, given.unseen)
+    run(tasks, given.processes, until, given.unseen, tuple(given.marks))
     print_table(given.out)
 
 

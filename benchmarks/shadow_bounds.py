@@ -39,7 +39,7 @@ def session(kernel: Kernel, noise: str, dtype: torch.dtype, seed: int, repeats: 
             call = call_of(lens, HEADS, HEAD_DIM, dtype, "cpu", seed=at).with_spec(layer=layer)
             new, prefix = [n for n, _ in lens], [p for _, p in lens]
             rows = sampled_rows(new, prefix, np.random.default_rng(at))
-            conditions = condition_numbers("extend", new, prefix)[rows]
+            conditions = condition_numbers("extend", new, prefix)
             sums.add(call, (kernel(call), torch_sdpa(call)), rows, conditions, at)
         parts.append(sums.cells(layer, 0))
     header = ShadowHeader(

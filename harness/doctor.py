@@ -207,14 +207,14 @@ def _ports() -> RunNeed:
 
 def _asked(spec: RunSpec) -> RunNeed:
     """Measure whether the engine's backends honour what the model's layers ask for."""
-    from assay.harness.collect.asked import unmet
-    from assay.harness.engines.model import model_shape, resolve_model
+    from assay.harness.collect.asked import asked_of, unmet
+    from assay.harness.engines.model import resolve_model
 
-    models = {role: resolve_model(side.model, side.flags) for role, side in spec.sides.items()}
-    asks = sorted({feature for model in models.values() for feature in model_shape(model).asks})
+    asked = asked_of(spec, {role: resolve_model(side.model, side.flags) for role, side in spec.sides.items()})
+    asks = sorted({feature for features in asked.values() for feature in features})
     if not asks:
         return RunNeed(id="asked", status="not needed", found="the model's layers ask for plain attention")
-    refused = list(unmet({role: Backend.parse(side.backend) for role, side in spec.sides.items()}, models))
+    refused = list(unmet({role: Backend.parse(side.backend) for role, side in spec.sides.items()}, asked))
     enough = not any(fatal for _, fatal, _ in refused)
     says = "; ".join(f"the {role} {text}" for role, _, text in refused) or f"both sides honour {', '.join(asks)}"
     return _result("asked", enough, one_line(says, 300), "name another --reference; see assay backends --honours")

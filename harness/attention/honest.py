@@ -77,10 +77,13 @@ def here(family: NoiseFamily, call: AttentionCall) -> NoiseFamily:
     In float32, a kernel may use TF32 wherever the device has it (a CUDA device of compute capability 8.0 or above): it is the
     default of Triton's ``tl.dot`` and of many libraries. Elsewhere, no correct kernel has its noise without declaring it. Where a
     call has K and V as they are stored, no kernel stores them again, unless for products with a Q or weights in as few bits; a Q
-    that is stored is not stored again. Where it is on the grid, storing costs nothing.
+    that is stored is not stored again. Where it is on the grid, storing costs nothing. What is cast to the dtype of K and V is
+    cast to fewer bits only where these are stored so.
     """
     if call.spec.on_grid:
         family = NoiseFamily(accumulation=family.accumulation)
+    if family.beside_fp8 and call.stored_k is None:
+        family = replace(family, q=None, p=None)
     if call.stored_q is not None:
         family = replace(family, q=None)
     if call.stored_k is not None:
@@ -463,7 +466,10 @@ def _attend(
         total = total + (sinks.to(top.dtype)[..., None] - top).exp()
     if draw.lse:
         return _log(total, top, group, draw, members)
-    out = ((weights @ v) / total).expand(members, -1, -1, -1)
+    if draw.family.merged:
+        out = _merged(weights, weights if draw.way.rounded_sum else exact, v, group, draw, members) / total
+    else:
+        out = ((weights @ v) / total).expand(members, -1, -1, -1)
     if draw.dtype.itemsize > 2 or draw.family.accumulation == "fp16":
         added = (-(-group.lens_k // draw.at_once)).to(out.dtype).sqrt()[:, None, None]
         out = draw.normal(*out.shape).mul_(draw.eps * _SUM_ROUNDINGS * added).add_(1).mul_(out)
@@ -481,6 +487,32 @@ def _summed(scores: Tensor, of_q: Tensor, of_k: Tensor, draw: _Draw, members: in
     errors += _EXP_ROUNDINGS * torch.finfo(draw.work).eps
     errors += (_SCORE_ROUNDINGS * draw.eps / math.sqrt(draw.at_once) * of_q) * of_k
     return draw.normal(members, *scores.shape[1:]).mul_(errors).add_(scores)
+
+
+def _merged(weights: Tensor, counted: Tensor, v: Tensor, group: SequenceGroup, draw: _Draw, members: int) -> Tensor:
+    """Add up weighted values of the cached keys and of the new ones, each divided by its sum, rounded and multiplied by it again.
+
+    A query that sees only keys of one kind has nothing to merge.
+
+    Args:
+        weights: [1 or members, kv heads, rows, keys].
+        counted: the same, as they are summed.
+        v: [1 or members, kv heads, keys, head_dim_v].
+        group: the sequences.
+        draw: what the members draw from.
+        members: their number.
+
+    Returns:
+        [members, kv heads, rows, head_dim_v].
+    """
+    cached = torch.arange(weights.shape[-1], device=v.device) < (group.lens_k - group.lens_q)[:, None, None]
+    parts = cached, ~cached
+    totals = [(counted * part).sum(-1, keepdim=True) for part in parts]
+    both, sums = (totals[0] > 0) & (totals[1] > 0), v.new_zeros(())
+    for part, total in zip(parts, totals, strict=True):
+        out = ((weights * part) @ v / total.clamp(min=torch.finfo(total.dtype).tiny)).expand(members, -1, -1, -1)
+        sums = sums + torch.where(both, draw.rounded(out, draw.dtype), out) * total
+    return sums
 
 
 def _log(total: Tensor, top: Tensor, group: SequenceGroup, draw: _Draw, members: int) -> Tensor:

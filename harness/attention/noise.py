@@ -91,6 +91,8 @@ class NoiseFamily:
             which sums are kept in fp16.
         dropped: share of the weights of a query that a kernel may leave out, as one that skips blocks of small weights or attends
             to the largest scores alone does: 0.01 for one percent. The others are divided by their own sum.
+        merged: whether the outputs on the cached keys of a sequence and on its new ones are stored in the call's dtype, and then
+            merged by their log-sum-exps.
     """
 
     q: Quantised | None = None
@@ -99,6 +101,7 @@ class NoiseFamily:
     p: Quantised | None = None
     accumulation: Arithmetic = "fp32"
     dropped: float = 0.0
+    merged: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.dropped < 1:
@@ -116,6 +119,7 @@ class NoiseFamily:
             return known
         parts = [f"{what}:{stored}" for what in _STORED if (stored := getattr(self, what)) is not None]
         parts += [f"accumulation:{self.accumulation}"] * (self.accumulation != "fp32")
+        parts += ["merged:prefix"] * self.merged
         return ",".join(parts + [f"dropped:{self.dropped:g}"] * (self.dropped > 0))
 
     @property
@@ -125,6 +129,19 @@ class NoiseFamily:
             isinstance(stored, Quantised) and FORMATS[stored.format].scaled
             for stored in (getattr(self, f.name) for f in fields(self))
         )
+
+    @property
+    def beside_fp8(self) -> bool:
+        """True if Q and weights alone are stored, in FP8 as they come: they are cast to the dtype of K and V."""
+        return self.q == self.p == _E4M3_AS_IT_COMES and self.k is None and self.v is None
+
+    @property
+    def has_least(self) -> bool:
+        """True if a kernel that runs errs by some part of it at least.
+
+        One that casts Q and weights to the dtype of a cache need not read new tokens from there, as triton does not.
+        """
+        return self.quantises and not self.beside_fp8
 
 
 _INT8, _FP16, _E4M3 = Quantised("int8"), Quantised("fp16"), Quantised("e4m3", "tensor")
@@ -143,13 +160,15 @@ FAMILIES: dict[str, NoiseFamily] = {
     "fp4_kv": NoiseFamily(k=Quantised("e2m1", "token"), v=Quantised("e2m1", "token")),
     "tf32": NoiseFamily(accumulation="tf32"),
     "fp16_accumulation": NoiseFamily(accumulation="fp16"),
+    "merged_prefix": NoiseFamily(merged=True),
 }
 """Families that have a name.
 
 "int8_qk" is SageAttention's: K minus its mean, Q and K in int8 with a scale per block of a head, weights and values in fp16 (arXiv
 2410.02367). "int8_qk_fp8_pv" is SageAttention2's (arXiv 2411.10958), "fp8_qkv" FlashAttention-3's in FP8 (arXiv 2407.08608).
 "fp8_kv" and "fp8_e5m2_kv" are the caches of vLLM and SGLang (``--kv-cache-dtype fp8_e4m3`` and ``fp8_e5m2``), and "fp8_qp" is what
-SGLang's triton does beside such a cache: it casts queries and weights to the dtype of K and V, without scales."""
+SGLang's triton does beside such a cache: it casts queries and weights to the dtype of K and V, without scales. "merged_prefix" is
+what SGLang's flashinfer does behind a cached prefix, by ``merge_state``."""
 
 BESIDE_FP8 = "fp8_qp"
 
@@ -173,12 +192,14 @@ def family(name: str) -> NoiseFamily:
 
 def _part(text: str) -> tuple[str, Quantised | str | float]:
     what, _, value = text.partition(":")
+    if text == "merged:prefix":
+        return what, True
     if what == "accumulation":
         return what, value
     if what == "dropped":
         return what, float(value)
     if what not in _STORED:
-        raise ValueError(f"{what!r} is neither accumulation, dropped nor one of {', '.join(_STORED)}")
+        raise ValueError(f"{what!r} is neither accumulation, dropped, merged:prefix nor one of {', '.join(_STORED)}")
     smooth = value.endswith("-smooth")
     stored, _, per = value.removesuffix("-smooth").partition("-")
     return what, Quantised(stored, per or "block", smooth)  # type: ignore[arg-type]

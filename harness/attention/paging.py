@@ -79,7 +79,7 @@ class PagedKV:
 
 
 def paged(call: AttentionCall, page: int, seed: int = 0) -> PagedKV:
-    """Lay K and V of a call out in a paged pool.
+    """Lay K and V of a call out in a paged pool: as they are stored, if the call has that.
 
     Args:
         call: a packed call.
@@ -94,10 +94,12 @@ def paged(call: AttentionCall, page: int, seed: int = 0) -> PagedKV:
 
     def scattered(packed: Tensor) -> Tensor:
         pool = packed.new_full(((used + 1) * page, *packed.shape[1:]), STALE)
-        pool[slots] = packed
+        as_bytes = torch.uint8 if packed.dtype.itemsize == 1 else packed.dtype  # FP8 cannot be indexed
+        pool.view(as_bytes)[slots] = packed.view(as_bytes)
         return pool.view(-1, page, *packed.shape[1:])
 
-    return PagedKV(scattered(call.k), scattered(call.v), pages, slots, stale)
+    k, v = (given if stored is None else stored for given, stored in ((call.k, call.stored_k), (call.v, call.stored_v)))
+    return PagedKV(scattered(k), scattered(v), pages, slots, stale)
 
 
 def through_pages(call: AttentionCall, page: int, seed: int = 0) -> AttentionCall:

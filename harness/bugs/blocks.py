@@ -23,8 +23,6 @@ def attend(q, k, v, scale):
     scores = scale * q @@ k[:, :read].transpose(1, 2)
     return scores.masked_fill(~seen, float("-inf")).softmax(-1) @@ v[:, :read]
 """
-
-
 BUGS = tuple(
     Bug(f"last-block-lost-{n}", f"last partial block of {n} lost", f"keys beyond the last full block of {n} are not seen",
         f"loses the last partial block of {n} keys", "last-block-lost",

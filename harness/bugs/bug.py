@@ -34,7 +34,6 @@ FORM_WORDS: dict[Form, str] = {
     "batch": "Sequence b of a batch: q is [heads, new, dim]; k and v are those of the whole batch, [heads, tokens, dim].",
 }
 """What the functions take, in words."""
-
 LEAK = "leak"
 """The kind of every bug by which one request reads another's data. It is reported first, even if others fit better."""
 _HOLE = "@"

@@ -31,7 +31,6 @@ KIND_TITLES = {
 }
 """Kind of bugs -> heading, in the order of `FAMILY`."""
 _ROOMS = (leaks, masks, prefixes, scales, heads, quantisation, blocks, precision, merges, features)
-
 FAMILY: tuple[Bug, ...] = tuple(bug for kind in KIND_TITLES for room in _ROOMS for bug in room.BUGS if bug.kind == kind)
 """Every known bug, leaks first; ids are unique."""
 BY_ID = {bug.id: bug for bug in FAMILY}

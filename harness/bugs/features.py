@@ -25,12 +25,10 @@ _HEAD_DIM_BEFORE = 192
 """Dims of a head of DeepSeek's before its projections are absorbed, by which its scores are scaled."""
 _CAP_OF_MASK = 1e9
 """Stands for the score of a key that is masked before the cap."""
-
 _SAME = (0, 0, 0)
 """No shift along tokens, heads and dims."""
 _BLOCK = 16
 """Tokens, or dims, of a block that shares a scale."""
-
 _PAGE = 64
 """Tokens of a page of a latent cache."""
 WINDOW, CAP, SINK = 4, 2.0, 1.0
@@ -77,7 +75,6 @@ _CODE = {
     "latent-values-shifted": code(_LATENT.replace("@ * q", "scale * q").replace("VALUES", "@"), "k[..., -512:]", "v"),
 }
 """Wrong and right code. What is stored, and what drafts and positions are, the functions of `Code` are not given."""
-
 _CallChange = Callable[[AttentionCall], "AttentionCall | None"]
 
 
@@ -286,7 +283,6 @@ def _bug(kind: str, id: str, title: str, about: str, does: str, compute: Compute
 _of_windows, _of_caps = partial(_bug, "window"), partial(_bug, "softcap")
 _of_sinks, _of_positions = partial(_bug, "sinks"), partial(_bug, "positions")
 _of_drafts, _of_stored, _of_latent = partial(_bug, "drafts"), partial(_bug, "stored-kv"), partial(_bug, "latent")
-
 BUGS = (
     _of_windows("window-one-key-fewer", "window one key too few", "a window of n keys holds n - 1 of them",
         "takes a window that holds a query's own key for one that does not", _of_calls("window", partial(_window, _fewer))),
@@ -375,6 +371,9 @@ BUGS = (
         ("vllm-project/vllm#53754",)),
     _of_stored("stored-v-scale-twice", "scale of stored V twice", "v is multiplied by its scale twice",
         "scales the stored V twice", _of_calls("stored_kv", partial(_dequantised, _k, partial(_stored, "v", 2)))),
+    _of_stored("stored-scales-twice", "scales of stored K and V twice", "k and v are multiplied by their scales twice",
+        "scales the stored K and V twice",
+        _of_calls("stored_kv", partial(_dequantised, partial(_stored, "k", 2), partial(_stored, "v", 2)))),
     _of_stored("stored-scales-exchanged", "scales of stored K and V exchanged", "k has the scale of v, and v that of k",
         "scales the stored K by V's scale, and V by K's",
         _of_calls("stored_kv", partial(_dequantised, partial(_scaled_by, "k", "v", _SAME), partial(_scaled_by, "v", "k", _SAME)))),

@@ -16,7 +16,6 @@ from assay.harness.bugs.bug import Bug, Change, changing, links
 
 Effect = Callable[[AttentionCall, Tensor], "Tensor | None"]
 """(call, right output) -> wrong output, in the shape of the right one; None where the bug cannot show. NaN in it is meant."""
-
 ANY = (0, None)
 """A range without limits."""
 
@@ -104,7 +103,7 @@ class Where:
             return False
         return _within(len(call.cu_seqlens_q) - 1, self.batch)
 
-    def chooses_number(self, call: AttentionCall, number: int) -> bool:
+    def _chooses_number(self, call: AttentionCall, number: int) -> bool:
         """Return True if the restriction includes a call as the number-th of its layer and phase."""
         if number < self.from_call:
             return False
@@ -183,7 +182,7 @@ class SeededFault:
         """
         number = self._calls[call.layer, call.phase]
         self._calls[call.layer, call.phase] += 1
-        if not (self.where.chooses(call) and self.where.chooses_number(call, number)):
+        if not (self.where.chooses(call) and self.where._chooses_number(call, number)):
             return out
         sequences, heads = self.where.sequences(call), self.where.q_heads(out.shape[1])
         if not sequences or not heads:

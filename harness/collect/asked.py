@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from assay.harness.attention.call import FEATURES
 from assay.harness.backend import Backend
 from assay.harness.collect.plan import Plan
+from assay.harness.config import RunSpec
 from assay.harness.engines.model import model_shape
 from assay.harness.errors import UsageError
 from assay.harness.evidence.honours import BackendResult
@@ -27,7 +29,7 @@ def check_asked(plan: Plan, display: ProgressDisplay) -> None:
         UsageError: the reference ignores what the layers ask for, or cannot compute it: it can be no reference. Or a kernel does
             not declare what they ask for: it would be refused their calls.
     """
-    for role, fatal, text in unmet({role: plan.backend(role) for role in ROLES}, plan.models):
+    for role, fatal, text in unmet({role: plan.backend(role) for role in ROLES}, asked_of(plan.spec, plan.models)):
         if fatal and plan.backend(role).is_kernel:
             raise UsageError(
                 f"The {role} {text}.",
@@ -43,27 +45,34 @@ def check_asked(plan: Plan, display: ProgressDisplay) -> None:
         display.say(f"The {role} {text}.")
 
 
-def unmet(backends: Mapping[Role, Backend], models: Mapping[Role, Path]) -> Iterator[tuple[Role, bool, str]]:
+def asked_of(spec: RunSpec, models: Mapping[Role, Path]) -> dict[Role, Mapping[str, str]]:
+    """Read what the layers of each side's model ask for, with its flags, as `assay.harness.engines.model.ModelShape.asks`."""
+    return {role: model_shape(models[role], side.flags).asks for role, side in spec.sides.items()}
+
+
+def unmet(backends: Mapping[Role, Backend], asks: Mapping[Role, Mapping[str, str]]) -> Iterator[tuple[Role, bool, str]]:
     """Yield what backends are not shown to honour: the role, if it rules a run out, and a description.
 
     Kernels declare it; the engine's own backends are measured. A candidate of the engine's own is run whatever it does.
     """
-    asked = {role: model_shape(models[role]).asks for role, backend in backends.items() if not backend.is_url}
-    for role in (role for role in asked if backends[role].is_kernel):
-        for feature, line in asked[role].items():
-            if feature not in backends[role].features:
-                yield role, True, f"{backends[role]} does not declare the {feature} that the model asks for ({line})"
-    roles = [role for role in asked if not backends[role].is_kernel]
-    names = {name for role in roles for name in asked[role]}
+    for role, backend in backends.items():
+        for feature, line in asks[role].items():
+            if backend.is_kernel and feature in FEATURES and feature not in backend.features:
+                yield role, True, f"{backend} does not declare the {feature} that the model asks for ({line})"
+    roles = [role for role, backend in backends.items() if not backend.is_kernel and not backend.is_url]
+    if not any(asks[role] for role in roles):
+        return
+    from assay.harness.offline.honours import ATTRIBUTES, measure
+
+    measurable = {attribute.name for attribute in ATTRIBUTES}
+    names = {name for role in roles for name in asks[role] if name in measurable}
     if not names:
         return
-    from assay.harness.offline.honours import measure
-
     measured = measure(sorted({backends[role].name for role in roles}), names).backends
     results = {result.backend: result for result in measured}
     for role in roles:
         result = results[backends[role].name]
-        for feature, line in asked[role].items():
+        for feature, line in ((name, line) for name, line in asks[role].items() if name in names):
             state, what = result.state(feature), f"the {feature} that the model asks for ({line})"
             if state in _DOES:
                 cells = [cell for cell in result.measured if cell.attribute == feature and cell.state != "honours"]

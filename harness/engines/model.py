@@ -11,10 +11,12 @@ from typing import Any
 from assay.evals.retrieval import PromptRoom
 from assay.evals.tiny_model.families import FAMILIES, SOURCE, tiny_model
 from assay.harness.errors import UsageError
-from assay.harness.sides import BUILTIN_MODEL
+from assay.harness.sides import BUILTIN_MODEL, flag_values
 
 TINY_MODEL = SOURCE
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
+_KV_SCALES = (".k_scale", ".v_scale", ".kv_scale", ".k_proj.output_scale")
+"""Ends of the names of tensors that are scales of stored K and V, as SGLang takes them."""
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
 
 
@@ -91,12 +93,17 @@ def _read_json(path: Path, name: str) -> dict[str, Any]:
     )
 
 
+def _header(path: Path) -> tuple[int, bytes]:
+    """Read the header of a safetensors file: its length, as stated, and its text, which is empty if the file is shorter."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        return length, file.read(length) if length <= path.stat().st_size else b""
+
+
 def _check_whole(path: Path, name: str) -> None:
     """Refuse a safetensors file that is shorter or longer than its header states. Raises UsageError."""
     size = path.stat().st_size
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        text = file.read(length) if length <= size else b""
+    length, text = _header(path)
     try:
         header = json.loads(text)
         ends = [tensor["data_offsets"][1] for key, tensor in header.items() if key != "__metadata__"]
@@ -124,7 +131,7 @@ class ModelShape:
         dtype: of the weights, such as "bfloat16"; empty if not stated.
         layers: number of layers; 0 if not stated.
         asks: what its layers ask of attention beyond the plain one, by name of the feature, with the line that says so. Windows as
-            long as the context ask for nothing.
+            long as the context ask for nothing. A KV cache in FP8 is "stored_kv", and the checkpoint's scales for it "KV scales".
     """
 
     vocabulary: int
@@ -137,8 +144,12 @@ class ModelShape:
     asks: Mapping[str, str] = field(default_factory=dict)
 
 
-def model_shape(model: Path) -> ModelShape:
+def model_shape(model: Path, flags: tuple[str, ...] = ()) -> ModelShape:
     """Read the shape of the model in a folder from its ``config.json``.
+
+    Args:
+        model: the folder.
+        flags: the server's flags, of which ``--kv-cache-dtype`` decides what layers ask for.
 
     Raises:
         UsageError: the configuration has no ``vocab_size`` or no ``max_position_embeddings``.
@@ -156,7 +167,7 @@ def model_shape(model: Path) -> ModelShape:
             head_dim=latents or int(config.get("head_dim") or (hidden // heads if heads else 0)),
             dtype=str(config.get("dtype") or config.get("torch_dtype") or ""),
             layers=int(config.get("num_hidden_layers") or 0),
-            asks=_asks(config),
+            asks=_asks(config) | _asked_of_cache(model, config, flags),
         )
     except KeyError as error:
         raise UsageError(
@@ -182,6 +193,24 @@ def _asks(config: Mapping[str, Any]) -> dict[str, str]:
         "mla": ("kv_lora_rank", config.get("kv_lora_rank")),
     }
     return {feature: f"{name}: {value}" for feature, (name, value) in lines.items() if value}
+
+
+def _asked_of_cache(model: Path, config: Mapping[str, Any], flags: tuple[str, ...]) -> dict[str, str]:
+    """Read what a KV cache in FP8 asks for; nothing where the cache is in the model's dtype.
+
+    SGLang's default, "auto", is FP8 for checkpoints whose ``kv_cache_quant_algo`` is.
+    """
+    line = {"--kv-cache-dtype": flag_values(flags).get("--kv-cache-dtype", "auto")}
+    if line["--kv-cache-dtype"] == "auto":
+        line = {"kv_cache_quant_algo": str((config.get("quantization_config") or {}).get("kv_cache_quant_algo"))}
+    ((name, value),) = line.items()
+    if not value.lower().startswith("fp8"):
+        return {}
+    asked = {"stored_kv": f"{name}: {value}"}
+    for path in sorted(model.glob("*.safetensors")):
+        if tensor := next((word for word in json.loads(_header(path)[1] or b"{}") if word.endswith(_KV_SCALES)), ""):
+            return asked | {"KV scales": f"{tensor}, for {name}: {value}"}
+    return asked
 
 
 _TEMPLATE_TOKENS = 64

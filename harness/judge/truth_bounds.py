@@ -122,13 +122,13 @@ def compare_with_noise(shadow: ShadowErrors) -> AgainstNoise:
         reference=reference,
         reference_queries=MeasuredCells(worst.index, *own_and_bound(worst.reference)),
         apart=_apart(shadow, cells, reference),
-        quiet=tuple(_quiet(errors)) if _quantises(shadow.headers[0].candidate_noise) else (),
+        quiet=tuple(_quiet(errors)) if _has_least(shadow.headers[0].candidate_noise) else (),
     )
 
 
-def _quantises(noise: str) -> bool:
+def _has_least(noise: str) -> bool:
     try:
-        return family(noise).quantises
+        return family(noise).has_least
     except ValueError as error:
         raise EvidenceError(
             f"The shadow's candidate has an unknown noise: {error}.", "a noise family", REPEAT_RUN

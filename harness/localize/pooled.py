@@ -144,7 +144,11 @@ def not_run(results: Sequence[CallResult]) -> _Pooled | None:
 
     The value is the own error as a share of what the quantisation costs, and the limit the least share of a kernel of the family.
     """
-    usable = [result for result in results if here(result.limits.family, result.call).quantises and not result.fails]
+    usable = [
+        result
+        for result in results
+        if not result.fails and result.limits.family.has_least and here(result.limits.family, result.call).quantises
+    ]
     groups = _grouped(usable, (("phase", "dtype", "head_dim"),))
     below = []
     for group, some in groups:

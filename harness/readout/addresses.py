@@ -34,15 +34,13 @@ _WHOLE = 2e-3
 """By how much a number of times that a row is counted may miss a whole one."""
 _MOST_READ = 512
 """Keys of a row beyond which it is left out: expressions are computed for each key."""
-
-
 _Rows = Callable[[AttentionCall], Ints]
 """(call) -> the packed row that each packed key is read from, int64 [total_k]; total_k for a row of zeros."""
 
 
 def moved(what: str, words: str, row: _Rows, cost: float = 1.0) -> Told:
-    """Rows of K, V or both are read from elsewhere: from another row, which as seen from key j is in words "key j + 1"."""
-    some = {"k": "K of key j is", "v": "V of key j is", "kv": "K and V of key j are"}[what]
+    """Rows of V, or of K and V, are read from elsewhere: from another row, which as seen from key j is in words "key j + 1"."""
+    some = {"v": "V of key j is", "kv": "K and V of key j are"}[what]
     return Told(f"{some} read from {words}", _moved, (what, row), cost)
 
 
@@ -50,7 +48,7 @@ def _moved(queries: Queries, what: str, row: _Rows) -> Numbers:
     to, scores, v = row(queries.call), queries.own_scores, queries.values
     if "k" in what:
         scores = _padded(scores, -1)[..., to]
-    return queries.attended(scores, _padded(v, 0)[to] if "v" in what else v)
+    return queries.attended(scores, _padded(v, 0)[to])
 
 
 def _padded(x: Numbers, axis: int) -> Numbers:
@@ -94,13 +92,7 @@ _INDICES: tuple[Amount, ...] = (
 
 
 def _looked_for(part: _Part, at: Sum, call: AttentionCall) -> Ints:
-    """Return the packed row at which each packed key is looked for; as many as there are, which stands for zeros, where it is none.
-
-    Args:
-        part: "start" if the sum is where the key's sequence is thought to begin, "index" if it is the index of the key there.
-        at: the sum.
-        call: the call.
-    """
+    """Return the packed row at which each packed key is looked for if a part of its address is this sum; `total_k` for zeros."""
     table, rows = _key_table(call), call.k.shape[0]
     row: Ints = at.of(table) + table[_OTHER_PART[part]]
     return np.where((row >= 0) & (row < rows), row, rows)
@@ -119,15 +111,9 @@ _OTHER_PART: dict[_Part, str] = {"start": "j", "index": "k_start"}
 
 @dataclass(frozen=True)
 class _Row:
-    """A row of a reading.
+    """A row of a reading: the packed keys that it should see, their features, the number of keys of the call, and what was read.
 
-    Attributes:
-        call: the call.
-        keys: the packed keys that it should see.
-        table: their features.
-        rows: packed keys of the call.
-        read: the packed row that each of these was read from, sorted, `rows` for zeros; or in order, -1 for one that is not known.
-        sorted: whether they are sorted.
+    `read` is the packed row that each key was read from: sorted, `rows` for zeros; or in order, -1 for one that is not known.
     """
 
     call: AttentionCall
@@ -137,7 +123,7 @@ class _Row:
     read: Ints
     sorted: bool
 
-    def given(self, indices: Ints) -> Flags:
+    def _given(self, indices: Ints) -> Flags:
         """Return which of these rows of all keys, int64 [candidates, keys], were read, bool [candidates]."""
         if self.sorted:
             return np.asarray((np.sort(indices, 1) == self.read).all(1))
@@ -146,15 +132,15 @@ class _Row:
 
 
 def addresses(readings: Sequence[Sample]) -> Iterable[Told]:
-    """Effects that look for K, V or both at a wrong address."""
-    for what, forms in (("kv", ("keys", "keys-and-mass")), ("v", ("values",)), ("k", ("scored",))):
+    """Effects that look for V, or for K and V, at a wrong address."""
+    for what, forms in (("kv", ("keys", "keys-and-mass")), ("v", ("values",))):
         fits = every(readings, *forms)
         rows = [row for row in (_row(*fit) for fit in fits[:: len(fits) // _MOST_ROWS + 1]) if row is not None]
         rows.sort(key=lambda row: len(row.read))
         if len(rows) < 3:
             continue
         for words, to in POOLS:
-            if all(row.given(to(row.call)[row.keys][None]).all() for row in rows):
+            if all(row._given(to(row.call)[row.keys][None]).all() for row in rows):
                 yield moved(what, words, to, cost=_COST + 0.5)
         sums: dict[_Part, list[Sum]] = {"start": [Sum(()), *plain_sums(_STARTS)], "index": _index_sums()}
         options = [(part, at) for part, some in sums.items() for at in _matching(rows, some, part)]
@@ -207,7 +193,7 @@ def _matching(rows: Sequence[_Row], sums: Sequence[Sum], part: _Part) -> list[Su
         )
         indices = values + row.table[_OTHER_PART[part]]
         indices = np.where((indices >= 0) & (indices < row.rows), indices, row.rows)
-        left = [option for option, ok in zip(left, row.given(indices), strict=True) if ok]
+        left = [option for option, ok in zip(left, row._given(indices), strict=True) if ok]
     return left
 
 
@@ -217,7 +203,7 @@ def _row(reading: Sample, place: int, fit: Fit) -> _Row | None:
     if fit.keys is None or not _LEAST_KEYS <= len(should) <= _MOST_READ:
         return None
     table, rows = {name: column[should] for name, column in _key_table(queries.call).items()}, len(fit.keys)
-    if fit.form in ("values", "scored"):
+    if fit.form == "values":
         to = fit.keys[should].astype(np.int64)
         kv, row = np.divmod(to, rows)
         if (kv[to >= 0] != queries.own[h]).any():

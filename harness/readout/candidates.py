@@ -10,19 +10,16 @@ from dataclasses import replace
 import numpy as np
 
 from assay.harness.localize.reading import Flags, Numbers
-from assay.harness.readout.dims import TAILS, Answer, lost_dims
-from assay.harness.readout.edges import Search, amounts_of, edges
-from assay.harness.readout.effects import MERGES, PART_MERGES, PARTS, block_scales, constant, merged, multiplied
-from assay.harness.readout.elsewhere import SOURCES, RowSource, from_elsewhere, other_kv_head
-from assay.harness.readout.features import PAIR_TERMS, ROW_TERMS, Ints, chosen, joined
-from assay.harness.readout.forms import Fit
-from assay.harness.readout.formulas import DESCALES, QUANTISED, SCALES, TIMES, constant_formula
+from assay.harness.readout.edges import Search, Sum, amounts_of, edges
+from assay.harness.readout.effects import MERGES, PARTS, merged, multiplied
+from assay.harness.readout.elsewhere import SOURCES, RowSource, from_elsewhere
+from assay.harness.readout.features import PAIR_TERMS, Ints, chosen, joined
+from assay.harness.readout.formulas import SCALES, constant_formula
 from assay.harness.readout.key_factors import KeyFactor, KeyFactors
-from assay.harness.readout.mining import Table, Term, Value, mine, mine_values
+from assay.harness.readout.mining import Table, mine
 from assay.harness.readout.operators import Effect
 from assay.harness.readout.queries import Queries
 from assay.harness.readout.samples import Sample, common, every, near
-from assay.harness.readout.softmaxes import exponential, online_softmaxes
 
 _PLAIN = 3.5
 """Cost of a rule that is plain enough not to look for another."""
@@ -32,30 +29,15 @@ _FAINT = 1e-5
 """A right weight below this says little on whether its key is seen."""
 _MANY_KEYS = 160
 """Keys of a row from which on only some are looked at: odd ones, their neighbours, the ends, and some between."""
-
-
 _Row = tuple[Queries, int, "Numbers | None"]
 """Queries, the place of one of them and a head, and the factor of each packed key there, [total_k]; None for a right one."""
 
 
 def key_factors(readings: Sequence[Sample], negatives: Sequence[Queries] = ()) -> list[KeyFactors]:
-    """Rules on which keys are seen and how much, mined from what was read; cheapest first.
-
-    Args:
-        readings: readings of wrong rows.
-        negatives: queries on which the kernel is right.
-    """
-    fits = [
-        (reading, place, fit) for reading, place, fit in every(readings, "keys", "keys-of-all") if fit.keys is not None
-    ]
-    if not fits:
+    """Mine rules on which keys are seen and how much from readings of wrong rows and from right queries; cheapest first."""
+    wrong: list[_Row] = [(reading.queries, place, fit.keys) for reading, place, fit in every(readings, "keys")]
+    if not wrong:
         return []
-    # In a short row either form may fit; most rows say which it is.
-    of_all = sum(fit.form == "keys-of-all" for _, _, fit in fits) > len(fits) / 2
-    denominator = "all" if of_all else "counted"
-    wrong: list[_Row] = [
-        (reading.queries, place, fit.keys) for reading, place, fit in fits if of_all == (fit.form == "keys-of-all")
-    ]
     right = _right_rows(readings, negatives)
     counted = [(queries, place, _counted(factors)) for queries, place, factors in wrong if factors is not None]
     rules: list[KeyFactors] = []
@@ -63,7 +45,7 @@ def key_factors(readings: Sequence[Sample], negatives: Sequence[Queries] = ()) -
     for rows in ([*wrong, *right], wrong, [*counted, *right], counted):
         for parts in _rules(rows):
             cost = sum(0.4 + part.condition.cost + 0.3 * (part.factor != 0) for part in parts)
-            rules.append(KeyFactors(parts, denominator, cost=cost))
+            rules.append(KeyFactors(parts, cost=cost))
         if rows is wrong and any(rule.cost < _PLAIN for rule in rules):
             break
     return sorted(dict.fromkeys(rules), key=lambda rule: rule.cost)
@@ -140,40 +122,6 @@ def _looked_at(inside: Flags, odd: Flags, draw: np.random.Generator) -> Ints:
     return np.unique(np.concatenate([draw.permutation(wrong)[:60], wrong[:2], wrong[-2:], beside, ends]))
 
 
-_ROWS = 6
-"""Rows of a call in which a factor is fitted."""
-_FLAT = 1e-3
-"""Relative error up to which an output is the right one times a number."""
-
-
-def general_effects(answers: Sequence[Answer]) -> Iterable[Effect]:
-    """Yield effects that are tried whatever was read.
-
-    Args:
-        answers: what the kernel answered.
-    """
-    yield from lost_dims(answers)
-    yield from TAILS
-    yield from (multiplied(output=formula, cost=1.5) for formula in TIMES)
-    yield from (multiplied(*both, cost=2.0) for both in DESCALES)
-    yield from block_scales()
-    yield from online_softmaxes()
-    yield from _multiplied(answers)
-
-
-def _multiplied(answers: Sequence[Answer]) -> Iterable[Effect]:
-    """Yield factors of outputs, fitted by least squares."""
-    factors: list[float] = []
-    for queries, actual, bad in answers:
-        given, right = (x.reshape(len(bad), -1)[bad] for x in (actual, queries.right))
-        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-            factor: Numbers = (given * right).sum(-1) / (right * right).sum(-1)
-            gaps = np.abs(given - factor[:, None] * right).sum(-1) / np.abs(given).sum(-1)
-        factors += factor[np.nan_to_num(gaps, nan=np.inf) < _FLAT][:_ROWS].tolist()
-    fitted = common(factors, 2) if factors else []
-    yield from (multiplied(output=constant_formula(factor), cost=1.4) for factor in fitted)
-
-
 _MOST_SOURCES = 16
 """Sets of rows, each of which other sources explain, that are tried for one form."""
 _RIVALS = 3
@@ -187,29 +135,14 @@ _SHARE = 0.15
 
 
 def effects_of(readings: Sequence[Sample], negatives: Sequence[Queries] = ()) -> Iterable[Effect]:
-    """Effects that could have made these weights, without conditions.
-
-    Args:
-        readings: what was read.
-        negatives: queries on which the kernel is right.
-    """
-    yield from _constants(readings)
+    """Yield effects, without conditions, that could have made the weights that were read; the kernel is right on `negatives`."""
     yield from _scales(readings)
-    yield from _exponentials(readings)
-    yield from _masses(readings)
-    yield from _kv_heads(readings)
+    yield from _phantoms(readings)
     for form in ("output", "query"):
         yield from _sources(readings, form)
     yield from edges(readings, negatives)
-    yield from _merges(readings)
-
-
-def _constants(readings: Sequence[Sample]) -> Iterable[Effect]:
-    if every(readings, "zero"):
-        yield constant(0.0)
-    numbers = Counter(round(fit.number, 5) for _, _, fit in every(readings, "constant"))
-    for value, _ in numbers.most_common(3):
-        yield constant(value, cost=1.0)
+    if every(readings, "pieces"):
+        yield from (merged(block, law) for block, law in itertools.product(PARTS, MERGES))
 
 
 def _scales(readings: Sequence[Sample]) -> Iterable[Effect]:
@@ -217,23 +150,16 @@ def _scales(readings: Sequence[Sample]) -> Iterable[Effect]:
     if not fits:
         return
     some = fits[:: len(fits) // _MOST_SCALES + 1]
-    for formula in (*SCALES, *QUANTISED):
+    for formula in SCALES:
         hits = [near(float(formula.of(reading.queries)[place]), fit.number) for reading, place, fit in some]
         if sum(hits) >= max(2, 0.4 * len(hits)):
-            yield multiplied(formula, cost=0.8 + 0.6 * (formula in QUANTISED))
+            yield multiplied(formula, cost=0.8)
     for value in common([fit.number for _, _, fit in fits]):
         yield multiplied(constant_formula(value), cost=1.2)
 
 
-def _exponentials(readings: Sequence[Sample]) -> Iterable[Effect]:
-    """Functions in place of exp(score) that many of the rows with one have in common."""
-    counts = Counter(fit.law for _, _, fit in every(readings, "bent"))
-    rows = len({(id(reading), place) for reading, place, _ in every(readings, "bent")})
-    yield from (exponential(law) for law, count in counts.most_common() if count >= max(2, _SHARE * rows))
-
-
-def _masses(readings: Sequence[Sample]) -> Iterable[Effect]:
-    """Outputs that are multiplied, and denominators that count too many keys."""
+def _phantoms(readings: Sequence[Sample]) -> Iterable[Effect]:
+    """Denominators that count too many keys."""
     fits = [
         (reading, place, fit)
         for reading, place, fit in every(readings, "keys-and-mass")
@@ -241,24 +167,15 @@ def _masses(readings: Sequence[Sample]) -> Iterable[Effect]:
     ]
     if not fits:
         return
-    for formula in TIMES:
-        yield multiplied(output=formula)
-    for factor in common([fit.mass for _, _, fit in fits]):
-        yield multiplied(output=constant_formula(factor), cost=1.2)
-    yield from _phantoms(fits)
-
-
-def _phantoms(fits: Sequence[tuple[Sample, int, Fit]]) -> Iterable[Effect]:
-    """Denominators that count too many keys: what is too much is a whole number, since exp(0) = 1."""
+    # What is too much is a whole number, since exp(0) = 1.
     counts = np.array([fit.phantom for _, _, fit in fits])
     whole = np.abs(counts - np.round(counts)) < np.minimum(0.02 * np.maximum(1, np.abs(counts)), 0.1)
     if whole.mean() < 0.6 or (np.round(counts[whole]) <= 0).mean() > 0.2:
         return
-    wanted, table = np.round(counts[whole]).astype(np.int64), chosen(_table(fits), whole)
+    wanted = np.round(counts[whole]).astype(np.int64)
+    table = chosen(joined([chosen(reading.queries.table, np.array([place])) for reading, place, _ in fits]), whole)
     for number, _ in Counter(wanted.tolist()).most_common(2):
-        yield KeyFactors((), phantom=Value(None, int(number)), cost=1.4)
-    for value in mine_values(table, wanted, _PHANTOMS, 2):
-        yield KeyFactors((), phantom=value, cost=1.6)
+        yield KeyFactors((), phantom=Sum((), int(number)), cost=1.4)
     # Numbers of keys, or of blocks, by sums of lengths.
     for size in (1, *_BLOCKS):
         for count in _COUNTS(table, wanted * size)[:2]:
@@ -273,47 +190,6 @@ _COUNTS = Search(
     largest=0,
 )
 """How many keys, or blocks of keys, are missing to the next block, or to the longest sequence of the batch."""
-
-
-_PHANTOMS: tuple[Term, ...] = tuple(term for term in ROW_TERMS if not (term.words or term.minus))
-"""What the number of keys that are counted in vain may follow: amounts of one feature, such as a length or its rest in a block."""
-
-
-def _table(places: Sequence[tuple[Sample, int, object]]) -> Table:
-    """Features of places in readings."""
-    return joined([chosen(reading.queries.table, np.array([place])) for reading, place, _ in places])
-
-
-def _kv_heads(readings: Sequence[Sample]) -> Iterable[Effect]:
-    for form, what in (("kv", "kv"), ("values", "v"), ("scored", "k")):
-        rows = [
-            (reading, place, kv)
-            for reading, place, fit in every(readings, form)
-            if (kv := _kv_head(reading, place, fit)) is not None
-        ]
-        if rows:
-            yield from _other_kv_heads(rows, what)
-
-
-def _kv_head(reading: Sample, place: int, fit: Fit) -> int | None:
-    """The kv head that a row reads its keys or values from, in their right rows; None if it reads other rows too."""
-    if fit.form == "kv":
-        return fit.kv
-    assert fit.keys is not None
-    known = np.flatnonzero(fit.keys >= 0)
-    kv, keys = np.divmod(fit.keys[known].astype(np.int64), len(fit.keys))
-    plain = len(known) and (keys == known).all() and (kv == kv[0]).all()
-    return int(kv[0]) if plain and kv[0] != reading.queries.own[place % reading.queries.heads] else None
-
-
-def _other_kv_heads(rows: Sequence[tuple[Sample, int, int]], what: str) -> Iterable[Effect]:
-    table = _table(rows)
-    wanted, count = np.array([kv for _, _, kv in rows]), table["kv_heads"]
-    options = [Value(Term("kv"), by) for by in (1, -1, 2)] + [Value(Term("head")), Value(Term("member"))]
-    options += [Value(None, int(kv)) for kv in np.unique(wanted)[:4]]
-    for value in options:
-        if (value.of(table) % count == wanted).mean() > 0.4:
-            yield other_kv_head(value, what, cost=0.8 + value.cost)
 
 
 def _sources(readings: Sequence[Sample], form: str) -> Iterable[Effect]:
@@ -337,11 +213,3 @@ def _sources(readings: Sequence[Sample], form: str) -> Iterable[Effect]:
     best = sorted(plain, key=lambda which: sum(which) / total - _FAR * plain[which][0].cost, reverse=True)
     for source in (source for which in best[:_MOST_SOURCES] for source in plain[which]):
         yield from_elsewhere(source, form, cost=1.0 + source.cost + 0.3 * (form == "query"))
-
-
-def _merges(readings: Sequence[Sample]) -> Iterable[Effect]:
-    if every(readings, "pieces"):
-        for block, law in itertools.product(PARTS, MERGES):
-            yield merged(block, law)
-        for law in PART_MERGES:
-            yield merged(0, law)

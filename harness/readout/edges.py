@@ -6,15 +6,15 @@ A rule on pairs compares a key with one expression at a time. A tile or a page t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import combinations
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from assay.harness.attention.oracle import sequences
 from assay.harness.localize.reading import Flags, Numbers
 from assay.harness.readout.features import Ints, chosen, joined
 from assay.harness.readout.forms import Fit
@@ -27,15 +27,7 @@ from assay.harness.readout.words import SYMBOLS, plus
 
 @dataclass(frozen=True)
 class Amount:
-    """A feature, or what a tile or a page makes of it.
-
-    Attributes:
-        name: the feature.
-        rounding: see `rounded`.
-        size: see `rounded`.
-        cost: how far-fetched it is.
-        times: a feature that it is multiplied by, as a stride is; empty for none.
-    """
+    """A feature, or what a tile or a page makes of it: rounded, see `rounded`, or multiplied by another one, as a stride is."""
 
     name: str
     rounding: Rounding = ""
@@ -65,15 +57,9 @@ class Amount:
 
 @dataclass(frozen=True)
 class Sum:
-    """Amounts, each added or subtracted, and a number; the sum may be rounded, a number be added again, and blocks be counted.
+    """Amounts, each added (1) or subtracted (-1), and a number.
 
-    Attributes:
-        amounts: (1 or -1, the amount).
-        plus: the number.
-        rounding: "up" or "down", to a multiple of `size`; empty for none.
-        size: see `rounding`.
-        after: what is added to the rounded sum.
-        block: the result is counted in blocks of this many.
+    The sum may be rounded to a multiple of `size`, and `after` be added; then the result is counted in blocks of `block`.
     """
 
     amounts: tuple[tuple[int, Amount], ...]
@@ -99,20 +85,16 @@ class Sum:
     @property
     def words(self) -> str:
         """In words: "p + (-new mod 16) - 1", "((total rounded up to 64) - (prefix rounded up to 64)) / 64"."""
-        text = self._words()
-        if self.block == 1:
-            return text
-        return f"{text if _bracketed(text) else f'({text})'} / {self.block}"
-
-    def _words(self) -> str:
         text = ""
         for sign, amount in self.amounts:
             text = f"{text} {'+' if sign > 0 else '-'} {amount.words}" if text else amount.words
         text = plus(text, self.plus)
-        if not self.rounding:
+        if self.rounding:
+            inner = f"({text})" if " " in text and not _bracketed(text) else text
+            text = plus(f"({inner} rounded {self.rounding} to {self.size})", self.after)
+        if self.block == 1:
             return text
-        inner = f"({text})" if " " in text and not _bracketed(text) else text
-        return plus(f"({inner} rounded {self.rounding} to {self.size})", self.after)
+        return f"{text if _bracketed(text) else f'({text})'} / {self.block}"
 
 
 def _bracketed(text: str) -> bool:
@@ -134,14 +116,7 @@ def plain_sums(amounts: Sequence[Amount]) -> list[Sum]:
 
 @dataclass(frozen=True)
 class Search:
-    """A search: sums of one or two of some amounts, and roundings of sums of a few plain ones.
-
-    Attributes:
-        amounts: of sums.
-        rounded: amounts of sums that are rounded.
-        three: amounts of sums of three.
-        largest: largest size of the number in a sum.
-    """
+    """A search: sums of one or two amounts, sums of three, and roundings of sums of a few, with a number of up to `largest`."""
 
     amounts: tuple[Amount, ...]
     rounded: tuple[Amount, ...] = ()
@@ -149,60 +124,40 @@ class Search:
     largest: int = 2
 
     def __call__(self, table: Table, target: Ints) -> list[Sum]:
-        """The cheapest sums that give the target for every example.
-
-        Args:
-            table: features of the examples.
-            target: int64 [examples].
-        """
+        """The cheapest sums that give the target, int64 [examples], for every example."""
         values = np.array([amount.of(table) for amount in self.amounts])
         sums = [Sum(((1, self.amounts[n]),), plus) for n, plus in _constant(target - values, self.largest)]
-        for a, amount in enumerate(self.amounts):
-            rest = target - values[a]
-            sums += [
-                Sum(((1, amount), (1, self.amounts[b])), plus)
-                for b, plus in _constant(rest - values, self.largest) if b >= a
-            ]  # fmt: skip
-            sums += [
-                Sum(((1, amount), (-1, self.amounts[b])), plus)
-                for b, plus in _constant(rest + values, self.largest) if b != a
-            ]  # fmt: skip
-        sums += self._roundings(table, target) + self._threes(table, target)
+        for a in range(len(self.amounts)):
+            sums += self._with_one_more(self.amounts, values, target, (a,))
+        sums += self._roundings(table, target)
+        values = np.array([amount.of(table) for amount in self.three])
+        for pair in combinations(range(len(self.three)), 2):
+            sums += self._with_one_more(self.three, values, target, pair)
         return sorted(sums, key=lambda candidate: candidate.cost)[:_MOST_SUMS]
 
-    @cached_property
-    def _plain_sums(self) -> list[Sum]:
-        return plain_sums(self.rounded)
-
-    def _threes(self, table: Table, target: Ints) -> list[Sum]:
-        """Sums of three: of two, two that are added and one that is subtracted, or the reverse."""
-        if not self.three:
-            return []
-        values = np.array([amount.of(table) for amount in self.three])
-        sums: list[Sum] = []
-        for a, b in combinations(range(len(self.three)), 2):
-            pair = ((1, self.three[a]), (1, self.three[b]))
-            rest = target - values[a] - values[b]
-            sums += [
-                Sum((*pair, (1, self.three[c])), plus) for c, plus in _constant(rest - values, self.largest) if c > b
-            ]
-            sums += [
-                Sum((*pair, (-1, self.three[c])), plus)
-                for c, plus in _constant(rest + values, self.largest) if c not in (a, b)
-            ]  # fmt: skip
-        return sums
+    def _with_one_more(
+        self, amounts: Sequence[Amount], values: Ints, target: Ints, some: tuple[int, ...]
+    ) -> Iterator[Sum]:
+        """Sums of some amounts and another one, which is added or subtracted; a single one may be added to itself."""
+        added = tuple((1, amounts[n]) for n in some)
+        rest = target - values[list(some)].sum(0)
+        for sign in (1, -1):
+            for n, number in _constant(rest - sign * values, self.largest):
+                if n >= some[-1] + len(some) - 1 if sign > 0 else n not in some:
+                    yield Sum((*added, (sign, amounts[n])), number)
 
     def _roundings(self, table: Table, target: Ints) -> list[Sum]:
         if not self.rounded:
             return []
         sums: list[Sum] = []
-        values = np.array([plain.of(table) for plain in self._plain_sums])
+        plain = plain_sums(self.rounded)
+        values = np.array([sum_.of(table) for sum_ in plain])
         for added in (-1, 0, 1):
             for size in _SIZES:
                 for how in ("up", "down"):
                     gaps = target - rounded(values + added, how, size)
                     sums += [
-                        replace(self._plain_sums[n], plus=added, rounding=how, size=size, after=after)
+                        replace(plain[n], plus=added, rounding=how, size=size, after=after)
                         for n, after in _constant(gaps, 1)
                     ]
         return sums
@@ -215,12 +170,7 @@ def _constant(gaps: Ints, largest: int) -> list[tuple[int, int]]:
 
 
 def amounts_of(plain: Sequence[tuple[str, float]], sizes: Sequence[int] = _SIZES) -> tuple[Amount, ...]:
-    """Features, as they are and rounded in every way.
-
-    Args:
-        plain: (feature, cost).
-        sizes: of the roundings.
-    """
+    """Features, given with their cost, as they are and rounded in every way."""
     return (
         *(Amount(name, cost=cost) for name, cost in plain),
         *(Amount(name, rounding, size, cost + 0.5 + 0.1 * (rounding in ("mod", "gap")))
@@ -228,13 +178,10 @@ def amounts_of(plain: Sequence[tuple[str, float]], sizes: Sequence[int] = _SIZES
     )  # fmt: skip
 
 
-_Mode = Literal["", "also", "less"]
-
-
 def edge(
     side: Literal["last", "first"],
     at: Sum,
-    mode: _Mode = "",
+    within: bool = False,
     beyond: bool = False,
     counted: bool = False,
     cost: float = 1.0,
@@ -242,44 +189,37 @@ def edge(
     """A mask with another edge: a query sees its sequence up to a key, or what it should see from a key on.
 
     Args:
-        side: "last" or "first", the key that `at` gives.
-        at: index of that key, from the first key of the query's sequence on.
-        mode: of the last key. Empty: it is this one; "also": the query sees up to it besides what it should see; "less": it sees
-            of what it should see the keys up to it.
+        side: "last" or "first", the key whose index in the query's sequence `at` gives.
+        within: whether the query sees up to the last key only of what it should see.
         beyond: whether keys are counted on into the rows after the sequence. Rows behind the last one are zeros.
         counted: whether only the denominator of the softmax has this edge.
-        cost: how far-fetched it is.
     """
-    return Told(_edge_words(side, at.words, mode, beyond, counted), _edge, (side, at, mode, beyond, counted), cost)
+    return Told(_edge_words(side, at.words, within, beyond, counted), _edge, (side, at, within, beyond, counted), cost)
 
 
-def _edge_words(side: str, at: str, mode: _Mode, beyond: bool, counted: bool) -> str:
+def _edge_words(side: str, at: str, within: bool, beyond: bool, counted: bool) -> str:
     if side == "first":
         return f"query i sees no keys j < {at}"
     if counted:
-        which = {"": f"keys j <= {at}", "also": f"also keys j <= {at}", "less": f"no keys j > {at}"}[mode]
-        return f"the softmax denominator of query i counts {which}"
-    text = {
-        "": f"query i sees keys j <= {at}", "also": f"query i also sees keys j <= {at}",
-        "less": f"query i does not see keys j > {at}",
-    }[mode]  # fmt: skip
+        return f"the softmax denominator of query i counts {f'no keys j > {at}' if within else f'keys j <= {at}'}"
+    text = f"query i does not see keys j > {at}" if within else f"query i sees keys j <= {at}"
     return f"{text}, which goes on behind its sequence" if beyond else text
 
 
-def _edge(queries: Queries, side: str, edge: Sum, mode: _Mode, beyond: bool, counted: bool) -> Numbers:
+def _edge(queries: Queries, side: str, edge: Sum, within: bool, beyond: bool, counted: bool) -> Numbers:
     at = edge.of(queries.table).reshape(*queries.shape, 1)
-    index = queries.row_indices
+    # Of each packed key, counted from the first one of the query's sequence: negative in earlier ones, and on behind its end.
+    starts = np.array([k.start for _, k in sequences(queries.call)])[queries.table["seq"][:: queries.heads]]
+    index = np.arange(queries.call.k.shape[0])[None, None] - starts[:, None, None]
     should = queries.visible[:, None]
     if side == "first":
         return queries.of_own(weighted_softmax((should & (index >= at)).astype(float), queries.own_scores))
-    inside = (index >= 0) if beyond else queries.own_rows[:, None]
+    inside = should if within else (index >= 0) if beyond else queries.own_rows[:, None]
     seen = inside & (index <= at)
-    if mode:
-        seen = seen | should if mode == "also" else seen & should
     if counted:
         right = np.broadcast_to(should, seen.shape).astype(float)
         return queries.of_own(weighted_softmax(right, queries.own_scores, seen.astype(float)))
-    behind = np.maximum(at - index[..., -1:], 0).astype(float) if beyond and mode != "less" else None
+    behind = np.maximum(at - index[..., -1:], 0).astype(float) if beyond else None
     return queries.of_own(weighted_softmax(seen.astype(float), queries.own_scores, phantom=behind))
 
 
@@ -289,24 +229,19 @@ _OTHERS = (
     "most_prefix", "least_prefix", "ranked_total", "group", "member", "peers_after",
 )  # fmt: skip
 _TILES = (16, 32, 64, 128)
-_AMOUNTS: tuple[Amount, ...] = (*amounts_of(_PLAIN), *(Amount(name, cost=0.9) for name in _OTHERS))
+_THREE: tuple[Amount, ...] = (
+    *(Amount(name, cost=cost) for name, cost in _PLAIN), *(Amount(name, cost=0.9) for name in _OTHERS)
+)  # fmt: skip
+"""Of what sums may have three."""
+_AMOUNTS: tuple[Amount, ...] = (*amounts_of(_PLAIN), *_THREE[len(_PLAIN) :])
 """What an edge may be made of: lengths and the place of a query, lengths of its neighbours and of calls before, which a kernel may
 take for its own, and what tiles and pages of usual sizes make of its own."""
 _ENDS: tuple[Amount, ...] = tuple(
     Amount(f"{end}_{name}", cost=0.9) for end in ("first", "last") for name in (*_TILES, "packed_64", "packed_128")
 )
 """Where the tile of a query begins and ends."""
-_TILED: tuple[Amount, ...] = (
-    *(Amount(name, cost=cost) for name, cost in _PLAIN),
-    *_ENDS,
-    *(Amount("i", "down", size, 0.9) for size in _TILES),
-)
+_TILED: tuple[Amount, ...] = (*_THREE[: len(_PLAIN)], *_ENDS, *(Amount("i", "down", size, 0.9) for size in _TILES))
 """What is rounded: sums of these."""
-_THREE: tuple[Amount, ...] = (
-    *(Amount(name, cost=cost) for name, cost in _PLAIN),
-    *(Amount(name, cost=0.9) for name in _OTHERS),
-)
-"""Of what sums may have three."""
 _LAST = Search((*_AMOUNTS, *_ENDS), _TILED, _THREE)
 _FIRST = Search(_AMOUNTS, _TILED, _THREE, 8192)
 """How edges are searched: the last key is off by one or two, the first one is a window away."""
@@ -315,19 +250,12 @@ _LEAST_ROWS = 6
 """Rows whose edges must be known exactly: a sum of two amounts and a number fits three rows by chance."""
 _BASE = 1.5
 """Cost of an edge beside that of its sum: a rule on pairs that does the same is said first, since masks have names."""
-
-
 _RIVALS = 4
 """Sums that are tried of those that give the edges that were read: the plainest, and those that change the fewest right rows."""
 
 
 def edges(readings: Sequence[Sample], negatives: Sequence[Queries] = ()) -> Iterable[Told]:
-    """Edges that give the last, or the first, key of every wrong row that was read and sees a run of its own keys.
-
-    Args:
-        readings: what was read.
-        negatives: queries on which the kernel is right. Edges that give the same for wrong rows differ on these.
-    """
+    """Yield edges that give the last, or the first, key of every wrong row that was read and sees a run of its own keys."""
     if not readings:
         return
     right = [chosen(reading.queries.table, ~reading.bad) for reading in readings]
@@ -365,15 +293,11 @@ def _last_edges(table: Table, last: Ints, right: Ints, end: Ints, kept: Table, c
     sums = [at for at in sums if (at.of(table) >= last).all()]  # an edge behind the end of a sequence is cut off
     place = np.where(kept["causal"] == 1, kept["pos"], kept["total"] - 1)
     room = kept["total"] - 1 if not beyond else np.full_like(place, np.iinfo(np.int64).max)
-    modes: dict[_Mode, Callable[[Sum], Flags]] = {"": lambda at: np.minimum(at.of(kept), room) != place}
-    if (last > right).all():
-        modes["also"] = lambda at: np.minimum(at.of(kept), room) > place
+    for at in _best(sums, lambda at: np.minimum(at.of(kept), room) != place):
+        yield edge("last", at, False, beyond, counted, _BASE + at.cost + 0.5 * beyond)
     if (last < right).all():
-        modes["less"] = lambda at: at.of(kept) < place
-    for mode, changes in modes.items():
-        for at in _best(sums, changes):
-            cost = _BASE + at.cost + 0.5 * beyond + 0.1 * bool(mode)
-            yield edge("last", at, mode, beyond and mode != "less", counted, cost)
+        for at in _best(sums, lambda at: at.of(kept) < place):
+            yield edge("last", at, True, False, counted, _BASE + at.cost + 0.1)
 
 
 _Run = dict[str, int]
@@ -400,13 +324,9 @@ def _run(reading: Sample, place: int, fit: Fit) -> _Run | None:
     if blank and own[0] + seen[-1] != len(fit.keys) - 1:
         return None
     right = np.flatnonzero(queries.visible[row]) - own[0]
-    return _features(reading, place) | {
+    return {name: int(column[place]) for name, column in queries.table.items()} | {
         "first": int(seen[0]), "last": int(seen[-1]) + blank, "right": int(right[-1]), "end": len(own) - 1
     }  # fmt: skip
-
-
-def _features(reading: Sample, place: int) -> _Run:
-    return {name: int(column[place]) for name, column in reading.queries.table.items()}
 
 
 _DENOMINATOR = 3e-4
@@ -428,7 +348,9 @@ def _counted(reading: Sample, place: int, fit: Fit) -> _Run | None:
     if gaps[last] > _DENOMINATOR * wanted or np.sort(gaps)[:2][-1] < 3 * _DENOMINATOR * wanted:
         return None
     right = int(np.flatnonzero(visible)[-1] - np.flatnonzero(own)[0])
-    return _features(reading, place) | {"first": 0, "last": last, "right": right, "end": int(own.sum()) - 1}
+    return {name: int(column[place]) for name, column in queries.table.items()} | {
+        "first": 0, "last": last, "right": right, "end": int(own.sum()) - 1
+    }  # fmt: skip
 
 
 def _sums(search: Search, table: Table, wanted: Ints, known: Flags) -> list[Sum]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import product
 
@@ -14,27 +14,21 @@ from assay.harness.attention.oracle import sequences
 from assay.harness.bugs.bug import Bug, Change, Compute, changing
 from assay.harness.bugs.family import BY_ID, FAMILY
 from assay.harness.bugs.precision import denominator_rounded, inputs_rounded, scores_rounded, weights_rounded
-from assay.harness.localize.reading import Numbers, softmax
+from assay.harness.localize.reading import Flags, Numbers, softmax
 from assay.harness.readout.features import Ints
-from assay.harness.readout.formulas import Formula
-from assay.harness.readout.operators import Told
+from assay.harness.readout.formulas import DESCALES, TIMES, Formula, constant_formula
+from assay.harness.readout.operators import Effect, Told
 from assay.harness.readout.queries import Queries, einsum
-from assay.harness.readout.words import number
+from assay.harness.readout.samples import common
 
 
 def multiplied(scores: Formula | None = None, output: Formula | None = None, cost: float = 1.0) -> Told:
-    """Scores are multiplied, or the output, or both.
-
-    Args:
-        scores: by what the scores are; None for 1.
-        output: by what the output is; None for 1.
-        cost: how far-fetched it is.
-    """
+    """Scores are multiplied by a formula, or the output by one, or both."""
     words = f"scores are multiplied by {_formula(scores)}" if scores else ""
     if output is not None and words:
         words = f"{words}; the output by {_formula(output)}"
     elif output is not None:
-        words = _NOT_WRITTEN if output.words in ("0", "-0") else f"the output is multiplied by {_formula(output)}"
+        words = f"the output is multiplied by {_formula(output)}"
     return Told(words, _multiplied, (scores, output), cost)
 
 
@@ -49,58 +43,47 @@ def _multiplied(queries: Queries, scores: Formula | None, output: Formula | None
     return out if output is None else out * output.of(queries).reshape(*queries.shape, 1)
 
 
-_NOT_WRITTEN = "the output is not written: it is zero"
-"""What is zero was most likely never stored; nothing is scaled by zero."""
-
-
-def constant(value: float, cost: float = 0.5) -> Told:
-    """The output is this number, which may be NaN or infinite."""
-    words = _NOT_WRITTEN if value == 0 else f"every element of the output is {number(value)}"
-    if not math.isfinite(value):
-        words = f"the output is {'NaN' if math.isnan(value) else 'infinite'}"
-    return Told(words, _filled, (value,), cost)
+def constant(value: float) -> Told:
+    """The output is zero, NaN or infinite."""
+    # What is zero was most likely never stored; nothing is scaled by zero.
+    words = (
+        "the output is not written: it is zero"
+        if value == 0
+        else f"the output is {'NaN' if math.isnan(value) else 'infinite'}"
+    )
+    return Told(words, _filled, (value,), 0.5)
 
 
 def _filled(queries: Queries, value: float) -> Numbers:
     return np.full_like(queries.right, value)
 
 
-MERGES = ("equal", "max", "base2", "base-e", "mean")
-"""See `merged`: log-sum-exps that are lost, replaced by the maximum, read in the wrong base (kernels that use exp2 store them
-in base 2); and K that is smoothed by parts, which shifts the scores of each."""
-PART_MERGES = ("cached base2", "cached base-e", "new base2", "new base-e")
-"""The same where only cached, or only new keys go through a kernel that uses another base, which is how the two are cascaded."""
+MERGES = ("equal", "base2", "base-e", "mean")
+"""See `merged`: log-sum-exps that are lost, or read in the wrong base (kernels that use exp2 store them in base 2); and K that is
+smoothed by parts, which shifts the scores of each."""
 PARTS = (0, 8, 16, 32, 64, 128, 256)
 """Keys of a part, see `merged`: tiles and splits of common kernels."""
 
 
 def merged(block: int, law: str) -> Told:
-    """Parts of the keys are merged with wrong weights.
+    """Parts of the keys, blocks or (0) cached and new ones, are merged with wrong weights.
 
-    Args:
-        block: keys of a part; 0 for cached and new keys.
-        law: "equal", all parts count alike; "base2" or "base-e", their log-sum-exp is taken for that of the other base ("cached
-            base2" or "new base2" and so on, that of cached or new keys alone); "max", their largest score in place of their
-            log-sum-exp; "mean", each part's scores lose their mean over its keys' K.
+    The laws: "equal", all parts count alike; "base2" or "base-e", their log-sum-exp is taken for that of the other base; "mean",
+    each part's scores lose their mean over its keys' K.
     """
     parts = f"splits of {block} keys" if block else "cached and new keys"
     each = f"each {block} keys" if block else "the cached or the new keys"
     words = {
         "equal": f"{parts} are merged with equal weights instead of by their log-sum-exps",
-        "max": f"{parts} are merged by their largest scores instead of their log-sum-exps",
         "base2": f"{parts} are merged in base e, but their log-sum-exps are in base 2",
         "base-e": f"{parts} are merged in base 2, but their log-sum-exps are in base e",
-        "cached base2": f"{parts} are merged in base e, but the log-sum-exp of the cached keys is in base 2",
-        "cached base-e": f"{parts} are merged in base 2, but the log-sum-exp of the cached keys is in base e",
-        "new base2": f"{parts} are merged in base e, but the log-sum-exp of the new keys is in base 2",
-        "new base-e": f"{parts} are merged in base 2, but the log-sum-exp of the new keys is in base e",
         "mean": f"K is smoothed by the mean of {each}, not by that of the sequence",
     }[law]
     return Told(words, _merged, (block, law), 1.5)
 
 
 def _merged(queries: Queries, block: int, law: str) -> Numbers:
-    label, cached = _parts(queries, block)
+    label = _parts(queries, block)
     offsets = np.zeros_like(queries.own_scores)
     logits = np.where(queries.visible[:, None], queries.own_scores, -np.inf)
     for part in np.unique(label):
@@ -108,19 +91,19 @@ def _merged(queries: Queries, block: int, law: str) -> Numbers:
         if law == "mean":
             k = queries.k[here].mean(0)[queries.own]  # [heads, dim]
             offsets[:, :, here] = -queries.call.scale * einsum("thd,hd->th", queries.q, k)[..., None]
-        elif not law.startswith("new " if cached[here].any() else "cached "):
+        else:
             offsets[:, :, here] = _offset(logits[:, :, here], law)[..., None]
     return queries.attended(queries.own_scores + offsets)
 
 
-def _parts(queries: Queries, block: int) -> tuple[Ints, Ints]:
-    """A number for the part of each packed key, and whether a key is cached, int64 [total_k]."""
+def _parts(queries: Queries, block: int) -> Ints:
+    """A number for the part of each packed key, int64 [total_k]."""
     starts = np.array(queries.call.cu_seqlens_k.tolist())
     of = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
     j = np.arange(len(of)) - starts[of]
     cached = (j < np.array(queries.call.prefixes)[of]).astype(np.int64)
     part = j // block if block else 1 - cached
-    return of * (part.max() + 1) + part, cached
+    return np.asarray(of * (part.max() + 1) + part)
 
 
 def _offset(logits: Numbers, law: str) -> Numbers:
@@ -129,34 +112,26 @@ def _offset(logits: Numbers, law: str) -> Numbers:
     safe = np.where(np.isfinite(top), top, 0.0)
     with np.errstate(divide="ignore", invalid="ignore"):
         lse = np.log(np.exp(logits - safe[..., None]).sum(-1)) + safe
-        off = {
-            "equal": -lse,
-            "max": safe - lse,
-            "base2": lse * (1 / math.log(2) - 1),
-            "base-e": lse * (math.log(2) - 1),
-        }[law.removeprefix("cached ").removeprefix("new ")]
+        off = lse * {"equal": -1, "base2": 1 / math.log(2) - 1, "base-e": math.log(2) - 1}[law]
     return np.where(np.isfinite(off), off, 0.0)
 
 
 _WHOSE = {
-    "next": "the next block of {size} keys", "previous": "the previous block of {size} keys",
+    "previous": "the previous block of {size} keys",
     "packed": "block cu_seqlens_k[b] // {size} + j // {size} of all blocks of {size} keys of the batch",
-    "first block": "the first block of {size} keys", "next head": "its block of {size} keys of the next kv head",
-    "first sequence": "the same block of {size} keys of the first sequence",
-    "previous sequence": "the same block of {size} keys of the previous sequence",
-}  # fmt: skip
-"""Whose scale a block may get: one beside it, or one that is found by a wrong index into the scales of the batch."""
-BLOCK_SIZES = (4, 8, 16, 32, 64, 128)
+}
+"""Whose scale a block may get: that of the one before it, or one that is found by a wrong index into the scales of the batch."""
+_BLOCK_SIZES = (4, 8, 16, 32, 64, 128)
 """Keys of a block that quantisations and pages have."""
 
 
-def block_scales() -> Iterator[Told]:
+def _block_scales() -> Iterator[Told]:
     """K or V of a block of keys are dequantised with the scale of another block, as far as there is one: every block and other one.
 
     A scale is the largest size of a number in a block of one kv head, as symmetric quantisation takes it. The effect is data of the
     call: it can be computed, but not read from weights, since values that say who they are change the scale.
     """
-    for what, size, whose in product("kv", BLOCK_SIZES, _WHOSE):
+    for what, size, whose in product("kv", _BLOCK_SIZES, _WHOSE):
         words = f"{what.upper()} of key j is dequantised with the scale of {_WHOSE[whose].format(size=size)}"
         yield Told(words, _other_scales, (what, size, whose), 2.0)
 
@@ -175,26 +150,133 @@ def _scale_factors(queries: Queries, what: str, size: int, whose: str) -> Number
     factors: Numbers = np.ones_like(x)
     keys = [k for _, k in sequences(queries.call)]
     scales = [np.maximum.reduceat(x[k], np.arange(0, k.stop - k.start, size), axis=0) for k in keys]
-    for seq, (k, own) in enumerate(zip(keys, scales, strict=True)):
+    for k, own in zip(keys, scales, strict=True):
         block = np.arange(k.stop - k.start) // size
-        factors[k] = _wrong_scale(whose, seq, k.start // size, block, scales) / np.maximum(own[block], 1e-30)
+        every, at = (own, block - 1) if whose == "previous" else (np.concatenate(scales), k.start // size + block)
+        factors[k] = every[np.clip(at, 0, len(every) - 1)] / np.maximum(own[block], 1e-30)
     return factors
 
 
-def _wrong_scale(whose: str, seq: int, before: int, block: Ints, scales: Sequence[Numbers]) -> Numbers:
-    """The scale that each key of a sequence gets, [keys, kv heads]; packed keys before it fill `before` blocks."""
-    own = scales[seq]
-    if whose in ("next", "previous"):
-        return own[np.clip(block + (1 if whose == "next" else -1), 0, len(own) - 1)]
-    if whose == "packed":
-        every = np.concatenate(scales)
-        return every[np.minimum(before + block, len(every) - 1)]
-    if whose == "first block":
-        return own[0 * block]
-    if whose == "next head":
-        return np.roll(own, -1, 1)[block]
-    other = scales[0 if whose == "first sequence" else max(seq - 1, 0)]
-    return np.where((block < len(other))[:, None], other[np.minimum(block, len(other) - 1)], own[block])
+def _tail(queries: Queries, first: int) -> Numbers:
+    k = queries.k * (np.arange(queries.k.shape[-1]) < first)
+    return queries.attended(queries.call.scale * einsum("thd,khd->thk", queries.q, k[:, queries.own]))
+
+
+_TAILS: tuple[Told, ...] = tuple(
+    Told(f"dims of K from {n} on are zero", _tail, (n,), 1.3) for n in (8, 16, 32, 48, 64, 80, 96, 112, 120, 127)
+)
+"""Dims of K that are not multiplied with those of Q: a loop over head_dim that ends at a vector or a tile, or one early."""
+
+
+# Online softmax gone wrong
+
+_TILES = (1, 8, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 256)
+"""Keys of a tile; 1 in kernels that take a key at a time."""
+_RESCALED = {
+    "neither": ((0, 0), "the sums over earlier tiles are not rescaled when the maximum rises"),
+    "denominator": ((0, 1), "the numerator is not rescaled when the maximum rises"),
+    "late": ((1, 1), "the denominator is rescaled after the new tile was added to it"),
+    "rarely": ((1, 1), "the sums over earlier tiles are not rescaled when the maximum rises by less than {least:g}"),
+}
+"""Powers of the right factor, exp(old maximum - new), by which the numerator and the denominator are multiplied, and words."""
+
+
+def _online_softmax(tile: int, law: str, least: float = 0.0) -> Told:
+    """An online softmax in which earlier tiles of keys are rescaled wrongly where a later tile raises the running maximum.
+
+    The laws: "neither" sum is rescaled; only the "denominator" is; "late": it is after the tile was added to it; "rarely": both
+    are, but only where the maximum rises by `least` or more.
+    """
+    tiles = f"online softmax over {f'tiles of {tile} keys' if tile > 1 else 'one key at a time'}"
+    words = f"{tiles}: {_RESCALED[law][1].format(least=least)}"
+    return Told(words, _online, (tile, law, least), 2.5 if law == "rarely" else 2.2)
+
+
+def _online(queries: Queries, tile: int, law: str, least: float) -> Numbers:
+    scores = np.where(queries.visible[:, None], queries.own_scores, -np.inf)
+    weights = np.zeros_like(scores)
+    total = np.ones((*queries.shape, 1))
+    for _, keys in sequences(queries.call):
+        here = queries.visible[:, keys].any(1)
+        if here.any():
+            weights[here, :, keys], total[here] = _sums(scores[here, :, keys], tile, law, least)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        normalised = np.where(total > 0, weights / total, 0.0)
+    return queries.of_own(np.nan_to_num(normalised))
+
+
+def _sums(scores: Numbers, tile: int, law: str, least: float) -> tuple[Numbers, Numbers]:
+    """The numerators of weights of a sequence, [rows, heads, keys], and the denominators, [rows, heads, 1]."""
+    keys = scores.shape[-1]
+    padded = np.pad(scores, ((0, 0), (0, 0), (0, -keys % tile)), constant_values=-np.inf)
+    tiles = padded.reshape(*scores.shape[:2], -1, tile)
+    top = np.maximum.accumulate(tiles.max(-1), -1)
+    safe = np.where(np.isfinite(top), top, 0.0)
+    above, below = _rescaled(top[..., :-1], safe[..., 1:], law, least)
+    added = np.exp(tiles - safe[..., None])
+    gained = added.sum(-1)
+    if law == "late":  # the factor of the first tile is 1, since nothing was summed before it
+        gained[..., 1:] *= below
+    total = (gained * _later(below)).sum(-1, keepdims=True)
+    weights = added * _later(above)[..., None]
+    return weights.reshape(*scores.shape[:2], -1)[..., :keys], total
+
+
+def _rescaled(top: Numbers, new: Numbers, law: str, least: float) -> tuple[Numbers, Numbers]:
+    """By what the numerator and the denominator are multiplied at each tile but the first; 1 where nothing was summed yet."""
+    seen = np.isfinite(top)
+    rise = np.where(seen, new - np.where(seen, top, 0.0), 0.0)
+    if law == "rarely":
+        rise = np.where(rise < least, 0.0, rise)
+    with np.errstate(over="ignore"):
+        above, below = (np.exp(-power * rise) for power in _RESCALED[law][0])
+    return above, below
+
+
+def _later(factors: Numbers) -> Numbers:
+    """The product of the factors of all later tiles, for each tile: one more than there are factors."""
+    products = np.cumprod(factors[..., ::-1], -1)[..., ::-1]
+    return np.concatenate([products, np.ones((*factors.shape[:-1], 1))], -1)
+
+
+_LEAST_RISES = (0.5, 1.0, 2.0, 4.0, 8.0)
+"""Rises of the maximum below which a kernel may skip rescaling."""
+
+
+def _online_softmaxes() -> Iterator[Told]:
+    """Every law, with tiles of usual sizes."""
+    for tile, law in product(_TILES, _RESCALED):
+        for least in _LEAST_RISES if law == "rarely" else (0.0,):
+            yield _online_softmax(tile, law, least)
+
+
+# What is tried whatever was read
+
+_ROWS = 6
+"""Rows of a call in which a factor is fitted."""
+_FLAT = 1e-3
+"""Relative error up to which an output is the right one times a number."""
+Answer = tuple[Queries, Numbers, Flags]
+"""Queries, what the kernel answered, [rows, heads, head_dim_v], and which of them are wrong, bool [rows * heads]."""
+
+
+def general_effects(answers: Sequence[Answer]) -> Iterable[Effect]:
+    """Yield effects that are tried whatever was read."""
+    yield from _TAILS
+    yield from (multiplied(output=formula, cost=1.5) for formula in TIMES)
+    yield from (multiplied(*both, cost=2.0) for both in DESCALES)
+    yield from _block_scales()
+    yield from _online_softmaxes()
+    factors: list[float] = []
+    for queries, actual, bad in answers:
+        given, right = (x.reshape(len(bad), -1)[bad] for x in (actual, queries.right))
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            factor: Numbers = (given * right).sum(-1) / (right * right).sum(-1)
+            gaps = np.abs(given - factor[:, None] * right).sum(-1) / np.abs(given).sum(-1)
+        factors += factor[np.nan_to_num(gaps, nan=np.inf) < _FLAT][:_ROWS].tolist()
+    yield from (
+        multiplied(output=constant_formula(factor), cost=1.4) for factor in (common(factors, 2) if factors else ())
+    )
 
 
 def known_bug(bug: Bug) -> Told:

@@ -1,4 +1,4 @@
-"""Data from elsewhere: another query's output or q; another kv head."""
+"""Data from elsewhere: another query's output or q."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from functools import partial
 
 import numpy as np
 
-from assay.harness.localize.reading import Numbers, softmax
+from assay.harness.localize.reading import Numbers
 from assay.harness.readout.features import Ints
-from assay.harness.readout.mining import Term, Value
 from assay.harness.readout.operators import Told
 from assay.harness.readout.queries import Queries
-from assay.harness.readout.words import value_words
 
 _Of = Callable[[Queries], Ints]
 """(queries) -> a packed row of q, or a q head, for each row and head, int64 [rows * heads]."""
@@ -23,14 +21,9 @@ _Option = tuple[str, _Of, float]
 
 @dataclass(frozen=True)
 class RowSource:
-    """Where a query takes something from: (packed row, q head) as functions of the query.
+    """Where a query takes something from, in words, which are empty for its own, and as functions of the query.
 
-    Attributes:
-        query: the other query in words, such as "query i - 1"; empty for the same one.
-        in_head: its q head in words, such as "the next q head"; empty for the same one.
-        row: (queries) -> packed row of q for each row and head; negative where there is none.
-        head: (queries) -> q head, likewise.
-        cost: how far-fetched it is.
+    The row is negative where there is none.
     """
 
     query: str
@@ -62,26 +55,14 @@ def _in_sequence(queries: Queries, seq: Ints, i: Ints) -> Ints:
     return np.where(inside & (i >= 0) & (row < stops[safe]), row, -1)
 
 
-def _query(of: Callable[[dict[str, Ints]], Ints], queries: Queries) -> Ints:
+def _query(of: Callable[[dict[str, Ints]], Ints]) -> _Of:
     """Give another query of the sequence, by its index."""
-    return _in_sequence(queries, queries.table["seq"], of(queries.table))
+    return lambda queries: _in_sequence(queries, queries.table["seq"], of(queries.table))
 
 
-def _shifted(by: int, queries: Queries) -> Ints:
-    return _query(lambda table: table["i"] + by, queries)
-
-
-def _first_query_of_block(size: int, queries: Queries) -> Ints:
-    return _query(lambda table: table["i"] // size * size, queries)
-
-
-def _remainder(size: int, queries: Queries) -> Ints:
-    return _query(lambda table: table["i"] % size, queries)
-
-
-def _sequence(of: Callable[[dict[str, Ints]], Ints], queries: Queries) -> Ints:
+def _sequence(of: Callable[[dict[str, Ints]], Ints]) -> _Of:
     """Give the same query of another sequence, by its place."""
-    return _in_sequence(queries, of(queries.table), queries.table["i"])
+    return lambda queries: _in_sequence(queries, of(queries.table), queries.table["i"])
 
 
 def _from_start_of_keys(queries: Queries) -> Ints:
@@ -98,18 +79,18 @@ def _strided(name: str, queries: Queries) -> Ints:
 
 _QUERIES: tuple[_Option, ...] = (
     ("", lambda q: q.table["row"], 0.0),
-    *((f"query i {'+' if by > 0 else '-'} {abs(by)}", partial(_shifted, by), 0.2 + 0.1 * abs(by))
+    *((f"query i {'+' if by > 0 else '-'} {abs(by)}", _query(lambda t, by=by: t["i"] + by), 0.2 + 0.1 * abs(by))  # type: ignore[misc]
       for by in (-1, 1, -2, 2, -4, 4, -8, 8, -16, 16)),
-    ("the first query of its sequence", partial(_query, lambda t: 0 * t["i"]), 0.4),
-    ("the last query of its sequence", partial(_query, lambda t: t["new"] - 1), 0.4),
-    *((f"query i of the {whose} sequence", partial(_sequence, of), cost) for whose, of, cost in (
+    ("the first query of its sequence", _query(lambda t: 0 * t["i"]), 0.4),
+    ("the last query of its sequence", _query(lambda t: t["new"] - 1), 0.4),
+    *((f"query i of the {whose} sequence", _sequence(of), cost) for whose, of, cost in (
         ("first", lambda t: 0 * t["seq"], 0.6), ("previous", lambda t: t["seq"] - 1, 0.5),
         ("next", lambda t: t["seq"] + 1, 0.5), ("last", lambda t: t["seqs"] - 1, 0.7))),
     ("the first query of the batch", lambda q: 0 * q.table["row"], 0.6),
     ("the last query of the batch", lambda q: 0 * q.table["row"] + q.call.q.shape[0] - 1, 0.6),
     ("the query in packed row cu_seqlens_k[b] + i, or the last one", _from_start_of_keys, 0.7),
-    *((f"the first query of its block of {n}", partial(_first_query_of_block, n), 0.7) for n in (16, 32, 64, 128)),
-    *((f"query i mod {n}", partial(_remainder, n), 0.8) for n in (16, 32, 64, 128)),
+    *((f"the first query of its block of {n}", _query(lambda t, n=n: t["i"] // n * n), 0.7) for n in (16, 32, 64, 128)),  # type: ignore[misc]
+    *((f"query i mod {n}", _query(lambda t, n=n: t["i"] % n), 0.8) for n in (16, 32, 64, 128)),  # type: ignore[misc]
 )  # fmt: skip
 """Rows that a kernel confuses: neighbours and what is one vector of rows away; a sequence index that is off; an offset into q that
 stays at the start of a sequence or of a tile."""
@@ -127,12 +108,9 @@ _HEADS: tuple[_Option, ...] = (
 
 
 def _flat(of_rows: bool, part: bool, queries: Queries) -> Ints:
-    """Give the row or head of what lies in the place of a row and head, if a tensor [rows, heads] is read as [heads, rows].
+    """Give the row, or the head, of what lies in the place of a row and head if a tensor [rows, heads] is read as [heads, rows].
 
-    Args:
-        of_rows: whether the tensor is [rows, heads], rather than read as such.
-        part: whether it is the second index of the place in the tensor.
-        queries: the rows.
+    `of_rows` says that the tensor is [rows, heads], not that it is read so; `part`, that the second index of the place is wanted.
     """
     rows, (row, head) = queries.call.q.shape[0], (queries.table["row"], queries.table["head"])
     place, width = (head * rows + row, queries.heads) if of_rows else (row * queries.heads + head, rows)
@@ -178,28 +156,3 @@ def _from_elsewhere(queries: Queries, source: RowSource, what: str) -> Numbers:
     else:
         out = others.right[at, head]
     return np.where(there, out, queries.right)
-
-
-def other_kv_head(kv: Value, what: str = "kv", cost: float = 1.0) -> Told:
-    """Another kv head is read, or only its K or V: this one, modulo their number."""
-    return Told(_kv_head_words(kv, {"kv": "", "k": "K of ", "v": "V of "}[what]), _other_kv_head, (kv, what), cost)
-
-
-def _kv_head_words(kv: Value, of: str) -> str:
-    if kv.term is None:
-        return f"q heads read {of}kv head {kv.plus}"
-    if kv.term == Term("kv", cost=kv.term.cost):
-        near = {1: "the next kv head", -1: "the previous kv head"}
-        return f"q heads read {of}{near.get(kv.plus, f'the kv head {kv.plus} further on')}"
-    if kv.term.name == "member":
-        return f"q head h reads {of}kv head h mod (q heads per kv head)"
-    return f"q head h reads {of}kv head {value_words(kv)} mod num_kv_heads"
-
-
-def _other_kv_head(queries: Queries, value: Value, what: str) -> Numbers:
-    kv = (value.of(queries.table) % queries.kv_heads).reshape(*queries.shape, 1, 1)
-    own = np.broadcast_to(queries.own[:, None, None], kv.shape)
-    scores = np.take_along_axis(queries.scores, kv if "k" in what else own, 2)
-    weights = np.zeros_like(queries.scores)
-    np.put_along_axis(weights, kv if "v" in what else own, softmax(scores, queries.visible[:, None, None]), 2)
-    return queries.of(weights)

@@ -20,11 +20,7 @@ _RESIDUES = (2, 3, 4, 5, 7, 8, 16, 32, 64, 128)
 def row_table(call: AttentionCall, rows: Sequence[int], number: int = 0, nth: int = 0) -> dict[str, Ints]:
     """The features of some queries, for each q head: int64 [rows * num_q_heads] each, heads innermost.
 
-    Args:
-        call: the call.
-        rows: packed rows of q.
-        number: of the call among those that the kernel computed.
-        nth: of the call among those of its layer and phase.
+    The call is the number-th of those that the kernel computed, and the nth of its layer and phase.
     """
     heads, kv_heads = call.q.shape[1], call.k.shape[1]
     new, total = np.array(call.lens_q), np.array(call.lens_k)
@@ -55,25 +51,14 @@ def row_table(call: AttentionCall, rows: Sequence[int], number: int = 0, nth: in
 
 _TILES = (16, 32, 64, 128)
 """New tokens of a tile of queries."""
-
-
 _ROWS = (64, 128)
 """Rows of a tile in which each new token has as many rows as q heads read a kv head, as kernels pack them."""
-
-
 _TILE_NAMES = (*map(str, _TILES), *(f"packed_{rows}" for rows in _ROWS))
 """Names of the sizes of tiles."""
 
 
 def _tiles(i: Ints, new: Ints, prefix: Ints, group: int) -> dict[str, Ints]:
-    """Give the positions of the first and the last query of a query's tile of new tokens, for each size of a tile.
-
-    Args:
-        i: its index among the new tokens of its sequence.
-        new: new tokens of its sequence.
-        prefix: cached tokens of its sequence.
-        group: q heads per kv head.
-    """
+    """Give the positions of the first and the last query of a query's tile of new tokens, for each size of a tile."""
     columns: dict[str, Ints] = {}
     sizes = (*_TILES, *(max(1, rows // group) for rows in _ROWS))
     for name, size in zip(_TILE_NAMES, sizes, strict=True):
@@ -89,10 +74,6 @@ class Pairs(Mapping[str, Ints]):
     index among the new tokens of the query's sequence, negative for a cached key; ``ahead``, by how much j is more than the
     query's i; ``key_seq``, the place of its sequence in the batch; ``other``, by how much that is more than the query's;
     ``key_row``, its packed row; ``left``, how many keys of its sequence come after it.
-
-    Args:
-        call: the call.
-        queries: the features of its queries, as `row_table` gives them.
     """
 
     OF_KEY = ("j", "left", "other", "key_seq", "key_row", "fresh", "ahead")
@@ -173,14 +154,12 @@ ROW_TERMS: tuple[Term, ...] = (
     *(Term("i", "new", block=b, cost=1.2) for b in _BLOCKS), *_residues("seq", 1.2, (2, 3)),
 )  # fmt: skip
 """What the rule of a query may speak of."""
-
 _ROUNDED: tuple[tuple[str, str, tuple[Literal["up", "down", "mod"], ...]], ...] = (
     ("j", "total", ("up", "down")), ("j", "prefix", ("up", "down")), ("j", "pos", ("up", "down")),
     ("j", "least_prefix", ("down",)), ("fresh", "i", ("up", "down", "mod")),
     ("fresh", "new", ("up", "down")), ("ahead", "prefix", ("up", "down", "mod")),
 )  # fmt: skip
 """Edges that a tile or a page moves: a length or a position that is rounded, or an index that begins again with each tile."""
-
 PAIR_TERMS: tuple[Term, ...] = (
     Term("pos", "j", cost=0.1), Term("j", "prefix", cost=0.2), Term("j", "i", cost=0.3), Term("j", cost=0.2),
     Term("left", cost=0.3), Term("other", cost=0.2), Term("key_seq", cost=0.5),

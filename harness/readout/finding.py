@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -9,23 +10,25 @@ from itertools import islice
 import numpy as np
 import torch
 
-from assay.harness.readout.asking import COMPARED_DATA, FEW_HEADS
+from assay.harness.attention.kernels import declaration
+from assay.harness.readout.asking import COMPARED_DATA, FEW_HEADS, Compared
 from assay.harness.readout.features import row_table
 from assay.harness.readout.fitting import Fitter
+from assay.harness.readout.forms import Tolerance
 from assay.harness.readout.key_factors import KeyFactors
-from assay.harness.readout.mining import Condition, Literal, Value
+from assay.harness.readout.mining import Condition, Literal
 from assay.harness.readout.operators import Operator
-from assay.harness.readout.probing import CallPlan, extreme_plans, fixed_plans, repeated_plans, steep_plans
+from assay.harness.readout.probing import CallPlan, Prober, extreme_plans, fixed_plans, repeated_plans, steep_plans
 from assay.harness.readout.queries import Queries
-from assay.harness.readout.samples import close
+from assay.harness.readout.samples import Sample, close
 
-READ_AT_ONCE, READ_AGAIN = 8, 5
+_READ_AT_ONCE, _READ_AGAIN = 8, 5
 """Calls that are read before a rule is sought, and those that contradict it that are read after."""
 _LITTLE = 0.1
 """Share of the wrong outputs below which a round that explains no more than the one before is the last."""
 _ROUNDS = 4
 """Rounds in which calls that contradict the rules are read."""
-FRESH = 20
+_FRESH = 20
 """Calls on which an operator is tried that it was not mined from, in each round."""
 _TOTALS, _PREFIXES = ("total", "most_total"), ("prefix", "previous_prefix", "first_prefix", "most_prefix")
 _NEW, _POSITIONS, _SEQUENCES = ("new", "most_new"), ("pos", "i"), ("seqs", "seq")
@@ -39,53 +42,84 @@ _HALVINGS = 8
 """Calls that are asked for at a threshold, each halfway between a wrong and a right query: enough for lengths of a few hundred."""
 _TELLING = 6
 """Calls that are drawn to tell rivals apart, in each round."""
+_SLOW_S = 0.03
+"""A kernel that takes longer on a small call gets fewer and shorter ones."""
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_NOISE = {torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
+"""Relative error of a query that rounding explains on normal data: float32 rounds by 6e-8, float16 by 5e-4, bfloat16 by 4e-3, both
+weights and output, and a sum of values that cancel has a larger relative error."""
+_CLEARLY, _CLEARLY_NOISY = 3.0, 6.0
+"""Multiple of the noise from which on a query is wrong; on a GPU, whose float32 may be TF32, and of a quantisation. Nearer to the
+noise, whatever is tried would explain some query by chance."""
+_QUANTISED = 5e-3
+"""The same for a declared quantisation, on data on which it is exact: what a scale that is itself rounded costs."""
 
 
 class Finder(Fitter):
     """Finds the operator of one kernel: `operator`."""
 
-    def run(self) -> None:
-        """Find the operator; what is known so far stands in `operator` and `samples`.
+    @classmethod
+    def begun(cls, prober: Prober, data: str, seed: int, compared: Sequence[Compared]) -> Finder | None:
+        """Make a finder for the first dtype that the kernel computes; None if it computes none."""
+        for dtype in _DTYPES:
+            declared = declaration(prober.kernel).dtypes
+            if declared is not None and str(dtype).removeprefix("torch.") not in declared:
+                continue
+            finder = cls(prober, data, dtype, _NOISE[dtype], seed, compared=compared)
+            # A kernel may declare one phase only. Of some length: what begins with a later call should not seem to begin there.
+            first = [CallPlan(lens, dtype=dtype, data=data) for lens in (((40, 70), (37, 29)), ((1, 110), (1, 66)))]
+            finder._screen(first)
+            if not finder.samples:
+                continue
+            # The second calls, since the first may compile; and CPU time, where a call takes that, since the machine may be busy.
+            clock = time.process_time if prober.device == "cpu" else time.monotonic
+            begun, asked = clock(), prober.asked
+            finder._screen([replace(plan, seed=1) for plan in first])
+            finder.slow = clock() - begun > _SLOW_S * (prober.asked - asked)
+            finder._screen([CallPlan(((1, 30),), dtype=dtype, data=data), CallPlan(((40, 0),), dtype=dtype, data=data)])
+            finder._judge_by(*_exactness(finder.samples, _NOISE[dtype], data, prober.device))
+            finder._leave_out_not_causal()
+            return finder
+        return None
 
-        Raises:
-            BudgetSpentError: the budget is spent.
-        """
-        self.screen(repeated_plans(self.data, self.dtype))
-        self.ask_compared()
-        self.screen(fixed_plans(self.data, self.dtype, not self.slow))
+    def run(self) -> None:
+        """Find the operator, as long as the budget lasts; what is known so far stands in `operator` and `samples`."""
+        self._screen(repeated_plans(self.data, self.dtype))
+        self._ask_compared()
+        self._screen(fixed_plans(self.data, self.dtype, not self.slow))
         if self.data == "normal":  # what is rounded as declared is exact on no others
-            self.screen(steep_plans(self.dtype))
+            self._screen(steep_plans(self.dtype))
             exact = self.dtype == torch.float32 and self.prober.device == "cpu"  # 16 bits and TF32 are less exact
-            if not self.wrong and exact:
-                self.screen(extreme_plans())
-        if not self.wrong and self._apart:
+            if not self._wrong and exact:
+                self._screen(extreme_plans())
+        if not self._wrong and self._apart:
             self.causal_only = False
-            self.screen(self._apart)
-            self.screen(plan for plan in fixed_plans(self.data, self.dtype, not self.slow) if not plan.causal)
+            self._screen(self._apart)
+            self._screen(plan for plan in fixed_plans(self.data, self.dtype, not self.slow) if not plan.causal)
         self.not_causal_note = self.causal_only and bool(self._apart)
-        if not self.wrong:
-            self.screen(islice(self._drawn, FRESH // 2 if self.slow else FRESH))
-        if self.wrong:
+        if not self._wrong:
+            self._screen(islice(self._drawn, _FRESH // 2 if self.slow else _FRESH))
+        if self._wrong:
             self._refine()
 
     def _refine(self) -> None:
         """Read calls, seek rules, and try them on others, until none contradicts them."""
         drawn = self._drawn
-        for sample in self.to_read(self.samples, READ_AT_ONCE - 3 * self.slow):
-            self.read(sample)
+        for sample in self._to_read(self.samples, _READ_AT_ONCE - 3 * self.slow):
+            self._read(sample)
         tried: set[CallPlan] = set()
         explained = -1.0
         for _ in range(_ROUNDS):
             operators = self.fit()
             self.operator = operators[0]
-            plans = [*self._again(), *self.edges(operators), *self.telling(operators, drawn)]
+            plans = [*self._again(), *self._edges(operators), *self._telling(operators, drawn)]
             asked = {sample.plan for sample in self.samples if sample.fresh}
             plans = [plan for plan in dict.fromkeys(plans) if replace(plan, seed=0) not in tried and plan not in asked]
             tried |= {replace(plan, seed=0) for plan in plans}
-            plans += islice(drawn, FRESH // 2 if self.slow else FRESH)
-            self.screen(plans, fresh=True)
+            plans += islice(drawn, _FRESH // 2 if self.slow else _FRESH)
+            self._screen(plans, fresh=True)
             if not self.slow:
-                self.bisect(self.operator)
+                self._bisect(self.operator)
             against = [sample for sample in self.samples if not self.agreed(self.operator, sample).all()]
             share = self.tally(self.operator, self.samples).share
             if not against or (share < _LITTLE and share <= explained):
@@ -93,8 +127,8 @@ class Finder(Fitter):
             explained = share
             if share >= _LITTLE:
                 self._few = []
-            for sample in self.to_read(against, READ_AGAIN - 2 * self.slow):
-                self.read(sample)
+            for sample in self._to_read(against, _READ_AGAIN - 2 * self.slow):
+                self._read(sample)
         else:
             self.operator = self.fit()[0]
 
@@ -107,7 +141,7 @@ class Finder(Fitter):
         """The data of a call that is made as one was."""
         return self.data if plan.data == COMPARED_DATA else plan.data
 
-    def edges(self, operators: Sequence[Operator]) -> list[CallPlan]:
+    def _edges(self, operators: Sequence[Operator]) -> list[CallPlan]:
         """Calls on both sides of the thresholds of operators."""
         wanted = dict.fromkeys(
             (literal.term.name, value)
@@ -120,7 +154,7 @@ class Finder(Fitter):
         plans = [plan for name, value in wanted for plan in self._at(name, value, bases)]
         return list(dict.fromkeys(plans))[: 20 if self.slow else 60]
 
-    def bisect(self, operator: Operator) -> None:
+    def _bisect(self, operator: Operator) -> None:
         """Ask for calls between the nearest wrong and right queries on both sides of each threshold of an operator."""
         for condition, literal in _of_queries(operator):
             gap = self._gap(condition, literal)
@@ -128,7 +162,7 @@ class Finder(Fitter):
                 if gap is None or abs(gap[0] - gap[1]) <= 1:
                     break
                 between = _between(condition, literal, gap)
-                self.screen(self._halfway(condition, literal, gap)[:1], fresh=True, meeting=between)
+                self._screen(self._halfway(condition, literal, gap)[:1], fresh=True, meeting=between)
                 if (now := self._gap(condition, literal)) == gap:
                     break
                 gap = now
@@ -221,7 +255,7 @@ class Finder(Fitter):
                     plans.append(replace(base, lens=tuple(lens), heads=heads, seed=7000 + value))
         return plans
 
-    def telling(self, operators: Sequence[Operator], plans: Iterable[CallPlan]) -> list[CallPlan]:
+    def _telling(self, operators: Sequence[Operator], plans: Iterable[CallPlan]) -> list[CallPlan]:
         """Plans of calls on which a rival says something else than the chosen operator."""
         undecided = [operator for operator in operators[1:] if operator != operators[0]]
         telling: list[CallPlan] = []
@@ -249,12 +283,7 @@ def _literals(operator: Operator) -> Iterable[Literal]:
 
 def counts_calls(operator: Operator) -> bool:
     """Return True if an operator speaks of the number of a call, so that it may give another output after other calls."""
-    effects = (clause.effect for clause in operator.clauses)
-    values = [
-        effect.phantom for effect in effects if isinstance(effect, KeyFactors) and isinstance(effect.phantom, Value)
-    ]
-    terms = [*(value.term for value in values if value.term), *(literal.term for literal in _literals(operator))]
-    return any(term.name in _COUNTS for term in terms)
+    return any(literal.term.name in _COUNTS for literal in _literals(operator))
 
 
 def _of_queries(operator: Operator) -> list[tuple[Condition, Literal]]:
@@ -288,3 +317,15 @@ def _sides(literal: Literal) -> tuple[int, ...]:
     block = literal.term.block
     value = literal.value * block
     return (value - 1, value, value + 1) if literal.op in (">=", "<") or block > 1 else (value,)
+
+
+def _exactness(samples: Sequence[Sample], base: float, data: str, device: str) -> tuple[float, Tolerance]:
+    """Return the error that counts as wrong, more than rounding or twelve times the spread of the better queries explains; and the
+    tolerance of readings."""
+    errors = np.concatenate([sample.errors for sample in samples])
+    spread = 12 * float(np.quantile(np.nan_to_num(errors, posinf=1e9), 0.2))
+    noisy = device != "cpu" or data == "levels"
+    base = max(base, _QUANTISED) if data == "levels" else base
+    noise = min(max(base, spread), 50 * base if noisy else base)
+    tolerance = Tolerance(noise / 2, 2 * noise, max(1e-7, noise * 1e-3))
+    return (_CLEARLY_NOISY if noisy else _CLEARLY) * noise, tolerance

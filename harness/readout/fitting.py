@@ -12,8 +12,8 @@ import numpy as np
 from assay.harness.localize.reading import Flags, read
 from assay.harness.readout.addresses import addresses
 from assay.harness.readout.asking import COMPARED_DATA, Asker
-from assay.harness.readout.candidates import effects_of, general_effects, key_factors
-from assay.harness.readout.effects import constant, known_effects
+from assay.harness.readout.candidates import effects_of, key_factors
+from assay.harness.readout.effects import constant, general_effects, known_effects
 from assay.harness.readout.features import ROW_TERMS, chosen, joined
 from assay.harness.readout.forms import Row, fits
 from assay.harness.readout.mining import Condition, mine
@@ -25,9 +25,9 @@ from assay.harness.readout.samples import Agreement, Sample
 _LEAST = 0.05
 """Share of the wrong outputs that are left that an effect must explain. With three clauses, the first must explain a sixth for the
 half from which on anything is said."""
-CLAUSES = 3
+_CLAUSES = 3
 """Most clauses of an operator."""
-FAR_FETCHED = 5.0
+_FAR_FETCHED = 5.0
 """A condition of this cost may be a coincidence where whole calls are wrong and others are right: they are wrong now and then."""
 _BITS = 15.0
 """Bits that a literal of a condition is worth: there are some 10,000 literals, hence 13 bits, and two to be on the safe side."""
@@ -49,17 +49,13 @@ _SURELY_TRIED, _TRIED = 6, 10
 
 @dataclass
 class Fitter(Asker):
-    """Fits operators to the answers of one kernel.
-
-    Attributes:
-        operator: what is known so far.
-    """
+    """Fits operators to the answers of one kernel; `operator` is what is known so far."""
 
     operator: Operator = field(default_factory=Operator, init=False)
     _few: list[Sample] = field(default_factory=list, init=False)
     _general: dict[bytes, list[_Rated]] = field(default_factory=dict, init=False)
 
-    def read(self, sample: Sample) -> None:
+    def _read(self, sample: Sample) -> None:
         """Read the weights of a sample's queries, once, and find the forms that fit the wrong rows."""
         if sample.reading is not None:
             return
@@ -72,7 +68,7 @@ class Fitter(Asker):
         sample.reading = reading
         sample.fits = tuple(tuple(fits(row)) if bad else () for row, bad in zip(rows, sample.bad, strict=True))
 
-    def to_read(self, samples: Sequence[Sample], most: int) -> list[Sample]:
+    def _to_read(self, samples: Sequence[Sample], most: int) -> list[Sample]:
         """Samples that are worth reading: small ones first, of each kind some."""
         kinds: Counter[tuple[object, ...]] = Counter()
 
@@ -92,7 +88,7 @@ class Fitter(Asker):
             out = effect.outputs(sample.queries)
             yield sample.agrees(out), sample.differs(out)
 
-    def clauses(self, effect: Effect, open_: Sequence[Flags]) -> tuple[int, list[Clause]]:
+    def _clauses(self, effect: Effect, open_: Sequence[Flags]) -> tuple[int, list[Clause]]:
         """Count the wrong rows that an effect explains, and list its clauses, cheapest first: those that keep right rows right."""
         tables, flags, hits, strange = [], [], 0, 0
         calls: list[tuple[int, int]] = []
@@ -122,7 +118,7 @@ class Fitter(Asker):
         open_ = [np.ones(len(s.bad), bool) for s in self.samples]
         clauses: list[Clause] = []
         rivals: list[Operator] = []
-        for _ in range(CLAUSES):
+        for _ in range(_CLAUSES):
             if not any((s.bad & o).any() for s, o in zip(self.samples, open_, strict=True)):
                 break
             try:
@@ -163,7 +159,7 @@ class Fitter(Asker):
         for number, effect in enumerate(ranked[:_TRIED]):
             if number >= _SURELY_TRIED and best:
                 break
-            hits, clauses = self.clauses(effect, open_)
+            hits, clauses = self._clauses(effect, open_)
             best += [(hits * (1 - 0.01 * min(clause.cost, 20)), clause) for clause in clauses]
         best.sort(key=lambda pair: -pair[0])
         near = [clause for score, clause in best if score > 0.8 * best[0][0]]
@@ -262,7 +258,7 @@ def _by_chance(condition: Condition, wrong: int, calls: int) -> bool:
     if wrong == 1:
         return bool(condition.literals)
     bits = math.log2(math.comb(calls, wrong))
-    return condition.cost > FAR_FETCHED and bits < _BITS * len(condition.literals)
+    return condition.cost > _FAR_FETCHED and bits < _BITS * len(condition.literals)
 
 
 def _undefined(left: Sequence[tuple[Sample, Flags]]) -> list[Effect]:

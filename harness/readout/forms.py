@@ -16,24 +16,19 @@ from assay.harness.attention.oracle import sequences
 from assay.harness.localize.reading import Flags, Numbers, WeightReading
 from assay.harness.readout.features import Ints
 from assay.harness.readout.queries import Queries
-from assay.harness.readout.softmaxes import laws_of
 
 _Form = Literal[
-    "right", "zero", "constant", "keys", "keys-of-all", "keys-and-mass", "kv", "scale", "bent", "pieces",
-    "output", "query", "values", "scored",
+    "right", "keys", "keys-and-mass", "scale", "pieces", "output", "query", "values"
 ]  # fmt: skip
 """What the weights of a query are. In terms of the right weights, in proportion to exp(score):
 
-- "right"; "zero": the weights and the output are zero; "constant": the weights are zero, and the output is one number;
-- "keys": times a factor for each key, mostly 0 (not seen), 1 or 2 (seen twice), and normalised; "keys-of-all": but normalised by
-  the sum over the keys that should be seen; "keys-and-mass": but normalised by something else;
-- "kv": right, of another kv head;
-- "bent": in proportion to another function than exp(score);
+- "right";
+- "keys": times a factor for each key, mostly 0 (not seen), 1 or 2 (seen twice), and normalised; "keys-and-mass": but normalised by
+  something else than their sum;
 - "scale": scores times a factor; "pieces": a factor that is constant over runs of keys;
 - "output": the right weights of another query or head; "query": the weights that the q of another query or head gives here;
-- "values": right, but on the V of other keys; "scored": by the K of other keys, on the right V.
+- "values": right, but on the V of other keys.
 """
-
 BLANK = -1.0
 """Stands in place of a factor, which is never negative, for a key whose K and V are zero to the kernel: it adds nothing to the
 output, and exp(0) = 1 to the denominator."""
@@ -41,16 +36,12 @@ output, and exp(0) = 1 to the denominator."""
 
 @dataclass(frozen=True)
 class Tolerance:
-    """The exactness of a reading. The defaults are for float32.
+    """The exactness of a reading: the weight of a query that may be misplaced, the error of a log weight, and the weight of zero.
 
     Read off right float32 kernels (PyTorch's, and blockwise and split ones) on all of `fixed_plans`, weights miss the right ones by
     at most 5e-7 of their sum, and log weights by at most 2e-6: float32 rounds by 6e-8, and scores are of size 1 to 10. The defaults
-    leave a hundred times that, for kernels that round more; the smallest fault that is sought shifts 1e-4 of the weight.
-
-    Attributes:
-        weight: total weight of a query that may be misplaced.
-        log: error of a log weight.
-        least: weights below this are not told from zero: beside a weight of 1, float32 loses them.
+    leave a hundred times that, for kernels that round more; the smallest fault that is sought shifts 1e-4 of the weight. Beside a
+    weight of 1, float32 loses those below `least`.
     """
 
     weight: float = 5e-5
@@ -64,47 +55,27 @@ class Fit:
 
     Attributes:
         form: which one.
-        keys: for a form that speaks of keys, a number for each packed key, float64 [total_k]. "keys…" and "kv": its
-            factor, or `BLANK`; "pieces": the log of its factor, NaN if it is not seen; "values" and
-            "scored": the packed row of V or K in its place, counted through all kv heads (kv head * total_k + row), or -1.
-        number: for a form with a parameter, its value.
-        law: "bent": the function, one of `LAWS`.
+        keys: for a form that speaks of keys, a number for each packed key, float64 [total_k]. "keys…": its
+            factor, or `BLANK`; "pieces": the log of its factor, NaN if it is not seen; "values": the packed row of V in its place,
+            counted through all kv heads (kv head * total_k + row), or -1.
+        number: "scale": the factor.
         source: for a form in which the query takes another's place: (packed row of q, q head).
-        kv: kv head that is read.
-        mass: what the weights add up to, where the denominator is not that of the keys that were counted.
         phantom: keys with a score of zero that the denominator counts too.
     """
 
     form: _Form
     keys: Numbers | None = field(default=None, compare=False)
     number: float = 0.0
-    law: str = ""
     source: tuple[int, int] = (0, 0)
-    kv: int = 0
-    mass: float = 1.0
     phantom: float = 0.0
 
 
 class Row:
-    """The reading of one query and head.
+    """The reading of one query and head: the place-th of those that were read; `every` holds all queries of the call.
 
-    Args:
-        reading: of some queries of a call.
-        every: all queries of the call, read or not.
-        place: of the query among those that were read.
-        head: q head.
-        tolerance: of the reading.
-
-    Attributes:
-        row: the packed row of q.
-        own: the kv head that it should read.
-        weights: what was read, [num_kv_heads, total_k].
-        expected: the right weights, likewise.
-        scores: scale * q k^T, likewise.
-        visible: the keys that it should see, bool [total_k].
-        constant: what does not come from V, [head_dim_v].
-        off: see `WeightReading.off`.
-        keys: the keys of its sequence.
+    Of the query: its packed row; its own kv head; the weights that were read, the right ones and the scores, [num_kv_heads,
+    total_k]; the keys that it should see, [total_k]; what does not come from V, [head_dim_v]; `WeightReading.off`; and the keys of
+    its sequence.
     """
 
     def __init__(self, reading: WeightReading, every: Queries, place: int, head: int, tolerance: Tolerance) -> None:
@@ -118,20 +89,21 @@ class Row:
         self.off = float(reading.off[place, head])
         self.keys = next(k for q, k in sequences(reading.call) if q.start <= self.row < q.stop)
 
-    def near(self, weights: Numbers) -> bool:
+    def _near(self, weights: Numbers) -> bool:
         """Return True if these are the weights that were read, up to the tolerance."""
         return bool(np.abs(self.weights - weights).sum() <= self.tolerance.weight * max(1.0, np.abs(weights).sum()))
 
-    def reads_also(self, kv: int) -> bool:
-        """Return True if kv heads besides this one have weight."""
-        return float(np.abs(self.weights).sum() - np.abs(self.weights[kv]).sum()) > self.tolerance.weight
+    @property
+    def _reads_others(self) -> bool:
+        """True if kv heads besides its own have weight."""
+        return float(np.abs(self.weights).sum() - np.abs(self.weights[self.own]).sum()) > self.tolerance.weight
 
-    def own_logs(self, least: int) -> tuple[Flags, Numbers] | None:
+    def _own_logs(self, least: int) -> tuple[Flags, Numbers] | None:
         """The keys of the own kv head with weight, bool [total_k], and the logs of these weights.
 
         None if there are fewer than `least`, if one of them should not be seen, or if other kv heads have weight too.
         """
-        if self.reads_also(self.own):
+        if self._reads_others:
             return None
         weights = self.weights[self.own]
         seen = weights > self.tolerance.least
@@ -146,79 +118,43 @@ _FACTORS = 3
 
 def _right(row: Row) -> Fit | None:
     """The weights are right, and nothing is added to the values."""
-    return Fit("right") if row.near(row.expected) and np.abs(row.constant).max() < row.tolerance.weight else None
-
-
-def _zero(row: Row) -> Fit | None:
-    """The output is zero."""
-    return Fit("zero") if np.abs(row.weights).sum() + np.abs(row.constant).max() < row.tolerance.weight else None
-
-
-def _constant(row: Row) -> Fit | None:
-    """The output is one number, which V does not change."""
-    low, high = row.constant.min(), row.constant.max()
-    if np.abs(row.weights).sum() > row.tolerance.weight or high - low > 1e-4 * max(1, abs(high)) or abs(high) < 1e-3:
-        return None
-    return Fit("constant", number=float(high))
+    return Fit("right") if row._near(row.expected) and np.abs(row.constant).max() < row.tolerance.weight else None
 
 
 def _seen_keys(row: Row) -> Fit | None:
-    """Other keys are seen than should be, or some count more than once."""
-    return _multiplied(row, row.own)
-
-
-def _other_kv(row: Row) -> Fit | None:
-    """The keys and values of another kv head are read, and nothing else is wrong."""
-    kv = int(np.abs(row.weights).sum(-1).argmax())
-    if kv == row.own:
-        return None
-    fit = _multiplied(row, kv)
-    if fit is None or fit.form != "keys" or fit.keys is None or not (fit.keys == row.visible).all():
-        return None
-    return replace(fit, form="kv")
-
-
-def _multiplied(row: Row, kv: int) -> Fit | None:
     """Weights in proportion to exp(score), times a factor of few values: 0 for a key that is not seen, 2 for one seen twice."""
-    if row.reads_also(kv):
+    if row._reads_others:
         return None
-    weights, scores, should = row.weights[kv], row.scores[kv], row.visible
+    weights, scores, should = row.weights[row.own], row.scores[row.own], row.visible
     seen = weights > row.tolerance.least
     if not seen.any():
         return None
-    candidates: list[Fit] = []
-    for base, of_seen in _factors(np.log(weights[seen]) - scores[seen], should[seen], row.tolerance.log):
-        factors = np.zeros(len(weights))
-        factors[seen] = of_seen
-        counted = float((factors * np.exp(scores)).sum())
-        faint = should & ~seen & (np.exp(scores + base) < 10 * row.tolerance.least)
-        factors[faint] = 1.0  # too small to be seen: nothing says that it is left out
-        candidates.append(_denominated(Fit("keys", factors, kv=kv), float(np.exp(-base)), counted, row))
-    if candidates and candidates[0].form == "keys-and-mass":  # then the factor of most keys may not be 1
-        return next((fit for fit in candidates if fit.form == "keys-of-all"), candidates[0])
-    return candidates[0] if candidates else None
+    found = _factors(np.log(weights[seen]) - scores[seen], should[seen], row.tolerance.log)
+    if found is None:
+        return None
+    base, of_seen = found
+    factors = np.zeros(len(weights))
+    factors[seen] = of_seen
+    counted = float((factors * np.exp(scores)).sum())
+    faint = should & ~seen & (np.exp(scores + base) < 10 * row.tolerance.least)
+    factors[faint] = 1.0  # too small to be seen: nothing says that it is left out
+    return _denominated(Fit("keys", factors), float(np.exp(-base)), counted, row)
 
 
-def _factors(gaps: Numbers, should: Flags, tolerance: float) -> list[tuple[float, Numbers]]:
-    """Return what log weights minus scores say: that of a factor of 1, and the factor of each key; empty if they are too many.
+def _factors(gaps: Numbers, should: Flags, tolerance: float) -> tuple[float, Numbers] | None:
+    """Return what log weights minus scores say: that of a factor of 1, and the factor of each key; None if they are too many.
 
-    Args:
-        gaps: of the keys with weight.
-        should: which of them should be seen: the factor of most of these is 1, which comes first.
-        tolerance: of a log weight.
+    The factor of most of the keys that should be seen is 1.
     """
     group = _groups(gaps, tolerance)
     counts = np.bincount(group)
     if len(counts) > _FACTORS or np.ptp(gaps[group == counts.argmax()]) > 20 * tolerance:
-        return []
+        return None
     inside = np.bincount(group[should], minlength=len(counts)) if should.any() else counts
-    bases = []
-    for usual in np.argsort(-inside, kind="stable"):
-        base = float(gaps[group == usual].mean())
-        values = np.array([np.exp(gaps[group == number].mean() - base) for number in range(len(counts))])
-        whole = np.round(values)
-        bases.append((base, np.where(np.abs(values - whole) < 3 * tolerance, whole, values)[group]))
-    return bases
+    base = float(gaps[group == inside.argmax()].mean())
+    values = np.array([np.exp(gaps[group == number].mean() - base) for number in range(len(counts))])
+    whole = np.round(values)
+    return base, np.where(np.abs(values - whole) < 3 * tolerance, whole, values)[group]
 
 
 def _groups(values: Numbers, gap: float) -> Ints:
@@ -230,31 +166,24 @@ def _groups(values: Numbers, gap: float) -> Ints:
 
 
 def _denominated(fit: Fit, denominator: float, counted: float, row: Row) -> Fit:
-    """The fit, with what its denominator is.
+    """Add to the factors of keys what their denominator is.
 
-    Args:
-        fit: the factors of keys.
-        denominator: sum of exp(score) that the weights were divided by.
-        counted: the same sum over the keys with weight, times their factors.
-        row: the row.
+    `denominator` is the sum of exp(score) that the weights were divided by, `counted` that of keys times their factors.
     """
     assert fit.keys is not None
     close = 3 * row.tolerance.log
     if abs(denominator / counted - 1) < close:
         return fit
     phantom = denominator - counted
-    of_all = float(np.exp(row.scores[fit.kv][row.visible]).sum())
-    if abs(denominator / of_all - 1) < close:
-        return replace(fit, form="keys-of-all")
     unseen = row.visible & (fit.keys == 0)
     if unseen.any() and abs(phantom / unseen.sum() - 1) < close * denominator / unseen.sum():
         return replace(fit, keys=np.where(unseen, BLANK, fit.keys))
-    return replace(fit, form="keys-and-mass", mass=counted / denominator, phantom=phantom)
+    return replace(fit, form="keys-and-mass", phantom=phantom)
 
 
 def _scaled(row: Row) -> Fit | None:
     """All scores are multiplied by a number."""
-    if (own := row.own_logs(3)) is None:
+    if (own := row._own_logs(3)) is None:
         return None
     seen, logs = own
     scores = row.scores[row.own]
@@ -267,27 +196,14 @@ def _scaled(row: Row) -> Fit | None:
     weights = np.exp(changed - changed.max())
     expected = np.zeros_like(row.weights)
     expected[row.own] = weights / weights.sum()
-    if abs(slope - 1) < row.tolerance.log or not row.near(expected):
+    if abs(slope - 1) < row.tolerance.log or not row._near(expected):
         return None
     return Fit("scale", number=slope)
 
 
-def _bent(row: Row) -> Iterator[Fit]:
-    """Weights are in proportion to another function than exp(score)."""
-    if (own := row.own_logs(4)) is None:
-        return
-    seen, logs = own
-    scores = row.scores[row.own]
-    if np.ptp(logs - scores[seen]) < 5 * row.tolerance.log:
-        return  # in proportion to exp(score)
-    top = float(scores[row.visible].max())
-    for law in laws_of(scores[seen], logs, top, 5 * row.tolerance.log):
-        yield Fit("bent", law=law)
-
-
 def _pieces(row: Row) -> Fit | None:
     """A factor that is constant over runs of keys: the logs of the factors, for whoever finds out what they follow."""
-    if (own := row.own_logs(8)) is None:
+    if (own := row._own_logs(8)) is None:
         return None
     seen, logs = own
     scores = row.scores[row.own]
@@ -319,7 +235,7 @@ def _output(row: Row) -> Iterator[Fit]:
 
 def _query(row: Row) -> Iterator[Fit]:
     """The weights that another query's q has here: in place of this row's, behind this row's mask."""
-    if (own := row.own_logs(3)) is None:
+    if (own := row._own_logs(3)) is None:
         return
     seen, logs = own
     if not (seen == row.visible)[row.expected[row.own] > 1e-5].all():
@@ -388,44 +304,9 @@ def _gained(row: Row) -> Fit | None:
     return Fit("values", keys=to.astype(float))
 
 
-def _keys_moved(row: Row) -> Fit | None:
-    """Each log weight is the score of another key: keys are read from elsewhere, values are not."""
-    if row.reads_also(row.own):
-        return None
-    weights = row.weights[row.own]
-    seen = row.visible & (weights > 10 * row.tolerance.least)
-    if seen.sum() < 4 or abs(weights[row.visible].sum() - 1) > 3 * row.tolerance.weight:
-        return None
-    places, logs = np.flatnonzero(seen), np.log(weights[seen])
-    home = row.own * len(weights) + places
-    margin = row.tolerance.log / 5  # among hundreds of scores, some are within the tolerance by chance
-    scores = row.scores.ravel()
-    order = np.argsort(scores)
-    ranked = scores[order]
-    offsets = np.unique(np.concatenate([logs[n] - scores for n in (0, len(places) // 2, len(places) - 1)]))
-    for log in logs:
-        offsets = offsets[_distance(ranked, log - offsets)[1] <= margin]
-    if not len(offsets):
-        return None
-    unmoved = [np.abs(scores[home] - (logs - offset)) <= margin for offset in offsets]
-    best = int(np.argmax([at_home.sum() for at_home in unmoved]))
-    nearest, _ = _distance(ranked, logs - offsets[best])
-    to = np.full(len(weights), -1.0)
-    to[places] = np.where(unmoved[best], home, order[nearest])
-    return Fit("scored", keys=to)
-
-
-def _distance(ranked: Numbers, wanted: Numbers) -> tuple[Ints, Numbers]:
-    """The index of the number nearest to each that is wanted, among numbers in ascending order, and its distance."""
-    above = np.searchsorted(ranked, wanted).clip(1, len(ranked) - 1)
-    gap_above, gap_below = np.abs(ranked[above] - wanted), np.abs(ranked[above - 1] - wanted)
-    nearer = gap_above < gap_below
-    return np.where(nearer, above, above - 1), np.where(nearer, gap_above, gap_below)
-
-
-_CHEAP: tuple[Callable[[Row], Fit | None], ...] = (_zero, _constant, _seen_keys, _other_kv, _scaled)
-_DEAR: tuple[Callable[[Row], Fit | None], ...] = (_values_moved, _keys_moved, _pieces)
-_SEVERAL: tuple[Callable[[Row], Iterator[Fit]], ...] = (_bent, _output, _query)
+_CHEAP: tuple[Callable[[Row], Fit | None], ...] = (_seen_keys, _scaled)
+_DEAR: tuple[Callable[[Row], Fit | None], ...] = (_values_moved, _pieces)
+_SEVERAL: tuple[Callable[[Row], Iterator[Fit]], ...] = (_output, _query)
 """Forms that may fit in several ways."""
 _MANY_KEYS = 256
 """Keys from which on dear forms are tried only where no plain one fits."""

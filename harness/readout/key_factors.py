@@ -9,7 +9,7 @@ import numpy as np
 from assay.harness.localize.reading import Flags, Numbers
 from assay.harness.readout.edges import Sum
 from assay.harness.readout.forms import BLANK
-from assay.harness.readout.mining import Condition, Value
+from assay.harness.readout.mining import Condition
 from assay.harness.readout.operators import Effect
 from assay.harness.readout.queries import Queries, weighted_softmax
 
@@ -28,7 +28,7 @@ class KeyFactor:
     condition: Condition
     factor: float
 
-    def holds(self, queries: Queries) -> Flags:
+    def _holds(self, queries: Queries) -> Flags:
         """For which keys it holds, bool [rows, heads, total_k]."""
         seen, own = queries.visible, queries.own_rows
         inside = {"seen": seen, "hidden": own & ~seen, "foreign": ~own}[self.universe]
@@ -41,20 +41,17 @@ class KeyFactors(Effect):
 
     Attributes:
         parts: which.
-        denominator: "counted", of the keys with their factors; "all", of the keys that should be seen.
         phantom: how many keys with a score and a value of zero are counted too.
     """
 
     parts: tuple[KeyFactor, ...]
-    denominator: str = "counted"
-    phantom: Value | Sum | None = None
+    phantom: Sum | None = None
     cost: float = 1.0
 
     def outputs(self, queries: Queries) -> Numbers:
         factors = np.repeat(queries.visible[:, None].astype(float), queries.heads, 1)
         for part in self.parts:
-            factors[part.holds(queries)] = part.factor
-        counted = queries.visible[:, None].astype(float) if self.denominator == "all" else None
+            factors[part._holds(queries)] = part.factor
         phantom: Numbers | None = None
         if self.phantom is not None:
             phantom = np.maximum(self.phantom.of(queries.table), 0).reshape(*queries.shape, 1).astype(float)
@@ -63,4 +60,4 @@ class KeyFactors(Effect):
             factors[blank] = 0.0
             zeros = blank.sum(-1, keepdims=True).astype(float)
             phantom = zeros if phantom is None else phantom + zeros
-        return queries.of_own(weighted_softmax(factors, queries.own_scores, counted, phantom))
+        return queries.of_own(weighted_softmax(factors, queries.own_scores, phantom=phantom))

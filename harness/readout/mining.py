@@ -23,7 +23,7 @@ Flags = NDArray[np.bool_]
 Rounding = Choice["", "up", "down", "mod", "gap"]
 _MAX_LITERALS = 3
 """Most literals of a condition: longer ones fit by chance."""
-MAX_EXAMPLES = 1500
+_MAX_EXAMPLES = 1500
 """Positive examples, and negative ones, among which conditions are sought at a time, so that a thousand literals are compared with
 each other in a fraction of a second. Where others contradict the conditions, some of these counterexamples are added."""
 _PLAIN = 2.3
@@ -117,12 +117,7 @@ class Literal:
 
 @dataclass(frozen=True)
 class Condition:
-    """A conjunction of literals, or its negation. Without literals it always holds.
-
-    Attributes:
-        literals: what must hold.
-        negated: whether the conjunction must not hold.
-    """
+    """A conjunction of literals, or its negation. Without literals it always holds."""
 
     literals: tuple[Literal, ...] = ()
     negated: bool = False
@@ -144,19 +139,10 @@ ALWAYS = Condition()
 
 
 def mine(table: Table, positive: Flags, terms: Sequence[Term], most: int = 6) -> list[Condition]:
-    """The cheapest conditions that hold for all positive examples and for no negative one, cheapest first.
+    """The cheapest conditions that hold for all positive examples, of which there is one, and for no negative one, cheapest first.
 
     Where no conjunction of at most `_MAX_LITERALS` does, or only a far-fetched one, the negation of one is tried. Several
-    conditions that agree on the examples are rivals: an example on which they differ tells them apart.
-
-    Args:
-        table: the examples.
-        positive: which of them are positive, bool [examples]; at least one.
-        terms: what conditions may speak of.
-        most: most conditions to return.
-
-    Returns:
-        Empty if there is none.
+    conditions that agree on the examples are rivals: an example on which they differ tells them apart. Empty if there is none.
     """
     if positive.all():
         return [ALWAYS]
@@ -170,7 +156,7 @@ def mine(table: Table, positive: Flags, terms: Sequence[Term], most: int = 6) ->
 def _conjunctions(table: Table, positive: Flags, terms: Sequence[Term], most: int) -> list[Condition]:
     """Conjunctions that are exact on all examples, sought among some of them and tried on all."""
     draw = np.random.default_rng(0)
-    inside, outside = (draw.permutation(np.flatnonzero(which))[:MAX_EXAMPLES] for which in (positive, ~positive))
+    inside, outside = (draw.permutation(np.flatnonzero(which))[:_MAX_EXAMPLES] for which in (positive, ~positive))
     for _ in range(_ROUNDS):
         holding, against = ({name: column[some] for name, column in table.items()} for some in (inside, outside))
         conditions = _search(_literals(holding, against, terms), against, most)
@@ -280,42 +266,6 @@ def _spelled(sets: Iterable[tuple[int, ...]], members: Sequence[Sequence[Literal
         for place, of in enumerate(which):
             for rival in members[of][1:3]:
                 yield Condition((*leaders[:place], rival, *leaders[place + 1 :]))
-
-
-@dataclass(frozen=True)
-class Value:
-    """An integer that depends on features: ``times * term + plus``; without a term, a constant.
-
-    Attributes:
-        term: the term.
-        plus: what is added.
-        times: 1 or -1.
-    """
-
-    term: Term | None
-    plus: int = 0
-    times: int = 1
-
-    def of(self, table: Table) -> NDArray[np.int64]:
-        """Its value for each example, int64 [examples]."""
-        return np.full(_size(table), self.plus) if self.term is None else self.times * self.term.of(table) + self.plus
-
-    @property
-    def cost(self) -> float:
-        """Strangeness: how far-fetched it is."""
-        return (0.0 if self.term is None else 0.5 + self.term.cost) + strangeness(self.plus)
-
-
-def mine_values(table: Table, wanted: NDArray[np.int64], terms: Sequence[Term], most: int = 4) -> list[Value]:
-    """The cheapest integers that equal the wanted one for every example, cheapest first; empty if there is none."""
-    values = [Value(None, int(wanted[0]))] if (wanted == wanted[0]).all() else []
-    for term in terms:
-        value = term.of(table)
-        for times in (1, -1):
-            off = wanted - times * value
-            if (off == off[0]).all():
-                values.append(Value(term, int(off[0]), times))
-    return sorted(values, key=lambda candidate: candidate.cost)[:most]
 
 
 def _size(table: Table) -> int:

@@ -44,7 +44,7 @@ _NAMES = BY_ID | _GAINS
 """The names that a read-out can contradict. Others say how the kernel behaves, such as state that it keeps."""
 
 
-def name_of(operator: Operator, samples: Sequence[Sample]) -> Bug | None:
+def _name_of(operator: Operator, samples: Sequence[Sample]) -> Bug | None:
     """The hypothesis that gives the same outputs as an operator wherever the kernel was wrong; None if there is none."""
     if len(operator.clauses) == 1 and (known := operator.clauses[0].effect.id):
         return BY_ID.get(known)
@@ -70,15 +70,11 @@ def said(read: ReadOut) -> str:
 
 
 def with_operator(findings: Sequence[Finding], read: ReadOut) -> list[Finding]:
-    """The findings; the first serious one says what was read.
+    """The findings of a check or a replay; the first serious one says what was read.
 
     It gets the name of what was read where it had none, or where what was read contradicts its own: the hypothesis changes
     outputs that are wrong, and not to what the kernel answers. Where no hypothesis is the same, what was read is the title. Its
     severity stays, so no verdict depends on a read-out.
-
-    Args:
-        findings: of a check or a replay.
-        read: of the same kernel.
     """
     first = next(iter(serious(findings)), None)
     if first is None:
@@ -125,11 +121,7 @@ def _evidence(read: ReadOut) -> list[str]:
 def _name(first: Finding, others: Collection[str], read: ReadOut, text: str) -> dict[str, object]:
     """Id, title, words for the headline, and diagnosis of a finding, so that they and what was read say one thing.
 
-    Args:
-        first: the finding.
-        others: ids of the other serious findings: what they give is not held against this one.
-        read: the read-out.
-        text: what it says.
+    What other serious findings give is not held against this one.
     """
     if first.id != UNEXPLAINED and first.id not in _NAMES:
         return {}
@@ -158,7 +150,7 @@ def _confined(first: Finding, read: ReadOut) -> dict[str, object]:
 
 
 def _read_name(read: ReadOut) -> dict[str, object]:
-    known = name_of(read.operator, read.samples)
+    known = _name_of(read.operator, read.samples)
     if known:
         return _named(known.id, read)
     return {"id": OPERATOR, "title": _title(read.sentence), "does": does(None, "")}

@@ -34,13 +34,7 @@ class Effect(ABC):
 
 @dataclass(frozen=True)
 class Told(Effect):
-    """A function that has its words by itself.
-
-    Attributes:
-        words: what it does, in words.
-        compute: (queries, *args) -> the output of each query. What it is given can be sent to another process.
-        args: what it is given.
-    """
+    """A function (queries, *args) -> outputs that has its words by itself, and can be sent to another process."""
 
     words: str
     compute: Callable[..., Numbers]
@@ -54,12 +48,7 @@ class Told(Effect):
 
 @dataclass(frozen=True)
 class Clause:
-    """An effect, and the queries on which it shows.
-
-    Attributes:
-        effect: the effect.
-        condition: on the queries.
-    """
+    """An effect, and the condition of the queries on which it shows."""
 
     effect: Effect
     condition: Condition = ALWAYS

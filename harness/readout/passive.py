@@ -50,7 +50,7 @@ _MOST_SEQUENCES = 6
 
 
 @dataclass(frozen=True)
-class Solved:
+class _Solved:
     """The weights of some queries of a recorded call.
 
     Attributes:
@@ -67,10 +67,6 @@ class Solved:
     def known(self) -> Flags:
         """Of which queries and heads the weights are known, bool [rows, num_q_heads]."""
         return np.isfinite(self.reading.off)
-
-    def tolerance(self, row: int, head: int) -> Tolerance:
-        """Return how exact the weights of a query and head are."""
-        return tolerance_of(float(self.errors[row, head]), float(self.total[row, head]))
 
     def shown(self, head: int) -> WeightReading | None:
         """The known rows of a head, with weights that noise explains as it would have them; None if no row is known.
@@ -99,7 +95,7 @@ class Solved:
         return WeightReading(reading.call, reading.rows[rows], weights, reading.constant[rows], off, reading.number)
 
 
-def tolerance_of(error: float, total: float) -> Tolerance:
+def _tolerance_of(error: float, total: float) -> Tolerance:
     """The tolerance of weights with this standard error, and with this sum of them.
 
     A log weight is off by error / weight. Where a row is noisy, a larger error of a log weight is accepted, so that fewer of its
@@ -110,17 +106,12 @@ def tolerance_of(error: float, total: float) -> Tolerance:
     return Tolerance(max(usual.weight, _UNSURE * total), log, max(usual.least, _UNSURE * error / log))
 
 
-def solve(call: AttentionCall, rows: Ints, out: Numbers, noise: float) -> Solved:
+def _solve(call: AttentionCall, rows: Ints, out: Numbers, noise: float) -> _Solved:
     """The weights of some queries of a recorded call, where keys can be found that give the outputs.
 
     The keys that a query should see come first, then those of its sequence, those at its ends, those of other sequences, and other
-    kv heads: the first that give the output, and are no more than `_UNKNOWNS` of head_dim_v.
-
-    Args:
-        call: the call.
-        rows: packed rows of q.
-        out: what was recorded of them, [rows, num_q_heads, head_dim_v].
-        noise: error of a right output, relative L1.
+    kv heads: the first that give the output, up to the noise of a right one, relative L1, and are no more than `_UNKNOWNS` of
+    head_dim_v.
     """
     heads, kv_heads = call.q.shape[1], call.k.shape[1]
     values = call.v.double().cpu()
@@ -134,7 +125,7 @@ def solve(call: AttentionCall, rows: Ints, out: Numbers, noise: float) -> Solved
             for kv, keys in _supports(call, row, own):
                 if not left.any():
                     break
-                solution = _solved(values[keys, kv], wanted[n, its], noise)
+                solution = _least_squares(values[keys, kv], wanted[n, its], noise)
                 if solution is None:
                     continue
                 solved, *rest, fit = solution
@@ -144,20 +135,17 @@ def solve(call: AttentionCall, rows: Ints, out: Numbers, noise: float) -> Solved
                 off[n, at], errors[n, at], total[n, at] = (of_head[hit] for of_head in rest)
                 left &= ~hit
     constant = np.zeros((*off.shape, call.v.shape[2]))
-    return Solved(WeightReading(call, rows, weights, constant, off), errors, total)
+    return _Solved(WeightReading(call, rows, weights, constant, off), errors, total)
 
 
-def _solved(values: Tensor, wanted: Tensor, noise: float) -> tuple[Numbers, Numbers, Numbers, Numbers, Flags] | None:
-    """Least squares by a QR decomposition.
-
-    Args:
-        values: of some keys, [keys, head_dim_v].
-        wanted: the outputs, [heads, head_dim_v].
-        noise: error of a right output, relative L1.
+def _least_squares(
+    values: Tensor, wanted: Tensor, noise: float
+) -> tuple[Numbers, Numbers, Numbers, Numbers, Flags] | None:
+    """Solve for the weights of some keys, of which there are the values, by least squares with a QR decomposition.
 
     Returns:
-        Weights [heads, keys], what they leave of the outputs [heads], `Solved.errors` [heads], `Solved.total` [heads], and which of
-        them fit, bool [heads]. None if the values are linearly dependent.
+        Weights [heads, keys]; of each head what they leave of the output, `errors` and `total` of `_Solved`, and whether they fit.
+        None if the values are linearly dependent.
     """
     keys, dim = values.shape
     q, r = torch.linalg.qr(values.T)
@@ -173,7 +161,7 @@ def _solved(values: Tensor, wanted: Tensor, noise: float) -> tuple[Numbers, Numb
     spread = inverse.norm(dim=1)
     errors, total = sigma * spread.max(), sigma * spread.sum()
     fits = rest <= _REST * noise * (1 - keys / dim) ** 0.5 * size
-    sure = np.array([tolerance_of(float(e), float(t)).least <= _LEAST for e, t in zip(errors, total, strict=True)])
+    sure = np.array([_tolerance_of(float(e), float(t)).least <= _LEAST for e, t in zip(errors, total, strict=True)])
     off = (rest / size.clamp(min=1e-12)).numpy()
     return weights.numpy(), off, errors.numpy(), total.numpy(), fits.numpy() & sure
 
@@ -213,9 +201,7 @@ def _key_sets(call: AttentionCall, row: int, most: int) -> Iterator[Ints]:
     yield every
 
 
-_SECONDS = 30.0
-"""Most time that recorded calls are searched for a rule."""
-WRONG_CALLS, RIGHT_CALLS = 24, 12
+_WRONG_CALLS, _RIGHT_CALLS = 24, 12
 """Calls that are mined at first, of those with wrong outputs and of the others: at most half of them."""
 _MOST_WRONG, _MOST_RIGHT = 96, 48
 """Calls on which rules are tried: with wrong outputs, and without."""
@@ -235,8 +221,6 @@ _LEAST_NOISE = {torch.float32: 1e-6, torch.float16: 5e-4, torch.bfloat16: 4e-3}
 """Error of a right output, relative L1, that is assumed at least: half a unit in the last place, and of float32 what sums lose."""
 _CLEARLY = {torch.float32: 3e-4, torch.float16: 6e-3, torch.bfloat16: 4.5e-2}
 """Error of a query from which on it is wrong, at least: as where a kernel is asked."""
-
-
 Recorded = tuple[AttentionCall, Tensor, float]
 """A call, the output that was recorded, [total_q, num_q_heads, head_dim_v], and the relative error of a query, L1, from which on it
 is wrong."""
@@ -247,44 +231,33 @@ def recorded(call: AttentionCall, out: Tensor, noise: float) -> Recorded:
     return call, out, max(noise, _CLEARLY.get(call.q.dtype, 0.0))
 
 
-def read_recorded(calls: Sequence[Recorded], seconds: float = _SECONDS) -> tuple[ReadOut, Picture | None]:
-    """Read an operator off recorded calls. Nothing is executed but the search for rules.
+def read_recorded(calls: Sequence[Recorded], seconds: float = 30.0) -> tuple[ReadOut, Picture | None]:
+    """Read an operator off recorded calls of one kernel, within some CPU time, and draw the picture of the smallest telling one.
 
-    The calls are halved: rules are mined from one half, and tried on the other. Calls that contradict them are mined too.
-
-    Args:
-        calls: recorded calls of one kernel, in any order.
-        seconds: most CPU time; what is known by then is returned.
-
-    Returns:
-        The read-out: `calls` counts the recorded calls that were looked at, and `fresh` speaks of those that it was not mined from.
-        And the picture of one q head of the smallest telling call; None if no weights were solved for.
+    The calls are halved: rules are mined from one half, and tried on the other. Calls that contradict them are mined too. `calls`
+    of the read-out counts those that were looked at, and `fresh` speaks of those that it was not mined from.
     """
     begun, cpu = time.monotonic(), time.process_time()
     with few_threads(()):
         search = _Search(calls, seconds)
         complete = True
         try:
-            search.run()
+            search._run()
         except BudgetSpentError:
             complete = False
         fresh = [sample for sample in search.samples if sample.fresh]
         finder, operator = search.finder, search.operator
+        solved = f"the weights of {search.solved:,} of {search.tried:,} wrong outputs of small calls were solved for"
         read = ReadOut(
             operator, sentence(operator), finder.tally(operator, search.samples), finder.tally(operator, fresh),
-            len(search.samples), time.monotonic() - begun, time.process_time() - cpu, complete, search.notes(),
+            len(search.samples), time.monotonic() - begun, time.process_time() - cpu, complete, (solved,) if search.tried else (),
             tuple(search.samples), passive=True,
         )  # fmt: skip
-        return read, search.picture()
+        return read, search._picture()
 
 
 class _Search:
-    """The search for the operator of recorded calls.
-
-    Args:
-        calls: recorded calls.
-        seconds: most CPU time.
-    """
+    """The search for the operator of recorded calls."""
 
     def __init__(self, calls: Sequence[Recorded], seconds: float) -> None:
         draw = np.random.default_rng(0)
@@ -294,11 +267,11 @@ class _Search:
         self.samples = [*self._wrong, *self._right]
         self.operator = Operator()
         self.solved = self.tried = 0
-        self._read: list[tuple[Sample, Solved]] = []
+        self._read: list[tuple[Sample, _Solved]] = []
         dtype = calls[0][0].q.dtype if calls else torch.float32
         self.finder = Fitter(Prober(_nobody, 0, seconds, clock=budget_clock("cpu")), "normal", dtype)
 
-    def run(self) -> None:
+    def _run(self) -> None:
         """Find the operator.
 
         Raises:
@@ -306,7 +279,7 @@ class _Search:
         """
         if not self._wrong:
             return
-        first = [*self._wrong[::2][:WRONG_CALLS], *self._right[::2][:RIGHT_CALLS]]
+        first = [*self._wrong[::2][:_WRONG_CALLS], *self._right[::2][:_RIGHT_CALLS]]
         for sample in sorted(first, key=lambda mined: mined.plan.size):
             self._mine(sample)
         left = [sample for sample in self.samples if sample.fresh]
@@ -322,14 +295,9 @@ class _Search:
             operators = self.finder.fit()
         self.operator = operators[0]
 
-    def notes(self) -> tuple[str, ...]:
-        """Say what the read-out rests on."""
-        solved = f"the weights of {self.solved:,} of {self.tried:,} wrong outputs of small calls were solved for"
-        return (solved,) if self.tried else ()
-
-    def picture(self) -> Picture | None:
+    def _picture(self) -> Picture | None:
         """Draw the weights of one q head of the smallest call that shows more than a few keys."""
-        ranked: list[tuple[bool, int, int, Solved, int]] = []
+        ranked: list[tuple[bool, int, int, _Solved, int]] = []
         for number, (sample, solved) in enumerate(self._read):
             of = (sample.bad.reshape(solved.known.shape) & solved.known).sum(0)
             if of.any():
@@ -348,13 +316,14 @@ class _Search:
         if not sample.bad.any() or left <= 0 or weights > _MOST_OF_ALL_QUERIES:
             return
         self.finder.prober.check_time()
-        solved = solve(queries.call, queries.rows, sample.actual, self._noise)
+        solved = _solve(queries.call, queries.rows, sample.actual, self._noise)
         known = sample.bad & solved.known.ravel()
         self.tried, self.solved = self.tried + int(sample.bad.sum()), self.solved + int(known.sum())
         every, fits_of_rows = Queries(queries.call, range(len(queries.call.q))), list[tuple[Fit, ...]]()
         for place in range(len(known)):
             at = divmod(place, queries.heads)
-            explained = fits(Row(solved.reading, every, *at, solved.tolerance(*at))) if known[place] else []
+            tolerance = _tolerance_of(float(solved.errors[at]), float(solved.total[at]))
+            explained = fits(Row(solved.reading, every, *at, tolerance)) if known[place] else []
             # A wrong output whose weights may be right, up to their noise, is evidence of nothing.
             fits_of_rows.append(tuple(fit for fit in explained if fit.form != "right"))
         sample.fits = tuple(fits_of_rows)

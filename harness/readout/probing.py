@@ -235,8 +235,6 @@ def _length(draw: random.Random, most: int) -> int:
 
 REFUSED = "refused"
 """The reason of a call that a kernel raised `KernelRefused` for, in `Prober.raised`."""
-
-
 _WAITS = 5.0
 """Seconds of waiting that count as one second of CPU time."""
 
@@ -268,7 +266,6 @@ class Prober:
         device: where calls are made.
         shapes: (head_dim, head_dim_v) that it is asked for, besides what it declares; None for any. A kernel that was written for
             one head_dim may write beyond its output with another, which ends the process.
-        compiles: whether a first call of its shape may compile: its time is not counted. So it is on a GPU.
         asked: calls that it got.
         raised: calls that it did not answer, by the reason.
         of_kind: calls that it got, by layer and phase.
@@ -280,24 +277,17 @@ class Prober:
     until: float = field(default_factory=lambda: time.monotonic() + 60.0)
     device: str = "cpu"
     shapes: frozenset[tuple[int, int]] | None = None
-    compiles: bool = field(init=False)
     asked: int = 0
     raised: dict[str, int] = field(default_factory=dict)
     of_kind: Counter[tuple[int, str]] = field(default_factory=Counter)
     clock: Callable[[], float] = time.monotonic
     _shapes_seen: set[tuple[object, ...]] = field(default_factory=set)
 
-    def __post_init__(self) -> None:
-        self.compiles = self.device != "cpu"
-
     def __call__(self, call: AttentionCall, as_it_lies: bool = False) -> Tensor | None:
         """The output, float64 [total_q, num_q_heads, head_dim_v] on the CPU.
 
-        None if the kernel raised or broke the contract, or does not declare to compute such calls: then it is not asked.
-
-        Args:
-            call: the call.
-            as_it_lies: give the kernel the tensors themselves, as they lie in memory, in place of copies.
+        None if the kernel raised or broke the contract, or does not declare to compute such calls: then it is not asked. It gets
+        copies, unless the tensors are to be given `as_it_lies`, in the same place of memory.
 
         Raises:
             BudgetSpentError: nothing is left of the budget.
@@ -329,9 +319,9 @@ class Prober:
         return out.detach().to("cpu", torch.float64, copy=True)
 
     def _leave_out_compilation(self, call: AttentionCall, seconds: float) -> None:
-        """Give the time of a first call of its shape back: a compiler specialises on dtype, heads and head dims."""
+        """Give the time of a first call of its shape on a GPU back: a compiler specialises on dtype, heads and head dims."""
         shape = (call.phase, call.q.dtype, call.q.shape[1:], call.k.shape[1:], call.v.shape[1:], call.causal)
-        if self.compiles and shape not in self._shapes_seen:
+        if self.device != "cpu" and shape not in self._shapes_seen:
             self._shapes_seen.add(shape)
             self.until += seconds
 

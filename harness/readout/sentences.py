@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from assay.harness.readout.forms import BLANK
 from assay.harness.readout.key_factors import KeyFactor, KeyFactors
-from assay.harness.readout.mining import Condition, Literal, Term, Value
-from assay.harness.readout.operators import Clause, Effect, Operator, Told
-from assay.harness.readout.words import ALL_BUT, Keys, keys, number, of_keys, only, plus, value_words
+from assay.harness.readout.mining import Condition, Term
+from assay.harness.readout.operators import Clause, Operator, Told
+from assay.harness.readout.words import ALL_BUT, Keys, keys, of_keys, only, plus
 
 _Said = tuple[str, list[Condition]]
 """An effect in words, and the conditions on queries that its own conditions hold in common."""
@@ -33,15 +34,11 @@ def _text_and_place(clause: Clause) -> tuple[str, str]:
     """Return what a clause does, and where."""
     if mask := _mask(clause):
         return mask, only([_without_causal(clause.condition)])
-    text, inner = _effect(clause.effect)
+    if isinstance(clause.effect, Told):
+        return clause.effect.words, only([clause.condition])
+    assert isinstance(clause.effect, KeyFactors)
+    text, inner = _key_factors(clause.effect)
     return text, only([clause.condition, *inner])
-
-
-def _effect(effect: Effect) -> _Said:
-    if isinstance(effect, Told):
-        return effect.words, []
-    assert isinstance(effect, KeyFactors)
-    return _key_factors(effect)
 
 
 def _split(condition: Condition, universe: str = "seen") -> tuple[Keys | None, list[Condition]]:
@@ -66,13 +63,12 @@ def _key_factors(effect: KeyFactors) -> _Said:
     rows = [inner for _, inner in split]
     common = rows[0] if rows and all(row == rows[0] for row in rows) else []
     texts: list[str] = []
-    late = effect.denominator == "all"
     for part, (which, inner) in zip(effect.parts, split, strict=True):
         there = "" if common else only(inner)
-        texts.append(_part(part, which, late) + (f" ({there})" if there else ""))
-    text = "after the softmax, " * late + _chained(texts)
+        texts.append(_part(part, which) + (f" ({there})" if there else ""))
+    text = _chained(texts)
     if effect.phantom is not None:
-        count = value_words(effect.phantom) if isinstance(effect.phantom, Value) else effect.phantom.words
+        count = effect.phantom.words
         extra = f"the softmax denominator counts {count} extra {'key' if count == '1' else 'keys'} with a score of 0"
         text = "; ".join(filter(None, (text, extra)))
     return text, common
@@ -80,7 +76,7 @@ def _key_factors(effect: KeyFactors) -> _Said:
 
 def _in_place(effect: KeyFactors) -> _Said | None:
     """Keys of another sequence that are seen in place of the same ones of the own sequence."""
-    if len(effect.parts) != 2 or effect.denominator != "counted" or effect.phantom is not None:
+    if len(effect.parts) != 2 or effect.phantom is not None:
         return None
     here, there = sorted(effect.parts, key=lambda part: part.universe != "seen")
     if (here.universe, there.universe, here.factor, there.factor) != ("seen", "foreign", 0, 1):
@@ -104,32 +100,28 @@ def _chained(texts: Sequence[str]) -> str:
     return chain
 
 
-def _part(part: KeyFactor, which: Keys | None, late: bool) -> str:
-    """One part in words; `late` says that weights change after the softmax."""
+def _part(part: KeyFactor, which: Keys | None) -> str:
+    """One part in words."""
     some, plural = which or ("all keys", True)
     if part.universe != "seen":
-        times = "" if part.factor == 1 else f", with {number(part.factor)} times the weight"
+        times = "" if part.factor == 1 else f", with {_number(part.factor)} times the weight"
         return f"query i also sees {some}{times}"
-    if part.factor == 0 and late:
-        return f"weights of {some} are zeroed" if plural else f"the weight of {some} is zeroed"
     if part.factor == 0 and some.startswith(ALL_BUT):
         return f"query i sees only {some.removeprefix(ALL_BUT)}"
     if part.factor == 0:
         return f"query i does not see {some}" if which else "query i sees no key"
     if part.factor == BLANK:
         return f"K and V of {some} are read as zero"
-    if part.factor == 2 and not late:
+    if part.factor == 2:
         return f"query i sees {some} twice"
     what = f"weights of {some} are" if plural else f"the weight of {some} is"
-    return f"{what} multiplied by {number(part.factor)}"
+    return f"{what} multiplied by {_number(part.factor)}"
 
 
 def _mask(clause: Clause) -> str:
     """A mask with a name, which says by itself that it is causal; empty if it has none."""
     effect = clause.effect
-    if not isinstance(effect, KeyFactors) or len(effect.parts) != 1:
-        return ""
-    if effect.denominator != "counted" or effect.phantom:
+    if not isinstance(effect, KeyFactors) or len(effect.parts) != 1 or effect.phantom:
         return ""
     part = effect.parts[0]
     literals = _without_causal(part.condition).literals
@@ -170,8 +162,16 @@ def _without_causal(condition: Condition) -> Condition:
     """Leave out of a conjunction the literal that the mask is causal, whatever that costs."""
     if condition.negated:
         return condition
-    return Condition(tuple(literal for literal in condition.literals if not _is_causal(literal)))
+    rest = tuple(
+        literal for literal in condition.literals
+        if (literal.term.name, literal.term.minus, literal.op, literal.value) != ("causal", "", "==", 1)
+    )  # fmt: skip
+    return Condition(rest)
 
 
-def _is_causal(literal: Literal) -> bool:
-    return (literal.term.name, literal.term.minus, literal.op, literal.value) == ("causal", "", "==", 1)
+def _number(value: float) -> str:
+    """A number, in the constants at hand if it is one of them."""
+    for constant, words in ((math.log(2), "ln 2"), (1 / math.log(2), "log2(e)")):
+        if math.isclose(value, constant, rel_tol=1e-6):
+            return words
+    return f"{value:.4g}" if abs(value) < 1e4 else f"{value:.6g}"

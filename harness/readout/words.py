@@ -5,13 +5,12 @@ Features with a letter of their own are compared as symbols; `legend` says what 
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from assay.harness.readout.features import Pairs
-from assay.harness.readout.mining import Condition, Literal, Term, Value
+from assay.harness.readout.mining import Condition, Literal, Term
 from assay.harness.text import listed
 
 _LETTERS = {
@@ -88,14 +87,6 @@ def plus(text: str, number: int) -> str:
     return f"{text} {'+' if number > 0 else '-'} {abs(number)}" if number else text
 
 
-def number(value: float) -> str:
-    """A number, in the constants at hand if it is one of them."""
-    for constant, words in ((math.log(2), "ln 2"), (1 / math.log(2), "log2(e)")):
-        if math.isclose(value, constant, rel_tol=1e-6):
-            return words
-    return f"{value:.4g}" if abs(value) < 1e4 else f"{value:.6g}"
-
-
 def _term_words(term: Term) -> str:
     """Spell a term as an expression: "(p - j) mod 4"."""
     text = _blocks(term.name, term.block)
@@ -104,17 +95,6 @@ def _term_words(term: Term) -> str:
     if not term.modulo:
         return text
     return f"({text}) mod {term.modulo}" if term.minus or term.block > 1 else f"{text} mod {term.modulo}"
-
-
-def value_words(value: Value) -> str:
-    """Spell an integer as an expression: "16 - total mod 16"."""
-    if value.term is None:
-        return str(value.plus)
-    text = _term_words(value.term)
-    if value.times > 0:
-        return plus(text, value.plus)
-    text = f"({text})" if value.term.minus and not value.term.modulo else text
-    return f"{value.plus} - {text}" if value.plus else f"-{text}"
 
 
 def _subtracted(term: Term) -> str:
@@ -218,8 +198,6 @@ _SEQUENCES = {
     ("==", -1): "of the previous sequence", ("==", 1): "of the next sequence", ("<", 0): "of earlier sequences",
     (">=", 1): "of later sequences", ("==", 0): "of its own sequence", ("!=", 0): "of other sequences",
 }  # fmt: skip
-
-
 Keys = tuple[str, bool]
 """Some keys in words, and whether they are several."""
 
@@ -244,12 +222,7 @@ def of_keys(literal: Literal) -> bool:
 
 
 def keys(literals: Sequence[Literal], universe: str = "seen") -> Keys:
-    """Say for which keys literals hold.
-
-    Args:
-        literals: literals that speak of keys.
-        universe: see `KeyFactor`.
-    """
+    """Say for which keys of a universe, see `KeyFactor`, literals that speak of keys hold."""
     bounds, clauses, sequence = list[_Bound](), list[str](), ""
     for literal in literals:
         term = literal.term

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +49,11 @@ _MAX_TEXT = 1000
 _MAX_PASSES = 256  # kept in memory until the worst cases among them are resolved
 
 
+def beside_cache(names: Collection[str], phase: str, stored: bool) -> str:
+    """Return the noise family of an engine's own backends: beside a cache of fewer bits they store q and weights so too."""
+    return BESIDE_FP8 if stored else ""
+
+
 class Shadow:
     """The shadow of one process: sums up errors and records calls.
 
@@ -59,14 +64,17 @@ class Shadow:
         rank: rank of this process among those that share the heads (tensor parallelism).
         ranks: number of these processes.
         clock: a clock, in seconds.
+        native_noise: returns the noise family of backends of the engine in a phase, beside a cache of fewer bits or not.
     """
 
     def __init__(
         self, folder: Path, candidate: Candidate | None, new_writer: Callable[[], PackWriter] | None,
         rank: int = 0, ranks: int = 1, clock: Callable[[], float] = time.monotonic,
+        native_noise: Callable[[Collection[str], str, bool], str] = beside_cache,
     ) -> None:  # fmt: skip
         self._folder, self._candidate, self._new_writer = folder, candidate, new_writer
         self._rank, self._ranks, self._clock = rank, ranks, clock
+        self._native_noise = native_noise
         self._seed = secrets.randbits(32)
         self.references: set[str] = set()
         self.tally: EnvelopeTally | None = None
@@ -180,8 +188,11 @@ class Shadow:
             if given is not None:
                 check_stored(packed, *given)
             if (layer, call.phase) not in self._truth:
-                self._noise = self._candidate.noise or self._native_noise(stored and self._candidate.reads_given)
-                families = (self._noise, self._reference_noise(call.phase, stored))
+                noise = self._candidate.noise or self._native_noise(
+                    (self._candidate.name,), call.phase, stored and self._candidate.reads_given
+                )
+                self._noise = self._noise or noise
+                families = (noise, self._reference_noise(call.phase, stored))
                 self._truth[layer, call.phase] = TruthSums(reference.shape[1], *families, self._candidate.reads_given)
             [seed] = np.random.SeedSequence([self._seed, self._count, layer]).generate_state(1).tolist()
             self._features |= dict.fromkeys(packed.features)
@@ -201,12 +212,7 @@ class Shadow:
         own = [Backend.parse(name) for name in self.references]
         declared = next((backend.noise for backend in own if backend.noise and phase in backend.phases), "")
         computes = any(backend.is_kernel and phase in backend.phases for backend in own)
-        return declared or self._native_noise(stored and not computes)
-
-    @staticmethod
-    def _native_noise(stored: bool) -> str:
-        """Return the noise family of an engine's own backend: beside a cache of fewer bits it stores q and weights so too."""
-        return BESIDE_FP8 if stored else ""
+        return declared or self._native_noise(self.references, phase, stored and not computes)
 
     def _record(
         self, metadata: CallMetadata, call: ObservedCall, reference: Tensor, candidate: Tensor | None,

@@ -30,6 +30,7 @@ def test_every_family_is_here() -> None:
     assert set(families.FAMILIES) == set(ASKED) | LIKE_NO_OTHER
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("family", ASKED)
 def test_a_family_asks_for_its_features_and_answers_questions(family: str) -> None:
     transformers = pytest.importorskip("transformers")
@@ -37,7 +38,7 @@ def test_a_family_asks_for_its_features_and_answers_questions(family: str) -> No
     assert set(model_shape(folder).asks) == ASKED[family]
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    for question in itertools.islice(questions(), 4):
+    for question in itertools.islice(questions(), 2):
         chat = [{"role": "user", "content": question.prompt}]
         prompt = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
         ids = tokenizer(prompt, return_tensors="pt", add_special_tokens=False).input_ids

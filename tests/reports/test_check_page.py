@@ -31,12 +31,10 @@ TEST = "def test_mine():\n    assert_correct(forward, call)"
 @pytest.fixture(scope="module")
 def wrong(examples: ModuleType) -> CheckResult:
     """A wrong kernel, whose finding has an operator and a picture."""
-    found = check(fault("mask-top-left"), cases=cases(("extend",), dtypes=[torch.float32])[::40], read_out=0)
+    found = check(fault("mask-top-left"), cases=cases(("extend",), dtypes=[torch.float32])[::12], read_out=0)
     drawn = {"operator": "query i does not see keys j > i", "picture": examples.picture(examples.TOP_LEFT)}
     first, *others = found.findings
-    return replace(
-        found, findings=(first.model_copy(update=drawn), *others), again="assay check mine:forward", test=TEST
-    )
+    return replace(found, findings=(first.model_copy(update=drawn), *others), again="assay check mine:forward", test=TEST)
 
 
 def text_of(page: str) -> str:

@@ -89,7 +89,6 @@ CASES: list[tuple[Where, str, str]] = [
      "K and V of key j are read from key (j rounded down to 16) + (j mod 4)"),
     (lambda call, b, start, j: start + j + (call.lens_k[b] - 1 - j) // 16 * 16, "kv",
      "K and V of key j are read from key j + ((total - 1 - j) rounded down to 16)"),
-    (lambda call, b, start, j: start + j // 16 * 16 + j % 4, "k", "K of key j is read from key (j rounded down to 16) + (j mod 4)"),
     (in_pool, "kv",
      "K and V of key j are read from the slot of its packed row, in a pool of pages of 8 whose empty slots are not counted"),
 ]  # fmt: skip

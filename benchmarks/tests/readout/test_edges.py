@@ -125,21 +125,6 @@ def test_a_query_that_sees_no_key_has_an_output_of_zero() -> None:
     assert not edge("last", Sum(((1, Amount("prefix")), (-1, Amount("total"))))).outputs(queries).any()
 
 
-def test_tiles_of_queries_see_whole_tiles_of_keys() -> None:
-    def mask(i: int, prefix: int, new: int, j: int) -> bool:
-        last = min(i // 16 * 16 + 16, new) - 1 + prefix
-        return j <= prefix + i or j < last // 16 * 16
-
-    kernel = with_mask(mask)
-    readings = [explained(kernel, lens) for lens in LENS]
-    right = [Queries(CallPlan(lens).make(), np.arange(3)) for lens in (((16, 16),), ((3, 5),), ((4, 40),))]
-    found = {sentence(Operator((Clause(edge),))): edge for edge in edges(readings, right)}
-    words = "query i also sees keys j <= ((p of the last query in its tile of 16) rounded down to 16) - 1"
-    assert words in found
-    call = CallPlan(((21, 37), (40, 9)), seed=9).make()
-    assert np.allclose(found[words].outputs(Queries(call, np.arange(len(call.q)))), kernel(call).double(), atol=1e-4)
-
-
 def behind(call: AttentionCall) -> Tensor:
     """In decode, keys are counted on to the next multiple of 16: rows of the next sequence, and zeros behind the last one."""
     out = torch.zeros(*call.q.shape[:2], call.v.shape[2])
@@ -159,11 +144,10 @@ def behind(call: AttentionCall) -> Tensor:
 
 def test_an_edge_may_lie_behind_the_sequence() -> None:
     readings = [explained(behind, lens) for lens in (((1, 21), (1, 6)), ((1, 9), (1, 40), (1, 3)), ((1, 50),))]
-    found = {sentence(Operator((Clause(edge),))): edge for edge in edges(readings)}
-    words = "query i also sees keys j <= (total rounded up to 16) - 1, which goes on behind its sequence"
-    assert words in found
     call = CallPlan(((1, 12), (1, 33)), seed=4).make()
-    assert np.allclose(found[words].outputs(Queries(call, np.arange(2))), behind(call).double(), atol=1e-4)
+    truth, queries = behind(call).double().numpy(), Queries(call, np.arange(2))
+    found = [edge for edge in edges(readings) if np.allclose(edge.outputs(queries), truth, atol=1e-4)]
+    assert any("which goes on behind its sequence" in sentence(Operator((Clause(edge),))) for edge in found)
 
 
 def denominator_too_long(call: AttentionCall) -> Tensor:
@@ -183,7 +167,7 @@ def denominator_too_long(call: AttentionCall) -> Tensor:
 def test_the_denominator_may_have_an_edge_of_its_own() -> None:
     readings = [explained(denominator_too_long, lens) for lens in LENS]
     found = {sentence(Operator((Clause(edge),))): edge for edge in edges(readings)}
-    words = "the softmax denominator of query i counts also keys j <= ((p + 1) rounded up to 16) - 1"
+    words = "the softmax denominator of query i counts keys j <= ((p + 1) rounded up to 16) - 1"
     assert words in found
     call = CallPlan(((21, 37),), seed=9).make()
     assert np.allclose(

@@ -45,10 +45,10 @@ def row_of(
     return Row(reading, Queries(call, range(len(call.q))), QUERY, HEAD, tolerance or Tolerance())
 
 
-def on_own(weights: Numbers, kv: int = OWN) -> Numbers:
+def on_own(weights: Numbers) -> Numbers:
     """Weights of one kv head's keys, [total_k], among those of all."""
     found = np.zeros((2, KEYS))
-    found[kv] = weights
+    found[OWN] = weights
     return found
 
 
@@ -84,13 +84,6 @@ def read_twice() -> Numbers:
     return weights
 
 
-def moved_keys() -> Numbers:
-    """The score of key 4 is that of key 20, and the score of key 9 that of key 2 of kv head 0."""
-    scores = OF_ROW.copy()
-    scores[4], scores[9] = OF_ROW[20], SCORES[QUERY, HEAD, 0, 2]
-    return on_own(softmax(scores))
-
-
 def split() -> Numbers:
     """Keys from 8 on have a fifth more weight: splits that are merged wrongly."""
     return on_own(softmax(OF_ROW, np.where(np.arange(KEYS) < 8, 1.0, 1.2) * VISIBLE))
@@ -101,23 +94,18 @@ ALL_OF_ROW = float((VISIBLE * np.exp(OF_ROW)).sum())
 
 CASES: dict[str, Callable[[], Row]] = {
     "right": lambda: row_of(RIGHT[QUERY, HEAD]),
-    "zero": lambda: row_of(np.zeros((2, KEYS))),
-    "constant": lambda: row_of(np.zeros((2, KEYS)), 0.75),
     "unseen": lambda: row_of(on_own(softmax(OF_ROW, factors(key0=0, key1=0)))),
     "seen too": lambda: row_of(on_own(softmax(OF_ROW, factors(key14=1, key20=1)))),
     "twice": lambda: row_of(on_own(softmax(OF_ROW, factors(key13=2)))),
     "of all": lambda: row_of(on_own(softmax(OF_ROW, factors(key0=0), ALL_OF_ROW))),
     "blank": lambda: row_of(on_own(softmax(OF_ROW, factors(key5=0), ALL_OF_ROW - np.exp(OF_ROW[5]) + 1))),
     "phantoms": lambda: row_of(on_own(softmax(OF_ROW, VISIBLE, ALL_OF_ROW + 3))),
-    "kv": lambda: row_of(on_own(softmax(SCORES[QUERY, HEAD, 0]), kv=0)),
-    "kv and unseen": lambda: row_of(on_own(softmax(SCORES[QUERY, HEAD, 0], factors(key3=0)), kv=0)),
     "scale": lambda: row_of(on_own(softmax(1.4 * OF_ROW))),
     "pieces": lambda: row_of(split()),
     "output": lambda: row_of(RIGHT[4, 3]),
     "query": lambda: row_of(on_own(softmax(SCORES[9, 1, OWN]))),
     "values": lambda: row_of(moved_values()),
     "read twice": lambda: row_of(read_twice()),
-    "scored": lambda: row_of(moved_keys()),
 }
 
 
@@ -125,24 +113,18 @@ CASES: dict[str, Callable[[], Row]] = {
     ("case", "forms"),
     [
         ("right", {"right"}),
-        ("zero", {"zero"}),
-        ("constant", {"constant"}),
-        ("unseen", {"keys", "scored", "pieces"}),  # one factor for all that are seen
+        ("unseen", {"keys", "pieces"}),  # one factor for all that are seen
         ("seen too", {"keys"}),
         ("twice", {"keys", "pieces"}),
-        ("of all", {"keys-of-all", "pieces"}),
+        ("of all", {"keys-and-mass", "pieces"}),
         ("blank", {"keys", "pieces"}),
         ("phantoms", {"keys-and-mass", "pieces"}),
-        ("kv", {"kv"}),
-        ("kv and unseen", set()),
         ("scale", {"scale"}),
         ("pieces", {"keys", "pieces"}),
         ("output", {"output"}),
         ("query", {"query"}),
         ("values", {"values"}),
         ("read twice", {"keys", "values"}),  # four keys, four factors
-        ("scored", {"keys", "scored"}),  # two keys, two factors
-        # four keys, four factors
     ],
 )
 def test_the_forms_that_fit(case: str, forms: set[str]) -> None:
@@ -154,15 +136,8 @@ def fit_of(case: str, form: str) -> Fit:
     return found
 
 
-@pytest.mark.parametrize(
-    ("case", "form", "number"),
-    [
-        ("constant", "constant", 0.75),
-        ("scale", "scale", 1.4),
-    ],
-)
-def test_the_number_of_a_form(case: str, form: str, number: float) -> None:
-    assert fit_of(case, form).number == pytest.approx(number, rel=1e-4)
+def test_the_number_of_a_form_is_the_factor_of_scores() -> None:
+    assert fit_of("scale", "scale").number == pytest.approx(1.4, rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -171,10 +146,9 @@ def test_the_number_of_a_form(case: str, form: str, number: float) -> None:
         ("unseen", "keys", factors(key0=0, key1=0)),
         ("seen too", "keys", factors(key14=1, key20=1)),
         ("twice", "keys", factors(key13=2)),
-        ("of all", "keys-of-all", factors(key0=0)),
+        ("of all", "keys-and-mass", factors(key0=0)),
         ("blank", "keys", factors(key5=BLANK)),
         ("phantoms", "keys-and-mass", factors()),
-        ("kv", "kv", factors()),
         ("pieces", "keys", np.where(np.arange(KEYS) < 8, 1.0, 1.2) * VISIBLE),
     ],
 )
@@ -187,14 +161,6 @@ def test_the_factors_of_keys(case: str, form: str, keys: Numbers) -> None:
 def test_what_the_denominator_counts_in_vain() -> None:
     found = fit_of("phantoms", "keys-and-mass")
     assert found.phantom == pytest.approx(3, rel=1e-4)
-    assert found.mass == pytest.approx(ALL_OF_ROW / (ALL_OF_ROW + 3))
-
-
-def with_scores(scores: Numbers) -> AttentionCall:
-    """The call, with K of the own kv head such that these are the row's scores."""
-    q, k = CALL.q[QUERY, HEAD].double(), CALL.k.clone()
-    k[:, OWN] = torch.outer(torch.from_numpy(scores) / CALL.scale, q / (q @ q)).float()
-    return replace(CALL, k=k)
 
 
 def test_another_query_must_give_every_weight() -> None:
@@ -219,24 +185,6 @@ def test_where_values_come_from() -> None:
     wanted = np.where(VISIBLE, OWN * KEYS + np.arange(KEYS), -1)
     wanted[4], wanted[[8, 9]] = OWN * KEYS + 20, 2
     assert found.tolist() == wanted.tolist()
-
-
-def test_where_keys_come_from() -> None:
-    found = fit_of("scored", "scored").keys
-    assert found is not None
-    wanted = np.where(VISIBLE, OWN * KEYS + np.arange(KEYS), -1)
-    wanted[4], wanted[9] = OWN * KEYS + 20, 2
-    assert found.tolist() == wanted.tolist()
-
-
-def moved(scores: Numbers) -> list[float]:
-    """Where keys come from when key 4 is scored by key 6, in a call with these scores."""
-    changed = scores.copy()
-    changed[4] = scores[6]
-    found = fits(row_of(on_own(softmax(changed)), call=with_scores(scores)))
-    (keys,) = [fit.keys for fit in found if fit.form == "scored"]
-    assert keys is not None
-    return list(keys)
 
 
 def test_a_right_row_is_only_right_however_noisy_within_the_tolerance() -> None:
@@ -313,25 +261,9 @@ def test_the_tolerance_follows_the_dtype(dtype: torch.dtype) -> None:
         assert ("scale" in {fit.form for fit in fits(row)}) == is_read
 
 
-def test_the_kv_head_and_the_source() -> None:
-    assert fit_of("kv", "kv").kv == 0
-    assert fit_of("unseen", "keys").kv == OWN
+def test_the_source() -> None:
     assert fit_of("output", "output").source == (4, 3)
     assert fit_of("query", "query").source == (9, 1)
-
-
-def test_keys_with_the_same_score_are_not_moved() -> None:
-    scores = OF_ROW.copy()
-    scores[[7, 11, 20]] = scores[9]
-    wanted = np.where(VISIBLE, OWN * KEYS + np.arange(KEYS), -1)
-    wanted[4] = OWN * KEYS + 6
-    assert moved(scores) == wanted.tolist()
-
-
-def test_of_several_ways_to_move_keys_the_one_that_moves_least_is_taken() -> None:
-    wanted = np.where(VISIBLE, OWN * KEYS + np.arange(KEYS), -1)
-    wanted[4] = OWN * KEYS + 6
-    assert moved(0.1 * np.arange(KEYS)) == wanted.tolist()  # the scores of the keys after each would fit too
 
 
 def test_values_that_are_read_twice() -> None:

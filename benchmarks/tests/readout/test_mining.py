@@ -11,16 +11,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from assay.harness.readout.mining import (
+    _MAX_EXAMPLES,
     ALWAYS,
-    MAX_EXAMPLES,
     Condition,
     Flags,
     Literal,
     Table,
     Term,
-    Value,
     mine,
-    mine_values,
 )
 
 A, B, C = Term("a"), Term("b"), Term("c")
@@ -105,7 +103,7 @@ def test_equal_examples_of_both_kinds_have_no_rule() -> None:
 
 
 def test_one_contradiction_among_many_examples_is_enough() -> None:
-    positive = np.arange(20 * MAX_EXAMPLES) % 2 == 1
+    positive = np.arange(20 * _MAX_EXAMPLES) % 2 == 1
     examples = {"a": positive.astype(np.int64)}
     assert conditions(examples, positive, (A,))
     examples["a"][0] = 1
@@ -150,7 +148,7 @@ def test_a_plain_exception_comes_before_a_far_fetched_conjunction() -> None:
 
 
 def test_rare_counterexamples_are_found() -> None:
-    count = 20 * MAX_EXAMPLES
+    count = 20 * _MAX_EXAMPLES
     positive = np.arange(count) < count // 2
     examples = {"a": positive.astype(np.int64), "b": np.ones(count, np.int64)}
     examples["a"][-3:] = 1  # among 15,000 negative examples, three look positive
@@ -180,25 +178,6 @@ def test_the_cheaper_feature_comes_first() -> None:
     found = mine(examples, np.array([False, True]), (Term("a", cost=2.0), Term("b", cost=0.1)))
     assert found[0].literals[0].term.name == "b"
     assert [one.cost for one in found] == sorted(one.cost for one in found)
-
-
-def test_a_value_is_a_constant_or_follows_a_feature() -> None:
-    examples = table(50)
-    ones = np.full(50, 7)
-    assert mine_values(examples, ones, (A, B))[0] == Value(None, 7)
-    assert mine_values(examples, examples["a"] - 2, (A, B)) == [Value(A, -2)]
-    assert mine_values(examples, 3 - examples["b"], (A, B)) == [Value(B, 3, -1)]
-    assert mine_values(examples, examples["a"] * 2, (A, B)) == []
-
-
-def test_values_are_exact_and_the_cheapest_come_first() -> None:
-    examples = table(50)
-    examples["d"] = examples["a"] - 5
-    found = mine_values(examples, examples["a"], (Term("d"), A))
-    assert [one.term for one in found] == [A, Term("d")]
-    for one in found:
-        np.testing.assert_array_equal(one.of(examples), examples["a"])
-    assert Value(None, 4).of(examples).tolist() == [4] * 50
 
 
 @pytest.mark.parametrize(

@@ -42,25 +42,26 @@ def test_a_row_knows_all_queries_of_the_call() -> None:
 
 def test_near_is_within_the_tolerance_of_all_weights_together() -> None:
     found = row(0, 0)
-    assert found.near(found.expected)
+    assert found._near(found.expected)
     for by, near in ((1e-6, True), (1e-5, False)):  # on twelve keys of two kv heads
-        assert found.near(found.weights + by) is near
+        assert found._near(found.weights + by) is near
 
 
 def test_another_kv_head_is_read_too() -> None:
     found = row(0, 0)
-    assert not found.reads_also(0)
-    assert found.reads_also(1)
+    assert not found._reads_others
+    found.weights = found.weights[::-1]
+    assert found._reads_others
 
 
 def test_logs_of_the_own_weights() -> None:
     found = row(0, 2)
-    logs = found.own_logs(6)
+    logs = found._own_logs(6)
     assert logs is not None
     np.testing.assert_array_equal(logs[0], found.visible)
     np.testing.assert_allclose(np.exp(logs[1]), found.expected[1, :6], rtol=1e-5)
-    assert found.own_logs(7) is None  # fewer keys than that
+    assert found._own_logs(7) is None  # fewer keys than that
     found.weights[1, 8] = 0.1
-    assert found.own_logs(6) is None  # a key that should not be seen
+    assert found._own_logs(6) is None  # a key that should not be seen
     found.weights[1, 8], found.weights[0, 0] = 0.0, 0.1
-    assert found.own_logs(6) is None  # another kv head
+    assert found._own_logs(6) is None  # another kv head

@@ -12,7 +12,7 @@ from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.bugs.faults import rounded_oracle
 from assay.harness.localize.reading import Numbers, right_weights, scores_of
-from assay.harness.readout.passive import Solved, solve, tolerance_of
+from assay.harness.readout.passive import _solve, _Solved, _tolerance_of
 
 NOISE = {torch.float32: 1e-6, torch.bfloat16: 4e-3}
 
@@ -28,9 +28,9 @@ def right(call: AttentionCall) -> Numbers:
     return right_weights(call, rows, scores_of(call, rows))
 
 
-def solved(call: AttentionCall, weights: Numbers, noise: float | None = None) -> Solved:
+def solved(call: AttentionCall, weights: Numbers, noise: float | None = None) -> _Solved:
     rows = np.arange(call.q.shape[0])
-    return solve(call, rows, outputs(call, weights), NOISE[call.q.dtype] if noise is None else noise)
+    return _solve(call, rows, outputs(call, weights), NOISE[call.q.dtype] if noise is None else noise)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -70,7 +70,7 @@ def test_weights_of_the_last_keys_of_a_sequence_are_found_for_its_first_new_toke
     call = call_of([(60, 400)], (2, 1), 64, torch.float32, "cpu", seed=3)
     weights = np.zeros((2, 2, 1, 460))
     weights[..., 430:] = 1 / 30
-    found = solve(call, np.arange(2), outputs(call, weights), NOISE[torch.float32])
+    found = _solve(call, np.arange(2), outputs(call, weights), NOISE[torch.float32])
     assert np.abs(found.reading.weights - weights).max() < 1e-5
 
 
@@ -79,9 +79,9 @@ def test_what_is_no_sum_of_few_rows_is_not_known() -> None:
     assert not solved(call, right(call)).known.any(), "403 keys have more weights than there are equations"
     short = call_of([(3, 9)], (2, 1), 64, torch.float32, "cpu", seed=3)
     noise = np.random.default_rng(0).normal(size=(3, 2, 64))
-    found = solve(short, np.arange(3), noise, 1e-6)
+    found = _solve(short, np.arange(3), noise, 1e-6)
     assert not found.known.any()
-    nan = solve(short, np.arange(3), np.full((3, 2, 64), np.nan), 1e-6)
+    nan = _solve(short, np.arange(3), np.full((3, 2, 64), np.nan), 1e-6)
     assert not nan.known.any()
     assert found.shown(0) is None
 
@@ -95,7 +95,7 @@ def test_values_that_cannot_be_told_apart_are_not_solved_for() -> None:
 
 
 def test_a_noisier_weight_has_a_wider_tolerance() -> None:
-    exact, noisy = tolerance_of(1e-9, 1e-8), tolerance_of(3e-4, 3e-3)
+    exact, noisy = _tolerance_of(1e-9, 1e-8), _tolerance_of(3e-4, 3e-3)
     assert exact.weight == 5e-5
     assert noisy.weight > exact.weight
     assert noisy.log > exact.log
@@ -105,7 +105,7 @@ def test_a_noisier_weight_has_a_wider_tolerance() -> None:
 def test_what_is_shown_of_a_right_kernel_is_right() -> None:
     call = call_of([(7, 20)], (4, 2), 64, torch.bfloat16, "cpu", seed=5)
     out = rounded_oracle(call).double().numpy()
-    found = solve(call, np.arange(7), out, NOISE[torch.bfloat16])
+    found = _solve(call, np.arange(7), out, NOISE[torch.bfloat16])
     shown = found.shown(1)
     assert shown is not None
     assert np.abs(shown.weights - right(call)).max() < 1e-12

@@ -5,12 +5,13 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, KernelRefused, Outputs
@@ -84,6 +85,31 @@ class Parameters:
         return cls(frozenset([*names, *(argument.arg for argument in arguments.kwonlyargs)]), frozenset(required))
 
 
+def scales_of(
+    call: AttentionCall,
+    per_head: bool = False,
+    dtypes: Sequence[torch.dtype] = (torch.float8_e4m3fn, torch.float8_e5m2),
+) -> tuple[Tensor, Tensor] | None:
+    """Return the scales of a call's stored K and V, each float32 [1], or [num_kv_heads] if they may be per head; None for none.
+
+    Raises:
+        KernelRefused: a signature with one scale of each, or one per head, in these dtypes, does not express them.
+    """
+    if call.stored_k is None or call.k_scale is None or call.v_scale is None:
+        return None
+    counts = (1, call.k.shape[1]) if per_head else (1,)
+    scales = call.k_scale, call.v_scale
+    if call.stored_k.dtype not in dtypes or any(
+        scale.shape not in [(1, count, 1) for count in counts] for scale in scales
+    ):
+        stored = f"{str(call.stored_k.dtype).removeprefix('torch.')} with scales {list(call.k_scale.shape)}"
+        known = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        raise KernelRefused(
+            f"the signature has no stored_kv of {stored}: it takes {known} with scales per tensor{' or head' * per_head}"
+        )
+    return call.k_scale.flatten(), call.v_scale.flatten()
+
+
 def is_planned(function: Any) -> bool:
     """Return True for a class whose instances are planned for a batch, and then run, as FlashInfer's wrappers are."""
     return inspect.isclass(function) and callable(getattr(function, "plan", None)) and hasattr(function, "run")
@@ -104,6 +130,8 @@ class Adapter:
         lay_out: lays a call out.
         phases: phases that such a function computes.
         also: other parameters that are passed if the function has them.
+        in_fewer_bits: features that such a function computes with Q and weights in fewer bits, too: they are passed on to one that
+            declares a noise family alone.
     """
 
     name: str
@@ -112,6 +140,7 @@ class Adapter:
     lay_out: LayOut
     phases: tuple[str, ...] = PHASES
     also: tuple[str, ...] = ()
+    in_fewer_bits: tuple[str, ...] = ()
 
     def missing(self, parameters: Parameters) -> tuple[str, ...]:
         """List the parameters that a signature lacks to be this one."""
@@ -121,10 +150,12 @@ class Adapter:
         """List the parameters that a signature requires and this one does not have."""
         return tuple(sorted(parameters.required - {*self.passes, *self.also, *chain.from_iterable(self.asks.values())}))
 
-    def features(self, parameters: Parameters) -> tuple[str, ...]:
-        """List the features that a function with these parameters can be asked for."""
+    def features(self, parameters: Parameters, noise: str) -> tuple[str, ...]:
+        """List the features that a function with these parameters, which declares this noise family, can be asked for."""
         return tuple(
-            feature for feature, names in self.asks.items() if not names or parameters.names.intersection(names)
+            feature
+            for feature, names in self.asks.items()
+            if (not names or parameters.names.intersection(names)) and (noise or feature not in self.in_fewer_bits)
         )
 
 
@@ -145,7 +176,7 @@ class Adapted:
         self.function = function
         self._adapter, self._parameters = adapter, parameters
         own = declaration(function)
-        features = adapter.features(parameters)
+        features = adapter.features(parameters, own.noise)
         self.assay = replace(
             own if isinstance(getattr(function, "assay", None), Declaration) else Declaration(),
             phases=tuple(phase for phase in own.phases if phase in adapter.phases),

@@ -3,7 +3,8 @@
 Its causal mask is aligned bottom-right, as that of the contract. ``window_size`` has the numbers of keys before and after a query's
 own. Sinks are named ``s_aux``, ``sinks`` or ``learnable_sink``, and are bfloat16. Log-sum-exps are natural, [heads, total_q]. Where
 the mask is causal without a window, FlashAttention 2 adds ALiBi as slope * key position (``csrc/flash_attn/src/alibi.h``), and its
-log-sum-exps are larger by slope * query position than those of what it documents; the adapter subtracts that.
+log-sum-exps are larger by slope * query position than those of what it documents; the adapter subtracts that. FlashAttention 3
+takes K and V in FP8 with a Q in FP8 alone, and returns bfloat16: Q is cast as it comes, as SGLang's fa3 does.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from assay.harness.attention.adapters.adapter import Adapter, Attend, Parameters
-from assay.harness.attention.call import AttentionCall, Outputs
+from assay.harness.attention.adapters.adapter import Adapter, Attend, Parameters, scales_of
+from assay.harness.attention.call import AttentionCall, KernelRefused, Outputs
 
 _SINKS = ("s_aux", "sinks", "learnable_sink")
 _LSE = ("return_softmax_lse", "return_attn_probs", "return_lse")
@@ -40,6 +41,12 @@ def _lay_out(function: Any, parameters: Parameters, call: AttentionCall) -> Atte
         "q": call.q, "k": call.k, "v": call.v, "cu_seqlens_q": call.cu_seqlens_q, "cu_seqlens_k": call.cu_seqlens_k,
         "max_seqlen_q": max(call.lens_q), "max_seqlen_k": max(call.lens_k), "softmax_scale": call.scale, "causal": call.causal,
     }  # fmt: skip
+    if (scales := scales_of(call, per_head=True, dtypes=(torch.float8_e4m3fn,))) is not None:
+        if call.q.dtype != torch.bfloat16:
+            raise KernelRefused("beside a stored_kv in FP8, FlashAttention computes bfloat16")
+        shape = len(call.lens_k), call.k.shape[1]
+        passed |= {"q": call.q.to(torch.float8_e4m3fn), "k": call.stored_k, "v": call.stored_v}
+        passed |= {name: scale.expand(shape) for name, scale in zip(("k_descale", "v_descale"), scales, strict=True)}
     if spec.mask.window:
         passed["window_size"] = (spec.mask.window - 1, 0)
     if spec.softcap:
@@ -69,7 +76,8 @@ FLASH_ATTN = Adapter(
     ),
     {
         "window": ("window_size",), "softcap": ("softcap",), "sinks": _SINKS, "alibi": ("alibi_slopes",), "lse": _LSE,
-        "padding": (), "not_causal": (),
+        "padding": (), "not_causal": (), "stored_kv": ("k_descale",),
     },
     _lay_out,
+    in_fewer_bits=("stored_kv",),
 )  # fmt: skip

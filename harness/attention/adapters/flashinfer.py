@@ -1,7 +1,8 @@
 """FlashInfer's wrappers, which are planned for a batch and then run: prefill with a paged or a ragged KV cache, and paged decode.
 
 ``window_left`` is the number of keys before a query's own, -1 for no window. Log-sum-exps are to base 2. Sinks are a variant of the
-kernel that is compiled apart, so the adapter passes none on; ALiBi has slopes of FlashInfer's own.
+kernel that is compiled apart, so the adapter passes none on; ALiBi has slopes of FlashInfer's own. A paged cache in FP8 has one
+scale of K and one of V, which the run is given.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from assay.harness.attention.adapters.adapter import Adapter, Attend, Parameters
+from assay.harness.attention.adapters.adapter import Adapter, Attend, Parameters, scales_of
 from assay.harness.attention.call import AttentionCall, KernelRefused, Outputs, cumulative
 from assay.harness.attention.paging import PagedKV, paged
 
@@ -34,7 +35,8 @@ def _wrapper(kind: Any, call: AttentionCall) -> Any:
 
 def _asked(call: AttentionCall) -> dict[str, Any]:
     """Return what every plan is passed of a call's spec and dtypes."""
-    asked: dict[str, Any] = {"sm_scale": call.scale, "q_data_type": call.q.dtype, "kv_data_type": call.k.dtype}
+    stored = call.k if call.stored_k is None else call.stored_k
+    asked: dict[str, Any] = {"sm_scale": call.scale, "q_data_type": call.q.dtype, "kv_data_type": stored.dtype}
     if call.spec.mask.window:
         asked["window_left"] = call.spec.mask.window - 1
     if call.spec.softcap:
@@ -42,11 +44,12 @@ def _asked(call: AttentionCall) -> dict[str, Any]:
     return asked
 
 
-def _run(wrapper: Any, parameters: Parameters, *tensors: Any) -> Tensor | Outputs:
+def _run(wrapper: Any, parameters: Parameters, scales: tuple[Tensor, Tensor] | None, *tensors: Any) -> Tensor | Outputs:
     """Run what is planned. A log-sum-exp to base 2 becomes a natural one."""
+    of_kv = {} if scales is None else {"k_scale": float(scales[0]), "v_scale": float(scales[1])}
     if "return_lse" not in parameters.names:
-        return wrapper.run(*tensors)  # type: ignore[no-any-return]
-    out, lse = wrapper.run(*tensors, return_lse=True)
+        return wrapper.run(*tensors, **of_kv)  # type: ignore[no-any-return]
+    out, lse = wrapper.run(*tensors, return_lse=True, **of_kv)
     return Outputs(out, lse * math.log(2))
 
 
@@ -76,7 +79,7 @@ def _paged_prefill(kind: Any, parameters: Parameters, call: AttentionCall) -> At
         num_qo_heads=call.q.shape[1], num_kv_heads=call.k.shape[1], head_dim_qk=call.q.shape[2], page_size=_PAGE,
         causal=call.causal, custom_mask=_custom_mask(call), **_asked(call),
     )  # fmt: skip
-    return partial(_run, wrapper, parameters, call.q, (pool.k, pool.v))
+    return partial(_run, wrapper, parameters, scales_of(call), call.q, (pool.k, pool.v))
 
 
 def _ragged_prefill(kind: Any, parameters: Parameters, call: AttentionCall) -> Attend:
@@ -86,7 +89,7 @@ def _ragged_prefill(kind: Any, parameters: Parameters, call: AttentionCall) -> A
         num_kv_heads=call.k.shape[1], head_dim_qk=call.q.shape[2], head_dim_vo=call.v.shape[2], causal=call.causal,
         custom_mask=_custom_mask(call), **_asked(call),
     )  # fmt: skip
-    return partial(_run, wrapper, parameters, call.q, call.k, call.v)
+    return partial(_run, wrapper, parameters, None, call.q, call.k, call.v)
 
 
 def _paged_decode(kind: Any, parameters: Parameters, call: AttentionCall) -> Attend:
@@ -98,11 +101,14 @@ def _paged_decode(kind: Any, parameters: Parameters, call: AttentionCall) -> Att
         indptr=first, indices=pages, last_page_len=last, num_qo_heads=call.q.shape[1], num_kv_heads=call.k.shape[1],
         head_dim=call.q.shape[2], page_size=_PAGE, **_asked(call),
     )  # fmt: skip
-    return partial(_run, wrapper, parameters, call.q, (pool.k, pool.v))
+    return partial(_run, wrapper, parameters, scales_of(call), call.q, (pool.k, pool.v))
 
 
-_ASKS = {"window": ("window_left",), "softcap": ("logits_soft_cap",), "lse": ("return_lse",)}
-_PREFILL = _ASKS | {"custom_mask": (), "not_causal": ()}
+_ASKS: dict[str, tuple[str, ...]] = {
+    "window": ("window_left",), "softcap": ("logits_soft_cap",), "lse": ("return_lse",),
+}  # fmt: skip
+_PREFILL: dict[str, tuple[str, ...]] = {**_ASKS, "custom_mask": (), "not_causal": ()}
+_PAGED: dict[str, tuple[str, ...]] = {"stored_kv": ("k_scale",)}
 _DTYPES = ("sm_scale", "q_data_type", "kv_data_type")
 _HEADS = ("num_qo_heads", "num_kv_heads")
 PAGED_PREFILL = Adapter(
@@ -111,7 +117,7 @@ PAGED_PREFILL = Adapter(
         "qo_indptr", "paged_kv_indptr", "paged_kv_indices", "paged_kv_last_page_len", *_HEADS, "head_dim_qk", "page_size",
         "causal", "custom_mask", *_DTYPES, "q", "paged_kv_cache",
     ),
-    _PREFILL,
+    _PREFILL | _PAGED,
     _paged_prefill,
 )  # fmt: skip
 RAGGED_PREFILL = Adapter(
@@ -125,7 +131,7 @@ RAGGED_PREFILL = Adapter(
 PAGED_DECODE = Adapter(
     "flashinfer",
     ("indptr", "indices", "last_page_len", *_HEADS, "head_dim", "page_size", *_DTYPES, "q", "paged_kv_cache"),
-    _ASKS,
+    _ASKS | _PAGED,
     _paged_decode,
     phases=("decode",),
 )

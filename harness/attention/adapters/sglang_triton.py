@@ -3,7 +3,8 @@
 K and V lie in a pool of slots. ``kv_indices`` names those of each sequence: in extend of its cached prefix, in decode of all its
 tokens. ``sliding_window_size`` is the number of keys before a query's own. Decode has no such parameter: SGLang names the slots of
 the window alone, and so does the adapter. Decode takes the position of a query from their number, so no temperature is passed on
-to it. A bias of scores is a ``score_mod``, whose function SGLang has next to the module of these.
+to it. A bias of scores is a ``score_mod``, whose function SGLang has next to the module of these. Beside a pool in FP8, which has
+one scale of K and one of V, both cast queries and weights to its dtype; extend takes the new tokens' K and V in that of Q.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from assay.harness.attention.adapters.adapter import Adapter, Attend, Parameters
+from assay.harness.attention.adapters.adapter import Adapter, Attend, Parameters, scales_of
 from assay.harness.attention.call import AttentionCall, KernelRefused, Outputs, cumulative
 from assay.harness.attention.paging import paged
 
@@ -24,7 +25,8 @@ _SPLITS = 8
 
 def _asked(function: Any, call: AttentionCall) -> dict[str, Any]:
     """Return what both functions are passed of a call's spec, as far as it asks for it."""
-    asked: dict[str, Any] = {"sm_scale": call.scale, "k_scale": 1.0, "v_scale": 1.0}
+    k_scale, v_scale = scales_of(call) or (1.0, 1.0)
+    asked: dict[str, Any] = {"sm_scale": call.scale, "k_scale": float(k_scale), "v_scale": float(v_scale)}
     if call.spec.softcap:
         asked["logit_cap"] = call.spec.softcap
     if call.spec.sinks:
@@ -105,7 +107,8 @@ def _decode(function: Any, parameters: Parameters, call: AttentionCall) -> Atten
     return attend
 
 
-_ASKS = {"softcap": ("logit_cap",), "sinks": ("sinks",), "score_bias": ("score_mod",)}
+_ASKS = {"softcap": ("logit_cap",), "sinks": ("sinks",), "score_bias": ("score_mod",), "stored_kv": ()}
+_IN_FEWER_BITS = ("stored_kv",)
 EXTEND = Adapter(
     "sglang-triton",
     (
@@ -118,6 +121,7 @@ EXTEND = Adapter(
     },
     _extend,
     phases=("extend",),
+    in_fewer_bits=_IN_FEWER_BITS,
 )  # fmt: skip
 DECODE = Adapter(
     "sglang-triton",
@@ -128,4 +132,5 @@ DECODE = Adapter(
     _ASKS | {"window": ()},
     _decode,
     phases=("decode",),
+    in_fewer_bits=_IN_FEWER_BITS,
 )  # fmt: skip

@@ -1,6 +1,7 @@
 """vLLM's Triton kernel ``unified_attention``, of any module: K and V in a paged cache, with a block table.
 
-``window_size`` has the numbers of keys before and after a query's own, (-1, -1) for no window.
+``window_size`` has the numbers of keys before and after a query's own, (-1, -1) for no window. A cache in FP8 has one scale of K
+and one of V, and is dequantised to the dtype of Q.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from assay.harness.attention.adapters.adapter import Adapter, Attend, Parameters
+from assay.harness.attention.adapters.adapter import Adapter, Attend, Parameters, scales_of
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.paging import paged
 
@@ -21,12 +22,14 @@ _PAGE = 16
 def _lay_out(function: Any, parameters: Parameters, call: AttentionCall) -> Attend:
     pool, device = paged(call, _PAGE), call.q.device
     window = call.spec.mask.window
-    descale = torch.ones(len(call.lens_k), call.k.shape[1], device=device)
+    shape = len(call.lens_k), call.k.shape[1]
+    one = torch.ones(1, device=device)
+    k_descale, v_descale = (scale.expand(shape) for scale in scales_of(call) or (one, one))
     passed: dict[str, Any] = {
         "q": call.q, "k": pool.k, "v": pool.v, "cu_seqlens_q": call.cu_seqlens_q, "max_seqlen_q": max(call.lens_q),
         "seqused_k": call.cu_seqlens_k.diff(), "max_seqlen_k": max(call.lens_k), "softmax_scale": call.scale,
         "causal": call.causal, "window_size": (window - 1, 0) if window else (-1, -1), "block_table": pool.block_table,
-        "softcap": call.spec.softcap, "q_descale": None, "k_descale": descale, "v_descale": descale,
+        "softcap": call.spec.softcap, "q_descale": None, "k_descale": k_descale, "v_descale": v_descale,
     }  # fmt: skip
     if call.spec.sinks:
         passed["sinks"] = torch.tensor(call.spec.sinks, device=device)
@@ -47,6 +50,7 @@ UNIFIED_ATTENTION = Adapter(
         "q", "k", "v", "out", "cu_seqlens_q", "max_seqlen_q", "seqused_k", "max_seqlen_k", "softmax_scale", "causal",
         "window_size", "block_table", "softcap", "q_descale", "k_descale", "v_descale",
     ),
-    {"window": (), "softcap": (), "sinks": ("sinks",), "alibi": ("alibi_slopes",), "padding": (), "not_causal": ()},
+    {"sinks": ("sinks",), "alibi": ("alibi_slopes",)}
+    | dict.fromkeys(("window", "softcap", "padding", "not_causal", "stored_kv"), ()),
     _lay_out,
 )  # fmt: skip

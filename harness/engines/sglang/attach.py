@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from assay.harness.engines.sglang.catalog import native_noise
 from assay.harness.engines.sglang.engine_call import SGLangCall
 from assay.harness.engines.sglang.graph_passes import GraphObserver, Replays, graphs_of, observe_graphs, served_batch
 from assay.harness.engines.sglang.kv_pool import Pages
@@ -76,7 +77,7 @@ def _attachment(
         new_writer = partial(PackWriter, rank_folder(folder / PACK_FOLDER, rank), source, record_bytes // ranks)
     built = make_candidate(candidate, runner) if candidate else None
     faults = Faults(folder)
-    shadow = Shadow(folder, built, new_writer, rank, ranks)
+    shadow = Shadow(folder, built, new_writer, rank, ranks, native_noise=native_noise)
     reader = ControlReader(folder)
     replays = Replays(runner.server_args)
     observe_graphs(GraphObserver(lambda: reader.latest().control, replays))
@@ -88,7 +89,7 @@ def _attachment(
         Substitution(folder, built),
         Tracer(folder, trace_bytes, rank, ranks),
         faults,
-        Shadow(folder / SENSITIVITY, faulty, None, rank, ranks),
+        Shadow(folder / SENSITIVITY, faulty, None, rank, ranks, native_noise=native_noise),
     ), replays  # fmt: skip
 
 

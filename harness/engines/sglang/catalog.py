@@ -4,18 +4,35 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+from collections.abc import Collection
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+from assay.harness.attention.noise import BESIDE_FP8, family
 from assay.harness.attention.published import native_backend, published
 from assay.harness.backend import URL_FORM, Backend, is_server_url
 from assay.harness.errors import UsageError
 from assay.harness.text import did_you_mean
 
+_MERGE_THE_PREFIX = ("flashinfer",)
+"""SGLang's own backends that compute a prefill on cached keys and on new ones apart, and merge both in the model's dtype."""
 MIN_SGLANG = "0.5.17"
 """The oldest version of SGLang that assay is tested with."""
 # Where SGLang keeps its list: from 0.5.18 on, and before.
 _SOURCES = ("srt/arg_groups/choices.py", "srt/server_args.py")
+
+
+def native_noise(names: Collection[str], phase: str, stored: bool) -> str:
+    """Return the noise family of SGLang's own backends, beyond the rounding of the call's dtype; empty for none.
+
+    Args:
+        names: the backends, of which any may have computed a call.
+        phase: "extend" or "decode".
+        stored: whether the KV cache stores fewer bits than the call has.
+    """
+    merged = phase == "extend" and any(name in _MERGE_THE_PREFIX for name in names)
+    return replace(family(BESIDE_FP8 if stored else ""), merged=merged).name
 
 
 @cache

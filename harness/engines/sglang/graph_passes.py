@@ -65,7 +65,6 @@ class Replays:
             tensors: name of a tensor -> the tensor; None is left out.
         """
         buffers = self._buffers.setdefault(layer, {})
-        targets, sources = [], []
         for name, tensor in tensors.items():
             if tensor is None:
                 continue
@@ -74,10 +73,7 @@ class Replays:
                 continue
             if name not in buffers:
                 buffers[name] = torch.empty_like(tensor, memory_format=torch.contiguous_format)
-            targets.append(buffers[name][: len(tensor)])
-            sources.append(tensor)
-        if targets:  # one kernel where all are contiguous
-            torch._foreach_copy_(targets, sources)
+            buffers[name][: len(tensor)].copy_(tensor)
 
     def observed_by(self, layer: int, observe: Observe) -> None:
         """Have a function take the calls of a layer after each replay."""

@@ -9,17 +9,10 @@ import torch
 
 from assay.harness.attention import oracle as oracle_module
 from assay.harness.attention.call import AttentionCall, Mask
-from assay.harness.attention.honest import (
-    _WAYS,
-    _Draw,
-    _rounded_to,
-    added_key_by_key,
-    here,
-    honest_outputs,
-    sample_rows,
-)
+from assay.harness.attention.honest import _WAYS, _Draw, _rounded_to, added_key_by_key, here, honest_outputs, sample_rows
 from assay.harness.attention.kernels import Declaration
 from assay.harness.attention.matrix import cases
+from assay.harness.attention.matrix_features import _stored
 from assay.harness.attention.noise import FAMILIES, FORMATS, NoiseFamily, Quantised
 from assay.harness.attention.oracle import log_sum_exp, oracle
 from assay.harness.attention.sample_calls import call_of
@@ -46,6 +39,24 @@ def test_members_are_near_the_truth_and_differ(name: str) -> None:
     assert float(errors.max()) < 0.25
     assert float(errors.max()) < 1.3 * float(errors.min())
     assert len(errors.unique()) == len(errors)
+
+
+def test_parts_that_are_stored_before_they_are_merged_cost_what_a_kernel_pays_that_does_so() -> None:
+    """As SGLang's flashinfer does behind a cached prefix: outputs on cached and on new keys, in 16 bits, by their log-sum-exps."""
+    call = call_of([(64, 80)], (4, 2), 64, torch.bfloat16, "cpu")
+    wide = replace(call, q=call.q.double(), k=call.k.double(), v=call.v.double())
+    old = replace(wide, k=wide.k[:80], v=wide.v[:80], cu_seqlens_k=torch.tensor([0, 80], dtype=torch.int32))
+    parts = [old.with_spec(mask=Mask(causal=False)), replace(wide, k=wide.k[80:], v=wide.v[80:], cu_seqlens_k=call.cu_seqlens_q)]
+    weights = torch.stack([log_sum_exp(part) for part in parts]).softmax(0)[..., None]
+    merged = sum(weight * oracle(part).bfloat16() for weight, part in zip(weights, parts, strict=True)).bfloat16()
+    right = oracle(call)
+    once, both = (float((out - right).abs().sum() / right.abs().sum()) for out in (right.bfloat16(), merged))
+    exact, stored = (float(noise(call, FAMILIES[name]).mean()) for name in ("", "merged_prefix"))
+    assert stored == pytest.approx((exact**2 + both**2 - once**2) ** 0.5, rel=0.05)
+    assert stored > 1.1 * exact
+    fresh = call_of([(64, 0)], (4, 2), 64, torch.bfloat16, "cpu")
+    alone, merged_alone = (float(noise(fresh, FAMILIES[name]).mean()) for name in ("", "merged_prefix"))
+    assert merged_alone == pytest.approx(alone, rel=0.02)
 
 
 TREE = torch.cat([torch.rand(new, new, generator=torch.Generator().manual_seed(1)).lt(0.5).fill_diagonal_(True).flatten()
@@ -112,10 +123,15 @@ def test_roundings_of_integers_are_uniform_and_those_of_two_elements_independent
     assert torch.allclose(covariance, torch.eye(6, dtype=torch.float64) / 12, atol=5 / 12 / math.sqrt(members))
 
 
+def test_what_is_cast_to_the_dtype_of_k_and_v_is_cast_to_fewer_bits_beside_a_cache_of_these_alone() -> None:
+    exact, beside = FAMILIES[""], FAMILIES["fp8_qp"]
+    assert torch.equal(honest_outputs(CALL, beside), honest_outputs(CALL, exact))
+    stored = _stored("kv", "e4m3", "tensor", CALL)
+    assert float(noise(stored, beside).mean()) > 10 * float(noise(stored, exact).mean())
+
+
 def test_a_finer_scale_costs_less() -> None:
-    errors = [
-        float(noise(CALL, NoiseFamily(k=Quantised("int8", per))).mean()) for per in ("tensor", "head", "block", "token")
-    ]
+    errors = [float(noise(CALL, NoiseFamily(k=Quantised("int8", per))).mean()) for per in ("tensor", "head", "block", "token")]
     assert errors == sorted(errors, reverse=True)
     assert errors[0] > 1.2 * errors[-1]
 
@@ -132,9 +148,7 @@ def test_tf32_is_of_the_exact_family_only_where_the_device_has_it(monkeypatch: p
     single = replace(CALL, q=CALL.q.float(), k=CALL.k.float(), v=CALL.v.float())
     assert here(FAMILIES[""], single) == FAMILIES[""]
     assert float(noise(single, FAMILIES["tf32"]).mean()) > 100 * float(noise(single, FAMILIES[""]).mean())
-    assert torch.equal(
-        honest_outputs(CALL, FAMILIES["tf32"]), honest_outputs(CALL, FAMILIES[""])
-    )  # fp16 fits into TF32
+    assert torch.equal(honest_outputs(CALL, FAMILIES["tf32"]), honest_outputs(CALL, FAMILIES[""]))  # fp16 fits into TF32
 
 
 def test_sampled_rows_are_the_ends_the_borders_of_blocks_and_others() -> None:
@@ -148,9 +162,7 @@ def test_sampled_rows_are_the_ends_the_borders_of_blocks_and_others() -> None:
     assert torch.equal(sample_rows(call, 801), torch.arange(801))
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"), [("e4m3", torch.float8_e4m3fn), ("e5m2", torch.float8_e5m2), ("fp16", torch.float16)]
-)
+@pytest.mark.parametrize(("name", "dtype"), [("e4m3", torch.float8_e4m3fn), ("e5m2", torch.float8_e5m2), ("fp16", torch.float16)])
 def test_a_format_rounds_as_pytorch_does(name: str, dtype: torch.dtype) -> None:
     format = FORMATS[name]
     draw = torch.Generator().manual_seed(3)

@@ -15,15 +15,17 @@ from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.kernels import declares
-from assay.harness.collect.asked import check_asked
+from assay.harness.backend import Backend
+from assay.harness.collect.asked import asked_of, check_asked, unmet
 from assay.harness.collect.plan import Plan, prepare
 from assay.harness.config import RunSpec
 from assay.harness.doctor import examine
-from assay.harness.engines.model import TINY_MODEL, model_shape
+from assay.harness.engines.model import TINY_MODEL, model_shape, resolve_model
 from assay.harness.errors import UsageError
-from assay.harness.evidence.honours import BackendResult, Honours, Measured
+from assay.harness.evidence.honours import BackendResult, Honours, Measured, State
 from assay.harness.offline import honours
 from assay.harness.progress import ProgressDisplay
+from assay.harness.sides import ROLES, Side
 
 
 @pytest.fixture
@@ -48,10 +50,7 @@ def model(tmp_path: Path) -> Callable[..., Path]:
         ({"sliding_window": 64}, {"window": "sliding_window: 64"}),
         ({"sliding_window": 64, "use_sliding_window": False}, {}),
         ({"sliding_window": 64, "layer_types": ["full_attention"] * 4}, {}),
-        (
-            {"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"]},
-            {"window": "sliding_window: 64"},
-        ),
+        ({"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"]}, {"window": "sliding_window: 64"}),
         ({"sliding_window": 10**6}, {}),
         ({"model_type": "gpt_oss"}, {"sinks": "model_type: gpt_oss"}),
         ({"attn_temperature_len": 1024}, {"temperature": "attn_temperature_len: 1024"}),
@@ -61,6 +60,60 @@ def test_what_layers_ask_for_is_read_from_the_configuration(
     model: Callable[..., Path], says: dict[str, Any], asks: dict[str, str]
 ) -> None:
     assert model_shape(model(**says)).asks == asks
+
+
+SCALED = "model.layers.0.self_attn.k_scale"
+BY_FLAG = {"stored_kv": "--kv-cache-dtype: fp8_e5m2", "KV scales": f"{SCALED}, for --kv-cache-dtype: fp8_e5m2"}
+BY_CHECKPOINT = {"stored_kv": "kv_cache_quant_algo: FP8", "KV scales": f"{SCALED}, for kv_cache_quant_algo: FP8"}
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "asks"),
+    [
+        ("tiny", (), {}),
+        ("tiny", ("--kv-cache-dtype", "fp8_e4m3"), {"stored_kv": "--kv-cache-dtype: fp8_e4m3"}),
+        ("tiny", ("--kv-cache-dtype=auto",), {}),
+        ("tiny-fp8-kv", (), BY_CHECKPOINT),
+        ("tiny-fp8-kv", ("--kv-cache-dtype=auto",), BY_CHECKPOINT),
+        ("tiny-fp8-kv", ("--kv-cache-dtype=fp8_e5m2",), BY_FLAG),
+        ("tiny-fp8-kv", ("--kv-cache-dtype=bf16",), {}),
+    ],
+)
+def test_a_cache_in_fp8_asks_for_stored_k_and_v_and_a_checkpoint_with_scales_for_these(
+    name: str, flags: tuple[str, ...], asks: dict[str, str]
+) -> None:
+    assert model_shape(resolve_model(name), flags).asks == asks
+
+
+def test_each_side_is_asked_for_what_its_own_flags_say() -> None:
+    candidate = Side(backend="triton", model="tiny-fp8-kv", flags=("--kv-cache-dtype=bf16",))
+    spec = RunSpec.of(reference="triton", candidate=candidate, model="tiny-fp8-kv")
+    asked = asked_of(spec, dict.fromkeys(ROLES, resolve_model("tiny-fp8-kv")))
+    assert asked == {"reference": BY_CHECKPOINT, "candidate": {}}
+
+
+@pytest.mark.parametrize("state", ["ignores", "honours"])
+def test_scales_of_stored_k_and_v_are_measured_of_backends_and_declared_by_kernels(
+    monkeypatch: pytest.MonkeyPatch, state: State
+) -> None:
+    measured = []
+    cell = Measured(attribute="KV scales", phase="decode", state=state)
+
+    def measure(names: list[str], attributes: set[str]) -> Honours:
+        measured.append((names, attributes))
+        return Honours(sglang="", torch="", device="cpu", backends=(BackendResult(backend="triton", measured=(cell,)),))
+
+    monkeypatch.setattr(honours, "measure", measure)
+    asks = dict.fromkeys(ROLES, BY_CHECKPOINT)
+    backends = {"reference": Backend.parse("triton"), "candidate": Backend.parse(f"{__name__}:capping")}
+    texts = [(role, fatal, text) for role, fatal, text in unmet(backends, asks)]
+    of_kernel = f"{__name__}:capping does not declare the stored_kv that the model asks for (kv_cache_quant_algo: FP8)"
+    of_backend = f"triton ignores the KV scales that the model asks for ({BY_CHECKPOINT['KV scales']})"
+    assert measured == [(["triton"], {"KV scales"})]
+    assert texts == [("candidate", True, of_kernel), *([("reference", True, of_backend)] * (state == "ignores"))]
+    only = {"stored_kv": BY_CHECKPOINT["stored_kv"]}
+    assert list(unmet({"reference": Backend.parse("triton")}, {"reference": only})) == []
+    assert len(measured) == 1, "a cache in FP8 without scales asks no backend for anything"
 
 
 def planned(model: Path, **roles: str) -> Plan:
@@ -74,17 +127,13 @@ def checked(plan: Plan) -> str:
     return shown.getvalue()
 
 
-def test_a_model_of_plain_attention_is_not_measured(
-    model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_of_plain_attention_is_not_measured(model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(honours, "measure", lambda *_: pytest.fail("nothing is asked for"))
     assert checked(planned(model())) == ""
 
 
 @pytest.mark.slow
-def test_a_reference_that_ignores_what_is_asked_for_ends_a_run_and_a_candidate_is_said_to(
-    model: Callable[..., Path],
-) -> None:
+def test_a_reference_that_ignores_what_is_asked_for_ends_a_run_and_a_candidate_is_said_to(model: Callable[..., Path]) -> None:
     pytest.importorskip("sglang")
     capped = model(attn_logit_softcapping=50.0)
     with pytest.raises(UsageError) as error:
@@ -100,6 +149,12 @@ def test_a_reference_that_ignores_what_is_asked_for_ends_a_run_and_a_candidate_i
         "The candidate triton computes something else for the window that the model asks for (sliding_window: 64) in decode: "
         "one key fewer."
     ) in checked(planned(windowed))
+    with pytest.raises(UsageError) as error:
+        checked(planned(resolve_model("tiny-fp8-kv")))
+    assert error.value.found == (
+        f"The reference torch_native ignores the KV scales that the model asks for ({BY_CHECKPOINT['KV scales']})."
+    )
+    assert "ignores" not in checked(planned(resolve_model("tiny-fp8-kv"), reference="triton"))
 
 
 @pytest.mark.parametrize(
@@ -145,10 +200,7 @@ def capping(call: AttentionCall) -> Tensor:
     ("says", "missing"),
     [
         ({"attn_logit_softcapping": 50.0}, ""),
-        (
-            {"attn_logit_softcapping": 50.0, "sliding_window": 64},
-            "the window that the model asks for (sliding_window: 64)",
-        ),
+        ({"attn_logit_softcapping": 50.0, "sliding_window": 64}, "the window that the model asks for (sliding_window: 64)"),
         ({"model_type": "gpt_oss"}, "the sinks that the model asks for (model_type: gpt_oss)"),
     ],
 )

@@ -18,7 +18,7 @@ from assay.harness.localize.diagnose import STATE_KEPT
 from assay.harness.localize.wording import does
 from assay.harness.readout.effects import constant, known_bug
 from assay.harness.readout.mining import Condition, Literal, Term
-from assay.harness.readout.named import name_of, said, with_operator
+from assay.harness.readout.named import _name_of, said, with_operator
 from assay.harness.readout.operators import Clause, Effect, Operator
 from assay.harness.readout.probing import CallPlan
 from assay.harness.readout.queries import Queries
@@ -72,7 +72,7 @@ def test_nothing_serious_is_left_as_it_is(missing_mask: ReadOut) -> None:
 
 
 def test_a_known_operator_has_its_name(missing_mask: ReadOut) -> None:
-    known = name_of(missing_mask.operator, missing_mask.samples)
+    known = _name_of(missing_mask.operator, missing_mask.samples)
     assert known is not None
     assert known.id == "mask-missing"
     [named] = with_operator([finding(UNEXPLAINED)], missing_mask)
@@ -93,7 +93,7 @@ def test_a_name_comes_with_its_public_reports() -> None:
 
 def test_another_operator_has_the_sentence_and_no_name(unlisted: ReadOut) -> None:
     assert unlisted.exact
-    assert name_of(unlisted.operator, unlisted.samples) is None
+    assert _name_of(unlisted.operator, unlisted.samples) is None
     [named] = with_operator([finding(UNEXPLAINED)], unlisted)
     assert (named.id, named.title) == (OPERATOR, unlisted.sentence)
     assert named.does == "computes something other than attention"
@@ -203,7 +203,7 @@ def test_nan_is_no_sign_of_a_bug_that_leaves_an_output_undefined() -> None:
     operator = Operator((Clause(constant(float("nan")), Condition((Literal(Term("total"), "==", 1),))),))
     samples = seen(constant(float("nan")), ((1, 0),))
     read = read_of(operator, samples)
-    assert name_of(operator, samples) is None
+    assert _name_of(operator, samples) is None
     for given in (finding(UNEXPLAINED), finding("mask-one-key-too-few")):
         [first] = with_operator([given], read)
         assert (first.id, first.title) == (OPERATOR, read.sentence)

@@ -13,7 +13,7 @@ from torch import Tensor
 from assay.harness.attention.call import AttentionCall, Kernel
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.bugs.faults import fault, rounded_oracle
-from assay.harness.readout.named import name_of, said
+from assay.harness.readout.named import _name_of, said
 from assay.harness.readout.passive import read_recorded, recorded
 from assay.harness.readout.readout import ReadOut
 
@@ -33,9 +33,7 @@ def calls(dtype: torch.dtype, lens: Sequence[tuple[tuple[int, int], ...]] = LENS
             yield call.with_spec(layer=layer, phase="decode" if all(new == 1 for new, _ in one) else "extend")
 
 
-def read(
-    kernel: Kernel, dtype: torch.dtype = torch.float32, lens: Sequence[tuple[tuple[int, int], ...]] = LENS
-) -> ReadOut:
+def read(kernel: Kernel, dtype: torch.dtype = torch.float32, lens: Sequence[tuple[tuple[int, int], ...]] = LENS) -> ReadOut:
     return read_recorded([recorded(call, kernel(call), 0.0) for call in calls(dtype, lens)])[0]
 
 
@@ -55,7 +53,7 @@ def every_third_key_tripled(call: AttentionCall) -> Tensor:
     return found
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("id", "dtype"),
     [
@@ -66,14 +64,12 @@ def every_third_key_tripled(call: AttentionCall) -> Tensor:
         ("scale-doubled", torch.bfloat16),
     ],
 )
-def test_the_operator_is_read_from_outputs_and_gives_those_of_calls_too_long_to_solve(
-    id: str, dtype: torch.dtype
-) -> None:
+def test_the_operator_is_read_from_outputs_and_gives_those_of_calls_too_long_to_solve(id: str, dtype: torch.dtype) -> None:
     found = read(fault(id), dtype, LENS[::2])
     operator, long = found.operator, [s for s in found.samples if s.plan.keys > 64 and s.bad.any()]
     assert found.exact, found.sentence
     assert long
-    known = name_of(operator, found.samples)
+    known = _name_of(operator, found.samples)
     assert known is not None
     assert known.id == id
     solved, tried = (int(number.replace(",", "")) for number in re.findall(r"[\d,]+", found.notes[0]))
@@ -86,7 +82,7 @@ def test_a_fault_that_nobody_listed_is_read_from_solved_weights() -> None:
     assert found.exact
     text = said(found)
     assert all(part in text for part in ("weights", "j mod 3 = 2", "multiplied by 3", "only in kv head 1")), text
-    assert name_of(found.operator, found.samples) is None
+    assert _name_of(found.operator, found.samples) is None
     assert found.fresh.wrong > found.all.wrong / 3, "rules are tried on what they were not mined from"
 
 
@@ -117,9 +113,7 @@ def test_a_rule_that_was_seen_on_one_call_only_is_not_said() -> None:
 
 @pytest.mark.slow
 def test_the_picture_shows_the_solved_weights() -> None:
-    _, picture = read_recorded(
-        [recorded(call, fault("mask-top-left")(call), 0.0) for call in calls(torch.float32, FEW)]
-    )
+    _, picture = read_recorded([recorded(call, fault("mask-top-left")(call), 0.0) for call in calls(torch.float32, FEW)])
     assert picture is not None
     shown = "".join(picture.cells)
     assert "o" in shown, "keys that are not seen"

@@ -71,10 +71,10 @@ def test_the_time_in_which_a_kernel_compiles_is_not_counted() -> None:
             time.sleep(0.2)
         return rounded_oracle(call)
 
-    for compiles, left in ((True, 10.2), (False, 10.0)):
+    for device, left in (("cuda", 10.2), ("cpu", 10.0)):
         seen: set[object] = set()
-        prober = Prober(compiling, until=10.0 + time.monotonic())
-        prober.compiles, begun = compiles, prober.until - 10.0
+        prober = Prober(compiling, until=10.0 + time.monotonic(), device=device)
+        begun = prober.until - 10.0
         for _ in range(2):
             prober(CallPlan(((3, 4),)).make())
         assert prober.until - begun == pytest.approx(left, abs=0.1)

@@ -34,12 +34,7 @@ def compared(
     sums = TruthSums(HEADS, noise, "")
     sums.add(call, (candidate, reference), rows, CONDITIONS, 0, worst)
     header = ShadowHeader(
-        reference="r",
-        candidate="c",
-        phases=("extend",),
-        candidate_noise=noise,
-        dtype=sums.dtype,
-        accumulation=sums.accumulation,
+        reference="r", candidate="c", phases=("extend",), candidate_noise=noise, dtype=sums.dtype, accumulation=sums.accumulation
     )
     queries = sums.queries(0, 0)
     return compare_with_noise(ShadowErrors(*heads.cells(0, 0), (header,), sums.cells(0, 0), queries)), queries
@@ -60,6 +55,7 @@ def test_single_wrong_queries_do_not_drown_in_their_cells(rows: list[int], heads
     assert not against.reference_queries.flagged.any()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("noise", ["", "int8_qk", "fp8_kv", "fp4_kv"])
 def test_honest_queries_are_within_their_bounds(noise: str) -> None:
     candidate = honest_outputs(CALL, family(noise), members=2, seed=11)[0].to(CALL.q.dtype)

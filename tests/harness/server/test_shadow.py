@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -242,9 +242,7 @@ def test_a_candidate_gets_what_a_layer_asks_for(
     assert cells.failed_calls == ()
     assert cells.headers[0].features == CallSpec(1.0, **asked).features
     assert own_error(cells.truth.candidate, cells.truth.truth).max() < 1e-6
-    assert np.nanmax(own_error(cells.truth.reference, cells.truth.truth)) > 1e-3, (
-        "the stand-in's backend knows no features"
-    )
+    assert np.nanmax(own_error(cells.truth.reference, cells.truth.truth)) > 1e-3, "the stand-in's backend knows no features"
 
 
 def test_a_call_that_is_cut_to_a_kv_head_keeps_the_sinks_of_its_q_heads(shadowing: Shadowing, tmp_path: Path) -> None:
@@ -343,7 +341,7 @@ def dropping(call: AttentionCall) -> Tensor:
     return torch.cat(outs, 1).transpose(0, 1).to(call.q.dtype)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.001, 0.05])
+@pytest.mark.parametrize("share", [0.0, pytest.param(0.001, marks=pytest.mark.slow), 0.05])
 def test_a_candidate_may_leave_out_the_share_of_the_weights_that_it_declares(
     shadowing: Shadowing, tmp_path: Path, share: float
 ) -> None:
@@ -354,6 +352,26 @@ def test_a_candidate_may_leave_out_the_share_of_the_weights_that_it_declares(
         assert bool(tested.flagged.any()) == (share < 0.05)
     for tested in (found.reference, found.reference_queries):
         assert not tested.flagged.any()
+
+
+def test_backends_of_the_engine_have_the_noise_that_it_says_in_each_phase(stand_in: ModuleType, tmp_path: Path) -> None:
+    asked = []
+
+    def native_noise(names: Collection[str], phase: str, stored: bool) -> str:
+        asked.append((tuple(names), phase, stored))
+        return "merged_prefix" if phase == "extend" else ""
+
+    candidate = KernelCandidate("other", right)
+    shadow = Shadow(tmp_path, candidate, None, native_noise=native_noise)
+    server = stand_in.Server()
+    stand_in.attach(server, tmp_path, candidate, shadow)
+    set_control(tmp_path, Control(shadow=True))
+    server.step("extend", [(5, 0)])
+    server.step("decode", [(1, 5)])
+    header = seen(shadow, tmp_path).headers[0]
+    assert (header.reference_noise, header.candidate_noise) == ("merged_prefix", "merged_prefix")
+    (reference,) = shadow.references
+    assert {((name,), phase, False) for name in ("other", reference) for phase in ("extend", "decode")} == set(asked)
 
 
 def test_both_outputs_are_compared_with_the_truth_in_every_cell(shadowing: Shadowing, tmp_path: Path) -> None:
@@ -391,11 +409,16 @@ def test_an_exact_kernel_is_not_flagged_and_a_gain_of_a_thousandth_is(
 def test_a_kernel_that_declares_int8_and_computes_exactly_is_too_quiet(shadowing: Shadowing, tmp_path: Path) -> None:
     server, shadow = shadowing(declares(noise="int8_qk")(lambda call: right(call)))
     many_passes(server)
-    compared = against(shadow, tmp_path)
+    errors = seen(shadow, tmp_path)
+    compared = compare_with_noise(errors)
     assert {(layer, phase) for layer, phase, _, _ in compared.quiet} == {
         (layer, phase) for layer in range(LAYERS) for phase in ("extend", "decode")
     }
     assert not compared.cells.flagged.any()
+    beside = errors.headers[0].model_copy(
+        update={"candidate_noise": "fp8_qp"}
+    )  # which triton has only where it reads a cache in FP8
+    assert not compare_with_noise(replace(errors, headers=(beside,))).quiet
 
 
 def test_of_a_large_call_a_sample_of_queries_is_compared(
@@ -422,9 +445,7 @@ def test_a_call_that_cannot_be_compared_with_the_truth_is_named(shadowing: Shado
     assert check_layers(("layers",), errors, ("extend",), range(LAYERS)).status == "missing"
 
 
-def test_processes_that_share_the_heads_are_joined(
-    stand_in: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_that_share_the_heads_are_joined(stand_in: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two processes with 4 heads each: the second is wrong in its second head, the model's sixth."""
 
     def wrong(call: AttentionCall) -> Tensor:
@@ -457,9 +478,7 @@ def test_processes_that_share_the_heads_are_joined(
     assert [one.where for one in found] == ["extend, all 3 layers, head 5 of 8"]
 
 
-def test_a_wrong_query_that_no_sample_holds_is_compared_with_the_truth_and_named(
-    shadowing: Shadowing, tmp_path: Path
-) -> None:
+def test_a_wrong_query_that_no_sample_holds_is_compared_with_the_truth_and_named(shadowing: Shadowing, tmp_path: Path) -> None:
     def drops_a_query(call: AttentionCall) -> Tensor:
         out = right(call)
         if call.layer == 1:

@@ -53,14 +53,19 @@ def _varlen(
     asked["scale"] = q.shape[-1] ** -0.5 if asked["scale"] is None else asked["scale"]
     edges = zip(pairwise(cu_q.tolist()), pairwise(cu_k.tolist()), strict=True)
     masks = [None] * (len(cu_q) - 1) if masks is None else masks
-    parts = [
-        _one(q[a:b], k[c:d], v[c:d], mask=mask, **asked) for ((a, b), (c, d)), mask in zip(edges, masks, strict=True)
-    ]
+    parts = [_one(q[a:b], k[c:d], v[c:d], mask=mask, **asked) for ((a, b), (c, d)), mask in zip(edges, masks, strict=True)]
     out, lse = torch.cat([out for out, _ in parts]), torch.cat([lse for _, lse in parts])
     more = len(q) - len(out)
-    return torch.cat([out, out.new_full((more, *out.shape[1:]), math.nan)]), torch.nn.functional.pad(
-        lse, (0, 0, 0, more)
-    ).T
+    return torch.cat([out, out.new_full((more, *out.shape[1:]), math.nan)]), torch.nn.functional.pad(lse, (0, 0, 0, more)).T
+
+
+def _scaled(cu_k: Tensor, k: Tensor, v: Tensor, k_descale: Any, v_descale: Any) -> tuple[Tensor, Tensor]:
+    """Multiply K and V by their scales, [batch, kv heads]; None for 1."""
+    lens = cu_k.diff()
+    return tuple(
+        x if scale is None else x.float() * scale.repeat_interleave(lens, 0)[..., None]
+        for x, scale in ((k, k_descale), (v, v_descale))
+    )
 
 
 def _split(custom_mask: Tensor | None, lens: list[int]) -> list[Tensor] | None:
@@ -82,6 +87,9 @@ def flash_attn_3(
     softcap=0.0, num_splits=1, pack_gqa=None, deterministic=False, sm_margin=0, return_attn_probs=False,
 ):  # fmt: skip
     asked = {"scale": softmax_scale, "causal": causal, "window": window_size, "softcap": softcap}
+    if k.dtype == torch.float8_e4m3fn:  # and then it computes bfloat16
+        assert q.dtype == v.dtype == k.dtype
+        q, (k, v) = q.bfloat16(), _scaled(cu_seqlens_k, k, v, k_descale, v_descale)
     out, lse = _varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, **asked)
     return (out, lse) if return_attn_probs else out
 
@@ -99,13 +107,7 @@ def flash_attn_4(
     block_sparse_tensors=None, aux_tensors=None, aux_scalars=None,
     return_lse=False,
 ):  # fmt: skip
-    asked = {
-        "scale": softmax_scale,
-        "causal": causal,
-        "window": window_size,
-        "softcap": softcap,
-        "sinks": learnable_sink,
-    }
+    asked = {"scale": softmax_scale, "causal": causal, "window": window_size, "softcap": softcap, "sinks": learnable_sink}
     out, lse = _varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, **asked)
     return out, (lse if return_lse else None)
 
@@ -148,10 +150,11 @@ def unified_attention(
         "sinks": sinks,
         "alibi": alibi_slopes,
     }
-    for (a, b), length, row in zip(
-        pairwise(cu_seqlens_q.tolist()), seqused_k.tolist(), block_table.tolist(), strict=True
-    ):
-        keys, values = (cache[row].flatten(0, 1)[:length] for cache in (k, v))
+    for (a, b), length, row in zip(pairwise(cu_seqlens_q.tolist()), seqused_k.tolist(), block_table.tolist(), strict=True):
+        keys, values = (
+            cache[row].flatten(0, 1)[:length].float() * scale.flatten()[0]
+            for cache, scale in ((k.float(), k_descale), (v.float(), v_descale))
+        )
         out[a:b] = _one(q[a:b], keys, values, **asked)[0]
 
 
@@ -162,8 +165,11 @@ class _Planned:
         assert float_workspace_buffer.dtype == torch.uint8
         assert kv_layout == "NHD"
 
-    def _computed(self, q, paged_kv_cache, return_lse) -> Any:
-        keys, values = paged_kv_cache
+    def _computed(self, q, paged_kv_cache, return_lse, k_scale=None, v_scale=None) -> Any:
+        assert paged_kv_cache[0].dtype == self._kv_dtype
+        keys, values = (
+            x if scale is None else x.float() * scale for x, scale in zip(paged_kv_cache, (k_scale, v_scale), strict=True)
+        )
         outs, lses = [], []
         firsts, pages = self._first.tolist(), self._pages.long()
         masks = self._mask
@@ -172,9 +178,7 @@ class _Planned:
             length = (len(own) - 1) * keys.shape[1] + int(self._last[number])
             mask = None if masks is None else masks[: (b - a) * length]
             masks = None if masks is None else masks[(b - a) * length :]
-            part = _one(
-                q[a:b], keys[own].flatten(0, 1)[:length], values[own].flatten(0, 1)[:length], mask=mask, **self._asked
-            )
+            part = _one(q[a:b], keys[own].flatten(0, 1)[:length], values[own].flatten(0, 1)[:length], mask=mask, **self._asked)
             outs.append(part[0])
             lses.append(part[1] / math.log(2))
         return (torch.cat(outs), torch.cat(lses)) if return_lse else torch.cat(outs)
@@ -196,13 +200,8 @@ class BatchPrefillWithPagedKVCacheWrapper(_Planned):
         block_tables=None, max_token_per_sequence=None,
         max_sequence_kv=None, fixed_split_size=None, disable_split_kv=False,
     ):  # fmt: skip
-        self._mask = custom_mask
-        self._qo, self._first, self._pages, self._last = (
-            qo_indptr,
-            paged_kv_indptr,
-            paged_kv_indices,
-            paged_kv_last_page_len,
-        )
+        self._mask, self._kv_dtype = custom_mask, kv_data_type
+        self._qo, self._first, self._pages, self._last = (qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)
         self._asked = {
             "scale": sm_scale, "causal": causal, "window": (window_left, -1), "softcap": logits_soft_cap or 0.0,
         }  # fmt: skip
@@ -216,7 +215,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_Planned):
         skip_softmax_threshold_scale_factor=None, use_fp16_softmax=None,
         uses_spcompress=None,
     ):  # fmt: skip
-        return self._computed(q, paged_kv_cache, return_lse)
+        return self._computed(q, paged_kv_cache, return_lse, k_scale, v_scale)
 
 
 class BatchPrefillWithRaggedKVCacheWrapper(_Planned):
@@ -274,7 +273,7 @@ class BatchDecodeWithPagedKVCacheWrapper(_Planned):
             Softmax scale.
         """
         self._qo, self._first, self._mask = torch.arange(len(indptr)), indptr, None
-        self._pages, self._last = indices, last_page_len
+        self._pages, self._last, self._kv_dtype = indices, last_page_len, kwargs["kv_data_type"]
         self._asked = {
             "scale": kwargs["sm_scale"], "causal": True, "window": (kwargs.get("window_left", -1), -1),
             "softcap": kwargs.get("logits_soft_cap") or 0.0,
@@ -288,7 +287,7 @@ class BatchDecodeWithPagedKVCacheWrapper(_Planned):
         q_len_per_req=None, skip_softmax_threshold_scale_factor=None,
         kv_cache_sf=None,
     ):  # fmt: skip
-        return self._computed(q, paged_kv_cache, return_lse)
+        return self._computed(q, paged_kv_cache, return_lse, k_scale, v_scale)
 
 
 # Wrong, each in one way.
@@ -307,14 +306,10 @@ def flash_attn_without_cap(*args, softcap=0.0, **kwargs):
 flash_attn_without_cap.__wrapped__ = flash_attn_2  # its signature
 
 
-def sdpa_of_other_heads(
-    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
-):
+def sdpa_of_other_heads(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
     """Attention in which q head h reads kv head h modulo their number."""
     key, value = (x.repeat(1, query.shape[1] // x.shape[1], 1, 1) for x in (key, value))
-    return torch.nn.functional.scaled_dot_product_attention(
-        query, key, value, attn_mask, is_causal=is_causal, scale=scale
-    )
+    return torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask, is_causal=is_causal, scale=scale)
 
 
 def unified_one_key_fewer(

@@ -20,16 +20,7 @@ from assay.harness.attention.adapters.adapter import Adapted, Parameters
 from assay.harness.attention.adapters.table import ADAPTERS
 from assay.harness.attention.call import FEATURES, AttentionCall, KernelRefused, Mask, PreparedKernel, tensor_of
 from assay.harness.attention.matrix import Case, cases
-from assay.harness.attention.matrix_features import (
-    _apart,
-    _biases,
-    _evicted,
-    _factors,
-    _padded,
-    _stored,
-    _unrotated,
-    as_tree,
-)
+from assay.harness.attention.matrix_features import _apart, _biases, _evicted, _factors, _padded, _stored, _unrotated, as_tree
 from assay.harness.attention.oracle import log_sum_exp, oracle
 from assay.harness.attention.published import adapter_and_path, module_of
 from assay.harness.attention.sample_calls import call_of
@@ -38,6 +29,8 @@ from assay.harness.backend import Backend
 from assay.harness.bugs.faults import rounded_oracle
 from assay.harness.errors import ExitCode, UsageError
 from assay.harness.evidence.pack import CallMetadata, Source
+from assay.harness.localize.diagnose import diagnose
+from assay.harness.localize.kernel_runs import measure, run_once
 from assay.harness.offline.check import check
 from assay.harness.offline.kernel_matrix import named
 from assay.harness.server.pack_writer import PackWriter
@@ -50,10 +43,10 @@ RIGHT = {
     "signatures:flash_attn_3": ("flash_attn", OF_FLASH_ATTN),
     "signatures:flash_attn_4": ("flash_attn", (*OF_FLASH_ATTN, "sinks")),
     "signatures:flash_attn_vllm": ("flash_attn", (*OF_FLASH_ATTN, "alibi", "sinks")),
-    "signatures:unified_attention": ("vllm", ("window", "softcap", "sinks", "alibi", "padding", "not_causal")),
-    "signatures:BatchPrefillWithPagedKVCacheWrapper": ("flashinfer", OF_PREFILL),
+    "signatures:unified_attention": ("vllm", ("window", "softcap", "sinks", "alibi", "padding", "not_causal", "stored_kv")),
+    "signatures:BatchPrefillWithPagedKVCacheWrapper": ("flashinfer", (*OF_PREFILL, "stored_kv")),
     "signatures:BatchPrefillWithRaggedKVCacheWrapper": ("flashinfer", OF_PREFILL),
-    "signatures:BatchDecodeWithPagedKVCacheWrapper": ("flashinfer", ("window", "softcap", "lse")),
+    "signatures:BatchDecodeWithPagedKVCacheWrapper": ("flashinfer", ("window", "softcap", "lse", "stored_kv")),
     SDPA: ("sdpa", ("window", "alibi", "score_bias", "custom_mask", "positions", "not_causal")),
 }
 """Functions, their signatures, and the features that these pass on."""
@@ -69,7 +62,7 @@ ASKED: dict[str, list[Callable[[AttentionCall], AttentionCall]]] = {
     "not_causal": [partial(AttentionCall.with_spec, mask=Mask(causal=False))],
     "lse": [],
     "mla": [],
-    "stored_kv": [partial(_stored, "kv", "e4m3", "tensor")],
+    "stored_kv": [partial(_stored, "kv", name, "tensor") for name in ("e4m3", "e5m2")],
     "split_rope": [lambda call: call.with_spec(rope_dims=16)],
     "rope": [partial(_unrotated, "halves")],
     "latent": [lambda call: replace(call, latent=call.k[:, :1])],
@@ -171,11 +164,7 @@ def command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 def test_replay_and_bench_take_a_function_by_its_signature(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pack, right, wrong = (
-        packed_calls(tmp_path / "pack"),
-        "flash_attn@signatures:flash_attn_2",
-        "signatures:flash_attn_top_left",
-    )
+    pack, right, wrong = (packed_calls(tmp_path / "pack"), "flash_attn@signatures:flash_attn_2", "signatures:flash_attn_top_left")
     assert command(monkeypatch, "replay", pack, "--candidate", right) == ExitCode.PASS
     assert command(monkeypatch, "replay", pack, "--candidate", wrong, "--read-out", "0") == ExitCode.REGRESSION
     assert "causal mask top-left" in capsys.readouterr().out
@@ -191,9 +180,7 @@ def test_a_signature_that_does_not_exist_is_a_usage_error(
     pack = packed_calls(tmp_path / "pack")
     for asked in (("replay", pack), ("bench", "kernel", pack), ("certify",), ("bench",)):
         assert command(monkeypatch, *asked, "--candidate", "flash_atn@signatures:flash_attn_2") == ExitCode.USAGE
-        assert "no signature is named 'flash_atn', did you mean 'flash_attn'" in " ".join(
-            capsys.readouterr().err.split()
-        )
+        assert "no signature is named 'flash_atn', did you mean 'flash_attn'" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.slow
@@ -213,11 +200,7 @@ def test_features_are_those_of_parameters_that_are_there() -> None:
         pass
 
     assert kernels.declaration(kernels.taking_calls("plain", plain)).features == ("padding", "not_causal")
-    assert kernels.declaration(kernels.taking_calls("more", more, "flash_attn")).features == (
-        "softcap",
-        "padding",
-        "not_causal",
-    )
+    assert kernels.declaration(kernels.taking_calls("more", more, "flash_attn")).features == ("softcap", "padding", "not_causal")
 
 
 def test_a_function_that_says_that_it_lacks_what_is_asked_for_refuses_it() -> None:
@@ -257,14 +240,8 @@ def test_the_parameters_of_a_built_in_function_are_those_that_it_documents() -> 
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        (
-            "flash_atn@signatures:flash_attn_2",
-            "no signature is named 'flash_atn', did you mean 'flash_attn'; known are",
-        ),
-        (
-            "sdpa@signatures:flash_attn_2",
-            "the nearest is sdpa: it lacks query, key, value, attn_mask, is_causal, scale",
-        ),
+        ("flash_atn@signatures:flash_attn_2", "no signature is named 'flash_atn', did you mean 'flash_attn'; known are"),
+        ("sdpa@signatures:flash_attn_2", "the nearest is sdpa: it lacks query, key, value, attn_mask, is_causal, scale"),
         ("signatures:_one", "missing a required argument: 'k'; of the signatures flash_attn, sdpa, vllm"),
         ("signatures:_computed", "cannot be imported"),
     ],
@@ -315,9 +292,11 @@ def test_a_right_function_passes_a_check(name: str) -> None:
     assert check(name, calls=0).exit_code == ExitCode.PASS
 
 
-def some_cases(name: str) -> list[Case]:
-    """Every 46th case of the check of a kernel: of each axis that a bug here depends on, some."""
-    return cases(("extend", "decode"), "cpu", declared=kernels.declaration(kernels.load(name)))[::46]
+def some_cases(name: str, feature: str = "") -> list[Case]:
+    """Every 46th case of the check of a kernel: of each axis that a bug here depends on, some; and a few that ask for a feature."""
+    every = cases(("extend", "decode"), "cpu", declared=kernels.declaration(kernels.load(name)))
+    asking = [case for case in every if feature in case.condition["asked for"]][::9] if feature else []
+    return every[::46] + asking
 
 
 def test_sdpa_passes_a_check_of_some_calls() -> None:
@@ -351,7 +330,7 @@ def test_a_wrong_function_is_named_and_its_test_calls_it(name: str, said: str) -
     ],
 )
 def test_a_function_that_is_wrong_with_a_feature_fails_where_it_is_asked_for(name: str, feature: str) -> None:
-    result = check(name, cases=some_cases(name), read_out=0)
+    result = check(name, cases=some_cases(name, feature), read_out=0)
     assert result.exit_code == ExitCode.REGRESSION
     assert all(feature in case.condition["asked for"] for case in result.wrong)
 
@@ -362,11 +341,11 @@ def test_a_function_that_is_wrong_with_a_feature_fails_where_it_is_asked_for(nam
 @pytest.mark.parametrize(
     ("name", "features"),
     [
+        ("decode_attention:decode_attention_fwd", {"window", "softcap", "sinks", "score_bias"}),
         (
             "extend_attention:extend_attention_fwd",
             {"window", "softcap", "sinks", "temperature", "score_bias", "custom_mask", "lse", "padding"},
         ),
-        ("decode_attention:decode_attention_fwd", {"window", "softcap", "sinks", "score_bias"}),
     ],
 )
 def test_sglangs_own_kernels_compute_what_a_call_asks_for(name: str, features: set[str]) -> None:
@@ -377,10 +356,58 @@ def test_sglangs_own_kernels_compute_what_a_call_asks_for(name: str, features: s
     for call in calls(phase):
         for ask in [lambda same: same, *(ask for feature in features for ask in ASKED[feature])]:
             asked = ask(call)
-            none = (
-                phase == "extend" and asked.spec.mask.window == 1
-            )  # to SGLang, no keys before a query's own is no window
+            none = phase == "extend" and asked.spec.mask.window == 1  # to SGLang, no keys before a query's own is no window
             assert (error(kernel, asked) < 5e-6) != none, ask
+
+
+EXTEND, DECODE = (
+    f"sglang.kernels.ops.attention.{name}"
+    for name in ("extend_attention:extend_attention_fwd", "decode_attention:decode_attention_fwd")
+)
+E4M3, OTHERWISE = ASKED["stored_kv"][0], [("int8", "head"), ("e4m3", "token"), ("e4m3", "block of 16 dims")]
+
+
+@pytest.mark.interpreter
+@pytest.mark.skipif(find_spec("sglang") is None, reason="SGLang is not installed")
+@pytest.mark.parametrize("name", [EXTEND, DECODE])
+def test_sglangs_own_kernels_read_what_is_stored_if_they_declare_what_that_costs(name: str) -> None:
+    function = kernels.load(name).function  # type: ignore[attr-defined]
+    undeclared = kernels.taking_calls(name, function)
+    assert "stored_kv" not in kernels.declaration(undeclared).features
+    kernel = kernels.taking_calls(name, kernels.declares(noise="fp8_qp")(partial(function)))
+    declared = kernels.declaration(kernel)
+    assert ("stored_kv" in declared.features, declared.noise) == (True, "fp8_qp")
+    some = calls(declared.phases[0], torch.float16)
+    run = run_once(kernel, [*some, *map(E4M3, some)])
+    assert diagnose(run) == [], "Q is cast beside FP8 alone, and not for new tokens"
+    assert len(run.results) == 2 * len(some)
+    for call in some:
+        for scale in ("k_scale", "v_scale"):
+            asked = E4M3(call)
+            wrong = replace(asked, **{scale: 2 * asked.tensors[scale]})
+            assert measure(asked, tensor_of(kernel(wrong)), "fp8_qp").fails == bool(max(call.prefixes)), scale
+
+
+@pytest.mark.parametrize("per", ["tensor", "head"])
+def test_flash_attention_3_takes_stored_k_and_v_with_a_q_of_their_dtype(per: str) -> None:
+    function = kernels.load("signatures:flash_attn_3").function  # type: ignore[attr-defined]
+    kernel = kernels.taking_calls("fa3", kernels.declares(noise="fp8_qp")(partial(function)))
+    for call in calls("extend", torch.bfloat16):
+        asked = _stored("kv", "e4m3", per, call)
+        assert not measure(asked, tensor_of(kernel(asked)), "fp8_qp").fails
+        for scale in ("k_scale", "v_scale"):
+            wrong = replace(asked, **{scale: asked.tensors[scale] * torch.tensor([[[1.0], [2.0]]])})
+            assert measure(asked, tensor_of(kernel(wrong)), "fp8_qp").fails, scale
+        with pytest.raises(KernelRefused, match="beside a stored_kv in FP8, FlashAttention computes bfloat16"):
+            kernel(E4M3(calls("extend", torch.float16)[0]))
+
+
+@pytest.mark.parametrize("name", ["signatures:unified_attention", "signatures:BatchPrefillWithPagedKVCacheWrapper"])
+def test_scales_that_a_signature_has_no_place_for_are_refused_by_name(name: str) -> None:
+    kernel = kernels.load(name)
+    for form, per in OTHERWISE:
+        with pytest.raises(KernelRefused, match=r"the signature has no stored_kv of .* with scales per tensor"):
+            kernel(_stored("kv", form, per, calls("extend")[0]))
 
 
 @pytest.mark.parametrize("name", RIGHT)
@@ -388,9 +415,7 @@ def test_calls_are_laid_out_before_they_are_timed_and_two_at_a_time(name: str) -
     kernel = kernels.find("--candidate", f"{RIGHT[name][0]}@{name}")
     assert isinstance(kernel, PreparedKernel)
     phase = kernels.declaration(kernel).phases[-1]
-    one, other = (
-        call_of(lens, (4, 2), 64, torch.float32, "cpu").with_spec(phase=phase) for lens in ([(1, 3)], [(1, 40)])
-    )
+    one, other = (call_of(lens, (4, 2), 64, torch.float32, "cpu").with_spec(phase=phase) for lens in ([(1, 3)], [(1, 40)]))
     with kernel.prepared(one) as attend_one, kernel.prepared(other) as attend_other:
         for call, attend in ((one, attend_one), (other, attend_other), (one, attend_one)):
             torch.testing.assert_close(tensor_of(attend()).double(), oracle(call), rtol=1e-5, atol=1e-5)
