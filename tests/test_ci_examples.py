@@ -44,9 +44,7 @@ def test_gitlab_pipeline_is_valid() -> None:
 @pytest.mark.slow
 def test_a_broken_workflow_is_found(tmp_path: Path) -> None:
     broken = tmp_path / "workflow.yml"
-    broken.write_text(
-        (CI / "github-actions.yml").read_text().replace("runs-on: ubuntu-latest", "run-on: ubuntu-latest")
-    )
+    broken.write_text((CI / "github-actions.yml").read_text().replace("runs-on: ubuntu-latest", "run-on: ubuntu-latest"))
     assert check(GITHUB, *WORKFLOWS, broken).returncode == 1
 
 
@@ -65,9 +63,7 @@ def gate_options() -> set[str]:
     return {option for parameter in load_command("gate").params for option in parameter.opts}
 
 
-CHECKOUTS = sorted(
-    {path for name in PIPELINES for path in re.findall(r"-f (\S+)/noxfile\.py", (CI / name).read_text())}
-)
+CHECKOUTS = sorted({path for name in PIPELINES for path in re.findall(r"-f (\S+)/noxfile\.py", (CI / name).read_text())})
 """Where the pipelines check assay out, relative to the repository that is gated."""
 
 

@@ -184,14 +184,7 @@ def test_the_seed_case_is_a_regression_and_says_where_and_why(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_without_the_prefix_cache_the_seed_case_is_inconclusive(tmp_path: Path) -> None:
-    flags = [
-        *ANSWERS,
-        "--candidate",
-        "sage_attn_as_shipped",
-        "--engine-arg=--disable-radix-cache",
-        "--servers",
-        "in-turn",
-    ]
+    flags = [*ANSWERS, "--candidate", "sage_attn_as_shipped", "--engine-arg=--disable-radix-cache", "--servers", "in-turn"]
     code, out = finish(assay(tmp_path, *flags))
     made = report(tmp_path)
     assert (code, made["verdict"]) == (3, "inconclusive"), out
@@ -228,13 +221,7 @@ def test_a_kernel_that_raises_is_an_error_and_no_fallback(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_pytest_suites_is_the_same_run(tmp_path: Path) -> None:
-    flags = [
-        "--questions=48",
-        "--margin=0.1",
-        "--suites=accuracy",
-        "--candidate=sage_attn_as_shipped",
-        f"--out={tmp_path / 'run'}",
-    ]
+    flags = ["--questions=48", "--margin=0.1", "--suites=accuracy", "--candidate=sage_attn_as_shipped", f"--out={tmp_path / 'run'}"]
     command = [sys.executable, "-m", "pytest", str(ROOT / "suites"), "-p", "no:cacheprovider", "-q", "-rA", *flags]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 1, done.stdout

@@ -52,18 +52,7 @@ HOLES = ("wrong_for_202_to_511_cached", "wrong_for_more_than_130_behind_a_prefix
 
 def diffed(folder: Path, kernel: str) -> dict[str, Any]:
     (folder / "mine.py").write_text(KERNEL)
-    command = [
-        sys.executable,
-        "-m",
-        "assay",
-        "run",
-        "--suites",
-        "layers",
-        "--candidate",
-        f"mine:{kernel}",
-        "--out",
-        "run",
-    ]
+    command = [sys.executable, "-m", "assay", "run", "--suites", "layers", "--candidate", f"mine:{kernel}", "--out", "run"]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{folder}"}
     subprocess.run(command, cwd=folder, env=environment, timeout=600, check=False)
     made: dict[str, Any] = json.loads((folder / "run" / "report.json").read_text())
@@ -77,9 +66,7 @@ def test_a_kernel_that_is_wrong_only_beyond_128_new_tokens_is_a_regression(tmp_p
 
 
 @pytest.mark.parametrize("kernel", HOLES)
-def test_a_kernel_that_is_wrong_between_the_lengths_of_short_questions_is_a_regression(
-    tmp_path: Path, kernel: str
-) -> None:
+def test_a_kernel_that_is_wrong_between_the_lengths_of_short_questions_is_a_regression(tmp_path: Path, kernel: str) -> None:
     report = diffed(tmp_path, kernel)
     assert report["verdict"] == "regression", report["reasons"]
     assert [suite["verdict"] for suite in report["suites"] if suite["id"] == "layers"] == ["regression"]

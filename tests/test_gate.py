@@ -45,9 +45,7 @@ def write(folder: Path, kernel: str = "rounded_oracle", run: str = "", policy: s
 def assay(folder: Path, *arguments: str, **more: str) -> tuple[int, str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **more}
     command = [sys.executable, "-m", "assay", *arguments]
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False
-    )
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -77,9 +75,7 @@ def accepted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.server
 @pytest.mark.slow
-def test_what_was_accepted_and_is_broken_since_is_a_regression_found_with_one_server(
-    accepted: Path, tmp_path: Path
-) -> None:
+def test_what_was_accepted_and_is_broken_since_is_a_regression_found_with_one_server(accepted: Path, tmp_path: Path) -> None:
     shutil.copytree(accepted / "baselines", tmp_path / "baselines")
     write(tmp_path, 'fault("mask-top-left")', policy='reference_from = "baseline"\nrequire = ["logits"]')
     summary = tmp_path / "summary.md"
@@ -101,9 +97,7 @@ def test_what_was_accepted_and_is_broken_since_is_a_regression_found_with_one_se
     assert verdicts == dict.fromkeys(("accuracy", "greedy", "logits", "layers", "baseline"), "regression")
     assert made["findings"][0]["id"] == "mask-top-left"
     (logits,) = [suite for suite in made["suites"] if suite["id"] == "logits"]
-    assert [row["condition"] for row in logits["logits"]] == ["cold", "cached"], (
-        "both roles were scored in the one server"
-    )
+    assert [row["condition"] for row in logits["logits"]] == ["cold", "cached"], "both roles were scored in the one server"
     assert check(made, "required-logits")["status"] == "ok"
     assert made["reproduce"].startswith("assay gate ")
     assert "--reference-from=baseline" in made["reproduce"]

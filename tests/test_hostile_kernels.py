@@ -74,9 +74,7 @@ def test_a_hostile_kernel_is_no_pass(tmp_path: Path, kernel: str) -> None:
         "--questions", "48", "--suites", "accuracy", "--margin", "0.1", "--request-timeout", "20",
     ]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"}
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=550, check=False
-    )
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=550, check=False)
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     assert report["exit_code"] == done.returncode
     if kernel in ENDS:

@@ -15,9 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 ROOMS = ("harness", "evals", "suites", "reports")
-CONTRACTS: list[dict[str, Any]] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
-    "contracts"
-]
+CONTRACTS: list[dict[str, Any]] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
 
 BREACHES = [
     ("layers", "harness/stats/__init__.py", "assay.harness.localize.bounds"),
@@ -101,15 +99,9 @@ def broken(copy: Path) -> tuple[subprocess.CompletedProcess[str], dict[str, str]
         for file, source_before in before.items():
             (copy / file).write_text(source_before)
     details = done.stdout.partition("Broken contracts")[2]
-    starts = {
-        one["id"]: found.start()
-        for one in CONTRACTS
-        if (found := re.search(rf"^{re.escape(one['name'])}$", details, re.M))
-    }
+    starts = {one["id"]: found.start() for one in CONTRACTS if (found := re.search(rf"^{re.escape(one['name'])}$", details, re.M))}
     ends = sorted(starts.values())
-    return done, {
-        id_: details[start : next((end for end in ends if end > start), None)] for id_, start in starts.items()
-    }
+    return done, {id_: details[start : next((end for end in ends if end > start), None)] for id_, start in starts.items()}
 
 
 def test_every_contract_turns_red(broken: tuple[subprocess.CompletedProcess[str], dict[str, str]]) -> None:
@@ -124,9 +116,7 @@ def test_a_contract_turns_red(
     """By this import, in this file: the contract's own part of the report names both."""
     importer = "assay." + file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     name = forbidden if forbidden.startswith("assay.") else forbidden.split(".")[0]
-    assert re.search(rf"{re.escape(importer)} -> {re.escape(name)} \(l\.", broken[1].get(contract, "")), broken[
-        0
-    ].stdout
+    assert re.search(rf"{re.escape(importer)} -> {re.escape(name)} \(l\.", broken[1].get(contract, "")), broken[0].stdout
 
 
 def test_judging_needs_no_torch() -> None:

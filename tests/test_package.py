@@ -87,13 +87,7 @@ def test_the_plugin_is_imported_without_torch() -> None:
 
 def test_the_list_of_commands_needs_neither_torch_nor_rich_panels() -> None:
     """Each of these imports would take longer than everything that the list needs."""
-    code = (
-        "import sys\n"
-        "from assay.harness.cli import main\n"
-        "sys.argv = ['assay', '--help']\n"
-        "try: main()\n"
-        "except SystemExit: pass"
-    )
+    code = "import sys\nfrom assay.harness.cli import main\nsys.argv = ['assay', '--help']\ntry: main()\nexcept SystemExit: pass"
     done = assert_light(code, {"torch", "numpy", "pydantic", "typer.rich_utils", "rich.markdown", "rich.traceback"})
     assert "exit with the verdict" in " ".join(done.stdout.split()), "no line is cut off"
 
@@ -104,12 +98,8 @@ def test_the_readme_counts_the_known_bugs() -> None:
     assert f"if one of {len(FAMILY)} known ones explains it" in (ROOT / "README.md").read_text()
 
 
-TEXTS = [
-    ROOT / name for name in TRACKED.split("\0") if name.endswith((".py", ".md", ".yml", ".toml", ".txt", ".jinja"))
-]
-BARE = (
-    r"""(?:pip install|uvx|pipx run|--from)\b[^#&;\n"'`]*["' ]assay(?![\w.:/-])|(?<![\w./-])assay(?:\[[\w,-]*\]| @ )"""
-)
+TEXTS = [ROOT / name for name in TRACKED.split("\0") if name.endswith((".py", ".md", ".yml", ".toml", ".txt", ".jinja"))]
+BARE = r"""(?:pip install|uvx|pipx run|--from)\b[^#&;\n"'`]*["' ]assay(?![\w.:/-])|(?<![\w./-])assay(?:\[[\w,-]*\]| @ )"""
 """A requirement that the package index answers with another project: assay, assay[serve], assay @ URL."""
 
 
@@ -125,18 +115,9 @@ def test_nothing_installs_another_project_by_the_name_of_the_command() -> None:
     needed = [line for one in projects for line in one.get("project", {}).get("dependencies", [])]
     found += [line for line in needed if Requirement(line).name == "assay"]
     assert not found, f"write {extras.DISTRIBUTION}"
-    for bare in (
-        "pip install assay",
-        'pip install "assay[serve]"',
-        "- run: pip install -e x 'assay @ git+URL'",
-        "uvx assay",
-    ):
+    for bare in ("pip install assay", 'pip install "assay[serve]"', "- run: pip install -e x 'assay @ git+URL'", "uvx assay"):
         assert re.search(BARE, bare), bare
-    for other in (
-        f"pip install {extras.DISTRIBUTION}",
-        "pip install -e .  # then: assay check",
-        f'"{extras.DISTRIBUTION}[serve]"',
-    ):
+    for other in (f"pip install {extras.DISTRIBUTION}", "pip install -e .  # then: assay check", f'"{extras.DISTRIBUTION}[serve]"'):
         assert not re.search(BARE, other), other
 
 
@@ -146,13 +127,10 @@ def test_the_repository_has_one_url() -> None:
         for file in TEXTS
         if file.exists() and not file.is_relative_to(ROOT / "tests")
         for found in re.findall(
-            r"(?:https://[\w.]+/|git\+|REPOSITORY: )(your-organisation/assay\b|https://[\w./-]+/assay\b)",
-            file.read_text(),
+            r"(?:https://[\w.]+/|git\+|REPOSITORY: )(your-organisation/assay\b|https://[\w./-]+/assay\b)", file.read_text()
         )
     }
-    assert {url.removeprefix("https://github.com/") for url in urls} == {
-        extras.REPOSITORY.removeprefix("https://github.com/")
-    }
+    assert {url.removeprefix("https://github.com/") for url in urls} == {extras.REPOSITORY.removeprefix("https://github.com/")}
 
 
 README = (ROOT / "README.md").read_text()
@@ -241,17 +219,13 @@ def test_the_wheel_holds_one_package_with_all_its_files(tmp_path: Path) -> None:
                 (source / name).symlink_to((ROOT / name).readlink())
             elif (ROOT / name).exists():
                 (source / name).write_bytes((ROOT / name).read_bytes())
-    built = python(
-        "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", str(tmp_path), str(source)
-    )
+    built = python("-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", str(tmp_path), str(source))
     assert built.returncode == 0, built.stderr
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     assert {name.split("/")[0] for name in names} == {"assay", f"assay_harness-{assay.__version__}.dist-info"}
-    expected = {
-        f"assay/{file}" for file in TRACKED.split("\0") if file.split("/")[0] in ROOMS and (ROOT / file).exists()
-    }
+    expected = {f"assay/{file}" for file in TRACKED.split("\0") if file.split("/")[0] in ROOMS and (ROOT / file).exists()}
     assert expected <= names, "modules, templates, the report's schema and the tiny model"
     assert {"assay/__init__.py", "assay/py.typed"} <= names
     assert f"assay_harness-{assay.__version__}.dist-info/licenses/LICENSE" in names
@@ -385,9 +359,7 @@ except UsageError as error:
     print(error)
 """
     # The distributions are installed here; only their modules cannot be imported.
-    hidden = (
-        "from assay.harness import extras; extras._installed = lambda name: name not in ('aiohttp', 'scipy', 'jinja2')"
-    )
+    hidden = "from assay.harness import extras; extras._installed = lambda name: name not in ('aiohttp', 'scipy', 'jinja2')"
     done = python("-c", hidden + code, **base_only)
     assert done.returncode == 0, done.stderr
     assert 'pip install "assay-harness[serve]"' in done.stdout
@@ -396,14 +368,7 @@ except UsageError as error:
 IMPORTABLE = {
     ("reports", "serve"): ("collect.collect", "bench.drive", "bisect.layer_probes", "cli.run", "cli.diff"),
     (): ("offline.check", "offline.replay", "cli", "cli.check", "cli.explain", "explain.pages", "cli.diff"),
-    ("reports",): (
-        "judge.build",
-        "offline.timing",
-        "bisect.commits.bisect_session",
-        "cli.gate",
-        "cli.bench",
-        "cli.bisect_commits",
-    ),
+    ("reports",): ("judge.build", "offline.timing", "bisect.commits.bisect_session", "cli.gate", "cli.bench", "cli.bisect_commits"),
 }
 """Modules of the harness that can be imported with each extra; without one, those of the commands that do not need it."""
 
@@ -488,16 +453,11 @@ def there(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a module as in that repository: its folder first on the path, assay installed."""
     env = {**os.environ, "PYTHONPATH": f"{folder}:{ROOT}", "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        [sys.executable, "-m", *arguments],
-        cwd=folder,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
+        [sys.executable, "-m", *arguments], cwd=folder, env=env, capture_output=True, text=True, timeout=500, check=False
     )
 
 
+@pytest.mark.slow
 def test_a_foreign_repository_uses_the_plugin(foreign: Path) -> None:
     done = there(foreign, "pytest", "-p", "no:cacheprovider", "-q")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -514,9 +474,7 @@ def test_a_foreign_repository_uses_the_command(foreign: Path) -> None:
 @pytest.mark.server
 @pytest.mark.slow
 def test_a_foreign_repository_uses_a_server(foreign: Path) -> None:
-    done = there(
-        foreign, "assay", "diff", "--candidate", "harness.attention:forward", "--suites", "layers", "--out", "run"
-    )
+    done = there(foreign, "assay", "diff", "--candidate", "harness.attention:forward", "--suites", "layers", "--out", "run")
     assert done.returncode in (0, 3), done.stdout + done.stderr  # 3: a layer diff alone is no verdict on the answers
     report = json.loads((foreign / "run" / "report.json").read_text())
     (layers,) = [suite for suite in report["suites"] if suite["id"] == "layers"]

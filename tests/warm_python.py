@@ -25,13 +25,7 @@ from types import TracebackType
 
 import torch
 
-MODULES = (
-    "pytest",
-    "assay.harness.cli.check",
-    "assay.harness.bugs.faults",
-    "assay.harness.readout",
-    "assay.reports.terminal",
-)
+MODULES = ("pytest", "assay.harness.cli.check", "assay.harness.bugs.faults", "assay.harness.readout", "assay.reports.terminal")
 
 
 class WarmPython:
@@ -62,11 +56,7 @@ class WarmPython:
         Raises:
             subprocess.TimeoutExpired: it was killed.
         """
-        request = {
-            "arguments": arguments,
-            "cwd": str(cwd or Path.cwd()),
-            "env": dict(os.environ if env is None else env),
-        }
+        request = {"arguments": arguments, "cwd": str(cwd or Path.cwd()), "env": dict(os.environ if env is None else env)}
         streams = [os.memfd_create(name) for name in ("stdout", "stderr")]
         try:
             message = json.dumps(request).encode()
@@ -100,9 +90,7 @@ class WarmPython:
     def __enter__(self) -> WarmPython:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._control.close()
         self._process.wait()
 

@@ -123,7 +123,7 @@ class _Row:
     read: Ints
     sorted: bool
 
-    def given(self, indices: Ints) -> Flags:
+    def _given(self, indices: Ints) -> Flags:
         """Return which of these rows of all keys, int64 [candidates, keys], were read, bool [candidates]."""
         if self.sorted:
             return np.asarray((np.sort(indices, 1) == self.read).all(1))
@@ -140,7 +140,7 @@ def addresses(readings: Sequence[Sample]) -> Iterable[Told]:
         if len(rows) < 3:
             continue
         for words, to in POOLS:
-            if all(row.given(to(row.call)[row.keys][None]).all() for row in rows):
+            if all(row._given(to(row.call)[row.keys][None]).all() for row in rows):
                 yield moved(what, words, to, cost=_COST + 0.5)
         sums: dict[_Part, list[Sum]] = {"start": [Sum(()), *plain_sums(_STARTS)], "index": _index_sums()}
         options = [(part, at) for part, some in sums.items() for at in _matching(rows, some, part)]
@@ -193,7 +193,7 @@ def _matching(rows: Sequence[_Row], sums: Sequence[Sum], part: _Part) -> list[Su
         )
         indices = values + row.table[_OTHER_PART[part]]
         indices = np.where((indices >= 0) & (indices < row.rows), indices, row.rows)
-        left = [option for option, ok in zip(left, row.given(indices), strict=True) if ok]
+        left = [option for option, ok in zip(left, row._given(indices), strict=True) if ok]
     return left
 
 

@@ -66,7 +66,7 @@ class Asker:
         self._drawn = drawn_plans(self.data, self.dtype, 7 + self.seed)
 
     @property
-    def wrong(self) -> bool:
+    def _wrong(self) -> bool:
         """True if anything was seen to be wrong."""
         return any(sample.bad.any() for sample in self.samples)
 
@@ -80,11 +80,11 @@ class Asker:
         if wrong:
             base = replace(min(wrong, key=lambda plan: plan.size), data=self.data)
             if base.keys > FEW_HEADS:  # with few heads, a long call is read in seconds, if it is wrong then too
-                self.screen([replace(base, heads=(2, 1))])
+                self._screen([replace(base, heads=(2, 1))])
                 base = self.samples[-1].plan if self.samples[-1].bad.any() else base
-            self.screen(varied_plans(base)[: 8 if self.slow else None])
+            self._screen(varied_plans(base)[: 8 if self.slow else None])
 
-    def screen(self, plans: Iterable[CallPlan], fresh: bool = False, meeting: Condition | None = None) -> None:
+    def _screen(self, plans: Iterable[CallPlan], fresh: bool = False, meeting: Condition | None = None) -> None:
         """Ask for the calls, and keep some queries of each: some that meet a condition among them, if one is given."""
         least = {"scores": LOOSE, "steep": STEEP * self.error}
         for plan in plans:
@@ -113,7 +113,7 @@ class Asker:
         bad = wrong[rows].ravel()
         self.samples.append(Sample(plan, queries, actual, bad, error, fresh))
 
-    def leave_out_not_causal(self) -> None:
+    def _leave_out_not_causal(self) -> None:
         """Find out whether the kernel computes calls without a causal mask at all, and ask for calls that have one if it does not.
 
         It does not if it answers them as if they had one, rightly or wrongly, as many kernels do. If they are wrong otherwise, they
@@ -121,11 +121,11 @@ class Asker:
         """
         plans = [CallPlan(lens, dtype=self.dtype, data=self.data) for lens in (((9, 0), (3, 0)), ((12, 20), (5, 6)))]
         before = len(self.samples)
-        self.screen(plans)
+        self._screen(plans)
         right = [not sample.bad.any() for sample in self.samples[before:]]
         before += len(right)
         without = [replace(plan, causal=False) for plan in plans]
-        self.screen(without)
+        self._screen(without)
         samples = self.samples[before:]
         if not all(sample.bad.any() for sample in samples):
             return
@@ -155,7 +155,7 @@ class Asker:
                 return False
         return True
 
-    def judge_by(self, error: float, tolerance: Tolerance) -> None:
+    def _judge_by(self, error: float, tolerance: Tolerance) -> None:
         """Judge what was seen so far, and what follows, by this error, and read weights with this tolerance."""
         self.error, self.tolerance = error, tolerance
         for sample in self.samples:

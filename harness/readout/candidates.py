@@ -11,16 +11,15 @@ import numpy as np
 
 from assay.harness.localize.reading import Flags, Numbers
 from assay.harness.readout.edges import Search, Sum, amounts_of, edges
-from assay.harness.readout.effects import MERGES, PARTS, TAILS, block_scales, merged, multiplied
+from assay.harness.readout.effects import MERGES, PARTS, merged, multiplied
 from assay.harness.readout.elsewhere import SOURCES, RowSource, from_elsewhere
 from assay.harness.readout.features import PAIR_TERMS, Ints, chosen, joined
-from assay.harness.readout.formulas import DESCALES, SCALES, TIMES, constant_formula
+from assay.harness.readout.formulas import SCALES, constant_formula
 from assay.harness.readout.key_factors import KeyFactor, KeyFactors
 from assay.harness.readout.mining import Table, mine
 from assay.harness.readout.operators import Effect
 from assay.harness.readout.queries import Queries
 from assay.harness.readout.samples import Sample, common, every, near
-from assay.harness.readout.softmaxes import online_softmaxes
 
 _PLAIN = 3.5
 """Cost of a rule that is plain enough not to look for another."""
@@ -121,33 +120,6 @@ def _looked_at(inside: Flags, odd: Flags, draw: np.random.Generator) -> Ints:
     ends = np.concatenate([where[:10], where[-40:], where[np.linspace(0, len(where) - 1, 60).astype(int)]])
     beside = np.intersect1d(np.concatenate([wrong[:1] - 1, wrong[-1:] + 1]), where)
     return np.unique(np.concatenate([draw.permutation(wrong)[:60], wrong[:2], wrong[-2:], beside, ends]))
-
-
-_ROWS = 6
-"""Rows of a call in which a factor is fitted."""
-_FLAT = 1e-3
-"""Relative error up to which an output is the right one times a number."""
-Answer = tuple[Queries, Numbers, Flags]
-"""Queries, what the kernel answered, [rows, heads, head_dim_v], and which of them are wrong, bool [rows * heads]."""
-
-
-def general_effects(answers: Sequence[Answer]) -> Iterable[Effect]:
-    """Yield effects that are tried whatever was read."""
-    yield from TAILS
-    yield from (multiplied(output=formula, cost=1.5) for formula in TIMES)
-    yield from (multiplied(*both, cost=2.0) for both in DESCALES)
-    yield from block_scales()
-    yield from online_softmaxes()
-    factors: list[float] = []
-    for queries, actual, bad in answers:
-        given, right = (x.reshape(len(bad), -1)[bad] for x in (actual, queries.right))
-        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-            factor: Numbers = (given * right).sum(-1) / (right * right).sum(-1)
-            gaps = np.abs(given - factor[:, None] * right).sum(-1) / np.abs(given).sum(-1)
-        factors += factor[np.nan_to_num(gaps, nan=np.inf) < _FLAT][:_ROWS].tolist()
-    yield from (
-        multiplied(output=constant_formula(factor), cost=1.4) for factor in (common(factors, 2) if factors else ())
-    )
 
 
 _MOST_SOURCES = 16

@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from assay.harness.attention.oracle import sequences
 from assay.harness.localize.reading import Flags, Numbers
 from assay.harness.readout.features import Ints, chosen, joined
 from assay.harness.readout.forms import Fit
@@ -207,7 +208,9 @@ def _edge_words(side: str, at: str, within: bool, beyond: bool, counted: bool) -
 
 def _edge(queries: Queries, side: str, edge: Sum, within: bool, beyond: bool, counted: bool) -> Numbers:
     at = edge.of(queries.table).reshape(*queries.shape, 1)
-    index = queries.row_indices
+    # Of each packed key, counted from the first one of the query's sequence: negative in earlier ones, and on behind its end.
+    starts = np.array([k.start for _, k in sequences(queries.call)])[queries.table["seq"][:: queries.heads]]
+    index = np.arange(queries.call.k.shape[0])[None, None] - starts[:, None, None]
     should = queries.visible[:, None]
     if side == "first":
         return queries.of_own(weighted_softmax((should & (index >= at)).astype(float), queries.own_scores))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import product
 
@@ -14,11 +14,12 @@ from assay.harness.attention.oracle import sequences
 from assay.harness.bugs.bug import Bug, Change, Compute, changing
 from assay.harness.bugs.family import BY_ID, FAMILY
 from assay.harness.bugs.precision import denominator_rounded, inputs_rounded, scores_rounded, weights_rounded
-from assay.harness.localize.reading import Numbers, softmax
+from assay.harness.localize.reading import Flags, Numbers, softmax
 from assay.harness.readout.features import Ints
-from assay.harness.readout.formulas import Formula
-from assay.harness.readout.operators import Told
+from assay.harness.readout.formulas import DESCALES, TIMES, Formula, constant_formula
+from assay.harness.readout.operators import Effect, Told
 from assay.harness.readout.queries import Queries, einsum
+from assay.harness.readout.samples import common
 
 
 def multiplied(scores: Formula | None = None, output: Formula | None = None, cost: float = 1.0) -> Told:
@@ -120,17 +121,17 @@ _WHOSE = {
     "packed": "block cu_seqlens_k[b] // {size} + j // {size} of all blocks of {size} keys of the batch",
 }
 """Whose scale a block may get: that of the one before it, or one that is found by a wrong index into the scales of the batch."""
-BLOCK_SIZES = (4, 8, 16, 32, 64, 128)
+_BLOCK_SIZES = (4, 8, 16, 32, 64, 128)
 """Keys of a block that quantisations and pages have."""
 
 
-def block_scales() -> Iterator[Told]:
+def _block_scales() -> Iterator[Told]:
     """K or V of a block of keys are dequantised with the scale of another block, as far as there is one: every block and other one.
 
     A scale is the largest size of a number in a block of one kv head, as symmetric quantisation takes it. The effect is data of the
     call: it can be computed, but not read from weights, since values that say who they are change the scale.
     """
-    for what, size, whose in product("kv", BLOCK_SIZES, _WHOSE):
+    for what, size, whose in product("kv", _BLOCK_SIZES, _WHOSE):
         words = f"{what.upper()} of key j is dequantised with the scale of {_WHOSE[whose].format(size=size)}"
         yield Told(words, _other_scales, (what, size, whose), 2.0)
 
@@ -161,10 +162,121 @@ def _tail(queries: Queries, first: int) -> Numbers:
     return queries.attended(queries.call.scale * einsum("thd,khd->thk", queries.q, k[:, queries.own]))
 
 
-TAILS: tuple[Told, ...] = tuple(
+_TAILS: tuple[Told, ...] = tuple(
     Told(f"dims of K from {n} on are zero", _tail, (n,), 1.3) for n in (8, 16, 32, 48, 64, 80, 96, 112, 120, 127)
 )
 """Dims of K that are not multiplied with those of Q: a loop over head_dim that ends at a vector or a tile, or one early."""
+
+
+# Online softmax gone wrong
+
+_TILES = (1, 8, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 256)
+"""Keys of a tile; 1 in kernels that take a key at a time."""
+_RESCALED = {
+    "neither": ((0, 0), "the sums over earlier tiles are not rescaled when the maximum rises"),
+    "denominator": ((0, 1), "the numerator is not rescaled when the maximum rises"),
+    "late": ((1, 1), "the denominator is rescaled after the new tile was added to it"),
+    "rarely": ((1, 1), "the sums over earlier tiles are not rescaled when the maximum rises by less than {least:g}"),
+}
+"""Powers of the right factor, exp(old maximum - new), by which the numerator and the denominator are multiplied, and words."""
+
+
+def _online_softmax(tile: int, law: str, least: float = 0.0) -> Told:
+    """An online softmax in which earlier tiles of keys are rescaled wrongly where a later tile raises the running maximum.
+
+    The laws: "neither" sum is rescaled; only the "denominator" is; "late": it is after the tile was added to it; "rarely": both
+    are, but only where the maximum rises by `least` or more.
+    """
+    tiles = f"online softmax over {f'tiles of {tile} keys' if tile > 1 else 'one key at a time'}"
+    words = f"{tiles}: {_RESCALED[law][1].format(least=least)}"
+    return Told(words, _online, (tile, law, least), 2.5 if law == "rarely" else 2.2)
+
+
+def _online(queries: Queries, tile: int, law: str, least: float) -> Numbers:
+    scores = np.where(queries.visible[:, None], queries.own_scores, -np.inf)
+    weights = np.zeros_like(scores)
+    total = np.ones((*queries.shape, 1))
+    for _, keys in sequences(queries.call):
+        here = queries.visible[:, keys].any(1)
+        if here.any():
+            weights[here, :, keys], total[here] = _sums(scores[here, :, keys], tile, law, least)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        normalised = np.where(total > 0, weights / total, 0.0)
+    return queries.of_own(np.nan_to_num(normalised))
+
+
+def _sums(scores: Numbers, tile: int, law: str, least: float) -> tuple[Numbers, Numbers]:
+    """The numerators of weights of a sequence, [rows, heads, keys], and the denominators, [rows, heads, 1]."""
+    keys = scores.shape[-1]
+    padded = np.pad(scores, ((0, 0), (0, 0), (0, -keys % tile)), constant_values=-np.inf)
+    tiles = padded.reshape(*scores.shape[:2], -1, tile)
+    top = np.maximum.accumulate(tiles.max(-1), -1)
+    safe = np.where(np.isfinite(top), top, 0.0)
+    above, below = _rescaled(top[..., :-1], safe[..., 1:], law, least)
+    added = np.exp(tiles - safe[..., None])
+    gained = added.sum(-1)
+    if law == "late":  # the factor of the first tile is 1, since nothing was summed before it
+        gained[..., 1:] *= below
+    total = (gained * _later(below)).sum(-1, keepdims=True)
+    weights = added * _later(above)[..., None]
+    return weights.reshape(*scores.shape[:2], -1)[..., :keys], total
+
+
+def _rescaled(top: Numbers, new: Numbers, law: str, least: float) -> tuple[Numbers, Numbers]:
+    """By what the numerator and the denominator are multiplied at each tile but the first; 1 where nothing was summed yet."""
+    seen = np.isfinite(top)
+    rise = np.where(seen, new - np.where(seen, top, 0.0), 0.0)
+    if law == "rarely":
+        rise = np.where(rise < least, 0.0, rise)
+    with np.errstate(over="ignore"):
+        above, below = (np.exp(-power * rise) for power in _RESCALED[law][0])
+    return above, below
+
+
+def _later(factors: Numbers) -> Numbers:
+    """The product of the factors of all later tiles, for each tile: one more than there are factors."""
+    products = np.cumprod(factors[..., ::-1], -1)[..., ::-1]
+    return np.concatenate([products, np.ones((*factors.shape[:-1], 1))], -1)
+
+
+_LEAST_RISES = (0.5, 1.0, 2.0, 4.0, 8.0)
+"""Rises of the maximum below which a kernel may skip rescaling."""
+
+
+def _online_softmaxes() -> Iterator[Told]:
+    """Every law, with tiles of usual sizes."""
+    for tile, law in product(_TILES, _RESCALED):
+        for least in _LEAST_RISES if law == "rarely" else (0.0,):
+            yield _online_softmax(tile, law, least)
+
+
+# What is tried whatever was read
+
+_ROWS = 6
+"""Rows of a call in which a factor is fitted."""
+_FLAT = 1e-3
+"""Relative error up to which an output is the right one times a number."""
+Answer = tuple[Queries, Numbers, Flags]
+"""Queries, what the kernel answered, [rows, heads, head_dim_v], and which of them are wrong, bool [rows * heads]."""
+
+
+def general_effects(answers: Sequence[Answer]) -> Iterable[Effect]:
+    """Yield effects that are tried whatever was read."""
+    yield from _TAILS
+    yield from (multiplied(output=formula, cost=1.5) for formula in TIMES)
+    yield from (multiplied(*both, cost=2.0) for both in DESCALES)
+    yield from _block_scales()
+    yield from _online_softmaxes()
+    factors: list[float] = []
+    for queries, actual, bad in answers:
+        given, right = (x.reshape(len(bad), -1)[bad] for x in (actual, queries.right))
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            factor: Numbers = (given * right).sum(-1) / (right * right).sum(-1)
+            gaps = np.abs(given - factor[:, None] * right).sum(-1) / np.abs(given).sum(-1)
+        factors += factor[np.nan_to_num(gaps, nan=np.inf) < _FLAT][:_ROWS].tolist()
+    yield from (
+        multiplied(output=constant_formula(factor), cost=1.4) for factor in (common(factors, 2) if factors else ())
+    )
 
 
 def known_bug(bug: Bug) -> Told:

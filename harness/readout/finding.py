@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -9,15 +10,17 @@ from itertools import islice
 import numpy as np
 import torch
 
-from assay.harness.readout.asking import COMPARED_DATA, FEW_HEADS
+from assay.harness.attention.kernels import declaration
+from assay.harness.readout.asking import COMPARED_DATA, FEW_HEADS, Compared
 from assay.harness.readout.features import row_table
 from assay.harness.readout.fitting import Fitter
+from assay.harness.readout.forms import Tolerance
 from assay.harness.readout.key_factors import KeyFactors
 from assay.harness.readout.mining import Condition, Literal
 from assay.harness.readout.operators import Operator
-from assay.harness.readout.probing import CallPlan, extreme_plans, fixed_plans, repeated_plans, steep_plans
+from assay.harness.readout.probing import CallPlan, Prober, extreme_plans, fixed_plans, repeated_plans, steep_plans
 from assay.harness.readout.queries import Queries
-from assay.harness.readout.samples import close
+from assay.harness.readout.samples import Sample, close
 
 _READ_AT_ONCE, _READ_AGAIN = 8, 5
 """Calls that are read before a rule is sought, and those that contradict it that are read after."""
@@ -39,29 +42,64 @@ _HALVINGS = 8
 """Calls that are asked for at a threshold, each halfway between a wrong and a right query: enough for lengths of a few hundred."""
 _TELLING = 6
 """Calls that are drawn to tell rivals apart, in each round."""
+_SLOW_S = 0.03
+"""A kernel that takes longer on a small call gets fewer and shorter ones."""
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_NOISE = {torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
+"""Relative error of a query that rounding explains on normal data: float32 rounds by 6e-8, float16 by 5e-4, bfloat16 by 4e-3, both
+weights and output, and a sum of values that cancel has a larger relative error."""
+_CLEARLY, _CLEARLY_NOISY = 3.0, 6.0
+"""Multiple of the noise from which on a query is wrong; on a GPU, whose float32 may be TF32, and of a quantisation. Nearer to the
+noise, whatever is tried would explain some query by chance."""
+_QUANTISED = 5e-3
+"""The same for a declared quantisation, on data on which it is exact: what a scale that is itself rounded costs."""
 
 
 class Finder(Fitter):
     """Finds the operator of one kernel: `operator`."""
 
+    @classmethod
+    def begun(cls, prober: Prober, data: str, seed: int, compared: Sequence[Compared]) -> Finder | None:
+        """Make a finder for the first dtype that the kernel computes; None if it computes none."""
+        for dtype in _DTYPES:
+            declared = declaration(prober.kernel).dtypes
+            if declared is not None and str(dtype).removeprefix("torch.") not in declared:
+                continue
+            finder = cls(prober, data, dtype, _NOISE[dtype], seed, compared=compared)
+            # A kernel may declare one phase only. Of some length: what begins with a later call should not seem to begin there.
+            first = [CallPlan(lens, dtype=dtype, data=data) for lens in (((40, 70), (37, 29)), ((1, 110), (1, 66)))]
+            finder._screen(first)
+            if not finder.samples:
+                continue
+            # The second calls, since the first may compile; and CPU time, where a call takes that, since the machine may be busy.
+            clock = time.process_time if prober.device == "cpu" else time.monotonic
+            begun, asked = clock(), prober.asked
+            finder._screen([replace(plan, seed=1) for plan in first])
+            finder.slow = clock() - begun > _SLOW_S * (prober.asked - asked)
+            finder._screen([CallPlan(((1, 30),), dtype=dtype, data=data), CallPlan(((40, 0),), dtype=dtype, data=data)])
+            finder._judge_by(*_exactness(finder.samples, _NOISE[dtype], data, prober.device))
+            finder._leave_out_not_causal()
+            return finder
+        return None
+
     def run(self) -> None:
         """Find the operator, as long as the budget lasts; what is known so far stands in `operator` and `samples`."""
-        self.screen(repeated_plans(self.data, self.dtype))
+        self._screen(repeated_plans(self.data, self.dtype))
         self._ask_compared()
-        self.screen(fixed_plans(self.data, self.dtype, not self.slow))
+        self._screen(fixed_plans(self.data, self.dtype, not self.slow))
         if self.data == "normal":  # what is rounded as declared is exact on no others
-            self.screen(steep_plans(self.dtype))
+            self._screen(steep_plans(self.dtype))
             exact = self.dtype == torch.float32 and self.prober.device == "cpu"  # 16 bits and TF32 are less exact
-            if not self.wrong and exact:
-                self.screen(extreme_plans())
-        if not self.wrong and self._apart:
+            if not self._wrong and exact:
+                self._screen(extreme_plans())
+        if not self._wrong and self._apart:
             self.causal_only = False
-            self.screen(self._apart)
-            self.screen(plan for plan in fixed_plans(self.data, self.dtype, not self.slow) if not plan.causal)
+            self._screen(self._apart)
+            self._screen(plan for plan in fixed_plans(self.data, self.dtype, not self.slow) if not plan.causal)
         self.not_causal_note = self.causal_only and bool(self._apart)
-        if not self.wrong:
-            self.screen(islice(self._drawn, _FRESH // 2 if self.slow else _FRESH))
-        if self.wrong:
+        if not self._wrong:
+            self._screen(islice(self._drawn, _FRESH // 2 if self.slow else _FRESH))
+        if self._wrong:
             self._refine()
 
     def _refine(self) -> None:
@@ -79,7 +117,7 @@ class Finder(Fitter):
             plans = [plan for plan in dict.fromkeys(plans) if replace(plan, seed=0) not in tried and plan not in asked]
             tried |= {replace(plan, seed=0) for plan in plans}
             plans += islice(drawn, _FRESH // 2 if self.slow else _FRESH)
-            self.screen(plans, fresh=True)
+            self._screen(plans, fresh=True)
             if not self.slow:
                 self._bisect(self.operator)
             against = [sample for sample in self.samples if not self.agreed(self.operator, sample).all()]
@@ -124,7 +162,7 @@ class Finder(Fitter):
                 if gap is None or abs(gap[0] - gap[1]) <= 1:
                     break
                 between = _between(condition, literal, gap)
-                self.screen(self._halfway(condition, literal, gap)[:1], fresh=True, meeting=between)
+                self._screen(self._halfway(condition, literal, gap)[:1], fresh=True, meeting=between)
                 if (now := self._gap(condition, literal)) == gap:
                     break
                 gap = now
@@ -279,3 +317,15 @@ def _sides(literal: Literal) -> tuple[int, ...]:
     block = literal.term.block
     value = literal.value * block
     return (value - 1, value, value + 1) if literal.op in (">=", "<") or block > 1 else (value,)
+
+
+def _exactness(samples: Sequence[Sample], base: float, data: str, device: str) -> tuple[float, Tolerance]:
+    """Return the error that counts as wrong, more than rounding or twelve times the spread of the better queries explains; and the
+    tolerance of readings."""
+    errors = np.concatenate([sample.errors for sample in samples])
+    spread = 12 * float(np.quantile(np.nan_to_num(errors, posinf=1e9), 0.2))
+    noisy = device != "cpu" or data == "levels"
+    base = max(base, _QUANTISED) if data == "levels" else base
+    noise = min(max(base, spread), 50 * base if noisy else base)
+    tolerance = Tolerance(noise / 2, 2 * noise, max(1e-7, noise * 1e-3))
+    return (_CLEARLY_NOISY if noisy else _CLEARLY) * noise, tolerance

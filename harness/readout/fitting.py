@@ -12,8 +12,8 @@ import numpy as np
 from assay.harness.localize.reading import Flags, read
 from assay.harness.readout.addresses import addresses
 from assay.harness.readout.asking import COMPARED_DATA, Asker
-from assay.harness.readout.candidates import effects_of, general_effects, key_factors
-from assay.harness.readout.effects import constant, known_effects
+from assay.harness.readout.candidates import effects_of, key_factors
+from assay.harness.readout.effects import constant, general_effects, known_effects
 from assay.harness.readout.features import ROW_TERMS, chosen, joined
 from assay.harness.readout.forms import Row, fits
 from assay.harness.readout.mining import Condition, mine

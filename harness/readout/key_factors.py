@@ -28,7 +28,7 @@ class KeyFactor:
     condition: Condition
     factor: float
 
-    def holds(self, queries: Queries) -> Flags:
+    def _holds(self, queries: Queries) -> Flags:
         """For which keys it holds, bool [rows, heads, total_k]."""
         seen, own = queries.visible, queries.own_rows
         inside = {"seen": seen, "hidden": own & ~seen, "foreign": ~own}[self.universe]
@@ -51,7 +51,7 @@ class KeyFactors(Effect):
     def outputs(self, queries: Queries) -> Numbers:
         factors = np.repeat(queries.visible[:, None].astype(float), queries.heads, 1)
         for part in self.parts:
-            factors[part.holds(queries)] = part.factor
+            factors[part._holds(queries)] = part.factor
         phantom: Numbers | None = None
         if self.phantom is not None:
             phantom = np.maximum(self.phantom.of(queries.table), 0).reshape(*queries.shape, 1).astype(float)

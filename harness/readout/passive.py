@@ -242,7 +242,7 @@ def read_recorded(calls: Sequence[Recorded], seconds: float = 30.0) -> tuple[Rea
         search = _Search(calls, seconds)
         complete = True
         try:
-            search.run()
+            search._run()
         except BudgetSpentError:
             complete = False
         fresh = [sample for sample in search.samples if sample.fresh]
@@ -253,7 +253,7 @@ def read_recorded(calls: Sequence[Recorded], seconds: float = 30.0) -> tuple[Rea
             len(search.samples), time.monotonic() - begun, time.process_time() - cpu, complete, (solved,) if search.tried else (),
             tuple(search.samples), passive=True,
         )  # fmt: skip
-        return read, search.picture()
+        return read, search._picture()
 
 
 class _Search:
@@ -271,7 +271,7 @@ class _Search:
         dtype = calls[0][0].q.dtype if calls else torch.float32
         self.finder = Fitter(Prober(_nobody, 0, seconds, clock=budget_clock("cpu")), "normal", dtype)
 
-    def run(self) -> None:
+    def _run(self) -> None:
         """Find the operator.
 
         Raises:
@@ -295,7 +295,7 @@ class _Search:
             operators = self.finder.fit()
         self.operator = operators[0]
 
-    def picture(self) -> Picture | None:
+    def _picture(self) -> Picture | None:
         """Draw the weights of one q head of the smallest call that shows more than a few keys."""
         ranked: list[tuple[bool, int, int, _Solved, int]] = []
         for number, (sample, solved) in enumerate(self._read):

@@ -92,37 +92,12 @@ class Queries:
         return visible(self.call, self.rows)
 
     @cached_property
-    def _seen_scores(self) -> Numbers:
-        """Scores of the keys that should be seen, -inf of others, float64 [rows, heads, total_k]."""
-        return np.where(self.visible[:, None], self.own_scores, -np.inf)
-
-    @cached_property
-    def maximum(self) -> Numbers:
-        """The largest score of each query, which sees at least one key, float64 [rows, heads]."""
-        return np.asarray(self._seen_scores.max(-1))
-
-    @cached_property
-    def lse(self) -> Numbers:
-        """The log-sum-exp of the scores of each query, float64 [rows, heads]."""
-        return np.asarray(self.maximum + np.log(np.exp(self._seen_scores - self.maximum[..., None]).sum(-1)))
-
-    @cached_property
     def own_rows(self) -> Flags:
         """Keys of the query's own sequence, bool [rows, total_k]."""
         rows = np.zeros((len(self.rows), self.call.k.shape[0]), bool)
         for q, k in sequences(self.call):
             rows[(self.rows >= q.start) & (self.rows < q.stop), k] = True
         return rows
-
-    @cached_property
-    def row_indices(self) -> Ints:
-        """Index of each packed key, counted from the first key of the query's sequence on, int64 [rows, 1, total_k].
-
-        It is negative in earlier sequences, and goes on behind the end of its own.
-        """
-        starts = np.array([k.start for _, k in sequences(self.call)])
-        begins = starts[self.table["seq"][:: self.heads]]
-        return np.asarray(np.arange(self.call.k.shape[0])[None, None] - begins[:, None, None])
 
     @cached_property
     def weights(self) -> Numbers:
@@ -132,11 +107,7 @@ class Queries:
     @cached_property
     def right(self) -> Numbers:
         """The right output, float64 [rows, heads, head_dim_v]."""
-        return self.of(self.weights)
-
-    def of(self, weights: Numbers) -> Numbers:
-        """The output of weights of every kv head, [rows, heads, kv heads, total_k] -> [rows, heads, head_dim_v]."""
-        return einsum("thck,kcd->thd", weights, self.values)
+        return einsum("thck,kcd->thd", self.weights, self.values)
 
     def of_own(self, weights: Numbers, values: Numbers | None = None) -> Numbers:
         """The output of weights of the own kv head, [rows, heads, total_k] -> [rows, heads, head_dim_v].

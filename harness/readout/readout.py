@@ -6,33 +6,20 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-import torch
-
 from assay.harness.attention.call import Kernel
 from assay.harness.attention.kernels import declaration
 from assay.harness.localize.threads import few_threads
 from assay.harness.readout.asking import Compared
 from assay.harness.readout.finding import Finder
-from assay.harness.readout.forms import Tolerance
 from assay.harness.readout.mining import Condition, Literal
 from assay.harness.readout.operators import Operator
-from assay.harness.readout.probing import REFUSED, BudgetSpentError, CallPlan, Prober, budget_clock
+from assay.harness.readout.probing import REFUSED, BudgetSpentError, Prober, budget_clock
 from assay.harness.readout.samples import Agreement, Sample
 from assay.harness.readout.sentences import sentence
 from assay.harness.readout.words import only
 
 CALLS, _SECONDS = 3000, 30.0
 """The budget of a read-out."""
-_SLOW_S = 0.03
-"""A kernel that takes longer on a small call gets fewer and shorter ones."""
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-_NOISE = {torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
-"""Relative error of a query that rounding explains on normal data: float32 rounds by 6e-8, float16 by 5e-4, bfloat16 by 4e-3, both
-weights and output, and a sum of values that cancel has a larger relative error."""
-_CLEARLY, _CLEARLY_NOISY = 3.0, 6.0
-"""Multiple of the noise from which on a query is wrong; on a GPU, whose float32 may be TF32, and of a quantisation. Nearer to the
-noise, whatever is tried would explain some query by chance."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +70,6 @@ class ReadOut:
 
 
 _WITHOUT_MASK = "calls without a causal mask are wrong in a way of their own, which was not read"
-_QUANTISED = 5e-3
-"""The same for a declared quantisation, on data on which it is exact: what a scale that is itself rounded costs."""
 
 
 def read_out(
@@ -119,7 +104,7 @@ def read_out(
     complete, read = True, ReadOut()
     with few_threads(()):
         try:
-            finder = _finder(prober, "levels" if family else "normal", seed, compared)
+            finder = Finder.begun(prober, "levels" if family else "normal", seed, compared)
             if finder is not None:
                 finder.run()
         except BudgetSpentError:
@@ -137,42 +122,6 @@ def read_out(
         read, calls=prober.asked, seconds=time.monotonic() - begun, cpu_seconds=time.process_time() - cpu,
         complete=complete, notes=(*read.notes, *_notes(prober)),
     )  # fmt: skip
-
-
-def _finder(prober: Prober, data: str, seed: int, compared: Sequence[Compared]) -> Finder | None:
-    """A finder for the first dtype that the kernel computes; None if it computes none."""
-    for dtype in _DTYPES:
-        declared = declaration(prober.kernel).dtypes
-        if declared is not None and str(dtype).removeprefix("torch.") not in declared:
-            continue
-        finder = Finder(prober, data, dtype, _NOISE[dtype], seed, compared=compared)
-        # A kernel may declare one phase only. Calls of some length: what begins with a later call should not seem to begin there.
-        first = [CallPlan(lens, dtype=dtype, data=data) for lens in (((40, 70), (37, 29)), ((1, 110), (1, 66)))]
-        finder.screen(first)
-        if not finder.samples:
-            continue
-        # The second calls, since the first may compile; and CPU time, where it is what a call takes, since the machine may be busy.
-        clock = time.process_time if prober.device == "cpu" else time.monotonic
-        begun, asked = clock(), prober.asked
-        finder.screen([replace(plan, seed=1) for plan in first])
-        finder.slow = clock() - begun > _SLOW_S * (prober.asked - asked)
-        finder.screen([CallPlan(((1, 30),), dtype=dtype, data=data), CallPlan(((40, 0),), dtype=dtype, data=data)])
-        finder.judge_by(*_exactness(finder.samples, _NOISE[dtype], data, prober.device))
-        finder.leave_out_not_causal()
-        return finder
-    return None
-
-
-def _exactness(samples: Sequence[Sample], base: float, data: str, device: str) -> tuple[float, Tolerance]:
-    """Return the error that counts as wrong, more than rounding or twelve times the spread of the better queries explains; and the
-    tolerance of readings."""
-    errors = np.concatenate([sample.errors for sample in samples])
-    spread = 12 * float(np.quantile(np.nan_to_num(errors, posinf=1e9), 0.2))
-    noisy = device != "cpu" or data == "levels"
-    base = max(base, _QUANTISED) if data == "levels" else base
-    noise = min(max(base, spread), 50 * base if noisy else base)
-    tolerance = Tolerance(noise / 2, 2 * noise, max(1e-7, noise * 1e-3))
-    return (_CLEARLY_NOISY if noisy else _CLEARLY) * noise, tolerance
 
 
 def _between(literal: Literal, wrong: int, right: int) -> str:

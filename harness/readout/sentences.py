@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from assay.harness.readout.forms import BLANK
 from assay.harness.readout.key_factors import KeyFactor, KeyFactors
 from assay.harness.readout.mining import Condition, Term
 from assay.harness.readout.operators import Clause, Operator, Told
-from assay.harness.readout.words import ALL_BUT, Keys, keys, number, of_keys, only, plus
+from assay.harness.readout.words import ALL_BUT, Keys, keys, of_keys, only, plus
 
 _Said = tuple[str, list[Condition]]
 """An effect in words, and the conditions on queries that its own conditions hold in common."""
@@ -103,7 +104,7 @@ def _part(part: KeyFactor, which: Keys | None) -> str:
     """One part in words."""
     some, plural = which or ("all keys", True)
     if part.universe != "seen":
-        times = "" if part.factor == 1 else f", with {number(part.factor)} times the weight"
+        times = "" if part.factor == 1 else f", with {_number(part.factor)} times the weight"
         return f"query i also sees {some}{times}"
     if part.factor == 0 and some.startswith(ALL_BUT):
         return f"query i sees only {some.removeprefix(ALL_BUT)}"
@@ -114,7 +115,7 @@ def _part(part: KeyFactor, which: Keys | None) -> str:
     if part.factor == 2:
         return f"query i sees {some} twice"
     what = f"weights of {some} are" if plural else f"the weight of {some} is"
-    return f"{what} multiplied by {number(part.factor)}"
+    return f"{what} multiplied by {_number(part.factor)}"
 
 
 def _mask(clause: Clause) -> str:
@@ -166,3 +167,11 @@ def _without_causal(condition: Condition) -> Condition:
         if (literal.term.name, literal.term.minus, literal.op, literal.value) != ("causal", "", "==", 1)
     )  # fmt: skip
     return Condition(rest)
+
+
+def _number(value: float) -> str:
+    """A number, in the constants at hand if it is one of them."""
+    for constant, words in ((math.log(2), "ln 2"), (1 / math.log(2), "log2(e)")):
+        if math.isclose(value, constant, rel_tol=1e-6):
+            return words
+    return f"{value:.4g}" if abs(value) < 1e4 else f"{value:.6g}"

@@ -5,7 +5,6 @@ Features with a letter of their own are compared as symbols; `legend` says what 
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -86,14 +85,6 @@ def plus(text: str, number: int) -> str:
     if not text:
         return str(number)
     return f"{text} {'+' if number > 0 else '-'} {abs(number)}" if number else text
-
-
-def number(value: float) -> str:
-    """A number, in the constants at hand if it is one of them."""
-    for constant, words in ((math.log(2), "ln 2"), (1 / math.log(2), "log2(e)")):
-        if math.isclose(value, constant, rel_tol=1e-6):
-            return words
-    return f"{value:.4g}" if abs(value) < 1e4 else f"{value:.6g}"
 
 
 def _term_words(term: Term) -> str:

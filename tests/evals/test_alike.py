@@ -32,8 +32,7 @@ def test_a_template_with_other_names_and_numbers_is_one() -> None:
     towns = ["Aachen", "Bergen", "Calais", "Dover", "Essen", "Fulda"]
     drawn = random.Random(1)
     filled = [
-        template.format(drawn.choice(towns), drawn.randrange(24), drawn.randrange(900), drawn.choice(towns), n)
-        for n in range(40)
+        template.format(drawn.choice(towns), drawn.randrange(24), drawn.randrange(900), drawn.choice(towns), n) for n in range(40)
     ]
     found = alike([*independent(500), *filled])
     assert found[:500] == list(range(500))

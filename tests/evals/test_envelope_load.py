@@ -10,17 +10,7 @@ from itertools import accumulate
 import numpy as np
 import pytest
 
-from assay.evals.envelope_load import (
-    BATCH,
-    BORDER,
-    Load,
-    LoadReach,
-    LoadRequest,
-    Wave,
-    envelope_load,
-    longest,
-    short_load,
-)
+from assay.evals.envelope_load import BATCH, BORDER, Load, LoadReach, LoadRequest, Wave, envelope_load, longest, short_load
 from assay.harness.evidence.lengths import gaps, ranges_of
 
 VOCABULARY = 1031
@@ -189,11 +179,7 @@ def test_the_short_load_ends_around_a_border_and_passes_one_in_decode() -> None:
     long, wave = short_load(LoadReach(512, 4096, 512, depth=9), VOCABULARY, "seed")
     assert len(long[0].ids) == 1024
     assert {len(one.ids) % BORDER for one in wave} >= {BORDER - 1, 0, 1}
-    assert {len(one.ids) % BORDER + step for one in wave for step in range(1, one.output)} >= {
-        BORDER - 1,
-        BORDER,
-        BORDER + 1,
-    }
+    assert {len(one.ids) % BORDER + step for one in wave for step in range(1, one.output)} >= {BORDER - 1, BORDER, BORDER + 1}
     assert _lengths(wave) == {63, 64 + 256, 65, 10, 125}
 
 

@@ -58,10 +58,7 @@ def test_the_layout_of_the_hub_is_read(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(
     ("row", "found"),
-    [
-        ({"question": "1 + 1?", "answer": "2"}, "ends in '2'"),
-        ({"problem": "1 + 1?", "answer": "#### 2"}, "question missing"),
-    ],
+    [({"question": "1 + 1?", "answer": "2"}, "ends in '2'"), ({"problem": "1 + 1?", "answer": "#### 2"}, "question missing")],
 )
 def test_rows_of_another_kind_are_refused(tmp_path: Path, row: dict[str, str], found: str) -> None:
     path = tmp_path / "test.jsonl"
@@ -89,8 +86,7 @@ def test_a_number_is_the_last_one_after_the_last_answer(text: str, parsed: str |
 
 
 @pytest.mark.parametrize(
-    ("text", "parsed"),
-    [("So it is Paris.\nAnswer:  The  PARIS.", "the paris"), ("Paris\nmore", "paris"), ("  \n", None)],
+    ("text", "parsed"), [("So it is Paris.\nAnswer:  The  PARIS.", "the paris"), ("Paris\nmore", "paris"), ("  \n", None)]
 )
 def test_a_text_is_compared_without_case_and_punctuation(text: str, parsed: str | None) -> None:
     assert parse_answer(text, "paris") == parsed
@@ -116,9 +112,7 @@ def test_a_file_that_is_far_too_large_is_not_read(tmp_path: Path, monkeypatch: p
         draw_gsm8k(str(tmp_path / "gsm8k.jsonl"), 4, 0)
 
 
-def test_the_name_of_a_damaged_file_does_not_reach_the_terminal(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_name_of_a_damaged_file_does_not_reach_the_terminal(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "\x1b[2Jset.jsonl"
     path.write_text('{"question": "cut off')
     with pytest.raises(UsageError, match="cannot be loaded"):

@@ -33,9 +33,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.skipif(INSTALLED, reason="lm-eval is installed")
 def test_without_the_package_the_error_says_what_to_install() -> None:
-    with pytest.raises(
-        UsageError, match=r'needs lm-eval, which is not installed(.|\n)*pip install "assay-harness\[lm-eval'
-    ):
+    with pytest.raises(UsageError, match=r'needs lm-eval, which is not installed(.|\n)*pip install "assay-harness\[lm-eval'):
         draw_task("arc_easy", 8, 0)
 
 
@@ -60,8 +58,7 @@ def test_a_multiple_choice_task_is_asked_for_a_letter(folder: Path) -> None:
 
 @needs_lm_eval
 @pytest.mark.parametrize(
-    ("name", "found"),
-    [("assay_rolling", "of the kind loglikelihood_rolling"), ("nope", "is not known"), ("mmlu", "group")],
+    ("name", "found"), [("assay_rolling", "of the kind loglikelihood_rolling"), ("nope", "is not known"), ("mmlu", "group")]
 )
 def test_other_tasks_are_refused(folder: Path, name: str, found: str) -> None:
     with pytest.raises(UsageError, match=found):
@@ -69,8 +66,7 @@ def test_other_tasks_are_refused(folder: Path, name: str, found: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "form"),
-    [("C", "C"), ("72", "72"), ("6 * 2 = 12\n#### 1,200", "1200"), (" Paris. ", "paris"), ("3 to 4", "3 to 4")],
+    ("target", "form"), [("C", "C"), ("72", "72"), ("6 * 2 = 12\n#### 1,200", "1200"), (" Paris. ", "paris"), ("3 to 4", "3 to 4")]
 )
 def test_targets_take_the_form_in_which_answers_are_parsed(target: str, form: str) -> None:
     assert expected_form(target) == form

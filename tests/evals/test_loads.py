@@ -35,9 +35,7 @@ def test_shapes_are_named_or_given_as_lengths() -> None:
     assert shapes_of(["256:256", "100:20:64"], "cuda") == (Shape("256:256", 256, 256), Shape("100:20:64", 100, 20, 64))
 
 
-@pytest.mark.parametrize(
-    "names", [[], ["short", "short"], ["shot"], ["10"], ["10:1"], ["10:8:10"], ["10:8:-1"], ["1:2:3:4"]]
-)
+@pytest.mark.parametrize("names", [[], ["short", "short"], ["shot"], ["10"], ["10:1"], ["10:8:10"], ["10:8:-1"], ["1:2:3:4"]])
 def test_an_invalid_shape_is_wrong_use(names: list[str]) -> None:
     with pytest.raises(UsageError):
         shapes_of(names, "cpu")

@@ -150,9 +150,7 @@ def test_parquet_gives_the_same_questions_as_csv(tmp_path: Path) -> None:
     assert in_order(tmp_path / "set.parquet", 6) == in_order(path, 6)
 
 
-def test_a_hub_folder_gives_the_same_questions_as_csv(
-    tmp_path: Path, hub_folder: Callable[[list[dict[str, object]]], str]
-) -> None:
+def test_a_hub_folder_gives_the_same_questions_as_csv(tmp_path: Path, hub_folder: Callable[[list[dict[str, object]]], str]) -> None:
     folder = hub_folder([hub_row(i) for i in range(20)])
     path = write_csv(tmp_path / "set.csv", [row(i) for i in range(20)])
     assert in_order(folder, 6) == in_order(path, 6)
@@ -177,9 +175,7 @@ def test_a_hub_folder_with_other_columns_is_refused(hub_folder: Callable[[list[d
     assert "choices, answer missing" in failure(hub_folder([{"question": "?", "subject": "x", "label": 1}]))
 
 
-def test_a_folder_that_is_not_a_data_set_is_refused(
-    tmp_path: Path, hub_folder: Callable[[list[dict[str, object]]], str]
-) -> None:
+def test_a_folder_that_is_not_a_data_set_is_refused(tmp_path: Path, hub_folder: Callable[[list[dict[str, object]]], str]) -> None:
     assert "cannot be loaded" in failure(tmp_path)
     folder = hub_folder([hub_row(0)])
     pd.DataFrame([{"text": "?"}]).to_parquet(Path(folder, "all", "test-00001-of-00002.parquet"))
@@ -188,9 +184,7 @@ def test_a_folder_that_is_not_a_data_set_is_refused(
     assert "cannot be loaded" in failure(folder)
 
 
-def test_a_set_that_cannot_be_loaded_names_the_alternatives(
-    hub_folder: Callable[[list[dict[str, object]]], str],
-) -> None:
+def test_a_set_that_cannot_be_loaded_names_the_alternatives(hub_folder: Callable[[list[dict[str, object]]], str]) -> None:
     message = failure("nobody/no-such-set")
     assert "'nobody/no-such-set' cannot be loaded" in message
     assert "'builtin'" in message
@@ -198,9 +192,7 @@ def test_a_set_that_cannot_be_loaded_names_the_alternatives(
 
 
 @pytest.mark.parametrize("name", ["absent.csv", "absent.parquet", "folder/absent", "deep/er/absent", "~/absent/x y"])
-def test_a_missing_file_is_named(
-    name: str, tmp_path: Path, hub_folder: Callable[[list[dict[str, object]]], str]
-) -> None:
+def test_a_missing_file_is_named(name: str, tmp_path: Path, hub_folder: Callable[[list[dict[str, object]]], str]) -> None:
     assert "does not exist" in failure(tmp_path / name)
 
 
@@ -289,9 +281,7 @@ SPACES = st.text(alphabet=" \t", max_size=3)
     st.booleans(),
     st.text(alphabet="xyz \n.", max_size=40),
 )
-def test_an_answer_is_parsed(
-    letter: str, word: str, before: str, after: str, form: str, lower: bool, reasoning: str
-) -> None:
+def test_an_answer_is_parsed(letter: str, word: str, before: str, after: str, form: str, lower: bool, reasoning: str) -> None:
     given_letter = form.format(letter.lower() if lower else letter)
     assert parse_answer(f"{reasoning}{word}{before}:{after}{given_letter}\nAnswer: D") == letter
 

@@ -45,9 +45,7 @@ def test_prompts_fill_their_length_by_the_models_own_tokens() -> None:
     for question in of("1024,3k", fit=tiny):
         length = int(question.subject.removeprefix("retrieval_"))
         assert length - 2 * OPTIONS_VARY - 8 <= tiny.count(question.prompt) <= length
-    assert {question.subject for question in of("32k", most=4, fit=replace(tiny, context=40_000))} == {
-        "retrieval_32768"
-    }
+    assert {question.subject for question in of("32k", most=4, fit=replace(tiny, context=40_000))} == {"retrieval_32768"}
 
 
 def test_no_prompt_of_a_haystack_is_longer_than_its_length() -> None:
@@ -71,9 +69,7 @@ def test_the_facts_that_are_asked_for_lie_at_all_depths() -> None:
     for start in range(0, 16, PER_HAYSTACK):
         asked = of("2048", most=16)[start : start + PER_HAYSTACK]
         names = list(facts(asked[0]))
-        depths = sorted(
-            next(names.index(w) for w in parts(one)[0].rpartition("\n")[2].split() if w in names) for one in asked
-        )
+        depths = sorted(next(names.index(w) for w in parts(one)[0].rpartition("\n")[2].split() if w in names) for one in asked)
         assert [int(depth * PER_HAYSTACK / len(names)) for depth in depths] == list(range(PER_HAYSTACK))
 
 
@@ -87,9 +83,7 @@ def test_the_set_follows_from_its_seed_and_the_lengths_take_turns() -> None:
 def test_by_default_the_lengths_are_those_that_fit() -> None:
     subjects = {one.subject for one in of("", most=64, fit=replace(WORDS, context=5000))}
     assert subjects == {"retrieval_1024", "retrieval_2048", "retrieval_4096"}
-    assert {one.subject for one in draw("retrieval", 8, 0, lambda: replace(WORDS, context=1200)).questions} == {
-        "retrieval_1024"
-    }
+    assert {one.subject for one in draw("retrieval", 8, 0, lambda: replace(WORDS, context=1200)).questions} == {"retrieval_1024"}
 
 
 @pytest.mark.parametrize(

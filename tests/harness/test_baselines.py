@@ -75,9 +75,7 @@ def test_each_part_of_the_key_makes_a_baseline_stale(field: str) -> None:
 
 
 @pytest.mark.parametrize("fails_at", [1, 2])
-def test_a_baseline_stays_if_writing_its_successor_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_at: int
-) -> None:
+def test_a_baseline_stays_if_writing_its_successor_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_at: int) -> None:
     write_baseline(tmp_path, baseline(key(), 0.8), [])
     calls = 0
 
@@ -153,15 +151,11 @@ def test_growth_of_own_error_is_compared_with_the_policy() -> None:
     grown = compare_accepted(None, {"a": 0.01, "b": 0.02}, {"a": 0.0151, "b": 0.02}, POLICY, synthetic=True)
     assert (grown.verdict, "growth = 1.5 (--growth)" in grown.why) == ("regression", True)
     assert compare_accepted(None, {"a": 0.01}, {"a": float("nan")}, POLICY, synthetic=True).verdict == "regression"
-    assert compare_accepted(None, {"a": 1e-9}, {"a": 9e-9}, POLICY, synthetic=True).verdict == "pass", (
-        "rounding does not grow"
-    )
+    assert compare_accepted(None, {"a": 1e-9}, {"a": 9e-9}, POLICY, synthetic=True).verdict == "pass", "rounding does not grow"
     assert compare_accepted(None, {"a": 0.01}, {"b": 0.01}, POLICY, synthetic=True).verdict == "inconclusive"
 
 
-def test_growth_stays_a_regression_among_many_suites_once_answers_were_compared(
-    prefix: Callable[..., Prefix],
-) -> None:
+def test_growth_stays_a_regression_among_many_suites_once_answers_were_compared(prefix: Callable[..., Prefix]) -> None:
     equal = decide_accuracy(prefix(500, 0, 0, 0), RULE)
     before, now = {"a": 0.001}, {"a": 0.04}
     alone, beside = (compare_accepted(decision, before, now, POLICY, synthetic=True) for decision in (None, equal))
@@ -179,9 +173,7 @@ def test_answers_are_compared_with_the_accepted_ones(lost: int, verdict: str, pr
     assert compare_accepted(decision, {}, {}, POLICY, synthetic=True).verdict == verdict
 
 
-def test_too_few_common_answers_pass_only_with_a_run_that_shows_the_candidate_non_inferior(
-    prefix: Callable[..., Prefix],
-) -> None:
+def test_too_few_common_answers_pass_only_with_a_run_that_shows_the_candidate_non_inferior(prefix: Callable[..., Prefix]) -> None:
     few, worse = decide_accuracy(prefix(20, 1), RULE), decide_accuracy(prefix(0, 30), RULE)
     assert compare_accepted(few, {}, {}, POLICY, synthetic=True).verdict == "inconclusive"
     assert compare_accepted(few, {}, {}, POLICY, non_inferior=True, synthetic=True).verdict == "pass"
@@ -319,9 +311,7 @@ def test_a_stored_reference_gives_the_number_of_layers(accepted_then_asked: RunO
     assert report.verdict == "inconclusive"
 
 
-def test_a_baseline_whose_key_was_changed_is_stale_under_its_old_name(
-    plan: Plan, tmp_path: Path, run_of: RunOf
-) -> None:
+def test_a_baseline_whose_key_was_changed_is_stale_under_its_old_name(plan: Plan, tmp_path: Path, run_of: RunOf) -> None:
     first = run_of(plan, tmp_path / "first")
     made = make(first, "candidate", "pass")
     path = write_baseline(Path(plan.spec.policy.baselines), made, []) / FILE
@@ -354,9 +344,7 @@ def test_a_nonfinite_output_of_its_own_server_is_the_candidates() -> None:
 
 
 @pytest.mark.parametrize("damage", ["changed", "cut", "gone"])
-def test_answers_that_are_not_those_accepted_are_refused(
-    plan: Plan, tmp_path: Path, run_of: RunOf, damage: str
-) -> None:
+def test_answers_that_are_not_those_accepted_are_refused(plan: Plan, tmp_path: Path, run_of: RunOf, damage: str) -> None:
     run, root = run_of(plan, tmp_path / "run"), tmp_path / "baselines"
     place, _ = accept(run, propose(run, "pass", root), root)
     path = place / "answers.jsonl"

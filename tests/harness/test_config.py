@@ -196,9 +196,7 @@ def test_a_spec_survives_its_manifest() -> None:
 
 def test_loads_are_lists_in_a_file_and_comma_lists_on_the_command_line(tmp_path: Path) -> None:
     file = tmp_path / "assay.toml"
-    file.write_text(
-        '[run]\nlatency_shapes = ["short", "256:256"]\nlatency_concurrency = [1, 8]\n[policy]\nlatency_bound = 1.2\n'
-    )
+    file.write_text('[run]\nlatency_shapes = ["short", "256:256"]\nlatency_concurrency = [1, 8]\n[policy]\nlatency_bound = 1.2\n')
     spec = make_spec({}, file)
     assert (spec.workload.latency_shapes, spec.workload.latency_concurrency) == (("short", "256:256"), (1, 8))
     assert spec.policy.line("latency_bound") == f"latency_bound = 1.2 ({file}, [policy])"
@@ -225,7 +223,5 @@ def test_loads_are_lists_in_a_file_and_comma_lists_on_the_command_line(tmp_path:
         ({"envelope_tokens": 1024, "device": "cuda"}, ("envelope_tokens = 1024 (--envelope-tokens)",)),
     ],
 )
-def test_lines_of_policy_that_pass_more_than_the_defaults_are_named(
-    flags: dict[str, Any], weakened: tuple[str, ...]
-) -> None:
+def test_lines_of_policy_that_pass_more_than_the_defaults_are_named(flags: dict[str, Any], weakened: tuple[str, ...]) -> None:
     assert make_spec(flags).weakened == weakened

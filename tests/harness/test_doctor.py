@@ -47,11 +47,7 @@ def test_where_everything_is_here_each_line_says_what_is() -> None:
 
 @pytest.mark.parametrize(
     ("kernel", "says"),
-    [
-        ("raises", "raised ValueError: no such head"),
-        ("short", "returned torch.float32 [1, 2, 64]"),
-        ("infinite", "not finite"),
-    ],
+    [("raises", "raised ValueError: no such head"), ("short", "returned torch.float32 [1, 2, 64]"), ("infinite", "not finite")],
 )
 def test_a_first_call_that_fails_is_shown(kernel: str, says: str) -> None:
     name = f"kernels_of_the_doctor:{kernel}"
@@ -95,9 +91,7 @@ def test_a_full_disk_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("kernel", "code"), [("right", 0), ("raises", 3)])
-def test_the_command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kernel: str, code: int
-) -> None:
+def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kernel: str, code: int) -> None:
     for json_flag in ([], ["--json"]):
         command = ["assay", "doctor", "--candidate", f"kernels_of_the_doctor:{kernel}", *json_flag]
         monkeypatch.setattr(sys, "argv", command)

@@ -24,17 +24,13 @@ def test_a_path_below_the_working_directory_is_relative(word: str, written: str)
     assert portable(word, Path("/home/ci/repo")) == written
 
 
-def test_the_command_that_replays_a_pack_holds_no_path_of_its_host(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_that_replays_a_pack_holds_no_path_of_its_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     command = replay_command(tmp_path / "runs/1/servers/reference/pack", "mine")
     assert command == "assay replay runs/1/servers/reference/pack --candidate mine"
 
 
-def test_a_path_that_is_shown_begins_at_the_working_directory_or_at_home(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_path_that_is_shown_begins_at_the_working_directory_or_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "repo").mkdir()
     monkeypatch.chdir(tmp_path / "repo")

@@ -36,9 +36,7 @@ def test_a_finding_keeps_its_picture_on_disk(examples: ModuleType) -> None:
         ({"rows": ("lost", "read", "read", "read")}, "rows.0"),
     ],
 )
-def test_a_picture_that_does_not_fit_together_is_refused(
-    examples: ModuleType, wrong: dict[str, Any], says: str
-) -> None:
+def test_a_picture_that_does_not_fit_together_is_refused(examples: ModuleType, wrong: dict[str, Any], says: str) -> None:
     with pytest.raises(ValidationError, match=says):
         examples.picture(examples.TOP_LEFT, **wrong)
 

@@ -65,13 +65,7 @@ def test_nothing_is_estimated_from_one_step() -> None:
 
 
 def test_durations() -> None:
-    assert [duration(seconds) for seconds in (0.4, 59, 60, 213, 7500)] == [
-        "0 s",
-        "59 s",
-        "1 min 0 s",
-        "3 min 33 s",
-        "2 h 5 min",
-    ]
+    assert [duration(seconds) for seconds in (0.4, 59, 60, 213, 7500)] == ["0 s", "59 s", "1 min 0 s", "3 min 33 s", "2 h 5 min"]
 
 
 def test_a_wait_says_for_how_long_and_the_last_words() -> None:

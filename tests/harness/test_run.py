@@ -22,9 +22,7 @@ from assay.harness.sides import ROLES
 
 
 def spec(**flags: object) -> RunSpec:
-    return make_spec(
-        {"questions": 8, "suites": ("accuracy",), "candidate": "sage_attn", "startup_timeout": 1.0} | flags
-    )
+    return make_spec({"questions": 8, "suites": ("accuracy",), "candidate": "sage_attn", "startup_timeout": 1.0} | flags)
 
 
 def answer_everything(out: Path, runs: ModuleType) -> None:
@@ -87,9 +85,8 @@ def test_a_kernel_that_changes_while_it_runs_ends_the_run(tmp_path: Path, monkey
     monkeypatch.setattr(module, "collect", lambda *_: kernel.write_text("def attend(call):\n    raise SystemExit\n"))
     report = run(spec(candidate="kernel_that_changes:attend"), tmp_path / "run")
     assert (report.verdict, report.exit_code) == ("error", 3)
-    assert (
-        "The candidate's kernel changed while the run went on (module kernel_that_changes)"
-        in report.headline.replace("the cand", "The cand")
+    assert "The candidate's kernel changed while the run went on (module kernel_that_changes)" in report.headline.replace(
+        "the cand", "The cand"
     )
     assert RunFolder(tmp_path / "run").progress().sealed == {}
 

@@ -57,9 +57,7 @@ def test_one_flag_is_no_treatment_in_another_spelling() -> None:
 
 
 def test_flags_are_sorted_into_two_sides_that_differ_in_the_backend() -> None:
-    spec = RunSpec.of(
-        reference="triton", candidate="mine:forward", model="m", engine_arg=("--page-size=16",), questions=7
-    )
+    spec = RunSpec.of(reference="triton", candidate="mine:forward", model="m", engine_arg=("--page-size=16",), questions=7)
     assert spec.reference == Side(backend="triton", model="m", flags=("--page-size=16",))
     assert spec.treatment == {"backend": ("triton", "mine:forward")}
     assert spec.workload.questions == 7

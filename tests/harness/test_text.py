@@ -38,17 +38,7 @@ def test_shown_text_has_no_hidden_characters_and_no_control_codes(text: str) -> 
     for character in shown.replace("\n", "").replace("\t", ""):
         # Cf without the joiners that emoji need and the marks that are printed; Cc and Cs not at all.
         assert unicodedata.category(character) not in ("Cc", "Cs")
-        assert unicodedata.bidirectional(character) not in (
-            "LRE",
-            "RLE",
-            "LRO",
-            "RLO",
-            "PDF",
-            "LRI",
-            "RLI",
-            "FSI",
-            "PDI",
-        )
+        assert unicodedata.bidirectional(character) not in ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
 
 
 @given(ANYTHING, st.integers(2, 50))
@@ -75,8 +65,7 @@ def test_clip_keeps_the_start_and_the_last_line_and_counts_the_rest() -> None:
 
 
 @pytest.mark.parametrize(
-    ("numbers", "text"),
-    [((), "none"), ((3,), "3"), ((0, 1, 2, 3), "0-3"), ((12, 0, 1, 7, 6), "0-1, 6-7, 12")],
+    ("numbers", "text"), [((), "none"), ((3,), "3"), ((0, 1, 2, 3), "0-3"), ((12, 0, 1, 7, 6), "0-1, 6-7, 12")]
 )
 def test_ranges(numbers: tuple[int, ...], text: str) -> None:
     assert ranges(numbers) == text

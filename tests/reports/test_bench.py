@@ -47,11 +47,7 @@ def test_verdict_ratios_throughputs_and_calls_are_there(examples: ModuleType, ve
 
 @pytest.mark.parametrize(
     ("device", "eager", "shown"),
-    [
-        ("cpu", True, "on the CPU"),
-        ("cuda", True, "without CUDA graphs"),
-        ("cuda", False, "CUDA graphs as the engine configures"),
-    ],
+    [("cpu", True, "on the CPU"), ("cuda", True, "without CUDA graphs"), ("cuda", False, "CUDA graphs as the engine configures")],
 )
 def test_the_page_states_whether_there_were_graphs(examples: ModuleType, device: str, eager: bool, shown: str) -> None:
     assert shown in text_of(to_html(examples.latency().model_copy(update={"device": device, "eager": eager})))

@@ -34,13 +34,14 @@ def _requests(chrome: Any) -> list[str]:
     return [url for url in sent if not url.endswith("report.html") and not url.startswith("data:")]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 def test_opens_from_disk_without_errors_or_requests(visit: Any, any_report: Report) -> None:
     chrome = visit(any_report)
     assert chrome.get_log("browser") == []
     assert _requests(chrome) == []
 
 
+@pytest.mark.slow
 def test_a_request_and_an_error_would_have_been_seen(visit: Any, examples: ModuleType) -> None:
     chrome = visit(examples.passing(), add='<img src="http://127.0.0.1:9/pixel.png"><script>let x = 1</script>')
     messages = [entry["message"] for entry in chrome.get_log("browser")]
@@ -48,16 +49,13 @@ def test_a_request_and_an_error_would_have_been_seen(visit: Any, examples: Modul
     assert any("Content Security Policy" in message and "script" in message for message in messages)
 
 
-def test_an_error_of_a_script_fails_every_test_of_a_browser(
-    browser: Callable[..., AbstractContextManager[Any]],
-) -> None:
+@pytest.mark.slow
+def test_an_error_of_a_script_fails_every_test_of_a_browser(browser: Callable[..., AbstractContextManager[Any]]) -> None:
     with pytest.raises(AssertionError, match="Cannot read properties of null"), browser() as chrome:
         chrome.get("data:text/html,<script>document.querySelector('p').append('x')</script>")
 
 
-def test_the_log_of_a_failed_server_can_be_copied_and_a_link_unfolds_what_it_leads_to(
-    visit: Any, examples: ModuleType
-) -> None:
+def test_the_log_of_a_failed_server_can_be_copied_and_a_link_unfolds_what_it_leads_to(visit: Any, examples: ModuleType) -> None:
     chrome = visit(examples.failed_server(), 1280, 800)
     fold = chrome.find_element("css selector", "section[aria-labelledby=shown] details")
     fold.find_element("css selector", "summary").click()
@@ -95,13 +93,12 @@ def test_hostile_text_does_not_run(visit: Any, examples: ModuleType) -> None:
     assert _requests(chrome) == []
 
 
+@pytest.mark.slow
 def test_hostile_text_would_run_without_escaping(visit: Any, examples: ModuleType) -> None:
     """The hostile text is live ammunition: in a page without escaping and policy it does run."""
     chrome = visit(examples.passing())
     chrome.get("data:text/html,<p id=p></p>")
-    chrome.execute_script(
-        "document.getElementById('p').innerHTML = arguments[0]", examples.HOSTILE.replace("\ud800", "")
-    )
+    chrome.execute_script("document.getElementById('p').innerHTML = arguments[0]", examples.HOSTILE.replace("\ud800", ""))
     ran = "const done = arguments[0]; setTimeout(() => done(window.pwned), 500)"
     assert chrome.execute_async_script(ran) == 1
 
@@ -161,7 +158,7 @@ def test_everything_is_readable_without_scripts(
         assert chrome.find_element("css selector", ".finding code").is_displayed()
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["regression", "error", "hostile"])
 @pytest.mark.parametrize("width", [400, 800])
 def test_a_narrow_page_does_not_scroll_sideways(visit: Any, examples: ModuleType, name: str, width: int) -> None:
@@ -174,11 +171,7 @@ def test_a_narrow_page_does_not_scroll_sideways(visit: Any, examples: ModuleType
 @pytest.mark.few(2)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_has_contrast(
-    browser: Callable[..., AbstractContextManager[Any]],
-    screenshot: Any,
-    any_report: Report,
-    tmp_path: Path,
-    scheme: str,
+    browser: Callable[..., AbstractContextManager[Any]], screenshot: Any, any_report: Report, tmp_path: Path, scheme: str
 ) -> None:
     """WCAG 2.2 AA, 1.4.3: at least 4.5 to 1 against the nearest background."""
     page = tmp_path / "report.html"
@@ -222,33 +215,26 @@ return {checked, low};
 
 def _pages(chrome: Any) -> int:
     paper = {"paperWidth": 8.27, "paperHeight": 11.69}
-    return len(
-        re.findall(rb"/Type\s*/Page[^s]", base64.b64decode(chrome.execute_cdp_cmd("Page.printToPDF", paper)["data"]))
-    )
+    return len(re.findall(rb"/Type\s*/Page[^s]", base64.b64decode(chrome.execute_cdp_cmd("Page.printToPDF", paper)["data"])))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 def test_it_prints_on_at_most_four_pages(visit: Any, any_report: Report) -> None:
     assert 1 <= _pages(visit(any_report)) <= 4
 
 
-def test_many_layers_and_questions_print_on_at_most_four_pages(
-    visit: Any, examples: ModuleType, layer_diffs: ModuleType
-) -> None:
+@pytest.mark.slow
+def test_many_layers_and_questions_print_on_at_most_four_pages(visit: Any, examples: ModuleType, layer_diffs: ModuleType) -> None:
     report = examples.many_flips(400).model_copy(update={"layers": layer_diffs.one_head(80, 64)})
     assert _pages(visit(report, 1280, 800)) <= 4
 
 
 def test_answer_cause_picture_and_what_to_do_are_in_the_first_screen(visit: Any, examples: ModuleType) -> None:
     report = examples.regression()
-    named = report.findings[0].model_copy(
-        update={"does": "masks wrongly", "diagnosis": 'Computes "causal mask top-left". ' * 4}
-    )
+    named = report.findings[0].model_copy(update={"does": "masks wrongly", "diagnosis": 'Computes "causal mask top-left". ' * 4})
     chrome = visit(report.model_copy(update={"findings": (named, *report.findings[1:])}), 1280, 800)
     for selector in (".headline", "#cause", "section[aria-labelledby=cause] svg", "#next", ".steps pre"):
-        box = chrome.execute_script(
-            "return document.querySelector(arguments[0]).getBoundingClientRect().toJSON()", selector
-        )
+        box = chrome.execute_script("return document.querySelector(arguments[0]).getBoundingClientRect().toJSON()", selector)
         assert 0 <= box["top"] < box["bottom"] <= 800, (selector, box)
 
 
@@ -264,7 +250,7 @@ def test_the_contents_stay_and_lead_into_what_is_folded(visit: Any, examples: Mo
     assert chrome.execute_async_script(says, fold) is True
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("font", ["DejaVu Sans", "DejaVu Sans Mono", "DejaVu Serif"])
 def test_no_label_of_a_chart_is_clipped_in_another_font(visit: Any, any_report: Report, font: str) -> None:
     chrome = visit(any_report)

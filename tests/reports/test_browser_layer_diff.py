@@ -58,9 +58,7 @@ def _tip(chrome: Any, where: str = MAIN) -> str:
     return str(tip.text) if tip.is_displayed() else ""
 
 
-def _place(
-    chrome: Any, grid: ErrorGrid, row: int, column: int, where: str = MAIN, at: float = 0.5
-) -> tuple[float, float]:
+def _place(chrome: Any, grid: ErrorGrid, row: int, column: int, where: str = MAIN, at: float = 0.5) -> tuple[float, float]:
     size = (len(grid.row_labels), len(grid.column_labels))
     x, y = chrome.execute_script(_PLACE, where, *size, row, column, at)
     return x, y
@@ -96,13 +94,7 @@ def test_hovering_reads_the_numbers_of_the_report(see: Any, layer_diffs: ModuleT
         number = _number(layers, name)
         _choose(chrome, number)
         grid = _in_order(layers)[number]
-        for row, column in {
-            (0, 0),
-            (size - 1, 0),
-            (size // 2, size - 1),
-            (size // 2 + 1, size // 6),
-            (size - 3, size - 2),
-        }:
+        for row, column in {(0, 0), (size - 1, 0), (size // 2, size - 1), (size // 2 + 1, size // 6), (size - 3, size - 2)}:
             _hover(chrome, *_place(chrome, grid, row, column))
             value, bound = grid.values[row][column], grid.bounds[row]
             assert bound is not None
@@ -133,9 +125,7 @@ def test_colours_distinguish_the_kinds_of_cells(see: Any, layer_diffs: ModuleTyp
     assert _tip(chrome) == "layer 3, head 4\nnot observed"
 
 
-def test_a_worse_cell_has_a_stronger_colour_and_the_bound_divides_blue_from_orange(
-    see: Any, layer_diffs: ModuleType
-) -> None:
+def test_a_worse_cell_has_a_stronger_colour_and_the_bound_divides_blue_from_orange(see: Any, layer_diffs: ModuleType) -> None:
     layers = layer_diffs.seed_case()
     number = _number(layers, "extend-no-cached-prefix-by-head")
     values = ((0.0, 0.0005, 0.02, 0.0467), (0.0469, 0.2, 3.0, 4.0), *_in_order(layers)[number].values[2:])
@@ -177,9 +167,7 @@ def test_small_maps_read_like_the_large_one(see: Any, layer_diffs: ModuleType) -
     assert _tip(chrome, where).startswith(
         f"layer 2, cached prefix >= 16\nrelative L1 {percent(_in_order(layers)[number].values[2][3])}"
     )
-    assert len(chrome.find_elements("css selector", ".heat.small canvas")) == sum(
-        g.columns != "head" for g in layers.grids
-    )
+    assert len(chrome.find_elements("css selector", ".heat.small canvas")) == sum(g.columns != "head" for g in layers.grids)
 
 
 @pytest.mark.slow
@@ -205,9 +193,7 @@ def test_128_layers_of_128_heads_load_in_seconds(see: Any, examples: ModuleType,
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("size", [4, 128])
-def test_a_narrow_page_shows_every_cell_and_does_not_scroll_sideways(
-    see: Any, layer_diffs: ModuleType, size: int
-) -> None:
+def test_a_narrow_page_shows_every_cell_and_does_not_scroll_sideways(see: Any, layer_diffs: ModuleType, size: int) -> None:
     layers = layer_diffs.seed_case() if size == 4 else layer_diffs.one_head(128, 128)
     chrome = see(layers, width=400, height=800)
     assert chrome.execute_script("return document.documentElement.scrollWidth") == 400
@@ -218,9 +204,7 @@ def test_a_narrow_page_shows_every_cell_and_does_not_scroll_sideways(
     assert 0 <= box["left"] < box["right"] <= 400
 
 
-def test_a_window_that_is_made_narrow_does_not_scroll_sideways(
-    see: Any, screenshot: Any, layer_diffs: ModuleType
-) -> None:
+def test_a_window_that_is_made_narrow_does_not_scroll_sideways(see: Any, screenshot: Any, layer_diffs: ModuleType) -> None:
     chrome = see(layer_diffs.seed_case(), width=1280, height=800)
     for width in (390, 1280):
         screenshot.resize(chrome, width, 800)
@@ -263,9 +247,7 @@ def test_without_scripts_the_tables_replace_the_maps(
     tmp_path: Path,
 ) -> None:
     page = tmp_path / "report.html"
-    page.write_text(
-        to_html(examples.regression().model_copy(update={"layers": layer_diffs.seed_case()})), encoding="utf-8"
-    )
+    page.write_text(to_html(examples.regression().model_copy(update={"layers": layer_diffs.seed_case()})), encoding="utf-8")
     with browser(scripts=False) as chrome:
         screenshot.open_page(chrome, page)
         assert not [e for e in chrome.find_elements("css selector", ".heat, .key") if e.is_displayed()]

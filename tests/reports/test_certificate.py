@@ -42,10 +42,7 @@ def test_a_certificate_is_what_it_was(golden: Callable[[str, Document], None], r
             EXAMINED[0].model_copy(update={"read": read, "read_exact": read.startswith("query")})
             for read in ("query i sees | all", "most of it", "")
         )
-        update = {
-            "envelope": made.envelope.model_copy(update={"read_out": True}),
-            "examined": (exact, EXAMINED[1], most, nothing),
-        }
+        update = {"envelope": made.envelope.model_copy(update={"read_out": True}), "examined": (exact, EXAMINED[1], most, nothing)}
         made = made.model_copy(update=update)
     golden("certificate-read" if read_out else "certificate", certificate_document(made))
 

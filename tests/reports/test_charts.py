@@ -37,9 +37,7 @@ def test_charts_are_small_static_images_with_an_alternative_text(examples: Modul
 
 
 def test_alternative_texts_hold_the_numbers(examples: ModuleType) -> None:
-    interval, tally, condition = (
-        ET.fromstring(svg).get("aria-label", "") for svg in _all_charts(examples, "regression")
-    )
+    interval, tally, condition = (ET.fromstring(svg).get("aria-label", "") for svg in _all_charts(examples, "regression"))
     assert "loss of accuracy: 85.5, interval 80.7 to 89.4, bound ≤ 5" in interval
     assert "candidate: 31 right, 1 wrong, 224 unparsed of 256" in tally
     assert ">= 16: reference 0.978, candidate 0.000 of 224" in condition
@@ -54,16 +52,7 @@ def test_every_colour_follows_the_theme(examples: ModuleType) -> None:
 def test_the_tint_lies_on_the_forbidden_side() -> None:
     def edges(bound_is: str) -> tuple[float, float]:
         metric = Metric.model_validate(
-            {
-                "id": "m",
-                "title": "m",
-                "value": 0.5,
-                "text": "",
-                "low": 0.0,
-                "high": 1.0,
-                "bound": 0.5,
-                "bound_is": bound_is,
-            }
+            {"id": "m", "title": "m", "value": 0.5, "text": "", "low": 0.0, "high": 1.0, "bound": 0.5, "bound_is": bound_is}
         )
         root = ET.fromstring(charts.interval_chart(metric))
         tint = next(e for e in root.iter() if e.get("fill") == PALETTE["chart-forbidden"])

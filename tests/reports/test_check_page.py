@@ -34,9 +34,7 @@ def wrong(examples: ModuleType) -> CheckResult:
     found = check(fault("mask-top-left"), cases=cases(("extend",), dtypes=[torch.float32])[::12], read_out=0)
     drawn = {"operator": "query i does not see keys j > i", "picture": examples.picture(examples.TOP_LEFT)}
     first, *others = found.findings
-    return replace(
-        found, findings=(first.model_copy(update=drawn), *others), again="assay check mine:forward", test=TEST
-    )
+    return replace(found, findings=(first.model_copy(update=drawn), *others), again="assay check mine:forward", test=TEST)
 
 
 def text_of(page: str) -> str:

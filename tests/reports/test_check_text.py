@@ -103,9 +103,7 @@ def test_one_line_for_several_kernels() -> None:
     assert sentence([right]).startswith(f"1 kernel, {decode_calls()} calls, worst 0.")
     both, failing = sentence([right, wrong, right]), len(wrong.failing)
     done = len(wrong.computed)
-    assert both.startswith(
-        f"causal mask top-left; {failing} of {done} calls; 2 kernels, {2 * decode_calls() + done} calls, worst "
-    )
+    assert both.startswith(f"causal mask top-left; {failing} of {done} calls; 2 kernels, {2 * decode_calls() + done} calls, worst ")
     assert both.endswith(f", {decode_calls() - done} not covered")
     refuses_all = check(picky, cases=cases(("decode",), dtypes=[torch.float32])[::5], phases=["decode"])
     assert sentence([refuses_all]) == f"1 kernel, 0 calls, {len(refuses_all.refused)} not covered"
@@ -138,9 +136,7 @@ def test_the_cause_comes_first_and_counts_the_calls_of_all_results_of_a_kernel()
     decode = check(lost, cases=cases(("decode",), dtypes=[torch.float32], head_dims=[64])[::18])
     failing, calls = len(extend.failing) + len(decode.failing), len(extend.computed) + len(decode.computed)
     assert cause([extend, decode]) == f"last partial block of 64 lost; {failing} of {calls} calls"
-    assert message(extend).startswith(
-        f"last partial block of 64 lost; {len(extend.failing)} of {len(extend.computed)} calls: "
-    )
+    assert message(extend).startswith(f"last partial block of 64 lost; {len(extend.failing)} of {len(extend.computed)} calls: ")
     assert cause([decoded(rounded_oracle)]) == ""
     other = check(not_a_number, cases=cases(("decode",), dtypes=[torch.bfloat16])[:5])
     named = cause([decode, other]).split("; ")

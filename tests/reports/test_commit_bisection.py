@@ -7,14 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from assay.harness.bisect.commits.state import (
-    BisectResult,
-    BisectSpec,
-    BisectState,
-    CommitProbe,
-    Measurement,
-    RangeCommit,
-)
+from assay.harness.bisect.commits.state import BisectResult, BisectSpec, BisectState, CommitProbe, Measurement, RangeCommit
 from assay.reports.commit_bisection import ProgressView, bisection_document, probe_line, progress
 from assay.reports.terminal import render
 
@@ -22,18 +15,14 @@ HASHES = [f"{i:02x}" * 20 for i in range(9)]
 PROBES = (
     CommitProbe(number=1, commit=HASHES[0], purpose="good-end", outcome="good", worst=0.25, seconds=0.5),
     CommitProbe(number=2, commit=HASHES[8], purpose="bad-end", outcome="bad", worst=math.inf, seconds=0.5),
-    CommitProbe(
-        number=3, commit=HASHES[4], purpose="search", outcome="skip", reason="build: [red]no tile[/]", seconds=0.1
-    ),
+    CommitProbe(number=3, commit=HASHES[4], purpose="search", outcome="skip", reason="build: [red]no tile[/]", seconds=0.1),
     CommitProbe(number=4, commit=HASHES[5], purpose="search", outcome="bad", worst=70.0, seconds=0.5),
 )
 
 
 def state(probes: int, result: BisectResult | None = None) -> BisectState:
     spec = BisectSpec(repo="/r", good=HASHES[0], bad=HASHES[8], kernel="attn:forward")
-    history = tuple(
-        RangeCommit(commit=c, subject=f"Change [{i}]", parents=(i - 1,) if i else ()) for i, c in enumerate(HASHES[1:])
-    )
+    history = tuple(RangeCommit(commit=c, subject=f"Change [{i}]", parents=(i - 1,) if i else ()) for i, c in enumerate(HASHES[1:]))
     return BisectState(spec=spec, command="assay", history=history, probes=PROBES[:probes], result=result)
 
 
@@ -118,7 +107,5 @@ def test_the_outcome_of_a_single_probe_is_a_line() -> None:
     assert probe_line(good.model_copy(update={"where": "call 0"}), measured) == (
         "good: worst own error 0.25 times its bound, call 0 (attn.py)"
     )
-    assert probe_line(bad.model_copy(update={"where": "call 0"}), measured) == (
-        "bad: worst own error not finite, call 0 (attn.py)"
-    )
+    assert probe_line(bad.model_copy(update={"where": "call 0"}), measured) == ("bad: worst own error not finite, call 0 (attn.py)")
     assert probe_line(skip, broken) == "skip: build: [red]no tile[/] (not imported)"

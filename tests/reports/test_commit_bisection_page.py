@@ -8,15 +8,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from assay.harness.bisect.commits.state import (
-    BisectResult,
-    BisectSpec,
-    BisectState,
-    Change,
-    CommitInfo,
-    CommitProbe,
-    RangeCommit,
-)
+from assay.harness.bisect.commits.state import BisectResult, BisectSpec, BisectState, Change, CommitInfo, CommitProbe, RangeCommit
 from assay.harness.verdict import Finding
 from assay.reports import page
 from assay.reports.commit_bisection import bisection_document
@@ -58,9 +50,7 @@ def state(outcome: str = "found", text: str = "Tile by 64") -> BisectState:
         }
     )  # fmt: skip
     spec = BisectSpec(repo="/r", good=HASHES[0], bad=HASHES[20], kernel="attn:forward")
-    history = tuple(
-        RangeCommit(commit=c, subject=text, parents=(i - 1,) if i else ()) for i, c in enumerate(HASHES[1:])
-    )
+    history = tuple(RangeCommit(commit=c, subject=text, parents=(i - 1,) if i else ()) for i, c in enumerate(HASHES[1:]))
     return BisectState(spec=spec, command="assay bisect commits", history=history, probes=probes, result=result)
 
 
@@ -82,9 +72,7 @@ def test_the_page_names_the_commit_and_shows_every_probe() -> None:
 def test_a_page_without_a_commit_lists_the_suspects(outcome: str, heading: str) -> None:
     page = to_html(state(outcome))
     assert f'<h1 id="verdict">{heading}</h1>' in page
-    assert page.count(f"<code>{HASHES[10][:12]}</code> Tile by 64") == 2, (
-        "once among the suspects, once among the probes"
-    )
+    assert page.count(f"<code>{HASHES[10][:12]}</code> Tile by 64") == 2, "once among the suspects, once among the probes"
 
 
 def test_commit_messages_stay_text_and_no_other_script_may_run() -> None:

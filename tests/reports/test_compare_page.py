@@ -41,9 +41,7 @@ def terminal(one: CompareResult) -> str:
         ("tests", ("test_cached_prefix", "passed", "failed")),
     ],
 )
-def test_page_and_terminal_show_the_numbers_what_they_cover_and_what_is_missing(
-    kind: str, shown: tuple[str, ...]
-) -> None:
+def test_page_and_terminal_show_the_numbers_what_they_cover_and_what_is_missing(kind: str, shown: tuple[str, ...]) -> None:
     one = result(kind)
     for text in (to_html(one), terminal(one)):
         for word in (*shown, one.covers[:40], *(check.title for check in one.checks if check.status == "missing")):

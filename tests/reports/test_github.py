@@ -21,15 +21,9 @@ def test_every_line_is_one_command(any_report: Report) -> None:
 
 def test_the_level_is_the_verdicts(examples: ModuleType) -> None:
     first = {
-        name: annotations(getattr(examples, name)()).split(" ")[0]
-        for name in ("passing", "regression", "inconclusive", "error")
+        name: annotations(getattr(examples, name)()).split(" ")[0] for name in ("passing", "regression", "inconclusive", "error")
     }
-    assert first == {
-        "passing": "::notice",
-        "regression": "::error",
-        "inconclusive": "::warning",
-        "error": "::warning",
-    }
+    assert first == {"passing": "::notice", "regression": "::error", "inconclusive": "::warning", "error": "::warning"}
 
 
 def test_a_finding_says_how_to_reproduce_it(examples: ModuleType) -> None:
@@ -61,9 +55,7 @@ def test_findings_and_checks_are_titled_by_their_ids(examples: ModuleType) -> No
     wordy = report.findings[0].model_copy(update={"id": "mask-top-left", "where": "layer 3, " * 100})
     report = report.model_copy(update={"findings": (*report.findings, wordy), "checks": (unmet,)})
     titles = re.findall(r"title=(.*?)::", annotations(report))
-    assert titles[1:-2] == [
-        f"assay {f.id}: {f.where}".replace(":", "%3A").replace(",", "%2C") for f in report.findings[:-1]
-    ]
+    assert titles[1:-2] == [f"assay {f.id}: {f.where}".replace(":", "%3A").replace(",", "%2C") for f in report.findings[:-1]]
     assert titles[-2].startswith("assay mask-top-left%3A layer 3%2C")
     assert all(len(title.replace("%3A", ":").replace("%2C", ",")) <= 255 for title in titles)  # GitHub's limit
     assert titles[-1] == "assay kernel-ran%3A the kernel ran"

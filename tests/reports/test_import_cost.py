@@ -5,18 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-HEAVY = (
-    "torch",
-    "scipy",
-    "statsmodels",
-    "pandas",
-    "jsonschema",
-    "openai",
-    "aiohttp",
-    "httpx",
-    "transformers",
-    "sglang",
-)
+HEAVY = ("torch", "scipy", "statsmodels", "pandas", "jsonschema", "openai", "aiohttp", "httpx", "transformers", "sglang")
 
 
 def test_a_report_imports_nothing_heavy() -> None:

@@ -122,10 +122,7 @@ def test_an_unknown_file_is_not_green() -> None:
         verdict="inconclusive", created="2026-01-01T00:00:00Z", headline="none", documents=(FileDocument(file=file),)
     )
     document = JUnitXml.fromstring(to_junit(result))
-    assert [[type(one).__name__ for one in case.result] for suite in document for case in suite] == [
-        ["Error"],
-        ["Error"],
-    ]
+    assert [[type(one).__name__ for one in case.result] for suite in document for case in suite] == [["Error"], ["Error"]]
     assert "x: Unknown; 0 of 1 line read" in text_of(result)
 
 

@@ -55,13 +55,10 @@ def test_a_run_with_nothing_in_it_is_not_green(examples: ModuleType, verdict: st
 
 
 @pytest.mark.parametrize(
-    ("status", "outcome"),
-    [("ok", "passed"), ("failed", "failure"), ("missing", "error"), ("not checked", "skipped")],
+    ("status", "outcome"), [("ok", "passed"), ("failed", "failure"), ("missing", "error"), ("not checked", "skipped")]
 )
 def test_checks(examples: ModuleType, status: CheckStatus, outcome: str) -> None:
-    check = Check(
-        id="same-servers", title="only the backend differs", status=status, found="page_size differs", settles="set it"
-    )
+    check = Check(id="same-servers", title="only the backend differs", status=status, found="page_size differs", settles="set it")
     text = to_junit(examples.passing().model_copy(update={"suites": (), "checks": (check,)}))
     assert _outcomes(text) == ["passed", outcome]
     case = ET.tostring(_case(text, "same-servers"), encoding="unicode")

@@ -65,9 +65,7 @@ def test_the_verdict_says_which_shapes_decided() -> None:
         update = {"shapes": shapes, "refused": refused, "verdict": "pass", "bound": 1.1}
         return timing_document(result_of(rounded_oracle).model_copy(update=update)).conclusion
 
-    assert said("pass", "pass").endswith(
-        ": the candidate is right, and its ratio below the bound of 1.1, on all 2 shapes."
-    )
+    assert said("pass", "pass").endswith(": the candidate is right, and its ratio below the bound of 1.1, on all 2 shapes.")
     both = said("regression", "inconclusive", refused=("r",))
     assert "above the bound of 1.1 on 1 of 2 shapes; its ratio is shown neither" in both
     assert both.endswith("; further shapes that were refused: 1.")

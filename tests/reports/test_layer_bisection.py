@@ -43,9 +43,7 @@ def test_a_bisection_is_what_it_was(golden: Callable[[str, Document], None]) -> 
     golden("layer-bisection", layers_document(FOUND))
 
 
-@pytest.mark.parametrize(
-    ("outcome", "says"), [("nothing", "No layer needs the reference: "), ("inconclusive", "No verdict: ")]
-)
+@pytest.mark.parametrize(("outcome", "says"), [("nothing", "No layer needs the reference: "), ("inconclusive", "No verdict: ")])
 def test_the_heading_states_that_no_layer_was_found(outcome: str, says: str) -> None:
     result = FOUND.model_copy(update={"outcome": outcome, "findings": (), "probes": ()})
     text = shown(result)

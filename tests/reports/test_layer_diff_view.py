@@ -61,9 +61,7 @@ def test_without_a_layer_diff_there_is_no_section(examples: ModuleType) -> None:
 
 def test_the_findings_with_their_command_come_first(report: Report) -> None:
     page = to_html(report)
-    places = [
-        page.index(f'id="{name}"') for name in ("verdict", "cause", "next", "why", "suite-1", "layer-diff", "checks")
-    ]
+    places = [page.index(f'id="{name}"') for name in ("verdict", "cause", "next", "why", "suite-1", "layer-diff", "checks")]
     assert places == sorted(places)
     assert report.findings[0].reproduce in page[places[1] : places[3]]
 
@@ -75,9 +73,7 @@ def test_the_embedded_numbers_are_those_of_the_report(report: Report) -> None:
     for embedded, grid in zip(json.loads(data), grids, strict=True):
         assert embedded["values"] == [list(row) for row in grid.values]
         assert embedded["bounds"] == list(grid.bounds)
-        beyond = [
-            [out_of_bounds(error, bound) for error in row] for row, bound in zip(grid.values, grid.bounds, strict=True)
-        ]
+        beyond = [[out_of_bounds(error, bound) for error in row] for row, bound in zip(grid.values, grid.bounds, strict=True)]
         assert embedded["beyond"] == beyond
         r, c = embedded["worst"]
         worst = max(excess(e, bound) for row, bound in zip(grid.values, grid.bounds, strict=True) for e in row)
@@ -178,9 +174,7 @@ def test_parts_of_whole_layers_are_drawn_together() -> None:
     assert "layer 1, own: 30 %" in titles
     assert not any("546 %" in (title or "") for title in titles)
     assert layers_chart([row(0, None, 0.3), row(1, None, 0.4)]) == "", "an older report has no such own errors"
-    assert layers_chart([row(0, 0.2, None), row(1, 0.3, None)]) == "", (
-        "without a trace there is nothing to compare with"
-    )
+    assert layers_chart([row(0, 0.2, None), row(1, 0.3, None)]) == "", "without a trace there is nothing to compare with"
     assert layers_chart([row(0, 0.2, 0.3)]) == "", "one layer is no profile"
 
 

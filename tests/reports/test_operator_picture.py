@@ -26,11 +26,7 @@ def texts(picture: Picture) -> list[str]:
 
 def test_three_panels_with_labels_and_a_legend_of_what_is_there(examples: ModuleType) -> None:
     shown = texts(examples.picture(examples.TOP_LEFT))
-    assert [shown.count(title) for title in ("expected", "read", "difference")] == [
-        2,
-        1,
-        1,
-    ]  # "expected" is in the legend too
+    assert [shown.count(title) for title in ("expected", "read", "difference")] == [2, 1, 1]  # "expected" is in the legend too
     assert {"query", "key", "2", "3", "4", "5", "0"} <= set(shown)
     assert {"as expected", "unseen", "read, stronger for more weight"} <= set(shown)
     assert not {"wrongly seen", "wrong weight", "from elsewhere"} & set(shown)
@@ -124,8 +120,7 @@ def test_signs_are_large_enough_to_be_told_apart(examples: ModuleType, keys: int
 
 def test_the_caption_says_what_is_shown(examples: ModuleType) -> None:
     assert (
-        caption(examples.picture(examples.TOP_LEFT))
-        == "layer 0 extend, new+prefix 4+2; q head 1 of 4; wrong in q heads 0-1 of 4"
+        caption(examples.picture(examples.TOP_LEFT)) == "layer 0 extend, new+prefix 4+2; q head 1 of 4; wrong in q heads 0-1 of 4"
     )
     more = {"shown": "queries 4-7 of 9", "foreign_kv_heads": (0, 2), "key_sequences": (0, 0, 0, 1, 1, 1)}
     assert caption(examples.picture(examples.TOP_LEFT, **more)).endswith(

@@ -15,9 +15,7 @@ from assay.reports.terminal import render
 
 
 def finding(severity: Severity) -> Finding:
-    return Finding(
-        id="k", title="k", severity=severity, where="extend", diagnosis="d", evidence=("e",), reproduce="assay replay P"
-    )
+    return Finding(id="k", title="k", severity=severity, where="extend", diagnosis="d", evidence=("e",), reproduce="assay replay P")
 
 
 @pytest.mark.parametrize(
@@ -30,9 +28,7 @@ def finding(severity: Severity) -> Finding:
         (0, (), ExitCode.NO_VERDICT),
     ],
 )
-def test_a_replay_without_a_cached_prefix_is_no_pass(
-    with_prefix: int, findings: tuple[Finding, ...], code: ExitCode
-) -> None:
+def test_a_replay_without_a_cached_prefix_is_no_pass(with_prefix: int, findings: tuple[Finding, ...], code: ExitCode) -> None:
     out = StringIO()
     replay = ReplayResult(
         kernel="mine", noise="", calls=8, recorded=8, with_prefix=with_prefix, worst=0.5, bounds=(), findings=findings,
@@ -41,9 +37,7 @@ def test_a_replay_without_a_cached_prefix_is_no_pass(
     assert replay.exit_code == code
     render(replay_document(replay), Console(file=out))
     assert replay_document(replay).code == code
-    assert ("record a pack with the prefix cache on" in replay_document(replay).conclusion) == (
-        code == ExitCode.NO_VERDICT
-    )
+    assert ("record a pack with the prefix cache on" in replay_document(replay).conclusion) == (code == ExitCode.NO_VERDICT)
     assert f"{with_prefix} with a cached prefix" in out.getvalue()
 
 

@@ -79,12 +79,7 @@ def test_verdict_is_the_one_main_heading(any_report: Report) -> None:
 
 def test_everything_that_was_found_is_on_the_page(any_report: Report) -> None:
     text = re.sub(r"\s+", " ", Page(to_html(any_report)).text)
-    wanted: list[str] = [
-        any_report.headline,
-        *any_report.reasons,
-        any_report.reproduce,
-        f"Exit code {any_report.exit_code}",
-    ]
+    wanted: list[str] = [any_report.headline, *any_report.reasons, any_report.reproduce, f"Exit code {any_report.exit_code}"]
     for check in any_report.checks:
         wanted += [check.title, check.status, check.found, check.settles]
     for finding in any_report.findings:
@@ -209,10 +204,7 @@ def test_hostile_text_stays_text(examples: ModuleType) -> None:
 
 
 @settings(max_examples=20, deadline=None)
-@given(
-    text=st.text(st.characters(codec=None, exclude_categories=()), max_size=40)
-    | st.sampled_from(["'\"><b a=", "</pre>"])
-)
+@given(text=st.text(st.characters(codec=None, exclude_categories=()), max_size=40) | st.sampled_from(["'\"><b a=", "</pre>"]))
 def test_any_text_leaves_the_elements_as_they_are(examples: ModuleType, text: str) -> None:
     base = examples.passing()
     expected = [tag for tag, _ in Page(to_html(_with_text(base, "x"))).elements]
@@ -261,9 +253,7 @@ def test_long_answers_are_cut_and_the_page_stays_small(examples: ModuleType) -> 
         ("x y", "x y", "x ", "y", "y"),
     ],
 )
-def test_split_divergence(
-    reference: str, candidate: str, common: str, reference_rest: str, candidate_rest: str
-) -> None:
+def test_split_divergence(reference: str, candidate: str, common: str, reference_rest: str, candidate_rest: str) -> None:
     divergence = DivergenceRow(
         item="i", kind="apart", position=1, gap=None, prompt="", reference_text=reference, candidate_text=candidate,
         candidate_cached_tokens=None,

@@ -17,10 +17,7 @@ from assay.reports.terminal import render
 def _printed(report: Report, terminal: bool, width: int = 80, encoding: str = "utf-8") -> str:
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding=encoding, newline="")
-    render(
-        run_document(report),
-        Console(file=stream, force_terminal=terminal, width=width, legacy_windows=False),
-    )
+    render(run_document(report), Console(file=stream, force_terminal=terminal, width=width, legacy_windows=False))
     stream.flush()
     return raw.getvalue().decode(encoding)
 

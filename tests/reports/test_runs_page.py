@@ -70,9 +70,7 @@ def test_a_header_without_a_verdict_has_neither_its_colour_nor_its_sign(listed: 
 
 @pytest.mark.browser
 @pytest.mark.parametrize("width", [390, 600, 1280])
-def test_no_column_of_the_runs_is_cut_off(
-    chrome: Any, screenshot: Any, tmp_path: Path, listed: RunList, width: int
-) -> None:
+def test_no_column_of_the_runs_is_cut_off(chrome: Any, screenshot: Any, tmp_path: Path, listed: RunList, width: int) -> None:
     path = tmp_path / "runs.html"
     path.write_text(to_html(runs_document(listed, path.parent)))
     screenshot.resize(chrome, width, 844)

@@ -8,10 +8,7 @@ from assay.harness.judge.report import Metric, SuiteResult
 from assay.reports import summary
 
 
-@pytest.mark.parametrize(
-    ("title", "synthetic", "shown"),
-    [("MMLU", False, "MMLU"), ("MMLU", True, "MMLU (synthetic)")],
-)
+@pytest.mark.parametrize(("title", "synthetic", "shown"), [("MMLU", False, "MMLU"), ("MMLU", True, "MMLU (synthetic)")])
 def test_a_synthetic_suite_is_marked(examples: ModuleType, title: str, synthetic: bool, shown: str) -> None:
     suite = examples.passing().suites[0].model_copy(update={"title": title, "synthetic": synthetic})
     assert summary.suite_line(suite).suite == shown
@@ -22,9 +19,7 @@ def test_a_share_of_nothing_is_not_zero() -> None:
     assert summary.share(0, 5) == "0.000"
 
 
-@pytest.mark.parametrize(
-    ("value", "shown"), [(None, "–"), (0.0, "0"), (-0.0512, "-0.0512"), (89.44, "89.4"), (12_345.6, "12,346")]
-)
+@pytest.mark.parametrize(("value", "shown"), [(None, "–"), (0.0, "0"), (-0.0512, "-0.0512"), (89.44, "89.4"), (12_345.6, "12,346")])
 def test_number(value: float | None, shown: str) -> None:
     assert summary.number(value) == shown
 

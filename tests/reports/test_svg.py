@@ -64,9 +64,7 @@ def test_scales() -> None:
 def test_a_log_axis_labels_powers_of_ten_and_not_too_many() -> None:
     def labels(low: float, high: float) -> list[str | None]:
         parts = log_axis_beside(LinearScale(0, 1, 50, 100), LinearScale(low, high, 200, 0, log=True))
-        return [
-            part.text for part in ET.fromstring(image(100, 200, "", parts)).iter("{http://www.w3.org/2000/svg}text")
-        ]
+        return [part.text for part in ET.fromstring(image(100, 200, "", parts)).iter("{http://www.w3.org/2000/svg}text")]
 
     assert labels(0.01, 1) == ["0.01", "0.1", "1"]
     assert labels(0.25, 30) == ["1", "10"]

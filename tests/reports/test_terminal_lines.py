@@ -15,9 +15,7 @@ COMMAND = "  $ assay replay " + "a-folder-with-a-long-name/" * 4 + " --candidate
 
 
 def printed(text: str | Text, *, terminal: bool) -> str:
-    console = Console(
-        file=io.StringIO(), width=80, force_terminal=terminal, color_system="truecolor" if terminal else None
-    )
+    console = Console(file=io.StringIO(), width=80, force_terminal=terminal, color_system="truecolor" if terminal else None)
     say(console, text)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()

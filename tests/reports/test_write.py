@@ -35,9 +35,7 @@ def test_megabytes_of_hostile_text_make_small_reports(examples: ModuleType, tmp_
     report = examples.hostile()
     suite = report.suites[0]
     flips = tuple(flip.model_copy(update={"prompt": text, "candidate_text": text}) for flip in suite.flips)
-    parted = tuple(
-        row.model_copy(update={"reference_text": text, "candidate_text": f"{text}x"}) for row in suite.divergences
-    )
+    parted = tuple(row.model_copy(update={"reference_text": text, "candidate_text": f"{text}x"}) for row in suite.divergences)
     large = suite.model_copy(update={"flips": flips, "divergences": parted})
     paths = write.write_reports(report.model_copy(update={"suites": (large,)}), tmp_path)
     assert read_report(paths[0]).suites[0].flips[0].candidate_text == text, "the document has it all"

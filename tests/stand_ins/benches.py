@@ -81,10 +81,7 @@ def write_bench(
                     clock, block = clock + 1, block + 1
     for role, tokens in zip(ROLES, lengths, strict=True):
         folder.append_lengths(
-            [
-                AnswerLength(role=role, item=str(i), tokens=tokens, finish_reason="length" if cut else "stop")
-                for i in range(16)
-            ]
+            [AnswerLength(role=role, item=str(i), tokens=tokens, finish_reason="length" if cut else "stop") for i in range(16)]
         )
     for role in ROLES if counted else ():
         counters = CounterFile(folder.server_folder(role) / "counters", "1", folder.nonce)

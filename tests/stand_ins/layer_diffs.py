@@ -66,9 +66,7 @@ def cells(
         rows=640, sampled_rows=640,
     )  # fmt: skip
     cells, added = np.array(index, np.int64).reshape(-1, 6), np.array(sums).reshape(-1, len(SUMS))
-    truth = truth_errors(
-        cells, added[:, SUMS.index("difference")] / 10, added[:, SUMS.index("nonfinite")], gain, reference
-    )
+    truth = truth_errors(cells, added[:, SUMS.index("difference")] / 10, added[:, SUMS.index("nonfinite")], gain, reference)
     return ShadowErrors(cells, added, (legend,), truth)
 
 
@@ -154,11 +152,7 @@ def one_head(layers: int = 32, heads: int = 32, phases: tuple[str, ...] = PHASES
 
     def error(layer: int, head: int, phase: str, prefix: str, position: str, place: str) -> float | None:
         cached = prefix == ">= 16"
-        if (
-            place != "only"
-            or prefix not in ("0", ">= 16")
-            or position not in positions[: 2 if phase == "extend" else 1]
-        ):
+        if place != "only" or prefix not in ("0", ">= 16") or position not in positions[: 2 if phase == "extend" else 1]:
             return None
         if phase == "decode" and (not cached or layer == unseen):
             return None

@@ -14,9 +14,7 @@ def prefix(both_right: int = 0, lost: int = 0, gained: int = 0, both_wrong: int 
     """Questions with these outcomes, in an order that mixes them."""
     outcomes = [("A", "A")] * both_right + [("A", "B")] * lost + [("B", "A")] * gained + [("B", "C")] * both_wrong
     np.random.default_rng(0).shuffle(outcomes)
-    items = [
-        Item(suite="accuracy", id=str(n), prompt=str(n), prompt_hash=str(n), expected="A") for n in range(len(outcomes))
-    ]
+    items = [Item(suite="accuracy", id=str(n), prompt=str(n), prompt_hash=str(n), expected="A") for n in range(len(outcomes))]
 
     def answer(item: Item, role: Role, letter: str) -> Answer:
         return Answer(

@@ -257,9 +257,7 @@ def layers(
     return folder
 
 
-def timed(
-    path: Path, broken: bool = False, bench: dict[str, Any] | None = None, benched: bool = True, **flags: Any
-) -> RunFolder:
+def timed(path: Path, broken: bool = False, bench: dict[str, Any] | None = None, benched: bool = True, **flags: Any) -> RunFolder:
     """A run with questions, if its suites have them, and latency.
 
     Args:

@@ -118,13 +118,7 @@ def regression() -> Report:
                 bound_is="most",
                 explain="Reference minus candidate, paired by question; 90 % interval by betting, against the margin.",
             ),
-            Metric(
-                id="flips",
-                title="flips",
-                value=219,
-                text="219 lost, 0 gained",
-                explain="Exact McNemar p = 2.4e-66.",
-            ),
+            Metric(id="flips", title="flips", value=219, text="219 lost, 0 gained", explain="Exact McNemar p = 2.4e-66."),
             Metric(
                 id="smallest-detectable-loss",
                 title="smallest detectable loss",
@@ -350,9 +344,7 @@ def _kernels(role: Role, phase: str, name: str, of: Literal["reference", "candid
 def latency(text: str = "short", verdict: Verdict = "pass") -> LatencyResult:
     """One load: the candidate is 4 % slower, or twice as slow."""
     ratio = 2.0 if verdict == "regression" else 1.04
-    finding = Finding(
-        id=text, title=text, severity="serious", where=text, diagnosis=text, evidence=(text,), reproduce=text
-    )
+    finding = Finding(id=text, title=text, severity="serious", where=text, diagnosis=text, evidence=(text,), reproduce=text)
     row = LatencyRow(
         shape=text, concurrency=4, metric="ttft", title="time to first token" if text == "short" else text, reference_s=0.0123,
         candidate_s=0.0123 * ratio, ratio=ratio, low=ratio - 0.02, high=ratio + 0.03, floor=1.002, floor_low=0.987,
@@ -380,9 +372,7 @@ def latency(text: str = "short", verdict: Verdict = "pass") -> LatencyResult:
 def many_flips(count: int = 5_000) -> Report:
     base = regression()
     flips = tuple(
-        base.suites[0]
-        .flips[i % 200]
-        .model_copy(update={"item": f"mmlu-{i:05d}", "direction": "gained" if i % 10 == 0 else "lost"})
+        base.suites[0].flips[i % 200].model_copy(update={"item": f"mmlu-{i:05d}", "direction": "gained" if i % 10 == 0 else "lost"})
         for i in range(count)
     )
     suite = base.suites[0].model_copy(update={"flips": flips})
@@ -472,14 +462,7 @@ def _mmlu(verdict: Verdict, right: int, lost: int, gained: int, cached: bool = T
         ),
         tallies=(
             Tally(role="reference", right=right, wrong=256 - right, unparsed=0, ran_to_limit=0, total=256),
-            Tally(
-                role="candidate",
-                right=candidate_right,
-                wrong=256 - candidate_right,
-                unparsed=0,
-                ran_to_limit=0,
-                total=256,
-            ),
+            Tally(role="candidate", right=candidate_right, wrong=256 - candidate_right, unparsed=0, ran_to_limit=0, total=256),
         ),
         conditions=(_row("cached prefix", bucket, 256, right, candidate_right, 0),),
         flips=tuple(_near_flip(question, "lost" if i < lost else "gained", tokens) for i, question in enumerate(asked)),
@@ -537,18 +520,10 @@ def _checks() -> tuple[Check, ...]:
             status="ok",
             found="extend: 412 calls in 4 of 4 layers, none fell back",
         ),
-        Check(
-            id="same-servers",
-            title="only the backend differs",
-            status="ok",
-            found="212 server arguments compared, 1 differs",
-        ),
+        Check(id="same-servers", title="only the backend differs", status="ok", found="212 server arguments compared, 1 differs"),
         Check(id="same-model", title="same weights and tokenizer", status="ok", found="SHA-256 3f9ac1… on both sides"),
         Check(
-            id="cached-prefix",
-            title="cached prefix exercised",
-            status="ok",
-            found="224 questions with 16 cached tokens and more",
+            id="cached-prefix", title="cached prefix exercised", status="ok", found="224 questions with 16 cached tokens and more"
         ),
         Check(
             id="workload-sensitive",
@@ -563,12 +538,8 @@ def _checks() -> tuple[Check, ...]:
 def _calls(candidate: str) -> tuple[CallSummary, ...]:
     if candidate == NATIVE:
         return (
-            CallSummary(
-                phase="extend", kernel=NATIVE, backend=NATIVE, calls=412, calls_with_cached_prefix=388, layers=4
-            ),
-            CallSummary(
-                phase="decode", kernel=NATIVE, backend=NATIVE, calls=1020, calls_with_cached_prefix=1020, layers=4
-            ),
+            CallSummary(phase="extend", kernel=NATIVE, backend=NATIVE, calls=412, calls_with_cached_prefix=388, layers=4),
+            CallSummary(phase="decode", kernel=NATIVE, backend=NATIVE, calls=1020, calls_with_cached_prefix=1020, layers=4),
         )
     return (
         CallSummary(phase="extend", kernel=SAGE, backend=candidate, calls=412, calls_with_cached_prefix=388, layers=4),

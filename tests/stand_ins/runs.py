@@ -115,11 +115,7 @@ def see_fault(folder: RunFolder, plan: Plan, lost: int = 8, changed: int = 40) -
     wrong = [unparsed(answer).model_copy(update={"run": folder.nonce}) for answer in answers]
     calls = SeededCalls(run=folder.nonce, fault="mask-top-left", calls=40, changed=changed, refused=0)
     record = SensitivityRecord(
-        run=folder.nonce,
-        fault="mask-top-left",
-        served=calls,
-        answers=(*wrong[:lost], *answers[lost:]),
-        seconds=1.0,
+        run=folder.nonce, fault="mask-top-left", served=calls, answers=(*wrong[:lost], *answers[lost:]), seconds=1.0
     )
     folder.write(SENSITIVITY_RECORD, record, "candidate")
 
@@ -216,11 +212,7 @@ def scored(
         )
     sequences = tuple(
         ScoredSequence(
-            item=f"greedy-{i:03d}",
-            prompt_tokens=PROMPT,
-            length=LENGTH,
-            start=START,
-            cached={"cold": 0, "cached": START},
+            item=f"greedy-{i:03d}", prompt_tokens=PROMPT, length=LENGTH, start=START, cached={"cold": 0, "cached": START}
         )
         for i in range(prompts)
     )

@@ -81,9 +81,7 @@ class Server:
 
     def __init__(self, seed: int = 0) -> None:
         table = torch.arange(SLOTS).reshape(4, 64)
-        self.runner = SimpleNamespace(
-            req_to_token_pool=SimpleNamespace(req_to_token=table), token_to_kv_pool=Pool(), device="cpu"
-        )
+        self.runner = SimpleNamespace(req_to_token_pool=SimpleNamespace(req_to_token=table), token_to_kv_pool=Pool(), device="cpu")
         self.backend = Backend(self.runner)
         self.replays = Replays(SimpleNamespace())
         self.generator = torch.Generator().manual_seed(seed)
@@ -113,9 +111,7 @@ class Server:
         self.batch = batch
         outs = []
         for index in range(LAYERS):
-            q, k, v = (
-                torch.randn(sum(new), heads, DIM, generator=self.generator) for heads in (HEADS, KV_HEADS, KV_HEADS)
-            )
+            q, k, v = (torch.randn(sum(new), heads, DIM, generator=self.generator) for heads in (HEADS, KV_HEADS, KV_HEADS))
             forward = getattr(self.backend, f"forward_{phase}")
             outs.append(forward(q.reshape(sum(new), -1), k, v, layer_of(index, **layer), batch, **arguments or {}))
         return outs

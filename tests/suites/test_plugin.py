@@ -159,14 +159,15 @@ def test_plain_pytest_finds_a_kernel_in_the_root_and_in_the_working_folder(
     assert len(found) > 2
 
 
-SOME_CASES = ("64+0-one-", "64+16-", "1+16-one_token", "1+16-after_a_short_one-GQA_", "1+16-one-MQA")
-"""Parts of the names of single calls: without a cached prefix and with one."""
+SOME_CASES = ("1+16-after_a_short_one-GQA_", "1+16-one-MQA")
+"""Parts of the names of single calls that are refused or excluded."""
+WRONG_CASES = ("64+0-one-", "64+16-", "1+16-one_token")
+"""Without a cached prefix, which is right, and with one."""
 
 
 @pytest.fixture(scope="module")
 def failing(run: Run, documented: Path) -> Ran:
     (documented / "test_kernels.py").write_text(TESTS)
-    # Of the single cases only some, since each is named and shrunk.
     return run(documented, "test_kernels.py", "-k", f"not each_ and not test_wrong or {' or '.join(SOME_CASES)}")
 
 
@@ -180,37 +181,35 @@ def test_the_documented_message_is_the_message(run: Run, documented: Path) -> No
         assert line in (failure.text or ""), line
 
 
-def test_what_is_wrong_or_not_shown_fails(
-    failing: Ran,
-) -> None:
+def test_what_is_wrong_or_not_shown_fails(failing: Ran) -> None:
     done, found = failing
     assert done.returncode == 1
     assert outcome(found["test_result"]) == "passed"
-    for name, says in (
-        ("test_nothing_computed", "no decode call was computed"),
-        ("test_no_such_kernel", "no.such:kernel"),
-    ):
+    for name, says in (("test_nothing_computed", "no decode call was computed"), ("test_no_such_kernel", "no.such:kernel")):
         assert outcome(found[name]) == "failure"
         assert says in "".join(found[name].itertext())
 
 
-def test_each_case_is_a_test(
-    failing: Ran,
-) -> None:
-    wrong = {name: outcome(case) for name, case in failing[1].items() if name.startswith("test_each_wrong_call[")}
+@pytest.mark.slow  # each wrong case is named and shrunk, and the kernel is read
+def test_each_wrong_case_is_a_test(run: Run, documented: Path) -> None:
+    (documented / "test_each_wrong.py").write_text(TESTS)
+    _, found = run(documented, "test_each_wrong.py", "-k", f"each_wrong and ({' or '.join(WRONG_CASES)})")
     expected = {
         f"test_each_wrong_call[{case.name}]": "passed" if case.condition["cached prefix"] == "none" else "failure"
         for case in cases(("extend",), dtypes=[torch.float16])
-        if any(some in case.name for some in SOME_CASES)
+        if any(some in case.name for some in WRONG_CASES)
     }
-    assert wrong == expected
-    assert set(wrong.values()) == {"passed", "failure"}
-    said = ["".join(case.itertext()) for name, case in failing[1].items() if wrong.get(name) == "failure"]
+    assert {name: outcome(case) for name, case in found.items()} == expected
+    assert set(expected.values()) == {"passed", "failure"}
+    said = ["".join(case.itertext()) for name, case in found.items() if expected[name] == "failure"]
     took = {line for text in said for line in text.splitlines() if "read off the kernel in " in line}
     assert all("observed: " in text for text in said)
     assert len(said) > len(took) == 1, "the kernel is read once for all cases"
+
+
+def test_each_case_that_is_not_computed_is_no_pass(failing: Ran) -> None:
     refused = [outcome(case) for name, case in failing[1].items() if name.startswith("test_each_refused_call[")]
-    assert set(refused) == {"failure"}  # what was not computed is no pass
+    assert set(refused) == {"failure"}
     excluded = [outcome(case) for name, case in failing[1].items() if name.startswith("test_each_excluded_call[")]
     assert set(excluded) == {"skipped", "failure"}
 
@@ -360,9 +359,7 @@ def ending(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Ran:
     return run(folder, "test_ending.py", "-k", "not _exits[ and not _skips[ or 1+16-")
 
 
-def test_a_kernel_that_ends_its_process_or_its_test_is_no_pass(
-    ending: Ran,
-) -> None:
+def test_a_kernel_that_ends_its_process_or_its_test_is_no_pass(ending: Ran) -> None:
     done, found = ending
     assert done.returncode == 1, done.stdout + done.stderr
     wrong = {name: outcome(case) for name, case in found.items() if name != "test_right"}
@@ -400,7 +397,5 @@ def test_how_a_kernel_ended_is_said(ending: Ran, name: str, says: str) -> None:
     assert says in "".join(ending[1][name].itertext())
 
 
-def test_a_kernel_that_forks_gives_one_verdict(
-    ending: Ran,
-) -> None:
+def test_a_kernel_that_forks_gives_one_verdict(ending: Ran) -> None:
     assert ending[0].stdout.count("short test summary info") == 1

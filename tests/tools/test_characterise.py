@@ -85,23 +85,16 @@ def test_a_changed_decision_is_a_difference(characterise: ModuleType, at: tuple[
 
 
 def test_times_and_paths_and_small_digits_are_no_difference(characterise: ModuleType) -> None:
-    changed = json.loads(
-        json.dumps(REPORT).replace("3.1 s in /tmp/x/run", "4.7 s in /tmp/y/run").replace("0.85512", "0.85513")
-    )
+    changed = json.loads(json.dumps(REPORT).replace("3.1 s in /tmp/x/run", "4.7 s in /tmp/y/run").replace("0.85512", "0.85513"))
     before, after = ({"runs/x": characterise.essence(one)} for one in (REPORT, changed))
     assert characterise.differences(before, after, {}) == []
 
 
 def test_a_table_lists_what_may_be_called_otherwise(characterise: ModuleType) -> None:
-    changed = json.loads(
-        json.dumps(REPORT).replace('"accuracy"', '"questions"').replace("no check says", "no check states")
-    )
+    changed = json.loads(json.dumps(REPORT).replace('"accuracy"', '"questions"').replace("no check says", "no check states"))
     before, after = ({"runs/x": characterise.essence(one)} for one in (REPORT, changed))
     assert len(characterise.differences(before, after, {})) == 2
-    renames = {
-        "words": {"suites: accuracy": "suites: questions", "check says": "check states"},
-        "ids": {"accuracy": "questions"},
-    }
+    renames = {"words": {"suites: accuracy": "suites: questions", "check says": "check states"}, "ids": {"accuracy": "questions"}}
     assert characterise.differences(before, after, renames) == []
     assert characterise.differences(before, after, {"changed": {"runs/x": "a reason"}}) == []
 
@@ -117,9 +110,7 @@ def test_a_refusal_is_kept_in_its_three_parts(characterise: ModuleType) -> None:
     assert characterise.parts(said) == {"found": "assay: --x is 3.", "expected": "at most 2", "do": "give 2"}
 
 
-def test_a_verdict_that_changed_is_seen(
-    frozen: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_verdict_that_changed_is_seen(frozen: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = tmp_path / "before.json"
     assert frozen("--out", before) == 0
     made = json.loads(before.read_text())

@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = sorted(
-    path for folder in ("benchmarks", "tools", "examples", "docs") for path in (ROOT / folder).rglob("*.py")
-)
+SCRIPTS = sorted(path for folder in ("benchmarks", "tools", "examples", "docs") for path in (ROOT / folder).rglob("*.py"))
 
 
 def test_there_are_scripts_to_look_at() -> None:
@@ -25,9 +23,7 @@ def test_every_name_that_a_script_imports_from_assay_exists(script: Path) -> Non
     missing = []
     for node in ast.walk(ast.parse(script.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "assay":
-            missing += [
-                f"{node.module}.{alias.name}" for alias in node.names if not _exists(str(node.module), alias.name)
-            ]
+            missing += [f"{node.module}.{alias.name}" for alias in node.names if not _exists(str(node.module), alias.name)]
     assert missing == []
 
 

@@ -54,12 +54,7 @@ def _private(x):
             continue
 '''
 B = 'class Plain:\n    """Dear reader: a docstring is no message."""\n'
-FILES = {
-    "harness/a/x.py": A,
-    "harness/b/x.py": B,
-    "docs/page.md": "It is told in vain.\n",
-    "tests/test_a.py": "x = 1\n",
-}
+FILES = {"harness/a/x.py": A, "harness/b/x.py": B, "docs/page.md": "It is told in vain.\n", "tests/test_a.py": "x = 1\n"}
 
 
 @pytest.fixture(scope="module")

@@ -16,9 +16,9 @@ from assay.harness.attention.sample_calls import call_of
 from assay.harness.bugs.family import BY_ID
 from assay.harness.readout.edges import Amount, Sum
 from assay.harness.readout.effects import (
-    BLOCK_SIZES,
-    TAILS,
-    block_scales,
+    _BLOCK_SIZES,
+    _TAILS,
+    _block_scales,
     constant,
     known_bug,
     merged,
@@ -103,7 +103,7 @@ def only(*literals: Literal) -> Condition:
 
 
 def block_scale(*args: object) -> Effect:
-    return next(one for one in block_scales() if one.args == args)
+    return next(one for one in _block_scales() if one.args == args)
 
 
 def agree(effect: Effect, call: AttentionCall, expected: Numbers) -> None:
@@ -264,9 +264,9 @@ def test_v_gets_the_scale_of_k(call: AttentionCall) -> None:
 
 
 def test_blocks_of_all_sizes_are_tried() -> None:
-    found = {one.args for one in block_scales()}
+    found = {one.args for one in _block_scales()}
     whose = {args[2] for args in found}
-    assert found == {(what, size, other) for what in "kv" for size in BLOCK_SIZES for other in whose}
+    assert found == {(what, size, other) for what in "kv" for size in _BLOCK_SIZES for other in whose}
 
 
 def test_a_known_bug_is_its_hypothesis(call: AttentionCall) -> None:
@@ -354,7 +354,7 @@ def test_a_block_is_dequantised_with_the_scale_of_another_one(what: str, call: A
 def test_dimensions_of_k_are_lost(call: AttentionCall) -> None:
     naive = Naive(call)
     naive.k = naive.k * (np.arange(DIM) < 8)
-    agree(TAILS[0], call, naive.all())
+    agree(_TAILS[0], call, naive.all())
 
 
 @pytest.mark.parametrize("words", PLACES)

@@ -60,7 +60,7 @@ def nothing(call: AttentionCall, number: int) -> float:
 def finder(kernel: Kernel, plans: Iterable[CallPlan] = (), **more: bool) -> Finder:
     """A finder that has screened some plans."""
     found = Finder(Prober(kernel), "normal", torch.float32, **more)
-    found.screen(plans)
+    found._screen(plans)
     return found
 
 
@@ -135,7 +135,7 @@ def test_wrong_and_right_queries_of_a_call_are_kept() -> None:
     expected = np.zeros((len(rows), 4), bool)
     expected[[rows.index(row) for row in wrong], 2] = True
     assert sample.bad.tolist() == expected.ravel().tolist()
-    assert found.wrong
+    assert found._wrong
     np.testing.assert_allclose(
         sample.actual[:, 2], sample.queries.right[:, 2] * np.where(expected[:, 2:3], 1.01, 1), 1e-4
     )
@@ -161,12 +161,12 @@ def test_a_kernel_of_one_head_dim_is_read_with_it(monkeypatch: pytest.MonkeyPatc
 def test_what_was_seen_is_judged_again() -> None:
     found = finder(Faulty(lambda call, _: 1.01), [EXTEND])
     assert found.samples[0].bad.all()
-    found.judge_by(0.02, Tolerance())
-    assert not found.wrong
+    found._judge_by(0.02, Tolerance())
+    assert not found._wrong
     assert found.samples[0].error == 0.02
-    found.screen([PREFIX])
-    assert (found.samples[1].error, found.wrong) == (0.02, False)
-    found.judge_by(0.005, Tolerance())
+    found._screen([PREFIX])
+    assert (found.samples[1].error, found._wrong) == (0.02, False)
+    found._judge_by(0.005, Tolerance())
     assert all(sample.bad.all() for sample in found.samples)
 
 
@@ -183,12 +183,12 @@ def test_a_kernel_that_is_causal_whatever_it_is_told_gets_causal_calls_only() ->
         return rounded_oracle(call.with_spec(mask=Mask(causal=True)))
 
     found = finder(kernel)
-    found.leave_out_not_causal()
+    found._leave_out_not_causal()
     assert found.causal_only
-    assert not found.wrong
+    assert not found._wrong
     assert found.samples
     assert asked.count(False) == 2
-    found.screen([replace(plan, causal=causal) for plan in SMALL for causal in (True, False)])
+    found._screen([replace(plan, causal=causal) for plan in SMALL for causal in (True, False)])
     assert asked.count(False) == 2
     assert asked.count(True) == 2 + len(SMALL)
 
@@ -200,17 +200,17 @@ def test_a_kernel_that_is_causal_whatever_it_is_told_gets_causal_calls_only() ->
 )
 def test_other_kernels_are_asked_for_both(kernel: Faulty, without: int) -> None:
     found = finder(kernel)
-    found.leave_out_not_causal()
+    found._leave_out_not_causal()
     assert not found.causal_only
     assert [call.causal for call in kernel.asked].count(False) == without
     assert len(found.samples) == 2 + without
-    found.screen([replace(plan, causal=False) for plan in SMALL])
+    found._screen([replace(plan, causal=False) for plan in SMALL])
     assert [call.causal for call in kernel.asked].count(False) == without + len(SMALL)
 
 
 def test_what_is_wrong_without_a_mask_alone_is_read() -> None:
     found = finder(Faulty(lambda call, _: 1.0 if call.causal else 2.0))
-    found.leave_out_not_causal()
+    found._leave_out_not_causal()
     assert found.causal_only
     found.run()
     assert sentence(found.operator) == "the output is multiplied by 2, only without a causal mask"
@@ -224,7 +224,7 @@ def test_what_is_wrong_without_a_mask_in_a_way_of_its_own_is_left_out() -> None:
         return torch.randn(*call.q.shape[:2], call.v.shape[2], generator=torch.Generator().manual_seed(len(call.k)))
 
     found = finder(kernel)
-    found.leave_out_not_causal()
+    found._leave_out_not_causal()
     found.run()
     assert sentence(found.operator) == "the output is multiplied by 2, only in decode"
     assert found.causal_only
@@ -248,7 +248,7 @@ def test_far_fetched_conditions_may_be_chance_where_few_calls_are_told_apart() -
 
 def test_a_wrong_answer_is_explained_by_what_it_is_much_nearer_to() -> None:
     found = finder(Faulty(lambda call, _: 1.01), [EXTEND])
-    found.judge_by(0.009, Tolerance())
+    found._judge_by(0.009, Tolerance())
     (sample,) = found.samples
     assert sample.bad.all()
     right = sample.queries.right
@@ -266,10 +266,10 @@ def first_key_unseen(call: AttentionCall) -> Tensor:
 def test_a_sample_knows_its_place_among_the_calls() -> None:
     kernel = declares(phases=("extend",))(lambda call: rounded_oracle(call))
     found = finder(kernel, [EXTEND, replace(EXTEND, layer=3), DECODE, replace(EXTEND, seed=5)])
-    found.screen([PREFIX], fresh=True)
+    found._screen([PREFIX], fresh=True)
     assert [(one.queries.number, one.queries.nth) for one in found.samples] == [(0, 0), (1, 0), (2, 1), (3, 2)]
     assert [one.fresh for one in found.samples] == [False, False, False, True]
-    assert not found.wrong
+    assert not found._wrong
 
 
 def test_what_shows_in_the_call_itself_is_read_without_another() -> None:

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from assay.harness.attention.sample_calls import call_of
+from assay.harness.readout.effects import _TILES, _online_softmax, _online_softmaxes
 from assay.harness.readout.queries import Queries
-from assay.harness.readout.softmaxes import TILES, _online_softmax, online_softmaxes
 
-RESCALED = {str(one.args[1]) for one in online_softmaxes()}
+RESCALED = {str(one.args[1]) for one in _online_softmaxes()}
 CALL = call_of([(3, 20), (1, 9)], (2, 1), 16, torch.float64, "cpu", seed=2)
 QUERIES = Queries(CALL, np.arange(len(CALL.q)))
 
@@ -60,5 +60,5 @@ def test_one_tile_is_right_whatever_the_law() -> None:
 
 
 def test_every_law_is_tried_with_every_tile() -> None:
-    found = {(tile, law) for tile, law, _ in (one.args for one in online_softmaxes())}
-    assert found == {(tile, law) for tile in TILES for law in RESCALED}
+    found = {(tile, law) for tile, law, _ in (one.args for one in _online_softmaxes())}
+    assert found == {(tile, law) for tile in _TILES for law in RESCALED}

@@ -10,10 +10,11 @@ import pytest
 from assay.harness.readout.addresses import POOLS, moved
 from assay.harness.readout.edges import Amount, Sum, edge
 from assay.harness.readout.effects import (
+    _TAILS,
     MERGES,
     PARTS,
-    TAILS,
-    block_scales,
+    _block_scales,
+    _online_softmax,
     constant,
     known_effects,
     merged,
@@ -27,7 +28,6 @@ from assay.harness.readout.key_factors import KeyFactor, KeyFactors
 from assay.harness.readout.mining import Condition, Literal, Term
 from assay.harness.readout.operators import Clause, Effect, Operator
 from assay.harness.readout.sentences import sentence
-from assay.harness.readout.softmaxes import _online_softmax
 from assay.harness.readout.words import keys, legend, of_keys, only
 
 
@@ -52,7 +52,7 @@ def source(words: str, what: str = "output") -> Effect:
 
 
 def block_scale(*args: object) -> Effect:
-    return next(one for one in block_scales() if one.args == args)
+    return next(one for one in _block_scales() if one.args == args)
 
 
 def said(effect: Effect, *literals: Literal) -> str:
@@ -385,7 +385,7 @@ def test_every_term_that_is_mined_has_words(op: str, value: int) -> None:
 
 
 def test_every_effect_of_the_tables_has_words() -> None:
-    effects: list[Effect] = [*TAILS, *known_effects(), *block_scales(), *(multiplied(one) for one in SCALES)]
+    effects: list[Effect] = [*_TAILS, *known_effects(), *_block_scales(), *(multiplied(one) for one in SCALES)]
     effects += [*(from_elsewhere(one) for one in SOURCES), *(multiplied(output=one) for one in TIMES)]
     effects += [moved("kv", words, row) for words, row in POOLS] + [
         merged(block, law) for block in PARTS for law in MERGES

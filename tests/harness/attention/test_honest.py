@@ -9,15 +9,7 @@ import torch
 
 from assay.harness.attention import oracle as oracle_module
 from assay.harness.attention.call import AttentionCall, Mask
-from assay.harness.attention.honest import (
-    _WAYS,
-    _Draw,
-    _rounded_to,
-    added_key_by_key,
-    here,
-    honest_outputs,
-    sample_rows,
-)
+from assay.harness.attention.honest import _WAYS, _Draw, _rounded_to, added_key_by_key, here, honest_outputs, sample_rows
 from assay.harness.attention.kernels import Declaration
 from assay.harness.attention.matrix import cases
 from assay.harness.attention.matrix_features import _stored
@@ -54,10 +46,7 @@ def test_parts_that_are_stored_before_they_are_merged_cost_what_a_kernel_pays_th
     call = call_of([(64, 80)], (4, 2), 64, torch.bfloat16, "cpu")
     wide = replace(call, q=call.q.double(), k=call.k.double(), v=call.v.double())
     old = replace(wide, k=wide.k[:80], v=wide.v[:80], cu_seqlens_k=torch.tensor([0, 80], dtype=torch.int32))
-    parts = [
-        old.with_spec(mask=Mask(causal=False)),
-        replace(wide, k=wide.k[80:], v=wide.v[80:], cu_seqlens_k=call.cu_seqlens_q),
-    ]
+    parts = [old.with_spec(mask=Mask(causal=False)), replace(wide, k=wide.k[80:], v=wide.v[80:], cu_seqlens_k=call.cu_seqlens_q)]
     weights = torch.stack([log_sum_exp(part) for part in parts]).softmax(0)[..., None]
     merged = sum(weight * oracle(part).bfloat16() for weight, part in zip(weights, parts, strict=True)).bfloat16()
     right = oracle(call)
@@ -142,9 +131,7 @@ def test_what_is_cast_to_the_dtype_of_k_and_v_is_cast_to_fewer_bits_beside_a_cac
 
 
 def test_a_finer_scale_costs_less() -> None:
-    errors = [
-        float(noise(CALL, NoiseFamily(k=Quantised("int8", per))).mean()) for per in ("tensor", "head", "block", "token")
-    ]
+    errors = [float(noise(CALL, NoiseFamily(k=Quantised("int8", per))).mean()) for per in ("tensor", "head", "block", "token")]
     assert errors == sorted(errors, reverse=True)
     assert errors[0] > 1.2 * errors[-1]
 
@@ -161,9 +148,7 @@ def test_tf32_is_of_the_exact_family_only_where_the_device_has_it(monkeypatch: p
     single = replace(CALL, q=CALL.q.float(), k=CALL.k.float(), v=CALL.v.float())
     assert here(FAMILIES[""], single) == FAMILIES[""]
     assert float(noise(single, FAMILIES["tf32"]).mean()) > 100 * float(noise(single, FAMILIES[""]).mean())
-    assert torch.equal(
-        honest_outputs(CALL, FAMILIES["tf32"]), honest_outputs(CALL, FAMILIES[""])
-    )  # fp16 fits into TF32
+    assert torch.equal(honest_outputs(CALL, FAMILIES["tf32"]), honest_outputs(CALL, FAMILIES[""]))  # fp16 fits into TF32
 
 
 def test_sampled_rows_are_the_ends_the_borders_of_blocks_and_others() -> None:
@@ -177,9 +162,7 @@ def test_sampled_rows_are_the_ends_the_borders_of_blocks_and_others() -> None:
     assert torch.equal(sample_rows(call, 801), torch.arange(801))
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"), [("e4m3", torch.float8_e4m3fn), ("e5m2", torch.float8_e5m2), ("fp16", torch.float16)]
-)
+@pytest.mark.parametrize(("name", "dtype"), [("e4m3", torch.float8_e4m3fn), ("e5m2", torch.float8_e5m2), ("fp16", torch.float16)])
 def test_a_format_rounds_as_pytorch_does(name: str, dtype: torch.dtype) -> None:
     format = FORMATS[name]
     draw = torch.Generator().manual_seed(3)

@@ -35,9 +35,7 @@ run(16, 16, 0, 16, offset=5)
 """
 
 
-def test_accesses_outside_are_seen_and_do_no_harm(
-    python: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
+def test_accesses_outside_are_seen_and_do_no_harm(python: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
     (tmp_path / "kernel.py").write_text(KERNEL)
     done = python("kernel.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -46,10 +44,7 @@ def test_accesses_outside_are_seen_and_do_no_harm(
     assert lines[0] == f"[] {whole}"
     assert lines[1] == f"[] {[float(n) if n < 4 else 0.0 for n in range(16)]}"
     assert lines[2] == f"['writes 6 elements beyond the end of out_ptr (kernel.py, line 12, in copy)'] {whole[:10]}"
-    assert (
-        lines[3]
-        == f"['reads 6 elements beyond the end of in_ptr (kernel.py, line 11, in copy)'] {whole[:10] + [0.0] * 6}"
-    )
+    assert lines[3] == f"['reads 6 elements beyond the end of in_ptr (kernel.py, line 11, in copy)'] {whole[:10] + [0.0] * 6}"
     assert lines[4].startswith(
         "['reads 2 elements before the start of in_ptr (kernel.py, line 11, in copy)', "
         "'writes 2 elements before the start of out_ptr (kernel.py, line 12, in copy)']"

@@ -51,11 +51,7 @@ def test_bits_are_those_of_pytorch() -> None:
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
 def test_fp8_bits_are_those_of_pytorch_up_to_the_largest(dtype: torch.dtype) -> None:
     x = torch.cat(
-        [
-            torch.tensor([0.0, -0.0, 0.999, 1.97, 2.0**-10, 448.0]),
-            10.0 ** torch.linspace(-9, 2.5, 9991),
-            torch.randn(9999),
-        ]
+        [torch.tensor([0.0, -0.0, 0.999, 1.97, 2.0**-10, 448.0]), 10.0 ** torch.linspace(-9, 2.5, 9991), torch.randn(9999)]
     )
     name = str(dtype).removeprefix("torch.")
     assert np.array_equal(fp8_bits(x.numpy(), name), x.to(dtype).view(torch.uint8).numpy())
@@ -65,9 +61,7 @@ def test_fp8_bits_are_those_of_pytorch_up_to_the_largest(dtype: torch.dtype) -> 
     assert bool(beyond[2].isnan())
 
 
-def test_an_interpreted_kernel_rounds_to_nearest(
-    python: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
+def test_an_interpreted_kernel_rounds_to_nearest(python: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
     (tmp_path / "copied.py").write_text(_KERNEL)
     done = python("-c", _COPY, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

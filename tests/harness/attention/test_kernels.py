@@ -50,13 +50,7 @@ def test_a_missing_kernel_is_refused(name: str, says: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "backend"),
-    [
-        ("sglang:triton", "triton"),
-        ("sglang:fa3@64", "fa3@64"),
-        ("sglang.srt:f", ""),
-        ("sglang", ""),
-        ("mine:triton", ""),
-    ],
+    [("sglang:triton", "triton"), ("sglang:fa3@64", "fa3@64"), ("sglang.srt:f", ""), ("sglang", ""), ("mine:triton", "")],
 )
 def test_an_engine_and_a_colon_name_a_backend_of_the_engine(name: str, backend: str) -> None:
     native = native_backend(name)
@@ -90,9 +84,7 @@ def test_a_path_is_not_a_url() -> None:
     ],
     ids=["dtype", "shape", "device", "type"],
 )
-def test_an_output_that_breaks_the_contract_is_refused_everywhere(
-    returned: Callable[[Tensor], Tensor], found: str
-) -> None:
+def test_an_output_that_breaks_the_contract_is_refused_everywhere(returned: Callable[[Tensor], Tensor], found: str) -> None:
     def breaks(call: AttentionCall) -> Tensor:
         return returned(rounded_oracle(call))
 
@@ -159,9 +151,7 @@ def test_titles_name_the_package_and_the_interpreter() -> None:
 
 
 @pytest.mark.parametrize("leave", ["sys.exit(0)", "os._exit(0)"])
-def test_a_module_that_ends_the_process_is_no_kernel(
-    leave: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_that_ends_the_process_is_no_kernel(leave: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = f"leaving_{leave[:2]}"
     (tmp_path / f"{module}.py").write_text(f"import os, sys\n{leave}\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -171,9 +161,7 @@ def test_a_module_that_ends_the_process_is_no_kernel(
 
 def test_a_module_may_fork_a_process_that_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     forking = "import os\n\npid = os.fork()\nif pid == 0:\n    os._exit(7)\nstatus = os.waitpid(pid, 0)[1]\n"
-    (tmp_path / "forking.py").write_text(
-        f"{forking}\n\ndef kernel(call):\n    return os.waitstatus_to_exitcode(status)\n"
-    )
+    (tmp_path / "forking.py").write_text(f"{forking}\n\ndef kernel(call):\n    return os.waitstatus_to_exitcode(status)\n")
     monkeypatch.syspath_prepend(tmp_path)
     kernel: Any = kernels.load("forking:kernel")
     assert kernel(None) == 7

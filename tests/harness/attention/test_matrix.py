@@ -38,9 +38,7 @@ def uncovered(made: list[Case], phase: str, size: Size, groups: list[tuple[str, 
     return [
         wanted
         for group in groups
-        for wanted in sorted(
-            set(product(*(design[axis] for axis in group))) - {tuple(x[a] for a in group) for x in seen}
-        )
+        for wanted in sorted(set(product(*(design[axis] for axis in group))) - {tuple(x[a] for a in group) for x in seen})
     ]
 
 
@@ -147,9 +145,7 @@ def test_conditions_that_found_bugs_before_are_covered() -> None:
     assert any(any(a == 0 and b == LONG["small"] for (_, a), (_, b) in pairwise(one)) for one in lens)
     assert any(0 < sum(prefix > 0 for _, prefix in one) < len(one) for one in lens)  # some cached, some not
     assert any(new > 512 for one in lens for new, _ in one)  # a limit on new tokens
-    assert any(
-        new + prefix > 512 and prefix > new > 1 for one in lens for new, prefix in one
-    )  # windows, and long prefixes
+    assert any(new + prefix > 512 and prefix > new > 1 for one in lens for new, prefix in one)  # windows, and long prefixes
 
 
 def test_calls_beyond_the_design_show_what_depends_on_batches_blocks_and_shapes() -> None:
@@ -177,25 +173,15 @@ def _alike(call: AttentionCall) -> bool:
     ("holds", "where"),
     [
         pytest.param(lambda c: any(n % 256 == 0 for n in c.lens_k), "where a partition of 256 keys is full", id="full"),
-        pytest.param(
-            lambda c: any(n and n % 256 == 0 for n in c.prefixes), "behind 256 cached tokens", id="prefix 256"
-        ),
+        pytest.param(lambda c: any(n and n % 256 == 0 for n in c.prefixes), "behind 256 cached tokens", id="prefix 256"),
         pytest.param(lambda c: c.layer == 16, "in the middle layers", id="layer 16"),
-        pytest.param(
-            lambda c: c.layer == 2 and max(c.prefixes) > 127, "in every second layer, in a window", id="layer 2"
-        ),
-        *(
-            pytest.param(lambda c, n=n: len(c.lens_q) == n, f"in a batch of {n}", id=f"batch {n}")
-            for n in (2, 4, 5, 6, 7, 8, 40)
-        ),
+        pytest.param(lambda c: c.layer == 2 and max(c.prefixes) > 127, "in every second layer, in a window", id="layer 2"),
+        *(pytest.param(lambda c, n=n: len(c.lens_q) == n, f"in a batch of {n}", id=f"batch {n}") for n in (2, 4, 5, 6, 7, 8, 40)),
         *(
             pytest.param(lambda c, n=n: len(c.lens_q) == n and _alike(c), "in a batch of equal ones", id=f"{n} alike")
             for n in (2, 4, 6)
         ),
-        *(
-            pytest.param(lambda c, n=n: c.k.shape[1] == n < c.q.shape[1], "in GQA", id=f"{n} kv heads")
-            for n in (3, 4, 5, 6)
-        ),
+        *(pytest.param(lambda c, n=n: c.k.shape[1] == n < c.q.shape[1], "in GQA", id=f"{n} kv heads") for n in (3, 4, 5, 6)),
         *(pytest.param(lambda c, n=n: c.k.shape[1] == n == c.q.shape[1], "in MHA", id=f"{n} heads") for n in (3, 10)),
         pytest.param(lambda c: c.scale == 1, "with a scale of 1", id="scale 1"),
         pytest.param(lambda c: c.scale == 1 / 128, "with a small scale", id="scale 1/128"),
@@ -206,9 +192,7 @@ def _alike(call: AttentionCall) -> bool:
         pytest.param(lambda c: sum(n > 1024 for n in c.lens_k) > 1, "with two long sequences", id="two long"),
     ],
 )
-def test_what_kernels_do_only_in_some_calls_shows(
-    phase: str, holds: Callable[[AttentionCall], bool], where: str
-) -> None:
+def test_what_kernels_do_only_in_some_calls_shows(phase: str, holds: Callable[[AttentionCall], bool], where: str) -> None:
     assert any(holds(call) for call in _made(phase)), f"a kernel that is wrong only {where} passes"
 
 
@@ -271,9 +255,7 @@ ODD_TILES = (96, 112, 160, 176, 192, 224, 240, 384, 768)
 @pytest.mark.parametrize("phase", ["extend", "decode"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("head_dim", [64, 128])
-def test_each_dtype_of_16_bits_meets_each_head_dim_in_all_rare_calls(
-    phase: str, dtype: torch.dtype, head_dim: int
-) -> None:
+def test_each_dtype_of_16_bits_meets_each_head_dim_in_all_rare_calls(phase: str, dtype: torch.dtype, head_dim: int) -> None:
     here = [c for c in _made(phase) if c.q.dtype == dtype and c.q.shape[2] == head_dim and c.k.shape[1] != c.q.shape[1]]
     assert any(sum(keys > 330 for keys in call.lens_k) > 1 for call in here)
     assert any(len(call.lens_k) > 8 for call in here)
@@ -307,9 +289,7 @@ def test_lengths_that_schedulers_and_chunks_have_are_there() -> None:
     extend = _made("extend")
     assert {192, 256, 512, 513} <= {new for call in extend for new in call.lens_q}
     assert any(len(call.lens_q) > 32 and max(call.lens_q[:32]) > 64 for call in extend)
-    assert {len(call.lens_q) for call in extend} & {len(call.lens_q) for call in _made("decode")} >= set(
-        BATCHES_OF_GRAPHS
-    )
+    assert {len(call.lens_q) for call in extend} & {len(call.lens_q) for call in _made("decode")} >= set(BATCHES_OF_GRAPHS)
     empty = [call for call in extend if 0 in call.lens_q[1:]]
     assert {call.q.dtype for call in empty} == {torch.float16, torch.bfloat16, torch.float32}
     assert all(max(n for n, new in zip(call.prefixes, call.lens_q, strict=True) if not new) > 64 for call in empty)
@@ -385,9 +365,7 @@ def test_scores_far_from_zero_overflow_or_underflow_without_their_maximum() -> N
 
 def test_calls_with_many_keys_are_in_each_dtype_of_16_bits() -> None:
     found = [case.condition for case in cases() if "4000" in case.name]
-    assert {(one["phase"], one["dtype"]) for one in found} == set(
-        product(("extend", "decode"), ("float16", "bfloat16"))
-    )
+    assert {(one["phase"], one["dtype"]) for one in found} == set(product(("extend", "decode"), ("float16", "bfloat16")))
 
 
 def test_decode_calls_reach_beyond_2048_tokens() -> None:
@@ -449,9 +427,7 @@ def slope(tensor: torch.Tensor) -> float:
     return float((numbers * torch.linspace(-1, 1, len(numbers), dtype=torch.float64)).sum() / numbers.abs().sum())
 
 
-@pytest.mark.parametrize(
-    ("size", "count", "names"), [("small", 602, "1ecf03fd43fb02d5"), ("full", 770, "a77a158a76b536c2")]
-)
+@pytest.mark.parametrize(("size", "count", "names"), [("small", 602, "1ecf03fd43fb02d5"), ("full", 770, "a77a158a76b536c2")])
 def test_features_that_are_not_declared_leave_the_matrix_as_it_was(size: Size, count: int, names: str) -> None:
     made = cases(size=size)
     assert len(made) == count
@@ -459,6 +435,4 @@ def test_features_that_are_not_declared_leave_the_matrix_as_it_was(size: Size, c
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == names
     calls = [case.make() for case in made[::150]]
     assert {call.features for call in calls} == {()}
-    assert [slope(tensor) for call in calls for tensor in (call.q, call.k, call.v)] == pytest.approx(
-        SLOPES[size], abs=5e-5
-    )
+    assert [slope(tensor) for call in calls for tensor in (call.q, call.k, call.v)] == pytest.approx(SLOPES[size], abs=5e-5)

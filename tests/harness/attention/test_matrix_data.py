@@ -8,9 +8,7 @@ from assay.harness.attention.matrix_data import ONE_SIGN, excluded
 from assay.harness.attention.noise import family
 
 
-@pytest.mark.parametrize(
-    ("noise", "out"), [("", False), ("int8_qk", False), ("fp8_pv", True), ("fp16_accumulation", True)]
-)
+@pytest.mark.parametrize(("noise", "out"), [("", False), ("int8_qk", False), ("fp8_pv", True), ("fp16_accumulation", True)])
 def test_values_of_one_sign_are_no_call_for_kernels_whose_declared_rounding_adds_up(noise: str, out: bool) -> None:
     assert bool(excluded(family(noise), ONE_SIGN)) is out
     assert not excluded(family(noise), "normal")

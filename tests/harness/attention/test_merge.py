@@ -41,15 +41,11 @@ def test_merged_parts_of_attention_are_attention() -> None:
     for part in range(4):  # each part hides the keys of the others from all queries
         hidden = torch.cat([torch.arange(length) % 4 != part for length in call.lens_k])
         logits, values = [], []
-        for b, (q0, k0) in enumerate(
-            zip(call.cu_seqlens_q.tolist()[:-1], call.cu_seqlens_k.tolist()[:-1], strict=True)
-        ):
+        for b, (q0, k0) in enumerate(zip(call.cu_seqlens_q.tolist()[:-1], call.cu_seqlens_k.tolist()[:-1], strict=True)):
             new, keys = call.lens_q[b], call.lens_k[b]
             seen = Mask().visible(torch.arange(new), new, keys) & ~hidden[k0 : k0 + keys]
             k, v = (t[k0 : k0 + keys].repeat_interleave(2, 1).transpose(0, 1) for t in (call.k, call.v))
-            scores = (call.scale * call.q[q0 : q0 + new].transpose(0, 1) @ k.transpose(1, 2)).masked_fill(
-                ~seen, -math.inf
-            )
+            scores = (call.scale * call.q[q0 : q0 + new].transpose(0, 1) @ k.transpose(1, 2)).masked_fill(~seen, -math.inf)
             values.append((scores.softmax(-1).nan_to_num(0.0) @ v).transpose(0, 1))
             logits.append(scores.logsumexp(-1).T)
         outs.append(torch.cat(values))
@@ -165,9 +161,7 @@ def test_sglangs_kernel_of_two_parts_passes() -> None:
         (a, b), (lse_a, lse_b) = call.outs, call.lses
         return Outputs(*merge_state_triton(a, lse_a, b, lse_b))
 
-    some = [case for case in CASES if case.condition["dtype"] != "bfloat16" and case.condition["tokens"] in ("1", "7")][
-        ::2
-    ]
+    some = [case for case in CASES if case.condition["dtype"] != "bfloat16" and case.condition["tokens"] in ("1", "7")][::2]
     result = check(merging(two), cases=[case for case in some if not case.beyond], read_out=0, repeats=1)
     assert result.findings == ()
     assert len(result.computed) > 2

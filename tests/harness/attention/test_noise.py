@@ -20,9 +20,7 @@ def test_a_composition_is_found_again_by_its_parts() -> None:
     assert family("v:e4m3-tensor,k:e4m3-tensor").name == "fp8_kv"
 
 
-@pytest.mark.parametrize(
-    "name", ["int4", "k:int3", "k:int8-row", "w:int8", "k:int8-token-head", "accumulation:bf16", ","]
-)
+@pytest.mark.parametrize("name", ["int4", "k:int3", "k:int8-row", "w:int8", "k:int8-token-head", "accumulation:bf16", ","])
 def test_what_is_no_family_is_refused_with_the_ones_that_are(name: str) -> None:
     with pytest.raises(ValueError, match=r"int8_qk.*k:int8-token"):
         family(name)
@@ -40,9 +38,7 @@ def test_16_bits_are_no_quantisation() -> None:
 
 def test_a_kernel_declares_a_name_or_a_composition() -> None:
     named = declares(noise="fp8_kv")(lambda call: call.q)
-    composed = declares(noise=NoiseFamily(k=Quantised("e4m3", "tensor"), v=Quantised("e4m3", "tensor")))(
-        lambda call: call.q
-    )
+    composed = declares(noise=NoiseFamily(k=Quantised("e4m3", "tensor"), v=Quantised("e4m3", "tensor")))(lambda call: call.q)
     assert declaration(named).noise == declaration(composed).noise == "fp8_kv"
     with pytest.raises(ValueError, match="int4"):
         declares(noise="int4")

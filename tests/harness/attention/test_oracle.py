@@ -132,9 +132,7 @@ def written_out(call: AttentionCall, b: int, i: int, head: int) -> tuple[Tensor,
 def test_features_are_computed_as_their_formulas_say(feature: str, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(oracle_module, "_FEW", few)
     call = asking(call_of([(1, 9), (7, 0), (3, 4)], (4, 2), 8, torch.float64, "cpu"), **FEATURES[feature])
-    rows = [
-        [written_out(call, b, i, head) for head in range(4)] for b, new in enumerate(call.lens_q) for i in range(new)
-    ]
+    rows = [[written_out(call, b, i, head) for head in range(4)] for b, new in enumerate(call.lens_q) for i in range(new)]
     torch.testing.assert_close(oracle(call), torch.stack([torch.stack([out for out, _ in row]) for row in rows]))
     torch.testing.assert_close(log_sum_exp(call), torch.tensor([[lse for _, lse in row] for row in rows]).double())
     some = torch.tensor([0, 2, 3, 8, 10])
@@ -160,17 +158,13 @@ def test_queries_of_cross_attention_see_all_keys_however_few(few: int, monkeypat
     monkeypatch.setattr(oracle_module, "_FEW", few)
     call = call_of([(5, -3), (2, 7), (4, -3)], (4, 2), 8, torch.float64, "cpu").with_spec(mask=Mask(causal=False))
     outs = []
-    for (q0, q1), (k0, k1) in zip(
-        pairwise(call.cu_seqlens_q.tolist()), pairwise(call.cu_seqlens_k.tolist()), strict=True
-    ):
+    for (q0, q1), (k0, k1) in zip(pairwise(call.cu_seqlens_q.tolist()), pairwise(call.cu_seqlens_k.tolist()), strict=True):
         q, k, v = (t.transpose(0, 1) for t in (call.q[q0:q1], call.k[k0:k1], call.v[k0:k1]))
         outs.append(scaled_dot_product_attention(q, k, v, scale=call.scale, enable_gqa=True).transpose(0, 1))
     torch.testing.assert_close(oracle(call), torch.cat(outs))
     assert call.features == ("not_causal",)
     slopes = call.with_spec(alibi=(1.0, 0.5, 2.0, 0.1))
-    logits = call.scale * call.q[0, 2] @ call.k[:2, 1].T - 2.0 * torch.tensor(
-        [3.0, 4.0]
-    )  # from query -3 to keys 0 and 1
+    logits = call.scale * call.q[0, 2] @ call.k[:2, 1].T - 2.0 * torch.tensor([3.0, 4.0])  # from query -3 to keys 0 and 1
     assert float(log_sum_exp(slopes)[0, 2]) == pytest.approx(float(logits.logsumexp(-1)))
     more = call_of([(5, 3)], (4, 2), 8, torch.float64, "cpu").with_spec(mask=Mask(causal=False))
     assert more.features == ()  # as the contract always was

@@ -30,10 +30,7 @@ def relative_l1(out: Tensor, truth: Tensor) -> float:
 def top_left(call: AttentionCall) -> Tensor:
     """The oracle with the mask aligned top-left: query i of the new tokens sees keys 0 to i, so the last keys never count."""
     first_keys = torch.cat(
-        [
-            torch.arange(start, start + new)
-            for start, new in zip(call.cu_seqlens_k[:-1].tolist(), call.lens_q, strict=True)
-        ]
+        [torch.arange(start, start + new) for start, new in zip(call.cu_seqlens_k[:-1].tolist(), call.lens_q, strict=True)]
     )
     return oracle(replace(call, k=call.k[first_keys], v=call.v[first_keys], cu_seqlens_k=call.cu_seqlens_q))
 
@@ -96,9 +93,7 @@ def test_an_answer_does_not_depend_on_the_batch_beyond_noise() -> None:
 
 
 @pytest.mark.parametrize(
-    ("heads", "head_dim"),
-    [((2, 2), 80), ((2, 2), 96), ((3, 2), 64)],
-    ids=["head_dim 80", "head_dim 96", "3 heads on 2"],
+    ("heads", "head_dim"), [((2, 2), 80), ((2, 2), 96), ((3, 2), 64)], ids=["head_dim 80", "head_dim 96", "3 heads on 2"]
 )
 def test_unsupported_calls_are_refused(heads: tuple[int, int], head_dim: int) -> None:
     with pytest.raises(KernelRefused, match="head_dim 64 or 128"):

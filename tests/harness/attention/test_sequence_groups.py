@@ -27,9 +27,7 @@ def alone(call: AttentionCall, at: int) -> AttentionCall:
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("room", [ROOM, 2**14])
-def test_padded_sequences_get_the_answers_that_each_gets_alone(
-    causal: bool, room: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_padded_sequences_get_the_answers_that_each_gets_alone(causal: bool, room: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(oracle_module, "_FEW", 0)  # in groups, as large calls are
     monkeypatch.setattr(oracle_module, "NUMBERS_AT_ONCE", room)
     call = CALL.with_spec(mask=Mask(causal=causal))

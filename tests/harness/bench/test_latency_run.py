@@ -106,8 +106,7 @@ def test_latency_is_timed_on_request_only(folder: RunFolder, monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    ("flags", "says"),
-    [({"latency_shapes": "shot"}, "shot is not a shape"), ({"servers": "in-turn"}, "at the same time")],
+    ("flags", "says"), [({"latency_shapes": "shot"}, "shot is not a shape"), ({"servers": "in-turn"}, "at the same time")]
 )
 def test_wrong_use_is_refused_before_anything_starts(flags: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError, match=says):

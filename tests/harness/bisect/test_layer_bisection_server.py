@@ -20,9 +20,7 @@ kernel = fault("mask-top-left", layers=[1])
 """
 
 
-def test_the_seeded_layer_is_found(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_the_seeded_layer_is_found(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "seeded_in_one_layer.py").write_text(KERNELS)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])

@@ -41,9 +41,7 @@ class Server(Engine):
 
     role, backend, url, label, startup_s, launch_command = "reference", "torch_native", "", "a stand-in", None, ""
 
-    def __init__(
-        self, folder: Path, says: Says, cached_tokens: int = 40, ignores: frozenset[int] = frozenset()
-    ) -> None:
+    def __init__(self, folder: Path, says: Says, cached_tokens: int = 40, ignores: frozenset[int] = frozenset()) -> None:
         self.evidence = folder
         self.says, self.cached_tokens, self.ignores = says, cached_tokens, ignores
         self.asked: list[frozenset[int]] = []

@@ -21,10 +21,7 @@ from assay.harness.bisect.layer_task import (
 from assay.harness.evidence.records import Item
 from assay.harness.stats.binomial import mcnemar_of_loss
 
-ITEMS = [
-    Item(suite="accuracy", id=f"q{n}", prompt="p", prompt_hash=prompt_hash("p"), expected="ABCD"[n % 4])
-    for n in range(16)
-]
+ITEMS = [Item(suite="accuracy", id=f"q{n}", prompt="p", prompt_hash=prompt_hash("p"), expected="ABCD"[n % 4]) for n in range(16)]
 RIGHT = [f"Answer: {item.expected}" for item in ITEMS]
 
 
@@ -95,11 +92,7 @@ def test_the_finding_states_layers_and_losses() -> None:
     kept = [record({0, 2}, 6), record({0, 2}, 1), record({0, 2}, 2), record({0, 2}, 0)]
     probes = [record(set(), 0), record({0, 1, 2, 3}, 27), *kept]
     restored = (RestoredLayer(1, True), RestoredLayer(3, False, (0, 2)))
-    asked = (
-        (frozenset[int](), 1, 0),
-        (frozenset(range(4)), 0, 1),
-        (frozenset({0, 2}), 3, 1),
-    )
+    asked = ((frozenset[int](), 1, 0), (frozenset(range(4)), 0, 1), (frozenset({0, 2}), 3, 1))
     search = SearchResult(outcome="found", why="", restored=restored, monotone=False, probed=asked)
     (made,) = conclude(SETUP, FLOORS, search, probes, 1.0).findings
     assert made.where == "layers 1, 3 of 0-3"

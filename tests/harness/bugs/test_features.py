@@ -30,8 +30,7 @@ def declaring(kernel: Kernel) -> Kernel:
 
 def stored(call: AttentionCall, scales: tuple[torch.Tensor, torch.Tensor]) -> AttentionCall:
     k, v = (
-        (tensor / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
-        for tensor, scale in zip((call.k, call.v), scales, strict=True)
+        (tensor / scale).clamp(-448, 448).to(torch.float8_e4m3fn) for tensor, scale in zip((call.k, call.v), scales, strict=True)
     )
     return replace(
         call, k=k.float() * scales[0], v=v.float() * scales[1], stored_k=k, stored_v=v, k_scale=scales[0], v_scale=scales[1]
@@ -71,12 +70,7 @@ def asking(kind: str, call: AttentionCall) -> list[AttentionCall]:
             of_token = torch.arange(1, tokens * heads + 1).view(tokens, heads, 1) / 64
             of_block = of_token[:: heads * 8].repeat_interleave(16, 0)[:tokens] if tokens > 16 else of_token
             of_dims = of_head * torch.tensor([1.0, 3.0]).repeat_interleave(16)
-            each = [
-                (of_head, 4 * of_head),
-                (of_token, of_token.flip(0)),
-                (of_block, of_block / 4),
-                (of_dims, of_dims / 2),
-            ]
+            each = [(of_head, 4 * of_head), (of_token, of_token.flip(0)), (of_block, of_block / 4), (of_dims, of_dims / 2)]
             q, of_query = call.q.to(torch.float8_e4m3fn), torch.linspace(0.5, 1.5, len(call.q))[:, None, None]
             given = replace(call, q=q.float() * of_query, stored_q=q, q_scale=of_query)
             return [*(stored(call, scales) for scales in each), given, stored(given, each[0])]
@@ -130,10 +124,7 @@ def test_a_bug_of_rows_and_strides_is_caught_and_named(bug: Bug) -> None:
 
 def test_values_that_were_stored_at_the_scale_1_and_clipped_are_named() -> None:
     """vLLM's pull request 54705: a cache in FP8 at unity scale."""
-    clipped = [
-        stored(replace(call, v=300 * call.v), (torch.ones(1, 1, 1), torch.full((1, 1, 1), 4.0)))
-        for call in in_parts(64)
-    ]
+    clipped = [stored(replace(call, v=300 * call.v), (torch.ones(1, 1, 1), torch.full((1, 1, 1), 4.0))) for call in in_parts(64)]
     [finding] = diagnose(run_and_repeat(declaring(fault("values-saturate-fp8-e4m3")), clipped))
     assert finding.id == "values-saturate-fp8-e4m3"
     assert "https://github.com/vllm-project/vllm/pull/54705" in public_reports(finding.id)

@@ -32,9 +32,7 @@ def test_an_output_that_is_not_finite_is_hidden_by_nothing(calls: list[WideCall]
     assert largest_effect(scaled(math.nan), calls, "int8_qk") == math.inf
 
 
-def test_rounding_hides_nothing_and_neither_does_a_fault_have_an_effect_where_it_does_not_show(
-    calls: list[WideCall],
-) -> None:
+def test_rounding_hides_nothing_and_neither_does_a_fault_have_an_effect_where_it_does_not_show(calls: list[WideCall]) -> None:
     assert largest_effect(scaled(1.01), calls, "") is None
     assert largest_effect(scaled(1.01, Where(layers=(7,))), calls, "int8_qk") is None
 

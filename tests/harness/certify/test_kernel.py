@@ -35,12 +35,7 @@ def test_a_kernel_computes_each_call_once_for_all_faults() -> None:
         seeded(CATALOGUE[id], kernel)(call.clone())
     assert computed == [0]
     assert torch.equal(kernel(call), torch_sdpa(call))
-    for other in (
-        a_call(seed=1),
-        call.with_spec(layer=1),
-        call.with_spec(scale=1.0),
-        call.with_spec(mask=Mask(causal=False)),
-    ):
+    for other in (a_call(seed=1), call.with_spec(layer=1), call.with_spec(scale=1.0), call.with_spec(mask=Mask(causal=False))):
         before = len(computed)
         assert torch.equal(kernel(other), torch_sdpa(other))
         assert len(computed) == before + 1, "another call"
@@ -81,11 +76,7 @@ def test_a_kernel_is_found_by_its_path_and_bound_to_its_code(tmp_path: Path, mon
     file.write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     found = certified_kernel("certified_mine:forward")
-    assert (found.name, found.backend, found.declared.noise) == (
-        "certified_mine:forward",
-        "certified_mine:forward",
-        "fp8_kv",
-    )
+    assert (found.name, found.backend, found.declared.noise) == ("certified_mine:forward", "certified_mine:forward", "fp8_kv")
     file.write_text(text + "\n")
     monkeypatch.delitem(sys.modules, "certified_mine")
     assert certified_kernel("certified_mine:forward").code != found.code

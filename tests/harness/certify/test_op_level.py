@@ -84,9 +84,7 @@ def test_equivalent_faults_change_nothing_and_are_not_flagged(fault: SeededFault
 
 @pytest.mark.slow
 def test_a_footprint_is_where_the_fault_was_put() -> None:
-    zero = SeededFault(
-        "zero", "zero", "", lambda call, out: out * 0, where=Where(layers=(2,), heads=(1,), phase="decode")
-    )
+    zero = SeededFault("zero", "zero", "", lambda call, out: out * 0, where=Where(layers=(2,), heads=(1,), phase="decode"))
     shown = footprint(zero, ALL.wide)
     assert (shown.layers, shown.heads, shown.phases) == ((2,), (1,), ("decode",))
     assert {number for number, _ in shown.sequences} == set(shown.calls)
@@ -200,16 +198,11 @@ def test_bounds_that_are_far_too_wide_are_not_taken_for_noise(monkeypatch: pytes
     monkeypatch.setattr(CallNoise, "_bounds", lambda self, ensemble: 1e9 * right(self, ensemble))
     monkeypatch.setattr("assay.harness.localize.diagnose.scaled", lambda results: None)
     made = run(tmp_path, op_tasks(FP4, ["mask-top-left", "scores-in-bf16"]), level=FP4)
-    assert [(one.id, one.hidden) for one in made.having("missed")] == [
-        ("mask-top-left", False),
-        ("scores-in-bf16", True),
-    ]
+    assert [(one.id, one.hidden) for one in made.having("missed")] == [("mask-top-left", False), ("scores-in-bf16", True)]
     assert made.exit_code == ExitCode.REGRESSION
 
 
-def test_a_check_with_bounds_that_are_far_too_wide_fails_the_certificate(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_check_with_bounds_that_are_far_too_wide_fails_the_certificate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ids = ["mask-top-left", "gain-0.1-percent", "identity"]
     assert run(tmp_path / "right", op_tasks(FewerCases(), ids)).exit_code == ExitCode.PASS
     right = CallNoise._bounds
@@ -310,10 +303,6 @@ def test_results_of_another_envelope_are_not_taken(tmp_path: Path) -> None:
     run(tmp_path, [a_task(caught)])
     other = op_envelope(FEW).model_copy(update={"source": "another"})
     made = certify(
-        [a_task(lambda: caught().model_copy(update={"seconds": 2.0}))],
-        other,
-        tmp_path,
-        ProgressDisplay(Console(quiet=True)),
-        60,
+        [a_task(lambda: caught().model_copy(update={"seconds": 2.0}))], other, tmp_path, ProgressDisplay(Console(quiet=True)), 60
     )
     assert [one.seconds for one in made.examined] == [2.0]

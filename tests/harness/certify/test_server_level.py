@@ -29,9 +29,7 @@ def recorded() -> list[AttentionCall]:
         for lens in ([(40, 0)], [(30, 54)], [(29, 54), (33, 54), (21, 0)]):
             made.append(call_of(lens, (4, 2), 64, torch.float32, "cpu", seed=layer).with_spec(layer=layer))
         for lens in ([(1, 80)], [(1, 80), (1, 91), (1, 20)]):
-            made.append(
-                call_of(lens, (4, 2), 64, torch.float32, "cpu", seed=9 + layer).with_spec(layer=layer, phase="decode")
-            )
+            made.append(call_of(lens, (4, 2), 64, torch.float32, "cpu", seed=9 + layer).with_spec(layer=layer, phase="decode"))
     return made
 
 
@@ -47,9 +45,7 @@ def recorded() -> list[AttentionCall]:
         ("sliding-window-2048", False),
     ],
 )
-def test_a_fault_is_named_on_the_calls_that_the_run_recorded(
-    recorded: list[AttentionCall], id: str, named: bool | None
-) -> None:
+def test_a_fault_is_named_on_the_calls_that_the_run_recorded(recorded: list[AttentionCall], id: str, named: bool | None) -> None:
     assert is_named(CATALOGUE[id], findings_of(CATALOGUE[id], CertifiedKernel(), recorded)) is named
 
 
@@ -71,10 +67,7 @@ def test_a_fault_that_is_missed_is_measured_on_recorded_calls(recorded: list[Att
 
 def test_the_run_of_a_certificate_has_the_kernel_as_its_candidate() -> None:
     assert certified_spec("cpu", "tiny", CertifiedKernel()).candidate.backend == TORCH_SDPA
-    assert (
-        certified_spec("cpu", "tiny", CertifiedKernel(honest("int8_qk", 1), "mine:int8")).candidate.backend
-        == "mine:int8"
-    )
+    assert certified_spec("cpu", "tiny", CertifiedKernel(honest("int8_qk", 1), "mine:int8")).candidate.backend == "mine:int8"
 
 
 def test_a_run_records_the_noise_family_under_the_name_that_the_certificate_has(tmp_path: Path) -> None:

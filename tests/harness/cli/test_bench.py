@@ -50,8 +50,6 @@ def test_the_command_that_a_bench_cites_repeats_it(
 
 def test_the_command_that_repeats_a_timing_of_kernels_names_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        sys,
-        "argv",
-        ["assay", "bench", "kernel", "PACK", "--out", "a b", "--candidate", "x:y", "--out=c", "--seconds", "5"],
+        sys, "argv", ["assay", "bench", "kernel", "PACK", "--out", "a b", "--candidate", "x:y", "--out=c", "--seconds", "5"]
     )
     assert as_given() == "assay bench kernel PACK --candidate x:y --seconds 5"

@@ -51,9 +51,7 @@ def test_one_case_can_be_run_again(call: Callable[..., int], capsys: pytest.Capt
     assert "checked_kernels:wrong applies a top-left causal mask; wrong on 1 of 1 calls" in out
     assert "new+prefix 41+1" in out
     *_, last = out.splitlines()
-    assert last.startswith(
-        "REGRESSION (exit code 1): checked_kernels:wrong applies a top-left causal mask; wrong on 1 "
-    )
+    assert last.startswith("REGRESSION (exit code 1): checked_kernels:wrong applies a top-left causal mask; wrong on 1 ")
 
 
 @pytest.mark.slow
@@ -73,9 +71,7 @@ def test_a_wrong_kernel_is_read_and_what_was_found_before_is_said_first(
     assert said.err == ""
 
 
-def test_a_page_is_written_on_request(
-    call: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_page_is_written_on_request(call: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     some = ("checked_kernels:wrong", "--case", "extend-41+1-one", "--read-out", "0")
     assert call(*some, "--html", "new/check.html") == 1
     assert "Report: new/check.html" in capsys.readouterr().out
@@ -106,18 +102,14 @@ def test_progress_is_shown_on_a_terminal_and_a_short_check_is_silent_elsewhere(
     assert "runs of the kernel" not in said.out
 
 
-def test_junit_has_one_failure_for_one_cause(
-    call: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_junit_has_one_failure_for_one_cause(call: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     some = ("checked_kernels:wrong", "--case", "extend-41+", "--dtype", "float32", "--read-out", "0")
     assert call(*some, "--junit", "junit.xml") == 1
     assert "JUnit: junit.xml" in capsys.readouterr().out
     [case] = ET.fromstring((tmp_path / "junit.xml").read_text()).iter("testcase")
     [failure] = case
     assert failure.tag == "failure"
-    assert re.match(
-        r"causal mask top-left; \d+ of \d+ calls: checked_kernels:wrong is wrong on ", failure.get("message", "")
-    )
+    assert re.match(r"causal mask top-left; \d+ of \d+ calls: checked_kernels:wrong is wrong on ", failure.get("message", ""))
     assert "reproduce: assay check checked_kernels:wrong" in (failure.text or "")
     assert call("checked_kernels:right", "--phase", "decode", "--case", "1+16-", "--junit", "right.xml") == 0
     [case] = ET.fromstring((tmp_path / "right.xml").read_text()).iter("testcase")

@@ -47,10 +47,11 @@ def command_at(words: tuple[str, ...]) -> Any:
     return command
 
 
+@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)])
 def test_help_fits_a_terminal_and_is_complete(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], step: int
 ) -> None:
-    for words, command in every().items():
+    for words, command in list(every().items())[::step]:
         text = shown(monkeypatch, capsys, *words)
         assert [line for line in text.splitlines() if len(line) > WIDTH] == [], words
         assert not re.search(r"…|\x1b|[│╭]", text), f"{words}: something was cut off, or a pipe got a box"
@@ -77,9 +78,7 @@ def test_an_option_is_required_or_optional_or_has_a_default_that_is_shown_and_it
             assert shown or param.default in (None, "", False) or param.multiple, f"{words} {param.name}"
 
 
-def test_a_command_that_refuses_urls_offers_none(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_command_that_refuses_urls_offers_none(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for command in REFUSES_URLS:
         assert "URL" not in shown(monkeypatch, capsys, *command.split())
 

@@ -26,9 +26,7 @@ def test_ingest_writes_its_reports(call: Callable[..., int], tmp_path: Path) -> 
     assert (written["schema"], written["exit_code"]) == ("assay.ingest/1", 1)
 
 
-def test_ingest_prints_json_and_nothing_else(
-    call: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_ingest_prints_json_and_nothing_else(call: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert call("ingest", "--json", "--out", str(tmp_path), str(LOG)) == 1
     assert json.loads(capsys.readouterr().out)["verdict"] == "regression"
 
@@ -45,11 +43,7 @@ def test_an_unknown_file_gives_no_verdict_and_a_missing_one_is_a_usage_error(
 
 @pytest.mark.parametrize(
     ("says", "code", "sign"),
-    [
-        ("MMLU >= 0.60", 1, "✕ refuted"),
-        ("MMLU >= 0.10", 0, "✓ confirmed"),
-        ("gsm8k >= 0.10", 3, "? undecided"),
-    ],
+    [("MMLU >= 0.60", 1, "✕ refuted"), ("MMLU >= 0.10", 0, "✓ confirmed"), ("gsm8k >= 0.10", 3, "? undecided")],
 )
 def test_verify_claim_exits_with_what_the_evidence_says(
     says: str, code: int, sign: str, call: Callable[..., int], capsys: pytest.CaptureFixture[str]

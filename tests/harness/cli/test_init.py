@@ -116,9 +116,7 @@ def test_a_kernel_that_is_not_there_writes_nothing(repository: Path, init: Calla
 def test_several_kernels_or_none_are_a_usage_error(repository: Path) -> None:
     (repository / "src" / "more").mkdir(parents=True)
     (repository / "src" / "more" / "flash.py").write_text("def forward(call: 'assay.AttentionCall'): ...\n")
-    with pytest.raises(
-        UsageError, match=r"2 kernels were found in .*: mine\.attention:forward, more\.flash:forward\."
-    ) as one:
+    with pytest.raises(UsageError, match=r"2 kernels were found in .*: mine\.attention:forward, more\.flash:forward\.") as one:
         the_kernel(repository)
     assert "assay init mine.attention:forward" in one.value.do
     (repository / "mine" / "attention.py").write_text("def broken(:\n")
@@ -140,9 +138,7 @@ def test_the_kernel_of_the_readme_is_found_and_its_workflow_installs_assay_itsel
 ) -> None:
     [source] = re.findall(r"```python\n# mine.py\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     (tmp_path / "mine.py").write_text(source)
-    (tmp_path / "helpers.py").write_text(
-        "def keys(call):\n    return call.k\n\n\ndef heads(q):\n    return q.k + q.v\n"
-    )
+    (tmp_path / "helpers.py").write_text("def keys(call):\n    return call.k\n\n\ndef heads(q):\n    return q.k + q.v\n")
     assert the_kernel(tmp_path) == "mine:forward"
     code, out, error = init(tmp_path)
     assert code == 0, error

@@ -38,14 +38,8 @@ def test_every_command_has_the_same_flags_for_its_output(name: str) -> None:
 
 
 def test_help_shows_the_defaults_of_a_run() -> None:
-    shown = {
-        option: (param.help or "").partition("[default: ")[2] for option, param in flags(load_command("run")).items()
-    }
-    assert (shown["--margin"], shown["--questions"], shown["--suites"]) == (
-        "0.02]",
-        "4096]",
-        "accuracy,greedy,logits,layers]",
-    )
+    shown = {option: (param.help or "").partition("[default: ")[2] for option, param in flags(load_command("run")).items()}
+    assert (shown["--margin"], shown["--questions"], shown["--suites"]) == ("0.02]", "4096]", "accuracy,greedy,logits,layers]")
     assert shown["--reference"] == "torch_native with --device cpu, triton with --device cuda]"
 
 

@@ -74,9 +74,7 @@ def test_a_reader_may_leave_after_the_first_line(tmp_path: Path, arguments: list
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("arguments", "code"), [(["report", "nowhere"], 2), (REGRESSION, 1), (["--version"], 0)])
 @pytest.mark.parametrize("closing", [">&-", "2>&-", ">&- 2>&-"])
-def test_streams_that_were_never_open_leave_the_exit_code(
-    tmp_path: Path, closing: str, arguments: list[str], code: int
-) -> None:
+def test_streams_that_were_never_open_leave_the_exit_code(tmp_path: Path, closing: str, arguments: list[str], code: int) -> None:
     line = ["bash", "-c", f'"$0" -m assay "$@" {closing}', sys.executable, *arguments]
     assert subprocess.run(line, cwd=tmp_path, capture_output=True, check=False).returncode == code, arguments
 
@@ -92,9 +90,7 @@ def test_what_an_encoding_lacks_is_replaced_and_the_exit_code_stays(tmp_path: Pa
 
 def test_a_terminal_of_unknown_width_is_written_to() -> None:
     environment = {**os.environ, "COLUMNS": "0"}
-    done = subprocess.run(
-        [sys.executable, "-m", "assay", "--version"], env=environment, capture_output=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-m", "assay", "--version"], env=environment, capture_output=True, check=False)
     assert (done.returncode, b"assay" in done.stdout) == (0, True)
 
 

@@ -105,9 +105,7 @@ def test_a_kernel_that_exits_with_0_does_not_pass(assay: Run, tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_a_certified_kernel_that_exits_with_0_does_not_pass(assay: Run, tmp_path: Path) -> None:
-    done = assay(
-        tmp_path, "certify", "--device", "cpu", "--candidate", "ending_kernels:exits_in_decode", "--fault", "identity"
-    )
+    done = assay(tmp_path, "certify", "--device", "cpu", "--candidate", "ending_kernels:exits_in_decode", "--fault", "identity")
     assert done.returncode == 3
     assert NO_VERDICT.format("exited with status 0") in done.stderr
 
@@ -151,10 +149,7 @@ def test_sys_exit_where_no_guard_expects_it_does_not_pass(assay: Run, tmp_path: 
 def test_a_kernel_that_exits_when_it_is_read_ends_as_in_any_other_call(assay: Run, tmp_path: Path) -> None:
     done = assay(tmp_path, "check", "ending_kernels:exits_when_it_is_read", *SOME)
     assert done.returncode == 1, "the matrix was done, and its verdict stands"
-    assert (
-        NO_VERDICT.format("exited with status 0").replace("there is no verdict", "what it had found is below")
-        in done.stderr
-    )
+    assert NO_VERDICT.format("exited with status 0").replace("there is no verdict", "what it had found is below") in done.stderr
     assert "ending_kernels:exits_when_it_is_read scales its output; wrong on" in done.stdout
     assert "asked for more, the process of the kernel exited with status 0 in layer " in done.stdout
     assert "A test that reproduces it" in done.stdout
@@ -312,9 +307,7 @@ def test_only_commands_that_run_a_kernel_are_supervised() -> None:
         ["certify", "--candidate", "k"], ["certify", "--candidate=k"],
     )  # fmt: skip
     assert all(runs_kernel(arguments) for arguments in supervised_ones)
-    assert not any(
-        runs_kernel(arguments) for arguments in ([], ["--help"], ["run"], ["bench"], ["report", "check"], ["certify"])
-    )
+    assert not any(runs_kernel(arguments) for arguments in ([], ["--help"], ["run"], ["bench"], ["report", "check"], ["certify"]))
 
 
 @pytest.mark.parametrize(

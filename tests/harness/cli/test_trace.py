@@ -35,19 +35,12 @@ def test_show(call: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_
     ],
 )
 def test_show_of_a_trace_that_is_not_in_order(
-    call: Callable[..., int],
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    edit: tuple[str, str],
-    code: int,
-    says: str,
+    call: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path, edit: tuple[str, str], code: int, says: str
 ) -> None:
     text = ENGINE.read_text()
     line = f"[engine debug] {edit[0]}\n"
     if edit[1]:
-        text = text.replace(edit[0], edit[1], 1).replace(
-            "gpu_multinomial_from_uniform_func_", "gpu_argsort_probs_func_", 1
-        )
+        text = text.replace(edit[0], edit[1], 1).replace("gpu_multinomial_from_uniform_func_", "gpu_argsort_probs_func_", 1)
     else:
         text = text.replace(line, "", 1)
     (tmp_path / "trace.txt").write_text(text)

@@ -70,9 +70,7 @@ def test_every_command_has_wrong_uses() -> None:
     assert set(COMMANDS) <= used
 
 
-@pytest.mark.parametrize(
-    ("line", "code"), [("check raises:forward", 2), ("chek mine:forward", 2), ("bisect probe", 128)]
-)
+@pytest.mark.parametrize(("line", "code"), [("check raises:forward", 2), ("chek mine:forward", 2), ("bisect probe", 128)])
 def test_the_process_exits_as_its_entry_point_says(
     python: Callable[..., subprocess.CompletedProcess[str]], folder: Path, line: str, code: int
 ) -> None:

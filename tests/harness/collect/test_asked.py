@@ -50,10 +50,7 @@ def model(tmp_path: Path) -> Callable[..., Path]:
         ({"sliding_window": 64}, {"window": "sliding_window: 64"}),
         ({"sliding_window": 64, "use_sliding_window": False}, {}),
         ({"sliding_window": 64, "layer_types": ["full_attention"] * 4}, {}),
-        (
-            {"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"]},
-            {"window": "sliding_window: 64"},
-        ),
+        ({"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"]}, {"window": "sliding_window: 64"}),
         ({"sliding_window": 10**6}, {}),
         ({"model_type": "gpt_oss"}, {"sinks": "model_type: gpt_oss"}),
         ({"attn_temperature_len": 1024}, {"temperature": "attn_temperature_len: 1024"}),
@@ -130,17 +127,13 @@ def checked(plan: Plan) -> str:
     return shown.getvalue()
 
 
-def test_a_model_of_plain_attention_is_not_measured(
-    model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_of_plain_attention_is_not_measured(model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(honours, "measure", lambda *_: pytest.fail("nothing is asked for"))
     assert checked(planned(model())) == ""
 
 
 @pytest.mark.slow
-def test_a_reference_that_ignores_what_is_asked_for_ends_a_run_and_a_candidate_is_said_to(
-    model: Callable[..., Path],
-) -> None:
+def test_a_reference_that_ignores_what_is_asked_for_ends_a_run_and_a_candidate_is_said_to(model: Callable[..., Path]) -> None:
     pytest.importorskip("sglang")
     capped = model(attn_logit_softcapping=50.0)
     with pytest.raises(UsageError) as error:
@@ -207,10 +200,7 @@ def capping(call: AttentionCall) -> Tensor:
     ("says", "missing"),
     [
         ({"attn_logit_softcapping": 50.0}, ""),
-        (
-            {"attn_logit_softcapping": 50.0, "sliding_window": 64},
-            "the window that the model asks for (sliding_window: 64)",
-        ),
+        ({"attn_logit_softcapping": 50.0, "sliding_window": 64}, "the window that the model asks for (sliding_window: 64)"),
         ({"model_type": "gpt_oss"}, "the sinks that the model asks for (model_type: gpt_oss)"),
     ],
 )

@@ -36,9 +36,7 @@ def planned(**changes: Any) -> Plan:
     return prepare(RunSpec.of(**fields | changes))
 
 
-def test_both_servers_get_what_one_backend_forces_and_it_is_found_out_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_both_servers_get_what_one_backend_forces_and_it_is_found_out_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[str]] = []
 
     def agree(launches: Mapping[Role, Launch], asked: Mapping[str, object]) -> CommonSettings:
@@ -75,8 +73,7 @@ def test_common_settings_of_another_run_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "found"),
-    [("ok", "fine; both were given it"), ("failed", "fine; both were given it; not made equal: dtype (a; b)")],
+    ("status", "found"), [("ok", "fine; both were given it"), ("failed", "fine; both were given it; not made equal: dtype (a; b)")]
 )
 def test_the_check_says_what_both_were_given(status: CheckStatus, found: str) -> None:
     check = Check(id="same-servers", title="t", status=status, found="fine")

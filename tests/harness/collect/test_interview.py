@@ -81,13 +81,7 @@ class FakeEngine(Engine):
 @pytest.fixture
 def plan() -> Plan:
     return prepare(
-        RunSpec.of(
-            reference="torch_native",
-            candidate="sage_attn",
-            questions=16,
-            greedy_prompts=3,
-            suites=("accuracy", "greedy"),
-        )
+        RunSpec.of(reference="torch_native", candidate="sage_attn", questions=16, greedy_prompts=3, suites=("accuracy", "greedy"))
     )
 
 
@@ -204,9 +198,7 @@ def test_a_run_killed_while_asking_goes_on_in_the_same_order(long_plan: Plan, tm
     for role in ROLES:
         warm = [a.item for a in answers if a.role == role and not a.repeat and place[a.item] % 8 != 7]
         assert [place[item] for item in warm] == sorted(place[item] for item in warm)
-    asked(
-        long_plan, open_folder(long_plan, tmp_path / "run"), third := [FakeEngine("reference"), FakeEngine("candidate")]
-    )
+    asked(long_plan, open_folder(long_plan, tmp_path / "run"), third := [FakeEngine("reference"), FakeEngine("candidate")])
     assert [engine.events for engine in third] == [[], []], "what has decided is not asked on"
 
 

@@ -109,18 +109,10 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ope
 
     def make(kernel: str, **spec: float) -> Opened:
         candidate = f"isolated_kernels:{kernel}"
-        asked = {
-            "reference": "torch_native",
-            "candidate": candidate,
-            "suites": ("layers",),
-            "envelope_tokens": 128,
-            **spec,
-        }
+        asked = {"reference": "torch_native", "candidate": candidate, "suites": ("layers",), "envelope_tokens": 128, **spec}
         plan = prepare(RunSpec.of(**asked))
         folder = open_folder(plan, Path("run"))
-        source = Source(
-            engine="e", model="m", model_hash="", reference="torch_native", candidate=candidate, run=folder.nonce
-        )
+        source = Source(engine="e", model="m", model_hash="", reference="torch_native", candidate=candidate, run=folder.nonce)
         writer = PackWriter(folder.server_folder("reference") / PACK_FOLDER, source, 10**7)
         for new, prefix in ((3, 0), (4, 20)):
             call = call_of([(new, prefix)], (2, 1), 8, torch.float32, "cpu").with_spec(layer=RECORDED)
@@ -187,14 +179,9 @@ class ServersStartError(Exception):
 @pytest.mark.parametrize(
     ("kernel", "says"),
     [
-        (
-            "decode_raises",
-            "the kernel raised ValueError: no decode today (isolated_kernels.py, line 14, in decode_raises)",
-        ),
+        ("decode_raises", "the kernel raised ValueError: no decode today (isolated_kernels.py, line 14, in decode_raises)"),
         pytest.param(
-            "exits",
-            "the kernel ended its process, which exited with status 0, in a call (layer 0 extend, ",
-            marks=pytest.mark.slow,
+            "exits", "the kernel ended its process, which exited with status 0, in a call (layer 0 extend, ", marks=pytest.mark.slow
         ),
         pytest.param(
             "starts_processes",
@@ -231,9 +218,7 @@ def test_a_module_that_starts_too_many_processes_when_it_is_imported_is_said_to(
     opened: Callable[..., Opened], tmp_path: Path
 ) -> None:
     plan, folder = opened("right")
-    code = (
-        'import os, time\nfor _ in range(300): os.posix_spawn("/bin/sleep", ["sleep", "600.5"], {})\ntime.sleep(600)\n'
-    )
+    code = 'import os, time\nfor _ in range(300): os.posix_spawn("/bin/sleep", ["sleep", "600.5"], {})\ntime.sleep(600)\n'
     (tmp_path / "isolated_kernels.py").write_text(code)
     with pytest.raises(EngineError, match=r"256 processes at a time, outside of a call\."):
         try_kernel(plan, folder)
@@ -290,12 +275,7 @@ def test_a_wrong_kernel_is_read_once_for_both_results(opened: Callable[..., Open
         assert finding.id == OUTPUT_NOT_WRITTEN
         assert finding.operator == cause.findings[0].operator != ""
         assert finding.picture is not None
-    took = [
-        line
-        for one in (cause, matrix)
-        for line in one.findings[0].evidence
-        if line.startswith("read off the kernel in ")
-    ]
+    took = [line for one in (cause, matrix) for line in one.findings[0].evidence if line.startswith("read off the kernel in ")]
     assert len(took) == 2
     assert took[0] == took[1], "the seconds are the same"
     assert_nothing_left(folder)
@@ -310,9 +290,7 @@ def test_a_wrong_kernel_is_read_once_for_both_results(opened: Callable[..., Open
         ("exits_when_it_is_read", "the kernel ended its process, which exited with status 0, in a call (layer "),
     ],
 )
-def test_a_kernel_that_does_not_survive_being_read_keeps_its_findings(
-    opened: Callable[..., Opened], kernel: str, why: str
-) -> None:
+def test_a_kernel_that_does_not_survive_being_read_keeps_its_findings(opened: Callable[..., Opened], kernel: str, why: str) -> None:
     plan, folder = opened(kernel, request_timeout=2)
     examine_kernel(plan, folder, quiet())
     cause, matrix = results(folder)

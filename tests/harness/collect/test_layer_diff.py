@@ -95,9 +95,7 @@ def plan() -> Plan:
     return Plan(spec, Path(), items, Backend.parse(spec.reference.backend), Backend.parse(spec.candidate.backend))
 
 
-def layers_compared(
-    server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch, found: list[Finding] | UsageError
-) -> str:
+def layers_compared(server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch, found: list[Finding] | UsageError) -> str:
     """Compare layers, with these early findings; what the display showed."""
 
     def name(*_: object, **__: object) -> list[Finding]:
@@ -128,9 +126,7 @@ def test_the_early_diagnosis_follows_one_question_without_and_one_with_the_cache
     assert 0 <= done.first_finding_s <= done.seconds
 
 
-def test_every_question_finds_the_cache_state_it_is_for(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_question_finds_the_cache_state_it_is_for(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     layers_compared(server, tmp_path, monkeypatch, [])
     cached = {question.prompt: question.header_cached for question in server.in_shadow()}
     assert cached == {prompt: number >= COLD_QUESTIONS for number, prompt in enumerate(PROMPTS)}

@@ -74,10 +74,7 @@ class Model:
                 (None, ids[start], None),
                 *((row[i], i, None) for row, i in zip(rows, ids[start + 1 :], strict=True)),
             ],
-            "input_top_logprobs": [
-                None,
-                *([(r[i], i, None) for i in top] for r, top in zip(rows, listed, strict=True)),
-            ],
+            "input_top_logprobs": [None, *([(r[i], i, None) for i in top] for r, top in zip(rows, listed, strict=True))],
             "input_token_ids_logprobs": asked and [None, *([(row[i], i, None) for i in asked] for row in rows)],
         }
         return {"meta_info": meta}
@@ -133,9 +130,7 @@ def test_both_roles_are_scored_on_the_same_ids_cold_and_then_cached(tmp_path: Pa
     assert candidate.calls == once * 3
     assert reference.calls == ["/v1/chat/completions"] * 3 + once * 5
     assert candidate.scored == reference.scored[:6]
-    assert reference.scored[6:] == [*reference.scored[4:6], *reference.scored[:2]], (
-        "every second one again, for the floor"
-    )
+    assert reference.scored[6:] == [*reference.scored[4:6], *reference.scored[:2]], "every second one again, for the floor"
     assert [s.cached for s in read_logits(logits_path(tmp_path, "candidate", 0)).header.sequences] == [
         {"cold": 0, "cached": start} for start in (40 - 1 - PROMPT_TAIL, 16, 60 - 1 - PROMPT_TAIL)
     ]

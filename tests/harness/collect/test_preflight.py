@@ -23,9 +23,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_gpu")
-@pytest.mark.parametrize(
-    ("built", "says"), [(None, "built without CUDA"), ("12.8", "built for CUDA 12.8 and sees none")]
-)
+@pytest.mark.parametrize(("built", "says"), [(None, "built without CUDA"), ("12.8", "built for CUDA 12.8 and sees none")])
 def test_cuda_without_a_gpu_is_a_usage_error(monkeypatch: pytest.MonkeyPatch, built: str | None, says: str) -> None:
     monkeypatch.setattr(torch.version, "cuda", built)
     with pytest.raises(UsageError, match=says) as caught:
@@ -42,9 +40,7 @@ def test_a_backend_that_needs_a_gpu_is_refused_on_the_cpu(name: str) -> None:
 @pytest.mark.usefixtures("no_gpu")
 def test_servers_that_run_elsewhere_need_no_gpu_here() -> None:
     there = "http://127.0.0.1:9"
-    prepare(
-        make_spec({"device": "cuda", "reference": there, "candidate": there, "questions": 8, "suites": ("accuracy",)})
-    )
+    prepare(make_spec({"device": "cuda", "reference": there, "candidate": there, "questions": 8, "suites": ("accuracy",)}))
 
 
 def test_a_model_that_does_not_fit_is_refused_by_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,9 +63,7 @@ def test_what_helps_follows_from_how_much_is_missing(device: str, weights: int, 
     assert do in caught.value.do
 
 
-@pytest.mark.parametrize(
-    "flag", ["--tp-size=4", "--quantization=fp8", "--load-format=dummy", "--mem-fraction-static=0.85"]
-)
+@pytest.mark.parametrize("flag", ["--tp-size=4", "--quantization=fp8", "--load-format=dummy", "--mem-fraction-static=0.85"])
 def test_flags_that_change_how_much_is_needed_count(flag: str) -> None:
     check_memory("cuda", SIDE.model_copy(update={"flags": (flag,)}), 60 * GIB, 79 * GIB)
 

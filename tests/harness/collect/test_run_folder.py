@@ -50,9 +50,7 @@ def test_a_run_of_a_kernel_that_changed_is_not_resumed(kernel: Path, tmp_path: P
         ("hardware", "another machine", "the hardware changed"),
     ],
 )
-def test_a_run_of_anything_else_is_not_resumed(
-    kernel: Path, tmp_path: Path, field: str, value: object, words: str
-) -> None:
+def test_a_run_of_anything_else_is_not_resumed(kernel: Path, tmp_path: Path, field: str, value: object, words: str) -> None:
     folder = opened(tmp_path / "run")
     other = folder.manifest().model_copy(update={field: value})
     (folder.path / "manifest.json").write_text(other.model_dump_json())
@@ -60,19 +58,13 @@ def test_a_run_of_anything_else_is_not_resumed(
         opened(tmp_path / "run")
 
 
-def test_the_commands_of_a_run_hold_no_path_of_its_host(
-    kernel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_commands_of_a_run_hold_no_path_of_its_host(kernel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     model = Path(shutil.copytree(TINY_MODEL, tmp_path / "models" / "m"))
     (tmp_path / "repo").mkdir()
     monkeypatch.chdir(tmp_path / "repo")
     spec = RunSpec.of(
-        reference="torch_native",
-        candidate="changing_kernel:forward",
-        model=str(model),
-        questions=4,
-        suites=("accuracy",),
+        reference="torch_native", candidate="changing_kernel:forward", model=str(model), questions=4, suites=("accuracy",)
     )
     below = open_folder(prepare(spec), tmp_path / "repo" / "runs" / "1")
     beside = open_folder(prepare(spec), tmp_path / "elsewhere")
@@ -81,10 +73,6 @@ def test_the_commands_of_a_run_hold_no_path_of_its_host(
     assert resuming(beside).endswith(" --out='~/elsewhere'")
     assert str(tmp_path) not in resuming(below) + resuming(beside)
     repeated = RunSpec.of(
-        reference="torch_native",
-        candidate="changing_kernel:forward",
-        model="~/models/m",
-        questions=4,
-        suites=("accuracy",),
+        reference="torch_native", candidate="changing_kernel:forward", model="~/models/m", questions=4, suites=("accuracy",)
     )
     assert prepare(repeated).model == model, "assay expands what it writes"

@@ -73,9 +73,7 @@ def server(plan: Plan, folder: RunFolder, sensitive: bool = True) -> Server:
     return Server(folder.server_folder("candidate"), right, sensitive)
 
 
-def test_questions_are_asked_under_the_fault_until_it_is_seen(
-    plan: Plan, folder: RunFolder, display: ProgressDisplay
-) -> None:
+def test_questions_are_asked_under_the_fault_until_it_is_seen(plan: Plan, folder: RunFolder, display: ProgressDisplay) -> None:
     assert is_open(plan, folder, "candidate")
     asked = server(plan, folder)
     measure_sensitivity(cast(Engine, asked), plan, folder, display)
@@ -87,9 +85,7 @@ def test_questions_are_asked_under_the_fault_until_it_is_seen(
     assert not any(answer.role == "candidate" for answer in folder.answers()), "no verdict reads what a fault answered"
 
 
-def test_a_workload_that_does_not_see_it_is_asked_all_questions(
-    plan: Plan, folder: RunFolder, display: ProgressDisplay
-) -> None:
+def test_a_workload_that_does_not_see_it_is_asked_all_questions(plan: Plan, folder: RunFolder, display: ProgressDisplay) -> None:
     asked = server(plan, folder, sensitive=False)
     measure_sensitivity(cast(Engine, asked), plan, folder, display)
     assert len(asked.seen) == QUESTIONS
@@ -105,10 +101,7 @@ def test_afterwards_the_fault_is_off_and_the_cache_empty(plan: Plan, folder: Run
 
 def test_a_server_that_fails_under_the_fault_is_not_left_with_it(plan: Plan, folder: RunFolder) -> None:
     asked = server(plan, folder)
-    with (
-        pytest.raises(EngineError),
-        switched_on(cast(Engine, asked), asked.place, Control(fault="mask-top-left")),
-    ):
+    with pytest.raises(EngineError), switched_on(cast(Engine, asked), asked.place, Control(fault="mask-top-left")):
         raise EngineError("it died", "a running server", "read its log")
     assert read_setting(asked.place).control == Control()
 

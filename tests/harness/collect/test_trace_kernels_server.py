@@ -65,9 +65,7 @@ def test_decode_is_traced_too(traced: tuple[Plan, RunFolder]) -> None:
         assert "aten::scaled_dot_product_attention" in names(folder, role, "decode", True)
 
 
-def test_a_kernel_that_declares_int8_and_answers_with_pytorchs_attention_is_caught(
-    traced: tuple[Plan, RunFolder],
-) -> None:
+def test_a_kernel_that_declares_int8_and_answers_with_pytorchs_attention_is_caught(traced: tuple[Plan, RunFolder]) -> None:
     _, folder = traced
     servers = {server.role: server for server in folder.progress().servers}
     traces = {role: list(KERNEL_TRACES.read_each(folder.server_folder(role), folder.nonce).values()) for role in ROLES}

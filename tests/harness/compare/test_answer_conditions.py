@@ -52,9 +52,7 @@ def test_rows_count_by_the_candidates_own_condition_in_order() -> None:
     ]
     rows = by_condition(pairs)
     prefix = [row for row in rows if row.by == "cached-prefix"]
-    assert [
-        (r.bucket, r.items, r.reference_right, r.candidate_right, r.candidate_unparsed, r.lost) for r in prefix
-    ] == [
+    assert [(r.bucket, r.items, r.reference_right, r.candidate_right, r.candidate_unparsed, r.lost) for r in prefix] == [
         ("1", 2, 1, 2, 0, 0),
         (">= 16", 2, 1, 0, 2, 1),
         ("unknown", 1, 1, 1, 0, 0),
@@ -64,9 +62,7 @@ def test_rows_count_by_the_candidates_own_condition_in_order() -> None:
     assert [(r.bucket, r.items) for r in rows if r.by == "group"] == [("other", 1), ("stem", 4)]
 
 
-@given(
-    st.lists(st.tuples(st.booleans(), st.booleans(), st.none() | st.integers(0, 30), st.none() | st.integers(1, 40)))
-)
+@given(st.lists(st.tuples(st.booleans(), st.booleans(), st.none() | st.integers(0, 30), st.none() | st.integers(1, 40))))
 def test_every_split_holds_every_pair_once(answers: list[tuple[bool, bool, int | None, int | None]]) -> None:
     pairs = [make_pair(a, b, cached, batch=batch) for a, b, cached, batch in answers]
     rows = by_condition(pairs)

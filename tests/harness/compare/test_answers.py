@@ -45,10 +45,7 @@ def both(name: str, reference: str | None, candidate: str | None) -> list[Answer
 def test_answers_are_joined_by_item_in_the_order_of_the_items() -> None:
     answers = [*both("b", "A", "B"), *both("a", "C", "D")]
     pairing = pair([item("a"), item("b")], answers[::-1])
-    assert [(p.item.id, p.reference.parsed, p.candidate.parsed) for p in pairing.pairs] == [
-        ("a", "C", "D"),
-        ("b", "A", "B"),
-    ]
+    assert [(p.item.id, p.reference.parsed, p.candidate.parsed) for p in pairing.pairs] == [("a", "C", "D"), ("b", "A", "B")]
     assert pairing.mismatched == ()
 
 
@@ -72,11 +69,7 @@ def test_both_roles_asked_something_else_than_the_item_is_no_pair() -> None:
 
 
 def test_repeats_and_other_suites_are_left_out() -> None:
-    answers = [
-        *both("a", "A", "A"),
-        answer("reference", "a", "B", repeat=1),
-        answer("candidate", "a", "C", suite="greedy"),
-    ]
+    answers = [*both("a", "A", "A"), answer("reference", "a", "B", repeat=1), answer("candidate", "a", "C", suite="greedy")]
     pairing = pair([item("a"), item("g", suite="greedy")], answers)
     assert [(p.reference.parsed, p.candidate.parsed) for p in pairing.pairs] == [("A", "A")]
     assert pairing.mismatched == ()

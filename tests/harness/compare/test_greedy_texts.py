@@ -163,15 +163,11 @@ def test_what_follows_a_divergence_is_not_in_the_floor_but_its_swing_is() -> Non
 
 
 def test_an_unmeasurable_gap_does_not_raise_the_floor() -> None:
-    assert floor_between((token("a", -0.1), token("x", y2=-1.0)), (token("a", -0.12), token("y"))) == pytest.approx(
-        0.02
-    )
+    assert floor_between((token("a", -0.1), token("x", y2=-1.0)), (token("a", -0.12), token("y"))) == pytest.approx(0.02)
     assert floor_between(tokens("ab"), tokens("a")) == 0.0
 
 
-SEQUENCES = st.lists(
-    st.builds(token, st.sampled_from("ab"), st.floats(-3, 0), a=st.floats(-3, 0), b=st.floats(-3, 0)), max_size=6
-)
+SEQUENCES = st.lists(st.builds(token, st.sampled_from("ab"), st.floats(-3, 0), a=st.floats(-3, 0), b=st.floats(-3, 0)), max_size=6)
 
 
 @given(SEQUENCES, SEQUENCES)

@@ -89,9 +89,7 @@ def test_the_clustered_error_is_the_formula_of_the_paper() -> None:
     assert clustered_stderr(values, clusters) == pytest.approx(expected, rel=1e-9)
     fit = OLS(values, np.ones(len(values))).fit(cov_type="cluster", cov_kwds={"groups": clusters})
     assert clustered_stderr(values, clusters) == pytest.approx(float(fit.bse[0]), rel=1e-9)
-    assert expected > 2 * values.std(ddof=1) / math.sqrt(
-        len(values)
-    )  # what treating positions as independent would say
+    assert expected > 2 * values.std(ddof=1) / math.sqrt(len(values))  # what treating positions as independent would say
 
 
 def test_the_clustered_error_is_what_drawing_sequences_again_gives() -> None:
@@ -118,29 +116,23 @@ def test_the_interval_counts_what_the_clusters_leave_independent() -> None:
     assert share_interval(spread, clusters, ALPHA) == pytest.approx(proportion_confint(140, 200, method="wilson"))
     halves = share_interval(np.tile([True, False], 100), np.repeat(np.arange(100), 2), ALPHA)  # an error of exactly 0
     assert halves == pytest.approx(proportion_confint(100, 200, method="wilson"))
-    assert share_interval(np.ones(200), clusters, ALPHA) == pytest.approx(
-        (proportion_confint(20, 20, method="wilson")[0], 1.0)
-    )
+    assert share_interval(np.ones(200), clusters, ALPHA) == pytest.approx((proportion_confint(20, 20, method="wilson")[0], 1.0))
 
 
 def test_the_interval_has_the_error_rate_that_is_asked_for() -> None:
     strict, loose = (
-        compare_roles(scored("reference", {}), scored("candidate", {3: -9.0}), alpha=alpha).rows[0]
-        for alpha in (0.01, 0.2)
+        compare_roles(scored("reference", {}), scored("candidate", {3: -9.0}), alpha=alpha).rows[0] for alpha in (0.01, 0.2)
     )
     assert strict.same_top_low is not None
     assert loose.same_top_low is not None
     assert strict.same_top_low < loose.same_top_low
 
 
-def scored(
-    role: Role, changes: dict[int, float], repeat: int = 0, cached: dict[CacheState, int] | None = None
-) -> Logits:
+def scored(role: Role, changes: dict[int, float], repeat: int = 0, cached: dict[CacheState, int] | None = None) -> Logits:
     """Three sequences with one distribution everywhere; at the positions of `changes` the first token's logit is shifted."""
     said: dict[CacheState, int] = {"cold": 0, "cached": START, **(cached or {})}
     sequences = [
-        ScoredSequence(item=f"greedy-{i:03d}", prompt_tokens=PROMPT, length=LENGTH, start=START, cached=said)
-        for i in range(3)
+        ScoredSequence(item=f"greedy-{i:03d}", prompt_tokens=PROMPT, length=LENGTH, start=START, cached=said) for i in range(3)
     ]
     n = 3 * POSITIONS
     values = np.tile(np.linspace(3, -3, VOCABULARY), (n, 1))
@@ -204,9 +196,7 @@ def with_nan(logits: Logits, where: slice) -> Logits:
 
 def test_what_is_not_finite_is_counted_and_in_no_mean() -> None:
     reference, candidate = scored("reference", {}), scored("candidate", {0: 1.0, 30: 0.5})
-    clean, broken = (
-        compare_roles(reference, c, alpha=ALPHA).rows for c in (candidate, with_nan(candidate, slice(0, 5)))
-    )
+    clean, broken = (compare_roles(reference, c, alpha=ALPHA).rows for c in (candidate, with_nan(candidate, slice(0, 5))))
     assert broken[0].nonfinite == 5
     assert broken[0].positions == clean[0].positions
     assert broken[0].mean_kl is not None
@@ -263,6 +253,4 @@ def test_scorings_of_other_tokens_are_refused() -> None:
     positions = candidate.by_condition["cold"]
     followed = replace(positions, top_ids=positions.top_ids + 1)
     with pytest.raises(EvidenceError, match="other tokens"):
-        compare_roles(
-            scored("reference", {}), replace(candidate, by_condition=dict.fromkeys(CACHE_STATES, followed)), alpha=ALPHA
-        )
+        compare_roles(scored("reference", {}), replace(candidate, by_condition=dict.fromkeys(CACHE_STATES, followed)), alpha=ALPHA)

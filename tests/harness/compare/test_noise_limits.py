@@ -7,15 +7,7 @@ import math
 import pytest
 
 from assay.harness.attention.noise import FAMILIES
-from assay.harness.compare.noise_limits import (
-    EXACT_KL,
-    EXACT_SWING,
-    MAX_SWING,
-    change_limit,
-    kl_limit,
-    relative_error,
-    swing_limit,
-)
+from assay.harness.compare.noise_limits import EXACT_KL, EXACT_SWING, MAX_SWING, change_limit, kl_limit, relative_error, swing_limit
 
 
 def test_a_kernel_that_declares_nothing_gets_what_rounding_explains() -> None:

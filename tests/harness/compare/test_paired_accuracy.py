@@ -67,9 +67,7 @@ def test_questions_about_one_passage_are_one_value() -> None:
     read = prefix("=---+=", {1: "a", 2: "a", 3: "b", 4: "b"})
     assert read.losses.tolist() == [0, 1, 0, 0]
     assert read.reference.tolist() == [1, 1, 0.5, 1]
-    assert prefix("=- -+=", {1: "a", 2: "a"}).losses.tolist() == [0], (
-        "a passage counts when all its questions are answered"
-    )
+    assert prefix("=- -+=", {1: "a", 2: "a"}).losses.tolist() == [0], "a passage counts when all its questions are answered"
 
 
 def test_twenty_lost_questions_about_one_passage_are_not_twenty_losses() -> None:
@@ -131,8 +129,7 @@ def test_one_more_loss_never_makes_a_regression_of_less(outcomes: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("known", "cold"),
-    [("", ()), ("=" * 40, ()), ("=" * 20 + "-", ()), ("+" * 3, ()), ("", (7, 15, 23)), ("-" * 60, ())],
+    ("known", "cold"), [("", ()), ("=" * 40, ()), ("=" * 20 + "-", ()), ("+" * 3, ()), ("", (7, 15, 23)), ("-" * 60, ())]
 )
 def test_a_pass_comes_no_sooner_than_it_would_without_further_losses(known: str, cold: tuple[int, ...]) -> None:
     items = items_of(600, cold=cold)

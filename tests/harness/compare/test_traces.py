@@ -96,9 +96,7 @@ def test_without_a_matching_row_nothing_is_known() -> None:
     assert all(math.isnan(error) for errors in found.values() for error in errors)
 
 
-@pytest.mark.parametrize(
-    ("own", "inherited"), [(0.1, 0.4), (0.5, 0.0), (0.7, 0.0), (math.nan, math.nan), (math.inf, 0.0)]
-)
+@pytest.mark.parametrize(("own", "inherited"), [(0.1, 0.4), (0.5, 0.0), (0.7, 0.0), (math.nan, math.nan), (math.inf, 0.0)])
 def test_what_is_not_its_own_is_inherited(own: float, inherited: float) -> None:
     reference = trace([1, 2, 3])
     found = free_running_errors([(reference, changed(reference, 0, reference.outputs[0] * 1.5))], np.array([own]))

@@ -152,15 +152,7 @@ def _every_client_meets_the_same_servers(request: pytest.FixtureRequest, monkeyp
 
 
 def make_client(mock: MockServer, timeout_s: float = 10.0, check: Callable[[], None] = never_dead) -> Client:
-    return KIND(
-        mock.url,
-        "the mock server",
-        "EMPTY",
-        timeout_s,
-        proxies=False,
-        check=check,
-        log_tail=lambda: "Its log ends: oops",
-    )
+    return KIND(mock.url, "the mock server", "EMPTY", timeout_s, proxies=False, check=check, log_tail=lambda: "Its log ends: oops")
 
 
 def ask(client: Client, count: int = 1, concurrency: int = 1, top_logprobs: int = 0) -> dict[int, Reply]:
@@ -317,10 +309,7 @@ def test_an_http_400_is_not_retried(mock: MockServer) -> None:
 
 @pytest.mark.parametrize(
     ("behaviour", "cause"),
-    [
-        (close, "(ServerDisconnectedError|.*: Server disconnected)"),
-        (stop_midway, "(ClientPayloadError|.*: peer closed)"),
-    ],
+    [(close, "(ServerDisconnectedError|.*: Server disconnected)"), (stop_midway, "(ClientPayloadError|.*: peer closed)")],
 )
 @pytest.mark.usefixtures("short_waits")
 def test_a_broken_connection_is_an_engine_error(mock: MockServer, behaviour: Behaviour, cause: str) -> None:
@@ -424,10 +413,7 @@ def test_alternatives_may_be_missing() -> None:
 def test_cached_tokens_are_none_if_the_server_does_not_report_them() -> None:
     usage = {"prompt_tokens": 20, "completion_tokens": 4}
     assert read_reply(changed(usage=usage), ChatRequest("p", 8), 0.1).cached_tokens is None
-    assert (
-        read_reply(changed(usage={**usage, "prompt_tokens_details": None}), ChatRequest("p", 8), 0.1).cached_tokens
-        is None
-    )
+    assert read_reply(changed(usage={**usage, "prompt_tokens_details": None}), ChatRequest("p", 8), 0.1).cached_tokens is None
 
 
 def test_an_empty_text_is_an_answer() -> None:
@@ -493,9 +479,7 @@ def test_a_server_that_is_not_there() -> None:
         client.get("/v1/models", 1.0)
 
 
-def test_the_proxy_of_the_environment_is_for_other_machines_only(
-    mock: MockServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_proxy_of_the_environment_is_for_other_machines_only(mock: MockServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", mock.url)
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.delenv("NO_PROXY", raising=False)
@@ -580,11 +564,7 @@ def test_an_endpoint_gets_what_the_openai_client_sends(mock: MockServer, monkeyp
         lambda handler: (seen.append(dict(handler.headers)), busy("0.1")(handler))[1],
         lambda handler: (seen.append(dict(handler.headers)), good(handler))[1],
     ]
-    for name, value in (
-        ("OPENAI_API_KEY", "the-key"),
-        ("OPENAI_ORG_ID", "our-org"),
-        ("OPENAI_PROJECT_ID", "our-project"),
-    ):
+    for name, value in (("OPENAI_API_KEY", "the-key"), ("OPENAI_ORG_ID", "our-org"), ("OPENAI_PROJECT_ID", "our-project")):
         monkeypatch.setenv(name, value)
     replies: dict[int, Reply] = {}
     RemoteServer("reference", mock.url, 10.0, model="mine").ask([ChatRequest("p", 8)], 1, replies.__setitem__)

@@ -242,8 +242,7 @@ def test_a_process_that_was_stopped_is_named_and_can_be_ended(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("script", "what"),
-    [("sleep 2; exit 7", "exited with status 7"), ("sleep 2; kill -SEGV $$", "was killed by SIGSEGV")],
+    ("script", "what"), [("sleep 2; exit 7", "exited with status 7"), ("sleep 2; kill -SEGV $$", "was killed by SIGSEGV")]
 )
 def test_an_essential_process_that_ended_is_named_with_how_it_ended(tmp_path: Path, script: str, what: str) -> None:
     code = (

@@ -70,10 +70,7 @@ def test_without_running_counts_a_chunk_is_one_token() -> None:
         ([], "ended without"),
         (GOOD[:-1], "ended without"),
         ([GOOD[0], last(1), "data: [DONE]"], "ended without"),
-        (
-            [chunk(1), chunk(2, "y", "stop"), last(2), "data: [DONE]"],
-            "2 tokens by its usage and 2 by its chunks, but 3",
-        ),
+        ([chunk(1), chunk(2, "y", "stop"), last(2), "data: [DONE]"], "2 tokens by its usage and 2 by its chunks, but 3"),
         ([chunk(None, "y", "length"), last(3), "data: [DONE]"], "3 tokens by its usage and 1 by its chunks, but 3"),
         (['data: {"error": {"message": "out of memory"}}', "data: [DONE]"], "out of memory"),
         (["data: <html>", "data: [DONE]"], "<html>"),
@@ -208,9 +205,7 @@ def without_end(line: bytes, pause_s: float) -> Behaviour:
     ],
     ids=["events", "one line", "comments"],
 )
-def test_a_stream_without_end_is_given_up(
-    mock: Mock, monkeypatch: pytest.MonkeyPatch, behaviour: Behaviour, says: str
-) -> None:
+def test_a_stream_without_end_is_given_up(mock: Mock, monkeypatch: pytest.MonkeyPatch, behaviour: Behaviour, says: str) -> None:
     monkeypatch.setattr("assay.harness.engines.stream.LARGEST_ANSWER", 1 << 20)
     mock.behaviour = behaviour
     threading.Timer(4.0, mock.ended.set).start()

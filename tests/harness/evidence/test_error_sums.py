@@ -6,14 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from assay.harness.evidence.error_sums import (
-    Floats,
-    elements,
-    nonfinite_share,
-    ratio,
-    relative_l1,
-    sums_of,
-)
+from assay.harness.evidence.error_sums import Floats, elements, nonfinite_share, ratio, relative_l1, sums_of
 
 
 def sums(out: list[float], truth: list[float], dtype: type[np.floating] = np.float64) -> Floats:

@@ -54,9 +54,7 @@ def test_answers_have_the_size_of_the_batch_that_admitted_them(tmp_path: Path) -
     served = folder.server_folder("candidate")
     served.mkdir(parents=True)
     # The second line is a later chunk of rid-0; the third was cut off when the server was killed.
-    admitted = [
-        Admission(run="n", process=1, rids=rids, new=(1,) * len(rids), prefix=(0,) * len(rids)) for rids in BATCHES
-    ]
+    admitted = [Admission(run="n", process=1, rids=rids, new=(1,) * len(rids), prefix=(0,) * len(rids)) for rids in BATCHES]
     (served / "admissions.jsonl").write_text(jsonl.lines_of(admitted) + '{"run": "n", "rids": ["rid-')
     assert [a.batch_size for a in folder.answers()] == [2, 2, None]
     assert folder.items() == ITEMS
@@ -69,9 +67,7 @@ def test_a_killed_run_is_resumed(tmp_path: Path) -> None:
     folder.update(Progress(seconds=3, failure=FailureResult.of("engine", EngineError("died"))))
     with (path / "records.jsonl").open("a") as file:
         file.write('{"suite": "accuracy", "ro')  # killed in the middle of a line
-    again = RunFolder.open(
-        path, manifest(spec={"candidate": {"backend": "mine"}, "workload": {"concurrency": 8}}), ITEMS
-    )
+    again = RunFolder.open(path, manifest(spec={"candidate": {"backend": "mine"}, "workload": {"concurrency": 8}}), ITEMS)
     again.append(answer("q1"))
     assert [a.item for a in again.answers()] == ["q0", "q1"]
     assert again.progress() == Progress(run="n", seconds=3)
@@ -173,9 +169,7 @@ def another_run(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
-def test_a_folder_belongs_to_one_process_until_that_has_ended(
-    tmp_path: Path, another_run: subprocess.Popen[str]
-) -> None:
+def test_a_folder_belongs_to_one_process_until_that_has_ended(tmp_path: Path, another_run: subprocess.Popen[str]) -> None:
     with pytest.raises(UsageError, match=f"in use by another run \\(process {another_run.pid}\\)"):
         RunFolder.open(tmp_path / "run", manifest(), ITEMS)
     another_run.kill()

@@ -33,12 +33,8 @@ def example() -> Logits:
     generator = np.random.default_rng(0)
     logprobs = -generator.random((n, K)).astype(np.float32)
     logprobs[2, 1] = math.nan
-    positions = Positions(
-        logprobs[:, 0], np.arange(n, dtype=np.int32), np.arange(n * K, dtype=np.int32).reshape(n, K), logprobs
-    )
-    header = LogitsHeader(
-        role="candidate", repeat=0, backend="sage_attn", engine="SGLang", top_k=K, sequences=sequences
-    )
+    positions = Positions(logprobs[:, 0], np.arange(n, dtype=np.int32), np.arange(n * K, dtype=np.int32).reshape(n, K), logprobs)
+    header = LogitsHeader(role="candidate", repeat=0, backend="sage_attn", engine="SGLang", top_k=K, sequences=sequences)
     return Logits(header, np.arange(46, dtype=np.int32), dict.fromkeys(CACHE_STATES, positions))
 
 

@@ -25,9 +25,7 @@ OURS, THEIRS = "ours", "theirs"
 
 
 def cause(path: Path, nonce: str) -> Callable[[], object]:
-    result = ReplayResult(
-        kernel="c", noise="", calls=1, recorded=1, with_prefix=1, worst=0.0, bounds=(), findings=(), seconds=1.0
-    )
+    result = ReplayResult(kernel="c", noise="", calls=1, recorded=1, with_prefix=1, worst=0.0, bounds=(), findings=(), seconds=1.0)
     RunFolder(path, nonce).write(CAUSE, result)
     return lambda: RunFolder(path, OURS).read(CAUSE)
 
@@ -68,9 +66,7 @@ def logits(path: Path, nonce: str) -> Callable[[], object]:
 
 
 def lengths(path: Path, nonce: str) -> Callable[[], object]:
-    BenchFolder.new(path, nonce).append_lengths(
-        [AnswerLength(role="reference", item="i", tokens=1, finish_reason="stop")]
-    )
+    BenchFolder.new(path, nonce).append_lengths([AnswerLength(role="reference", item="i", tokens=1, finish_reason="stop")])
     return lambda: BenchFolder(path, OURS).lengths()
 
 

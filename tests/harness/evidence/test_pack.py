@@ -14,15 +14,7 @@ from assay.harness.attention.call import AttentionCall, Mask
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.errors import EvidenceError, UsageError
-from assay.harness.evidence.pack import (
-    CallMetadata,
-    PackEntry,
-    Source,
-    hash_pack,
-    rank_folder,
-    read_manifest,
-    read_pack,
-)
+from assay.harness.evidence.pack import CallMetadata, PackEntry, Source, hash_pack, rank_folder, read_manifest, read_pack
 from assay.harness.server.pack_writer import RESERVOIR, PackWriter
 
 SOURCE = Source(engine="SGLang 0 on cpu", model="tiny", model_hash="abc", reference="torch_native", candidate="mine")
@@ -35,9 +27,7 @@ def offer(
 ) -> AttentionCall:  # fmt: skip
     """Offer a call as the shadow does: as a sample, or as a worst one if it has an error."""
     call = call_of(lens, (4, 2), head_dim, dtype, "cpu", seed=layer)
-    seen = CallMetadata(
-        layer, "extend", tuple(n for n, _ in lens), tuple(p for _, p in lens), tuple(request for _ in lens)
-    )
+    seen = CallMetadata(layer, "extend", tuple(n for n, _ in lens), tuple(p for _, p in lens), tuple(request for _ in lens))
     reference = oracle(call).to(dtype)
     if error is not None and writer.wants_worst(seen, error):
         writer.add(seen, call, reference, error, worst_at)
@@ -129,13 +119,7 @@ def test_a_large_call_is_cut_without_changing_its_condition(tmp_path: Path) -> N
     writer.flush()
     (one,) = read_pack(tmp_path / "pack")
     entry = one.entry
-    assert (entry.new, entry.prefix, entry.first_sequence, entry.batch_size, entry.spec.first_head) == (
-        (20,),
-        (40,),
-        1,
-        3,
-        2,
-    )
+    assert (entry.new, entry.prefix, entry.first_sequence, entry.batch_size, entry.spec.first_head) == ((20,), (40,), 1, 3, 2)
     assert one.call.q.shape == (20, 2, 8)
     assert one.call.k.shape == (60, 1, 8)
     assert torch.equal(one.call.q, call.q[30:50, 2:4])
@@ -159,9 +143,7 @@ def test_of_a_sequence_that_is_too_large_some_queries_are_kept(tmp_path: Path, w
     assert one.served_prefixes == (30,)
     assert torch.equal(one.call.q, call.q[6:][kept, :2])
     assert one.call.lens_k == [30 + kept.stop]
-    assert torch.allclose(one.reference.double(), oracle(one.call), atol=1e-6), (
-        "as a call of its own it has the same answers"
-    )
+    assert torch.allclose(one.reference.double(), oracle(one.call), atol=1e-6), "as a call of its own it has the same answers"
 
 
 def test_processes_that_share_the_heads_record_one_pack(tmp_path: Path) -> None:
@@ -217,11 +199,7 @@ def entry(pack: Path) -> PackEntry:
 
 def test_a_folder_without_a_pack_is_wrong_use(pack: Path, tmp_path: Path) -> None:
     not_a_pack = "is not a replay pack"
-    for folder, says in (
-        (tmp_path, not_a_pack),
-        (tmp_path / "nowhere", "There is no "),
-        (pack / "manifest.json", not_a_pack),
-    ):
+    for folder, says in ((tmp_path, not_a_pack), (tmp_path / "nowhere", "There is no "), (pack / "manifest.json", not_a_pack)):
         with pytest.raises(UsageError, match=says):
             read_pack(folder)
     manifest = pack / "manifest.json"
@@ -314,9 +292,7 @@ def test_what_a_call_asks_for_is_kept_also_of_a_part_of_it(tmp_path: Path, budge
 def test_queries_of_a_sequence_keep_their_positions(tmp_path: Path) -> None:
     call = call_of([(60, 40)], (2, 1), 64, torch.float32, "cpu").with_spec(temperature=4)
     of_queries = torch.linspace(0.5, 2.0, 120).view(60, 2)
-    call = replace(
-        call, positions=torch.tensor([[1040, 1000]]), score_factor=of_queries, score_bias=of_queries[..., None]
-    )
+    call = replace(call, positions=torch.tensor([[1040, 1000]]), score_factor=of_queries, score_bias=of_queries[..., None])
     writer = PackWriter(tmp_path / "pack", SOURCE, 8 * 90_000)
     writer.add(CallMetadata(0, "extend", (60,), (40,), ("a",)), call, oracle(call).float(), 1.0, (0, 0, 50))
     writer.flush()

@@ -27,9 +27,7 @@ Tamper = Callable[[RunFolder], None]
 @pytest.fixture(scope="module")
 def plan() -> Plan:
     suites = ("accuracy", "greedy")
-    return prepare(
-        RunSpec.of(reference="torch_native", candidate="sage_attn", questions=32, greedy_prompts=8, suites=suites)
-    )
+    return prepare(RunSpec.of(reference="torch_native", candidate="sage_attn", questions=32, greedy_prompts=8, suites=suites))
 
 
 @pytest.fixture(scope="module")

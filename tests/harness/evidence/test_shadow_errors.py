@@ -38,10 +38,7 @@ def write(folder: Path, pid: int, cells: ShadowErrors) -> None:
 
 def labels_of(phase: str, new: list[int], prefix: list[int]) -> list[tuple[str, str, str]]:
     _, prefixes, positions, places = np.unravel_index(condition_numbers(phase, new, prefix), SHAPE)
-    return [
-        (CACHED_PREFIX.labels[a], POSITION.labels[b], PLACE[c])
-        for a, b, c in zip(prefixes, positions, places, strict=True)
-    ]
+    return [(CACHED_PREFIX.labels[a], POSITION.labels[b], PLACE[c]) for a, b, c in zip(prefixes, positions, places, strict=True)]
 
 
 def test_conditions_of_every_query() -> None:
@@ -79,9 +76,7 @@ def test_a_cell_that_was_not_observed_is_not_zero() -> None:
         assert np.isnan(values).all()
 
 
-@pytest.mark.parametrize(
-    ("by", "where"), [(("colour",), {}), (("layer",), {"phase": "train"}), (("head",), {"layer": 9})]
-)
+@pytest.mark.parametrize(("by", "where"), [(("colour",), {}), (("layer",), {"phase": "train"}), (("head",), {"layer": 9})])
 def test_unknown_dimensions_and_labels_are_refused(by: tuple[str, ...], where: dict[str, str]) -> None:
     with pytest.raises(KeyError, match="expected one of"):
         made([[0, 0, 0, 0, 0, 0]], [row(1.0, 2.0, 1)]).table(by=by, where=where)

@@ -43,13 +43,7 @@ def given_ids() -> set[str]:
 def test_every_finding_has_a_page() -> None:
     ids = given_ids()
     assert {"accuracy", "contract-broken", "unexplained", "impossible-speed", "noise-missing"} <= ids
-    ids |= {
-        layer_verdict.OUT_OF_BOUNDS,
-        layer_verdict.GAIN,
-        layer_verdict.TOO_QUIET,
-        layer_verdict.WRONG_REFERENCE,
-        OPERATOR,
-    }
+    ids |= {layer_verdict.OUT_OF_BOUNDS, layer_verdict.GAIN, layer_verdict.TOO_QUIET, layer_verdict.WRONG_REFERENCE, OPERATOR}
     assert not ids - set(titles())
     for id_ in ids:
         found = page(id_)
@@ -73,12 +67,7 @@ def test_the_picture_is_the_bug(id_: str) -> None:
     assert found.error > 1e-4
     assert math.isinf(found.error) == (BY_ID[id_].kind == "overflow" or id_ == "later-sequences-unwritten")
     if found.kind == "mask":
-        expected = {
-            "mask-top-left": "o",
-            "mask-one-key-too-many": "!",
-            "mask-one-key-too-few": "o",
-            "mask-missing": "!",
-        }
+        expected = {"mask-top-left": "o", "mask-one-key-too-many": "!", "mask-one-key-too-few": "o", "mask-missing": "!"}
         assert cells & set(WRONG) == {expected[id_]}
 
 

@@ -93,15 +93,7 @@ def test_what_a_text_states_decides_claims(tmp_path: Path, text: str, claim: str
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "one\ntwo\n",
-        "It took 5 minutes on 2 cores.\n",
-        "2026-11-23 10:11:12 started\n",
-        "step 100 of 200\n",
-        "\n",
-        "x = 3\n",
-    ],
+    "text", ["one\ntwo\n", "It took 5 minutes on 2 cores.\n", "2026-11-23 10:11:12 started\n", "step 100 of 200\n", "\n", "x = 3\n"]
 )
 def test_text_that_says_nothing_stays_unknown(tmp_path: Path, text: str) -> None:
     assert document(tmp_path, text).file.format == UNKNOWN
@@ -115,9 +107,7 @@ def test_bytes_are_no_text(tmp_path: Path) -> None:
 
 def test_a_traceback_without_an_end_is_kept(tmp_path: Path) -> None:
     path = written(tmp_path, 'Traceback (most recent call last):\n  File "a.py", line 3, in f\n    g()\n')
-    assert [fact.text for fact in any_log.READER.read(SourceFile.of(path)).facts] == [
-        "a traceback that does not end (a.py:3 in f)"
-    ]
+    assert [fact.text for fact in any_log.READER.read(SourceFile.of(path)).facts] == ["a traceback that does not end (a.py:3 in f)"]
 
 
 @pytest.mark.parametrize(

@@ -37,13 +37,7 @@ def test_the_published_summary_is_refuted_by_its_log_claim_by_claim(seed_log: Pa
 
 
 def test_what_the_log_says_is_confirmed(seed_log: Path) -> None:
-    says = [
-        "MMLU >= 12.5 %",
-        "test_mmlu failed",
-        "humanities < 0.1",
-        "Output token throughput > 96",
-        "test_latency passed",
-    ]
+    says = ["MMLU >= 12.5 %", "test_mmlu failed", "humanities < 0.1", "Output token throughput > 96", "test_latency passed"]
     checked = verify([seed_log], says)
     assert outcomes(checked) == ["confirmed"] * 5
     assert checked.exit_code == 0
@@ -105,10 +99,7 @@ def test_a_score_without_a_name_is_any_word_for_it(said: str) -> None:
 
 
 def test_the_score_of_another_metric_is_not_taken() -> None:
-    assert (
-        check(parse("MMLU >= 0.6"), [number("mmlu_latency", 64.0), number("mmlu_pro_score", 0.7)]).outcome
-        == "undecided"
-    )
+    assert check(parse("MMLU >= 0.6"), [number("mmlu_latency", 64.0), number("mmlu_pro_score", 0.7)]).outcome == "undecided"
 
 
 @pytest.mark.parametrize(
@@ -145,10 +136,7 @@ def test_tests_that_a_log_or_a_suite_counts_and_does_not_list_confirm_nothing(tm
         return verify([tmp_path / name], ["all tests passed"]).claims[0].outcome
 
     rule = "=" * 30
-    start, passed = (
-        f"{rule} test session starts {rule}\ncollected 3 items",
-        "test/a.py::TestX::test_{} PASSED  [ 33%]\n",
-    )
+    start, passed = (f"{rule} test session starts {rule}\ncollected 3 items", "test/a.py::TestX::test_{} PASSED  [ 33%]\n")
     two = passed.format("a") + passed.format("b")
     assert outcome("cut.log", f"{start}\n\n{two}") == "undecided"
     assert outcome("all.log", f"{start}\n\n{two}{passed.format('c')}\n{rule} 3 passed in 1.00s {rule}\n") == "confirmed"
@@ -173,16 +161,12 @@ def test_junit_is_evidence(tmp_path: Path) -> None:
 def test_a_run_of_assay_is_evidence(tmp_path: Path, examples: ModuleType) -> None:
     report = examples.regression()
     write_reports(report, tmp_path)
-    tally = next(
-        one for suite in report.suites for one in suite.tallies if suite.id == "accuracy" and one.role == "candidate"
-    )
+    tally = next(one for suite in report.suites for one in suite.tallies if suite.id == "accuracy" and one.role == "candidate")
     share = tally.right / tally.total
     checked = verify([tmp_path], [f"accuracy >= {share}", f"accuracy > {share + 0.01}", f"accuracy <= {share}"])
     assert outcomes(checked) == ["confirmed", "refuted", "confirmed"]  # of the candidate, never of the reference
     named = [
-        suite.model_copy(update={"title": "Multiple-choice questions of cais/mmlu"})
-        if suite.id == "accuracy"
-        else suite
+        suite.model_copy(update={"title": "Multiple-choice questions of cais/mmlu"}) if suite.id == "accuracy" else suite
         for suite in report.suites
     ]
     write_reports(report.model_copy(update={"suites": tuple(named)}), tmp_path)
@@ -224,12 +208,7 @@ def test_a_rate_is_decided_in_its_unit(claim: str, outcome: str, seed_log: Path)
 
 @pytest.mark.parametrize(
     ("claim", "outcome"),
-    [
-        ("TTFT < 0.1 s", "confirmed"),
-        ("TTFT < 10 ms", "refuted"),
-        ("latency < 0.001 min", "refuted"),
-        ("TTFT < 1 s", "confirmed"),
-    ],
+    [("TTFT < 0.1 s", "confirmed"), ("TTFT < 10 ms", "refuted"), ("latency < 0.001 min", "refuted"), ("TTFT < 1 s", "confirmed")],
 )
 def test_a_time_is_decided_in_its_unit(claim: str, outcome: str) -> None:
     path = Path(__file__).parents[2] / "data" / "results" / "serving_a.jsonl"

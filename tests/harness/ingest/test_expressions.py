@@ -91,9 +91,7 @@ def inside(char: str, part: Any) -> bool:
         return value[0] <= ord(char) <= value[1]
     if op is c.LITERAL:
         return ord(char) == value
-    return {c.CATEGORY_DIGIT: char.isdigit(), c.CATEGORY_SPACE: char.isspace()}.get(
-        value, char.isalnum() or char == "_"
-    )
+    return {c.CATEGORY_DIGIT: char.isdigit(), c.CATEGORY_SPACE: char.isspace()}.get(value, char.isalnum() or char == "_")
 
 
 def pumped(tree: Any, before: str = "") -> Iterator[str]:
@@ -137,9 +135,7 @@ def seconds(pattern: re.Pattern[str], text: str, searched: bool) -> float:
 
 
 def slow(pattern: re.Pattern[str], searched: bool = True) -> Iterator[str]:
-    texts = dict.fromkeys(
-        text + end for text in pumped(parser.parse(pattern.pattern, pattern.flags)) for end in ("\0", "")
-    )
+    texts = dict.fromkeys(text + end for text in pumped(parser.parse(pattern.pattern, pattern.flags)) for end in ("\0", ""))
     return (f"{text[:40]!r}… ({LONG} characters)" for text in texts if seconds(pattern, text, searched) > MOST_S)
 
 

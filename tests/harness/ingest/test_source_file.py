@@ -32,9 +32,7 @@ def lines_of(path: Path) -> list[tuple[int, str]]:
         ("é\r\nü\n".encode("utf-16"), ["é", "ü"]),
     ],
 )
-def test_lines_are_those_of_grep(
-    path: Path, data: bytes, lines: list[str], block: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lines_are_those_of_grep(path: Path, data: bytes, lines: list[str], block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "BLOCK", block)
     path.write_bytes(data)
     assert lines_of(path) == list(enumerate(lines, 1))

@@ -25,9 +25,7 @@ Letter = Callable[[int, Item], str | None]
 
 def plan_of(questions: int = 400, margin: float = 0.05) -> Plan:
     return prepare(
-        RunSpec.of(
-            reference="torch_native", candidate="sage_attn", questions=questions, margin=margin, suites=("accuracy",)
-        )
+        RunSpec.of(reference="torch_native", candidate="sage_attn", questions=questions, margin=margin, suites=("accuracy",))
     )
 
 
@@ -154,9 +152,7 @@ def test_a_few_unparsed_answers_of_the_candidate_are_no_pass(report_of: Callable
     assert accuracy(report).verdict == "inconclusive"
 
 
-def test_a_reference_with_less_headroom_than_twice_the_margin_gives_no_verdict(
-    report_of: Callable[..., Report],
-) -> None:
+def test_a_reference_with_less_headroom_than_twice_the_margin_gives_no_verdict(report_of: Callable[..., Report]) -> None:
     # A reference that is right on 30 of 100 beats guessing (p = 0.004 of 1,000), but a candidate that guesses loses 5 points only.
     def hardly(number: int, item: Item) -> str | None:
         return (right if number % 10 < 3 else wrong)(number, item)
@@ -165,9 +161,7 @@ def test_a_reference_with_less_headroom_than_twice_the_margin_gives_no_verdict(
     assert accuracy(report).verdict == "inconclusive"
 
 
-def test_the_same_question_256_times_counts_once(
-    begun: Callable[..., RunFolder], answered: Callable[..., None]
-) -> None:
+def test_the_same_question_256_times_counts_once(begun: Callable[..., RunFolder], answered: Callable[..., None]) -> None:
     first = plan_of().of("accuracy")[0]
     copies = tuple(first.model_copy(update={"id": f"copy-{number}"}) for number in range(400))
     plan = replace(plan_of(), items=copies)

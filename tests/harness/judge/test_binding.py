@@ -26,9 +26,7 @@ QUESTIONS, GREEDY = 160, 30
 def plan() -> Plan:
     suites = ("accuracy", "greedy")
     return prepare(
-        RunSpec.of(
-            reference="torch_native", candidate="sage_attn", questions=QUESTIONS, greedy_prompts=GREEDY, suites=suites
-        )
+        RunSpec.of(reference="torch_native", candidate="sage_attn", questions=QUESTIONS, greedy_prompts=GREEDY, suites=suites)
     )
 
 

@@ -158,10 +158,7 @@ def test_a_failed_certificate_is_no_proof(tmp_path: Path) -> None:
 
 def test_a_certificate_of_a_part_of_the_catalogue_is_no_proof(tmp_path: Path) -> None:
     found = checked(tmp_path, envelope(), not_asked=("mask-missing", "scale-missing"))
-    assert (found.status, "2 of the catalogue were left out, for example mask-missing" in found.found) == (
-        "not checked",
-        True,
-    )
+    assert (found.status, "2 of the catalogue were left out, for example mask-missing" in found.found) == ("not checked", True)
 
 
 def test_without_a_certificate_nothing_is_checked_unless_the_policy_names_one(tmp_path: Path) -> None:

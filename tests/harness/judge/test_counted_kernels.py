@@ -65,12 +65,7 @@ def test_a_server_that_assay_did_not_start_proves_nothing() -> None:
 
 def decode_calls(calls: int, compiled: bool) -> CallCount:
     return CallCount(
-        backend="triton",
-        kernel="triton",
-        phase="decode",
-        cached_prefix=True,
-        compiled=compiled,
-        calls_by_layer={0: calls},
+        backend="triton", kernel="triton", phase="decode", cached_prefix=True, compiled=compiled, calls_by_layer={0: calls}
     )
 
 

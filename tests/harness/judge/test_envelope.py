@@ -52,10 +52,7 @@ def counted(limits: EngineLimits = LIMITS, phases: tuple[str, ...] = ("extend",)
         for phase in phases
     }
     met = {
-        phase: {
-            quantity: dict.fromkeys(range(layers), ranges_of(points))
-            for quantity, points in _points(limits, phase).items()
-        }
+        phase: {quantity: dict.fromkeys(range(layers), ranges_of(points)) for quantity, points in _points(limits, phase).items()}
         for phase in phases
     }
     return EnvelopeCounts(limits=limits, calls=calls, met=met)
@@ -182,9 +179,7 @@ def test_what_the_engine_cannot_do_is_not_wanted_and_is_said() -> None:
         ),
     ],
 )  # fmt: skip
-def test_what_compared_layers_asked_for_is_covered_and_the_rest_is_not(
-    features: tuple[str, ...], has: str, lacks: str
-) -> None:
+def test_what_compared_layers_asked_for_is_covered_and_the_rest_is_not(features: tuple[str, ...], has: str, lacks: str) -> None:
     _, plain = claimed(counted(), ["extend"])
     _, result = claimed(counted(), ["extend"], features)
     assert plain is not None

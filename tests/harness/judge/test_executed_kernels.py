@@ -30,9 +30,7 @@ def traced(
             phase=phase,
             cached_prefix=cached,
             kernels=tuple(
-                ExecutedKernel(
-                    kind="operator" if name.startswith("aten") else kind, name=name, attention=attention, launches=4
-                )
+                ExecutedKernel(kind="operator" if name.startswith("aten") else kind, name=name, attention=attention, launches=4)
                 for name in names
             ),
         )
@@ -47,10 +45,7 @@ def reference(*names: str, backend: str = "triton", claim: Mapping[str, Any] | N
 
 
 def checked(
-    candidate: KernelTrace | None,
-    other: KernelTrace | None = None,
-    phases: tuple[str, ...] = ("extend",),
-    stored: bool = False,
+    candidate: KernelTrace | None, other: KernelTrace | None = None, phases: tuple[str, ...] = ("extend",), stored: bool = False
 ) -> list[Check]:
     server = ServerManifest(role="candidate", backend="mine", engine="e", claimed_phases=phases)
     traces: dict[Role, list[KernelTrace]] = {
@@ -107,10 +102,7 @@ def test_the_references_kernel_outside_of_attention_is_ignored() -> None:
     (one,) = trace.passes
     elsewhere = one.kernels[-1].model_copy(update={"attention": False})
     assert (
-        status(
-            trace.model_copy(update={"passes": (one.model_copy(update={"kernels": (*one.kernels[:-1], elsewhere)}),)})
-        )
-        == "ok"
+        status(trace.model_copy(update={"passes": (one.model_copy(update={"kernels": (*one.kernels[:-1], elsewhere)}),)})) == "ok"
     )
 
 
@@ -191,9 +183,7 @@ def test_a_server_that_assay_did_not_start_is_left_to_the_check_of_calls() -> No
 
 def test_a_report_lists_kernels_by_role_and_shortens_names() -> None:
     long = "void " + "x" * 500
-    passes = listed_passes(
-        {"candidate": [traced((EXTEND, (*RAN, *SDPA, "aten::mul", long)))], "reference": [reference()]}
-    )
+    passes = listed_passes({"candidate": [traced((EXTEND, (*RAN, *SDPA, "aten::mul", long)))], "reference": [reference()]})
     rows = {row.name: row.of for one in passes if one.role == "candidate" for row in one.kernels}
     assert rows == {"_attn_fwd": "candidate", "quant_per_block_int8_kernel": "candidate", long[:MAX_NAME]: ""}
     assert {row.of for one in passes if one.role == "reference" for row in one.kernels} == {"reference"}

@@ -61,7 +61,5 @@ def test_the_parts_of_a_comparison_are_no_more_than_the_whole() -> None:
         ("stats/query_bounds.py", Fraction(1, 4)),
         ("localize/pooled.py", Fraction(1, 4)),
     }
-    assert sum(1 for name, _, _ in parts["calls"] if name == "localize/pooled.py") == 2, (
-        "scaled outputs, no quantisation"
-    )
+    assert sum(1 for name, _, _ in parts["calls"] if name == "localize/pooled.py") == 2, "scaled outputs, no quantisation"
     assert {part for _, _, part in parts["layers"]} <= {Fraction(1, 2), Fraction(1, 4), Fraction(1)}

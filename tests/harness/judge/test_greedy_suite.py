@@ -197,9 +197,7 @@ def test_two_roles_that_answer_nothing_have_compared_nothing(judged: Callable[..
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_an_endpoint_without_usable_log_probabilities_is_no_regression(
-    judged: Callable[..., SuiteResult], value: float
-) -> None:
+def test_an_endpoint_without_usable_log_probabilities_is_no_regression(judged: Callable[..., SuiteResult], value: float) -> None:
     def say(role: Role, number: int) -> tuple[Token, ...]:
         return nan(role, number) if role == "reference" else (Token(text="A", logprob=value, top=()),)
 

@@ -63,12 +63,7 @@ def test_accuracies_show_a_regression_before_other_numbers(examples: ModuleType)
 @pytest.mark.parametrize(
     ("questions", "claimed", "served", "said"),
     [
-        (
-            260,
-            ["extend"],
-            2048,
-            "on the tiny model: 260 synthetic questions, up to 2,048 tokens; decode is the reference's",
-        ),
+        (260, ["extend"], 2048, "on the tiny model: 260 synthetic questions, up to 2,048 tokens; decode is the reference's"),
         (0, ["extend", "decode"], 2048, "on the tiny model: up to 2,048 tokens"),
         (0, ["extend", "decode"], 158, "on the tiny model: up to 2,048 tokens (158 of them served)"),
         (0, ["extend", "decode"], 0, "on the tiny model: up to 2,048 tokens (none of them served)"),

@@ -75,9 +75,7 @@ def test_a_reference_that_is_slower_than_itself_proves_nothing(make_bench: MakeB
         ({"lengths": (12, 5)}, {"answer-lengths"}, "5.0 tokens on average against 12.0"),
     ],
 )
-def test_a_check_that_is_not_met_forbids_a_pass(
-    make_bench: MakeBench, wrong: dict[str, Any], unmet: set[str], says: str
-) -> None:
+def test_a_check_that_is_not_met_forbids_a_pass(make_bench: MakeBench, wrong: dict[str, Any], unmet: set[str], says: str) -> None:
     result = judge_bench(make_bench(**wrong))
     assert (result.verdict, result.exit_code) == ("inconclusive", 3)
     assert {check.id for check in result.checks if check.status in ("failed", "missing")} == unmet

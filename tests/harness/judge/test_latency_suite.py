@@ -99,9 +99,7 @@ def test_times_of_an_interpreter_are_no_pass(report: MakeRun) -> None:
 
 
 @pytest.mark.parametrize("how", ["never began", "was cut off", "is damaged"])
-def test_what_was_asked_for_and_not_timed_is_no_pass(
-    run: Callable[..., RunFolder], synthetic_bench: ModuleType, how: str
-) -> None:
+def test_what_was_asked_for_and_not_timed_is_no_pass(run: Callable[..., RunFolder], synthetic_bench: ModuleType, how: str) -> None:
     folder = run(require="latency", benched=False)
     if how != "never began":
         bench = synthetic_bench.write_bench(bench_folder(folder).path)

@@ -67,9 +67,7 @@ def test_layers_that_were_not_asked_for_are_not_checked() -> None:
     assert checks.check_layers(("accuracy",), None, ("extend",), range(4)).status == "not checked"
 
 
-@pytest.mark.parametrize(
-    ("prefix", "status"), [(">= 16", "ok"), ("2-15", "missing"), ("1", "missing"), ("0", "missing")]
-)
+@pytest.mark.parametrize(("prefix", "status"), [(">= 16", "ok"), ("2-15", "missing"), ("1", "missing"), ("0", "missing")])
 def test_a_cached_prefix_was_met_in_the_layer_diff(prefix: str, status: str) -> None:
     assert checks.check_cached_prefix([], cells([0], prefix)).status == status
 
@@ -79,9 +77,7 @@ def test_no_cell_is_no_cached_prefix() -> None:
 
 
 def test_the_advice_does_not_contradict_what_happened() -> None:
-    here, elsewhere = (
-        checks.check_layers(("layers",), None, ("extend",), range(4), has_url=url) for url in (False, True)
-    )
+    here, elsewhere = (checks.check_layers(("layers",), None, ("extend",), range(4), has_url=url) for url in (False, True))
     assert ("URL" in here.settles, "URL" in elsewhere.settles) == (False, True)
     unasked = checks.check_cached_prefix([])
     assert (unasked.found, "--enable-cache-report" in unasked.settles) == ("no question was answered", False)

@@ -28,8 +28,7 @@ FAILED = (FailedCalls(layer=0, phase="extend", calls=2, text="it raised"),)
 
 def replay(*severities: Severity, **changes: Any) -> ReplayResult:
     made = tuple(
-        Finding(id="k", title="K", severity=s, where="extend", diagnosis="d", evidence=(), reproduce="")
-        for s in severities
+        Finding(id="k", title="K", severity=s, where="extend", diagnosis="d", evidence=(), reproduce="") for s in severities
     )
     fields: dict[str, Any] = {
         "kernel": "c", "noise": "int8_qk", "calls": 8, "recorded": 9, "with_prefix": 4, "worst": 0.5, "bounds": (),
@@ -58,9 +57,7 @@ def shadowed(layer_diffs: ModuleType) -> Any:
 
 def judge(errors: ShadowErrors, made: ReplayResult | None = None, foreign: str = "", **policy: Any) -> SuiteResult:
     made = replay() if made is None else made
-    return judge_layers(
-        make_spec(policy).policy, LayerEvidence(errors, compare_with_noise(errors), made, foreign), synthetic=True
-    )
+    return judge_layers(make_spec(policy).policy, LayerEvidence(errors, compare_with_noise(errors), made, foreign), synthetic=True)
 
 
 def ids(errors: ShadowErrors) -> list[str]:
@@ -85,9 +82,7 @@ def test_a_layer_of_zeros_is_a_regression_though_every_recorded_call_is_right(sh
 @pytest.mark.parametrize("wrong", [0.09, float("inf")])
 def test_one_cell_of_one_head_is_enough(shadowed: Any, wrong: float) -> None:
     errors = shadowed(
-        lambda layer, head, phase, prefix, position, _: (
-            wrong if (layer, head, prefix, position) == (1, 3, ">= 16", "0") else None
-        )
+        lambda layer, head, phase, prefix, position, _: wrong if (layer, head, prefix, position) == (1, 3, ">= 16", "0") else None
     )
     judged = judge(errors)
     assert judged.verdict == "regression"
@@ -123,10 +118,7 @@ def test_cells_of_layers_that_the_replay_speaks_of_are_no_further_finding(shadow
     errors = shadowed(lambda layer, *_: 1.0 if layer in (1, 2) else None)
     named = replay("serious", worst=9.0, bounds=(LayerBound(layer=1, phase="extend", bound=0.04, worst=9.0),))
     (found,) = findings(LayerEvidence(errors, compare_with_noise(errors), named), "again")
-    assert (found.id, found.where) == (
-        "own-error-out-of-bounds",
-        "extend, layer 2 of 4, all 4 heads, cached prefix 0, >= 16",
-    )
+    assert (found.id, found.where) == ("own-error-out-of-bounds", "extend, layer 2 of 4, all 4 heads, cached prefix 0, >= 16")
 
 
 def test_a_reference_that_is_not_right_proves_nothing_about_the_candidate(shadowed: Any) -> None:

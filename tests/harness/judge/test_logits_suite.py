@@ -20,12 +20,7 @@ from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.logit_files import Logits, logits_path, read_logits, write_logits
 from assay.harness.evidence.records import FLOOR_REPEAT
 from assay.harness.judge.build import build
-from assay.harness.judge.logits_suite import (
-    FLOOR_FACTOR,
-    MIN_PROMPTS,
-    compare_logits,
-    judge_logits,
-)
+from assay.harness.judge.logits_suite import FLOOR_FACTOR, MIN_PROMPTS, compare_logits, judge_logits
 from assay.harness.judge.report import SuiteResult
 from assay.harness.policy import WIDEST_LOGITS_LIMIT
 
@@ -49,9 +44,7 @@ def judged(tmp_path: Path, runs: ModuleType) -> Callable[..., SuiteResult]:
         folder: RunFolder = runs.run_of(tmp_path / f"run-{len(list(tmp_path.iterdir()))}", spec)
         scored = partial(runs.scored, run=folder.nonce)
         write_logits(folder.path, scored("reference", prompts, change=reference))
-        write_logits(
-            folder.path, scored("reference", prompts, noise=floor, seed=2, repeat=FLOOR_REPEAT, change=reference)
-        )
+        write_logits(folder.path, scored("reference", prompts, noise=floor, seed=2, repeat=FLOOR_REPEAT, change=reference))
         write_logits(folder.path, scored("candidate", prompts, noise=noise, seed=1, change=change))
         comparison = compare_logits(folder.path, spec.policy.alpha, folder.nonce)
         return judge_logits(comparison, spec.policy, declared, synthetic=True)
@@ -115,9 +108,7 @@ def test_other_distributions_are_a_regression(judged: Callable[..., SuiteResult]
 
 @pytest.mark.parametrize("change", [nowhere_finite, certain_of_another])
 @pytest.mark.parametrize("require", [(), ("logits",)])
-def test_a_run_does_not_pass_with_broken_logits(
-    tmp_path: Path, runs: ModuleType, change: Change, require: tuple[str, ...]
-) -> None:
+def test_a_run_does_not_pass_with_broken_logits(tmp_path: Path, runs: ModuleType, change: Change, require: tuple[str, ...]) -> None:
     folder = runs.run_of(tmp_path / "run", runs.spec_of(require=require))
     runs.answer_all(folder, runs.same_answer)
     runs.score_both(folder, partial(runs.scored, change=change))
@@ -146,9 +137,7 @@ def test_equal_logits_pass(judged: Callable[..., SuiteResult]) -> None:
 
 
 def test_noise_passes_in_the_family_that_declares_it_and_in_no_smaller_one(judged: Callable[..., SuiteResult]) -> None:
-    size = math.sqrt(
-        0.6 * kl_limit(["int8_qk"]) / 0.31
-    )  # with these logits, normal noise of size s has a mean KL of 0.31 s^2
+    size = math.sqrt(0.6 * kl_limit(["int8_qk"]) / 0.31)  # with these logits, normal noise of size s has a mean KL of 0.31 s^2
     assert judged(noise=size, declared=("", "int8_qk")).verdict == "pass"
     exact = judged(noise=size)
     assert (exact.verdict, exact.decided_by[:8]) == ("regression", "mean-kl-")
@@ -232,9 +221,7 @@ def on_means(tmp_path: Path, runs: ModuleType) -> Callable[..., SuiteResult]:
 
     def judge(multiples: np.ndarray, floor: float = 0.0) -> SuiteResult:
         kl = multiples * kl_limit(())
-        prompts = tuple(
-            replace(one, kl=kl, change=np.zeros(len(kl)), floor=np.full(32, floor)) for one in comparison.prompts
-        )
+        prompts = tuple(replace(one, kl=kl, change=np.zeros(len(kl)), floor=np.full(32, floor)) for one in comparison.prompts)
         return judge_logits(replace(comparison, prompts=prompts), spec.policy, (), synthetic=True)
 
     return judge

@@ -18,9 +18,7 @@ from assay.harness.judge.op_matrix import claim
 from assay.harness.verdict import Check, Finding
 
 SPEC = RunSpec.of(reference="torch_native", candidate="sage_attn", suites=("layers",))
-FINDING = Finding(
-    id="mask-top-left", title="t", severity="serious", where="extend", diagnosis="d", evidence=(), reproduce="r"
-)
+FINDING = Finding(id="mask-top-left", title="t", severity="serious", where="extend", diagnosis="d", evidence=(), reproduce="r")
 
 
 def record(**changed: Any) -> MatrixRecord:
@@ -45,11 +43,7 @@ def judged(made: MatrixRecord | None, spec: RunSpec = SPEC, *, kernel: bool = Tr
         ({"worst_own": float("nan")}, "regression"),
         ({"calls": 0, "worst_own": None}, "inconclusive"),
         (
-            {
-                "calls": 0,
-                "worst_own": None,
-                "refused": (CaseWhy(case="extend-1", why="no"), CaseWhy(case="decode-1", why="no")),
-            },
+            {"calls": 0, "worst_own": None, "refused": (CaseWhy(case="extend-1", why="no"), CaseWhy(case="decode-1", why="no"))},
             "inconclusive",
         ),
         ({"error": "no GPU"}, "inconclusive"),

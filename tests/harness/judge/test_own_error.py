@@ -82,7 +82,4 @@ def test_a_kernel_that_could_not_be_run_on_the_recorded_calls_does_not_pass(evid
 def test_a_run_without_a_layer_diff_has_no_part(tmp_path: Path) -> None:
     part = claim(RunEvidence.read(open_folder(prepare(SPEC), tmp_path / "run")))
     assert (part.suite, part.causes, part.parts) == (None, (), {})
-    assert [(check.id, check.status) for check in part.checks] == [
-        ("cached-prefix", "missing"),
-        ("layers-compared", "missing"),
-    ]
+    assert [(check.id, check.status) for check in part.checks] == [("cached-prefix", "missing"), ("layers-compared", "missing")]

@@ -19,9 +19,7 @@ from assay.harness.judge.policy_checks import claim
         ({"margin": 0.1, "alpha": 0.2}, {}, "not checked", "margin = 0.1 (--margin); alpha = 0.2 (--alpha)"),
     ],
 )
-def test_a_weaker_policy_is_named(
-    tmp_path: Path, flags: dict[str, Any], noise: dict[str, str], status: str, found: str
-) -> None:
+def test_a_weaker_policy_is_named(tmp_path: Path, flags: dict[str, Any], noise: dict[str, str], status: str, found: str) -> None:
     manifest = SimpleNamespace(noise=noise, model="tiny", created="")
     folder = SimpleNamespace(path=tmp_path / "run")
     run = SimpleNamespace(spec=make_spec(flags), manifest=manifest, baselines=None, folder=folder)

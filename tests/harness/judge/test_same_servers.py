@@ -26,9 +26,6 @@ def test_a_flag_that_was_asked_to_differ_must_differ_in_the_servers() -> None:
     spec = RunSpec(**dict(zip(ROLES, sides, strict=True)))
     same = {role: server("triton", role=role).model_copy(update={"arguments": {"page_size": 1}}) for role in ROLES}
     check = rules.check_same_servers(spec.sides, same, {})
-    assert (check.status, check.found) == (
-        "failed",
-        "both servers report the same --page-size, which was asked to differ",
-    )
+    assert (check.status, check.found) == ("failed", "both servers report the same --page-size, which was asked to differ")
     other = same["candidate"].model_copy(update={"arguments": {"page_size": 16}})
     assert rules.check_same_servers(spec.sides, same | {"candidate": other}, {}).status == "ok"

@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from assay.evals.envelope_load import Request, envelope_load
+from assay.evals.envelope_load import LoadRequest, envelope_load
 from assay.harness.compare.answers import Pair
 from assay.harness.config import make_spec
 from assay.harness.evidence.counters import Admission
@@ -30,7 +30,7 @@ LOAD = envelope_load(ENVELOPE.reach(LIMITS), 9, 1031, "seed")
 REQUESTS = [one for wave in LOAD.waves for one in wave]
 
 
-def answers(say: Callable[[Role, Request], Iterable[str]] = lambda role, one: ["7"] * one.output) -> list[Answer]:
+def answers(say: Callable[[Role, LoadRequest], Iterable[str]] = lambda role, one: ["7"] * one.output) -> list[Answer]:
     return [
         Answer(
             suite="envelope", role=role, item=one.title, prompt_hash=one.title, request_id=f"{role} {one.title}", text="7",
@@ -47,7 +47,7 @@ def _token(text: str) -> Token:
     return Token(text=text, logprob=-1e-7, top=((text, -1e-7), ("7" if text == "8" else "8", -16.0)))
 
 
-def admissions(requests: Iterable[Request] = REQUESTS) -> list[Admission]:
+def admissions(requests: Iterable[LoadRequest] = REQUESTS) -> list[Admission]:
     """What the candidate's server admits, each prompt in chunks."""
     found = []
     for one in requests:
@@ -91,7 +91,7 @@ def test_a_server_that_saw_short_prompts_alone_is_no_pass_and_says_what_it_serve
 
 
 def test_what_follows_the_first_token_that_differs_is_not_compared() -> None:
-    def say(role: Role, one: Request) -> list[str]:
+    def say(role: Role, one: LoadRequest) -> list[str]:
         return ["8" if role == "candidate" else "7", *["7"] * (one.output - 1)]
 
     found = served(answers(say), admissions())
@@ -125,9 +125,7 @@ def test_the_report_states_both_envelopes() -> None:
 def texts(wrong: int) -> Sequence[Pair]:
     """Answers of which so many differ."""
     titles = {one.title for one in REQUESTS[:wrong]}
-    return envelope_pairs(
-        answers(lambda role, one: ["8" if role == "candidate" and one.title in titles else "7"] * one.output)
-    )
+    return envelope_pairs(answers(lambda role, one: ["8" if role == "candidate" and one.title in titles else "7"] * one.output))
 
 
 def combined(wrong: int, *, trusted: bool = True) -> tuple[str, str]:

@@ -73,9 +73,7 @@ def test_a_reference_that_guesses_proves_nothing(decide: Decide) -> None:
     assert equal.verdict == "inconclusive"
     assert "not shown to beat guessing (25 %) by 2 margins of 5.0 points" in equal.why
     assert decide(0, 250, 0, 750).verdict == "inconclusive"
-    assert decide(300, 0, 0, 700).verdict == "inconclusive", (
-        "better than guessing, but there is hardly anything to lose"
-    )
+    assert decide(300, 0, 0, 700).verdict == "inconclusive", "better than guessing, but there is hardly anything to lose"
     assert decide(600, 0, 0, 400).verdict == "pass"
 
 
@@ -99,9 +97,7 @@ def test_a_gain_is_no_regression(decide: Decide) -> None:
 
 
 @given(both_right=st.integers(0, 90), lost=st.integers(0, 30), gained=st.integers(0, 30), both_wrong=st.integers(0, 60))
-def test_every_verdict_is_what_its_numbers_say(
-    both_right: int, lost: int, gained: int, both_wrong: int, decide: Decide
-) -> None:
+def test_every_verdict_is_what_its_numbers_say(both_right: int, lost: int, gained: int, both_wrong: int, decide: Decide) -> None:
     decision = decide(both_right, lost, gained, both_wrong)
     assert decision.value in decision.interval
     if decision.verdict == "pass":

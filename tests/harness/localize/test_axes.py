@@ -4,10 +4,7 @@ from itertools import product
 
 from assay.harness.localize.axes import by_axis, confining, holds, narrowing, words
 
-CALLS = [
-    {"prefix": p, "head_dim": d, "data": w}
-    for p, d, w in product(["0", "16", "128"], ["64", "128"], ["normal", "peaky"])
-]
+CALLS = [{"prefix": p, "head_dim": d, "data": w} for p, d, w in product(["0", "16", "128"], ["64", "128"], ["normal", "peaky"])]
 
 
 def split(fails: object) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
@@ -51,6 +48,4 @@ def test_nothing_is_said_of_an_axis_of_which_a_value_was_not_tried() -> None:
     assert confining(failing, right, other) == []
     assert narrowing(failing, right, ["head_dim"], other) == []
     assert confining(failing, right, CALLS) == confining(failing, right)
-    assert {axis.name: axis.unknown for axis in by_axis(failing, right, other) if axis.unknown} == {
-        "head_dim": ("256",)
-    }
+    assert {axis.name: axis.unknown for axis in by_axis(failing, right, other) if axis.unknown} == {"head_dim": ("256",)}

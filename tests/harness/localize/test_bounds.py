@@ -52,9 +52,7 @@ def own(out: Tensor, call: AttentionCall) -> Tensor:
 @pytest.mark.parametrize("times", [1.0, 3.0])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("lens", LENS)
-def test_a_correct_kernel_of_the_same_dtype_is_within_bounds(
-    lens: list[tuple[int, int]], dtype: torch.dtype, times: float
-) -> None:
+def test_a_correct_kernel_of_the_same_dtype_is_within_bounds(lens: list[tuple[int, int]], dtype: torch.dtype, times: float) -> None:
     call = peaky(call_of(lens, (4, 2), 64, dtype, "cpu"), times)
     assert bool((own(sdpa(call), call) <= CallNoise(call).bounds).all())
 
@@ -100,9 +98,7 @@ def test_terms_that_a_float32_sum_of_single_keys_loses_are_within_bounds(lost: f
     call = call_of([(1, 400)], (4, 1), 64, torch.float32, "cpu", 5)
     k, along = torch.zeros_like(call.k), call.q.mean(1, keepdim=True)
     k[0] = along[0] / along.square().sum() / call.scale * -math.log(lost)
-    call = replace(
-        call, q=along.expand_as(call.q).contiguous(), k=k, v=call.v.abs() - 2 * (torch.arange(401) == 0)[:, None, None]
-    )
+    call = replace(call, q=along.expand_as(call.q).contiguous(), k=k, v=call.v.abs() - 2 * (torch.arange(401) == 0)[:, None, None])
     result = measure(call, key_by_key(call))
     assert float(result.own.max()) > 5 * float(CallNoise(call).largest_bound)
     assert not result.fails
@@ -135,9 +131,7 @@ def test_a_bound_is_that_of_its_own_cell() -> None:
     peak = CallNoise(replace(calm, q=one_head), "int8_qk")
     assert int(peak.ensemble.noise.amax(0).argmax()) == 3
     assert float(peak.bounds[:, 3].max()) > 2 * float(peak.bounds[:, 0].max())
-    assert float(peak.bounds[:, 0].max()) == pytest.approx(
-        float(CallNoise(calm, "int8_qk").bounds[:, 0].max()), rel=0.3
-    )
+    assert float(peak.bounds[:, 0].max()) == pytest.approx(float(CallNoise(calm, "int8_qk").bounds[:, 0].max()), rel=0.3)
 
 
 @pytest.mark.few(3)

@@ -25,11 +25,7 @@ def test_sequence_shapes_of_a_call() -> None:
         ([extend(9, 2), extend(7, 15)], [extend(9, 0), extend(9, 1), extend(9, 30)], "cached prefix 2-15"),
         ([extend(9, 16), extend(7, 99)], [extend(9, 0), extend(9, 15)], "cached prefix >= 16"),
         ([extend(9, 0), extend(7, 192)], [extend(9, 16), extend(9, 77)], "cached prefix % 64 == 0"),
-        (
-            [extend(9, 64), extend(7, 192)],
-            [extend(9, 0), extend(9, 77)],
-            "cached prefix > 0 and cached prefix % 64 == 0",
-        ),
+        ([extend(9, 64), extend(7, 192)], [extend(9, 0), extend(9, 77)], "cached prefix > 0 and cached prefix % 64 == 0"),
         ([SequenceShape("decode", 1, 9, 1, 0)], [extend(1, 9), extend(3, 9)], "decode only"),
         ([extend(9, 3, 2, 1)], [extend(9, 3, 2, 0), extend(9, 3)], "not the first of its batch"),
         ([extend(9, 3, 2, 0), extend(9, 3, 2, 1)], [extend(9, 3)], "batch > 1"),
@@ -46,9 +42,7 @@ def test_sequence_shapes_of_a_call() -> None:
         ([extend(300, 0), extend(400, 0)], [extend(9, 0), extend(50, 3)], "new tokens >= 300"),
     ],
 )
-def test_the_simplest_condition_is_first(
-    failing: list[SequenceShape], passing: list[SequenceShape], words: str
-) -> None:
+def test_the_simplest_condition_is_first(failing: list[SequenceShape], passing: list[SequenceShape], words: str) -> None:
     assert separating(failing, passing)[0].words == words
 
 

@@ -32,9 +32,7 @@ FEW = [[(24, 0)], [(20, 1)], [(9, 64)]]
 pytestmark = pytest.mark.usefixtures("shared_hypotheses")
 
 
-def calls(
-    layers: int, head_dim: int = 32, dtype: torch.dtype = torch.bfloat16, matrix: Lens = MATRIX
-) -> list[AttentionCall]:
+def calls(layers: int, head_dim: int = 32, dtype: torch.dtype = torch.bfloat16, matrix: Lens = MATRIX) -> list[AttentionCall]:
     return [
         call_of(lens, (4, 2), head_dim, dtype, "cpu", seed=100 * layer + i).with_spec(layer=layer)
         for layer in range(layers)
@@ -219,9 +217,7 @@ def test_zeros_are_not_written_rather_than_scaled() -> None:
     found = diagnose(run_and_repeat(nothing_beyond_30_keys, calls(1, matrix=[[(9, 0)], [(9, 80)], [(40, 80)]])))
     assert [one.id for one in found] == [OUTPUT_NOT_WRITTEN]
     assert found[0].does == "does not write its output once a prefix is cached"
-    assert not any(
-        "scale" in text or "times" in text for text in (found[0].diagnosis, found[0].title, *found[0].evidence)
-    )
+    assert not any("scale" in text or "times" in text for text in (found[0].diagnosis, found[0].title, *found[0].evidence))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])

@@ -105,9 +105,7 @@ def test_long_calls_of_each_dtype_run_many_times(dtype: torch.dtype) -> None:
         return rounded_oracle(call) * (1.0 if launches <= 30 else 0.5)
 
     calls = [
-        call_of([(1, cached)], (4, 2), 64, kind, "cpu", cached)
-        for kind in (torch.float16, torch.bfloat16)
-        for cached in (20, 300)
+        call_of([(1, cached)], (4, 2), 64, kind, "cpu", cached) for kind in (torch.float16, torch.bfloat16) for cached in (20, 300)
     ]
     wrong = endured_on(Guard(kernel, declaration(kernel)), calls, 200)
     assert wrong is not None

@@ -110,9 +110,7 @@ def test_a_wrapper_of_assay_is_not_the_kernel() -> None:
 
     result = check(attention, cases=cases(("decode",))[:3], read_out=0)
     (finding,) = result.findings
-    assert re.fullmatch(
-        r"the kernel raised ValueError: no such tile \(test_guard.py, line \d+, in helper\)", finding.diagnosis
-    )
+    assert re.fullmatch(r"the kernel raised ValueError: no such tile \(test_guard.py, line \d+, in helper\)", finding.diagnosis)
     assert "in attention" in result.traceback
     assert "in helper" in result.traceback
     assert "guard.py" not in result.traceback.replace("test_guard.py", ""), "assay's own lines are left out"

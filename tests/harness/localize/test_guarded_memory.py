@@ -22,9 +22,7 @@ def heads_of_all_q(call: AttentionCall) -> Tensor:
     """Reads the kv head of each q head's own number by address, as a kernel does that forgets to divide by the group."""
     heads = call.q.shape[1]
     rows, kv_heads, dim = call.k.shape
-    wrong = {
-        name: torch.as_strided(getattr(call, name), (rows, heads, dim), (kv_heads * dim, dim, 1)) for name in ("k", "v")
-    }
+    wrong = {name: torch.as_strided(getattr(call, name), (rows, heads, dim), (kv_heads * dim, dim, 1)) for name in ("k", "v")}
     return rounded_oracle(AttentionCall(**{**vars(call), **wrong}))
 
 

@@ -20,9 +20,7 @@ from assay.harness.localize.kernel_runs import KernelRun, measure, repeat, run_a
 from assay.harness.localize.screening import Comparisons
 from assay.harness.verdict import Finding
 
-CALLS = [
-    call_of(lens, (4, 2), 16, torch.bfloat16, "cpu", seed=i) for i, lens in enumerate([[(5, 3)], [(7, 0)], [(2, 20)]])
-]
+CALLS = [call_of(lens, (4, 2), 16, torch.bfloat16, "cpu", seed=i) for i, lens in enumerate([[(5, 3)], [(7, 0)], [(2, 20)]])]
 
 
 def only(findings: list[Finding]) -> Finding:
@@ -185,7 +183,7 @@ def test_a_cell_fits_a_bug_within_the_noise_that_other_keys_would_cost_it() -> N
     assert (exact.fit_bounds < quantised.fit_bounds).all()
 
 
-LONG = call_of([(2048, 0)], (2, 1), 16, torch.bfloat16, "cpu", seed=3)
+LONG = call_of([(1536, 0)], (2, 1), 16, torch.bfloat16, "cpu", seed=3)
 
 
 def zeroed(out: Tensor, rows: list[int], heads: slice = slice(None)) -> Tensor:
@@ -195,7 +193,7 @@ def zeroed(out: Tensor, rows: list[int], heads: slice = slice(None)) -> Tensor:
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize(("rows", "heads"), [([700, 1301, 2047], slice(None)), ([1301], slice(1, 2))])
+@pytest.mark.parametrize(("rows", "heads"), [([525, 976, 1535], slice(None)), ([976], slice(1, 2))])
 def test_single_wrong_queries_do_not_drown_in_their_cells(rows: list[int], heads: slice) -> None:
     right = rounded_oracle(LONG)
     assert not measure(LONG, right).fails
@@ -215,9 +213,7 @@ def test_a_wrong_query_of_a_quantised_kernel_is_out_of_bounds(noise: str) -> Non
     call = call_of([(1024, 0)], (4, 2), 32, torch.bfloat16, "cpu", seed=4)
     honest = honest_outputs(call, family(noise), members=2, seed=5)[0].to(call.q.dtype)
     assert not measure(call, honest, noise).fails
-    heads = (
-        slice(None) if noise == "fp4_kv" else slice(1, 2)
-    )  # FP4 costs a query 15 %, so that one head alone says little
+    heads = slice(None) if noise == "fp4_kv" else slice(1, 2)  # FP4 costs a query 15 %, so that one head alone says little
     for wrong in (0 * honest[301], honest[77], 2 * honest[301]):
         out = honest.clone()
         out[301, heads] = wrong[heads]
@@ -231,9 +227,9 @@ def test_a_query_whose_values_cancel_is_no_false_alarm() -> None:
     """The truth of one query is a thousandth of the others', and no rounding is smaller for that."""
     call = call_of([(256, 0)], (2, 1), 32, torch.bfloat16, "cpu", seed=6)
     right = oracle(call)
-    call.v[200] -= (
-        right[200, 0] / (call.scale * call.q[200, 0].double() @ call.k[:201, 0].double().T).softmax(0)[200]
-    ).to(call.v.dtype)
+    call.v[200] -= (right[200, 0] / (call.scale * call.q[200, 0].double() @ call.k[:201, 0].double().T).softmax(0)[200]).to(
+        call.v.dtype
+    )
     size = oracle(call).abs().sum(-1)
     assert size[200, 0] < size[:, 0].median() / 20
     for kernel in (rounded_oracle, torch_sdpa):
@@ -241,7 +237,7 @@ def test_a_query_whose_values_cancel_is_no_false_alarm() -> None:
 
 
 def test_a_hypothesis_must_explain_the_wrong_queries() -> None:
-    result = measure(LONG, zeroed(rounded_oracle(LONG), [1301]))
+    result = measure(LONG, zeroed(rounded_oracle(LONG), [976]))
     compared = Comparisons()
     assert all(compared.explaining(hypothesis, result) is None for hypothesis in FAMILY)
 

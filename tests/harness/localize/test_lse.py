@@ -63,9 +63,7 @@ def test_log_sum_exps_in_float32_are_in_bounds(asked: str) -> None:
         for request in requests(call):
             logits = scores(request).float()
             if call.spec.sinks:
-                logits = torch.cat(
-                    [logits, torch.tensor(call.spec.sinks)[:, None, None].expand(-1, logits.shape[1], 1)], -1
-                )
+                logits = torch.cat([logits, torch.tensor(call.spec.sinks)[:, None, None].expand(-1, logits.shape[1], 1)], -1)
             sums.append(logits.logsumexp(-1).T)
         return torch.cat(sums)
 
@@ -154,9 +152,7 @@ def test_a_declared_quantisation_explains_what_it_costs_and_no_other_kernel_may_
             assert lse_errors(call, noisy, FAMILIES[""], None).wrong
 
 
-def test_errors_near_their_bound_alone_are_compared_with_the_noise_of_all_members(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_errors_near_their_bound_alone_are_compared_with_the_noise_of_all_members(monkeypatch: pytest.MonkeyPatch) -> None:
     simulated = []
 
     def counting(call: AttentionCall, family: NoiseFamily, rows: Tensor, members: int, **asked: bool) -> Tensor:

@@ -72,13 +72,7 @@ def test_a_top_left_mask_leaves_out_a_band_of_keys() -> None:
 
 
 def test_a_missing_prefix_is_a_block_of_unseen_keys() -> None:
-    assert drawn(bug("prefix-dropped"), [(3, 2), (2, 0)]).cells == (
-        "oo#....",
-        "oo##...",
-        "oo###..",
-        ".....#.",
-        ".....##",
-    )
+    assert drawn(bug("prefix-dropped"), [(3, 2), (2, 0)]).cells == ("oo#....", "oo##...", "oo###..", ".....#.", ".....##")
 
 
 def test_a_key_too_many_is_wrongly_seen() -> None:

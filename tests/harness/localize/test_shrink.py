@@ -131,6 +131,7 @@ def test_the_generated_test_fails_with_the_kernel_and_passes_with_the_oracle(mod
     run_test(source.replace(f"{module}:top_left", ORACLE))
 
 
+@pytest.mark.slow
 def test_data_that_is_needed_is_written_into_the_test(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shrink_module, "_CHANGES", shrink_module._CHANGES[:1])  # what no seed gives
     kernel = fault("values-saturate-fp8-e4m3")

@@ -41,9 +41,7 @@ class Counted:
 def test_the_smallest_calls_give_the_name_before_any_other_is_run() -> None:
     kernel = Counted(fault("mask-top-left"))
     seen: list[tuple[int, str]] = []
-    *_, first_s = diagnose_kernel(
-        kernel, CALLS, on_first=lambda findings: seen.append((len(kernel.lens), findings[0].id))
-    )
+    *_, first_s = diagnose_kernel(kernel, CALLS, on_first=lambda findings: seen.append((len(kernel.lens), findings[0].id)))
     assert seen == [(2 * LAYERS, "mask-top-left")]
     assert set(kernel.lens[: 2 * LAYERS]) == {(24, 24), (14, 37)}
     assert first_s is not None

@@ -45,9 +45,7 @@ def test_only_the_kernel_keeps_the_threads_that_the_user_sets(
 
     measured = kernel_runs.oracle
     monkeypatch.setattr(kernel_runs, "oracle", lambda *given: of_assay.add(torch.get_num_threads()) or measured(*given))
-    result = check(
-        kernel, cases=matrix_of(Declaration(), phases=["extend"], dtypes=["float32"], head_dims=[64])[:2], read_out=0.2
-    )
+    result = check(kernel, cases=matrix_of(Declaration(), phases=["extend"], dtypes=["float32"], head_dims=[64])[:2], read_out=0.2)
     assert result.findings[0].id == "mask-top-left"
     assert result.read_out is not None
     assert of_kernels == {of_kernel}

@@ -129,9 +129,7 @@ def test_what_shows_only_beyond_the_design_is_found(kernel: Kernel) -> None:
 
 @pytest.mark.interpreter
 def test_the_shipped_kernel_itself_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "assay.harness.localize.smallest.SHRINK_SECONDS", 1.0
-    )  # an interpreted kernel would use all of it
+    monkeypatch.setattr("assay.harness.localize.smallest.SHRINK_SECONDS", 1.0)  # an interpreted kernel would use all of it
     alone = [c for c in cases(("extend",)) if c.condition["batch"] == "one"]
     few = [alone[1], next(c for c in alone if c.condition["prefix"] == "0" and c.condition["new"] in ("1", "7", "64"))]
     result = check(sage_attn_as_shipped, cases=few)
@@ -184,9 +182,7 @@ def test_a_bug_under_one_condition_is_reported_with_it(
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", ["mask-top-left", "prefix-values-shifted"])
 def test_a_bug_at_complete_blocks_is_reported_with_its_condition(bug: str) -> None:
-    result = check(
-        fault(bug, when=lambda new, prefix: prefix % 64 == 0), phases=["extend"], dtypes=["float32"], head_dims=[64]
-    )
+    result = check(fault(bug, when=lambda new, prefix: prefix % 64 == 0), phases=["extend"], dtypes=["float32"], head_dims=[64])
     assert kinds(result) == [bug]
     assert "cached prefix % 64 == 0" in message(result)
 
@@ -266,9 +262,7 @@ def test_special_calls_show_what_depends_on_them_and_say_so(holds: Callable[[Att
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "apart", [pytest.param(False, id="whole", marks=pytest.mark.slow), pytest.param(True, id="in one dtype")]
-)
+@pytest.mark.parametrize("apart", [pytest.param(False, id="whole", marks=pytest.mark.slow), pytest.param(True, id="in one dtype")])
 def test_an_exact_sentence_replaces_the_axes_that_it_explains(apart: bool) -> None:
     some = cases(("extend",), dtypes=[torch.float32, torch.float16])[::32]
     kernel = only_where(lambda call: call.q.dtype == torch.float32, TOP_LEFT) if apart else TOP_LEFT
@@ -525,12 +519,7 @@ def test_the_command_and_the_test_are_those_of_the_kernel(monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules["assay.harness.offline.check"].CALLS, "small", 10)
     few = {"seed": 3, "phases": ["decode"], "dtypes": ["bfloat16"], "head_dims": [64], "calls": None}
     assert check(ORACLE, **few).again == f"assay check {ORACLE} --phase decode --dtype bfloat16 --head-dim 64 --seed 3"
-    assert (
-        check(
-            TOP_LEFT, cases=cases(("decode",), dtypes=[torch.float32], head_dims=[64])[::SOME], phases=["decode"]
-        ).test
-        == ""
-    )
+    assert check(TOP_LEFT, cases=cases(("decode",), dtypes=[torch.float32], head_dims=[64])[::SOME], phases=["decode"]).test == ""
     assert named(rounded_oracle) == (ORACLE, rounded_oracle)
     assert named(TOP_LEFT)[0] == "fault.<locals>.kernel"
     assert named(partial(rounded_oracle))[0] == "partial"
@@ -613,17 +602,7 @@ def test_pytest_shows_the_kernel_that_raises_and_not_what_called_it(tmp_path: Pa
         "    assert_correct('raising:forward', call_of([(3, 4)], (2, 1), 64, torch.float32, 'cpu'))\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path.cwd())])}
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "--rootdir",
-        str(tmp_path),
-        str(tmp_path),
-    ]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(tmp_path)]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert "raised ValueError: no such tile (raising.py, line 2, in forward)" in done.stdout
     assert 'raising.py", line 2, in forward' in done.stdout
@@ -647,9 +626,7 @@ def of_present_sequences(call: AttentionCall) -> Tensor:
     present, keys = lengths[lengths > 0], call.cu_seqlens_k.diff()[: int((lengths > 0).sum())]
     edges_q, edges_k = (torch.cat([one.new_zeros(1), one.cumsum(0)]).int() for one in (present, keys))
     end = int(edges_k[-1])
-    return oracle(replace(call, cu_seqlens_q=edges_q, cu_seqlens_k=edges_k, k=call.k[:end], v=call.v[:end])).to(
-        call.q.dtype
-    )
+    return oracle(replace(call, cu_seqlens_q=edges_q, cu_seqlens_k=edges_k, k=call.k[:end], v=call.v[:end])).to(call.q.dtype)
 
 
 def test_a_call_whose_first_sequence_has_no_query_is_judged_by_the_others() -> None:

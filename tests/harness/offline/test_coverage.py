@@ -23,9 +23,7 @@ check = partial(check_and_read, read_out=0)
 pytestmark = pytest.mark.usefixtures("thin_matrix")
 
 
-@pytest.mark.parametrize(
-    "run", [pytest.param(True, id="all calls run", marks=pytest.mark.slow), pytest.param(False, id="some")]
-)
+@pytest.mark.parametrize("run", [pytest.param(True, id="all calls run", marks=pytest.mark.slow), pytest.param(False, id="some")])
 def test_a_pass_says_what_it_covers_in_one_line_in_json_and_on_the_page(run: bool) -> None:
     made = cases(("extend",), dtypes=[torch.float16])
     result = check(rounded_oracle, cases=made if run else made[:4], phases=["extend"], calls=300 if run else 0)
@@ -111,9 +109,7 @@ def test_the_advice_on_a_refusal_names_the_axis_that_separates() -> None:
 
     result = check(no_prefix, phases=["extend"], dtypes=["float16"], calls=0)
     assert result.verdict == "inconclusive"
-    assert (
-        "every extend call with a cached prefix was refused; declare what it supports: prefix=False" in result.missing
-    )
+    assert "every extend call with a cached prefix was refused; declare what it supports: prefix=False" in result.missing
     assert not [one for one in result.missing if "dtype" in one or "head_dim" in one]
     [gap] = result.coverage.gaps
     assert gap.what == "a cached prefix"

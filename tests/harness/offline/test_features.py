@@ -122,9 +122,7 @@ def test_absorbed_latent_attention_may_have_its_rope_apart() -> None:
     right = declares(features=("mla", "split_rope", "rope"), head_dims=(576,), head_dims_v=(512,))(
         lambda call: from_what_is_given(call) if call.spec.rope_dims else rounded_oracle(call)
     )
-    some = [
-        case for case in cases(declared=declaration(right), head_dims=(576,)) if "RoPE" in case.condition["asked for"]
-    ]
+    some = [case for case in cases(declared=declaration(right), head_dims=(576,)) if "RoPE" in case.condition["asked for"]]
     assert {case.condition["heads"].split()[0] for case in some} == {"MQA"}
     assert check(right, cases=some[::2], calls=0).findings == ()
 
@@ -135,9 +133,7 @@ def test_a_kernel_that_computes_what_it_declares_passes_and_the_check_says_what_
     asked = result.coverage.sentence.partition("asked for: ")[2]
     for value in ("window 1,", "window 129", "softcap 1,", "softcap 50", "temperature 64", "sinks near -4"):
         assert value in asked
-    all_of_them = (
-        "window 64 and softcap 30 and temperature 64 and sinks near 0 and ALiBi to 2^-8 and 7 padded rows and "
-    )
+    all_of_them = "window 64 and softcap 30 and temperature 64 and sinks near 0 and ALiBi to 2^-8 and 7 padded rows and "
     last = "1000 keys evicted and K and V in e4m3 per tensor and Q in e4m3 per tensor and factors by position and "
     last += "a bias of each query to 40 tokens"
     assert f"{all_of_them}random tree and {last}" in asked
@@ -187,9 +183,7 @@ def test_a_window_that_is_off_by_one_is_wrong() -> None:
         return rounded_oracle(call.with_spec(mask=Mask(window=window - 1)) if window > 1 else call)
 
     result = check(declaring(narrower, "window"), cases=asking("window"), read_out=0, calls=0)
-    assert {case.condition["asked for"] for case in result.failing} == {
-        f"window {size}" for size in (64, 16, 17, 65, 128, 129)
-    }
+    assert {case.condition["asked for"] for case in result.failing} == {f"window {size}" for size in (64, 16, 17, 65, 128, 129)}
 
 
 def test_a_kernel_that_declares_nothing_is_asked_for_nothing_and_costs_what_it_cost() -> None:
@@ -198,9 +192,7 @@ def test_a_kernel_that_declares_nothing_is_asked_for_nothing_and_costs_what_it_c
 
 
 def test_a_feature_that_does_not_exist_is_not_declared() -> None:
-    with pytest.raises(
-        ValueError, match=r"declares the features \['relative bias'\]; expected some of window, softcap"
-    ):
+    with pytest.raises(ValueError, match=r"declares the features \['relative bias'\]; expected some of window, softcap"):
         declares(features=("relative bias",))
 
 

@@ -91,9 +91,7 @@ def test_a_window_of_one_key_fewer_is_named_in_its_phase_with_a_test(monkeypatch
     assert (found["window"], found["softcap"]) == ("wrong", "honours")
     wrong = [cell for cell in found[""].measured if cell.state == "wrong"]
     assert [(cell.attribute, cell.phase, cell.says) for cell in wrong] == [("window", "decode", "one key fewer")]
-    assert "call_of([(1, 8)], (1, 1), 64, torch.float16" in wrong[0].test, (
-        "eight keys before its own are the fewest that show it"
-    )
+    assert "call_of([(1, 8)], (1, 1), 64, torch.float16" in wrong[0].test, "eight keys before its own are the fewest that show it"
     assert "call.with_spec(phase='decode', mask=Mask(causal=True, window=8))" in wrong[0].test
 
 
@@ -220,9 +218,7 @@ def test_what_a_backend_of_vllm_does_not_have_is_refused_and_not_left_out(
 
 
 @pytest.mark.parametrize(("backend", "only"), [("flashmla", True), ("vllm:CPU_MLA", True), ("triton", False)])
-def test_a_backend_of_latents_alone_is_asked_for_nothing_else(
-    backend: str, only: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_backend_of_latents_alone_is_asked_for_nothing_else(backend: str, only: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(honours, "_made", lambda name: Computes(rounded_oracle))
     asked = {cell.attribute for cell in of_backend(backend).measured}
     assert (asked == {"mla"}) == only

@@ -31,9 +31,12 @@ from assay.harness.localize.kernel_runs import measure
 from assay.harness.offline import observed
 from assay.harness.offline.check import assert_correct, check
 from assay.harness.offline.check_result import CheckResult
-from assay.harness.offline.observed import Reader, held, picture_on
+from assay.harness.offline.observed import Reader, _tried, held, picture_on
 from assay.harness.offline.replay import replay, replay_recorded
 from assay.harness.picture import Picture
+from assay.harness.readout.effects import constant
+from assay.harness.readout.mining import Condition, Literal, Term
+from assay.harness.readout.operators import Clause, Operator
 from assay.harness.readout.readout import ReadOut, read_out
 from assay.harness.readout.samples import Agreement
 from assay.harness.server.pack_writer import PackWriter
@@ -309,9 +312,7 @@ def a_pack(folder: Path, kernel: Kernel, layer: int = 1) -> Path:
     writer = PackWriter(folder, Source(engine="e", model="m", model_hash="h", reference="r", candidate="c"), 10**8)
     for number, (new, prefix) in enumerate([(3, 0), (9, 20), (30, 5)]):
         call = call_of([(new, prefix)], (4, 2), 64, torch.float32, "cpu", seed=number).with_spec(layer=layer)
-        writer.add(
-            CallMetadata(layer, "extend", (new,), (prefix,), ("a",)), call, rounded_oracle(call), candidate=kernel(call)
-        )
+        writer.add(CallMetadata(layer, "extend", (new,), (prefix,), ("a",)), call, rounded_oracle(call), candidate=kernel(call))
     writer.flush()
     return folder
 
@@ -346,23 +347,17 @@ def test_a_replay_shows_the_edge_of_the_mask_and_says_what_holds_on_the_recorded
 
 
 @pytest.mark.usefixtures("read_before")
-def test_a_replay_does_not_say_what_holds_only_on_other_calls(
-    tmp_path: Path, importable: Callable[[str, Kernel], str]
-) -> None:
+def test_a_replay_does_not_say_what_holds_only_on_other_calls(tmp_path: Path, importable: Callable[[str, Kernel], str]) -> None:
     pack = a_pack(tmp_path / "pack", no_rule_in_21, layer=21)
     [finding] = replay(pack, importable("by_layer", no_rule_in_21)).findings
     assert (finding.id, finding.operator) == (UNEXPLAINED, "")
     assert finding.picture is not None
-    assert finding.picture.call == "layer 21 extend, new+prefix 9+20", (
-        "the smallest failing call with some queries and keys"
-    )
+    assert finding.picture.call == "layer 21 extend, new+prefix 9+20", "the smallest failing call with some queries and keys"
     assert any(line.startswith("on other calls the kernel computes this, which gives ") for line in finding.evidence)
 
 
 @pytest.mark.slow
-def test_a_recorded_call_is_read_after_the_result_is_known(
-    tmp_path: Path, importable: Callable[[str, Kernel], str]
-) -> None:
+def test_a_recorded_call_is_read_after_the_result_is_known(tmp_path: Path, importable: Callable[[str, Kernel], str]) -> None:
     recorded = a_pack(tmp_path / "pack", NO_MASK)
     before: list[ReplayResult] = []
     backend = Backend.parse(importable("recorded", NO_MASK))
@@ -377,15 +372,20 @@ def test_a_kernel_that_is_right_outside_of_its_server_is_said_to_be(
     tmp_path: Path, importable: Callable[[str, Kernel], str]
 ) -> None:
     recorded = a_pack(tmp_path / "pack", NO_MASK)
-    result = replay_recorded(
-        recorded, Backend.parse(importable("right_here", rounded_oracle)), "again", reader=Reader()
-    )
+    result = replay_recorded(recorded, Backend.parse(importable("right_here", rounded_oracle)), "again", reader=Reader())
     finding = result.findings[0]
     assert finding.picture is None
-    assert any(
-        line.startswith("asked again, the kernel computes layer 1 extend, new+prefix 9+20") for line in finding.evidence
-    )
+    assert any(line.startswith("asked again, the kernel computes layer 1 extend, new+prefix 9+20") for line in finding.evidence)
     assert result.exit_code == ExitCode.REGRESSION
+
+
+@pytest.mark.parametrize(("name", "unsure"), [("nth", True), ("decode", False)])
+def test_an_operator_that_counts_calls_cannot_be_tried_on_calls_without_an_order(name: str, unsure: bool) -> None:
+    condition = Condition((Literal(Term(name), "<", 2),))
+    read = ReadOut(Operator((Clause(constant(0.0), condition),)), "the output is zero, at first")
+    call = call_of([(9, 20)], (4, 2), 64, torch.float32, "cpu")
+    tried = _tried(read, [measure(call, 0 * rounded_oracle(call))])
+    assert (tried.unsure, tried.whole) == (unsure, not unsure)
 
 
 def test_an_operator_holds_only_on_calls_whose_outputs_it_gives() -> None:

@@ -38,11 +38,7 @@ def pack(folder: Path, kernel: Kernel, layers: int = 2, lens_of: Sequence[Lens] 
         for layer in range(layers):
             call = call_of(lens, (2, 1), 64, torch.float32, "cpu", seed=number).with_spec(layer=layer)
             seen = CallMetadata(
-                layer,
-                "extend",
-                tuple(new for new, _ in lens),
-                tuple(prefix for _, prefix in lens),
-                tuple("ab"[: len(lens)]),
+                layer, "extend", tuple(new for new, _ in lens), tuple(prefix for _, prefix in lens), tuple("ab"[: len(lens)])
             )
             out, truth = kernel(call), sdpa(call)
             worst = float((out - truth).abs().sum() / truth.abs().sum())
@@ -102,9 +98,7 @@ def test_a_name_from_the_recorded_outputs_alone_runs_no_kernel(tmp_path: Path, m
 
 def test_in_the_candidates_own_server_its_outputs_are_the_served_ones(tmp_path: Path) -> None:
     recorded = pack(tmp_path / "pack", KERNEL)
-    assert not replay_recorded(recorded, Backend.parse("triton"), "again", served=True).findings, (
-        "what served was right"
-    )
+    assert not replay_recorded(recorded, Backend.parse("triton"), "again", served=True).findings, "what served was right"
 
 
 def test_a_correct_backend_has_no_finding(tmp_path: Path) -> None:
@@ -112,9 +106,7 @@ def test_a_correct_backend_has_no_finding(tmp_path: Path) -> None:
     assert (result.findings, result.worst < 1, result.first_finding_s) == ((), True, None)
 
 
-def test_a_kernel_is_run_again_on_a_call_with_and_one_without_a_prefix(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kernel_is_run_again_on_a_call_with_and_one_without_a_prefix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorded = pack(tmp_path / "pack", sdpa)
     (tmp_path / "moody.py").write_text(
         "import torch\nfrom tests_kernel import sdpa\n\n"
@@ -137,18 +129,13 @@ def test_a_kernel_that_runs_only_in_a_server_is_judged_by_its_recorded_outputs(
     monkeypatch.syspath_prepend(tmp_path)
     result = replay_recorded(recorded, Backend.parse("ranked:forward"), "again")
     assert [f.id for f in result.findings if f.severity == "serious"] == ["mask-top-left"]
-    assert (
-        result.not_run
-        == "outside a server, the kernel raised ValueError: no process group (ranked.py, line 2, in forward)"
-    )
+    assert result.not_run == "outside a server, the kernel raised ValueError: no process group (ranked.py, line 2, in forward)"
     (not_tested,) = result.not_tested
     assert not_tested.endswith(result.not_run)
 
 
 @pytest.mark.parametrize("when", ["True", "any(call.prefixes)"])
-def test_a_kernel_that_raises_is_a_finding_and_no_traceback(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
-) -> None:
+def test_a_kernel_that_raises_is_a_finding_and_no_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
     recorded = pack(tmp_path / "pack", KERNEL)
     name = f"raising_{len(when)}"
     body = f"    if {when}:\n        raise ValueError('no such tile')\n    return oracle(call).to(call.q.dtype)\n"
@@ -163,9 +150,7 @@ def test_a_kernel_that_raises_is_a_finding_and_no_traceback(
 
 
 @pytest.mark.slow
-def test_a_replay_ends_with_the_smallest_failing_call_and_a_test_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_replay_ends_with_the_smallest_failing_call_and_a_test_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "top_left.py").write_text(
         "from assay.harness.bugs.faults import fault\n\nforward = fault('mask-top-left', layers=[1], heads=[0])\n"
     )
@@ -200,9 +185,7 @@ def test_a_folder_that_is_no_pack_is_a_usage_error(
     assert "What to do" in capsys.readouterr().err
 
 
-def test_a_url_cannot_be_instrumented(
-    call: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_url_cannot_be_instrumented(call: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert call("diff", "--candidate", "http://127.0.0.1:1", "--out", out) == 2
     assert "is the URL" in capsys.readouterr().err
@@ -224,9 +207,7 @@ def test_what_a_backend_of_the_engine_computes_is_read_from_its_recorded_outputs
     assert any(line.startswith("read from recorded calls, without asking the kernel") for line in finding.evidence)
     assert finding.picture is not None
     assert "o" in "".join(finding.picture.cells)
-    assert not diagnose_recorded(recorded, Backend.parse("triton"), "again")[0].operator, (
-        "while servers run, none is read"
-    )
+    assert not diagnose_recorded(recorded, Backend.parse("triton"), "again")[0].operator, "while servers run, none is read"
 
 
 def test_a_backend_is_read_in_its_own_server_too(tmp_path: Path) -> None:

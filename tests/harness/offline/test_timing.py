@@ -57,8 +57,7 @@ def test_shapes_are_timed_once_and_checked_in_every_layer() -> None:
         ("extend", (0, 1)), ("extend", (0, 1)), ("decode", (0, 1))
     ]  # fmt: skip
     assert all(
-        shape.right and shape.repeats >= 6 and shape.reference_share is shape.candidate_share is None
-        for shape in result.shapes
+        shape.right and shape.repeats >= 6 and shape.reference_share is shape.candidate_share is None for shape in result.shapes
     )
     assert result.findings == ()
 
@@ -163,20 +162,9 @@ def pack(tmp_path: Path) -> Path:
     return tmp_path / "pack"
 
 
-def test_the_command_times_a_pack(
-    call: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path, pack: Path
-) -> None:
+def test_the_command_times_a_pack(call: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path, pack: Path) -> None:
     out = tmp_path / "timing.json"
-    flags = [
-        "--candidate",
-        "assay.harness.attention.sdpa:torch_sdpa",
-        "--bound",
-        "20",
-        "--seconds",
-        "1",
-        "--out",
-        str(out),
-    ]
+    flags = ["--candidate", "assay.harness.attention.sdpa:torch_sdpa", "--bound", "20", "--seconds", "1", "--out", str(out)]
     assert call(str(pack), *flags) == 0
     assert "PASS" in capsys.readouterr().out
     assert '"schema":"assay.kernel-timing/2"' in out.read_text().replace(" ", "").replace("\n", "")

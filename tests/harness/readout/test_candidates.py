@@ -13,9 +13,9 @@ from torch import Tensor
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.localize.reading import read
-from assay.harness.readout.candidates import Answer, effects_of, general_effects, key_factors
+from assay.harness.readout.candidates import effects_of, key_factors
 from assay.harness.readout.edges import Amount, Sum
-from assay.harness.readout.effects import TAILS, block_scales, known_effects, merged, multiplied
+from assay.harness.readout.effects import _TAILS, Answer, _block_scales, general_effects, known_effects, merged, multiplied
 from assay.harness.readout.elsewhere import SOURCES, from_elsewhere
 from assay.harness.readout.forms import Row, Tolerance, fits
 from assay.harness.readout.formulas import SCALES, TIMES, constant_formula
@@ -71,7 +71,7 @@ def source(name: str, what: str = "output") -> Effect:
 
 
 def block_scale(*args: object) -> Effect:
-    return next(one for one in block_scales() if one.args == args)
+    return next(one for one in _block_scales() if one.args == args)
 
 
 CACHED = only(Literal(Term("j", "prefix", cost=0.2), "<", 0))
@@ -156,7 +156,7 @@ def test_the_ids_of_known_effects_are_unique() -> None:
 
 @pytest.mark.few(4)
 @pytest.mark.parametrize("effect", [
-    TAILS[0], multiplied(output=TIMES[0]), multiplied(output=constant_formula(0.9)), block_scale("v", 4, "previous"),
+    _TAILS[0], multiplied(output=TIMES[0]), multiplied(output=constant_formula(0.9)), block_scale("v", 4, "previous"),
 ])  # fmt: skip
 def test_effects_that_follow_from_outputs_alone_are_proposed(effect: Effect) -> None:
     answers: list[Answer] = []

@@ -33,9 +33,7 @@ def calls(dtype: torch.dtype, lens: Sequence[tuple[tuple[int, int], ...]] = LENS
             yield call.with_spec(layer=layer, phase="decode" if all(new == 1 for new, _ in one) else "extend")
 
 
-def read(
-    kernel: Kernel, dtype: torch.dtype = torch.float32, lens: Sequence[tuple[tuple[int, int], ...]] = LENS
-) -> ReadOut:
+def read(kernel: Kernel, dtype: torch.dtype = torch.float32, lens: Sequence[tuple[tuple[int, int], ...]] = LENS) -> ReadOut:
     return read_recorded([recorded(call, kernel(call), 0.0) for call in calls(dtype, lens)])[0]
 
 
@@ -55,7 +53,7 @@ def every_third_key_tripled(call: AttentionCall) -> Tensor:
     return found
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("id", "dtype"),
     [
@@ -66,9 +64,7 @@ def every_third_key_tripled(call: AttentionCall) -> Tensor:
         ("scale-doubled", torch.bfloat16),
     ],
 )
-def test_the_operator_is_read_from_outputs_and_gives_those_of_calls_too_long_to_solve(
-    id: str, dtype: torch.dtype
-) -> None:
+def test_the_operator_is_read_from_outputs_and_gives_those_of_calls_too_long_to_solve(id: str, dtype: torch.dtype) -> None:
     found = read(fault(id), dtype, LENS[::2])
     operator, long = found.operator, [s for s in found.samples if s.plan.keys > 64 and s.bad.any()]
     assert found.exact, found.sentence
@@ -117,9 +113,7 @@ def test_a_rule_that_was_seen_on_one_call_only_is_not_said() -> None:
 
 @pytest.mark.slow
 def test_the_picture_shows_the_solved_weights() -> None:
-    _, picture = read_recorded(
-        [recorded(call, fault("mask-top-left")(call), 0.0) for call in calls(torch.float32, FEW)]
-    )
+    _, picture = read_recorded([recorded(call, fault("mask-top-left")(call), 0.0) for call in calls(torch.float32, FEW)])
     assert picture is not None
     shown = "".join(picture.cells)
     assert "o" in shown, "keys that are not seen"

@@ -19,9 +19,10 @@ from assay.harness.attention.oracle import Request, attend, requests
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.bugs.faults import rounded_oracle
 from assay.harness.bugs.quantisation import int8
+from assay.harness.readout.finding import Finder, _exactness
 from assay.harness.readout.probing import REFUSED, CallPlan, Prober
 from assay.harness.readout.queries import Queries
-from assay.harness.readout.readout import ReadOut, _between, _exactness, _finder, _notes, read_out
+from assay.harness.readout.readout import ReadOut, _between, _notes, read_out
 from assay.harness.readout.samples import Agreement, Sample
 
 Kernel = Callable[[AttentionCall], Tensor]
@@ -172,13 +173,9 @@ def test_a_kernel_for_which_there_are_no_calls_is_not_asked() -> None:
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize(
-    ("kernel", "sentence"), [(rounded_oracle, ""), (nothing, "the output is not written: it is zero")]
-)
+@pytest.mark.parametrize(("kernel", "sentence"), [(rounded_oracle, ""), (nothing, "the output is not written: it is zero")])
 @pytest.mark.parametrize(("error", "noted"), [(ValueError("no"), True), (KernelRefused("no"), False)])
-def test_what_is_not_answered_now_and_then_is_left_out(
-    error: Exception, noted: bool, kernel: Kernel, sentence: str
-) -> None:
+def test_what_is_not_answered_now_and_then_is_left_out(error: Exception, noted: bool, kernel: Kernel, sentence: str) -> None:
     def answers(call: AttentionCall) -> Tensor:
         if call.layer == 2:
             raise error
@@ -213,11 +210,7 @@ def batch_of_six(call: AttentionCall) -> Tensor:
     ("kernel", "wrong", "says"),
     [
         (seven_q_heads, call_of([(30, 20)], (14, 2), 64, torch.float32, "cpu"), "only where G = 7"),
-        (
-            batch_of_six,
-            call_of([(3, 5)] * 8, (4, 2), 64, torch.float32, "cpu"),
-            "only where the number of sequences >= 6",
-        ),
+        (batch_of_six, call_of([(3, 5)] * 8, (4, 2), 64, torch.float32, "cpu"), "only where the number of sequences >= 6"),
     ],
 )
 def test_a_read_out_begins_with_the_calls_that_fail(kernel: Kernel, wrong: AttentionCall, says: str) -> None:
@@ -255,10 +248,7 @@ def wrong_where(condition: Callable[[list[Request], int], bool]) -> Kernel:
             lambda every, n: every[n].len_q < 13 or every[n].prefix < 57,
             ("except where new >= 13 and prefix >= 57", "except where prefix >= 57 and new >= 13"),
         ),
-        (
-            lambda every, n: every[n].len_k - every[0].len_k < -50,
-            "only where total <= total of the first sequence - 51",
-        ),
+        (lambda every, n: every[n].len_k - every[0].len_k < -50, "only where total <= total of the first sequence - 51"),
     ],
     ids=["a difference", "an exception", "less than the first"],
 )
@@ -286,9 +276,9 @@ def test_a_limit_between_two_head_dims_is_open() -> None:
 
 
 def test_a_limit_between_lengths_that_were_not_asked_for_is_open() -> None:
-    finder = _finder(Prober(batch_of_six), "normal", 0, ())
+    finder = Finder.begun(Prober(batch_of_six), "normal", 0, ())
     assert finder is not None
-    finder.screen([CallPlan(((3, 5),) * n, seed=seed) for n in (1, 2, 9) for seed in (0, 1)])
+    finder._screen([CallPlan(((3, 5),) * n, seed=seed) for n in (1, 2, 9) for seed in (0, 1)])
     finder.operator = finder.fit()[0]
     [(literal, wrong, right)] = finder.open_limits()
     assert (literal.term.name, wrong, right) == ("seqs", 9, 2)
@@ -366,7 +356,7 @@ def test_a_kernel_is_slow_if_it_is_so_again() -> None:
         return kernel
 
     def slow(calls: int) -> bool:
-        finder = _finder(Prober(sleeping(calls)), "normal", 0, ())
+        finder = Finder.begun(Prober(sleeping(calls)), "normal", 0, ())
         assert finder is not None
         return finder.slow
 
@@ -379,7 +369,7 @@ def test_a_kernel_that_waits_on_a_busy_cpu_is_not_slow() -> None:
         time.sleep(0.05)
         return rounded_oracle(call)
 
-    finder = _finder(Prober(waiting), "normal", 0, ())
+    finder = Finder.begun(Prober(waiting), "normal", 0, ())
     assert finder is not None
     assert not finder.slow
 

@@ -458,9 +458,7 @@ def test_a_fault_is_switched_on_and_off_without_a_restart(plain: Any, attached: 
     assert (seeded.fault, seeded.calls, seeded.changed, seeded.refused) == ("mask-top-left", LAYERS, LAYERS, 0)
 
 
-def test_a_fault_is_seeded_only_in_the_phases_that_the_control_names(
-    plain: Any, attached: Attached, tmp_path: Path
-) -> None:
+def test_a_fault_is_seeded_only_in_the_phases_that_the_control_names(plain: Any, attached: Attached, tmp_path: Path) -> None:
     server = attached()
     steps = [("extend", [(5, 10)]), ("decode", [(1, 10)])]
     for phase, lens in steps:
@@ -487,8 +485,7 @@ def test_in_the_shadow_a_fault_has_the_noise_that_the_candidate_declares(attache
     set_control(tmp_path, Control())
     server.step("extend", lens)
     right, faulty = (
-        np.nanmin(read_shadow_errors(folder).table(("layer",)).relative_l1)
-        for folder in (tmp_path, tmp_path / SENSITIVITY)
+        np.nanmin(read_shadow_errors(folder).table(("layer",)).relative_l1) for folder in (tmp_path, tmp_path / SENSITIVITY)
     )
     assert 0.5 * right < faulty < 2 * right, "the fault computes anew, in float64, and changes nothing"
 
@@ -506,9 +503,7 @@ def test_in_the_shadow_only_the_candidate_has_the_fault_and_its_errors_lie_elsew
     assert np.nanmin(read_shadow_errors(tmp_path / SENSITIVITY).table(("layer",)).relative_l1) > 0.1
 
 
-def test_what_the_contract_cannot_express_stays_right_and_is_counted(
-    plain: Any, attached: Attached, tmp_path: Path
-) -> None:
+def test_what_the_contract_cannot_express_stays_right_and_is_counted(plain: Any, attached: Attached, tmp_path: Path) -> None:
     server = attached()
     assert all(same(server.step("extend", [(5, 10)]), plain.step("extend", [(5, 10)])))
     token = set_control(tmp_path, Control(fault="mask-top-left"))
@@ -519,9 +514,7 @@ def test_what_the_contract_cannot_express_stays_right_and_is_counted(
     assert "chunked local attention" in seeded.why
 
 
-def test_a_call_that_returns_parts_to_be_merged_is_said_and_not_substituted(
-    stand_in: ModuleType, tmp_path: Path
-) -> None:
+def test_a_call_that_returns_parts_to_be_merged_is_said_and_not_substituted(stand_in: ModuleType, tmp_path: Path) -> None:
     """As of a chunked prefix cache, whose outputs come with their log-sum-exps."""
     server = stand_in.Server()
     whole = server.backend.forward_extend
@@ -533,9 +526,7 @@ def test_a_call_that_returns_parts_to_be_merged_is_said_and_not_substituted(
     assert [lse for _, lse in server.step("extend", [(4, 0)])] == ["lse"] * LAYERS
     shadow.write()
     failed = read_shadow_errors(tmp_path).failed_calls
-    assert [(calls.layer, calls.phase, calls.calls) for calls in failed] == [
-        (layer, "extend", 1) for layer in range(LAYERS)
-    ]
+    assert [(calls.layer, calls.phase, calls.calls) for calls in failed] == [(layer, "extend", 1) for layer in range(LAYERS)]
     assert failed[0].text == "KernelRefused: a call returned parts that are merged later, which are not observed"
     set_control(tmp_path, Control(substitute=(1,)))
     with pytest.raises(KernelRefused, match="parts that are merged later"):

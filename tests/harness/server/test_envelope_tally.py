@@ -24,9 +24,7 @@ class Passes:
 
     def step(self, phase: Any, lens: list[tuple[int, int]], rids: list[str], mode: str = "EXTEND") -> None:
         new, prefix = tuple(n for n, _ in lens), tuple(p for _, p in lens)
-        forward_pass = ForwardPass(
-            self.number, new, prefix, tuple(rids), torch.zeros(sum(new), dtype=torch.int64), mode == "MIXED"
-        )
+        forward_pass = ForwardPass(self.number, new, prefix, tuple(rids), torch.zeros(sum(new), dtype=torch.int64), mode == "MIXED")
         self.number += 1
         for layer in range(LAYERS):
             self.tally.count(ObservedCall(layer, phase, 4, forward_pass, cast(Any, None), None))
@@ -57,10 +55,7 @@ def test_a_call_counts_once_for_each_bucket_of_its_sequences(passes: Passes) -> 
 def test_a_prompt_that_is_continued_is_a_later_chunk(passes: Passes) -> None:
     passes.step("extend", [(512, 0)], ["long"])
     passes.step("extend", [(64, 512), (20, 100)], ["long", "cached"])
-    assert passes.counts().calls["extend"]["chunk"] == {
-        "whole or first chunk": {0: 2, 1: 2},
-        "later chunk": {0: 1, 1: 1},
-    }
+    assert passes.counts().calls["extend"]["chunk"] == {"whole or first chunk": {0: 2, 1: 2}, "later chunk": {0: 1, 1: 1}}
 
 
 def test_every_length_is_kept_not_only_the_largest(passes: Passes) -> None:
@@ -96,11 +91,7 @@ def test_decode_is_counted_by_how_far_each_request_has_come(passes: Passes) -> N
     for step in range(9):
         passes.step("decode", [(1, 40 + step)], ["a"])
     counts = passes.counts()
-    assert {label: by_layer[0] for label, by_layer in counts.calls["decode"]["depth"].items()} == {
-        "1": 1,
-        "2-8": 7,
-        "9-32": 1,
-    }
+    assert {label: by_layer[0] for label, by_layer in counts.calls["decode"]["depth"].items()} == {"1": 1, "2-8": 7, "9-32": 1}
     assert counts.reached("decode", "depth") == 9
 
 

@@ -32,12 +32,7 @@ from assay.harness.verdict import serious
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.interpreter]
 WINDOW, WINDOWS, LAYERS, WRONG = 64, (0, 2), 4, 2
-ASKED = {
-    "gemma2": {"window", "softcap"},
-    "gpt-oss": {"window", "sinks"},
-    "fp8-kv": {"stored_kv"},
-    "deepseek-v2": {"mla"},
-}
+ASKED = {"gemma2": {"window", "softcap"}, "gpt-oss": {"window", "sinks"}, "fp8-kv": {"stored_kv"}, "deepseek-v2": {"mla"}}
 FLAGS = {"fp8-kv": ("--kv-cache-dtype=fp8_e4m3", "--dtype=float16")}
 TOKENS = {"deepseek-v2": 3}
 """Tokens of an answer, where it is not to be read: of latents, a token takes seconds."""
@@ -137,9 +132,7 @@ def test_recorded_calls_have_the_features_and_a_replay_finds_the_layer(served: S
         has_window = spec.layer in WINDOWS and "window" in ASKED[served.family]
         assert spec.mask == (Mask(window=WINDOW) if has_window else Mask())
         assert ("stored_kv" in record.call.features) == ("stored_kv" in ASKED[served.family])
-        absorbed = (
-            any(record.entry.prefix) or spec.phase == "decode"
-        )  # a prefill without a prefix makes K and V of latents
+        absorbed = any(record.entry.prefix) or spec.phase == "decode"  # a prefill without a prefix makes K and V of latents
         assert (spec.layout == "v in k") == ("mla" in ASKED[served.family] and absorbed)
         assert bool(spec.softcap) == ("softcap" in ASKED[served.family])
         assert len(spec.sinks) == (record.call.q.shape[1] if "sinks" in ASKED[served.family] else 0)
@@ -148,9 +141,7 @@ def test_recorded_calls_have_the_features_and_a_replay_finds_the_layer(served: S
         for record in served.pack
         if record.call.lens_k != [sum(lens) for lens in zip(record.entry.new, record.entry.prefix, strict=True)]
     ]
-    assert bool(dropped) == (served.family == "gpt-oss"), (
-        "SGLang drops keys where layers with a window have a pool of their own"
-    )
+    assert bool(dropped) == (served.family == "gpt-oss"), "SGLang drops keys where layers with a window have a pool of their own"
     pack = served.folder / "evidence" / "pack"
     assert not serious(replay(pack, "featured:right", read_out=0).findings)
     wrong = replay(pack, "featured:wrong", read_out=0)

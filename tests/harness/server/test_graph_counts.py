@@ -119,10 +119,7 @@ def test_replays_are_counted_once(tmp_path: Path) -> None:
 
 def test_a_layer_that_occurs_again_belongs_to_a_new_graph(tmp_path: Path) -> None:
     counters = CounterFile(tmp_path, "1")
-    rows = [
-        counters.row(CounterRow(backend=name, kernel="k", phase="decode", cached_prefix=True, captured=True))
-        for name in "ab"
-    ]
+    rows = [counters.row(CounterRow(backend=name, kernel="k", phase="decode", cached_prefix=True, captured=True)) for name in "ab"]
     counts = GraphCounts(counters)
     counts._device, counts._host = torch.zeros(4, dtype=torch.int64), torch.zeros(4, dtype=torch.int64)
     for row in rows:

@@ -172,9 +172,7 @@ def test_kernels_of_a_replayed_graph_are_listed_and_attention_is_told_from_the_r
 
 
 def test_device_kernels_are_assigned_to_the_call_that_launched_them() -> None:
-    def event(
-        name: str, device: str, start: int = 0, duration: int = 0, correlation: int = 0, annotation: bool = False
-    ) -> Any:
+    def event(name: str, device: str, start: int = 0, duration: int = 0, correlation: int = 0, annotation: bool = False) -> Any:
         from torch._C._autograd import DeviceType
 
         return SimpleNamespace(

@@ -34,12 +34,7 @@ def compared(
     sums = TruthSums(HEADS, noise, "")
     sums.add(call, (candidate, reference), rows, CONDITIONS, 0, worst)
     header = ShadowHeader(
-        reference="r",
-        candidate="c",
-        phases=("extend",),
-        candidate_noise=noise,
-        dtype=sums.dtype,
-        accumulation=sums.accumulation,
+        reference="r", candidate="c", phases=("extend",), candidate_noise=noise, dtype=sums.dtype, accumulation=sums.accumulation
     )
     queries = sums.queries(0, 0)
     return compare_with_noise(ShadowErrors(*heads.cells(0, 0), (header,), sums.cells(0, 0), queries)), queries

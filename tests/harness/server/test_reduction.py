@@ -27,9 +27,7 @@ def directly(out: Tensor, reference: Tensor) -> float:
     return float((a - b).abs().sum() / b.abs().sum())
 
 
-def cells_of(
-    calls: list[tuple[str, list[int], list[int], Tensor, Tensor]], layer: int = 0, first_head: int = 0
-) -> ShadowErrors:
+def cells_of(calls: list[tuple[str, list[int], list[int], Tensor, Tensor]], layer: int = 0, first_head: int = 0) -> ShadowErrors:
     sums = LayerSums(HEADS, torch.device("cpu"))
     for phase, new, prefix, out, reference in calls:
         sums.add(row_errors(out, reference)[0], torch.from_numpy(condition_numbers(phase, new, prefix)))

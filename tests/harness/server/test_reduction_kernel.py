@@ -78,9 +78,7 @@ def check(calls: list[tuple[Tensor, Tensor, Tensor]], device: str = "cpu", tile:
     longest=st.sampled_from([1, 5, 24]),
     seed=st.integers(0, 9),
 )
-def test_both_reductions_agree(
-    rows: int, heads: int, dim: int, dtype: torch.dtype, strange: int, longest: int, seed: int
-) -> None:
+def test_both_reductions_agree(rows: int, heads: int, dim: int, dtype: torch.dtype, strange: int, longest: int, seed: int) -> None:
     shape = (rows, heads, dim)
     check([(*outputs(shape, dtype, strange, seed + i), runs(rows, longest, seed + i)) for i in range(2)])
 
@@ -161,9 +159,7 @@ def test_on_a_gpu_a_layer_measures_as_on_the_cpu() -> None:
     out, reference = outputs((300, 4, 128), torch.bfloat16, 0, 6)
     conditions = runs(300, 100, 6)
     here, there = LayerSums(4, torch.device("cpu")), LayerSums(4, torch.device("cuda"))
-    measured = (
-        one.measure(*(t.to(on) for t in (out, reference, conditions))) for one, on in ((here, "cpu"), (there, "cuda"))
-    )
+    measured = (one.measure(*(t.to(on) for t in (out, reference, conditions))) for one, on in ((here, "cpu"), (there, "cuda")))
     for (value, at), (got, where) in zip(*measured, strict=True):
         assert (float(got), int(where)) == (pytest.approx(float(value), rel=2e-6), int(at))
     for ours, theirs in zip(here.cells(0, 0), there.cells(0, 0), strict=True):

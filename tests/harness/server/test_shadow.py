@@ -242,9 +242,7 @@ def test_a_candidate_gets_what_a_layer_asks_for(
     assert cells.failed_calls == ()
     assert cells.headers[0].features == CallSpec(1.0, **asked).features
     assert own_error(cells.truth.candidate, cells.truth.truth).max() < 1e-6
-    assert np.nanmax(own_error(cells.truth.reference, cells.truth.truth)) > 1e-3, (
-        "the stand-in's backend knows no features"
-    )
+    assert np.nanmax(own_error(cells.truth.reference, cells.truth.truth)) > 1e-3, "the stand-in's backend knows no features"
 
 
 def test_a_call_that_is_cut_to_a_kv_head_keeps_the_sinks_of_its_q_heads(shadowing: Shadowing, tmp_path: Path) -> None:
@@ -447,9 +445,7 @@ def test_a_call_that_cannot_be_compared_with_the_truth_is_named(shadowing: Shado
     assert check_layers(("layers",), errors, ("extend",), range(LAYERS)).status == "missing"
 
 
-def test_processes_that_share_the_heads_are_joined(
-    stand_in: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_that_share_the_heads_are_joined(stand_in: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two processes with 4 heads each: the second is wrong in its second head, the model's sixth."""
 
     def wrong(call: AttentionCall) -> Tensor:
@@ -482,9 +478,7 @@ def test_processes_that_share_the_heads_are_joined(
     assert [one.where for one in found] == ["extend, all 3 layers, head 5 of 8"]
 
 
-def test_a_wrong_query_that_no_sample_holds_is_compared_with_the_truth_and_named(
-    shadowing: Shadowing, tmp_path: Path
-) -> None:
+def test_a_wrong_query_that_no_sample_holds_is_compared_with_the_truth_and_named(shadowing: Shadowing, tmp_path: Path) -> None:
     def drops_a_query(call: AttentionCall) -> Tensor:
         out = right(call)
         if call.layer == 1:

@@ -178,9 +178,7 @@ def test_the_worst_case_names_a_request_of_this_run(cells: ShadowErrors, served:
 
 
 def test_the_pack_has_every_layer_with_and_without_a_prefix(pack: list[RecordedCall]) -> None:
-    sampled = {
-        (one.call.layer, one.call.phase, max(one.entry.prefix) > 0) for one in pack if one.entry.chosen == "sample"
-    }
+    sampled = {(one.call.layer, one.call.phase, max(one.entry.prefix) > 0) for one in pack if one.entry.chosen == "sample"}
     every = {(layer, "extend", cached) for layer in range(LAYERS) for cached in (False, True)}
     assert every <= sampled
     assert {one.call.layer for one in pack if one.entry.chosen == "worst"} == set(range(LAYERS))
@@ -207,9 +205,7 @@ def test_only_a_substitution_changes_the_answer(served: Served) -> None:
     assert substituted_calls(served.folder) == {}
     wrong = answer(served.server, Control(substitute=everywhere))
     assert (wrong.cached_tokens or 0) >= 16
-    assert substituted_calls(served.folder) == dict.fromkeys(
-        everywhere, 1
-    )  # it computes extend; decode stays with the reference
+    assert substituted_calls(served.folder) == dict.fromkeys(everywhere, 1)  # it computes extend; decode stays with the reference
     one = answer(served.server, Control(substitute=(2,)))
     assert substituted_calls(served.folder) == {2: 1}
     again = answer(served.server, Control())
@@ -266,9 +262,7 @@ def own_errors(served: Served) -> NDArray[np.float64]:
     return sums[:, SUMS.index("difference")] / sums[:, SUMS.index("reference_size")]
 
 
-def test_sglang_backends_agree_in_shadow_and_substitution_with_chunks_mixed_batches_and_decode(
-    tmp_path: Path,
-) -> None:
+def test_sglang_backends_agree_in_shadow_and_substitution_with_chunks_mixed_batches_and_decode(tmp_path: Path) -> None:
     chunked = ("--chunked-prefill-size", "16", "--enable-mixed-chunk")
     everywhere, evidence = tuple(range(LAYERS)), tmp_path / "evidence"
     replies: dict[bool, list[Reply]] = {True: [], False: []}

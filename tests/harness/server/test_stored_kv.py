@@ -86,9 +86,7 @@ def serving(stand_in: ModuleType, tmp_path: Path) -> Serving:
             call = self.pages.packed_call(spec_of(layer, {}, phase, "it"), q, layer, batch, batch.new, batch.prefix)
             return rounded_oracle(with_given(call, *given) if phase == "extend" else call).reshape(q.shape[0], -1)
 
-    def make(
-        kernel: Kernel, budget: int = 2**20, writes: tuple[float, float] = (K_SCALE, V_SCALE)
-    ) -> tuple[Any, Shadow]:
+    def make(kernel: Kernel, budget: int = 2**20, writes: tuple[float, float] = (K_SCALE, V_SCALE)) -> tuple[Any, Shadow]:
         server = stand_in.Server()
         pool = server.runner.token_to_kv_pool
         pool.keys, pool.values = ([x.to(STORED) for x in buffers] for buffers in (pool.keys, pool.values))
@@ -109,9 +107,7 @@ def serving(stand_in: ModuleType, tmp_path: Path) -> Serving:
     return make
 
 
-def test_a_right_kernel_is_right_although_the_reference_reads_new_k_and_v_as_given(
-    serving: Serving, tmp_path: Path
-) -> None:
+def test_a_right_kernel_is_right_although_the_reference_reads_new_k_and_v_as_given(serving: Serving, tmp_path: Path) -> None:
     serving(right)
     errors = read_shadow_errors(tmp_path)
     assert errors.failed_calls == ()
@@ -123,9 +119,7 @@ def test_a_right_kernel_is_right_although_the_reference_reads_new_k_and_v_as_giv
         assert len(measured.index)
         assert not measured.flagged.any()
     [said] = _known_differences(errors)
-    assert said.startswith(
-        "difference from the reference, extend, layers 0, 1, 2: one of both reads new K and V before they are"
-    )
+    assert said.startswith("difference from the reference, extend, layers 0, 1, 2: one of both reads new K and V before they are")
 
 
 @pytest.mark.parametrize("kernel", [k_scale_for_v, without_scales])
@@ -137,9 +131,7 @@ def test_a_wrong_scale_is_wrong_in_every_layer_and_phase(kernel: Kernel, serving
     assert not against.reference.flagged.any()
 
 
-def test_a_kernel_that_could_not_have_read_them_as_given_is_not_excused_for_it(
-    serving: Serving, tmp_path: Path
-) -> None:
+def test_a_kernel_that_could_not_have_read_them_as_given_is_not_excused_for_it(serving: Serving, tmp_path: Path) -> None:
     @declares(features=("stored_kv",))
     def rounds_once_more(call: AttentionCall) -> Tensor:
         return rounded_oracle(replace(call, v=call.v.to(torch.float8_e5m2).to(call.q.dtype)))
@@ -185,11 +177,7 @@ def test_what_is_stored_is_recorded_with_its_scales(serving: Serving, tmp_path: 
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("kernel", "bug"),
-    [
-        (k_scale_for_v, "stored-v-scaled-as-k"),
-        (without_scales, "stored-scales-missing"),
-        (scales_twice, "stored-scales-twice"),
-    ],
+    [(k_scale_for_v, "stored-v-scaled-as-k"), (without_scales, "stored-scales-missing"), (scales_twice, "stored-scales-twice")],
 )
 def test_recorded_calls_name_a_wrong_scale(kernel: Kernel, bug: str, serving: Serving, tmp_path: Path) -> None:
     serving(kernel)
@@ -201,24 +189,17 @@ def test_a_reference_that_stores_something_else_is_said_and_proves_nothing(servi
     serving(right, writes=(K_SCALE, 1.0))
     untested = read_shadow_errors(tmp_path).headers[0].untested
     assert set(untested) == set(range(LAYERS))
-    assert untested[0].startswith(
-        "KernelRefused: what the reference stored as V is not V divided by its scale, which is 0.011"
-    )
+    assert untested[0].startswith("KernelRefused: what the reference stored as V is not V divided by its scale, which is 0.011")
 
 
 @pytest.mark.parametrize(
     ("layer", "expected"),
     [
         ({}, (1.0, 1.0)),
-        (
-            {"k_scale": torch.tensor(0.5), "k_scale_float": 0.5, "v_scale": torch.tensor(2.0), "v_scale_float": 2.0},
-            (0.5, 2.0),
-        ),
+        ({"k_scale": torch.tensor(0.5), "k_scale_float": 0.5, "v_scale": torch.tensor(2.0), "v_scale_float": 2.0}, (0.5, 2.0)),
         ({"k_scale": 0.25, "k_scale_float": None, "v_scale": 0.25, "v_scale_float": None}, (0.25, 0.25)),
     ],
     ids=["none", "of a checkpoint", "of --quantization-param-path"],
 )
-def test_scales_are_those_of_the_layer(
-    layer: dict[str, Any], expected: tuple[float, float], stand_in: ModuleType
-) -> None:
+def test_scales_are_those_of_the_layer(layer: dict[str, Any], expected: tuple[float, float], stand_in: ModuleType) -> None:
     assert scales_of(stand_in.layer_of(0, **layer)) == expected

@@ -51,9 +51,7 @@ def test_a_reference_that_is_off_by_a_key_says_nothing_against_a_right_candidate
     assert not len(against.apart.index)
     assert shadow.off_by_a_key == {(2, "decode"): 1}
     [said] = _known_differences(shadow)
-    assert said.startswith(
-        "difference from the reference, decode, layers 2: the reference's window is off by one key there"
-    )
+    assert said.startswith("difference from the reference, decode, layers 2: the reference's window is off by one key there")
 
 
 @pytest.mark.parametrize("window", [WINDOW - 1, WINDOW + 1])
@@ -91,6 +89,6 @@ def test_a_query_is_named_by_its_place_in_the_request_where_the_call_has_the_las
     wrong[0] += 1
     sums, conditions = TruthSums(HEADS, "", ""), np.zeros(len(LENS), np.int64)
     sums.add(call, (wrong, attend(WINDOW)), np.arange(len(LENS)), conditions, 0, prefixes=[130, 12, 3])
-    assert {
-        tuple(row) for row in sums.queries(0, 0).candidate[:, [COLUMNS.index(n) for n in ("position", "prefix")]]
-    } == {(130.0, 130.0)}
+    assert {tuple(row) for row in sums.queries(0, 0).candidate[:, [COLUMNS.index(n) for n in ("position", "prefix")]]} == {
+        (130.0, 130.0)
+    }

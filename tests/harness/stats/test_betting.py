@@ -8,14 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.harness.stats.betting import (
-    STAKES,
-    WEIGHTS,
-    betting_interval,
-    log_wealth,
-    log_wealth_below,
-    p_value,
-)
+from assay.harness.stats.betting import STAKES, WEIGHTS, betting_interval, log_wealth, log_wealth_below, p_value
 
 LOSSES = st.lists(st.sampled_from([-1.0, -0.5, 0.0, 0.0, 0.0, 1.0]), min_size=1, max_size=60)
 NULLS = st.sampled_from([-0.3, 0.0, 0.02, 0.1])
@@ -43,9 +36,7 @@ def test_at_the_null_hypothesis_the_expected_wealth_is_one() -> None:
     assert wealth == pytest.approx(np.ones(5))
 
 
-@pytest.mark.parametrize(
-    "population", [(1, 0, 0, 0, 0, 0), (1, 1, -1, 0, 0, 0), (-1, -1, 1, 1, 1, 0), (0.5, -1, 1, 0.25, 0, 0)]
-)
+@pytest.mark.parametrize("population", [(1, 0, 0, 0, 0, 0), (1, 1, -1, 0, 0, 0), (-1, -1, 1, 1, 1, 0), (0.5, -1, 1, 0.25, 0, 0)])
 @pytest.mark.parametrize("drawn", [3, 6])
 def test_drawn_from_a_finite_set_the_error_rate_holds_at_every_look(population: tuple[float, ...], drawn: int) -> None:
     mean = float(np.mean(population))
@@ -67,9 +58,7 @@ def test_the_bets_below_mirror_those_above() -> None:
 @given(LOSSES, NULLS)
 def test_more_evidence_against_a_smaller_mean(values: list[float], null: float) -> None:
     assert p_value(log_wealth(values, null, -1, 1)) <= p_value(log_wealth(values, null + 0.1, -1, 1)) + 1e-12
-    assert p_value(log_wealth(values, null, -1, 1)) >= p_value(log_wealth([*values, 1.0], null, -1, 1)), (
-        "it never rises"
-    )
+    assert p_value(log_wealth(values, null, -1, 1)) >= p_value(log_wealth([*values, 1.0], null, -1, 1)), "it never rises"
 
 
 @given(LOSSES, st.sampled_from([0.05, 0.2]), st.sampled_from([None, 100]))

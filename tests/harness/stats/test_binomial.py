@@ -8,14 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom, hypergeom, norm
 
-from assay.harness.stats.binomial import (
-    at_most,
-    hypergeometric_at_least,
-    mcnemar,
-    mcnemar_of_loss,
-    more_than,
-    normal_quantile,
-)
+from assay.harness.stats.binomial import at_most, hypergeometric_at_least, mcnemar, mcnemar_of_loss, more_than, normal_quantile
 
 COUNTS = st.integers(0, 20_000).flatmap(lambda n: st.tuples(st.integers(-1, n), st.just(n)))
 SHARES = st.sampled_from([0.0, 1.0, 0.5]) | st.floats(1e-6, 1 - 1e-6)
@@ -87,9 +80,7 @@ def test_the_hypergeometric_tail_is_scipys(sizes: tuple[int, int, int], k: int) 
         (5, 5, 5, 5, 1.0),
     ],
 )
-def test_the_edges_of_the_hypergeometric_tail_are_exact(
-    k: int, n: int, marked: int, total: int, expected: float
-) -> None:
+def test_the_edges_of_the_hypergeometric_tail_are_exact(k: int, n: int, marked: int, total: int, expected: float) -> None:
     assert hypergeometric_at_least(k, n, marked, total) == expected
 
 

@@ -4,13 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import chi2, f
 
-from assay.harness.stats.noise_bound import (
-    MODEL_FACTOR,
-    cell_bounds,
-    chi2_quantile_below,
-    f_quantile_above,
-    freedom_of_spread,
-)
+from assay.harness.stats.noise_bound import MODEL_FACTOR, cell_bounds, chi2_quantile_below, f_quantile_above, freedom_of_spread
 
 
 @pytest.mark.parametrize("rate", [1e-3, 1e-5, 1e-8])

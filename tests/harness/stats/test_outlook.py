@@ -41,17 +41,9 @@ def test_the_issued_goals_are_met_without_a_flip() -> None:
 
 @pytest.mark.parametrize(
     ("loss", "flips", "margin", "alpha"),
-    [
-        (0.0, 0.02, 0.02, 0.05),
-        (0.0, 0.05, 0.02, 0.05),
-        (0.05, 0.05, 0.02, 0.01),
-        (0.1, 0.1, 0.02, 0.01),
-        (0.0, 0.05, 0.05, 0.05),
-    ],
+    [(0.0, 0.02, 0.02, 0.05), (0.0, 0.05, 0.02, 0.05), (0.05, 0.05, 0.02, 0.01), (0.1, 0.1, 0.02, 0.01), (0.0, 0.05, 0.05, 0.05)],
 )
-def test_the_expected_number_is_near_the_simulated_median(
-    loss: float, flips: float, margin: float, alpha: float
-) -> None:
+def test_the_expected_number_is_near_the_simulated_median(loss: float, flips: float, margin: float, alpha: float) -> None:
     median = np.median(first_decided(loss, flips, margin, alpha))
     assert forecast(loss, flips, margin, alpha, MOST).questions == pytest.approx(median, rel=0.25)
 
@@ -67,6 +59,4 @@ def test_the_smallest_loss_shown_is_shown_with_the_stated_power() -> None:
     assert loss is not None
     assert 0.78 <= forecast(loss, 0.05, 0.02, 0.01, 2048).power <= 0.93
     assert smallest_loss_shown(0.05, 0.02, 0.01, 3) is None
-    assert forecast(0.02, 0.05, 0.02, 0.05, MOST).questions is None, (
-        "a loss of the margin is neither above nor below it"
-    )
+    assert forecast(0.02, 0.05, 0.02, 0.05, MOST).questions is None, "a loss of the margin is neither above nor below it"

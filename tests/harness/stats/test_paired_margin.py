@@ -18,10 +18,7 @@ def probability(lost: int, gained: int, n: int, p_lost: float, p_gained: float) 
 @pytest.mark.parametrize(("n", "margin", "alpha"), [(24, 0.1, 0.05), (20, 0.2, 0.1), (20, 0.02, 0.05)])
 def test_a_candidate_that_loses_the_margin_passes_no_more_often_than_alpha(n: int, margin: float, alpha: float) -> None:
     passing = [
-        (lost, gained)
-        for lost in range(n + 1)
-        for gained in range(n + 1 - lost)
-        if p_not_below(lost, gained, n, margin) <= alpha
+        (lost, gained) for lost in range(n + 1) for gained in range(n + 1 - lost) if p_not_below(lost, gained, n, margin) <= alpha
     ]
     for gains in np.linspace(0, (1 - margin) / 2, 12):
         rate = sum(probability(lost, gained, n, gains + margin, gains) for lost, gained in passing)

@@ -10,15 +10,7 @@ from scipy.signal import lfilter
 from scipy.stats import wilcoxon
 
 from assay.harness.stats.multiple import holm
-from assay.harness.stats.ratio import (
-    MIN_RATIOS,
-    decide_ratios,
-    dependence,
-    p_at_most,
-    ratio_of,
-    ratios_needed,
-    warm_up,
-)
+from assay.harness.stats.ratio import MIN_RATIOS, decide_ratios, dependence, p_at_most, ratio_of, ratios_needed, warm_up
 
 
 @pytest.fixture
@@ -73,9 +65,7 @@ def test_dependence_is_the_autocorrelation_time(rng: np.random.Generator) -> Non
     assert dependence(np.array([0.1])) == 1.0
 
 
-def test_independent_ratios_have_intervals_hardly_wider_than_the_signed_rank_test_gives(
-    rng: np.random.Generator,
-) -> None:
+def test_independent_ratios_have_intervals_hardly_wider_than_the_signed_rank_test_gives(rng: np.random.Generator) -> None:
     wider = []
     for _ in range(200):
         logs = [float(x) for x in rng.normal(0, 0.03, 60)]
@@ -157,9 +147,7 @@ def logs_of(ratio: float, n: int = 20, spread: float = 0.01) -> list[float]:
 def test_verdicts() -> None:
     same = logs_of(1.0)
     slow, fast, at_bound, one = decide_ratios(
-        [(logs_of(1.3), same), (logs_of(0.8), same), (logs_of(1.1, spread=0.1), same), (logs_of(2.0, n=1), same)],
-        1.1,
-        0.05,
+        [(logs_of(1.3), same), (logs_of(0.8), same), (logs_of(1.1, spread=0.1), same), (logs_of(2.0, n=1), same)], 1.1, 0.05
     )
     assert [d.verdict for d in (slow, fast, at_bound, one)] == ["regression", "pass", "inconclusive", "inconclusive"]
     assert "above the bound of 1.1" in slow.why

@@ -53,14 +53,10 @@ def _varlen(
     asked["scale"] = q.shape[-1] ** -0.5 if asked["scale"] is None else asked["scale"]
     edges = zip(pairwise(cu_q.tolist()), pairwise(cu_k.tolist()), strict=True)
     masks = [None] * (len(cu_q) - 1) if masks is None else masks
-    parts = [
-        _one(q[a:b], k[c:d], v[c:d], mask=mask, **asked) for ((a, b), (c, d)), mask in zip(edges, masks, strict=True)
-    ]
+    parts = [_one(q[a:b], k[c:d], v[c:d], mask=mask, **asked) for ((a, b), (c, d)), mask in zip(edges, masks, strict=True)]
     out, lse = torch.cat([out for out, _ in parts]), torch.cat([lse for _, lse in parts])
     more = len(q) - len(out)
-    return torch.cat([out, out.new_full((more, *out.shape[1:]), math.nan)]), torch.nn.functional.pad(
-        lse, (0, 0, 0, more)
-    ).T
+    return torch.cat([out, out.new_full((more, *out.shape[1:]), math.nan)]), torch.nn.functional.pad(lse, (0, 0, 0, more)).T
 
 
 def _scaled(cu_k: Tensor, k: Tensor, v: Tensor, k_descale: Any, v_descale: Any) -> tuple[Tensor, Tensor]:
@@ -111,13 +107,7 @@ def flash_attn_4(
     block_sparse_tensors=None, aux_tensors=None, aux_scalars=None,
     return_lse=False,
 ):  # fmt: skip
-    asked = {
-        "scale": softmax_scale,
-        "causal": causal,
-        "window": window_size,
-        "softcap": softcap,
-        "sinks": learnable_sink,
-    }
+    asked = {"scale": softmax_scale, "causal": causal, "window": window_size, "softcap": softcap, "sinks": learnable_sink}
     out, lse = _varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, **asked)
     return out, (lse if return_lse else None)
 
@@ -160,9 +150,7 @@ def unified_attention(
         "sinks": sinks,
         "alibi": alibi_slopes,
     }
-    for (a, b), length, row in zip(
-        pairwise(cu_seqlens_q.tolist()), seqused_k.tolist(), block_table.tolist(), strict=True
-    ):
+    for (a, b), length, row in zip(pairwise(cu_seqlens_q.tolist()), seqused_k.tolist(), block_table.tolist(), strict=True):
         keys, values = (
             cache[row].flatten(0, 1)[:length].float() * scale.flatten()[0]
             for cache, scale in ((k.float(), k_descale), (v.float(), v_descale))
@@ -180,8 +168,7 @@ class _Planned:
     def _computed(self, q, paged_kv_cache, return_lse, k_scale=None, v_scale=None) -> Any:
         assert paged_kv_cache[0].dtype == self._kv_dtype
         keys, values = (
-            x if scale is None else x.float() * scale
-            for x, scale in zip(paged_kv_cache, (k_scale, v_scale), strict=True)
+            x if scale is None else x.float() * scale for x, scale in zip(paged_kv_cache, (k_scale, v_scale), strict=True)
         )
         outs, lses = [], []
         firsts, pages = self._first.tolist(), self._pages.long()
@@ -191,9 +178,7 @@ class _Planned:
             length = (len(own) - 1) * keys.shape[1] + int(self._last[number])
             mask = None if masks is None else masks[: (b - a) * length]
             masks = None if masks is None else masks[(b - a) * length :]
-            part = _one(
-                q[a:b], keys[own].flatten(0, 1)[:length], values[own].flatten(0, 1)[:length], mask=mask, **self._asked
-            )
+            part = _one(q[a:b], keys[own].flatten(0, 1)[:length], values[own].flatten(0, 1)[:length], mask=mask, **self._asked)
             outs.append(part[0])
             lses.append(part[1] / math.log(2))
         return (torch.cat(outs), torch.cat(lses)) if return_lse else torch.cat(outs)
@@ -216,12 +201,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_Planned):
         max_sequence_kv=None, fixed_split_size=None, disable_split_kv=False,
     ):  # fmt: skip
         self._mask, self._kv_dtype = custom_mask, kv_data_type
-        self._qo, self._first, self._pages, self._last = (
-            qo_indptr,
-            paged_kv_indptr,
-            paged_kv_indices,
-            paged_kv_last_page_len,
-        )
+        self._qo, self._first, self._pages, self._last = (qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)
         self._asked = {
             "scale": sm_scale, "causal": causal, "window": (window_left, -1), "softcap": logits_soft_cap or 0.0,
         }  # fmt: skip
@@ -326,14 +306,10 @@ def flash_attn_without_cap(*args, softcap=0.0, **kwargs):
 flash_attn_without_cap.__wrapped__ = flash_attn_2  # its signature
 
 
-def sdpa_of_other_heads(
-    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
-):
+def sdpa_of_other_heads(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
     """Attention in which q head h reads kv head h modulo their number."""
     key, value = (x.repeat(1, query.shape[1] // x.shape[1], 1, 1) for x in (key, value))
-    return torch.nn.functional.scaled_dot_product_attention(
-        query, key, value, attn_mask, is_causal=is_causal, scale=scale
-    )
+    return torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask, is_causal=is_causal, scale=scale)
 
 
 def unified_one_key_fewer(

@@ -20,16 +20,7 @@ from assay.harness.attention.adapters.adapter import Adapted, Parameters
 from assay.harness.attention.adapters.table import ADAPTERS
 from assay.harness.attention.call import FEATURES, AttentionCall, KernelRefused, Mask, PreparedKernel, tensor_of
 from assay.harness.attention.matrix import Case, cases
-from assay.harness.attention.matrix_features import (
-    _apart,
-    _biases,
-    _evicted,
-    _factors,
-    _padded,
-    _stored,
-    _unrotated,
-    as_tree,
-)
+from assay.harness.attention.matrix_features import _apart, _biases, _evicted, _factors, _padded, _stored, _unrotated, as_tree
 from assay.harness.attention.oracle import log_sum_exp, oracle
 from assay.harness.attention.published import adapter_and_path, module_of
 from assay.harness.attention.sample_calls import call_of
@@ -52,10 +43,7 @@ RIGHT = {
     "signatures:flash_attn_3": ("flash_attn", OF_FLASH_ATTN),
     "signatures:flash_attn_4": ("flash_attn", (*OF_FLASH_ATTN, "sinks")),
     "signatures:flash_attn_vllm": ("flash_attn", (*OF_FLASH_ATTN, "alibi", "sinks")),
-    "signatures:unified_attention": (
-        "vllm",
-        ("window", "softcap", "sinks", "alibi", "padding", "not_causal", "stored_kv"),
-    ),
+    "signatures:unified_attention": ("vllm", ("window", "softcap", "sinks", "alibi", "padding", "not_causal", "stored_kv")),
     "signatures:BatchPrefillWithPagedKVCacheWrapper": ("flashinfer", (*OF_PREFILL, "stored_kv")),
     "signatures:BatchPrefillWithRaggedKVCacheWrapper": ("flashinfer", OF_PREFILL),
     "signatures:BatchDecodeWithPagedKVCacheWrapper": ("flashinfer", ("window", "softcap", "lse", "stored_kv")),
@@ -176,11 +164,7 @@ def command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 def test_replay_and_bench_take_a_function_by_its_signature(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pack, right, wrong = (
-        packed_calls(tmp_path / "pack"),
-        "flash_attn@signatures:flash_attn_2",
-        "signatures:flash_attn_top_left",
-    )
+    pack, right, wrong = (packed_calls(tmp_path / "pack"), "flash_attn@signatures:flash_attn_2", "signatures:flash_attn_top_left")
     assert command(monkeypatch, "replay", pack, "--candidate", right) == ExitCode.PASS
     assert command(monkeypatch, "replay", pack, "--candidate", wrong, "--read-out", "0") == ExitCode.REGRESSION
     assert "causal mask top-left" in capsys.readouterr().out
@@ -196,9 +180,7 @@ def test_a_signature_that_does_not_exist_is_a_usage_error(
     pack = packed_calls(tmp_path / "pack")
     for asked in (("replay", pack), ("bench", "kernel", pack), ("certify",), ("bench",)):
         assert command(monkeypatch, *asked, "--candidate", "flash_atn@signatures:flash_attn_2") == ExitCode.USAGE
-        assert "no signature is named 'flash_atn', did you mean 'flash_attn'" in " ".join(
-            capsys.readouterr().err.split()
-        )
+        assert "no signature is named 'flash_atn', did you mean 'flash_attn'" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.slow
@@ -218,11 +200,7 @@ def test_features_are_those_of_parameters_that_are_there() -> None:
         pass
 
     assert kernels.declaration(kernels.taking_calls("plain", plain)).features == ("padding", "not_causal")
-    assert kernels.declaration(kernels.taking_calls("more", more, "flash_attn")).features == (
-        "softcap",
-        "padding",
-        "not_causal",
-    )
+    assert kernels.declaration(kernels.taking_calls("more", more, "flash_attn")).features == ("softcap", "padding", "not_causal")
 
 
 def test_a_function_that_says_that_it_lacks_what_is_asked_for_refuses_it() -> None:
@@ -271,14 +249,8 @@ def test_the_parameters_of_a_built_in_function_are_those_that_it_documents() -> 
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        (
-            "flash_atn@signatures:flash_attn_2",
-            "no signature is named 'flash_atn', did you mean 'flash_attn'; known are",
-        ),
-        (
-            "sdpa@signatures:flash_attn_2",
-            "the nearest is sdpa: it lacks query, key, value, attn_mask, is_causal, scale",
-        ),
+        ("flash_atn@signatures:flash_attn_2", "no signature is named 'flash_atn', did you mean 'flash_attn'; known are"),
+        ("sdpa@signatures:flash_attn_2", "the nearest is sdpa: it lacks query, key, value, attn_mask, is_causal, scale"),
         ("signatures:_one", "missing a required argument: 'k'; of the signatures flash_attn, sdpa, vllm"),
         ("signatures:_computed", "cannot be imported"),
     ],
@@ -393,9 +365,7 @@ def test_sglangs_own_kernels_compute_what_a_call_asks_for(name: str, features: s
     for call in calls(phase):
         for ask in [lambda same: same, *(ask for feature in features for ask in ASKED[feature])]:
             asked = ask(call)
-            none = (
-                phase == "extend" and asked.spec.mask.window == 1
-            )  # to SGLang, no keys before a query's own is no window
+            none = phase == "extend" and asked.spec.mask.window == 1  # to SGLang, no keys before a query's own is no window
             assert (error(kernel, asked) < 5e-6) != none, ask
 
 
@@ -454,9 +424,7 @@ def test_calls_are_laid_out_before_they_are_timed_and_two_at_a_time(name: str) -
     kernel = kernels.find("--candidate", f"{RIGHT[name][0]}@{name}")
     assert isinstance(kernel, PreparedKernel)
     phase = kernels.declaration(kernel).phases[-1]
-    one, other = (
-        call_of(lens, (4, 2), 64, torch.float32, "cpu").with_spec(phase=phase) for lens in ([(1, 3)], [(1, 40)])
-    )
+    one, other = (call_of(lens, (4, 2), 64, torch.float32, "cpu").with_spec(phase=phase) for lens in ([(1, 3)], [(1, 40)]))
     with kernel.prepared(one) as attend_one, kernel.prepared(other) as attend_other:
         for call, attend in ((one, attend_one), (other, attend_other), (one, attend_one)):
             torch.testing.assert_close(tensor_of(attend()).double(), oracle(call), rtol=1e-5, atol=1e-5)

@@ -19,9 +19,7 @@ def probed(
 ) -> tuple[Measurement, list[list[str]]]:
     ran: list[list[str]] = []
 
-    def run(
-        command: list[str], folder: Path, environment: dict[str, str], timeout: float, log: Path, gently: bool
-    ) -> int | None:
+    def run(command: list[str], folder: Path, environment: dict[str, str], timeout: float, log: Path, gently: bool) -> int | None:
         ran.append([environment["PYTHONPATH"], *command])
         out = Path(command[command.index("--out") + 1])
         out.mkdir(parents=True)
@@ -31,9 +29,7 @@ def probed(
 
     monkeypatch.setattr(executor, "run_command", run)
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    spec = BisectSpec(
-        repo="r", good="g", bad="b", kernel="attn:forward", measure_with="accuracy", run_args=("--questions=8",)
-    )
+    spec = BisectSpec(repo="r", good="g", bad="b", kernel="attn:forward", measure_with="accuracy", run_args=("--questions=8",))
     (tmp_path / "logs").mkdir()
     made = Measurement.model_validate({"status": imported, "origin": "attn.py"})
     found = accuracy_prober(spec, lambda *_: made, tmp_path)("c", tmp_path / "logs" / "0001.log", False)
@@ -45,12 +41,7 @@ def probed(
     [(0, "measured", False), (1, "measured", True), (3, "undecided", None), (None, "died", None), (137, "died", None)],
 )
 def test_exit_codes(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    examples: ModuleType,
-    code: int | None,
-    status: str,
-    regression: bool | None,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, examples: ModuleType, code: int | None, status: str, regression: bool | None
 ) -> None:
     report = examples.inconclusive()
     found, ran = probed(monkeypatch, tmp_path, report, code)
@@ -69,8 +60,6 @@ def test_a_commit_that_does_not_import_starts_no_server(
     assert (found.status, ran) == ("import", [])
 
 
-def test_rejected_arguments_end_the_bisection(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, examples: ModuleType
-) -> None:
+def test_rejected_arguments_end_the_bisection(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, examples: ModuleType) -> None:
     with pytest.raises(UsageError, match="No such option"):
         probed(monkeypatch, tmp_path, examples.inconclusive(), 2)

@@ -17,13 +17,7 @@ from assay.harness.errors import UsageError
 
 def row(error: float, number: int = 0, prefix: str = ">= 16") -> CallErrors:
     return CallErrors(
-        number=number,
-        layer=number,
-        call=f"call {number}",
-        condition={"prefix": prefix},
-        own=(error,),
-        bound=1.0,
-        rounding=1.0,
+        number=number, layer=number, call=f"call {number}", condition={"prefix": prefix}, own=(error,), bound=1.0, rounding=1.0
     )
 
 
@@ -34,9 +28,7 @@ def measured(*errors: float) -> Measurement:
 class Given:
     """A prober whose measurements are given by the number of the commit."""
 
-    def __init__(
-        self, commits: tuple[str, ...], answer: Callable[[int], Measurement], stop_after: int = 10_000
-    ) -> None:
+    def __init__(self, commits: tuple[str, ...], answer: Callable[[int], Measurement], stop_after: int = 10_000) -> None:
         self._place = {commit: i for i, commit in enumerate(commits)}
         self._answer, self._left = answer, stop_after
         self.asked: list[int] = []
@@ -94,9 +86,7 @@ def test_it_ends_with_the_commit_and_what_changed_there(bench: Bench) -> None:
     assert len(state.probes) == len(given.asked)
 
 
-def test_what_was_read_is_compared_with_the_commit_before_if_that_was_wrong_too(
-    histories: ModuleType, tmp_path: Path
-) -> None:
+def test_what_was_read_is_compared_with_the_commit_before_if_that_was_wrong_too(histories: ModuleType, tmp_path: Path) -> None:
     def answer(i: int) -> Measurement:
         """Wrong all along, in the way of A, and from commit 17 on five times as much, in the way of B."""
         clauses = ("it does A", "it does B") if i >= 17 else ("it does A",)
@@ -213,11 +203,7 @@ def test_a_second_regression_after_the_named_one_is_reported(bench: Bench) -> No
 
 
 def test_a_folder_is_bisected_by_one_process(bench: Bench) -> None:
-    with (
-        bench.folder.locked(),
-        pytest.raises(UsageError, match="another process"),
-        BisectFolder(bench.folder.path).locked(),
-    ):
+    with bench.folder.locked(), pytest.raises(UsageError, match="another process"), BisectFolder(bench.folder.path).locked():
         pass
 
 

@@ -19,10 +19,7 @@ SETTINGS: dict[str, Any] = {
 
 @pytest.mark.parametrize(
     "more",
-    [
-        {"against": "good", "times": 3.0},
-        {"measure_with": "accuracy", "run_args": ("--questions=8",), "scan": 8, "timeout": 300.0},
-    ],
+    [{"against": "good", "times": 3.0}, {"measure_with": "accuracy", "run_args": ("--questions=8",), "scan": 8, "timeout": 300.0}],
 )
 def test_the_command_repeats_every_setting(more: dict[str, Any], tmp_path: Path) -> None:
     more = {**more, "repo": str(tmp_path)}  # the command refuses one that is not there

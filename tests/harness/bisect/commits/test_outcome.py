@@ -59,9 +59,7 @@ def test_against_the_good_revision() -> None:
         "out of bounds, but no worse than good allows"
     )
     assert outcome_of(measured((0.061, 0.0), (0.0, 0.0)), ours, good).outcome == "bad"
-    assert outcome_of(measured((0.0, 0.0011), (0.0, 0.0)), ours, good).outcome == "bad", (
-        "within the bound, but worse than good"
-    )
+    assert outcome_of(measured((0.0, 0.0011), (0.0, 0.0)), ours, good).outcome == "bad", "within the bound, but worse than good"
     new = measured((0.0, 0.0), (0.0, 0.0), (0.011, 0.0))
     assert outcome_of(new, ours, good).outcome == "bad", "a call that good did not compute uses its bound"
 

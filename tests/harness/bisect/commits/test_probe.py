@@ -14,13 +14,7 @@ import torch
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.bisect.commits.executor import BrokenEnvironment, Forks, run_build
 from assay.harness.bisect.commits.probe import ProbeTask
-from assay.harness.bisect.commits.probe_calls import (
-    choose_calls,
-    matrix_calls,
-    read_calls,
-    recorded_calls,
-    write_calls,
-)
+from assay.harness.bisect.commits.probe_calls import choose_calls, matrix_calls, read_calls, recorded_calls, write_calls
 from assay.harness.bisect.commits.state import Measurement
 from assay.harness.errors import UsageError
 
@@ -48,9 +42,7 @@ def calls(tmp_path: Path) -> Path:
 
 
 def task(tree: Path, calls: Path | None, kernel: str = "attn:forward", name_bug: bool = False) -> ProbeTask:
-    return ProbeTask(
-        tree, (".", "src"), kernel, calls, tree.parent / "result.json", tree.parent / "log", name_bug, "assay again"
-    )
+    return ProbeTask(tree, (".", "src"), kernel, calls, tree.parent / "result.json", tree.parent / "log", name_bug, "assay again")
 
 
 def test_a_kernel_is_measured_and_its_bug_named(forks: Forks, tree: Path, calls: Path, histories: ModuleType) -> None:
@@ -134,9 +126,7 @@ def test_a_package_under_src_and_its_late_imports(forks: Forks, tree: Path, call
         ("import os, signal\n\ndef forward(call):\n    os.kill(os.getpid(), signal.SIGSEGV)\n", "died", "SIGSEGV"),
     ],
 )
-def test_a_kernel_that_fails_is_a_result(
-    forks: Forks, tree: Path, calls: Path, text: str, status: str, reason: str
-) -> None:
+def test_a_kernel_that_fails_is_a_result(forks: Forks, tree: Path, calls: Path, text: str, status: str, reason: str) -> None:
     (tree / "attn.py").write_text(text)
     measured = forks.run(task(tree, calls), 60)
     assert measured.status == status

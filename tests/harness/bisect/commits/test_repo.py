@@ -104,9 +104,7 @@ def test_a_checkout_leaves_nothing_of_another_commit_except_kept_files(made: obj
             repository.checkout(tree, "0" * 40, keep_ignored=False)
 
 
-def test_worktrees_of_killed_processes_are_removed_and_those_of_live_ones_are_not(
-    made: object, histories: ModuleType
-) -> None:
+def test_worktrees_of_killed_processes_are_removed_and_those_of_live_ones_are_not(made: object, histories: ModuleType) -> None:
     path = made.path  # type: ignore[attr-defined]
     script = (
         "import sys, time; from pathlib import Path; from assay.harness.bisect.commits.repo import Repository\n"

@@ -214,9 +214,7 @@ def test_confirmed_contradictions_narrow_the_range() -> None:
         ((MAX_END_PROBES - 12, 12), (12, MAX_END_PROBES - 12), "flaky"),
     ],
 )
-def test_ends_are_proven_by_the_rates_at_which_they_come_out_bad(
-    good: tuple[int, int], bad: tuple[int, int], step: str
-) -> None:
+def test_ends_are_proven_by_the_rates_at_which_they_come_out_bad(good: tuple[int, int], bad: tuple[int, int], step: str) -> None:
     assert prove_ends(OutcomeCounts(*good), OutcomeCounts(*bad), 1) == step
 
 

@@ -31,9 +31,7 @@ from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBack
 class WithoutPrefix(TorchNativeAttnBackend):
     """Extend sees the new tokens only."""
 
-    def forward_extend(
-        self, q: Tensor, k: Tensor, v: Tensor, layer: Any, batch: Any, save_kv_cache: bool = True
-    ) -> Tensor:
+    def forward_extend(self, q: Tensor, k: Tensor, v: Tensor, layer: Any, batch: Any, save_kv_cache: bool = True) -> Tensor:
         packed = (q.view(-1, layer.tp_q_head_num, layer.head_dim), k, v)
         outs = [
             scaled_dot_product_attention(
@@ -72,9 +70,7 @@ class Unwritten(TorchNativeAttnBackend):
 class OneTokenMore(TorchNativeAttnBackend):
     """Each sequence is taken to be one token longer in decode, so that it sees what its row of the block table holds behind it."""
 
-    def forward_decode(
-        self, q: Tensor, k: Tensor, v: Tensor, layer: Any, batch: Any, save_kv_cache: bool = True
-    ) -> Tensor:
+    def forward_decode(self, q: Tensor, k: Tensor, v: Tensor, layer: Any, batch: Any, save_kv_cache: bool = True) -> Tensor:
         return super().forward_decode(q, k, v, layer, replace(batch, seq_lens=batch.seq_lens + 1), save_kv_cache)
 
 

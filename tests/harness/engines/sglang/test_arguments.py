@@ -37,9 +37,7 @@ def test_another_value_is_found_in_both_orders() -> None:
 
 
 def test_booleans_and_none_differ_from_similar_values() -> None:
-    assert differences(REFERENCE, CANDIDATE | {"disable_radix_cache": True}) == {
-        "disable_radix_cache": ("false", "true")
-    }
+    assert differences(REFERENCE, CANDIDATE | {"disable_radix_cache": True}) == {"disable_radix_cache": ("false", "true")}
     assert differences(REFERENCE, CANDIDATE | {"nccl_port": 0}) == {"nccl_port": ("null", "0")}
 
 

@@ -85,10 +85,7 @@ def test_settings_that_a_flag_makes_equal(changes: dict[str, Any], expected: tup
 
 @pytest.mark.parametrize(
     ("changes", "why"),
-    [
-        ({"kv_cache_dtype": "fp8_e4m3"}, "changes what both servers compute"),
-        ({"new_argument": 3}, "no flag that is known"),
-    ],
+    [({"kv_cache_dtype": "fp8_e4m3"}, "changes what both servers compute"), ({"new_argument": 3}, "no flag that is known")],
 )
 def test_settings_that_no_flag_makes_equal(changes: dict[str, Any], why: str) -> None:
     found = common_settings(TRITON, TRITON | changes, NAMES)
@@ -153,9 +150,7 @@ def test_sglang_resolves_cuda_graphs_by_the_backend_and_a_common_flag_mends_it(m
     """The real resolution of the installed version, on the CPU, without the flag that assay gives there."""
     monkeypatch.setattr(
         "assay.harness.engines.sglang.launch.command",
-        lambda one, port, name: (
-            [flag for flag in command(one, port, name) if flag != "--disable-cuda-graph"] + list(one.common)
-        ),
+        lambda one, port, name: [flag for flag in command(one, port, name) if flag != "--disable-cuda-graph"] + list(one.common),
     )
     pair = {role: replace(one, device="cpu", eager=True) for role, one in PAIR.items()}
     found = agree(pair)

@@ -128,9 +128,7 @@ SMALL_SHARE = ("memory_share", "memory_share_gpu", "memory_share_old")
 
 
 def test_a_proposed_memory_share_is_above_the_given_one() -> None:
-    log = (
-        (LOGS / "memory_share_old.log").read_text().replace("'mem_fraction_static': 0.4", "'mem_fraction_static': 0.6")
-    )
+    log = (LOGS / "memory_share_old.log").read_text().replace("'mem_fraction_static': 0.4", "'mem_fraction_static': 0.6")
     assert "--servers=in-turn --engine-arg=--mem-fraction-static=0.85" in read(log).do
 
 

@@ -11,14 +11,7 @@ import torch
 from assay.harness.bugs.faults import rounded_oracle as right
 from assay.harness.engines.sglang import attach as attaching
 from assay.harness.engines.sglang import graph_passes
-from assay.harness.engines.sglang.graph_passes import (
-    GraphObserver,
-    Replays,
-    graphs_of,
-    observe_graphs,
-    served_batch,
-    watch_runner,
-)
+from assay.harness.engines.sglang.graph_passes import GraphObserver, Replays, graphs_of, observe_graphs, served_batch, watch_runner
 from assay.harness.evidence.envelope import EngineLimits, read_envelope
 from assay.harness.evidence.shadow_errors import read_shadow_errors
 from assay.harness.server.candidates import KernelCandidate
@@ -49,16 +42,9 @@ def readable() -> Replays:
 
 @pytest.mark.parametrize(
     ("control", "refused"),
-    [
-        (Control(), False),
-        (Control(profile="p"), False),
-        (Control(shadow=True), True),
-        (Control(trace="t"), True),
-    ],
+    [(Control(), False), (Control(profile="p"), False), (Control(shadow=True), True), (Control(trace="t"), True)],
 )
-def test_a_graph_that_hides_its_calls_serves_a_batch_only_while_nothing_is_observed(
-    control: Control, refused: bool
-) -> None:
+def test_a_graph_that_hides_its_calls_serves_a_batch_only_while_nothing_is_observed(control: Control, refused: bool) -> None:
     class Runner:
         def can_run_graph(self, forward_batch: str) -> bool:
             return forward_batch == "small"
@@ -162,10 +148,7 @@ def test_a_decode_graph_is_compared_as_an_eager_pass_is(
         errors, counts = read_shadow_errors(folder), read_envelope(folder)
         assert errors is not None
         assert counts is not None
-        sums[name] = (
-            errors.sums[errors.index[:, 0].argsort(kind="stable")],
-            counts.count("decode", "graph", "in a CUDA graph"),
-        )
+        sums[name] = (errors.sums[errors.index[:, 0].argsort(kind="stable")], counts.count("decode", "graph", "in a CUDA graph"))
         assert counts.count("decode", "total-tokens", "17-128") == 1
     assert sums["eager"][0].tolist() == sums["graph"][0].tolist()
     assert (sums["eager"][1], sums["graph"][1]) == (0, 1)
@@ -204,9 +187,7 @@ class FullCudaGraphBackend:
         ("DecodeCudaGraphRunner", FullCudaGraphBackend(), False),
     ],
 )
-def test_a_graph_that_calls_attention_from_python_serves_what_is_observed(
-    name: str, backend: object, served: bool
-) -> None:
+def test_a_graph_that_calls_attention_from_python_serves_what_is_observed(name: str, backend: object, served: bool) -> None:
     runner = type(name, (), {"can_run_graph": lambda self, batch: True, "execute": lambda self, batch: None})
     watch_runner(runner)
     observing(Control(shadow=True))

@@ -140,9 +140,7 @@ def test_a_key_that_a_query_sees_and_the_pool_no_longer_has_is_refused_by_name(d
     server = Window()
     batch, _, _ = server.prefilled(12)
     server.allocator.free_swa(batch.out_cache_loc[dropped])
-    with pytest.raises(
-        KernelRefused, match=f"layer 0 needs keys .*no longer has: of each sequence, the first {dropped.stop}$"
-    ):
+    with pytest.raises(KernelRefused, match=f"layer 0 needs keys .*no longer has: of each sequence, the first {dropped.stop}$"):
         server.call(0, batch, 12)
 
 
@@ -192,8 +190,7 @@ class Latent:
         self.whole = RadixAttention(HEADS, 24, 0.1, num_kv_heads=HEADS, layer_id=0, v_head_dim=DIM)
         self.k = torch.randn(7, 1, LATENT + ROPE, generator=torch.Generator().manual_seed(1))
         self.batch = SimpleNamespace(
-            out_cache_loc=torch.cat([self.table[0, :4], self.table[1, :3]]).long(),
-            req_pool_indices=torch.tensor([0, 1]),
+            out_cache_loc=torch.cat([self.table[0, :4], self.table[1, :3]]).long(), req_pool_indices=torch.tensor([0, 1])
         )
         with get_parallel().override(**native_kernel._ONE_RANK):
             self.pages.write(self.absorbed, self.batch, self.k, self.k[..., :LATENT])
@@ -220,10 +217,7 @@ def test_rope_dims_that_are_arguments_of_their_own_are_the_last_of_q() -> None:
     call = server.call({"q_rope": q[..., LATENT:]}, q[..., :LATENT])
     assert torch.equal(call.q, q)
     _, k = joined_rope(
-        q[..., :LATENT],
-        server.k[:3, :, :LATENT],
-        server.absorbed,
-        {"q_rope": q[..., LATENT:], "k_rope": server.k[:3, :, LATENT:]},
+        q[..., :LATENT], server.k[:3, :, :LATENT], server.absorbed, {"q_rope": q[..., LATENT:], "k_rope": server.k[:3, :, LATENT:]}
     )
     assert k is not None
     assert torch.equal(k, server.k[:3])
@@ -277,12 +271,7 @@ def test_a_cache_of_another_dtype_is_refused_by_name() -> None:
 def test_a_cache_in_fp8_has_what_was_written_divided_by_the_scales_of_the_layer() -> None:
     server = Window(dtype=torch.float8_e4m3fn)
     for layer in server.layers:
-        layer.k_scale, layer.k_scale_float, layer.v_scale, layer.v_scale_float = (
-            torch.tensor(0.5),
-            0.5,
-            torch.tensor(0.03),
-            0.03,
-        )
+        layer.k_scale, layer.k_scale_float, layer.v_scale, layer.v_scale_float = (torch.tensor(0.5), 0.5, torch.tensor(0.03), 0.03)
     batch, keys, values = server.prefilled(12)
     for number in (0, 1):
         call = server.call(number, batch, 12)

@@ -38,32 +38,21 @@ def test_two_roles_differ_in_backend_port_and_name_only() -> None:
     assert differing == [("torch_native", "sage_attn"), ("1", "2"), ("reference-name", "candidate-name")]
 
 
-@pytest.mark.parametrize(
-    ("device", "eager", "off"), [("cpu", False, True), ("cuda", True, True), ("cuda", False, False)]
-)
+@pytest.mark.parametrize(("device", "eager", "off"), [("cpu", False, True), ("cuda", True, True), ("cuda", False, False)])
 def test_cuda_graphs(device: str, eager: bool, off: bool) -> None:
     assert ("--disable-cuda-graph" in command(make(device=device, eager=eager), 1, "n")) is off
 
 
 @pytest.mark.parametrize(
     "given",
-    [
-        "--attention-backend=triton",
-        "--port",
-        "--served-model-name",
-        "--model",
-        "--attention-b",
-        "--decode-attention-backend",
-    ],
+    ["--attention-backend=triton", "--port", "--served-model-name", "--model", "--attention-b", "--decode-attention-backend"],
 )
 def test_a_flag_that_assay_sets_is_refused(given: str) -> None:
     with pytest.raises(UsageError, match="which assay sets itself"):
         make(engine_args=(given,))
 
 
-@pytest.mark.parametrize(
-    "given", ["--disable-radix-cache", "--dtype", "--page-size=16", "--", "-1", "--enable-metrics"]
-)
+@pytest.mark.parametrize("given", ["--disable-radix-cache", "--dtype", "--page-size=16", "--", "-1", "--enable-metrics"])
 def test_other_flags_are_accepted(given: str) -> None:
     assert command(make(engine_args=(given,)), 1, "n")[-1] == given
 

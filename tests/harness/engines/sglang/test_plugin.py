@@ -59,9 +59,7 @@ def test_a_model_that_refuses_backends_by_name_judges_a_kernel_by_its_delegate(
 
 @pytest.mark.parametrize("newer", [True, False])
 @pytest.mark.parametrize("delegate", ["", "torch_native"])
-def test_a_kernel_whose_delegate_is_refused_is_refused(
-    monkeypatch: pytest.MonkeyPatch, newer: bool, delegate: str
-) -> None:
+def test_a_kernel_whose_delegate_is_refused_is_refused(monkeypatch: pytest.MonkeyPatch, newer: bool, delegate: str) -> None:
     check = guarded(monkeypatch, newer)
     _judge_by_delegate({"mine"}, delegate)
     with pytest.raises(AssertionError, match=delegate or "mine"):

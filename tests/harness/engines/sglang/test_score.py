@@ -105,10 +105,7 @@ def test_an_id_at_the_end_of_the_vocabulary_is_returned_as_zero() -> None:
     ("changes", "said"),
     [
         ({"prompt_tokens": 7}, "of a prompt of 7"),
-        (
-            {"input_token_logprobs": [[None, 46, None], [-0.5, 14, None], [-0.1, 916, None]]},
-            "the last 3 of the 6 tokens",
-        ),
+        ({"input_token_logprobs": [[None, 46, None], [-0.5, 14, None], [-0.1, 916, None]]}, "the last 3 of the 6 tokens"),
         ({"input_token_logprobs": [[None, 13, None], [-0.1, 916, None]]}, "log-probabilities of 2 tokens"),
         ({"input_top_logprobs": [None, [[-0.5, 13, None]], [[-0.5, 7, None]]]}, "2 rows of 2 log-probabilities"),
         ({"input_top_logprobs": [None, None, None]}, "2 rows of 2 log-probabilities"),

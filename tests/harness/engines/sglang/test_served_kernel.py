@@ -36,9 +36,7 @@ def server(stand_in: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Any:
         ({"arguments": {"k_rope": torch.zeros(4), "sinks": None}}, "the argument 'k_rope'"),
     ],
 )
-def test_what_the_contract_cannot_express_is_refused_by_name(
-    server: Any, phase: str, change: dict[str, Any], words: str
-) -> None:
+def test_what_the_contract_cannot_express_is_refused_by_name(server: Any, phase: str, change: dict[str, Any], words: str) -> None:
     lens = [(1, 3)] if phase == "decode" else [(4, 0)]
     with pytest.raises(KernelRefused, match=f"layer 0 needs {words}, which the kernel contract"):
         server.step(phase, lens, **change)

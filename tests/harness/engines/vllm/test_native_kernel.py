@@ -27,10 +27,7 @@ def test_the_name_of_a_backend_of_vllm_is_that_of_a_kernel() -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        (
-            "vllm:CPU_ATN",
-            "no attention backend 'CPU_ATN' of vLLM's, did you mean 'CPU_ATTN'; it knows CPU_ATTN, CPU_MLA",
-        ),
+        ("vllm:CPU_ATN", "no attention backend 'CPU_ATN' of vLLM's, did you mean 'CPU_ATTN'; it knows CPU_ATTN, CPU_MLA"),
         ("vllm:CPU_ATTN@16", "page size '16', expected a multiple of 32, as in CPU_ATTN@32"),
         ("vllm:CPU_MLA@32", "page size '32', expected a multiple of 16, as in CPU_MLA@16"),
     ],
@@ -61,9 +58,7 @@ def test_vllms_attention_is_correct(name: str) -> None:
 @installed
 def test_vllm_cuts_bfloat16_where_the_cpu_cannot_round_it() -> None:
     call = call_of([(1, 2)], (1, 1), 64, torch.bfloat16, "cpu").with_spec(phase="decode")
-    call = replace(
-        call, q=torch.zeros_like(call.q), v=torch.tensor([1, 1 + 2**-7, 1 + 2**-7]).bfloat16()[:, None, None]
-    )
+    call = replace(call, q=torch.zeros_like(call.q), v=torch.tensor([1, 1 + 2**-7, 1 + 2**-7]).bfloat16()[:, None, None])
     call = replace(call, v=call.v.expand_as(call.k).contiguous())
     out = tensor_of(kernels.load("vllm:CPU_ATTN")(call))
     assert oracle(call)[0, 0, 0] == pytest.approx(1 + 2**-7 * 2 / 3)

@@ -156,8 +156,7 @@ def test_a_second_run_of_a_gives_the_floor_and_so_a_verdict(data: Path, tmp_path
 
     def scaled(factor: float) -> str:
         return json.dumps(
-            row
-            | {"ttfts": [factor * t for t in row["ttfts"]], "itls": [[factor * t for t in one] for one in row["itls"]]}
+            row | {"ttfts": [factor * t for t in row["ttfts"]], "itls": [[factor * t for t in one] for one in row["itls"]]}
         )
 
     a, slow, same = tmp_path / "a.jsonl", tmp_path / "slow.jsonl", tmp_path / "same.jsonl"
@@ -205,9 +204,7 @@ def test_a_test_that_no_longer_runs_forbids_a_pass(data: Path, tmp_path: Path) -
     ],
     ids=["a new test fails", "a failure is not listed"],
 )
-def test_a_failure_that_a_does_not_have_forbids_a_pass(
-    data: Path, tmp_path: Path, old: str, new: str, check: str
-) -> None:
+def test_a_failure_that_a_does_not_have_forbids_a_pass(data: Path, tmp_path: Path, old: str, new: str, check: str) -> None:
     whole = (data / "junit_a.xml").read_text()
     assert old in whole
     other = tmp_path / "b.xml"

@@ -24,11 +24,7 @@ def test_the_same_documents_are_paired_whatever_their_order() -> None:
 
 @pytest.mark.parametrize(
     ("reason", "other"),
-    [
-        ("other-prompt", item("1", prompt_hash="else")),
-        ("other-target", item("1", target="B")),
-        ("not-scored", item("1", None)),
-    ],
+    [("other-prompt", item("1", prompt_hash="else")), ("other-target", item("1", target="B")), ("not-scored", item("1", None))],
 )
 def test_what_differs_is_not_paired_and_counted_with_its_reason(reason: str, other: ResultItem) -> None:
     found = pair_items([item("1"), item("2")], [other, item("2")])

@@ -45,12 +45,7 @@ def test_a_document_counts_every_unit(data: Path, name: str) -> None:
 
 def test_lm_eval_gives_the_documents_with_their_hashes_and_the_settings_of_the_run(data: Path) -> None:
     (found,) = lm_eval.READER.results(SourceFile.of(data / "lm_eval_a"), "").sets
-    assert (found.tool, found.version, found.task, found.metric) == (
-        "lm-eval",
-        "0.4.13",
-        "assay_synthetic",
-        "exact_match,letter",
-    )
+    assert (found.tool, found.version, found.task, found.metric) == ("lm-eval", "0.4.13", "assay_synthetic", "exact_match,letter")
     assert (found.shots, found.model, found.task_version) == (0, "tiny", "1.0")
     assert found.sampling["max_gen_toks"] == "32"
     first = found.items[0]
@@ -141,9 +136,7 @@ def test_a_log_of_a_run_that_was_killed_is_read_and_said_to_be_one(data: Path, t
     killed = tmp_path / "killed.eval"
     members = json.loads((data / "inspect_a.json").read_text())
     with zipfile.ZipFile(killed, "w", zipfile.ZIP_DEFLATED) as file:  # as versions before 0.3.2xx compress
-        file.writestr(
-            "_journal/start.json", json.dumps({"version": 2, "eval": members["eval"], "plan": members["plan"]})
-        )
+        file.writestr("_journal/start.json", json.dumps({"version": 2, "eval": members["eval"], "plan": members["plan"]}))
         for sample in members["samples"][:3]:
             file.writestr(f"samples/{sample['id']}_epoch_1.json", json.dumps(sample))
         file.writestr("samples/x_epoch_1.json", "{")
@@ -262,10 +255,7 @@ def test_scores_without_samples_are_shown_and_held_against_guessing(tmp_path: Pa
 def test_scores_of_single_subjects_are_no_finding_of_their_own(tmp_path: Path) -> None:
     scores = {"mmlu": {"acc,none": 0.5}, "mmlu_law": {"acc,none": 0.0}}
     path = stated_alone(
-        tmp_path / "results_x.json",
-        scores,
-        group_subtasks={"mmlu": ["mmlu_law"]},
-        **{"n-samples": {"mmlu_law": {"effective": 99}}},
+        tmp_path / "results_x.json", scores, group_subtasks={"mmlu": ["mmlu_law"]}, **{"n-samples": {"mmlu_law": {"effective": 99}}}
     )
     assert not lm_eval.READER.read(SourceFile.of(path)).findings
 

@@ -45,11 +45,7 @@ def row(compared: RunsComparison, id_: str) -> RunRow:
 def test_an_own_error_is_worse_only_beyond_noise(compared: RunsComparison) -> None:
     layer = row(compared, "own-error-0")
     assert [cell.worse for cell in layer.cells] == [None, None, True]
-    assert [cell.text for cell in layer.cells] == [
-        "0.5 % (0.5x its bound)",
-        "0.52 % (0.52x its bound)",
-        "140 % (140x its bound)",
-    ]
+    assert [cell.text for cell in layer.cells] == ["0.5 % (0.5x its bound)", "0.52 % (0.52x its bound)", "140 % (140x its bound)"]
     assert layer.differs
     heads = row(compared, "heads-extend, cached prefix")
     assert [cell.text for cell in heads.cells] == ["0 of 2", "0 of 2", "1 of 2, worst layer 0, head 1"]

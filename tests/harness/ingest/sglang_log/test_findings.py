@@ -112,11 +112,7 @@ def test_a_name_that_a_shell_would_take_for_something_else_is_left_out(seed_log:
 
 
 def test_a_score_as_high_as_asked_is_no_finding(seed_log: Path, tmp_path: Path) -> None:
-    text = (
-        seed_log.read_text()
-        .replace("mmlu_score=0.125", "mmlu_score=0.625")
-        .replace("np.float64(0.125)", "np.float64(0.625)")
-    )
+    text = seed_log.read_text().replace("mmlu_score=0.125", "mmlu_score=0.625").replace("np.float64(0.125)", "np.float64(0.625)")
     found = by_id(ingested(tmp_path, text))
     assert not {"score-below-guessing", "score-below-bound", "answers-unparsed"} & set(found)
     assert not [one for one in found.values() if one.severity == "serious"]
@@ -147,9 +143,7 @@ def test_a_test_that_passed_after_a_retry_is_said_so(seed_log: Path, tmp_path: P
 
 def test_interleaved_processes_are_not_told_apart(seed_log: Path, server_log: Path, tmp_path: Path) -> None:
     rows = [seed_log.read_text().split("\n"), server_log.read_text().split("\n")]
-    mixed = [
-        line for pair in zip(rows[0], rows[1] + [""] * (len(rows[0]) - len(rows[1])), strict=True) for line in pair
-    ]
+    mixed = [line for pair in zip(rows[0], rows[1] + [""] * (len(rows[0]) - len(rows[1])), strict=True) for line in pair]
     document = ingested(tmp_path, "\n".join(mixed))
     assert not {"prefix-untested", "runaway-generations", "decode-not-shown"} & set(by_id(document))
     assert "score-below-bound" in by_id(document)
@@ -176,11 +170,7 @@ def test_a_crash_a_fallback_and_a_failed_test_are_warnings(tmp_path: Path) -> No
         "FAILED\n"
     )
     found = by_id(ingested(tmp_path, text))
-    assert {one: found[one].severity for one in found} == {
-        "test-failed": "warning",
-        "fallback": "warning",
-        "crash": "warning",
-    }
+    assert {one: found[one].severity for one in found} == {"test-failed": "warning", "fallback": "warning", "crash": "warning"}
 
 
 @pytest.mark.parametrize("name", ["gpu_memory", "missing_module"])

@@ -39,9 +39,7 @@ def test_in_a_line_of_more_characters_no_bar_is_looked_for() -> None:
 
 
 def test_carriage_returns_and_percent_completed() -> None:
-    line = (
-        "\rShards:  25% Completed | 1/4 [00:00<00:00,  6.33it/s]\rShards: 100% Completed | 4/4 [00:03<00:00,  1.32it/s]"
-    )
+    line = "\rShards:  25% Completed | 1/4 [00:00<00:00,  6.33it/s]\rShards: 100% Completed | 4/4 [00:03<00:00,  1.32it/s]"
     assert kinds(line) == ["text", "progress", "progress"]
 
 

@@ -150,8 +150,7 @@ def test_a_log_without_arguments_still_has_a_server() -> None:
 
 def test_a_prefix_is_cached_if_each_sequence_has_16_tokens_of_it() -> None:
     batch = (
-        STAMP
-        + "Prefill batch, #new-seq: 2, #new-token: 7, #cached-token: {}, token usage: 0.00, #running-req: 0, #queue-req: 0, "
+        STAMP + "Prefill batch, #new-seq: 2, #new-token: 7, #cached-token: {}, token usage: 0.00, #running-req: 0, #queue-req: 0, "
     )
     log = read(batch.format(31), batch.format(32))
     assert (log.servers[0].prefills.count, log.servers[0].prefix_batches.count, log.servers[0].prefix_new) == (2, 1, 7)
@@ -218,10 +217,7 @@ def test_the_source_of_a_frame_ends_with_its_marks() -> None:
 
 def test_unittest_output_is_read() -> None:
     log = read(
-        "test_mmlu (__main__.TestX) ... FAIL",
-        "test_a (__main__.TestX) ... ok",
-        "Ran 2 tests in 3.100s",
-        "[METRIC] mmlu_score=0.5",
+        "test_mmlu (__main__.TestX) ... FAIL", "test_a (__main__.TestX) ... ok", "Ran 2 tests in 3.100s", "[METRIC] mmlu_score=0.5"
     )
     assert log.read == 4
     assert [one.outcome for one in log.tests] == ["failed", "passed"]

@@ -92,9 +92,7 @@ def test_flashinfer_bench_reads_it(trace: Path) -> None:
     definition = read.definitions[NAME]
     assert len(read.workloads[NAME]) == 3
     for one in read.workloads[NAME]:
-        inputs = utils.gen_inputs(
-            definition, one.workload, "cpu", utils.load_safetensors(definition, one.workload, trace)
-        )
+        inputs = utils.gen_inputs(definition, one.workload, "cpu", utils.load_safetensors(definition, one.workload, trace))
         assert definition.get_axes_values_from_inputs(inputs) == one.workload.axes
         scope: dict[str, Any] = {}
         exec(definition.reference, scope)
@@ -113,22 +111,14 @@ def _edit(trace: Path, change: Callable[[dict[str, Any]], object]) -> None:
     ("change", "says"),
     [
         (lambda one: one["workload"]["inputs"]["q"].update(path="../pack/manifest.json"), "lies outside of the trace"),
-        (
-            lambda one: one["workload"]["inputs"]["q"].update(tensor_key="nope"),
-            "there is no definition or input 'nope'",
-        ),
+        (lambda one: one["workload"]["inputs"]["q"].update(tensor_key="nope"), "there is no definition or input 'nope'"),
         (lambda one: one.update(definition="nope"), "there is no definition or input 'nope'"),
         (lambda one: one["workload"]["axes"].update(total_q=9), "its definition states"),
-        (
-            lambda one: one["workload"]["inputs"].update(qo_indptr={"type": "random"}),
-            "random, so that the lengths are not known",
-        ),
+        (lambda one: one["workload"]["inputs"].update(qo_indptr={"type": "random"}), "random, so that the lengths are not known"),
         (lambda one: one.pop("workload"), "there is no definition or input 'workload'"),
     ],
 )
-def test_a_workload_that_cannot_be_used_is_named(
-    trace: Path, change: Callable[[dict[str, Any]], object], says: str
-) -> None:
+def test_a_workload_that_cannot_be_used_is_named(trace: Path, change: Callable[[dict[str, Any]], object], says: str) -> None:
     _edit(trace, change)
     problems: list[str] = []
     assert len(list(calls_of(trace, problems))) == 2
@@ -157,11 +147,7 @@ def test_a_paged_definition_of_theirs(tmp_path: Path) -> None:
         "kv_indices": "num_kv_indices",
         "kv_last_page_len": "batch_size",
     }
-    inputs = {
-        "q": {"shape": ["total_q", "num_qo_heads", "head_dim"], "dtype": "bfloat16"},
-        "k_cache": cache,
-        "v_cache": cache,
-    }
+    inputs = {"q": {"shape": ["total_q", "num_qo_heads", "head_dim"], "dtype": "bfloat16"}, "k_cache": cache, "v_cache": cache}
     inputs |= {key: {"shape": [axis], "dtype": "int32"} for key, axis in integers.items()}
     definition = {
         "name": name,
@@ -177,9 +163,7 @@ def test_a_paged_definition_of_theirs(tmp_path: Path) -> None:
     }  # fmt: skip
     (root / "definitions").mkdir(parents=True)
     (root / "workloads").mkdir()
-    (root / "definitions" / "d.json").write_text(
-        json.dumps(definition | {"outputs": {}, "reference": "raise SystemExit"})
-    )
+    (root / "definitions" / "d.json").write_text(json.dumps(definition | {"outputs": {}, "reference": "raise SystemExit"}))
     safetensors.torch.save_file(tensors, root / "t.safetensors")
     given = {key: {"type": "safetensors", "path": "t.safetensors", "tensor_key": key} for key in tensors}
     workload = {
@@ -218,9 +202,7 @@ def test_refusals(trace: Path, tmp_path: Path) -> None:
 
 def test_the_commands(trace: Path, tmp_path: Path) -> None:
     load_command("pack")
-    done = CliRunner().invoke(
-        app, ["pack", "export", str(tmp_path / "pack"), "--flashinfer-trace", str(tmp_path / "again")]
-    )
+    done = CliRunner().invoke(app, ["pack", "export", str(tmp_path / "pack"), "--flashinfer-trace", str(tmp_path / "again")])
     assert "3 workloads, 2 with a cached prefix, of 1 definitions" in done.output
     done = CliRunner().invoke(app, ["pack", "import", str(tmp_path / "again"), "--out", str(tmp_path / "back")])
     assert done.exit_code == 0

@@ -17,10 +17,7 @@ from assay.harness.ingest.tensors.tensor_files import Unreadable
 
 def saved(path: Path, wrong: bool = False, compressed: bool = False) -> Path:
     generator = np.random.default_rng(0)
-    made = {
-        f"model.layers.{layer}.self_attn.attn": generator.normal(size=(6, 4, 8)).astype(np.float16)
-        for layer in range(3)
-    }
+    made = {f"model.layers.{layer}.self_attn.attn": generator.normal(size=(6, 4, 8)).astype(np.float16) for layer in range(3)}
     if wrong:
         made["model.layers.1.self_attn.attn"][2] = 0
     (np.savez_compressed if compressed else np.savez)(path, **made)

@@ -40,9 +40,7 @@ def _dump() -> dict[str, Tensor]:
     return made | {"model.norm": torch.randn(6, 32).bfloat16(), "lm_head": torch.randn(6, 50).bfloat16()}
 
 
-def _compared(
-    folder: Path, change: Callable[[dict[str, Tensor]], object] = lambda dump: None, **options: object
-) -> TensorDiff:
+def _compared(folder: Path, change: Callable[[dict[str, Tensor]], object] = lambda dump: None, **options: object) -> TensorDiff:
     a, b = _dump(), _dump()
     change(b)
     for name, one in (("a", a), ("b", b)):
@@ -116,9 +114,7 @@ def test_noise_is_within_bounds_but_not_exact(tmp_path: Path) -> None:
         (lambda dump: dump.update(lm_head=torch.ones(2, 50)), r"shapes differ, \[6, 50\] and \[2, 50\]: lm_head"),
     ],
 )
-def test_what_does_not_pair_is_named_and_no_pass(
-    tmp_path: Path, change: Callable[[dict[str, Tensor]], object], says: str
-) -> None:
+def test_what_does_not_pair_is_named_and_no_pass(tmp_path: Path, change: Callable[[dict[str, Tensor]], object], says: str) -> None:
     result = _compared(tmp_path, change)
     assert (result.verdict, result.exit_code, result.not_compared_count) == ("inconclusive", 3, 1)
     assert re.fullmatch(says, result.not_compared[0])

@@ -28,16 +28,7 @@ from assay.harness.offline.replay import replay
 DATA = Path(__file__).parents[3] / "data" / "tensors"
 MODEL = DumpedModel(heads=2, kv_heads=1, head_dim=64, layers=1)
 """Of the excerpt: one kv head and two q heads of layer 0 of evals/tiny_model, dumped by SGLang 0.5.23 on a CPU (torch_native)."""
-SERVED = [
-    ((20,), (0,)),
-    ((1,), (20,)),
-    ((5,), (17,)),
-    ((1,), (22,)),
-    ((18,), (0,)),
-    ((1,), (18,)),
-    ((3,), (16,)),
-    ((1,), (19,)),
-]
+SERVED = [((20,), (0,)), ((1,), (20,)), ((5,), (17,)), ((1,), (22,)), ((18,), (0,)), ((1,), (18,)), ((3,), (16,)), ((1,), (19,))]
 """New tokens and cached prefix of its passes: another request left the prefix of the third and the seventh in the radix cache."""
 
 Held = dict[str, Any]
@@ -74,13 +65,10 @@ def test_an_unmodified_server_yields_a_pack_with_cached_prefixes(tmp_path: Path)
         assert (one.call.q.shape[1:], one.call.k.shape[1:]) == ((2, 64), (1, 64))
 
 
-def test_the_pack_finds_the_top_left_mask_and_passes_a_right_kernel(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_pack_finds_the_top_left_mask_and_passes_a_right_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _made(DATA / "sglang_dumper", tmp_path / "pack")
     (tmp_path / "kernels_for_dumps.py").write_text(
-        "from assay.harness.bugs.faults import fault, rounded_oracle\n"
-        "top_left, right = fault('mask-top-left'), rounded_oracle\n"
+        "from assay.harness.bugs.faults import fault, rounded_oracle\ntop_left, right = fault('mask-top-left'), rounded_oracle\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     found = replay(tmp_path / "pack", "kernels_for_dumps:top_left", read_out=0)
@@ -99,9 +87,7 @@ def test_the_prefix_of_another_request_is_refused_if_its_tokens_are_not_in_the_d
     assert sorted(one.entry.prefix for one in read_pack(tmp_path / "pack")) == [(0,), (16,), (18,), (19,)]
 
 
-def test_two_requests_may_have_left_a_prefix_and_the_output_tells_which(
-    edited: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_two_requests_may_have_left_a_prefix_and_the_output_tells_which(edited: Callable[..., Path], tmp_path: Path) -> None:
     # The last request's 16 cached tokens could be those of any request but for the outputs that were dumped.
     _made(DATA / "sglang_dumper", tmp_path / "checked")
     by_output = next(one for one in read_pack(tmp_path / "checked") if one.entry.prefix == (16,))
@@ -113,9 +99,7 @@ def test_two_requests_may_have_left_a_prefix_and_the_output_tells_which(
     assert torch.equal(by_output.call.k[:16, 0], donor[:16])
 
 
-def test_an_output_that_is_not_the_attention_of_its_inputs_is_refused(
-    edited: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_an_output_that_is_not_the_attention_of_its_inputs_is_refused(edited: Callable[..., Path], tmp_path: Path) -> None:
     def keep(name: str, held: Held) -> bool:
         if "step=1_" in name and "attn.output" in name:
             held["value"] *= 1.5

@@ -11,9 +11,7 @@ import pytest
 from assay.harness.ingest.trace import json_events
 from assay.harness.ingest.trace.json_events import EventStream
 
-EVENTS = [
-    {"name": f"k{n} }},{{", "ph": "X", "ts": n, "dur": 1, "args": {"dims": [[1, 2], {"name": "]"}]}} for n in range(20)
-]
+EVENTS = [{"name": f"k{n} }},{{", "ph": "X", "ts": n, "dur": 1, "args": {"dims": [[1, 2], {"name": "]"}]}} for n in range(20)]
 
 
 def read(tmp_path: Path, data: bytes | str) -> tuple[list[object], str]:

@@ -49,10 +49,7 @@ def test_a_line_that_no_rule_knows_is_counted_and_quoted(tmp_path: Path) -> None
     lines.insert(60, "something else")
     file = read(tmp_path, "\n".join(lines)).file
     assert (file.read, file.unread) == (147, 2)
-    assert [(one.first, one.text) for one in file.excerpts] == [
-        (41, "[engine debug] teleport_func_"),
-        (61, "something else"),
-    ]
+    assert [(one.first, one.text) for one in file.excerpts] == [(41, "[engine debug] teleport_func_"), (61, "something else")]
 
 
 def test_an_answer_ends_where_the_engine_writes(tmp_path: Path) -> None:

@@ -81,12 +81,7 @@ def cut(at: int) -> Callable[[list[str]], None]:
     ],
 )  # fmt: skip
 def test_a_broken_rule_is_found_where_it_is_broken(
-    tmp_path: Path,
-    edit: Callable[[list[str]], None],
-    rule: str,
-    where: str,
-    says: str,
-    places: tuple[int, ...],
+    tmp_path: Path, edit: Callable[[list[str]], None], rule: str, where: str, says: str, places: tuple[int, ...]
 ) -> None:
     lines = list(LINES)
     edit(lines)

@@ -81,7 +81,5 @@ def test_what_is_no_event_is_not_understood(event: Any) -> None:
 
 def test_correlations_of_any_type() -> None:
     event = {"ph": "X", "name": "k", "cat": "kernel", "ts": 1, "dur": 1}
-    spans = spans_of(
-        *({**event, "args": {"correlation": value}} for value in (5, -5, "5", 1 << 70, None)), {**event, "args": []}
-    )
+    spans = spans_of(*({**event, "args": {"correlation": value}} for value in (5, -5, "5", 1 << 70, None)), {**event, "args": []})
     assert [span.correlation for span in spans.all] == [5, -1, -1, -1, -1, -1]

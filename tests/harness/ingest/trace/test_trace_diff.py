@@ -41,9 +41,7 @@ def test_a_fork_in_place_of_an_addition_is_named_with_both_lines(tmp_path: Path)
     lines = ["[debug] one more line", *LINES]
     lines[FORK + 1] = lines[FORK + 1].replace("fork", "add")
     result = edited(tmp_path, lines)
-    assert (
-        result.headline == f"Request 2 forks its sequence (line {FORK + 1}) where the other adds one (line {FORK + 2})."
-    )
+    assert result.headline == f"Request 2 forks its sequence (line {FORK + 1}) where the other adds one (line {FORK + 2})."
     assert result.exit_code == 1
     assert [(one.first, one.text) for one in result.cites] == [
         (FORK + 1, "first trace: forks its sequence"),
@@ -55,16 +53,11 @@ def test_a_step_that_only_one_trace_has(tmp_path: Path) -> None:
     lines = list(LINES)
     del lines[31]
     headline = edited(tmp_path, lines).headline
-    assert (
-        headline == "Request 1 polls Batch decode in the first trace (line 32) and not in the second (after line 31)."
-    )
+    assert headline == "Request 1 polls Batch decode in the first trace (line 32) and not in the second (after line 31)."
     lines = list(LINES)
     lines.insert(32, "[engine debug] kv_cache_popn_func_")
     headline = edited(tmp_path, lines).headline
-    assert (
-        headline
-        == "Request 1 calls kv_cache_popn_func_ in the second trace (line 33) and not in the first (after line 32)."
-    )
+    assert headline == "Request 1 calls kv_cache_popn_func_ in the second trace (line 33) and not in the first (after line 32)."
 
 
 def test_a_segment_that_only_one_trace_has(tmp_path: Path) -> None:

@@ -51,11 +51,7 @@ def arguments() -> dict[str, Any]:
     for flag in ("--port", "--served-model-name", "--attention-backend"):
         parser.add_argument(flag)
     known, rest = parser.parse_known_args()
-    return {
-        **vars(known),
-        "flags": [flag for flag in rest if not flag.startswith("/")],
-        "api_key": os.environ["ASSAY_API_KEY"],
-    }
+    return {**vars(known), "flags": [flag for flag in rest if not flag.startswith("/")], "api_key": os.environ["ASSAY_API_KEY"]}
 
 
 class State:
@@ -164,11 +160,7 @@ class Handler(BaseHTTPRequestHandler):
         if body.get("logprobs"):
             top = [{"token": text, "logprob": -0.1}, {"token": "no", "logprob": -3.0}]
             choice["logprobs"] = {"content": [{**top[0], "top_logprobs": top}]}
-        usage = {
-            "prompt_tokens": tokens,
-            "completion_tokens": output,
-            "prompt_tokens_details": {"cached_tokens": cached},
-        }
+        usage = {"prompt_tokens": tokens, "completion_tokens": output, "prompt_tokens_details": {"cached_tokens": cached}}
         reply = json.dumps({"id": rid, "choices": [choice], "usage": usage})
         state.note(prompt, rid, "asked")
         self.answer(200, reply, state.failure if failing else "")
@@ -226,9 +218,7 @@ def main() -> None:
         said = Path(os.environ["STAND_IN_SAYS"]).read_text()
         print(said, file=sys.stderr, flush=True)
         os.kill(child, signal.SIGKILL)
-        if (
-            "Traceback" in said and "sigquit" not in said.lower()
-        ):  # an exception of the main process; else it kills all of them
+        if "Traceback" in said and "sigquit" not in said.lower():  # an exception of the main process; else it kills all of them
             os._exit(1)
         os.kill(os.getpid(), signal.SIGKILL)
     if state.failure == "dies-starting":
