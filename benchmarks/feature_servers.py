@@ -60,7 +60,7 @@ that the envelope cannot be covered, and no run can pass."""
 OF_DEVICE = {
     "cpu": {
         "fp8-kv": ["--engine-arg=--dtype=float16", "--request-timeout", "1800"],
-        "deepseek-v2": ["--request-timeout", "1800", "--max-tokens", "4"],
+        "deepseek-v2": ["--request-timeout", "1800", "--max-tokens", "12"],
     },
     "cuda": {
         family: ["--engine-arg=--mem-fraction-static=0.07", "--engine-arg=--max-total-tokens=65536"]

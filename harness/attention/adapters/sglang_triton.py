@@ -34,8 +34,9 @@ def _asked(function: Any, call: AttentionCall) -> dict[str, Any]:
     if call.spec.temperature:
         asked["xai_temperature_len"] = call.spec.temperature
     if call.score_bias is not None:
+        package, dot, _ = function.__module__.rpartition(".")
         try:
-            ops = import_module(f"{function.__module__.rpartition('.')[0]}.score_mod")
+            ops = import_module(f"{package}{dot}score_mod")
         except ImportError as error:
             raise KernelRefused(f"no score_mod for a score_bias is found: {error}") from error
         asked["score_mod"] = ops.relative_bias_score_mod

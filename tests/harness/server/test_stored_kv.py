@@ -57,6 +57,19 @@ def without_scales(call: AttentionCall) -> Tensor:
     return rounded_oracle(replace(call, k=call.stored_k.float(), v=call.stored_v.float()))
 
 
+@declares(features=("stored_kv",))
+def scales_twice(call: AttentionCall) -> Tensor:
+    assert call.stored_k is not None
+    assert call.stored_v is not None
+    assert call.k_scale is not None
+    assert call.v_scale is not None
+    k, v = (
+        (stored.float() * scale**2).to(call.q.dtype)
+        for stored, scale in ((call.stored_k, call.k_scale), (call.stored_v, call.v_scale))
+    )
+    return rounded_oracle(replace(call, k=k, v=v))
+
+
 @pytest.fixture
 def serving(stand_in: ModuleType, tmp_path: Path) -> Serving:
     """Makes a server with a cache in FP8 and a kernel in its shadow; returns both."""
@@ -162,7 +175,10 @@ def test_what_is_stored_is_recorded_with_its_scales(serving: Serving, tmp_path: 
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize(("kernel", "bug"), [(k_scale_for_v, "stored-v-scaled-as-k"), (without_scales, "stored-scales-missing")])
+@pytest.mark.parametrize(
+    ("kernel", "bug"),
+    [(k_scale_for_v, "stored-v-scaled-as-k"), (without_scales, "stored-scales-missing"), (scales_twice, "stored-scales-twice")],
+)
 def test_recorded_calls_name_a_wrong_scale(kernel: Kernel, bug: str, serving: Serving, tmp_path: Path) -> None:
     serving(kernel)
     found = serious(diagnose_recorded(tmp_path / "pack", Backend.parse("torch_native"), ""))

@@ -216,6 +216,15 @@ def test_a_function_that_says_that_it_lacks_what_is_asked_for_refuses_it() -> No
         kernel(call)  # which asks for neither
 
 
+def test_a_score_mod_that_is_not_beside_a_function_is_refused_by_name() -> None:
+    def mine(q_extend, k_extend, v_extend, o_extend, k_buffer, v_buffer, qo_indptr, kv_indptr, kv_indices, custom_mask, is_causal, mask_indptr, max_len_extend, k_scale, v_scale, sm_scale, score_mod):  # type: ignore[no-untyped-def]  # fmt: skip # noqa: E501
+        pass
+
+    for mine.__module__ in ("mine", "mine.kernels"):
+        with pytest.raises(KernelRefused, match="no score_mod for a score_bias is found: No module named"):
+            kernels.taking_calls("mine", mine)(ASKED["score_bias"][0](calls("extend")[0]))
+
+
 def test_a_declaration_stays() -> None:
     @kernels.declares(dtypes=("float16",), phases=("extend",), about="mine")
     def mine(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size):  # type: ignore[no-untyped-def]
