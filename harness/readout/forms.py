@@ -129,10 +129,10 @@ def _seen_keys(row: Row) -> Fit | None:
     seen = weights > row.tolerance.least
     if not seen.any():
         return None
-    found = _factors(np.log(weights[seen]) - scores[seen], should[seen], row.tolerance.log)
-    if found is None:
+    fitted = _factors(np.log(weights[seen]) - scores[seen], should[seen], row.tolerance.log)
+    if fitted is None:
         return None
-    base, of_seen = found
+    base, of_seen = fitted
     factors = np.zeros(len(weights))
     factors[seen] = of_seen
     counted = float((factors * np.exp(scores)).sum())

@@ -23,8 +23,8 @@ def _lay_out(function: Any, parameters: Parameters, call: AttentionCall) -> Atte
     pool, device = paged(call, _PAGE), call.q.device
     window = call.spec.mask.window
     shape = len(call.lens_k), call.k.shape[1]
-    one = torch.ones(1, device=device)
-    k_descale, v_descale = (scale.expand(shape) for scale in scales_of(call) or (one, one))
+    unscaled = torch.ones(1, device=device)
+    k_descale, v_descale = (scale.expand(shape) for scale in scales_of(call) or (unscaled, unscaled))
     passed: dict[str, Any] = {
         "q": call.q, "k": pool.k, "v": pool.v, "cu_seqlens_q": call.cu_seqlens_q, "max_seqlen_q": max(call.lens_q),
         "seqused_k": call.cu_seqlens_k.diff(), "max_seqlen_k": max(call.lens_k), "softmax_scale": call.scale,
