@@ -46,6 +46,7 @@ DATA: dict[str, Callable[[AttentionCall], AttentionCall]] = {
     "scores-saturate-fp16": louder(120, 1),
     "scores-overflow-fp16": louder(60, 1),
     "scale-of-head-dim-v": lambda call: replace(call, v=call.v[..., :16]),
+    "values-at-key-stride": lambda call: replace(call, v=call.v[..., :16]),
 }
 """What normal data must become for a bug to show."""
 
