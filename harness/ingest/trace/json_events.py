@@ -11,7 +11,8 @@ import codecs
 import json
 import re
 import zlib
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,19 +22,18 @@ _GZIP_HEADER = 16 + zlib.MAX_WBITS
 _LARGEST_EVENT = 1 << 23
 """Characters after which an event that does not end is taken for broken."""
 _TRIED = 100
-"""Places behind a broken event at which the next one is looked for, in one chunk."""
-_LONGEST_BEGIN = 64
-"""Characters that `_NEXT` needs at most."""
+"""Places behind an event that does not end at which the next one is looked for."""
+_DEEPEST = 500
+"""Brackets around a value beyond which none can be decoded."""
 _DECODER = json.JSONDecoder(strict=False)
 _ARRAY = re.compile(r'"traceEvents"\s*:\s*\[')
-_SPACE = re.compile(r"[\s,]*")
-_BRACKET = re.compile(r"[\[\]{}]")
-_DEEPEST, _LOOKED_AHEAD = 500, 1 << 16
-"""Brackets around a value beyond which none can be decoded, and characters in which they are counted."""
+_BETWEEN = re.compile(r"[\s,}]*")
+"""What stands between two events, with what a broken one closes too often."""
+_TOKEN = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
+"""A string, which may lack its end, or a bracket outside of one."""
+_CLOSING = {"{": "}", "[": "]"}
 _NEXT = re.compile(r'\{\s*"(?:ph|name|cat|pid|tid|ts|dur|args|id)"\s*:')
-_STRING = r'"(?:[^"\\]|\\.)*"'
-_EVENT = re.compile(rf'\{{(?:\s*{_STRING}\s*:(?:\s*{_STRING}\s*|[^{{}}\[\]",]+),)*?\s*"ph"\s*:')
-"""How an event begins, if only numbers and texts stand before its phase, as all known writers have it."""
+"""How an event begins."""
 
 
 class EventStream:
@@ -77,24 +77,26 @@ class EventStream:
     def _values(self, texts: Iterator[str]) -> Iterator[tuple[Any, str]]:
         buffer, at, more = self._begin(texts), 0, True
         while more or at < len(buffer):
-            at = _SPACE.match(buffer, at).end()  # type: ignore[union-attr]
+            at = _BETWEEN.match(buffer, at).end()  # type: ignore[union-attr]
             if at < len(buffer) and buffer[at] == "]":
                 return
             value, end = _decoded(buffer, at)
             if end:
                 yield value, ""
                 at = end
-            elif more and len(buffer) - at < (_LARGEST_EVENT if _incomplete(buffer, at) else CHUNK):
+            elif end := _end_of_broken(buffer, at):
+                yield None, buffer[at : at + 200]
+                at = end
+            elif more and len(buffer) - at < _LARGEST_EVENT:
                 text = next(texts, None)
                 more = text is not None
                 buffer, at = buffer[at:] + (text or ""), 0
-            elif at < len(buffer):
+            elif at < len(
+                buffer
+            ):  # it does not end: what follows may lie inside of it, and has a phase if it is an event
                 yield None, buffer[at : at + 200]
-                start = _behind_brackets(buffer, at)
-                while (at := (yield from _behind(buffer, start))) == len(buffer) and more:
-                    text = next(texts, None)
-                    more = text is not None
-                    buffer, start = buffer[max(start, at - _LONGEST_BEGIN) :] + (text or ""), 0
+                begins = (match.start() for match in islice(_NEXT.finditer(buffer, at + 1), _TRIED))
+                at = next((start for start in begins if _is_event(_decoded(buffer, start)[0])), len(buffer))
         self.ended = self.ended or "the array of events has no end"
 
     def _begin(self, texts: Iterator[str]) -> str:
@@ -114,40 +116,23 @@ class EventStream:
         return "]"
 
 
-def _behind(buffer: str, start: int) -> Generator[tuple[Any, str], None, int]:
-    """Yield the broken events from a place on, and return where the next whole one begins; the end if none does.
-
-    What follows may lie inside of the broken event, and then is no event itself: an event has a phase.
-    """
-    for _ in range(_TRIED):
-        match = _NEXT.search(buffer, start)
-        if match is None:
-            return len(buffer)
-        value, end = _decoded(buffer, match.start())
-        if end and isinstance(value, dict) and "ph" in value:
-            return match.start()
-        if not end and _EVENT.match(buffer, match.start()):
-            if _incomplete(buffer, match.start()):
-                return match.start()
-            yield None, buffer[match.start() : match.start() + 200]
-        start = match.end() if end else max(match.end(), _behind_brackets(buffer, match.start()))
-    return start
+def _is_event(value: Any) -> bool:
+    return isinstance(value, dict) and "ph" in value
 
 
-def _behind_brackets(buffer: str, at: int) -> int:
-    """Return where the search goes on behind a place at which no JSON value can be decoded.
-
-    That is the next character or, where brackets are nested deeper than any value that can be decoded, behind `_DEEPEST` of them:
-    else each would be tried down to that depth.
-    """
-    depth = 0
-    for bracket in _BRACKET.finditer(buffer, at, at + _LOOKED_AHEAD):
-        depth += 1 if bracket[0] in "[{" else -1
-        if depth <= 0:
-            break
-        if depth > _DEEPEST:
-            return bracket.start()
-    return at + 1
+def _end_of_broken(buffer: str, at: int) -> int:
+    """Return where a value ends that is no JSON: behind the bracket that closes it; 0 if none in the buffer does."""
+    closing: list[str] = []
+    for match in _TOKEN.finditer(buffer, at):
+        if match[0] in _CLOSING:
+            closing.append(_CLOSING[match[0]])
+        elif match[0] in _CLOSING.values() and closing and closing.pop() != match[0]:
+            return 0
+        if not closing:
+            return match.end()
+        if len(closing) > _DEEPEST:
+            return 0
+    return 0
 
 
 def _decoded(buffer: str, at: int) -> tuple[Any, int]:
@@ -156,14 +141,3 @@ def _decoded(buffer: str, at: int) -> tuple[Any, int]:
         return _DECODER.raw_decode(buffer, at)
     except (RecursionError, ValueError):  # ValueError: no JSON, or an integer with thousands of digits
         return None, 0
-
-
-def _incomplete(buffer: str, at: int) -> bool:
-    """Return True if a value may only lack its end, which is still to be read."""
-    try:
-        _DECODER.raw_decode(buffer, at)
-    except json.JSONDecodeError as error:
-        return error.pos >= len(buffer) - 8 or error.msg.startswith("Unterminated string")
-    except (RecursionError, ValueError):
-        return False
-    return False

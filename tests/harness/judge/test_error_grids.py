@@ -202,3 +202,11 @@ def test_128_layers_of_128_heads_are_quick_and_small(examples: ModuleType, layer
     text = to_json(examples.passing().model_copy(update={"layers": result}))
     assert time.monotonic() - begun < 8
     assert len(text) < 1_500_000
+
+
+def test_a_heat_map_is_walked_without_what_was_not_observed() -> None:
+    grid = ErrorGrid(
+        title="layer × head", where="decode", columns="head", row_labels=("0", "3"), column_labels=("0", "1"),
+        values=((0.1, None), (NOT_FINITE, 0.2)), bounds=(0.05, None),
+    )  # fmt: skip
+    assert list(grid.observed()) == [("0", "0", 0.1, 0.05), ("3", "0", NOT_FINITE, None), ("3", "1", 0.2, None)]

@@ -102,3 +102,13 @@ def test_broken_events_in_a_row_are_counted_one_by_one(tmp_path: Path) -> None:
     values, ended = read(tmp_path, text)
     assert values == [*EVENTS[:5], None, None, *EVENTS[7:]]
     assert ended == ""
+
+
+@pytest.mark.usefixtures("_chunk")
+@pytest.mark.parametrize(("whole", "broken"), [("]}}", "]}"), ("]}}", "]"), ('"args": {', '"args": ')])
+def test_an_event_that_does_not_end_hides_no_other(tmp_path: Path, whole: str, broken: str) -> None:
+    texts = [json.dumps(event) for event in EVENTS]
+    texts[5] = texts[5].replace(whole, broken)
+    values, ended = read(tmp_path, f"[{', '.join(texts)}]")
+    assert values == [*EVENTS[:5], None, *EVENTS[6:]]
+    assert ended == ""
