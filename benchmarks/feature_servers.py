@@ -137,7 +137,7 @@ def row(family: str, reference: str, candidate: str, device: str, folder: Path, 
     replayed = assay(folder, "replay", str(pack), "--candidate", kernel, "--quiet") if pack and not is_native else None
     restored = None
     if bisect and wrong and pack:
-        at = ["--out", str(out / "bisection"), "--by", "text", "--questions", "8", "--quiet"]
+        at = ["--out", str(out / "bisection"), "--by", "text", "--questions", "24", "--quiet"]
         assay(folder, "bisect", "layers", *servers, *at)
         restored = sorted(one["layer"] for one in read(out / "bisection" / "bisect.json").get("restored", ()))
     refused = no_reference(reference, model, flags) if code == 2 else ""
