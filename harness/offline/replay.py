@@ -11,6 +11,7 @@ from torch import Tensor
 
 from assay.harness.attention import kernels
 from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused, default_device
+from assay.harness.attention.noise import BESIDE_FP8
 from assay.harness.backend import Backend
 from assay.harness.conditions import has_any_prefix, has_cached_prefix
 from assay.harness.errors import AssayError, UsageError
@@ -169,7 +170,9 @@ def replay_recorded(
             findings = diagnose(run, reproduce)
             not_tested = f"only {len(here.results)} calls were tested for nondeterminism, state and overwritten inputs"
     seconds = time.monotonic() - start
-    result = _result(candidate, run, examined, findings, seconds, first_finding_s, (not_tested,))
+    left_out = f"{examined.left_out} prefills beside a cache of fewer bits were compared in the shadow alone"
+    said = (not_tested, left_out) if examined.left_out else (not_tested,)
+    result = _result(candidate, run, examined, findings, seconds, first_finding_s, said)
     result = result.model_copy(update={"not_run": not_run})
     if kernel is None or not_run:
         return _read_passively(result, reader or Reader(), examined, run, served)
@@ -223,23 +226,37 @@ class _Examined:
         pack: its folder.
         recorded: its calls in the phases of the candidate.
         chosen: those of them that are examined.
+        left_out: calls of the candidate that a pack cannot judge.
     """
 
     pack: Path
     recorded: Sequence[RecordedCall]
     chosen: Sequence[RecordedCall]
+    left_out: int = 0
 
 
 def _recorded_run(pack: Path, candidate: Backend, served: bool) -> tuple[_Examined, KernelRun]:
-    """Compare the recorded outputs of a candidate, and a choice of them, with the oracle."""
+    """Compare the recorded outputs of a candidate, and a choice of them, with the oracle.
+
+    A backend of the engine's own may read new tokens as the layer gave them, before a cache stored them in fewer bits. A pack has
+    only what was stored, so such calls are left to the shadow. In decode, these backends have the noise of such a cache.
+    """
     phases, noise = candidate.phases, candidate.noise  # each look-up of a published kernel takes 20 ms
     recorded = [record for record in read_pack(pack) if record.call.phase in phases]
     recorded = [record for record in recorded if served or record.candidate is not None]
+    read = [record for record in recorded if candidate.is_kernel or not _may_be_read_as_given(record.call)]
+    left_out, recorded = len(recorded) - len(read), read
+    if recorded and not candidate.is_kernel and recorded[0].call.stored_k is not None:
+        noise = BESIDE_FP8
     if not recorded:
         raise _nothing(pack, "no output of a candidate", candidate.name)
     chosen = choose(recorded)
     run = KernelRun(tuple(_measured(record, noise, served) for record in chosen))
-    return _Examined(pack, recorded, chosen), run
+    return _Examined(pack, recorded, chosen, left_out), run
+
+
+def _may_be_read_as_given(call: AttentionCall) -> bool:
+    return call.stored_k is not None and call.phase == "extend"
 
 
 def _result(

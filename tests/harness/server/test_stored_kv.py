@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, Kernel
+from assay.harness.attention.honest import honest_outputs
 from assay.harness.attention.kernels import declares
+from assay.harness.attention.noise import FAMILIES
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.backend import Backend
 from assay.harness.bugs.faults import rounded_oracle
@@ -26,7 +28,7 @@ from assay.harness.evidence.shadow_errors import read_shadow_errors
 from assay.harness.evidence.truth_errors import own_error
 from assay.harness.judge.own_error import _known_differences
 from assay.harness.judge.truth_bounds import compare_with_noise
-from assay.harness.offline.replay import diagnose_recorded
+from assay.harness.offline.replay import diagnose_recorded, replay_recorded
 from assay.harness.server.candidates import KernelCandidate
 from assay.harness.server.control import Control, set_control
 from assay.harness.server.pack_writer import PackWriter
@@ -183,6 +185,24 @@ def test_recorded_calls_name_a_wrong_scale(kernel: Kernel, bug: str, serving: Se
     serving(kernel)
     found = serious(diagnose_recorded(tmp_path / "pack", Backend.parse("torch_native"), ""))
     assert bug in found[0].id
+
+
+def test_recorded_calls_of_the_engines_own_backends_have_their_noise_and_prefill_is_left_to_the_shadow(
+    serving: Serving, tmp_path: Path
+) -> None:
+    """SGLang's triton reads new tokens as given in prefill, which a pack does not have, and casts q and weights in decode."""
+
+    @declares(features=("stored_kv",), noise="fp8_qp")
+    def as_triton(call: AttentionCall) -> Tensor:
+        if call.phase == "extend":  # as with other K than those that were stored
+            return rounded_oracle(replace(call, k=call.k.to(torch.float8_e5m2).to(call.q.dtype)))
+        return honest_outputs(call, FAMILIES["fp8_qp"], members=1, seed=5)[0].to(call.q.dtype)
+
+    serving(as_triton)
+    native = replay_recorded(tmp_path / "pack", Backend.parse("triton"), "")
+    assert not native.findings
+    assert {bound.phase for bound in native.bounds} == {"decode"}
+    assert "prefills beside a cache of fewer bits were compared in the shadow alone" in native.not_tested[-1]
 
 
 def test_a_reference_that_stores_something_else_is_said_and_proves_nothing(serving: Serving, tmp_path: Path) -> None:
