@@ -7,6 +7,7 @@ from itertools import product
 
 import numpy as np
 
+from assay.harness.backend import Backend
 from assay.harness.compare.traces import free_running_errors
 from assay.harness.conditions import CACHED_PREFIX, CACHED_PREFIX_TOKENS, MIN_CACHED_SHARE, PHASES
 from assay.harness.errors import EvidenceError
@@ -16,7 +17,7 @@ from assay.harness.evidence.layer_diff_record import LAYER_DIFF, pack_of
 from assay.harness.evidence.pack import replay_command
 from assay.harness.evidence.records import Answer
 from assay.harness.evidence.run_file import RESUME
-from assay.harness.evidence.shadow_errors import DIMENSIONS, ShadowErrors
+from assay.harness.evidence.shadow_errors import DIMENSIONS, ShadowErrors, ShadowHeader
 from assay.harness.evidence.trace import read_trace
 from assay.harness.judge.error_grids import bounds_of, depth_rows, layers_result, truth_rows
 from assay.harness.judge.evidence import Judged, RunEvidence
@@ -28,6 +29,16 @@ from assay.harness.verdict import Check, Requirement
 
 _COMPARED = Requirement("layers-compared", "every layer's output was compared with the truth")
 _PREFIX = Requirement("cached-prefix", "the cached-prefix condition was exercised")
+
+
+def _recorded_phases(header: ShadowHeader, candidate: Backend) -> Collection[str]:
+    """Return the phases whose recorded calls must have been examined.
+
+    Beside a cache of fewer bits, a backend of the engine's own may read new tokens in prefill as the layer gave them. A pack lacks
+    these, so the shadow alone compares such calls.
+    """
+    own = "stored_kv" in header.features and not candidate.is_kernel
+    return [phase for phase in header.phases if not (own and phase == "extend")]
 
 
 def claim(run: RunEvidence) -> Judged:
@@ -48,7 +59,8 @@ def claim(run: RunEvidence) -> Judged:
         return Judged(checks=checks)
     folder, spec = run.folder, run.spec
     replay, pack = folder.read(CAUSE), pack_of(folder)
-    foreign = foreign_cause(replay, spec.candidate.backend, errors.headers[0].phases, pack) if replay else ""
+    phases = _recorded_phases(errors.headers[0], Backend.parse(spec.candidate.backend))
+    foreign = foreign_cause(replay, spec.candidate.backend, phases, pack) if replay else ""
     evidence = LayerEvidence(errors, compare_with_noise(errors), replay, foreign)
     rows = truth_rows(evidence.against)
     bounds = bounds_of(evidence.against)

@@ -23,10 +23,11 @@ from assay.harness.backend import Backend
 from assay.harness.bugs.faults import rounded_oracle
 from assay.harness.conditions import PHASES
 from assay.harness.engines.sglang.kv_pool import scales_of, spec_of
+from assay.harness.evidence.cause import foreign_cause
 from assay.harness.evidence.pack import Source, read_pack
 from assay.harness.evidence.shadow_errors import read_shadow_errors
 from assay.harness.evidence.truth_errors import own_error
-from assay.harness.judge.own_error import _known_differences
+from assay.harness.judge.own_error import _known_differences, _recorded_phases
 from assay.harness.judge.truth_bounds import compare_with_noise
 from assay.harness.offline.replay import diagnose_recorded, replay_recorded
 from assay.harness.server.candidates import KernelCandidate
@@ -203,6 +204,9 @@ def test_recorded_calls_of_the_engines_own_backends_have_their_noise_and_prefill
     assert not native.findings
     assert {bound.phase for bound in native.bounds} == {"decode"}
     assert "prefills beside a cache of fewer bits were compared in the shadow alone" in native.not_tested[-1]
+    header, kernel = read_shadow_errors(tmp_path).headers[0], Backend.parse("assay.harness.attention.sdpa:torch_sdpa")
+    assert foreign_cause(native, "triton", _recorded_phases(header, Backend.parse("triton")), tmp_path / "pack") == ""
+    assert "left out" in foreign_cause(native, "triton", _recorded_phases(header, kernel), tmp_path / "pack")
 
 
 def test_a_reference_that_stores_something_else_is_said_and_proves_nothing(serving: Serving, tmp_path: Path) -> None:
