@@ -45,7 +45,7 @@ FEATURES = "feature "
 """Begins the mark of a rule that speaks of one feature, which is left out last."""
 PLAIN = frozenset(("decode", "head", "kv", "layer", "causal", "seq", "seqs", "prefix", "new", "total", "pos", "i", "j"))
 """Features that no read-out does without."""
-DEAR = (FEATURES, "step ", "rule ", "term ")
+COSTLY = (FEATURES, "step ", "rule ", "term ")
 """Begin the marks that nearly every kernel has, and that are left out last."""
 AT_ONCE = 3
 """Marks that one process leaves out of a kernel in one go."""
@@ -199,7 +199,7 @@ class Task:
         """The marks that begin so, took part and were not left out yet; those that nearly every kernel has come last."""
         seen = (self.known or {"seen": ()})["seen"]
         left = [mark for mark in seen if mark.startswith(marks) and not (self.folder / f"{mark}.json").exists()]
-        return sorted(left, key=lambda mark: mark.startswith(DEAR))
+        return sorted(left, key=lambda mark: mark.startswith(COSTLY))
 
 
 def ablate(task: Task) -> Task:
