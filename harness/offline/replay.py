@@ -246,7 +246,11 @@ def _recorded_run(pack: Path, candidate: Backend, served: bool) -> tuple[_Examin
     recorded = [record for record in recorded if served or record.candidate is not None]
     read = [record for record in recorded if candidate.is_kernel or not _may_be_read_as_given(record.call)]
     left_out, recorded = len(recorded) - len(read), read
-    if recorded and not candidate.is_kernel and recorded[0].call.stored_k is not None:
+    if left_out and not recorded:
+        raise _nothing(
+            pack, "only prefills beside a cache of fewer bits, which the shadow alone compares", candidate.name
+        )
+    if not candidate.is_kernel and any(record.call.stored_k is not None for record in recorded):
         noise = BESIDE_FP8
     if not recorded:
         raise _nothing(pack, "no output of a candidate", candidate.name)

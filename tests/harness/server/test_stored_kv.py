@@ -23,6 +23,7 @@ from assay.harness.backend import Backend
 from assay.harness.bugs.faults import rounded_oracle
 from assay.harness.conditions import PHASES
 from assay.harness.engines.sglang.kv_pool import scales_of, spec_of
+from assay.harness.errors import UsageError
 from assay.harness.evidence.cause import foreign_cause
 from assay.harness.evidence.pack import Source, read_pack
 from assay.harness.evidence.shadow_errors import read_shadow_errors
@@ -207,6 +208,14 @@ def test_recorded_calls_of_the_engines_own_backends_have_their_noise_and_prefill
     header, kernel = read_shadow_errors(tmp_path).headers[0], Backend.parse("assay.harness.attention.sdpa:torch_sdpa")
     assert foreign_cause(native, "triton", _recorded_phases(header, Backend.parse("triton")), tmp_path / "pack") == ""
     assert "left out" in foreign_cause(native, "triton", _recorded_phases(header, kernel), tmp_path / "pack")
+
+
+def test_a_pack_of_nothing_but_such_prefills_says_so(serving: Serving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    serving(right)
+    prefills = [record for record in read_pack(tmp_path / "pack") if record.call.phase == "extend"]
+    monkeypatch.setattr("assay.harness.offline.replay.read_pack", lambda pack: prefills)
+    with pytest.raises(UsageError, match="only prefills beside a cache of fewer bits"):
+        replay_recorded(tmp_path / "pack", Backend.parse("triton"), "")
 
 
 def test_a_reference_that_stores_something_else_is_said_and_proves_nothing(serving: Serving, tmp_path: Path) -> None:
