@@ -11,9 +11,9 @@ from torch import Tensor
 
 from assay.harness.attention import kernels
 from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused, default_device
-from assay.harness.attention.noise import BESIDE_FP8
 from assay.harness.backend import Backend
 from assay.harness.conditions import has_any_prefix, has_cached_prefix
+from assay.harness.engines.sglang.catalog import native_noise
 from assay.harness.errors import AssayError, UsageError
 from assay.harness.evidence.cause import LayerBound, ReplayResult
 from assay.harness.evidence.pack import RecordedCall, hash_pack, read_pack, replay_command
@@ -239,7 +239,7 @@ def _recorded_run(pack: Path, candidate: Backend, served: bool) -> tuple[_Examin
     """Compare the recorded outputs of a candidate, and a choice of them, with the oracle.
 
     A backend of the engine's own may read new tokens as the layer gave them, before a cache stored them in fewer bits. A pack has
-    only what was stored, so such calls are left to the shadow. In decode, these backends have the noise of such a cache.
+    only what was stored, so such calls are left to the shadow. These backends have the noise that the engine's catalogue says.
     """
     phases, noise = candidate.phases, candidate.noise  # each look-up of a published kernel takes 20 ms
     recorded = [record for record in read_pack(pack) if record.call.phase in phases]
@@ -250,13 +250,20 @@ def _recorded_run(pack: Path, candidate: Backend, served: bool) -> tuple[_Examin
         raise _nothing(
             pack, "only prefills beside a cache of fewer bits, which the shadow alone compares", candidate.name
         )
-    if not candidate.is_kernel and any(record.call.stored_k is not None for record in recorded):
-        noise = BESIDE_FP8
     if not recorded:
         raise _nothing(pack, "no output of a candidate", candidate.name)
     chosen = choose(recorded)
-    run = KernelRun(tuple(_measured(record, noise, served) for record in chosen))
+    run = KernelRun(
+        tuple(
+            _measured(record, noise if candidate.is_kernel else _native_noise(candidate, record.call), served)
+            for record in chosen
+        )
+    )
     return _Examined(pack, recorded, chosen, left_out), run
+
+
+def _native_noise(candidate: Backend, call: AttentionCall) -> str:
+    return native_noise((candidate.name,), call.phase, call.stored_k is not None)
 
 
 def _may_be_read_as_given(call: AttentionCall) -> bool:

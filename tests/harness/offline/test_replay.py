@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, Kernel
 from assay.harness.attention.oracle import oracle
@@ -14,6 +15,7 @@ from assay.harness.backend import Backend
 from assay.harness.bugs.faults import fault
 from assay.harness.errors import ExitCode, UsageError
 from assay.harness.evidence.pack import CallMetadata, Source, read_pack
+from assay.harness.localize.kernel_runs import CallResult, measure
 from assay.harness.offline.observed import Reader
 from assay.harness.offline.replay import choose, diagnose_recorded, replay, replay_recorded
 from assay.harness.server.pack_writer import PackWriter
@@ -83,6 +85,23 @@ def test_a_verdict_needs_a_cached_prefix_of_16_tokens(tmp_path: Path, prefix: in
 def test_the_noise_that_a_candidate_declares_is_recorded(tmp_path: Path, candidate: str, noise: str) -> None:
     recorded = pack(tmp_path / "pack", sdpa, layers=1, lens_of=[[(3, 0)], [(9, 16)]])
     assert replay_recorded(recorded, Backend.parse(candidate), "again").noise == noise
+
+
+def test_recorded_calls_of_the_engines_own_backends_have_the_noise_of_their_phase(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in the shadow: SGLang's flashinfer merges what it computed on cached and on new keys in prefill."""
+    asked = set()
+
+    def noting(call: AttentionCall, out: Tensor, noise: str) -> CallResult:
+        asked.add((call.phase, noise))
+        return measure(call, out, noise)
+
+    monkeypatch.setattr("assay.harness.offline.replay.measure", noting)
+    recorded = pack(tmp_path / "pack", sdpa)
+    phases = {record.call.phase for record in read_pack(recorded)}
+    replay_recorded(recorded, Backend.parse("flashinfer"), "again")
+    assert asked == {(phase, "merged_prefix" if phase == "extend" else "") for phase in phases}
 
 
 def test_a_name_from_the_recorded_outputs_alone_runs_no_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
