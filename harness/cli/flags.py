@@ -82,7 +82,8 @@ def _run_folder(path: Path) -> Path:
 
 RunFolderArgument = Annotated[Path, typer.Argument(help="A run's folder.", callback=_run_folder)]
 RunFolderOrUrl = Annotated[
-    str, typer.Argument(metavar="PATH|URL", help="A run's folder, or its URL in a storage: it is fetched into runs first.")
+    str,
+    typer.Argument(metavar="PATH|URL", help="A run's folder, or its URL in a storage: it is fetched into runs first."),
 ]
 
 

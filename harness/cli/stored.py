@@ -36,7 +36,9 @@ def destination(out: str) -> tuple[Path, Callable[[bool], None] | None]:
             storage.put_folder(folder, name)
             say(f"Stored: {out}")
         else:
-            say(f"Not stored: the run has not ended. What was measured is in {shown(folder)}; the same command goes on with it.")
+            say(
+                f"Not stored: the run has not ended. What was measured is in {shown(folder)}; the same command goes on with it."
+            )
 
     return folder, store
 
@@ -54,6 +56,8 @@ def fetched(run: str) -> Path:
     storage, folder = open_storage(place), RUNS / name
     if not folder.exists():
         storage.get_folder(name, folder)
-    elif not (folder / _MANIFEST).is_file() or file_hash(folder / _MANIFEST) != storage.file_hashes(name).get(_MANIFEST):
+    elif not (folder / _MANIFEST).is_file() or file_hash(folder / _MANIFEST) != storage.file_hashes(name).get(
+        _MANIFEST
+    ):
         raise UsageError(f"{folder} is another run than {run}.", "a free place for it", f"move {folder} elsewhere")
     return folder

@@ -46,7 +46,8 @@ class StoredFolder(Record):
     schema_id: Literal["assay.stored/1"] = Field("assay.stored/1", alias="schema")
     files: dict[str, str] = Field(description="SHA-256 by path in the folder")
     at: dict[str, str] = Field(
-        {}, description="where a file lies whose place an upload took that never ended, by path; the others lie at their path"
+        {},
+        description="where a file lies whose place an upload took that never ended, by path; the others lie at their path",
     )
 
 
@@ -121,7 +122,9 @@ class Storage(ABC):
         )
         document = StoredFolder(files=files, at=at).model_dump_json(by_alias=True, indent=1).encode()
         if not self.create(_list_of(name), document) and not self._same(name, files):
-            raise EvidenceError(f"{name} in {self.url} vanished while it was stored.", "a storage that keeps what it has")
+            raise EvidenceError(
+                f"{name} in {self.url} vanished while it was stored.", "a storage that keeps what it has"
+            )
 
     def get_folder(self, name: str, local: Path) -> None:
         """Fetch a stored folder, all of it or nothing.
@@ -179,7 +182,9 @@ class Storage(ABC):
 
     def names(self) -> list[str]:
         """List the folders that are complete, sorted."""
-        return sorted(key[len(_LISTS) + 1 :].removesuffix(".json") for key in self.keys(_LISTS) if key.endswith(".json"))
+        return sorted(
+            key[len(_LISTS) + 1 :].removesuffix(".json") for key in self.keys(_LISTS) if key.endswith(".json")
+        )
 
     def complete(self, name: str) -> bool:
         """Return True if all files of a folder were stored."""
@@ -243,7 +248,9 @@ class Storage(ABC):
             return False
         if there.files == files:
             return True
-        differing = sorted(file for file in there.files.keys() | files.keys() if there.files.get(file) != files.get(file))
+        differing = sorted(
+            file for file in there.files.keys() | files.keys() if there.files.get(file) != files.get(file)
+        )
         raise EvidenceError(
             f"{self.url} has {name} already, with other content: {one_line(', '.join(differing), 200)}.",
             "a name that is new there: what is stored is never changed",
@@ -268,7 +275,9 @@ class Storage(ABC):
         stored = self._list_file(name)
         if stored is None:
             raise EvidenceError(
-                f"{self.url} has no complete {name}.", "a folder that was stored", f"see what is there: assay runs {self.url}"
+                f"{self.url} has no complete {name}.",
+                "a folder that was stored",
+                f"see what is there: assay runs {self.url}",
             )
         return stored
 
@@ -379,7 +388,9 @@ class _Remote(Storage):
                     raise
         except FileNotFoundError:
             raise EvidenceError(
-                f"{self.url} cannot be written: there is no such place.", "a bucket that exists", "make it, or check the URL"
+                f"{self.url} cannot be written: there is no such place.",
+                "a bucket that exists",
+                "make it, or check the URL",
             ) from None
         return True
 
@@ -439,7 +450,9 @@ def _hidden(path: Path) -> bool:
 
 
 def _gone(key: str, url: str) -> EvidenceError:
-    return EvidenceError(f"{url} has no {key}.", "all files that were stored", "restore it, or run again under another name")
+    return EvidenceError(
+        f"{url} has no {key}.", "all files that were stored", "restore it, or run again under another name"
+    )
 
 
 @contextmanager

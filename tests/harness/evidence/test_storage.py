@@ -108,9 +108,7 @@ def test_changed_bytes_are_noticed_on_arrival(storage: Storage, run: Path, tmp_p
     assert not (tmp_path / "three").exists()
 
 
-def test_an_upload_that_died_is_not_there_and_can_be_repeated(
-    storage: Storage, run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_upload_that_died_is_not_there_and_can_be_repeated(storage: Storage, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     create = type(storage).create
 
     def dying(self: Storage, key: str, content: bytes | Path) -> bool:
