@@ -54,7 +54,7 @@ def trend_document(trend: Trend) -> Document:
     # A trend says what moved; whether that is wrong is for the runs to say, so there is no verdict.
     first = moved[0] if moved else None
     headline = f"{one_line(first.title, 200)}: {_sentence(first.moves[0], '')}" if first else "No move was found."
-    rate = f"In series that do not move, one is said to have moved in at most {100 * trend.alpha:g} % of such reports."
+    rate = f"Of the moves, {100 * trend.alpha:g} % at most are expected to be chance."
     return Document(
         command="trend",
         title=one_line(f"{trend.metric} in {trend.place}", 80),

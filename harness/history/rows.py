@@ -98,11 +98,12 @@ def line_of_rows(rows: list[Row], folder: str) -> RunLine:
     if own is not None and own.value is not None:
         finite = math.isfinite(own.value)
         multiple = own.value / own.bound if finite and own.bound else None
-        worst = Worst(error=own.value if finite else NOT_FINITE, bound=own.bound, multiple=multiple)
-    return RunLine(
+        error = own.value if finite else NOT_FINITE
+        worst = Worst.model_construct(error=error, bound=own.bound, multiple=multiple)
+    return RunLine.model_construct(  # these rows were valid when they were made, and there may be ten thousand
         folder=folder,
         **{name: getattr(first, name) for name in _SHARED},
-        treatment=json.loads(first.treatment),
+        treatment={name: tuple(pair) for name, pair in json.loads(first.treatment).items()},
         suites={row.claim: row.claim_verdict for row in rows if row.claim and row.claim_verdict},
         worst=worst,
     )
@@ -161,6 +162,8 @@ def _of_suite(suite: SuiteResult) -> Iterator[tuple[Any, ...]]:
 def _of_cell(name: str, url: str, stamp: str, cell: CellRecord, result: dict[str, Any]) -> list[Row]:
     """Make the rows of a cell whose result is no run: of a kernel on calls, or of no result at all."""
     named = {key: cell.axes.get(key, "") for key in ("model", "candidate", "reference", "device")}
+    named["candidate"] = named["candidate"] or str(result.get("kernel", ""))
+    backend = {"backend": (named["reference"], named["candidate"])} if named["candidate"] else {}
     findings = [finding for finding in result.get("findings", ()) if finding.get("severity") != "info"]
     line = RunLine(
         folder=url,
@@ -169,8 +172,8 @@ def _of_cell(name: str, url: str, stamp: str, cell: CellRecord, result: dict[str
         verdict=cell.verdict,
         headline=cell.headline or cell.problem,
         cause=str(findings[0]["title"]) if findings else "",
-        **named | {"candidate": named["candidate"] or str(result.get("kernel", ""))},
-        treatment={axis: ("", value) for axis, value in cell.axes.items() if axis not in named},
+        **named,
+        treatment=backend | {axis: ("", value) for axis, value in cell.axes.items() if axis not in named},
         seconds=cell.seconds,
     )
     own, bound = result.get("worst_own"), result.get("worst_bound")

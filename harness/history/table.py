@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -54,6 +55,7 @@ class History:
         import duckdb
 
         self.place, self._storage = place, open_storage(place)
+        self._before = f"{place.rstrip('/') if is_url(place) else Path(place)}/".removeprefix("./")
         self._table = duckdb.connect(":memory:")
         kinds = ", ".join(f'"{name}" {"DOUBLE" if name in _NUMBERS else "VARCHAR"}' for name in COLUMNS)
         self._table.execute(f"CREATE TABLE kept ({kinds}, part VARCHAR)")
@@ -94,12 +96,13 @@ class History:
         Raises:
             UsageError: see `rows`.
         """
-        wanted = {run for (run,) in self.rows(where, ["run"])} if where else None
+        rows = self._table.view("runs")
+        if where:
+            wanted = self._filtered(rows, where).project("run").distinct().set_alias("wanted")
+            rows = rows.set_alias("all_rows").join(wanted, "run", how="semi")
         by_run: dict[str, list[Row]] = {}
-        for each in self.rows():
-            row = Row(*each)
-            if wanted is None or row.run in wanted:
-                by_run.setdefault(row.run, []).append(row)
+        for each in map(Row._make, rows.project(_names()).fetchall()):
+            by_run.setdefault(each.run, []).append(each)
         lines = [line_of_rows(rows, self.address(run)) for run, rows in by_run.items()]
         if not where and not is_url(self.place):
             lines += unended(Path(self.place))
@@ -109,7 +112,7 @@ class History:
 
     def address(self, run: str) -> str:
         """Return the path or URL of a run by its name."""
-        return f"{self.place.rstrip('/')}/{run}" if is_url(self.place) else str(Path(self.place) / run)
+        return f"{self._before}{run}"
 
     def _filtered(self, rows: duckdb.DuckDBPyRelation, where: str) -> duckdb.DuckDBPyRelation:
         import duckdb
@@ -201,16 +204,26 @@ def local_results(root: Path) -> Iterator[tuple[str, str]]:
 
     The folder may be a sweep's own.
     """
-    sweeps = [root] if (root / CELLS).is_dir() else []
-    for path in sorted(root.iterdir()):
-        if (path / CELLS).is_dir():
-            sweeps.append(path)
-        elif (path / REPORT).is_file() and is_run(path):
-            yield path.name, _stamp(path / REPORT)
-    for sweep in sweeps:
-        for path in sorted((sweep / CELLS).iterdir()):
-            if (path / CELL).is_file():
-                yield path.relative_to(root).as_posix(), _stamp(path / CELL)
+    if (root / CELLS).is_dir():
+        yield from _results_in(f"{root}/{CELLS}", f"{CELLS}/", CELL)
+    for name, stamp in _results_in(str(root), "", REPORT):
+        if is_run(root / name):
+            yield name, stamp
+    for sweep in sorted(path.name for path in root.iterdir() if (path / CELLS).is_dir()):
+        yield from _results_in(f"{root}/{sweep}/{CELLS}", f"{sweep}/{CELLS}/", CELL)
+
+
+def _results_in(folder: str, before: str, file: str) -> Iterator[tuple[str, str]]:
+    """Yield the names, after a prefix, and the stamps of the folders in a folder that hold a file.
+
+    Text instead of paths: there may be ten thousand.
+    """
+    for name in sorted(os.listdir(folder)):
+        try:
+            status = os.stat(f"{folder}/{name}/{file}")
+        except OSError:
+            continue
+        yield before + name, f"{status.st_mtime_ns}-{status.st_size}"
 
 
 def _as_json(row: Row) -> str:
@@ -221,11 +234,6 @@ def _as_json(row: Row) -> str:
         if number is not None and not math.isfinite(number):
             values[name] = None if math.isnan(number) else str(number)
     return json.dumps(values)
-
-
-def _stamp(path: Path) -> str:
-    status = path.stat()
-    return f"{status.st_mtime_ns}-{status.st_size}"
 
 
 def _names() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import ConfigDict, Field
@@ -14,11 +15,11 @@ from assay.harness.history.table import History
 from assay.harness.schema import RULE, Part
 from assay.harness.sides import differing
 from assay.harness.stats.change import change, changes
-from assay.harness.stats.multiple import holm
+from assay.harness.stats.multiple import benjamini_hochberg
 from assay.harness.text import did_you_mean
 
 ALPHA = 0.01
-"""Rate at which any of the series of a trend is said to have moved although none has."""
+"""Expected share of false alarms among the series of a trend that are said to have moved; where none moved, the rate of any."""
 By = Literal["commit", "date"]
 SHORT = {
     "own-error": (OWN_ERROR,),
@@ -50,7 +51,7 @@ class Move(Part):
     index: int = Field(description="of the first point after it")
     before_mean: float
     after_mean: float
-    p: float = Field(description="corrected for the number of series (Holm)")
+    p: float = Field(description="corrected for the number of series (Benjamini and Hochberg)")
 
 
 class Series(Part):
@@ -84,7 +85,7 @@ class Trend(Part):
     place: str
     where: str
     by: By
-    alpha: float = Field(description="rate of false alarms of all series together")
+    alpha: float = Field(description="rate of false discoveries of all series together")
     series: tuple[Series, ...] = Field(description="those that moved first, then those with more points")
 
 
@@ -170,9 +171,9 @@ def label(point: Point, by: By) -> str:
 
 
 def _with_moves(series: list[Series], by: By) -> list[Series]:
-    """Find what moved. The rate of false alarms holds for all series together: Holm's correction."""
+    """Find what moved. The rate of false alarms holds for all series together."""
     tested = [_numbers(each, by) for each in series]
-    corrected = holm([change(values, groups)[1] for values, groups, _ in tested])
+    corrected = _corrected(tested)
     done = []
     for each, (values, groups, indices), p in zip(series, tested, corrected, strict=True):
         moves = []
@@ -190,6 +191,19 @@ def _with_moves(series: list[Series], by: By) -> list[Series]:
                 )  # fmt: skip
         done.append(each.model_copy(update={"moves": tuple(moves)}))
     return sorted(done, key=lambda each: (not each.moves, -len(each.points), each.title))
+
+
+def _corrected(tested: Sequence[tuple[list[float], list[int], list[int]]]) -> list[float]:
+    """Return the p values of all series, corrected for their number."""
+    p = [change(values, groups, ALPHA)[1] for values, groups, _ in tested]
+    corrected = benjamini_hochberg(p)
+    if min(p) <= ALPHA < min(corrected):  # more random orders than usual are needed to tell one among so many
+        p = [
+            change(values, groups, ALPHA / len(p))[1] if q == min(p) else q
+            for q, (values, groups, _) in zip(p, tested, strict=True)
+        ]
+        corrected = benjamini_hochberg(p)
+    return corrected
 
 
 def _numbers(series: Series, by: By) -> tuple[list[float], list[int], list[int]]:

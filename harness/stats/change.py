@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 _PERMUTATIONS = 9_999
+"""Random orders that are drawn at most, unless more are needed for a p value as small as is asked for."""
 _BATCH = 200_000
 """Numbers that are permuted at once."""
 _FIRST = 200
@@ -16,7 +18,7 @@ _CLEAR = 25
 """Permutations that reach the observed statistic, after which p is above any alpha of use, and no more are drawn."""
 
 
-def change(values: Sequence[float], groups: Sequence[int], seed: int = 0) -> tuple[int, float]:
+def change(values: Sequence[float], groups: Sequence[int], alpha: float) -> tuple[int, float]:
     """Find the point after which the mean of a series is another one, and how often chance alone would show as much.
 
     The statistic is the largest t of Student's test over all splits, the likelihood-ratio test of a change of the mean at an unknown
@@ -30,7 +32,7 @@ def change(values: Sequence[float], groups: Sequence[int], seed: int = 0) -> tup
     Args:
         values: in order; finite.
         groups: number of the group of each, not decreasing, such as its commit: a change is between two groups.
-        seed: of the random orders.
+        alpha: what p will be compared with: p is estimated well enough to be below it.
 
     Returns:
         The index of the first value after the change, and p; (0, 1.0) where there are fewer than two groups or two values.
@@ -43,10 +45,11 @@ def change(values: Sequence[float], groups: Sequence[int], seed: int = 0) -> tup
     observed = _shares(x[None, :], splits)[0]
     best = int(np.argmax(observed))
     limit = observed[best] * (1 - 1e-9)  # equal up to rounding is equal: most series of shares have ties
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
+    most = max(_PERMUTATIONS, math.ceil(2 / alpha))
     drawn = reached = 0
-    while drawn < _PERMUTATIONS and reached < _CLEAR:
-        now = min(_FIRST + drawn, _PERMUTATIONS - drawn, max(1, _BATCH // len(x)))
+    while drawn < most and reached < _CLEAR:
+        now = min(_FIRST + drawn, most - drawn, max(1, _BATCH // len(x)))
         orders = random.permuted(np.broadcast_to(x, (now, len(x))), axis=1)
         reached += int((_shares(orders, splits).max(axis=1) >= limit).sum())
         drawn += now
@@ -69,7 +72,7 @@ def changes(values: Sequence[float], groups: Sequence[int], alpha: float) -> lis
     Returns:
         The index of the first value after each, and its p.
     """
-    at, p = change(values, groups)
+    at, p = change(values, groups, alpha)
     if p > alpha:
         return []
     later = [(at + index, q) for index, q in changes(values[at:], groups[at:], alpha)]
