@@ -81,7 +81,9 @@ def exactly_as(bias: Tensor, dtype: torch.dtype) -> Tensor:
     """
     taken = bias.to(dtype)
     if not torch.equal(taken.to(bias.dtype), bias):
-        raise KernelRefused(f"attn_mask has the dtype of q here, and {str(dtype).removeprefix('torch.')} rounds this bias of scores")
+        raise KernelRefused(
+            f"attn_mask has the dtype of q here, and {str(dtype).removeprefix('torch.')} rounds this bias of scores"
+        )
     return taken
 
 
