@@ -135,10 +135,11 @@ def evaluate(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def lint(session: nox.Session) -> None:
-    """Check style, types and import contracts."""
+    """Check style, words, types and import contracts."""
     python = environment(session)
     session.run(python, "-m", "ruff", "check", ".", external=True)
     session.run(python, "-m", "ruff", "format", "--check", ".", external=True)
+    session.run(python, "tools/measure.py", "--lint", external=True)
     session.run(python, "-m", "mypy", external=True)
     session.run(str(Path(python).with_name("lint-imports")), external=True)
 

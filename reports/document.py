@@ -178,6 +178,41 @@ class Entries:
 
 
 @dataclass(frozen=True)
+class Matrix:
+    """Verdicts by row and column, for a page. A cell leads to those of the page's `Records` that have its row and its column as their
+    first two values.
+
+    Attributes:
+        corner: what the rows and columns are.
+        cells: by row; the status of each is its verdict. None where there is nothing.
+    """
+
+    corner: str
+    rows: Sequence[str]
+    columns: Sequence[str]
+    cells: Sequence[Sequence[Cell | None]]
+
+
+@dataclass(frozen=True)
+class Records:
+    """Many rows for a page, which can be searched and filtered, and of which it shows a part at a time.
+
+    Attributes:
+        rows: words of each, as many as `columns`.
+        filters: indices of the columns with few values, which become filters.
+        verdict: index of the column of verdicts.
+        links: by row, where its last word leads; empty for nowhere.
+    """
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    filters: Sequence[int]
+    verdict: int
+    links: Sequence[str]
+
+
+@dataclass(frozen=True)
 class Box:
     """Blocks that a page shows together, by a class of the style sheet, such as beside each other."""
 
@@ -238,6 +273,8 @@ Block = (
     | Drawing
     | HeatMaps
     | Entries
+    | Matrix
+    | Records
     | Box
     | Only
     | Fold

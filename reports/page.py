@@ -18,8 +18,9 @@ from markupsafe import Markup, escape
 from assay.harness.text import clip, counted, one_line, visible
 from assay.harness.verdict import Verdict, exit_code_of
 from assay.reports import operator_picture, summary
-from assay.reports.document import CHECK_SIGNS, Document, HeatMaps, Section, blocks_of, plain
+from assay.reports.document import CHECK_SIGNS, Document, HeatMaps, Records, Section, blocks_of, plain
 from assay.reports.heat_maps import grid_data, grid_says, worst_grid
+from assay.reports.records import records_data
 from assay.reports.svg import PALETTE
 from assay.reports.terminal import explaining
 
@@ -37,7 +38,9 @@ def to_html(document: Document) -> str:
     word = document.word or (document.verdict or "").capitalize()
     blocks = list(blocks_of(document.body))
     grids = [grid for block in blocks if isinstance(block, HeatMaps) for grid in block.grids]
-    style, script = _style(), _read("page.js") + (_read("layer_diff.js") if grids else "")
+    many = any(isinstance(block, Records) for block in blocks)
+    style = _style() + (_read("records.css") if many else "")
+    script = _read("page.js") + (_read("layer_diff.js") if grids else "") + (_read("records.js") if many else "")
     return _ENVIRONMENT.get_template("document.html.jinja").render(
         document=document,
         verdict=document.verdict,
@@ -127,6 +130,7 @@ _ENVIRONMENT.filters |= {
     "grid_data": grid_data,
     "grid_says": grid_says,
     "worst_grid": worst_grid,
+    "records_data": records_data,
     "id": id,
 }
 _ENVIRONMENT.globals["check_signs"] = CHECK_SIGNS

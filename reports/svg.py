@@ -83,7 +83,7 @@ def ticks(low: float, high: float, about: int, whole: bool = False) -> list[floa
     return [float(f"{i * step:.12g}") for i in range(first, last + 1)]
 
 
-def _tick_texts(values: Sequence[float]) -> list[str]:
+def tick_texts(values: Sequence[float]) -> list[str]:
     """Labels of at most three significant digits, with exponents where the numbers are very small or very large."""
     largest = max((abs(value) for value in values), default=0.0)
     plain = largest == 0 or 1e-2 <= largest < 1e6
@@ -200,7 +200,7 @@ def bound_rule(x: LinearScale, bound: float, top: float, bottom: float, forbidde
 def axis_below(x: LinearScale, y: float, at: Sequence[float], title: str = "", rule: bool = True) -> list[str]:
     """A horizontal axis below a plot that ends at `y`: labels at the numbers `at`, with a rule and ticks if wanted."""
     parts = [line(x.start, y, x.stop, y, RULE)] if rule else []
-    for value, label in zip(at, _tick_texts(at), strict=True):
+    for value, label in zip(at, tick_texts(at), strict=True):
         parts += [line(x(value), y, x(value), y + 4, RULE)] if rule else []
         parts.append(text(label, x(value), y + 13, "middle"))
     return parts + ([text(title, (x.start + x.stop) / 2, y + AXIS_HEIGHT + 6, "middle")] if title else [])

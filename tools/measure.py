@@ -3,6 +3,7 @@
     python tools/measure.py                    # the working tree
     python tools/measure.py --against REV      # the same of a git revision, before it
     python tools/measure.py --files            # and which files and functions the counts come from
+    python tools/measure.py --lint             # what `nox -s lint` refuses: words out, names and docstrings that say nothing
 
 Reads source and imports nothing of it, so that it works on any revision. What is counted:
 
@@ -56,6 +57,7 @@ WORDS = {
 }
 """What issue 26 wants out of messages and docs, as regular expressions that ignore case."""
 NO_NAMES = {"one", "found"}
+CLASSES_TITLE = "docstrings of classes that do"
 NO_VERB = re.compile(r"(What|Whether|How|Which)\b")
 RECORD_BASES = {"BaseModel", "NamedTuple", "TypedDict"}
 COMPLEX, MANY_PARAMETERS, LONG_CLASS, LONG_MODULE, SHORT_MODULE, STUB_MODULE = 15, 8, 250, 400, 60, 40
@@ -266,18 +268,27 @@ def measure(files: Tree) -> Measures:
     _sizes(done, python, product, modules)
     _vocabulary(done, modules)
     _functions(done, modules)
-    unnamed = (f"{path}:{line}: {name}" for path, tree in modules.items() for line, name in bindings_of(tree))
-    done.listed("names that say nothing", unnamed)
+    _names_that_say_nothing(done, modules)
     _prose(done, files, modules)
     return done
 
 
-def prose(files: Tree) -> Measures:
-    """Measure only the words of a tree."""
+def refused(files: Tree) -> Iterator[str]:
+    """Yield what the lint refuses in a tree, each place in a line."""
+    modules = {path: ast.parse(text) for path, text in files.items() if path.endswith(".py") and _is_product(path)}
+    if not modules:
+        yield "no module of the product: is this a working tree?"
     done = Measures()
-    product = (path for path in files if path.endswith(".py") and _is_product(path))
-    _prose(done, files, {path: ast.parse(files[path]) for path in product})
-    return done
+    _names_that_say_nothing(done, modules)
+    _prose(done, files, modules)
+    for title, places in done.where.items():
+        if title != CLASSES_TITLE:
+            yield from (f"{title}: {place}" for place in places)
+
+
+def _names_that_say_nothing(done: Measures, modules: Mapping[str, ast.Module]) -> None:
+    unnamed = (f"{path}:{line}: {name}" for path, tree in modules.items() for line, name in bindings_of(tree))
+    done.listed("names that say nothing", unnamed)
 
 
 def _is_product(path: str) -> bool:
@@ -401,7 +412,7 @@ def _prose(done: Measures, files: Tree, modules: Mapping[str, ast.Module]) -> No
         for node in ast.walk(tree)
         if isinstance(node, ast.ClassDef) and NO_VERB.match(ast.get_docstring(node) or "")
     ]
-    done.listed("docstrings of classes that do", classes)
+    done.listed(CLASSES_TITLE, classes)
     for kind in ("messages", "docs"):
         done.counts[f"words out: all, {kind}"] = sum(done.counts[f"words out: {word}, {kind}"] for word in WORDS)
 
@@ -423,7 +434,12 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--tree", type=Path, default=ROOT, help="a working tree; by default this one")
     parser.add_argument("--against", metavar="REV", help="a git revision, whose numbers stand before those of the tree")
     parser.add_argument("--files", action="store_true", help="list what the counts come from")
+    parser.add_argument("--lint", action="store_true", help="list only what the lint refuses, and fail if there is any")
     given = parser.parse_args(words)
+    if given.lint:
+        wrong = list(refused(tree_at(given.tree)))
+        print("\n".join(wrong) or "no word, name or docstring that the lint refuses")
+        return int(bool(wrong))
     after = measure(tree_at(given.tree))
     for line in table(after, measure(tree_of(given.against)) if given.against else None):
         print(line)

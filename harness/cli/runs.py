@@ -1,63 +1,123 @@
-"""Runs that have ended: ``assay runs``, ``assay show``, ``assay open``."""
+"""Runs that have ended: ``assay runs``, ``assay trend``, ``assay show``, ``assay open``."""
 
 from __future__ import annotations
 
 import os
 import sys
 import webbrowser
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from assay.harness.cli.app import app, say
 from assay.harness.cli.output import Html, Json, deliver
+from assay.harness.cli.site import SITE, page_of
 from assay.harness.config import RUNS
 from assay.harness.errors import UsageError
 
+By = Literal["commit", "date"]
 Run = Annotated[
-    Path | None,
+    str | None,
     typer.Argument(
-        help=f"A run's folder, its report.json, or the beginning of a name in {RUNS}; by default the newest run there."
+        metavar="PATH|URL",
+        help=f"A run's folder, its report.json, its URL in a storage, or the beginning of a name in {RUNS}; by default the newest "
+        "run there.",
+    ),
+]
+Place = Annotated[
+    str,
+    typer.Argument(metavar="PATH|URL", help="A folder of runs or sweeps, or a storage such as s3://bucket/runs."),
+]
+Where = Annotated[
+    str,
+    typer.Option(
+        metavar="CONDITION",
+        help="A condition in SQL on the columns of the rows: \"model = 'tiny' and verdict = 'regression'\".",
     ),
 ]
 
 
 @app.command()
 def runs(
-    folder: Annotated[Path, typer.Argument(help="A folder of runs.")] = RUNS,
-    html: Html = None,
+    folder: Place = str(RUNS),
+    where: Where = "",
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            help="A file for the result as an HTML page; or a folder for a site: index.html with the reports of its runs.",
+            callback=page_of,
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
-    """List the runs of a folder: verdict, treatment, date, worst own error, and the history of each suite."""
+    """List the runs of a folder or a storage: verdict, treatment, date, worst own error, and the history of each suite."""
+    from assay.harness.cli.site import copy_reports
+    from assay.harness.evidence.storage import ROWS, is_url
+    from assay.harness.history.table import History
+    from assay.harness.history.trend import usual_trends
     from assay.harness.judge.history import list_runs
     from assay.reports.runs import runs_document
 
-    deliver(runs_document(list_runs(folder), (html or Path()).parent), json, html)
+    kept = (html is not None or (Path(folder) / ROWS).is_dir()) and find_spec("duckdb")
+    history = History(folder) if where or is_url(folder) or kept else None
+    listed = history.runs(where) if history else list_runs(Path(folder))
+    trends = usual_trends(history, where) if history and html else []
+    links = copy_reports(listed, html) if html and html.name == SITE else None
+    deliver(runs_document(listed, (html or Path()).parent, trends, links), json, html)
+
+
+@app.command()
+def trend(
+    metric: Annotated[
+        str, typer.Argument(help="own-error, kl, accuracy, latency, lengths, or the id of a metric in a report.json.")
+    ],
+    folder: Place = str(RUNS),
+    where: Where = "",
+    by: Annotated[By, typer.Option(help="What a move is between.")] = "date",
+    html: Html = None,
+    json: Json = False,
+) -> None:
+    """Show a number over the runs of each comparison, with intervals, and the first commit or date after which it moved."""
+    from assay.harness.history.table import History
+    from assay.harness.history.trend import trend_of
+    from assay.reports.trend import trend_document
+
+    deliver(trend_document(trend_of(History(folder, "assay trend"), metric, where, by)), json, html)
 
 
 @app.command()
 def show(run: Run = None, json: Json = False) -> None:
     """Show the report that a run has already. Nothing is judged again; `assay report` does that."""
-    from assay.harness.judge.history import PAGE, find_run, report_of
+    from assay.harness.judge.history import PAGE, report_of
     from assay.reports.run_report import run_document
 
-    run = find_run(run, RUNS)
-    page = (run if run.is_dir() else run.parent) / PAGE
-    raise typer.Exit(deliver(run_document(report_of(run), page), json))
+    found = _found(run)
+    page = (found if found.is_dir() else found.parent) / PAGE
+    raise typer.Exit(deliver(run_document(report_of(found), page), json))
+
+
+def _found(run: str | None) -> Path:
+    """Return the path of the run that is meant; fetch it first if a URL names it."""
+    from assay.harness.cli.stored import fetched
+    from assay.harness.evidence.storage import is_url
+    from assay.harness.judge.history import find_run
+
+    return fetched(run) if run and is_url(run) else find_run(Path(run) if run else None, RUNS)
 
 
 @app.command(name="open")
 def open_(run: Run = None) -> None:
     """Open a run's HTML report in a browser, or print its path where there is none."""
-    from assay.harness.judge.history import PAGE, REPORT, check_run, find_run
+    from assay.harness.judge.history import PAGE, REPORT, check_run
 
-    run = find_run(run, RUNS)
-    page = (run if run.is_dir() else run.parent) / PAGE
+    found = _found(run)
+    page = (found if found.is_dir() else found.parent) / PAGE
     if not page.is_file():
-        check_run(run if run.is_dir() or run.name != REPORT else run.parent)
+        check_run(found if found.is_dir() or found.name != REPORT else found.parent)
         raise UsageError(
-            f"{run} has no {PAGE}.", "a run with a report", f"make it from the evidence: assay report {run}"
+            f"{found} has no {PAGE}.", "a run with a report", f"make it from the evidence: assay report {found}"
         )
     if not _opens(page):
         say(f"No browser was found. The report is {page.resolve()}")

@@ -198,12 +198,11 @@ def _asks(config: Mapping[str, Any]) -> dict[str, str]:
 def _asked_of_cache(model: Path, config: Mapping[str, Any], flags: tuple[str, ...]) -> dict[str, str]:
     """Read what a KV cache in FP8 asks for; nothing where the cache is in the model's dtype.
 
-    SGLang's default, "auto", is FP8 for checkpoints whose ``kv_cache_quant_algo`` is.
+    SGLang's default, "auto", is FP8 for checkpoints whose quantisation says so.
     """
-    line = {"--kv-cache-dtype": flag_values(flags).get("--kv-cache-dtype", "auto")}
-    if line["--kv-cache-dtype"] == "auto":
-        line = {"kv_cache_quant_algo": str((config.get("quantization_config") or {}).get("kv_cache_quant_algo"))}
-    ((name, value),) = line.items()
+    name, value = "--kv-cache-dtype", flag_values(flags).get("--kv-cache-dtype", "auto")
+    if value == "auto":
+        name, value = _cache_of_checkpoint(model, config)
     if not value.lower().startswith("fp8"):
         return {}
     asked = {"stored_kv": f"{name}: {value}"}
@@ -211,6 +210,25 @@ def _asked_of_cache(model: Path, config: Mapping[str, Any], flags: tuple[str, ..
         if tensor := next((word for word in json.loads(_header(path)[1] or b"{}") if word.endswith(_KV_SCALES)), ""):
             return asked | {"KV scales": f"{tensor}, for {name}: {value}"}
     return asked
+
+
+def _cache_of_checkpoint(model: Path, config: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the field with which a checkpoint asks for a KV cache in FP8, as SGLang 0.5.23 reads it, and its value; or empty ones.
+
+    ModelOpt has a ``kv_cache_quant_algo``, or a ``kv_cache_scheme`` of 8-bit floats, in ``config.json`` or in a file of its own.
+    Of compressed-tensors, SGLang takes the scales but leaves the cache in the model's dtype.
+    """
+    quantised, apart = config.get("quantization_config") or {}, model / "hf_quant_config.json"
+    if not quantised and apart.is_file():
+        quantised = _read_json(apart, str(model))
+        quantised = quantised.get("quantization") or quantised
+    if algorithm := quantised.get("kv_cache_quant_algo"):
+        return "kv_cache_quant_algo", str(algorithm)
+    scheme = quantised.get("kv_cache_scheme") or {}
+    of_8_bits = isinstance(scheme, Mapping) and (scheme.get("type"), scheme.get("num_bits")) == ("float", 8)
+    if of_8_bits and quantised.get("quant_method") != "compressed-tensors":
+        return "kv_cache_scheme", "fp8"
+    return "", ""
 
 
 _TEMPLATE_TOKENS = 64

@@ -25,6 +25,8 @@ WORST_CALL, POLICY = "worst-recorded-call", "largest-own-error"
 OUT_OF_BOUNDS, GAIN, TOO_QUIET, WRONG_REFERENCE = "own-error-out-of-bounds", "gain", "noise-missing", "reference-wrong"
 _QUERY_OUT_OF_BOUNDS = "query-out-of-bounds"
 """Ids of findings that the cells show."""
+_DECADE = 10.0
+"""Times the reference's own excess over its bounds, from which on a candidate's cannot have the same origin."""
 _CACHED = (DIMENSIONS.index("prefix"), CACHED_PREFIX.labels.index(CACHED_PREFIX.labels[-1]))
 
 
@@ -55,8 +57,9 @@ def judge_layers(policy: Policy, evidence: LayerEvidence, *, synthetic: bool) ->
     - *regression*: in a cell the candidate's own error is out of bounds, or that of a single query, or its gain in a head, layer or
       phase; or over all queries it is farther from the reference than the bounds of both allow; or a recorded call is out of
       bounds, or behaves otherwise wrongly; or an own error is above the policy's bound of the kernel's family.
-    - *inconclusive*: the reference itself is out of bounds; or nothing was compared with the truth or examined, the candidate
-      did not compute a call, no call had a cached prefix; or its error is smaller than its declared quantisation must cost.
+    - *inconclusive*: the reference itself is out of bounds, unless the candidate's own error is so by ten times more; or nothing
+      was compared with the truth or examined, the candidate did not compute a call, no call had a cached prefix; or its error is
+      smaller than its declared quantisation must cost.
     """
     verdict, why, decided_by, p_regression = _judge(policy, evidence)
     return SuiteResult(
@@ -74,7 +77,8 @@ def judge_layers(policy: Policy, evidence: LayerEvidence, *, synthetic: bool) ->
 def _judge(policy: Policy, evidence: LayerEvidence) -> _Ruling:
     against, replay = evidence.against, evidence.replay
     if (wrong := _wrong_reference(evidence)) is not None:
-        return "inconclusive", f"{wrong.title}: {one_line(wrong.where)}: {wrong.diagnosis}.", "", None
+        why = f"{wrong.title}: {one_line(wrong.where)}: {wrong.diagnosis}."
+        return _far_beyond_the_reference(evidence) or ("inconclusive", why, "", None)
     tests = (
         (against.cells, WORST_CELL), (against.queries, _WORST_QUERY), (against.gains, WORST_GAIN), (against.apart, WORST_APART),
     )  # fmt: skip
@@ -96,6 +100,25 @@ def _judge(policy: Policy, evidence: LayerEvidence) -> _Ruling:
     gain = f"the worst gain {two_digits(float(against.gains.excess.max(initial=0.0)))}x"
     why = f"{worst}, {query}, and {gain}, in {len(cells.index):,} cells ({_queries(evidence.errors)})."
     return "pass", why, WORST_CELL, None
+
+
+def _far_beyond_the_reference(evidence: LayerEvidence) -> _Ruling | None:
+    """Return regression if an own error of the candidate is out of bounds by ten times as much as the worst of the reference.
+
+    The truth does not come from the reference. What assay misreads of these calls, or does not know of their noise, puts both roles
+    out of bounds by similar multiples, so that a candidate that is out by no more may be right.
+    """
+    against, replay = evidence.against, evidence.replay
+    reference = max(
+        float(measured.excess.max(initial=0.0)) for measured in (against.reference, against.reference_queries)
+    )
+    for measured, metric in ((against.cells, WORST_CELL), (against.queries, _WORST_QUERY)):
+        if measured.excess.max(initial=0.0) > _DECADE * reference:
+            why = f"{_sentence(metric, measured, evidence.errors)}. The reference is off by {two_digits(reference)}x its own bound."
+            return "regression", why, metric, None
+    if replay is not None and not evidence.foreign and replay.worst > _DECADE * reference:
+        return _judge_replay(replay)
+    return None
 
 
 def _judge_replay(replay: ReplayResult) -> _Ruling | None:
@@ -221,13 +244,14 @@ def _finding(
 def _sentence(metric: str, measured: MeasuredCells, errors: ShadowErrors, role: str = "candidate") -> str:
     """Describe where numbers are out of bounds, and the worst of them."""
     worst = int(np.argmax(measured.excess))
-    observed, bound = float(measured.observed[worst]), float(measured.bound[worst])
+    observed, bound, excess = (float(x[worst]) for x in (measured.observed, measured.bound, measured.excess))
+    multiple = f"{two_digits(excess)}x" if np.isfinite(excess) else "beyond"
     what = {
-        WORST_CELL: "the own error is {}, {}x what noise explains ({})",
-        _WORST_QUERY: "the own error of a query is {}, {}x what noise explains ({})",
-        WORST_GAIN: "the output is scaled by {}, {}x what noise explains ({})",
-        WORST_APART: "the outputs differ by {} over all queries, {}x what noise explains ({})",
-    }[metric].format(percent(observed), two_digits(float(measured.excess[worst])), percent(bound))
+        WORST_CELL: "the own error is {}, {} what noise explains ({})",
+        _WORST_QUERY: "the own error of a query is {}, {} what noise explains ({})",
+        WORST_GAIN: "the output is scaled by {}, {} what noise explains ({})",
+        WORST_APART: "the outputs differ by {} over all queries, {} what noise explains ({})",
+    }[metric].format(percent(observed), multiple, percent(bound))
     if metric == _WORST_QUERY:
         what += f", {_query(measured, worst, errors, role)}"
     return f"{_where(measured.index[measured.flagged], errors)}: at worst {what}"

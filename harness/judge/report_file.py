@@ -24,8 +24,25 @@ def read_report(path: Path) -> Report:
 
 def _read_report(path: Path) -> Report:
     try:
-        document = json.loads(whole_file(path))
-    except (OSError, ValueError, RecursionError) as error:
+        content = whole_file(path)
+    except OSError as error:
+        raise EvidenceError(f"{path} cannot be read: {error}.", "a report.json of a run", "check the path") from None
+    return parse_report(content, str(path))
+
+
+def parse_report(content: bytes, path: str) -> Report:
+    """Read the content of a ``report.json``.
+
+    Args:
+        content: of the file.
+        path: its path or URL, for an error.
+
+    Raises:
+        EvidenceError: it is not JSON, or is not a report of this schema.
+    """
+    try:
+        document = json.loads(content)
+    except (ValueError, RecursionError) as error:
         raise EvidenceError(f"{path} cannot be read: {error}.", "a report.json of a run", "check the path") from None
     schema = document.get("schema") if isinstance(document, dict) else None
     if not isinstance(schema, str) or not schema.startswith(f"{SCHEMA.partition('/')[0]}/"):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import importlib
+import subprocess
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -129,10 +131,28 @@ def test_the_first_part_of_an_error_is_a_name(measure: ModuleType) -> None:
     assert not list(measure.bindings_of(ast.parse(text)))
 
 
-def test_no_binding_of_the_product_says_nothing(measure: ModuleType) -> None:
-    product = {path: text for path, text in measure.tree_at(measure.ROOT).items() if path.startswith(measure.FOLDERS)}
-    trees = {path: ast.parse(text) for path, text in product.items() if path.endswith(".py")}
-    assert [f"{path}:{line}: {name}" for path, tree in trees.items() for line, name in measure.bindings_of(tree)] == []
+def test_the_lint_fails_on_words_names_and_docstrings_and_where_there_is_nothing(
+    measure: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)  # a working tree is what git does not ignore
+    lint = ["--lint", "--tree", str(tmp_path)]
+    assert measure.main(lint) == 1
+    assert "no module of the product" in capsys.readouterr().out
+    for path, text in FILES.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    assert measure.main(lint) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "names that say nothing: harness/a/x.py:42: one",
+        "words out: mend, messages: 2 harness/a/x.py",
+        "words out: in vain, docs: 1 docs/page.md",
+        "words out: somebody else's, messages: 1 harness/a/x.py",
+        "words out: told, docs: 1 docs/page.md",
+        "docstrings of functions that begin with What, Whether, How, Which: harness/a/x.py: Point.moved",
+    ]
+    (tmp_path / "harness/a/x.py").write_text("def f():\n    return 1\n")
+    (tmp_path / "docs/page.md").write_text("It says so.\n")
+    assert measure.main(lint) == 0
 
 
 def test_the_table_has_both_trees_side_by_side(measure: ModuleType) -> None:

@@ -1,7 +1,8 @@
 """``torch.nn.functional.scaled_dot_product_attention``: one sequence at a time, heads before tokens.
 
 Its ``is_causal`` aligns the mask top-left, so it is asked for only where a sequence has no cached prefix. Any other mask is passed
-as ``attn_mask``.
+as ``attn_mask``. A bias of the scores is exact on a CPU, which takes it in float32 beside any Q. A GPU takes it in Q's dtype alone:
+PyTorch 2.11 returns NaN for float32 beside half precision there, and a bias that the dtype rounds is refused.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.adapters.adapter import Adapter, Attend, Parameters
-from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.call import AttentionCall, KernelRefused
 from assay.harness.attention.sequence_groups import biases
 
 
@@ -52,7 +53,11 @@ def _sequences(call: AttentionCall) -> Iterator[tuple[slice, slice]]:
 
 def _mask(call: AttentionCall, number: int, packed: slice, len_k: int) -> Tensor | None:
     """Return the mask of a sequence: which keys each query sees, bool [len_q, len_k]; with a bias what is added to the scores,
-    of the dtype of q, [1, heads, len_q, len_k]; None if all see all."""
+    [1, heads, len_q, len_k], in float32 on a CPU and in the dtype of q elsewhere; None if all see all.
+
+    Raises:
+        KernelRefused: that dtype rounds the bias.
+    """
     rows = torch.arange(packed.stop - packed.start, device=call.q.device)
     custom = None if call.custom_masks is None else call.custom_masks[number]
     first, first_key = call.places[number]
@@ -64,7 +69,22 @@ def _mask(call: AttentionCall, number: int, packed: slice, len_k: int) -> Tensor
     bias = biases(slopes, table, rows + first - first_key, len_k)
     if bias is None:
         return None if bool(seen.all()) else seen
-    return bias.masked_fill(~seen, -torch.inf).to(call.q.dtype)[None]
+    bias = bias.masked_fill(~seen, -torch.inf)[None]
+    return bias if bias.device.type == "cpu" else exactly_as(bias, call.q.dtype)
+
+
+def exactly_as(bias: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a bias in a dtype that holds it exactly.
+
+    Raises:
+        KernelRefused: the dtype rounds it.
+    """
+    taken = bias.to(dtype)
+    if not torch.equal(taken.to(bias.dtype), bias):
+        raise KernelRefused(
+            f"attn_mask has the dtype of q here, and {str(dtype).removeprefix('torch.')} rounds this bias of scores"
+        )
+    return taken
 
 
 SDPA = Adapter(

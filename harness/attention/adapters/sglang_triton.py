@@ -79,7 +79,9 @@ def _custom_mask(call: AttentionCall, masks: list[Tensor]) -> dict[str, Tensor]:
     ]
     device = call.q.device
     return {
-        "custom_mask": torch.cat([mask.flatten() for mask in wide]).to(torch.uint8),
+        "custom_mask": torch.cat(
+            [mask.flatten() for mask in wide]
+        ),  # bool: beside a score_mod, Triton compiles no other
         "mask_indptr": cumulative((mask.numel() for mask in wide), device).long(),
         "window_kv_offsets": torch.zeros(len(wide), dtype=torch.int32, device=device),
     }

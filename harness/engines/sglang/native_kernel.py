@@ -141,7 +141,7 @@ class NativeKernel:
                 self.backend, self._device, self._page, heads, kv_heads, head_dim, call.v.shape[2], call.q.dtype,
                 batch=_power_of_two(len(call.lens_k), _LEAST_BATCH), length=length, window=call.spec.mask.window,
                 stored=layer.stored if layer else None, cross=layer.cross if layer else False,
-                latent=call.spec.layout == "v in k", **_drafted(call),
+                latent_scale=call.scale if call.spec.layout == "v in k" else 0.0, **_drafted(call),
             )
         )  # fmt: skip
         with runner.laid_out(call, layer or LayerRequest()) as attend:
@@ -320,7 +320,8 @@ class _Shape:
     cross: bool = False
     drafts: int = 0
     topk: int = 0
-    latent: bool = False
+    latent_scale: float = 0.0
+    """Of the scores beside a cache of latents: FlashInfer's MLA backend plans with the model's own. 0 for a cache of K and V."""
 
 
 @lru_cache(_KEPT)
@@ -337,7 +338,7 @@ class _Runner:
 
         self._shape = shape
         with get_parallel().override(**_ONE_RANK):
-            self._runner = self._of_latents(shape) if shape.latent else self._of_heads(shape)
+            self._runner = self._of_latents(shape) if shape.latent_scale else self._of_heads(shape)
             self._arguments = self._runner._server_args_override
             if shape.stored:
                 self._runner.kv_cache_dtype_str = _CACHE_DTYPES[shape.stored]
@@ -366,6 +367,9 @@ class _Runner:
         config = kit.TinyMLAModelConfig(
             num_heads=shape.heads, hidden_size=shape.heads * shape.head_dim, context_len=shape.length, **dims
         )
+        config.scaling = (
+            shape.latent_scale
+        )  # the kit's is that of the 576 dims; DeepSeek's, of the 192 before absorption
         return kit.MockMLAModelRunner(
             case=case, model_config=config, dtype=shape.dtype, device=shape.device, max_context_len=shape.length,
             runner_batch_size=shape.batch, **dims,
@@ -431,7 +435,7 @@ class _Runner:
             call.spec.sinks, device=call.q.device, dtype=_SINKS.get(self._shape.backend, torch.bfloat16)
         )
         more = {"sinks": sinks} if call.spec.sinks else {}
-        apart = self._shape.latent and self._shape.backend in _takes_rope_apart()
+        apart = bool(self._shape.latent_scale) and self._shape.backend in _takes_rope_apart()
         self._pool.start_layer = call.layer  # the pool has one layer
         context = ForwardContext(attn_backend=self._backend)
 

@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 
+from assay.harness.attention import kernels
 from assay.harness.attention import oracle as oracle_module
 from assay.harness.attention.call import AttentionCall, Mask
 from assay.harness.attention.honest import _WAYS, _Draw, _rounded_to, added_key_by_key, here, honest_outputs, sample_rows
@@ -16,6 +17,7 @@ from assay.harness.attention.matrix_features import _stored
 from assay.harness.attention.noise import FAMILIES, FORMATS, NoiseFamily, Quantised
 from assay.harness.attention.oracle import log_sum_exp, oracle
 from assay.harness.attention.sample_calls import call_of
+from assay.harness.offline.check import assert_correct
 
 CALL = call_of([(60, 76), (1, 33), (10, 119)], (4, 2), 64, torch.float16, "cpu")
 
@@ -82,6 +84,24 @@ def test_members_compute_what_is_asked_for_and_its_log_sum_exp(asked: str, name:
     exact = honest_outputs(wide, FAMILIES[""], lse=True) - log_sum_exp(wide)[..., None]
     assert 1e-8 < float(exact.abs().mean()) < 1e-6
     assert float((added_key_by_key(wide) - oracle(wide)).abs().max()) < 1e-5
+
+
+@kernels.declares(features=("softcap",))
+def _caps_by_sigmoid(call: AttentionCall) -> torch.Tensor:
+    """Cap scores as the Triton kernels of SGLang and vLLM do: tanh(x) as 2 sigmoid(2x) - 1, in float32. One sequence."""
+    q = call.q.transpose(0, 1)
+    k, v = (x.transpose(0, 1).repeat_interleave(call.heads.group, 0) for x in (call.k, call.v))
+    scores = call.scale * q @ k.mT / call.spec.softcap
+    scores = call.spec.softcap * (2 * torch.sigmoid(2 * scores) - 1)
+    seen = call.spec.mask.visible(torch.arange(q.shape[1]), q.shape[1], k.shape[1])
+    return (scores.masked_fill(~seen, -torch.inf).softmax(-1) @ v).transpose(0, 1)
+
+
+@pytest.mark.parametrize("cap", [1.0, 30.0, 50.0])
+@pytest.mark.parametrize("lens", [(6, 0), (70, 0), (64, 512)])
+def test_a_cap_by_way_of_a_sigmoid_is_within_bounds_in_float32(lens: tuple[int, int], cap: float) -> None:
+    call = call_of([lens], (4, 2), 64, torch.float32, "cpu").with_spec(softcap=cap)
+    assert_correct(_caps_by_sigmoid, call)
 
 
 @pytest.mark.parametrize("name", ["", "int8_qk", "fp8_pv"])

@@ -85,6 +85,31 @@ def test_a_cache_in_fp8_asks_for_stored_k_and_v_and_a_checkpoint_with_scales_for
     assert model_shape(resolve_model(name), flags).asks == asks
 
 
+_FLOATS, _INTS = {"type": "float", "num_bits": 8}, {"type": "int", "num_bits": 8}
+
+
+@pytest.mark.parametrize(
+    ("in_config", "apart", "asks"),
+    [
+        ({"kv_cache_scheme": _FLOATS}, None, "kv_cache_scheme: fp8"),
+        ({"kv_cache_scheme": _FLOATS, "kv_cache_quant_algo": "FP8"}, None, "kv_cache_quant_algo: FP8"),
+        ({"kv_cache_scheme": _INTS}, None, ""),
+        ({"kv_cache_scheme": _FLOATS, "quant_method": "compressed-tensors"}, None, ""),
+        ({"quant_method": "fp8"}, {"kv_cache_quant_algo": "FP8"}, ""),
+        (None, {"quantization": {"kv_cache_quant_algo": "FP8"}}, "kv_cache_quant_algo: FP8"),
+        (None, {"kv_cache_scheme": _FLOATS}, "kv_cache_scheme: fp8"),
+        (None, {"quantization": {"quant_algo": "FP8"}}, ""),
+    ],
+)
+def test_a_checkpoint_says_that_its_cache_is_in_fp8_in_its_configuration_or_in_a_file_of_its_own(
+    model: Callable[..., Path], in_config: dict[str, Any] | None, apart: dict[str, Any] | None, asks: str
+) -> None:
+    folder = model(**({"quantization_config": in_config} if in_config else {}))
+    if apart is not None:
+        (folder / "hf_quant_config.json").write_text(json.dumps(apart))
+    assert model_shape(folder).asks.get("stored_kv", "") == asks
+
+
 def test_each_side_is_asked_for_what_its_own_flags_say() -> None:
     candidate = Side(backend="triton", model="tiny-fp8-kv", flags=("--kv-cache-dtype=bf16",))
     spec = RunSpec.of(reference="triton", candidate=candidate, model="tiny-fp8-kv")

@@ -87,6 +87,7 @@ def test_one_cell_of_one_head_is_enough(shadowed: Any, wrong: float) -> None:
     judged = judge(errors)
     assert judged.verdict == "regression"
     assert judged.why.startswith("extend, layer 1 of 4, head 3 of 4, cached prefix >= 16: ")
+    assert ("the own error is not finite, beyond what noise explains" in judged.why) == (wrong == float("inf"))
 
 
 def test_one_wrong_query_is_a_regression_though_no_cell_is_out_of_bounds(shadowed: Any) -> None:
@@ -126,6 +127,27 @@ def test_a_reference_that_is_not_right_proves_nothing_about_the_candidate(shadow
     judged = judge(errors)
     assert judged.verdict == "inconclusive"
     assert judged.why.startswith("the reference is not right")
+    assert ids(errors)[0] == "reference-wrong"
+
+
+@pytest.mark.parametrize(
+    ("reference", "own", "worst", "verdict", "decided_by"),
+    [
+        (5e-6, 0.016, 0.2, "inconclusive", ""),
+        (5e-6, 0.4, 0.2, "inconclusive", ""),
+        (5e-6, 9.0, 0.2, "regression", "worst-own-error"),
+        (5e-6, 0.016, 20.0, "inconclusive", ""),
+        (5e-6, 0.016, 200.0, "regression", "worst-recorded-call"),
+        (float("inf"), float("inf"), float("inf"), "inconclusive", ""),
+    ],
+)
+def test_a_candidate_that_is_off_by_ten_times_more_than_a_wrong_reference_is_a_regression(
+    shadowed: Any, reference: float, own: float, worst: float, verdict: str, decided_by: str
+) -> None:
+    """As K's scale for V beside fa3 with an FP8 cache: 1,600 times its bound, where the reference is off by 2.3 times its own."""
+    errors = shadowed(lambda layer, *_: own if layer == 2 else None, reference=reference)
+    judged = judge(errors, replay(worst=worst))
+    assert (judged.verdict, judged.decided_by) == (verdict, decided_by)
     assert ids(errors)[0] == "reference-wrong"
 
 

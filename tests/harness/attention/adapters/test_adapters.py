@@ -17,6 +17,7 @@ import torch
 from assay.harness import cli
 from assay.harness.attention import kernels
 from assay.harness.attention.adapters.adapter import Adapted, Parameters
+from assay.harness.attention.adapters.sdpa import exactly_as
 from assay.harness.attention.adapters.table import ADAPTERS
 from assay.harness.attention.call import FEATURES, AttentionCall, KernelRefused, Mask, PreparedKernel, tensor_of
 from assay.harness.attention.matrix import Case, cases
@@ -223,6 +224,19 @@ def test_a_score_mod_that_is_not_beside_a_function_is_refused_by_name() -> None:
     for mine.__module__ in ("mine", "mine.kernels"):
         with pytest.raises(KernelRefused, match="no score_mod for a score_bias is found: No module named"):
             kernels.taking_calls("mine", mine)(ASKED["score_bias"][0](calls("extend")[0]))
+
+
+def test_a_bias_is_exact_beside_a_q_in_half_precision() -> None:
+    call = call_of([(64, 2000)], (4, 2), 64, torch.float16, "cpu").with_spec(phase="extend", alibi=(0.7, 0.35, 0.1, 0.02))
+    far = replace(call, k=call.k * 4)  # whose bias has an ulp of 1
+    assert error(kernels.load(SDPA), far) < 1e-3
+
+
+def test_a_bias_that_its_dtype_rounds_is_refused() -> None:
+    held, rounded = torch.tensor([0.5, -torch.inf, 2048]), torch.tensor([0.5, -torch.inf, 2049])
+    assert torch.equal(exactly_as(held, torch.float16), held.half())
+    with pytest.raises(KernelRefused, match="has the dtype of q here, and float16 rounds this bias"):
+        exactly_as(rounded, torch.float16)
 
 
 def test_a_declaration_stays() -> None:
