@@ -52,8 +52,12 @@ def sweep_document(result: SweepResult, page: Path) -> Document:
 
 def _stages(result: SweepResult, cells: Mapping[str, SweptCell]) -> Table:
     rows = [
-        (*(one_line(value, 60) for value in one.axes.values()), *_ladder(one, result, cells), _end(one))
-        for one in result.combinations
+        (
+            *(one_line(value, 60) for value in combination.axes.values()),
+            *_ladder(combination, result, cells),
+            _end(combination),
+        )
+        for combination in result.combinations
     ]
     columns = (*result.axes, *result.stages, "stopped at")
     note = (
@@ -62,13 +66,13 @@ def _stages(result: SweepResult, cells: Mapping[str, SweptCell]) -> Table:
     return Table(columns, rows, note=note, most=_MOST)
 
 
-def _ladder(one: SweptCombination, result: SweepResult, cells: Mapping[str, SweptCell]) -> list[Words]:
-    reached = [cells.get(one.cells.get(stage, "")) for stage in result.stages]
+def _ladder(combination: SweptCombination, result: SweepResult, cells: Mapping[str, SweptCell]) -> list[Words]:
+    reached = [cells.get(combination.cells.get(stage, "")) for stage in result.stages]
     return [Cell(cell.verdict, cell.verdict) if cell and cell.verdict else NOTHING for cell in reached]
 
 
-def _end(one: SweptCombination) -> str:
-    return one.stopped or NOTHING
+def _end(combination: SweptCombination) -> str:
+    return combination.stopped or NOTHING
 
 
 def _cells(result: SweepResult) -> Table:
@@ -93,13 +97,16 @@ def _cells(result: SweepResult) -> Table:
 
 def _environments(result: SweepResult) -> Table | None:
     """The environments in which the cells ran, if they ran in more than one; None otherwise."""
-    found: dict[tuple[tuple[str, str], ...], list[SweptCell]] = {}
+    by_versions: dict[tuple[tuple[str, str], ...], list[SweptCell]] = {}
     for cell in result.cells:
         if cell.environment:
-            found.setdefault(tuple(sorted(cell.environment.items())), []).append(cell)
-    if len(found) < 2:
+            by_versions.setdefault(tuple(sorted(cell.environment.items())), []).append(cell)
+    if len(by_versions) < 2:
         return None
-    rows = [(" ".join(f"{name} {version}" for name, version in one), str(len(cells))) for one, cells in found.items()]
+    rows = [
+        (" ".join(f"{name} {version}" for name, version in versions), str(len(cells)))
+        for versions, cells in by_versions.items()
+    ]
     return Table(
         ("Versions", "Cells"), rows, note="Cells ran in different environments: compare them with care.", numbers=(1,)
     )

@@ -126,7 +126,7 @@ def options_of(name: str, params: Iterable[Any]) -> dict[str, Option]:
     """Return the options and arguments of a command that a sweep can set, by the name of an axis."""
     from assay.harness.sweep.cells import Option
 
-    found: dict[str, Option] = {}
+    options: dict[str, Option] = {}
     for param in params:
         argument = param.param_type_name == "argument"
         long = next((word for word in param.opts if word.startswith("--")), "")
@@ -136,8 +136,8 @@ def options_of(name: str, params: Iterable[Any]) -> dict[str, Option]:
         kind: Literal["value", "switch", "repeated"]
         kind = "switch" if getattr(param, "is_flag", False) else "repeated" if param.multiple else "value"
         off = next(iter(getattr(param, "secondary_opts", ())), "")
-        found[_ALSO_CALLED.get((name, called), called)] = Option("" if argument else long, kind, off, param.required)
-    return found
+        options[_ALSO_CALLED.get((name, called), called)] = Option("" if argument else long, kind, off, param.required)
+    return options
 
 
 def _try(command: Any, words: list[str], name: str) -> None:

@@ -30,6 +30,8 @@ from assay.harness.verdict import Verdict, exit_code_of
 PACK = "pack"
 """Name of the input that is a replay pack, and of the folder into which a cell records one."""
 _OUT = "out"
+_LOG_KEPT = 1_000_000
+"""Bytes of the log of a cell that took too much."""
 _POLL_S = 0.1
 _RESUMES = ("run", "certify")
 """Commands that go on in the folder of ``--out``; others begin anew."""
@@ -74,6 +76,8 @@ class CellWork:
             excess = self._wait(process, place)
         finally:
             process.stop()
+        if excess:
+            _discard(place.folder)
         verdict, headline, problem = self._outcome(place.folder, process, excess)
         record = CellRecord(
             key=self.key, command=self.command, axes=dict(self.axes), verdict=verdict, headline=headline, problem=problem,
@@ -146,13 +150,13 @@ def finished(folder: Path, key: str) -> CellRecord | None:
 
 def hashes(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of each file of a cell's evidence, by its path in the cell's folder."""
-    found = {}
+    files = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if path.is_file() and not path.is_symlink() and not path.name.startswith(".") and name not in (FILE, LOG):
             with path.open("rb") as file:
-                found[name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return found
+                files[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return files
 
 
 @cache
@@ -168,6 +172,19 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+def _discard(folder: Path) -> None:
+    """Remove what a cell has left that took too much, but for the end of its log."""
+    log = folder / LOG
+    kept = b""
+    if log.is_file():
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _LOG_KEPT))
+            kept = file.read()
+    for path in [*folder.iterdir()]:
+        remove(path)
+    log.write_bytes(kept)
 
 
 def _result(file: Path) -> dict[str, Any]:

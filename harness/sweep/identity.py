@@ -35,10 +35,10 @@ def identify(runtime_env: Mapping[str, Any], device: str) -> Callable[[Mapping[s
     files, code = cache(file_identity), cache(code_identity)
 
     def of(taken: Mapping[str, Value], accelerator: str) -> dict[str, str]:
-        found = {"environment": here, "device": accelerator or device}
-        found |= {f"code of {name}": code(str(taken[name])) for name in _CODE if name in taken}
-        found |= {f"files of {name}": files(Path(str(taken[name]))) for name in _FILES if name in taken}
-        return found if "config" in taken else {**found, f"files of {FILE}": files(Path(FILE))}
+        decisive = {"environment": here, "device": accelerator or device}
+        decisive |= {f"code of {name}": code(str(taken[name])) for name in _CODE if name in taken}
+        decisive |= {f"files of {name}": files(Path(str(taken[name]))) for name in _FILES if name in taken}
+        return decisive if "config" in taken else {**decisive, f"files of {FILE}": files(Path(FILE))}
 
     return of
 
@@ -53,14 +53,14 @@ def code_identity(name: str) -> str:
 def file_identity(path: Path) -> str:
     """Hash a file, or all files of a folder; empty if there is nothing at the path."""
     path = path.expanduser()
-    found = sorted(path.rglob("*")) if path.is_dir() else [path] if path.is_file() else []
-    return _hash("\n".join(_content(file, path) for file in found if file.is_file())) if found else ""
+    files = sorted(path.rglob("*")) if path.is_dir() else [path] if path.is_file() else []
+    return _hash("\n".join(_content(file, path) for file in files if file.is_file())) if files else ""
 
 
 def _content(file: Path, base: Path) -> str:
-    found, name = file.stat(), visible(str(file.relative_to(base)))
-    if found.st_size > _SMALL:
-        return f"{name} {found.st_size} {found.st_mtime_ns}"
+    status, name = file.stat(), visible(str(file.relative_to(base)))
+    if status.st_size > _SMALL:
+        return f"{name} {status.st_size} {status.st_mtime_ns}"
     return f"{name} {hashlib.sha256(file.read_bytes()).hexdigest()}"
 
 

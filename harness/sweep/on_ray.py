@@ -91,7 +91,8 @@ def attempt(
         for path, files in zip(given.values(), inputs, strict=True):
             unpack(files, path)
         changes = Changes(folder)
-        changes.collect()  # what was kept is there already
+        while changes.collect(large=True):  # what was kept is there already
+            pass
         place = Place(folder, given, worker, number, {}, lines.put, cancelled)
         thread = threading.Thread(target=run, args=(place,))
         thread.start()
@@ -102,7 +103,11 @@ def attempt(
             wait_s = max(_SHIP_S, _SHIP_SHARE * (time.monotonic() - begun))
             yield parcel
         thread.join()
-        yield _Parcel(changes.collect(), _said(lines), worker, outcome[0])
+        last = changes.collect(large=True)
+        while more := changes.collect(large=True):
+            yield _Parcel(last, (), worker)
+            last = more
+        yield _Parcel(last, _said(lines), worker, outcome[0])
     finally:
         cancelled.set()
         ended.wait(_GRACE_S)
@@ -271,10 +276,9 @@ class OnRay:
         its_own = isinstance(error, ray.exceptions.RayTaskError | ray.exceptions.RuntimeEnvSetupError)
         why = one_line(str(error).strip().splitlines()[-1] if its_own else type(error).__name__, 300)
         if its_own or given.number >= ATTEMPTS:
-            found = (
-                f"It cannot run on a worker: {why}" if its_own else f"Its workers were lost {given.number} times: {why}"
-            )
-            failure = EngineError(found, "a worker that has the environment and lasts", "see the logs of Ray")
+            lost = f"Its workers were lost {given.number} times: {why}"
+            problem = f"It cannot run on a worker: {why}" if its_own else lost
+            failure = EngineError(problem, "a worker that has the environment and lasts", "see the logs of Ray")
             self._done.append(Ended(given.task, None, failure, given.number, given.worker))
             return
         self.say(given.task.key, f"worker lost ({why}); goes on with what it had measured")

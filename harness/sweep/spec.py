@@ -144,5 +144,5 @@ def _wrong(source: str, error: ValidationError) -> UsageError:
     if first["type"] == "missing":
         told = "command or stages" if where == "stages" else where
         return UsageError(f"{source} has no {told}.", told, 'add it, as in command = "check"; see docs/sweeps.md')
-    found = f"{source}: {where} is {first['input']!r}." if where else f"{source} contradicts itself."
-    return UsageError(found, expectation(first["msg"]), "correct it")
+    problem = f"{source}: {where} is {first['input']!r}." if where else f"{source} contradicts itself."
+    return UsageError(problem, expectation(first["msg"]), "correct it")
