@@ -18,6 +18,7 @@ from pathlib import Path
 from assay.harness.attention.published import is_path, module_of, published, working_folder_searched
 
 _ASSAY = __name__.partition(".")[0]
+_PIPS = frozenset({"site-packages", "dist-packages"})
 # Beside a kernel's Python files: what it may load or compile.
 _COMPILED = frozenset({".so", ".pyd", ".cu", ".cuh", ".cpp", ".cc", ".c", ".h", ".hpp", ".hip", ".ptx", ".cubin"})
 
@@ -121,7 +122,9 @@ def _installed_folders() -> tuple[Path, ...]:
 
 
 def _is_installed(file: Path) -> bool:
-    return any(file.resolve().is_relative_to(folder) for folder in _installed_folders())
+    """Return True if pip has installed a file, here or in an environment that this one builds on, as those of Ray's workers do."""
+    place = file.resolve()
+    return not _PIPS.isdisjoint(place.parts) or any(place.is_relative_to(folder) for folder in _installed_folders())
 
 
 def _installed_hash(top: str) -> str:

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,9 +65,17 @@ class ServerProcess:
     """One launch of a command. It is never restarted: a second launch is another `ServerProcess`."""
 
     def __init__(
-        self, command: Sequence[str], environment: Mapping[str, str], folder: Path, log: Path, secret: str = ""
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        folder: Path,
+        log: Path,
+        secret: str = "",
+        output: Path | None = None,
     ) -> None:
         """Launch ``command`` in ``folder`` with its output appended to ``log``; ``secret`` is left out where the log is quoted.
+
+        With ``output``, that file holds what it writes to standard output, and the log has the rest.
 
         Raises:
             OSError: folder or log cannot be written.
@@ -85,13 +93,13 @@ class ServerProcess:
         self._scratch = tempfile.mkdtemp(prefix="assay-")
         guarded = [sys.executable, "-I", "-S", guardian.__file__, str(GRACE_S), self._scratch, *command]
         try:
-            with log.open("ab") as output:
-                self.log_start = output.tell()
+            with log.open("ab") as logged, output.open("wb") if output else nullcontext(logged) as printed:
+                self.log_start = logged.tell()
                 self._guardian = subprocess.Popen(
                     guarded,
                     stdin=subprocess.PIPE,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
+                    stdout=printed,
+                    stderr=logged,
                     cwd=folder,
                     env={**environment, "TMPDIR": self._scratch},
                     start_new_session=True,  # out of reach of the terminal's Ctrl-C
@@ -99,6 +107,11 @@ class ServerProcess:
         except BaseException:
             shutil.rmtree(self._scratch, ignore_errors=True)
             raise
+
+    @property
+    def scratch(self) -> Path:
+        """The folder of its temporary files, which is removed when it ends."""
+        return Path(self._scratch)
 
     @property
     def pid(self) -> int:

@@ -1,4 +1,4 @@
-"""``cell.json``: one cell of a sweep, a command of assay that ended or failed. It is written last: a cell without it has not ended."""
+"""``cell.json``: one cell of a sweep, a command of assay that has ended. It is written last: a cell without it has not ended."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ class CellRecord(Decided):
     model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
 
     schema_id: Literal["assay.cell/1"] = Field(SCHEMA, alias="schema")
-    key: str = Field(
-        description="hash of what decides the cell: its command, the code under test, the environment, the device kind"
-    )
+    key: str = Field(description="hash of what decides the cell: command, code under test, environment, device kind")
     command: tuple[str, ...] = Field(description='words of the command, such as "check", "mine:forward", "--size=full"')
     axes: dict[str, str] = Field(description="value by name of the sweep's axis, of those axes that the command takes")
     headline: str = Field("", description="the result in a sentence; empty where there is none")
@@ -35,7 +33,7 @@ class CellRecord(Decided):
     attempts: int = Field(1, description="times that it was started: more than once where workers were lost")
     worker: str = Field("", description="name of the machine on which it ended")
     environment: dict[str, str] = Field(
-        {}, description="versions there: of Python, assay and the packages that can change a result"
+        {}, description="versions there: Python, assay, packages that can change a result"
     )
     created: str = Field(description="when it ended: ISO 8601, UTC")
     evidence: dict[str, str] = Field(

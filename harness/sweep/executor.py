@@ -1,8 +1,8 @@
 """The protocol of executors: run these tasks, at most so many at once, and yield what became of each as it ends.
 
 A task is a function of a `Place`, in whose folder it keeps its evidence. Where a worker is lost, the task starts again in a folder
-that holds what was there: evidence is resumed, not begun anew. No file system need be shared: what a task needs travels with it, and
-its evidence travels back while it runs.
+that holds what was there: evidence is resumed, not begun anew. No file system need be shared: what a task needs travels with it,
+and its evidence travels back while it runs.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ class Place:
         inputs: the files and folders that it was given, by name.
         worker: name of the machine.
         attempt: 1 for the first.
+        environment: variables of the processes that it starts, besides those of this one: which GPUs they see.
         say: tells whoever waits for the task what it is doing, in a line.
         cancelled: is set once the task is to end early.
     """
@@ -33,6 +34,7 @@ class Place:
     inputs: Mapping[str, Path]
     worker: str
     attempt: int
+    environment: Mapping[str, str]
     say: Callable[[str], None]
     cancelled: threading.Event
 

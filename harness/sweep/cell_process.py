@@ -1,0 +1,196 @@
+"""A cell: a command of assay in a process of its own, within limits, and the record of how it ended."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, get_args
+
+from assay.harness.collect.machine import installed_packages
+from assay.harness.engines.process import ServerProcess
+from assay.harness.errors import ExitCode
+from assay.harness.evidence.cell import FILE, LOG, RESULT, CellRecord, read_cell, write_cell
+from assay.harness.evidence.certificate import installed_version, source_hash
+from assay.harness.files import timestamp
+from assay.harness.sweep.executor import Place
+from assay.harness.sweep.spec import Limits
+from assay.harness.sweep.watch import Watch
+from assay.harness.text import how_ended, one_line
+from assay.harness.verdict import Verdict, exit_code_of
+
+PACK = "pack"
+"""Name of the input that is a replay pack, and of the folder into which a cell records one."""
+_OUT = "out"
+_LOG_KEPT = 1_000_000
+"""Bytes of the log of a cell that took too much."""
+_POLL_S = 0.1
+_RESUMES = ("run", "certify")
+"""Commands that go on in the folder of ``--out``; others begin anew."""
+_KEEPS = (*_RESUMES, "bench")
+"""Commands with a folder of evidence, given with ``--out``."""
+_VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+
+
+class Cancelled(Exception):
+    """The cell was to end early. It has no verdict, and what it has measured is kept."""
+
+
+@dataclass(frozen=True)
+class CellWork:
+    """The work of a cell, for an executor.
+
+    Attributes:
+        key: of the cell.
+        command: words of the command, without those that say where it runs: ``--out``, ``--json``, and the pack that was recorded.
+        axes: value by name of axis.
+        limits: what it may take.
+    """
+
+    key: str
+    command: tuple[str, ...]
+    axes: Mapping[str, str]
+    limits: Limits
+
+    def __call__(self, place: Place) -> CellRecord:
+        """Run the command, or return what an earlier attempt has found.
+
+        Raises:
+            Cancelled: it was to end early.
+        """
+        if (ended := finished(place.folder, self.key)) is not None:
+            return ended
+        begun = time.monotonic()
+        for name in (FILE, RESULT, PACK, *(() if self.command[0] in _RESUMES else (_OUT,))):
+            remove(place.folder / name)
+        process = self._start(place)
+        try:
+            excess = self._wait(process, place)
+        finally:
+            process.stop()
+        if excess:
+            _discard(place.folder)
+        verdict, headline, problem = self._outcome(place.folder, process, excess)
+        record = CellRecord(
+            key=self.key, command=self.command, axes=dict(self.axes), verdict=verdict, headline=headline, problem=problem,
+            seconds=time.monotonic() - begun, attempts=place.attempt, worker=place.worker, environment=dict(environment()),
+            created=timestamp(), evidence=hashes(place.folder),
+        )  # fmt: skip
+        write_cell(place.folder, record)
+        return record
+
+    def words(self, place: Place) -> list[str]:
+        """Return the words of the command as it runs at a place."""
+        words = [*self.command]
+        if PACK in place.inputs:
+            words.append(str(place.inputs[PACK]))
+        if words[0] == "record":
+            words.append(str(place.folder / PACK))
+        return [*words, *(["--out", str(place.folder / _OUT)] if words[0] in _KEEPS else []), "--json"]
+
+    def _start(self, place: Place) -> ServerProcess:
+        """Start the command, which can write no file that is larger than all its files may be."""
+        assay = [sys.executable, "-m", "assay", *self.words(place)]
+        blocks = int(self.limits.disk_gb * 10**9 / 512)
+        limited = ["/bin/sh", "-c", 'ulimit -f "$0"; exec "$@"', str(blocks), *assay]
+        return ServerProcess(
+            limited, {**os.environ, **place.environment}, Path.cwd(), place.folder / LOG, output=place.folder / RESULT
+        )
+
+    def _wait(self, process: ServerProcess, place: Place) -> str:
+        """Wait until the command has ended, or takes too much: what of, in words."""
+        watch, told = Watch(self.limits, process, place.folder), ""
+        while process.exit_status is None:
+            if place.cancelled.wait(_POLL_S):
+                raise Cancelled
+            if excess := watch.excess():
+                return excess
+            if (line := process.last_step()) != told:
+                place.say(told := line)
+        return ""
+
+    def _outcome(self, folder: Path, process: ServerProcess, excess: str) -> tuple[Verdict, str, str]:
+        """Return the verdict, the result in a sentence, and why there is none."""
+        last = one_line(process.last_line(), 400)
+        if excess:
+            return "error", "", f"It was ended: {excess}."
+        status = process.exit_status
+        result = _result(folder / RESULT)
+        headline = one_line(str(result.get("headline") or last.partition("): ")[2] or last), 400)
+        said = result.get("verdict", "pass" if self.command[0] == "record" and result else None)
+        if said in _VERDICTS and status == exit_code_of(said):
+            if said == "error":
+                return said, "", headline
+            return said, headline, ""
+        if status in (*ExitCode,) and status != ExitCode.PASS:
+            return "error", "", f"Exit code {status}: {last}"
+        if status == ExitCode.PASS:
+            return "error", "", f"It exited with 0, and its result does not say that it passed: {last}"
+        return "error", "", f"Its process {how_ended(status or 0)}: {last}"
+
+
+def finished(folder: Path, key: str) -> CellRecord | None:
+    """Return the record of a cell that has ended with its evidence as it was; None if it has to run.
+
+    A cell that ended in an error has to: what failed may work the next time.
+    """
+    record = read_cell(folder)
+    if record is None or record.key != key or record.verdict == "error":
+        return None
+    return record if record.evidence == hashes(folder) else None
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of each file of a cell's evidence, by its path in the cell's folder."""
+    files = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_file() and not path.is_symlink() and not path.name.startswith(".") and name not in (FILE, LOG):
+            with path.open("rb") as file:
+                files[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return files
+
+
+@cache
+def environment() -> Mapping[str, str]:
+    """Return the versions of what can change a result here; that of assay with the hash of its source code."""
+    assay = f"{installed_version()} {source_hash()[:8]}"
+    return {"python": platform.python_version(), "assay": assay, **installed_packages()}
+
+
+def remove(path: Path) -> None:
+    """Remove a file, or a folder with all that is in it, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _discard(folder: Path) -> None:
+    """Remove what a cell has left that took too much, but for the end of its log."""
+    log = folder / LOG
+    kept = b""
+    if log.is_file():
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _LOG_KEPT))
+            kept = file.read()
+    for path in [*folder.iterdir()]:
+        remove(path)
+    log.write_bytes(kept)
+
+
+def _result(file: Path) -> dict[str, Any]:
+    """Read what a command printed with ``--json``; empty if that is no object."""
+    try:
+        result = json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return result if isinstance(result, dict) else {}

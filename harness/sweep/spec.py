@@ -1,0 +1,148 @@
+"""``sweep.toml`` and ``--set`` -> `SweepSpec`: which command over which axes, what is left out, and the limits of a cell."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, Self, get_args
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from assay.harness.config import expectation
+from assay.harness.errors import UsageError
+from assay.harness.reading import whole_file
+from assay.harness.sides import Settings
+from assay.harness.text import did_you_mean
+
+Command = Literal["check", "replay", "run", "bench", "certify"]
+COMMANDS: tuple[Command, ...] = get_args(Command)
+Value = str | int | float | bool | tuple[str | int | float, ...]
+"""The value of a flag: true or false for a switch, several for one that is repeated."""
+DEVICE_AXIS = "accelerator"
+"""The axis that is no flag: the kind of GPU that a cell needs."""
+
+
+class Limits(Settings):
+    """What a cell needs, and what it may take. A cell that takes more is ended, and its verdict is error."""
+
+    gpus: int = Field(0, ge=0, description="GPUs of a cell; it sees no others")
+    accelerator: str = Field("", description="kind of GPU, as Ray names it: H100, A100, L4")
+    cpus: float = Field(1.0, gt=0, description="cores that a cell counts as; only Ray places cells by them")
+    memory_gb: float = Field(0.0, ge=0, description="memory of all its processes; 0 for no limit")
+    disk_gb: float = Field(
+        20.0, gt=0, description="its folder and its temporary files, and any one file that it writes"
+    )
+    minutes: float = Field(240.0, gt=0, description="time")
+
+
+class SweepSpec(Settings):
+    """Everything that decides what a sweep does. Names of flags are spelled with ``_`` for ``-``."""
+
+    stages: tuple[Command, ...] = Field(
+        min_length=1, description="commands, cheapest first: a combination goes on to the next only if it survives"
+    )
+    axes: dict[str, tuple[Value, ...]] = Field(min_length=1, description="values by name of a flag, or of accelerator")
+    set: dict[str, Value] = Field({}, description="values of further flags, the same for every cell")
+    exclude: tuple[dict[str, Value], ...] = Field(
+        (), description="combinations that are left out: those with all of these values"
+    )
+    limits: Limits = Limits()
+    runtime_env: dict[str, Any] = Field({}, description="environment of the workers, as Ray has it; only with --ray")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _command_is_one_stage(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or "command" not in given:
+            return given
+        if "stages" in given:
+            raise ValueError("command, or stages: not both")
+        return {"stages": [given["command"]], **{name: value for name, value in given.items() if name != "command"}}
+
+    @field_validator("axes", "set", "exclude", mode="before")
+    @classmethod
+    def _spelled_alike(cls, given: Any) -> Any:
+        """Spell names with ``_``, and take one value of an axis for a list of one."""
+        if isinstance(given, list | tuple):
+            return [cls._spelled_alike(part) for part in given]
+        return {name.replace("-", "_"): value for name, value in given.items()} if isinstance(given, dict) else given
+
+    @model_validator(mode="after")
+    def _axes_agree(self) -> Self:
+        for name, values in self.axes.items():
+            if not values:
+                raise ValueError(f"the axis {name} with at least one value")
+            if len({*map(repr, values)}) < len(values):
+                raise ValueError(f"the axis {name} with each value once")
+            if name in self.set:
+                raise ValueError(f"{name} as an axis, or under [set]: not both")
+        for left_out in self.exclude:
+            if not left_out:
+                raise ValueError("an exclusion with at least one axis: it would leave out everything")
+            for name, value in left_out.items():
+                if name not in self.axes or value not in self.axes[name]:
+                    raise ValueError(f"exclusions of values of the axes, not of {name} = {value!r}")
+        if len({*self.stages}) < len(self.stages):
+            raise ValueError("stages, each once")
+        return self
+
+
+def make_spec(source: str, sets: Sequence[str]) -> SweepSpec:
+    """Read a ``sweep.toml``, or take a command's name for one, and add the axes of ``--set``, which replace those of the file.
+
+    Raises:
+        UsageError: the file cannot be read, or something in it is not as it should be.
+    """
+    given: dict[str, Any] = {"command": source} if source in COMMANDS else _read(Path(source))
+    axes = dict(given.get("axes", {})) if isinstance(given.get("axes", {}), dict) else given["axes"]
+    constants = given.get("set", {})
+    for word in sets:
+        name, equals, values = word.partition("=")
+        name = name.replace("-", "_").strip("_")
+        if not equals or not name or not all(values.split(",")):
+            raise UsageError(f"--set is {word!r}.", "an axis with its values", "write it as in --set candidate=a,b")
+        axes[name] = values.split(",")
+        if isinstance(constants, dict):
+            constants = {key: value for key, value in constants.items() if key.replace("-", "_") != name}
+    try:
+        return SweepSpec(**{**given, "axes": axes, **({"set": constants} if constants else {})})
+    except ValidationError as error:
+        raise _wrong(source, error) from None
+    except TypeError:
+        raise UsageError(f"{source} is no sweep.", "tables of TOML", "see docs/sweeps.md") from None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Read the file of a sweep.
+
+    Raises:
+        UsageError: it is not there, or no TOML.
+    """
+    if not path.is_file():
+        raise UsageError(
+            f"There is no file {path}.",
+            f"a sweep.toml, or one of {', '.join(COMMANDS)} with --set",
+            did_you_mean(str(path), COMMANDS) or "check the path; docs/sweeps.md has an example",
+        )
+    try:
+        return tomllib.loads(whole_file(path).decode("utf-8-sig"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
+        raise UsageError(
+            f"{path} cannot be read: {error}.", "a TOML file", "correct it at the position named"
+        ) from None
+
+
+def _wrong(source: str, error: ValidationError) -> UsageError:
+    """Make the usage error of what is not valid in a sweep."""
+    first = error.errors()[0]
+    place = [str(part) for part in first["loc"] if not str(part).startswith(("str", "int", "float", "bool", "tuple"))]
+    where = ".".join(place)
+    if first["type"] == "extra_forbidden":
+        known = [*Limits.model_fields] if place[0] == "limits" else ["command", *SweepSpec.model_fields]
+        near = did_you_mean(place[-1], known)
+        return UsageError(f"{source}: the key {where!r} is unknown.", f"one of {', '.join(known)}", near or "remove it")
+    if first["type"] == "missing":
+        told = "command or stages" if where == "stages" else where
+        return UsageError(f"{source} has no {told}.", told, 'add it, as in command = "check"; see docs/sweeps.md')
+    problem = f"{source}: {where} is {first['input']!r}." if where else f"{source} contradicts itself."
+    return UsageError(problem, expectation(first["msg"]), "correct it")
