@@ -13,6 +13,7 @@ from rich.console import Console
 
 from assay.harness.errors import EngineError, UsageError
 from assay.harness.evidence.cell import RESULT, CellRecord, read_cell, write_cell
+from assay.harness.evidence.storage import open_storage
 from assay.harness.files import timestamp
 from assay.harness.progress import ProgressDisplay
 from assay.harness.sweep.cell_process import PACK, hashes
@@ -226,6 +227,20 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("x")
     with pytest.raises(UsageError, match="is not the folder of a sweep"):
         run(made(tmp_path, axes=THREE), passes)
+
+
+def test_what_ended_elsewhere_comes_from_the_storage(tmp_path: Path) -> None:
+    storage = open_storage(tmp_path / "stored")
+    first = made(tmp_path / "here", axes=THREE)
+    first.storage = storage
+    run(first, lambda words: "error" if "b:f" in words else "pass")
+    assert len(storage.names()) == 3
+    second = made(tmp_path / "there", axes=THREE)
+    second.storage = storage
+    result, ran = run(second, passes)
+    assert ran == ["check b:f"]
+    assert (result.verdict, [cell.earlier for cell in result.cells]) == ("pass", [True, False, True])
+    assert len(storage.names()) == 4, "the failure stays on record"
 
 
 def test_an_estimate_comes_from_earlier_durations(tmp_path: Path) -> None:
