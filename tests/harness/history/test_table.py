@@ -136,7 +136,7 @@ def test_cells_of_sweeps_are_runs_too(tmp_path: Path, examples: ModuleType) -> N
         assert (wrong.verdict, wrong.candidate, wrong.cause, wrong.seconds) == ("regression", "mine:forward", "Off by one", 0.0)
         assert wrong.worst is not None
         assert wrong.worst.multiple == pytest.approx(2)
-        assert wrong.treatment == {"backend": ("", "mine:forward"), "size": ("", "full")}
+        assert wrong.treatment == {"backend": ("", "mine:forward"), "command": ("", "check"), "size": ("", "full")}
         assert (run.verdict, run.model) == ("pass", examples.passing().environment.model)
         assert (lost.verdict, lost.headline) == ("error", "The worker was lost.")
     assert History(str(tmp_path)).rows("commit = 'c0ffee'", ["run"])
