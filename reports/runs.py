@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from assay.harness.evidence.cell import LOG
-from assay.harness.history.rows import STAGE
+from assay.harness.history.rows import STAGE, settings_of
 from assay.harness.history.trend import Trend
 from assay.harness.judge.history import PAGE, RunLine, RunList, Worst
 from assay.harness.judge.report import NOT_FINITE
@@ -168,8 +168,8 @@ def _records(listed: RunList, beside: Path, links: Mapping[str, str] | None) -> 
 
 def _treatment(run: RunLine) -> str:
     """Return what was compared: "sage_attn against torch_native, tiny on cpu"."""
-    others = {name: values for name, values in run.treatment.items() if name != "backend"}
-    settings = f" ({differing(others)})" if others else ""
+    words = settings_of(run.treatment)
+    settings = f" ({words})" if words else ""
     against = f" against {run.reference}" if run.reference else ""
     return one_line(f"{run.candidate}{against}{settings}, {_row_of(run)}", 120)
 

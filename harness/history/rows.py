@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from assay.harness.errors import EvidenceError
@@ -13,6 +13,7 @@ from assay.harness.evidence.cell import RESULT, CellRecord
 from assay.harness.judge.history import REPORT, RunLine, Worst, line_of
 from assay.harness.judge.report import NOT_FINITE, SuiteResult
 from assay.harness.judge.report_file import parse_report
+from assay.harness.sides import differing
 from assay.harness.stats.share import clopper_pearson
 from assay.harness.text import one_line
 from assay.harness.verdict import Verdict
@@ -122,6 +123,12 @@ def line_of_rows(rows: list[Row], folder: str) -> RunLine:
 _SHARED = (
     "run_id", "created", "verdict", "headline", "cause", "reference", "candidate", "model", "device", "seconds", "problem",
 )  # fmt: skip
+
+
+def settings_of(treatment: Mapping[str, Sequence[str]]) -> str:
+    """Return what a treatment has beside the backend, in words, such as "check --page-size=16"; empty for nothing."""
+    others = {name: (pair[0], pair[1]) for name, pair in treatment.items() if name not in ("backend", STAGE)}
+    return " ".join(filter(None, [treatment.get(STAGE, ("", ""))[1], differing(others)]))
 
 
 def _rows(name: str, url: str, stamp: str, files: Mapping[str, bytes]) -> list[Row]:
