@@ -32,7 +32,8 @@ def sweep_document(result: SweepResult, page: Path) -> Document:
         body.append(Section("stages", "Where each candidate stopped", [_stages(result, cells)], announced=True))
     body.append(Section("cells", "Cells", [_cells(result)], announced=True))
     if mixed := _environments(result):
-        body.append(Section("environments", "Environments", [mixed], announced=True))
+        told = Line("Cells ran in different environments: compare them with care.", "strong")
+        body.append(Section("environments", "Environments", [told, mixed], announced=True))
     return Document(
         command="sweep",
         title=one_line(Path(result.folder).name, 60),
@@ -99,17 +100,15 @@ def _environments(result: SweepResult) -> Table | None:
     """The environments in which the cells ran, if they ran in more than one; None otherwise."""
     by_versions: dict[tuple[tuple[str, str], ...], list[SweptCell]] = {}
     for cell in result.cells:
-        if cell.environment:
-            by_versions.setdefault(tuple(sorted(cell.environment.items())), []).append(cell)
+        if versions := tuple(sorted((name, value) for name, value in cell.environment.items() if name != "commit")):
+            by_versions.setdefault(versions, []).append(cell)
     if len(by_versions) < 2:
         return None
     rows = [
         (" ".join(f"{name} {version}" for name, version in versions), str(len(cells)))
         for versions, cells in by_versions.items()
     ]
-    return Table(
-        ("Versions", "Cells"), rows, note="Cells ran in different environments: compare them with care.", numbers=(1,)
-    )
+    return Table(("Versions", "Cells"), rows, numbers=(1,))
 
 
 def _suite(result: SweepResult) -> Suite:
