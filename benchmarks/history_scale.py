@@ -28,8 +28,12 @@ from assay.reports.page import to_html
 from assay.reports.runs import runs_document
 from assay.reports.trend import trend_document
 
-
-_WHY = ("Computes a causal mask top-left", "Leaves out the last key of a page", "Scales by 1 / head_dim", "Accumulates in bfloat16")
+_WHY = (
+    "Computes a causal mask top-left",
+    "Leaves out the last key of a page",
+    "Scales by 1 / head_dim",
+    "Accumulates in bfloat16",
+)
 
 
 def make_cells(root: Path, models: int, candidates: int, nights: int) -> None:
@@ -43,7 +47,10 @@ def make_cells(root: Path, models: int, candidates: int, nights: int) -> None:
                 own = float(2e-3 * (6 if worse else 1) * np.exp(0.1 * random.normal()))
                 bound = 5e-3
                 verdict: Verdict = "regression" if own > bound else "error" if random.random() < 0.01 else "pass"
-                axes = {"model": f"organisation/model-{model:03}-instruct", "candidate": f"package.kernels.v{candidate:03}:forward"}
+                axes = {
+                    "model": f"organisation/model-{model:03}-instruct",
+                    "candidate": f"package.kernels.v{candidate:03}:forward",
+                }
                 key = hashlib.sha256(f"{night}{axes}".encode()).hexdigest()[:16]
                 record = CellRecord(
                     verdict=verdict,
@@ -58,10 +65,17 @@ def make_cells(root: Path, models: int, candidates: int, nights: int) -> None:
                 )
                 folder = root / f"nightly-{night:03}" / "cells" / key
                 finding = {"id": "bug", "title": _WHY[candidate % 4], "severity": "serious"}
-                result = {"schema": "assay.check/1", "kernel": axes["candidate"], "worst_own": own, "worst_bound": bound}
+                result = {
+                    "schema": "assay.check/1",
+                    "kernel": axes["candidate"],
+                    "worst_own": own,
+                    "worst_bound": bound,
+                }
                 folder.mkdir(parents=True)
                 if verdict != "error":
-                    (folder / "result.json").write_text(json.dumps(result | {"findings": [finding] if own > bound else []}))
+                    (folder / "result.json").write_text(
+                        json.dumps(result | {"findings": [finding] if own > bound else []})
+                    )
                 write_cell(folder, record)
 
 
@@ -126,7 +140,9 @@ def main() -> None:
             seconds[f"{page}, {(out / page).stat().st_size / 1e6:.2f} MB: first paint"] = paint, 0.0
             seconds[f"{page}: filters work"] = ready, 0.0
         moved = sum(bool(series.moves) for series in trend.series)
-        print(f"{arguments.models} models x {arguments.candidates} candidates x {arguments.nights} nights; {moved} series moved")
+        print(
+            f"{arguments.models} models x {arguments.candidates} candidates x {arguments.nights} nights; {moved} series moved"
+        )
         print("    wall       CPU")
         for what, (wall, cpu) in seconds.items():
             print(f"{wall:6.2f} s  {cpu:6.2f} s  {what}")

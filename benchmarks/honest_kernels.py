@@ -97,7 +97,9 @@ def modified(
     """Cap, temper and bias scores [heads, queries, keys] of these rows of q, at these positions, so far from these keys."""
     if cap := call.spec.softcap:
         capped = (scores / cap).tanh()
-        scores = cap * (tf32(False, capped) if fast_tanh and call.q.dtype.itemsize == 2 else capped)
+        if fast_tanh:  # tanh.approx; in float32, as Triton kernels without a tanh compute it
+            capped = tf32(False, capped) if call.q.dtype.itemsize == 2 else 2 * torch.sigmoid(2 * scores / cap) - 1
+        scores = cap * capped
     scores = temper(scores, positions, call, packed)
     if call.score_bias is not None:
         table = call.score_bias.expand(len(call.q), -1, -1)[packed]

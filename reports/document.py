@@ -179,8 +179,8 @@ class Entries:
 
 @dataclass(frozen=True)
 class Matrix:
-    """Verdicts by row and column, for a page. A cell leads to those of the page's `Records` that have its row and its column as their
-    first two values.
+    """Verdicts by row and column, for a page. A cell leads to those of the page's `Records` that have its row and its column as
+    their first two values.
 
     Attributes:
         corner: what the rows and columns are.

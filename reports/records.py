@@ -27,8 +27,8 @@ def records_data(block: Records) -> Markup:
         around.append((before, after) if last else ("", "") if not link else (link, None))
     kinds, links = _indexed(around)
     data = {
-        "filters": list(block.filters), "verdict": block.verdict, "columns": list(block.columns), "words": [words for words, _ in columns],
-        "rows": [at for _, at in columns], "around": kinds, "links": links,
+        "filters": list(block.filters), "verdict": block.verdict, "columns": list(block.columns),
+        "words": [words for words, _ in columns], "rows": [at for _, at in columns], "around": kinds, "links": links,
     }  # fmt: skip
     return htmlsafe_json_dumps(data, separators=(",", ":"))
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from urllib.parse import quote
 
+from assay.harness.evidence.cell import LOG
 from assay.harness.history.trend import Trend
 from assay.harness.judge.history import PAGE, RunLine, RunList, Worst
 from assay.harness.judge.report import NOT_FINITE
@@ -52,8 +53,8 @@ def runs_document(
 ) -> Document:
     """Each treatment with its runs, newest first, and its history by suite, oldest first; then what has no report.
 
-    A page begins with a matrix of verdicts by model and candidate. With many treatments or runs, it has one list of all runs instead,
-    which can be searched.
+    A page begins with a matrix of verdicts by model and candidate. With many treatments or runs, it has one list of all runs
+    instead, which can be searched.
 
     Args:
         listed: the runs.
@@ -63,7 +64,8 @@ def runs_document(
     """
     newest = next((run for run in listed.runs if run.verdict is not None), None)
     unread = [run for run in listed.runs if run.verdict is None]
-    treated = f"{one_line(newest.candidate, 80)} against {one_line(newest.reference, 80)}" if newest else ""
+    against = f" against {one_line(newest.reference, 80)}" if newest and newest.reference else ""
+    treated = f"{one_line(newest.candidate, 80)}{against}" if newest else ""
     body: list[Block] = [Only("terminal", [Line(f"No run in {listed.folder}.")])] if not listed.runs else []
     histories = listed.histories
     many = len(histories) > _FEW_TREATMENTS or len(listed.runs) > _FEW_RUNS
@@ -153,8 +155,9 @@ def _records(listed: RunList, beside: Path, links: Mapping[str, str] | None) -> 
     references = {run.reference for run in listed.runs if run.verdict}
     rows = [
         (
-            _row_of(run), _column_of(run, references), run.verdict or "", when(run.created) if run.created else "", worst_text(run.worst),
-            one_line(run.cause or run.headline or run.problem, 120), one_line(run.folder, 200),
+            _row_of(run), _column_of(run, references), run.verdict or "", when(run.created) if run.created else "",
+            worst_text(run.worst), one_line(run.cause or run.headline or run.problem, 120),
+            one_line(run.folder.removeprefix(listed.folder).lstrip("/") or run.folder, 200),
         )
         for run in listed.runs
     ]  # fmt: skip
@@ -166,7 +169,8 @@ def _treatment(run: RunLine) -> str:
     """Return what was compared: "sage_attn against torch_native, tiny on cpu"."""
     others = {name: values for name, values in run.treatment.items() if name != "backend"}
     settings = f" ({differing(others)})" if others else ""
-    return one_line(f"{run.candidate} against {run.reference}{settings}, {run.model} on {run.device}", 120)
+    against = f" against {run.reference}" if run.reference else ""
+    return one_line(f"{run.candidate}{against}{settings}, {_row_of(run)}", 120)
 
 
 def worst_text(worst: Worst | None) -> str:
@@ -246,5 +250,5 @@ def _link(run: RunLine, beside: Path, links: Mapping[str, str] | None) -> str:
     """The address of a run's page relative to this one; empty where it has none."""
     if links is not None:
         return quote(links.get(run.folder, ""))
-    page = Path(run.folder) / PAGE
-    return quote(os.path.relpath(page.resolve(), beside.resolve())) if page.is_file() else ""
+    page = next((page for name in (PAGE, LOG) if (page := Path(run.folder) / name).is_file()), None)
+    return quote(os.path.relpath(page.resolve(), beside.resolve())) if page else ""

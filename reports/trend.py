@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from assay.harness.history.trend import Move, Point, Series, Trend, label
 from assay.harness.text import counted, one_line
 from assay.reports import charts
-from assay.reports.document import Block, Cell, Document, Drawing, Items, Line, Only, Section, Table, Words
+from assay.reports.document import Block, Cell, Document, Drawing, Items, Line, Only, Section, Table, Words, more
 from assay.reports.summary import NOTHING
 from assay.reports.svg import (
     AXIS_HEIGHT,
@@ -27,6 +27,8 @@ from assay.reports.svg import (
 
 _LAST = 12
 """Points of a series that a terminal shows: the last of them."""
+_SHOWN = 60
+"""Series that are shown: those that moved first."""
 _DRAWN = 12
 """Series that a page draws: those that moved first."""
 _MOST_POINTS = 400
@@ -38,7 +40,7 @@ def trend_document(trend: Trend) -> Document:
     moved = [series for series in trend.series if series.moves]
     points = sum(len(series.points) for series in trend.series)
     body: list[Block] = []
-    for number, series in enumerate(trend.series, 1):
+    for number, series in enumerate(trend.series[:_SHOWN], 1):
         last = series.points[-_LAST:]
         lines = [Line(_sentence(move, series.metric), "strong") for move in series.moves] or [
             Line("No move was found.", "quiet")
@@ -51,6 +53,7 @@ def trend_document(trend: Trend) -> Document:
         body.append(
             Section(f"series-{number}", one_line(series.title, 160), [*lines, *drawing, *shown, table], announced=True)
         )
+    body += more(len(trend.series) - _SHOWN, "comparison")
     # A trend says what moved; whether that is wrong is for the runs to say, so there is no verdict.
     first = moved[0] if moved else None
     headline = f"{one_line(first.title, 200)}: {_sentence(first.moves[0], '')}" if first else "No move was found."
@@ -63,7 +66,7 @@ def trend_document(trend: Trend) -> Document:
         word=f"{len(moved)} of {len(trend.series)} moved",
         headline=headline,
         meaning=f"{counted(points, 'number')} of {counted(len(trend.series), 'comparison')}. {rate}",
-        crumbs=[one_line(trend.metric, 60), f"in {one_line(trend.place, 120)}", *([Cell(one_line(trend.where, 200), code=True)] if trend.where else [])],
+        crumbs=[one_line(trend.metric, 60), f"in {one_line(trend.place, 120)}", one_line(trend.where, 200)],
         body=body,
         foot=f"{trend.schema_id}.",
         result=trend,
@@ -82,14 +85,15 @@ def trend_sections(trends: Sequence[Trend]) -> list[Block]:
         for each, _ in moved[: 4 * _DRAWN]
     ]
     names = ", ".join(trend.metric for trend in trends)
-    said = f"{len(moved)} of {counted(len(series), 'series')} of {names} moved."
+    said = f"{len(moved)} of {len(series):,} series of {names} moved."
     blocks: list[Block] = [Line(said, "deciding"), Items(lines)] if lines else [Line(said, "deciding")]
     return [Section("trends", "Trends", [*blocks, *(Drawing(trend_chart(each, trend)) for each, trend in drawn)])]
 
 
 def _sentence(move: Move, metric: str) -> str:
     of = f"{metric} " if metric else ""
-    return f"{of}moved between {move.after} and {move.first}, from {_figure(move.before_mean)} to {_figure(move.after_mean)} on average (p = {move.p:.2g})."
+    means = f"from {_figure(move.before_mean)} to {_figure(move.after_mean)} on average"
+    return f"{of}moved between {move.after} and {move.first}, {means} (p = {move.p:.2g})."
 
 
 def _row(point: Point, series: Series) -> tuple[Words, ...]:
@@ -151,8 +155,7 @@ def trend_chart(series: Series, trend: Trend) -> str:
         parts.append(
             mark("circle", x(index), y(point.value), 3.2, blue, f"{label(point, trend.by)}: {_figure(point.value)}")
         )
-    ends = (points[0], points[-1])
-    for (index, point), anchor in zip(ends, ("start", "end"), strict=True):
+    for (_, point), anchor in ((points[0], "start"), (points[-1], "end")):
         place = x.start if anchor == "start" else x.stop
         parts.append(text(label(point, trend.by), place, bottom + 13, anchor))
     says = f"{series.title}: {len(points)} numbers, the last {_figure(points[-1][1].value or 0.0)}"

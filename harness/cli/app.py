@@ -39,8 +39,11 @@ ReadOut = Annotated[
 COMMANDS = {
     "run": ("run", "Ask both servers the same questions, and decide if the candidate may be merged."),
     "report": ("run", "Rebuild a run's report from its evidence, and rewrite its files."),
-    "runs": ("runs", "List the runs of a folder or a storage: verdict, treatment, date, worst own error, and the history of each suite."),
-    "trend": ("runs", "Show a number over the runs of each comparison, with intervals, and the first commit or date after which it moved."),
+    "runs": (
+        "runs",
+        "List the runs of a folder or storage: verdict, treatment, date, worst own error, and the history of each suite.",
+    ),
+    "trend": ("runs", "Show a number over the runs of each comparison, and the first commit or date after which it moved."),
     "show": ("runs", "Show the report that a run has already. Nothing is judged again; `assay report` does that."),
     "open": ("runs", "Open a run's HTML report in a browser, or print its path where there is none."),
     "backends": ("run", "List the attention backends and kernels, or measure what the engine's backends honour."),

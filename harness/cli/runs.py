@@ -52,7 +52,7 @@ def runs(
     ] = None,
     json: Json = False,
 ) -> None:
-    """List the runs of a folder or a storage: verdict, treatment, date, worst own error, and the history of each suite."""
+    """List the runs of a folder or storage: verdict, treatment, date, worst own error, and the history of each suite."""
     from assay.harness.cli.site import copy_reports
     from assay.harness.evidence.storage import ROWS, is_url
     from assay.harness.history.table import History
@@ -79,7 +79,7 @@ def trend(
     html: Html = None,
     json: Json = False,
 ) -> None:
-    """Show a number over the runs of each comparison, with intervals, and the first commit or date after which it moved."""
+    """Show a number over the runs of each comparison, and the first commit or date after which it moved."""
     from assay.harness.history.table import History
     from assay.harness.history.trend import trend_of
     from assay.reports.trend import trend_document

@@ -1,7 +1,7 @@
 """Where evidence is kept beyond one machine: a folder, or a URL that fsspec opens, such as ``s3://bucket/assay``.
 
-A stored folder is written once. It is complete once the list of its files with their hashes is there, which is written last; what is
-fetched is compared with it. Secrets come from the environment alone: a URL that holds one is refused, and nothing here records one.
+A stored folder is written once. It is complete once the list of its files with their hashes is there, which is written last; what
+is fetched is compared with it. Secrets come from the environment alone: a URL that holds one is refused, and none is recorded.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ class Storage(ABC):
             if not self.create(key, local / file):
                 there = self.read(key)
                 if there is None or hashlib.sha256(there).hexdigest() != files[file]:
-                    # An upload that died, or goes on beside this one, took the place. Its bytes are nobody's as long as no list has them.
+                    # An upload that died, or goes on beside this one, took the place. No list has its bytes.
                     key = f"{key}~{files[file][:12]}"
                     self.create(key, local / file)
             return file, key

@@ -15,6 +15,7 @@ from assay.harness.judge.report import NOT_FINITE, SuiteResult
 from assay.harness.judge.report_file import parse_report
 from assay.harness.stats.share import clopper_pearson
 from assay.harness.text import one_line
+from assay.harness.verdict import Verdict
 
 OWN_ERROR = "own-error"
 """The metric of the own error that is nearest to its bound, or farthest beyond it: relative L1; infinite where not finite."""
@@ -38,13 +39,13 @@ class Row(NamedTuple):
     reference: str
     device: str
     treatment: str
-    verdict: str | None
+    verdict: Verdict | None
     headline: str
     cause: str
     problem: str
     seconds: float
     claim: str = ""
-    claim_verdict: str | None = None
+    claim_verdict: Verdict | None = None
     metric: str = ""
     value: float | None = None
     low: float | None = None
@@ -83,8 +84,15 @@ def rows_of(name: str, url: str, stamp: str, files: Mapping[str, bytes]) -> list
     """
     try:
         return _rows(name, url, stamp, files)
-    except (EvidenceError, ValueError, KeyError, TypeError) as error:  # whatever a damaged file holds, the others are listed
-        found, do = (error.found, error.do) if isinstance(error, EvidenceError) else (f"{url} is damaged: {error!r}", "")
+    except (
+        EvidenceError,
+        ValueError,
+        KeyError,
+        TypeError,
+    ) as error:  # whatever a damaged file holds, the others are listed
+        found, do = (
+            (error.found, error.do) if isinstance(error, EvidenceError) else (f"{url} is damaged: {error!r}", "")
+        )
         problem = one_line(f"{found.rstrip('.')}{f'; {do}' if do else ''}", 300)
         line = RunLine(folder=url, run_id=name.rpartition("/")[2], problem=problem)
         return [_row(name, url, stamp, line, "")]
@@ -104,7 +112,7 @@ def line_of_rows(rows: list[Row], folder: str) -> RunLine:
         folder=folder,
         **{name: getattr(first, name) for name in _SHARED},
         treatment={name: tuple(pair) for name, pair in json.loads(first.treatment).items()},
-        suites={row.claim: row.claim_verdict for row in rows if row.claim and row.claim_verdict},
+        suites={row.claim: row.claim_verdict for row in rows if row.claim and row.claim_verdict is not None},
         worst=worst,
     )
 

@@ -1,7 +1,7 @@
 """The rows of a folder or a storage as a table that DuckDB queries: `History`.
 
-A place keeps the rows of what it has in ``rows/*.parquet``, beside the evidence. What is new is read once, and its rows are added in
-a file of their own: none is ever changed, and what was removed later keeps its rows.
+A place keeps the rows of what it has in ``rows/*.parquet``, beside the evidence. What is new is read once, and its rows are added
+in a file of their own: none is ever changed, and what was removed later keeps its rows.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class History:
         rows = self._table.view("runs")
         if where:
             rows = self._filtered(rows, where)
-        return rows.project(", ".join(f'"{name}"' for name in columns)).fetchall()
+        return list(rows.project(", ".join(f'"{name}"' for name in columns)).fetchall())
 
     def runs(self, where: str = "") -> RunList:
         """List the runs of which a row meets a condition, newest first.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Literal
 
 from pydantic import ConfigDict, Field
@@ -180,7 +181,7 @@ def _with_moves(series: list[Series], by: By) -> list[Series]:
         if p <= ALPHA:
             found = changes(values, groups, ALPHA)
             cuts = [0, *(at for at, _ in found), len(values)]
-            means = [sum(values[a:b]) / (b - a) for a, b in zip(cuts, cuts[1:], strict=False)]
+            means = [sum(values[a:b]) / (b - a) for a, b in pairwise(cuts)]
             for (at, own_p), before, after in zip(found, means, means[1:], strict=False):
                 last, first = each.points[indices[at - 1]], each.points[indices[at]]
                 moves.append(

@@ -21,9 +21,9 @@ _CLEAR = 25
 def change(values: Sequence[float], groups: Sequence[int], alpha: float) -> tuple[int, float]:
     """Find the point after which the mean of a series is another one, and how often chance alone would show as much.
 
-    The statistic is the largest t of Student's test over all splits, the likelihood-ratio test of a change of the mean at an unknown
-    point. Its null distribution is that of the same values in random orders, so p is valid for any distribution: it is at most alpha
-    in at most a share alpha of the series that do not change and whose values are exchangeable.
+    The statistic is the largest t of Student's test over all splits, the likelihood-ratio test of a change of the mean at an
+    unknown point. Its null distribution is that of the same values in random orders, so p is valid for any distribution: it is at
+    most alpha in at most a share alpha of the series that do not change and whose values are exchangeable.
 
     Source: Worsley, On the likelihood ratio test for a shift in location of normal populations, Journal of the American Statistical
     Association 74, 365-367 (1979); permutation: Antoch and Huskova, Permutation tests in change point analysis, Statistics and

@@ -28,8 +28,8 @@ def holm(p: Sequence[float]) -> list[float]:
 def benjamini_hochberg(p: Sequence[float]) -> list[float]:
     """Correct p values by the method of Benjamini and Hochberg: compared with alpha, they keep the false discovery rate at alpha.
 
-    Of what is found, a share of at most alpha is expected to be false; where all is false, anything is found with a probability of at
-    most alpha. This holds for p values that are independent or positively dependent.
+    Of what is found, a share of at most alpha is expected to be false; where all is false, anything is found with a probability of
+    at most alpha. This holds for p values that are independent or positively dependent.
 
     Source: Benjamini and Hochberg, Controlling the false discovery rate, Journal of the Royal Statistical Society B 57, 289-300
     (1995).
