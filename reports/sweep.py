@@ -32,7 +32,8 @@ def sweep_document(result: SweepResult, page: Path) -> Document:
         body.append(Section("stages", "Where each candidate stopped", [_stages(result, cells)], announced=True))
     body.append(Section("cells", "Cells", [_cells(result)], announced=True))
     if mixed := _environments(result):
-        body.append(Section("environments", "Environments", [mixed], announced=True))
+        told = Line("Cells ran in different environments: compare them with care.", "strong")
+        body.append(Section("environments", "Environments", [told, mixed], announced=True))
     return Document(
         command="sweep",
         title=one_line(Path(result.folder).name, 60),
@@ -107,9 +108,7 @@ def _environments(result: SweepResult) -> Table | None:
         (" ".join(f"{name} {version}" for name, version in versions), str(len(cells)))
         for versions, cells in by_versions.items()
     ]
-    return Table(
-        ("Versions", "Cells"), rows, note="Cells ran in different environments: compare them with care.", numbers=(1,)
-    )
+    return Table(("Versions", "Cells"), rows, numbers=(1,))
 
 
 def _suite(result: SweepResult) -> Suite:

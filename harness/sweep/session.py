@@ -180,7 +180,7 @@ class Sweep:
         """Return True if a cell has to run; note why not, if it does not although it has no verdict."""
         if cell.key in self._records:
             return False
-        if cell.pack and self._records.get(cell.pack, None) is None:
+        if cell.pack and (cell.pack not in self._records or self._records[cell.pack].verdict != "pass"):
             self._skipped[cell.key] = NO_PACK
             return False
         before = self._before.get(cell.key)

@@ -1,0 +1,150 @@
+"""``assay sweep``: from the command line to the exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assay.harness.cli.app import load_command
+from assay.harness.cli.flags import is_address
+from assay.harness.cli.sweep import options_of
+from assay.harness.sweep.spec import COMMANDS
+
+KERNELS = """\
+import time
+from assay import declares
+
+@declares(phases=("decode",))
+def refuses(call):
+    time.sleep(0.01)
+    raise RuntimeError("never")
+"""
+FAST = ["--set", "case=no-case-has-this-name"]
+"""A check of no case is a wrong use: a cell of a second or two, which is an error."""
+
+
+def sweep(folder: Path, *words: str, **kwargs: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "assay", "sweep", *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=300, **kwargs)
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_of_a_command_is_an_axis_but_those_of_its_place(command: str) -> None:
+    options = options_of(command, load_command(command).params)
+    assert "candidate" in options
+    assert not {"out", "json", "html", "junit", "quiet", "verbose", "help"} & set(options)
+    assert {"run": "margin", "check": "head_dim", "replay": "pack", "bench": "latency_bound", "certify": "fault"}[
+        command
+    ] in options
+
+
+def test_kinds_of_options_are_those_of_the_commands() -> None:
+    certify, bench = (options_of(name, load_command(name).params) for name in ("certify", "bench"))
+    assert (certify["fault"].kind, certify["read_out"].kind, certify["level"].kind) == ("repeated", "switch", "value")
+    assert (bench["cuda_graphs"].kind, bench["cuda_graphs"].off) == ("switch", "--no-cuda-graphs")
+    check = options_of("check", load_command("check").params)
+    assert check["candidate"].required
+    assert not check["candidate"].flag
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["check", "--set", "candidate=a:f", "--set", "colour=red"], "The axis colour is no option of assay check."),
+        (["check", "--set", "candidate=a:f", "--set", "seed=one"], "assay check --seed=one a:f: invalid value for '--seed'"),
+        (["run", "--set", "candidate=a:f", "--set", "margin=7"], "assay run --candidate=a:f --margin=7: --margin is 7.0."),
+        (["check"], "check: axes is {}."),
+        (["missing.toml"], "There is no file missing.toml."),
+        (["--resume"], "There is no sweep in runs/."),
+        (["--resume", "--out", "."], ". holds no sweep."),
+    ],
+)
+def test_wrong_use_is_named_and_starts_nothing(
+    call: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path, words: list[str], told: str
+) -> None:
+    assert call("sweep", *words) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert told.lower() in said.lower()
+    assert "Expected:" in said
+    assert "What to do:" in said
+    assert not [*tmp_path.iterdir()]
+
+
+def test_cells_are_shown_before_they_run_and_an_error_hides_nothing(
+    call: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    given = ["sweep", "check", "--set", "candidate=kernels:refuses,kernels:not_there", *FAST, "--out", "swept"]
+    assert call(*given, "--dry-run") == 0
+    assert "2 cells, 2 to run, 1 at a time: no duration is known yet" in " ".join(capsys.readouterr().out.split())
+    assert not (tmp_path / "swept").exists()
+    assert call(*given) == 3
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("ERROR (exit code 3): 2 cells: 2 error. Report: swept/index.html")
+    result = json.loads((tmp_path / "swept" / "report.json").read_text())
+    assert (result["schema"], result["exit_code"]) == ("assay.sweep/1", 3)
+    assert all(cell["problem"].startswith("Exit code 2: ") for cell in result["cells"])
+    left = {path.name for path in (tmp_path / "swept").iterdir()}
+    assert {"index.html", "report.md", "report.junit.xml", "sweep.json", "cells"} <= left
+    assert call("sweep", "--resume", "--out", "swept", "--dry-run") == 0
+    assert "(2 of them by earlier durations)" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("word", "address"),
+    [("auto", True), ("10.0.0.1:6379", True), ("ray://head:10001", True), ("sweep.toml", False), ("--jobs", False), ("", False)],
+)
+def test_what_follows_ray_is_an_address_or_something_else(word: str, address: bool) -> None:
+    assert is_address(word) == address
+
+
+@pytest.mark.slow
+def test_a_driver_that_is_killed_loses_no_cell_and_leaves_no_process(tmp_path: Path) -> None:
+    (tmp_path / "kernels.py").write_text(KERNELS)
+    mark = f"kernels{time.time_ns()}"
+    (tmp_path / f"{mark}.py").write_text(
+        "from kernels import refuses\n\n\ndef forward(call):\n    import time\n    time.sleep(600)\n"
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "assay",
+        "sweep",
+        "check",
+        "--set",
+        f"candidate=kernels:refuses,{mark}:forward",
+        "--set",
+        "phase=decode",
+    ]
+    with subprocess.Popen([*command, "--out", "swept"], cwd=tmp_path, stdout=subprocess.DEVNULL) as driver:
+        until = time.monotonic() + 200
+        while len(done := [*tmp_path.glob("swept/cells/*/cell.json")]) < 1 and time.monotonic() < until:
+            time.sleep(0.2)
+        time.sleep(3)
+        os.kill(driver.pid, signal.SIGKILL)
+    assert len(done) == 1
+    first = done[0].read_bytes()
+    until = time.monotonic() + 30
+    while (left := running(mark)) and time.monotonic() < until:
+        time.sleep(0.5)
+    assert not left
+    again = sweep(tmp_path, "--resume", "--out", "swept", "--dry-run")
+    assert "2 cells, 1 to run" in " ".join(again.stdout.split())
+    assert done[0].read_bytes() == first
+
+
+def running(mark: str) -> str:
+    return subprocess.run(["pgrep", "-f", f"assay check.*{mark}"], capture_output=True, text=True, check=False).stdout

@@ -1,0 +1,126 @@
+"""The executor on Ray: a real Ray of this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assay.harness import extras
+from assay.harness.errors import EngineError, UsageError
+from assay.harness.sweep import on_ray
+from assay.harness.sweep.cell_process import CellWork
+from assay.harness.sweep.executor import Place, Task
+from assay.harness.sweep.on_ray import LOCAL, OnRay, attempt
+from assay.harness.sweep.spec import Limits
+
+
+def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extras, "missing_packages", lambda extra: ["ray"] if extra == "fleet" else [])
+    with pytest.raises(UsageError, match=r"--ray needs packages that are not installed: ray\.") as error, OnRay(LOCAL):
+        pass
+    assert "assay-harness[fleet]" in error.value.do
+
+
+def test_an_attempt_begins_with_what_was_kept_and_sends_the_rest() -> None:
+    def work(place: Place) -> str:
+        assert (place.folder / "kept").read_text() == "earlier"
+        assert (place.inputs["pack"] / "q").read_text() == "numbers"
+        (place.folder / "kept").write_text("now")
+        (place.folder / "new").write_text("x")
+        place.say("working")
+        return f"attempt {place.attempt}"
+
+    parcels = [*attempt(work, 2, {"kept": b"earlier", "same": b"s"}, ["pack"], {"q": b"numbers"})]
+    assert parcels[-1].ended == ("attempt 2", None)
+    assert {name: content for parcel in parcels for name, content in parcel.files.items()} == {"kept": b"now", "new": b"x"}
+    assert [line for parcel in parcels for line in parcel.lines] == ["working"]
+
+
+def test_an_attempt_that_is_given_up_ends_what_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on_ray, "_SHIP_S", 0.1)
+    ended = threading.Event()
+
+    def work(place: Place) -> None:
+        assert place.cancelled.wait(60)
+        ended.set()
+
+    running = attempt(work, 1, {}, [])
+    assert next(running).ended is None
+    running.close()  # type: ignore[attr-defined]
+    assert ended.is_set()
+
+
+@pytest.fixture(scope="module")
+def machine() -> Iterator[OnRay]:
+    pytest.importorskip("ray")
+    os.environ["RAY_AUTH_MODE"] = "disabled"
+    with OnRay(LOCAL) as executor:
+        yield executor
+
+
+def run(executor: OnRay, *tasks: Task[Any]) -> dict[str, Any]:
+    for task in tasks:
+        executor.submit(task)
+    return {ended.task.key: ended for ended in executor.ended()}
+
+
+def test_a_lost_worker_is_replaced_and_goes_on(machine: OnRay, tmp_path: Path) -> None:
+    """The first attempt is killed once its evidence has come back."""
+
+    def work(place: Place) -> tuple[int, list[str]]:
+        numbers = sorted(path.name for path in place.folder.iterdir())
+        (place.folder / f"{len(numbers)}").write_text(f"{place.attempt}")
+        if place.attempt == 1:
+            time.sleep(600)
+        return place.attempt, numbers
+
+    def fails(place: Place) -> None:
+        raise EngineError("It was to fail.", "nothing", "nothing")
+
+    killer = threading.Thread(target=_kill_once, args=(tmp_path / "lost" / "0",))
+    killer.start()
+    ended = run(machine, Task("lost", work, tmp_path / "lost"), Task("fails", fails), Task("works", lambda place: 1))
+    killer.join()
+    assert (ended["lost"].value, ended["lost"].attempts) == ((2, ["0"]), 2)
+    assert (tmp_path / "lost" / "0").read_text() == "1"
+    assert ended["works"].value == 1
+    assert isinstance(ended["fails"].error, EngineError)
+    assert ended["fails"].error.found == "It was to fail."
+
+
+def _kill_once(sent: Path) -> None:
+    """Kill the worker that has sent a file."""
+    until = time.monotonic() + 90
+    while not sent.exists() and time.monotonic() < until:
+        time.sleep(0.1)
+    found = subprocess.run(["pgrep", "-f", "^ray::attempt"], capture_output=True, text=True, check=False).stdout
+    for pid in found.split():
+        os.kill(int(pid), signal.SIGKILL)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("stand_in")
+def test_a_cell_on_ray_leaves_its_evidence_here_and_no_process(machine: OnRay, tmp_path: Path) -> None:
+    mark = f"mark{time.time_ns()}"
+    folder = Path.cwd()
+
+    class There(CellWork):
+        def __call__(self, place: Place) -> Any:
+            os.chdir(folder)
+            return super().__call__(place)
+
+    limits = Limits(minutes=0.1)
+    passes, forks = There("p", ("certify", "counts=3"), {}, limits), There("f", ("check", f"forks={mark}"), {}, limits)
+    ended = run(machine, Task("p", passes, tmp_path / "p"), Task("f", forks, tmp_path / "f"))
+    assert ended["p"].value.verdict == "pass"
+    assert {path.name for path in (tmp_path / "p" / "out").iterdir()} == {"0.json", "1.json", "2.json"}
+    assert ended["f"].value.problem == "It was ended: it did not end within 0.1 min."
+    assert not subprocess.run(["pgrep", "-f", f"# {mark}$"], capture_output=True, text=True, check=False).stdout
