@@ -181,14 +181,14 @@ def simulated(count: int, runs: int, confidences: Sequence[float]) -> None:
     console.print(table)
 
 
-def in_parallel(count: int, runs: int) -> None:
+def in_parallel(count: int, runs: int, several: Sequence[int]) -> None:
     """Rounds of probes at once, ends included, by workers."""
     table = Table(
         "good as bad", "bad as good", "workers", "right", "wrong", "no answer", "rounds: mean", "95 %", "most", "probes: mean",
         title=f"{runs} simulated bisections of {count} commits, several probes at once",
     )  # fmt: skip
     for rates in ((0.0, 0.0), (0.05, 0.05), (0.1, 0.1), (0.0, 0.3)):
-        for workers in (1, 2, 3, 7, 14, 28):
+        for workers in several:
             ended = []
             for seed in range(runs):
                 rng = random.Random(seed)
@@ -261,6 +261,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--runs", type=int, default=100, help="number of simulated flaky bisections")
     parser.add_argument("--confidence", type=float, nargs="+", default=[CONFIDENCE], help="for --only simulated")
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 3, 7, 14, 28], help="for --only parallel")
     parser.add_argument("--only", choices=PARTS, nargs="+")
     args = parser.parse_args()
     parts = args.only or PARTS
@@ -269,7 +270,7 @@ def main() -> None:
         if "simulated" in parts:
             simulated(args.commits, args.runs, args.confidence)
         if "parallel" in parts:
-            in_parallel(args.commits, args.runs)
+            in_parallel(args.commits, args.runs, args.workers)
         if "real" in parts:
             real(folder, args.commits, args.seeds)
         if "two" in parts:

@@ -27,7 +27,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from common import assay
+from common import assay, python_path
 from rich.console import Console
 from rich.table import Table
 
@@ -111,16 +111,16 @@ class Watched:
 
 
 def cpu_of(words: Sequence[str]) -> float:
-    """CPU seconds so far of this user's processes whose command line has one of these words."""
+    """CPU seconds so far of the processes that this one has started and whose command line has one of these words."""
     total = 0.0
     for path in Path("/proc").glob("[0-9]*"):
         try:
-            line = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            if path.stat().st_uid == os.getuid() and any(word in line for word in words):
-                fields = (path / "stat").read_text().rpartition(")")[2].split()
-                total += (int(fields[11]) + int(fields[12])) / TICK
+            line = (path / "cmdline").read_bytes().decode(errors="replace")
+            fields = (path / "stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue
+        if int(fields[1]) == os.getpid() and any(word in line for word in words):
+            total += (int(fields[11]) + int(fields[12])) / TICK
     return total
 
 
@@ -149,12 +149,15 @@ def looking(look: Callable[[], None], every_s: float) -> Iterator[None]:
 
 def driver(folder: Path, cells: int, workers: int) -> list[Row]:
     """A sweep of simulated cells on a Ray of this machine, with so many workers whether or not there are as many cores."""
+    # Of a module that workers import, as the product's: what a script defines itself travels with each task.
+    import fleet_scale
     import ray
 
     from assay.harness.sweep.on_ray import LOCAL, OnRay
 
+    os.environ["PYTHONPATH"] = python_path()
     ray.init("local", num_cpus=workers, include_dashboard=False, log_to_driver=False, configure_logging=False)
-    session.CellWork = SimulatedCell  # type: ignore[misc, assignment]
+    session.CellWork = fleet_scale.SimulatedCell  # type: ignore[misc, assignment]
     made = [Cell(f"{number:016x}", ("check", f"--seed={number}"), {"seed": str(number)}) for number in range(cells)]
     plan = Plan(tuple(Combination(cell.axes, (cell,)) for cell in made), {cell.key: cell for cell in made})
     spec = SweepSpec(stages=("check",), axes={"seed": tuple(range(cells))})
