@@ -55,12 +55,12 @@ def runs(
     """List the runs of a folder or storage: verdict, treatment, date, worst own error, and the history of each suite."""
     from assay.harness.cli.site import copy_reports
     from assay.harness.evidence.storage import ROWS, is_url
-    from assay.harness.history.table import History
+    from assay.harness.history.table import History, has_cells
     from assay.harness.history.trend import usual_trends
     from assay.harness.judge.history import list_runs
     from assay.reports.runs import runs_document
 
-    kept = (html is not None or (Path(folder) / ROWS).is_dir()) and find_spec("duckdb")
+    kept = (html is not None or (Path(folder) / ROWS).is_dir() or has_cells(Path(folder))) and find_spec("duckdb")
     history = History(folder) if where or is_url(folder) or kept else None
     listed = history.runs(where) if history else list_runs(Path(folder))
     trends = usual_trends(history, where) if history and html else []

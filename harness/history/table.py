@@ -199,6 +199,11 @@ class History:
             yield name, {file: content for file, content in read.items() if content is not None}
 
 
+def has_cells(root: Path) -> bool:
+    """Return True if a folder is a sweep's, or holds some."""
+    return (root / CELLS).is_dir() or (root.is_dir() and any((path / CELLS).is_dir() for path in root.iterdir()))
+
+
 def local_results(root: Path) -> Iterator[tuple[str, str]]:
     """Yield the name and the stamp of each run in a folder, and of each cell of the sweeps in it, that has a result.
 

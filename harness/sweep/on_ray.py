@@ -30,7 +30,7 @@ from assay.harness.text import one_line
 
 Say = Callable[[str, str], None]
 LOCAL = "local"
-"""The address that stands for a Ray that is started on this machine for as long as the executor exists."""
+"""The address with which Ray is started on this machine for as long as the executor exists, even beside another one."""
 ATTEMPTS = 8
 """Times that a task is started before its lost workers count as its own doing: more than preemption explains."""
 IN_FLIGHT = 512
@@ -165,10 +165,9 @@ class OnRay:
         import ray
 
         if not ray.is_initialized():
-            where = {} if self.address == LOCAL else {"address": self.address}
             try:
                 ray.init(
-                    **where, runtime_env=dict(self.runtime_env), log_to_driver=False, include_dashboard=False,
+                    self.address, runtime_env=dict(self.runtime_env), log_to_driver=False, include_dashboard=False,
                     configure_logging=False,
                 )  # fmt: skip
             except (ConnectionError, RuntimeError, ValueError) as error:
