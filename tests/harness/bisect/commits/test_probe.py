@@ -14,7 +14,7 @@ import torch
 from assay.harness.attention.matrix import cases
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.bisect.commits import probe_calls
-from assay.harness.bisect.commits.executor import BrokenEnvironment, Forks, run_build
+from assay.harness.bisect.commits.measure import BrokenEnvironment, Forks, run_build
 from assay.harness.bisect.commits.probe import ProbeTask
 from assay.harness.bisect.commits.probe_calls import choose_calls, matrix_calls, read_calls, recorded_calls, write_calls
 from assay.harness.bisect.commits.state import Measurement
