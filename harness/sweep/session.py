@@ -23,7 +23,7 @@ from assay.harness.evidence.storage import Storage
 from assay.harness.files import FolderLock, file_name, is_unused, timestamp, write_whole
 from assay.harness.progress import ProgressDisplay
 from assay.harness.schema import Record, read_json
-from assay.harness.sweep.cell_process import PACK, CellWork, environment, finished, remove
+from assay.harness.sweep.cell_process import PACK, CellWork, environment, finished, hashes, remove
 from assay.harness.sweep.cells import Cell, Plan
 from assay.harness.sweep.executor import Ended, Executor, Needs, Task
 from assay.harness.sweep.result import STOPS, SweepResult, headline_of, swept, traced, worst
@@ -252,7 +252,9 @@ class Sweep:
         if ended.value is not None and record == ended.value:
             if record.verdict == "error" or finished(folder, cell.key) is not None:
                 return record
-            problem = "Its evidence is not that of which its record was made."
+            there = hashes(folder)
+            differing = sorted(name for name, _ in there.items() ^ record.evidence.items())
+            problem = f"Its evidence is not that of which its record was made: {', '.join(dict.fromkeys(differing))}."
         elif isinstance(ended.error, AssayError):
             problem = ended.error.found
         else:

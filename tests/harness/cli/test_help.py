@@ -47,7 +47,7 @@ def command_at(words: tuple[str, ...]) -> Any:
     return command
 
 
-@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [6, pytest.param(1, marks=pytest.mark.slow)])
 def test_help_fits_a_terminal_and_is_complete(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], step: int
 ) -> None:

@@ -155,7 +155,7 @@ def test_a_pass_without_its_evidence_is_an_error(tmp_path: Path) -> None:
     executor = Forgets(passes)
     result = made(tmp_path, axes={"candidate": ["a:f"]}).run(executor, ProgressDisplay(Console(quiet=True)))
     assert result.verdict == "error"
-    assert result.cells[0].problem == "Its evidence is not that of which its record was made."
+    assert result.cells[0].problem == "Its evidence is not that of which its record was made: result.json."
 
 
 def test_an_interrupted_sweep_has_a_result_and_goes_on(tmp_path: Path) -> None:
