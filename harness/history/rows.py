@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.cell import FILE as CELL
-from assay.harness.evidence.cell import RESULT, CellRecord
-from assay.harness.judge.history import REPORT, RunLine, Worst, line_of
+from assay.harness.evidence.cell import LOG, OUT, RESULT, CellRecord
+from assay.harness.judge.history import PAGE, REPORT, RunLine, Worst, line_of
 from assay.harness.judge.report import NOT_FINITE, SuiteResult
 from assay.harness.judge.report_file import parse_report
 from assay.harness.sides import differing
@@ -25,6 +25,8 @@ STAGE = "command"
 """The setting that says what a cell did: a check and a replay of a kernel have no history together."""
 READ = (CELL, REPORT, RESULT)
 """Files that a run or a cell is read from."""
+SHOWN = (PAGE, f"{OUT}/{PAGE}", LOG)
+"""Files that a reader of a list is led to: the first that a run or cell has."""
 _ALPHA = 0.05
 
 
