@@ -5,6 +5,7 @@
 - real: 1,000 commits, one in ten unbuildable, a regression planted at random (three seeds), one history full of merges, one
   bisection killed and resumed, and two regressions with a fix between them: real git, real kernel processes;
 - simulated: the search alone, with outcomes that are wrong at several rates;
+- parallel: the same with several workers: rounds of probes at once;
 - flaky: an outcome is wrong one time in ten; the search with simulated outcomes, and `git bisect run` with the same ones (its
   own algorithm, on a real repository), and one real kernel that misaligns its mask nine times in ten.
 """
@@ -12,6 +13,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import math
 import random
 import signal
@@ -27,11 +29,12 @@ import kernel_histories
 from rich.console import Console
 from rich.table import Table
 
-from assay.harness.bisect.commits.search import History, NextProbe, OutcomeCounts, next_step, prove_ends
+from assay.harness.bisect.commits.search import End, History, OutcomeCounts, SearchAnswer, next_round
 from assay.harness.bisect.commits.state import BisectFolder, BisectSpec, BisectState
 
 console = Console(width=150)
 CONFIDENCE = BisectSpec.model_fields["confidence"].default
+PARTS = ("simulated", "parallel", "real", "two", "flaky", "dice")
 STUB = """
 import random, sys
 from pathlib import Path
@@ -106,30 +109,51 @@ def two_regressions(folder: Path) -> None:
         console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
 
 
+@functools.cache
+def straight_history(count: int) -> History:
+    return History([str(i) for i in range(count)], [[i - 1] if i else [] for i in range(count)])
+
+
 def simulate(
-    count: int, culprit: int, good_as_bad: float, bad_as_good: float, confidence: float, rng: random.Random
-) -> tuple[str, int]:
-    """The command's search on a straight history with simulated outcomes: "right", "wrong" or "none", and its number of probes."""
-    history = History([str(i) for i in range(count)], [[i - 1] if i else [] for i in range(count)])
-    probes = 0
+    count: int,
+    culprit: int,
+    good_as_bad: float,
+    bad_as_good: float,
+    confidence: float,
+    rng: random.Random,
+    workers: int = 1,
+) -> tuple[str, int, int]:
+    """The command's search on a straight history with simulated outcomes.
+
+    Returns:
+        "right", "wrong" or "none"; its probes, and its rounds of probes at once; those of the ends included.
+    """
+    history = straight_history(count)
+    probes = rounds = 0
 
     def probed(count: OutcomeCounts, bad: bool) -> OutcomeCounts:
-        nonlocal probes
-        probes += 1
         seen_bad = rng.random() >= bad_as_good if bad else rng.random() < good_as_bad
-        return OutcomeCounts(count.good + (not seen_bad), count.bad + seen_bad)
+        return count + OutcomeCounts(int(not seen_bad), int(seen_bad))
 
-    good, bad = OutcomeCounts(), OutcomeCounts()
-    while (end := prove_ends(good, bad, 1)) in ("probe-good", "probe-bad"):
-        good, bad = (probed(good, False), bad) if end == "probe-good" else (good, probed(bad, True))
-    if end != "proven":
-        return "none", probes
-    counts = {str(count - 1): bad}
-    while isinstance(step := next_step(history, counts, set(), good, confidence), NextProbe):
-        counts[step.commit] = probed(counts.get(step.commit, OutcomeCounts()), int(step.commit) >= culprit)
-    if step.outcome != "found":
-        return "none", probes
-    return "right" if step.commits == (str(culprit),) else "wrong", probes
+    last = str(count - 1)
+    seen: dict[str, OutcomeCounts] = {}  # outcomes of the ends, and by commit
+    while True:
+        good, bad = (
+            End(commit, seen.get(end, OutcomeCounts())) for end, commit in (("good-end", "good"), ("bad-end", last))
+        )
+        counts = {commit: count for commit, count in seen.items() if commit.isdecimal()}
+        counts[last] = counts.get(last, OutcomeCounts()) + bad.seen
+        step = next_round(history, counts, set(), good.seen, (good, bad), 1, confidence, workers)
+        if isinstance(step, str):
+            return "none", probes, rounds
+        if isinstance(step, SearchAnswer):
+            found = step.outcome == "found"
+            return ("none" if not found else "right" if step.commits == (str(culprit),) else "wrong"), probes, rounds
+        rounds += 1
+        probes += len(step)
+        for probe in step:
+            key = probe.purpose if probe.purpose in ("good-end", "bad-end") else probe.commit
+            seen[key] = probed(seen.get(key, OutcomeCounts()), probe.commit != "good" and int(probe.commit) >= culprit)
 
 
 RATES = ((0.0, 0.0), (0.05, 0.05), (0.1, 0.1), (0.3, 0.3), (0.5, 0.5), (0.0, 0.1), (0.0, 0.3), (0.0, 0.5), (0.1, 0.0))
@@ -148,12 +172,34 @@ def simulated(count: int, runs: int, confidences: Sequence[float]) -> None:
             for seed in range(runs):
                 rng = random.Random(seed)
                 # The first commit is the good revision.
-                outcome, cost = simulate(count - 1, rng.randrange(count - 1), *rates, confidence, rng)
+                outcome, cost, _ = simulate(count - 1, rng.randrange(count - 1), *rates, confidence, rng)
                 outcomes.append(outcome)
                 probes.append(cost)
             shares = [str(outcomes.count(name)) for name in ("right", "wrong", "none")]
             costs = (statistics.median(probes), statistics.mean(probes), sorted(probes)[int(0.95 * runs)])
             table.add_row(*(f"{rate:.0%}" for rate in rates), str(confidence), *shares, *(f"{c:.1f}" for c in costs))
+    console.print(table)
+
+
+def in_parallel(count: int, runs: int, several: Sequence[int]) -> None:
+    """Rounds of probes at once, ends included, by workers."""
+    table = Table(
+        "good as bad", "bad as good", "workers", "right", "wrong", "no answer", "rounds: mean", "95 %", "most", "probes: mean",
+        title=f"{runs} simulated bisections of {count} commits, several probes at once",
+    )  # fmt: skip
+    for rates in ((0.0, 0.0), (0.05, 0.05), (0.1, 0.1), (0.0, 0.3)):
+        for workers in several:
+            ended = []
+            for seed in range(runs):
+                rng = random.Random(seed)
+                ended.append(simulate(count - 1, rng.randrange(count - 1), *rates, CONFIDENCE, rng, workers))
+            outcomes, probes, rounds = zip(*ended, strict=True)
+            shares = [str(outcomes.count(name)) for name in ("right", "wrong", "none")]
+            ordered = sorted(rounds)
+            costs = (f"{statistics.mean(rounds):.2f}", str(ordered[int(0.95 * runs)]), str(ordered[-1]))
+            table.add_row(
+                *(f"{rate:.0%}" for rate in rates), str(workers), *shares, *costs, f"{statistics.mean(probes):.1f}"
+            )
     console.print(table)
 
 
@@ -166,7 +212,7 @@ def flaky(folder: Path, count: int, runs: int, noise: float) -> None:
         rng = random.Random(seed)
         culprit = rng.randrange(1, count)
         # The first commit is the good revision.
-        outcome, cost = simulate(count - 1, culprit - 1, noise, noise, CONFIDENCE, rng)
+        outcome, cost, _ = simulate(count - 1, culprit - 1, noise, noise, CONFIDENCE, rng)
         ours, probes = ours + (outcome == "right"), [*probes, cost]
         rolls, script = folder / "rolls", folder / "stub.py"
         rolls.write_text("")
@@ -215,13 +261,16 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--runs", type=int, default=100, help="number of simulated flaky bisections")
     parser.add_argument("--confidence", type=float, nargs="+", default=[CONFIDENCE], help="for --only simulated")
-    parser.add_argument("--only", choices=("simulated", "real", "two", "flaky", "dice"), nargs="+")
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 3, 7, 14, 28], help="for --only parallel")
+    parser.add_argument("--only", choices=PARTS, nargs="+")
     args = parser.parse_args()
-    parts = args.only or ["simulated", "real", "two", "flaky", "dice"]
+    parts = args.only or PARTS
     with tempfile.TemporaryDirectory(prefix="assay-bisect-bench-") as made:
         folder = Path(made)
         if "simulated" in parts:
             simulated(args.commits, args.runs, args.confidence)
+        if "parallel" in parts:
+            in_parallel(args.commits, args.runs, args.workers)
         if "real" in parts:
             real(folder, args.commits, args.seeds)
         if "two" in parts:

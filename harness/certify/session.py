@@ -29,7 +29,7 @@ from assay.harness.localize.bounds import noise_kept
 from assay.harness.progress import ProgressDisplay
 from assay.harness.text import did_you_mean
 
-_ATTEMPTS = 2
+ATTEMPTS = 2
 """Times that an examination may end the whole process before it counts as a crash: the first may have been stopped by hand."""
 
 
@@ -103,7 +103,7 @@ def certify(
         EvidenceError: the folder cannot be written, or a result in it is damaged.
         CannotContinueError: an examination reports that no other can be made either.
     """
-    kept = _Kept.open(folder, envelope)
+    kept = Kept.open(folder, envelope)
     with display, noise_kept():
         for number, task in enumerate(tasks):
             if task.id not in kept.results:
@@ -112,7 +112,7 @@ def certify(
     return kept.certificate([task.id for task in tasks], known)
 
 
-def _examined(task: Task, kept: _Kept, time_limit: float) -> Examined:
+def _examined(task: Task, kept: Kept, time_limit: float) -> Examined:
     begun = time.monotonic()
     kept.begin(task.id)
     try:
@@ -128,11 +128,11 @@ def _examined(task: Task, kept: _Kept, time_limit: float) -> Examined:
         kept.end()
 
 
-def _ended(task: Task, kept: _Kept) -> Examined | None:
+def _ended(task: Task, kept: Kept) -> Examined | None:
     """Record an examination that ended the whole process, each time that it was tried."""
-    if kept.attempts(task.id) < _ATTEMPTS:
+    if kept.attempts(task.id) < ATTEMPTS:
         return None
-    return _unfinished(task, "crash", f"the process ended {_ATTEMPTS} times while this was examined", 0.0)
+    return _unfinished(task, "crash", f"the process ended {ATTEMPTS} times while this was examined", 0.0)
 
 
 def _unfinished(task: Task, outcome: Outcome, why: str, seconds: float) -> Examined:
@@ -161,7 +161,7 @@ def _limited(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-class _Kept:
+class Kept:
     """The results in a folder that belong to one envelope."""
 
     def __init__(self, folder: Path, envelope: CertifiedEnvelope, results: Mapping[str, Examined]) -> None:
@@ -170,7 +170,12 @@ class _Kept:
         self._running, self._results = folder / f"running-{_key(envelope)}", _results(folder, envelope)
 
     @classmethod
-    def open(cls, folder: Path, envelope: CertifiedEnvelope) -> _Kept:
+    def open(cls, folder: Path, envelope: CertifiedEnvelope) -> Kept:
+        """Open a folder, which is made if it does not exist.
+
+        Raises:
+            EvidenceError: it cannot be made, or a result in it is damaged.
+        """
         path = _results(folder, envelope)
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -185,6 +190,19 @@ class _Kept:
         """Keep a result."""
         self.results[examined.id] = examined
         jsonl.append(self._results, [examined])
+
+    def take(self, folder: Path) -> int:
+        """Keep what another folder has of this envelope; return how many of its results are new.
+
+        Raises:
+            EvidenceError: a result in it is damaged.
+        """
+        path = _results(folder, self._envelope)
+        jsonl.drop_cut_line(path)
+        new = [examined for examined in jsonl.read(path, Examined) if examined.id not in self.results]
+        for examined in new:
+            self.add(examined)
+        return len(new)
 
     def attempts(self, id: str) -> int:
         """Count how often an examination ended the whole process."""

@@ -15,7 +15,7 @@ from typer.core import TyperCommand
 
 from assay.harness.cli.app import console, errors, report_error, say, wrong_use
 from assay.harness.cli.bisect import bisect_app
-from assay.harness.cli.flags import existing, grouped_flags
+from assay.harness.cli.flags import Jobs, Ray, WithRay, existing, grouped_flags
 from assay.harness.cli.output import Json, deliver, new_folder
 from assay.harness.errors import GIT_ABORT, AssayError, ExitCode
 
@@ -90,7 +90,7 @@ class _Searched(_Measured):
     ] = None
 
 
-@bisect_app.command()
+@bisect_app.command(cls=WithRay)
 @grouped_flags(_Searched)
 def commits(
     settings: dict[str, Any],
@@ -107,6 +107,8 @@ def commits(
         Path | None,
         typer.Option(help="The bisection's folder; by default one named after its settings.", callback=new_folder),
     ] = None,
+    ray: Ray = None,
+    jobs: Jobs = None,
     json: Json = False,
 ) -> None:
     """Find the commit that made a kernel worse. The same command resumes a bisection that was stopped.
@@ -127,8 +129,15 @@ def commits(
     if status:
         deliver(bisection_document(folder.read()), json)
         return
+    from assay.harness.sweep.executor import Needs
+    from assay.harness.sweep.executors import executor_of
+    from assay.harness.sweep.this_machine import gpus_here
+
+    # Probes at once have a GPU each, if there are any; a single one sees all of them.
+    gpus = len(gpus_here())
+    needs = Needs(gpus=float(min(gpus, 1) if jobs or ray else gpus))
     with _stoppable(), ProgressView(console, folder.path) as view:
-        state = bisect_commits(spec, folder, view)
+        state = bisect_commits(spec, folder, view, executor_of(needs, jobs, ray), needs)
     assert state.result is not None
     write_whole(folder.path / "report.json", state.model_dump_json(indent=1))
     deliver(bisection_document(state), json, folder.path / "report.html")

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.cli.app import app, errors, say
+from assay.harness.cli.flags import Jobs, Ray, WithRay
 from assay.harness.cli.output import Json, deliver, new_folder, progress
 from assay.harness.errors import UsageError
+
+if TYPE_CHECKING:
+    from assay.harness.certify.session import Task
+    from assay.harness.certify.spread import Spread
+    from assay.harness.evidence.certificate import Certificate, CertifiedEnvelope
+    from assay.harness.progress import ProgressDisplay
 
 MATRIX = "certificate.md"
 _LEVELS = ("op", "server")
 
 
-@app.command()
+@app.command(cls=WithRay)
 def certify(
     out: Annotated[
         Path, typer.Option(help="Folder of the results; a repeated command resumes there.", callback=new_folder)
@@ -52,6 +60,8 @@ def certify(
             show_default=False,
         ),
     ] = None,
+    ray: Ray = None,
+    jobs: Jobs = None,
     json: Json = False,
 ) -> None:
     """Seed a catalogue of faults, and certify which of them are caught, named and pinned.
@@ -65,22 +75,26 @@ def certify(
     if read_out and level != "op":
         raise UsageError("--read-out was given with --level server.", "--level op", "leave one of them out")
     from assay.harness.certify.kernel import certified_kernel
-    from assay.harness.certify.session import certify as run
     from assay.harness.files import write_whole
     from assay.harness.offline.kernel_matrix import checked_device
     from assay.reports.fault_matrix import certificate_document
     from assay.reports.markdown import to_markdown
 
     display, device, kernel = progress(errors), checked_device(device), certified_kernel(candidate)
+    spread = None
+    if jobs or ray:
+        words = {"level": level, "candidate": candidate, "model": model, "seed": seed, "time-limit": time_limit}
+        given = [f"--{word}={value}" for word, value in words.items() if value is not None]
+        spread = _spread([*given, *(["--read-out"] if read_out else [])], device, level, jobs, ray)
     if level == "op":
         from assay.harness.certify.op_level import OpLevel, checked, read
         from assay.harness.certify.op_tasks import op_envelope, op_tasks
 
         matrix = OpLevel(device, seed, kernel)
         known = [task.id for task in op_tasks(matrix)]
-        tasks = op_tasks(matrix, fault or (), read if read_out else checked)
+        tasks, envelope = op_tasks(matrix, fault or (), read if read_out else checked), op_envelope(matrix, read_out)
         with display:
-            certificate = run(tasks, op_envelope(matrix, read_out), out, display, time_limit or 120, known)
+            certificate = _run(spread, tasks, envelope, out, display, time_limit or 120, known)
     else:
         from assay.harness.certify import server_level as servers
         from assay.harness.extras import require
@@ -89,8 +103,32 @@ def certify(
         spec = servers.certified_spec(device, model, kernel)
         with display, servers.ServerLevel(spec, out / "run", display, kernel) as pair:
             tasks, known = servers.server_tasks(pair, fault or ()), [task.id for task in servers.server_tasks(pair)]
-            certificate = run(tasks, servers.server_envelope(pair), out, display, time_limit or 1200, known)
+            envelope = servers.server_envelope(pair)
+            certificate = _run(spread, tasks, envelope, out, display, time_limit or 1200, known)
     document = certificate_document(certificate)
     write_whole(out / MATRIX, to_markdown(document))
     say(f"Written: {out / MATRIX}, {out / 'certificate.json'}")
     raise typer.Exit(deliver(document, json))
+
+
+def _spread(words: list[str], device: str, level: str, jobs: int | None, ray: str | None) -> Spread:
+    """Make what spreads the examinations over workers, each with a GPU of its own if they run on one."""
+    from assay.harness.certify.spread import Spread
+    from assay.harness.sweep.executor import Needs
+    from assay.harness.sweep.executors import executor_of
+
+    kind = device.partition(":")[0]
+    needs = Needs(gpus=1.0 if kind == "cuda" else 0.0)
+    return Spread(executor_of(needs, jobs, ray), needs, [f"--device={kind}", *words], even=level == "server")
+
+
+def _run(
+    spread: Spread | None, tasks: Sequence[Task], envelope: CertifiedEnvelope, out: Path, display: ProgressDisplay,
+    time_limit: float, known: Sequence[str],
+) -> Certificate:  # fmt: skip
+    """Examine in this process, or where the examinations are spread."""
+    if spread is not None:
+        return spread.certify([task.id for task in tasks], envelope, out, display, known)
+    from assay.harness.certify.session import certify as run
+
+    return run(tasks, envelope, out, display, time_limit, known)

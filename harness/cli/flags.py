@@ -47,6 +47,13 @@ Ray = Annotated[
     ),
 ]
 """An option of the commands that can spread their work; they are `WithRay`."""
+Jobs = Annotated[
+    int | None,
+    typer.Option(
+        "--jobs", help="Do so many at a time, each with a GPU of its own if there are any; by default one.", min=1
+    ),
+]
+"""An option of such commands whose parts are like one another: probes, faults."""
 
 _PANELS = {
     "Latency": ("latency_shapes", "latency_concurrency", "latency_seconds", "latency_bound"),

@@ -81,7 +81,8 @@ def sweep(
     """
     require("reports", "assay sweep")
     from assay.harness.evidence.storage import is_url, open_storage, split_url
-    from assay.harness.sweep.session import Sweep, SweepState, default_folder, latest_folder, read_state
+    from assay.harness.sweep.executors import executor_of
+    from assay.harness.sweep.session import Sweep, SweepState, default_folder, latest_folder, needs_of, read_state
     from assay.harness.sweep.spec import make_spec as sweep_spec
 
     storage = open_storage(out) if out and is_url(out) else None
@@ -98,7 +99,7 @@ def sweep(
             "The sweep has a [runtime_env].", "workers of Ray, which have one", "add --ray, or leave it out"
         )
     made = Sweep(state, _planned(state.spec), folder, stop_after, storage)
-    executor = _executor(state.spec, ray, jobs)
+    executor = executor_of(needs_of(state.spec.limits), jobs, ray, state.spec.runtime_env, _said)
     if dry_run:
         _show_cells(made, jobs, executor)
         return
@@ -173,19 +174,6 @@ def _try(command: Any, words: list[str], name: str) -> None:
             f"options and values that assay {name} takes",
             f"see assay {name} -h",
         ) from None
-
-
-def _executor(spec: SweepSpec, ray: str | None, jobs: int | None) -> Executor:
-    """Make the executor that was asked for."""
-    from assay.harness.sweep.session import needs_of
-
-    if ray:
-        from assay.harness.sweep.on_ray import IN_FLIGHT, OnRay
-
-        return OnRay(ray, spec.runtime_env, jobs or IN_FLIGHT, _said)
-    from assay.harness.sweep.this_machine import ThisMachine
-
-    return ThisMachine(needs_of(spec.limits), jobs, _said)
 
 
 def _said(key: str, line: str) -> None:

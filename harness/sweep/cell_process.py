@@ -31,7 +31,7 @@ PACK = "pack"
 """Name of the input that is a replay pack, and of the folder into which a cell records one."""
 COMMIT = "commit"
 """Entry of a cell's environment that says where it was run, and does not decide what it finds."""
-_OUT = "out"
+OUT = "out"
 _LOG_KEPT = 1_000_000
 """Bytes of the log of a cell that took too much."""
 _POLL_S = 0.1
@@ -73,7 +73,7 @@ class CellWork:
         if (ended := finished(place.folder, self.key)) is not None:
             return ended
         begun = time.monotonic()
-        for name in (FILE, RESULT, PACK, *(() if self.command[0] in _RESUMES else (_OUT,))):
+        for name in (FILE, RESULT, PACK, *(() if self.command[0] in _RESUMES else (OUT,))):
             remove(place.folder / name)
         process = self._start(place)
         try:
@@ -99,7 +99,7 @@ class CellWork:
             words.append(str(place.inputs[PACK]))
         if words[0] == "record":
             words.append(str(place.folder / PACK))
-        return [*words, *(["--out", str(place.folder / _OUT)] if words[0] in _KEEPS else []), "--json"]
+        return [*words, *(["--out", str(place.folder / OUT)] if words[0] in _KEEPS else []), "--json"]
 
     def _start(self, place: Place) -> ServerProcess:
         """Start the command, which can write no file that is larger than all its files may be."""

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
-from assay.harness.bisect.commits.executor import BrokenEnvironment, Prober, reproduce
+from assay.harness.bisect.commits.measure import BrokenEnvironment, reproduce
 from assay.harness.bisect.commits.outcome import changes, is_wrong, operator_change, outcome_of
 from assay.harness.bisect.commits.repo import Repository
 from assay.harness.bisect.commits.search import (
-    EndStep,
+    End,
     History,
     NextProbe,
     OutcomeCounts,
+    Refuted,
     SearchAnswer,
     believe,
-    next_step,
-    prove_ends,
+    next_round,
 )
 from assay.harness.bisect.commits.state import (
     BisectFolder,
@@ -27,6 +28,7 @@ from assay.harness.bisect.commits.state import (
     BisectState,
     CommitProbe,
     Measurement,
+    Outcome,
     ProbeOutcome,
     Purpose,
 )
@@ -42,6 +44,40 @@ _ENDS: dict[Purpose, Literal["good", "bad"]] = {"good-end": "good", "bad-end": "
 
 Show = Callable[[BisectState, str], None]
 """Receives the state and a description of the next action."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A probe to be made.
+
+    Attributes:
+        number: its own in this bisection.
+        commit: what is probed.
+        purpose: what for.
+        name_bug: look for a hypothesis that fits, and read a wrong kernel.
+    """
+
+    number: int
+    commit: str
+    purpose: Purpose
+    name_bug: bool = False
+
+
+class Prober(Protocol):
+    """Measures commits."""
+
+    @property
+    def slots(self) -> int:
+        """Probes that it makes at once."""
+        ...
+
+    def __call__(self, asked: Sequence[Asked]) -> Iterator[tuple[Asked, Measurement]]:
+        """Yield the measurement of each commit as it ends.
+
+        Raises:
+            BrokenEnvironment: a commit cannot be probed, through no fault of its own.
+        """
+        ...
 
 
 def history_of(state: BisectState) -> History:
@@ -62,13 +98,14 @@ def count_outcomes(state: BisectState) -> tuple[dict[str, OutcomeCounts], Outcom
         if probe.outcome == "skip":
             failed[probe.commit] += 1
             continue
-        before = counted.get(probe.commit, OutcomeCounts())
-        counted[probe.commit] = OutcomeCounts(
-            before.good + (probe.outcome == "good"), before.bad + (probe.outcome == "bad")
-        )
+        counted[probe.commit] = counted.get(probe.commit, OutcomeCounts()) + _counted(probe.outcome)
 
     skipped = {c for c, times in failed.items() if times > counted.get(c, OutcomeCounts()).total}
     return counted, counted.get(state.spec.good, OutcomeCounts()), skipped
+
+
+def _counted(outcome: Outcome) -> OutcomeCounts:
+    return OutcomeCounts(int(outcome == "good"), int(outcome == "bad"))
 
 
 class Session:
@@ -89,40 +126,29 @@ class Session:
             BrokenEnvironment: commits cannot be probed through no fault of their own. The session can be resumed later.
         """
         if self.state.result is None:
-            self._prove_ends()
-            while isinstance(step := self._next(), NextProbe):
-                self._probe(step.commit, step.purpose)
+            while not isinstance(step := self._next(), SearchAnswer):
+                self._probe([(probe.commit, probe.purpose) for probe in step])
             if step.outcome == "found":
                 self._scan()
             result = self._result(step)  # which probes, too
             self._set(self.state.model_copy(update={"result": result}))
         return self.state
 
-    def _next(self) -> NextProbe | SearchAnswer:
+    def _next(self) -> tuple[NextProbe, ...] | SearchAnswer:
         counted, good, skipped = count_outcomes(self.state)
-        return next_step(self._history, counted, skipped, good, self.state.spec.confidence)
+        spec, ends = self.state.spec, (self._end("good-end"), self._end("bad-end"))
+        most = self._prober.slots
+        step = next_round(self._history, counted, skipped, good, ends, spec.repeats, spec.confidence, most)
+        if isinstance(step, str):
+            raise self._refuted(step, ends[0].seen, ends[1].seen)
+        return step
 
-    def _prove_ends(self) -> None:
-        """Probe both ends until the bad revision has come out bad more often than the good one, or clearly has not."""
-        spec = self.state.spec
-        while True:
-            good, bad = self._end_counts("good-end"), self._end_counts("bad-end")
-            step = prove_ends(good, bad, spec.repeats)
-            if step == "proven":
-                return
-            if step == "probe-good":
-                self._probe(spec.good, "good-end")
-            elif step == "probe-bad":
-                self._probe(spec.bad, "bad-end")
-            else:
-                raise self._refuted(step, good, bad)
+    def _end(self, purpose: Purpose) -> End:
+        seen = [_counted(probe.outcome) for probe in self.state.probes if probe.purpose == purpose]
+        commit = self.state.spec.good if _ENDS[purpose] == "good" else self.state.spec.bad
+        return End(commit, sum(seen, OutcomeCounts()))
 
-    def _end_counts(self, purpose: Purpose) -> OutcomeCounts:
-        """Count the outcomes of an end's own probes alone: ends that were proven stay so when a bisection is resumed."""
-        outcomes = [probe.outcome for probe in self.state.probes if probe.purpose == purpose]
-        return OutcomeCounts(outcomes.count("good"), outcomes.count("bad"))
-
-    def _refuted(self, step: EndStep, good: OutcomeCounts, bad: OutcomeCounts) -> UsageError:
+    def _refuted(self, step: Refuted, good: OutcomeCounts, bad: OutcomeCounts) -> UsageError:
         """Make the error for ends that are not as the user stated.
 
         The next bisection starts again: the cause may be fixed by then.
@@ -151,56 +177,76 @@ class Session:
     def _last(self, commit: str) -> str:
         return _describe([probe for probe in self.state.probes if probe.commit == commit][-1])
 
-    def _probe(self, commit: str, purpose: Purpose, name_bug: bool = False) -> CommitProbe:
-        self._check_environment(purpose)
-        number, measured, outcome = self._measure(commit, f"{purpose.replace('-', ' ')}: {commit[:12]}", name_bug)
-        if outcome.outcome == "skip" and purpose in _ENDS:
-            raise UsageError(
-                f"the {_ENDS[purpose]} revision {commit[:12]} cannot be probed: {outcome.reason}",
-                "both ends of the range build, import and can be classified",
-                f"check --build, --kernel and --source, or --run-arg; see {self._folder.log(number)}",
-            )
-        return self._record(number, commit, purpose, measured, outcome)
+    def _probe(self, probes: Sequence[tuple[str, Purpose]], name_bug: bool = False) -> None:
+        """Probe these commits at once, each for a purpose, and record what came out: ends first, since others rest on them."""
+        self._check_environment()
+        asked = self._asked(probes, name_bug)
+        ends, held = {one.number for one in asked if one.purpose in _ENDS}, list[tuple[Asked, Measurement]]()
+        for one, measured in self._measured(asked):
+            if ends and one.number not in ends:
+                held.append((one, measured))
+                continue
+            self._record(one, measured)
+            ends.discard(one.number)
+            while held and not ends:
+                self._record(*held.pop(0))
 
-    def _measure(self, commit: str, doing: str, name_bug: bool = False) -> tuple[int, Measurement, ProbeOutcome]:
-        """Measure and classify a commit; `doing` describes that. Returns the number of the probe, too."""
-        number = len(self.state.probes) + 1
-        self._show(self.state, doing)
-        self._folder.log(number).unlink(missing_ok=True)
-        measured = self._prober(commit, self._folder.log(number), name_bug)
-        return number, measured, outcome_of(measured, self.state.spec, self._good_measurements() or [measured])
+    def _asked(self, probes: Sequence[tuple[str, Purpose]], name_bug: bool = False) -> list[Asked]:
+        first = 1 + max((probe.number for probe in self.state.probes), default=0)
+        return [Asked(first + place, commit, purpose, name_bug) for place, (commit, purpose) in enumerate(probes)]
 
-    def _check_environment(self, purpose: Purpose) -> None:
+    def _measured(self, asked: Sequence[Asked], doing: str = "") -> Iterator[tuple[Asked, Measurement]]:
+        words = [f"{one.purpose.replace('-', ' ')}: {one.commit[:12]}" for one in asked]
+        self._show(self.state, doing or ", ".join(words))
+        return self._prober(asked)
+
+    def _check_environment(self) -> None:
         run = 0
         for probe in reversed(self.state.probes):
             if probe.outcome != "skip":
                 break
             run += 1
-        if run < SKIPS_BEFORE_CANARY or purpose == "environment":
+        if run < SKIPS_BEFORE_CANARY:
             return
         commit = self.state.spec.good
-        doing = f"environment: {commit[:12]}, after {run} commits that cannot be probed"
-        number, measured, outcome = self._measure(commit, doing)
-        if outcome.outcome == "skip":
-            kept = self.state.probes[: len(self.state.probes) - run]
-            self._set(self.state.model_copy(update={"probes": kept}))
-            raise BrokenEnvironment(
-                f"the good revision {commit[:12]} could be probed before and cannot be now: {outcome.reason}",
-                "a machine that still builds and imports it",
-                f"see {self._folder.log(number)}; once it is fixed, the same command resumes and repeats the last {run} probes",
-            )
-        self._record(number, commit, "environment", measured, outcome)
+        asked = self._asked([(commit, "environment")])
+        for one, measured in self._measured(
+            asked, f"environment: {commit[:12]}, after {run} commits that cannot be probed"
+        ):
+            outcome = self._outcome(measured)
+            if outcome.outcome == "skip":
+                kept = self.state.probes[: len(self.state.probes) - run]
+                self._set(self.state.model_copy(update={"probes": kept}))
+                raise BrokenEnvironment(
+                    f"the good revision {commit[:12]} could be probed before and cannot be now: {outcome.reason}",
+                    "a machine that still builds and imports it",
+                    f"see {self._folder.log(one.number)}; once it is fixed, the same command resumes and repeats the last {run} "
+                    "probes",
+                )
+            self._record(one, measured)
 
-    def _record(
-        self, number: int, commit: str, purpose: Purpose, measured: Measurement, outcome: ProbeOutcome
-    ) -> CommitProbe:
-        self._folder.write_measurement(number, measured)
+    def _outcome(self, measured: Measurement) -> ProbeOutcome:
+        return outcome_of(measured, self.state.spec, self._good_measurements() or [measured])
+
+    def _record(self, asked: Asked, measured: Measurement) -> None:
+        """Classify a measurement, and keep both.
+
+        Raises:
+            UsageError: an end cannot be probed.
+        """
+        outcome = self._outcome(measured)
+        if outcome.outcome == "skip" and asked.purpose in _ENDS:
+            raise UsageError(
+                f"the {_ENDS[asked.purpose]} revision {asked.commit[:12]} cannot be probed: {outcome.reason}",
+                "both ends of the range build, import and can be classified",
+                f"check --build, --kernel and --source, or --run-arg; see {self._folder.log(asked.number)}",
+            )
+        self._folder.write_measurement(asked.number, measured)
         probe = CommitProbe(
-            **outcome.model_dump(), number=number, commit=commit, purpose=purpose, seconds=measured.seconds,
-            build_seconds=measured.build_seconds,
+            **outcome.model_dump(), number=asked.number, commit=asked.commit, purpose=asked.purpose,
+            seconds=measured.seconds, build_seconds=measured.build_seconds,
         )  # fmt: skip
         self._set(self.state.model_copy(update={"probes": (*self.state.probes, probe)}))
-        return probe
 
     def _good_measurements(self) -> list[Measurement]:
         return self._measurements(self.state.spec.good, purposes=("good-end",))
@@ -218,9 +264,11 @@ class Session:
         most = min(self.state.spec.scan, len(free))
         chosen = [free[(2 * i + 1) * len(free) // (2 * most)] for i in range(most)]
         done = {p.commit for p in self.state.probes if p.purpose == "scan"}
-        for commit in chosen:
-            if commit not in done:
-                self._probe(commit, "scan")
+        left = [commit for commit in chosen if commit not in done]
+        while left:
+            most = self._prober.slots
+            self._probe([(commit, "scan") for commit in left[:most]])
+            left = left[most:]
 
     def _result(self, step: SearchAnswer) -> BisectResult:
         counted, good, skipped = count_outcomes(self.state)
@@ -240,8 +288,7 @@ class Session:
         parent = next((m for p in info.parents for m in self._measurements(p) if m.status == "measured"), None)
         measured = next((m for m in self._measurements(commit) if m.status == "measured"), None)
         if measured is not None and measured.rows:
-            number = self._probe(commit, "name", name_bug=True).number
-            measured = self._folder.measurement(number) or measured
+            measured = self._read(commit) or measured
         shown = [(commit, "the commit"), *((p, f"its parent {p[:12]}") for p in info.parents)]
         checked = "; ".join(f"{what} {_describe_counts(counted.get(c))}" for c, what in shown)
         update: dict[str, object] = {"commit": info, "checked": checked}
@@ -253,12 +300,16 @@ class Session:
             )  # fmt: skip
         return result.model_copy(update=update)
 
+    def _read(self, commit: str) -> Measurement | None:
+        """Probe a commit once more, and look for a hypothesis that fits."""
+        self._probe([(commit, "name")], name_bug=True)
+        return self._folder.measurement(self.state.probes[-1].number)
+
     def _operator_change(self, parents: Sequence[str], measured: Measurement) -> tuple[str, ...]:
         """Describe how the commit changed what a kernel that was wrong before computes; a parent is then read too."""
         for parent in parents:
             if measured.operator and any(is_wrong(measurement) for measurement in self._measurements(parent)):
-                number = self._probe(parent, "name", name_bug=True).number
-                before = self._folder.measurement(number)
+                before = self._read(parent)
                 change = operator_change(measured, before) if before else ""
                 return (change,) if change else ()
         return ()

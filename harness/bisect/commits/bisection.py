@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.backend import Backend
 from assay.harness.bisect.commits import probe, probe_calls
-from assay.harness.bisect.commits.bisect_session import Session, Show, new_state
-from assay.harness.bisect.commits.executor import Forks, accuracy_prober, replay_prober, run_build
+from assay.harness.bisect.commits.bisect_session import Asked, Session, Show, new_state
+from assay.harness.bisect.commits.measure import CALLS, COPY, CommitProbing, Forks, run_build
 from assay.harness.bisect.commits.outcome import outcome_of
 from assay.harness.bisect.commits.repo import Repository
 from assay.harness.bisect.commits.state import (
@@ -22,11 +25,17 @@ from assay.harness.bisect.commits.state import (
     Measurement,
     ProbeOutcome,
 )
+from assay.harness.bisect.commits.worktrees import worktrees
 from assay.harness.config import RUNS
 from assay.harness.errors import UsageError
 from assay.harness.evidence.pack import read_pack
 from assay.harness.files import is_unused
 from assay.harness.offline.replay import choose
+from assay.harness.sweep.executor import Executor, Needs, Task
+from assay.harness.sweep.this_machine import ThisMachine
+
+ANYWHERE = Needs()
+"""What a probe needs of a worker by default."""
 
 
 def bisection_spec(repo: Path, settings: Mapping[str, Any]) -> BisectSpec:
@@ -94,13 +103,17 @@ def latest_folder() -> BisectFolder:
     return BisectFolder(states[-1].parent)
 
 
-def bisect_commits(spec: BisectSpec, folder: BisectFolder, show: Show) -> BisectState:
+def bisect_commits(
+    spec: BisectSpec, folder: BisectFolder, show: Show, executor: Executor | None = None, needs: Needs = ANYWHERE
+) -> BisectState:
     """Find the commit that made a kernel worse, or resume the bisection in `folder`.
 
     Args:
         spec: the question.
         folder: where the state, the measurements and the logs are kept.
         show: receives the state and the next action, before and after each probe.
+        executor: makes the probes, as many at once as it has slots; by default this machine, one at a time.
+        needs: what each of them needs of a worker.
 
     Returns:
         The state with its result.
@@ -128,11 +141,48 @@ def bisect_commits(spec: BisectSpec, folder: BisectFolder, show: Show) -> Bisect
             return state
         interpret_without_gpu()  # before the process that probes are forked from imports Triton
         calls = None if spec.measure_with == "accuracy" else _calls(folder.path, spec)
-        with repository.worktree() as tree:
-            prober = replay_prober(spec, repository, tree, calls, Forks())
-            if spec.measure_with == "accuracy":
-                prober = accuracy_prober(spec, prober, tree)
+        with worktrees(repository) as trees, executor or ThisMachine(needs) as running:
+            prober = _Prober(folder, spec, running, needs, trees, calls)
             return Session(folder, state, prober, repository, show).run()
+
+
+@dataclass
+class _Prober:
+    """Has an executor make the probes, each a task; see `bisect_session.Prober`."""
+
+    folder: BisectFolder
+    spec: BisectSpec
+    executor: Executor
+    needs: Needs
+    trees: Path
+    calls: Path | None
+
+    @property
+    def slots(self) -> int:
+        """Probes that are made at once."""
+        return self.executor.slots
+
+    def __call__(self, asked: Sequence[Asked]) -> Iterator[tuple[Asked, Measurement]]:
+        """Yield the measurement of each commit as it ends."""
+        by_key = {f"{one.number:04d}": one for one in asked}
+        for key, one in by_key.items():
+            place = self.folder.place(one.number)
+            shutil.rmtree(place, ignore_errors=True)  # of a probe that was stopped
+            work = CommitProbing(self.spec, one.commit, self.trees, one.name_bug)
+            self.executor.submit(Task(key, work, place, self.needs, self._inputs))
+        for ended in self.executor.ended():
+            if ended.error is not None:
+                raise ended.error
+            assert ended.value is not None
+            yield by_key[ended.task.key], ended.value
+
+    @cached_property
+    def _inputs(self) -> dict[str, Path]:
+        inputs = {} if self.calls is None else {CALLS: self.calls}
+        if not isinstance(self.executor, ThisMachine):
+            inputs[COPY] = self.trees / "range"
+            Repository(Path(self.spec.repo)).write_copy(self.spec.good, self.spec.bad, inputs[COPY])
+        return inputs
 
 
 def probe_checkout(spec: BisectSpec) -> tuple[ProbeOutcome, Measurement]:

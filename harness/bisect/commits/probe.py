@@ -17,7 +17,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -54,6 +54,7 @@ class ProbeTask:
         log: file that all output is appended to.
         name_bug: look for a hypothesis that fits, and read the kernel; takes seconds.
         reproduce: the command that findings cite.
+        environment: variables of the process: which GPUs it sees.
     """
 
     tree: Path
@@ -64,11 +65,13 @@ class ProbeTask:
     log: Path
     name_bug: bool = False
     reproduce: str = ""
+    environment: dict[str, str] = field(default_factory=dict)
 
 
 def main(task: ProbeTask) -> None:
     """Run a task in this process, which must be a fresh one. Errors of the kernel are results."""
     os.setsid()
+    os.environ.update(task.environment)  # nothing has asked for a GPU yet
     threading.Thread(target=_end_with_parent, daemon=True).start()
     out = os.open(task.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (1, 2):

@@ -1,28 +1,24 @@
-"""git: the range, the description of a commit, and a private worktree. The user's checkout and index are never touched."""
+"""git: the range, the description of a commit, and private worktrees. The user's checkout and index are never touched."""
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import subprocess
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO
 
 from assay.harness.bisect.commits.state import CommitInfo, RangeCommit
 from assay.harness.errors import AssayError, UsageError
 
-_PREFIX = "assay-worktree-"
-_LOCK = "assay.lock"
 # Disable everything of the user's that runs automatically: hooks, background maintenance, a file watcher.
 _QUIET = (
     "-c", "core.hooksPath=/dev/null", "-c", "gc.auto=0", "-c", "maintenance.auto=false", "-c", "core.fsmonitor=false",
     "-c", "advice.detachedHead=false", "-c", "log.showSignature=false", "-c", "core.quotePath=false",
 )  # fmt: skip
+_PACK, _EDGES = "pack", "shallow"
+"""Files of a copy: the range's objects, and the commits of it whose parents it lacks."""
 _FIELDS = "%H%x1f%P%x1f%an <%ae>%x1f%aI%x1f%s%x1f%b"
 
 
@@ -110,49 +106,53 @@ class Repository:
             parents=tuple(parents.split()),
         )  # fmt: skip
 
-    @contextmanager
-    def worktree(self) -> Iterator[Path]:
-        """Make a worktree of assay's own in a temporary folder, removed at the end.
-
-        What a killed process left behind is removed first.
+    def add_worktree(self, tree: Path, commit: str) -> None:
+        """Add a worktree of a commit, which is not checked out yet.
 
         Raises:
             GitFailed: git cannot create one.
         """
-        self._sweep()
-        folder = Path(tempfile.mkdtemp(prefix=_PREFIX)).resolve()
-        lock = (folder / _LOCK).open("w")
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        tree = folder / self.path.name
-        try:
-            self._run("worktree", "add", "--detach", "--no-checkout", str(tree), "HEAD")
-            yield tree
-        finally:
-            self._remove(tree, lock)
+        self._run("worktree", "add", "--detach", "--no-checkout", str(tree), commit)
 
-    def _sweep(self) -> None:
-        for line in self._run("worktree", "list", "--porcelain").stdout.splitlines():
-            tree = Path(line.removeprefix("worktree "))
-            # Remove only what `worktree` created: a linked worktree (its .git is a file) in a folder with our prefix and lock.
-            if not line.startswith("worktree ") or not tree.parent.name.startswith(_PREFIX) or (tree / ".git").is_dir():
-                continue
-            try:
-                lock = (tree.parent / _LOCK).open("r+")
-            except OSError:
-                continue
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                lock.close()  # its bisection is still running
-            else:
-                self._remove(tree, lock)
+    def remove_worktrees(self, folder: Path) -> None:
+        """Remove a folder and the worktrees in it."""
+        for tree in self.linked_worktrees():
+            if tree.is_relative_to(folder):
+                self._run("worktree", "remove", "--force", "--force", str(tree), check=False)
+        shutil.rmtree(folder, ignore_errors=True)
         self._run("worktree", "prune", check=False)  # entries whose folders are gone
 
-    def _remove(self, tree: Path, lock: IO[str]) -> None:
-        self._run("worktree", "remove", "--force", "--force", str(tree), check=False)
-        shutil.rmtree(tree.parent, ignore_errors=True)
-        self._run("worktree", "prune", check=False)
-        lock.close()
+    def linked_worktrees(self) -> list[Path]:
+        """List the worktrees that git knows of, without the repository's own."""
+        lines = self._run("worktree", "list", "--porcelain").stdout.splitlines()
+        return [Path(line.removeprefix("worktree ")) for line in lines if line.startswith("worktree ")][1:]
+
+    def write_copy(self, good: str, bad: str, folder: Path) -> None:
+        """Write what `from_copy` needs: these revisions, all between them, and nothing of what lies before.
+
+        Raises:
+            GitFailed: git failed, for instance because the disk is full.
+        """
+        listed = self._run("rev-list", "--boundary", bad, f"^{good}").stdout.split()
+        edges = [commit[1:] for commit in listed if commit.startswith("-")]
+        asked = [*(f"--shallow {commit}" for commit in edges), bad, *edges]
+        folder.mkdir(parents=True, exist_ok=True)
+        self._run("pack-objects", "--revs", "--quiet", str(folder.resolve() / _PACK), given="\n".join(asked) + "\n")
+        (folder / _EDGES).write_text("".join(f"{commit}\n" for commit in edges))
+
+    @classmethod
+    def from_copy(cls, copy: Path, path: Path) -> Repository:
+        """Make a repository without branches of what `write_copy` wrote.
+
+        Raises:
+            GitFailed: git failed, for instance because the disk is full.
+        """
+        path.mkdir(parents=True)
+        _run_git(path, "init", "--quiet")
+        for file in copy.glob(f"{_PACK}-*"):
+            shutil.copy(file, path / ".git" / "objects" / "pack")
+        shutil.copy(copy / _EDGES, path / ".git" / "shallow")
+        return cls(path)
 
     def _off(self) -> dict[str, str]:
         """Return settings of git that turn off the filters that the repository's own configuration names.
@@ -166,7 +166,7 @@ class Repository:
         return {key: "false" if key.endswith(".required") else "" for key in listed.stdout.split("\0") if key}
 
     def checkout(self, tree: Path, commit: str, keep_ignored: bool) -> None:
-        """Check a commit out in a `worktree`, with nothing left of another one but, if `keep_ignored`, the files that git ignores.
+        """Check a commit out in a worktree, with nothing left of another one but, if `keep_ignored`, the files that git ignores.
 
         Raises:
             GitFailed: git failed, for instance because the disk is full.
@@ -174,12 +174,12 @@ class Repository:
         _run_git(tree, "checkout", "--quiet", "--force", "--detach", commit, settings=self._without_filters)
         _run_git(tree, "clean", "--quiet", "-ff", "-d", *([] if keep_ignored else ["-x"]))
 
-    def _run(self, *args: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        return _run_git(self.path, *args, check=check)
+    def _run(self, *args: str, check: bool = True, given: str = "") -> subprocess.CompletedProcess[str]:
+        return _run_git(self.path, *args, check=check, given=given)
 
 
 def _run_git(
-    folder: Path, *args: str, check: bool = True, settings: Mapping[str, str] = MappingProxyType({})
+    folder: Path, *args: str, check: bool = True, settings: Mapping[str, str] = MappingProxyType({}), given: str = ""
 ) -> subprocess.CompletedProcess[str]:
     """Run git in a folder, without the environment variables that a hook or another git command sets.
 
@@ -188,6 +188,7 @@ def _run_git(
         args: of git.
         check: whether a failure is raised.
         settings: of its configuration, for this command.
+        given: its standard input.
 
     Raises:
         GitFailed: it failed, and `check` is set.
@@ -199,7 +200,7 @@ def _run_git(
         environment |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
     done = subprocess.run(
         ["git", *_QUIET, *args], cwd=folder, env=environment, check=False, capture_output=True, text=True,
-        errors="replace", stdin=subprocess.DEVNULL, start_new_session=True,
+        errors="replace", input=given, start_new_session=True,
     )  # fmt: skip
     if check and done.returncode:
         raise GitFailed(

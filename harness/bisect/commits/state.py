@@ -22,6 +22,8 @@ from assay.harness.verdict import Finding
 
 SCHEMA: Literal["assay.bisect-commits/3"] = "assay.bisect-commits/3"
 _STATE = "state.json"
+LOG = "log.txt"
+"""In a probe's folder: what its build and its kernel printed."""
 Outcome = Literal["good", "bad", "skip"]
 Purpose = Literal["good-end", "bad-end", "search", "confirm", "verify", "environment", "scan", "name"]
 ACCURACY_DEFAULTS: dict[str, Any] = {"scan": 0, "timeout": 7200.0}
@@ -309,7 +311,11 @@ class BisectFolder:
 
     def log(self, number: int) -> Path:
         """Return the log of a probe's build and kernel."""
-        return self.path / "logs" / f"{number:04d}.log"
+        return self.place(number) / LOG
+
+    def place(self, number: int) -> Path:
+        """Return the folder that a probe keeps what it wrote in: its log and, with ``--with accuracy``, its run."""
+        return self.path / "logs" / f"{number:04d}"
 
     @contextmanager
     def locked(self) -> Iterator[None]:

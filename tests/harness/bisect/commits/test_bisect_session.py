@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from assay.harness.bisect.commits.bisect_session import SKIPS_BEFORE_CANARY, Session, new_state
-from assay.harness.bisect.commits.executor import BrokenEnvironment
+from assay.harness.bisect.commits.bisect_session import SKIPS_BEFORE_CANARY, Asked, Session, new_state
+from assay.harness.bisect.commits.measure import BrokenEnvironment
 from assay.harness.bisect.commits.repo import Repository
 from assay.harness.bisect.commits.state import BisectFolder, BisectSpec, BisectState, CallErrors, Measurement
 from assay.harness.errors import UsageError
@@ -26,19 +27,26 @@ def measured(*errors: float) -> Measurement:
 
 
 class Given:
-    """A prober whose measurements are given by the number of the commit."""
+    """A prober whose measurements are given by the number of the commit; probes of a round end in a random order."""
 
-    def __init__(self, commits: tuple[str, ...], answer: Callable[[int], Measurement], stop_after: int = 10_000) -> None:
+    def __init__(
+        self, commits: tuple[str, ...], answer: Callable[[int], Measurement], stop_after: int = 10_000, slots: int = 1
+    ) -> None:
         self._place = {commit: i for i, commit in enumerate(commits)}
-        self._answer, self._left = answer, stop_after
+        self._answer, self._left, self.slots = answer, stop_after, slots
+        self._random = random.Random(0)
         self.asked: list[int] = []
+        self.rounds: list[list[str]] = []
 
-    def __call__(self, commit: str, log: Path, name_bug: bool = False) -> Measurement:
-        if not self._left:
-            raise KeyboardInterrupt
-        self._left -= 1
-        self.asked.append(self._place[commit])
-        return self._answer(self._place[commit])
+    def __call__(self, asked: Sequence[Asked]) -> Iterator[tuple[Asked, Measurement]]:
+        assert len(asked) <= self.slots
+        self.rounds.append([one.purpose for one in asked])
+        for one in self._random.sample(asked, len(asked)):
+            if not self._left:
+                raise KeyboardInterrupt
+            self._left -= 1
+            self.asked.append(self._place[one.commit])
+            yield one, self._answer(self._place[one.commit])
 
 
 class Bench:
@@ -51,8 +59,8 @@ class Bench:
         self.spec = BisectSpec.model_validate(ends | {"scan": 0} | over)
         self.folder = BisectFolder(path / "out")
 
-    def run(self, answer: Callable[[int], Measurement], stop_after: int = 10_000) -> tuple[BisectState, Given]:
-        given = Given(self.commits, answer, stop_after)
+    def run(self, answer: Callable[[int], Measurement], stop_after: int = 10_000, slots: int = 1) -> tuple[BisectState, Given]:
+        given = Given(self.commits, answer, stop_after, slots)
         with self.folder.locked():
             there = self.folder.state_file.exists()
             state = self.folder.read() if there else new_state(self.spec, self.repository)
@@ -132,6 +140,57 @@ def test_a_stopped_bisection_is_resumed(bench: Bench, stop_after: int) -> None:
     assert len(state.probes) == kept + len(given.asked), "no probe is repeated"
     again, given = bench.run(planted(29))
     assert (again, given.asked) == (state, [])
+
+
+def test_several_at_once_take_few_rounds_and_leave_the_same_answer(bench: Bench) -> None:
+    state, given = bench.run(planted(17), slots=7)
+    assert state.result is not None
+    assert state.result.suspects == (bench.commits[17],)
+    assert given.rounds[0] == ["good-end", "bad-end", *["search"] * 5], "the ends, and beside them the search as if they held"
+    assert len(given.rounds) <= 4, "reading the culprit is the last one"
+    assert sorted(probe.number for probe in state.probes) == list(range(1, len(given.asked) + 1))
+    assert state.probes[0].purpose in ("good-end", "bad-end")
+    assert {p.purpose for p in state.probes[:2]} == {"good-end", "bad-end"}, "what rests on them is recorded after them"
+    assert all(bench.folder.measurement(p.number) == planted(17)(bench.commits.index(p.commit)) for p in state.probes)
+
+
+@pytest.mark.parametrize("stop_after", [0, 1, 3, 8, 10, 14])
+def test_probes_in_flight_are_all_that_a_stop_costs(bench: Bench, stop_after: int) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        bench.run(planted(29), stop_after, slots=7)
+    before = bench.folder.read().probes if bench.folder.state_file.exists() else ()
+    # Of the first round, what ended before both ends had is not recorded.
+    assert len(before) == stop_after if stop_after >= 7 else len(before) <= stop_after
+    state, given = bench.run(planted(29), slots=3)
+    assert state.result is not None
+    assert state.result.suspects == (bench.commits[29],)
+    assert state.probes[: len(before)] == before, "no probe is repeated"
+    numbers = [probe.number for probe in state.probes]
+    assert len(set(numbers)) == len(numbers) == len(before) + len(given.asked)
+
+
+def test_wrong_ends_leave_nothing_of_the_search_beside_them(bench: Bench) -> None:
+    with pytest.raises(UsageError, match=r"revision .* cannot be probed: build: no compiler"):
+        bench.run(lambda i: Measurement(status="build", reason="no compiler"), slots=7)
+    assert not bench.folder.state_file.exists(), "commits that were probed beside them are not called broken"
+    with pytest.raises(UsageError, match=r"the bad revision .* is not bad: \d+ probes good and 0 bad"):
+        bench.run(lambda i: measured(0.0), slots=7)
+    state, _ = bench.run(planted(3), slots=7)
+    assert state.result is not None
+    assert state.result.suspects == (bench.commits[3],)
+
+
+def test_a_broken_environment_ends_a_bisection_of_several_at_once(bench: Bench) -> None:
+    count = 0
+
+    def answer(i: int) -> Measurement:
+        nonlocal count
+        count += 1
+        return planted(29)(i) if count <= 7 else Measurement(status="build", reason="disk full")
+
+    with pytest.raises(BrokenEnvironment, match="could be probed before and cannot be now: build: disk full"):
+        bench.run(answer, slots=7)
+    assert len(bench.folder.read().probes) == 7, "later failures are forgotten"
 
 
 def test_skips_around_the_culprit_leave_a_range(bench: Bench) -> None:

@@ -22,7 +22,7 @@ from assay.harness.bisect.commits.search import (
     believe,
     buildable,
     information,
-    next_step,
+    next_probes,
     prove_ends,
 )
 
@@ -36,9 +36,10 @@ class Run:
 
     def __init__(
         self, history: History, is_bad: Callable[[int], bool], noise: float = 0.0, broken: Collection[int] = (),
-        seed: int = 0, one_sided: bool = False, confidence: float = 0.95,
+        seed: int = 0, one_sided: bool = False, confidence: float = 0.95, at_once: int = 1,
     ) -> None:  # fmt: skip
         self.history, self._is_bad, self._broken, self._confidence = history, is_bad, broken, confidence
+        self._at_once, self.rounds = at_once, 0
         self._good_as_bad, self._bad_as_good = (0.0 if one_sided else noise), noise
         self._random = random.Random(seed)
         self.asked: list[tuple[str, int]] = []
@@ -59,19 +60,23 @@ class Run:
         seen_bad = bad ^ wrong
         return OutcomeCounts(count.good + (not seen_bad), count.bad + seen_bad)
 
-    def step(self) -> NextProbe | SearchAnswer:
-        step = next_step(self.history, self.counts, self.skipped, self.good, self._confidence)
-        if isinstance(step, NextProbe):
-            i = self.history.index[step.commit]
-            self.asked.append((step.purpose, i))
+    def round(self) -> SearchAnswer | None:
+        step = next_probes(self.history, self.counts, self.skipped, self.good, self._confidence, self._at_once)
+        if isinstance(step, SearchAnswer):
+            return step
+        assert 1 <= len(step) <= self._at_once
+        self.rounds += 1
+        for probe in step:
+            i = self.history.index[probe.commit]
+            self.asked.append((probe.purpose, i))
             if i in self._broken:
-                self.skipped.add(step.commit)
+                self.skipped.add(probe.commit)
             else:
-                self.counts[step.commit] = self._more(self.counts.get(step.commit, OutcomeCounts()), self._is_bad(i))
-        return step
+                self.counts[probe.commit] = self._more(self.counts.get(probe.commit, OutcomeCounts()), self._is_bad(i))
+        return None
 
     def end(self) -> SearchAnswer:
-        while isinstance(step := self.step(), NextProbe):
+        while (step := self.round()) is None:
             pass
         return step
 
@@ -144,13 +149,22 @@ def test_a_broken_commit_can_be_found_through_its_children() -> None:
     assert (end.outcome, end.commits) == ("found", ("1",))
 
 
-@pytest.mark.few(1)
+@pytest.mark.few(2)
+@pytest.mark.parametrize("at_once", [1, 7])
 @pytest.mark.parametrize(("noise", "one_sided", "most_wrong"), [(0.1, False, 5), (0.5, True, 5), (0.1, True, 2)])
-def test_flaky_outcomes_still_find_the_culprit(noise: float, one_sided: bool, most_wrong: int) -> None:
+def test_flaky_outcomes_still_find_the_culprit(noise: float, one_sided: bool, most_wrong: int, at_once: int) -> None:
     wrong = 0
+    history = chain(200)
     for seed in range(40):
         culprit = random.Random(seed).randrange(200)
-        run = Run(chain(200), lambda i, c=culprit: i >= c, noise=noise, seed=seed, one_sided=one_sided)  # type: ignore[misc]
+        run = Run(
+            history,
+            lambda i, c=culprit: i >= c,
+            noise=noise,
+            seed=seed,
+            one_sided=one_sided,
+            at_once=at_once,  # type: ignore[misc]
+        )
         if run.proven:
             end = run.end()
             wrong += end.commits != (str(culprit),)
@@ -184,18 +198,21 @@ def test_a_merge_that_fixes_a_parent_is_not_taken_for_flips() -> None:
         assert not run.counts[str(parent)].is_bad
 
 
+def next_commit(counts: dict[str, OutcomeCounts], skipped: Collection[str] = ()) -> str:
+    step = next_probes(chain(20), counts, skipped, OutcomeCounts(3, 0), 0.99)
+    assert not isinstance(step, SearchAnswer)
+    [probe] = step
+    return probe.commit
+
+
 def test_confirmed_contradictions_narrow_the_range() -> None:
     # 5 came out bad and 8 good, both twice, and nothing flips: there is a culprit among 0 to 5.
     counts = {"19": OutcomeCounts(0, 3), "5": OutcomeCounts(0, 2), "8": OutcomeCounts(2, 0)}
-    step = next_step(chain(20), counts, (), OutcomeCounts(3, 0), 0.99)
-    assert isinstance(step, NextProbe)
-    assert int(step.commit) < 5
+    assert int(next_commit(counts)) < 5
     counts["5"] = OutcomeCounts(0, 1)
-    assert next_step(chain(20), counts, (), OutcomeCounts(3, 0), 0.99) == NextProbe("5", "verify")
+    assert next_probes(chain(20), counts, (), OutcomeCounts(3, 0), 0.99) == (NextProbe("5", "verify"),)
     # What cannot be probed any more is not asked for again, for ever.
-    step = next_step(chain(20), counts, {"5"}, OutcomeCounts(3, 0), 0.99)
-    assert isinstance(step, NextProbe)
-    assert int(step.commit) < 5
+    assert int(next_commit(counts, skipped={"5"})) < 5
 
 
 @pytest.mark.parametrize(
@@ -221,6 +238,71 @@ def test_ends_are_proven_by_the_rates_at_which_they_come_out_bad(good: tuple[int
 def test_each_end_is_probed_as_often_as_asked() -> None:
     assert prove_ends(OutcomeCounts(1, 0), OutcomeCounts(0, 3), 3) == "probe-good"
     assert prove_ends(OutcomeCounts(3, 0), OutcomeCounts(0, 3), 3) == "proven"
+
+
+@pytest.mark.parametrize("at_once", [2, 3, 7])
+def test_a_batch_divides_a_straight_history_into_parts(at_once: int) -> None:
+    step = next_probes(chain(960), {"959": OutcomeCounts(0, 9)}, (), OutcomeCounts(9, 0), 0.95, at_once)
+    assert not isinstance(step, SearchAnswer)
+    cuts = sorted(int(probe.commit) + 1 for probe in step)
+    parts = np.diff([0, *cuts, 960])
+    assert len(parts) == at_once + 1
+    assert {probe.purpose for probe in step} == {"search"}
+    # One cut after the other halves a part: 2 leave a half. Bad commits come out good a little more often than the reverse.
+    assert parts.max() <= 1.1 * 960 / 2 ** int(math.log2(at_once + 1))
+
+
+def test_a_history_of_1000_commits_takes_7_workers_4_rounds() -> None:
+    history = chain(999)
+    rounds = []
+    for seed in range(12):
+        culprit = random.Random(seed).randrange(999)
+        run = Run(history, lambda i, c=culprit: i >= c, at_once=7)  # type: ignore[misc]
+        assert run.end().commits == (str(culprit),)
+        rounds.append(run.rounds)
+    assert np.mean(rounds) <= 4
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_batch_in_a_history_with_merges_and_broken_commits(histories: ModuleType, seed: int) -> None:
+    rng = random.Random(seed)
+    parents = histories.merging(200, rng)
+    history = History([str(i) for i in range(len(parents))], parents).upto(len(parents) - 1)
+    culprit = rng.randrange(len(history))
+    near = {culprit, *history.parents[culprit], len(history) - 1}
+    broken = {i for i in range(len(history)) if rng.random() < 0.1} - near
+    run = Run(history, lambda i: bool(history.ancestors(i)[culprit]), broken=broken, at_once=7)
+    end = run.end()
+    assert (end.outcome, end.commits) == ("found", (history.commits[culprit],))
+    assert run.rounds <= 6
+    for parent in history.parents[culprit]:
+        assert history.commits[parent] in run.counts, "each parent was probed, not only inferred"
+
+
+def test_what_is_left_to_verify_is_verified_at_once() -> None:
+    # 4 merges 0 and 1, and 2 and 3 are children of these. That 0 and 1 are good is only inferred from 2 and 3.
+    history = History(list("012345"), [[], [], [0], [1], [0, 1], [2, 3, 4]])
+    counts = {"5": OutcomeCounts(0, 3), "4": OutcomeCounts(0, 4), "2": OutcomeCounts(4, 0), "3": OutcomeCounts(4, 0)}
+    verify = (NextProbe("0", "verify"), NextProbe("1", "verify"))
+    assert next_probes(history, counts, (), OutcomeCounts(9, 0), 0.95, 7) == verify
+    assert next_probes(history, counts, (), OutcomeCounts(9, 0), 0.95) == verify[:1]
+    assert next_probes(history, counts, {"0"}, OutcomeCounts(9, 0), 0.95, 7) == verify[1:]
+
+
+def test_what_a_batch_adds_by_hand() -> None:
+    # Four suspects in a line, nothing flips. The middle is under way: each quarter adds its half of a bit, the middle nothing more.
+    history, belief = chain(4), Belief(np.full(4, 0.25), np.ones(4, dtype=bool), np.zeros(4), np.zeros(4))
+    middle_bad = history.ancestors(1)[:, None]
+    joint = belief.weights[:, None] * np.hstack([middle_bad, ~middle_bad])
+    assert information(history, belief, joint).tolist() == pytest.approx([0.5, 0, 0.5, 0])
+    # Where outcomes are wrong one time in ten, a second one of the middle still adds: the information of two minus that of one.
+    noisy = Belief(belief.weights, belief.consistent, np.full(4, 0.1), np.full(4, 0.1))
+    bad = np.where(middle_bad, 0.9, 0.1)
+    again = information(history, noisy, noisy.weights[:, None] * np.hstack([bad, 1 - bad]))
+    both = [0.5 * (0.81 + 0.01), 0.18, 0.5 * (0.81 + 0.01)]  # bad twice, apart, good twice; "apart" is two outcomes
+    entropy = -sum(p * math.log2(p) for p in (both[0], both[1] / 2, both[1] / 2, both[2]))
+    one = -(0.1 * math.log2(0.1) + 0.9 * math.log2(0.9))
+    assert again[1] == pytest.approx(entropy - 2 * one - (1 - one))
 
 
 def test_belief_by_hand() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from assay.harness.bisect.commits.executor import reproduce
+from assay.harness.bisect.commits.measure import reproduce
 from assay.harness.bisect.commits.state import BisectSpec
 from assay.harness.cli.app import load_command
 

@@ -1,0 +1,333 @@
+"""What sweeps and spread certificates cost and gain by size, as one table.
+
+    python benchmarks/fleet_scale.py --only driver --cells 500          # two cores: a small one; needs Ray
+    python benchmarks/fleet_scale.py --only driver                      # 10,000 cells of 0.1 s
+    python benchmarks/fleet_scale.py --only speed-up                    # 16 cores or more
+    python benchmarks/fleet_scale.py --only cards                       # two GPUs or more
+
+- driver: a sweep of cells of 0.1 s on a Ray of this machine: the driver's CPU per cell and its memory, Ray's own CPU, and the time
+  to the first result. A cell here sleeps and writes a result and a record, as the command of a real one does;
+- speed-up: `assay certify --level op` and a sweep of `assay check`, by workers;
+- cards: two cells side by side on this machine, each of which names the GPU that it sees.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from common import assay, python_path
+from rich.console import Console
+from rich.table import Table
+
+from assay.harness.bugs.catalogue import CATALOGUE
+from assay.harness.evidence.cell import RESULT, CellRecord, read_cell, write_cell
+from assay.harness.evidence.certificate import read_certificate
+from assay.harness.files import timestamp
+from assay.harness.progress import ProgressDisplay
+from assay.harness.sweep import session
+from assay.harness.sweep.cell_process import hashes
+from assay.harness.sweep.cells import Cell, Combination, Plan
+from assay.harness.sweep.executor import Executor, Needs, Place, Task
+from assay.harness.sweep.spec import SweepSpec
+from assay.harness.sweep.this_machine import ThisMachine, gpus_here
+
+console = Console(width=150)
+PARTS = ("driver", "speed-up", "cards")
+CELL_S = 0.1
+HONEST = "torch.nn.functional:scaled_dot_product_attention"
+UUID = "import torch; print(torch.cuda.get_device_properties(0).uuid, torch.cuda.device_count())"
+TICK = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table."""
+
+    part: str
+    what: str
+    figure: str
+    goal: str = ""
+
+
+@dataclass(frozen=True)
+class SimulatedCell:
+    """In place of `cell_process.CellWork`: a cell whose command takes `CELL_S`."""
+
+    key: str
+    command: tuple[str, ...]
+    axes: Mapping[str, str]
+    limits: object
+    commit: str = ""
+
+    def __call__(self, place: Place) -> CellRecord:
+        begun = time.monotonic()
+        time.sleep(CELL_S)
+        (place.folder / RESULT).write_text(json.dumps({"verdict": "pass", "headline": "passed", "rows": [*range(400)]}))
+        record = CellRecord(
+            key=self.key, command=self.command, axes=dict(self.axes), verdict="pass", seconds=time.monotonic() - begun,
+            worker=place.worker, attempts=place.attempt, created=timestamp(), evidence=hashes(place.folder),
+        )  # fmt: skip
+        write_cell(place.folder, record)
+        return record
+
+
+@dataclass
+class Watched:
+    """An executor, and when its first task ended."""
+
+    executor: Executor
+    first: float = 0.0
+
+    def __enter__(self) -> Watched:
+        self.executor.__enter__()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.executor.__exit__(*exc)
+
+    @property
+    def slots(self) -> int:
+        return self.executor.slots
+
+    def submit(self, task: Task) -> None:
+        self.executor.submit(task)
+
+    def ended(self) -> Iterator:
+        for done in self.executor.ended():
+            self.first = self.first or time.monotonic()
+            yield done
+
+
+def cpu_of(words: Sequence[str]) -> float:
+    """CPU seconds so far of the processes that this one has started and whose command line has one of these words."""
+    total = 0.0
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (path / "cmdline").read_bytes().decode(errors="replace")
+            fields = (path / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == os.getpid() and any(word in line for word in words):
+            total += (int(fields[11]) + int(fields[12])) / TICK
+    return total
+
+
+def memory_mb() -> float:
+    """Memory of this process now."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+@contextmanager
+def looking(look: Callable[[], None], every_s: float) -> Iterator[None]:
+    """Look at something now and then, in a thread."""
+    stop = threading.Event()
+
+    def loop() -> None:
+        while not stop.wait(every_s):
+            look()
+
+    thread = threading.Thread(target=loop, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def driver(folder: Path, cells: int, workers: int) -> list[Row]:
+    """A sweep of simulated cells on a Ray of this machine, with so many workers whether or not there are as many cores."""
+    # Of a module that workers import, as the product's: what a script defines itself travels with each task.
+    import fleet_scale
+    import ray
+
+    from assay.harness.sweep.on_ray import LOCAL, OnRay
+
+    os.environ["PYTHONPATH"] = python_path()
+    ray.init("local", num_cpus=workers, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    session.CellWork = fleet_scale.SimulatedCell  # type: ignore[misc, assignment]
+    made = [Cell(f"{number:016x}", ("check", f"--seed={number}"), {"seed": str(number)}) for number in range(cells)]
+    plan = Plan(tuple(Combination(cell.axes, (cell,)) for cell in made), {cell.key: cell for cell in made})
+    spec = SweepSpec(stages=("check",), axes={"seed": tuple(range(cells))})
+    swept = session.Sweep(session.SweepState(spec=spec, command="assay sweep"), plan, folder / "sweep")
+    watched, before = Watched(OnRay(LOCAL)), memory_mb()
+    stored = [0.0]
+
+    def look() -> None:
+        held = ray.cluster_resources().get("object_store_memory", 0) - ray.available_resources().get(
+            "object_store_memory", 0
+        )
+        stored[0] = max(stored[0], held)
+
+    ray_words = ("gcs_server", "raylet/raylet")
+    begun, cpu, ray_cpu = time.monotonic(), time.process_time(), cpu_of(ray_words)
+    with looking(look, 2.0):
+        result = swept.run(watched, ProgressDisplay(Console(quiet=True)))
+    wall = time.monotonic() - begun
+    cpu, ray_cpu = time.process_time() - cpu, cpu_of(ray_words) - ray_cpu
+    passed = sum(cell.verdict == "pass" for cell in result.cells)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    again = session.Sweep(session.SweepState(spec=spec, command="assay sweep"), plan, folder / "sweep")
+    resumed = time.monotonic()
+    left = len(again.load())
+    resumed = time.monotonic() - resumed
+    ray.shutdown()
+    what = f"{cells} cells of {CELL_S} s, {workers} workers"
+    return [
+        Row("driver", f"{what}: passed, all on disk", f"{passed} of {cells}, {left} left", str(cells)),
+        Row("driver", "driver's CPU per cell, writing its files included", f"{1000 * cpu / cells:.2f} ms", "<= 10 ms"),
+        Row("driver", "raylet's and GCS's CPU per cell", f"{1000 * ray_cpu / cells:.2f} ms"),
+        Row("driver", "memory of the driver: before, most", f"{before:.0f} MB, {peak:.0f} MB"),
+        Row("driver", "time to the first result", f"{watched.first - begun:.1f} s"),
+        Row("driver", "wall time, and that of the cells alone", f"{wall:.1f} s, {cells * CELL_S / workers:.1f} s"),
+        Row("driver", "object store, most", f"{stored[0] / 1e6:.1f} MB"),
+        Row("driver", "to see what is left after a restart", f"{resumed:.2f} s"),
+    ]
+
+
+@dataclass
+class SpedUp:
+    """Seconds of a command by workers, and what it did each time."""
+
+    command: str
+    seconds: dict[int, float] = field(default_factory=dict)
+    did: dict[int, object] = field(default_factory=dict)
+
+    def rows(self) -> list[Row]:
+        least = min(self.seconds)
+        alone = self.seconds[least] * least
+        rows = []
+        for workers, seconds in self.seconds.items():
+            speed, same = alone / seconds, "" if self.did[workers] == self.did[least] else ", OTHER RESULTS"
+            figure = f"{seconds:.1f} s, {speed:.2f} times as fast, efficiency {speed / workers:.2f}{same}"
+            rows.append(
+                Row("speed-up", f"{self.command}: {workers} workers", figure, ">= 0.80" if workers == 8 else "")
+            )
+        return rows
+
+
+def speed_up(folder: Path, workers: Sequence[int], faults: int, checks: int, with_ray: bool) -> list[Row]:
+    """The same work with more and more workers, each with a thread of its own."""
+    threads = {"OMP_NUM_THREADS": "1"}
+    ids = [word for id in [*CATALOGUE][:faults] for word in ("--fault", id)]
+    rows = []
+    for ray in (False, True) if with_ray else (False,):
+        on = " on Ray" if ray else ""
+        certify, sweep = SpedUp(f"certify of {faults} faults{on}"), SpedUp(f"sweep of {checks} checks{on}")
+        for count in workers:
+            given = ["--jobs", str(count), *(["--ray"] if ray else [])]
+            out = folder / f"certify-{count}{ray}"
+            begun = time.monotonic()
+            assay(
+                "certify",
+                "--device",
+                "cpu",
+                *ids,
+                "--quiet",
+                "--time-limit",
+                "600",
+                *given,
+                "--out",
+                str(out),
+                env=threads,
+            )
+            certify.seconds[count] = time.monotonic() - begun
+            certify.did[count] = {(one.id, one.outcome) for one in read_certificate(out / "certificate.json").examined}
+            out = folder / f"sweep-{count}{ray}"
+            axis = f"seed={','.join(map(str, range(checks)))}"
+            begun = time.monotonic()
+            words = ("sweep", "check", "--set", f"candidate={HONEST}", "--set", axis, "--set", "device=cpu", "--quiet")
+            assay(*words, *given, "--out", str(out), env=threads)
+            sweep.seconds[count] = time.monotonic() - begun
+            ended = [read_cell(path) for path in sorted((out / "cells").iterdir())]
+            sweep.did[count] = sorted((one.key, one.verdict) for one in ended if one)
+            console.print(*(row.figure for row in (certify.rows()[-1], sweep.rows()[-1])), sep="; ")
+        rows += [*certify.rows(), *sweep.rows()]
+    return rows
+
+
+@dataclass(frozen=True)
+class CardCell:
+    """A check on the GPU of its place, whose card it names."""
+
+    def __call__(self, place: Place) -> tuple[str, float, float, int]:
+        environment = {**os.environ, **place.environment}
+        begun = time.time()
+        named = subprocess.run(
+            [sys.executable, "-c", UUID], env=environment, capture_output=True, text=True, check=True
+        )
+        command = [sys.executable, "-m", "assay", "check", HONEST, "--device", "cuda", "--quiet"]
+        code = subprocess.run(command, env=environment, check=False, capture_output=True).returncode
+        return named.stdout.strip(), begun, time.time(), code
+
+
+def cards(with_ray: bool) -> list[Row]:
+    """Two cells at once, with a GPU each."""
+    executors: list[tuple[str, Executor]] = [("this machine", ThisMachine(Needs(gpus=1), 2))]
+    if with_ray:
+        from assay.harness.sweep.on_ray import LOCAL, OnRay
+
+        executors.append(("Ray", OnRay(LOCAL)))
+    rows = []
+    for name, executor in executors:
+        with executor:
+            for key in ("first", "second"):
+                executor.submit(Task(key, CardCell(), None, Needs(gpus=1)))
+            ended = {done.task.key: done for done in executor.ended()}
+        found = []
+        for key, done in sorted(ended.items()):
+            if done.error is not None or done.value is None:
+                rows.append(Row("cards", f"{name}: {key} cell", f"FAILED: {done.error}"))
+                continue
+            card, begun, until, code = done.value
+            found.append((card, begun, until))
+            rows.append(Row("cards", f"{name}: {key} cell", f"UUID and GPUs seen: {card}; exit {code}", "one GPU each"))
+        if len(found) == 2:
+            (card, begun, until), (other, also_begun, also_until) = found
+            beside = min(until, also_until) - max(begun, also_begun)
+            said = f"{'two cards' if card != other else 'ONE CARD'}, {beside:.1f} s side by side"
+            rows.append(Row("cards", f"{name}: the two", said, "two cards, more than 0 s"))
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=PARTS, nargs="+", default=PARTS)
+    parser.add_argument("--cells", type=int, default=10_000, help="of driver")
+    parser.add_argument("--ray-workers", type=int, default=8, help="of driver; they sleep")
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4, 8, 14], help="of speed-up")
+    parser.add_argument("--faults", type=int, default=42, help="of speed-up: the first of the catalogue")
+    parser.add_argument("--checks", type=int, default=56, help="of speed-up")
+    parser.add_argument("--ray", action="store_true", help="speed-up and cards: also on a Ray of this machine")
+    args = parser.parse_args()
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory(prefix="assay-fleet-") as made:
+        if "driver" in args.only:
+            rows += driver(Path(made), args.cells, args.ray_workers)
+        if "speed-up" in args.only:
+            rows += speed_up(Path(made), args.workers, args.faults, args.checks, args.ray)
+        if "cards" in args.only:
+            rows += cards(args.ray)
+    cores = len(os.sched_getaffinity(0))
+    table = Table(
+        "part", "what", "figure", "goal", title=f"{cores} cores; GPUs: {', '.join(gpus_here().values()) or 'none'}"
+    )
+    for row in rows:
+        table.add_row(row.part, row.what, row.figure, row.goal)
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()
