@@ -1,4 +1,4 @@
-"""Kills workers, nodes and the driver of a sweep on Ray at random moments: is a cell lost, doubled, or passed without evidence?
+"""Kills workers, nodes and the driver of a sweep on Ray at random moments: is a cell lost, doubled, or without evidence?
 
     python benchmarks/sweep_kills.py [--kills 30] [--nodes 3] [--cores 2] [--cells 12] [--seed 0]
 
@@ -9,7 +9,7 @@ Then a hostile cell is run beside a good one: it fills the disk, forks, and neve
 
 - lost: cells without a record at the end, or whose record is an error.
 - doubled: cells that were run again although they had ended, and answers that a cell has twice.
-- without evidence: cells that passed and whose evidence is not that of the record.
+- without evidence: cells with a verdict whose evidence is not that of the record.
 - left: processes that had been started by what was killed, and that live 20 s later; and those that are left at the end.
 """
 
@@ -309,14 +309,14 @@ def main() -> None:
     folders = [*campaign.sweep.glob("cells/*")]
     records = {path: record for path in folders if (record := read_cell(path))}
     errors = [record.problem for record in records.values() if record.verdict == "error"]
-    naked = [path for path, record in records.items() if record.verdict == "pass" and not finished(path, record.key)]
+    naked = [path for path, record in records.items() if record.verdict != "error" and not finished(path, record.key)]
     numbers = {
         "kills": given.kills,
         "cells": given.cells,
         "cells lost": given.cells - len(records) + len(errors),
         "cells doubled": len(campaign.doubled),
         "answers doubled or lacking": sum(map(answers_twice, folders)),
-        "passed without evidence": len(naked),
+        "verdicts without evidence": len(naked),
         "processes left": len(left),
         "processes left by Ray itself": len(left_of_ray),
         "attempts": sum(record.attempts for record in records.values()),
@@ -332,7 +332,7 @@ def main() -> None:
         console.print(what, markup=False)
     wrong = sum(
         numbers[name]
-        for name in ("cells lost", "cells doubled", "answers doubled or lacking", "passed without evidence")
+        for name in ("cells lost", "cells doubled", "answers doubled or lacking", "verdicts without evidence")
     )
     if wrong or left:
         console.print(f"Kept: {place}")

@@ -77,8 +77,8 @@ class Changes:
         One parcel holds `PARCEL` bytes, and what does not fit comes with the next call.
 
         Args:
-            at_rest: whether nothing changes any more. Then large files are compared by their contents, as small ones always are, and
-                those that are larger than a parcel come too, each in one of its own.
+            at_rest: whether nothing changes any more. Then large files are compared by their contents, as small ones always are,
+                and those that are larger than a parcel come too, each in one of its own.
         """
         there: dict[str, tuple[int, int]] = {}
         changed: dict[str, bytes | None] = {}
