@@ -31,7 +31,6 @@ from common import assay, python_path
 from rich.console import Console
 from rich.table import Table
 
-from assay.harness.bugs.catalogue import CATALOGUE
 from assay.harness.evidence.cell import RESULT, CellRecord, read_cell, write_cell
 from assay.harness.evidence.certificate import read_certificate
 from assay.harness.files import timestamp
@@ -220,6 +219,8 @@ class SpedUp:
 
 def speed_up(folder: Path, workers: Sequence[int], faults: int, checks: int, with_ray: bool) -> list[Row]:
     """The same work with more and more workers, each with a thread of its own."""
+    from assay.harness.bugs.catalogue import CATALOGUE  # not at the top: workers of `driver` would import PyTorch
+
     threads = {"OMP_NUM_THREADS": "1"}
     ids = [word for id in [*CATALOGUE][:faults] for word in ("--fault", id)]
     rows = []
