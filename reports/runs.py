@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from assay.harness.evidence.cell import LOG
+from assay.harness.history.rows import STAGE
 from assay.harness.history.trend import Trend
 from assay.harness.judge.history import PAGE, RunLine, RunList, Worst
 from assay.harness.judge.report import NOT_FINITE
@@ -120,7 +121,7 @@ def _row_of(run: RunLine) -> str:
 
 def _column_of(run: RunLine, references: Set[str]) -> str:
     """Return the column of a run in the matrix: its candidate, with its settings, and its reference where there are several."""
-    others = {name: values for name, values in run.treatment.items() if name != "backend"}
+    others = {name: values for name, values in run.treatment.items() if name not in ("backend", STAGE)}
     settings = f" {differing(others)}" if others else ""
     against = f" against {run.reference}" if len(references) > 1 and run.reference else ""
     return one_line(f"{run.candidate or NOTHING}{settings}{against}", 120)

@@ -100,8 +100,8 @@ def _environments(result: SweepResult) -> Table | None:
     """The environments in which the cells ran, if they ran in more than one; None otherwise."""
     by_versions: dict[tuple[tuple[str, str], ...], list[SweptCell]] = {}
     for cell in result.cells:
-        if cell.environment:
-            by_versions.setdefault(tuple(sorted(cell.environment.items())), []).append(cell)
+        if versions := tuple(sorted((name, value) for name, value in cell.environment.items() if name != "commit")):
+            by_versions.setdefault(versions, []).append(cell)
     if len(by_versions) < 2:
         return None
     rows = [

@@ -158,7 +158,7 @@ def trend_chart(series: Series, trend: Trend) -> str:
     for (_, point), anchor in ((points[0], "start"), (points[-1], "end")):
         place = x.start if anchor == "start" else x.stop
         parts.append(text(label(point, trend.by), place, bottom + 13, anchor))
-    says = f"{series.title}: {len(points)} numbers, the last {_figure(points[-1][1].value or 0.0)}"
+    says = f"{series.title}: {counted(len(points), 'number')}, the last {_figure(points[-1][1].value or 0.0)}"
     return image(charts.WIDE, bottom + AXIS_HEIGHT, says, parts)
 
 

@@ -27,7 +27,7 @@ def check(schema: list[str], *files: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_every_workflow_is_found() -> None:
-    assert len(WORKFLOWS) == 4
+    assert len(WORKFLOWS) == 5
 
 
 @pytest.mark.parametrize("schema", [GITHUB, TIMEOUT], ids=["syntax", "timeout"])

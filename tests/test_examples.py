@@ -18,7 +18,7 @@ from assay.harness.config import make_spec
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
-KERNELS, TRITON, ENGINE = (EXAMPLES / name for name in ("kernel-repository", "triton-kernel", "engine-gate"))
+KERNELS, TRITON, ENGINE, NIGHTLY = (EXAMPLES / name for name in ("kernel-repository", "triton-kernel", "engine-gate", "nightly"))
 
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -75,6 +75,36 @@ def test_the_engine_gate_is_policy_and_flags_that_assay_takes() -> None:
     (command,) = re.findall(r"assay gate((?:\s+(?:--[a-z-]+|[^\s-]\S*))+)", workflow.replace("${{ matrix.candidate }}", "fa3"))
     known = {option for parameter in load_command("gate").params for option in parameter.opts}
     assert set(re.findall(r"--[a-z-]+", command)) <= known
+
+
+def test_the_nightly_sweep_is_three_models_times_four_kernels(
+    call: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(NIGHTLY)
+    assert call("sweep", "--dry-run") == 0
+    shown = capsys.readouterr().out
+    counts = {
+        word: len(re.findall(rf"^to run +\w+ +assay {word} ", shown, re.MULTILINE)) for word in ("record", "check", "replay", "run")
+    }
+    assert counts == {"record": 3, "check": 4, "replay": 12, "run": 12}
+
+
+def test_the_nightly_workflow_has_commands_that_assay_takes() -> None:
+    texts = [(NIGHTLY / ".github" / "workflows" / "nightly.yml").read_text(), (NIGHTLY / "README.md").read_text()]
+    given = [words for text in texts for words in re.findall(r"assay ((?:sweep|runs)\b[^#&\n]*)", text)]
+    assert len(given) == 7
+    for words in given:
+        known = {option for parameter in load_command(words.split()[0]).params for option in parameter.opts}
+        assert set(re.findall(r"--[a-z-]+", words)) <= known
+
+
+@pytest.mark.slow
+def test_the_nightly_sweep_stops_wrong_kernels_before_any_server(run: Run, tmp_path: Path) -> None:
+    folder = shutil.copytree(NIGHTLY, tmp_path / "nightly")
+    done = run(folder, "assay", "sweep", "check", "--set", "candidate=kernels:top_left,kernels:off_by_a_percent", "--out", "swept")
+    assert done.returncode == 1, done.stdout + done.stderr
+    cells = json.loads((folder / "swept" / "report.json").read_text())["cells"]
+    assert [cell["verdict"] for cell in cells] == ["regression", "regression"]
 
 
 @pytest.mark.server

@@ -68,7 +68,7 @@ Config = Annotated[
 ]
 
 
-def _run_place(param: typer.CallbackParam, out: str | None) -> str | None:
+def run_place(param: typer.CallbackParam, out: str | None) -> str | None:
     """Make the callback of an option for a run's folder or its URL."""
     from assay.harness.evidence.storage import is_url, open_storage, split_url
 
@@ -85,7 +85,7 @@ Out = Annotated[
         metavar="PATH|URL",
         help="The run's folder; an unfinished run there is resumed. Or the URL of one in a storage, such as "
         f"s3://bucket/runs/NAME: the run is made in {RUNS}/NAME, and stored there when it has ended.",
-        callback=_run_place,
+        callback=run_place,
     ),
 ]
 

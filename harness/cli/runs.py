@@ -12,10 +12,10 @@ from typing import Annotated, Literal
 import typer
 
 from assay.harness.cli.app import app, say
-from assay.harness.cli.output import Html, Json, deliver
-from assay.harness.cli.site import SITE, page_of
+from assay.harness.cli.output import Html, Json, deliver, new_folder
 from assay.harness.config import RUNS
 from assay.harness.errors import UsageError
+from assay.harness.files import write_whole
 
 By = Literal["commit", "date"]
 Run = Annotated[
@@ -43,11 +43,12 @@ Where = Annotated[
 def runs(
     folder: Place = str(RUNS),
     where: Where = "",
-    html: Annotated[
+    html: Html = None,
+    site: Annotated[
         Path | None,
         typer.Option(
-            help="A file for the result as an HTML page; or a folder for a site: index.html with the reports of its runs.",
-            callback=page_of,
+            help="A folder for the page as index.html, with the reports of its runs beside it, to be published as it is.",
+            callback=new_folder,
         ),
     ] = None,
     json: Json = False,
@@ -58,14 +59,19 @@ def runs(
     from assay.harness.history.table import History, has_cells
     from assay.harness.history.trend import usual_trends
     from assay.harness.judge.history import list_runs
+    from assay.reports.page import to_html
     from assay.reports.runs import runs_document
 
-    kept = (html is not None or (Path(folder) / ROWS).is_dir() or has_cells(Path(folder))) and find_spec("duckdb")
+    page = html or (site and site / "index.html")
+    kept = (page is not None or (Path(folder) / ROWS).is_dir() or has_cells(Path(folder))) and find_spec("duckdb")
     history = History(folder) if where or is_url(folder) or kept else None
     listed = history.runs(where) if history else list_runs(Path(folder))
-    trends = usual_trends(history, where) if history and html else []
-    links = copy_reports(listed, html) if html and html.name == SITE else None
-    deliver(runs_document(listed, (html or Path()).parent, trends, links), json, html)
+    trends = usual_trends(history, where) if history and page else []
+    if site:
+        document = runs_document(listed, site, trends, copy_reports(listed, site))
+        write_whole(site / "index.html", to_html(document))
+        say(f"Site: {site}")
+    deliver(runs_document(listed, (html or Path()).parent, trends if html else []), json, html)
 
 
 @app.command()

@@ -1,37 +1,24 @@
-"""``assay runs --html FOLDER``: a folder that can be published as it is, with the page of the runs and their reports."""
+"""``assay runs --site FOLDER``: the reports of runs, beside a page that leads to them."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import typer
-
-from assay.harness.cli.output import new_file, new_folder
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.storage import is_url, open_storage
 from assay.harness.files import write_whole
 from assay.harness.judge.history import PAGE, RunLine, RunList
 
-SITE = "index.html"
-"""The page of a site."""
 _REPORTS = "reports"
 _MOST = 200
 """Reports that are copied: each has about 150 kB."""
 
 
-def page_of(param: typer.CallbackParam, path: Path | None) -> Path | None:
-    """Make the callback of an option for a page, or for a folder whose page is `SITE`: a name without ``.html``."""
-    if path is None or path.suffix in (".html", ".htm"):
-        return new_file(param, path)
-    folder = new_folder(param, path)
-    return folder and folder / SITE
-
-
-def copy_reports(listed: RunList, page: Path) -> dict[str, str]:
-    """Copy the reports of runs beside the page of a site: of the newest of each treatment, those that did not pass first.
+def copy_reports(listed: RunList, site: Path) -> dict[str, str]:
+    """Copy the reports of runs into a site: of the newest of each treatment, those that did not pass first.
 
     Returns:
-        The address of each, relative to the page, by the run's folder.
+        The address of each, relative to its page, by the run's folder.
     """
     newest = [history[-1] for history in listed.histories]
     copied: dict[str, str] = {}
@@ -41,7 +28,7 @@ def copy_reports(listed: RunList, page: Path) -> dict[str, str]:
         content = _report(run, listed.folder)
         if content is not None:
             copied[run.folder] = f"{_REPORTS}/{run.folder.removeprefix(listed.folder).strip('/')}.html"
-            write_whole(page.parent / copied[run.folder], content, durable=False)
+            write_whole(site / copied[run.folder], content, durable=False)
     return copied
 
 

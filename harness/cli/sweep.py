@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from assay.harness.cli.app import app, as_given, console, detail, load_command, say
-from assay.harness.cli.flags import Ray, WithRay
-from assay.harness.cli.output import Html, Json, Junit, deliver, new_folder, progress
-from assay.harness.config import BENCH_FLAGS, RUN_FLAGS, make_spec
+from assay.harness.cli.flags import Ray, WithRay, run_place
+from assay.harness.cli.output import Html, Json, Junit, deliver, progress
+from assay.harness.config import BENCH_FLAGS, RUN_FLAGS, RUNS, make_spec
 from assay.harness.errors import ExitCode, UsageError
 from assay.harness.extras import require
 from assay.harness.interruption import too_late
@@ -43,8 +43,13 @@ def sweep(
         ),
     ] = None,
     out: Annotated[
-        Path | None,
-        typer.Option(help="The sweep's folder; by default one named after what it does.", callback=new_folder),
+        str | None,
+        typer.Option(
+            metavar="PATH|URL",
+            help="The sweep's folder, by default one named after what it does. Or a storage, such as s3://bucket/nightly: cells "
+            f"are made below {RUNS}/, stored once they have ended, and not run again if they are there.",
+            callback=run_place,
+        ),
     ] = None,
     resume: Annotated[
         bool,
@@ -75,22 +80,25 @@ def sweep(
     or ended in an error. The exit code is that of the worst cell.
     """
     require("reports", "assay sweep")
+    from assay.harness.evidence.storage import is_url, open_storage, split_url
     from assay.harness.sweep.executors import executor_of
     from assay.harness.sweep.session import Sweep, SweepState, default_folder, latest_folder, needs_of, read_state
     from assay.harness.sweep.spec import make_spec as sweep_spec
 
+    storage = open_storage(out) if out and is_url(out) else None
+    folder = RUNS / split_url(out)[1] if out and storage else Path(out) if out else None
     if resume:
-        folder = out or latest_folder()
+        folder = folder or latest_folder()
         state = read_state(folder)
     else:
         spec = sweep_spec(source, set_ or ())
-        folder = out or default_folder(spec)
+        folder = folder or default_folder(spec)
         state = SweepState(spec=spec, command=as_given())
     if state.spec.runtime_env and not ray:
         raise UsageError(
             "The sweep has a [runtime_env].", "workers of Ray, which have one", "add --ray, or leave it out"
         )
-    made = Sweep(state, _planned(state.spec), folder, stop_after)
+    made = Sweep(state, _planned(state.spec), folder, stop_after, storage)
     executor = executor_of(needs_of(state.spec.limits), jobs, ray, state.spec.runtime_env, _said)
     if dry_run:
         _show_cells(made, jobs, executor)

@@ -26,7 +26,9 @@ class CellRecord(Decided):
     schema_id: Literal["assay.cell/1"] = Field(SCHEMA, alias="schema")
     key: str = Field(description="hash of what decides the cell: command, code under test, environment, device kind")
     command: tuple[str, ...] = Field(description='words of the command, such as "check", "mine:forward", "--size=full"')
-    axes: dict[str, str] = Field(description="value by name of the sweep's axis, of those axes that the command takes")
+    axes: dict[str, str] = Field(
+        description="value by name of the sweep's axis, of axes that it takes, or the command that recorded its pack"
+    )
     headline: str = Field("", description="the result in a sentence; empty where there is none")
     problem: str = Field("", description="why there is no result, where the verdict is error; else empty")
     seconds: float = Field(0.0, description="from the first attempt's start to the end, on the worker")

@@ -20,6 +20,8 @@ from assay.harness.verdict import Verdict
 OWN_ERROR = "own-error"
 """The metric of the own error that is nearest to its bound, or farthest beyond it: relative L1; infinite where not finite."""
 LENGTH = "answer-length-ratio"
+STAGE = "command"
+"""The setting that says what a cell did: a check and a replay of a kernel have no history together."""
 READ = (CELL, REPORT, RESULT)
 """Files that a run or a cell is read from."""
 _ALPHA = 0.05
@@ -171,6 +173,7 @@ def _of_cell(name: str, url: str, stamp: str, cell: CellRecord, result: dict[str
     """Make the rows of a cell whose result is no run: of a kernel on calls, or of no result at all."""
     named = {key: cell.axes.get(key, "") for key in ("model", "candidate", "reference", "device")}
     named["candidate"] = named["candidate"] or str(result.get("kernel", ""))
+    others = {axis: value for axis, value in cell.axes.items() if axis not in named}
     backend = {"backend": (named["reference"], named["candidate"])} if named["candidate"] else {}
     findings = [finding for finding in result.get("findings", ()) if finding.get("severity") != "info"]
     line = RunLine(
@@ -181,7 +184,7 @@ def _of_cell(name: str, url: str, stamp: str, cell: CellRecord, result: dict[str
         headline=cell.headline or cell.problem,
         cause=str(findings[0]["title"]) if findings else "",
         **named,
-        treatment=backend | {axis: ("", value) for axis, value in cell.axes.items() if axis not in named},
+        treatment=backend | {STAGE: ("", cell.stage)} | {axis: ("", value) for axis, value in others.items()},
         seconds=cell.seconds,
     )
     own, bound = result.get("worst_own"), result.get("worst_bound")

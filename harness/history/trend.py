@@ -133,7 +133,8 @@ def trend_of(history: History, metric: str, where: str = "", by: By = "date") ->
         raise UsageError(
             f"No run{' of these' if where else ''} in {history.place} has the metric {metric}.",
             f"one of {', '.join(SHORT)}, or one that a run has: {', '.join(known) or 'none has any'}",
-            did_you_mean(metric, [*SHORT, *known]) or "name another one, or look at another place",
+            (metric not in SHORT and did_you_mean(metric, [*SHORT, *known]))
+            or "name another one, or look at another place",
         )
     series = [_series(key, _ordered(points, by), by) for key, points in found.items()]
     return Trend(

@@ -45,7 +45,8 @@ def change(values: Sequence[float], groups: Sequence[int], alpha: float) -> tupl
     observed = _shares(x[None, :], splits)[0]
     best = int(np.argmax(observed))
     limit = observed[best] * (1 - 1e-9)  # equal up to rounding is equal: most series of shares have ties
-    random = np.random.default_rng(0)
+    # The same numbers give the same p, but no two series share their random orders: one unlucky order would mislead them all.
+    random = np.random.default_rng(list(x.tobytes()))
     most = max(_PERMUTATIONS, math.ceil(2 / alpha))
     drawn = reached = 0
     while drawn < most and reached < _CLEAR:

@@ -29,6 +29,8 @@ from assay.harness.verdict import Verdict, exit_code_of
 
 PACK = "pack"
 """Name of the input that is a replay pack, and of the folder into which a cell records one."""
+COMMIT = "commit"
+"""Entry of a cell's environment that says where it was run, and does not decide what it finds."""
 OUT = "out"
 _LOG_KEPT = 1_000_000
 """Bytes of the log of a cell that took too much."""
@@ -53,12 +55,14 @@ class CellWork:
         command: words of the command, without those that say where it runs: ``--out``, ``--json``, and the pack that was recorded.
         axes: value by name of axis.
         limits: what it may take.
+        commit: of the repository in which the sweep was started; empty if there is none.
     """
 
     key: str
     command: tuple[str, ...]
     axes: Mapping[str, str]
     limits: Limits
+    commit: str = ""
 
     def __call__(self, place: Place) -> CellRecord:
         """Run the command, or return what an earlier attempt has found.
@@ -78,10 +82,11 @@ class CellWork:
             process.stop()
         if excess:
             _discard(place.folder)
+        versions = environment() | ({COMMIT: self.commit} if self.commit else {})
         verdict, headline, problem = self._outcome(place.folder, process, excess)
         record = CellRecord(
             key=self.key, command=self.command, axes=dict(self.axes), verdict=verdict, headline=headline, problem=problem,
-            seconds=time.monotonic() - begun, attempts=place.attempt, worker=place.worker, environment=dict(environment()),
+            seconds=time.monotonic() - begun, attempts=place.attempt, worker=place.worker, environment=versions,
             created=timestamp(), evidence=hashes(place.folder),
         )  # fmt: skip
         write_cell(place.folder, record)
@@ -153,14 +158,15 @@ def hashes(folder: Path) -> dict[str, str]:
     files = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        if path.is_file() and not path.is_symlink() and not path.name.startswith(".") and name not in (FILE, LOG):
+        hidden = any(part.startswith(".") for part in Path(name).parts)
+        if path.is_file() and not path.is_symlink() and not hidden and name not in (FILE, LOG):
             with path.open("rb") as file:
                 files[name] = hashlib.file_digest(file, "sha256").hexdigest()
     return files
 
 
 @cache
-def environment() -> Mapping[str, str]:
+def environment() -> dict[str, str]:
     """Return the versions of what can change a result here; that of assay with the hash of its source code."""
     assay = f"{installed_version()} {source_hash()[:8]}"
     return {"python": platform.python_version(), "assay": assay, **installed_packages()}

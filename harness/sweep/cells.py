@@ -49,7 +49,7 @@ class Cell:
     Attributes:
         key: hash of what decides it.
         command: words of the command, without those that say where it runs.
-        axes: value by name of axis, of those that the command takes.
+        axes: value by name of axis, of those that the command takes, or the one that recorded its pack.
         accelerator: kind of GPU that it needs; empty for any.
         pack: key of the cell that records its pack; empty for none.
     """
@@ -163,7 +163,8 @@ def _cell(
     own = {name: value for name, value in axes.items() if name in options[stage] or name == DEVICE_AXIS}
     if stage == _RECORD:
         own.pop("candidate", None)
-    return Cell(key, command, shown(own), accelerator, pack.key if pack else "")
+    of_pack = pack.axes if pack else {}
+    return Cell(key, command, {**of_pack, **shown(own)}, accelerator, pack.key if pack else "")
 
 
 def without_server(candidate: str) -> str:

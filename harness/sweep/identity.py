@@ -31,7 +31,7 @@ def identify(runtime_env: Mapping[str, Any], device: str) -> Callable[[Mapping[s
         runtime_env: of the workers.
         device: kind of device, for cells that name none.
     """
-    here = json.dumps([{**environment()}, {**runtime_env}], sort_keys=True, default=str)
+    here = json.dumps([environment(), {**runtime_env}], sort_keys=True, default=str)
     files, code = cache(file_identity), cache(code_identity)
 
     def of(taken: Mapping[str, Value], accelerator: str) -> dict[str, str]:

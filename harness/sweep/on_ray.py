@@ -91,7 +91,7 @@ def attempt(
         for path, files in zip(given.values(), inputs, strict=True):
             unpack(files, path)
         changes = Changes(folder)
-        while changes.collect(large=True):  # what was kept is there already
+        while changes.collect(at_rest=True):  # what was kept is there already
             pass
         place = Place(folder, given, worker, number, {}, lines.put, cancelled)
         thread = threading.Thread(target=run, args=(place,))
@@ -103,8 +103,8 @@ def attempt(
             wait_s = max(_SHIP_S, _SHIP_SHARE * (time.monotonic() - begun))
             yield parcel
         thread.join()
-        last = changes.collect(large=True)
-        while more := changes.collect(large=True):
+        last = changes.collect(at_rest=True)
+        while more := changes.collect(at_rest=True):
             yield _Parcel(last, (), worker)
             last = more
         yield _Parcel(last, _said(lines), worker, outcome[0])

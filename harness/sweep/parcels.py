@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ from assay.harness.files import LOCK
 
 PARCEL = 256 * 2**20
 """Most bytes that travel at once."""
+_NEVER = (0, -1)
 Files = Mapping[str, bytes | None]
 """Contents by path in a folder; None for a file that is gone. The path "" stands for a file that is no folder."""
 
@@ -21,7 +23,7 @@ def pack(path: Path) -> dict[str, bytes]:
     if path.is_file():
         return {"": path.read_bytes()}
     changes, files = Changes(path), dict[str, bytes]()
-    while more := {name: content for name, content in changes.collect(large=True).items() if content is not None}:
+    while more := {name: content for name, content in changes.collect(at_rest=True).items() if content is not None}:
         files |= more
     return files
 
@@ -55,36 +57,47 @@ class Changes:
     """
 
     folder: Path
-    _seen: dict[str, tuple[int, int]] = field(default_factory=dict)
+    _stamps: dict[str, tuple[int, int]] = field(default_factory=dict)
+    _contents: dict[str, bytes] = field(default_factory=dict)
 
-    def collect(self, large: bool = False) -> dict[str, bytes | None]:
+    def collect(self, at_rest: bool = False) -> dict[str, bytes | None]:
         """Return the files that are new, changed or gone since the last call. Locks and unfinished files are left out.
 
         One parcel holds `PARCEL` bytes, and what does not fit comes with the next call.
 
         Args:
-            large: whether to return larger files too, each of which is then more than a parcel.
+            at_rest: whether nothing changes any more. Then files are compared by their contents: one that is replaced within a tick
+                of the clock has the same time. Files that are larger than a parcel come too, each in one of its own.
         """
-        now: dict[str, tuple[int, int]] = {}
+        there: dict[str, tuple[int, int]] = {}
         changed: dict[str, bytes | None] = {}
         room = PARCEL
-        for root, _, names in os.walk(self.folder):
-            for name in names:
-                path = Path(root, name)
-                if name == LOCK or name.endswith(".part") or path.is_symlink():
+        for key, path in self._files():
+            with suppress(OSError):  # it was removed meanwhile
+                status = path.stat()
+                stamp = (status.st_mtime_ns, status.st_size)
+                there[key] = self._stamps.get(key, _NEVER)
+                if stamp == there[key] and not at_rest:
                     continue
-                with suppress(OSError):  # it was removed meanwhile
-                    status, key = path.stat(), path.relative_to(self.folder).as_posix()
-                    stamp = (status.st_mtime_ns, status.st_size)
-                    if not path.is_file():
-                        continue
-                    if self._seen.get(key) != stamp:
-                        if status.st_size > room and not (large and room == PARCEL):
-                            now[key] = self._seen.get(key, (0, -1))
-                            continue
-                        changed[key] = path.read_bytes()
-                        room -= status.st_size
-                    now[key] = stamp
-        changed.update(dict.fromkeys(self._seen.keys() - now.keys()))
-        self._seen = now
+                if status.st_size > room and not (at_rest and room == PARCEL):
+                    continue
+                content = path.read_bytes()
+                digest = hashlib.sha256(content).digest()
+                there[key] = stamp
+                if self._contents.get(key) != digest:
+                    self._contents[key] = digest
+                    changed[key] = content
+                    room -= len(content)
+        for key in self._stamps.keys() - there.keys():
+            changed[key] = None
+            self._contents.pop(key, None)
+        self._stamps = there
         return changed
+
+    def _files(self) -> Iterator[tuple[str, Path]]:
+        """Yield the files of the folder that travel."""
+        for root, _, names in os.walk(self.folder):
+            for path in (Path(root, name) for name in names):
+                unfinished = path.name.startswith(".") and path.name.endswith(".part")
+                if path.name != LOCK and not unfinished and not path.is_symlink() and path.is_file():
+                    yield path.relative_to(self.folder).as_posix(), path

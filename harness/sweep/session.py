@@ -15,13 +15,15 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field
 
+from assay.harness.collect.machine import git_state
 from assay.harness.config import RUNS
 from assay.harness.errors import AssayError, UsageError
 from assay.harness.evidence.cell import CellRecord, read_cell, write_cell
-from assay.harness.files import FolderLock, is_unused, timestamp, write_whole
+from assay.harness.evidence.storage import Storage
+from assay.harness.files import FolderLock, file_name, is_unused, timestamp, write_whole
 from assay.harness.progress import ProgressDisplay
 from assay.harness.schema import Record, read_json
-from assay.harness.sweep.cell_process import PACK, CellWork, environment, finished
+from assay.harness.sweep.cell_process import PACK, CellWork, environment, finished, hashes, remove
 from assay.harness.sweep.cells import Cell, Plan
 from assay.harness.sweep.executor import Ended, Executor, Needs, Task
 from assay.harness.sweep.result import STOPS, SweepResult, headline_of, swept, traced, worst
@@ -94,12 +96,15 @@ class Sweep:
         plan: its cells.
         folder: where it is kept.
         stop_after: regressions after which no further cell is run; 0 for never.
+        storage: where each cell is stored once it has ended, and from where those come that ended elsewhere; None for nowhere.
     """
 
     state: SweepState
     plan: Plan
     folder: Path
     stop_after: int = 0
+    storage: Storage | None = None
+    _commit: str = ""
     _records: dict[str, CellRecord] = field(default_factory=dict)
     _earlier: set[str] = field(default_factory=set)
     _skipped: dict[str, str] = field(default_factory=dict)
@@ -148,9 +153,15 @@ class Sweep:
         )  # fmt: skip
 
     def load(self) -> list[Cell]:
-        """Take the cells that have ended, and return those that are left."""
+        """Take the cells that have ended, here or in the storage, and return those that are left."""
+        stored = {*self.storage.names()} if self.storage else set[str]()
         for key in self.plan.cells:
-            if (record := finished(cell_folder(self.folder, key), key)) is not None:
+            folder = cell_folder(self.folder, key)
+            if self.storage and f"{CELLS}/{key}" in stored and finished(folder, key) is None:
+                remove(folder)
+                folder.parent.mkdir(parents=True, exist_ok=True)
+                self.storage.get_folder(f"{CELLS}/{key}", folder)
+            if (record := finished(folder, key)) is not None:
                 self._records[key] = record
                 self._earlier.add(key)
         return [cell for key, cell in self.plan.cells.items() if key not in self._records]
@@ -168,6 +179,7 @@ class Sweep:
             )  # fmt: skip
         lock = FolderLock(self.folder)
         write_whole(self.folder / STATE, self.state.model_dump_json(indent=1))
+        self._commit = git_state(Path.cwd()).partition(" ")[0]
         self.load()
         return lock
 
@@ -204,11 +216,23 @@ class Sweep:
         for done, ended in enumerate(executor.ended(), 1):
             record = self._ended(ended)
             self._records[record.key] = record
+            self._store(record)
             display.say(f"{record.verdict}: {' '.join(record.command)}{record.problem and ': ' + record.problem}")
             display.count(f"{cells[0].command[0]}: cells", done, len(cells))
             if self._enough():
                 return f"{self.stop_after} regressions were found"
         return ""
+
+    def _store(self, record: CellRecord) -> None:
+        """Store a cell. What is stored never changes, and one that failed may run again: it has a name of its own.
+
+        Raises:
+            EvidenceError: the storage cannot be written.
+        """
+        if self.storage is None:
+            return
+        failed = file_name(f".{record.created}") if record.verdict == "error" else ""
+        self.storage.put_folder(cell_folder(self.folder, record.key), f"{CELLS}/{record.key}{failed}")
 
     def _enough(self) -> bool:
         regressions = sum(record.verdict == "regression" for record in self._records.values())
@@ -218,7 +242,7 @@ class Sweep:
         """Make the task of a cell."""
         limits = self.state.spec.limits
         inputs = {PACK: cell_folder(self.folder, cell.pack) / PACK} if cell.pack else {}
-        work = CellWork(cell.key, cell.command, cell.axes, limits)
+        work = CellWork(cell.key, cell.command, cell.axes, limits, self._commit)
         return Task(cell.key, work, cell_folder(self.folder, cell.key), needs_of(limits, cell.accelerator), inputs)
 
     def _ended(self, ended: Ended[CellRecord]) -> CellRecord:
@@ -228,14 +252,16 @@ class Sweep:
         if ended.value is not None and record == ended.value:
             if record.verdict == "error" or finished(folder, cell.key) is not None:
                 return record
-            problem = "Its evidence is not that of which its record was made."
+            there = hashes(folder)
+            differing = sorted(name for name, _ in there.items() ^ record.evidence.items())
+            problem = f"Its evidence is not that of which its record was made: {', '.join(dict.fromkeys(differing))}."
         elif isinstance(ended.error, AssayError):
             problem = ended.error.found
         else:
             problem = f"{type(ended.error).__name__}: {ended.error}" if ended.error else "Its record did not arrive."
         failed = CellRecord(
             key=cell.key, command=cell.command, axes=dict(cell.axes), verdict="error", problem=problem, attempts=ended.attempts,
-            worker=ended.worker, environment=dict(environment()), created=timestamp(),
+            worker=ended.worker, environment=environment(), created=timestamp(),
         )  # fmt: skip
         write_cell(folder, failed)
         return failed

@@ -81,6 +81,24 @@ def chrome(browser: Callable[..., AbstractContextManager[Any]]) -> Iterator[Any]
         yield chrome
 
 
+@pytest.fixture(scope="session")
+def chrome_without_scripts(browser: Callable[..., AbstractContextManager[Any]]) -> Iterator[Any]:
+    with browser(scripts=False) as chrome:
+        yield chrome
+
+
+@pytest.fixture
+def prefers(chrome: Any) -> Iterator[Callable[[str], None]]:
+    """A function that makes the browser prefer light or dark pages, until the test ends."""
+
+    def prefer(scheme: str) -> None:
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        chrome.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+
+    yield prefer
+    prefer("light")
+
+
 @pytest.fixture
 def visit(chrome: Any, screenshot: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """Opens the page of a report. A script on it that raises an error fails the test."""

@@ -107,7 +107,8 @@ def test_filter(visit: Any, examples: ModuleType) -> None:
     chrome = visit(examples.many_flips(400))
 
     def shown() -> int:
-        return sum(element.is_displayed() for element in chrome.find_elements("css selector", ".flips .flip"))
+        flips = "return [...document.querySelectorAll('.flips .flip')].filter((flip) => flip.checkVisibility()).length"
+        return int(chrome.execute_script(flips))
 
     def choose(by: str, value: str) -> None:
         chrome.find_element("css selector", f"select[data-by={by}] option[value='{value}']").click()
@@ -140,22 +141,21 @@ def test_copy_buttons_appear(visit: Any, examples: ModuleType) -> None:
 
 
 def test_everything_is_readable_without_scripts(
-    browser: Callable[..., AbstractContextManager[Any]], screenshot: Any, examples: ModuleType, tmp_path: Path
+    chrome_without_scripts: Any, screenshot: Any, examples: ModuleType, tmp_path: Path
 ) -> None:
-    page = tmp_path / "report.html"
+    chrome, page = chrome_without_scripts, tmp_path / "report.html"
     page.write_text(to_html(examples.regression()), encoding="utf-8")
-    with browser(scripts=False) as chrome:
-        screenshot.open_page(chrome, page)
-        assert chrome.find_elements("css selector", ".command button") == []
-        assert not chrome.find_element("css selector", ".filter").is_displayed()
-        assert chrome.find_element("id", "verdict").is_displayed()
-        flip = chrome.find_element("css selector", ".flips .flip")
-        answer = flip.find_element("css selector", "pre")
-        assert not answer.is_displayed()
-        flip.find_element("css selector", "summary").click()
-        assert answer.is_displayed()
-        assert "Answer:" in answer.text
-        assert chrome.find_element("css selector", ".finding code").is_displayed()
+    screenshot.open_page(chrome, page)
+    assert chrome.find_elements("css selector", ".command button") == []
+    assert not chrome.find_element("css selector", ".filter").is_displayed()
+    assert chrome.find_element("id", "verdict").is_displayed()
+    flip = chrome.find_element("css selector", ".flips .flip")
+    answer = flip.find_element("css selector", "pre")
+    assert not answer.is_displayed()
+    flip.find_element("css selector", "summary").click()
+    assert answer.is_displayed()
+    assert "Answer:" in answer.text
+    assert chrome.find_element("css selector", ".finding code").is_displayed()
 
 
 @pytest.mark.few(1)
@@ -170,16 +170,12 @@ def test_a_narrow_page_does_not_scroll_sideways(visit: Any, examples: ModuleType
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_has_contrast(
-    browser: Callable[..., AbstractContextManager[Any]], screenshot: Any, any_report: Report, tmp_path: Path, scheme: str
-) -> None:
+def test_text_has_contrast(visit: Any, prefers: Callable[[str], None], any_report: Report, scheme: str) -> None:
     """WCAG 2.2 AA, 1.4.3: at least 4.5 to 1 against the nearest background."""
-    page = tmp_path / "report.html"
-    page.write_text(to_html(any_report), encoding="utf-8")
-    with browser(scheme=scheme) as chrome:
-        screenshot.open_page(chrome, page)
-        found = chrome.execute_script(_CONTRAST)
-        dark = chrome.execute_script("return getComputedStyle(document.body).backgroundColor") == "rgb(21, 23, 26)"
+    prefers(scheme)
+    chrome = visit(any_report)
+    found = chrome.execute_script(_CONTRAST)
+    dark = chrome.execute_script("return getComputedStyle(document.body).backgroundColor") == "rgb(21, 23, 26)"
     assert dark == (scheme == "dark")
     assert found["checked"] > 30
     assert found["low"] == []

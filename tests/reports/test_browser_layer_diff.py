@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -218,44 +217,33 @@ def test_a_window_that_is_made_narrow_does_not_scroll_sideways(see: Any, screens
 
 @pytest.mark.slow
 def test_dark_paper_has_its_own_colours_and_print_the_light_ones(
-    browser: Callable[..., AbstractContextManager[Any]],
-    screenshot: Any,
-    examples: ModuleType,
-    layer_diffs: ModuleType,
-    tmp_path: Path,
+    see: Any, prefers: Callable[[str], None], layer_diffs: ModuleType
 ) -> None:
     layers = layer_diffs.one_head(12, 12)
-    page = tmp_path / "report.html"
-    page.write_text(to_html(examples.regression().model_copy(update={"layers": layers})), encoding="utf-8")
     grid = _in_order(layers)[_number(layers, "extend-cached-prefix-by-head")]
-    with browser(scheme="dark") as chrome:
-        screenshot.open_page(chrome, page)
-        dark = _colour(chrome, grid, 0, 0), _colour(chrome, grid, 9, 10)
-        chrome.execute_script("dispatchEvent(new Event('beforeprint'))")
-        light = _colour(chrome, grid, 0, 0), _colour(chrome, grid, 9, 10)
-        chrome.execute_script("dispatchEvent(new Event('afterprint'))")
-        assert (_colour(chrome, grid, 0, 0), _colour(chrome, grid, 9, 10)) == dark
+    prefers("dark")
+    chrome = see(layers)
+    dark = _colour(chrome, grid, 0, 0), _colour(chrome, grid, 9, 10)
+    chrome.execute_script("dispatchEvent(new Event('beforeprint'))")
+    light = _colour(chrome, grid, 0, 0), _colour(chrome, grid, 9, 10)
+    chrome.execute_script("dispatchEvent(new Event('afterprint'))")
+    assert (_colour(chrome, grid, 0, 0), _colour(chrome, grid, 9, 10)) == dark
     assert sum(dark[0]) < 300 < 450 < sum(light[0])
     assert (dark[1], light[1]) == ((255, 255, 255), (0, 0, 0))
 
 
 def test_without_scripts_the_tables_replace_the_maps(
-    browser: Callable[..., AbstractContextManager[Any]],
-    screenshot: Any,
-    examples: ModuleType,
-    layer_diffs: ModuleType,
-    tmp_path: Path,
+    chrome_without_scripts: Any, screenshot: Any, examples: ModuleType, layer_diffs: ModuleType, tmp_path: Path
 ) -> None:
-    page = tmp_path / "report.html"
+    chrome, page = chrome_without_scripts, tmp_path / "report.html"
     page.write_text(to_html(examples.regression().model_copy(update={"layers": layer_diffs.seed_case()})), encoding="utf-8")
-    with browser(scripts=False) as chrome:
-        screenshot.open_page(chrome, page)
-        assert not [e for e in chrome.find_elements("css selector", ".heat, .key") if e.is_displayed()]
-        chrome.find_element("xpath", "//summary[. = 'Worst cells and calls']").click()
-        rows = chrome.find_elements("css selector", ".layer-diff .cells tbody tr")
-        assert len(rows) == 10
-        assert re.fullmatch(r"0 2 extend, cached prefix 143 % 4\.7 %", rows[0].text)
-        assert chrome.find_element("css selector", ".layer-diff .profile svg").is_displayed()
+    screenshot.open_page(chrome, page)
+    assert not [e for e in chrome.find_elements("css selector", ".heat, .key") if e.is_displayed()]
+    chrome.find_element("xpath", "//summary[. = 'Worst cells and calls']").click()
+    rows = chrome.find_elements("css selector", ".layer-diff .cells tbody tr")
+    assert len(rows) == 10
+    assert re.fullmatch(r"0 2 extend, cached prefix 143 % 4\.7 %", rows[0].text)
+    assert chrome.find_element("css selector", ".layer-diff .profile svg").is_displayed()
 
 
 def test_hostile_labels_do_not_run_and_are_shown_as_text(visit: Any, examples: ModuleType) -> None:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -31,7 +30,7 @@ TEST = "def test_mine():\n    assert_correct(forward, call)"
 @pytest.fixture(scope="module")
 def wrong(examples: ModuleType) -> CheckResult:
     """A wrong kernel, whose finding has an operator and a picture."""
-    found = check(fault("mask-top-left"), cases=cases(("extend",), dtypes=[torch.float32])[::12], read_out=0)
+    found = check(fault("mask-top-left"), cases=cases(("extend",), dtypes=[torch.float32], head_dims=[64])[::12], read_out=0)
     drawn = {"operator": "query i does not see keys j > i", "picture": examples.picture(examples.TOP_LEFT)}
     first, *others = found.findings
     return replace(found, findings=(first.model_copy(update=drawn), *others), again="assay check mine:forward", test=TEST)
@@ -121,7 +120,7 @@ return found;
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1200])
 def test_a_page_in_the_browser_shows_whole_pictures(
-    wrong: CheckResult, examples: ModuleType, screenshot: Any, browser: Callable[..., AbstractContextManager[Any]], tmp_path: Path,
+    wrong: CheckResult, examples: ModuleType, screenshot: Any, chrome: Any, prefers: Callable[[str], None], tmp_path: Path,
     width: int, scheme: str,
 ) -> None:  # fmt: skip
     batch = {
@@ -140,21 +139,21 @@ def test_a_page_in_the_browser_shows_whole_pictures(
     found = tuple(wrong.findings[0].model_copy(update={"picture": picture}) for picture in pictures)
     page = tmp_path / "check.html"
     write_whole(page, pages.to_html(check_document(replace(wrong, findings=found))))
-    with browser(scheme=scheme) as chrome:
-        screenshot.resize(chrome, width, 900)
-        screenshot.open_page(chrome, page)
-        assert chrome.get_log("browser") == []
-        drawings = chrome.find_elements("css selector", "figure.observed svg")
-        assert len([one for one in drawings if one.is_displayed()]) == len(pictures), "one for this width, not both"
-        assert chrome.execute_script("return document.documentElement.scrollWidth") == width
-        assert chrome.execute_script(_CUT_OFF) == []
-        assert chrome.execute_script(_OVERLAPS) == []
-        sizes = chrome.execute_script(
-            "return [...document.querySelectorAll('svg.chart')].filter((s) => s.checkVisibility())"
-            ".map((s) => [s.clientWidth, s.width.baseVal.value])"
-        )
-        room = chrome.execute_script("return document.querySelector('figure.observed').clientWidth")
-        fits = [drawn <= room for _, drawn in sizes]
-        assert fits[:3] == [True] * 3, "pictures of few keys need no scrolling"
-        assert width > 390 or all(fits), "on a phone none does"
-        assert all(shown == pytest.approx(drawn, abs=1) for shown, drawn in sizes)  # not scaled down
+    prefers(scheme)
+    screenshot.resize(chrome, width, 900)
+    screenshot.open_page(chrome, page)
+    assert chrome.get_log("browser") == []
+    drawings = chrome.find_elements("css selector", "figure.observed svg")
+    assert len([one for one in drawings if one.is_displayed()]) == len(pictures), "one for this width, not both"
+    assert chrome.execute_script("return document.documentElement.scrollWidth") == width
+    assert chrome.execute_script(_CUT_OFF) == []
+    assert chrome.execute_script(_OVERLAPS) == []
+    sizes = chrome.execute_script(
+        "return [...document.querySelectorAll('svg.chart')].filter((s) => s.checkVisibility())"
+        ".map((s) => [s.clientWidth, s.width.baseVal.value])"
+    )
+    room = chrome.execute_script("return document.querySelector('figure.observed').clientWidth")
+    fits = [drawn <= room for _, drawn in sizes]
+    assert fits[:3] == [True] * 3, "pictures of few keys need no scrolling"
+    assert width > 390 or all(fits), "on a phone none does"
+    assert all(shown == pytest.approx(drawn, abs=1) for shown, drawn in sizes)  # not scaled down

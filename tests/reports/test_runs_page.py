@@ -11,7 +11,7 @@ from urllib.parse import unquote
 import pytest
 
 from assay.harness.explain.pages import page
-from assay.harness.judge.history import RunList, list_runs
+from assay.harness.judge.history import RunLine, RunList, list_runs
 from assay.reports.explain import explain_document
 from assay.reports.page import to_html
 from assay.reports.runs import runs_document
@@ -80,3 +80,90 @@ def test_no_column_of_the_runs_is_cut_off(chrome: Any, screenshot: Any, tmp_path
     cells = chrome.execute_script(f"return [...document.querySelectorAll('.runs td')].map(cell => {right})")
     assert cells
     assert [text for text, right in cells if text and right > width] == []
+
+
+@pytest.fixture
+def many() -> RunList:
+    """600 runs: 20 models with 30 candidates, of which the newest regressed on two models; texts of strangers are among them."""
+    runs = [
+        RunLine(
+            folder=f"runs/night/cells/{model:02}-{candidate:02}",
+            created=f"2026-11-20T{model:02}:{candidate:02}:00Z",
+            verdict="regression" if candidate == 29 and model < 2 else "pass",
+            headline=f"</script><img src=x onerror='window.pwned=1'> {model} & {candidate}",
+            cause="Off by one" if candidate == 29 and model < 2 else "",
+            reference="triton",
+            candidate=f"<b>kernel-{candidate:02}</b>",
+            model=f"model-{model:02}",
+            device="cpu",
+            treatment={"backend": ("triton", f"<b>kernel-{candidate:02}</b>")},
+        )
+        for model in range(20)
+        for candidate in range(30)
+    ]
+    return RunList(folder="runs", runs=tuple(reversed(runs)))
+
+
+def test_the_matrix_has_the_worst_verdict_of_the_newest_runs(listed: RunList) -> None:
+    passed, *_ = (run for run in listed.runs if run.verdict == "pass")
+    others = [
+        passed.model_copy(
+            update={"candidate": "other", "treatment": {"backend": ("a", "other")} | more, "verdict": verdict, "created": at}
+        )
+        for more, verdict, at in (
+            ({}, "regression", "2026-11-01"),
+            ({}, "pass", "2026-11-02"),
+            ({"--page-size": ("1", "16")}, "error", "2026-11-03"),
+        )
+    ]
+    html = to_html(runs_document(RunList(folder="runs", runs=(passed, *reversed(others))), Path()))
+    (table,) = re.findall(r'<div class="scroll matrix.*?</table>', html, re.S)
+    assert re.findall(r'<th scope="col" title="([^"]*)"', table) == ["other", "other --page-size=16", passed.candidate]
+    assert re.findall(r"<td class=(\w+)>(.)", table) == [("pass", "✓"), ("error", "!"), ("pass", "✓")], (
+        "an earlier regression is history"
+    )
+
+
+def test_many_runs_are_one_list_with_each_word_once(many: RunList) -> None:
+    html = to_html(runs_document(many, Path()))
+    assert "600 runs</h1>" in html
+    assert "The newest of each treatment: 2 regression, 598 pass." in html
+    assert html.count("onerror") == 50 + 598, "the first rows for readers without scripts, and the data"
+    assert "<img" not in html
+    assert len(html) < 220_000
+    assert html.count("Off by one") == 1 + 2
+
+
+@pytest.mark.browser
+def test_a_cell_and_a_search_lead_to_runs(chrome: Any, screenshot: Any, tmp_path: Path, many: RunList) -> None:
+    (tmp_path / "runs/night/cells/01-29").mkdir(parents=True)
+    (tmp_path / "runs/night/cells/01-29/log.txt").write_text("told")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        page = tmp_path / "page.html"
+        page.write_text(to_html(runs_document(many, tmp_path)))
+    screenshot.resize(chrome, 1280, 900)
+    screenshot.open_page(chrome, page)
+
+    def output() -> str:
+        return str(chrome.find_element("css selector", ".records output").text)
+
+    assert output() == "100 of 600 shown, of 600"
+    chrome.find_element("css selector", "[data-more]").click()
+    assert output() == "200 of 600 shown, of 600"
+    chrome.find_element("css selector", ".matrix tbody tr:nth-child(2) td.regression").click()
+    assert output() == "1 of 1 shown, of 600"
+    link = chrome.find_element("css selector", ".records tbody a")
+    assert link.text == "night/cells/01-29"
+    assert link.get_attribute("href") == (tmp_path / "runs/night/cells/01-29/log.txt").as_uri()
+    chrome.find_element("css selector", "[data-reset]").click()
+    search = chrome.find_element("css selector", ".records input")
+    search.send_keys("OFF by one")
+    found = "const done = arguments[0]; setTimeout(() => done(document.querySelector('.records output').textContent), 400)"
+    assert chrome.execute_async_script(found) == "2 of 2 shown, of 600"
+    search.send_keys(" model-00")
+    assert chrome.execute_async_script(found) == "1 of 1 shown, of 600"
+    search.send_keys(" nowhere")
+    assert chrome.execute_async_script(found) == "0 of 0 shown, of 600"
+    assert chrome.execute_script("return typeof window.pwned") == "undefined"
+    assert chrome.execute_script("return document.documentElement.scrollWidth") == 1280

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Sequence
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -91,11 +92,13 @@ def picture(rows: Sequence[str], /, **more: Any) -> Picture:
     return Picture(**(values | more))
 
 
+@cache
 def passing() -> Report:
     suites = (_mmlu("pass", right=250, lost=2, gained=2), _greedy("pass"))
     return _report("pass", "sage_attn", "sage_attn is no worse than torch_native, within a margin of 5 points.", suites)
 
 
+@cache
 def regression() -> Report:
     asked = built_in(QUESTIONS)
     slips = {17, 60, 101, 143, 188, 240}
@@ -174,6 +177,7 @@ def regression() -> Report:
     )
 
 
+@cache
 def inconclusive() -> Report:
     suite = _mmlu("inconclusive", right=250, lost=0, gained=0, cached=False)
     checks = tuple(
@@ -198,6 +202,7 @@ def inconclusive() -> Report:
     )
 
 
+@cache
 def error() -> Report:
     reason = "The candidate's server died while loading (exit status 1, after 14.2 s)."
     report = _report("error", "sage_attn", "The candidate's server died while loading.", (), reasons=(reason,))
@@ -232,6 +237,7 @@ def error() -> Report:
     )
 
 
+@cache
 def failed_server() -> Report:
     """The page that is needed most: a server that left a log, and no verdict."""
     report, cause = error(), "ninja is not installed, and FlashInfer compiles its kernels with it"
@@ -250,6 +256,7 @@ def failed_server() -> Report:
 BY_VERDICT = {"pass": passing, "regression": regression, "inconclusive": inconclusive, "error": error}
 
 
+@cache
 def hostile() -> Report:
     """Every text that is not an enumeration is hostile, and two answers are 100 kB long."""
     h, base = HOSTILE, regression()

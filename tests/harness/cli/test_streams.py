@@ -21,9 +21,9 @@ RESULTS = DATA / "results"
 REGRESSION = ["compare", str(RESULTS / "lm_eval_a"), str(RESULTS / "lm_eval_b")]
 INGEST = ["ingest", str(DATA / "sglang_log" / "seed.log")]
 SETTLED = [
+    pytest.param(REGRESSION, 1, id="compare"),
     pytest.param(["--version"], 0, id="version"),
     pytest.param(["check", "noisy_kernel:wrong", "--case", "1+16-", "--read-out", "0"], 1, id="check"),
-    pytest.param(REGRESSION, 1, id="compare"),
     pytest.param(["report", "nowhere"], 2, id="report"),
 ]
 
@@ -45,7 +45,7 @@ def closed_at_once(folder: Path, arguments: Sequence[str], stderr: int = subproc
     return process.returncode, said
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("arguments", "code"), SETTLED)
 def test_a_pipe_that_is_closed_leaves_the_exit_code(tmp_path: Path, arguments: list[str], code: int) -> None:
     ended, said = closed_at_once(tmp_path, arguments)

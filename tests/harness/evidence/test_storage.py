@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
 
@@ -13,29 +12,7 @@ from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.storage import Storage, open_storage, split_url
 
 SECRET = "wJalrXUtnFEMI-secret-of-a-test"
-
-
-@pytest.fixture(scope="module")
-def object_store() -> Iterator[str]:
-    """The URL of a bucket in an object store of this machine."""
-    pytest.importorskip("s3fs")
-    server_of = pytest.importorskip("moto.server")
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        server = server_of.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-        server.start()
-        host, port = server.get_host_and_port()
-        for name, value in {
-            "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-            "AWS_ACCESS_KEY_ID": "AKIAOFATEST",
-            "AWS_SECRET_ACCESS_KEY": SECRET,
-            "AWS_DEFAULT_REGION": "us-east-1",
-        }.items():
-            monkeypatch.setenv(name, value)
-        import s3fs
-
-        s3fs.S3FileSystem(skip_instance_cache=True).mkdir("evidence")
-        yield "s3://evidence"
-        server.stop()
+"""The secret of the fixture object_store."""
 
 
 @pytest.fixture(params=["folder", "file", "memory", "s3"])

@@ -6,6 +6,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -73,11 +74,11 @@ def test_a_cell_that_takes_too_much_ends_alone(place: MakePlace, does: str, limi
     assert {path.name for path in place().folder.iterdir()} == {"cell.json", LOG}
 
 
-def test_no_file_of_a_cell_is_larger_than_all_of_them_may_be(place: MakePlace) -> None:
-    record = work("writes-one", "certify", disk_gb=0.01)(place())
+def test_no_file_of_a_cell_is_larger_than_all_of_them_may_be(place: MakePlace, tmp_path: Path) -> None:
+    record = work(f"writes-one={tmp_path / 'elsewhere'}", disk_gb=0.01)(place())
     assert record.verdict == "error"
     assert "SIGXFSZ" in record.problem or "File too large" in record.problem
-    assert (place().folder / "out").stat().st_size <= 10**7
+    assert (tmp_path / "elsewhere").stat().st_size <= 10**7
 
 
 def test_nothing_outlives_a_cell(place: MakePlace) -> None:

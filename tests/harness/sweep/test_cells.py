@@ -95,6 +95,7 @@ def test_stages_share_cells_and_replay_one_pack_for_each_model() -> None:
         "run --candidate=a:f --model=m1", "run --candidate=b:f --model=m1", "run --candidate=triton --model=m1",
         "run --candidate=a:f --model=m2", "run --candidate=b:f --model=m2", "run --candidate=triton --model=m2",
     ]  # fmt: skip
+    assert [cell.axes["model"] for cell in made.cells.values() if cell.command[0] == "replay"] == ["m1"] * 3 + ["m2"] * 3
     packs = [cell.key for cell in made.cells.values() if cell.command[0] == "record"]
     assert [made.cells[cell.pack].axes["model"] for cell in made.cells.values() if cell.pack] == ["m1"] * 3 + ["m2"] * 3
     assert packs == list(dict.fromkeys(cell.pack for cell in made.cells.values() if cell.pack))

@@ -18,10 +18,11 @@ def test_what_changed_travels_and_nothing_else(tmp_path: Path) -> None:
     (here / "deep" / "b").write_text("2")
     (here / ".lock").write_text("9")
     (here / ".c.1.part").write_text("half")
+    (here / "whole.part").write_text("3")
     (here / "link").symlink_to("/etc/passwd")
     changes = Changes(here)
     first = changes.collect()
-    assert first == {"a": b"1", "deep/b": b"2"}
+    assert first == {"a": b"1", "deep/b": b"2", "whole.part": b"3"}
     assert changes.collect() == {}
     unpack(first, there)
     (here / "a").unlink()
@@ -30,7 +31,19 @@ def test_what_changed_travels_and_nothing_else(tmp_path: Path) -> None:
     second = changes.collect()
     assert second == {"a": None, "deep/b": b"33"}
     unpack(second, there)
-    assert pack(there) == {"deep/b": b"33"} == pack(here)
+    assert pack(there) == {"deep/b": b"33", "whole.part": b"3"} == pack(here)
+
+
+def test_what_was_replaced_within_a_tick_of_the_clock_comes_at_the_end(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("1")
+    os.utime(tmp_path / "a", ns=(1, 1))
+    changes = Changes(tmp_path)
+    changes.collect()
+    (tmp_path / "a").write_text("2")
+    os.utime(tmp_path / "a", ns=(1, 1))
+    assert changes.collect() == {}
+    assert changes.collect(at_rest=True) == {"a": b"2"}
+    assert changes.collect(at_rest=True) == {}
 
 
 def test_a_file_travels_alone(tmp_path: Path) -> None:
@@ -53,6 +66,6 @@ def test_a_parcel_has_a_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     changes = Changes(tmp_path)
     sent = [set(changes.collect()) for _ in range(3)]
     assert sorted(map(sorted, sent)) == [[], ["a"], ["b"]], "what is larger waits for the end"
-    assert set(changes.collect(large=True)) == {"large"}
-    assert changes.collect(large=True) == {}
+    assert set(changes.collect(at_rest=True)) == {"large"}
+    assert changes.collect(at_rest=True) == {}
     assert set(pack(tmp_path)) == {"a", "b", "large"}

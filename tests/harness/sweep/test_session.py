@@ -13,6 +13,7 @@ from rich.console import Console
 
 from assay.harness.errors import EngineError, UsageError
 from assay.harness.evidence.cell import RESULT, CellRecord, read_cell, write_cell
+from assay.harness.evidence.storage import open_storage
 from assay.harness.files import timestamp
 from assay.harness.progress import ProgressDisplay
 from assay.harness.sweep.cell_process import PACK, hashes
@@ -154,7 +155,7 @@ def test_a_pass_without_its_evidence_is_an_error(tmp_path: Path) -> None:
     executor = Forgets(passes)
     result = made(tmp_path, axes={"candidate": ["a:f"]}).run(executor, ProgressDisplay(Console(quiet=True)))
     assert result.verdict == "error"
-    assert result.cells[0].problem == "Its evidence is not that of which its record was made."
+    assert result.cells[0].problem == "Its evidence is not that of which its record was made: result.json."
 
 
 def test_an_interrupted_sweep_has_a_result_and_goes_on(tmp_path: Path) -> None:
@@ -226,6 +227,20 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("x")
     with pytest.raises(UsageError, match="is not the folder of a sweep"):
         run(made(tmp_path, axes=THREE), passes)
+
+
+def test_what_ended_elsewhere_comes_from_the_storage(tmp_path: Path) -> None:
+    storage = open_storage(tmp_path / "stored")
+    first = made(tmp_path / "here", axes=THREE)
+    first.storage = storage
+    run(first, lambda words: "error" if "b:f" in words else "pass")
+    assert len(storage.names()) == 3
+    second = made(tmp_path / "there", axes=THREE)
+    second.storage = storage
+    result, ran = run(second, passes)
+    assert ran == ["check b:f"]
+    assert (result.verdict, [cell.earlier for cell in result.cells]) == ("pass", [True, False, True])
+    assert len(storage.names()) == 4, "the failure stays on record"
 
 
 def test_an_estimate_comes_from_earlier_durations(tmp_path: Path) -> None:

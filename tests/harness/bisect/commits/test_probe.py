@@ -11,7 +11,9 @@ from types import ModuleType
 import pytest
 import torch
 
+from assay.harness.attention.matrix import cases
 from assay.harness.attention.sample_calls import call_of
+from assay.harness.bisect.commits import probe_calls
 from assay.harness.bisect.commits.measure import BrokenEnvironment, Forks, run_build
 from assay.harness.bisect.commits.probe import ProbeTask
 from assay.harness.bisect.commits.probe_calls import choose_calls, matrix_calls, read_calls, recorded_calls, write_calls
@@ -190,7 +192,8 @@ def test_calls_survive_a_round_trip(tmp_path: Path) -> None:
     assert (condition, back.spec) == ({"phase": "extend"}, asked.spec)
 
 
-def test_calls_are_chosen_by_condition() -> None:
+def test_calls_are_chosen_by_condition(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe_calls, "cases", lambda seed: cases(("extend",), seed=seed)[::9] + cases(("decode",), seed=seed)[:9])
     every = matrix_calls(0)
     some = choose_calls(every, ["phase=extend", "prefix=1", "prefix=128"], 0)
     assert {condition["prefix"] for _, condition in some} == {"1", "128"}
