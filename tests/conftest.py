@@ -60,7 +60,7 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Draw fewer examples where slow tests are left out, and the same ones in CI; no test fails because the machine is busy."""
-    examples = 40 if "not slow" in config.option.markexpr else 100
+    examples = 25 if "not slow" in config.option.markexpr else 100
     settings.register_profile("tests", deadline=None, derandomize=bool(os.environ.get("CI")), max_examples=examples)
     settings.load_profile("tests")
 

@@ -69,12 +69,20 @@ def _with_text(report: Report, text: str) -> Report:
     return report.model_copy(update={"headline": text, "suites": (suite,), "run_id": text})
 
 
-def test_verdict_is_the_one_main_heading(any_report: Report) -> None:
-    page = Page(to_html(any_report))
+def test_a_page_has_its_verdict_for_heading_makes_no_request_and_is_the_same_again(any_report: Report) -> None:
+    html = to_html(any_report)
+    assert html == to_html(any_report)
+    page = Page(html)
     assert [text.strip() for text in page.texts["h1"]] == [any_report.verdict.capitalize()]
     assert [a for a in page.all("header") if a.get("class") == f"verdict {any_report.verdict}"]
     assert page.unbalanced == []
     assert page.open == []
+    for _, attributes in page.elements:
+        for name in ("src", "href", "action", "data", "poster", "srcset"):
+            value = attributes.get(name) or "#"
+            assert value.startswith(("#", "data:")), (name, value)
+    assert "@import" not in html
+    assert "url(" not in html
 
 
 def test_everything_that_was_found_is_on_the_page(any_report: Report) -> None:
@@ -162,16 +170,6 @@ def test_synthetic_suites_carry_a_badge_and_others_do_not(examples: ModuleType) 
     assert to_html(report).count("synthetic questions</span>") == len(report.suites)
     real = tuple(suite.model_copy(update={"synthetic": False}) for suite in report.suites)
     assert "synthetic questions</span>" not in to_html(report.model_copy(update={"suites": real}))
-
-
-def test_the_page_makes_no_request(any_report: Report) -> None:
-    page = to_html(any_report)
-    for _, attributes in Page(page).elements:
-        for name in ("src", "href", "action", "data", "poster", "srcset"):
-            value = attributes.get(name) or "#"
-            assert value.startswith(("#", "data:")), (name, value)
-    assert "@import" not in page
-    assert "url(" not in page
 
 
 def test_policy_admits_this_style_and_this_script_only(examples: ModuleType) -> None:
@@ -266,10 +264,6 @@ def test_what_was_not_seen_is_not_zero(examples: ModuleType) -> None:
     assert "".join(page.texts["td"]).count("no items") == 2
     error = to_html(examples.error())
     assert "it is unknown which kernel ran here" in error
-
-
-def test_same_report_same_page(any_report: Report) -> None:
-    assert to_html(any_report) == to_html(any_report)
 
 
 def test_argument_differences_are_listed(examples: ModuleType) -> None:
