@@ -103,8 +103,7 @@ def attempt(
             begun = time.monotonic()
             parcel = _Parcel(changes.collect(), _said(lines), worker)
             wait_s = max(_SHIP_S, _SHIP_SHARE * (time.monotonic() - begun))
-            if parcel.files or parcel.lines:  # each costs the driver milliseconds
-                yield parcel
+            yield parcel
         thread.join()
         last = changes.collect(at_rest=True)
         while more := changes.collect(at_rest=True):
