@@ -9,7 +9,7 @@ recorded before, and the answer is verified last, so a wrong ``--good``, a broke
 reported rather than bisected. A probe imports the kernel in a process that never held another commit's kernel, and reports the file
 it came from.
 
-Several commits are probed at once where there are workers: the batch whose outcomes together say the most. A probe is then a task of an
+Where there are workers, several commits are probed at once: the batch whose outcomes together say the most. A probe is a task of an
 executor (`assay.harness.sweep`), on this machine or another one.
 
 Modules: `bisection` has the library calls, `search` decides what to probe (pure), `repo` is git, `worktrees` lends worktrees,
