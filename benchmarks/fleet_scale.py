@@ -20,10 +20,8 @@ import resource
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,7 +29,6 @@ from common import assay, python_path
 from rich.console import Console
 from rich.table import Table
 
-from assay.harness.bugs.catalogue import CATALOGUE
 from assay.harness.evidence.cell import RESULT, CellRecord, read_cell, write_cell
 from assay.harness.evidence.certificate import read_certificate
 from assay.harness.files import timestamp
@@ -129,24 +126,6 @@ def memory_mb() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-@contextmanager
-def looking(look: Callable[[], None], every_s: float) -> Iterator[None]:
-    """Look at something now and then, in a thread."""
-    stop = threading.Event()
-
-    def loop() -> None:
-        while not stop.wait(every_s):
-            look()
-
-    thread = threading.Thread(target=loop, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-
-
 def driver(folder: Path, cells: int, workers: int) -> list[Row]:
     """A sweep of simulated cells on a Ray of this machine, with so many workers whether or not there are as many cores."""
     # Of a module that workers import, as the product's: what a script defines itself travels with each task.
@@ -163,22 +142,15 @@ def driver(folder: Path, cells: int, workers: int) -> list[Row]:
     spec = SweepSpec(stages=("check",), axes={"seed": tuple(range(cells))})
     swept = session.Sweep(session.SweepState(spec=spec, command="assay sweep"), plan, folder / "sweep")
     watched, before = Watched(OnRay(LOCAL)), memory_mb()
-    stored = [0.0]
-
-    def look() -> None:
-        held = ray.cluster_resources().get("object_store_memory", 0) - ray.available_resources().get(
-            "object_store_memory", 0
-        )
-        stored[0] = max(stored[0], held)
 
     ray_words = ("gcs_server", "raylet/raylet")
     begun, cpu, ray_cpu = time.monotonic(), time.process_time(), cpu_of(ray_words)
-    with looking(look, 2.0):
-        result = swept.run(watched, ProgressDisplay(Console(quiet=True)))
+    result = swept.run(watched, ProgressDisplay(Console(quiet=True)))
     wall = time.monotonic() - begun
     cpu, ray_cpu = time.process_time() - cpu, cpu_of(ray_words) - ray_cpu
     passed = sum(cell.verdict == "pass" for cell in result.cells)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    evidence = sum(path.stat().st_size for path in (folder / "sweep" / "cells").rglob("*") if path.is_file())
     again = session.Sweep(session.SweepState(spec=spec, command="assay sweep"), plan, folder / "sweep")
     resumed = time.monotonic()
     left = len(again.load())
@@ -192,7 +164,7 @@ def driver(folder: Path, cells: int, workers: int) -> list[Row]:
         Row("driver", "memory of the driver: before, most", f"{before:.0f} MB, {peak:.0f} MB"),
         Row("driver", "time to the first result", f"{watched.first - begun:.1f} s"),
         Row("driver", "wall time, and that of the cells alone", f"{wall:.1f} s, {cells * CELL_S / workers:.1f} s"),
-        Row("driver", "object store, most", f"{stored[0] / 1e6:.1f} MB"),
+        Row("driver", "evidence that a cell sends back", f"{evidence / cells / 1e3:.1f} kB"),
         Row("driver", "to see what is left after a restart", f"{resumed:.2f} s"),
     ]
 
@@ -220,6 +192,8 @@ class SpedUp:
 
 def speed_up(folder: Path, workers: Sequence[int], faults: int, checks: int, with_ray: bool) -> list[Row]:
     """The same work with more and more workers, each with a thread of its own."""
+    from assay.harness.bugs.catalogue import CATALOGUE  # not at the top: workers of `driver` would import PyTorch
+
     threads = {"OMP_NUM_THREADS": "1"}
     ids = [word for id in [*CATALOGUE][:faults] for word in ("--fault", id)]
     rows = []

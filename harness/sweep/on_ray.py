@@ -37,6 +37,8 @@ IN_FLIGHT = 512
 """Most tasks that Ray is given at a time: enough to keep a large cluster busy, and for its autoscaler to see what waits."""
 _SHIP_S, _SHIP_SHARE = 5.0, 20
 """Seconds between two parcels of a running task, and at least so many times as long as the last one took to make."""
+_GATHER_S = 0.05
+"""Seconds in which the parcels of other tasks may come, once one has: each look at hundreds of tasks takes milliseconds."""
 _GRACE_S = 10.0
 """Seconds that cancelled tasks have to end their processes before their workers are killed."""
 _TEMPORARY = "assay-task-"
@@ -221,6 +223,7 @@ class OnRay:
                 continue
             ready, _ = ray.wait([*self._given], num_returns=1, timeout=1.0)
             if ready:
+                time.sleep(_GATHER_S)
                 ready, _ = ray.wait([*self._given], num_returns=len(self._given), timeout=0)
             for stream in ready:
                 self._receive(stream, self._given[stream])

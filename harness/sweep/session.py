@@ -235,8 +235,9 @@ class Sweep:
         self.storage.put_folder(cell_folder(self.folder, record.key), f"{CELLS}/{record.key}{failed}")
 
     def _enough(self) -> bool:
-        regressions = sum(record.verdict == "regression" for record in self._records.values())
-        return bool(self.stop_after) and regressions >= self.stop_after
+        if not self.stop_after:
+            return False
+        return sum(record.verdict == "regression" for record in self._records.values()) >= self.stop_after
 
     def _task(self, cell: Cell) -> Task[CellRecord]:
         """Make the task of a cell."""

@@ -112,6 +112,10 @@ def test_what_stopped_shares_have_found_is_kept(tmp_path: Path) -> None:
     assert set(IDS) - set(Kept.open(tmp_path / "out", envelope()).results) == {"fault-19"}
     DEADLY.clear()
     RAN.clear()
+    # One share more, whose command was killed beside this one.
+    Kept.open(tmp_path / "out" / spread.SHARES / "other" / spread.OUT, envelope()).add(result("fault-20"))
+    left = spreading(3).certify(["fault-20"], envelope(), tmp_path / "out", QUIET)
+    assert ([one.id for one in left.examined], RAN) == (["fault-20"], [])
     made = spreading(3).certify(IDS, envelope(), tmp_path / "out", QUIET)
     assert [examined.id for examined in made.examined] == IDS
     assert RAN == ["fault-19"]

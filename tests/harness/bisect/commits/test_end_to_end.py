@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -114,3 +115,29 @@ def test_git_bisect_run(histories: ModuleType, tmp_path: Path, monkeypatch: pyte
 def test_a_usage_error_stops_git_bisect(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: list[str]) -> None:
     assert here(monkeypatch, tmp_path, "probe", *flags) == 128, "2 would be a bad commit"
     assert here(monkeypatch, tmp_path, "commits", "--no-such-flag") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", [("--jobs", "3"), ("--ray",)])
+def test_several_commits_at_once(
+    histories: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], where: Sequence[str]
+) -> None:
+    if "--ray" in where:
+        pytest.importorskip("ray")
+    culprit = 13
+    made = histories.planted(tmp_path / "repo", histories.straight(24), culprit, broken={5})
+    build = f"echo $(git rev-parse HEAD) >> {tmp_path}/builds; ! grep -q 'return ($' attn.py"
+    command = [
+        "commits", "--repo", str(made.path), "--good", made.commits[0], "--bad", "main", "--kernel", "attn:forward",
+        "--build", build, "--calls", "6", "--scan", "1", "--out", str(tmp_path / "out"), *where,
+    ]  # fmt: skip
+    assert here(monkeypatch, tmp_path, *command) == 0
+    assert f"{made.commits[culprit][:12]} is the culprit among 23 commits" in capsys.readouterr().out
+    state = BisectFolder(tmp_path / "out").read()
+    assert {probe.commit for probe in state.probes[:2]} == {made.commits[0], made.commits[-1]}
+    assert all((tmp_path / "out" / "logs" / f"{probe.number:04d}" / "log.txt").exists() for probe in state.probes)
+    built = (tmp_path / "builds").read_text().split()
+    assert set(built) == {probe.commit for probe in state.probes}
+    assert built.count(made.commits[culprit]) < sum(probe.commit == made.commits[culprit] for probe in state.probes), "used again"
+    assert histories.git(made.path, "status", "--porcelain") == ""
+    assert histories.git(made.path, "worktree", "list").count("\n") == 1

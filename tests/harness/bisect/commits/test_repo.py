@@ -132,6 +132,7 @@ def test_a_copy_holds_the_range_and_nothing_before_it(histories: ModuleType, tmp
             assert (tree / "attn.py").read_text() == f"NUMBER = {number}\n"
         with pytest.raises(GitFailed, match="checkout failed"):
             copy.checkout(tree, made.commits[0], keep_ignored=False)
+    assert histories.git(copy.path, "log", "--format=%s", made.commits[5]).split("\n")[0] == "Change 5", "a build may ask for it"
     assert copy.describe(made.commits[4]).parents == (made.commits[2], made.commits[3])
 
 

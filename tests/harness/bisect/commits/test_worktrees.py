@@ -74,6 +74,8 @@ def test_worktrees_in_use_are_lent_to_nobody_else(made: object) -> None:
         with trees.lend(commits[3]) as again:
             again.check_out(keep_ignored=False)
             assert (again.path / "attn.py").read_text() == "NUMBER = 3\n"
+            with trees.lend(commits[3]) as beside:
+                assert beside.path != again.path
         assert len(list(folder.glob("[0-9]*"))) == 4, "nothing was built in them: one of them is used again"
     assert not folder.exists()
 
