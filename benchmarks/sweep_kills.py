@@ -1,6 +1,6 @@
-"""Kills workers, nodes and the driver of a sweep on Ray at random moments: is a cell lost, doubled, or passed without evidence?
+"""Kills workers, nodes and the driver of a sweep on Ray at random moments: is a cell lost, doubled, or without evidence?
 
-    python benchmarks/sweep_kills.py [--kills 30] [--nodes 3] [--cores 2] [--cells 12] [--seed 0]
+    python benchmarks/sweep_kills.py [--kills 30] [--between 4 14] [--nodes 3] [--cores 2] [--cells 48]
 
 The cluster is real (`ray.cluster_utils.Cluster`: a process for each node), as are assay, its guardians, files and requests. Cells
 are runs with two servers each, which are stand-ins for SGLang (``tests/stand_ins/engine``). One sweep goes on while every few
@@ -9,7 +9,7 @@ Then a hostile cell is run beside a good one: it fills the disk, forks, and neve
 
 - lost: cells without a record at the end, or whose record is an error.
 - doubled: cells that were run again although they had ended, and answers that a cell has twice.
-- without evidence: cells that passed and whose evidence is not that of the record.
+- without evidence: cells with a verdict whose evidence is not that of the record.
 - left: processes that had been started by what was killed, and that live 20 s later; and those that are left at the end.
 """
 
@@ -41,8 +41,6 @@ from assay.harness.sweep.cell_process import finished
 ROOT = Path(__file__).parents[1]
 ENGINE = ROOT / "tests" / "stand_ins" / "engine"
 GONE_S = 20.0
-BETWEEN_S = (4.0, 14.0)
-"""Seconds between two kills."""
 MARK = "SWEEP_KILLS"
 """Environment variable of everything that is started here."""
 RUNS = """\
@@ -80,6 +78,7 @@ class Campaign:
     Attributes:
         cluster: the nodes; workers have the cores, the head has none.
         place: holds the sweep.
+        between_s: fewest and most seconds between two kills.
         doubled: keys of cells that ran again although they had ended.
         left: processes that outlived what had started them.
     """
@@ -89,6 +88,7 @@ class Campaign:
     cores: int
     random: random.Random
     console: Console
+    between_s: tuple[float, float]
     nodes: list[Any] = field(default_factory=list)
     driver: subprocess.Popen[bytes] | None = None
     doubled: set[str] = field(default_factory=set)
@@ -171,7 +171,7 @@ class Campaign:
     def run(self, kills: int) -> None:
         """Kill so many times, and let the sweep come to its end."""
         for number in range(kills):
-            pause = time.monotonic() + self.random.uniform(*BETWEEN_S)
+            pause = time.monotonic() + self.random.uniform(*self.between_s)
             while time.monotonic() < pause:
                 self.look()
                 time.sleep(0.1)
@@ -275,7 +275,8 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--nodes", type=int, default=3)
     parser.add_argument("--cores", type=int, default=2)
-    parser.add_argument("--cells", type=int, default=24)
+    parser.add_argument("--cells", type=int, default=48)
+    parser.add_argument("--between", type=float, nargs=2, default=(4.0, 14.0), metavar="SECONDS")
     parser.add_argument("--seed", type=int, default=0)
     given, console = parser.parse_args(), Console(width=160)
     from ray.cluster_utils import Cluster
@@ -290,7 +291,7 @@ def main() -> None:
         RUNS.format(questions=", ".join(str(64 + 2 * number) for number in range(given.cells)))
     )
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
-    campaign = Campaign(cluster, place, given.cores, random.Random(given.seed), console)
+    campaign = Campaign(cluster, place, given.cores, random.Random(given.seed), console, tuple(given.between))
     begun = time.monotonic()
     try:
         for _ in range(given.nodes):
@@ -309,14 +310,14 @@ def main() -> None:
     folders = [*campaign.sweep.glob("cells/*")]
     records = {path: record for path in folders if (record := read_cell(path))}
     errors = [record.problem for record in records.values() if record.verdict == "error"]
-    naked = [path for path, record in records.items() if record.verdict == "pass" and not finished(path, record.key)]
+    naked = [path for path, record in records.items() if record.verdict != "error" and not finished(path, record.key)]
     numbers = {
         "kills": given.kills,
         "cells": given.cells,
         "cells lost": given.cells - len(records) + len(errors),
         "cells doubled": len(campaign.doubled),
         "answers doubled or lacking": sum(map(answers_twice, folders)),
-        "passed without evidence": len(naked),
+        "verdicts without evidence": len(naked),
         "processes left": len(left),
         "processes left by Ray itself": len(left_of_ray),
         "attempts": sum(record.attempts for record in records.values()),
@@ -332,7 +333,7 @@ def main() -> None:
         console.print(what, markup=False)
     wrong = sum(
         numbers[name]
-        for name in ("cells lost", "cells doubled", "answers doubled or lacking", "passed without evidence")
+        for name in ("cells lost", "cells doubled", "answers doubled or lacking", "verdicts without evidence")
     )
     if wrong or left:
         console.print(f"Kept: {place}")

@@ -9,10 +9,9 @@ from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from urllib.parse import quote
 
-from assay.harness.evidence.cell import LOG
-from assay.harness.history.rows import STAGE
+from assay.harness.history.rows import SHOWN, STAGE, settings_of
 from assay.harness.history.trend import Trend
-from assay.harness.judge.history import PAGE, RunLine, RunList, Worst
+from assay.harness.judge.history import RunLine, RunList, Worst
 from assay.harness.judge.report import NOT_FINITE
 from assay.harness.sides import differing
 from assay.harness.text import counted, one_line, two_digits
@@ -168,8 +167,8 @@ def _records(listed: RunList, beside: Path, links: Mapping[str, str] | None) -> 
 
 def _treatment(run: RunLine) -> str:
     """Return what was compared: "sage_attn against torch_native, tiny on cpu"."""
-    others = {name: values for name, values in run.treatment.items() if name != "backend"}
-    settings = f" ({differing(others)})" if others else ""
+    words = settings_of(run.treatment)
+    settings = f" ({words})" if words else ""
     against = f" against {run.reference}" if run.reference else ""
     return one_line(f"{run.candidate}{against}{settings}, {_row_of(run)}", 120)
 
@@ -251,5 +250,5 @@ def _link(run: RunLine, beside: Path, links: Mapping[str, str] | None) -> str:
     """The address of a run's page relative to this one; empty where it has none."""
     if links is not None:
         return quote(links.get(run.folder, ""))
-    page = next((page for name in (PAGE, LOG) if (page := Path(run.folder) / name).is_file()), None)
+    page = next((page for name in SHOWN if (page := Path(run.folder) / name).is_file()), None)
     return quote(os.path.relpath(page.resolve(), beside.resolve())) if page else ""

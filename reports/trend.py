@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from assay.harness.history.trend import Move, Point, Series, Trend, label
 from assay.harness.text import counted, one_line
 from assay.reports import charts
-from assay.reports.document import Block, Cell, Document, Drawing, Items, Line, Only, Section, Table, Words, more
+from assay.reports.document import Block, Cell, Document, Drawing, Fold, Items, Line, Only, Section, Table, Words, more
 from assay.reports.summary import NOTHING
 from assay.reports.svg import (
     AXIS_HEIGHT,
@@ -81,13 +81,15 @@ def trend_sections(trends: Sequence[Trend]) -> list[Block]:
     if not series:
         return []
     lines: list[Words] = [
-        (Cell(one_line(each.title, 200), "strong"), f": {_sentence(each.moves[0], '')}")
-        for each, _ in moved[: 4 * _DRAWN]
+        (Cell(one_line(each.title, 200), "strong"), f": {_sentence(each.moves[0], '')}") for each, _ in drawn
     ]
     names = ", ".join(trend.metric for trend in trends)
-    said = f"{len(moved)} of {len(series):,} series of {names} moved."
-    blocks: list[Block] = [Line(said, "deciding"), Items(lines)] if lines else [Line(said, "deciding")]
-    return [Section("trends", "Trends", [*blocks, *(Drawing(trend_chart(each, trend)) for each, trend in drawn)])]
+    blocks: list[Block] = [Line(f"{len(moved)} of {len(series):,} series of {names} moved.", "deciding")]
+    if drawn:
+        left = len(moved) - len(drawn)
+        blocks += [Items(lines), *([Line(f"… and {left}: see assay trend METRIC", "quiet")] if left else [])]
+        blocks.append(Fold("Charts", [Drawing(trend_chart(each, trend)) for each, trend in drawn]))
+    return [Section("trends", "Trends", blocks)]
 
 
 def _sentence(move: Move, metric: str) -> str:

@@ -59,15 +59,16 @@ def runs(
     from assay.harness.history.table import History, has_cells
     from assay.harness.history.trend import usual_trends
     from assay.harness.judge.history import list_runs
-    from assay.reports.page import to_html
     from assay.reports.runs import runs_document
 
     page = html or (site and site / "index.html")
-    kept = (page is not None or (Path(folder) / ROWS).is_dir() or has_cells(Path(folder))) and find_spec("duckdb")
+    kept = (page or (Path(folder) / ROWS).is_dir() or has_cells(Path(folder))) and find_spec("duckdb")
     history = History(folder) if where or is_url(folder) or kept else None
     listed = history.runs(where) if history else list_runs(Path(folder))
     trends = usual_trends(history, where) if history and page else []
     if site:
+        from assay.reports.page import to_html
+
         document = runs_document(listed, site, trends, copy_reports(listed, site))
         write_whole(site / "index.html", to_html(document))
         say(f"Site: {site}")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from assay.harness.errors import EvidenceError
 from assay.harness.evidence.storage import is_url, open_storage
 from assay.harness.files import write_whole
-from assay.harness.judge.history import PAGE, RunLine, RunList
+from assay.harness.history.rows import SHOWN
+from assay.harness.judge.history import RunList
 
 _REPORTS = "reports"
 _MOST = 200
@@ -15,28 +15,26 @@ _MOST = 200
 
 
 def copy_reports(listed: RunList, site: Path) -> dict[str, str]:
-    """Copy the reports of runs into a site: of the newest of each treatment, those that did not pass first.
+    """Copy the reports of runs, or the logs of cells without one, into a site: of the newest of each treatment, those that did not pass first.
 
     Returns:
         The address of each, relative to its page, by the run's folder.
     """
+    storage = open_storage(listed.folder)
     newest = [history[-1] for history in listed.histories]
     copied: dict[str, str] = {}
     for run in sorted(newest, key=lambda run: run.verdict == "pass"):
         if len(copied) == _MOST:
             break
-        content = _report(run, listed.folder)
+        name = run.folder.removeprefix(listed.folder).strip("/")
+        if is_url(listed.folder):
+            there = storage.file_hashes(name) if storage.complete(name) else {}
+            file = next((file for file in SHOWN if file in there), "")
+            content = storage.read_file(name, file) if file else None
+        else:
+            file = next((file for file in SHOWN if (Path(run.folder) / file).is_file()), "")
+            content = (Path(run.folder) / file).read_bytes() if file else None
         if content is not None:
-            copied[run.folder] = f"{_REPORTS}/{run.folder.removeprefix(listed.folder).strip('/')}.html"
+            copied[run.folder] = f"{_REPORTS}/{name}{Path(file).suffix}"
             write_whole(site / copied[run.folder], content, durable=False)
     return copied
-
-
-def _report(run: RunLine, place: str) -> bytes | None:
-    if not is_url(place):
-        path = Path(run.folder) / PAGE
-        return path.read_bytes() if path.is_file() else None
-    try:
-        return open_storage(place).read_file(run.folder.removeprefix(place).strip("/"), PAGE)
-    except EvidenceError:  # a cell without a report of its own
-        return None

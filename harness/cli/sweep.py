@@ -83,6 +83,7 @@ def sweep(
     from assay.harness.evidence.storage import is_url, open_storage, split_url
     from assay.harness.sweep.executors import executor_of
     from assay.harness.sweep.session import Sweep, SweepState, default_folder, latest_folder, needs_of, read_state
+    from assay.harness.sweep.spec import DEVICE_AXIS
     from assay.harness.sweep.spec import make_spec as sweep_spec
 
     storage = open_storage(out) if out and is_url(out) else None
@@ -98,7 +99,13 @@ def sweep(
         raise UsageError(
             "The sweep has a [runtime_env].", "workers of Ray, which have one", "add --ray, or leave it out"
         )
-    made = Sweep(state, _planned(state.spec), folder, stop_after, storage)
+    if DEVICE_AXIS in state.spec.axes and not ray:
+        raise UsageError(
+            f"The sweep has the axis {DEVICE_AXIS}.",
+            "workers of these kinds",
+            f"add --ray ADDRESS, or name the kind of this machine's GPUs under [limits], as {DEVICE_AXIS}",
+        )
+    made = Sweep(state, _planned(state.spec, ray), folder, stop_after, storage)
     executor = executor_of(needs_of(state.spec.limits), jobs, ray, state.spec.runtime_env, _said)
     if dry_run:
         _show_cells(made, jobs, executor)
@@ -108,7 +115,7 @@ def sweep(
     raise typer.Exit(_report(result, folder, json, html, junit))
 
 
-def _planned(spec: SweepSpec) -> Plan:
+def _planned(spec: SweepSpec, ray: str | None) -> Plan:
     """Make the plan of a sweep, each of whose values some command has accepted.
 
     Raises:
@@ -116,10 +123,12 @@ def _planned(spec: SweepSpec) -> Plan:
     """
     from assay.harness.sweep.cells import commands_of, plan
     from assay.harness.sweep.identity import identify
+    from assay.harness.sweep.this_machine import gpus_here
 
     commands = {name: load_command(name) for name in commands_of(spec)}
     options = {name: options_of(name, command.params) for name, command in commands.items()}
-    device = spec.limits.accelerator or ("any GPU" if spec.limits.gpus else "CPU")
+    here = "any GPU" if ray else ", ".join(sorted({*gpus_here().values()}))
+    device = spec.limits.accelerator or (here if spec.limits.gpus else "CPU")
     planned = plan(spec, options, identify(spec.runtime_env, device))
     tried: set[tuple[str, str, str]] = set()
     for cell in planned.cells.values():

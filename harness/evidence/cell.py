@@ -16,6 +16,8 @@ SCHEMA: Literal["assay.cell/1"] = "assay.cell/1"
 FILE = "cell.json"
 RESULT, LOG = "result.json", "log.txt"
 """Files of a cell beside its record: what the command printed with ``--json``, and everything else that it printed."""
+OUT = "out"
+"""Folder of the evidence of a cell's command."""
 
 
 class CellRecord(Decided):

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.cell import FILE as CELL
-from assay.harness.evidence.cell import RESULT, CellRecord
-from assay.harness.judge.history import REPORT, RunLine, Worst, line_of
+from assay.harness.evidence.cell import LOG, OUT, RESULT, CellRecord
+from assay.harness.judge.history import PAGE, REPORT, RunLine, Worst, line_of
 from assay.harness.judge.report import NOT_FINITE, SuiteResult
 from assay.harness.judge.report_file import parse_report
+from assay.harness.sides import differing
 from assay.harness.stats.share import clopper_pearson
 from assay.harness.text import one_line
 from assay.harness.verdict import Verdict
@@ -24,6 +25,8 @@ STAGE = "command"
 """The setting that says what a cell did: a check and a replay of a kernel have no history together."""
 READ = (CELL, REPORT, RESULT)
 """Files that a run or a cell is read from."""
+SHOWN = (PAGE, f"{OUT}/{PAGE}", LOG)
+"""Files that a reader of a list is led to: the first that a run or cell has."""
 _ALPHA = 0.05
 
 
@@ -122,6 +125,12 @@ def line_of_rows(rows: list[Row], folder: str) -> RunLine:
 _SHARED = (
     "run_id", "created", "verdict", "headline", "cause", "reference", "candidate", "model", "device", "seconds", "problem",
 )  # fmt: skip
+
+
+def settings_of(treatment: Mapping[str, Sequence[str]]) -> str:
+    """Return what a treatment has beside the backend, in words, such as "check --page-size=16"; empty for nothing."""
+    others = {name: (pair[0], pair[1]) for name, pair in treatment.items() if name not in ("backend", STAGE)}
+    return " ".join(filter(None, [treatment.get(STAGE, ("", ""))[1], differing(others)]))
 
 
 def _rows(name: str, url: str, stamp: str, files: Mapping[str, bytes]) -> list[Row]:

@@ -11,6 +11,7 @@ import math
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 CELLS = "cells"
 """Folder of a sweep's cells."""
 _NUMBERS = ("seconds", "value", "low", "high", "bound")
+_FETCHES = 16
+"""Files that are fetched at once."""
 _AT_ONCE = 500
 """Runs whose files are held in memory at once."""
 
@@ -141,10 +144,14 @@ class History:
     def _load(self, scratch: Path) -> None:
         """Load the rows that the place keeps."""
         keys = [key for key in self._storage.keys(ROWS) if key.endswith(".parquet")]
-        for number, key in enumerate(keys):
-            content = self._storage.read(key)
+
+        def fetch(number: int) -> None:
+            content = self._storage.read(keys[number])
             if content is not None:
                 (scratch / f"{number:06}.parquet").write_bytes(content)
+
+        with ThreadPoolExecutor(_FETCHES) as pool:
+            list(pool.map(fetch, range(len(keys))))
         if not keys:
             return
         import duckdb

@@ -11,10 +11,9 @@ from typing import Literal
 from pydantic import ConfigDict, Field
 
 from assay.harness.errors import UsageError
-from assay.harness.history.rows import LENGTH, OWN_ERROR
+from assay.harness.history.rows import LENGTH, OWN_ERROR, settings_of
 from assay.harness.history.table import History
 from assay.harness.schema import RULE, Part
-from assay.harness.sides import differing
 from assay.harness.stats.change import change, changes
 from assay.harness.stats.multiple import benjamini_hochberg
 from assay.harness.text import did_you_mean
@@ -150,7 +149,7 @@ def usual_trends(history: History, where: str = "") -> list[Trend]:
 
 def _series(key: tuple[str, ...], points: list[Point], by: By) -> Series:
     metric, model, candidate, reference, device, treatment = key
-    settings = differing({name: tuple(pair) for name, pair in json.loads(treatment).items() if name != "backend"})
+    settings = settings_of(json.loads(treatment))
     return Series(
         metric=metric, model=model, candidate=candidate, reference=reference, device=device, settings=settings,
         points=tuple(points), moves=(),

@@ -18,7 +18,7 @@ from typing import Any, get_args
 from assay.harness.collect.machine import installed_packages
 from assay.harness.engines.process import ServerProcess
 from assay.harness.errors import ExitCode
-from assay.harness.evidence.cell import FILE, LOG, RESULT, CellRecord, read_cell, write_cell
+from assay.harness.evidence.cell import FILE, LOG, OUT, RESULT, CellRecord, read_cell, write_cell
 from assay.harness.evidence.certificate import installed_version, source_hash
 from assay.harness.files import timestamp
 from assay.harness.sweep.executor import Place
@@ -31,7 +31,6 @@ PACK = "pack"
 """Name of the input that is a replay pack, and of the folder into which a cell records one."""
 COMMIT = "commit"
 """Entry of a cell's environment that says where it was run, and does not decide what it finds."""
-OUT = "out"
 _LOG_KEPT = 1_000_000
 """Bytes of the log of a cell that took too much."""
 _POLL_S = 0.1

@@ -69,6 +69,7 @@ def test_kinds_of_options_are_those_of_the_commands() -> None:
         (["run", "--set", "candidate=a:f", "--set", "margin=7"], "assay run --candidate=a:f --margin=7: --margin is 7.0."),
         (["check"], "check: axes is {}."),
         (["missing.toml"], "There is no file missing.toml."),
+        (["check", "--set", "candidate=a:f", "--set", "accelerator=H100,L4"], "The sweep has the axis accelerator."),
         (["--resume"], "There is no sweep in runs/."),
         (["--resume", "--out", "."], ". holds no sweep."),
     ],

@@ -57,6 +57,7 @@ def test_a_stored_folder_is_never_changed(storage: Storage, run: Path) -> None:
     (run / "report.json").write_text('{"verdict": "pass"}')
     with pytest.raises(EvidenceError, match=r"already, with other content: report\.json"):
         storage.put_folder(run, "one")
+    assert not storage.create("one/report.json", b"[]"), "nor is a file"
     assert storage.read_file("one", "report.json") == b"{}"
 
 

@@ -34,16 +34,27 @@ def test_what_changed_travels_and_nothing_else(tmp_path: Path) -> None:
     assert pack(there) == {"deep/b": b"33", "whole.part": b"3"} == pack(here)
 
 
-def test_what_was_replaced_within_a_tick_of_the_clock_comes_at_the_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("small", "meanwhile"), [(100, {"a": b"2"}), (0, {})])
+def test_what_changes_without_a_change_of_its_time_comes_at_once_or_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: int, meanwhile: dict[str, bytes]
+) -> None:
+    """As a file of counts does that a server has mapped into its memory."""
+    monkeypatch.setattr(parcels, "_SMALL", small)
     (tmp_path / "a").write_text("1")
     os.utime(tmp_path / "a", ns=(1, 1))
     changes = Changes(tmp_path)
     changes.collect()
     (tmp_path / "a").write_text("2")
     os.utime(tmp_path / "a", ns=(1, 1))
-    assert changes.collect() == {}
-    assert changes.collect(at_rest=True) == {"a": b"2"}
+    assert changes.collect() == meanwhile
+    assert changes.collect(at_rest=True) == ({} if meanwhile else {"a": b"2"})
     assert changes.collect(at_rest=True) == {}
+
+
+def test_no_copy_has_an_effect_without_its_cause(tmp_path: Path) -> None:
+    for name in ("admissions.jsonl", "7.calls.i64", "records.jsonl"):
+        (tmp_path / name).write_text("1")
+    assert [*Changes(tmp_path).collect()] == ["records.jsonl", "7.calls.i64", "admissions.jsonl"]
 
 
 def test_a_file_travels_alone(tmp_path: Path) -> None:
