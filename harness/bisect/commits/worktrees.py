@@ -23,8 +23,7 @@ _HOME = "home"
 _COPY, _HOLDS = "copy", "holds"
 """The copy; and beside each worktree, the commit that was built in it, which is not there while it is built."""
 _SPARE = 8
-"""Free worktrees that are kept for what was built in them: with two workers, what was probed after the culprit and its parent came out
-took four places before the culprit was read."""
+"""Free worktrees that are kept for what was built in them: other commits are probed between the culprit's first and last probe."""
 
 
 class Worktree:
