@@ -22,8 +22,8 @@ _HOME = "home"
 """Marks the folder on the machine of the repository; elsewhere, one of the same name has a copy of the range."""
 _COPY, _HOLDS = "copy", "holds"
 """The copy; and beside each worktree, the commit that was built in it, which is not there while it is built."""
-_SPARE = 2
-"""Free worktrees that are kept for what was built in them: a commit's and its parent's."""
+_SPARE = 8
+"""Free worktrees that are kept for what was built in them: other commits are probed between the culprit's first and last probe."""
 
 
 class Worktree:

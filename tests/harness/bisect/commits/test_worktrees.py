@@ -80,7 +80,8 @@ def test_worktrees_in_use_are_lent_to_nobody_else(made: object) -> None:
     assert not folder.exists()
 
 
-def test_what_was_built_is_used_again_until_other_builds_need_its_room(made: object) -> None:
+def test_what_was_built_is_used_again_until_other_builds_need_its_room(made: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("assay.harness.bisect.commits.worktrees._SPARE", 2)
     repository, commits = Repository(made.path), made.commits  # type: ignore[attr-defined]
 
     def probe(number: int, fails: bool = False) -> bool:
