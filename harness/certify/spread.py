@@ -9,9 +9,10 @@ from hashlib import sha256
 from pathlib import Path
 
 from assay.harness.certify.session import ATTEMPTS, CannotContinueError, Kept
+from assay.harness.evidence.cell import OUT
 from assay.harness.evidence.certificate import Certificate, CertifiedEnvelope
 from assay.harness.progress import ProgressDisplay
-from assay.harness.sweep.cell_process import OUT, CellWork
+from assay.harness.sweep.cell_process import CellWork
 from assay.harness.sweep.executor import Ended, Executor, Needs, Task
 from assay.harness.sweep.spec import Limits
 
