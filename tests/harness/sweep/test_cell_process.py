@@ -62,8 +62,8 @@ def test_a_cell_that_failed_runs_again(place: MakePlace) -> None:
     ("does", "limits", "told"),
     [
         ("sleeps=600", {"minutes": 0.03}, "it did not end within 0.03 min"),
-        ("eats=60", {"memory_gb": 0.2}, "its processes took more than 0.2 GB of memory"),
-        ("writes", {"disk_gb": 0.05}, "its files took more than 0.05 GB"),
+        ("eats=60", {"memory_gb": 0.2, "minutes": 1}, "its processes took more than 0.2 GB of memory"),
+        ("writes", {"disk_gb": 0.05, "minutes": 1}, "its files took more than 0.05 GB"),
     ],
 )
 def test_a_cell_that_takes_too_much_ends_alone(place: MakePlace, does: str, limits: dict[str, float], told: str) -> None:
