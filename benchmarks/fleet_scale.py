@@ -36,7 +36,7 @@ from assay.harness.progress import ProgressDisplay
 from assay.harness.sweep import session
 from assay.harness.sweep.cell_process import hashes
 from assay.harness.sweep.cells import Cell, Combination, Plan
-from assay.harness.sweep.executor import Executor, Needs, Place, Task
+from assay.harness.sweep.executor import Executor, Needs, Task, Workplace
 from assay.harness.sweep.spec import SweepSpec
 from assay.harness.sweep.this_machine import ThisMachine, gpus_here
 
@@ -68,7 +68,7 @@ class SimulatedCell:
     limits: object
     commit: str = ""
 
-    def __call__(self, place: Place) -> CellRecord:
+    def __call__(self, place: Workplace) -> CellRecord:
         begun = time.monotonic()
         time.sleep(CELL_S)
         (place.folder / RESULT).write_text(json.dumps({"verdict": "pass", "headline": "passed", "rows": [*range(400)]}))
@@ -236,7 +236,7 @@ def speed_up(folder: Path, workers: Sequence[int], faults: int, checks: int, wit
 class CardCell:
     """A check on the GPU of its place, whose card it names."""
 
-    def __call__(self, place: Place) -> tuple[str, float, float, int]:
+    def __call__(self, place: Workplace) -> tuple[str, float, float, int]:
         environment = {**os.environ, **place.environment}
         begun = time.time()
         named = subprocess.run(

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from assay.harness.evidence.cell import CellRecord, write_cell
-from assay.harness.history.table import History
+from assay.harness.history.table import RunTable
 from assay.harness.history.trend import trend_of, usual_trends
 from assay.harness.verdict import Verdict
 from assay.reports.page import to_html
@@ -115,10 +115,10 @@ def main() -> None:
             seconds[what] = (time.perf_counter() - begun[0], time.process_time() - begun[1])
 
         start = (time.perf_counter(), time.process_time())
-        history = History(str(root))
+        history = RunTable(str(root))
         timed("first look: every cell is read, and its rows are kept", start)
         start = (time.perf_counter(), time.process_time())
-        history = History(str(root))
+        history = RunTable(str(root))
         timed("later looks: rows are loaded, and what is new is looked for", start)
         start = (time.perf_counter(), time.process_time())
         found = history.runs("model like '%model-007%' and verdict = 'regression'")

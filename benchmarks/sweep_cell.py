@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from assay.harness.sweep.cell_process import CellWork
-from assay.harness.sweep.executor import Executor, Needs, Place, Task
+from assay.harness.sweep.executor import Executor, Needs, Task, Workplace
 from assay.harness.sweep.executors import executor_of
 from assay.harness.sweep.on_ray import LOCAL
 from assay.harness.sweep.spec import Limits
@@ -34,7 +34,7 @@ STAND_IN = Path(__file__).parents[1] / "tests" / "stand_ins" / "cells"
 class There(CellWork):
     """A cell that tells which process runs it, and what that takes: its own memory, and with that shared with others, in MB."""
 
-    def __call__(self, place: Place) -> tuple[int, float, float]:  # type: ignore[override]
+    def __call__(self, place: Workplace) -> tuple[int, float, float]:  # type: ignore[override]
         with contextlib.chdir(STAND_IN):
             assert super().__call__(place).verdict == "pass"
         taken = psutil.Process().memory_full_info()

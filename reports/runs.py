@@ -130,14 +130,14 @@ def _matrix(latest: Sequence[RunLine]) -> Matrix:
     """The newest run of each treatment: its verdict, the worst where a cell stands for several."""
     references = {run.reference for run in latest}
     rows, columns = sorted({_row_of(run) for run in latest}), sorted({_column_of(run, references) for run in latest})
-    found: dict[tuple[str, str], list[RunLine]] = {}
+    by_cell: dict[tuple[str, str], list[RunLine]] = {}
     for run in latest:
-        found.setdefault((_row_of(run), _column_of(run, references)), []).append(run)
+        by_cell.setdefault((_row_of(run), _column_of(run, references)), []).append(run)
     return Matrix(
         "model, candidate",
         rows,
         columns,
-        [[_cell(found.get((row, column), []), len(columns) <= _WIDE) for column in columns] for row in rows],
+        [[_cell(by_cell.get((row, column), []), len(columns) <= _WIDE) for column in columns] for row in rows],
     )
 
 

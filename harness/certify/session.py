@@ -38,7 +38,7 @@ class CannotContinueError(AssayError):
 
 
 @dataclass(frozen=True)
-class Task:
+class Examination:
     """One examination.
 
     Attributes:
@@ -58,13 +58,13 @@ class Task:
     examine: Callable[[], Examined]
 
     @classmethod
-    def of(cls, fault: SeededFault, examine: Callable[[SeededFault], Examined]) -> Task:
+    def of(cls, fault: SeededFault, examine: Callable[[SeededFault], Examined]) -> Examination:
         """Make the examination of a fault."""
         kind: Kind = "equivalent" if fault.equivalent else "fault"
         return cls(fault.id, kind, fault.title, fault.links, fault.where.words, lambda: examine(fault))
 
 
-def chosen(tasks: Sequence[Task], only: Collection[str]) -> list[Task]:
+def chosen(tasks: Sequence[Examination], only: Collection[str]) -> list[Examination]:
     """List the tasks with these ids; all of them if none is given.
 
     Raises:
@@ -80,7 +80,7 @@ def chosen(tasks: Sequence[Task], only: Collection[str]) -> list[Task]:
 
 
 def certify(
-    tasks: Sequence[Task],
+    tasks: Sequence[Examination],
     envelope: CertifiedEnvelope,
     folder: Path,
     display: ProgressDisplay,
@@ -112,7 +112,7 @@ def certify(
     return kept.certificate([task.id for task in tasks], known)
 
 
-def _examined(task: Task, kept: Kept, time_limit: float) -> Examined:
+def _examined(task: Examination, kept: Kept, time_limit: float) -> Examined:
     begun = time.monotonic()
     kept.begin(task.id)
     try:
@@ -128,14 +128,14 @@ def _examined(task: Task, kept: Kept, time_limit: float) -> Examined:
         kept.end()
 
 
-def _ended(task: Task, kept: Kept) -> Examined | None:
+def _ended(task: Examination, kept: Kept) -> Examined | None:
     """Record an examination that ended the whole process, each time that it was tried."""
     if kept.attempts(task.id) < ATTEMPTS:
         return None
     return _unfinished(task, "crash", f"the process ended {ATTEMPTS} times while this was examined", 0.0)
 
 
-def _unfinished(task: Task, outcome: Outcome, why: str, seconds: float) -> Examined:
+def _unfinished(task: Examination, outcome: Outcome, why: str, seconds: float) -> Examined:
     return Examined(
         id=task.id, kind=task.kind, title=task.title, links=task.links, restricted=task.restricted,
         outcome=outcome, why=why, seconds=seconds,

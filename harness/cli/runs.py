@@ -56,14 +56,14 @@ def runs(
     """List the runs of a folder or storage: verdict, treatment, date, worst own error, and the history of each suite."""
     from assay.harness.cli.site import copy_reports
     from assay.harness.evidence.storage import ROWS, is_url
-    from assay.harness.history.table import History, has_cells
+    from assay.harness.history.table import RunTable, has_cells
     from assay.harness.history.trend import usual_trends
     from assay.harness.judge.history import list_runs
     from assay.reports.runs import runs_document
 
     page = html or (site and site / "index.html")
     kept = (page or (Path(folder) / ROWS).is_dir() or has_cells(Path(folder))) and find_spec("duckdb")
-    history = History(folder) if where or is_url(folder) or kept else None
+    history = RunTable(folder) if where or is_url(folder) or kept else None
     listed = history.runs(where) if history else list_runs(Path(folder))
     trends = usual_trends(history, where) if history and page else []
     if site:
@@ -87,11 +87,11 @@ def trend(
     json: Json = False,
 ) -> None:
     """Show a number over the runs of each comparison, and the first commit or date after which it moved."""
-    from assay.harness.history.table import History
+    from assay.harness.history.table import RunTable
     from assay.harness.history.trend import trend_of
     from assay.reports.trend import trend_document
 
-    deliver(trend_document(trend_of(History(folder, "assay trend"), metric, where, by)), json, html)
+    deliver(trend_document(trend_of(RunTable(folder, "assay trend"), metric, where, by)), json, html)
 
 
 @app.command()
@@ -100,9 +100,9 @@ def show(run: Run = None, json: Json = False) -> None:
     from assay.harness.judge.history import PAGE, report_of
     from assay.reports.run_report import run_document
 
-    found = _found(run)
-    page = (found if found.is_dir() else found.parent) / PAGE
-    raise typer.Exit(deliver(run_document(report_of(found), page), json))
+    path = _found(run)
+    page = (path if path.is_dir() else path.parent) / PAGE
+    raise typer.Exit(deliver(run_document(report_of(path), page), json))
 
 
 def _found(run: str | None) -> Path:
@@ -119,12 +119,12 @@ def open_(run: Run = None) -> None:
     """Open a run's HTML report in a browser, or print its path where there is none."""
     from assay.harness.judge.history import PAGE, REPORT, check_run
 
-    found = _found(run)
-    page = (found if found.is_dir() else found.parent) / PAGE
+    path = _found(run)
+    page = (path if path.is_dir() else path.parent) / PAGE
     if not page.is_file():
-        check_run(found if found.is_dir() or found.name != REPORT else found.parent)
+        check_run(path if path.is_dir() or path.name != REPORT else path.parent)
         raise UsageError(
-            f"{found} has no {PAGE}.", "a run with a report", f"make it from the evidence: assay report {found}"
+            f"{path} has no {PAGE}.", "a run with a report", f"make it from the evidence: assay report {path}"
         )
     if not _opens(page):
         say(f"No browser was found. The report is {page.resolve()}")

@@ -15,7 +15,7 @@ _MOST = 200
 
 
 def copy_reports(listed: RunList, site: Path) -> dict[str, str]:
-    """Copy reports of runs, or logs of cells, into a site: of the newest of each treatment, those that did not pass first.
+    """Copy reports of runs and logs of cells into a site: the newest of each treatment, those that did not pass first.
 
     Returns:
         The address of each, relative to its page, by the run's folder.

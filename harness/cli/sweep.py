@@ -17,7 +17,7 @@ from assay.harness.extras import require
 from assay.harness.interruption import too_late
 
 if TYPE_CHECKING:
-    from assay.harness.sweep.cells import Option, Plan
+    from assay.harness.sweep.cells import Option, SweepPlan
     from assay.harness.sweep.executor import Executor
     from assay.harness.sweep.session import Sweep
     from assay.harness.sweep.spec import SweepSpec
@@ -115,7 +115,7 @@ def sweep(
     raise typer.Exit(_report(result, folder, json, html, junit))
 
 
-def _planned(spec: SweepSpec, ray: str | None) -> Plan:
+def _planned(spec: SweepSpec, ray: str | None) -> SweepPlan:
     """Make the plan of a sweep, each of whose values some command has accepted.
 
     Raises:

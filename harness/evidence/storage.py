@@ -404,11 +404,11 @@ class _Remote(Storage):
     def keys(self, folder: str) -> list[str]:
         try:
             with self._asking("read"):
-                found = self._fs.find(self._at(folder))
+                paths = self._fs.find(self._at(folder))
         except FileNotFoundError:
             return []
         start = len(self._at(""))
-        return sorted(str(path)[start:] for path in found)
+        return sorted(str(path)[start:] for path in paths)
 
     def _fetch(self, key: str, local: Path) -> None:
         try:

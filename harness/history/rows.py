@@ -30,7 +30,7 @@ SHOWN = (PAGE, f"{OUT}/{PAGE}", LOG)
 _ALPHA = 0.05
 
 
-class Row(NamedTuple):
+class ClaimRow(NamedTuple):
     """A metric of a claim of a run. The columns of `COLUMNS`, in order."""
 
     run: str
@@ -80,11 +80,11 @@ COLUMNS = {
 """The columns of the rows, with what is in them: stable, as ids are."""
 
 
-def rows_of(name: str, url: str, stamp: str, files: Mapping[str, bytes]) -> list[Row]:
+def rows_of(name: str, url: str, stamp: str, files: Mapping[str, bytes]) -> list[ClaimRow]:
     """Make the rows of a run or a cell.
 
     Args:
-        name: see `Row`, and so are `url` and `stamp`.
+        name: see `ClaimRow`, and so are `url` and `stamp`.
         files: those of `READ` that it has.
     """
     try:
@@ -95,15 +95,15 @@ def rows_of(name: str, url: str, stamp: str, files: Mapping[str, bytes]) -> list
         KeyError,
         TypeError,
     ) as error:  # whatever a damaged file holds, the others are listed
-        found, do = (
+        problem, remedy = (
             (error.found, error.do) if isinstance(error, EvidenceError) else (f"{url} is damaged: {error!r}", "")
         )
-        problem = one_line(f"{found.rstrip('.')}{f'; {do}' if do else ''}", 300)
+        problem = one_line(f"{problem.rstrip('.')}{f'; {remedy}' if remedy else ''}", 300)
         line = RunLine(folder=url, run_id=name.rpartition("/")[2], problem=problem)
         return [_row(name, url, stamp, line, "")]
 
 
-def line_of_rows(rows: list[Row], folder: str) -> RunLine:
+def line_of_rows(rows: list[ClaimRow], folder: str) -> RunLine:
     """Return a run in one line, as `assay.harness.judge.history.line_of` its report."""
     first = rows[0]
     own = next((row for row in rows if row.metric == OWN_ERROR and row.value is not None), None)
@@ -133,7 +133,7 @@ def settings_of(treatment: Mapping[str, Sequence[str]]) -> str:
     return " ".join(filter(None, [treatment.get(STAGE, ("", ""))[1], differing(others)]))
 
 
-def _rows(name: str, url: str, stamp: str, files: Mapping[str, bytes]) -> list[Row]:
+def _rows(name: str, url: str, stamp: str, files: Mapping[str, bytes]) -> list[ClaimRow]:
     if CELL in files:
         cell = CellRecord.model_validate_json(files[CELL])
         result = json.loads(files[RESULT]) if RESULT in files else None
@@ -178,7 +178,7 @@ def _of_suite(suite: SuiteResult) -> Iterator[tuple[Any, ...]]:
         yield suite.id, suite.verdict
 
 
-def _of_cell(name: str, url: str, stamp: str, cell: CellRecord, result: dict[str, Any]) -> list[Row]:
+def _of_cell(name: str, url: str, stamp: str, cell: CellRecord, result: dict[str, Any]) -> list[ClaimRow]:
     """Make the rows of a cell whose result is no run: of a kernel on calls, or of no result at all."""
     named = {key: cell.axes.get(key, "") for key in ("model", "candidate", "reference", "device")}
     named["candidate"] = named["candidate"] or str(result.get("kernel", ""))
@@ -203,8 +203,8 @@ def _of_cell(name: str, url: str, stamp: str, cell: CellRecord, result: dict[str
     return [_row(name, url, stamp, line, cell.environment.get("commit", ""), metric)]
 
 
-def _row(name: str, url: str, stamp: str, line: RunLine, commit: str, metric: tuple[Any, ...] = ()) -> Row:
-    return Row(
+def _row(name: str, url: str, stamp: str, line: RunLine, commit: str, metric: tuple[Any, ...] = ()) -> ClaimRow:
+    return ClaimRow(
         name, stamp, url, line.run_id, line.created, commit, line.model, line.candidate, line.reference, line.device,
         json.dumps(line.treatment, sort_keys=True), line.verdict, line.headline, line.cause, line.problem, line.seconds, *metric,
     )  # fmt: skip

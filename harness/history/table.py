@@ -1,4 +1,4 @@
-"""The rows of a folder or a storage as a table that DuckDB queries: `History`.
+"""The rows of a folder or a storage as a table that DuckDB queries: `RunTable`.
 
 A place keeps the rows of what it has in ``rows/*.parquet``, beside the evidence. What is new is read once, and its rows are added
 in a file of their own: none is ever changed, and what was removed later keeps its rows.
@@ -21,7 +21,7 @@ from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.cell import FILE as CELL
 from assay.harness.evidence.storage import ROWS, is_url, open_storage
 from assay.harness.extras import require
-from assay.harness.history.rows import COLUMNS, READ, Row, line_of_rows, rows_of
+from assay.harness.history.rows import COLUMNS, READ, ClaimRow, line_of_rows, rows_of
 from assay.harness.judge.history import REPORT, RunList, is_run, unended
 from assay.harness.text import did_you_mean, one_line
 
@@ -37,7 +37,7 @@ _AT_ONCE = 500
 """Runs whose files are held in memory at once."""
 
 
-class History:
+class RunTable:
     """The rows of a folder or a storage, those of what is new there included.
 
     Args:
@@ -103,8 +103,8 @@ class History:
         if where:
             wanted = self._filtered(rows, where).project("run").distinct().set_alias("wanted")
             rows = rows.set_alias("all_rows").join(wanted, "run", how="semi")
-        by_run: dict[str, list[Row]] = {}
-        for each in map(Row._make, rows.project(_names()).fetchall()):
+        by_run: dict[str, list[ClaimRow]] = {}
+        for each in map(ClaimRow._make, rows.project(_names()).fetchall()):
             by_run.setdefault(each.run, []).append(each)
         lines = [line_of_rows(rows, self.address(run)) for run, rows in by_run.items()]
         if not where and not is_url(self.place):
@@ -238,7 +238,7 @@ def _results_in(folder: str, before: str, file: str) -> Iterator[tuple[str, str]
         yield before + name, f"{status.st_mtime_ns}-{status.st_size}"
 
 
-def _as_json(row: Row) -> str:
+def _as_json(row: ClaimRow) -> str:
     """Return a row as JSON, in which infinity is a word that DuckDB reads as a number, and NaN is null."""
     values = row._asdict()
     for name in _NUMBERS:

@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field
 
 from assay.harness.errors import UsageError
 from assay.harness.history.rows import LENGTH, OWN_ERROR, settings_of
-from assay.harness.history.table import History
+from assay.harness.history.table import RunTable
 from assay.harness.schema import RULE, Part
 from assay.harness.stats.change import change, changes
 from assay.harness.stats.multiple import benjamini_hochberg
@@ -89,13 +89,13 @@ class Trend(Part):
     series: tuple[Series, ...] = Field(description="those that moved first, then those with more points")
 
 
-def trend_of(history: History, metric: str, where: str = "", by: By = "date") -> Trend:
+def trend_of(history: RunTable, metric: str, where: str = "", by: By = "date") -> Trend:
     """Return what a metric did in each comparison.
 
     Args:
         history: the runs.
         metric: id of a metric, or one of `SHORT`.
-        where: a condition on the columns, as of `History.rows`; empty for all.
+        where: a condition on the columns, as of `RunTable.rows`; empty for all.
         by: what a change is between: two commits, in the order in which they were first run, or two dates of runs.
 
     Raises:
@@ -118,7 +118,7 @@ def trend_of(history: History, metric: str, where: str = "", by: By = "date") ->
         "bound",
     )
     rows = history.rows(where, columns)
-    found: dict[tuple[str, ...], list[Point]] = {}
+    points: dict[tuple[str, ...], list[Point]] = {}
     for run, created, commit, model, candidate, reference, device, treatment, name, value, low, high, bound in rows:
         if name in ids and value is not None:
             key = (name, model, candidate, reference, device, treatment)
@@ -126,8 +126,8 @@ def trend_of(history: History, metric: str, where: str = "", by: By = "date") ->
             point = Point(
                 run=history.address(run), created=created, commit=commit, value=finite, low=low, high=high, bound=bound
             )
-            found.setdefault(key, []).append(point)
-    if not found:
+            points.setdefault(key, []).append(point)
+    if not points:
         known = sorted({row[8] for row in (history.rows("", columns) if where else rows) if row[8]})
         raise UsageError(
             f"No run{' of these' if where else ''} in {history.place} has the metric {metric}.",
@@ -135,13 +135,13 @@ def trend_of(history: History, metric: str, where: str = "", by: By = "date") ->
             (metric not in SHORT and did_you_mean(metric, [*SHORT, *known]))
             or "name another one, or look at another place",
         )
-    series = [_series(key, _ordered(points, by), by) for key, points in found.items()]
+    series = [_series(key, _ordered(points, by), by) for key, points in points.items()]
     return Trend(
         metric=metric, place=history.place, where=where, by=by, alpha=ALPHA, series=tuple(_with_moves(series, by))
     )
 
 
-def usual_trends(history: History, where: str = "") -> list[Trend]:
+def usual_trends(history: RunTable, where: str = "") -> list[Trend]:
     """Return the trends of those metrics of `SHORT` that any run has."""
     there = {name for (name,) in history.rows(where, ["metric"])}
     return [trend_of(history, short, where) for short, ids in SHORT.items() if there & set(ids)]
@@ -179,10 +179,10 @@ def _with_moves(series: list[Series], by: By) -> list[Series]:
     for each, (values, groups, indices), p in zip(series, tested, corrected, strict=True):
         moves = []
         if p <= ALPHA:
-            found = changes(values, groups, ALPHA)
-            cuts = [0, *(at for at, _ in found), len(values)]
+            changed = changes(values, groups, ALPHA)
+            cuts = [0, *(at for at, _ in changed), len(values)]
             means = [sum(values[a:b]) / (b - a) for a, b in pairwise(cuts)]
-            for (at, own_p), before, after in zip(found, means, means[1:], strict=False):
+            for (at, own_p), before, after in zip(changed, means, means[1:], strict=False):
                 last, first = each.points[indices[at - 1]], each.points[indices[at]]
                 moves.append(
                     Move(

@@ -21,7 +21,7 @@ from assay.harness.errors import ExitCode
 from assay.harness.evidence.cell import FILE, LOG, OUT, RESULT, CellRecord, read_cell, write_cell
 from assay.harness.evidence.certificate import installed_version, source_hash
 from assay.harness.files import timestamp
-from assay.harness.sweep.executor import Place
+from assay.harness.sweep.executor import Workplace
 from assay.harness.sweep.spec import Limits
 from assay.harness.sweep.watch import Watch
 from assay.harness.text import how_ended, one_line
@@ -63,7 +63,7 @@ class CellWork:
     limits: Limits
     commit: str = ""
 
-    def __call__(self, place: Place) -> CellRecord:
+    def __call__(self, place: Workplace) -> CellRecord:
         """Run the command, or return what an earlier attempt has found.
 
         Raises:
@@ -91,7 +91,7 @@ class CellWork:
         write_cell(place.folder, record)
         return record
 
-    def words(self, place: Place) -> list[str]:
+    def words(self, place: Workplace) -> list[str]:
         """Return the words of the command as it runs at a place."""
         words = [*self.command]
         if PACK in place.inputs:
@@ -100,7 +100,7 @@ class CellWork:
             words.append(str(place.folder / PACK))
         return [*words, *(["--out", str(place.folder / OUT)] if words[0] in _KEEPS else []), "--json"]
 
-    def _start(self, place: Place) -> ServerProcess:
+    def _start(self, place: Workplace) -> ServerProcess:
         """Start the command, which can write no file that is larger than all its files may be."""
         assay = [sys.executable, "-m", "assay", *self.words(place)]
         blocks = int(self.limits.disk_gb * 10**9 / 512)
@@ -109,7 +109,7 @@ class CellWork:
             limited, {**os.environ, **place.environment}, Path.cwd(), place.folder / LOG, output=place.folder / RESULT
         )
 
-    def _wait(self, process: ServerProcess, place: Place) -> str:
+    def _wait(self, process: ServerProcess, place: Workplace) -> str:
         """Wait until the command has ended, or takes too much: what of, in words."""
         watch, told = Watch(self.limits, process, place.folder), ""
         while process.exit_status is None:

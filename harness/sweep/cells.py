@@ -43,7 +43,7 @@ Options = Mapping[str, Option]
 
 
 @dataclass(frozen=True)
-class Cell:
+class SweepCell:
     """A cell that is to be run.
 
     Attributes:
@@ -66,22 +66,22 @@ class Combination:
     """A combination of values of the axes, and its cells in the order of the stages."""
 
     axes: Mapping[str, str]
-    cells: tuple[Cell, ...]
+    cells: tuple[SweepCell, ...]
 
 
 @dataclass(frozen=True)
-class Plan:
+class SweepPlan:
     """A sweep's combinations, and all cells that they share, by key: those that record packs first."""
 
     combinations: tuple[Combination, ...]
-    cells: Mapping[str, Cell]
+    cells: Mapping[str, SweepCell]
 
 
 Identify = Callable[[Mapping[str, Value], str], Mapping[str, str]]
 """Returns what decides a cell besides its command: receives its flags by name, and the kind of GPU."""
 
 
-def plan(spec: SweepSpec, options: Mapping[str, Options], identify: Identify) -> Plan:
+def plan(spec: SweepSpec, options: Mapping[str, Options], identify: Identify) -> SweepPlan:
     """Make the cells of a sweep.
 
     Args:
@@ -95,7 +95,7 @@ def plan(spec: SweepSpec, options: Mapping[str, Options], identify: Identify) ->
     stages: tuple[str, ...] = spec.stages
     records = len(stages) > 1 and "replay" in stages
     check_names(spec, options)
-    cells: dict[str, Cell] = {}
+    cells: dict[str, SweepCell] = {}
     combinations = []
     for axes in _product(spec):
         given = {**spec.set, **axes}
@@ -105,7 +105,7 @@ def plan(spec: SweepSpec, options: Mapping[str, Options], identify: Identify) ->
             cells.setdefault(cell.key, cell)
         combinations.append(Combination(shown(axes), tuple(cells[cell.key] for cell in made)))
     ordered = sorted(cells.values(), key=lambda cell: [_RECORD, *stages].index(cell.command[0]))
-    return Plan(tuple(combinations), {cell.key: cell for cell in ordered})
+    return SweepPlan(tuple(combinations), {cell.key: cell for cell in ordered})
 
 
 def check_names(spec: SweepSpec, options: Mapping[str, Options]) -> None:
@@ -150,8 +150,13 @@ def _product(spec: SweepSpec) -> Iterator[dict[str, Value]]:
 
 
 def _cell(
-    stage: str, given: Axes, axes: Axes, options: Mapping[str, Options], identify: Identify, pack: Cell | None = None
-) -> Cell:
+    stage: str,
+    given: Axes,
+    axes: Axes,
+    options: Mapping[str, Options],
+    identify: Identify,
+    pack: SweepCell | None = None,
+) -> SweepCell:
     """Make the cell of a stage: it takes those of the values that are options of its command."""
     taken = {name: given[name] for name in options[stage] if name in given}
     if stage in ("check", "replay") and "candidate" in taken:
@@ -164,7 +169,7 @@ def _cell(
     if stage == _RECORD:
         own.pop("candidate", None)
     of_pack = pack.axes if pack else {}
-    return Cell(key, command, {**of_pack, **shown(own)}, accelerator, pack.key if pack else "")
+    return SweepCell(key, command, {**of_pack, **shown(own)}, accelerator, pack.key if pack else "")
 
 
 def without_server(candidate: str) -> str:

@@ -1,8 +1,8 @@
 """The protocol of executors: run these tasks, at most so many at once, and yield what became of each as it ends.
 
-A task is a function of a `Place`, in whose folder it keeps its evidence. Where a worker is lost, the task starts again in a folder
-that holds what was there: evidence is resumed, not begun anew. No file system need be shared: what a task needs travels with it,
-and its evidence travels back while it runs.
+A task is a function of a `Workplace`, in whose folder it keeps its evidence. Where a worker is lost, the task starts again in a
+folder that holds what was there: evidence is resumed, not begun anew. No file system need be shared: what a task needs travels with
+it, and its evidence travels back while it runs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
-class Place:
+class Workplace:
     """What a task finds where it runs.
 
     Attributes:
@@ -69,7 +69,7 @@ class Task(Generic[Result]):
     """
 
     key: str
-    work: Callable[[Place], Result]
+    work: Callable[[Workplace], Result]
     folder: Path | None = None
     needs: Needs = Needs()
     inputs: Mapping[str, Path] = field(default_factory=dict)

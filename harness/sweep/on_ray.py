@@ -24,7 +24,7 @@ from typing import Any, Self
 
 from assay.harness.errors import EngineError, UsageError
 from assay.harness.extras import require
-from assay.harness.sweep.executor import Ended, Needs, Place, Task
+from assay.harness.sweep.executor import Ended, Needs, Task, Workplace
 from assay.harness.sweep.parcels import Changes, Files, pack, unpack
 from assay.harness.text import one_line
 
@@ -61,7 +61,7 @@ class _Parcel:
 
 
 def attempt(
-    work: Callable[[Place], Any], number: int, kept: Files, names: Sequence[str], *inputs: Files
+    work: Callable[[Workplace], Any], number: int, kept: Files, names: Sequence[str], *inputs: Files
 ) -> Iterator[_Parcel]:
     """Run a task on a worker: yield what has changed in its folder, and at the end what became of it.
 
@@ -78,7 +78,7 @@ def attempt(
     ended, cancelled, worker = threading.Event(), threading.Event(), platform.node()
     outcome: list[tuple[Any, Exception | None]] = []
 
-    def run(place: Place) -> None:
+    def run(place: Workplace) -> None:
         try:
             outcome.append((work(place), None))
         except Exception as error:
@@ -95,7 +95,7 @@ def attempt(
         changes = Changes(folder)
         while changes.collect(at_rest=True):  # what was kept is there already
             pass
-        place = Place(folder, given, worker, number, {}, lines.put, cancelled)
+        place = Workplace(folder, given, worker, number, {}, lines.put, cancelled)
         thread = threading.Thread(target=run, args=(place,))
         thread.start()
         wait_s = _SHIP_S

@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field
 
 from assay.harness.evidence.cell import CellRecord
 from assay.harness.schema import RULE, Part
-from assay.harness.sweep.cells import Cell, Combination
+from assay.harness.sweep.cells import Combination, SweepCell
 from assay.harness.text import counted
 from assay.harness.verdict import WORST_FIRST, Decided, Verdict
 
@@ -70,7 +70,7 @@ class SweepResult(Decided):
         return [cell for cell in self.cells if cell.verdict == verdict]
 
 
-def swept(cell: Cell, record: CellRecord | None, problem: str = "", earlier: bool = False) -> SweptCell:
+def swept(cell: SweepCell, record: CellRecord | None, problem: str = "", earlier: bool = False) -> SweptCell:
     """Describe what became of a cell; without a record it did not run, or failed before it could leave one."""
     if record is None:
         return SweptCell(key=cell.key, command=cell.command, axes=dict(cell.axes), verdict=None, problem=problem)

@@ -24,7 +24,7 @@ from assay.harness.files import FolderLock, file_name, is_unused, timestamp, wri
 from assay.harness.progress import ProgressDisplay
 from assay.harness.schema import Record, read_json
 from assay.harness.sweep.cell_process import PACK, CellWork, environment, finished, hashes, remove
-from assay.harness.sweep.cells import Cell, Plan
+from assay.harness.sweep.cells import SweepCell, SweepPlan
 from assay.harness.sweep.executor import Ended, Executor, Needs, Task
 from assay.harness.sweep.result import STOPS, SweepResult, headline_of, swept, traced, worst
 from assay.harness.sweep.spec import Limits, SweepSpec
@@ -100,7 +100,7 @@ class Sweep:
     """
 
     state: SweepState
-    plan: Plan
+    plan: SweepPlan
     folder: Path
     stop_after: int = 0
     storage: Storage | None = None
@@ -108,7 +108,7 @@ class Sweep:
     _records: dict[str, CellRecord] = field(default_factory=dict)
     _earlier: set[str] = field(default_factory=set)
     _skipped: dict[str, str] = field(default_factory=dict)
-    _before: dict[str, list[Sequence[Cell]]] = field(default_factory=dict)
+    _before: dict[str, list[Sequence[SweepCell]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for combination in self.plan.combinations:
@@ -152,7 +152,7 @@ class Sweep:
             combinations=combinations, ended_early=ended_early,
         )  # fmt: skip
 
-    def load(self) -> list[Cell]:
+    def load(self) -> list[SweepCell]:
         """Take the cells that have ended, here or in the storage, and return those that are left."""
         stored = {*self.storage.names()} if self.storage else set[str]()
         for key in self.plan.cells:
@@ -183,12 +183,12 @@ class Sweep:
         self.load()
         return lock
 
-    def _stages(self) -> Iterator[list[Cell]]:
+    def _stages(self) -> Iterator[list[SweepCell]]:
         """Yield the cells of each stage that are to be run; what a stage finds decides which cells the next one has."""
         for stage in dict.fromkeys(cell.command[0] for cell in self.plan.cells.values()):
             yield [cell for cell in self.plan.cells.values() if cell.command[0] == stage and self._is_due(cell)]
 
-    def _is_due(self, cell: Cell) -> bool:
+    def _is_due(self, cell: SweepCell) -> bool:
         """Return True if a cell has to run; note why not, if it does not although it has no verdict."""
         if cell.key in self._records:
             return False
@@ -201,11 +201,11 @@ class Sweep:
         self._skipped[cell.key] = NOT_SURVIVED
         return False
 
-    def _survived(self, cells: Sequence[Cell]) -> bool:
+    def _survived(self, cells: Sequence[SweepCell]) -> bool:
         """Return True if all cells have a verdict that lets a combination go on."""
         return all(cell.key in self._records and self._records[cell.key].verdict not in STOPS for cell in cells)
 
-    def _run(self, cells: Sequence[Cell], executor: Executor, display: ProgressDisplay) -> str:
+    def _run(self, cells: Sequence[SweepCell], executor: Executor, display: ProgressDisplay) -> str:
         """Run the cells of a stage; return why it ended early, if it did."""
         if not cells:
             return ""
@@ -239,7 +239,7 @@ class Sweep:
             return False
         return sum(record.verdict == "regression" for record in self._records.values()) >= self.stop_after
 
-    def _task(self, cell: Cell) -> Task[CellRecord]:
+    def _task(self, cell: SweepCell) -> Task[CellRecord]:
         """Make the task of a cell."""
         limits = self.state.spec.limits
         inputs = {PACK: cell_folder(self.folder, cell.pack) / PACK} if cell.pack else {}

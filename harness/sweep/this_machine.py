@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Self
 
 from assay.harness.errors import UsageError
-from assay.harness.sweep.executor import Ended, Needs, Place, Task
+from assay.harness.sweep.executor import Ended, Needs, Task, Workplace
 
 Say = Callable[[str, str], None]
 """Shows a line of a task: its key, and what it says."""
@@ -113,7 +113,7 @@ class ThisMachine:
             with TemporaryDirectory(prefix="assay-task-") as made:
                 folder = task.folder or Path(made)
                 folder.mkdir(parents=True, exist_ok=True)
-                place = Place(
+                place = Workplace(
                     folder.resolve(), {name: path.resolve() for name, path in task.inputs.items()}, worker, 1, environment,
                     lambda line: self._say(task.key, line), self._cancelled,
                 )  # fmt: skip

@@ -63,7 +63,7 @@ class Asked:
     name_bug: bool = False
 
 
-class Prober(Protocol):
+class CommitProber(Protocol):
     """Measures commits."""
 
     @property
@@ -112,7 +112,7 @@ class Session:
     """One bisection."""
 
     def __init__(
-        self, folder: BisectFolder, state: BisectState, prober: Prober, repository: Repository, show: Show
+        self, folder: BisectFolder, state: BisectState, prober: CommitProber, repository: Repository, show: Show
     ) -> None:
         self._folder, self._prober, self._repository, self._show = folder, prober, repository, show
         self.state = state
@@ -181,13 +181,16 @@ class Session:
         """Probe these commits at once, each for a purpose, and record what came out: ends first, since others rest on them."""
         self._check_environment()
         asked = self._asked(probes, name_bug)
-        ends, held = {one.number for one in asked if one.purpose in _ENDS}, list[tuple[Asked, Measurement]]()
-        for one, measured in self._measured(asked):
-            if ends and one.number not in ends:
-                held.append((one, measured))
+        ends, held = (
+            {request.number for request in asked if request.purpose in _ENDS},
+            list[tuple[Asked, Measurement]](),
+        )
+        for request, measured in self._measured(asked):
+            if ends and request.number not in ends:
+                held.append((request, measured))
                 continue
-            self._record(one, measured)
-            ends.discard(one.number)
+            self._record(request, measured)
+            ends.discard(request.number)
             while held and not ends:
                 self._record(*held.pop(0))
 
@@ -196,7 +199,7 @@ class Session:
         return [Asked(first + place, commit, purpose, name_bug) for place, (commit, purpose) in enumerate(probes)]
 
     def _measured(self, asked: Sequence[Asked], doing: str = "") -> Iterator[tuple[Asked, Measurement]]:
-        words = [f"{one.purpose.replace('-', ' ')}: {one.commit[:12]}" for one in asked]
+        words = [f"{request.purpose.replace('-', ' ')}: {request.commit[:12]}" for request in asked]
         self._show(self.state, doing or ", ".join(words))
         return self._prober(asked)
 
@@ -210,7 +213,7 @@ class Session:
             return
         commit = self.state.spec.good
         asked = self._asked([(commit, "environment")])
-        for one, measured in self._measured(
+        for request, measured in self._measured(
             asked, f"environment: {commit[:12]}, after {run} commits that cannot be probed"
         ):
             outcome = self._outcome(measured)
@@ -220,10 +223,10 @@ class Session:
                 raise BrokenEnvironment(
                     f"the good revision {commit[:12]} could be probed before and cannot be now: {outcome.reason}",
                     "a machine that still builds and imports it",
-                    f"see {self._folder.log(one.number)}; once it is fixed, the same command resumes and repeats the last {run} "
-                    "probes",
+                    f"see {self._folder.log(request.number)}; once it is fixed, the same command resumes and repeats the "
+                    f"last {run} probes",
                 )
-            self._record(one, measured)
+            self._record(request, measured)
 
     def _outcome(self, measured: Measurement) -> ProbeOutcome:
         return outcome_of(measured, self.state.spec, self._good_measurements() or [measured])

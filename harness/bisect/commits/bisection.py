@@ -148,7 +148,7 @@ def bisect_commits(
 
 @dataclass
 class _Prober:
-    """Has an executor make the probes, each a task; see `bisect_session.Prober`."""
+    """Has an executor make the probes, each a task; see `bisect_session.CommitProber`."""
 
     folder: BisectFolder
     spec: BisectSpec
@@ -164,11 +164,11 @@ class _Prober:
 
     def __call__(self, asked: Sequence[Asked]) -> Iterator[tuple[Asked, Measurement]]:
         """Yield the measurement of each commit as it ends."""
-        by_key = {f"{one.number:04d}": one for one in asked}
-        for key, one in by_key.items():
-            place = self.folder.place(one.number)
+        by_key = {f"{request.number:04d}": request for request in asked}
+        for key, request in by_key.items():
+            place = self.folder.place(request.number)
             shutil.rmtree(place, ignore_errors=True)  # of a probe that was stopped
-            work = CommitProbing(self.spec, one.commit, self.trees, one.name_bug)
+            work = CommitProbing(self.spec, request.commit, self.trees, request.name_bug)
             self.executor.submit(Task(key, work, place, self.needs, self._inputs))
         for ended in self.executor.ended():
             if ended.error is not None:

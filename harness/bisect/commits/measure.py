@@ -30,7 +30,7 @@ from assay.harness.bisect.commits.state import ACCURACY_DEFAULTS, LOG, BisectSpe
 from assay.harness.bisect.commits.worktrees import Worktree, Worktrees
 from assay.harness.errors import GIT_ABORT, AssayError, EvidenceError, ExitCode, UsageError
 from assay.harness.judge.report_file import read_report
-from assay.harness.sweep.executor import Place
+from assay.harness.sweep.executor import Workplace
 
 _PRELOADED_MODULES = ["torch", "assay.harness.bisect.commits.probe", "triton", "triton.language"]
 """Imported by the process that probes are forked from; modules that are not installed are skipped."""
@@ -215,7 +215,7 @@ class CommitProbing:
     folder: Path
     name_bug: bool = False
 
-    def __call__(self, place: Place) -> Measurement:
+    def __call__(self, place: Workplace) -> Measurement:
         """Check the commit out, build it and measure it.
 
         Raises:
@@ -236,7 +236,7 @@ class CommitProbing:
                     measured = measured.model_copy(update=accuracy(spec, tree.path, place, log))
         return measured.model_copy(update={"seconds": time.monotonic() - begun, "build_seconds": build_seconds})
 
-    def _built(self, tree: Worktree, place: Place, log: Path) -> tuple[str, float]:
+    def _built(self, tree: Worktree, place: Workplace, log: Path) -> tuple[str, float]:
         """Build the commit, unless it was built here before; return why that failed, and the seconds it took."""
         spec = self.spec
         if tree.built:
@@ -249,7 +249,7 @@ class CommitProbing:
             tree.keep()
         return why, seconds
 
-    def _replayed(self, tree: Path, place: Place, log: Path) -> Measurement:
+    def _replayed(self, tree: Path, place: Workplace, log: Path) -> Measurement:
         """Run the kernel on the calls; import it and nothing else if there are none."""
         with tempfile.TemporaryDirectory(dir=tree.parent) as scratch:  # removed with the worktree after a kill
             task = probe.ProbeTask(
@@ -260,7 +260,7 @@ class CommitProbing:
             return Forks().run(task, self.spec.timeout, place.cancelled.is_set)
 
 
-def accuracy(spec: BisectSpec, tree: Path, place: Place, log: Path) -> dict[str, object]:
+def accuracy(spec: BisectSpec, tree: Path, place: Workplace, log: Path) -> dict[str, object]:
     """Run ``assay run`` with a commit's kernel as the candidate, in a new process: one imports a kernel only once.
 
     Returns:

@@ -273,10 +273,10 @@ def next_round(
     if step == "proven" and len(probes) < most:
         bad = ends[1].commit
         counts = {**counts, bad: counts.get(bad, OutcomeCounts()) + stated[1]}
-        found = next_probes(history, counts, skipped, good + stated[0], confidence, most - len(probes))
-        if isinstance(found, SearchAnswer):
-            return tuple(probes) or found
-        return (*probes, *found)
+        answer = next_probes(history, counts, skipped, good + stated[0], confidence, most - len(probes))
+        if isinstance(answer, SearchAnswer):
+            return tuple(probes) or answer
+        return (*probes, *answer)
     assert probes or step in get_args(Refuted), step
     return tuple(probes) or cast(Refuted, step)
 

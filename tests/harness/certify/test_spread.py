@@ -15,7 +15,7 @@ from assay.harness.certify.session import CannotContinueError, Kept, certify
 from assay.harness.certify.spread import Spread, shares
 from assay.harness.evidence.certificate import CertifiedEnvelope, Examined
 from assay.harness.progress import ProgressDisplay
-from assay.harness.sweep.executor import Needs, Place
+from assay.harness.sweep.executor import Needs, Workplace
 from assay.harness.sweep.this_machine import ThisMachine
 
 QUIET = ProgressDisplay(Console(quiet=True))
@@ -43,7 +43,7 @@ class Share:
     axes: dict[str, str]
     limits: object
 
-    def __call__(self, place: Place) -> None:
+    def __call__(self, place: Workplace) -> None:
         out = place.folder / spread.OUT
         kept = Kept.open(out, SERVED[0])
         for id in (word.removeprefix("--fault=") for word in self.command if word.startswith("--fault=")):

@@ -12,8 +12,8 @@ import pytest
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.cell import CellRecord, write_cell
 from assay.harness.evidence.storage import Storage, open_storage
-from assay.harness.history.rows import COLUMNS, Row, line_of_rows, rows_of
-from assay.harness.history.table import History
+from assay.harness.history.rows import COLUMNS, ClaimRow, line_of_rows, rows_of
+from assay.harness.history.table import RunTable
 from assay.harness.judge.history import line_of, list_runs
 from assay.harness.judge.report import LayersResult, Metric, Tally
 from assay.reports.json_report import to_json
@@ -57,7 +57,7 @@ def cell(folder: Path, key: str, result: object = None, **changes: object) -> No
 
 
 def test_the_columns_are_those_of_a_row() -> None:
-    assert tuple(COLUMNS) == Row._fields
+    assert tuple(COLUMNS) == ClaimRow._fields
 
 
 def test_rows_say_what_the_report_says(examples: ModuleType) -> None:
@@ -86,7 +86,7 @@ def test_the_accuracies_have_intervals(examples: ModuleType) -> None:
 def test_what_is_not_finite_comes_back_as_such(runs: Path, examples: ModuleType) -> None:
     changes = {"layers": layers_with(examples, "not finite"), "headline": 'An Infinity, "quoted" and NaN'}
     write_reports(examples.regression().model_copy(update=changes), runs / "broken")
-    history = History(str(runs))
+    history = RunTable(str(runs))
     ((value,),) = history.rows("run = 'broken' and metric = 'own-error'", ["value"])
     assert value == float("inf")
     (line,) = [line for line in history.runs().runs if line.folder.endswith("broken")]
@@ -95,18 +95,18 @@ def test_what_is_not_finite_comes_back_as_such(runs: Path, examples: ModuleType)
 
 
 def test_a_folder_is_listed_as_without_rows(runs: Path) -> None:
-    assert History(str(runs)).runs().model_dump() == list_runs(runs).model_dump()
+    assert RunTable(str(runs)).runs().model_dump() == list_runs(runs).model_dump()
 
 
 def test_rows_are_added_in_new_files_and_none_is_changed(runs: Path, examples: ModuleType) -> None:
-    History(str(runs))
+    RunTable(str(runs))
     (first,) = (runs / "rows").iterdir()
     before = first.read_bytes()
-    History(str(runs))
+    RunTable(str(runs))
     assert list((runs / "rows").iterdir()) == [first], "nothing is new"
     write_reports(examples.passing(), runs / "later")
     write_reports(examples.regression(), runs / "passing")  # as after assay report
-    history = History(str(runs))
+    history = RunTable(str(runs))
     assert len(list((runs / "rows").iterdir())) == 2
     assert first.read_bytes() == before
     assert dict(history.rows("", ["run", "verdict"])) | {} == {
@@ -117,11 +117,11 @@ def test_rows_are_added_in_new_files_and_none_is_changed(runs: Path, examples: M
 
 
 def test_rows_outlive_the_evidence(runs: Path) -> None:
-    History(str(runs))
+    RunTable(str(runs))
     for file in (runs / "regression").iterdir():
         file.unlink()
     (runs / "regression").rmdir()
-    assert [Path(run.folder).name for run in History(str(runs)).runs("verdict = 'regression'").runs] == ["regression"]
+    assert [Path(run.folder).name for run in RunTable(str(runs)).runs("verdict = 'regression'").runs] == ["regression"]
 
 
 def test_cells_of_sweeps_are_runs_too(tmp_path: Path, examples: ModuleType) -> None:
@@ -131,7 +131,7 @@ def test_cells_of_sweeps_are_runs_too(tmp_path: Path, examples: ModuleType) -> N
     cell(tmp_path / "nightly", "b2", json.loads(to_json(examples.passing())))
     cell(tmp_path / "nightly", "c3", verdict="error", problem="The worker was lost.")
     for place, before in ((tmp_path, "nightly/"), (tmp_path / "nightly", "")):
-        listed = {run.folder: run for run in History(str(place)).runs().runs}
+        listed = {run.folder: run for run in RunTable(str(place)).runs().runs}
         wrong, run, lost = (listed[f"{place}/{before}cells/{key}"] for key in ("a1", "b2", "c3"))
         assert (wrong.verdict, wrong.candidate, wrong.cause, wrong.seconds) == ("regression", "mine:forward", "Off by one", 0.0)
         assert wrong.worst is not None
@@ -139,14 +139,14 @@ def test_cells_of_sweeps_are_runs_too(tmp_path: Path, examples: ModuleType) -> N
         assert wrong.treatment == {"backend": ("", "mine:forward"), "command": ("", "check"), "size": ("", "full")}
         assert (run.verdict, run.model) == ("pass", examples.passing().environment.model)
         assert (lost.verdict, lost.headline) == ("error", "The worker was lost.")
-    assert History(str(tmp_path)).rows("commit = 'c0ffee'", ["run"])
+    assert RunTable(str(tmp_path)).rows("commit = 'c0ffee'", ["run"])
 
 
 def test_damage_of_one_hides_nothing(runs: Path) -> None:
     cell(runs / "sweep", "a1", verdict="regression")
     (runs / "sweep" / "cells" / "a1" / "cell.json").write_text('{"schema": ')
     (runs / "passing" / "report.json").write_text('{"schema": "assay.report/2"}')
-    listed = History(str(runs)).runs().runs
+    listed = RunTable(str(runs)).runs().runs
     problems = {Path(run.folder).name: run.problem for run in listed if run.verdict is None}
     assert problems.keys() == {"a1", "passing", "killed"}
     assert "damaged" in problems["a1"]
@@ -160,7 +160,7 @@ def test_a_storage_is_read_once(request: pytest.FixtureRequest, runs: Path, kind
     storage = open_storage(place)
     for name in ("passing", "regression"):
         storage.put_folder(runs / name, f"nightly/{name}")
-    history = History(place)
+    history = RunTable(place)
     assert [(run.folder, run.verdict) for run in history.runs("verdict = 'regression'").runs] == [
         (f"{place}/nightly/regression", "regression")
     ]
@@ -173,7 +173,7 @@ def test_a_storage_is_read_once(request: pytest.FixtureRequest, runs: Path, kind
         return read_files(self, names, wanted)
 
     monkeypatch.setattr(type(storage), "read_files", noted)
-    assert len(History(place).runs().runs) == 3
+    assert len(RunTable(place).runs().runs) == 3
     assert read == ["nightly/error"], "what has rows is not read again"
 
 
@@ -188,7 +188,7 @@ def test_a_storage_is_read_once(request: pytest.FixtureRequest, runs: Path, kind
     ],
 )
 def test_a_condition_chooses_runs(runs: Path, where: str, found: set[str]) -> None:
-    assert {Path(run.folder).name for run in History(str(runs)).runs(where).runs} == found
+    assert {Path(run.folder).name for run in RunTable(str(runs)).runs(where).runs} == found
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_a_condition_chooses_runs(runs: Path, where: str, found: set[str]) -> No
     ],
 )
 def test_a_condition_asks_of_the_rows_alone(runs: Path, where: str, says: str) -> None:
-    history = History(str(runs))
+    history = RunTable(str(runs))
     with pytest.raises(UsageError) as refused:
         history.runs(where)
     assert says in str(refused.value)
@@ -215,13 +215,13 @@ def test_a_condition_asks_of_the_rows_alone(runs: Path, where: str, says: str) -
 
 
 def test_damaged_rows_are_named(runs: Path) -> None:
-    History(str(runs))
+    RunTable(str(runs))
     (file,) = (runs / "rows").iterdir()
     file.write_bytes(b"PAR1 no more")
     with pytest.raises(EvidenceError, match="made again"):
-        History(str(runs))
+        RunTable(str(runs))
 
 
 def test_a_place_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="There is no folder"):
-        History(str(tmp_path / "nowhere"))
+        RunTable(str(tmp_path / "nowhere"))

@@ -9,13 +9,13 @@ import pytest
 
 from assay.harness.errors import UsageError
 from assay.harness.evidence.cell import CellRecord, write_cell
-from assay.harness.history.table import History
+from assay.harness.history.table import RunTable
 from assay.harness.history.trend import ALPHA, Trend, trend_of, usual_trends
 
 pytest.importorskip("duckdb")
 
 
-def nights(root: Path, errors: dict[str, list[float]], commits: list[str] | None = None) -> History:
+def nights(root: Path, errors: dict[str, list[float]], commits: list[str] | None = None) -> RunTable:
     """A cell of each candidate on each night, with this own error."""
     for candidate, values in errors.items():
         for night, own in enumerate(values):
@@ -28,7 +28,7 @@ def nights(root: Path, errors: dict[str, list[float]], commits: list[str] | None
                 created=f"2026-{1 + night // 28:02}-{1 + night % 28:02}T10:00:00Z", environment={"commit": commit},
             )  # fmt: skip
             write_cell(folder, record)
-    return History(str(root))
+    return RunTable(str(root))
 
 
 def steady(random: np.random.Generator, n: int, mean: float = 2e-3) -> list[float]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from assay.harness.sweep.executor import Place
+from assay.harness.sweep.executor import Workplace
 
 STAND_IN = Path(__file__).parents[2] / "stand_ins" / "cells"
 
@@ -21,12 +21,12 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Callable[..., Place]:
+def place(tmp_path: Path) -> Callable[..., Workplace]:
     """Make a place for a cell."""
 
-    def make(attempt: int = 1, cancelled: threading.Event | None = None) -> Place:
+    def make(attempt: int = 1, cancelled: threading.Event | None = None) -> Workplace:
         folder = tmp_path / "cell"
         folder.mkdir(exist_ok=True)
-        return Place(folder, {}, "here", attempt, {}, lambda line: None, cancelled or threading.Event())
+        return Workplace(folder, {}, "here", attempt, {}, lambda line: None, cancelled or threading.Event())
 
     return make

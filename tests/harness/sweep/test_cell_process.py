@@ -12,12 +12,12 @@ import pytest
 
 from assay.harness.evidence.cell import LOG, read_cell
 from assay.harness.sweep.cell_process import Cancelled, CellWork, finished
-from assay.harness.sweep.executor import Place
+from assay.harness.sweep.executor import Workplace
 from assay.harness.sweep.spec import Limits
 from assay.harness.verdict import Verdict
 
 pytestmark = pytest.mark.usefixtures("stand_in")
-MakePlace = Callable[..., Place]
+MakePlace = Callable[..., Workplace]
 
 
 def work(does: str, command: str = "check", **limits: float) -> CellWork:

@@ -17,7 +17,7 @@ from assay.harness import extras
 from assay.harness.errors import EngineError, UsageError
 from assay.harness.sweep import on_ray
 from assay.harness.sweep.cell_process import CellWork
-from assay.harness.sweep.executor import Place, Task
+from assay.harness.sweep.executor import Task, Workplace
 from assay.harness.sweep.on_ray import LOCAL, OnRay, attempt
 from assay.harness.sweep.spec import Limits
 
@@ -30,7 +30,7 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_an_attempt_begins_with_what_was_kept_and_sends_the_rest() -> None:
-    def work(place: Place) -> str:
+    def work(place: Workplace) -> str:
         assert (place.folder / "kept").read_text() == "earlier"
         assert (place.inputs["pack"] / "q").read_text() == "numbers"
         (place.folder / "kept").write_text("now")
@@ -48,7 +48,7 @@ def test_an_attempt_that_is_given_up_ends_what_it_runs(monkeypatch: pytest.Monke
     monkeypatch.setattr(on_ray, "_SHIP_S", 0.1)
     ended = threading.Event()
 
-    def work(place: Place) -> None:
+    def work(place: Workplace) -> None:
         assert place.cancelled.wait(60)
         ended.set()
 
@@ -75,14 +75,14 @@ def run(executor: OnRay, *tasks: Task[Any]) -> dict[str, Any]:
 def test_a_lost_worker_is_replaced_and_goes_on(machine: OnRay, tmp_path: Path) -> None:
     """The first attempt is killed once its evidence has come back."""
 
-    def work(place: Place) -> tuple[int, list[str]]:
+    def work(place: Workplace) -> tuple[int, list[str]]:
         numbers = sorted(path.name for path in place.folder.iterdir())
         (place.folder / f"{len(numbers)}").write_text(f"{place.attempt}")
         if place.attempt == 1:
             time.sleep(600)
         return place.attempt, numbers
 
-    def fails(place: Place) -> None:
+    def fails(place: Workplace) -> None:
         raise EngineError("It was to fail.", "nothing", "nothing")
 
     killer = threading.Thread(target=_kill_once, args=(tmp_path / "lost" / "0",))
@@ -113,7 +113,7 @@ def test_a_cell_on_ray_leaves_its_evidence_here_and_no_process(machine: OnRay, t
     folder = Path.cwd()
 
     class There(CellWork):
-        def __call__(self, place: Place) -> Any:
+        def __call__(self, place: Workplace) -> Any:
             os.chdir(folder)
             return super().__call__(place)
 

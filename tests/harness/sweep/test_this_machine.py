@@ -10,14 +10,14 @@ import pytest
 
 from assay.harness.errors import UsageError
 from assay.harness.sweep import this_machine
-from assay.harness.sweep.executor import Needs, Place, Task
+from assay.harness.sweep.executor import Needs, Task, Workplace
 from assay.harness.sweep.this_machine import ThisMachine
 
 
 def test_so_many_tasks_run_at_once(tmp_path: Path) -> None:
     now, most, lock = 0, 0, threading.Lock()
 
-    def work(place: Place) -> str:
+    def work(place: Workplace) -> str:
         nonlocal now, most
         with lock:
             now += 1
@@ -38,7 +38,7 @@ def test_so_many_tasks_run_at_once(tmp_path: Path) -> None:
 
 
 def test_a_task_that_fails_hides_no_other() -> None:
-    def fails(place: Place) -> None:
+    def fails(place: Workplace) -> None:
         raise RuntimeError("as it was to")
 
     with ThisMachine(Needs()) as machine:
@@ -63,7 +63,7 @@ def test_tasks_may_be_submitted_as_others_end() -> None:
 def test_what_runs_is_cancelled_when_the_context_is_left() -> None:
     ended = threading.Event()
 
-    def waits(place: Place) -> None:
+    def waits(place: Workplace) -> None:
         assert place.cancelled.wait(30)
         ended.set()
 
@@ -83,7 +83,7 @@ def test_each_task_has_gpus_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(this_machine, "gpus_here", lambda: here)
     seen, both = [], threading.Barrier(3, timeout=30)
 
-    def work(place: Place) -> None:
+    def work(place: Workplace) -> None:
         seen.append(place.environment["CUDA_VISIBLE_DEVICES"])
         both.wait()
 

@@ -16,7 +16,7 @@ from assay.harness.bisect.commits.state import BisectSpec, Measurement
 from assay.harness.bisect.commits.worktrees import worktrees
 from assay.harness.errors import UsageError
 from assay.harness.judge.report import Report
-from assay.harness.sweep.executor import Place
+from assay.harness.sweep.executor import Workplace
 
 
 def probed(
@@ -47,7 +47,7 @@ def probed(
     spec = BisectSpec(
         repo=str(repo.path), good="g", bad="b", kernel="attn:forward", measure_with="accuracy", run_args=("--questions=8",)
     )
-    place = Place(tmp_path, {}, "here", 1, {"CUDA_VISIBLE_DEVICES": "3"}, lambda line: None, threading.Event())
+    place = Workplace(tmp_path, {}, "here", 1, {"CUDA_VISIBLE_DEVICES": "3"}, lambda line: None, threading.Event())
     with worktrees(Repository(repo.path)) as folder:
         return CommitProbing(spec, repo.commits[1], folder)(place), ran
 
