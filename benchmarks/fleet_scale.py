@@ -35,7 +35,7 @@ from assay.harness.files import timestamp
 from assay.harness.progress import ProgressDisplay
 from assay.harness.sweep import session
 from assay.harness.sweep.cell_process import hashes
-from assay.harness.sweep.cells import Cell, Combination, Plan
+from assay.harness.sweep.cells import Combination, SweepCell, SweepPlan
 from assay.harness.sweep.executor import Executor, Needs, Task, Workplace
 from assay.harness.sweep.spec import SweepSpec
 from assay.harness.sweep.this_machine import ThisMachine, gpus_here
@@ -137,8 +137,10 @@ def driver(folder: Path, cells: int, workers: int) -> list[Row]:
     os.environ["PYTHONPATH"] = python_path()
     ray.init("local", num_cpus=workers, include_dashboard=False, log_to_driver=False, configure_logging=False)
     session.CellWork = fleet_scale.SimulatedCell  # type: ignore[misc, assignment]
-    made = [Cell(f"{number:016x}", ("check", f"--seed={number}"), {"seed": str(number)}) for number in range(cells)]
-    plan = Plan(tuple(Combination(cell.axes, (cell,)) for cell in made), {cell.key: cell for cell in made})
+    made = [
+        SweepCell(f"{number:016x}", ("check", f"--seed={number}"), {"seed": str(number)}) for number in range(cells)
+    ]
+    plan = SweepPlan(tuple(Combination(cell.axes, (cell,)) for cell in made), {cell.key: cell for cell in made})
     spec = SweepSpec(stages=("check",), axes={"seed": tuple(range(cells))})
     swept = session.Sweep(session.SweepState(spec=spec, command="assay sweep"), plan, folder / "sweep")
     watched, before = Watched(OnRay(LOCAL)), memory_mb()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from assay.harness.errors import UsageError
-from assay.harness.sweep.cells import Cell, Option, Plan, plan
+from assay.harness.sweep.cells import Option, SweepCell, SweepPlan, plan
 from assay.harness.sweep.spec import SweepSpec, Value
 
 CHECK = {
@@ -28,14 +28,14 @@ CERTIFY = {
 OPTIONS = {"check": CHECK, "replay": REPLAY, "run": RUN, "record": RECORD, "certify": CERTIFY}
 
 
-def planned(code: str = "1", **given: Any) -> Plan:
+def planned(code: str = "1", **given: Any) -> SweepPlan:
     def identify(taken: Mapping[str, Value], accelerator: str) -> dict[str, str]:
         return {"code": code, "device": accelerator or "cpu"}
 
     return plan(SweepSpec(**given), OPTIONS, identify)
 
 
-def commands(made: Plan) -> list[str]:
+def commands(made: SweepPlan) -> list[str]:
     return [" ".join(cell.command) for cell in made.cells.values()]
 
 
@@ -62,7 +62,7 @@ def test_exclusions_leave_out_what_has_all_of_their_values() -> None:
     assert commands(made) == ["check --seed=0 a:f", "check --seed=0 b:f", "check --seed=1 b:f"]
 
 
-def only(made: Plan) -> Cell:
+def only(made: SweepPlan) -> SweepCell:
     (cell,) = made.cells.values()
     return cell
 
