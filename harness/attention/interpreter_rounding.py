@@ -30,9 +30,10 @@ def _nearest(interpreter: Any, convert: Callable[..., Any]) -> Callable[..., Any
     def convert_float(data: Any, source: Any, target: Any, rounding: Any) -> Any:
         if source == tl.float32 and target == tl.bfloat16 and rounding != towards_zero:
             return bfloat16_bits(np.asarray(data))
-        if target.name in _FP8 and source in (tl.float32, tl.float16) and rounding != towards_zero:
-            floats = np.float32 if source == tl.float32 else np.float16
-            return fp8_bits(np.asarray(data).view(floats), _FP8[target.name])
+        if target.name in _FP8 and source in (tl.float32, tl.float16, tl.bfloat16) and rounding != towards_zero:
+            floats = np.float16 if source == tl.float16 else np.float32
+            bits = np.asarray(data).astype(np.uint32) << 16 if source == tl.bfloat16 else np.asarray(data)
+            return fp8_bits(bits.view(floats), _FP8[target.name])
         return convert(data, source, target, rounding)
 
     return convert_float

@@ -18,14 +18,12 @@ interpret_without_gpu()
 import torch
 from copied import copy
 x = torch.randn(1024, generator=torch.Generator().manual_seed(0))
-y = torch.empty(1024, dtype=torch.bfloat16)
-copy[(1,)](x, y, 1024)
-assert torch.equal(y, x.to(torch.bfloat16))
-for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
-    for given in (x, x.half()):
+halves = [torch.bfloat16, torch.float16]
+for dtype in (*halves, torch.float8_e4m3fn, torch.float8_e5m2):
+    for given in (x, x.half(), x.bfloat16()):
         y = torch.empty(1024, dtype=dtype)
         copy[(1,)](given, y, 1024)
-        assert torch.equal(y.float(), given.to(dtype).float())
+        assert torch.equal(y.float(), given.to(dtype).float()), (given.dtype, dtype)
 """
 _KERNEL = """
 import triton
