@@ -10,7 +10,7 @@ from assay.harness.attention.call import Kernel
 from assay.harness.attention.noise import FAMILIES
 from assay.harness.bugs.catalogue import CATALOGUE
 from assay.harness.certify.op_level import SUITE, Checker, OpLevel, checked, examine_fault, examine_honest, honest
-from assay.harness.certify.session import Examination, chosen
+from assay.harness.certify.session import Trial, chosen
 from assay.harness.evidence.certificate import CertifiedEnvelope, installed_version, source_hash
 
 HONEST = "honest-"
@@ -19,7 +19,7 @@ CANDIDATE = f"{HONEST}candidate"
 """Id of the certified kernel itself, without a fault."""
 
 
-def op_tasks(level: OpLevel, only: Collection[str] = (), checker: Checker = checked) -> list[Examination]:
+def op_tasks(level: OpLevel, only: Collection[str] = (), checker: Checker = checked) -> list[Trial]:
     """List the examinations of the certified kernel, of every fault in it, and of an honest kernel of every noise family.
 
     Args:
@@ -30,18 +30,18 @@ def op_tasks(level: OpLevel, only: Collection[str] = (), checker: Checker = chec
     Raises:
         UsageError: there is nothing with one of these ids.
     """
-    tasks, kernel = list[Examination](), level.kernel
+    tasks, kernel = list[Trial](), level.kernel
     if kernel.name:
         tasks.append(_honest(CANDIDATE, f"{kernel.name} without a fault", kernel.kernel, level, checker))
-    tasks += [Examination.of(fault, lambda fault: examine_fault(fault, level, checker)) for fault in CATALOGUE.values()]
+    tasks += [Trial.of(fault, lambda fault: examine_fault(fault, level, checker)) for fault in CATALOGUE.values()]
     for name in FAMILIES:
         words = name or "exact"
         tasks.append(_honest(HONEST + words, f"honest {words} kernel", honest(name, level.seed), level, checker))
     return chosen(tasks, only)
 
 
-def _honest(id: str, title: str, kernel: Kernel, level: OpLevel, checker: Checker) -> Examination:
-    return Examination(id, "honest", title, (), "", lambda: examine_honest(id, title, kernel, level, checker))
+def _honest(id: str, title: str, kernel: Kernel, level: OpLevel, checker: Checker) -> Trial:
+    return Trial(id, "honest", title, (), "", lambda: examine_honest(id, title, kernel, level, checker))
 
 
 def op_envelope(level: OpLevel, read_out: bool = False) -> CertifiedEnvelope:

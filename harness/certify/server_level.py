@@ -30,7 +30,7 @@ from assay.harness.certify.footprint import widened
 from assay.harness.certify.hidden import hidden_words, largest_effect
 from assay.harness.certify.kernel import CertifiedKernel, seeded
 from assay.harness.certify.pins import is_named
-from assay.harness.certify.session import CannotContinueError, Examination, chosen
+from assay.harness.certify.session import CannotContinueError, Trial, chosen
 from assay.harness.collect.envelope import drop, send
 from assay.harness.collect.interview import TOP_LOGPROBS
 from assay.harness.collect.machine import installed_packages
@@ -355,14 +355,14 @@ def _examine_run(level: ServerLevel) -> Examined:
     )  # fmt: skip
 
 
-def server_tasks(level: ServerLevel, only: Collection[str] = ()) -> list[Examination]:
+def server_tasks(level: ServerLevel, only: Collection[str] = ()) -> list[Trial]:
     """List the run without a fault, and the examination of every fault.
 
     Raises:
         UsageError: there is nothing with one of these ids.
     """
-    tasks = [Examination(HONEST, "honest", "honest kernel in a whole run", (), "", lambda: _examine_run(level))]
-    tasks += [Examination.of(fault, lambda fault: examine(fault, level)) for fault in CATALOGUE.values()]
+    tasks = [Trial(HONEST, "honest", "honest kernel in a whole run", (), "", lambda: _examine_run(level))]
+    tasks += [Trial.of(fault, lambda fault: examine(fault, level)) for fault in CATALOGUE.values()]
     return chosen(tasks, only)
 
 

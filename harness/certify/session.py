@@ -38,7 +38,7 @@ class CannotContinueError(AssayError):
 
 
 @dataclass(frozen=True)
-class Examination:
+class Trial:
     """One examination.
 
     Attributes:
@@ -58,13 +58,13 @@ class Examination:
     examine: Callable[[], Examined]
 
     @classmethod
-    def of(cls, fault: SeededFault, examine: Callable[[SeededFault], Examined]) -> Examination:
+    def of(cls, fault: SeededFault, examine: Callable[[SeededFault], Examined]) -> Trial:
         """Make the examination of a fault."""
         kind: Kind = "equivalent" if fault.equivalent else "fault"
         return cls(fault.id, kind, fault.title, fault.links, fault.where.words, lambda: examine(fault))
 
 
-def chosen(tasks: Sequence[Examination], only: Collection[str]) -> list[Examination]:
+def chosen(tasks: Sequence[Trial], only: Collection[str]) -> list[Trial]:
     """List the tasks with these ids; all of them if none is given.
 
     Raises:
@@ -80,7 +80,7 @@ def chosen(tasks: Sequence[Examination], only: Collection[str]) -> list[Examinat
 
 
 def certify(
-    tasks: Sequence[Examination],
+    tasks: Sequence[Trial],
     envelope: CertifiedEnvelope,
     folder: Path,
     display: ProgressDisplay,
@@ -112,7 +112,7 @@ def certify(
     return kept.certificate([task.id for task in tasks], known)
 
 
-def _examined(task: Examination, kept: Kept, time_limit: float) -> Examined:
+def _examined(task: Trial, kept: Kept, time_limit: float) -> Examined:
     begun = time.monotonic()
     kept.begin(task.id)
     try:
@@ -128,14 +128,14 @@ def _examined(task: Examination, kept: Kept, time_limit: float) -> Examined:
         kept.end()
 
 
-def _ended(task: Examination, kept: Kept) -> Examined | None:
+def _ended(task: Trial, kept: Kept) -> Examined | None:
     """Record an examination that ended the whole process, each time that it was tried."""
     if kept.attempts(task.id) < ATTEMPTS:
         return None
     return _unfinished(task, "crash", f"the process ended {ATTEMPTS} times while this was examined", 0.0)
 
 
-def _unfinished(task: Examination, outcome: Outcome, why: str, seconds: float) -> Examined:
+def _unfinished(task: Trial, outcome: Outcome, why: str, seconds: float) -> Examined:
     return Examined(
         id=task.id, kind=task.kind, title=task.title, links=task.links, restricted=task.restricted,
         outcome=outcome, why=why, seconds=seconds,

@@ -15,7 +15,7 @@ from assay.harness.cli.output import Json, deliver, new_folder, progress
 from assay.harness.errors import UsageError
 
 if TYPE_CHECKING:
-    from assay.harness.certify.session import Examination
+    from assay.harness.certify.session import Trial
     from assay.harness.certify.spread import Spread
     from assay.harness.evidence.certificate import Certificate, CertifiedEnvelope
     from assay.harness.progress import ProgressDisplay
@@ -123,7 +123,7 @@ def _spread(words: list[str], device: str, level: str, jobs: int | None, ray: st
 
 
 def _run(
-    spread: Spread | None, tasks: Sequence[Examination], envelope: CertifiedEnvelope, out: Path, display: ProgressDisplay,
+    spread: Spread | None, tasks: Sequence[Trial], envelope: CertifiedEnvelope, out: Path, display: ProgressDisplay,
     time_limit: float, known: Sequence[str],
 ) -> Certificate:  # fmt: skip
     """Examine in this process, or where the examinations are spread."""

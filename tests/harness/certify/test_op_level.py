@@ -18,7 +18,7 @@ from assay.harness.certify.footprint import footprint
 from assay.harness.certify.kernel import CertifiedKernel
 from assay.harness.certify.op_level import OpLevel, checked, examine_fault, examine_honest, honest, read
 from assay.harness.certify.op_tasks import CANDIDATE, op_envelope, op_tasks
-from assay.harness.certify.session import CannotContinueError, Examination, certify
+from assay.harness.certify.session import CannotContinueError, Trial, certify
 from assay.harness.errors import ExitCode, UsageError
 from assay.harness.evidence.certificate import Certificate, Examined, read_certificate
 from assay.harness.localize.bounds import CallNoise
@@ -55,12 +55,12 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def run(folder: Path, tasks: Sequence[Examination], time_limit: float = 60, level: OpLevel = FEW) -> Certificate:
+def run(folder: Path, tasks: Sequence[Trial], time_limit: float = 60, level: OpLevel = FEW) -> Certificate:
     return certify(tasks, op_envelope(level), folder, ProgressDisplay(Console(quiet=True)), time_limit)
 
 
-def a_task(examine: object, id: str = "a-fault") -> Examination:
-    return Examination(id, "fault", "a fault", (), "", examine)  # type: ignore[arg-type]
+def a_task(examine: object, id: str = "a-fault") -> Trial:
+    return Trial(id, "fault", "a fault", (), "", examine)  # type: ignore[arg-type]
 
 
 def caught(id: str = "a-fault") -> Examined:
@@ -225,7 +225,7 @@ def test_a_check_that_flags_everything_fails_the_certificate(tmp_path: Path) -> 
 
 def test_a_fault_outside_the_envelope_is_not_counted_as_missed(tmp_path: Path) -> None:
     far = SeededFault("far", "far", "", lambda call, out: out * 0, where=Where(length=(10**6, None)))
-    made = run(tmp_path, [Examination.of(far, lambda fault: examine_fault(fault, FEW))])
+    made = run(tmp_path, [Trial.of(far, lambda fault: examine_fault(fault, FEW))])
     assert [one.outcome for one in made.examined] == ["not shown"]
     assert made.exit_code == ExitCode.PASS
 
