@@ -204,10 +204,9 @@ def _show_cells(made: Sweep, jobs: int | None, executor: Executor) -> None:
     for cell in result.cells:
         say(f"{cell.verdict or 'to run':<12} {cell.key}  assay {' '.join(cell.command)}")
     left = sum(cell.verdict is None for cell in result.cells)
-    guess = f"about {duration(seconds)}" if known else "no duration is known yet"
-    say(
-        f"{counted(len(result.cells), 'cell')}, {left} to run, {slots} at a time: {guess} ({known} of them by earlier durations)."
-    )
+    of_earlier = f"about {duration(seconds)} ({known} of them by earlier durations)"
+    guess = of_earlier if known else "no duration is known yet"
+    say(f"{counted(len(result.cells), 'cell')}, {left} to run, {slots} at a time: {guess}.")
 
 
 def _report(result: Any, folder: Path, json: bool, html: Path | None, junit: Path | None) -> int:
