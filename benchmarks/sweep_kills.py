@@ -168,8 +168,9 @@ class Campaign:
             title(process) for process in living if process.is_running() and status(process) != psutil.STATUS_ZOMBIE
         ]
 
-    def run(self, kills: int) -> None:
-        """Kill so many times, and let the sweep come to its end."""
+    def run(self, kills: int) -> int:
+        """Kill at most so many times, let the sweep come to its end, and return how often something was killed."""
+        made = 0
         for number in range(kills):
             pause = time.monotonic() + self.random.uniform(*self.between_s)
             while time.monotonic() < pause:
@@ -181,12 +182,14 @@ class Campaign:
                 break
             done = len(self.ended)
             told = self.kill(("worker", "node", "driver")[number % 3])
-            self.console.print(f"{number + 1}: {told}; {done} cells had ended")
+            made += 1
+            self.console.print(f"{made}: {told}; {done} cells had ended")
         assert self.driver is not None
         while self.driver.poll() is None:
             self.look()
             time.sleep(0.2)
         self.look()
+        return made
 
 
 def mine() -> list[psutil.Process]:
@@ -297,7 +300,7 @@ def main() -> None:
         for _ in range(given.nodes):
             campaign.add_node()
         campaign.start("sweep.toml")
-        campaign.run(given.kills)
+        kills = campaign.run(given.kills)
         seconds = time.monotonic() - begun
         left = [*campaign.left, *of_cells()]
         became = hostile(campaign)
@@ -312,7 +315,7 @@ def main() -> None:
     errors = [record.problem for record in records.values() if record.verdict == "error"]
     naked = [path for path, record in records.items() if record.verdict != "error" and not finished(path, record.key)]
     numbers = {
-        "kills": given.kills,
+        "kills": kills,
         "cells": given.cells,
         "cells lost": given.cells - len(records) + len(errors),
         "cells doubled": len(campaign.doubled),

@@ -13,7 +13,7 @@ from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.cell import CellRecord, write_cell
 from assay.harness.evidence.storage import Storage, open_storage
 from assay.harness.history.rows import COLUMNS, ClaimRow, line_of_rows, rows_of
-from assay.harness.history.table import RunTable
+from assay.harness.history.table import RunTable, has_cells
 from assay.harness.judge.history import line_of, list_runs
 from assay.harness.judge.report import LayersResult, Metric, Tally
 from assay.reports.json_report import to_json
@@ -139,7 +139,9 @@ def test_cells_of_sweeps_are_runs_too(tmp_path: Path, examples: ModuleType) -> N
         assert wrong.treatment == {"backend": ("", "mine:forward"), "command": ("", "check"), "size": ("", "full")}
         assert (run.verdict, run.model) == ("pass", examples.passing().environment.model)
         assert (lost.verdict, lost.headline) == ("error", "The worker was lost.")
+        assert has_cells(place)
     assert RunTable(str(tmp_path)).rows("commit = 'c0ffee'", ["run"])
+    assert not has_cells(tmp_path / "nightly" / "cells")
 
 
 def test_damage_of_one_hides_nothing(runs: Path) -> None:
