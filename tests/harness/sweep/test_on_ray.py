@@ -29,6 +29,23 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     assert "assay-harness[fleet]" in error.value.do
 
 
+@pytest.mark.parametrize("address", [LOCAL, "10.0.0.1:6379"])
+def test_ray_is_told_where_and_does_not_look_for_a_cluster_of_this_machine(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    import ray
+
+    asked: list[str | None] = []
+
+    def init(address: str | None = None, **more: Any) -> None:
+        asked.append(address)
+        raise ConnectionError("nobody answers")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(UsageError, match=f"--ray {address}: nobody answers"), OnRay(address):
+        pass
+    assert asked == [address], "without an address, Ray joins whatever cluster it finds here"
+
+
 def test_an_attempt_begins_with_what_was_kept_and_sends_the_rest() -> None:
     def work(place: Workplace) -> str:
         assert (place.folder / "kept").read_text() == "earlier"
