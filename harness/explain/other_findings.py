@@ -221,8 +221,10 @@ _PAGES = (
     Page(
         "answer-lengths",
         "answers differ in length",
-        "The candidate's answers are shorter or longer than the reference's. Whoever times complete answers measures that instead "
-        "of the kernel. assay times both at one forced length.",
+        "The candidate's answers to the same prompts are shorter or longer than the reference's, or run to the token limit more "
+        "often. Right answers that are 30 % longer cost 30 % more, and whoever times complete answers measures that instead of the "
+        "kernel. In a run, a ratio of lengths that is shown to be beyond length_bound is a regression; a bench times both at one "
+        "forced length.",
         "Find out why the texts differ: the suites greedy and layers of a run.",
         _BENCH,
         "warning",
