@@ -18,7 +18,7 @@ from pydantic import ConfigDict, Field
 from assay.harness.collect.machine import git_state
 from assay.harness.config import RUNS
 from assay.harness.errors import AssayError, UsageError
-from assay.harness.evidence.cell import CellRecord, read_cell, write_cell
+from assay.harness.evidence.cell import CELLS, CellRecord, read_cell, write_cell
 from assay.harness.evidence.storage import Storage
 from assay.harness.files import FolderLock, file_name, is_unused, timestamp, write_whole
 from assay.harness.progress import ProgressDisplay
@@ -30,7 +30,6 @@ from assay.harness.sweep.result import STOPS, SweepResult, headline_of, swept, t
 from assay.harness.sweep.spec import Limits, SweepSpec
 
 STATE = "sweep.json"
-CELLS = "cells"
 NOT_SURVIVED, STOPPED, NO_PACK = (
     "it did not survive an earlier stage",
     "the sweep was stopped",

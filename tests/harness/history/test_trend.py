@@ -69,6 +69,8 @@ def test_the_first_date_after_a_move_is_named(tmp_path: Path) -> None:
     assert move.p <= ALPHA
     assert not trend.series[1].moves
     assert [point.bound for point in trend.series[2].points] == [0.01]
+    assert trend.series[2].title == "own-error: new (check), tiny"
+    assert trend.series[2].model_copy(update={"model": ""}).title == "own-error: new (check)"
     assert Trend.model_validate_json(trend.model_dump_json(by_alias=True)) == trend
 
 
