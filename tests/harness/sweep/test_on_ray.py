@@ -7,6 +7,7 @@ import signal
 import subprocess
 import threading
 import time
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from assay.harness.evidence.cell import LOG
 from assay.harness.sweep import on_ray
 from assay.harness.sweep.cell_process import CellWork
 from assay.harness.sweep.executor import Task, Workplace
+from assay.harness.sweep.executors import without_results
 from assay.harness.sweep.on_ray import LOCAL, OnRay, attempt
 from assay.harness.sweep.spec import Limits
 
@@ -45,6 +47,37 @@ def test_ray_is_told_where_and_does_not_look_for_a_cluster_of_this_machine(monke
     with pytest.raises(UsageError, match=f"--ray {address}: nobody answers"), OnRay(address):
         pass
     assert asked == [address], "without an address, Ray joins whatever cluster it finds here"
+
+
+def test_a_working_folder_that_ray_cannot_send_is_wrong_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    def init(address: str | None = None, **more: Any) -> None:
+        raise ray.exceptions.RuntimeEnvSetupError("Package size (572.24MiB) exceeds the maximum size of 512.00MiB.")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    with pytest.raises(UsageError, match=r"--ray local: .*exceeds the maximum size") as error, OnRay(LOCAL, {"working_dir": "."}):
+        pass
+    assert "excludes" in error.value.do
+
+
+def test_results_stay_where_they_are_when_a_working_folder_travels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packaging = pytest.importorskip("ray._private.runtime_env.packaging")
+    here = tmp_path / "here"
+    for name in ("kernels.py", "runs/a/big", "swept/cells/b/big", "package/runs/data.py"):
+        (here / name).parent.mkdir(parents=True, exist_ok=True)
+        (here / name).write_text(name)
+    monkeypatch.chdir(here)
+    sent = without_results({"working_dir": ".", "excludes": ["of-mine"]}, Path("runs"), Path("swept"), tmp_path / "elsewhere")
+    assert sent == {"working_dir": ".", "excludes": ["of-mine", "/runs/", "/swept/"]}
+    packaging.create_package(str(here), tmp_path / "sent.zip", excludes=sent["excludes"], include_gitignore=True)
+    with zipfile.ZipFile(tmp_path / "sent.zip") as made:
+        assert {name for name in made.namelist() if not name.endswith("/")} == {"kernels.py", "package/runs/data.py"}
+    for untouched in ({}, {"working_dir": "s3://bucket/code.zip"}, {"pip": ["roman"]}):
+        assert without_results(untouched, Path("runs")) is untouched
+    assert without_results({"working_dir": "swept"}, Path("swept"))["excludes"] == []
 
 
 def test_an_attempt_begins_with_what_was_kept_and_sends_the_rest() -> None:
