@@ -124,8 +124,14 @@ class Campaign:
             self.driver = subprocess.Popen(command, cwd=self.place, stdout=log, stderr=log, start_new_session=True)
 
     def add_node(self) -> None:
-        """Have another node join."""
-        self.nodes.append(self.cluster.add_node(num_cpus=self.cores))
+        """Have another node join. Ray gives up on one after 30 seconds, which on a busy machine says nothing."""
+        for left in reversed(range(5)):
+            try:
+                self.nodes.append(self.cluster.add_node(num_cpus=self.cores))
+                return
+            except Exception:
+                if not left:
+                    raise
 
     def look(self) -> None:
         """Note the cells that have ended, and those that ended once more."""
