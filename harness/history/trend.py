@@ -73,7 +73,8 @@ class Series(Part):
         of = f" against {self.reference}" if self.reference else ""
         settings = f" ({self.settings})" if self.settings else ""
         on = f" on {self.device}" if self.device else ""
-        return f"{self.metric}: {self.candidate}{of}{settings}, {self.model}{on}"
+        model = f", {self.model}" if self.model else ""
+        return f"{self.metric}: {self.candidate}{of}{settings}{model}{on}"
 
 
 class Trend(Part):
