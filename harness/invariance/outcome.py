@@ -1,0 +1,124 @@
+"""What one arm shows: it is the same as its base, it differs, or it shows nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from assay.harness.compare.noise_limits import EXACT_KL
+from assay.harness.compare.probe_scores import MEASURES, Bound, Distance, Measure, Place, accept_length, places
+from assay.harness.engines.sglang.features import Feature
+from assay.harness.evidence.invariance import ArmRecord
+from assay.harness.invariance.arms import Arm
+
+State = Literal["same", "differs", "not shown", "not run"]
+
+_MEAN_FACTOR, _WORST_FACTOR = 4.0, 10.0
+"""Times the floor that is still the floor: of the mean over a thousand positions, and of the worst of them."""
+_LEAST: Mapping[str, float] = {"float32": 1e-9}
+"""Mean divergence, in nats, below which nothing is a difference, by dtype: log-probabilities come with seven decimals, whose square
+is 1e-14; sums in another order moved no mean by more than 1e-12 in float32."""
+_MOST: Mapping[str, float] = {"float32": 1e-6}
+"""Largest mean divergence, in nats, that the floor may excuse, by dtype; in others what 8-bit weights cost (`EXACT_KL`)."""
+_LEAST_HALF = 1e-6
+_WORST_OVER_MEAN = 100.0
+"""Where nothing is measured, the worst position of a thousand may have so many times the mean."""
+_ACCEPTED = 0.9
+"""Share of the base's accepted tokens a pass that speculation must reach: drafts are chosen from what was served before."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an arm shows.
+
+    Attributes:
+        arm: the features that were on.
+        state: "same", "differs", "not shown" (a feature was not shown to be on, or nothing was compared) or "not run".
+        distances: from its base, by measure.
+        first: the first position, in reading order, at which it differs; None if none does.
+        why: of a state that is neither "same" nor "differs"; or what differs beyond distances.
+    """
+
+    arm: Arm
+    state: State
+    distances: Mapping[Measure, Distance]
+    first: Place | None = None
+    why: str = ""
+
+
+def bounds(base: ArmRecord, again: ArmRecord, dtype: str) -> dict[Measure, Bound]:
+    """Compute what rounding explains: a multiple of what the base differs from itself by, within what its dtype can.
+
+    Args:
+        base: the base.
+        again: the base again, in other batches.
+        dtype: of the activations.
+    """
+    least, most = _LEAST.get(dtype, _LEAST_HALF), _MOST.get(dtype, EXACT_KL)
+    limits = {}
+    for measure in MEASURES:
+        floor = Distance.of(places(base.replies, again.replies, measure))
+        limits[measure] = Bound(
+            min(max(_MEAN_FACTOR * floor.mean, least), most),
+            min(max(_WORST_FACTOR * floor.worst, _WORST_OVER_MEAN * least), _WORST_OVER_MEAN * most),
+        )
+    return limits
+
+
+def widened(limits: Mapping[Measure, Bound], arm: Iterable[str], known: Mapping[str, Feature]) -> dict[Measure, Bound]:
+    """Widen bounds by what the features of an arm are declared to cost.
+
+    Another kernel rounds as an honest one does. What has a base of its own is compared with that, bit by bit.
+    """
+    costs = {known[id_].cost for id_ in arm}
+    if "another kernel" in costs:
+        return {
+            measure: Bound(bound.mean + EXACT_KL, bound.worst + _WORST_OVER_MEAN * EXACT_KL)
+            for measure, bound in limits.items()
+        }
+    return dict(limits)
+
+
+def outcome(base: ArmRecord, record: ArmRecord, limits: Mapping[Measure, Bound]) -> Outcome:
+    """Say what an arm shows.
+
+    Args:
+        base: the base.
+        record: the arm.
+        limits: bounds of the distances, by measure.
+    """
+    arm = frozenset(record.features)
+    if not record.complete:
+        return Outcome(arm, "not run", {}, why=record.problem or "no probe was answered")
+    compared = {measure: places(base.replies, record.replies, measure) for measure in MEASURES}
+    distances = {measure: Distance.of(found) for measure, found in compared.items()}
+    wrong = [measure for measure in MEASURES if not limits[measure].holds(distances[measure])]
+    if wrong:
+        return Outcome(arm, "differs", distances, _first(compared[wrong[0]], limits[wrong[0]]), record_notes(record))
+    if lost := _drafts_lost(base, record):
+        return Outcome(arm, "differs", distances, None, lost)
+    if record.unseen:
+        return Outcome(arm, "not shown", distances, why=record_notes(record))
+    if not all(distance.positions for distance in distances.values()):
+        return Outcome(arm, "not shown", distances, why="nothing was compared")
+    return Outcome(arm, "same", distances)
+
+
+def record_notes(record: ArmRecord) -> str:
+    """Say which features were not shown to be on, and why."""
+    return "; ".join(f"{id_} was not shown to be on: {why}" for id_, why in record.unseen.items())
+
+
+def _first(compared: Sequence[Place], bound: Bound) -> Place | None:
+    """Return the first position that is out of bounds by itself, or the worst one where only their mean is."""
+    first = next((place for place in compared if place.kl > bound.worst), None)
+    return first or max(compared, key=lambda place: place.kl, default=None)
+
+
+def _drafts_lost(base: ArmRecord, record: ArmRecord) -> str:
+    """Say that fewer drafts were accepted than in the base, where both speculate; empty if they were not."""
+    expected, found = accept_length(base), accept_length(record)
+    if expected is None or found is None or found >= _ACCEPTED * expected:
+        return ""
+    return f"{found:.2f} tokens were accepted a pass, {expected:.2f} in the base"
