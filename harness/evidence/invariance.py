@@ -13,6 +13,7 @@ from pydantic import Field
 from assay.harness.errors import UsageError
 from assay.harness.evidence.manifest import Origin
 from assay.harness.evidence.nonce import RunRecord, check_run, new_nonce
+from assay.harness.evidence.records import Token
 from assay.harness.evidence.run_file import RUN_AGAIN, RunFile
 from assay.harness.files import FolderLock, is_unused, write_whole
 from assay.harness.schema import Record, read_json
@@ -66,6 +67,22 @@ class ProbeReply(Record):
     pieces: int = 1
 
 
+class WrittenText(Record):
+    """A greedy answer that ended where the model ended it.
+
+    Attributes:
+        item: id of the prompt.
+        tokens: what was written.
+        finish: reason why it ended: "length" or "stop".
+        count: tokens, the end included.
+    """
+
+    item: str
+    tokens: tuple[Token, ...]
+    finish: str
+    count: int
+
+
 class ArmRecord(RunRecord):
     """One pass over the probes.
 
@@ -74,6 +91,7 @@ class ArmRecord(RunRecord):
         features: ids of the features that were on.
         why: why it was run: "base", "pairs", "singles", "asked", "reduction", "sensitivity".
         replies: in the order of the probes; empty where it failed.
+        texts: greedy answers to a few prompts.
         seen: what shows that a feature was on, by its id; a feature without an entry was not shown to be on.
         unseen: why a feature was not shown to be on, by its id.
         arguments: the resolved arguments of its server that features set.
@@ -87,6 +105,7 @@ class ArmRecord(RunRecord):
     features: tuple[str, ...] = ()
     why: str
     replies: tuple[ProbeReply, ...] = ()
+    texts: tuple[WrittenText, ...] = ()
     seen: dict[str, str] = Field(default_factory=dict)
     unseen: dict[str, str] = Field(default_factory=dict)
     problem: str = ""

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from assay.evals.invariance_load import Probe, ProbeLoad
+from assay.harness.engines.base import ChatRequest, Reply
 from assay.harness.engines.sglang import forcing
 from assay.harness.engines.sglang.probing import ProbeRequest, ask_streamed, ask_together
 from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.evidence.counters import ADMISSIONS, Admission
-from assay.harness.evidence.invariance import ProbeReply
+from assay.harness.evidence.invariance import ProbeReply, WrittenText
 from assay.harness.evidence.jsonl import read
+from assay.harness.evidence.records import Item
 from assay.harness.invariance.arms import Arm
 from assay.harness.invariance.proof import Pass
 
@@ -22,6 +24,8 @@ _TURN = 8
 """Tokens that the earlier turn of a conversation generates."""
 _BEFORE = 2
 """New tokens of a probe that its earlier turn is asked with."""
+_ALTERNATIVES = 5
+"""Alternatives that are returned with each token of a greedy text."""
 _AGAIN = 2
 """Probes that the base is sent at once the second time: other batches."""
 
@@ -92,6 +96,27 @@ def ask(server: SGLangServer, folder: Path, asked: Asked, page: int, extra: Mapp
         turns=turns,
         reloaded=reloaded,
         page=page,
+    )
+
+
+def write_texts(server: SGLangServer, items: Sequence[Item], tokens: int, at_once: bool) -> tuple[WrittenText, ...]:
+    """Have a running server answer prompts greedily, each as long as it likes, up to so many tokens.
+
+    Raises:
+        EngineError: the server failed.
+    """
+    replies: dict[int, Reply] = {}
+    server.flush_cache()
+    requests = [ChatRequest(item.prompt, tokens, _ALTERNATIVES) for item in items]
+    server.ask(requests, len(requests) if at_once else 1, replies.__setitem__)
+    return tuple(
+        WrittenText(
+            item=item.id,
+            tokens=replies[number].tokens,
+            finish=replies[number].finish_reason,
+            count=replies[number].completion_tokens,
+        )
+        for number, item in enumerate(items)
     )
 
 

@@ -20,9 +20,9 @@ from assay.harness.errors import EngineError
 from assay.harness.evidence.invariance import ArmRecord, InvarianceFolder, InvarianceManifest
 from assay.harness.evidence.nonce import RUN
 from assay.harness.invariance.arms import BASE, Arm, base_of, closed, possible, server_of
-from assay.harness.invariance.asking import Asked, answers_of, ask
+from assay.harness.invariance.asking import Asked, answers_of, ask, write_texts
 from assay.harness.invariance.invariance_plan import InvariancePlan
-from assay.harness.invariance.outcome import bounds, outcome, widened
+from assay.harness.invariance.outcome import bounds, outcome, swing_limit, widened
 from assay.harness.invariance.proof import shown
 from assay.harness.invariance.reduction import reduce
 from assay.harness.progress import ProgressDisplay
@@ -95,7 +95,8 @@ class Session:
         record, base = self.records[arm], self.records.get(base_of(arm, self.plan.known))
         if base is None or not base.complete:
             return None
-        state = outcome(base, record, widened(limits, arm, self.plan.known)).state
+        known = self.plan.known
+        state = outcome(base, record, widened(limits, arm, known), swing_limit(self.plan.dtype, arm, known)).state
         return {"differs": True, "same": False}.get(state)
 
     def _reduce(self, arm: Arm, limits: dict[Measure, Bound]) -> None:
@@ -146,11 +147,15 @@ class Session:
         answers = answers_of(base.replies) if base else {}
         asked = Asked(self.plan.load, arm, f"{record.number:03d}", answers, again)
         over = ask(server.engine, server.folder, asked, int(arguments.get("page_size") or 1), {})
+        texts = write_texts(
+            server.engine, self.plan.run.of("greedy"), self.plan.run.spec.workload.token_limit, "batch" in arm
+        )
         proofs = {id_: shown(known[id_], arguments, over) for id_ in sorted(arm)}
         return record.model_copy(
             update={
                 "server": server.number,
                 "replies": tuple(over.replies),
+                "texts": texts,
                 "seen": {id_: found for id_, (found, _) in proofs.items() if found},
                 "unseen": {id_: why for id_, (found, why) in proofs.items() if not found},
             }

@@ -18,6 +18,8 @@ from assay.harness.sides import flag_values
 from assay.harness.text import did_you_mean
 
 Mode = Literal["pairs", "singles", "exactly"]
+_TEXTS, _TEXT_TOKENS = 8, 48
+"""Prompts that are answered greedily in every arm, and the most tokens of an answer."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,9 @@ class InvariancePlan:
 
 def compared_spec(spec: RunSpec) -> RunSpec:
     """Make the spec of what is compared: one server, of the reference, and as little of a run as there can be."""
-    return spec.changed(suites=("greedy",), questions=1, greedy_prompts=1, candidate=spec.reference)
+    return spec.changed(
+        suites=("greedy",), questions=1, greedy_prompts=_TEXTS, max_tokens=_TEXT_TOKENS, candidate=spec.reference
+    )
 
 
 def gpu_count(device: str) -> int:

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from assay.harness.compare.noise_limits import EXACT_KL
+from assay.harness.compare.greedy_texts import compare_text
+from assay.harness.compare.noise_limits import EXACT_KL, EXACT_SWING
 from assay.harness.compare.probe_scores import MEASURES, Bound, Distance, Measure, Place, accept_length, places
 from assay.harness.engines.sglang.features import Feature
 from assay.harness.evidence.invariance import ArmRecord
@@ -22,6 +23,8 @@ is 1e-14; sums in another order moved no mean by more than 1e-12 in float32."""
 _MOST: Mapping[str, float] = {"float32": 1e-6}
 """Largest mean divergence, in nats, that the floor may excuse, by dtype; in others what 8-bit weights cost (`EXACT_KL`)."""
 _LEAST_HALF = 1e-6
+_SWING: Mapping[str, float] = {"float32": 1e-3}
+"""Change of log-odds, in nats, below which another greedy text is a tie, by dtype; in others `EXACT_SWING`."""
 _WORST_OVER_MEAN = 100.0
 """Where nothing is measured, the worst position of a thousand may have so many times the mean."""
 _ACCEPTED = 0.9
@@ -80,13 +83,21 @@ def widened(limits: Mapping[Measure, Bound], arm: Iterable[str], known: Mapping[
     return dict(limits)
 
 
-def outcome(base: ArmRecord, record: ArmRecord, limits: Mapping[Measure, Bound]) -> Outcome:
+def swing_limit(dtype: str, arm: Iterable[str], known: Mapping[str, Feature]) -> float:
+    """Return the largest change of the log-odds of two tokens, in nats, that makes another greedy text a tie."""
+    if any(known[id_].cost == "another kernel" for id_ in arm):
+        return EXACT_SWING
+    return _SWING.get(dtype, EXACT_SWING)
+
+
+def outcome(base: ArmRecord, record: ArmRecord, limits: Mapping[Measure, Bound], swing: float = EXACT_SWING) -> Outcome:
     """Say what an arm shows.
 
     Args:
         base: the base.
         record: the arm.
         limits: bounds of the distances, by measure.
+        swing: see `swing_limit`.
     """
     arm = frozenset(record.features)
     if not record.complete:
@@ -96,8 +107,8 @@ def outcome(base: ArmRecord, record: ArmRecord, limits: Mapping[Measure, Bound])
     wrong = [measure for measure in MEASURES if not limits[measure].holds(distances[measure])]
     if wrong:
         return Outcome(arm, "differs", distances, _first(compared[wrong[0]], limits[wrong[0]]), record_notes(record))
-    if lost := _drafts_lost(base, record):
-        return Outcome(arm, "differs", distances, None, lost)
+    if said := _texts_apart(base, record, swing) or _ends_elsewhere(base, record) or _drafts_lost(base, record):
+        return Outcome(arm, "differs", distances, None, said)
     if record.unseen:
         return Outcome(arm, "not shown", distances, why=record_notes(record))
     if not all(distance.positions for distance in distances.values()):
@@ -114,6 +125,34 @@ def _first(compared: Sequence[Place], bound: Bound) -> Place | None:
     """Return the first position that is out of bounds by itself, or the worst one where only their mean is."""
     first = next((place for place in compared if place.kl > bound.worst), None)
     return first or max(compared, key=lambda place: place.kl, default=None)
+
+
+def _texts_apart(base: ArmRecord, record: ArmRecord, swing: float) -> str:
+    """Say which greedy text parts from the base's at no tie; empty if none does."""
+    own = {text.item: text for text in record.texts}
+    apart = [
+        (text, found)
+        for text in base.texts
+        if text.item in own
+        if (found := compare_text(text.tokens, own[text.item].tokens, 0.0, swing)) is not None and found.kind == "apart"
+    ]
+    if not apart:
+        return ""
+    text, found = apart[0]
+    return f"{len(apart)} of {len(base.texts)} greedy texts part, the first, {text.item}, at token {found.position + 1}"
+
+
+def _ends_elsewhere(base: ArmRecord, record: ArmRecord) -> str:
+    """Say which answer, of a length that was asked for, has another one; empty if none has."""
+    lengths = {reply.probe: len(reply.decode.tokens) for reply in record.replies}
+    other = [reply for reply in base.replies if lengths.get(reply.probe) not in (None, len(reply.decode.tokens))]
+    if not other:
+        return ""
+    first = other[0]
+    return (
+        f"{len(other)} answers have another length, the first, to probe {first.probe}, {lengths[first.probe]} tokens in place of "
+        f"{len(first.decode.tokens)}"
+    )
 
 
 def _drafts_lost(base: ArmRecord, record: ArmRecord) -> str:

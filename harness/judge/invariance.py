@@ -10,7 +10,7 @@ from assay.harness.engines.sglang.features import Feature, features_of
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.invariance import ArmRecord, InvarianceFolder, InvarianceManifest
 from assay.harness.invariance.arms import BASE, Arm, base_of, closed, left_out
-from assay.harness.invariance.outcome import Outcome, State, bounds, outcome, widened
+from assay.harness.invariance.outcome import Outcome, State, bounds, outcome, swing_limit, widened
 from assay.harness.judge.invariance_result import ArmRow, FeatureRow, InvarianceResult, PairCell
 from assay.harness.text import counted, listed
 from assay.harness.verdict import WORST_FIRST, Check, Finding, Requirement, Verdict
@@ -46,7 +46,7 @@ def judge_invariance(folder: InvarianceFolder) -> InvarianceResult:
     known = {id_: features_of(manifest.spec["device"])[id_] for id_ in manifest.features}
     limits = bounds(base, again, manifest.dtype)
     arms = [record for record in records if record.features and record.why != "sensitivity"]
-    outcomes = _outcomes(base, arms, limits, known)
+    outcomes = _outcomes(base, arms, limits, known, manifest.dtype)
     floor = {measure: Distance.of(places(base.replies, again.replies, measure)) for measure in MEASURES}
     planned = [frozenset(arm) for arm in manifest.arms]
     done = [found.arm for found in outcomes if found.state in ("same", "differs")]
@@ -90,7 +90,11 @@ def judge_invariance(folder: InvarianceFolder) -> InvarianceResult:
 
 
 def _outcomes(
-    base: ArmRecord, arms: Sequence[ArmRecord], limits: Mapping[Measure, Bound], known: Mapping[str, Feature]
+    base: ArmRecord,
+    arms: Sequence[ArmRecord],
+    limits: Mapping[Measure, Bound],
+    known: Mapping[str, Feature],
+    dtype: str,
 ) -> list[Outcome]:
     records = {frozenset(record.features): record for record in reversed(arms)} | {BASE: base}
     found = []
@@ -101,7 +105,7 @@ def _outcomes(
         if against is None or not against.complete:
             found.append(Outcome(arm, "not run", {}, why=f"its base, {name_of(own)}, was not run"))
         else:
-            found.append(outcome(against, record, widened(limits, arm, known)))
+            found.append(outcome(against, record, widened(limits, arm, known), swing_limit(dtype, arm, known)))
     return found
 
 
@@ -229,7 +233,7 @@ def _said(own: Outcome | None, outcomes: Sequence[Outcome], arm: Arm) -> str:
 
 def _where(found: Outcome, manifest: InvarianceManifest) -> str:
     if found.first is None:
-        return "accepted drafts"
+        return "what was written"
     place = found.first
     prompt, shared, _ = manifest.lengths[place.probe]
     if place.index >= prompt:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
-from assay.harness.evidence.invariance import ArmRecord, ProbeReply, Scores
+from assay.harness.engines.sglang.features import features_of
+from assay.harness.evidence.invariance import ArmRecord, InvarianceFolder, InvarianceManifest, ProbeReply, Scores
 
 PROMPT = 12
 SHARED = 4
@@ -54,3 +57,40 @@ def arm(
 
 BASE = arm(number=0, why="base")
 AGAIN = arm(number=1, why="base again", decode=1e-7)
+
+
+def write(
+    folder: InvarianceFolder,
+    made: Sequence[ArmRecord],
+    again: ArmRecord | None = None,
+    *,
+    base: bool = True,
+    fault_seen: bool = True,
+    **manifest: Any,
+) -> None:
+    """Write a folder of ``assay invariance`` with these arms after the base, in which a seeded fault was seen or not."""
+    names = [id_ for id_ in features_of("cpu") if any(id_ in record.features for record in made)]
+    given = {
+        "created": "2026-11-26T12:00:00+00:00",
+        "spec": {"device": "cpu", "reference": {"model": "tiny"}},
+        "command": "assay invariance",
+        "packages": {"sglang": "0.5.23"},
+        "hardware": "2 cores",
+        "python": "3.11",
+        "git": "",
+        "model_hashes": {"reference": "", "candidate": ""},
+        "backend": "torch_native",
+        "features": tuple(names),
+        "not_covered": {},
+        "arms": tuple(tuple(sorted(record.features)) for record in made),
+        "mode": "pairs",
+        "minutes": 0.0,
+        "dtype": "float32",
+        "lengths": {f"{n}+8": (PROMPT, SHARED, DEPTH) for n in range(3)},
+    }
+    folder.write_manifest(InvarianceManifest(nonce=folder.nonce, **given | manifest))
+    records = [BASE, again or AGAIN] if base else []
+    records += made
+    records.append(arm("prefix-cache", number=99, why="sensitivity", prefill=float(fault_seen)))
+    for record in records:
+        folder.write(record)

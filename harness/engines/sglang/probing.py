@@ -112,8 +112,8 @@ def _reply(server: SGLangServer, request: ProbeRequest, reply: Any, pieces: int)
         raise _unusable(
             server, f"{len(meta.input_token_logprobs) - 1} scored tokens of a prompt of {meta.prompt_tokens}"
         )
-    if not len(answer.output_ids) == len(meta.output_token_logprobs) == request.depth:
-        raise _unusable(server, f"{len(answer.output_ids)} tokens where {request.depth} were asked for")
+    if not len(answer.output_ids) == len(meta.output_token_logprobs) == len(meta.output_top_logprobs):
+        raise _unusable(server, f"{len(answer.output_ids)} tokens, {len(meta.output_token_logprobs)} log-probabilities")
     return ProbeReply(
         probe=request.probe,
         prompt_tokens=meta.prompt_tokens,
@@ -168,6 +168,6 @@ def _finite(value: float | None) -> float:
 def _unusable(server: SGLangServer, found: str) -> EngineError:
     return EngineError(
         f"{server.who} answered {_PATH} with an unusable reply: {found}.",
-        "every prompt scored and every answer of the length that was asked for",
+        "every prompt scored, and every token of its answer",
         "use SGLang 0.5.23",
     )
