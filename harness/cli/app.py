@@ -62,7 +62,7 @@ COMMANDS = {
     ),
     "invariance": (
         "invariance",
-        "Switch features that must change nothing, alone and in pairs, and compare the output of one engine each time.",
+        "Switch features that must change nothing (prefix cache, chunks, pages, overlap, ...), and compare the output each time.",
     ),
     "bisect": ("bisect_commits", "Find the layers, or the commit, that an error comes from."),
     "certify": ("certify", "Seed a catalogue of faults, and certify which of them are caught, named and pinned."),

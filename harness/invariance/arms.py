@@ -79,7 +79,10 @@ def pairs(known: Mapping[str, Feature], seed: int = 0) -> list[Arm]:
 
 
 def _rest(arms: Collection[Arm], known: Mapping[str, Feature]) -> list[Arm]:
-    """Join the pairs that no arm has into few further arms: servers were chosen before it was known what is asked of them."""
+    """Join the pairs that no arm has into few further arms: servers were chosen before it was known what is asked of them.
+
+    A feature that is always on beside another one is on alone, too.
+    """
     both = [closed(pair, known) for pair in combinations(known, 2)]
     missing = [pair for pair in both if not clashes(pair, known) and not any(pair <= arm for arm in arms)]
     joined: list[Arm] = []
@@ -87,7 +90,13 @@ def _rest(arms: Collection[Arm], known: Mapping[str, Feature]) -> list[Arm]:
         fitting = [arm for arm in joined if not clashes(arm | pair, known)]
         if not any(pair <= arm for arm in joined):
             joined = [arm for arm in joined if arm not in fitting[:1]] + [pair.union(*fitting[:1])]
-    return joined
+    every = (*arms, *joined)
+    alone = [
+        closed([one], known)
+        for one in known
+        if any(all(other in arm for arm in every if one in arm) for other in known.keys() - closed([one], known))
+    ]
+    return [*joined, *alone]
 
 
 def _covered(

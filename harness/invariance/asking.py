@@ -6,7 +6,6 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from assay.evals.invariance_load import Probe, ProbeLoad
 from assay.harness.engines.base import ChatRequest, Reply
@@ -49,21 +48,20 @@ class Asked:
     again: bool = False
 
 
-def ask(server: SGLangServer, folder: Path, asked: Asked, page: int, extra: Mapping[str, Any]) -> Pass:
+def ask(server: SGLangServer, folder: Path, asked: Asked) -> Pass:
     """Ask a running server all probes.
 
     Args:
         server: the server.
         folder: its folder (``ASSAY_EVIDENCE``).
         asked: what, and how.
-        page: tokens of a page.
-        extra: further fields of each request.
 
     Raises:
         EngineError: the server failed.
         EvidenceError: its folder cannot be written or read.
     """
     reloaded = _reload(server) if "weights-again" in asked.arm else ""
+    woken = _sleep(server) if "sleep-wake" in asked.arm else ""
     order, size = _order(asked), _at_once(asked)
     turns = _turns(asked) if "conversation" in asked.arm else {}
     forced = {rid(asked, probe): (*probe.ids, *asked.answers.get(probe.id, ())) for probe in order}
@@ -74,15 +72,15 @@ def ask(server: SGLangServer, folder: Path, asked: Asked, page: int, extra: Mapp
     warm = bool({"prefix-cache", "force-miss", "conversation"} & asked.arm)
     server.flush_cache()
     if warm:
-        ask_together(server, [_prefix(asked)], dict(extra))
+        ask_together(server, [_prefix(asked)])
     for at in range(0, len(order), size):
         group = order[at : at + size]
         if not warm and at:
             server.flush_cache()
         if earlier := [_turn(asked, probe, turns[probe.id]) for probe in group if probe.id in turns]:
-            ask_together(server, earlier, dict(extra))
+            ask_together(server, earlier)
         requests = [_request(asked, probe, turns.get(probe.id, 0)) for probe in group]
-        replies |= {reply.probe: reply for reply in send(server, requests, dict(extra))}
+        replies |= {reply.probe: reply for reply in send(server, requests)}
     admissions = [
         admission
         for admission in read(folder / ADMISSIONS, Admission)
@@ -95,7 +93,9 @@ def ask(server: SGLangServer, folder: Path, asked: Asked, page: int, extra: Mapp
         sent=[probe.id for probe in order],
         turns=turns,
         reloaded=reloaded,
-        page=page,
+        woken=woken,
+        page=int(server.arguments().get("page_size") or 1),
+        arguments=server.arguments(),
     )
 
 
@@ -173,6 +173,13 @@ def _reload(server: SGLangServer) -> str:
     model = server.arguments().get("model_path")
     reply = server.send("/update_weights_from_disk", {"model_path": model, "flush_cache": True})
     return f"the server says: {reply.get('message') or 'loaded'}" if reply.get("success") else ""
+
+
+def _sleep(server: SGLangServer) -> str:
+    """Have a server give its memory back and take it again, and return that it did."""
+    for path in ("/release_memory_occupation", "/resume_memory_occupation"):
+        server.send(path, {})
+    return "the server gave its memory back and took it again"
 
 
 def answers_of(replies: Sequence[ProbeReply]) -> dict[str, tuple[int, ...]]:

@@ -14,6 +14,7 @@ from assay.harness.collect.machine import origin_of
 from assay.harness.collect.sensitivity import switched_on
 from assay.harness.collect.servers import core_of, make_engine
 from assay.harness.compare.probe_scores import Bound, Measure
+from assay.harness.engines.sglang.features import MODEL
 from assay.harness.engines.sglang.forcing import FORCED
 from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.errors import EngineError
@@ -96,7 +97,9 @@ class Session:
         if base is None or not base.complete:
             return None
         known = self.plan.known
-        state = outcome(base, record, widened(limits, arm, known), swing_limit(self.plan.dtype, arm, known)).state
+        state = outcome(
+            base, record, widened(limits, arm, known, self.plan.dtype), swing_limit(self.plan.dtype, arm, known)
+        ).state
         return {"differs": True, "same": False}.get(state)
 
     def _reduce(self, arm: Arm, limits: dict[Measure, Bound]) -> None:
@@ -142,15 +145,15 @@ class Session:
         return record
 
     def _asked(self, server: _Running, arm: Arm, record: ArmRecord, again: bool) -> ArmRecord:
-        known, arguments = self.plan.known, server.engine.arguments()
+        known = self.plan.known
         base = self.records.get(BASE)
         answers = answers_of(base.replies) if base else {}
         asked = Asked(self.plan.load, arm, f"{record.number:03d}", answers, again)
-        over = ask(server.engine, server.folder, asked, int(arguments.get("page_size") or 1), {})
+        over = ask(server.engine, server.folder, asked)
         texts = write_texts(
             server.engine, self.plan.run.of("greedy"), self.plan.run.spec.workload.token_limit, "batch" in arm
         )
-        proofs = {id_: shown(known[id_], arguments, over) for id_ in sorted(arm)}
+        proofs = {id_: shown(known[id_], over) for id_ in sorted(arm)}
         return record.model_copy(
             update={
                 "server": server.number,
@@ -194,7 +197,8 @@ class Session:
         flags: tuple[str, ...] = ()
         environment = {RUN: self.folder.nonce, FAULTS: "1", FORCED: "1"}
         for id_, feature in known.items():
-            flags += feature.on if id_ in features else feature.off
+            switched = feature.on if id_ in features else feature.off
+            flags += tuple(flag.replace(MODEL, str(run.model)) for flag in switched)
             environment |= feature.environment if id_ in features else {}
         backend = next((known[id_].backend.get(run.spec.device) for id_ in features if known[id_].backend), None)
         if backend:

@@ -21,7 +21,7 @@ _LEAST: Mapping[str, float] = {"float32": 1e-9}
 """Mean divergence, in nats, below which nothing is a difference, by dtype: log-probabilities come with seven decimals, whose square
 is 1e-14; sums in another order moved no mean by more than 1e-12 in float32."""
 _MOST: Mapping[str, float] = {"float32": 1e-6}
-"""Largest mean divergence, in nats, that the floor may excuse, by dtype; in others what 8-bit weights cost (`EXACT_KL`)."""
+"""Largest mean divergence, in nats, that the floor or another kernel may excuse, by dtype; in others `EXACT_KL`."""
 _LEAST_HALF = 1e-6
 _SWING: Mapping[str, float] = {"float32": 1e-3}
 """Change of log-odds, in nats, below which another greedy text is a tie, by dtype; in others `EXACT_SWING`."""
@@ -69,18 +69,32 @@ def bounds(base: ArmRecord, again: ArmRecord, dtype: str) -> dict[Measure, Bound
     return limits
 
 
-def widened(limits: Mapping[Measure, Bound], arm: Iterable[str], known: Mapping[str, Feature]) -> dict[Measure, Bound]:
+def widened(
+    limits: Mapping[Measure, Bound], arm: Iterable[str], known: Mapping[str, Feature], dtype: str
+) -> dict[Measure, Bound]:
     """Widen bounds by what the features of an arm are declared to cost.
 
-    Another kernel rounds as an honest one does. What has a base of its own is compared with that, bit by bit.
+    Another kernel rounds as an honest one does. Deterministic kernels do not depend on the batch, so that nothing may change beside
+    their own base where the other features are of that kind.
     """
     costs = {known[id_].cost for id_ in arm}
-    if "another kernel" in costs:
-        return {
-            measure: Bound(bound.mean + EXACT_KL, bound.worst + _WORST_OVER_MEAN * EXACT_KL)
-            for measure, bound in limits.items()
-        }
-    return dict(limits)
+    if "a base of its own" in costs and all(
+        known[id_].bitwise or known[id_].cost == "a base of its own" for id_ in arm
+    ):
+        return (
+            dict.fromkeys(limits, Bound(0.0, 0.0))
+            if any(known[id_].bitwise for id_ in arm)
+            else _kernels(limits, dtype)
+        )
+    return _kernels(limits, dtype) if "another kernel" in costs else dict(limits)
+
+
+def _kernels(limits: Mapping[Measure, Bound], dtype: str) -> dict[Measure, Bound]:
+    """Widen bounds by what another honest kernel may round otherwise."""
+    cost = _MOST.get(dtype, EXACT_KL)
+    return {
+        measure: Bound(bound.mean + cost, bound.worst + _WORST_OVER_MEAN * cost) for measure, bound in limits.items()
+    }
 
 
 def swing_limit(dtype: str, arm: Iterable[str], known: Mapping[str, Feature]) -> float:

@@ -6,7 +6,7 @@ A flag that was given proves nothing: engines switch features off for reasons of
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from assay.evals.invariance_load import Probe
@@ -26,7 +26,9 @@ class Pass:
         sent: ids of the probes, in the order in which they were sent.
         turns: id of a probe -> tokens that its earlier turn left in the cache.
         reloaded: what the server said when the weights were loaded again; empty if they were not.
+        woken: what the server said when it slept and woke; empty if it did not.
         page: tokens of a page.
+        arguments: as the server resolved them.
     """
 
     probes: Sequence[Probe]
@@ -35,14 +37,16 @@ class Pass:
     sent: Sequence[str]
     turns: Mapping[str, int]
     reloaded: str = ""
+    woken: str = ""
     page: int = 1
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
-def shown(feature: Feature, arguments: Mapping[str, Any], over: Pass) -> tuple[str, str]:
+def shown(feature: Feature, over: Pass) -> tuple[str, str]:
     """Say what shows that a feature was on, and if nothing does, why not: one of the two is empty."""
     for name, value in feature.resolved.items():
-        if arguments.get(name) != value:
-            return "", f"the server resolved {name} = {arguments.get(name)}, not {value}"
+        if over.arguments.get(name) != value:
+            return "", f"the server resolved {name} = {over.arguments.get(name)}, not {value}"
     resolved = ", ".join(f"{name} = {value}" for name, value in feature.resolved.items())
     if not feature.seen:
         return resolved or "switched in the environment of its server", ""
@@ -112,6 +116,23 @@ def _chunked(over: Pass) -> Seen:
     return f"{len(split)} prompts were split, into up to {max(split)} chunks", ""
 
 
+def _woken(over: Pass) -> Seen:
+    return (over.woken, "") if over.woken else ("", "the server did not confirm that it slept and woke")
+
+
+def _graphs(phase: str) -> Callable[[Pass], Seen]:
+    def seen(over: Pass) -> Seen:
+        config = over.arguments.get("cuda_graph_config") or {}
+        backend = (config.get(phase) or {}).get("backend") or "disabled"
+        return (
+            ("", f"the server resolved no graph for {phase}")
+            if backend == "disabled"
+            else (f"{phase} graphs: {backend}", "")
+        )
+
+    return seen
+
+
 def _mixed(over: Pass) -> Seen:
     lengths = {reply.probe: reply.prompt_tokens for reply in over.replies}
     mixed = sum(
@@ -150,7 +171,10 @@ _SEEN: Mapping[str, Callable[[Pass], Seen]] = {
     "streamed": _streamed,
     "reloaded": _reloaded,
     "chunked": _chunked,
+    "decode graphs": _graphs("decode"),
+    "prefill graphs": _graphs("prefill"),
     "mixed": _mixed,
     "retracted": _retracted,
+    "woken": _woken,
     "speculated": _speculated,
 }

@@ -105,7 +105,7 @@ def _outcomes(
         if against is None or not against.complete:
             found.append(Outcome(arm, "not run", {}, why=f"its base, {name_of(own)}, was not run"))
         else:
-            found.append(outcome(against, record, widened(limits, arm, known), swing_limit(dtype, arm, known)))
+            found.append(outcome(against, record, widened(limits, arm, known, dtype), swing_limit(dtype, arm, known)))
     return found
 
 

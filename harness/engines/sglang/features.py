@@ -15,6 +15,9 @@ from assay.evals.invariance_load import CHUNK, PAGE
 from assay.harness.sides import Device
 from assay.harness.text import did_you_mean
 
+MODEL = "{model}"
+"""Stands for the folder of the model in a flag."""
+_GPU: tuple[Device, ...] = ("cuda",)
 Cost = Literal["nothing", "another kernel", "a base of its own"]
 """What a feature is declared to change: nothing beyond the order of sums; a kernel, whose rounding differs; or numbers altogether,
 so that arms with it are compared among themselves."""
@@ -39,6 +42,7 @@ class Feature:
         devices: on which it can be on.
         gpus: how many it takes.
         package: that it needs.
+        bitwise: whether it changes not even a bit where kernels are deterministic.
         stays: whether it cannot be switched off again in a running server.
         without: why assay does not switch it yet; empty if it does.
     """
@@ -57,6 +61,7 @@ class Feature:
     devices: tuple[Device, ...] = ("cpu", "cuda")
     gpus: int = 1
     package: str = ""
+    bitwise: bool = False
     stays: bool = False
     without: str = ""
 
@@ -86,13 +91,13 @@ def _features(device: Device) -> Iterable[Feature]:
         seen="cached",
         excludes=("no-radix-cache", "force-miss"),
     )
-    yield Feature("batch", "requests of all lengths are sent at once", seen="batched")
-    yield Feature("order", "requests arrive in another order", seen="reordered")
+    yield Feature("batch", "requests of all lengths are sent at once", seen="batched", bitwise=True)
+    yield Feature("order", "requests arrive in another order", seen="reordered", bitwise=True)
     yield Feature(
         "conversation", "the end of a prefix was generated in an earlier turn", seen="continued",
         excludes=("no-radix-cache", "force-miss", "ngram"),
     )  # fmt: skip
-    yield Feature("streamed", "answers are streamed", seen="streamed")
+    yield Feature("streamed", "answers are streamed", seen="streamed", bitwise=True)
     yield Feature(
         "weights-again", "the same weights were loaded again while the server ran", seen="reloaded", stays=True
     )
@@ -120,6 +125,66 @@ def _features(device: Device) -> Iterable[Feature]:
         "retraction", "requests are retracted and computed again", environment={"SGLANG_TEST_RETRACT": "1"}, seen="retracted",
         requires=("batch",),
     )  # fmt: skip
+
+    other = {"cpu": "flex_attention", "cuda": "flashinfer"}
+    yield Feature(
+        "attention-backend", f"attention is computed by {other[device]}", backend=other,
+        resolved={"attention_backend": other[device]}, cost="another kernel",
+        package="" if device == "cpu" else "flashinfer",
+    )  # fmt: skip
+    yield from _on_gpus()
+
+
+def _on_gpus() -> Iterable[Feature]:
+    for phase in ("decode", "prefill"):
+        yield Feature(
+            f"cuda-graph-{phase}", f"{phase} runs in CUDA graphs", off=(f"--disable-{phase}-cuda-graph",),
+            seen=f"{phase} graphs", devices=_GPU,
+        )  # fmt: skip
+    yield Feature(
+        "torch-compile", "the model is compiled", on=("--enable-torch-compile",), resolved={"enable_torch_compile": True},
+        cost="another kernel", devices=_GPU,
+    )  # fmt: skip
+    yield Feature(
+        "deterministic", "kernels do not depend on the batch", on=("--enable-deterministic-inference",),
+        resolved={"enable_deterministic_inference": True}, cost="a base of its own", devices=_GPU,
+    )  # fmt: skip
+    yield Feature(
+        "ngram", "drafts of n-grams are verified", on=("--speculative-algorithm=NGRAM", "--speculative-num-draft-tokens=4"),
+        resolved={"speculative_algorithm": "NGRAM"}, seen="speculated", excludes=("conversation", "mixed-chunk"), devices=_GPU,
+    )  # fmt: skip
+    yield Feature(
+        "draft-model", "drafts of a model are verified: of the model itself",
+        on=(
+            "--speculative-algorithm=STANDALONE", f"--speculative-draft-model-path={MODEL}", "--speculative-num-steps=2",
+            "--speculative-eagle-topk=1", "--speculative-num-draft-tokens=3",
+        ),
+        resolved={"speculative_algorithm": "STANDALONE"}, seen="speculated", excludes=("conversation", "mixed-chunk", "ngram"),
+        devices=_GPU,
+    )  # fmt: skip
+    yield Feature(
+        "hicache", "the prefix cache goes on in the host's memory", on=("--enable-hierarchical-cache",),
+        resolved={"enable_hierarchical_cache": True}, excludes=("no-radix-cache",), devices=_GPU,
+    )  # fmt: skip
+    yield Feature(
+        "sleep-wake", "the server gave its memory back and took it again",
+        on=("--enable-memory-saver", "--enable-weights-cpu-backup"),
+        resolved={"enable_memory_saver": True}, seen="woken", devices=_GPU, package="torch_memory_saver", stays=True,
+    )  # fmt: skip
+    yield Feature(
+        "tensor-parallel", "two GPUs share every layer", on=("--tp-size=2",), resolved={"tp_size": 2}, cost="another kernel",
+        devices=_GPU, gpus=2,
+    )  # fmt: skip
+    yield Feature(
+        "dp-attention", "two GPUs share the requests of attention", on=("--tp-size=2", "--dp-size=2", "--enable-dp-attention"),
+        resolved={"enable_dp_attention": True}, cost="another kernel", excludes=("tensor-parallel",), devices=_GPU, gpus=2,
+    )  # fmt: skip
+    yield Feature(
+        "expert-parallel", "two GPUs share the experts", devices=_GPU, gpus=2, without="no experts in the models here"
+    )
+    yield Feature(
+        "zero-lora", "an adapter of zeros is applied", devices=_GPU, without="assay makes no such adapter yet"
+    )
 
 
 def features_of(device: Device) -> dict[str, Feature]:

@@ -57,19 +57,19 @@ class _Answer(BaseModel):
     meta_info: _Meta
 
 
-def ask_together(server: SGLangServer, requests: Sequence[ProbeRequest], extra: dict[str, Any]) -> list[ProbeReply]:
+def ask_together(server: SGLangServer, requests: Sequence[ProbeRequest]) -> list[ProbeReply]:
     """Send requests at once, in one message, and return the replies in their order.
 
     Raises:
         EngineError: the server failed, or did not answer each of them.
     """
-    replies = server.send(_PATH, {**_body(requests), **extra})
+    replies = server.send(_PATH, _body(requests))
     if len(replies) != len(requests):
         raise _unusable(server, f"{len(replies)} answers to {len(requests)} requests")
     return [_reply(server, request, reply, 1) for request, reply in zip(requests, replies, strict=True)]
 
 
-def ask_streamed(server: SGLangServer, requests: Sequence[ProbeRequest], extra: dict[str, Any]) -> list[ProbeReply]:
+def ask_streamed(server: SGLangServer, requests: Sequence[ProbeRequest]) -> list[ProbeReply]:
     """Send requests at once, each of which answers in pieces, and return the replies in their order.
 
     Raises:
@@ -78,9 +78,7 @@ def ask_streamed(server: SGLangServer, requests: Sequence[ProbeRequest], extra: 
 
     def one(request: ProbeRequest) -> ProbeReply:
         single = {key: value[0] for key, value in _body([request]).items() if isinstance(value, list)}
-        events = server.stream(
-            _PATH, {**single, "return_logprob": True, "top_logprobs_num": TOP, "stream": True, **extra}
-        )
+        events = server.stream(_PATH, {**single, "return_logprob": True, "top_logprobs_num": TOP, "stream": True})
         if not events:
             raise _unusable(server, "a stream without an answer")
         return _reply(server, request, events[-1], len(events))

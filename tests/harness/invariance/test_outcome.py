@@ -83,10 +83,12 @@ def test_the_floor_widens_the_bound(arm_records: ModuleType) -> None:
 
 def test_another_kernel_may_round_as_an_honest_one_does(arm_records: ModuleType, limits: Limits) -> None:
     known = {"kernel": Feature("kernel", "", cost="another kernel"), "batch": Feature("batch", "")}
-    record = arm_records.arm("kernel", prefill=3e-3)
-    assert outcome(arm_records.BASE, record, widened(limits, record.features, known)).state == "same"
-    assert outcome(arm_records.BASE, record, widened(limits, ["batch"], known)).state == "differs"
-    assert outcome(arm_records.BASE, arm_records.arm("kernel", prefill=0.3), widened(limits, ["kernel"], known)).state == "differs"
+    for dtype, shift in (("float32", 1e-3), ("bfloat16", 2e-2)):
+        record = arm_records.arm("kernel", prefill=shift)
+        assert outcome(arm_records.BASE, record, widened(limits, ["kernel"], known, dtype)).state == "same"
+        assert outcome(arm_records.BASE, record, widened(limits, ["batch"], known, dtype)).state == "differs"
+    wrong = arm_records.arm("kernel", prefill=0.3)
+    assert outcome(arm_records.BASE, wrong, widened(limits, ["kernel"], known, "bfloat16")).state == "differs"
 
 
 def test_drafts_that_are_no_longer_accepted_are_a_difference(arm_records: ModuleType, limits: Limits) -> None:
@@ -96,3 +98,18 @@ def test_drafts_that_are_no_longer_accepted_are_a_difference(arm_records: Module
     assert found.why == "1.00 tokens were accepted a pass, 3.00 in the base"
     assert outcome(base, base, limits).state == "same"
     assert outcome(arm_records.BASE, lost, limits).state == "same", "a base without speculation says nothing about it"
+
+
+def test_deterministic_kernels_allow_no_bit_of_difference_in_a_batch(arm_records: ModuleType, limits: Limits) -> None:
+    exact = Feature("exact", "", on=("--exact",), cost="a base of its own")
+    known = {"exact": exact, "batch": Feature("batch", "", bitwise=True), "page": Feature("page", "", on=("--page",))}
+    base, batched = arm_records.arm("exact"), arm_records.arm("exact", "batch", decode=1e-6)
+    assert outcome(base, batched, widened(limits, batched.features, known, "float32")).state == "differs"
+    assert outcome(base, arm_records.arm("exact", "batch"), widened(limits, batched.features, known, "float32")).state == "same"
+    assert outcome(base, batched, widened(limits, ["exact", "page"], known, "float32")).state == "same", (
+        "other pages may round otherwise"
+    )
+    assert (
+        outcome(arm_records.BASE, arm_records.arm("exact", prefill=1e-3), widened(limits, ["exact"], known, "float32")).state
+        == "same"
+    )
