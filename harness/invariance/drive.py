@@ -200,8 +200,7 @@ class Session:
             switched = feature.on if id_ in features else feature.off
             flags += tuple(flag.replace(MODEL, str(run.model)) for flag in switched)
             environment |= feature.environment if id_ in features else {}
-        backend = next((known[id_].backend.get(run.spec.device) for id_ in features if known[id_].backend), None)
-        if backend:
+        if backend := next((known[id_].backend for id_ in features if known[id_].backend), ""):
             run = replace(run, reference=Backend.parse(backend))
         folder = self.folder.server_folder(number)
         folder.mkdir(parents=True, exist_ok=True)

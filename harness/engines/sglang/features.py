@@ -33,7 +33,7 @@ class Feature:
         on: flags of a server in which it is on.
         off: flags of a server in which it is off.
         environment: environment variables of a server in which it is on.
-        backend: attention backend by device, in place of the base's.
+        backend: attention backend in place of the base's; empty for the same.
         resolved: arguments as the server resolves them where it is on.
         seen: id of what shows that it was on, beyond its arguments (`assay.harness.invariance.proof`).
         cost: what it is declared to change.
@@ -52,7 +52,7 @@ class Feature:
     on: tuple[str, ...] = ()
     off: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
-    backend: Mapping[Device, str] = field(default_factory=dict)
+    backend: str = ""
     resolved: Mapping[str, Any] = field(default_factory=dict)
     seen: str = ""
     cost: Cost = "nothing"
@@ -126,16 +126,14 @@ def _features(device: Device) -> Iterable[Feature]:
         requires=("batch",),
     )  # fmt: skip
 
-    other = {"cpu": "flex_attention", "cuda": "flashinfer"}
-    yield Feature(
-        "attention-backend", f"attention is computed by {other[device]}", backend=other,
-        resolved={"attention_backend": other[device]}, cost="another kernel",
-        package="" if device == "cpu" else "flashinfer",
-    )  # fmt: skip
     yield from _on_gpus()
 
 
 def _on_gpus() -> Iterable[Feature]:
+    yield Feature(
+        "attention-backend", "attention is computed by FlashInfer", backend="flashinfer",
+        resolved={"attention_backend": "flashinfer"}, cost="another kernel", devices=_GPU, package="flashinfer",
+    )  # fmt: skip
     for phase in ("decode", "prefill"):
         yield Feature(
             f"cuda-graph-{phase}", f"{phase} runs in CUDA graphs", off=(f"--disable-{phase}-cuda-graph",),
