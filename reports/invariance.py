@@ -104,8 +104,8 @@ def _features(rows: tuple[FeatureRow, ...]) -> Table:
 
 def _matrix(result: InvarianceResult) -> Matrix:
     """Every feature by every other; on the diagonal each in any arm."""
-    names = list(dict.fromkeys(cell.one for cell in result.pairs))
-    cells = {frozenset((cell.one, cell.other)): cell for cell in result.pairs}
+    names = list(dict.fromkeys(cell.first for cell in result.pairs))
+    cells = {frozenset((cell.first, cell.other)): cell for cell in result.pairs}
     return Matrix(
         "on together", names, names, [[_pair(cells[frozenset((row, column))]) for column in names] for row in names]
     )
@@ -121,7 +121,7 @@ def _suite(result: InvarianceResult) -> Suite:
     cases = [
         CaseResult(
             " + ".join(arm.features) or arm.chosen_by, "assay.invariance.arms", arm.verdict, arm.why or arm.verdict,
-            [f"{name}: {found}" for name, found in arm.seen.items()], arm.seconds,
+            [f"{name}: {shows}" for name, shows in arm.seen.items()], arm.seconds,
         )
         for arm in sorted(result.arms, key=lambda arm: (_order(arm.verdict), arm.number))
     ]  # fmt: skip

@@ -92,9 +92,9 @@ def _rest(arms: Collection[Arm], known: Mapping[str, Feature]) -> list[Arm]:
             joined = [arm for arm in joined if arm not in fitting[:1]] + [pair.union(*fitting[:1])]
     every = (*arms, *joined)
     alone = [
-        closed([one], known)
-        for one in known
-        if any(all(other in arm for arm in every if one in arm) for other in known.keys() - closed([one], known))
+        closed([first], known)
+        for first in known
+        if any(all(other in arm for arm in every if first in arm) for other in known.keys() - closed([first], known))
     ]
     return [*joined, *alone]
 

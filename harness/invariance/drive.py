@@ -103,7 +103,7 @@ class Session:
         return {"differs": True, "same": False}.get(state)
 
     def _reduce(self, arm: Arm, limits: dict[Measure, Bound]) -> None:
-        """Run parts of a failing arm until the smallest that fails is found, and each of its features alone."""
+        """Run parts of a failing arm until the smallest that fails is what, and each of its features alone."""
         known = self.plan.known
         states = {each: self._differs(each, limits) for each in self.records if each}
         failed = [each for each, differs in states.items() if differs]
@@ -159,8 +159,8 @@ class Session:
                 "server": server.number,
                 "replies": tuple(over.replies),
                 "texts": texts,
-                "seen": {id_: found for id_, (found, _) in proofs.items() if found},
-                "unseen": {id_: why for id_, (found, why) in proofs.items() if not found},
+                "seen": {id_: what for id_, (what, _) in proofs.items() if what},
+                "unseen": {id_: why for id_, (what, why) in proofs.items() if not what},
             }
         )
 

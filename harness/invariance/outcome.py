@@ -117,7 +117,7 @@ def outcome(base: ArmRecord, record: ArmRecord, limits: Mapping[Measure, Bound],
     if not record.complete:
         return Outcome(arm, "not run", {}, why=record.problem or "no probe was answered")
     compared = {measure: places(base.replies, record.replies, measure) for measure in MEASURES}
-    distances = {measure: Distance.of(found) for measure, found in compared.items()}
+    distances = {measure: Distance.of(positions) for measure, positions in compared.items()}
     wrong = [measure for measure in MEASURES if not limits[measure].holds(distances[measure])]
     if wrong:
         return Outcome(arm, "differs", distances, _first(compared[wrong[0]], limits[wrong[0]]), record_notes(record))
@@ -145,15 +145,16 @@ def _texts_apart(base: ArmRecord, record: ArmRecord, swing: float) -> str:
     """Say which greedy text parts from the base's at no tie; empty if none does."""
     own = {text.item: text for text in record.texts}
     apart = [
-        (text, found)
+        (text, divergence)
         for text in base.texts
         if text.item in own
-        if (found := compare_text(text.tokens, own[text.item].tokens, 0.0, swing)) is not None and found.kind == "apart"
+        if (divergence := compare_text(text.tokens, own[text.item].tokens, 0.0, swing)) is not None
+        and divergence.kind == "apart"
     ]
     if not apart:
         return ""
-    text, found = apart[0]
-    return f"{len(apart)} of {len(base.texts)} greedy texts part, the first, {text.item}, at token {found.position + 1}"
+    text, divergence = apart[0]
+    return f"{len(apart)} of {len(base.texts)} greedy texts part, the first, {text.item}, at token {divergence.position + 1}"
 
 
 def _ends_elsewhere(base: ArmRecord, record: ArmRecord) -> str:
@@ -171,7 +172,7 @@ def _ends_elsewhere(base: ArmRecord, record: ArmRecord) -> str:
 
 def _drafts_lost(base: ArmRecord, record: ArmRecord) -> str:
     """Say that fewer drafts were accepted than in the base, where both speculate; empty if they were not."""
-    expected, found = accept_length(base), accept_length(record)
-    if expected is None or found is None or found >= _ACCEPTED * expected:
+    expected, accepted = accept_length(base), accept_length(record)
+    if expected is None or accepted is None or accepted >= _ACCEPTED * expected:
         return ""
-    return f"{found:.2f} tokens were accepted a pass, {expected:.2f} in the base"
+    return f"{accepted:.2f} tokens were accepted a pass, {expected:.2f} in the base"

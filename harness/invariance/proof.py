@@ -50,8 +50,8 @@ def shown(feature: Feature, over: Pass) -> tuple[str, str]:
     resolved = ", ".join(f"{name} = {value}" for name, value in feature.resolved.items())
     if not feature.seen:
         return resolved or "switched in the environment of its server", ""
-    found, why = _SEEN[feature.seen](over)
-    return (", ".join(filter(None, [resolved, found])), "") if found else ("", why)
+    said, why = _SEEN[feature.seen](over)
+    return (", ".join(filter(None, [resolved, said])), "") if said else ("", why)
 
 
 Seen = tuple[str, str]

@@ -49,7 +49,7 @@ def judge_invariance(folder: InvarianceFolder) -> InvarianceResult:
     outcomes = _outcomes(base, arms, limits, known, manifest.dtype)
     floor = {measure: Distance.of(places(base.replies, again.replies, measure)) for measure in MEASURES}
     planned = [frozenset(arm) for arm in manifest.arms]
-    done = [found.arm for found in outcomes if found.state in ("same", "differs")]
+    done = [judged.arm for judged in outcomes if judged.state in ("same", "differs")]
     lost = left_out(planned, done, known)
     checks = (
         _agrees(floor, limits),
@@ -97,16 +97,16 @@ def _outcomes(
     dtype: str,
 ) -> list[Outcome]:
     records = {frozenset(record.features): record for record in reversed(arms)} | {BASE: base}
-    found = []
+    judged: list[Outcome] = []
     for record in arms:
         arm = frozenset(record.features)
         own = base_of(arm, known)
         against = records.get(own)
         if against is None or not against.complete:
-            found.append(Outcome(arm, "not run", {}, why=f"its base, {name_of(own)}, was not run"))
+            judged.append(Outcome(arm, "not run", {}, why=f"its base, {name_of(own)}, was not run"))
         else:
-            found.append(outcome(against, record, widened(limits, arm, known, dtype), swing_limit(dtype, arm, known)))
-    return found
+            judged.append(outcome(against, record, widened(limits, arm, known, dtype), swing_limit(dtype, arm, known)))
+    return judged
 
 
 def name_of(arm: Iterable[str]) -> str:
@@ -149,9 +149,9 @@ def _shown(known: Mapping[str, Feature], arms: Sequence[ArmRecord]) -> Check:
 
 
 def _decided(outcomes: Sequence[Outcome]) -> Check:
-    open_ = [found for found in outcomes if _VERDICTS[found.state] == "inconclusive"]
+    open_ = [judged for judged in outcomes if _VERDICTS[judged.state] == "inconclusive"]
     if open_:
-        said = "; ".join(f"{name_of(found.arm)}: {found.why}" for found in open_)
+        said = "; ".join(f"{name_of(judged.arm)}: {judged.why}" for judged in open_)
         return _DECIDED.check(
             "missing", said, "read the logs of their servers, or leave the features out with --features"
         )
@@ -170,7 +170,7 @@ def _covered(lost: Sequence[tuple[str, str]], manifest: InvarianceManifest) -> C
 
 
 def _verdict(checks: Sequence[Check], outcomes: Sequence[Outcome]) -> Verdict:
-    states = {_VERDICTS[found.state] for found in outcomes}
+    states = {_VERDICTS[judged.state] for judged in outcomes}
     if "regression" in states or any(check.status == "failed" for check in checks):
         return "regression"
     unmet = any(check.status == "missing" for check in checks) or not outcomes
@@ -179,7 +179,7 @@ def _verdict(checks: Sequence[Check], outcomes: Sequence[Outcome]) -> Verdict:
 
 def _findings(manifest: InvarianceManifest, outcomes: Sequence[Outcome], known: Mapping[str, Feature]) -> list[Finding]:
     """One finding for each smallest set of features that breaks, with the arms that have it."""
-    failing = {found.arm: found for found in outcomes if found.state == "differs"}
+    failing = {judged.arm: judged for judged in outcomes if judged.state == "differs"}
     smallest = [arm for arm in failing if not any(other < arm for other in failing)]
     return [
         _finding(manifest, failing[arm], outcomes, known)
@@ -188,31 +188,31 @@ def _findings(manifest: InvarianceManifest, outcomes: Sequence[Outcome], known: 
 
 
 def _finding(
-    manifest: InvarianceManifest, found: Outcome, outcomes: Sequence[Outcome], known: Mapping[str, Feature]
+    manifest: InvarianceManifest, judged: Outcome, outcomes: Sequence[Outcome], known: Mapping[str, Feature]
 ) -> Finding:
     states = {each.arm: each for each in outcomes}
-    measure = max(found.distances, key=lambda measure: found.distances[measure].mean)
-    mean = found.distances[measure].mean
-    alone = [f"{name_of(arm)}: {_said(states.get(arm), outcomes, arm)}" for arm in _parts(found.arm, known)]
+    measure = max(judged.distances, key=lambda measure: judged.distances[measure].mean)
+    mean = judged.distances[measure].mean
+    alone = [f"{name_of(arm)}: {_said(states.get(arm), outcomes, arm)}" for arm in _parts(judged.arm, known)]
     evidence = [
         f"{measure}: mean KL {distance.mean:.3g} nats over {distance.positions:,} positions, at worst {distance.worst:.3g}"
-        for measure, distance in found.distances.items()
+        for measure, distance in judged.distances.items()
     ]
     evidence += [f"each alone: {'; '.join(alone)}"] if alone else []
-    evidence += [found.why] if found.why else []
+    evidence += [judged.why] if judged.why else []
     evidence += [
-        f"also in {name_of(each.arm)}" for each in outcomes if each.state == "differs" and found.arm < each.arm
+        f"also in {name_of(each.arm)}" for each in outcomes if each.state == "differs" and judged.arm < each.arm
     ][:4]
-    titles = listed([known[id_].title for id_ in sorted(found.arm)])
+    titles = listed([known[id_].title for id_ in sorted(judged.arm)])
     return Finding(
         id=FINDING,
-        title=f"{name_of(found.arm)} changes the output",
+        title=f"{name_of(judged.arm)} changes the output",
         severity="serious",
-        where=_where(found, manifest),
-        diagnosis=f"{name_of(found.arm)}: mean KL {mean:.2g} nats where {titles}"
+        where=_where(judged, manifest),
+        diagnosis=f"{name_of(judged.arm)}: mean KL {mean:.2g} nats where {titles}"
         + (f"; each alone: {'; '.join(alone)}" if alone else ""),
         evidence=tuple(evidence),
-        reproduce=_command(manifest, found.arm),
+        reproduce=_command(manifest, judged.arm),
     )
 
 
@@ -231,10 +231,10 @@ def _said(own: Outcome | None, outcomes: Sequence[Outcome], arm: Arm) -> str:
     return "not run"
 
 
-def _where(found: Outcome, manifest: InvarianceManifest) -> str:
-    if found.first is None:
+def _where(judged: Outcome, manifest: InvarianceManifest) -> str:
+    if judged.first is None:
         return "what was written"
-    place = found.first
+    place = judged.first
     prompt, shared, _ = manifest.lengths[place.probe]
     if place.index >= prompt:
         return f"first at probe {place.probe}, generated token {place.index - prompt + 1}"
@@ -258,18 +258,18 @@ def _rows(
     agrees: State = "same" if all(limits[measure].holds(distance) for measure, distance in floor.items()) else "differs"
     yield _row(base, Outcome(BASE, "same", {}))
     yield _row(again, Outcome(BASE, agrees, floor))
-    for record, found in zip(arms, outcomes, strict=True):
-        yield _row(record, found)
+    for record, judged in zip(arms, outcomes, strict=True):
+        yield _row(record, judged)
 
 
-def _row(record: ArmRecord, found: Outcome) -> ArmRow:
-    prefill, decode = (found.distances.get(measure) for measure in MEASURES)
+def _row(record: ArmRecord, judged: Outcome) -> ArmRow:
+    prefill, decode = (judged.distances.get(measure) for measure in MEASURES)
     return ArmRow(
         number=record.number,
         features=record.features,
         chosen_by=record.why,
-        verdict=_VERDICTS[found.state],
-        why=found.why,
+        verdict=_VERDICTS[judged.state],
+        why=judged.why,
         server=record.server,
         startup_s=record.startup_s,
         seconds=record.seconds,
@@ -277,7 +277,7 @@ def _row(record: ArmRecord, found: Outcome) -> ArmRow:
         prefill_worst=prefill and prefill.worst,
         decode_kl=decode and decode.mean,
         decode_worst=decode and decode.worst,
-        positions=sum(distance.positions for distance in found.distances.values()),
+        positions=sum(distance.positions for distance in judged.distances.values()),
         accepted=accept_length(record),
         seen=record.seen,
     )
@@ -293,13 +293,13 @@ def _features(manifest: InvarianceManifest, arms: Sequence[ArmRecord]) -> Iterab
 
 
 def _pairs(known: Mapping[str, Feature], outcomes: Sequence[Outcome]) -> Iterable[PairCell]:
-    for one, other in [*((id_, id_) for id_ in known), *combinations(known, 2)]:
-        having = [found for found in outcomes if {one, other} <= found.arm]
+    for first, other in [*((id_, id_) for id_ in known), *combinations(known, 2)]:
+        having = [judged for judged in outcomes if {first, other} <= judged.arm]
         # A pair is wrong only if every arm that has it is: else another feature is what breaks.
-        states = [_VERDICTS[found.state] for found in having]
+        states = [_VERDICTS[judged.state] for judged in having]
         best = min(states, key=lambda verdict: -WORST_FIRST.index(verdict), default=None)
-        means = [max(d.mean for d in found.distances.values()) for found in having if found.distances]
-        yield PairCell(one=one, other=other, verdict=best, kl=min(means, default=None))
+        means = [max(d.mean for d in judged.distances.values()) for judged in having if judged.distances]
+        yield PairCell(first=first, other=other, verdict=best, kl=min(means, default=None))
 
 
 def _headline(

@@ -51,7 +51,7 @@ class FeatureRow(Part):
 class PairCell(Part):
     """Two features that were on together, or a feature in any arm; the worst verdict of an arm that had both, the base apart."""
 
-    one: str
+    first: str
     other: str
     verdict: Verdict | None = Field(description="null where no arm had both")
     kl: float | None = Field(description="the smallest mean divergence of an arm that had both, in nats")

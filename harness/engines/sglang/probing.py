@@ -76,15 +76,15 @@ def ask_streamed(server: SGLangServer, requests: Sequence[ProbeRequest]) -> list
         EngineError: as `ask_together`.
     """
 
-    def one(request: ProbeRequest) -> ProbeReply:
-        single = {key: value[0] for key, value in _body([request]).items() if isinstance(value, list)}
-        events = server.stream(_PATH, {**single, "return_logprob": True, "top_logprobs_num": TOP, "stream": True})
+    def single(request: ProbeRequest) -> ProbeReply:
+        fields = {key: value[0] for key, value in _body([request]).items() if isinstance(value, list)}
+        events = server.stream(_PATH, {**fields, "return_logprob": True, "top_logprobs_num": TOP, "stream": True})
         if not events:
             raise _unusable(server, "a stream without an answer")
         return _reply(server, request, events[-1], len(events))
 
     with ThreadPoolExecutor(len(requests)) as pool:
-        return list(pool.map(one, requests))
+        return list(pool.map(single, requests))
 
 
 def _body(requests: Sequence[ProbeRequest]) -> dict[str, Any]:

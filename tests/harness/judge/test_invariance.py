@@ -62,7 +62,7 @@ def test_a_pair_that_breaks_is_named_with_what_each_does_alone(judged: Judge, ar
     assert "page-size: 0; prefix-cache: 0" in finding.diagnosis
     assert finding.reproduce == "assay invariance --features=page-size,prefix-cache --exactly"
     assert "also in order + page-size + prefix-cache" in finding.evidence
-    pairs = {(pair.one, pair.other): pair.verdict for pair in result.pairs}
+    pairs = {(pair.first, pair.other): pair.verdict for pair in result.pairs}
     assert pairs["prefix-cache", "page-size"] == "regression"
     assert pairs["prefix-cache", "prefix-cache"] == "pass", "it is on in an arm that is the same"
 
