@@ -230,6 +230,16 @@ _PAGES = (
         "warning",
     ),
     Page(
+        "feature-changes-output",
+        "features that must change nothing change the output",
+        "The same tokens were scored with some features of the engine on, such as the prefix cache and chunked prefill, and have "
+        "other log-probabilities than without, by more than rounding explains. The finding names the smallest set of features with "
+        "which that happens, and the first position at which it shows.",
+        "Run the finding's command, which compares these features alone and together; then look at what the engine does at that "
+        "position: the borders of pages and chunks, and what comes from the cache.",
+        "assay invariance",
+    ),
+    Page(
         "impossible-speed",
         "faster than the device",
         "The kernel took less time than the device needs to read its inputs or to multiply, so it did not do all of the work.",
