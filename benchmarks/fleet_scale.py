@@ -2,12 +2,13 @@
 
     python benchmarks/fleet_scale.py --only driver --cells 500          # two cores: a small one; needs Ray
     python benchmarks/fleet_scale.py --only driver                      # 10,000 cells of 0.1 s
-    python benchmarks/fleet_scale.py --only speed-up                    # 16 cores or more
+    python benchmarks/fleet_scale.py --only certify checks              # 16 cores or more
     python benchmarks/fleet_scale.py --only cards                       # two GPUs or more
 
 - driver: a sweep of cells of 0.1 s on a Ray of this machine: the driver's CPU per cell and its memory, Ray's own CPU, and the time
   to the first result. A cell here sleeps and writes a result and a record, as the command of a real one does;
-- speed-up: `assay certify --level op` and a sweep of `assay check`, by workers;
+- certify, checks: `assay certify --level op` and a sweep of `assay check`, by workers: the sum of what the examinations or checks
+  took over the wall time. All numbers of workers run at the same time where there are as many cores, on one equally loaded machine;
 - cards: two cells side by side on this machine, each of which names the GPU that it sees.
 """
 
@@ -22,7 +23,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 from common import assay, python_path
@@ -41,10 +43,16 @@ from assay.harness.sweep.spec import SweepSpec
 from assay.harness.sweep.this_machine import ThisMachine, gpus_here
 
 console = Console(width=150)
-PARTS = ("driver", "speed-up", "cards")
+PARTS = ("driver", "certify", "checks", "cards")
 CELL_S = 0.1
 HONEST = "torch.nn.functional:scaled_dot_product_attention"
 UUID = "import torch; print(torch.cuda.get_device_properties(0).uuid, torch.cuda.device_count())"
+BUSY = """
+import time, torch
+x, end = torch.randn(4096, 4096, device="cuda"), time.time() + 10
+while time.time() < end:
+    (x @ x).sum().item()
+"""
 TICK = os.sysconf("SC_CLK_TCK")
 
 
@@ -171,72 +179,57 @@ def driver(folder: Path, cells: int, workers: int) -> list[Row]:
     ]
 
 
-@dataclass
-class SpedUp:
-    """Seconds of a command by workers, and what it did each time."""
+def speed_up(folder: Path, part: str, workers: Sequence[int], each: int, with_ray: bool) -> list[Row]:
+    """Commands spread over workers of one thread, each with as much to do; all numbers of workers at once if cores suffice."""
+    at_once = not with_ray and len(os.sched_getaffinity(0)) >= sum(
+        workers
+    )  # Ray's own workers are as many as there are cores
+    outs = [folder / f"{part}-{count}" for count in workers]
+    commands = [
+        (*words_of(part, each * count), "--jobs", str(count), *(["--ray"] if with_ray else [])) for count in workers
+    ]
+    rows, first = [], dict[str, str]()
+    with ThreadPoolExecutor(len(workers) if at_once else 1) as pool:
+        for count, out, wall in zip(workers, outs, pool.map(timed, commands, outs), strict=True):
+            ended = outcomes(part, out)
+            first = first or {id: outcome for id, (outcome, _) in ended.items()}
+            other = [id for id, (outcome, _) in ended.items() if first.get(id, outcome) != outcome]
+            speed = sum(seconds for _, seconds in ended.values()) / wall
+            what = f"{part}{' on Ray' if with_ray else ''}: {len(ended)} by {count} workers{', all at once' if at_once else ''}"
+            figure = f"{wall:.1f} s, {speed:.2f} times as fast, efficiency {speed / count:.2f}"
+            rows.append(Row(part, what, figure + ", OTHER RESULTS" * bool(other), ">= 0.80" if count == 8 else ""))
+    return rows
 
-    command: str
-    seconds: dict[int, float] = field(default_factory=dict)
-    did: dict[int, object] = field(default_factory=dict)
 
-    def rows(self) -> list[Row]:
-        least = min(self.seconds)
-        alone = self.seconds[least] * least
-        rows = []
-        for workers, seconds in self.seconds.items():
-            speed, same = alone / seconds, "" if self.did[workers] == self.did[least] else ", OTHER RESULTS"
-            figure = f"{seconds:.1f} s, {speed:.2f} times as fast, efficiency {speed / workers:.2f}{same}"
-            rows.append(
-                Row("speed-up", f"{self.command}: {workers} workers", figure, ">= 0.80" if workers == 8 else "")
-            )
-        return rows
-
-
-def speed_up(folder: Path, workers: Sequence[int], faults: int, checks: int, with_ray: bool) -> list[Row]:
-    """The same work with more and more workers, each with a thread of its own."""
+def words_of(part: str, number: int) -> tuple[str, ...]:
+    """A command that examines so many faults of the catalogue, or makes so many checks."""
     from assay.harness.bugs.catalogue import CATALOGUE  # not at the top: workers of `driver` would import PyTorch
 
-    threads = {"OMP_NUM_THREADS": "1"}
-    ids = [word for id in [*CATALOGUE][:faults] for word in ("--fault", id)]
-    rows = []
-    for ray in (False, True) if with_ray else (False,):
-        on = " on Ray" if ray else ""
-        certify, sweep = SpedUp(f"certify of {faults} faults{on}"), SpedUp(f"sweep of {checks} checks{on}")
-        for count in workers:
-            given = ["--jobs", str(count), *(["--ray"] if ray else [])]
-            out = folder / f"certify-{count}{ray}"
-            begun = time.monotonic()
-            assay(
-                "certify",
-                "--device",
-                "cpu",
-                *ids,
-                "--quiet",
-                "--time-limit",
-                "600",
-                *given,
-                "--out",
-                str(out),
-                env=threads,
-            )
-            certify.seconds[count] = time.monotonic() - begun
-            certify.did[count] = {(one.id, one.outcome) for one in read_certificate(out / "certificate.json").examined}
-            out = folder / f"sweep-{count}{ray}"
-            axis = f"seed={','.join(map(str, range(checks)))}"
-            begun = time.monotonic()
-            words = ("sweep", "check", "--set", f"candidate={HONEST}", "--set", axis, "--set", "device=cpu", "--quiet")
-            assay(*words, *given, "--out", str(out), env=threads)
-            sweep.seconds[count] = time.monotonic() - begun
-            ended = [read_cell(path) for path in sorted((out / "cells").iterdir())]
-            sweep.did[count] = sorted((one.key, one.verdict) for one in ended if one)
-            console.print(*(row.figure for row in (certify.rows()[-1], sweep.rows()[-1])), sep="; ")
-        rows += [*certify.rows(), *sweep.rows()]
-    return rows
+    if part == "certify":
+        ids = [*CATALOGUE][:number]
+        return ("certify", "--device", "cpu", *(f"--fault={id}" for id in ids), "--time-limit", "600")
+    axis = f"seed={','.join(map(str, range(number)))}"
+    return ("sweep", "check", "--set", f"candidate={HONEST}", "--set", axis, "--set", "device=cpu")
+
+
+def timed(words: Sequence[str], out: Path) -> float:
+    """Run a command of assay into a folder; return its seconds."""
+    begun = time.monotonic()
+    assay(*words, "--quiet", "--out", str(out), env={"OMP_NUM_THREADS": "1"})
+    return time.monotonic() - begun
+
+
+def outcomes(part: str, out: Path) -> dict[str, tuple[str, float]]:
+    """What each examination or check found, and its seconds."""
+    if part == "certify":
+        return {one.id: (one.outcome, one.seconds) for one in read_certificate(out / "certificate.json").examined}
+    ended = [read_cell(path) for path in sorted((out / "cells").iterdir())]
+    return {one.key: (one.verdict, one.seconds) for one in ended if one}
 
 
 @dataclass(frozen=True)
 class CardCell:
-    """A check on the GPU of its place, whose card it names."""
+    """Work on the GPU of its place, whose card it names."""
 
     def __call__(self, place: Workplace) -> tuple[str, float, float, int]:
         environment = {**os.environ, **place.environment}
@@ -244,8 +237,9 @@ class CardCell:
         named = subprocess.run(
             [sys.executable, "-c", UUID], env=environment, capture_output=True, text=True, check=True
         )
-        command = [sys.executable, "-m", "assay", "check", HONEST, "--device", "cuda", "--quiet"]
-        code = subprocess.run(command, env=environment, check=False, capture_output=True).returncode
+        code = subprocess.run(
+            [sys.executable, "-c", BUSY], env=environment, check=False, capture_output=True
+        ).returncode
         return named.stdout.strip(), begun, time.time(), code
 
 
@@ -283,17 +277,17 @@ def main() -> None:
     parser.add_argument("--only", choices=PARTS, nargs="+", default=PARTS)
     parser.add_argument("--cells", type=int, default=10_000, help="of driver")
     parser.add_argument("--ray-workers", type=int, default=8, help="of driver; they sleep")
-    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4, 8, 14], help="of speed-up")
-    parser.add_argument("--faults", type=int, default=42, help="of speed-up: the first of the catalogue")
-    parser.add_argument("--checks", type=int, default=56, help="of speed-up")
-    parser.add_argument("--ray", action="store_true", help="speed-up and cards: also on a Ray of this machine")
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4, 8, 14], help="of certify and checks")
+    parser.add_argument("--each", type=int, default=6, help="faults or checks for each worker")
+    parser.add_argument("--ray", action="store_true", help="certify, checks and cards: on a Ray of this machine")
     args = parser.parse_args()
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="assay-fleet-") as made:
         if "driver" in args.only:
             rows += driver(Path(made), args.cells, args.ray_workers)
-        if "speed-up" in args.only:
-            rows += speed_up(Path(made), args.workers, args.faults, args.checks, args.ray)
+        for part in ("certify", "checks"):
+            if part in args.only:
+                rows += speed_up(Path(made), part, args.workers, args.each, args.ray)
         if "cards" in args.only:
             rows += cards(args.ray)
     cores = len(os.sched_getaffinity(0))
