@@ -84,7 +84,7 @@ def treatment(reference: Side, candidate: Side) -> dict[str, tuple[str, str]]:
     Flags are compared by flag and environment variables by name: "--page-size" and "environment.NAME". A setting that one side
     lacks is the empty string there.
     """
-    left, right = _settings(reference), _settings(candidate)
+    left, right = settings(reference), settings(candidate)
     return {
         name: (left.get(name, ""), right.get(name, ""))
         for name in sorted(left.keys() | right.keys())
@@ -112,6 +112,7 @@ def flag_values(flags: tuple[str, ...]) -> dict[str, str]:
     return values
 
 
-def _settings(side: Side) -> Mapping[str, str]:
+def settings(side: Side) -> Mapping[str, str]:
+    """Return the settings of a side by name, flags and environment variables one by one."""
     named = {name: getattr(side, name) for name in ("engine", "interpreter", "backend", "model")}
     return named | flag_values(side.flags) | {f"environment.{name}": value for name, value in side.environment.items()}

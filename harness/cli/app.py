@@ -73,6 +73,10 @@ COMMANDS = {
     "compare": ("compare", "Compare results that are there: two of an evaluation tool, a benchmark or tests; or two or more runs."),
     "trace": ("trace", "Read a trace of an engine or a profiler, compare two, or record one."),
     "tensors": ("tensors", "Compare dumps of tensors: layer, head and token of the first and the worst difference."),
+    "fingerprint": (
+        "fingerprint",
+        "Show what is really being served: token ids, RoPE, weights, backends; and rank what differs between two servers.",
+    ),
     "doctor": ("doctor", "Examine this environment: what a run needs, what is here, and what to do about the rest."),
     "init": ("init", "Write an assay.toml, a test and a CI workflow for the repository in this folder."),
     "verify-claim": ("verify_claim", "Check a claim about a run against the evidence: its log, results or report."),

@@ -145,6 +145,11 @@ class RemoteServer(Engine):
             )
         self._model = self._named if self._named in names else names[0]
 
+    @property
+    def model(self) -> str:
+        """The model that is asked; empty before `start`."""
+        return self._model
+
     def stop(self) -> None:
         pass
 

@@ -37,7 +37,7 @@ def differences(
     Nested arguments are compared leaf by leaf and named with dots: ``cuda_graph_config.decode.backend``. An argument that
     SGLang derives from the backend, for example its page size, is listed: it is a second difference.
     """
-    left, right = _flat(_without_treatment(reference)), _flat(_without_treatment(candidate))
+    left, right = flat(_without_treatment(reference)), flat(_without_treatment(candidate))
     treated = _arguments_of(asked)
     return {
         name: (left.get(name, ABSENT), right.get(name, ABSENT))
@@ -58,13 +58,16 @@ def _without_treatment(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {key: None if key in _TREATMENT_KEYS and value == own else value for key, value in arguments.items()}
 
 
-def _flat(arguments: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    flat: dict[str, str] = {}
+def flat(arguments: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Return a server's arguments leaf by leaf, named with dots, without what identifies it and what is its state."""
+    leaves: dict[str, str] = {}
     for key, value in arguments.items():
         if not prefix and key in _VOLATILE | _SECRET | _IDENTITY_KEYS:
             continue
         if isinstance(value, Mapping) and value:
-            flat |= _flat(value, f"{prefix}{key}.")
+            leaves |= flat(value, f"{prefix}{key}.")
         else:
-            flat[f"{prefix}{key}"] = value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
-    return flat
+            leaves[f"{prefix}{key}"] = (
+                value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
+            )
+    return leaves

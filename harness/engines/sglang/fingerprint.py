@@ -1,0 +1,307 @@
+"""The fingerprint of an SGLang process, taken from its ModelRunner: RoPE tables, weights, resolved implementations, arguments.
+
+A part that cannot be read is not observed, with the reason: whatever happens here, the server goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from assay.harness.engines.sglang import arguments
+from assay.harness.evidence.fingerprint import Fingerprint, Resolved, RopeTable, Weight
+from assay.harness.evidence.manifest import engine_label
+from assay.harness.evidence.nonce import nonce_of_process
+from assay.harness.fingerprint.facts import device_facts, variables
+from assay.harness.fingerprint.rope import asked_ropes, nearest, wrong_rope
+from assay.harness.fingerprint.weights import describe_weight
+from assay.harness.text import one_line, ranges
+
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)(?:\.|$)")
+_KEPT = {
+    "router bias": re.compile(r"e_score_correction_bias|(?:router|gate)\.bias$"),
+    "decay of a state": re.compile(r"A_log$"),
+}
+"""Parameters that engines are to keep in float32, by the names that SGLang gives them."""
+_BY_LAYER = {"RadixAttention": "attention", "RadixLinearAttention": "linear attention"}
+_ROWS_AT_ONCE = 4096
+
+
+def describe(runner: Any) -> Fingerprint:
+    """Take the fingerprint of the process of a ModelRunner."""
+    parts: dict[str, Callable[[], Any]] = {
+        "rope": lambda: _ropes(runner),
+        "weights": lambda: _weights(runner.model),
+        "adapters": lambda: _adapters(runner),
+        "quantisation": lambda: _quantisation(runner),
+        "experts": _experts,
+        "backends": lambda: _backends(runner),
+        "arguments": lambda: _arguments(runner.server_args),
+        "environment": lambda: variables(os.environ),
+        "hardware": lambda: device_facts(str(runner.device)),
+    }
+    seen: dict[str, Any] = {}
+    missing: dict[str, str] = {}
+    seconds: dict[str, float] = {}
+    with torch.inference_mode():
+        for name, observe in parts.items():
+            begun = time.perf_counter()
+            try:
+                seen[name] = observe()
+            except Exception as error:
+                missing[name] = one_line(f"{type(error).__name__}: {error}", 200)
+            seconds[name] = round(time.perf_counter() - begun, 4)
+    import sglang
+
+    return Fingerprint(
+        run=nonce_of_process(),
+        source="model runner",
+        engine=engine_label("sglang", sglang.__version__, str(runner.device).partition(":")[0]),
+        model=str(runner.server_args.model_path),
+        not_observed=missing,
+        seconds=seconds,
+        **seen,
+    )
+
+
+def _layer(path: str) -> int | None:
+    numbers = _LAYER.findall(path)
+    return int(numbers[-1]) if numbers else None
+
+
+def _ranges(layers: Collection[int]) -> str:
+    return ranges(set(layers)) if layers else ""
+
+
+def _config(runner: Any) -> Mapping[str, Any]:
+    """Read the model's ``config.json`` as it is on disk; empty where there is none."""
+    path = Path(str(runner.server_args.model_path)) / "config.json"
+    read: Mapping[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    return read
+
+
+def _ropes(runner: Any) -> tuple[RopeTable, ...]:
+    config = _config(runner)
+    asked = asked_ropes(config)
+    kinds = {**config, **(config.get("text_config") or {})}.get("layer_types") or []
+    users: dict[int, tuple[str, Any, list[int]]] = {}
+    for path, module in runner.model.named_modules(remove_duplicate=False):
+        if isinstance(getattr(module, "cos_sin_cache", None), Tensor) or isinstance(
+            getattr(module, "inv_freq", None), Tensor
+        ):
+            _, _, layers = users.setdefault(id(module), (path, module, []))
+            number = _layer(path)
+            layers += [] if number is None else [number]
+    above = any(not layers and hasattr(module, "inv_freq") for _, module, layers in users.values())
+    tables = []
+    for path, module, layers in users.values():
+        if "visual" in path or "vision" in path:
+            continue
+        kind = next(iter({kinds[n] for n in layers if n < len(kinds)}), "") if layers else ""
+        kind = "sliding_attention" if path.endswith("_local") else kind
+        # Gemma 3 computes cos and sin once for all layers, whose own tables are then not read.
+        judged = [] if above and layers else asked
+        tables.append(_rope(path, module, _ranges(layers), judged, kind))
+    return tuple(tables)
+
+
+def _rope(path: str, module: Any, layers: str, asked: Any, kind: str) -> RopeTable:
+    table = getattr(module, "cos_sin_cache", None)
+    name = type(module).__name__
+    if not isinstance(table, Tensor):
+        frequencies = module.inv_freq.double().cpu()
+        scale = float(getattr(module, "attention_scaling", 1.0))
+        return RopeTable(
+            name=path,
+            layers=layers,
+            kind=name,
+            dtype=_dtype(module.inv_freq),
+            frequencies=tuple(frequencies.tolist()),
+            scale=scale,
+            digest=_digest(module.inv_freq),
+            wrong=wrong_rope(frequencies.tolist(), scale, asked, kind, _rounding(module.inv_freq)),
+        )
+    cos, sin = (half[:2].double().cpu() for half in table.chunk(2, dim=-1))
+    scale = float(cos[0, 0])
+    read = torch.atan2(sin[1], cos[1])
+    tolerance = _rounding(table)
+    wrong = wrong_rope(read.tolist(), scale, asked, kind, tolerance)
+    meant = None if wrong else nearest(read.tolist(), asked, kind)
+    exact = torch.tensor(meant.frequencies, dtype=torch.float64) if meant else read
+    error = _table_error(table, exact, meant.scale if meant else scale)
+    rows = table.shape[0]
+    if meant and error > max(4 * tolerance, rows * 2.0**-22):
+        wrong = (
+            f"cos and sin are off by up to {error:.2g} within {rows:,} positions, though their frequencies are right"
+        )
+    return RopeTable(
+        name=path,
+        layers=layers,
+        kind=name,
+        dtype=_dtype(table),
+        rows=rows,
+        frequencies=tuple(read.tolist()),
+        scale=scale,
+        digest=_digest(table),
+        error=error,
+        wrong=wrong,
+    )
+
+
+def _rounding(tensor: Tensor) -> float:
+    return max(2.0**-12, 4 * float(torch.finfo(tensor.dtype).eps))
+
+
+def _table_error(table: Tensor, frequencies: Tensor, scale: float) -> float:
+    """Return the largest distance of a table from cos and sin in float64, of each position that it holds."""
+    worst, exact = 0.0, frequencies.to(table.device)
+    for start in range(0, table.shape[0], _ROWS_AT_ONCE):
+        part = table[start : start + _ROWS_AT_ONCE].double()
+        at = torch.arange(start, start + len(part), dtype=torch.float64, device=table.device)
+        angles = at[:, None] * exact
+        worst = max(worst, float((part - scale * torch.cat([angles.cos(), angles.sin()], -1)).abs().max()))
+    return worst
+
+
+def _weights(model: Any) -> tuple[Weight, ...]:
+    described = []
+    for name, parameter in model.named_parameters():
+        kept = next((why for why, pattern in _KEPT.items() if pattern.search(name)), "")
+        described.append(describe_weight(name, parameter, kept))
+    return tuple(described)
+
+
+def _adapters(runner: Any) -> dict[str, str]:
+    manager = getattr(runner, "lora_manager", None)
+    if manager is None:
+        return {}
+    adapters = {}
+    for uid, adapter in manager.loras.items():
+        reference = manager.lora_refs.get(uid)
+        total, size = hashlib.sha256(), 0.0
+        for layer in adapter.layers:
+            for name, weight in sorted(layer.weights.items()):
+                total.update(name.encode() + _digest(weight).encode())
+                size += float(weight.double().square().sum()) if "lora_B" in name else 0.0
+        adapters[str(getattr(reference, "lora_name", None) or uid)] = (
+            f"{total.hexdigest()[:16]}, scaling {adapter.scaling:g}, norm of B {size**0.5:.4g}"
+        )
+    return adapters
+
+
+def _quantisation(runner: Any) -> dict[str, str]:
+    config = _config(runner)
+    asked = config.get("quantization_config") or {}
+    scheme = {f"checkpoint.{key}": json.dumps(value, sort_keys=True) for key, value in asked.items()}
+    scheme["method"] = str(getattr(runner.model_config, "quantization", None) or "")
+    scheme["weights"] = _dtype_name(getattr(runner.model_config, "dtype", None))
+    scheme["kv cache"] = _dtype_name(getattr(runner, "kv_cache_dtype", None))
+    scales = [
+        f"{float(module.k_scale_float):g}/{float(module.v_scale_float):g}"
+        for _, module in runner.model.named_modules()
+        if getattr(module, "k_scale_float", None) is not None and getattr(module, "v_scale_float", None) is not None
+    ]
+    scheme["kv scales"] = " ".join(scales) if set(scales) - {"1/1"} else ""
+    return {name: value for name, value in scheme.items() if value}
+
+
+def _experts() -> dict[str, str]:
+    from sglang.srt.eplb.expert_location import get_global_expert_location_metadata
+
+    metadata = get_global_expert_location_metadata()
+    if metadata is None:
+        return {}
+    mapped = metadata.physical_to_logical_map_cpu
+    in_order = torch.arange(mapped.shape[1])
+    return {
+        str(layer): "in order" if bool((row == in_order).all()) else _digest(row) for layer, row in enumerate(mapped)
+    }
+
+
+def _backends(runner: Any) -> tuple[Resolved, ...]:
+    rows: dict[tuple[str, str, str], list[int]] = {}
+
+    def add(operation: str, phase: str, name: str, layer: int | None) -> None:
+        rows.setdefault((operation, phase, name), []).extend([] if layer is None else [layer])
+
+    for path, module in runner.model.named_modules(remove_duplicate=False):
+        for operation, phase, name in _implementations(runner, module):
+            add(operation, phase, name, _layer(path))
+    for operation, name in _shared(runner):
+        add(operation, "", name, None)
+    return tuple(
+        Resolved(operation=operation, phase=phase, layers=_ranges(layers), runs=name)
+        for (operation, phase, name), layers in rows.items()
+    )
+
+
+def _implementations(runner: Any, module: Any) -> Iterator[tuple[str, str, str]]:
+    """Yield what a module runs: operation, phase and name."""
+    kind = type(module).__name__
+    if operation := _BY_LAYER.get(kind):
+        for phase in ("extend", "decode"):
+            yield operation, phase, _attention(runner, phase)
+    method = getattr(module, "quant_method", None)
+    if method is not None:
+        scheme = getattr(module, "scheme", None)
+        operation = "moe" if "MoE" in kind else "embedding" if "Embedding" in kind or "LMHead" in kind else "gemm"
+        yield operation, "", type(method).__name__ + (f" ({type(scheme).__name__})" if scheme is not None else "")
+    if hasattr(module, "_forward_method") and "quant_method" not in vars(module):
+        method = module._forward_method or getattr(module, "_resolve_forward_method", lambda: None)()
+        if method is not None:
+            yield kind, "", getattr(method, "__name__", str(method))
+
+
+def _attention(runner: Any, phase: str) -> str:
+    """Name the attention backend of a phase as SGLang does; a kernel by its title."""
+    name = getattr(runner, f"{'prefill' if phase == 'extend' else 'decode'}_attention_backend_str", None)
+    return str(name or type(runner.attn_backend).__name__)
+
+
+def _shared(runner: Any) -> Iterator[tuple[str, str]]:
+    """Yield what belongs to no layer: operation and name."""
+    settled = _arguments(runner.server_args)
+    yield "sampler", settled.get("sampling_backend", "")
+    if settled.get("moe_runner_backend"):
+        yield "moe runner", settled["moe_runner_backend"]
+    from sglang.srt.distributed.parallel_state import get_tp_group
+
+    group = get_tp_group()
+    if group.world_size == 1:
+        yield "all-reduce", "none: one process"
+        return
+    custom = [
+        type(getattr(group, name)).__name__
+        for name in ("ca_comm", "pynccl_comm", "qr_comm", "torch_symm_mem_comm", "pymscclpp_comm")
+        if getattr(group, name, None) is not None and not getattr(getattr(group, name), "disabled", False)
+    ]
+    yield "all-reduce", ", ".join(custom) or "torch.distributed"
+
+
+def _arguments(server_args: Any) -> dict[str, str]:
+    if hasattr(server_args, "resolved_dict"):
+        read: Mapping[str, Any] = server_args.resolved_dict()
+    else:
+        read = vars(server_args)
+    return arguments.flat({key: value for key, value in read.items() if not key.startswith("_")})
+
+
+def _dtype(tensor: Tensor) -> str:
+    return _dtype_name(tensor.dtype)
+
+
+def _dtype_name(dtype: Any) -> str:
+    return "" if dtype is None else str(dtype).removeprefix("torch.")
+
+
+def _digest(tensor: Tensor) -> str:
+    return hashlib.sha256(tensor.detach().contiguous().view(torch.uint8).cpu().numpy().tobytes()).hexdigest()[:16]

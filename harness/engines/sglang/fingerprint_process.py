@@ -1,0 +1,100 @@
+"""A model runner without a server: ``python -m assay.harness.engines.sglang.fingerprint_process FLAGS``.
+
+It reads the flags of a server, loads the model as a server's scheduler does, takes the fingerprint, and prints it as JSON on the
+last line of its output. SGLang's own benchmark of a batch makes the runner, so that nothing of it is rebuilt here.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from importlib import import_module
+from typing import Any
+
+from assay.evals.probe_texts import CHATS, TEXTS
+from assay.harness.engines.sglang.fingerprint import describe
+from assay.harness.evidence.fingerprint import Fingerprint, Tokens
+from assay.harness.fingerprint.facts import versions
+from assay.harness.fingerprint.in_interpreter import generation_of, tokens_of
+from assay.harness.text import one_line
+
+_POSITIONS = 12
+"""Tokens of the prefill whose position ids are observed."""
+
+
+def take(flags: list[str]) -> None:
+    """Load the model that a server with these flags would serve, print its fingerprint, and end the process."""
+    begun = time.perf_counter()
+    from sglang.srt.plugins import load_plugins
+    from sglang.srt.server_args import prepare_server_args
+
+    load_plugins()
+    server_args = prepare_server_args(flags)
+    bench = _bench()
+    load = bench.load_model
+
+    def loaded(*args: Any, **kwargs: Any) -> None:
+        built, tokenizer = load(*args, **kwargs)
+        seconds = {"start": round(time.perf_counter() - begun, 2)}
+        runner = getattr(built, "torch_runner", built)
+        _write(_observed(bench, built, runner, tokenizer, seconds))
+
+    bench.load_model = loaded
+    bench.main(server_args, bench.BenchArgs())
+
+
+def _bench() -> Any:
+    try:
+        return import_module("sglang.benchmark.one_batch")
+    except ModuleNotFoundError:  # before 0.5.20
+        return import_module("sglang.bench_one_batch")
+
+
+def _observed(bench: Any, built: Any, runner: Any, tokenizer: Any, seconds: dict[str, float]) -> Fingerprint:
+    made = describe(runner)
+    update: dict[str, Any] = {"packages": versions()}
+    missing = dict(made.not_observed)
+    for part, observe in (
+        ("tokens", lambda: Tokens(**tokens_of(tokenizer, TEXTS, CHATS))),
+        ("generation", lambda: generation_of(str(runner.server_args.model_path))),
+        ("positions", lambda: _positions(bench, built, runner)),
+    ):
+        begun = time.perf_counter()
+        try:
+            update[part] = observe()
+        except Exception as error:
+            missing[part] = one_line(f"{type(error).__name__}: {error}", 200)
+        seconds[part] = round(time.perf_counter() - begun, 4)
+    return made.model_copy(update={**update, "not_observed": missing, "seconds": {**seconds, **made.seconds}})
+
+
+def _positions(bench: Any, built: Any, runner: Any) -> tuple[int, ...]:
+    """Prefill a few tokens, and return the position ids that the model gets."""
+    seen: list[Any] = []
+    forward = runner.forward
+
+    def watched(forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.append(forward_batch.positions)
+        return forward(forward_batch, *args, **kwargs)
+
+    runner.forward = watched
+    try:
+        requests = bench.prepare_synthetic_inputs_for_latency_test(1, _POSITIONS)
+        for request in requests:  # its random ids may lie beyond a small vocabulary
+            for ids in (request.origin_input_ids, getattr(request, "fill_ids", None) or []):
+                for place in range(len(ids)):
+                    ids[place] = 1
+        built.extend(requests) if hasattr(built, "extend") else bench.extend(requests, runner)
+    finally:
+        runner.forward = forward
+    return tuple(int(position) for position in seen[0].flatten()[:_POSITIONS].tolist())
+
+
+def _write(made: Fingerprint) -> None:
+    print("\n" + made.model_dump_json(), flush=True)
+    os._exit(0)  # SGLang's threads would be waited for
+
+
+if __name__ == "__main__":
+    take(sys.argv[1:])

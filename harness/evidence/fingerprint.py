@@ -1,0 +1,176 @@
+"""The fingerprint of a server: what is really being served, in the form in which two servers can be compared.
+
+Each part is what was observed, or it is named in `Fingerprint.not_observed` with the reason; nothing stands for what nobody saw.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import ConfigDict, Field
+
+from assay.harness.evidence.nonce import RunRecord
+from assay.harness.evidence.run_file import RUN_AGAIN, RunFile
+from assay.harness.schema import RULE, Record
+
+SCHEMA: Literal["assay.fingerprint/1"] = "assay.fingerprint/1"
+PARTS = (
+    "tokens", "generation", "positions", "rope", "weights", "adapters", "quantisation", "experts", "backends", "ignored",
+    "arguments", "environment", "packages", "hardware",
+)  # fmt: skip
+"""The parts of a fingerprint: the fields that hold them have these names."""
+
+
+class RopeTable(Record):
+    """The cos and sin that a model multiplies q and k with.
+
+    Attributes:
+        name: path of its first module.
+        layers: those that use it, as "0-3"; empty where that is not known.
+        kind: class of the module.
+        dtype: of the table.
+        rows: positions that it holds; 0 where it is computed as needed.
+        frequencies: angle per position of each pair of dims, as the table has them.
+        scale: factor of all cos and sin.
+        digest: of the table, or of the frequencies where there is none.
+        error: largest distance of the table from cos and sin in float64; None where it holds no positions.
+        wrong: in which way it is not what ``config.json`` says, a sentence; empty if it is, or if nothing is said there.
+    """
+
+    name: str
+    layers: str = ""
+    kind: str
+    dtype: str
+    rows: int = 0
+    frequencies: tuple[float, ...]
+    scale: float = 1.0
+    digest: str
+    error: float | None = None
+    wrong: str = ""
+
+
+class Weight(Record):
+    """One parameter as loaded.
+
+    Attributes:
+        name: its path in the model.
+        shape: of this process's part.
+        dtype: of its elements.
+        digest: of all bytes, or of a sample of those of a large one (`assay.harness.fingerprint.weights`).
+        projections: products with random signs that its name decides; they tell rounded weights from others.
+        sums: sums over all elements of powers and cosines: they do not depend on the order, so those of shards add up.
+        grid: the narrowest dtype that holds all of its elements exactly, such as "bfloat16" of a float32 parameter.
+        ranks: processes that hold a part of it; 1 where each holds the whole.
+        kept: why it must not be rounded, such as "router bias"; empty for other parameters.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    digest: str
+    projections: tuple[float, ...] = ()
+    sums: tuple[float, ...] = ()
+    grid: str = ""
+    ranks: int = 1
+    kept: str = ""
+
+
+class Tokens(Record):
+    """Token ids of the probe corpus, `assay.evals.probe_texts`.
+
+    Attributes:
+        tokenizer: class of the tokenizer; empty where only its results were seen.
+        bos: id of the token that begins a sequence; None for none.
+        eos: ids of the tokens that end one.
+        texts: ids of each text, special tokens added as the tokenizer does by default.
+        bare: the same without special tokens.
+        chats: ids of each chat, as the server makes them of its messages.
+        retold: ids of each chat where a client renders it to text first, and the tokenizer adds special tokens again.
+        counts: number of prompt tokens of each chat, where only that was seen.
+        digest: of all ids.
+    """
+
+    tokenizer: str = ""
+    bos: int | None = None
+    eos: tuple[int, ...] = ()
+    texts: dict[str, tuple[int, ...]] = Field(default_factory=dict)
+    bare: dict[str, tuple[int, ...]] = Field(default_factory=dict)
+    chats: dict[str, tuple[int, ...]] = Field(default_factory=dict)
+    retold: dict[str, tuple[int, ...]] = Field(default_factory=dict)
+    counts: dict[str, int] = Field(default_factory=dict)
+    digest: str = ""
+
+
+class Resolved(Record):
+    """The implementation of an operation that a model runs.
+
+    Attributes:
+        operation: "attention", "gemm", "moe", "norm", "rope", "all-reduce", "sampler", ...
+        phase: "extend", "decode" or empty for all.
+        layers: those that run it, as "0-6,12-31"; empty for what belongs to no layer.
+        runs: its name.
+    """
+
+    operation: str
+    phase: str = ""
+    layers: str = ""
+    runs: str
+
+
+class Fingerprint(RunRecord):
+    __doc__ = f"""What is really being served. {RULE}
+
+    Attributes:
+        source: where it was observed.
+        engine: "SGLang 0.5.23 on cpu", or the packages that read the model's files.
+        model: as it was named.
+        asked: settings of the side, by name, as `assay.harness.sides.treatment` has them: what was asked for.
+        tokens, rope, weights: see their types. The weights are those of all processes together.
+        generation: defaults of generation.
+        positions: position ids of the tokens of a probe.
+        adapters: digest of each LoRA adapter that is loaded, by its name.
+        quantisation: the scheme, by name of a setting; empty values are left out.
+        experts: digest of the map from logical to physical experts, by layer; empty for a model without experts.
+        backends: the resolved implementations.
+        ignored: what the layers ask for and a backend does not compute, a sentence each.
+        arguments: the resolved arguments of the server.
+        environment: variables that can change numbers.
+        packages: versions.
+        hardware: device, driver, processor.
+        not_observed: why a part was not observed, by its name.
+        seconds: time that each part took.
+    """
+
+    model_config = ConfigDict(serialize_by_alias=True, populate_by_name=True)
+
+    schema_id: Literal["assay.fingerprint/1"] = Field(SCHEMA, alias="schema")
+    source: Literal["server", "model runner", "files", "endpoint"]
+    engine: str
+    model: str
+    asked: dict[str, str] = Field(default_factory=dict)
+    tokens: Tokens | None = None
+    generation: dict[str, str] | None = None
+    positions: tuple[int, ...] | None = None
+    rope: tuple[RopeTable, ...] | None = None
+    weights: tuple[Weight, ...] | None = None
+    adapters: dict[str, str] | None = None
+    quantisation: dict[str, str] | None = None
+    experts: dict[str, str] | None = None
+    backends: tuple[Resolved, ...] | None = None
+    ignored: tuple[str, ...] | None = None
+    arguments: dict[str, str] | None = None
+    environment: dict[str, str] | None = None
+    packages: dict[str, str] | None = None
+    hardware: dict[str, str] | None = None
+    not_observed: dict[str, str] = Field(default_factory=dict)
+    seconds: dict[str, float] = Field(default_factory=dict)
+
+    def has(self, part: str) -> bool:
+        """Return True if a part was observed."""
+        return getattr(self, part) is not None
+
+
+FINGERPRINT = RunFile("fingerprint.json", Fingerprint, RUN_AGAIN)
+"""The fingerprint of one server, in its folder or where a command was told to write it."""
+OF_PROCESS = RunFile("fingerprint/*.json", Fingerprint, RUN_AGAIN, durable=False)
+"""What each process of a server observed of itself: rank 0 and the others of a tensor-parallel server."""

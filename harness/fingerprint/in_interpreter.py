@@ -1,0 +1,141 @@
+"""A model's files as an interpreter's own packages read them: ``PYTHON in_interpreter.py MODEL PROBES``, a file of JSON.
+
+It runs by its path in the Python of a side, which need not have assay, and imports nothing but the standard library, transformers
+and, for RoPE, torch. What it prints last is one line of JSON; what it cannot read is named in ``not_observed``, with the reason.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import platform
+import re
+import sys
+import time
+from collections.abc import Callable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+
+def main(model: str, asked: dict[str, Any]) -> dict[str, Any]:
+    """Read the files of a model.
+
+    Args:
+        model: its folder.
+        asked: ``texts``, ``chats``, the names of ``packages``, and whether code that comes with the model is trusted.
+    """
+    read: dict[str, Any] = {"not_observed": {}, "seconds": {}}
+
+    def observe(part: str, make: Callable[[], Any]) -> None:
+        begun = time.perf_counter()
+        try:
+            read[part] = make()
+        except Exception as error:  # whatever these packages raise
+            read["not_observed"][part] = f"{type(error).__name__}: {error}"[:200]
+        read["seconds"][part] = round(time.perf_counter() - begun, 4)
+
+    observe("packages", lambda: _versions(asked["packages"]))
+    trusted = bool(asked.get("trust_remote_code"))
+    observe("tokens", lambda: tokens_of(_tokenizer(model, trusted), asked["texts"], asked["chats"]))
+    observe("generation", lambda: generation_of(model))
+    if asked.get("rope", True):
+        observe("rope", lambda: _ropes(model, trusted))
+    return read
+
+
+def _versions(names: list[str]) -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for name in names:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return versions
+
+
+def _tokenizer(model: str, trusted: bool) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(model, trust_remote_code=trusted)
+
+
+def tokens_of(tokenizer: Any, texts: Mapping[str, str], chats: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the ids that a tokenizer of transformers makes of texts and chats, by the fields of the record ``Tokens``."""
+    told = {}
+    retold = {}
+    for name, (messages, tools) in chats.items():
+        arguments = {"add_generation_prompt": True, **({"tools": tools} if tools else {})}
+        try:
+            text = tokenizer.apply_chat_template(copy.deepcopy(messages), tokenize=False, **arguments)
+        except Exception:  # a template may refuse roles and tools, as it chooses
+            continue
+        told[name] = tokenizer(text, add_special_tokens=False)["input_ids"]
+        retold[name] = tokenizer(text)["input_ids"]
+    return {
+        "tokenizer": type(tokenizer).__name__,
+        "bos": tokenizer.bos_token_id,
+        "eos": [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id],
+        "texts": {name: tokenizer(text)["input_ids"] for name, text in texts.items()},
+        "bare": {name: tokenizer(text, add_special_tokens=False)["input_ids"] for name, text in texts.items()},
+        "chats": told,
+        "retold": retold,
+    }
+
+
+def generation_of(model: str) -> dict[str, str]:
+    """Return the defaults of generation that a model's folder states, as JSON by name."""
+    path = os.path.join(model, "generation_config.json")
+    if not os.path.exists(path):
+        return {}
+    with open(path, encoding="utf-8") as file:
+        written = json.load(file)
+    return {
+        name: json.dumps(value, sort_keys=True)
+        for name, value in sorted(written.items())
+        if name != "transformers_version" and not name.startswith("_")
+    }
+
+
+def _ropes(model: str, trusted: bool) -> list[dict[str, Any]]:
+    """Return the frequencies of each rotary embedding that the model's own class makes; its weights are never made."""
+    import torch
+    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(model, trust_remote_code=trusted)
+    try:
+        with torch.device("meta"):
+            made = AutoModelForCausalLM.from_config(config, trust_remote_code=trusted)
+    except ValueError:
+        with torch.device("meta"):
+            made = AutoModel.from_config(config, trust_remote_code=trusted)
+    tables = []
+    seen = set()
+    for path, module in made.named_modules():
+        own = getattr(module, "config", None)
+        if "Rotary" not in type(module).__name__ or own is None or re.search("visual|vision", path):
+            continue
+        on_cpu = type(module)(config=own)
+        for name, frequencies in on_cpu.named_buffers():
+            if not name.endswith("inv_freq") or "original" in name:
+                continue
+            kind = name.removesuffix("inv_freq").rstrip("_")
+            scale = getattr(on_cpu, f"{kind}_attention_scaling" if kind else "attention_scaling", 1.0)
+            key = (type(module).__name__, kind, tuple(frequencies.tolist()))
+            if key not in seen:
+                seen.add(key)
+                tables.append({
+                    "name": f"{path}.{kind}" if kind else path,
+                    "kind": type(module).__name__,
+                    "layers": kind or ("sliding_attention" if path.endswith("_local") else ""),
+                    "dtype": str(frequencies.dtype).replace("torch.", ""),
+                    "frequencies": frequencies.double().tolist(),
+                    "scale": float(scale),
+                })  # fmt: skip
+    return tables
+
+
+if __name__ == "__main__":
+    with open(sys.argv[2], encoding="utf-8") as probes:
+        print("\n" + json.dumps(main(sys.argv[1], json.load(probes))), flush=True)
+    os._exit(0)  # imports may leave threads behind that would be waited for

@@ -1,0 +1,44 @@
+"""Fingerprints on disk: files that `assay fingerprint --out` wrote, and those in the folder of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from assay.harness.errors import UsageError
+from assay.harness.evidence.fingerprint import FINGERPRINT, SCHEMA, Fingerprint
+from assay.harness.schema import read_json
+
+_START = 2000
+
+
+def is_fingerprint(path: Path) -> bool:
+    """Return True if a file holds a fingerprint."""
+    if not path.is_file() or path.suffix != ".json":
+        return False
+    with path.open("rb") as file:
+        return SCHEMA.encode() in file.read(_START)
+
+
+def read_fingerprint(path: Path) -> Fingerprint:
+    """Read a fingerprint from its file, or from the folder of a run: RUN is its candidate, RUN/servers/reference the other.
+
+    Raises:
+        UsageError: there is none.
+        EvidenceError: it is damaged.
+    """
+    if path.is_dir():
+        holder = next(
+            (folder for folder in (path, path / "servers" / "candidate") if (folder / FINGERPRINT.name).is_file()), None
+        )
+        if holder is None:
+            raise UsageError(
+                f"{path} has no {FINGERPRINT.name}.",
+                "the folder of a run, or a file of assay fingerprint --out",
+                "check the path",
+            )
+        path = holder / FINGERPRINT.name
+    if not path.is_file():
+        raise UsageError(
+            f"There is no {path}.", "a file of assay fingerprint --out, or the folder of a run", "check the path"
+        )
+    return read_json(path, Fingerprint, "write it again with assay fingerprint --out")

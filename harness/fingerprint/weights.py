@@ -1,0 +1,163 @@
+"""Numbers by which parameters are compared without being moved: digests, sums, and projections that tell rounding from others.
+
+A large parameter is read on its device, once: a sample of its elements is hashed, and all of them go into the projections and sums.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from assay.harness.evidence.fingerprint import Weight
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PROJECTIONS = 8
+_WHOLE = 2**20
+"""Elements up to which a parameter is hashed whole."""
+_SAMPLE = 2**16
+"""Elements of a larger one that are hashed, evenly spread."""
+_CHUNK = 2**24
+"""Elements that are converted to float32 at once: 64 MiB."""
+_MANTISSA = {"float8_e4m3fn": 3, "float8_e5m2": 2, "bfloat16": 7, "float16": 10, "float32": 23, "float64": 52}
+"""Bits of the mantissa, by dtype. Others are not rounded floats."""
+_SAME = 2.0**-20
+"""Relative distance of sums in float32 of the same numbers in another order."""
+
+
+def describe_weight(name: str, tensor: Tensor, kept: str = "") -> Weight:
+    """Describe a parameter, or this process's part of it.
+
+    Args:
+        name: its path in the model, which decides the signs of its projections.
+        tensor: on any device.
+        kept: see `Weight`.
+    """
+    tensor = tensor.detach()
+    shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+    flat = tensor.reshape(-1)
+    sample = flat
+    if flat.numel() > _WHOLE:
+        import torch
+
+        sample = flat[torch.linspace(0, flat.numel() - 1, _SAMPLE, dtype=torch.float64, device=flat.device).long()]
+    digest = hashlib.sha256(f"{dtype} {shape} ".encode() + _bytes(sample)).hexdigest()[:16]
+    if not flat.numel() or tensor.is_complex():
+        return Weight(name=name, shape=shape, dtype=dtype, digest=digest, kept=kept)
+    projections, sums = _products(name, tensor)
+    return Weight(
+        name=name,
+        shape=shape,
+        dtype=dtype,
+        digest=digest,
+        projections=projections,
+        sums=sums,
+        grid=_grid(sample, dtype),
+        kept=kept,
+    )
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    import torch
+
+    return tensor.contiguous().view(torch.uint8).cpu().numpy().tobytes()
+
+
+def _products(name: str, tensor: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Compute u'Wv for random signs u and v, and sums of w, |w|, w^2 and w^4 over all elements, in one reading."""
+    import torch
+
+    rows = tensor.reshape(-1, tensor.shape[-1]) if tensor.dim() > 1 else tensor.reshape(1, -1)
+    left, right = (_signs(name, side, size).to(tensor.device) for side, size in zip("uv", rows.shape, strict=True))
+    at_once = max(1, _CHUNK // rows.shape[1])
+    products = torch.zeros(PROJECTIONS, dtype=torch.float64, device=tensor.device)
+    sums = torch.zeros(4, dtype=torch.float64, device=tensor.device)
+    for start in range(0, rows.shape[0], at_once):
+        part = rows[start : start + at_once].to(torch.float32)
+        products += ((part @ right) * left[start : start + at_once]).sum(0, dtype=torch.float64)
+        squares = part * part
+        for index, values in enumerate((part, part.abs(), squares, squares * squares)):
+            sums[index] += values.sum(dtype=torch.float64)
+    return tuple(products.tolist()), (float(tensor.numel()), *sums.tolist())
+
+
+def _signs(name: str, side: str, size: int) -> Tensor:
+    import torch
+
+    seed = int.from_bytes(hashlib.sha256(f"{side} {name}".encode()).digest()[:7], "big")
+    drawn = torch.randint(0, 2, (size, PROJECTIONS), generator=torch.Generator().manual_seed(seed))
+    return drawn.to(torch.float32) * 2 - 1
+
+
+def _grid(sample: Tensor, dtype: str) -> str:
+    """Return the narrowest float that holds all elements of a sample exactly; the dtype itself for what is no float."""
+    import torch
+
+    if dtype not in _MANTISSA:
+        return dtype
+    for narrower in sorted(_MANTISSA, key=lambda dtype_: _MANTISSA[dtype_]):
+        if _MANTISSA[narrower] >= _MANTISSA[dtype]:
+            break
+        rounded = sample.to(getattr(torch, narrower)).to(sample.dtype)
+        if bool((rounded == sample).all()):
+            return narrower
+    return dtype
+
+
+def merged_weights(of_ranks: Sequence[Sequence[Weight]]) -> tuple[Weight, ...]:
+    """Join the parameters of a server's processes: what each holds whole is kept, sums of parts are added up.
+
+    Projections depend on where an element lies in the whole, so those of parts are dropped.
+    """
+    if len(of_ranks) == 1:
+        return tuple(of_ranks[0])
+    by_name: dict[str, list[Weight]] = {}
+    for weight in (weight for weights in of_ranks for weight in weights):
+        by_name.setdefault(weight.name, []).append(weight)
+    return tuple(_merged(parts) for parts in by_name.values())
+
+
+def _merged(parts: Sequence[Weight]) -> Weight:
+    first, digests = parts[0], sorted({part.digest for part in parts})
+    if len(digests) == 1:
+        return first
+    sums = tuple(map(sum, zip(*(part.sums for part in parts), strict=True)))
+    digest = hashlib.sha256(" ".join(part.digest for part in parts).encode()).hexdigest()[:16]
+    return first.model_copy(update={"sums": sums, "projections": (), "digest": digest, "ranks": len(parts)})
+
+
+def distance(left: Weight, right: Weight) -> float | None:
+    """Estimate the relative distance of two parameters, ``|A - B| / |A|`` in the Frobenius norm; None if they cannot be compared.
+
+    By projections where both have the whole parameter in one shape: for random signs the mean square of ``u'(A - B)v`` is
+    ``|A - B|^2``. By sums otherwise, which see less: it is then the largest relative difference of a sum.
+    """
+    if not left.sums or not right.sums or left.sums[0] != right.sums[0]:
+        return None
+    if left.projections and right.projections and left.shape == right.shape:
+        norm = math.sqrt(max(left.sums[3], right.sums[3]))
+        mean = sum((a - b) ** 2 for a, b in zip(left.projections, right.projections, strict=True)) / PROJECTIONS
+        return math.sqrt(mean) / norm if norm else 0.0
+    # The sum itself may cancel: it is compared with the sum of magnitudes.
+    scales = (left.sums[0], left.sums[2], left.sums[2], left.sums[3], left.sums[4])
+    return max(
+        abs(a - b) / scale if scale else float(a != b)
+        for a, b, scale in zip(left.sums, right.sums, scales, strict=True)
+    )
+
+
+def same_numbers(far: float) -> bool:
+    """Return True if a distance is that of the same numbers, added in another order."""
+    return far <= _SAME
+
+
+def rounded_to(left: Weight, right: Weight, far: float) -> str:
+    """Return the dtype that one of two parameters was rounded to, if their distance is no more than that; empty if it is more."""
+    grids = {weight.grid if weight.grid in _MANTISSA else weight.dtype for weight in (left, right)}
+    if left.dtype == right.dtype and len(grids) == 1:
+        return ""
+    coarse = min((grid for grid in grids if grid in _MANTISSA), key=lambda weight: _MANTISSA[weight], default="")
+    return coarse if coarse and far <= 2.0 ** -_MANTISSA[coarse] else ""

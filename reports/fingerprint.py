@@ -1,0 +1,146 @@
+"""The documents of ``assay fingerprint``: one fingerprint, and what differs between two."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from assay.harness.evidence.fingerprint import PARTS, Fingerprint, Resolved
+from assay.harness.fingerprint.differences import Difference, FingerprintDiff, faults
+from assay.harness.text import counted, one_line
+from assay.reports.document import Block, CaseResult, Cell, Document, Facts, Items, Only, Section, Suite, Table, Words
+
+_SHOWN = 40
+"""Rows of a table that a terminal and Markdown show."""
+
+
+def fingerprint_document(made: Fingerprint) -> Document:
+    """Build the document of a fingerprint: what is served, part by part, what is wrong in itself, what was not observed."""
+    wrong = [fault for fault in faults(made) if fault.outputs]
+    body: list[Block] = [Facts([("model", made.model), ("observed in", made.source), ("engine", made.engine)])]
+    if wrong:
+        body.append(Section("wrong", "Wrong in itself", [Items([_line(fault) for fault in wrong])], announced=True))
+    body.append(Table(("part", "observed", "seconds"), [_row(made, part) for part in PARTS], numbers=(2,)))
+    for name, title in (("arguments", "Resolved arguments"), ("environment", "Environment"), ("packages", "Packages")):
+        values = getattr(made, name)
+        if values:
+            rows = [(key, one_line(value, 120)) for key, value in values.items()]
+            body.append(Only("page", [Section(name, title, [Table(("name", "value"), rows)])]))
+    if made.backends:
+        body.append(Section("backends", "Resolved implementations", [_backends(made.backends)], announced=True))
+    seen = sum(made.has(part) for part in PARTS)
+    headline = f"{seen} of {counted(len(PARTS), 'part')} observed of {made.model}, {made.engine}"
+    return Document(
+        command="fingerprint",
+        title=made.model,
+        verdict=None,
+        exit_code=1 if wrong else 0,
+        headline=f"{wrong[0].says}." if wrong else f"{headline}; nothing is wrong in itself.",
+        body=body,
+        suites=[Suite("fingerprint", [_case(fault) for fault in wrong])],
+        result=made,
+    )
+
+
+def _row(made: Fingerprint, part: str) -> tuple[str | Cell, ...]:
+    seconds = made.seconds.get(part)
+    shown = (
+        _observed(made, part) if made.has(part) else Cell(f"not observed: {made.not_observed.get(part, '')}", "quiet")
+    )
+    return part, shown, "" if seconds is None else f"{seconds:.2f}"
+
+
+def _observed(made: Fingerprint, part: str) -> str:
+    value = getattr(made, part)
+    if part == "tokens":
+        number = len(value.texts) + len(value.chats)
+        bos = "no BOS" if value.bos is None else f"BOS {value.bos}"
+        return f"{counted(number, 'text')} and chats; {value.tokenizer or 'ids'}; {bos}; EOS {list(value.eos)}"
+    if part == "rope":
+        tables = [f"{table.kind}, {2 * len(table.frequencies)} dims, {table.dtype}" for table in value]
+        return "; ".join(dict.fromkeys(tables)) or "none"
+    if part == "weights":
+        dtypes = sorted({weight.dtype for weight in value})
+        return f"{counted(len(value), 'parameter')}: {', '.join(dtypes)}"
+    if part == "positions":
+        return f"{list(value[:6])}"
+    if part == "ignored":
+        return "; ".join(value) or "nothing"
+    if isinstance(value, dict) and len(value) <= 6:
+        return one_line("; ".join(f"{name} {text}" for name, text in value.items()) or "none", 160)
+    return counted(len(value), "entry").replace("entrys", "entries")
+
+
+def _backends(resolved: Sequence[Resolved]) -> Table:
+    rows = [(row.operation, row.phase, row.layers, row.runs) for row in resolved]
+    return Table(("operation", "phase", "layers", "runs"), rows, most=_SHOWN)
+
+
+def diff_document(result: FingerprintDiff) -> Document:
+    """Build the document of a diff: what changes outputs and is not declared comes first."""
+    counting = result.undeclared
+    declared = [difference for difference in result.differences if difference.declared]
+    other = [difference for difference in result.differences if not difference.counts and not difference.declared]
+    body: list[Block] = [Facts([("A", result.left), ("B", result.right)])]
+    if result.treatment:
+        rows = [(name, ours, theirs) for name, (ours, theirs) in result.treatment.items()]
+        body.append(Table(("asked to differ", "A", "B"), rows))
+    for id_, title, group in (
+        ("differences", "Changes outputs, and nothing declares it", counting),
+        ("declared", "Declared", declared),
+        ("other", "Not known to change outputs", other),
+    ):
+        if group:
+            lines: list[Words] = [
+                line
+                for difference in group
+                for line in (_line(difference), *_details(difference, id_ == "differences"))
+            ]
+            body.append(Section(id_, title, [Items(lines, most=_SHOWN)], announced=True))
+    if result.shared:
+        body.append(Section("shared", "Wrong in both in the same way", [Items(list(result.shared))], announced=True))
+    if result.not_compared:
+        table = Table(("part", "why"), list(result.not_compared.items()))
+        body.append(Section("not-compared", "Not compared", [table], announced=True))
+    if counting:
+        headline = f"{counting[0].says}" + (f"; and {len(counting) - 1} more" if len(counting) > 1 else "") + "."
+    elif result.compared:
+        headline = (
+            f"Nothing that changes outputs differs, in {counted(len(result.compared), 'part')} that were compared."
+        )
+    else:
+        headline = "Nothing could be compared: no part was observed on both sides."
+    cases = [_case(difference) for difference in result.differences if difference.outputs] or [
+        CaseResult("fingerprints", "fingerprint", "pass" if result.compared else "inconclusive", headline, [headline])
+    ]
+    return Document(
+        command="fingerprint diff",
+        title="fingerprints",
+        verdict=None,
+        exit_code=result.exit_code,
+        headline=headline,
+        body=body,
+        suites=[Suite("fingerprint", cases)],
+        result=result,
+    )
+
+
+def _line(difference: Difference) -> Words:
+    note = f"declared by {difference.declared}" if difference.declared else ""
+    return (
+        Cell(difference.says, "regression" if difference.counts else "", note=note),
+        Cell(f"  [{difference.name}]", "quiet"),
+    )
+
+
+def _details(difference: Difference, shown: bool) -> list[Words]:
+    return [f"  {line}" for line in difference.details] if shown else []
+
+
+def _case(difference: Difference) -> CaseResult:
+    return CaseResult(
+        difference.name,
+        "fingerprint",
+        "failed" if difference.counts else "pass",
+        difference.says,
+        [difference.says, *difference.details],
+    )

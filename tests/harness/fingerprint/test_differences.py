@@ -1,0 +1,214 @@
+"""What differs between two fingerprints: the first line, what declares it, and the exit code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from assay.harness.evidence.fingerprint import Fingerprint, Resolved, RopeTable, Tokens, Weight
+from assay.harness.fingerprint.differences import compare_fingerprints, faults
+from assay.harness.fingerprint.rope import asked_ropes, wrong_rope
+from assay.harness.fingerprint.weights import describe_weight
+from tests.harness.fingerprint.models import random_weights
+
+CONFIG = {"rope_theta": 500000.0, "head_dim": 64}
+
+
+def plain(theta: float, **changed: Any) -> RopeTable:
+    frequencies = tuple(theta ** (-2 * i / 64) for i in range(32))
+    wrong = wrong_rope(frequencies, 1.0, asked_ropes(CONFIG))
+    return RopeTable(
+        name="rotary", kind="RotaryEmbedding", dtype="float32", frequencies=frequencies, digest="", wrong=wrong, **changed
+    )  # fmt: skip
+
+
+def described(weights: dict[str, Tensor]) -> tuple[Weight, ...]:
+    return tuple(describe_weight(name, weight) for name, weight in weights.items())
+
+
+def fingerprint(**parts: Any) -> Fingerprint:
+    return Fingerprint(source="files", engine="SGLang 0.5.23 on cpu", model="m", **parts)
+
+
+def first(left: Fingerprint, right: Fingerprint, *allowed: str) -> tuple[int, str]:
+    result = compare_fingerprints(left, right, allowed)
+    return result.exit_code, result.differences[0].says if result.differences else ""
+
+
+def test_equal_fingerprints_have_no_difference() -> None:
+    made = fingerprint(rope=(plain(500000.0),), weights=described(random_weights()), packages={"torch": "2.13.0"})
+    result = compare_fingerprints(made, made)
+    assert (result.exit_code, result.differences) == (0, ())
+    assert result.compared == ("rope", "weights", "packages")
+
+
+def test_nothing_in_common_is_no_pass() -> None:
+    result = compare_fingerprints(fingerprint(packages={}), fingerprint(tokens=Tokens()))
+    assert result.exit_code == 3
+    assert "B: not observed" in result.not_compared["packages"]
+
+
+def test_a_wrong_base_is_named_with_what_is_right() -> None:
+    left, right = fingerprint(rope=(plain(500000.0),)), fingerprint(rope=(plain(10000.0),))
+    assert first(left, right) == (1, "B: rope_theta is 10,000; config.json says 500,000")
+    assert len(compare_fingerprints(left, right).differences) == 1
+
+
+def test_what_both_have_wrong_is_no_difference() -> None:
+    made = fingerprint(rope=(plain(10000.0),))
+    result = compare_fingerprints(made, made)
+    assert (result.exit_code, result.shared) == (0, ("rope_theta is 10,000; config.json says 500,000",))
+
+
+def test_tables_are_paired_by_what_they_hold() -> None:
+    both = plain(500000.0), plain(10000.0)
+    assert compare_fingerprints(fingerprint(rope=both), fingerprint(rope=both[::-1])).differences == ()
+
+
+IDS = {"english": (5, 6), "numbers": (7, 8, 9)}
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "says"),
+    [
+        ({"bare": {"a": (1, 2)}}, {"bare": {"a": (1, 3)}}, "token ids differ in 1 of 1 text of the corpus"),
+        (
+            {"bare": IDS, "tokenizer": "GPT2TokenizerFast"},
+            {"bare": {**IDS, "numbers": (7, 88)}, "tokenizer": "GPT2Tokenizer"},
+            "token ids differ in 1 of 2 texts of the corpus (tokenizer GPT2TokenizerFast in A, GPT2Tokenizer in B)",
+        ),
+        ({"texts": IDS}, {"texts": {name: (0, *ids) for name, ids in IDS.items()}}, "BOS begins every text in B alone"),
+        ({"chats": {"user": (0, 5)}}, {"chats": {"user": (0, 0, 5)}}, "B: two BOS tokens begin a chat (user)"),
+        (
+            {"counts": {"user": 12}},
+            {"counts": {"user": 13}},
+            "1 of 1 chat has other numbers of prompt tokens (user: 12 in A, 13 in B)",
+        ),
+        ({"texts": IDS, "eos": (1,)}, {"texts": IDS, "eos": (1, 9)}, "EOS is (1,) in A, (1, 9) in B"),
+    ],
+)  # fmt: skip
+def test_token_ids(left: dict[str, Any], right: dict[str, Any], says: str) -> None:
+    made = [fingerprint(tokens=Tokens(bos=0, **side)) for side in (left, right)]
+    assert first(made[0], made[1]) == (1, says)
+    assert compare_fingerprints(made[0], made[1], ["tokens"]).exit_code == 0
+
+
+def test_one_tensor_that_was_not_sent_again_is_named() -> None:
+    sent = random_weights()
+    kept = {name: weight * 1.5 for name, weight in sent.items()}
+    stale = "model.layers.1.mlp.down_proj.weight"
+    served = described({**kept, stale: sent[stale]})
+    code, says = first(fingerprint(weights=described(kept)), fingerprint(weights=served))
+    assert (code, says) == (1, f"1 of 21 parameters has other weights: {stale} (relative distance up to {_distance(says)})")
+
+
+def _distance(says: str) -> str:
+    return says.rpartition(" ")[2].rstrip(")")
+
+
+def test_rounded_weights_are_another_dtype() -> None:
+    weights = random_weights()
+    rounded = described({name: weight.bfloat16().float() for name, weight in weights.items()})
+    code, says = first(fingerprint(weights=described(weights)), fingerprint(weights=rounded))
+    assert (code, says) == (1, "21 of 21 parameters are the same weights rounded to bfloat16 in B")
+
+
+def test_a_checkpoint_is_compared_with_what_an_engine_fused() -> None:
+    weights = random_weights()
+    fused = dict(weights)
+    for number in range(2):
+        at = f"model.layers.{number}"
+        parts = [fused.pop(f"{at}.self_attn.{x}_proj.weight") for x in "qkv"]
+        fused[f"{at}.self_attn.qkv_proj.weight"] = torch.cat(parts)
+        parts = [fused.pop(f"{at}.mlp.{x}_proj.weight") for x in ("gate", "up")]
+        fused[f"{at}.mlp.gate_up_proj.weight"] = torch.cat(parts)
+    assert first(fingerprint(weights=described(weights)), fingerprint(weights=described(fused))) == (0, "")
+    fused["model.layers.0.self_attn.qkv_proj.weight"][3] *= 2
+    code, says = first(fingerprint(weights=described(weights)), fingerprint(weights=described(fused)))
+    assert code == 1
+    assert says.startswith("1 of 15 parameters has other weights: model.layers.0.self_attn.qkv_proj.weight")
+
+
+def test_a_missing_parameter_is_named() -> None:
+    weights = random_weights()
+    left = fingerprint(weights=described(weights))
+    del weights["model.norm.weight"]
+    assert first(left, fingerprint(weights=described(weights))) == (1, "model.norm.weight is in A alone")
+
+
+def test_a_router_bias_must_stay_in_float32() -> None:
+    bias = torch.linspace(12, 35, 256)
+    kept = describe_weight("model.layers.0.mlp.gate.e_score_correction_bias", bias, "router bias")
+    lost = describe_weight("model.layers.0.mlp.gate.e_score_correction_bias", bias.bfloat16(), "router bias")
+    assert first(fingerprint(weights=(kept,)), fingerprint(weights=(lost,))) == (1, "B: router bias is bfloat16")
+    assert [fault.says for fault in faults(fingerprint(weights=(lost,)))] == ["router bias is bfloat16"]
+
+
+def resolved(**layers: str) -> tuple[Resolved, ...]:
+    return tuple(Resolved(operation="attention", phase="decode", layers=at, runs=name) for name, at in layers.items())
+
+
+def test_layers_that_run_another_backend_are_listed() -> None:
+    left, right = resolved(flashinfer="0-31"), resolved(flashinfer="0-6, 12-31", triton="7-11")
+    code, says = first(fingerprint(backends=left), fingerprint(backends=right))
+    assert (code, says) == (1, "attention (decode): flashinfer in A, layers 7-11 run triton, the others flashinfer in B")
+
+
+def test_parts_are_ranked_by_what_they_change() -> None:
+    left = fingerprint(
+        tokens=Tokens(bare={"a": (1,)}), rope=(plain(500000.0),), arguments={"log_level": "info", "dtype": "float32"},
+        packages={"torch": "2.12"}, environment={"NCCL_ALGO": "Ring"},
+    )  # fmt: skip
+    right = fingerprint(
+        tokens=Tokens(bare={"a": (2,)}), rope=(plain(10000.0),), arguments={"log_level": "debug", "dtype": "bfloat16"},
+        packages={"torch": "2.13"}, environment={},
+    )  # fmt: skip
+    found = compare_fingerprints(left, right).differences
+    names = ["tokens.bare", "rope.wrong", "arguments.dtype", "packages.torch", "arguments.log_level", "environment.NCCL_ALGO"]
+    assert [one.name for one in found] == names
+    assert [one.counts for one in found] == [True, True, True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("setting", "part", "values"),
+    [
+        ("interpreter", "packages", ({"torch": "1"}, {"torch": "2"})),
+        ("--page-size", "arguments", ({"page_size": "1"}, {"page_size": "16"})),
+        ("--dtype", "quantisation", ({"weights": "float32"}, {"weights": "bfloat16"})),
+        ("backend", "backends", (resolved(triton="0-3"), resolved(torch_native="0-3"))),
+        ("environment.NCCL_ALGO", "environment", ({"NCCL_ALGO": "Ring"}, {"NCCL_ALGO": "Tree"})),
+    ],
+)
+def test_what_was_asked_to_differ_is_declared(setting: str, part: str, values: tuple[Any, Any]) -> None:
+    asked = [{setting: "x"}, {setting: "y"}]
+    left, right = (fingerprint(asked=one, **{part: value}) for one, value in zip(asked, values, strict=True))
+    (found,) = compare_fingerprints(left, right).differences
+    assert (found.declared, found.counts) == (setting, False)
+    undeclared = compare_fingerprints(fingerprint(**{part: values[0]}), fingerprint(**{part: values[1]}))
+    assert undeclared.exit_code == (0 if part == "environment" else 1)
+
+
+def test_another_interpreter_declares_no_other_tokens() -> None:
+    left = fingerprint(asked={"interpreter": "a"}, tokens=Tokens(bare={"a": (1,)}))
+    right = fingerprint(asked={"interpreter": "b"}, tokens=Tokens(bare={"a": (2,)}))
+    assert compare_fingerprints(left, right).exit_code == 1
+
+
+def test_an_adapter_that_was_not_applied_is_the_first_line() -> None:
+    left = fingerprint(adapters={}, weights=described(random_weights()))
+    right = left.model_copy(update={"asked": {"--lora-paths": "mine=adapter"}})
+    says = "--lora-paths was asked to be mine=adapter, not absent, and nothing that is served differs"
+    assert first(left, right) == (1, says)
+    applied = right.model_copy(update={"adapters": {"mine": "1234, scaling 2, norm of B 0.3"}})
+    assert compare_fingerprints(left, applied).exit_code == 0
+
+
+def test_allowed_names_may_differ_alone() -> None:
+    left = fingerprint(packages={"torch": "1", "triton": "1"})
+    right = fingerprint(packages={"torch": "2", "triton": "2"})
+    assert compare_fingerprints(left, right, ["packages"]).exit_code == 0
+    assert [one.name for one in compare_fingerprints(left, right, ["packages.torch"]).undeclared] == ["packages.triton"]
+    assert compare_fingerprints(left, right, ["pack"]).exit_code == 1

@@ -1,0 +1,91 @@
+"""Numbers that tell rounded weights from others, and that survive sharding and fusing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from assay.harness.fingerprint.weights import describe_weight, distance, merged_weights, rounded_to, same_numbers
+
+
+@pytest.fixture
+def weight() -> Tensor:
+    return torch.randn(96, 64, generator=torch.Generator().manual_seed(3)) * 0.02
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn])
+def test_rounded_weights_are_told_from_others(weight: Tensor, dtype: torch.dtype) -> None:
+    ours = describe_weight("w", weight)
+    for rounded in (weight.to(dtype), weight.to(dtype).float()):
+        theirs = describe_weight("w", rounded)
+        far = distance(ours, theirs)
+        assert far is not None
+        assert not same_numbers(far)
+        assert rounded_to(ours, theirs, far) == str(dtype).removeprefix("torch.")
+    other = describe_weight("w", (weight * 1.3).to(dtype))
+    far = distance(ours, other)
+    assert far is not None
+    assert rounded_to(ours, other, far) == ""
+
+
+def test_projections_estimate_the_distance(weight: Tensor) -> None:
+    """The mean of the squared estimates of 40 pairs is the true square; its standard error is 0.1."""
+    ratios = []
+    for seed in range(40):
+        noise = torch.randn(weight.shape, generator=torch.Generator().manual_seed(seed)) * 0.001
+        far = distance(describe_weight(f"w{seed}", weight), describe_weight(f"w{seed}", weight + noise))
+        assert far is not None
+        ratios.append(far**2 / float(noise.norm() / weight.norm()) ** 2)
+    assert sum(ratios) / len(ratios) == pytest.approx(1.0, abs=0.25)
+
+
+def test_the_same_numbers_elsewhere_have_the_same_digest(weight: Tensor) -> None:
+    assert describe_weight("a", weight).digest == describe_weight("a", weight.clone()).digest
+    assert describe_weight("a", weight).projections != describe_weight("b", weight).projections
+
+
+def test_one_changed_element_of_a_large_parameter_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the sampled elements, which are hashed, each element is in the projections."""
+    monkeypatch.setattr("assay.harness.fingerprint.weights._WHOLE", 100)
+    monkeypatch.setattr("assay.harness.fingerprint.weights._SAMPLE", 16)
+    large = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+    changed = large.clone()
+    changed[3, 5] += 0.5
+    ours, theirs = describe_weight("w", large), describe_weight("w", changed)
+    assert ours.digest == theirs.digest
+    far = distance(ours, theirs)
+    assert far is not None
+    assert not same_numbers(far)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_sums_survive_sharding(weight: Tensor, dim: int) -> None:
+    whole = describe_weight("w", weight)
+    (joined,) = merged_weights([[describe_weight("w", part)] for part in weight.chunk(2, dim)])
+    far = distance(whole, joined)
+    assert far is not None
+    assert same_numbers(far)
+    assert joined.ranks == 2
+    (other,) = merged_weights([[describe_weight("w", part * 1.01)] for part in weight.chunk(2, dim)])
+    far = distance(whole, other)
+    assert far is not None
+    assert not same_numbers(far)
+
+
+def test_what_each_process_holds_whole_is_kept(weight: Tensor) -> None:
+    described = describe_weight("norm", weight)
+    assert merged_weights([[described], [described]]) == (described,)
+
+
+def test_the_grid_is_the_narrowest_exact_float(weight: Tensor) -> None:
+    assert describe_weight("w", weight).grid == "float32"
+    assert describe_weight("w", weight.bfloat16().float()).grid == "bfloat16"
+    assert describe_weight("w", torch.arange(8)).grid == "int64"
+
+
+@pytest.mark.parametrize("tensor", [torch.zeros(0, 4), torch.zeros(3), torch.ones(2, 2, 2), torch.tensor(1.0)])
+def test_odd_shapes_are_described(tensor: Tensor) -> None:
+    described = describe_weight("w", tensor)
+    assert described.shape == tuple(tensor.shape)
+    assert distance(described, described) in (None, 0.0)
