@@ -42,6 +42,7 @@ class Feature:
         devices: on which it can be on.
         gpus: how many it takes.
         package: that it needs.
+        drafts: tokens that a pass which verifies drafts gives; 0 where that depends on the text.
         bitwise: whether it changes not even a bit where kernels are deterministic.
         stays: whether it cannot be switched off again in a running server.
         without: why assay does not switch it yet; empty if it does.
@@ -61,6 +62,7 @@ class Feature:
     devices: tuple[Device, ...] = ("cpu", "cuda")
     gpus: int = 1
     package: str = ""
+    drafts: float = 0.0
     bitwise: bool = False
     stays: bool = False
     without: str = ""
@@ -157,8 +159,8 @@ def _on_gpus() -> Iterable[Feature]:
             "--speculative-algorithm=STANDALONE", f"--speculative-draft-model-path={MODEL}", "--speculative-num-steps=2",
             "--speculative-eagle-topk=1", "--speculative-num-draft-tokens=3",
         ),
-        resolved={"speculative_algorithm": "STANDALONE"}, seen="speculated", excludes=("conversation", "mixed-chunk", "ngram"),
-        devices=_GPU,
+        resolved={"speculative_algorithm": "STANDALONE"}, seen="speculated", drafts=3.0,
+        excludes=("conversation", "mixed-chunk", "ngram"), devices=_GPU,
     )  # fmt: skip
     yield Feature(
         "hicache", "the prefix cache goes on in the host's memory", on=("--enable-hierarchical-cache",),
