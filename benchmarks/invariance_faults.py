@@ -88,7 +88,9 @@ def main() -> int:
         missed += result.verdict != "regression"
         minutes = f"{(time.monotonic() - begun) / 60:.1f}"
         counts = (f"{result.servers}", f"{len(result.arms)}")
-        table.add_row(seeded, carried, found or "nothing", result.verdict, "yes" if right else "no", *counts, minutes)
+        cells = (seeded, carried, found or "nothing", result.verdict, "yes" if right else "no", *counts, minutes)
+        table.add_row(*cells)
+        print(*cells, sep="; ", file=sys.stderr, flush=True)  # a long table is not lost if it is ended early
 
     if given.reverted:
         for number, carriers in REVERTED.items():
