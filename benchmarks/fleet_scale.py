@@ -6,7 +6,8 @@
     python benchmarks/fleet_scale.py --only cards                       # two GPUs or more
 
 - driver: a sweep of cells of 0.1 s on a Ray of this machine: the driver's CPU per cell and its memory, Ray's own CPU, and the time
-  to the first result. A cell here sleeps and writes a result and a record, as the command of a real one does;
+  to the first result. A cell here sleeps and writes a result and a record, as the command of a real one does, and with
+  ``--megabytes 100`` as much evidence as `assay run` on the tiny model, in files as large as its recorded calls;
 - certify, checks: `assay certify --level op` and a sweep of `assay check`, by workers: the sum of what the examinations or checks
   took over the wall time. All numbers of workers run at the same time where there are as many cores, on one equally loaded machine;
 - cards: two cells side by side on this machine, each of which names the GPU that it sees.
@@ -31,7 +32,7 @@ from common import assay, python_path
 from rich.console import Console
 from rich.table import Table
 
-from assay.harness.evidence.cell import RESULT, CellRecord, read_cell, write_cell
+from assay.harness.evidence.cell import OUT, RESULT, CellRecord, read_cell, write_cell
 from assay.harness.evidence.certificate import read_certificate
 from assay.harness.files import timestamp
 from assay.harness.progress import ProgressDisplay
@@ -45,6 +46,8 @@ from assay.harness.sweep.this_machine import ThisMachine, gpus_here
 console = Console(width=150)
 PARTS = ("driver", "certify", "checks", "cards")
 CELL_S = 0.1
+MEGABYTES = int(os.environ.get("FLEET_SCALE_MEGABYTES", "0"))
+"""Evidence that a cell writes, in files of one megabyte."""
 HONEST = "torch.nn.functional:scaled_dot_product_attention"
 UUID = "import torch; print(torch.cuda.get_device_properties(0).uuid, torch.cuda.device_count())"
 BUSY = """
@@ -79,6 +82,9 @@ class SimulatedCell:
     def __call__(self, place: Workplace) -> CellRecord:
         begun = time.monotonic()
         time.sleep(CELL_S)
+        (place.folder / OUT).mkdir()
+        for number in range(MEGABYTES):
+            (place.folder / OUT / f"{number}.safetensors").write_bytes(os.urandom(10**6))
         (place.folder / RESULT).write_text(json.dumps({"verdict": "pass", "headline": "passed", "rows": [*range(400)]}))
         record = CellRecord(
             key=self.key, command=self.command, axes=dict(self.axes), verdict="pass", seconds=time.monotonic() - begun,
@@ -134,7 +140,7 @@ def memory_mb() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-def driver(folder: Path, cells: int, workers: int) -> list[Row]:
+def driver(folder: Path, cells: int, workers: int, megabytes: int) -> list[Row]:
     """A sweep of simulated cells on a Ray of this machine, with so many workers whether or not there are as many cores."""
     # Of a module that workers import, as the product's: what a script defines itself travels with each task.
     import fleet_scale
@@ -142,7 +148,7 @@ def driver(folder: Path, cells: int, workers: int) -> list[Row]:
 
     from assay.harness.sweep.on_ray import LOCAL, OnRay
 
-    os.environ["PYTHONPATH"] = python_path()
+    os.environ |= {"PYTHONPATH": python_path(), "FLEET_SCALE_MEGABYTES": str(megabytes)}
     ray.init("local", num_cpus=workers, include_dashboard=False, log_to_driver=False, configure_logging=False)
     session.CellWork = fleet_scale.SimulatedCell  # type: ignore[misc, assignment]
     made = [
@@ -276,6 +282,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=PARTS, nargs="+", default=PARTS)
     parser.add_argument("--cells", type=int, default=10_000, help="of driver")
+    parser.add_argument("--megabytes", type=int, default=0, help="of driver: evidence of a cell")
     parser.add_argument("--ray-workers", type=int, default=8, help="of driver; they sleep")
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4, 8, 14], help="of certify and checks")
     parser.add_argument("--each", type=int, default=6, help="faults or checks for each worker")
@@ -284,7 +291,7 @@ def main() -> None:
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="assay-fleet-") as made:
         if "driver" in args.only:
-            rows += driver(Path(made), args.cells, args.ray_workers)
+            rows += driver(Path(made), args.cells, args.ray_workers, args.megabytes)
         for part in ("certify", "checks"):
             if part in args.only:
                 rows += speed_up(Path(made), part, args.workers, args.each, args.ray)

@@ -1,11 +1,13 @@
 """Kills workers, nodes and the driver of a sweep on Ray at random moments: is a cell lost, doubled, or without evidence?
 
     python benchmarks/sweep_kills.py [--kills 30] [--between 4 14] [--nodes 3] [--cores 2] [--cells 48]
+    python benchmarks/sweep_kills.py --servers --kills 3 --between 0 10 --nodes 1 --cores 1 --cells 1
 
 The cluster is real (`ray.cluster_utils.Cluster`: a process for each node), as are assay, its guardians, files and requests. Cells
 are runs with two servers each, which are stand-ins for SGLang (``tests/stand_ins/engine``). One sweep goes on while every few
 seconds something is killed with SIGKILL, in turn: a worker, a node (and another one joins), the driver (and ``--resume`` follows).
-Then a hostile cell is run beside a good one: it fills the disk, forks, and never ends.
+Then a hostile cell is run beside a good one: it fills the disk, forks, and never ends. With ``--servers``, SGLang
+itself serves, and before each kill the cells have got answers that they had not at the last one.
 
 - lost: cells without a record at the end, or whose record is an error.
 - doubled: cells that were run again although they had ended, and answers that a cell has twice.
@@ -40,6 +42,7 @@ from assay.harness.sweep.cell_process import finished
 
 ROOT = Path(__file__).parents[1]
 ENGINE = ROOT / "tests" / "stand_ins" / "engine"
+KERNELS = ROOT / "examples" / "nightly" / "kernels.py"
 GONE_S = 20.0
 MARK = "SWEEP_KILLS"
 """Environment variable of everything that is started here."""
@@ -48,12 +51,14 @@ command = "run"
 [axes]
 questions = [{questions}]
 [set]
-candidate = "triton"
+candidate = "{candidate}"
 reference = "torch_native"
 suites = "accuracy,greedy"
 greedy_prompts = 16
 [limits]
 minutes = 30
+[runtime_env]
+working_dir = "."
 """
 HOSTILE = """\
 import os, subprocess, sys, time
@@ -79,6 +84,7 @@ class Campaign:
         cluster: the nodes; workers have the cores, the head has none.
         place: holds the sweep.
         between_s: fewest and most seconds between two kills.
+        servers: whether the engines are real, and a kill waits until they have answered.
         doubled: keys of cells that ran again although they had ended.
         left: processes that outlived what had started them.
     """
@@ -89,6 +95,7 @@ class Campaign:
     random: random.Random
     console: Console
     between_s: tuple[float, float]
+    servers: bool = False
     nodes: list[Any] = field(default_factory=list)
     driver: subprocess.Popen[bytes] | None = None
     doubled: set[str] = field(default_factory=set)
@@ -117,8 +124,14 @@ class Campaign:
             self.driver = subprocess.Popen(command, cwd=self.place, stdout=log, stderr=log, start_new_session=True)
 
     def add_node(self) -> None:
-        """Have another node join."""
-        self.nodes.append(self.cluster.add_node(num_cpus=self.cores))
+        """Have another node join. Ray gives up on one after 30 seconds, which on a busy machine says nothing."""
+        for left in reversed(range(5)):
+            try:
+                self.nodes.append(self.cluster.add_node(num_cpus=self.cores))
+                return
+            except Exception:
+                if not left:
+                    raise
 
     def look(self) -> None:
         """Note the cells that have ended, and those that ended once more."""
@@ -128,6 +141,10 @@ class Campaign:
                 continue
             if self.ended.setdefault(record.key, record) != record:
                 self.doubled.add(record.key)
+
+    def answers(self) -> int:
+        """Count the answers that the driver's machine has."""
+        return sum(path.read_bytes().count(b"\n") for path in self.sweep.glob("cells/*/out/records.jsonl"))
 
     def kill(self, what: str) -> str:
         """Kill a worker, a node or the driver; return what, in words."""
@@ -170,8 +187,11 @@ class Campaign:
 
     def run(self, kills: int) -> int:
         """Kill at most so many times, let the sweep come to its end, and return how often something was killed."""
-        made = 0
+        made = answers = 0
         for number in range(kills):
+            while self.servers and self.answers() <= answers and self.driver and self.driver.poll() is None:
+                self.look()
+                time.sleep(0.1)
             pause = time.monotonic() + self.random.uniform(*self.between_s)
             while time.monotonic() < pause:
                 self.look()
@@ -180,10 +200,10 @@ class Campaign:
             if self.driver.poll() is not None:
                 self.console.print(f"The sweep had ended before kill {number + 1}: give it more --cells.")
                 break
-            done = len(self.ended)
+            done, answers = len(self.ended), self.answers()
             told = self.kill(("worker", "node", "driver")[number % 3])
             made += 1
-            self.console.print(f"{made}: {told}; {done} cells had ended")
+            self.console.print(f"{made}: {told}; {done} cells had ended, {answers} answers had come back")
         assert self.driver is not None
         while self.driver.poll() is None:
             self.look()
@@ -261,7 +281,7 @@ def hostile(campaign: Campaign) -> dict[str, str]:
     folder = campaign.place / "hostile"
     folder.mkdir()
     (folder / "hostile.py").write_text(HOSTILE)
-    shutil.copy(ROOT / "examples" / "nightly" / "kernels.py", folder)
+    shutil.copy(KERNELS, folder)
     (folder / "sweep.toml").write_text(
         'command = "check"\n[axes]\ncandidate = ["hostile:forward", "kernels:right"]\n[set]\nphase = "decode"\ndtype = "float32"\n'
         'calls = 0\n[limits]\nminutes = 5\ndisk_gb = 0.3\n[runtime_env]\nworking_dir = "."\n'
@@ -280,21 +300,29 @@ def main() -> None:
     parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--cells", type=int, default=48)
     parser.add_argument("--between", type=float, nargs=2, default=(4.0, 14.0), metavar="SECONDS")
+    parser.add_argument("--servers", action="store_true", help="SGLang's own servers, in place of stand-ins")
     parser.add_argument("--seed", type=int, default=0)
     given, console = parser.parse_args(), Console(width=160)
     from ray.cluster_utils import Cluster
 
     place = Path(tempfile.mkdtemp(prefix="sweep-kills-"))
     ours = {
-        "PYTHONPATH": f"{ENGINE}:{ROOT}", "RAY_AUTH_MODE": "disabled", MARK: place.name, "STAND_IN_PACE_S": "0.08",
+        "PYTHONPATH": str(ROOT) if given.servers else f"{ENGINE}:{ROOT}",
+        "RAY_AUTH_MODE": "disabled", MARK: place.name, "STAND_IN_PACE_S": "0.08",
         "RAY_health_check_failure_threshold": "3", "RAY_health_check_period_ms": "1000",
     }  # fmt: skip
     os.environ.update(ours)
     (place / "sweep.toml").write_text(
-        RUNS.format(questions=", ".join(str(64 + 2 * number) for number in range(given.cells)))
+        RUNS.format(
+            questions=", ".join(str(64 + 2 * number) for number in range(given.cells)),
+            candidate="kernels:right" if given.servers else "triton",
+        )
     )
+    shutil.copy(KERNELS, place)
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
-    campaign = Campaign(cluster, place, given.cores, random.Random(given.seed), console, tuple(given.between))
+    campaign = Campaign(
+        cluster, place, given.cores, random.Random(given.seed), console, tuple(given.between), given.servers
+    )
     begun = time.monotonic()
     try:
         for _ in range(given.nodes):

@@ -167,6 +167,10 @@ BISECT_FLAGS = (*SERVER_FLAGS, "data", "alpha", "concurrency", "max_tokens", "st
 """Flags of ``assay bisect layers`` besides its own."""
 
 
+INVARIANCE_FLAGS = ("device", "reference", "model", "engine_arg", "startup_timeout", "request_timeout")
+"""Flags of ``assay invariance`` besides its own."""
+
+
 def make_spec(flags: Mapping[str, Any], file: Path | None = None) -> RunSpec:
     """Join profile, ``assay.toml`` and flags (None means not given) into a validated `RunSpec`.
 

@@ -13,6 +13,8 @@ WIDEST_MARGIN = 0.10
 """Largest margin of accuracy that a policy may set."""
 _WIDEST_GREEDY_MARGIN = 0.25
 """Largest share of greedy texts apart that a policy may allow."""
+_WIDEST_LENGTH_BOUND = 0.5
+"""Largest change of the length of answers that a policy may allow."""
 WIDEST_LOGITS_LIMIT = 0.25
 """Largest mean KL that a policy may allow, in nats: twice what K and V in FP4 explain, the coarsest noise family."""
 
@@ -36,6 +38,9 @@ class Policy(Settings):
     )
     latency_bound: float = Field(
         1.10, ge=1, description="largest ratio of times, candidate over reference, that still passes"
+    )
+    length_bound: float = Field(
+        0.05, gt=0, description="largest change of the length of answers that passes, as a fraction; at most 0.5"
     )
     require: tuple[SuiteName, ...] = Field((), description="suites without which there is no pass, separated by commas")
     bounds: dict[str, float] = Field(
@@ -79,6 +84,15 @@ class Policy(Settings):
             )
         return margin
 
+    @field_validator("length_bound")
+    @classmethod
+    def _bounds_lengths(cls, bound: float) -> float:
+        if bound > _WIDEST_LENGTH_BOUND:
+            raise ValueError(
+                f"at most {_WIDEST_LENGTH_BOUND:g}: a wider one would pass answers of half or twice the length"
+            )
+        return bound
+
     @field_validator("greedy_margin", "logits_limit")
     @classmethod
     def _decides_something(cls, limit: float | None, info: ValidationInfo) -> float | None:
@@ -101,7 +115,7 @@ class Policy(Settings):
         """
         weaker = {
             name: getattr(self, name) > Policy.model_fields[name].default
-            for name in ("margin", "alpha", "greedy_margin", "latency_bound", "growth")
+            for name in ("margin", "alpha", "greedy_margin", "latency_bound", "length_bound", "growth")
         }
         weaker["logits_limit"] = self.logits_limit is not None
         weaker["require"] = "require" in self.given_by and not self.require
@@ -111,7 +125,7 @@ class Policy(Settings):
 
 POLICY = tuple(name for name in Policy.model_fields if name != "given_by")
 """The lines of a policy."""
-FRACTIONS = ("margin", "greedy_margin", "alpha")
+FRACTIONS = ("margin", "greedy_margin", "length_bound", "alpha")
 """Lines that people also state in points or percent."""
 
 

@@ -21,8 +21,13 @@ from assay.harness.config import RunSpec
 from assay.harness.engines.base import Engine
 from assay.harness.evidence.bench_folder import BenchFolder
 from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.invariance import InvarianceFolder
 from assay.harness.interruption import like_ctrl_c, too_late
+from assay.harness.invariance.drive import Session
+from assay.harness.invariance.invariance_plan import Mode, compared_spec, gpu_count, plan_invariance
 from assay.harness.judge.build import build
+from assay.harness.judge.invariance import judge_invariance
+from assay.harness.judge.invariance_result import InvarianceResult
 from assay.harness.judge.latency import judge_bench
 from assay.harness.judge.latency_result import LatencyResult
 from assay.harness.judge.report import Report
@@ -93,6 +98,37 @@ def bench_servers(
     folder = BenchFolder.new(out)
     bench(plan, folder, display or ProgressDisplay(Console(quiet=True)))
     return judge_bench(folder)
+
+
+def compare_features(
+    spec: RunSpec,
+    out: Path,
+    *,
+    features: Sequence[str] = (),
+    mode: Mode = "pairs",
+    minutes: float = 0.0,
+    display: ProgressDisplay | None = None,
+) -> InvarianceResult:
+    """Switch features of the reference's engine that must change nothing, and judge what changed. Nothing is rendered.
+
+    Args:
+        spec: the reference is what is compared with itself; its candidate and workload are ignored.
+        out: a new folder for the evidence.
+        features: ids of the features; none for all that this machine can switch.
+        mode: "pairs" for every two of them together, "singles" for each alone, "exactly" for all together and each alone.
+        minutes: how long arms are run; 0 for as long as they take.
+        display: shows the progress; by default it is not shown.
+
+    Raises:
+        UsageError: the features cannot be switched, or `out` is not empty. Nothing was started.
+        EngineError: the server without any feature failed.
+        EvidenceError: the folder cannot be written.
+    """
+    plan = plan_invariance(prepare(compared_spec(spec)), features, mode, minutes, gpu_count(spec.device))
+    folder = InvarianceFolder.new(out)
+    with like_ctrl_c():
+        Session(plan, folder, display or ProgressDisplay(Console(quiet=True))).run()
+    return judge_invariance(folder)
 
 
 @dataclass(frozen=True)

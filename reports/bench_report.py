@@ -23,7 +23,7 @@ from assay.reports.document import (
     Table,
     Words,
 )
-from assay.reports.summary import latency_lines, number
+from assay.reports.summary import latency_lines
 
 _COLUMNS = ("load", "metric", "reference", "candidate", "ratio", "reference / reference", "verdict")
 _CALLS = ("phase", "kernel", "calls", "cached prefix", "in graphs", "compiled", "layers")
@@ -75,8 +75,8 @@ def latency_blocks(result: LatencyResult) -> list[Block]:
             (Cell("candidate", "candidate"), f"{lengths.candidate:.1f}", f"{lengths.candidate_cut}"),
         ]
         note = (
-            f"{lengths.prompts} prompts; the candidate is longer on {lengths.longer} and shorter on {lengths.shorter}, p = "
-            f"{number(lengths.p)}. The ratios above were measured at one forced length."
+            f"{lengths.prompts} prompts; the candidate is longer on {lengths.longer} and shorter on {lengths.shorter}. The ratios "
+            "above were measured at one forced length."
         )
         title = "Answer lengths when not forced"
         blocks.append(

@@ -174,12 +174,15 @@ def _treatment(run: RunLine) -> str:
 
 
 def worst_text(worst: Worst | None) -> str:
-    """The worst own error as a multiple of its bound: "138x"; "not finite"; a dash where none was observed."""
+    """The worst own error as a multiple of its bound: "140x", "2.4 million x"; "not finite"; a dash where none was observed."""
     if worst is None:
         return NOTHING
     if worst.error == NOT_FINITE:
         return NOT_FINITE
-    return NOTHING if worst.multiple is None else f"{two_digits(worst.multiple)}x"
+    if worst.multiple is None:
+        return NOTHING
+    digits = two_digits(worst.multiple)
+    return f"{digits} x" if digits[-1].isalpha() else f"{digits}x"
 
 
 def _level(worst: Worst | None) -> str:

@@ -347,6 +347,12 @@ def prefix() -> Callable[..., Prefix]:
 
 
 @pytest.fixture(scope="session")
+def arm_records() -> ModuleType:
+    """Arms of ``assay invariance`` that are made of numbers."""
+    return stand_ins("arm_records")
+
+
+@pytest.fixture(scope="session")
 def synthetic_bench() -> ModuleType:
     """Benches with synthetic timings."""
     return stand_ins("benches")

@@ -90,9 +90,10 @@ def test_the_nightly_sweep_is_three_models_times_four_kernels(
 
 
 def test_the_nightly_workflow_has_commands_that_assay_takes() -> None:
-    texts = [(NIGHTLY / ".github" / "workflows" / "nightly.yml").read_text(), (NIGHTLY / "README.md").read_text()]
+    files = (Path(".github", "workflows", "nightly.yml"), "README.md", "rayjob.yaml")
+    texts = [(NIGHTLY / name).read_text() for name in files]
     given = [words for text in texts for words in re.findall(r"assay ((?:sweep|runs)\b[^#&\n]*)", text)]
-    assert len(given) == 7
+    assert len(given) == 8
     for words in given:
         known = {option for parameter in load_command(words.split()[0]).params for option in parameter.opts}
         assert set(re.findall(r"--[a-z-]+", words)) <= known

@@ -33,6 +33,7 @@ def covering(
     groups: Collection[tuple[Feature, ...]],
     seed: int = 0,
     covered: Collection[Row] = (),
+    allowed: Callable[[Row], bool] = lambda row: True,
 ) -> list[Row]:
     """Return the rows that cover every combination of values of the features of each group.
 
@@ -41,6 +42,7 @@ def covering(
         groups: features whose values are combined fully, of different axes in each group.
         seed: the same seed gives the same rows.
         covered: rows that there are already: what they cover is not wanted again.
+        allowed: whether a row, of which some axes may be open, can be completed. What no such row covers is not wanted.
 
     Returns:
         Rows, axis -> value. The first ones cover most.
@@ -55,6 +57,8 @@ def covering(
         axis: [n for n, (group, _) in missing.items() if axis in {feature.axis for feature in group}] for axis in axes
     }
 
+    for group, left in table:
+        left -= {values for values in left if not _possible(dict(zip(group, values, strict=True)), axes, allowed, {})}
     words = {combination: repr(combination) for _, left in table for combination in left}
 
     def gains(row: Row, axis: str, values: Sequence[Any]) -> list[int]:
@@ -86,12 +90,14 @@ def covering(
         for axis in (*(feature.axis for feature in group), *chance.sample(list(axes), len(axes))):
             if axis in row:
                 continue
-            allowed = [
+            fitting = [
                 value
                 for value in axes[axis]
                 if all(feature.of(value) == wish for feature, wish in wanted.items() if feature.axis == axis)
+                and allowed(row | {axis: value})
+                and _possible(wanted, axes, allowed, row | {axis: value})
             ]
-            tried = chance.sample(allowed, len(allowed))
+            tried = chance.sample(fitting, len(fitting))
             best = zip(gains(row, axis, tried), [-used[axis, value] for value in tried], strict=True)
             row[axis] = max(zip(best, tried, strict=True), key=lambda scored: scored[0])[1]
         settle(row)
@@ -99,3 +105,15 @@ def covering(
             used[axis, value] += 1
         rows.append(row)
     return rows
+
+
+def _possible(
+    wanted: Mapping[Feature, Hashable], axes: Mapping[str, Sequence[Any]], allowed: Callable[[Row], bool], row: Row
+) -> bool:
+    """Return True if a row that has some values can have the wanted ones on the axes that are open."""
+    choices = {
+        feature.axis: [value for value in axes[feature.axis] if feature.of(value) == wish]
+        for feature, wish in wanted.items()
+        if feature.axis not in row
+    }
+    return any(allowed(row | dict(zip(choices, chosen, strict=True))) for chosen in product(*choices.values()))

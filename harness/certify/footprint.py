@@ -39,7 +39,8 @@ class Footprint:
     Attributes:
         calls: indices of the calls that it changes, in order.
         layers: layers of these calls.
-        heads: q heads that it changes.
+        heads: q heads that it changes, by their numbers in the model.
+        of_heads: number of heads of the model, as far as the calls that it changes have them.
         phases: phases of these calls.
         sequences: (call, sequence) that it changes.
     """
@@ -47,6 +48,7 @@ class Footprint:
     calls: tuple[int, ...]
     layers: tuple[int, ...]
     heads: tuple[int, ...]
+    of_heads: int
     phases: tuple[str, ...]
     sequences: frozenset[tuple[int, int]]
 
@@ -61,7 +63,7 @@ def footprint(fault: SeededFault, calls: Sequence[WideCall]) -> Footprint:
     """Find where a fault changes the outputs of these calls, made once each in this order."""
     fault.restart()
     changed: list[int] = []
-    layers, heads = set[int](), set[int]()
+    layers, heads, of_heads = set[int](), set[int](), 0
     phases, sequences = set[str](), set[tuple[int, int]]()
     for number, wide in enumerate(calls):
         there = _changed(fault.apply(wide.call, wide.out), wide)
@@ -70,10 +72,12 @@ def footprint(fault: SeededFault, calls: Sequence[WideCall]) -> Footprint:
         changed.append(number)
         layers.add(wide.call.layer)
         phases.add(wide.call.phase)
-        heads.update(there.any(0).nonzero().flatten().tolist())
+        first = wide.call.spec.first_head
+        heads.update(first + head for head in there.any(0).nonzero().flatten().tolist())
+        of_heads = max(of_heads, first + there.shape[1])
         sequences.update((number, b) for b in there.any(1).nonzero().flatten().tolist())
     return Footprint(
-        tuple(changed), tuple(sorted(layers)), tuple(sorted(heads)), tuple(sorted(phases, reverse=True)),
+        tuple(changed), tuple(sorted(layers)), tuple(sorted(heads)), of_heads, tuple(sorted(phases, reverse=True)),
         frozenset(sequences),
     )  # fmt: skip
 

@@ -42,7 +42,7 @@ def is_pinned(
     """
     bugs = [finding for finding in findings if finding.id not in _CHANGING]
     layers = some("layer", shown.layers, range(max(call.layer for call in calls) + 1))
-    heads = some("head", shown.heads, range(max(call.q.shape[1] for call in calls)))
+    heads = some("head", shown.heads, range(shown.of_heads))
     phases = " and ".join(shown.phases)
     if fault.where.counts:  # which calls it hits is chance: it is pinned by what it is restricted to
         needed = [layers] * (fault.where.layers is not None) + [heads] * (fault.where.heads is not None)

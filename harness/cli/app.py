@@ -60,6 +60,10 @@ COMMANDS = {
         "bench",
         "Time both servers side by side and judge the ratio of their times; `assay bench kernel` does so for two kernels.",
     ),
+    "invariance": (
+        "invariance",
+        "Switch features that must change nothing (prefix cache, chunks, pages, overlap, ...), and compare the output each time.",
+    ),
     "bisect": ("bisect_commits", "Find the layers, or the commit, that an error comes from."),
     "certify": ("certify", "Seed a catalogue of faults, and certify which of them are caught, named and pinned."),
     "sweep": ("sweep", "Run a command over axes, such as kernels x models: one cell after the other here, or on Ray."),
@@ -80,7 +84,7 @@ COMMANDS = {
 """Commands in the order of ``assay --help``: the module of this package that has it, and the first line of its help."""
 
 EXTRAS: dict[str, Extra] = {
-    **dict.fromkeys(("run", "gate", "diff", "record"), "serve"),
+    **dict.fromkeys(("run", "gate", "diff", "record", "invariance"), "serve"),
     "trend": "fleet",
     **dict.fromkeys(("report", "baseline", "bench", "bisect", "compare"), "reports"),
 }

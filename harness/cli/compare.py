@@ -42,6 +42,14 @@ def compare(
     latency_bound: Annotated[
         float, typer.Option(help="Largest ratio of times, B over A, that still passes.", min=1.0)
     ] = 1.10,
+    length_bound: Annotated[
+        float,
+        typer.Option(
+            help="Largest change of the length of answers that passes, as a fraction, where the files record tokens.",
+            min=1e-6,
+            max=0.5,
+        ),
+    ] = 0.05,
     metric: Annotated[
         str, typer.Option(help="Score that counts, where a tool writes several: exact_match,strict-match for lm-eval.")
     ] = "",
@@ -55,7 +63,7 @@ def compare(
 
     if len(results) < 2:
         raise UsageError(f"Only {results[0]} was named.", "two results, or two or more runs", "name the other one too")
-    limits = PassLimits(margin, alpha, latency_bound)
+    limits = PassLimits(margin, alpha, latency_bound, length_bound)
     if are_runs(results):
         from assay.harness.ingest.results.side_by_side import compare_runs
         from assay.reports.compare import runs_compared_document

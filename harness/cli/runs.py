@@ -107,11 +107,11 @@ def show(run: Run = None, json: Json = False) -> None:
 
 def _found(run: str | None) -> Path:
     """Return the path of the run that is meant; fetch it first if a URL names it."""
-    from assay.harness.cli.stored import fetched
+    from assay.harness.cli.stored import fetched, run_in
     from assay.harness.evidence.storage import is_url
     from assay.harness.judge.history import find_run
 
-    return fetched(run) if run and is_url(run) else find_run(Path(run) if run else None, RUNS)
+    return fetched(run) if run and is_url(run) else run_in(find_run(Path(run) if run else None, RUNS))
 
 
 @app.command(name="open")

@@ -8,9 +8,11 @@ from pathlib import Path
 from assay.harness.cli.app import say
 from assay.harness.config import RUNS
 from assay.harness.errors import UsageError
+from assay.harness.evidence.cell import CELLS, FILE, LOG, OUT
 from assay.harness.evidence.seal import file_hash
 from assay.harness.evidence.storage import is_url, open_storage, split_url
 from assay.harness.files import shown
+from assay.harness.judge.history import is_run
 
 _MANIFEST = "manifest.json"
 
@@ -46,18 +48,39 @@ def destination(out: str) -> tuple[Path, Callable[[bool], None] | None]:
 def fetched(run: str) -> Path:
     """Return the folder of a run: fetched into ``runs`` if a URL names it, unless it is there already.
 
+    A cell of a sweep is fetched into the sweep's folder in ``runs``, and stands for the run that it holds.
+
     Raises:
-        UsageError: another run is there.
+        UsageError: another run is there, or the cell holds none.
         EvidenceError: it is not complete in the storage, or is not as it was stored.
     """
     if not is_url(run):
-        return Path(run)
+        return run_in(Path(run))
     place, name = split_url(run)
-    storage, folder = open_storage(place), RUNS / name
+    manifest, below = _MANIFEST, ""
+    if place.endswith(f"/{CELLS}"):
+        place, below = split_url(place.removesuffix(f"/{CELLS}"))
+        place, name, manifest = f"{place}/{below}", f"{CELLS}/{name}", FILE
+    storage, folder = open_storage(place), RUNS / below / name
     if not folder.exists():
         storage.get_folder(name, folder)
-    elif not (folder / _MANIFEST).is_file() or file_hash(folder / _MANIFEST) != storage.file_hashes(name).get(
-        _MANIFEST
-    ):
+    elif not (folder / manifest).is_file() or file_hash(folder / manifest) != storage.file_hashes(name).get(manifest):
         raise UsageError(f"{folder} is another run than {run}.", "a free place for it", f"move {folder} elsewhere")
-    return folder
+    return run_in(folder)
+
+
+def run_in(folder: Path) -> Path:
+    """Return the folder of the run that a cell of a sweep holds; any other path as it is.
+
+    Raises:
+        UsageError: the cell holds no run.
+    """
+    if not (folder / FILE).is_file():
+        return folder
+    if is_run(folder / OUT):
+        return folder / OUT
+    raise UsageError(
+        f"{folder} is a cell of a sweep that holds no run.",
+        "a cell of assay run",
+        f"see its log: {shown(folder / LOG)}",
+    )

@@ -81,7 +81,7 @@ def sweep(
     """
     require("reports", "assay sweep")
     from assay.harness.evidence.storage import is_url, open_storage, split_url
-    from assay.harness.sweep.executors import executor_of
+    from assay.harness.sweep.executors import executor_of, without_results
     from assay.harness.sweep.session import Sweep, SweepState, default_folder, latest_folder, needs_of, read_state
     from assay.harness.sweep.spec import DEVICE_AXIS
     from assay.harness.sweep.spec import make_spec as sweep_spec
@@ -106,7 +106,8 @@ def sweep(
             f"add --ray ADDRESS, or name the kind of this machine's GPUs under [limits], as {DEVICE_AXIS}",
         )
     made = Sweep(state, _planned(state.spec, ray), folder, stop_after, storage)
-    executor = executor_of(needs_of(state.spec.limits), jobs, ray, state.spec.runtime_env, _said)
+    workers = without_results(state.spec.runtime_env, RUNS, folder)
+    executor = executor_of(needs_of(state.spec.limits), jobs, ray, workers, _said)
     if dry_run:
         _show_cells(made, jobs, executor)
         return

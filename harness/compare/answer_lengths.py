@@ -1,18 +1,36 @@
-"""Lengths of both roles' answers to the same prompts when they are not forced. Timing forces the length, so no ratio shows them."""
+"""Lengths of both roles' answers to the same prompts, in tokens: their ratio, and how many answers ran to the token limit.
+
+The ratio is of sums, candidate over reference. A bound B of it is tested by the mean of ``candidate - B * reference`` over the
+prompts, which is 0 where the ratio is B (Fieller, JRSS B 16, 175-185 (1954)), with the bootstrap-t interval of skewed values
+(`assay.harness.stats.bootstrap`). An answer that ran to the token limit counts with the limit: the ratio then understates a
+difference, so the numbers of these answers are compared by themselves (exact McNemar test).
+"""
 
 from __future__ import annotations
 
-import statistics
+from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
 from pydantic import Field
 
-from assay.harness.evidence.timings import AnswerLength
 from assay.harness.schema import Part
-from assay.harness.sides import ROLES
+from assay.harness.stats.binomial import mcnemar
+from assay.harness.stats.bootstrap import Floats, bootstrap_t
 
-_MIN_DIFFERENCE = 0.05
-"""A difference of mean lengths below this share is not worth a finding, however significant."""
+LENGTH_BOUND = 0.05
+"""Largest change of length that passes by default. NVIDIA's gate of model releases applies it to completion tokens too."""
+SURE = 1e-3
+"""Error rate of calling a change of length a regression. It is added to that of a run, since lengths are tested beside the suites
+and are not corrected for their number."""
+
+
+Length = tuple[int, bool]
+"""The length of an answer in tokens, and whether it ran to the token limit."""
+
+
+_SEEN = 0.05
+"""Error rate of the statement that lengths differ at all, or that answers of one role run to the limit more often."""
 
 
 class AnswerLengths(Part):
@@ -25,38 +43,107 @@ class AnswerLengths(Part):
     shorter: int
     reference_cut: int = Field(description="answers that ran to the token limit")
     candidate_cut: int
-    p: float = Field(
-        description='Wilcoxon signed-rank p value of "no difference", two-sided; 1 where no length differs'
-    )
-    differ: bool = Field(description=f"whether the difference is significant and above {100 * _MIN_DIFFERENCE:.0f} %")
+    ratio: float | None = Field(None, description="mean length, candidate over reference; null where it is undefined")
+    low: float | None = Field(None, description="lower bound of the ratio; null where too few answers give one")
+    high: float | None = Field(None, description="upper bound of the ratio, of the same level")
+    p_beyond: float = Field(1.0, description='p value of "the ratio is within the bound", two-sided')
+    p_cut: float = Field(1.0, description='exact McNemar p value of "as many ran to the token limit"')
+    bound: float = Field(LENGTH_BOUND, description="largest change of the ratio from 1 that passes")
 
     @property
     def informative(self) -> bool:
         """True if any pair of answers ended before the limit, in either role: where none did, every length is the limit."""
-        return min(self.reference_cut, self.candidate_cut) < self.prompts
+        return self.ratio is not None and min(self.reference_cut, self.candidate_cut) < self.prompts
+
+    @property
+    def same(self) -> bool:
+        """True if the ratio is shown to be within the bound, and no more answers of one role are shown to run to the limit."""
+        if self.low is None or self.high is None:
+            return False
+        return 1 - self.bound <= self.low and self.high <= 1 + self.bound and not self._more_cut(_SEEN)
+
+    @property
+    def differ(self) -> bool:
+        """True if the lengths are shown to differ, and were measured to differ by more than the bound."""
+        if self.ratio is None or self.low is None or self.high is None:
+            return False
+        apart = abs(self.ratio - 1) > self.bound and not self.low <= 1 <= self.high
+        return (apart and self._enough(_SEEN)) or self._more_cut(_SEEN)
+
+    @property
+    def beyond(self) -> bool:
+        """True if the lengths are shown to differ by more than the bound, at the level `SURE`."""
+        return (self.p_beyond < SURE and self._enough(SURE)) or self._more_cut(SURE)
+
+    def _enough(self, alpha: float) -> bool:
+        """Return True if as many lengths changed as a sign test needs at least: a bootstrap of two changes shows nothing."""
+        return 2 * 0.5 ** (self.longer + self.shorter) < alpha
+
+    def _more_cut(self, alpha: float) -> bool:
+        apart = abs(self.candidate_cut - self.reference_cut) > self.bound * self.prompts
+        return apart and self.p_cut < alpha
+
+    @property
+    def text(self) -> str:
+        """The numbers in words: "31.0 tokens on average against 24.0: a ratio of 1.292 (1.210 to 1.381) over 200 prompts"."""
+        ends = (self.low, self.high)
+        interval = f" ({self.low:.3f} to {self.high:.3f})" if None not in ends else ""
+        ratio = "" if self.ratio is None else f": a ratio of {self.ratio:.3f}{interval}"
+        return (
+            f"{self.candidate:.1f} tokens on average against {self.reference:.1f}{ratio} over {self.prompts:,} prompts "
+            f"({self.longer:,} longer, {self.shorter:,} shorter; ran to the limit: {self.candidate_cut:,} against "
+            f"{self.reference_cut:,})"
+        )
 
 
-def compare_lengths(lengths: Sequence[AnswerLength], alpha: float) -> AnswerLengths:
-    """Compare both roles' lengths, prompt by prompt."""
-    from scipy.stats import wilcoxon  # takes a second to import
+def compare_lengths(
+    pairs: Sequence[tuple[Length, Length]],
+    alpha: float,
+    bound: float = LENGTH_BOUND,
+    units: Sequence[str] = (),
+) -> AnswerLengths:
+    """Compare both roles' lengths, prompt by prompt.
 
-    reference, candidate = ({length.item: length for length in lengths if length.role == role} for role in ROLES)
-    both = [item for item in reference if item in candidate]
-    differences = [candidate[item].tokens - reference[item].tokens for item in both]
-    p = float(wilcoxon(differences).pvalue) if any(differences) else 1.0
-    ours, theirs = (_mean_tokens([own[item] for item in both]) for own in (reference, candidate))
-    return AnswerLengths(
-        prompts=len(both),
-        reference=ours,
-        candidate=theirs,
-        longer=sum(d > 0 for d in differences),
-        shorter=sum(d < 0 for d in differences),
-        reference_cut=sum(reference[item].finish_reason == "length" for item in both),
-        candidate_cut=sum(candidate[item].finish_reason == "length" for item in both),
-        p=p,
-        differ=p < alpha and abs(theirs - ours) > _MIN_DIFFERENCE * ours,
+    Args:
+        pairs: reference's and candidate's answer to each prompt.
+        alpha: error rate of each end of the interval.
+        bound: largest change of the ratio from 1 that passes.
+        units: what each prompt was drawn with, empty for one drawn alone; prompts of one unit depend on each other, and count once.
+    """
+    given = [units[n] or f"\0{n}" if units else f"\0{n}" for n in range(len(pairs))]
+    sums = dict.fromkeys(given, (0, 0))
+    for unit, ((left, _), (right, _)) in zip(given, pairs, strict=True):
+        sums[unit] = (sums[unit][0] + left, sums[unit][1] + right)
+    reference, candidate = np.array([*sums.values()], np.float64).reshape(-1, 2).T
+    cuts = Counter((left, right) for (_, left), (_, right) in pairs)
+    n = max(1, len(pairs))
+    measured = AnswerLengths(
+        prompts=len(pairs),
+        reference=reference.sum() / n,
+        candidate=candidate.sum() / n,
+        longer=sum(right > left for (left, _), (right, _) in pairs),
+        shorter=sum(right < left for (left, _), (right, _) in pairs),
+        reference_cut=cuts[True, True] + cuts[True, False],
+        candidate_cut=cuts[True, True] + cuts[False, True],
+        p_cut=mcnemar(cuts[True, False], cuts[False, True]),
+        bound=bound,
     )
+    return measured.model_copy(update=_ratio(reference, candidate, alpha, bound)) if reference.sum() else measured
 
 
-def _mean_tokens(lengths: Sequence[AnswerLength]) -> float:
-    return statistics.fmean(length.tokens for length in lengths) if lengths else 0.0
+def _ratio(reference: Floats, candidate: Floats, alpha: float, bound: float) -> dict[str, float]:
+    """Compute the ratio with its interval, and the p value of "within the bound"."""
+    ratio = float(candidate.sum() / reference.sum())
+    if len(reference) == 1:
+        return {"ratio": ratio}
+    if (candidate == reference).all():
+        return {"ratio": 1.0, "low": 1.0, "high": 1.0}
+    apart = bootstrap_t((candidate - ratio * reference) / reference.mean(), alpha)
+    longer = bootstrap_t(candidate - (1 + bound) * reference, alpha).p_not_above(0)
+    shorter = bootstrap_t(candidate - (1 - bound) * reference, alpha).p_not_below(0)
+    return {
+        "ratio": ratio,
+        "low": float(ratio + apart.low),
+        "high": float(ratio + apart.high),
+        "p_beyond": min(1.0, 2 * min(longer, shorter)),
+    }

@@ -118,6 +118,12 @@ class Client:
             asyncio.run(self._wait_for_death())
             raise
 
+    def post_events(self, path: str, body: Mapping[str, Any]) -> list[Any]:
+        """POST ``body`` to ``path`` and return the JSON of each event of the response. Errors are those of `post_json`."""
+        response = self._call("POST", path, self.timeout_s, body)
+        data = [line.removeprefix("data:").strip() for line in response.text.splitlines() if line.startswith("data:")]
+        return [self._document(path, Response(response.status, each)) for each in data if each != "[DONE]"]
+
     def _document(self, path: str, response: Response) -> Any:
         try:
             return json.loads(response.text)

@@ -13,6 +13,8 @@ from assay.harness.schema import read_json
 from assay.harness.verdict import Decided
 
 SCHEMA: Literal["assay.cell/1"] = "assay.cell/1"
+CELLS = "cells"
+"""Folder of a sweep with a folder for each cell, named by its key."""
 FILE = "cell.json"
 RESULT, LOG = "result.json", "log.txt"
 """Files of a cell beside its record: what the command printed with ``--json``, and everything else that it printed."""

@@ -221,11 +221,23 @@ _PAGES = (
     Page(
         "answer-lengths",
         "answers differ in length",
-        "The candidate's answers are shorter or longer than the reference's. Whoever times complete answers measures that instead "
-        "of the kernel. assay times both at one forced length.",
+        "The candidate's answers to the same prompts are shorter or longer than the reference's, or run to the token limit more "
+        "often. Right answers that are 30 % longer cost 30 % more, and whoever times complete answers measures that instead of the "
+        "kernel. In a run, a ratio of lengths that is shown to be beyond length_bound is a regression; a bench times both at one "
+        "forced length.",
         "Find out why the texts differ: the suites greedy and layers of a run.",
         _BENCH,
         "warning",
+    ),
+    Page(
+        "feature-changes-output",
+        "features that must change nothing change the output",
+        "The same tokens were scored with some features of the engine on, such as the prefix cache and chunked prefill, and have "
+        "other log-probabilities than without, by more than rounding explains. The finding names the smallest set of features with "
+        "which that happens, and the first position at which it shows.",
+        "Run the finding's command, which compares these features alone and together; then look at what the engine does at that "
+        "position: the borders of pages and chunks, and what comes from the cache.",
+        "assay invariance",
     ),
     Page(
         "impossible-speed",

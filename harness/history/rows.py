@@ -11,6 +11,7 @@ from assay.harness.errors import EvidenceError
 from assay.harness.evidence.cell import FILE as CELL
 from assay.harness.evidence.cell import LOG, OUT, RESULT, CellRecord
 from assay.harness.judge.history import PAGE, REPORT, RunLine, Worst, line_of
+from assay.harness.judge.lengths import LENGTH_RATIO
 from assay.harness.judge.report import NOT_FINITE, SuiteResult
 from assay.harness.judge.report_file import parse_report
 from assay.harness.sides import differing
@@ -20,7 +21,6 @@ from assay.harness.verdict import Verdict
 
 OWN_ERROR = "own-error"
 """The metric of the own error that is nearest to its bound, or farthest beyond it: relative L1; infinite where not finite."""
-LENGTH = "answer-length-ratio"
 STAGE = "command"
 """The setting that says what a cell did: a check and a replay of a kernel have no history together."""
 READ = (CELL, REPORT, RESULT)
@@ -152,7 +152,7 @@ def _rows(name: str, url: str, stamp: str, files: Mapping[str, bytes]) -> list[C
             for row in report.latency.rows
         ]
         if (lengths := report.latency.lengths) is not None and lengths.reference:
-            metrics.append(("latency", said, LENGTH, lengths.candidate / lengths.reference, None, None, None))
+            metrics.append(("latency", said, LENGTH_RATIO, lengths.candidate / lengths.reference, None, None, None))
     return [
         _row(name, url, stamp, line, report.environment.git.partition(" ")[0], metric) for metric in metrics or [()]
     ]

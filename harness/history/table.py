@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from assay.harness.errors import EvidenceError, UsageError
+from assay.harness.evidence.cell import CELLS
 from assay.harness.evidence.cell import FILE as CELL
 from assay.harness.evidence.storage import ROWS, is_url, open_storage
 from assay.harness.extras import require
@@ -28,8 +29,6 @@ from assay.harness.text import did_you_mean, one_line
 if TYPE_CHECKING:
     import duckdb
 
-CELLS = "cells"
-"""Folder of a sweep's cells."""
 _NUMBERS = ("seconds", "value", "low", "high", "bound")
 _FETCHES = 16
 """Files that are fetched at once."""

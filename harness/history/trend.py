@@ -11,8 +11,9 @@ from typing import Literal
 from pydantic import ConfigDict, Field
 
 from assay.harness.errors import UsageError
-from assay.harness.history.rows import LENGTH, OWN_ERROR, settings_of
+from assay.harness.history.rows import OWN_ERROR, settings_of
 from assay.harness.history.table import RunTable
+from assay.harness.judge.lengths import LENGTH_RATIO
 from assay.harness.schema import RULE, Part
 from assay.harness.stats.change import change, changes
 from assay.harness.stats.multiple import benjamini_hochberg
@@ -26,7 +27,7 @@ SHORT = {
     "kl": ("mean-kl-cold", "mean-kl-cached"),
     "accuracy": ("candidate-accuracy",),
     "latency": ("worst-time-ratio",),
-    "lengths": (LENGTH,),
+    "lengths": (LENGTH_RATIO,),
 }
 """Short names of metrics."""
 
@@ -72,7 +73,8 @@ class Series(Part):
         of = f" against {self.reference}" if self.reference else ""
         settings = f" ({self.settings})" if self.settings else ""
         on = f" on {self.device}" if self.device else ""
-        return f"{self.metric}: {self.candidate}{of}{settings}, {self.model}{on}"
+        model = f", {self.model}" if self.model else ""
+        return f"{self.metric}: {self.candidate}{of}{settings}{model}{on}"
 
 
 class Trend(Part):

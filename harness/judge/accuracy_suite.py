@@ -7,12 +7,21 @@ from collections.abc import Sequence
 from typing import Literal
 
 from assay.harness.compare.answer_conditions import by_condition, most_telling
+from assay.harness.compare.answer_lengths import AnswerLengths
 from assay.harness.compare.answers import Pair, Tally, flips, tally
 from assay.harness.conditions import CACHED_PREFIX
 from assay.harness.evidence.question_plan import order_hash
 from assay.harness.evidence.records import Item
 from assay.harness.evidence.run_file import RUN_AGAIN
 from assay.harness.judge.evidence import Judged, RunEvidence
+from assay.harness.judge.lengths import (
+    LENGTH_RATIO,
+    beyond_words,
+    check_lengths,
+    lengths_finding,
+    lengths_of,
+    ratio_metric,
+)
 from assay.harness.judge.questions import Questions
 from assay.harness.judge.report import Flip, Metric, SuiteResult
 from assay.harness.judge.suite_decisions import Decision, decide_accuracy, decision_metric
@@ -28,7 +37,7 @@ _TESTED = Requirement("accuracy-tested", "accuracy was tested")
 _PLANNED = Requirement(
     "question-plan", "the order of the questions and the rule to stop were fixed before the first was asked"
 )
-_LOSS = "loss-of-accuracy"
+LOSS = "loss-of-accuracy"
 
 
 def claim(run: RunEvidence) -> Judged:
@@ -43,7 +52,14 @@ def claim(run: RunEvidence) -> Judged:
         checks.append(check_all_answered(len(asked), sum(key in answered for key in asked), mismatched))
     if not run.accuracy.pairs:
         return Judged(checks=checks)
-    return Judged(suite=_accuracy_suite(run.spec.policy, run.spec.workload, run.accuracy), checks=checks)
+    lengths = lengths_of(run.accuracy.prefix.pairs, run.spec.policy)
+    findings = []
+    if lengths.beyond:
+        findings.append(
+            lengths_finding(lengths, run.manifest.command, "every answer costs as much more or less.", serious=True)
+        )
+    suite = _accuracy_suite(run.spec.policy, run.spec.workload, run.accuracy, lengths)
+    return Judged(suite=suite, checks=[*checks, check_lengths(lengths)], findings=findings)
 
 
 def accuracy_tested(run: RunEvidence) -> Judged:
@@ -99,22 +115,30 @@ def check_all_answered(asked: int, answered: int, mismatched: Sequence[str]) -> 
     return _ANSWERED.met(bool(asked) and answered == asked and not mismatched, observed, settles)
 
 
-def _accuracy_suite(policy: Policy, workload: Workload, questions: Questions) -> SuiteResult:
-    """Judge if the candidate's accuracy is non-inferior, within the policy's margin."""
+def _accuracy_suite(policy: Policy, workload: Workload, questions: Questions, lengths: AnswerLengths) -> SuiteResult:
+    """Judge if the candidate's accuracy is non-inferior, within the policy's margin, at answers of the same length.
+
+    Answers that are shown to be longer or shorter than the policy allows are a regression, however right they are.
+    """
     # Only what the test read: one set of answers for every number of the suite. Answers that arrived after the verdict are in none.
     pairs = questions.prefix.pairs
     lost, gained = flips(pairs)
     decision = decide_accuracy(questions.prefix, questions.rule)
     tallies = (tally(pairs, "reference"), tally(pairs, "candidate"))
+    by_length = lengths.beyond and decision.verdict != "regression"
+    why = f"{decision.why} Policy: {policy.line('margin')}."
     return SuiteResult(
         id="accuracy",
         title=_title(workload),
         synthetic=workload.synthetic,
-        verdict=decision.verdict,
-        why=f"{decision.why} Policy: {policy.line('margin')}.",
-        p_regression=decision.p_regression,
-        metrics=_metrics(policy, decision, tallies, (len(lost), len(gained)), questions),
-        decided_by=_LOSS,
+        verdict="regression" if by_length else decision.verdict,
+        why=f"{beyond_words(lengths)} {why}" if by_length else why,
+        p_regression=None if by_length else decision.p_regression,
+        metrics=(
+            *_metrics(policy, decision, tallies, (len(lost), len(gained)), questions),
+            ratio_metric(lengths, policy),
+        ),
+        decided_by=LENGTH_RATIO if by_length else LOSS,
         tallies=tallies,
         conditions=tuple(by_condition(pairs)),
         flips=(*(_flip(pair, "lost") for pair in lost), *(_flip(pair, "gained") for pair in gained)),
@@ -158,7 +182,7 @@ def _metrics(
         loss_metric(
             policy,
             decision,
-            _LOSS,
+            LOSS,
             "loss of accuracy",
             f"Over the first {n:,} questions: reference minus candidate",
         ),

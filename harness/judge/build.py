@@ -140,7 +140,10 @@ def _suites(judged: Sequence[Judged]) -> list[SuiteResult]:
 
 def _lost(run: RunEvidence, suites: Sequence[SuiteResult]) -> list[Finding]:
     """Name the condition in which answers were lost, if Holm's correction has left the loss standing."""
-    lost = any(suite.id == "accuracy" and suite.verdict == "regression" for suite in suites)
+    lost = any(
+        (suite.id, suite.verdict, suite.decided_by) == ("accuracy", "regression", accuracy_suite.LOSS)
+        for suite in suites
+    )
     return [accuracy_suite.accuracy_finding(run.accuracy.prefix.pairs, run.manifest.command)] if lost else []
 
 

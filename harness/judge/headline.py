@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from assay.harness.judge.decide import BASELINE
+from assay.harness.judge.lengths import LENGTH_RATIO
 from assay.harness.judge.report import EnvelopeResult, SuiteResult
 from assay.harness.text import one_line
 
@@ -12,7 +13,7 @@ from assay.harness.text import one_line
 def shown_by(suites: Sequence[SuiteResult]) -> str:
     """Describe how a regression shows: accuracies if they regressed, else the deciding number of the first suite that did."""
     for suite in (each for each in suites if each.verdict == "regression"):
-        if suite.id == "accuracy" and len(suite.tallies) == 2:
+        if suite.id == "accuracy" and len(suite.tallies) == 2 and suite.decided_by != LENGTH_RATIO:
             before, after = (tally.right / tally.total if tally.total else 0.0 for tally in suite.tallies)
             return f"accuracy {before:.3f} -> {after:.3f}"
         if suite.deciding_metric and suite.id != BASELINE:

@@ -26,10 +26,12 @@ from assay.harness.engines.sglang.arguments import differences
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.bench_folder import BenchFolder, BenchManifest
 from assay.harness.evidence.counters import CallCount
+from assay.harness.evidence.timings import AnswerLength
 from assay.harness.judge.call_counts import call_summaries
 from assay.harness.judge.decide import SuiteVerdict, decide
 from assay.harness.judge.executed_kernels import check_compiled, check_kernel_ran
 from assay.harness.judge.latency_result import LatencyResult, LatencyRow, LoadRow, ratio_text
+from assay.harness.judge.lengths import check_lengths, lengths_finding
 from assay.harness.judge.same_servers import check_same_servers
 from assay.harness.policy import Policy
 from assay.harness.sides import ROLES, Role
@@ -37,9 +39,6 @@ from assay.harness.stats.ratio import RatioDecision, decide_ratios
 from assay.harness.verdict import WORST_FIRST, Check, Finding, Requirement
 
 _ON_DEVICE = Requirement("device-kernels", "kernels ran on the device, not interpreted")
-_AS_LONG = Requirement(
-    "answer-lengths", "without a forced length, the candidate's answers are as long as the reference's"
-)
 
 
 def judge_bench(folder: BenchFolder) -> LatencyResult:
@@ -62,12 +61,12 @@ def judge_bench(folder: BenchFolder) -> LatencyResult:
     load_rows = tuple(
         _load_row(shapes[shape], concurrency, measured[shape, concurrency]) for shape, concurrency in loads
     )
-    lengths = compare_lengths(folder.lengths(), spec.policy.alpha) if folder.lengths() else None
+    lengths = _lengths(folder.lengths(), spec.policy) if folder.lengths() else None
     calls: dict[Role, list[CallCount]] = {role: folder.counters(role) for role in ROLES}
     checks = (
         *_server_checks(spec, manifest, calls),
         *_load_checks(manifest, [shapes[name] for name in dict.fromkeys(name for name, _ in loads)], load_rows),
-        *([_check_lengths(lengths)] if lengths else []),
+        *([check_lengths(lengths)] if lengths else []),
     )
     judgement = decide(spec.candidate.backend, _load_verdicts(rows), checks)
     return LatencyResult(
@@ -245,19 +244,16 @@ def _check_shared_prefix(load: LoadRow) -> Check:
     )
 
 
-def _check_lengths(lengths: AnswerLengths) -> Check:
-    if not lengths.informative:
-        observed = f"all {lengths.prompts} answers of both ran to the limit, so their lengths prove nothing"
-        return _AS_LONG.check("not checked", observed, "use a model that ends its answers")
-    return _AS_LONG.met(not lengths.differ, _lengths_text(lengths), "compare the answers themselves; see assay run")
-
-
-def _lengths_text(lengths: AnswerLengths) -> str:
-    return (
-        f"{lengths.candidate:.1f} tokens on average against {lengths.reference:.1f} over {lengths.prompts} prompts "
-        f"({lengths.longer} longer, {lengths.shorter} shorter, p = {lengths.p:.2g}; ran to the limit: "
-        f"{lengths.candidate_cut} against {lengths.reference_cut})"
-    )
+def _lengths(measured: Sequence[AnswerLength], policy: Policy) -> AnswerLengths:
+    """Compare the lengths of the answers to the prompts that both answered."""
+    by_role = {role: {length.item: length for length in measured if length.role == role} for role in ROLES}
+    both = [(length, by_role["candidate"].get(item)) for item, length in by_role["reference"].items()]
+    pairs = [
+        ((ours.tokens, ours.finish_reason == "length"), (theirs.tokens, theirs.finish_reason == "length"))
+        for ours, theirs in both
+        if theirs is not None
+    ]
+    return compare_lengths(pairs, policy.alpha, policy.length_bound)
 
 
 def _findings(manifest: BenchManifest, rows: Sequence[LatencyRow], lengths: AnswerLengths | None) -> list[Finding]:
@@ -278,17 +274,9 @@ def _findings(manifest: BenchManifest, rows: Sequence[LatencyRow], lengths: Answ
         if row.verdict == "regression"
     ]
     if lengths and lengths.differ:
-        shorter = lengths.candidate < lengths.reference
-        findings.append(
-            Finding(
-                id="answer-lengths",
-                title="answers differ in length",
-                severity="warning",
-                where="answer lengths when not forced",
-                diagnosis=f"The candidate's answers are {'shorter' if shorter else 'longer'}: timed on complete answers, it would "
-                f"look {'faster' if shorter else 'slower'} than it is. These ratios were measured at one forced length.",
-                evidence=(_lengths_text(lengths),),
-                reproduce=manifest.command,
-            )
+        faster = "faster" if lengths.candidate < lengths.reference else "slower"
+        consequence = (
+            f"timed whole, it would look {faster} than it is. These ratios were measured at one forced length."
         )
+        findings.append(lengths_finding(lengths, manifest.command, consequence, serious=False))
     return findings

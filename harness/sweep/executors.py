@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from assay.harness.evidence.storage import is_url
 from assay.harness.sweep.executor import Executor, Needs
 from assay.harness.sweep.this_machine import ThisMachine
 
@@ -31,3 +33,19 @@ def executor_of(
     from assay.harness.sweep.on_ray import IN_FLIGHT, OnRay
 
     return OnRay(ray, runtime_env, jobs or IN_FLIGHT, say)
+
+
+def without_results(runtime_env: Mapping[str, Any], *folders: Path) -> Mapping[str, Any]:
+    """Leave folders of results out of the working folder that travels to workers: no cell reads them, and Ray refuses 512 MiB.
+
+    Args:
+        runtime_env: as Ray has it.
+        folders: which.
+    """
+    working = runtime_env.get("working_dir")
+    if not isinstance(working, str) or is_url(working):
+        return runtime_env
+    top = Path(working).resolve()
+    inside = [folder.resolve().relative_to(top).as_posix() for folder in folders if top in folder.resolve().parents]
+    excludes = dict.fromkeys([*runtime_env.get("excludes", ()), *(f"/{name}/" for name in inside)])
+    return {**runtime_env, "excludes": [*excludes]}

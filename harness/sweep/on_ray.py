@@ -149,7 +149,7 @@ class OnRay:
         say: shows what a task says.
 
     Raises:
-        UsageError: Ray is not installed, or no cluster answers at the address.
+        UsageError: Ray is not installed, no cluster answers at the address, or it cannot send what `runtime_env` names.
     """
 
     address: str
@@ -177,6 +177,13 @@ class OnRay:
                     f"--ray {self.address}: {one_line(str(error), 300)}",
                     "the address of a Ray cluster that runs",
                     "see ray status",
+                ) from None
+            except ray.exceptions.RuntimeEnvSetupError as error:
+                ray.shutdown()
+                raise UsageError(
+                    f"--ray {self.address}: {one_line(str(error), 400)}",
+                    "a [runtime_env] that Ray can send to its workers",
+                    "correct it, or leave folders out with a .gitignore or its key excludes",
                 ) from None
             self._mine = True
         # Ray's own retries would begin a task anew: those here hand its evidence on.

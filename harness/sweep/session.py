@@ -18,7 +18,7 @@ from pydantic import ConfigDict, Field
 from assay.harness.collect.machine import git_state
 from assay.harness.config import RUNS
 from assay.harness.errors import AssayError, UsageError
-from assay.harness.evidence.cell import CellRecord, read_cell, write_cell
+from assay.harness.evidence.cell import CELLS, CellRecord, read_cell, write_cell
 from assay.harness.evidence.storage import Storage
 from assay.harness.files import FolderLock, file_name, is_unused, timestamp, write_whole
 from assay.harness.progress import ProgressDisplay
@@ -30,7 +30,6 @@ from assay.harness.sweep.result import STOPS, SweepResult, headline_of, swept, t
 from assay.harness.sweep.spec import Limits, SweepSpec
 
 STATE = "sweep.json"
-CELLS = "cells"
 NOT_SURVIVED, STOPPED, NO_PACK = (
     "it did not survive an earlier stage",
     "the sweep was stopped",
@@ -107,6 +106,7 @@ class Sweep:
     _commit: str = ""
     _records: dict[str, CellRecord] = field(default_factory=dict)
     _earlier: set[str] = field(default_factory=set)
+    _stored: set[str] = field(default_factory=set)
     _skipped: dict[str, str] = field(default_factory=dict)
     _before: dict[str, list[Sequence[SweepCell]]] = field(default_factory=dict)
 
@@ -154,10 +154,10 @@ class Sweep:
 
     def load(self) -> list[SweepCell]:
         """Take the cells that have ended, here or in the storage, and return those that are left."""
-        stored = {*self.storage.names()} if self.storage else set[str]()
+        self._stored = {*self.storage.names()} if self.storage else set()
         for key in self.plan.cells:
             folder = cell_folder(self.folder, key)
-            if self.storage and f"{CELLS}/{key}" in stored and finished(folder, key) is None:
+            if self.storage and f"{CELLS}/{key}" in self._stored and finished(folder, key) is None:
                 remove(folder)
                 folder.parent.mkdir(parents=True, exist_ok=True)
                 self.storage.get_folder(f"{CELLS}/{key}", folder)
@@ -167,10 +167,11 @@ class Sweep:
         return [cell for key, cell in self.plan.cells.items() if key not in self._records]
 
     def _open(self) -> FolderLock:
-        """Lock the folder, write the sweep there, and take what has ended.
+        """Lock the folder, write the sweep there, take what has ended, and store what an interrupted upload left.
 
         Raises:
             UsageError: the folder holds something else, or another process sweeps there.
+            EvidenceError: the storage cannot be read or written.
         """
         if not (self.folder / STATE).exists() and not is_unused(self.folder):
             raise UsageError(
@@ -181,6 +182,9 @@ class Sweep:
         write_whole(self.folder / STATE, self.state.model_dump_json(indent=1))
         self._commit = git_state(Path.cwd()).partition(" ")[0]
         self.load()
+        for record in self._records.values():
+            if f"{CELLS}/{record.key}" not in self._stored:  # it ended here, and its upload did not
+                self._store(record)
         return lock
 
     def _stages(self) -> Iterator[list[SweepCell]]:

@@ -11,10 +11,10 @@ from urllib.parse import unquote
 import pytest
 
 from assay.harness.explain.pages import page
-from assay.harness.judge.history import RunLine, RunList, list_runs
+from assay.harness.judge.history import RunLine, RunList, Worst, list_runs
 from assay.reports.explain import explain_document
 from assay.reports.page import to_html
-from assay.reports.runs import runs_document
+from assay.reports.runs import runs_document, worst_text
 from assay.reports.summary import when
 from assay.reports.write import write_reports
 
@@ -168,3 +168,8 @@ def test_a_cell_and_a_search_lead_to_runs(chrome: Any, screenshot: Any, tmp_path
     assert chrome.execute_async_script(found) == "0 of 0 shown, of 600"
     assert chrome.execute_script("return typeof window.pwned") == "undefined"
     assert chrome.execute_script("return document.documentElement.scrollWidth") == 1280
+
+
+@pytest.mark.parametrize(("multiple", "text"), [(138.0, "140x"), (9.9e6, "9.9 million x"), (None, "–")])
+def test_a_multiple_of_a_bound_is_a_number_or_words(multiple: float | None, text: str) -> None:
+    assert worst_text(Worst(error=1.0, bound=0.1, multiple=multiple)) == text

@@ -364,7 +364,8 @@ def latency(text: str = "short", verdict: Verdict = "pass") -> LatencyResult:
         candidate_cached=0.8,
     )  # fmt: skip
     lengths = AnswerLengths(
-        prompts=16, reference=12.0, candidate=12.5, longer=2, shorter=1, reference_cut=0, candidate_cut=0, p=0.6, differ=False
+        prompts=16, reference=12.0, candidate=12.5, longer=2, shorter=1, reference_cut=0, candidate_cut=0, ratio=1.042, low=0.981,
+        high=1.107
     )  # fmt: skip
     return LatencyResult(
         created=text, verdict=verdict, headline=text, reasons=(text,), reference=text, candidate=text, device="cpu",

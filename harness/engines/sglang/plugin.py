@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.harness.attention import kernels
+from assay.harness.engines.sglang import forcing, scheduler_faults
 from assay.harness.server.control import API_KEY, DELEGATE, EVIDENCE, FAULTS, KERNEL, MODEL_HASH, RECORD, SHADOW, TRACE
 
 
@@ -34,6 +35,9 @@ def register() -> None:
     if os.environ.get("TRITON_INTERPRET") == "1":
         _interpret()
     if folder := os.environ.get(EVIDENCE):
+        if os.environ.get(forcing.FORCED):
+            forcing.install(Path(folder))
+        scheduler_faults.install()
         _meter_all(ATTENTION_BACKENDS, Path(folder))
         if any(os.environ.get(name) for name in (SHADOW, RECORD, TRACE, FAULTS)):
             _attach_all(ATTENTION_BACKENDS, Path(folder))

@@ -225,6 +225,14 @@ class SGLangServer(Engine):
         """
         return self._ready_client().post_json(path, body)
 
+    def stream(self, path: str, body: Mapping[str, Any]) -> list[Any]:
+        """POST ``body`` as JSON and return the events of the streamed answer, once it is complete.
+
+        Raises:
+            EngineError: the server failed, or an event is not JSON.
+        """
+        return self._ready_client().post_events(path, body)
+
     def _ready_client(self) -> Client:
         self.check()
         assert self._client is not None

@@ -142,6 +142,8 @@ def _item(item: Item, answer: Answer) -> ResultItem:
         answer=answer.text,
         parsed=answer.parsed,
         score=float(item.is_right(answer.parsed)),
+        tokens=answer.completion_tokens,
+        cut=answer.finish_reason == "length",
     )
 
 

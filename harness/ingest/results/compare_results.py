@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from assay.harness.compare.answer_lengths import LENGTH_BOUND, AnswerLengths, compare_lengths
 from assay.harness.compare.paired_accuracy import Rule
 from assay.harness.errors import UsageError
 from assay.harness.files import timestamp
@@ -25,6 +26,7 @@ from assay.harness.ingest.results.outcomes import compare_outcomes
 from assay.harness.ingest.results.pairing import ItemPair, ItemPairing, Unpaired, loss, pair_items, refusals
 from assay.harness.ingest.results.result_set import ResultSet
 from assay.harness.ingest.source_file import two
+from assay.harness.judge.lengths import beyond_words, check_lengths
 from assay.harness.judge.report import Report
 from assay.harness.reading import reading
 from assay.harness.text import one_line
@@ -39,11 +41,12 @@ _TEXT_KEPT = 400
 
 @dataclass(frozen=True)
 class PassLimits:
-    """The limits that a user sets: the largest loss and the largest ratio of times that pass, and the level of each test."""
+    """The limits that a user sets: the largest loss, ratio of times and change of length that pass, and the level of each test."""
 
     margin: float = 0.02
     alpha: float = 0.05
     latency_bound: float = 1.10
+    length_bound: float = LENGTH_BOUND
 
 
 def compare(a: Path, b: Path, limits: PassLimits, metric: str = "", reproduce: str = "") -> CompareResult:
@@ -135,17 +138,22 @@ def _decided(
 
 
 def _answers(left: Loaded, right: Loaded, limits: PassLimits) -> CompareResult:
-    overall, tasks, flips, checks = _compare_answers(left, right, limits)
+    overall, tasks, flips, checks, lengths = _compare_answers(left, right, limits)
     worse = [task for task in tasks if task.verdict == "regression"] if overall.verdict != "regression" else []
     decided: Verdict = "regression" if worse else overall.verdict
     why = [f"{task.task}: {task.why}" for task in worse] or [overall.why]
-    return _decided(left, right, limits, decided, why, checks, overall=overall, tasks=tasks, flips=flips)
+    if lengths and lengths.beyond:
+        why = [*why, beyond_words(lengths, "B")] if decided == "regression" else [beyond_words(lengths, "B"), *why]
+        decided = "regression"
+    return _decided(
+        left, right, limits, decided, why, checks, overall=overall, tasks=tasks, flips=flips, lengths=lengths
+    )
 
 
 def _compare_answers(
     left: Loaded, right: Loaded, limits: PassLimits
-) -> tuple[ComparedTask, tuple[ComparedTask, ...], tuple[AnswerFlip, ...], list[Check]]:
-    """Compare two results with answers: all tasks together, each task, the flips, and the checks."""
+) -> tuple[ComparedTask, tuple[ComparedTask, ...], tuple[AnswerFlip, ...], list[Check], AnswerLengths | None]:
+    """Compare two results with answers: all tasks together, each task, the flips, the checks, and the lengths."""
     mine, theirs = ({result_set.task: result_set for result_set in side.reading.sets} for side in (left, right))
     common = [name for name in mine if name in theirs]
     levels = Rule(limits.margin, limits.alpha, limits.alpha / (len(common) + 1) if len(common) > 1 else limits.alpha)
@@ -162,8 +170,17 @@ def _compare_answers(
         pairs += pairing.pairs
         flips += _flips(name, pairing.pairs)
     overall = tasks[0] if len(tasks) == 1 else _task(None, ItemPairing(pairs), levels, (), adaptive)
-    checks = _checks(left, right, mine, theirs, tasks, pairings)
-    return overall, tuple(tasks), tuple(flips[:FLIPS_SHOWN]), checks
+    checks, lengths = _checks(left, right, mine, theirs, tasks, pairings), _lengths(pairs, limits)
+    checks.append(check_lengths(lengths, "B's answers are as long as A's") if lengths else _NO_LENGTHS)
+    return overall, tuple(tasks), tuple(flips[:FLIPS_SHOWN]), checks, lengths
+
+
+def _lengths(pairs: Sequence[ItemPair], limits: PassLimits) -> AnswerLengths | None:
+    """Compare the lengths of the answers; repeats of a document count once. None where a side does not record them."""
+    known = [(a, b, a.tokens, b.tokens) for a, b in pairs if a.tokens is not None and b.tokens is not None]
+    lengths = [((mine, a.cut), (theirs, b.cut)) for a, b, mine, theirs in known]
+    units = [a.key for a, *_ in known]
+    return compare_lengths(lengths, limits.alpha, limits.length_bound, units) if lengths else None
 
 
 def _pairing(a: ResultSet, b: ResultSet) -> ItemPairing:
@@ -269,6 +286,15 @@ _EXECUTION = Check(
     status="not checked",
     found="these files do not record which kernels ran",
     settles="assay run --reference … --candidate …",
+)
+
+
+_NO_LENGTHS = Check(
+    id="answer-lengths",
+    title="B's answers are as long as A's",
+    status="not checked",
+    found="these files do not record the tokens of each answer",
+    settles="a tool that does: sgl-eval, inspect_ai or assay run",
 )
 
 

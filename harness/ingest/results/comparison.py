@@ -8,6 +8,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field
 
+from assay.harness.compare.answer_lengths import AnswerLengths
 from assay.harness.errors import UsageError
 from assay.harness.ingest.recognise import reader_of, readers
 from assay.harness.ingest.result import FormatReader
@@ -136,6 +137,7 @@ class CompareResult(Decided):
     overall: ComparedTask | None = Field(None, description="all tasks together; null for anything but answers")
     tasks: tuple[ComparedTask, ...] = ()
     flips: tuple[AnswerFlip, ...] = Field((), description="the first of them")
+    lengths: AnswerLengths | None = Field(None, description="A is the reference; null where no lengths are recorded")
     latencies: tuple[ComparedLatency, ...] = ()
     outcomes: tuple[OutcomeChange, ...] = ()
     reproduce: str = ""

@@ -172,9 +172,9 @@ def _item(sample: Mapping[str, Any], scorer: str) -> ResultItem:
     number = _VALUES.get(value) if isinstance(value, str) else value
     usable = isinstance(number, (bool, int, float)) and 0 <= number <= 1 and not sample.get("error")
     output = sample.get("output") or {}
-    choices = output.get("choices") or ()
+    choices = list(output.get("choices") or ())
     content = choices[0]["message"]["content"] if choices else ""
-    target = sample["target"]
+    target, tokens = sample["target"], (output.get("usage") or {}).get("output_tokens")
     return ResultItem(
         key=str(sample["id"]),
         prompt_hash=prompt_hash("\n".join(_messages(sample))) if sample.get("messages") else "",
@@ -182,6 +182,8 @@ def _item(sample: Mapping[str, Any], scorer: str) -> ResultItem:
         answer=content if isinstance(content, str) else json.dumps(content, ensure_ascii=False),
         parsed=score.get("answer"),
         score=float(number) if usable and number is not None else None,
+        tokens=tokens if isinstance(tokens, int) else None,
+        cut=bool(choices) and choices[0].get("stop_reason") == "max_tokens",
         repeat=int(sample.get("epoch", 1)) - 1,
     )
 

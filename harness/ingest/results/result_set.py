@@ -35,6 +35,8 @@ class ResultItem(Part):
     answer: str = Field("", description="the text that the model wrote, or the outcome of a test")
     parsed: str | None = Field(None, description="what the tool took from it; null where it found no answer")
     score: float | None = Field(None, description="1 right, 0 wrong, or a share of 1; null where it was not scored")
+    tokens: int | None = Field(None, description="length of the answer; null where the tool does not record it")
+    cut: bool = Field(False, description="whether the answer ran to the token limit")
     repeat: int = Field(0, description="0 for the first answer to a document, 1 and above where it was asked again")
 
 

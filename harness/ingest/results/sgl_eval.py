@@ -1,8 +1,9 @@
 """sgl-eval: its output folder, with ``metrics.json`` and one ``output-rs<repeat>.jsonl`` for each repeat.
 
 Read in sgl-eval 0.1.3: ``metrics.py`` (the summary), ``pipeline/report.py`` (its provenance), ``predictions.py`` (a line: id,
-expected_answer, generation, predicted_answer, symbolic_correct or another score, times in seconds since the epoch), ``types.py``
-(GenConfig). The prompt as sent is not recorded: the problem and the name or text of the prompt template stand in for it.
+expected_answer, generation, predicted_answer, symbolic_correct or another score, num_generated_tokens, finish_reason, times in
+seconds since the epoch), ``types.py`` (GenConfig). The prompt as sent is not recorded: the problem and the name or text of the
+prompt template stand in for it.
 """
 
 from __future__ import annotations
@@ -87,6 +88,8 @@ def _item(row: Mapping[str, Any], repeat: int) -> ResultItem:
         answer=str(row["generation"] or ""),
         parsed=None if parsed is None else str(parsed),
         score=None if score is None or row.get("finish_reason") == "error" else float(score),
+        tokens=tokens if isinstance(tokens := row.get("num_generated_tokens"), int) else None,
+        cut=row.get("finish_reason") == "length",
         repeat=repeat,
     )
 

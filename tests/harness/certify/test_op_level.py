@@ -11,10 +11,11 @@ from rich.console import Console
 from assay.harness.attention.call import AttentionCall, Kernel
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.matrix import Case
+from assay.harness.attention.sample_calls import call_of
 from assay.harness.attention.sdpa import torch_sdpa
 from assay.harness.bugs.catalogue import CATALOGUE
 from assay.harness.bugs.seeded import SeededFault, Where
-from assay.harness.certify.footprint import footprint
+from assay.harness.certify.footprint import footprint, widened
 from assay.harness.certify.kernel import CertifiedKernel
 from assay.harness.certify.op_level import OpLevel, checked, examine_fault, examine_honest, honest, read
 from assay.harness.certify.op_tasks import CANDIDATE, op_envelope, op_tasks
@@ -88,6 +89,14 @@ def test_a_footprint_is_where_the_fault_was_put() -> None:
     shown = footprint(zero, ALL.wide)
     assert (shown.layers, shown.heads, shown.phases) == ((2,), (1,), ("decode",))
     assert {number for number, _ in shown.sequences} == set(shown.calls)
+
+
+def test_a_footprint_has_the_models_numbers_of_heads() -> None:
+    """Calls of one process of several, and calls of more and fewer heads: a finding counts heads as the model does."""
+    zero = SeededFault("zero", "zero", "", lambda call, out: out * 0, where=Where(heads=(1,)))
+    some = [call_of([(8, 0)], (4, 4), 32, torch.float32).with_spec(first_head=first) for first in (0, 4)]
+    shown = footprint(zero, widened([*some, call_of([(8, 0)], (2, 2), 32, torch.float32)]))
+    assert (shown.heads, shown.of_heads) == ((1, 5), 8)
 
 
 def test_a_fault_is_caught_named_and_pinned() -> None:

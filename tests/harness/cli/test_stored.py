@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import pytest
 
+from assay.harness.evidence.cell import CellRecord, write_cell
 from assay.harness.evidence.storage import open_storage
 from assay.reports.json_report import to_json
 from assay.reports.write import write_reports
@@ -84,6 +85,42 @@ def test_a_stored_run_is_shown_and_listed(
     assert "is another run than" in " ".join(capsys.readouterr().err.split())
     assert call("show", f"{place}/right") == 3
     assert "no complete right" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["show", "report"])
+def test_the_url_of_a_cell_stands_for_its_run(
+    call: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path, examples: ModuleType, place: str, command: str
+) -> None:
+    cells = {"ran": "run", "checked": "check"}
+    for key, word in cells.items():
+        folder = tmp_path / key
+        if word == "run":
+            write_reports(examples.regression(), folder / "out")
+            (folder / "out" / "manifest.json").write_text('{"nonce": "1"}')
+        (folder / "log.txt").parent.mkdir(exist_ok=True)
+        (folder / "log.txt").write_text("its last words")
+        write_cell(folder, CellRecord(key=key, command=(word,), axes={}, verdict="regression", created="2026-11-25T10:00:00Z"))
+        open_storage(f"{place}/nightly").put_folder(folder, f"cells/{key}")
+    url = f"{place}/nightly/cells"
+    for _ in range(2):  # fetched, and there already
+        if command == "show":
+            assert call("show", f"{url}/ran", "--json") == 1
+            assert json.loads(capsys.readouterr().out) == json.loads(to_json(examples.regression()))
+        else:
+            call("report", f"{url}/ran")
+            assert "is not a run" not in capsys.readouterr().err
+        assert Path("runs/nightly/cells/ran/out/report.json").is_file()
+        assert call(command, f"{url}/checked") == 2
+        said = " ".join(capsys.readouterr().err.split())
+        assert "runs/nightly/cells/checked is a cell of a sweep that holds no run." in said
+        assert "see its log: runs/nightly/cells/checked/log.txt" in said
+    assert call(command, "runs/nightly/cells/checked") == 2
+    assert "holds no run" in capsys.readouterr().err
+    if command == "show":
+        assert call("show", "runs/nightly/cells/ran") == 1
+    Path("runs/nightly/cells/ran/cell.json").write_text("{}")
+    assert call(command, f"{url}/ran") == 2
+    assert "is another run than" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_storage_is_listed_and_made_a_site(call: Callable[..., int], capsys: pytest.CaptureFixture[str], place: str) -> None:

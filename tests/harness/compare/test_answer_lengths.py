@@ -1,41 +1,78 @@
 from __future__ import annotations
 
-from assay.harness.compare.answer_lengths import compare_lengths
-from assay.harness.evidence.timings import AnswerLength
-from assay.harness.sides import Role
+import numpy as np
+import pytest
+
+from assay.harness.compare.answer_lengths import SURE, AnswerLengths, compare_lengths
+
+LIMIT = 64
 
 
-def lengths(reference: list[int], candidate: list[int], limit: int = 64) -> list[AnswerLength]:
-    by_role: list[tuple[Role, list[int]]] = [("reference", reference), ("candidate", candidate)]
-    return [
-        AnswerLength(role=role, item=str(i), tokens=tokens, finish_reason="length" if tokens == limit else "stop")
-        for role, given in by_role
-        for i, tokens in enumerate(given)
-    ]
+def lengths(reference: list[int], candidate: list[int], units: tuple[str, ...] = ()) -> AnswerLengths:
+    pairs = [((ours, ours == LIMIT), (theirs, theirs == LIMIT)) for ours, theirs in zip(reference, candidate, strict=True)]
+    return compare_lengths(pairs, 0.05, units=units)
 
 
 def test_longer_answers_are_reported() -> None:
-    found = compare_lengths(lengths([12] * 16, [64] * 16), 0.05)
+    found = lengths([12] * 16, [LIMIT] * 16)
     assert found.differ
+    assert found.beyond
     assert (found.prompts, found.longer, found.shorter, found.candidate_cut, found.reference_cut) == (16, 16, 0, 16, 0)
 
 
 def test_shorter_answers_are_reported() -> None:
-    found = compare_lengths(lengths(list(range(20, 36)), [10] * 16), 0.05)
+    found = lengths(list(range(20, 36)), [10] * 16)
     assert found.differ
+    assert found.beyond
     assert (found.candidate, found.shorter) == (10, 16)
 
 
 def test_equal_lengths_and_single_flips_are_not_reported() -> None:
-    assert not compare_lengths(lengths([12] * 16, [12] * 16), 0.05).differ
-    assert not compare_lengths(lengths([12] * 16, [12] * 14 + [9, 60]), 0.05).differ
+    assert lengths([12] * 16, [12] * 16).same
+    assert not lengths([12] * 16, [12] * 14 + [9, 60]).differ
 
 
 def test_a_significant_but_tiny_difference_is_not_reported() -> None:
-    assert not compare_lengths(lengths([100] * 16, [101] * 16), 0.05).differ
+    found = lengths([100] * 16, [101] * 16)
+    assert (found.same, found.differ, found.beyond) == (True, False, False)
 
 
-def test_only_prompts_that_both_answered_count() -> None:
-    given = lengths([5, 6, 7], [5, 6])
-    assert compare_lengths(given, 0.05).prompts == 2
-    assert compare_lengths([], 0.05).prompts == 0
+def test_too_few_answers_show_neither() -> None:
+    found = lengths([20, 30, 40, 50], [22, 29, 47, 49])
+    assert (found.same, found.differ, found.beyond) == (False, False, False)
+    assert not lengths([], []).informative
+    assert (lengths([], []).prompts, lengths([20], [30]).ratio, lengths([20], [30]).beyond) == (0, 1.5, False)
+
+
+def test_answers_that_run_to_the_limit_more_often_differ() -> None:
+    ours = [63] * 200
+    found = lengths(ours, [64] * 40 + [63] * 160)
+    assert found.ratio == pytest.approx(1, abs=0.01), "the limit hides how long they would be"
+    assert (found.beyond, found.differ, found.same) == (True, True, False)
+    assert lengths(ours, [64] * 8 + [63] * 192).same, "4 % of the answers are within the bound"
+
+
+def test_questions_of_one_passage_count_once() -> None:
+    reference, candidate = [20] * 60, [28] * 30 + [20] * 30
+    alone = lengths(reference, candidate)
+    shared = lengths(reference, candidate, units=tuple(f"passage-{n // 30}" for n in range(60)))
+    assert alone.ratio == shared.ratio
+    assert alone.beyond
+    assert not shared.beyond
+
+
+@pytest.mark.parametrize(("true", "called"), [(1.05, False), (1.3, True), (0.7, True)])
+def test_simulated_lengths(true: float, called: bool) -> None:
+    """Of sets of 200 skewed lengths, those with a ratio on the bound are not called, and those far beyond it are."""
+    rng, seen, covered, sets = np.random.default_rng(7), 0, 0, 5 if called else 60
+    for _ in range(sets):
+        reference = np.exp(rng.normal(4, 0.6, 200))
+        candidate = true * reference * np.exp(rng.normal(-0.045, 0.3, 200))
+        pairs = [((round(a), False), (round(b), False)) for a, b in zip(reference, candidate, strict=True)]
+        found = compare_lengths(pairs, 0.05)
+        seen += found.beyond
+        assert found.low is not None
+        assert found.high is not None
+        covered += found.low <= true <= found.high
+    assert seen == sets if called else seen <= 1, f"an error rate of {SURE}"
+    assert covered >= 0.8 * sets, "two ends of 0.05 each"

@@ -95,6 +95,52 @@ def test_an_equal_candidate_passes_and_a_broken_one_does_not(report_of: Callable
     assert accuracy(report_of(plan_of(), right, share(right, wrong, 8))).verdict == "regression"
 
 
+@pytest.mark.parametrize(
+    ("tokens", "cut", "verdict", "status"),
+    [
+        ((200, 200), (False, False), "pass", "ok"),
+        ((200, 204), (False, False), "pass", "ok"),
+        ((200, 260), (False, False), "regression", "missing"),
+        ((200, 140), (False, False), "regression", "missing"),
+        ((200, 202), (False, True), "regression", "missing"),
+        ((200, 200), (True, True), "pass", "not checked"),
+    ],
+)
+def test_right_answers_of_another_length_are_a_regression(
+    begun: Callable[..., RunFolder], runs: ModuleType, tokens: tuple[int, int], cut: tuple[bool, bool], verdict: str, status: str
+) -> None:
+    plan = plan_of()
+    folder = begun(plan)
+    for role, length, ran_to_limit in zip(ROLES, tokens, cut, strict=True):
+        changed = {"finish_reason": "length" if ran_to_limit else "stop"}
+        for number, item in enumerate(plan.of("accuracy")):
+            folder.append(runs.answer_of(role, item, completion_tokens=length + number % 7, **changed))
+    report = build(folder)
+    suite = accuracy(report)
+    (check,) = [check for check in report.checks if check.id == "answer-lengths"]
+    assert (suite.verdict, check.status) == (verdict, status)
+    wrong = [finding for finding in report.findings if finding.id == "answer-lengths"]
+    assert [finding.severity for finding in wrong] == (["serious"] if verdict == "regression" else [])
+    if verdict == "regression":
+        assert not [finding for finding in report.findings if finding.id == "accuracy"], "nothing was lost"
+        assert suite.deciding_metric is not None
+        assert suite.deciding_metric.id == "answer-length-ratio"
+        assert "length of answers" in report.headline
+
+
+def test_a_few_answers_of_another_length_do_not_decide(begun: Callable[..., RunFolder], runs: ModuleType) -> None:
+    plan = plan_of()
+    folder = begun(plan)
+    for role in ROLES:
+        for number, item in enumerate(plan.of("accuracy")):
+            longer = 400 if role == "candidate" and number in (3, 50) else 0
+            folder.append(runs.answer_of(role, item, completion_tokens=40 + longer))
+    report = build(folder)
+    (check,) = [check for check in report.checks if check.id == "answer-lengths"]
+    assert (accuracy(report).verdict, check.status) == ("pass", "not checked")
+    assert check.settles == "more questions"
+
+
 def test_questions_whose_prompts_differed_between_the_roles_are_not_answered(
     begun: Callable[..., RunFolder], answered: Callable[..., None]
 ) -> None:

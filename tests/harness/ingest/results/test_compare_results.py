@@ -57,6 +57,48 @@ def test_two_equal_runs_of_enough_documents_pass(data: Path, tmp_path: Path) -> 
     assert (result.verdict, result.exit_code) == ("pass", 0)
 
 
+def sgl_eval(source: Path, folder: Path, factor: float = 1.0) -> Path:
+    """A run of sgl-eval of 256 documents that are answered right, with answers that are longer by this factor."""
+    copy = Path(shutil.copytree(source, folder))
+    path = copy / "output-rs0.jsonl"
+    row = json.loads(path.read_text().splitlines()[0])
+    row |= {"symbolic_correct": True, "finish_reason": "stop"}
+    rows = [
+        row
+        | {
+            "id": str(n),
+            "expected_answer": str(n),
+            "predicted_answer": str(n),
+            "num_generated_tokens": round(factor * (40 + n % 9)),
+        }
+        for n in range(256)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return copy
+
+
+@pytest.mark.parametrize(("factor", "verdict", "checked"), [(1.0, "pass", "ok"), (1.3, "regression", "missing")])
+def test_answers_that_are_right_and_longer_are_a_regression(
+    data: Path, tmp_path: Path, factor: float, verdict: str, checked: str
+) -> None:
+    a, b = sgl_eval(data / "sgl_eval_a", tmp_path / "a"), sgl_eval(data / "sgl_eval_b", tmp_path / "b", factor)
+    result = compare(a, b, LIMITS)
+    assert (result.verdict, status(result, "answer-lengths")) == (verdict, checked)
+    assert result.lengths is not None
+    assert result.lengths.ratio == pytest.approx(factor, abs=0.01)
+    assert compare(a, b, PassLimits(length_bound=0.4)).verdict == "pass"
+    if verdict == "regression":
+        assert "B's answers are longer" in result.headline
+
+
+def test_lengths_that_a_tool_does_not_record_are_not_checked(data: Path) -> None:
+    result = compare(data / "lm_eval_a", data / "lm_eval_b", LIMITS)
+    assert (result.lengths, status(result, "answer-lengths")) == (None, "not checked")
+    recorded = compare(data / "inspect_a.eval", data / "inspect_b.eval", LIMITS).lengths
+    assert recorded is not None
+    assert recorded.reference > 1
+
+
 def test_a_result_that_is_compared_with_its_copy_is_no_pass(data: Path, tmp_path: Path) -> None:
     a = edited(data / "lm_eval_a", tmp_path / "a", many)
     result = compare(a, Path(shutil.copytree(a, tmp_path / "b")), LIMITS)

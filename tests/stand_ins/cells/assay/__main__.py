@@ -37,6 +37,7 @@ match does:
         command = [sys.executable, "-c", f"import time; time.sleep(600)  # {argument}"]
         for _ in range(20):
             subprocess.Popen(command, start_new_session=True, stdin=-3, stdout=-3, stderr=-3)
+        print("forked", file=sys.stderr, flush=True)
         time.sleep(600)
     case "eats":
         memory = [b"x" * 10**7 for _ in range(int(argument))]

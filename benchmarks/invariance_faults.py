@@ -1,0 +1,116 @@
+"""Faults of the scheduler, seeded in real servers: does ``assay invariance`` find each, and the features that carry it?
+
+    python benchmarks/invariance_faults.py [--device cpu] [--model tiny] [--faults stale-length,swapped-rows] [--honest 1]
+
+Every server of an invocation has the same fault, the base's included. Beside the features that carry it, others are switched that
+do not. Prints one table: seeded, found, reduced to the right set, minutes; then honest servers, which must be clean.
+``--reverted`` seeds historical bugs of SGLang in place of these (``SGLANG_DEBUG_REVERT_PR``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from assay.harness.config import RunSpec
+from assay.harness.engines.sglang.scheduler_faults import FAULT, FAULTS
+from assay.harness.errors import AssayError
+from assay.harness.judge.invariance_result import InvarianceResult
+from assay.harness.progress import ProgressDisplay
+from assay.harness.run import compare_features
+from assay.harness.sides import Side
+
+BESIDE = ("prefix-cache", "batch", "order", "streamed", "chunked-prefill", "page-size", "overlap")
+"""Features that are switched whatever the fault."""
+REVERTED: Mapping[str, Sequence[str]] = {
+    "25015": ("eagle",), "26329": ("eagle", "chunked-prefill"), "26972": ("eagle", "page-size"),
+    "27360": ("eagle", "cuda-graph-decode"),
+}  # fmt: skip
+"""Pull requests that SGLang 0.5.23 can revert -> features that carry what they fixed; all need speculation with a draft model."""
+CONSOLE = Console(width=160)
+
+
+def compared(
+    device: str, model: str, backend: str, features: Sequence[str], environment: Mapping[str, str], out: Path
+) -> InvarianceResult:
+    """Switch features in servers with these environment variables."""
+    side = Side(backend=backend, model=model, environment=dict(environment))
+    spec = RunSpec.of(device=device, reference=side, candidate=side)
+    return compare_features(spec, out, features=features, display=ProgressDisplay(Console(stderr=True), 30.0))
+
+
+def reduced(result: InvarianceResult, carriers: Sequence[frozenset[str]]) -> tuple[str, bool]:
+    """Return the sets of features that were found, and whether each is one that carries the fault."""
+    found = [finding.title.removesuffix(" changes the output") for finding in result.findings]
+    right = bool(found) and all(frozenset(names.split(" + ")) in carriers for names in found)
+    return "; ".join(found), right
+
+
+def main() -> int:
+    """Print the table. Returns 1 if a fault is not found, or an honest server is not clean."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--model", default="tiny")
+    parser.add_argument("--backend", default="")
+    parser.add_argument("--faults", default=",".join(FAULTS))
+    parser.add_argument("--reverted", action="store_true")
+    parser.add_argument("--honest", type=int, default=1, help="invocations without a fault, with every feature")
+    parser.add_argument("--out", type=Path, default=None)
+    given = parser.parse_args()
+    backend = given.backend or {"cpu": "torch_native", "cuda": "triton"}[given.device]
+    place = given.out or Path(tempfile.mkdtemp(prefix="invariance-"))
+    table = Table("seeded", "carried by", "found", "verdict", "reduced to the right set", "servers", "arms", "minutes")
+    missed = 0
+
+    def row(
+        seeded: str, features: Sequence[str], carriers: Sequence[frozenset[str]], variables: Mapping[str, str]
+    ) -> None:
+        nonlocal missed
+        begun = time.monotonic()
+        carried = " or ".join(" + ".join(sorted(each)) for each in carriers[:1]) + (
+            " or …" if len(carriers) > 1 else ""
+        )
+        try:
+            result = compared(given.device, given.model, backend, features, variables, place / seeded)
+        except AssayError as error:
+            missed += 1
+            table.add_row(seeded, carried, f"[no result: {error.found[:60]}]", "error", "no", "", "", "")
+            return
+        found, right = reduced(result, carriers)
+        missed += result.verdict != "regression"
+        minutes = f"{(time.monotonic() - begun) / 60:.1f}"
+        counts = (f"{result.servers}", f"{len(result.arms)}")
+        table.add_row(seeded, carried, found or "nothing", result.verdict, "yes" if right else "no", *counts, minutes)
+
+    if given.reverted:
+        for number, carriers in REVERTED.items():
+            features = tuple(dict.fromkeys((*carriers, *BESIDE)))
+            row(f"PR {number}", features, [frozenset(carriers)], {"SGLANG_DEBUG_REVERT_PR": number})
+    else:
+        for name in filter(None, given.faults.split(",")):
+            fault = FAULTS[name]
+            row(name, tuple(dict.fromkeys((*sorted(fault.carriers[0]), *BESIDE))), fault.carriers, {FAULT: name})
+    CONSOLE.print(table)
+    servers = arms = clean = 0
+    for number in range(given.honest):
+        result = compared(given.device, given.model, backend, (), {}, place / f"honest-{number}")
+        failing = {arm.server for arm in result.arms if arm.verdict == "regression"}
+        own = {arm.server for arm in result.arms}
+        servers, arms, clean = servers + len(own), arms + len(result.arms), clean + len(own - failing)
+    if given.honest:
+        CONSOLE.print(f"honest: {clean} of {servers} servers clean, in {arms} arms of {given.honest} invocations")
+    load = os.getloadavg()[0]
+    CONSOLE.print(f"load of this machine at the end: {load:.1f} on {os.cpu_count()} cores; evidence in {place}")
+    return int(bool(missed) or clean < servers)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

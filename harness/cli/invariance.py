@@ -1,0 +1,65 @@
+"""``assay invariance``: features that must change nothing, switched alone and in pairs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from assay.harness.attention.interpreter import interpret_without_gpu
+from assay.harness.cli.app import app
+from assay.harness.cli.flags import STARTED, Config, spec_flags
+from assay.harness.cli.output import Json, deliver, new_folder, progress
+from assay.harness.config import INVARIANCE_FLAGS, make_spec
+from assay.harness.errors import UsageError
+from assay.harness.extras import require
+from assay.harness.files import write_whole
+
+
+@app.command()
+@spec_flags(INVARIANCE_FLAGS, about=STARTED)
+def invariance(
+    flags: dict[str, Any],
+    features: Annotated[
+        str, typer.Option(help="Features to switch, by id, separated by commas; by default all that can be here.")
+    ] = "",
+    pairs: Annotated[
+        bool, typer.Option("--pairs", help="Have every two features on together in some arm: the default.")
+    ] = False,
+    singles: Annotated[bool, typer.Option("--singles", help="Have each feature on alone.")] = False,
+    exactly: Annotated[
+        bool, typer.Option("--exactly", help="Have all of --features on together, and each alone.")
+    ] = False,
+    minutes: Annotated[
+        float,
+        typer.Option(
+            help="How long arms are run; what fails is reduced after that. By default as long as they take.", min=0
+        ),
+    ] = 0.0,
+    out: Annotated[Path | None, typer.Option(help="A new folder for the evidence.", callback=new_folder)] = None,
+    config: Config = None,
+    json: Json = False,
+) -> None:
+    """Switch features that must change nothing (prefix cache, chunks, pages, overlap, ...), and compare the output each time."""
+    require("serve", "assay invariance")
+    interpret_without_gpu()
+
+    from assay.harness.collect.run_folder import default_folder
+    from assay.harness.invariance.invariance_plan import Mode
+    from assay.harness.run import compare_features
+    from assay.reports.invariance import invariance_document
+
+    given: dict[Mode, bool] = {"pairs": pairs, "singles": singles, "exactly": exactly}
+    modes = [mode for mode, asked in given.items() if asked]
+    if len(modes) > 1:
+        raise UsageError(f"--{modes[0]} and --{modes[1]} were both given.", "one of them", "leave one out")
+    spec = make_spec({"candidate": "torch_native", **flags}, config)
+    folder = out or Path(f"{default_folder(spec.reference.backend)}-invariance")
+    named = tuple(dict.fromkeys(name.strip() for name in features.split(",") if name.strip()))
+    with progress() as display:
+        result = compare_features(
+            spec, folder, features=named, mode=modes[0] if modes else "pairs", minutes=minutes, display=display
+        )
+    write_whole(folder / "invariance.json", result.model_dump_json(indent=2) + "\n")
+    raise typer.Exit(deliver(invariance_document(result), json, folder / "invariance.html"))

@@ -1,0 +1,112 @@
+"""Distance between two arms: the same tokens, scored with other features on.
+
+The divergence at a position is `assay.harness.compare.logits.merged_kl`, over the base's most probable tokens. A token that the
+other arm does not list is no more probable there than the least one that it lists; that is taken where it is less than the base's,
+so that the divergence is a lower bound.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from assay.harness.compare.logits import merged_kl
+from assay.harness.evidence.invariance import ArmRecord, ProbeReply, Scores
+
+Measure = Literal["prefill", "decode"]
+MEASURES: tuple[Measure, Measure] = ("prefill", "decode")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A position at which two arms were compared.
+
+    Attributes:
+        probe: id of the probe.
+        index: of the predicted token in the sequence, from 0.
+        kl: divergence from the base, in nats; infinite where a log-probability is not finite.
+    """
+
+    probe: str
+    index: int
+    kl: float
+
+
+def places(base: Sequence[ProbeReply], other: Sequence[ProbeReply], measure: Measure) -> list[Place]:
+    """Compare two passes position by position, in the order of the probes.
+
+    Answers are compared as long as they are the same: what follows another token has another history.
+    """
+    by_probe = {reply.probe: reply for reply in other}
+    return [
+        place
+        for reply in base
+        if reply.probe in by_probe
+        for place in _places(reply.probe, getattr(reply, measure), getattr(by_probe[reply.probe], measure))
+    ]
+
+
+def _places(probe: str, base: Scores, other: Scores) -> Iterable[Place]:
+    begin = max(base.first, other.first)
+    for index in range(begin, min(base.first + len(base.tokens), other.first + len(other.tokens))):
+        mine, theirs = index - base.first, index - other.first
+        yield Place(probe, index, _kl(base, mine, other, theirs))
+        if base.tokens[mine] != other.tokens[theirs]:
+            return
+
+
+def _kl(base: Scores, mine: int, other: Scores, theirs: int) -> float:
+    listed = dict(zip(other.ids[theirs], other.logprobs[theirs], strict=True))
+    least = min(listed.values(), default=math.nan)
+    p = np.array(base.logprobs[mine])
+    q = np.array([listed.get(id_, min(least, p_i)) for id_, p_i in zip(base.ids[mine], p, strict=True)])
+    kl = float(merged_kl(p, q))
+    return kl if math.isfinite(kl) else math.inf
+
+
+@dataclass(frozen=True)
+class Distance:
+    """The distance of an arm from its base, in one measure.
+
+    Attributes:
+        positions: compared.
+        mean: divergence over all positions, in nats.
+        worst: the largest of a position.
+        at: where that is; None where nothing was compared.
+    """
+
+    positions: int
+    mean: float
+    worst: float
+    at: Place | None
+
+    @classmethod
+    def of(cls, compared: Sequence[Place]) -> Distance:
+        """Sum up positions."""
+        if not compared:
+            return cls(0, 0.0, 0.0, None)
+        worst = max(compared, key=lambda place: place.kl)
+        return cls(len(compared), math.fsum(place.kl for place in compared) / len(compared), worst.kl, worst)
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The largest distance that is no difference, in nats: of the mean, and of one position."""
+
+    mean: float
+    worst: float
+
+    def holds(self, distance: Distance) -> bool:
+        """Return True if a distance is within it."""
+        return distance.mean <= self.mean and distance.worst <= self.worst
+
+
+def accept_length(arm: ArmRecord) -> float | None:
+    """Return the tokens that a pass which verified drafts gave on average; None without speculation."""
+    passes = sum(reply.verifications for reply in arm.replies)
+    written = sum(len(reply.decode.tokens) for reply in arm.replies if reply.verifications)
+    return written / passes if passes else None

@@ -1,0 +1,196 @@
+"""Features of an SGLang server that must change nothing: how each is switched, what shows that it was on, and what it may cost.
+
+The base is the plainest server: every feature off. A feature is switched by flags and environment variables of a server, which is
+started anew, or by how requests are sent to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any, Literal
+
+from assay.evals.invariance_load import CHUNK, PAGE
+from assay.harness.sides import Device
+from assay.harness.text import did_you_mean
+
+MODEL = "{model}"
+"""Stands for the folder of the model in a flag."""
+_GPU: tuple[Device, ...] = ("cuda",)
+Cost = Literal["nothing", "another kernel", "a base of its own"]
+"""What a feature is declared to change: nothing beyond the order of sums; a kernel, whose rounding differs; or numbers altogether,
+so that arms with it are compared among themselves."""
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One feature.
+
+    Attributes:
+        id: kebab-case and stable.
+        title: what is on, in words.
+        on: flags of a server in which it is on.
+        off: flags of a server in which it is off.
+        environment: environment variables of a server in which it is on.
+        backend: attention backend in place of the base's; empty for the same.
+        resolved: arguments as the server resolves them where it is on.
+        seen: id of what shows that it was on, beyond its arguments (`assay.harness.invariance.proof`).
+        cost: what it is declared to change.
+        requires: features without which it does nothing.
+        excludes: features that cannot be on beside it.
+        devices: on which it can be on.
+        gpus: how many it takes.
+        package: that it needs.
+        bitwise: whether it changes not even a bit where kernels are deterministic.
+        stays: whether it cannot be switched off again in a running server.
+        without: why assay does not switch it yet; empty if it does.
+    """
+
+    id: str
+    title: str
+    on: tuple[str, ...] = ()
+    off: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    backend: str = ""
+    resolved: Mapping[str, Any] = field(default_factory=dict)
+    seen: str = ""
+    cost: Cost = "nothing"
+    requires: tuple[str, ...] = ()
+    excludes: tuple[str, ...] = ()
+    devices: tuple[Device, ...] = ("cpu", "cuda")
+    gpus: int = 1
+    package: str = ""
+    bitwise: bool = False
+    stays: bool = False
+    without: str = ""
+
+    @property
+    def restarts(self) -> bool:
+        """True if a server has to be started for it."""
+        return bool(self.on or self.off or self.environment or self.backend)
+
+    def unavailable(self, device: Device, gpus: int) -> str:
+        """Say why it cannot be switched here; empty if it can."""
+        if self.without:
+            return self.without
+        if device not in self.devices:
+            return f"not on {device}"
+        if device == "cuda" and gpus < self.gpus:
+            return f"needs {self.gpus} GPUs; {gpus} found"
+        if self.package and find_spec(self.package) is None:
+            return f"needs the package {self.package}"
+        return ""
+
+
+def _features(device: Device) -> Iterable[Feature]:
+    chunk = CHUNK[device]
+    yield Feature(
+        "prefix-cache",
+        "the prefix of a prompt comes from the cache",
+        seen="cached",
+        excludes=("no-radix-cache", "force-miss"),
+    )
+    yield Feature("batch", "requests of all lengths are sent at once", seen="batched", bitwise=True)
+    yield Feature("order", "requests arrive in another order", seen="reordered", bitwise=True)
+    yield Feature(
+        "conversation", "the end of a prefix was generated in an earlier turn", seen="continued",
+        excludes=("no-radix-cache", "force-miss", "ngram"),
+    )  # fmt: skip
+    yield Feature("streamed", "answers are streamed", seen="streamed", bitwise=True)
+    yield Feature(
+        "weights-again", "the same weights were loaded again while the server ran", seen="reloaded", stays=True
+    )
+    yield Feature(
+        "chunked-prefill", f"prompts are prefilled in chunks of {chunk} tokens", on=(f"--chunked-prefill-size={chunk}",),
+        resolved={"chunked_prefill_size": chunk}, seen="chunked",
+    )  # fmt: skip
+    yield Feature("page-size", f"pages of {PAGE} tokens", on=(f"--page-size={PAGE}",), resolved={"page_size": PAGE})
+    yield Feature(
+        "overlap", "the scheduler overlaps with the model", off=("--disable-overlap-schedule",),
+        resolved={"disable_overlap_schedule": False},
+    )  # fmt: skip
+    yield Feature(
+        "mixed-chunk", "chunks of prompts and decode share a batch", on=("--enable-mixed-chunk",),
+        resolved={"enable_mixed_chunk": True}, seen="mixed", requires=("chunked-prefill", "batch"),
+    )  # fmt: skip
+    yield Feature(
+        "no-radix-cache", "no prefix cache", on=("--disable-radix-cache",), resolved={"disable_radix_cache": True}
+    )
+    yield Feature(
+        "force-miss", "the prefix cache is searched and never hit", environment={"SGLANG_RADIX_FORCE_MISS": "1"}, seen="missed",
+        excludes=("no-radix-cache",),
+    )  # fmt: skip
+    yield Feature(
+        "retraction", "requests are retracted and computed again", environment={"SGLANG_TEST_RETRACT": "1"}, seen="retracted",
+        requires=("batch",),
+    )  # fmt: skip
+
+    yield from _on_gpus()
+
+
+def _on_gpus() -> Iterable[Feature]:
+    yield Feature(
+        "attention-backend", "attention is computed by FlashInfer", backend="flashinfer",
+        resolved={"attention_backend": "flashinfer"}, cost="another kernel", devices=_GPU, package="flashinfer",
+    )  # fmt: skip
+    for phase in ("decode", "prefill"):
+        yield Feature(
+            f"cuda-graph-{phase}", f"{phase} runs in CUDA graphs", off=(f"--disable-{phase}-cuda-graph",),
+            seen=f"{phase} graphs", devices=_GPU,
+        )  # fmt: skip
+    yield Feature(
+        "torch-compile", "the model is compiled", on=("--enable-torch-compile",), resolved={"enable_torch_compile": True},
+        cost="another kernel", devices=_GPU,
+    )  # fmt: skip
+    yield Feature(
+        "deterministic", "kernels do not depend on the batch", on=("--enable-deterministic-inference",),
+        resolved={"enable_deterministic_inference": True}, cost="a base of its own", devices=_GPU,
+    )  # fmt: skip
+    yield Feature(
+        "ngram", "drafts of n-grams are verified", on=("--speculative-algorithm=NGRAM", "--speculative-num-draft-tokens=4"),
+        resolved={"speculative_algorithm": "NGRAM"}, seen="speculated", excludes=("conversation", "mixed-chunk"), devices=_GPU,
+    )  # fmt: skip
+    yield Feature(
+        "draft-model", "drafts of a model are verified: of the model itself",
+        on=(
+            "--speculative-algorithm=STANDALONE", f"--speculative-draft-model-path={MODEL}", "--speculative-num-steps=2",
+            "--speculative-eagle-topk=1", "--speculative-num-draft-tokens=3",
+        ),
+        resolved={"speculative_algorithm": "STANDALONE"}, seen="speculated", excludes=("conversation", "mixed-chunk", "ngram"),
+        devices=_GPU,
+    )  # fmt: skip
+    yield Feature(
+        "hicache", "the prefix cache goes on in the host's memory", on=("--enable-hierarchical-cache",),
+        resolved={"enable_hierarchical_cache": True}, excludes=("no-radix-cache",), devices=_GPU,
+    )  # fmt: skip
+    yield Feature(
+        "sleep-wake", "the server gave its memory back and took it again",
+        on=("--enable-memory-saver", "--enable-weights-cpu-backup"),
+        resolved={"enable_memory_saver": True}, seen="woken", devices=_GPU, package="torch_memory_saver", stays=True,
+    )  # fmt: skip
+    yield Feature(
+        "tensor-parallel", "two GPUs share every layer", on=("--tp-size=2",), resolved={"tp_size": 2}, cost="another kernel",
+        devices=_GPU, gpus=2,
+    )  # fmt: skip
+    yield Feature(
+        "dp-attention", "two GPUs share the requests of attention", on=("--tp-size=2", "--dp-size=2", "--enable-dp-attention"),
+        resolved={"enable_dp_attention": True}, cost="another kernel", excludes=("tensor-parallel",), devices=_GPU, gpus=2,
+    )  # fmt: skip
+    yield Feature(
+        "expert-parallel", "two GPUs share the experts", devices=_GPU, gpus=2, without="no experts in the models here"
+    )
+    yield Feature(
+        "zero-lora", "an adapter of zeros is applied", devices=_GPU, without="assay makes no such adapter yet"
+    )
+
+
+def features_of(device: Device) -> dict[str, Feature]:
+    """Return all features by id, in the order in which they are listed."""
+    return {feature.id: feature for feature in _features(device)}
+
+
+def unknown(names: Iterable[str], known: Collection[str]) -> tuple[str, str] | None:
+    """Return the first name that is no feature, with a hint; None if all are."""
+    name = next((name for name in names if name not in known), None)
+    return None if name is None else (name, did_you_mean(name, tuple(known)))

@@ -1,0 +1,67 @@
+"""Forced decode: a server writes the tokens that it is told to, one by one, each in a decode pass of its own.
+
+A request whose id begins with `PREFIX` gets its next tokens from ``forced.json`` in the server's folder: id -> the tokens of the
+whole sequence. What the model would have written is computed and its log-probabilities returned as ever; only the token that goes
+into the next pass is another one. Whatever else is on (chunks, overlap, CUDA graphs, retraction) stays on. Speculation verifies
+drafts without this sampler, so that nothing is forced there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from assay.harness.files import write_whole
+
+FORCED = "ASSAY_FORCED"
+"""Environment variable: not empty in a server that may be told what to write."""
+PREFIX = "assay-forced-"
+_FILE = "forced.json"
+
+
+def tell(folder: Path, sequences: Mapping[str, Sequence[int]]) -> None:
+    """Tell a server what to write from now on, in place of what it was told before.
+
+    Args:
+        folder: its folder (``ASSAY_EVIDENCE``).
+        sequences: id of a request -> the tokens of its prompt and of its answer.
+
+    Raises:
+        EvidenceError: it cannot be written.
+    """
+    write_whole(folder / _FILE, json.dumps({name: list(ids) for name, ids in sequences.items()}), durable=False)
+
+
+def install(folder: Path) -> None:
+    """Let this process write what it is told to."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    told = _Told(folder)
+
+    def sample(original: Any, runner: Any, logits_output: Any, forward_batch: Any) -> Any:
+        tokens = original(runner, logits_output, forward_batch)
+        rids = list(forward_batch.rids or ())
+        if any(rid.startswith(PREFIX) for rid in rids):
+            decodes = forward_batch.forward_mode.is_decode()
+            places = forward_batch.positions if decodes else forward_batch.seq_lens - 1
+            for row, (rid, place) in enumerate(zip(rids, places.tolist(), strict=False)):
+                ids = told.sequence(rid)
+                if place + 1 < len(ids):
+                    tokens[row] = ids[place + 1]
+        return tokens
+
+    HookRegistry.register("sglang.srt.model_executor.model_runner.ModelRunner.sample", sample, HookType.AROUND)
+
+
+class _Told:
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / _FILE
+        self._sequences: dict[str, list[int]] = {}
+
+    def sequence(self, rid: str) -> Sequence[int]:
+        """Return the tokens of a request's whole sequence; none if nothing was told about it."""
+        if rid.startswith(PREFIX) and rid not in self._sequences and self._file.exists():
+            self._sequences = json.loads(self._file.read_bytes())
+        return self._sequences.get(rid, ())

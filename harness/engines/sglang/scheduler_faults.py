@@ -1,0 +1,198 @@
+"""Faults in what the scheduler hands to the model: the ground truth of ``assay invariance``.
+
+A server that is started with `FAULT` has one of them. Each is in every server alike, the base's included, and shows only where the
+features that carry it are on: that is what the features' pairs must find.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+FAULT = "ASSAY_SCHEDULER_FAULT"
+"""Environment variable: id of a fault of `FAULTS`; empty for none."""
+_NOWHERE = 0
+"""Slot of the KV pool that SGLang keeps for padding: what is written there is not read."""
+
+
+@dataclass
+class SchedulerFault:
+    """One fault, in one process.
+
+    Attributes:
+        id: kebab-case and stable.
+        title: what goes wrong, in words.
+        carriers: sets of features of which each carries it, smallest first.
+    """
+
+    id: ClassVar[str]
+    title: ClassVar[str]
+    carriers: ClassVar[tuple[frozenset[str], ...]]
+
+    def batch(self, scheduled: Any, made: Any) -> None:
+        """Spoil what the model is given: SGLang's ScheduleBatch, which stays as it is, and the ForwardBatch made of it."""
+
+    def logits(self, runner: Any, logits_output: Any, made: Any) -> None:
+        """Spoil the logits of the next tokens, before one is chosen."""
+
+    def reloaded(self, model: Any) -> None:
+        """Spoil a model that loaded its weights again."""
+
+
+class StaleLength(SchedulerFault):
+    """The positions of a later chunk are counted without what the first one found in the cache."""
+
+    id = "stale-length"
+    title = "a later chunk of a prompt with a cached prefix is one position off"
+    carriers = tuple(frozenset({"chunked-prefill", other}) for other in ("prefix-cache", "conversation", "batch"))
+
+    def __init__(self) -> None:
+        self._cached: dict[str, int] = {}
+
+    def batch(self, scheduled: Any, made: Any) -> None:
+        retracted = {req.rid for req in scheduled.reqs if req.retraction_count}
+        for rid, rows, new, prefix in _extended(made):
+            if rid not in self._cached:
+                self._cached[rid] = prefix
+            elif self._cached[rid] > 1 and new > 1 and rid not in retracted:
+                made.positions[rows] -= 1
+
+
+class SharedPage(SchedulerFault):
+    """Two requests of a batch write to one page."""
+
+    id = "shared-page"
+    title = "a request writes its first new token into the page of another one of its batch"
+    carriers = (frozenset({"batch", "page-size"}),)
+
+    def batch(self, scheduled: Any, made: Any) -> None:
+        rows = [rows for _, rows, _, _ in _extended(made)]
+        if len(rows) > 1 and _arguments().page_size > 1:
+            slots = made.out_cache_loc.clone()
+            slots[rows[1].start] = slots[rows[0].start]
+            made.out_cache_loc = slots
+
+
+class RetractedKV(SchedulerFault):
+    """A request that was retracted reads the K and V that others left in its slots meanwhile."""
+
+    id = "retracted-kv"
+    title = "the K and V of a retracted request are not written again"
+    carriers = (frozenset({"retraction", "batch"}),)
+
+    def batch(self, scheduled: Any, made: Any) -> None:
+        retracted = {req.rid for req in scheduled.reqs if req.retraction_count}
+        for rid, rows, new, _ in _extended(made):
+            if rid in retracted and new > 1:
+                slots = made.out_cache_loc.clone()
+                slots[rows.start : rows.stop - 1] = _NOWHERE
+                made.out_cache_loc = slots
+
+
+class SwappedRows(SchedulerFault):
+    """Two rows of a decode batch change places."""
+
+    id = "swapped-rows"
+    title = "where scheduling overlaps, two rows of a decode batch get each other's logits"
+    carriers = (frozenset({"batch", "overlap"}),)
+
+    def logits(self, runner: Any, logits_output: Any, made: Any) -> None:
+        rows = logits_output.next_token_logits
+        if made.forward_mode.is_decode() and len(rows) > 1 and not _arguments().disable_overlap_schedule:
+            rows[[0, 1]] = rows[[1, 0]]
+
+
+class LastStepKV(SchedulerFault):
+    """The last decode pass of a request writes no K and V, yet the prefix cache keeps its slot."""
+
+    id = "last-step-kv"
+    title = "the K and V of the last token but one that a request writes are not kept"
+    carriers = (frozenset({"conversation"}),)
+
+    def batch(self, scheduled: Any, made: Any) -> None:
+        if not made.forward_mode.is_decode():
+            return
+        for row, req in enumerate(scheduled.reqs):
+            # In the last pass, its length is that of all but the last token.
+            length = len(req.origin_input_ids) + req.sampling_params.max_new_tokens - 1
+            if int(made.seq_lens[row]) == length:
+                slots = made.out_cache_loc.clone()
+                slots[row] = _NOWHERE
+                made.out_cache_loc = slots
+
+
+class HalfReloaded(SchedulerFault):
+    """One tensor is left out where the weights are loaded again."""
+
+    id = "half-reloaded"
+    title = "one tensor is not what it was after the weights were loaded again"
+    carriers = (frozenset({"weights-again"}),)
+
+    def reloaded(self, model: Any) -> None:
+        tensor = next(each for name, each in model.named_parameters() if "layers.1." in name)
+        tensor.data.mul_(1.25)
+
+
+FAULTS: dict[str, type[SchedulerFault]] = {
+    fault.id: fault for fault in (StaleLength, SharedPage, RetractedKV, SwappedRows, LastStepKV, HalfReloaded)
+}
+
+
+def install() -> None:
+    """Seed the fault that `FAULT` names in this process; nothing if it names none.
+
+    Raises:
+        KeyError: it names no fault.
+    """
+    if not (name := os.environ.get(FAULT)):
+        return
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    fault = FAULTS[name]()
+
+    def init_new(original: Any, kind: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        made = original(kind, batch, *args, **kwargs)
+        if getattr(made, "rids", None) and not any(_is_warm_up(rid) for rid in made.rids):
+            fault.batch(batch, made)
+        return made
+
+    def sample(runner: Any, logits_output: Any, forward_batch: Any) -> None:
+        if getattr(forward_batch, "rids", None):
+            fault.logits(runner, logits_output, forward_batch)
+
+    def update(original: Any, updater: Any, *args: Any, **kwargs: Any) -> Any:
+        done = original(updater, *args, **kwargs)
+        fault.reloaded(updater.get_model())
+        return done
+
+    HookRegistry.register(
+        "sglang.srt.model_executor.forward_batch_info.ForwardBatch.init_new", init_new, HookType.AROUND
+    )
+    HookRegistry.register("sglang.srt.model_executor.model_runner.ModelRunner.sample", sample, HookType.BEFORE)
+    HookRegistry.register(
+        "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater.update_weights_from_disk",
+        update,
+        HookType.AROUND,
+    )
+
+
+def _is_warm_up(rid: str) -> bool:
+    return "HEALTH" in rid.upper()
+
+
+def _extended(made: Any) -> Iterator[tuple[str, slice, int, int]]:
+    """Yield id, rows, new tokens and cached prefix of each request of a prefill batch."""
+    if not made.forward_mode.is_extend() or made.extend_seq_lens_cpu is None:
+        return
+    begin = 0
+    for rid, new, prefix in zip(made.rids, made.extend_seq_lens_cpu, made.extend_prefix_lens_cpu, strict=True):
+        yield rid, slice(begin, begin + int(new)), int(new), int(prefix)
+        begin += int(new)
+
+
+def _arguments() -> Any:
+    from sglang.srt.runtime_context import get_server_args
+
+    return get_server_args()

@@ -1,0 +1,211 @@
+"""The evidence of ``assay invariance``: what was asked for, and what each arm answered.
+
+``manifest.json`` is the plan, ``arms/<number>.json`` one pass over the probes in one server with some features on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import Field
+
+from assay.harness.errors import UsageError
+from assay.harness.evidence.manifest import Origin
+from assay.harness.evidence.nonce import RunRecord, check_run, new_nonce
+from assay.harness.evidence.records import Token
+from assay.harness.evidence.run_file import RUN_AGAIN, RunFile
+from assay.harness.files import FolderLock, is_unused, write_whole
+from assay.harness.schema import Record, read_json
+
+MANIFEST = "manifest.json"
+BASE = 2
+"""Arms without a feature: the base, and the base again in other batches, which gives the floor."""
+
+
+class Scores(Record):
+    """Log-probabilities at consecutive positions of a sequence, in nats; NaN where the server gave none.
+
+    Attributes:
+        first: index in the sequence of the first token that is predicted.
+        tokens: the tokens of the sequence there.
+        own: log-probability of each.
+        ids: the most probable tokens at each position, best first.
+        logprobs: their log-probabilities.
+    """
+
+    first: int = 0
+    tokens: tuple[int, ...] = ()
+    own: tuple[float, ...] = ()
+    ids: tuple[tuple[int, ...], ...] = ()
+    logprobs: tuple[tuple[float, ...], ...] = ()
+
+
+class ProbeReply(Record):
+    """The answer to one probe.
+
+    Attributes:
+        probe: id of the probe.
+        prompt_tokens: tokens of its prompt.
+        cached_tokens: those that came from the prefix cache.
+        prefill: its prompt, teacher-forced.
+        decode: what it generated.
+        finish: reason why it ended: "length" or "stop".
+        retractions: times that it was retracted.
+        verifications: passes that verified drafts; 0 without speculation.
+        pieces: parts in which the answer came; 1 where it came whole.
+    """
+
+    probe: str
+    prompt_tokens: int
+    cached_tokens: int
+    prefill: Scores = Scores()
+    decode: Scores = Scores()
+    finish: str = ""
+    retractions: int = 0
+    verifications: int = 0
+    pieces: int = 1
+
+
+class WrittenText(Record):
+    """A greedy answer that ended where the model ended it.
+
+    Attributes:
+        item: id of the prompt.
+        tokens: what was written.
+        finish: reason why it ended: "length" or "stop".
+        count: tokens, the end included.
+    """
+
+    item: str
+    tokens: tuple[Token, ...]
+    finish: str
+    count: int
+
+
+class ArmRecord(RunRecord):
+    """One pass over the probes.
+
+    Attributes:
+        number: in the order in which arms were run; 0 is the base, 1 the base again.
+        features: ids of the features that were on.
+        why: why it was run: "base", "pairs", "singles", "asked", "reduction", "sensitivity".
+        replies: in the order of the probes; empty where it failed.
+        texts: greedy answers to a few prompts.
+        seen: what shows that a feature was on, by its id; a feature without an entry was not shown to be on.
+        unseen: why a feature was not shown to be on, by its id.
+        arguments: the resolved arguments of its server that features set.
+        problem: why it was not run to its end; empty if it was.
+        server: number of the server in which it ran.
+        seconds: of the pass, without the start of the server.
+        startup_s: seconds that its server took to start, in the server's first arm; 0 in the others.
+    """
+
+    number: int
+    features: tuple[str, ...] = ()
+    why: str
+    replies: tuple[ProbeReply, ...] = ()
+    texts: tuple[WrittenText, ...] = ()
+    seen: dict[str, str] = Field(default_factory=dict)
+    unseen: dict[str, str] = Field(default_factory=dict)
+    problem: str = ""
+    server: int = 0
+    seconds: float = 0.0
+    startup_s: float = 0.0
+
+    @property
+    def complete(self) -> bool:
+        """True if it was run to its end."""
+        return bool(self.replies) and not self.problem
+
+
+class InvarianceManifest(Origin):
+    """What was to be compared.
+
+    Attributes:
+        backend: attention backend of the base.
+        features: ids of the features that arms switch.
+        not_covered: features that cannot be switched here: id -> why.
+        arms: the planned arms after the base, each as the ids of its features.
+        mode: how the arms were chosen: "pairs", "singles" or "exactly".
+        minutes: the budget; 0 for none.
+        dtype: of the activations, such as "float32".
+        lengths: id of each probe -> tokens of its prompt, of its shared prefix, and of its answer.
+    """
+
+    backend: str
+    features: tuple[str, ...]
+    not_covered: dict[str, str]
+    arms: tuple[tuple[str, ...], ...]
+    mode: str
+    minutes: float
+    dtype: str
+    lengths: dict[str, tuple[int, int, int]]
+
+
+ARMS = RunFile("arms/*.json", ArmRecord, RUN_AGAIN, durable=False)
+
+
+class InvarianceFolder:
+    """The folder of one invocation.
+
+    Args:
+        path: its path.
+        nonce: of the run, where its manifest is not written yet.
+    """
+
+    def __init__(self, path: Path, nonce: str = "") -> None:
+        self.path, self._nonce = path, nonce
+        self._lock: FolderLock | None = None
+
+    @classmethod
+    def new(cls, path: Path) -> InvarianceFolder:
+        """Make a new folder.
+
+        Raises:
+            UsageError: it is not empty, or another process writes to it.
+            EvidenceError: it cannot be created.
+        """
+        lock = FolderLock(path) if is_unused(path) else None
+        if lock is None or not is_unused(path):
+            raise UsageError(f"{path} is not empty.", "a new folder", "name another one with --out")
+        folder = cls(path, new_nonce())
+        folder._lock = lock
+        return folder
+
+    @property
+    def nonce(self) -> str:
+        """The nonce that every file carries."""
+        self._nonce = self._nonce or self.manifest().nonce
+        return self._nonce
+
+    def server_folder(self, number: int) -> Path:
+        """Return the folder of a server's evidence."""
+        return self.path / "servers" / f"{number:02d}"
+
+    def log(self, number: int) -> Path:
+        """Return the log of a server."""
+        return self.path / f"server-{number:02d}.log"
+
+    def write_manifest(self, manifest: InvarianceManifest) -> None:
+        """Record what is compared. Raises EvidenceError if the disk is full or not writable."""
+        write_whole(self.path / MANIFEST, manifest.model_copy(update={"nonce": self.nonce}).model_dump_json(indent=1))
+
+    def manifest(self) -> InvarianceManifest:
+        """Read what is compared.
+
+        Raises:
+            EvidenceError: it is missing or damaged, or of another run.
+        """
+        manifest = read_json(self.path / MANIFEST, InvarianceManifest, "run assay invariance again with a new --out")
+        check_run(self.path / MANIFEST, manifest.nonce, self._nonce)
+        return manifest
+
+    def write(self, arm: ArmRecord) -> None:
+        """Record an arm. Raises EvidenceError if the disk is full or not writable."""
+        (self.path / "arms").mkdir(exist_ok=True)
+        ARMS.write(self.path, arm, self.nonce, process=f"{arm.number:03d}")
+
+    def arms(self) -> Sequence[ArmRecord]:
+        """Read all arms, in the order in which they were run. Raises EvidenceError if one is damaged, or of another run."""
+        return list(ARMS.read_each(self.path, self.nonce).values())

@@ -1,0 +1,187 @@
+"""One pass over the probes, asked as the features of an arm say."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from assay.evals.invariance_load import Probe, ProbeLoad
+from assay.harness.engines.base import ChatRequest, Reply
+from assay.harness.engines.sglang import forcing
+from assay.harness.engines.sglang.probing import ProbeRequest, ask_streamed, ask_together
+from assay.harness.engines.sglang.server import SGLangServer
+from assay.harness.evidence.counters import ADMISSIONS, Admission
+from assay.harness.evidence.invariance import ProbeReply, WrittenText
+from assay.harness.evidence.jsonl import read
+from assay.harness.evidence.records import Item
+from assay.harness.invariance.arms import Arm
+from assay.harness.invariance.proof import Pass
+
+_TURN = 8
+"""Tokens that the earlier turn of a conversation generates."""
+_BEFORE = 2
+"""New tokens of a probe that its earlier turn is asked with."""
+_ALTERNATIVES = 5
+"""Alternatives that are returned with each token of a greedy text."""
+_AGAIN = 2
+"""Probes that the base is sent at once the second time: other batches."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How one pass is asked.
+
+    Attributes:
+        load: the probes.
+        arm: what is on.
+        label: of the pass: its requests' ids begin with it.
+        answers: id of a probe -> the tokens that the base wrote, which are forced; empty for the base itself.
+        again: whether it is the base for the second time: in other batches, and in the opposite order.
+    """
+
+    load: ProbeLoad
+    arm: Arm
+    label: str
+    answers: Mapping[str, tuple[int, ...]]
+    again: bool = False
+
+
+def ask(server: SGLangServer, folder: Path, asked: Asked) -> Pass:
+    """Ask a running server all probes.
+
+    Args:
+        server: the server.
+        folder: its folder (``ASSAY_EVIDENCE``).
+        asked: what, and how.
+
+    Raises:
+        EngineError: the server failed.
+        EvidenceError: its folder cannot be written or read.
+    """
+    reloaded = _reload(server) if "weights-again" in asked.arm else ""
+    woken = _sleep(server) if "sleep-wake" in asked.arm else ""
+    order, size = _order(asked), _at_once(asked)
+    turns = _turns(asked) if "conversation" in asked.arm else {}
+    forced = {rid(asked, probe): (*probe.ids, *asked.answers.get(probe.id, ())) for probe in order}
+    forced |= {f"{rid(asked, probe)}:turn": probe.ids for probe in order if probe.id in turns}
+    forcing.tell(folder, forced)
+    send: Callable[..., list[ProbeReply]] = ask_streamed if "streamed" in asked.arm else ask_together
+    replies: dict[str, ProbeReply] = {}
+    warm = bool({"prefix-cache", "force-miss", "conversation"} & asked.arm)
+    server.flush_cache()
+    if warm:
+        ask_together(server, [_prefix(asked)])
+    for at in range(0, len(order), size):
+        group = order[at : at + size]
+        if not warm and at:
+            server.flush_cache()
+        if earlier := [_turn(asked, probe, turns[probe.id]) for probe in group if probe.id in turns]:
+            ask_together(server, earlier)
+        requests = [_request(asked, probe, turns.get(probe.id, 0)) for probe in group]
+        replies |= {reply.probe: reply for reply in send(server, requests)}
+    admissions = [
+        admission
+        for admission in read(folder / ADMISSIONS, Admission)
+        if any(name.startswith(f"{forcing.PREFIX}{asked.label}:") for name in admission.rids)
+    ]
+    return Pass(
+        probes=asked.load.probes,
+        replies=[replies[probe.id] for probe in asked.load.probes],
+        admissions=admissions,
+        sent=[probe.id for probe in order],
+        turns=turns,
+        reloaded=reloaded,
+        woken=woken,
+        page=int(server.arguments().get("page_size") or 1),
+        arguments=server.arguments(),
+    )
+
+
+def write_texts(server: SGLangServer, items: Sequence[Item], tokens: int, at_once: bool) -> tuple[WrittenText, ...]:
+    """Have a running server answer prompts greedily, each as long as it likes, up to so many tokens.
+
+    Raises:
+        EngineError: the server failed.
+    """
+    replies: dict[int, Reply] = {}
+    server.flush_cache()
+    requests = [ChatRequest(item.prompt, tokens, _ALTERNATIVES) for item in items]
+    server.ask(requests, len(requests) if at_once else 1, replies.__setitem__)
+    return tuple(
+        WrittenText(
+            item=item.id,
+            tokens=replies[number].tokens,
+            finish=replies[number].finish_reason,
+            count=replies[number].completion_tokens,
+        )
+        for number, item in enumerate(items)
+    )
+
+
+def rid(asked: Asked, probe: Probe) -> str:
+    """Name the request of a probe in a pass."""
+    return f"{forcing.PREFIX}{asked.label}:{probe.id}"
+
+
+def _order(asked: Asked) -> list[Probe]:
+    order = list(asked.load.probes)
+    if asked.again:
+        order.reverse()
+    elif "order" in asked.arm:
+        random.Random(asked.label).shuffle(order)
+    return order
+
+
+def _at_once(asked: Asked) -> int:
+    if "batch" in asked.arm:
+        return len(asked.load.probes)
+    return _AGAIN if asked.again else 1
+
+
+def _turns(asked: Asked) -> dict[str, int]:
+    """Return the tokens that the earlier turn of each probe leaves in the cache; short probes have none.
+
+    The last token that a turn writes has no K and V yet.
+    """
+    least = _BEFORE + _TURN + 2
+    return {
+        probe.id: probe.shared + _BEFORE + _TURN - 1
+        for probe in asked.load.probes
+        if len(probe.ids) - probe.shared >= least
+    }
+
+
+def _turn(asked: Asked, probe: Probe, kept: int) -> ProbeRequest:
+    """Return the request of an earlier turn, which writes tokens of the probe's prompt."""
+    asks = kept - _TURN + 1
+    return ProbeRequest(probe.id, f"{rid(asked, probe)}:turn", probe.ids[:asks], asks - 1, _TURN)
+
+
+def _request(asked: Asked, probe: Probe, kept: int) -> ProbeRequest:
+    return ProbeRequest(probe.id, rid(asked, probe), probe.ids, max(probe.shared, kept), probe.depth)
+
+
+def _prefix(asked: Asked) -> ProbeRequest:
+    ids = asked.load.prefix
+    return ProbeRequest("prefix", f"assay-prefix-{asked.label}", ids, len(ids) - 1, 1)
+
+
+def _reload(server: SGLangServer) -> str:
+    """Have a server load its own weights again, and return what it says; empty if it did not."""
+    model = server.arguments().get("model_path")
+    reply = server.send("/update_weights_from_disk", {"model_path": model, "flush_cache": True})
+    return f"the server says: {reply.get('message') or 'loaded'}" if reply.get("success") else ""
+
+
+def _sleep(server: SGLangServer) -> str:
+    """Have a server give its memory back and take it again, and return that it did."""
+    for path in ("/release_memory_occupation", "/resume_memory_occupation"):
+        server.send(path, {})
+    return "the server gave its memory back and took it again"
+
+
+def answers_of(replies: Sequence[ProbeReply]) -> dict[str, tuple[int, ...]]:
+    """Return what the base wrote, by probe."""
+    return {reply.probe: reply.decode.tokens for reply in replies}

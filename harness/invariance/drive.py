@@ -1,0 +1,249 @@
+"""Runs the arms: starts a server for each set of features that needs one, asks it, and reduces what fails."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from assay.harness.backend import Backend
+from assay.harness.collect.machine import origin_of
+from assay.harness.collect.sensitivity import switched_on
+from assay.harness.collect.servers import core_of, make_engine
+from assay.harness.compare.probe_scores import Bound, Measure
+from assay.harness.engines.sglang.features import MODEL
+from assay.harness.engines.sglang.forcing import FORCED
+from assay.harness.engines.sglang.server import SGLangServer
+from assay.harness.errors import EngineError
+from assay.harness.evidence.invariance import ArmRecord, InvarianceFolder, InvarianceManifest
+from assay.harness.evidence.nonce import RUN
+from assay.harness.invariance.arms import BASE, Arm, base_of, closed, possible, server_of
+from assay.harness.invariance.asking import Asked, answers_of, ask, write_texts
+from assay.harness.invariance.invariance_plan import InvariancePlan
+from assay.harness.invariance.outcome import bounds, outcome, swing_limit, widened
+from assay.harness.invariance.proof import shown
+from assay.harness.invariance.reduction import reduce
+from assay.harness.progress import ProgressDisplay
+from assay.harness.server.control import FAULTS, Control
+
+_FAULT = "mask-top-left"
+"""The fault that the probes must see, as in a run: calls with a cached prefix have it."""
+_SENSITIVE: Arm = frozenset({"prefix-cache"})
+
+
+@dataclass
+class _Running:
+    """A running server."""
+
+    number: int
+    features: Arm
+    engine: SGLangServer
+    folder: Path
+    startup_s: float
+    stuck: Arm = BASE
+
+
+@dataclass
+class Session:
+    """One invocation, while it runs.
+
+    Args:
+        plan: what is compared.
+        folder: where the evidence goes.
+        display: shows the progress.
+    """
+
+    plan: InvariancePlan
+    folder: InvarianceFolder
+    display: ProgressDisplay
+    records: dict[Arm, ArmRecord] = field(default_factory=dict)
+    _server: _Running | None = None
+    _servers: int = 0
+    _arms: int = 0
+
+    def run(self) -> None:
+        """Run every arm, and reduce what fails.
+
+        Raises:
+            EngineError: the server of the base failed.
+            EvidenceError: the folder cannot be written.
+        """
+        self.folder.write_manifest(self._manifest())
+        begun = time.monotonic()
+        with self._stopping():
+            base = self._arm(BASE, "base")
+            if not base.complete:
+                raise EngineError(
+                    f"The base could not be run: {base.problem}.", "a server without any feature", "read its log"
+                )
+            again = self._arm(BASE, "base again")
+            if "prefix-cache" in self.plan.known:
+                self._sensitivity()
+            limits = bounds(base, again, self.plan.dtype)
+            for number, arm in enumerate(self.plan.arms, 1):
+                if self.plan.minutes and time.monotonic() - begun > 60 * self.plan.minutes:
+                    break
+                self.display.count("arms", number, len(self.plan.arms))
+                self._arm(arm, self.plan.mode)
+            for arm in self.plan.arms:
+                self._reduce(arm, limits)
+
+    def _differs(self, arm: Arm, limits: dict[Measure, Bound]) -> bool | None:
+        """Return whether an arm that was run differs from its base; None if that cannot be said."""
+        record, base = self.records[arm], self.records.get(base_of(arm, self.plan.known))
+        if base is None or not base.complete:
+            return None
+        known = self.plan.known
+        state = outcome(
+            base, record, widened(limits, arm, known, self.plan.dtype), swing_limit(self.plan.dtype, arm, known)
+        ).state
+        return {"differs": True, "same": False}.get(state)
+
+    def _reduce(self, arm: Arm, limits: dict[Measure, Bound]) -> None:
+        """Run parts of a failing arm until the smallest that fails is what, and each of its features alone."""
+        known = self.plan.known
+        states = {each: self._differs(each, limits) for each in self.records if each}
+        failed = [each for each, differs in states.items() if differs]
+        if arm not in failed or self.plan.mode == "exactly" or any(len(each) == 1 and each <= arm for each in failed):
+            return
+
+        def fails(features: Arm) -> bool | None:
+            if not possible(features, known):
+                return None
+            if features not in self.records:
+                self._arm(features, "reduction")
+            return self._differs(features, limits)
+
+        passed = [each for each, differs in states.items() if differs is False]
+        smallest = reduce(arm, fails, failed, passed, lambda features: closed(features, known))
+        for id_ in sorted(smallest):
+            if (alone := closed([id_], known)) != smallest:
+                fails(alone)
+
+    def _arm(self, arm: Arm, why: str) -> ArmRecord:
+        """Run an arm and record it. What fails in its server is recorded, not raised."""
+        number, again = self._arms, why == "base again"
+        self._arms += 1
+        begun, problem, startup = time.monotonic(), "", 0.0
+        record = ArmRecord(number=number, features=tuple(sorted(arm)), why=why, server=self._servers)
+        try:
+            server, startup = self._server_for(arm)
+            begun = time.monotonic()
+            record = self._asked(server, arm, record, again)
+        except EngineError as error:
+            problem = error.found
+            self._stop()
+        record = record.model_copy(
+            update={"problem": problem, "seconds": time.monotonic() - begun, "startup_s": startup}
+        )
+        self.folder.write(record)
+        if arm not in self.records:
+            self.records[arm] = record
+        return record
+
+    def _asked(self, server: _Running, arm: Arm, record: ArmRecord, again: bool) -> ArmRecord:
+        known = self.plan.known
+        base = self.records.get(BASE)
+        answers = answers_of(base.replies) if base else {}
+        asked = Asked(self.plan.load, arm, f"{record.number:03d}", answers, again)
+        over = ask(server.engine, server.folder, asked)
+        texts = write_texts(
+            server.engine, self.plan.run.of("greedy"), self.plan.run.spec.workload.token_limit, "batch" in arm
+        )
+        proofs = {id_: shown(known[id_], over) for id_ in sorted(arm)}
+        return record.model_copy(
+            update={
+                "server": server.number,
+                "replies": tuple(over.replies),
+                "texts": texts,
+                "seen": {id_: what for id_, (what, _) in proofs.items() if what},
+                "unseen": {id_: why for id_, (what, why) in proofs.items() if not what},
+            }
+        )
+
+    def _sensitivity(self) -> None:
+        """Ask the base's server with a seeded fault: what the comparison would not see proves nothing."""
+        assert self._server is not None
+        record = ArmRecord(number=self._arms, features=tuple(_SENSITIVE), why="sensitivity", server=self._server.number)
+        self._arms += 1
+        begun, problem = time.monotonic(), ""
+        try:
+            with switched_on(self._server.engine, self._server.folder, Control(fault=_FAULT)):
+                record = self._asked(self._server, _SENSITIVE, record, False)
+        except EngineError as error:
+            problem = error.found
+            self._stop()
+        self.folder.write(record.model_copy(update={"problem": problem, "seconds": time.monotonic() - begun}))
+
+    def _server_for(self, arm: Arm) -> tuple[_Running, float]:
+        """Return a server for an arm, and the seconds that it took to start; 0 where one runs already."""
+        known = self.plan.known
+        features, sticky = server_of(arm, known), frozenset(id_ for id_ in arm if known[id_].stays)
+        running = self._server
+        if running is not None and running.features == features and running.stuck <= sticky:
+            running.stuck |= sticky
+            return running, 0.0
+        self._stop()
+        started = self._start(features)
+        started.stuck = sticky
+        return started, started.startup_s
+
+    def _start(self, features: Arm) -> _Running:
+        number, run, known = self._servers, self.plan.run, self.plan.every
+        self._servers += 1
+        flags: tuple[str, ...] = ()
+        environment = {RUN: self.folder.nonce, FAULTS: "1", FORCED: "1"}
+        for id_, feature in known.items():
+            switched = feature.on if id_ in features else feature.off
+            flags += tuple(flag.replace(MODEL, str(run.model)) for flag in switched)
+            environment |= feature.environment if id_ in features else {}
+        if backend := next((known[id_].backend for id_ in features if known[id_].backend), ""):
+            run = replace(run, reference=Backend.parse(backend))
+        folder = self.folder.server_folder(number)
+        folder.mkdir(parents=True, exist_ok=True)
+        engine = make_engine(
+            run,
+            "reference",
+            folder,
+            self.folder.log(number),
+            cpu_core=core_of(run.spec.device),
+            eager=False,
+            alone=True,
+            side=run.spec.reference.launched_with(environment, flags),
+        )
+        assert isinstance(engine, SGLangServer)
+        what = f"starting a server with {', '.join(sorted(features)) or 'no feature'}"
+        with self.display.waiting(what, engine.last_step):
+            engine.start()
+        self._server = _Running(number, features, engine, folder, engine.startup_s or 0.0)
+        return self._server
+
+    def _stop(self) -> None:
+        if self._server is not None:
+            self._server.engine.stop()
+            self._server = None
+
+    @contextmanager
+    def _stopping(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self._stop()
+
+    def _manifest(self) -> InvarianceManifest:
+        plan = self.plan
+        origin: dict[str, Any] = vars(origin_of(plan.run, plan.command, self.folder.nonce))
+        return InvarianceManifest(
+            **origin,
+            backend=str(plan.run.reference),
+            features=tuple(plan.known),
+            not_covered=dict(plan.not_covered),
+            arms=tuple(tuple(sorted(arm)) for arm in plan.arms),
+            mode=plan.mode,
+            minutes=plan.minutes,
+            dtype=plan.dtype,
+            lengths={probe.id: (len(probe.ids), probe.shared, probe.depth) for probe in plan.load.probes},
+        )

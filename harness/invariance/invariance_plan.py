@@ -1,0 +1,154 @@
+"""What is switched, checked: nothing is started."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from assay.evals.invariance_load import ProbeLoad, probe_load
+from assay.harness.collect.plan import Plan
+from assay.harness.config import INVARIANCE_FLAGS, RunSpec
+from assay.harness.engines.model import model_shape
+from assay.harness.engines.sglang.features import Feature, features_of
+from assay.harness.errors import UsageError
+from assay.harness.invariance.arms import BASE, Arm, base_of, closed, in_order, pairs, possible, singles
+from assay.harness.sides import flag_values
+from assay.harness.text import did_you_mean
+
+Mode = Literal["pairs", "singles", "exactly"]
+_TEXTS, _TEXT_TOKENS = 8, 48
+"""Prompts that are answered greedily in every arm, and the most tokens of an answer."""
+
+
+@dataclass(frozen=True)
+class InvariancePlan:
+    """A checked invocation.
+
+    Attributes:
+        run: backend, model, device and engine flags.
+        known: the features that arms switch, by id.
+        every: all features that can be switched here; those that no arm switches are off.
+        not_covered: features that cannot be switched here: id -> why.
+        arms: in the order in which they are run, without the base.
+        mode: how they were chosen.
+        minutes: how long arms are run; 0 for as long as they take. What is found is reduced whatever it takes.
+        asked: the features that were named; empty for all.
+        load: the probes.
+    """
+
+    run: Plan
+    known: Mapping[str, Feature]
+    every: Mapping[str, Feature]
+    not_covered: Mapping[str, str]
+    arms: tuple[Arm, ...]
+    mode: Mode
+    minutes: float
+    asked: tuple[str, ...]
+    load: ProbeLoad
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of the activations."""
+        asked = flag_values(self.run.spec.reference.flags).get("--dtype", "")
+        own = model_shape(self.run.model).dtype or "bfloat16"
+        default = "float32" if self.run.spec.device == "cpu" else own
+        return {"half": "float16", "float": "float32", "auto": own}.get(asked, asked) or default
+
+    @property
+    def command(self) -> str:
+        """The command that repeats it."""
+        return self.command_for(self.asked, self.mode, self.minutes)
+
+    def command_for(self, features: Sequence[str], mode: Mode, minutes: float = 0.0) -> str:
+        """Return the command that compares so with these features; none for all."""
+        words = ["assay", "invariance", *self.run.spec.given_flags(INVARIANCE_FLAGS)]
+        words = [word for word in words if not word.startswith("--candidate=")]
+        words += [f"--features={','.join(features)}"] if features else []
+        words += [f"--{mode}"] if mode != "pairs" else []
+        words += [f"--minutes={minutes:g}"] if minutes else []
+        return shlex.join(words)
+
+
+def compared_spec(spec: RunSpec) -> RunSpec:
+    """Make the spec of what is compared: one server, of the reference, and as little of a run as there can be."""
+    return spec.changed(
+        suites=("greedy",), questions=1, greedy_prompts=_TEXTS, max_tokens=_TEXT_TOKENS, candidate=spec.reference
+    )
+
+
+def gpu_count(device: str) -> int:
+    """Count the GPUs of this machine; 0 where none is used."""
+    if device != "cuda":
+        return 0
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def plan_invariance(
+    run: Plan, asked: Sequence[str] = (), mode: Mode = "pairs", minutes: float = 0.0, gpus: int = 0
+) -> InvariancePlan:
+    """Check what is to be compared.
+
+    Args:
+        run: a checked run of `compared_spec`.
+        asked: ids of the features to switch; empty for all that can be.
+        mode: "pairs" for a covering array, "singles" for each feature alone, "exactly" for all of `asked` together, and each alone.
+        minutes: how long arms are run; 0 for as long as they take.
+        gpus: GPUs of the machine.
+
+    Raises:
+        UsageError: an unknown feature, one that cannot be switched here, or features for "exactly" that exclude each other.
+    """
+    device = run.spec.device
+    every = features_of(device)
+    for name in asked:
+        if name not in every:
+            raise UsageError(
+                f"--features: {name} is no feature.", f"of {', '.join(every)}", did_you_mean(name, tuple(every))
+            )
+    reasons = {id_: why for id_, feature in every.items() if (why := feature.unavailable(device, gpus))}
+    wanted = closed(asked, every) if asked else frozenset(every) - reasons.keys()
+    if refused := [id_ for id_ in wanted if id_ in reasons]:
+        raise UsageError(
+            f"--features: {refused[0]} cannot be switched here: {reasons[refused[0]]}.",
+            "features that this machine has",
+            "leave it out",
+        )
+    known = {id_: feature for id_, feature in every.items() if id_ in wanted}
+    shape = model_shape(run.model)
+    return InvariancePlan(
+        run=run,
+        known=known,
+        every={id_: feature for id_, feature in every.items() if id_ not in reasons},
+        not_covered=reasons | {id_: "not asked for" for id_ in every if id_ not in known and id_ not in reasons},
+        arms=tuple(_with_bases(_arms(known, asked, mode), known)),
+        mode=mode,
+        minutes=minutes,
+        asked=tuple(asked),
+        load=probe_load(device, shape.context, shape.vocabulary),
+    )
+
+
+def _arms(known: Mapping[str, Feature], asked: Sequence[str], mode: Mode) -> list[Arm]:
+    if mode == "pairs":
+        return pairs(known)
+    if mode == "singles":
+        return singles(known)
+    together = frozenset(known)
+    if not together or not possible(together, known):
+        raise UsageError(
+            f"--exactly: {', '.join(asked) or 'nothing'} cannot be on together.",
+            "features that exclude none of each other",
+            "name them with --features",
+        )
+    alone = {closed([id_], known) for id_ in asked}
+    return in_order({together, *alone}, known)
+
+
+def _with_bases(arms: Sequence[Arm], known: Mapping[str, Feature]) -> list[Arm]:
+    """Add the arms that others are compared with."""
+    bases = {base_of(arm, known) for arm in arms} - {BASE}
+    return in_order({*arms, *bases}, known)

@@ -1,0 +1,178 @@
+"""What one arm shows: it is the same as its base, it differs, or it shows nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from assay.harness.compare.greedy_texts import compare_text
+from assay.harness.compare.noise_limits import EXACT_KL, EXACT_SWING
+from assay.harness.compare.probe_scores import MEASURES, Bound, Distance, Measure, Place, accept_length, places
+from assay.harness.engines.sglang.features import Feature
+from assay.harness.evidence.invariance import ArmRecord
+from assay.harness.invariance.arms import Arm
+
+State = Literal["same", "differs", "not shown", "not run"]
+
+_MEAN_FACTOR, _WORST_FACTOR = 4.0, 10.0
+"""Times the floor that is still the floor: of the mean over a thousand positions, and of the worst of them."""
+_LEAST: Mapping[str, float] = {"float32": 1e-9}
+"""Mean divergence, in nats, below which nothing is a difference, by dtype: log-probabilities come with seven decimals, whose square
+is 1e-14; sums in another order moved no mean by more than 1e-12 in float32."""
+_MOST: Mapping[str, float] = {"float32": 1e-6}
+"""Largest mean divergence, in nats, that the floor or another kernel may excuse, by dtype; in others `EXACT_KL`."""
+_LEAST_HALF = 1e-6
+_SWING: Mapping[str, float] = {"float32": 1e-3}
+"""Change of log-odds, in nats, below which another greedy text is a tie, by dtype; in others `EXACT_SWING`."""
+_WORST_OVER_MEAN = 100.0
+"""Where nothing is measured, the worst position of a thousand may have so many times the mean."""
+_ACCEPTED = 0.9
+"""Share of the base's accepted tokens a pass that speculation must reach: drafts are chosen from what was served before."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an arm shows.
+
+    Attributes:
+        arm: the features that were on.
+        state: "same", "differs", "not shown" (a feature was not shown to be on, or nothing was compared) or "not run".
+        distances: from its base, by measure.
+        first: the first position, in reading order, at which it differs; None if none does.
+        why: of a state that is neither "same" nor "differs"; or what differs beyond distances.
+    """
+
+    arm: Arm
+    state: State
+    distances: Mapping[Measure, Distance]
+    first: Place | None = None
+    why: str = ""
+
+
+def bounds(base: ArmRecord, again: ArmRecord, dtype: str) -> dict[Measure, Bound]:
+    """Compute what rounding explains: a multiple of what the base differs from itself by, within what its dtype can.
+
+    Args:
+        base: the base.
+        again: the base again, in other batches.
+        dtype: of the activations.
+    """
+    least, most = _LEAST.get(dtype, _LEAST_HALF), _MOST.get(dtype, EXACT_KL)
+    limits = {}
+    for measure in MEASURES:
+        floor = Distance.of(places(base.replies, again.replies, measure))
+        limits[measure] = Bound(
+            min(max(_MEAN_FACTOR * floor.mean, least), most),
+            min(max(_WORST_FACTOR * floor.worst, _WORST_OVER_MEAN * least), _WORST_OVER_MEAN * most),
+        )
+    return limits
+
+
+def widened(
+    limits: Mapping[Measure, Bound], arm: Iterable[str], known: Mapping[str, Feature], dtype: str
+) -> dict[Measure, Bound]:
+    """Widen bounds by what the features of an arm are declared to cost.
+
+    Another kernel rounds as an honest one does. Deterministic kernels do not depend on the batch, so that nothing may change beside
+    their own base where the other features are of that kind.
+    """
+    costs = {known[id_].cost for id_ in arm}
+    if "a base of its own" in costs and all(
+        known[id_].bitwise or known[id_].cost == "a base of its own" for id_ in arm
+    ):
+        return (
+            dict.fromkeys(limits, Bound(0.0, 0.0))
+            if any(known[id_].bitwise for id_ in arm)
+            else _kernels(limits, dtype)
+        )
+    return _kernels(limits, dtype) if "another kernel" in costs else dict(limits)
+
+
+def _kernels(limits: Mapping[Measure, Bound], dtype: str) -> dict[Measure, Bound]:
+    """Widen bounds by what another honest kernel may round otherwise."""
+    cost = _MOST.get(dtype, EXACT_KL)
+    return {
+        measure: Bound(bound.mean + cost, bound.worst + _WORST_OVER_MEAN * cost) for measure, bound in limits.items()
+    }
+
+
+def swing_limit(dtype: str, arm: Iterable[str], known: Mapping[str, Feature]) -> float:
+    """Return the largest change of the log-odds of two tokens, in nats, that makes another greedy text a tie."""
+    if any(known[id_].cost == "another kernel" for id_ in arm):
+        return EXACT_SWING
+    return _SWING.get(dtype, EXACT_SWING)
+
+
+def outcome(base: ArmRecord, record: ArmRecord, limits: Mapping[Measure, Bound], swing: float = EXACT_SWING) -> Outcome:
+    """Say what an arm shows.
+
+    Args:
+        base: the base.
+        record: the arm.
+        limits: bounds of the distances, by measure.
+        swing: see `swing_limit`.
+    """
+    arm = frozenset(record.features)
+    if not record.complete:
+        return Outcome(arm, "not run", {}, why=record.problem or "no probe was answered")
+    compared = {measure: places(base.replies, record.replies, measure) for measure in MEASURES}
+    distances = {measure: Distance.of(positions) for measure, positions in compared.items()}
+    wrong = [measure for measure in MEASURES if not limits[measure].holds(distances[measure])]
+    if wrong:
+        return Outcome(arm, "differs", distances, _first(compared[wrong[0]], limits[wrong[0]]), record_notes(record))
+    if said := _texts_apart(base, record, swing) or _ends_elsewhere(base, record) or _drafts_lost(base, record):
+        return Outcome(arm, "differs", distances, None, said)
+    if record.unseen:
+        return Outcome(arm, "not shown", distances, why=record_notes(record))
+    if not all(distance.positions for distance in distances.values()):
+        return Outcome(arm, "not shown", distances, why="nothing was compared")
+    return Outcome(arm, "same", distances)
+
+
+def record_notes(record: ArmRecord) -> str:
+    """Say which features were not shown to be on, and why."""
+    return "; ".join(f"{id_} was not shown to be on: {why}" for id_, why in record.unseen.items())
+
+
+def _first(compared: Sequence[Place], bound: Bound) -> Place | None:
+    """Return the first position that is out of bounds by itself, or the worst one where only their mean is."""
+    first = next((place for place in compared if place.kl > bound.worst), None)
+    return first or max(compared, key=lambda place: place.kl, default=None)
+
+
+def _texts_apart(base: ArmRecord, record: ArmRecord, swing: float) -> str:
+    """Say which greedy text parts from the base's at no tie; empty if none does."""
+    own = {text.item: text for text in record.texts}
+    apart = [
+        (text, divergence)
+        for text in base.texts
+        if text.item in own
+        if (divergence := compare_text(text.tokens, own[text.item].tokens, 0.0, swing)) is not None
+        and divergence.kind == "apart"
+    ]
+    if not apart:
+        return ""
+    text, divergence = apart[0]
+    return f"{len(apart)} of {len(base.texts)} greedy texts part, the first, {text.item}, at token {divergence.position + 1}"
+
+
+def _ends_elsewhere(base: ArmRecord, record: ArmRecord) -> str:
+    """Say which answer, of a length that was asked for, has another one; empty if none has."""
+    lengths = {reply.probe: len(reply.decode.tokens) for reply in record.replies}
+    other = [reply for reply in base.replies if lengths.get(reply.probe) not in (None, len(reply.decode.tokens))]
+    if not other:
+        return ""
+    first = other[0]
+    return (
+        f"{len(other)} answers have another length, the first, to probe {first.probe}, {lengths[first.probe]} tokens in place of "
+        f"{len(first.decode.tokens)}"
+    )
+
+
+def _drafts_lost(base: ArmRecord, record: ArmRecord) -> str:
+    """Say that fewer drafts were accepted than in the base, where both speculate; empty if they were not."""
+    expected, accepted = accept_length(base), accept_length(record)
+    if expected is None or accepted is None or accepted >= _ACCEPTED * expected:
+        return ""
+    return f"{accepted:.2f} tokens were accepted a pass, {expected:.2f} in the base"

@@ -1,0 +1,180 @@
+"""What shows that a feature was on: the arguments that the server resolved, its replies, and the prefill batches that it admitted.
+
+A flag that was given proves nothing: engines switch features off for reasons of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from assay.evals.invariance_load import Probe
+from assay.harness.engines.sglang.features import Feature
+from assay.harness.evidence.counters import Admission
+from assay.harness.evidence.invariance import ProbeReply
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What is known of one pass over the probes.
+
+    Attributes:
+        probes: the probes.
+        replies: to each.
+        admissions: the prefill batches of its requests, in the order in which they were admitted.
+        sent: ids of the probes, in the order in which they were sent.
+        turns: id of a probe -> tokens that its earlier turn left in the cache.
+        reloaded: what the server said when the weights were loaded again; empty if they were not.
+        woken: what the server said when it slept and woke; empty if it did not.
+        page: tokens of a page.
+        arguments: as the server resolved them.
+    """
+
+    probes: Sequence[Probe]
+    replies: Sequence[ProbeReply]
+    admissions: Sequence[Admission]
+    sent: Sequence[str]
+    turns: Mapping[str, int]
+    reloaded: str = ""
+    woken: str = ""
+    page: int = 1
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+def shown(feature: Feature, over: Pass) -> tuple[str, str]:
+    """Say what shows that a feature was on, and if nothing does, why not: one of the two is empty."""
+    for name, value in feature.resolved.items():
+        if over.arguments.get(name) != value:
+            return "", f"the server resolved {name} = {over.arguments.get(name)}, not {value}"
+    resolved = ", ".join(f"{name} = {value}" for name, value in feature.resolved.items())
+    if not feature.seen:
+        return resolved or "switched in the environment of its server", ""
+    said, why = _SEEN[feature.seen](over)
+    return (", ".join(filter(None, [resolved, said])), "") if said else ("", why)
+
+
+Seen = tuple[str, str]
+
+
+def _cached(over: Pass) -> Seen:
+    wanted = {probe.id: probe.shared // over.page * over.page for probe in over.probes if probe.shared >= over.page}
+    hits = [reply for reply in over.replies if wanted.get(reply.probe) and reply.cached_tokens >= wanted[reply.probe]]
+    most = max((reply.cached_tokens for reply in hits), default=0)
+    if len(hits) < len(wanted):
+        return "", f"{len(hits)} of {len(wanted)} shared prefixes came from the cache"
+    return f"{len(hits)} prefixes came from the cache, up to {most:,} tokens", ""
+
+
+def _missed(over: Pass) -> Seen:
+    hit = [reply.probe for reply in over.replies if reply.cached_tokens]
+    return ("", f"{len(hit)} prefixes came from the cache") if hit else ("no token came from the cache", "")
+
+
+def _batched(over: Pass) -> Seen:
+    most = max((len(admission.rids) for admission in over.admissions), default=0)
+    return (
+        (f"up to {most} requests in a prefill batch", "")
+        if most > 1
+        else ("", "no two requests were prefilled together")
+    )
+
+
+def _reordered(over: Pass) -> Seen:
+    order = [probe.id for probe in over.probes]
+    return ("the probes were sent in another order", "") if list(over.sent) != order else ("", "the order was the same")
+
+
+def _continued(over: Pass) -> Seen:
+    hits = [
+        reply
+        for reply in over.replies
+        if reply.probe in over.turns and reply.cached_tokens >= over.turns[reply.probe] // over.page * over.page
+    ]
+    if not hits:
+        return "", "no earlier turn was found in the cache"
+    return f"{len(hits)} of {len(over.turns)} earlier turns came from the cache", ""
+
+
+def _streamed(over: Pass) -> Seen:
+    most = max((reply.pieces for reply in over.replies), default=0)
+    return (f"answers came in up to {most} pieces", "") if most > 1 else ("", "every answer came in one piece")
+
+
+def _reloaded(over: Pass) -> Seen:
+    return (over.reloaded, "") if over.reloaded else ("", "the server did not confirm that it loaded them")
+
+
+def _chunked(over: Pass) -> Seen:
+    pieces: dict[str, int] = {}
+    for admission in over.admissions:
+        for rid, new in zip(admission.rids, admission.new, strict=True):
+            pieces[rid] = pieces.get(rid, 0) + (new > 1)
+    split = [count for count in pieces.values() if count > 1]
+    if not split:
+        return "", "no prompt was split"
+    return f"{len(split)} prompts were split, into up to {max(split)} chunks", ""
+
+
+def _woken(over: Pass) -> Seen:
+    return (over.woken, "") if over.woken else ("", "the server did not confirm that it slept and woke")
+
+
+def _graphs(phase: str) -> Callable[[Pass], Seen]:
+    def seen(over: Pass) -> Seen:
+        config = over.arguments.get("cuda_graph_config") or {}
+        backend = (config.get(phase) or {}).get("backend") or "disabled"
+        return (
+            ("", f"the server resolved no graph for {phase}")
+            if backend == "disabled"
+            else (f"{phase} graphs: {backend}", "")
+        )
+
+    return seen
+
+
+def _mixed(over: Pass) -> Seen:
+    lengths = {reply.probe: reply.prompt_tokens for reply in over.replies}
+    mixed = sum(
+        any(new == 1 and prefix >= lengths.get(_probe_of(rid), 1 << 60) for rid, new, prefix in rows)
+        and any(new > 1 for _, new, _ in rows)
+        for admission in over.admissions
+        for rows in [list(zip(admission.rids, admission.new, admission.prefix, strict=True))]
+    )
+    return (f"{mixed} batches held both", "") if mixed else ("", "no batch held both")
+
+
+def _retracted(over: Pass) -> Seen:
+    times = sum(reply.retractions for reply in over.replies)
+    return (f"requests were retracted {times} times", "") if times else ("", "no request was retracted")
+
+
+def _speculated(over: Pass) -> Seen:
+    passes = sum(reply.verifications for reply in over.replies)
+    written = sum(len(reply.decode.tokens) for reply in over.replies if reply.verifications)
+    if not passes:
+        return "", "no draft was verified"
+    return f"{passes} passes verified drafts, {written / passes:.2f} tokens each", ""
+
+
+def _probe_of(rid: str) -> str:
+    """Return the probe of a request's id (`assay.harness.invariance.asking`)."""
+    return rid.rpartition(":")[2]
+
+
+_SEEN: Mapping[str, Callable[[Pass], Seen]] = {
+    "cached": _cached,
+    "missed": _missed,
+    "batched": _batched,
+    "reordered": _reordered,
+    "continued": _continued,
+    "streamed": _streamed,
+    "reloaded": _reloaded,
+    "chunked": _chunked,
+    "decode graphs": _graphs("decode"),
+    "prefill graphs": _graphs("prefill"),
+    "mixed": _mixed,
+    "retracted": _retracted,
+    "woken": _woken,
+    "speculated": _speculated,
+}

@@ -1,0 +1,73 @@
+"""From a failing arm to the smallest set of features that breaks: delta debugging.
+
+Source: Zeller and Hildebrandt, Simplifying and Isolating Failure-Inducing Input, IEEE Transactions on Software Engineering 28(2),
+2002: ``ddmin``. Every test may start a server, so what passed before excludes its subsets, and the sets that all failing arms share
+are tried first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from itertools import combinations
+
+from assay.harness.invariance.arms import Arm
+
+Fails = Callable[[Arm], bool | None]
+"""Whether an arm fails; None where that cannot be said, since it cannot be switched on or was not shown to be on."""
+_GUESSED = 4
+"""Most sets that are tried before `ddmin` begins."""
+
+
+def reduce(
+    failing: Arm, fails: Fails, failed: Collection[Arm], passed: Collection[Arm], of: Callable[[Arm], Arm]
+) -> Arm:
+    """Return the smallest set of features, of those of a failing arm, that was seen to fail.
+
+    Args:
+        failing: the arm.
+        fails: runs an arm.
+        failed: arms that failed.
+        passed: arms that did not.
+        of: completes a set of features to one that can be switched on.
+    """
+    seen: dict[Arm, bool | None] = {failing: True}
+    seen.update(dict.fromkeys(failed, True) | dict.fromkeys(passed, False))
+
+    def test(features: Arm) -> bool:
+        arm = of(features)
+        if arm not in seen:
+            excluded = not arm or any(seen[other] is False and arm <= other for other in seen)
+            seen[arm] = False if excluded else fails(arm)
+        return seen[arm] is True
+
+    known = min((arm for arm, state in seen.items() if state and arm <= failing), key=len)
+    for guess in _guesses(known, failed, passed, of):
+        if test(guess):
+            known = guess
+            break
+    return of(_ddmin(known, test, of))
+
+
+def _guesses(failing: Arm, failed: Collection[Arm], passed: Collection[Arm], of: Callable[[Arm], Arm]) -> Iterator[Arm]:
+    """Yield the smallest sets that nothing excludes, those that most failing arms have first."""
+    sets = {of(frozenset(chosen)) for size in (1, 2) for chosen in combinations(sorted(failing), size)}
+    left = [arm for arm in sets if arm < failing and not any(arm <= other for other in passed)]
+    left.sort(key=lambda arm: (-sum(arm <= other for other in failed), len(arm), sorted(arm)))
+    yield from left[:_GUESSED]
+
+
+def _ddmin(features: Arm, test: Callable[[Arm], bool], of: Callable[[Arm], Arm]) -> Arm:
+    """Remove features as long as what is left fails. Completion may add some back, so a set must become smaller to count."""
+    current, parts = sorted(features), 2
+    while len(current) > 1:
+        chunks = [frozenset(current[n::parts]) for n in range(min(parts, len(current)))]
+        rest = [frozenset(current) - chunk for chunk in chunks]
+        smaller = next((arm for arm in (*chunks, *rest) if arm and len(of(arm)) < len(current) and test(arm)), None)
+        if smaller is not None:
+            parts = max(2, parts - 1) if smaller in rest else 2
+            current = sorted(of(smaller))
+        elif parts < len(current):
+            parts = min(2 * parts, len(current))
+        else:
+            break
+    return frozenset(current)

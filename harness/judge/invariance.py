@@ -1,0 +1,322 @@
+"""Judging the arms of ``assay invariance``: which features change what they must not change, and what was not shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
+
+from assay.harness.compare.probe_scores import MEASURES, Bound, Distance, Measure, accept_length, places
+from assay.harness.engines.sglang.features import Feature, features_of
+from assay.harness.errors import EvidenceError
+from assay.harness.evidence.invariance import ArmRecord, InvarianceFolder, InvarianceManifest
+from assay.harness.invariance.arms import BASE, Arm, base_of, closed, left_out
+from assay.harness.invariance.outcome import Outcome, State, bounds, outcome, swing_limit, widened
+from assay.harness.judge.invariance_result import ArmRow, FeatureRow, InvarianceResult, PairCell
+from assay.harness.text import counted, listed
+from assay.harness.verdict import WORST_FIRST, Check, Finding, Requirement, Verdict
+
+FINDING = "feature-changes-output"
+"""Id of the finding that features change what they must not change."""
+_VERDICTS: Mapping[State, Verdict] = {
+    "same": "pass",
+    "differs": "regression",
+    "not shown": "inconclusive",
+    "not run": "inconclusive",
+}
+_AGREES = Requirement("base-agrees", "the base agrees with itself in other batches")
+_SENSITIVE = Requirement("probes-sensitive", "the probes see a fault that was seeded in the running server")
+_SHOWN = Requirement("features-on", "every feature was shown to be on in some arm")
+_DECIDED = Requirement("arms-decided", "every arm decided")
+_COVERED = Requirement("pairs-covered", "every two features were on together")
+
+
+def judge_invariance(folder: InvarianceFolder) -> InvarianceResult:
+    """Judge what a folder holds.
+
+    Raises:
+        EvidenceError: a file is damaged or of another run, or the base is not complete.
+    """
+    manifest, records = folder.manifest(), list(folder.arms())
+    base = next((record for record in records if record.why == "base" and record.complete), None)
+    again = next((record for record in records if record.why == "base again" and record.complete), None)
+    if base is None or again is None:
+        raise EvidenceError(
+            f"{folder.path} has no base that was run twice.", "a folder that assay invariance completed", "run it again"
+        )
+    known = {id_: features_of(manifest.spec["device"])[id_] for id_ in manifest.features}
+    limits = bounds(base, again, manifest.dtype)
+    arms = [record for record in records if record.features and record.why != "sensitivity"]
+    outcomes = _outcomes(base, arms, limits, known, manifest.dtype)
+    floor = {measure: Distance.of(places(base.replies, again.replies, measure)) for measure in MEASURES}
+    planned = [frozenset(arm) for arm in manifest.arms]
+    done = [judged.arm for judged in outcomes if judged.state in ("same", "differs")]
+    lost = left_out(planned, done, known)
+    checks = (
+        _agrees(floor, limits),
+        _sensitive(base, records, limits),
+        _shown(known, arms),
+        _decided(outcomes),
+        _covered(lost, manifest),
+    )
+    findings = _findings(manifest, outcomes, known)
+    verdict = _verdict(checks, outcomes)
+    return InvarianceResult(
+        verdict=verdict,
+        headline=_headline(verdict, findings, checks, outcomes, known, manifest),
+        reasons=tuple(_reasons(findings, checks)),
+        created=manifest.created,
+        command=manifest.command,
+        backend=manifest.backend,
+        model=manifest.spec["reference"]["model"],
+        device=manifest.spec["device"],
+        dtype=manifest.dtype,
+        hardware=manifest.hardware,
+        git=manifest.git,
+        packages=manifest.packages,
+        mode=manifest.mode,
+        minutes=manifest.minutes,
+        seconds=sum(record.seconds + record.startup_s for record in records),
+        servers=len({record.server for record in records}),
+        probes=len(manifest.lengths),
+        floor_kl=max(distance.mean for distance in floor.values()),
+        bound_kl=max(bound.mean for bound in limits.values()),
+        arms=tuple(_rows(base, again, floor, limits, arms, outcomes)),
+        features=tuple(_features(manifest, arms)),
+        pairs=tuple(_pairs(known, outcomes)),
+        left_out=tuple(lost),
+        checks=checks,
+        findings=tuple(findings),
+    )
+
+
+def _outcomes(
+    base: ArmRecord,
+    arms: Sequence[ArmRecord],
+    limits: Mapping[Measure, Bound],
+    known: Mapping[str, Feature],
+    dtype: str,
+) -> list[Outcome]:
+    records = {frozenset(record.features): record for record in reversed(arms)} | {BASE: base}
+    judged: list[Outcome] = []
+    for record in arms:
+        arm = frozenset(record.features)
+        own = base_of(arm, known)
+        against = records.get(own)
+        if against is None or not against.complete:
+            judged.append(Outcome(arm, "not run", {}, why=f"its base, {name_of(own)}, was not run"))
+        else:
+            judged.append(outcome(against, record, widened(limits, arm, known, dtype), swing_limit(dtype, arm, known)))
+    return judged
+
+
+def name_of(arm: Iterable[str]) -> str:
+    """Name an arm, such as "prefix-cache + page-size"."""
+    return " + ".join(sorted(arm)) or "no feature"
+
+
+def _agrees(floor: Mapping[Measure, Distance], limits: Mapping[Measure, Bound]) -> Check:
+    said = "; ".join(f"{measure}: mean KL {distance.mean:.2g} nats" for measure, distance in floor.items())
+    if all(limits[measure].holds(distance) for measure, distance in floor.items()):
+        return _AGREES.check("ok", said)
+    return _AGREES.check(
+        "failed",
+        said,
+        "the same tokens are scored differently without any feature: see which probes, alone and in batches",
+    )
+
+
+def _sensitive(base: ArmRecord, records: Sequence[ArmRecord], limits: Mapping[Measure, Bound]) -> Check:
+    record = next((record for record in records if record.why == "sensitivity"), None)
+    if record is None:
+        return _SENSITIVE.check(
+            "not checked", "no fault was seeded: it needs the prefix cache", "add prefix-cache to --features"
+        )
+    if not record.complete:
+        return _SENSITIVE.check("missing", record.problem or "the probes were not answered", "run it again")
+    distances = {measure: Distance.of(places(base.replies, record.replies, measure)) for measure in MEASURES}
+    said = "; ".join(f"{measure}: mean KL {distance.mean:.2g} nats" for measure, distance in distances.items())
+    seen = any(not limits[measure].holds(distance) for measure, distance in distances.items())
+    return _SENSITIVE.met(seen, said, "use real weights (without --load-format=dummy)")
+
+
+def _shown(known: Mapping[str, Feature], arms: Sequence[ArmRecord]) -> Check:
+    shown = {id_ for record in arms if record.complete for id_ in record.seen}
+    if missing := [id_ for id_ in known if id_ not in shown]:
+        whys = {id_: record.unseen.get(id_) or record.problem for record in arms for id_ in record.features}
+        said = "; ".join(f"{id_}: {whys.get(id_) or 'in no arm'}" for id_ in missing)
+        return _SHOWN.check("missing", said, "leave them out with --features, or see why the server switched them off")
+    return _SHOWN.check("ok", f"{counted(len(shown), 'feature')}: {', '.join(known)}")
+
+
+def _decided(outcomes: Sequence[Outcome]) -> Check:
+    open_ = [judged for judged in outcomes if _VERDICTS[judged.state] == "inconclusive"]
+    if open_:
+        said = "; ".join(f"{name_of(judged.arm)}: {judged.why}" for judged in open_)
+        return _DECIDED.check(
+            "missing", said, "read the logs of their servers, or leave the features out with --features"
+        )
+    return _DECIDED.check("ok" if outcomes else "missing", counted(len(outcomes), "arm"), "give it more --minutes")
+
+
+def _covered(lost: Sequence[tuple[str, str]], manifest: InvarianceManifest) -> Check:
+    if manifest.mode != "pairs":
+        return _COVERED.check(
+            "not checked", f"features were not switched in pairs, but as --{manifest.mode}", "leave it out"
+        )
+    if lost:
+        said = f"{counted(len(lost), 'pair')} left out: {listed([name_of(pair) for pair in lost[:6]])}"
+        return _COVERED.check("not checked", said, "give it more --minutes")
+    return _COVERED.check("ok", "all that can be on together")
+
+
+def _verdict(checks: Sequence[Check], outcomes: Sequence[Outcome]) -> Verdict:
+    states = {_VERDICTS[judged.state] for judged in outcomes}
+    if "regression" in states or any(check.status == "failed" for check in checks):
+        return "regression"
+    unmet = any(check.status == "missing" for check in checks) or not outcomes
+    return "inconclusive" if unmet or "inconclusive" in states else "pass"
+
+
+def _findings(manifest: InvarianceManifest, outcomes: Sequence[Outcome], known: Mapping[str, Feature]) -> list[Finding]:
+    """One finding for each smallest set of features that breaks, with the arms that have it."""
+    failing = {judged.arm: judged for judged in outcomes if judged.state == "differs"}
+    smallest = [arm for arm in failing if not any(other < arm for other in failing)]
+    return [
+        _finding(manifest, failing[arm], outcomes, known)
+        for arm in sorted(smallest, key=lambda arm: (len(arm), sorted(arm)))
+    ]
+
+
+def _finding(
+    manifest: InvarianceManifest, judged: Outcome, outcomes: Sequence[Outcome], known: Mapping[str, Feature]
+) -> Finding:
+    states = {each.arm: each for each in outcomes}
+    measure = max(judged.distances, key=lambda measure: judged.distances[measure].mean)
+    mean = judged.distances[measure].mean
+    alone = [f"{name_of(arm)}: {_said(states.get(arm), outcomes, arm)}" for arm in _parts(judged.arm, known)]
+    evidence = [
+        f"{measure}: mean KL {distance.mean:.3g} nats over {distance.positions:,} positions, at worst {distance.worst:.3g}"
+        for measure, distance in judged.distances.items()
+    ]
+    evidence += [f"each alone: {'; '.join(alone)}"] if alone else []
+    evidence += [judged.why] if judged.why else []
+    evidence += [
+        f"also in {name_of(each.arm)}" for each in outcomes if each.state == "differs" and judged.arm < each.arm
+    ][:4]
+    titles = listed([known[id_].title for id_ in sorted(judged.arm)])
+    return Finding(
+        id=FINDING,
+        title=f"{name_of(judged.arm)} changes the output",
+        severity="serious",
+        where=_where(judged, manifest),
+        diagnosis=f"{name_of(judged.arm)}: mean KL {mean:.2g} nats where {titles}"
+        + (f"; each alone: {'; '.join(alone)}" if alone else ""),
+        evidence=tuple(evidence),
+        reproduce=_command(manifest, judged.arm),
+    )
+
+
+def _parts(arm: Arm, known: Mapping[str, Feature]) -> list[Arm]:
+    """Return each feature of an arm alone, with what it requires; none for what is already one."""
+    parts = {closed([id_], known) for id_ in arm}
+    return sorted(parts - {arm}, key=sorted)
+
+
+def _said(own: Outcome | None, outcomes: Sequence[Outcome], arm: Arm) -> str:
+    """Say what a feature does alone: as it was run, or since a larger arm is the same."""
+    if own is not None and own.state in ("same", "differs"):
+        return f"{max(distance.mean for distance in own.distances.values()):.2g}"
+    if any(arm <= each.arm and each.state == "same" for each in outcomes):
+        return "no difference in larger arms"
+    return "not run"
+
+
+def _where(judged: Outcome, manifest: InvarianceManifest) -> str:
+    if judged.first is None:
+        return "what was written"
+    place = judged.first
+    prompt, shared, _ = manifest.lengths[place.probe]
+    if place.index >= prompt:
+        return f"first at probe {place.probe}, generated token {place.index - prompt + 1}"
+    behind = f" ({place.index - shared + 1} behind the shared prefix of {shared:,})" if shared else ""
+    return f"first at probe {place.probe}, prompt token {place.index + 1:,} of {prompt:,}{behind}"
+
+
+def _command(manifest: InvarianceManifest, arm: Arm) -> str:
+    words = [
+        word
+        for word in manifest.command.split(" ")
+        if not word.startswith(("--features=", "--minutes=")) and word not in ("--pairs", "--singles", "--exactly")
+    ]
+    return " ".join([*words, f"--features={','.join(sorted(arm))}", "--exactly"])
+
+
+def _rows(
+    base: ArmRecord, again: ArmRecord, floor: Mapping[Measure, Distance], limits: Mapping[Measure, Bound],
+    arms: Sequence[ArmRecord], outcomes: Sequence[Outcome],
+) -> Iterable[ArmRow]:  # fmt: skip
+    agrees: State = "same" if all(limits[measure].holds(distance) for measure, distance in floor.items()) else "differs"
+    yield _row(base, Outcome(BASE, "same", {}))
+    yield _row(again, Outcome(BASE, agrees, floor))
+    for record, judged in zip(arms, outcomes, strict=True):
+        yield _row(record, judged)
+
+
+def _row(record: ArmRecord, judged: Outcome) -> ArmRow:
+    prefill, decode = (judged.distances.get(measure) for measure in MEASURES)
+    return ArmRow(
+        number=record.number,
+        features=record.features,
+        chosen_by=record.why,
+        verdict=_VERDICTS[judged.state],
+        why=judged.why,
+        server=record.server,
+        startup_s=record.startup_s,
+        seconds=record.seconds,
+        prefill_kl=prefill and prefill.mean,
+        prefill_worst=prefill and prefill.worst,
+        decode_kl=decode and decode.mean,
+        decode_worst=decode and decode.worst,
+        positions=sum(distance.positions for distance in judged.distances.values()),
+        accepted=accept_length(record),
+        seen=record.seen,
+    )
+
+
+def _features(manifest: InvarianceManifest, arms: Sequence[ArmRecord]) -> Iterable[FeatureRow]:
+    for id_, feature in features_of(manifest.spec["device"]).items():
+        on = [record for record in arms if record.complete and id_ in record.seen]
+        why = manifest.not_covered.get(id_) or ("" if on else "in no arm that was run to its end")
+        yield FeatureRow(
+            id=id_, title=feature.title, arms=len(on), seen=on[0].seen[id_] if on else "", not_covered="" if on else why
+        )
+
+
+def _pairs(known: Mapping[str, Feature], outcomes: Sequence[Outcome]) -> Iterable[PairCell]:
+    for first, other in [*((id_, id_) for id_ in known), *combinations(known, 2)]:
+        having = [judged for judged in outcomes if {first, other} <= judged.arm]
+        # A pair is wrong only if every arm that has it is: else another feature is what breaks.
+        states = [_VERDICTS[judged.state] for judged in having]
+        best = min(states, key=lambda verdict: -WORST_FIRST.index(verdict), default=None)
+        means = [max(d.mean for d in judged.distances.values()) for judged in having if judged.distances]
+        yield PairCell(first=first, other=other, verdict=best, kl=min(means, default=None))
+
+
+def _headline(
+    verdict: Verdict, findings: Sequence[Finding], checks: Sequence[Check], outcomes: Sequence[Outcome],
+    known: Mapping[str, Feature], manifest: InvarianceManifest,
+) -> str:  # fmt: skip
+    if findings:
+        more = f", and {counted(len(findings) - 1, 'further set')} of features" if len(findings) > 1 else ""
+        return f"{findings[0].diagnosis}{more}."
+    if unmet := next((check for check in checks if check.status in ("failed", "missing")), None):
+        return f"{unmet.title}: {unmet.found}."
+    on = counted(len(known), "feature")
+    return f"{on} in {counted(len(outcomes), 'arm')} changed nothing in {manifest.backend}."
+
+
+def _reasons(findings: Sequence[Finding], checks: Sequence[Check]) -> Iterable[str]:
+    yield from (finding.sentence for finding in findings)
+    for check in checks:
+        if check.status in ("failed", "missing"):
+            yield f"{check.title}: {check.found}. {check.settles.capitalize()}."

@@ -1,0 +1,89 @@
+"""``invariance.json``: the result of ``assay invariance``, and everything a reader needs to believe it.
+
+`SCHEMA` follows `assay.harness.schema.RULE`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import ConfigDict, Field
+
+from assay.harness.judge.decide import Judgement
+from assay.harness.schema import RULE, Part
+from assay.harness.verdict import Check, Finding, Verdict
+
+SCHEMA: Literal["assay.invariance/1"] = "assay.invariance/1"
+
+
+class ArmRow(Part):
+    """One arm: which features were on together, and how far its output is from the base's."""
+
+    number: int
+    features: tuple[str, ...]
+    chosen_by: str = Field(description='"base", "pairs", "singles", "exactly", "reduction" or "sensitivity"')
+    verdict: Verdict
+    why: str = Field(description="what decided; empty for a pass")
+    server: int
+    startup_s: float = Field(description="0 where the server ran already")
+    seconds: float
+    prefill_kl: float | None = Field(
+        None, description="mean divergence from the base, in nats, over scored prompt tokens"
+    )
+    prefill_worst: float | None = None
+    decode_kl: float | None = Field(None, description="the same over generated tokens, as long as answers are the same")
+    decode_worst: float | None = None
+    positions: int = 0
+    accepted: float | None = Field(None, description="tokens a pass that verified drafts; null without speculation")
+    seen: dict[str, str] = Field(default_factory=dict, description="what shows that a feature was on")
+
+
+class FeatureRow(Part):
+    """One feature, and whether it was switched."""
+
+    id: str
+    title: str
+    arms: int = Field(description="arms in which it was shown to be on")
+    seen: str = Field(description="what showed that it was on, in the first of them")
+    not_covered: str = Field("", description="why no arm had it; empty if one had")
+
+
+class PairCell(Part):
+    """Two features that were on together, or a feature in any arm; the worst verdict of an arm that had both, the base apart."""
+
+    first: str
+    other: str
+    verdict: Verdict | None = Field(description="null where no arm had both")
+    kl: float | None = Field(description="the smallest mean divergence of an arm that had both, in nats")
+
+
+class InvarianceResult(Judgement):
+    __doc__ = f"A complete comparison of features. {RULE}"
+
+    schema_id: Literal["assay.invariance/1"] = Field(SCHEMA, alias="schema")
+    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
+
+    created: str = Field(description="ISO 8601, UTC")
+    command: str
+    backend: str
+    model: str
+    device: str
+    dtype: str
+    hardware: str
+    git: str
+    packages: dict[str, str]
+    mode: str
+    minutes: float = Field(description="the budget; 0 for none")
+    seconds: float = Field(description="of all arms, servers included")
+    servers: int
+    probes: int
+    floor_kl: float = Field(
+        description="mean divergence of the base from itself in other batches, in nats; the larger measure"
+    )
+    bound_kl: float = Field(description="mean divergence that counts as none, in nats; the larger measure")
+    arms: tuple[ArmRow, ...]
+    features: tuple[FeatureRow, ...]
+    pairs: tuple[PairCell, ...]
+    left_out: tuple[tuple[str, str], ...] = Field((), description="pairs that the budget left out")
+    checks: tuple[Check, ...]
+    findings: tuple[Finding, ...]

@@ -1,0 +1,91 @@
+"""Lengths of both roles' answers -> the metric, the check and the finding about them, of a run and of a bench."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from assay.harness.compare.answer_lengths import SURE, AnswerLengths, compare_lengths
+from assay.harness.compare.answers import Pair
+from assay.harness.judge.report import Metric
+from assay.harness.policy import Policy
+from assay.harness.verdict import Check, Finding, Requirement
+
+LENGTH_RATIO = "answer-length-ratio"
+"""Id of the metric."""
+_TITLE = "without a forced length, the candidate's answers are as long as the reference's"
+
+
+def lengths_of(pairs: Sequence[Pair], policy: Policy) -> AnswerLengths:
+    """Compare the lengths of answers to questions; those that share a passage count once."""
+    lengths = [
+        (
+            (pair.reference.completion_tokens, pair.reference.finish_reason == "length"),
+            (pair.candidate.completion_tokens, pair.candidate.finish_reason == "length"),
+        )
+        for pair in pairs
+    ]
+    return compare_lengths(lengths, policy.alpha, policy.length_bound, [pair.item.unit for pair in pairs])
+
+
+def ratio_metric(lengths: AnswerLengths, policy: Policy) -> Metric:
+    """Express the ratio with its interval and its bound."""
+    return Metric(
+        id=LENGTH_RATIO,
+        title="length of answers, candidate over reference",
+        value=lengths.ratio,
+        text="not measured" if lengths.ratio is None else f"{lengths.ratio:.3f}",
+        low=lengths.low,
+        high=lengths.high,
+        bound=1 + lengths.bound,
+        bound_is="most",
+        policy=policy.line("length_bound"),
+        explain=f"{lengths.text[0].upper()}{lengths.text[1:]}; as far below 1 is out of bounds too",
+    )
+
+
+def check_lengths(lengths: AnswerLengths, title: str = _TITLE) -> Check:
+    """Check that no difference is seen. What too few answers leave open, and what a token limit hides, is not checked."""
+    requirement = Requirement("answer-lengths", title)
+    if not lengths.informative:
+        observed = f"all {lengths.prompts} answers of both ran to the limit, so their lengths prove nothing"
+        return requirement.check("not checked", observed, "use a model that ends its answers, or a higher token limit")
+    if lengths.differ or lengths.beyond:
+        return requirement.check("missing", lengths.text, "compare the answers themselves; see assay run")
+    if not lengths.same:
+        return requirement.check(
+            "not checked", f"{lengths.text}: not shown to be within {lengths.bound:.0%}", "more questions"
+        )
+    return requirement.check("ok", f"{lengths.text}: within {lengths.bound:.0%}")
+
+
+def beyond_words(lengths: AnswerLengths, whose: str = "The candidate") -> str:
+    """Describe a difference beyond the bound, in a sentence that names the test."""
+    sure = f"above {lengths.bound:.0%} at an error rate of {SURE:g}, which is not corrected for other suites"
+    return f"{whose}'s answers are {_other(lengths)}: {lengths.text}; {sure}."
+
+
+def lengths_finding(lengths: AnswerLengths, reproduce: str, consequence: str, *, serious: bool) -> Finding:
+    """Make the finding of answers of another length.
+
+    Args:
+        lengths: of both roles.
+        reproduce: the command.
+        consequence: of it, a sentence.
+        serious: whether it is a regression.
+    """
+    return Finding(
+        id="answer-lengths",
+        title="answers differ in length",
+        severity="serious" if serious else "warning",
+        where="answer lengths when not forced",
+        diagnosis=f"The candidate's answers are {_other(lengths)}: {consequence}",
+        evidence=(lengths.text,),
+        reproduce=reproduce,
+    )
+
+
+def _other(lengths: AnswerLengths) -> str:
+    """Return "longer" or "shorter"; of equal means, by the answers that ran to the limit."""
+    if lengths.candidate == lengths.reference:
+        return "longer" if lengths.candidate_cut > lengths.reference_cut else "shorter"
+    return "longer" if lengths.candidate > lengths.reference else "shorter"

@@ -1,0 +1,135 @@
+"""The document of ``assay invariance``: the sets of features that break, the row of arms, and every two features that were on."""
+
+from __future__ import annotations
+
+from assay.harness.judge.invariance_result import ArmRow, FeatureRow, InvarianceResult, PairCell
+from assay.harness.progress import duration
+from assay.harness.text import counted, one_line
+from assay.harness.verdict import WORST_FIRST, Verdict
+from assay.reports.document import (
+    Block,
+    CaseResult,
+    Cell,
+    Checks,
+    Document,
+    Facts,
+    Findings,
+    Line,
+    Matrix,
+    Only,
+    Section,
+    Suite,
+    Table,
+    Words,
+)
+from assay.reports.summary import NOTHING
+
+_ARMS = ("arm", "features", "prefill KL", "worst", "decode KL", "worst", "server", "seconds", "verdict")
+
+
+def invariance_document(result: InvarianceResult) -> Document:
+    """Build the document: verdict, findings, arms, features and pairs."""
+    return Document(
+        command="invariance",
+        title=f"features of {one_line(result.backend, 60)} that must change nothing",
+        verdict=result.verdict,
+        headline=result.headline,
+        created=result.created,
+        crumbs=[f"{counted(len(result.arms), 'arm')}, {counted(result.servers, 'server')}, {duration(result.seconds)}"],
+        body=_body(result),
+        foot=f"{result.schema_id}. Next to this file: invariance.json, the complete result, and arms, what was answered.",
+        suites=[_suite(result)],
+        result=result,
+        name="assay invariance",
+    )
+
+
+def _body(result: InvarianceResult) -> list[Block]:
+    says = (
+        f"Each arm scored the same {counted(result.probes, 'probe')}, token by token, and wrote the same tokens. The base differs "
+        f"from itself in other batches by a mean KL of {result.floor_kl:.2g} nats; up to {result.bound_kl:.2g} counts as none."
+    )
+    blocks: list[Block] = [
+        Facts(
+            [
+                ("backend", Cell(result.backend, code=True)),
+                ("model", Cell(result.model, code=True)),
+                ("device", result.device),
+            ]
+        ),
+        Section("findings", "Findings", [Findings(result.findings, commands=True)]),
+        Section("arms", "Arms", [Line(says, "quiet"), _arms(result)], announced=True),
+        Section("features", "Features", [_features(result.features)], announced=True),
+        Only("page", [Section("pairs", "Pairs", [_matrix(result)])]),
+        Section("checks", "Requirements of a pass", [Checks(result.checks)]),
+    ]
+    facts: list[tuple[Words, ...]] = [
+        ("Hardware", result.hardware),
+        ("Git", result.git or NOTHING),
+        ("Dtype", result.dtype),
+    ]
+    return [
+        *blocks,
+        Only("page", [Section("environment", "Environment", [Facts([*facts, *result.packages.items()], "small")])]),
+    ]
+
+
+def _arms(result: InvarianceResult) -> Table:
+    return Table(_ARMS, [_arm(arm) for arm in result.arms], numbers=(2, 3, 4, 5, 6, 7), style="stacked")
+
+
+def _arm(arm: ArmRow) -> tuple[Words, ...]:
+    started = f"{arm.server} (started in {arm.startup_s:.0f} s)" if arm.startup_s else f"{arm.server}"
+    return (
+        f"{arm.number}",
+        " + ".join(arm.features) or arm.chosen_by,
+        *(_nats(value) for value in (arm.prefill_kl, arm.prefill_worst, arm.decode_kl, arm.decode_worst)),
+        started,
+        f"{arm.seconds:.0f}",
+        Cell(arm.verdict, arm.verdict, note=one_line(arm.why, 160)),
+    )
+
+
+def _nats(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.2g}"
+
+
+def _features(rows: tuple[FeatureRow, ...]) -> Table:
+    return Table(
+        ("feature", "what is on", "arms", "shown by"),
+        [(row.id, row.title, f"{row.arms}", row.seen or f"not covered: {row.not_covered}") for row in rows],
+        numbers=(2,),
+    )
+
+
+def _matrix(result: InvarianceResult) -> Matrix:
+    """Every feature by every other; on the diagonal each in any arm."""
+    names = list(dict.fromkeys(cell.first for cell in result.pairs))
+    cells = {frozenset((cell.first, cell.other)): cell for cell in result.pairs}
+    return Matrix(
+        "on together", names, names, [[_pair(cells[frozenset((row, column))]) for column in names] for row in names]
+    )
+
+
+def _pair(cell: PairCell) -> Cell | None:
+    if cell.verdict is None:
+        return None
+    return Cell(_nats(cell.kl), cell.verdict, sign=cell.verdict)
+
+
+def _suite(result: InvarianceResult) -> Suite:
+    cases = [
+        CaseResult(
+            " + ".join(arm.features) or arm.chosen_by, "assay.invariance.arms", arm.verdict, arm.why or arm.verdict,
+            [f"{name}: {shows}" for name, shows in arm.seen.items()], arm.seconds,
+        )
+        for arm in sorted(result.arms, key=lambda arm: (_order(arm.verdict), arm.number))
+    ]  # fmt: skip
+    checks = [CaseResult.of(check, "assay.invariance.checks") for check in result.checks]
+    return Suite(
+        "assay invariance", [*checks, *cases], {"backend": result.backend, "model": result.model}, result.created
+    )
+
+
+def _order(verdict: Verdict) -> int:
+    return WORST_FIRST.index(verdict)

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from assay.harness.engines.sglang import scheduler_faults
+from assay.harness.engines.sglang.features import features_of
+from assay.harness.engines.sglang.scheduler_faults import FAULTS, LastStepKV, RetractedKV, SharedPage, StaleLength, SwappedRows
+from assay.harness.invariance.arms import clashes, closed
+
+ROWS = torch.arange(10, 22)
+
+
+class Mode:
+    def __init__(self, decodes: bool) -> None:
+        self._decodes = decodes
+
+    def is_decode(self) -> bool:
+        return self._decodes
+
+    def is_extend(self) -> bool:
+        return not self._decodes
+
+
+def request(rid: str, retractions: int = 0) -> Any:
+    sampling = SimpleNamespace(max_new_tokens=8)
+    return SimpleNamespace(rid=rid, retraction_count=retractions, origin_input_ids=[0] * 5, sampling_params=sampling)
+
+
+def prefill(*requests: tuple[Any, int, int]) -> tuple[Any, Any]:
+    """A prefill batch of requests with new and cached tokens: what was scheduled, and what the model is given."""
+    tokens = sum(new for _, new, _ in requests)
+    made = SimpleNamespace(
+        forward_mode=Mode(False),
+        rids=[req.rid for req, _, _ in requests],
+        extend_seq_lens_cpu=[new for _, new, _ in requests],
+        extend_prefix_lens_cpu=[prefix for _, _, prefix in requests],
+        positions=torch.cat([torch.arange(prefix, prefix + new) for _, new, prefix in requests]),
+        out_cache_loc=ROWS[:tokens].clone(),
+    )
+    return SimpleNamespace(reqs=[req for req, _, _ in requests]), made
+
+
+def decode(lengths: list[int]) -> tuple[Any, Any]:
+    requests = [request(f"r{n}") for n in range(len(lengths))]
+    made = SimpleNamespace(forward_mode=Mode(True), seq_lens=torch.tensor(lengths), out_cache_loc=ROWS[: len(lengths)].clone())
+    return SimpleNamespace(reqs=requests), made
+
+
+def spoilt(fault: Any, batch: tuple[Any, Any]) -> Any:
+    fault.batch(*batch)
+    return batch[1]
+
+
+@pytest.fixture
+def arguments(monkeypatch: pytest.MonkeyPatch) -> Any:
+    given = SimpleNamespace(page_size=1, disable_overlap_schedule=True)
+    monkeypatch.setattr(scheduler_faults, "_arguments", lambda: given)
+    return given
+
+
+def test_every_fault_is_carried_by_features_that_can_be_on_together() -> None:
+    known = features_of("cpu")
+    for fault in FAULTS.values():
+        for carriers in fault.carriers:
+            assert carriers == closed(carriers, known), f"{fault.id}: {carriers}"
+            assert not clashes(carriers, known)
+
+
+@pytest.mark.parametrize(("cached", "off"), [(0, 0), (1, 0), (6, 1)])
+def test_a_later_chunk_is_off_only_behind_a_cached_prefix(cached: int, off: int) -> None:
+    fault = StaleLength()
+    first = spoilt(fault, prefill((request("a"), 4, cached)))
+    assert first.positions.tolist() == list(range(cached, cached + 4))
+    later = spoilt(fault, prefill((request("a"), 3, cached + 4)))
+    assert later.positions.tolist() == [cached + 4 + n - off for n in range(3)]
+
+
+def test_a_retracted_request_is_no_later_chunk() -> None:
+    fault = StaleLength()
+    spoilt(fault, prefill((request("a"), 4, 6)))
+    assert spoilt(fault, prefill((request("a", retractions=1), 3, 6))).positions.tolist() == [6, 7, 8]
+
+
+@pytest.mark.parametrize(("page", "shared"), [(1, False), (16, True)])
+def test_two_requests_share_a_slot_only_in_pages(arguments: Any, page: int, shared: bool) -> None:
+    arguments.page_size = page
+    made = spoilt(SharedPage(), prefill((request("a"), 3, 0), (request("b"), 2, 0)))
+    assert (made.out_cache_loc[3] == made.out_cache_loc[0]) == shared
+    alone = spoilt(SharedPage(), prefill((request("a"), 3, 0)))
+    assert alone.out_cache_loc.tolist() == ROWS[:3].tolist()
+
+
+@pytest.mark.parametrize("retractions", [0, 1])
+def test_only_a_retracted_request_is_not_written(retractions: int) -> None:
+    made = spoilt(RetractedKV(), prefill((request("a"), 2, 0), (request("b", retractions), 3, 0)))
+    kept = ROWS[2:5].tolist() if not retractions else [0, 0, int(ROWS[4])]
+    assert made.out_cache_loc.tolist() == [*ROWS[:2].tolist(), *kept]
+
+
+def test_only_the_last_decode_pass_is_not_written() -> None:
+    made = spoilt(LastStepKV(), decode([11, 12]))
+    assert made.out_cache_loc.tolist() == [int(ROWS[0]), 0], "5 tokens of a prompt and all but the last of 8"
+
+
+@pytest.mark.parametrize(("overlap", "swapped"), [(False, False), (True, True)])
+def test_rows_change_places_only_where_scheduling_overlaps(arguments: Any, overlap: bool, swapped: bool) -> None:
+    arguments.disable_overlap_schedule = not overlap
+    output = SimpleNamespace(next_token_logits=torch.tensor([[1.0], [2.0], [3.0]]))
+    SwappedRows().logits(None, output, decode([6, 6, 6])[1])
+    assert output.next_token_logits[:, 0].tolist() == ([2.0, 1.0, 3.0] if swapped else [1.0, 2.0, 3.0])
+
+
+def test_one_tensor_is_another_after_a_reload() -> None:
+    model = torch.nn.ModuleDict({"layers": torch.nn.ModuleList([torch.nn.Linear(2, 2, bias=False) for _ in range(2)])})
+    before = [parameter.clone() for parameter in model.parameters()]
+    FAULTS["half-reloaded"]().reloaded(model)
+    assert [bool((one == other).all()) for one, other in zip(before, model.parameters(), strict=True)] == [True, False]

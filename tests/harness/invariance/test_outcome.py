@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+from types import ModuleType
+
+import pytest
+
+from assay.harness.compare.noise_limits import EXACT_KL
+from assay.harness.compare.probe_scores import Bound, Measure
+from assay.harness.engines.sglang.features import Feature
+from assay.harness.invariance.outcome import bounds, outcome, widened
+
+Limits = dict[Measure, Bound]
+
+
+@pytest.fixture(scope="module")
+def limits(arm_records: ModuleType) -> Limits:
+    return bounds(arm_records.BASE, arm_records.AGAIN, "float32")
+
+
+@pytest.mark.parametrize("measure", ["prefill", "decode"])
+def test_what_moves_by_more_than_rounding_differs(arm_records: ModuleType, limits: Limits, measure: str) -> None:
+    found = outcome(arm_records.BASE, arm_records.arm("batch", **{measure: 0.05}), limits)
+    assert found.state == "differs"
+    assert found.first is not None
+    assert found.first.probe == "0+8"
+    assert found.first.index == {"prefill": 5, "decode": 12}[measure]
+
+
+def test_what_moves_by_rounding_is_the_same(arm_records: ModuleType, limits: Limits) -> None:
+    assert outcome(arm_records.BASE, arm_records.arm("batch", prefill=1e-6, decode=1e-6), limits).state == "same"
+
+
+def test_one_position_of_a_thousand_is_enough(arm_records: ModuleType, limits: Limits) -> None:
+    replies = [arm_records.reply(f"{n}+8") for n in range(200)]
+    base = arm_records.BASE.model_copy(update={"replies": tuple(replies)})
+    replies[150] = arm_records.reply("150+8", decode=0.02)
+    found = outcome(base, arm_records.arm("batch").model_copy(update={"replies": tuple(replies)}), limits)
+    assert found.state == "differs"
+    assert found.first is not None
+    assert found.first.probe == "150+8"
+
+
+def test_a_feature_that_was_not_shown_to_be_on_is_no_pass(arm_records: ModuleType, limits: Limits) -> None:
+    unseen = {"order": "the order was the same"}
+    record = arm_records.arm("batch", "order").model_copy(update={"seen": {"batch": "seen"}, "unseen": unseen})
+    found = outcome(arm_records.BASE, record, limits)
+    assert found.state == "not shown"
+    assert "order was not shown to be on: the order was the same" in found.why
+
+
+def test_what_differs_differs_although_a_feature_was_not_shown_to_be_on(arm_records: ModuleType, limits: Limits) -> None:
+    record = arm_records.arm("batch", decode=0.05).model_copy(update={"seen": {}, "unseen": {"batch": "alone"}})
+    assert outcome(arm_records.BASE, record, limits).state == "differs"
+
+
+def test_an_arm_that_failed_was_not_run(arm_records: ModuleType, limits: Limits) -> None:
+    record = arm_records.arm("batch", problem="the server died")
+    assert outcome(arm_records.BASE, record, limits).state == "not run"
+    assert outcome(arm_records.BASE, record, limits).why == "the server died"
+
+
+def test_an_arm_without_a_common_position_shows_nothing(arm_records: ModuleType, limits: Limits) -> None:
+    other = arm_records.arm("batch").model_copy(update={"replies": (arm_records.reply("99+8"),)})
+    assert outcome(arm_records.BASE, other, limits).state == "not shown"
+
+
+def test_the_floor_excuses_no_more_than_its_dtype_can(arm_records: ModuleType) -> None:
+    broken = arm_records.arm(number=1, why="base again", decode=1.0)
+    limits = bounds(arm_records.BASE, broken, "float32")
+    assert limits["decode"].mean <= 1e-6
+    assert bounds(arm_records.BASE, broken, "bfloat16")["decode"].mean == EXACT_KL
+    assert outcome(arm_records.BASE, arm_records.arm("batch", decode=1.0), limits).state == "differs", (
+        "as wrong as the base is in other batches"
+    )
+
+
+def test_the_floor_widens_the_bound(arm_records: ModuleType) -> None:
+    noisy = bounds(arm_records.BASE, arm_records.arm(number=1, why="base again", prefill=3e-3), "bfloat16")
+    quiet = bounds(arm_records.BASE, arm_records.BASE, "bfloat16")
+    assert noisy["prefill"].mean > quiet["prefill"].mean
+    assert noisy["decode"].mean == quiet["decode"].mean
+
+
+def test_another_kernel_may_round_as_an_honest_one_does(arm_records: ModuleType, limits: Limits) -> None:
+    known = {"kernel": Feature("kernel", "", cost="another kernel"), "batch": Feature("batch", "")}
+    for dtype, shift in (("float32", 1e-3), ("bfloat16", 2e-2)):
+        record = arm_records.arm("kernel", prefill=shift)
+        assert outcome(arm_records.BASE, record, widened(limits, ["kernel"], known, dtype)).state == "same"
+        assert outcome(arm_records.BASE, record, widened(limits, ["batch"], known, dtype)).state == "differs"
+    wrong = arm_records.arm("kernel", prefill=0.3)
+    assert outcome(arm_records.BASE, wrong, widened(limits, ["kernel"], known, "bfloat16")).state == "differs"
+
+
+def test_drafts_that_are_no_longer_accepted_are_a_difference(arm_records: ModuleType, limits: Limits) -> None:
+    base, lost = arm_records.arm("ngram", verifications=2), arm_records.arm("ngram", "batch", verifications=arm_records.DEPTH)
+    found = outcome(base, lost, limits)
+    assert found.state == "differs"
+    assert found.why == "1.00 tokens were accepted a pass, 3.00 in the base"
+    assert outcome(base, base, limits).state == "same"
+    assert outcome(arm_records.BASE, lost, limits).state == "same", "a base without speculation says nothing about it"
+
+
+def test_deterministic_kernels_allow_no_bit_of_difference_in_a_batch(arm_records: ModuleType, limits: Limits) -> None:
+    exact = Feature("exact", "", on=("--exact",), cost="a base of its own")
+    known = {"exact": exact, "batch": Feature("batch", "", bitwise=True), "page": Feature("page", "", on=("--page",))}
+    base, batched = arm_records.arm("exact"), arm_records.arm("exact", "batch", decode=1e-6)
+    assert outcome(base, batched, widened(limits, batched.features, known, "float32")).state == "differs"
+    assert outcome(base, arm_records.arm("exact", "batch"), widened(limits, batched.features, known, "float32")).state == "same"
+    assert outcome(base, batched, widened(limits, ["exact", "page"], known, "float32")).state == "same", (
+        "other pages may round otherwise"
+    )
+    assert (
+        outcome(arm_records.BASE, arm_records.arm("exact", prefill=1e-3), widened(limits, ["exact"], known, "float32")).state
+        == "same"
+    )

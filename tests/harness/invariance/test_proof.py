@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from assay.evals.invariance_load import Probe
+from assay.harness.engines.sglang.features import features_of
+from assay.harness.evidence.counters import Admission
+from assay.harness.invariance.proof import Pass, shown
+
+CPU, CUDA = features_of("cpu"), features_of("cuda")
+PROBES = (Probe("0+5", (1,) * 5, 0, 8), Probe("32+9", (1,) * 41, 32, 8))
+
+
+def admission(*requests: tuple[str, int, int]) -> Admission:
+    rids, new, prefix = zip(*requests, strict=True)
+    return Admission(process=1, rids=rids, new=new, prefix=prefix)
+
+
+@pytest.fixture
+def over(arm_records: ModuleType) -> Pass:
+    """A pass in which no feature is seen to be on."""
+    replies = [arm_records.reply("0+5"), arm_records.reply("32+9")]
+    admissions = [admission(("a:0+5", 5, 0)), admission(("a:32+9", 41, 0))]
+    return Pass(PROBES, replies, admissions, ["0+5", "32+9"], {})
+
+
+def replied(over: Pass, **fields: Any) -> Pass:
+    """The pass with other fields in the reply to the second probe."""
+    return replace(over, replies=[over.replies[0], over.replies[1].model_copy(update=fields)])
+
+
+def changed(over: Pass, id_: str) -> Pass:
+    """The pass in which a feature was on."""
+    admissions = {
+        "batch": [admission(("a:0+5", 5, 0), ("a:32+9", 41, 0))],
+        "chunked-prefill": [admission(("a:32+9", 32, 0)), admission(("a:32+9", 9, 32))],
+        "mixed-chunk": [admission(("a:32+9", 9, 32), ("a:0+5", 1, 12))],
+    }
+    resolved = {**CPU, **CUDA}[id_].resolved
+    over = replace(over, admissions=admissions.get(id_, over.admissions), arguments=resolved)
+    if id_ == "prefix-cache":
+        return replied(over, cached_tokens=32)
+    if id_ == "retraction":
+        return replied(over, retractions=1)
+    if id_ == "streamed":
+        return replied(over, pieces=3)
+    if id_ == "ngram":
+        return replied(over, verifications=3)
+    if id_ == "conversation":
+        return replied(replace(over, turns={"32+9": 40}), cached_tokens=40)
+    if id_ == "order":
+        return replace(over, sent=["32+9", "0+5"])
+    if id_ == "weights-again":
+        return replace(over, reloaded="loaded")
+    if id_ == "sleep-wake":
+        return replace(over, woken="slept")
+    if id_ == "cuda-graph-decode":
+        return replace(over, arguments={"cuda_graph_config": {"decode": {"backend": "full"}}})
+    return over
+
+
+@pytest.mark.parametrize(
+    "id_",
+    [
+        "prefix-cache", "batch", "order", "conversation", "streamed", "weights-again", "chunked-prefill", "mixed-chunk",
+        "retraction", "ngram", "sleep-wake", "cuda-graph-decode", "page-size", "overlap", "no-radix-cache",
+    ],
+)  # fmt: skip
+def test_a_feature_is_shown_where_it_was_on_and_nowhere_else(id_: str, over: Pass) -> None:
+    feature = {**CPU, **CUDA}[id_]
+    found, why = shown(feature, changed(over, id_))
+    assert (bool(found), why) == (True, ""), why
+    off = replace(over, arguments=feature.resolved) if feature.seen else over
+    found, why = shown(feature, off)
+    assert (found, bool(why)) == ("", True), found
+
+
+def test_a_flag_that_the_server_resolved_otherwise_proves_nothing(over: Pass) -> None:
+    chunked = replace(changed(over, "chunked-prefill"), arguments={"chunked_prefill_size": 64})
+    assert shown(CPU["chunked-prefill"], chunked) == ("", "the server resolved chunked_prefill_size = 64, not 128")
+
+
+def test_a_miss_is_shown_unless_something_came_from_the_cache(over: Pass) -> None:
+    assert shown(CPU["force-miss"], over)[0]
+    assert shown(CPU["force-miss"], replied(over, cached_tokens=32)) == ("", "1 prefixes came from the cache")
+
+
+def test_every_prefix_must_come_from_the_cache(over: Pass) -> None:
+    assert shown(CPU["prefix-cache"], replied(over, cached_tokens=31)) == ("", "0 of 1 shared prefixes came from the cache")
+    assert shown(CPU["prefix-cache"], replace(replied(over, cached_tokens=32), page=16))[0]
+    assert not shown(CPU["prefix-cache"], replace(replied(over, cached_tokens=31), page=32))[0]
+
+
+def test_every_feature_says_how_it_is_seen() -> None:
+    for feature in CUDA.values():
+        proven = feature.resolved or feature.seen or feature.environment
+        assert proven or feature.without, feature.id

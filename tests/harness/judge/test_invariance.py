@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from assay.harness.errors import EvidenceError, ExitCode
+from assay.harness.evidence.invariance import ArmRecord, InvarianceFolder
+from assay.harness.judge.invariance import judge_invariance
+from assay.harness.judge.invariance_result import InvarianceResult
+from assay.reports.invariance import invariance_document
+from assay.reports.junit import to_junit
+from assay.reports.markdown import to_markdown
+from assay.reports.page import to_html
+from assay.reports.terminal import render
+
+Judge = Callable[..., InvarianceResult]
+
+
+@pytest.fixture
+def judged(tmp_path: Path, arm_records: ModuleType) -> Judge:
+    def judge(records: Sequence[ArmRecord], again: ArmRecord | None = None, **manifest: Any) -> InvarianceResult:
+        folder = InvarianceFolder.new(tmp_path / "out")
+        arm_records.write(folder, records, again, **manifest)
+        return judge_invariance(folder)
+
+    return judge
+
+
+def test_features_that_change_nothing_pass(judged: Judge, arm_records: ModuleType) -> None:
+    result = judged([arm_records.arm("prefix-cache"), arm_records.arm("prefix-cache", "page-size", number=3)])
+    assert (result.verdict, result.exit_code) == ("pass", ExitCode.PASS)
+    assert result.headline == "2 features in 2 arms changed nothing in torch_native."
+    assert [arm.verdict for arm in result.arms] == ["pass"] * 4
+    assert {check.id: check.status for check in result.checks} == {
+        "base-agrees": "ok",
+        "probes-sensitive": "ok",
+        "features-on": "ok",
+        "arms-decided": "ok",
+        "pairs-covered": "ok",
+    }
+
+
+def test_a_pair_that_breaks_is_named_with_what_each_does_alone(judged: Judge, arm_records: ModuleType) -> None:
+    arm = arm_records.arm
+    arms = [
+        arm("prefix-cache"),
+        arm("page-size", number=3),
+        arm("prefix-cache", "page-size", number=4, decode=0.8),
+        arm("prefix-cache", "page-size", "order", number=5, decode=0.8),
+    ]
+    result = judged(arms)
+    assert (result.verdict, result.exit_code) == ("regression", ExitCode.REGRESSION)
+    (finding,) = result.findings
+    assert finding.title == "page-size + prefix-cache changes the output"
+    assert finding.where == "first at probe 0+8, generated token 1"
+    assert "page-size: 0; prefix-cache: 0" in finding.diagnosis
+    assert finding.reproduce == "assay invariance --features=page-size,prefix-cache --exactly"
+    assert "also in order + page-size + prefix-cache" in finding.evidence
+    pairs = {(pair.first, pair.other): pair.verdict for pair in result.pairs}
+    assert pairs["prefix-cache", "page-size"] == "regression"
+    assert pairs["prefix-cache", "prefix-cache"] == "pass", "it is on in an arm that is the same"
+
+
+def test_a_feature_that_was_not_shown_to_be_on_is_no_pass(judged: Judge, arm_records: ModuleType) -> None:
+    unseen = arm_records.arm("page-size").model_copy(update={"seen": {}, "unseen": {"page-size": "resolved to 1"}})
+    result = judged([arm_records.arm("prefix-cache"), unseen])
+    assert (result.verdict, result.exit_code) == ("inconclusive", ExitCode.NO_VERDICT)
+    assert "page-size: resolved to 1" in result.headline
+
+
+def test_an_arm_whose_server_did_not_start_is_no_pass(judged: Judge, arm_records: ModuleType) -> None:
+    both = arm_records.arm("prefix-cache", "page-size", number=4, problem="the server failed during start-up")
+    result = judged([arm_records.arm("prefix-cache"), arm_records.arm("page-size", number=3), both])
+    assert result.verdict == "inconclusive"
+    assert "the server failed during start-up" in result.headline
+
+
+def test_no_arm_is_no_pass(judged: Judge) -> None:
+    assert judged([]).verdict == "inconclusive"
+
+
+def test_a_fault_that_the_probes_do_not_see_is_no_pass(judged: Judge, arm_records: ModuleType) -> None:
+    arms = [arm_records.arm("prefix-cache"), arm_records.arm("page-size", number=3)]
+    result = judged(arms, fault_seen=False)
+    assert result.verdict == "inconclusive"
+    assert {check.id: check.status for check in result.checks}["probes-sensitive"] == "missing"
+
+
+def test_a_base_that_differs_from_itself_is_a_regression(judged: Judge, arm_records: ModuleType) -> None:
+    arms = [arm_records.arm("prefix-cache"), arm_records.arm("page-size", number=3)]
+    result = judged(arms, arm_records.arm(number=1, why="base again", decode=0.5))
+    assert result.verdict == "regression"
+    assert result.headline.startswith("the base agrees with itself in other batches: ")
+
+
+def test_pairs_that_the_budget_left_out_are_named_and_forbid_no_pass(judged: Judge, arm_records: ModuleType) -> None:
+    planned = (("prefix-cache",), ("page-size",), ("page-size", "prefix-cache"))
+    result = judged([arm_records.arm("prefix-cache"), arm_records.arm("page-size", number=3)], arms=planned, minutes=1.0)
+    assert result.verdict == "pass"
+    assert result.left_out == (("page-size", "prefix-cache"),)
+    check = next(check for check in result.checks if check.id == "pairs-covered")
+    assert (check.status, check.settles) == ("not checked", "give it more --minutes")
+    assert "page-size + prefix-cache" in check.found
+
+
+def test_evidence_of_another_run_is_refused(judged: Judge, arm_records: ModuleType, tmp_path: Path) -> None:
+    judged([arm_records.arm("prefix-cache")])
+    path = tmp_path / "out" / "arms" / "000.json"
+    path.write_text(path.read_text().replace('"run":"', '"run":"other', 1))
+    with pytest.raises(EvidenceError, match="belongs to run other"):
+        judge_invariance(InvarianceFolder(tmp_path / "out"))
+
+
+def test_a_folder_without_a_base_is_refused(tmp_path: Path, arm_records: ModuleType) -> None:
+    folder = InvarianceFolder.new(tmp_path / "out")
+    arm_records.write(folder, [], base=False)
+    with pytest.raises(EvidenceError, match="no base"):
+        judge_invariance(folder)
+
+
+def test_the_result_is_shown_in_every_medium(judged: Judge, arm_records: ModuleType) -> None:
+    arms = [arm_records.arm("prefix-cache"), arm_records.arm("page-size", number=3, decode=0.5)]
+    document = invariance_document(judged(arms))
+    console = Console(record=True, width=200, quiet=False, file=io.StringIO())
+    render(document, console)
+    for shown in (console.export_text(), to_html(document), to_markdown(document), to_junit(document)):
+        assert "page-size" in shown
+        assert "prefix-cache" in shown
+    assert InvarianceResult.model_validate_json(document.json(document.result)) == document.result

@@ -1,0 +1,96 @@
+"""Arms made of numbers, as a server would have answered them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from assay.harness.engines.sglang.features import features_of
+from assay.harness.evidence.invariance import ArmRecord, InvarianceFolder, InvarianceManifest, ProbeReply, Scores
+
+PROMPT = 12
+SHARED = 4
+DEPTH = 6
+
+
+def scores(first: int, count: int, shift: float = 0.0, tokens: tuple[int, ...] | None = None) -> Scores:
+    """Make scores whose most probable token loses `shift` nats to the second one."""
+    logits = [2.0 - shift, 1.0 + shift, 0.0]
+    total = math.log(sum(math.exp(logit) for logit in logits))
+    row = tuple(logit - total for logit in logits)
+    return Scores(
+        first=first,
+        tokens=tokens or tuple(range(first, first + count)),
+        own=(row[0],) * count,
+        ids=((7, 8, 9),) * count,
+        logprobs=(row,) * count,
+    )
+
+
+def reply(probe: str = "4+8", prefill: float | Scores = 0.0, decode: float | Scores = 0.0, verifications: int = 0) -> ProbeReply:
+    """Make the reply to a probe, with these scores, or those of the base shifted in prefill and in decode."""
+    return ProbeReply(
+        probe=probe,
+        prompt_tokens=PROMPT,
+        cached_tokens=0,
+        prefill=prefill if isinstance(prefill, Scores) else scores(SHARED + 1, PROMPT - SHARED - 1, prefill),
+        decode=decode if isinstance(decode, Scores) else scores(PROMPT, DEPTH, decode),
+        verifications=verifications,
+    )
+
+
+def arm(
+    *features: str,
+    number: int = 2,
+    why: str = "pairs",
+    prefill: float = 0.0,
+    decode: float = 0.0,
+    verifications: int = 0,
+    problem: str = "",
+) -> ArmRecord:
+    """Make the record of an arm in which every feature was shown to be on, with the same reply to each of three probes."""
+    replies = () if problem else tuple(reply(f"{n}+8", prefill, decode, verifications) for n in range(3))
+    seen = {} if problem else dict.fromkeys(features, "seen")
+    return ArmRecord(number=number, features=features, why=why, replies=replies, seen=seen, problem=problem)
+
+
+BASE = arm(number=0, why="base")
+AGAIN = arm(number=1, why="base again", decode=1e-7)
+
+
+def write(
+    folder: InvarianceFolder,
+    made: Sequence[ArmRecord],
+    again: ArmRecord | None = None,
+    *,
+    base: bool = True,
+    fault_seen: bool = True,
+    **manifest: Any,
+) -> None:
+    """Write a folder of ``assay invariance`` with these arms after the base, in which a seeded fault was seen or not."""
+    names = [id_ for id_ in features_of("cpu") if any(id_ in record.features for record in made)]
+    given = {
+        "created": "2026-11-26T12:00:00+00:00",
+        "spec": {"device": "cpu", "reference": {"model": "tiny"}},
+        "command": "assay invariance",
+        "packages": {"sglang": "0.5.23"},
+        "hardware": "2 cores",
+        "python": "3.11",
+        "git": "",
+        "model_hashes": {"reference": "", "candidate": ""},
+        "backend": "torch_native",
+        "features": tuple(names),
+        "not_covered": {},
+        "arms": tuple(tuple(sorted(record.features)) for record in made),
+        "mode": "pairs",
+        "minutes": 0.0,
+        "dtype": "float32",
+        "lengths": {f"{n}+8": (PROMPT, SHARED, DEPTH) for n in range(3)},
+    }
+    folder.write_manifest(InvarianceManifest(nonce=folder.nonce, **given | manifest))
+    records = [BASE, again or AGAIN] if base else []
+    records += made
+    records.append(arm("prefix-cache", number=99, why="sensitivity", prefill=float(fault_seen)))
+    for record in records:
+        folder.write(record)
