@@ -70,3 +70,7 @@ class EngineError(AssayError):
 
 class EvidenceError(AssayError):
     """A run's files cannot be written or read (full disk, damaged files, wrong folder). Exit code 3."""
+
+
+class ChangedError(EvidenceError):
+    """What is served, or the code that serves it, is not what it was to be. Exit code 3: nothing was compared."""

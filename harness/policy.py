@@ -55,6 +55,9 @@ class Policy(Settings):
         "",
         description="certificate of the harness that the report cites; by default certificate.json among the baselines",
     )
+    fingerprint: str = Field(
+        "", description="accepted fingerprint of the candidate, beside which it must serve the same; by default none"
+    )
     growth: float = Field(
         1.5, ge=1, description="largest growth of an own error over the accepted baseline's, as a factor"
     )

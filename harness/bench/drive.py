@@ -9,7 +9,7 @@ from assay.evals.loads import prefix, prompts
 from assay.harness.bench.bench_plan import BenchPlan, Turn, turns
 from assay.harness.collect.machine import origin_of
 from assay.harness.collect.plan import Plan
-from assay.harness.collect.servers import core_of, make_engine, manifest_of, running
+from assay.harness.collect.servers import core_of, make_engine, manifest_of, record_fingerprint, running
 from assay.harness.compare.blocks import blocks_of, first_warm, side_by_side
 from assay.harness.engines.base import ChatRequest, Engine, Reply
 from assay.harness.engines.stream import Streamer, StreamReply
@@ -67,6 +67,8 @@ def measure_servers(
         EvidenceError: the folder cannot be written.
     """
     folder.write_manifest(_manifest(plan, folder, engines))
+    for role, engine in engines.items():
+        record_fingerprint(engine, plan.run.spec.sides[role], folder.server_folder(role), folder.nonce)
     for engine in engines.values() if plan.run.of("greedy") else ():
         folder.append_lengths(_lengths(engine, plan.run))
     play(plan, engines, folder, display)

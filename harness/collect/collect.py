@@ -7,14 +7,16 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from itertools import chain
+from pathlib import Path
 
 from assay.harness.collect.asked import check_asked
 from assay.harness.collect.collectors import COLLECTORS, Asking, Collector
 from assay.harness.collect.kernel_process import examine_kernel, try_kernel
 from assay.harness.collect.plan import Plan
+from assay.harness.collect.preflight import check_accepted
 from assay.harness.collect.question_stop import FIRST_IN_TURN, QuestionStop, outlook
 from assay.harness.collect.run_folder import asked_roles, recorded
-from assay.harness.collect.servers import make_run_engine, manifest_of, running, together
+from assay.harness.collect.servers import make_run_engine, manifest_of, record_fingerprint, running, together
 from assay.harness.engines.base import Engine
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.question_plan import QUESTION_PLAN
@@ -104,11 +106,22 @@ def _ask_all(engines: Sequence[Engine], asked: Asking) -> None:
         folder.record_server(manifest_of(engine))
         started = f", ready in {engine.startup_s:.0f} s" if engine.startup_s else ""
         display.say(f"{engine.role.capitalize()} is {engine.backend} in {engine.label}{started}.")
+    _take_fingerprints(engines, asked)
     first, *others = COLLECTORS
     _collect(engines, asked, first)
     with _kernel_aside(asked.plan, folder, display):
         for group in others:
             _collect(engines, asked, group)
+
+
+def _take_fingerprints(engines: Sequence[Engine], asked: Asking) -> None:
+    """Record what each server really serves, before anything is asked; refuse a candidate that is not what was accepted."""
+    plan, folder = asked.plan, asked.folder
+    accepted = plan.spec.policy.fingerprint
+    for engine in engines:
+        made = record_fingerprint(engine, plan.spec.sides[engine.role], folder.server_folder(engine.role), folder.nonce)
+        if accepted and made and engine.role == "candidate":
+            check_accepted(Path(accepted), made)
 
 
 def _collect(engines: Sequence[Engine], asked: Asking, group: Sequence[Collector]) -> None:

@@ -11,7 +11,7 @@ from assay.evals.loads import shapes_of
 from assay.evals.question_sets import draw
 from assay.evals.questions import Question, prompt_hash
 from assay.harness.backend import Backend
-from assay.harness.collect.preflight import check_certificate, check_environment
+from assay.harness.collect.preflight import check_certificate, check_environment, check_fingerprint
 from assay.harness.compare.paired_accuracy import Rule
 from assay.harness.config import RunSpec
 from assay.harness.engines.model import fit_of, resolve_model
@@ -146,6 +146,7 @@ def _on_this_machine(spec: RunSpec) -> Plan:
     reference = checked_backend("--reference", spec.reference.backend)
     candidate = checked_backend("--candidate", spec.candidate.backend)
     check_certificate(spec.policy.certificate)
+    check_fingerprint(spec.policy.fingerprint)
     models = {role: resolve_model(side.model, side.flags) for role, side in spec.sides.items()}
     check_environment(spec.device, spec.sides, models, (reference, candidate))
     return Plan(spec, models, (), reference, candidate)

@@ -7,8 +7,11 @@ from pathlib import Path
 
 from assay.harness.backend import Backend
 from assay.harness.engines.sglang import memory
-from assay.harness.errors import EvidenceError, UsageError
+from assay.harness.errors import ChangedError, EvidenceError, ExitCode, UsageError
 from assay.harness.evidence.certificate import read_certificate
+from assay.harness.evidence.fingerprint import Fingerprint
+from assay.harness.fingerprint.differences import compare_fingerprints
+from assay.harness.fingerprint.stored import read_fingerprint
 from assay.harness.sides import Device, Role, Side
 
 GIB = memory.GIB
@@ -61,6 +64,43 @@ def check_certificate(name: str) -> None:
         read_certificate(Path(name))
     except EvidenceError as error:
         raise UsageError(f"--certificate: {error.found}", expected, do) from None
+
+
+def check_fingerprint(name: str) -> None:
+    """Refuse an accepted fingerprint that is missing or damaged; empty for none.
+
+    Raises:
+        UsageError: it is missing or damaged.
+    """
+    if not name:
+        return
+    try:
+        read_fingerprint(Path(name))
+    except (UsageError, EvidenceError) as error:
+        raise UsageError(f"--fingerprint: {error.found}", error.expected, error.do) from None
+
+
+def check_accepted(accepted: Path, made: Fingerprint) -> None:
+    """Refuse a server that is not what was accepted.
+
+    Args:
+        accepted: file of the accepted fingerprint, whose engine has the settings that were accepted.
+        made: the server's.
+
+    Raises:
+        ChangedError: a difference changes outputs, or nothing could be compared.
+    """
+    diff = compare_fingerprints(read_fingerprint(accepted).model_copy(update={"asked": made.asked}), made)
+    if diff.exit_code == ExitCode.PASS:
+        return
+    says = [difference.says for difference in diff.undeclared] or ["nothing of it could be compared"]
+    more = f"; and {len(says) - 1} more" if len(says) > 1 else ""
+    raise ChangedError(
+        f"The candidate is not what {accepted} accepts: {says[0]}{more}.",
+        "what was accepted, before anything is asked",
+        f"assay fingerprint diff {accepted} and this run's folder; accept the new one if it is meant",
+        details="\n".join(says),
+    )
 
 
 def _check_cpu(names: Sequence[str]) -> None:

@@ -14,7 +14,7 @@ from assay.harness.baselines import status_of
 from assay.harness.collect.machine import origin_of
 from assay.harness.collect.plan import Plan
 from assay.harness.config import FLAGS, RUN_FLAGS, RUNS
-from assay.harness.errors import EngineError, EvidenceError
+from assay.harness.errors import ChangedError, EngineError, EvidenceError
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import FailureResult, Manifest, hash_items
 from assay.harness.evidence.nonce import new_nonce
@@ -131,6 +131,8 @@ def recorded(folder: RunFolder) -> Iterator[None]:
         yield
     except EngineError as error:
         failure = FailureResult.of("engine", error)
+    except ChangedError as error:
+        failure = FailureResult.of("changed", error)
     except EvidenceError as error:
         failure = FailureResult.of("disk", error)
     except KeyboardInterrupt:

@@ -18,12 +18,13 @@ from assay.harness.engines.sglang import memory
 from assay.harness.engines.sglang.launch import Launch
 from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.errors import UsageError
+from assay.harness.evidence.fingerprint import FINGERPRINT, Fingerprint
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import COMMON_SETTINGS, ServerManifest
 from assay.harness.evidence.nonce import RUN
 from assay.harness.progress import ProgressDisplay
 from assay.harness.server.control import CONTROL, FAULTS
-from assay.harness.sides import ROLES, Role, Side
+from assay.harness.sides import ROLES, Role, Side, settings
 
 
 def make_engine(
@@ -187,6 +188,21 @@ def _last_words(engines: Sequence[Engine]) -> str:
     starting = [engine for engine in engines if engine.startup_s is None]
     lines = [f"{engine.role}: {line}" for engine in starting if (line := engine.last_step())]
     return lines[-1] if lines else ""
+
+
+def record_fingerprint(engine: Engine, side: Side, folder: Path, nonce: str) -> Fingerprint | None:
+    """Write the fingerprint of a running server into its folder, and return it; None for an engine that does not tell.
+
+    Raises:
+        EngineError: the server failed.
+        EvidenceError: it cannot be written.
+    """
+    made = engine.fingerprint()
+    if made is None:
+        return None
+    made = made.model_copy(update={"model": side.model, "asked": dict(settings(side)), "run": nonce})
+    FINGERPRINT.write(folder, made)
+    return made
 
 
 def manifest_of(engine: Engine) -> ServerManifest:

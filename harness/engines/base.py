@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from assay.evals.questions import PROMPT_HEADER
+from assay.harness.evidence.fingerprint import Fingerprint
 from assay.harness.evidence.manifest import CommonSettings
 from assay.harness.evidence.records import Token
 from assay.harness.sides import Role
@@ -99,6 +100,14 @@ class Engine(Protocol):
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments as the server resolved them; empty if it does not report them."""
+
+    def fingerprint(self) -> Fingerprint | None:
+        """Observe what is really served; None for an engine that does not tell.
+
+        Raises:
+            EngineError: the server failed.
+        """
+        return None
 
     def settle_with(self, candidate: Engine, asked: Collection[str]) -> CommonSettings:
         """Find the flags that make the arguments of two servers agree; none by default.

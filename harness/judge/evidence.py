@@ -16,6 +16,7 @@ from assay.harness.evidence.counters import CallCount
 from assay.harness.evidence.envelope import EnvelopeCounts, envelope_of
 from assay.harness.evidence.executed import KERNEL_TRACES, KernelTrace
 from assay.harness.evidence.faults import SENSITIVITY_RECORD, SensitivityRecord
+from assay.harness.evidence.fingerprint import FINGERPRINT, Fingerprint
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import shadow_errors_of
 from assay.harness.evidence.manifest import Manifest, ServerManifest
@@ -63,6 +64,7 @@ class RunEvidence:
         accuracy: the questions, and what the test of accuracy reads.
         over_envelope: both roles' answers to the requests of the envelope.
         servers: by role; none for a role whose server never started.
+        fingerprints: what each really served; none for a role whose server did not tell.
         counts: attention calls by role.
         argument_differences: server arguments that differ beyond the treatment.
         kernels: what each role's processes saw in the passes that they traced.
@@ -90,6 +92,7 @@ class RunEvidence:
     accuracy: Questions
     over_envelope: Sequence[Pair]
     servers: Mapping[Role, ServerManifest]
+    fingerprints: Mapping[Role, Fingerprint]
     counts: Mapping[Role, Sequence[CallCount]]
     argument_differences: dict[str, tuple[str, str]]
     kernels: Mapping[Role, Sequence[KernelTrace]]
@@ -137,6 +140,7 @@ class RunEvidence:
             accuracy=read_questions(folder, rule, items, pairings["accuracy"], answers),
             over_envelope=over_envelope,
             servers=servers,
+            fingerprints=_fingerprints(folder, timed),
             counts=counts,
             argument_differences=_differences(servers, spec.treatment),
             kernels={role: list(by_process.values()) for role, by_process in traces.items()},
@@ -161,6 +165,12 @@ def _servers(folder: RunFolder, timed: bool) -> tuple[dict[Role, ServerManifest]
         bench = bench_folder(folder)
         return {server.role: server for server in bench.manifest().servers}, {r: bench.counters(r) for r in ROLES}
     return {server.role: server for server in servers}, {role: counts_of(folder, role) for role in ROLES}
+
+
+def _fingerprints(folder: RunFolder, timed: bool) -> dict[Role, Fingerprint]:
+    holder = bench_folder(folder) if timed and not folder.progress().servers else folder
+    read = {role: FINGERPRINT.read(holder.server_folder(role), holder.nonce) for role in ROLES}
+    return {role: made for role, made in read.items() if made is not None}
 
 
 def _differences(

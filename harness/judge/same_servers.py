@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from assay.harness.evidence.fingerprint import Fingerprint
 from assay.harness.evidence.manifest import COMMON_SETTINGS, CommonSettings, ServerManifest
 from assay.harness.evidence.run_file import RUN_AGAIN
+from assay.harness.fingerprint.differences import compare_fingerprints
 from assay.harness.judge.evidence import Judged, RunEvidence
-from assay.harness.sides import Role, Side, treatment
+from assay.harness.sides import ROLES, Role, Side, treatment
 from assay.harness.text import listed
 from assay.harness.verdict import Check, Requirement
 
@@ -19,6 +21,7 @@ def claim(run: RunEvidence) -> Judged:
     if not run.compares_servers:
         return Judged()
     check = check_same_servers(run.spec.sides, run.servers, run.argument_differences, "reference" not in run.measured)
+    check = with_fingerprints(check, run.fingerprints)
     return Judged(checks=[with_common_settings(check, run.folder.read(COMMON_SETTINGS))])
 
 
@@ -56,6 +59,25 @@ def check_same_servers(
     compared = len(servers["reference"].arguments)
     same = "the stored reference and the candidate have one model hash" if stored else "one model folder"
     return _SAME.check("ok", f"{same}; {compared} server arguments agree")
+
+
+def with_fingerprints(check: Check, fingerprints: Mapping[Role, Fingerprint]) -> Check:
+    """Decide the check on what the servers really served, too, where both were observed; it never becomes milder.
+
+    Args:
+        check: `check_same_servers`, of what was asked and reported.
+        fingerprints: by role; their arguments are left out, of which that check decides.
+    """
+    if check.status != "ok" or len(fingerprints) < len(ROLES):
+        return check
+    diff = compare_fingerprints(fingerprints["reference"], fingerprints["candidate"], ["arguments"])
+    if not diff.undeclared:
+        return check.model_copy(
+            update={"found": f"{check.found}; {len(diff.compared)} parts of what they served agree"}
+        )
+    says = "; ".join(difference.says for difference in diff.undeclared)
+    observed = f"of what they served (A the reference, B the candidate), {says}"
+    return _SAME.check("failed", observed, "run again so that only the treatment differs; see assay fingerprint diff")
 
 
 def _other_backends(sides: Mapping[Role, Side], servers: Mapping[Role, ServerManifest]) -> list[str]:

@@ -60,6 +60,8 @@ class Control(Record):
         fault_phases: phases of the calls that the model uses and that have the fault; by default all.
         profile: label under which the kernels of one pass of each kind are listed; empty for none. Same characters. It needs no
             attached candidate.
+        fingerprint: label under which each process writes the fingerprint of what it serves, once, after its next pass; empty for
+            none. Same characters. It needs no attached candidate.
     """
 
     shadow: bool = False
@@ -68,6 +70,7 @@ class Control(Record):
     fault: str = ""
     fault_phases: tuple[str, ...] = PHASES
     profile: str = ""
+    fingerprint: str = ""
 
     @property
     def observes(self) -> bool:
@@ -86,7 +89,7 @@ class Control(Record):
             raise ValueError(f"layers are numbered from 0, found {min(layers)}")
         return tuple(sorted(set(layers)))
 
-    @field_validator("trace", "fault", "profile")
+    @field_validator("trace", "fault", "profile", "fingerprint")
     @classmethod
     def _label(cls, label: str) -> str:
         if label and not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", label):

@@ -18,12 +18,13 @@ import torch
 from torch import Tensor
 
 from assay.harness.engines.sglang import arguments
-from assay.harness.evidence.fingerprint import Fingerprint, Resolved, RopeTable, Weight
+from assay.harness.evidence.fingerprint import OF_PROCESS, Fingerprint, Resolved, RopeTable, Weight
 from assay.harness.evidence.manifest import engine_label
 from assay.harness.evidence.nonce import nonce_of_process
-from assay.harness.fingerprint.facts import device_facts, variables
+from assay.harness.fingerprint.facts import device_facts, variables, versions
 from assay.harness.fingerprint.rope import asked_ropes, nearest, wrong_rope
 from assay.harness.fingerprint.weights import describe_weight
+from assay.harness.server.attachment import ControlReader
 from assay.harness.text import one_line, ranges
 
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)(?:\.|$)")
@@ -71,6 +72,33 @@ def describe(runner: Any) -> Fingerprint:
         seconds=seconds,
         **seen,
     )
+
+
+class FingerprintWriter:
+    """Writes the fingerprint of a process into the server's folder, once for each label that the control names.
+
+    Args:
+        runner: the process's ModelRunner.
+        folder: the server's folder (``ASSAY_EVIDENCE``).
+    """
+
+    def __init__(self, runner: Any, folder: Path) -> None:
+        self._runner, self._folder = runner, folder
+        self._reader = ControlReader(folder)
+        self._written = ""
+
+    def after(self, batch: Any) -> None:
+        """Write it after a pass of a request, whose position ids are those of the fingerprint, if the control asks for it."""
+        label = self._reader.latest().control.fingerprint
+        if not label or label == self._written or not getattr(batch, "rids", None):
+            return
+        self._written = label
+        made = describe(self._runner)
+        positions = getattr(batch, "positions", None)
+        update = {"positions": tuple(map(int, positions.flatten().tolist()))} if isinstance(positions, Tensor) else {}
+        rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+        made = made.model_copy(update={**update, "packages": versions()})
+        OF_PROCESS.write(self._folder, made, process=f"{label}-{rank:04}")
 
 
 def _layer(path: str) -> int | None:

@@ -69,7 +69,7 @@ def meter(backend: Any, name: str, folder: Path, device: str) -> Any:
 
 
 def watch(runner: Any, name: str, backend: Any, folder: Path) -> None:
-    """Trace the passes of an SGLang ModelRunner from now on, while the control names a profile.
+    """Trace the passes of an SGLang ModelRunner from now on, while the control names a profile; and write its fingerprint.
 
     Args:
         runner: the ModelRunner. Watching it twice traces nothing twice.
@@ -77,15 +77,19 @@ def watch(runner: Any, name: str, backend: Any, folder: Path) -> None:
         backend: the backend object; ``serve_kernel`` sets its `assay_declared`, what the kernel declares.
         folder: the server's folder (``ASSAY_EVIDENCE``).
     """
+    from assay.harness.engines.sglang.fingerprint import FingerprintWriter
+
     observe_graphs()
-    tracer = kernel_tracer(folder)
+    tracer, writer = kernel_tracer(folder), FingerprintWriter(runner, folder)
     tracer.served_by(name, getattr(backend, "assay_declared", Declaration()))
     forward = runner.forward
     if getattr(forward, "assay_watched", False):
         return
 
     def watched(forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
-        return tracer.run(lambda: forward(forward_batch, *args, **kwargs), lambda: _kind_of(forward_batch))
+        out = tracer.run(lambda: forward(forward_batch, *args, **kwargs), lambda: _kind_of(forward_batch))
+        writer.after(forward_batch)
+        return out
 
     watched.__dict__["assay_watched"] = True
     runner.forward = watched

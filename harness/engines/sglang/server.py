@@ -21,7 +21,9 @@ from assay.harness.engines.sglang import arguments, failures, launch
 from assay.harness.engines.sglang.common import agree
 from assay.harness.engines.sglang.known_causes import Situation
 from assay.harness.engines.sglang.launch import Launch
+from assay.harness.engines.sglang.served_fingerprint import fingerprint_of
 from assay.harness.errors import EngineError, EvidenceError
+from assay.harness.evidence.fingerprint import Fingerprint
 from assay.harness.evidence.manifest import CommonSettings, engine_label
 from assay.harness.server.control import API_KEY
 from assay.harness.text import one_line
@@ -197,6 +199,10 @@ class SGLangServer(Engine):
 
     def arguments(self) -> dict[str, Any]:
         return arguments.settled(self._arguments)
+
+    def fingerprint(self) -> Fingerprint:
+        ranks = int(self._arguments.get("tp_size") or 1) * int(self._arguments.get("pp_size") or 1)
+        return fingerprint_of(self, self.launch.evidence, self.launch.model, ranks)
 
     def flush_cache(self) -> None:
         """Empty the prefix cache, waiting up to `_FLUSH_TIMEOUT_S` seconds until the last requests have left the scheduler."""

@@ -1,0 +1,94 @@
+"""The fingerprint of a running SGLang server: what its processes write when the control asks, and what it tells of tokens."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from assay.evals.probe_texts import CHATS, TEXTS
+from assay.harness.engines.base import ChatRequest, Engine
+from assay.harness.errors import EngineError
+from assay.harness.evidence.fingerprint import OF_PROCESS, Fingerprint, Tokens
+from assay.harness.fingerprint.in_interpreter import generation_of
+from assay.harness.fingerprint.weights import merged_weights
+from assay.harness.server.control import Control, set_control
+from assay.harness.text import one_line
+
+_WAIT_S = 60.0
+"""Seconds that the other processes of a tensor-parallel server may take after the first one has written."""
+
+
+class Asked(Engine, Protocol):
+    """A server that takes requests of SGLang's own interface."""
+
+    def send(self, path: str, body: dict[str, Any]) -> Any:
+        """POST a JSON body, and return the JSON response."""
+
+
+def fingerprint_of(server: Asked, folder: Path, model: Path, ranks: int) -> Fingerprint:
+    """Take the fingerprint of a running server; one short request is asked on an empty cache, and the control is left off.
+
+    Raises:
+        EngineError: the server failed, or its processes wrote nothing.
+    """
+    begun = time.monotonic()
+    label = secrets.token_hex(4)
+    server.flush_cache()
+    set_control(folder, Control(fingerprint=label))
+    try:
+        server.ask([ChatRequest(TEXTS["english"], 1)], 1, lambda index, reply: None)
+    finally:
+        set_control(folder, Control())
+    written = _written(folder, label, ranks)
+    first, weights = written[0], merged_weights([made.weights or () for made in written])
+    seconds = {"asking": round(time.monotonic() - begun, 4), **first.seconds}
+    missing = dict(first.not_observed)
+    update: dict[str, Any] = {"generation": generation_of(str(model)), "source": "server", "weights": weights}
+    begun = time.monotonic()
+    try:
+        update["tokens"] = _tokens(server)
+    except (EngineError, KeyError, TypeError, ValueError) as error:
+        missing["tokens"] = one_line(str(error), 200)
+    seconds["tokens"] = round(time.monotonic() - begun, 4)
+    server.check()
+    return first.model_copy(update={**update, "not_observed": missing, "seconds": seconds})
+
+
+def _written(folder: Path, label: str, ranks: int) -> Sequence[Fingerprint]:
+    """Read what each process wrote, in the order of ranks."""
+    deadline = time.monotonic() + _WAIT_S
+    while True:
+        files = OF_PROCESS.read_each(folder)
+        written = [made for name, made in files.items() if name.startswith(f"{label}-")]
+        if len(written) >= ranks:
+            return written
+        if time.monotonic() > deadline:
+            raise EngineError(
+                f"{len(written)} of {ranks} processes of the server wrote their fingerprint.",
+                "one of each process",
+                "see the server's log; run again without it if that does not help",
+            )
+        time.sleep(0.05)
+
+
+def _tokens(server: Asked) -> Tokens:
+    """Have the server's own tokenizer make the ids of the corpus, and its own chat endpoint those of the chats."""
+    names = list(TEXTS)
+    fields: dict[str, Any] = {}
+    for field, special in (("texts", True), ("bare", False)):
+        ids = server.send("/tokenize", {"prompt": list(TEXTS.values()), "add_special_tokens": special})["tokens"]
+        fields[field] = dict(zip(names, ids, strict=True))
+    chats: dict[str, Any] = {}
+    for name, (messages, tools) in CHATS.items():
+        try:
+            chats[name] = server.send("/tokenize", {"messages": messages, **({"tools": tools} if tools else {})})[
+                "tokens"
+            ]
+        except (
+            EngineError
+        ):  # a template may refuse roles and tools; each refusal takes as long as a death would to show
+            break
+    return Tokens(**fields, chats=chats)
