@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 
@@ -245,10 +246,10 @@ def _where(judged: Outcome, manifest: InvarianceManifest) -> str:
 def _command(manifest: InvarianceManifest, arm: Arm) -> str:
     words = [
         word
-        for word in manifest.command.split(" ")
-        if not word.startswith(("--features=", "--minutes=")) and word not in ("--pairs", "--singles", "--exactly")
+        for word in shlex.split(manifest.command)
+        if not word.startswith(("--features=", "--minutes=")) and word not in ("--singles", "--exactly")
     ]
-    return " ".join([*words, f"--features={','.join(sorted(arm))}", "--exactly"])
+    return shlex.join([*words, f"--features={','.join(sorted(arm))}", "--exactly"])
 
 
 def _rows(
