@@ -69,7 +69,7 @@ class SharedPage(SchedulerFault):
 
     def batch(self, scheduled: Any, made: Any, runner: Any) -> None:
         rows = [rows for _, rows, _, _ in _extended(made)]
-        if len(rows) > 1 and _arguments().page_size > 1:
+        if len(rows) > 1 and runner.page_size > 1:
             slots = made.out_cache_loc.clone()
             slots[rows[1].start] = slots[rows[0].start]
             made.out_cache_loc = slots
