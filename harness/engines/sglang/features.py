@@ -99,7 +99,7 @@ def _features(device: Device) -> Iterable[Feature]:
     yield Feature("order", "requests arrive in another order", seen="reordered", bitwise=True)
     yield Feature(
         "conversation", "the end of a prefix was generated in an earlier turn", seen="continued",
-        excludes=("no-radix-cache", "force-miss", "ngram"),
+        requires=("prefix-cache",), excludes=("ngram",),
     )  # fmt: skip
     yield Feature("streamed", "answers are streamed", seen="streamed", bitwise=True)
     yield Feature(
