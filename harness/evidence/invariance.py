@@ -19,8 +19,6 @@ from assay.harness.files import FolderLock, is_unused, write_whole
 from assay.harness.schema import Record, read_json
 
 MANIFEST = "manifest.json"
-BASE = 2
-"""Arms without a feature: the base, and the base again in other batches, which gives the floor."""
 
 
 class Scores(Record):
