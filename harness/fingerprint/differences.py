@@ -179,14 +179,14 @@ def _named(fingerprint: Fingerprint) -> str:
 def _rank(difference: Difference) -> tuple[bool, bool, int, bool]:
     """Order differences: those that count, those that change outputs, by their part; of a part, what is wrong in itself first."""
     part = _RANKS.index(difference.part)
-    return not difference.counts, not difference.outputs, part, not difference.name.endswith((".wrong", ".retold"))
+    return not difference.counts, not difference.outputs, part, not difference.name.endswith((".wrong", ".twice"))
 
 
 def _declared(difference: Difference, asked: Collection[str], allowed: Collection[str]) -> str:
     for name in allowed:
         if difference.name == name or difference.name.startswith(f"{name}."):
             return f"--allow {name}"
-    if difference.part == "unseen" or difference.name.endswith((".wrong", ".retold")):
+    if difference.part == "unseen" or difference.name.endswith((".wrong", ".twice")):
         return ""
     for setting in asked:
         own = setting.removeprefix("--").replace("-", "_")
@@ -271,7 +271,7 @@ def _token_faults(tokens: Tokens | None) -> Iterator[Difference]:
         )
     elif doubled := [name for name, ids in tokens.retold.items() if list(ids[:2]) == twice]:
         yield Difference(
-            name="tokens.retold",
+            name="tokens.twice",
             says="two BOS tokens begin a chat that a client renders to text: the template has one, and the tokenizer adds one",
             outputs=False,  # of most models: it matters where a client does so, and where one of two servers differs
             details=(f"{doubled[0]}: {list(tokens.retold[doubled[0]][:6])}",),
