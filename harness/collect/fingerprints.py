@@ -31,6 +31,8 @@ from assay.harness.sides import Device, Side, flag_values, settings
 from assay.harness.text import one_line
 
 _POLL_S = 0.1
+_AT_ONCE = 4
+"""Requests in flight, of an endpoint that others use too."""
 _PROCESS = "assay.harness.engines.sglang.fingerprint_process"
 
 
@@ -247,10 +249,10 @@ def _told_tokens(server: RemoteServer, client: Client) -> Tokens:
         for name, (messages, tools) in CHATS.items():
             asked = {"model": server.model, "messages": messages, **({"tools": tools} if tools else {})}
             told["chats"][name] = tuple(int(id_) for id_ in client.post_json("/tokenize", asked)["tokens"])
-    prompts = {
-        name: messages[0]["content"] for name, (messages, tools) in CHATS.items() if len(messages) == 1 and not tools
-    }
+    prompts = {name: chat[0]["content"] for name, (chat, tools) in CHATS.items() if len(chat) == 1 and not tools}
+    if not found["texts"]:
+        prompts |= {name: TEXTS[name] for name in names}
     asks = [ChatRequest(prompt, 1) for prompt in prompts.values()]
     counts: dict[str, int] = {}
-    server.ask(asks, 1, lambda index, reply: counts.__setitem__(list(prompts)[index], reply.prompt_tokens))
+    server.ask(asks, _AT_ONCE, lambda index, reply: counts.__setitem__(list(prompts)[index], reply.prompt_tokens))
     return Tokens(**told, counts=counts)

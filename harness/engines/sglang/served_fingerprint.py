@@ -39,7 +39,7 @@ def fingerprint_of(server: Asked, folder: Path, model: Path, ranks: int) -> Fing
     server.flush_cache()
     set_control(folder, Control(fingerprint=label))
     try:
-        server.ask([ChatRequest(TEXTS["english"], 1)], 1, lambda index, reply: None)
+        server.ask([ChatRequest(TEXTS["leading space"], 1)], 1, lambda index, reply: None)
     finally:
         set_control(folder, Control())
     written = _written(folder, label, ranks)
