@@ -28,13 +28,13 @@ from assay.harness.progress import ProgressDisplay
 from assay.harness.run import compare_features
 from assay.harness.sides import Side
 
-BESIDE = ("prefix-cache", "batch", "order", "streamed", "chunked-prefill", "page-size", "overlap")
-"""Features that are switched whatever the fault."""
+BESIDE = ("prefix-cache", "batch", "order", "streamed")
+"""Features that are switched whatever the fault: they take no further server."""
 REVERTED: Mapping[str, Sequence[str]] = {
-    "25015": ("eagle",), "26329": ("eagle", "chunked-prefill"), "26972": ("eagle", "page-size"),
-    "27360": ("eagle", "cuda-graph-decode"),
+    "25015": ("draft-model",), "26329": ("draft-model", "chunked-prefill"), "26972": ("draft-model", "page-size"),
+    "27360": ("draft-model", "cuda-graph-decode"),
 }  # fmt: skip
-"""Pull requests that SGLang 0.5.23 can revert -> features that carry what they fixed; all need speculation with a draft model."""
+"""Pull requests that SGLang 0.5.23 can revert -> features that carry what they fixed: all need a draft model, and so a GPU."""
 CONSOLE = Console(width=160)
 
 
@@ -88,7 +88,9 @@ def main() -> int:
         missed += result.verdict != "regression"
         minutes = f"{(time.monotonic() - begun) / 60:.1f}"
         counts = (f"{result.servers}", f"{len(result.arms)}")
-        table.add_row(seeded, carried, found or "nothing", result.verdict, "yes" if right else "no", *counts, minutes)
+        cells = (seeded, carried, found or "nothing", result.verdict, "yes" if right else "no", *counts, minutes)
+        table.add_row(*cells)
+        print(*cells, sep="; ", file=sys.stderr, flush=True)  # a long table is not lost if it is ended early
 
     if given.reverted:
         for number, carriers in REVERTED.items():

@@ -250,7 +250,7 @@ def _told_tokens(server: RemoteServer, client: Client) -> Tokens:
             asked = {"model": server.model, "messages": messages, **({"tools": tools} if tools else {})}
             told["chats"][name] = tuple(int(id_) for id_ in client.post_json("/tokenize", asked)["tokens"])
     prompts = {name: chat[0]["content"] for name, (chat, tools) in CHATS.items() if len(chat) == 1 and not tools}
-    if not found["texts"]:
+    if not told["texts"]:
         prompts |= {name: TEXTS[name] for name in names}
     asks = [ChatRequest(prompt, 1) for prompt in prompts.values()]
     counts: dict[str, int] = {}

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.cell import FILE as CELL
 from assay.harness.evidence.cell import LOG, OUT, RESULT, CellRecord
+from assay.harness.judge.answer_length_check import LENGTH_RATIO
 from assay.harness.judge.history import PAGE, REPORT, RunLine, Worst, line_of
-from assay.harness.judge.lengths import LENGTH_RATIO
 from assay.harness.judge.report import NOT_FINITE, SuiteResult
 from assay.harness.judge.report_file import parse_report
 from assay.harness.sides import differing

@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field
 from assay.harness.errors import UsageError
 from assay.harness.history.rows import OWN_ERROR, settings_of
 from assay.harness.history.table import RunTable
-from assay.harness.judge.lengths import LENGTH_RATIO
+from assay.harness.judge.answer_length_check import LENGTH_RATIO
 from assay.harness.schema import RULE, Part
 from assay.harness.stats.change import change, changes
 from assay.harness.stats.multiple import benjamini_hochberg

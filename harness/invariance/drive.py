@@ -23,7 +23,7 @@ from assay.harness.evidence.nonce import RUN
 from assay.harness.invariance.arms import BASE, Arm, base_of, closed, possible, server_of
 from assay.harness.invariance.asking import Asked, answers_of, ask, write_texts
 from assay.harness.invariance.invariance_plan import InvariancePlan
-from assay.harness.invariance.outcome import bounds, outcome, swing_limit, widened
+from assay.harness.invariance.outcome import bounds, outcome_of
 from assay.harness.invariance.proof import shown
 from assay.harness.invariance.reduction import reduce
 from assay.harness.progress import ProgressDisplay
@@ -96,10 +96,7 @@ class Session:
         record, base = self.records[arm], self.records.get(base_of(arm, self.plan.known))
         if base is None or not base.complete:
             return None
-        known = self.plan.known
-        state = outcome(
-            base, record, widened(limits, arm, known, self.plan.dtype), swing_limit(self.plan.dtype, arm, known)
-        ).state
+        state = outcome_of(base, record, limits, self.plan.known, self.plan.dtype).state
         return {"differs": True, "same": False}.get(state)
 
     def _reduce(self, arm: Arm, limits: dict[Measure, Bound]) -> None:

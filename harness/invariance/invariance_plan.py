@@ -18,7 +18,7 @@ from assay.harness.sides import flag_values
 from assay.harness.text import did_you_mean
 
 Mode = Literal["pairs", "singles", "exactly"]
-_TEXTS, _TEXT_TOKENS = 8, 48
+_TEXTS, _TEXT_TOKENS = 4, 32
 """Prompts that are answered greedily in every arm, and the most tokens of an answer."""
 
 

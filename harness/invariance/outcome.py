@@ -27,8 +27,8 @@ _SWING: Mapping[str, float] = {"float32": 1e-3}
 """Change of log-odds, in nats, below which another greedy text is a tie, by dtype; in others `EXACT_SWING`."""
 _WORST_OVER_MEAN = 100.0
 """Where nothing is measured, the worst position of a thousand may have so many times the mean."""
-_ACCEPTED = 0.9
-"""Share of the base's accepted tokens a pass that speculation must reach: drafts are chosen from what was served before."""
+_ACCEPTED = 0.75
+"""Share of the declared tokens a pass that speculation must reach: the last pass of an answer has fewer."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,9 @@ def swing_limit(dtype: str, arm: Iterable[str], known: Mapping[str, Feature]) ->
     return _SWING.get(dtype, EXACT_SWING)
 
 
-def outcome(base: ArmRecord, record: ArmRecord, limits: Mapping[Measure, Bound], swing: float = EXACT_SWING) -> Outcome:
+def outcome(
+    base: ArmRecord, record: ArmRecord, limits: Mapping[Measure, Bound], swing: float = EXACT_SWING, drafts: float = 0.0
+) -> Outcome:
     """Say what an arm shows.
 
     Args:
@@ -112,6 +114,7 @@ def outcome(base: ArmRecord, record: ArmRecord, limits: Mapping[Measure, Bound],
         record: the arm.
         limits: bounds of the distances, by measure.
         swing: see `swing_limit`.
+        drafts: tokens that a pass which verifies drafts is declared to give; 0 where nothing is declared.
     """
     arm = frozenset(record.features)
     if not record.complete:
@@ -121,7 +124,7 @@ def outcome(base: ArmRecord, record: ArmRecord, limits: Mapping[Measure, Bound],
     wrong = [measure for measure in MEASURES if not limits[measure].holds(distances[measure])]
     if wrong:
         return Outcome(arm, "differs", distances, _first(compared[wrong[0]], limits[wrong[0]]), record_notes(record))
-    if said := _texts_apart(base, record, swing) or _ends_elsewhere(base, record) or _drafts_lost(base, record):
+    if said := _texts_apart(base, record, swing) or _ends_elsewhere(base, record) or _drafts_lost(record, drafts):
         return Outcome(arm, "differs", distances, None, said)
     if record.unseen:
         return Outcome(arm, "not shown", distances, why=record_notes(record))
@@ -170,9 +173,26 @@ def _ends_elsewhere(base: ArmRecord, record: ArmRecord) -> str:
     )
 
 
-def _drafts_lost(base: ArmRecord, record: ArmRecord) -> str:
-    """Say that fewer drafts were accepted than in the base, where both speculate; empty if they were not."""
-    expected, accepted = accept_length(base), accept_length(record)
-    if expected is None or accepted is None or accepted >= _ACCEPTED * expected:
+def _drafts_lost(record: ArmRecord, drafts: float) -> str:
+    """Say that fewer drafts were accepted than declared; empty if they were not."""
+    accepted = accept_length(record)
+    if not drafts or accepted is None or accepted >= _ACCEPTED * drafts:
         return ""
-    return f"{accepted:.2f} tokens were accepted a pass, {expected:.2f} in the base"
+    return f"{accepted:.2f} tokens were accepted a pass, where a draft of the model itself gives {drafts:g}"
+
+
+def outcome_of(
+    base: ArmRecord, record: ArmRecord, limits: Mapping[Measure, Bound], known: Mapping[str, Feature], dtype: str
+) -> Outcome:
+    """Say what an arm shows, within what its own features are declared to cost.
+
+    Args:
+        base: the arm that it is compared with.
+        record: the arm.
+        limits: bounds without any cost.
+        known: features by id.
+        dtype: of the activations.
+    """
+    arm = frozenset(record.features)
+    drafts = max((known[id_].drafts for id_ in arm), default=0.0)
+    return outcome(base, record, widened(limits, arm, known, dtype), swing_limit(dtype, arm, known), drafts)

@@ -13,8 +13,7 @@ from assay.harness.conditions import CACHED_PREFIX
 from assay.harness.evidence.question_plan import order_hash
 from assay.harness.evidence.records import Item
 from assay.harness.evidence.run_file import RUN_AGAIN
-from assay.harness.judge.evidence import Judged, RunEvidence
-from assay.harness.judge.lengths import (
+from assay.harness.judge.answer_length_check import (
     LENGTH_RATIO,
     beyond_words,
     check_lengths,
@@ -22,6 +21,7 @@ from assay.harness.judge.lengths import (
     lengths_of,
     ratio_metric,
 )
+from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.questions import Questions
 from assay.harness.judge.report import Flip, Metric, SuiteResult
 from assay.harness.judge.suite_decisions import Decision, decide_accuracy, decision_metric

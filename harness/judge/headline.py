@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from assay.harness.judge.answer_length_check import LENGTH_RATIO
 from assay.harness.judge.decide import BASELINE
-from assay.harness.judge.lengths import LENGTH_RATIO
 from assay.harness.judge.report import EnvelopeResult, SuiteResult
 from assay.harness.text import one_line
 

@@ -10,7 +10,7 @@ from assay.harness.engines.sglang.features import Feature, features_of
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.invariance import ArmRecord, InvarianceFolder, InvarianceManifest
 from assay.harness.invariance.arms import BASE, Arm, base_of, closed, left_out
-from assay.harness.invariance.outcome import Outcome, State, bounds, outcome, swing_limit, widened
+from assay.harness.invariance.outcome import Outcome, State, bounds, outcome_of
 from assay.harness.judge.invariance_result import ArmRow, FeatureRow, InvarianceResult, PairCell
 from assay.harness.text import counted, listed
 from assay.harness.verdict import WORST_FIRST, Check, Finding, Requirement, Verdict
@@ -105,7 +105,7 @@ def _outcomes(
         if against is None or not against.complete:
             judged.append(Outcome(arm, "not run", {}, why=f"its base, {name_of(own)}, was not run"))
         else:
-            judged.append(outcome(against, record, widened(limits, arm, known, dtype), swing_limit(dtype, arm, known)))
+            judged.append(outcome_of(against, record, limits, known, dtype))
     return judged
 
 

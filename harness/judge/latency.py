@@ -27,11 +27,11 @@ from assay.harness.errors import EvidenceError
 from assay.harness.evidence.bench_folder import BenchFolder, BenchManifest
 from assay.harness.evidence.counters import CallCount
 from assay.harness.evidence.timings import AnswerLength
+from assay.harness.judge.answer_length_check import check_lengths, lengths_finding
 from assay.harness.judge.call_counts import call_summaries
 from assay.harness.judge.decide import SuiteVerdict, decide
 from assay.harness.judge.executed_kernels import check_compiled, check_kernel_ran
 from assay.harness.judge.latency_result import LatencyResult, LatencyRow, LoadRow, ratio_text
-from assay.harness.judge.lengths import check_lengths, lengths_finding
 from assay.harness.judge.same_servers import check_same_servers
 from assay.harness.policy import Policy
 from assay.harness.sides import ROLES, Role

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from assay.harness.engines.sglang.features import features_of
-from assay.harness.evidence.invariance import ArmRecord, InvarianceFolder, InvarianceManifest, ProbeReply, Scores
+from assay.harness.evidence.invariance import ArmRecord, InvarianceFolder, InvarianceManifest, ProbeReply, Scores, WrittenText
+from assay.harness.evidence.records import Token
 
 PROMPT = 12
 SHARED = 4
@@ -38,6 +39,12 @@ def reply(probe: str = "4+8", prefill: float | Scores = 0.0, decode: float | Sco
         decode=decode if isinstance(decode, Scores) else scores(PROMPT, DEPTH, decode),
         verifications=verifications,
     )
+
+
+def text(first: str, second: str, gap: float) -> WrittenText:
+    """Make a greedy text of one token, which is more probable than another one by so many nats."""
+    token = Token(text=first, logprob=-0.5, top=((first, -0.5), (second, -0.5 - gap)))
+    return WrittenText(item="greedy-000", tokens=(token,), finish="length", count=1)
 
 
 def arm(

@@ -40,8 +40,10 @@ class Feature:
         requires: features without which it does nothing.
         excludes: features that cannot be on beside it.
         devices: on which it can be on.
+        lacks: what the others lack.
         gpus: how many it takes.
         package: that it needs.
+        drafts: tokens that a pass which verifies drafts gives; 0 where that depends on the text.
         bitwise: whether it changes not even a bit where kernels are deterministic.
         stays: whether it cannot be switched off again in a running server.
         without: why assay does not switch it yet; empty if it does.
@@ -59,8 +61,10 @@ class Feature:
     requires: tuple[str, ...] = ()
     excludes: tuple[str, ...] = ()
     devices: tuple[Device, ...] = ("cpu", "cuda")
+    lacks: str = ""
     gpus: int = 1
     package: str = ""
+    drafts: float = 0.0
     bitwise: bool = False
     stays: bool = False
     without: str = ""
@@ -75,7 +79,7 @@ class Feature:
         if self.without:
             return self.without
         if device not in self.devices:
-            return f"not on {device}"
+            return f"not on {device}: {self.lacks}"
         if device == "cuda" and gpus < self.gpus:
             return f"needs {self.gpus} GPUs; {gpus} found"
         if self.package and find_spec(self.package) is None:
@@ -132,24 +136,29 @@ def _features(device: Device) -> Iterable[Feature]:
 def _on_gpus() -> Iterable[Feature]:
     yield Feature(
         "attention-backend", "attention is computed by FlashInfer", backend="flashinfer",
-        resolved={"attention_backend": "flashinfer"}, cost="another kernel", devices=_GPU, package="flashinfer",
+        resolved={"attention_backend": "flashinfer"}, cost="another kernel", devices=_GPU,
+        lacks="it needs a GPU", package="flashinfer",
     )  # fmt: skip
     for phase in ("decode", "prefill"):
         yield Feature(
             f"cuda-graph-{phase}", f"{phase} runs in CUDA graphs", off=(f"--disable-{phase}-cuda-graph",),
             seen=f"{phase} graphs", devices=_GPU,
+            lacks="nothing is captured there",
         )  # fmt: skip
     yield Feature(
         "torch-compile", "the model is compiled", on=("--enable-torch-compile",), resolved={"enable_torch_compile": True},
         cost="another kernel", devices=_GPU,
+        lacks="SGLang's backends there cannot be compiled",
     )  # fmt: skip
     yield Feature(
         "deterministic", "kernels do not depend on the batch", on=("--enable-deterministic-inference",),
         resolved={"enable_deterministic_inference": True}, cost="a base of its own", devices=_GPU,
+        lacks="SGLang wants Triton for it, which is interpreted there",
     )  # fmt: skip
     yield Feature(
         "ngram", "drafts of n-grams are verified", on=("--speculative-algorithm=NGRAM", "--speculative-num-draft-tokens=4"),
         resolved={"speculative_algorithm": "NGRAM"}, seen="speculated", excludes=("conversation", "mixed-chunk"), devices=_GPU,
+        lacks="SGLang's kernels for drafts need AMX there",
     )  # fmt: skip
     yield Feature(
         "draft-model", "drafts of a model are verified: of the model itself",
@@ -157,31 +166,44 @@ def _on_gpus() -> Iterable[Feature]:
             "--speculative-algorithm=STANDALONE", f"--speculative-draft-model-path={MODEL}", "--speculative-num-steps=2",
             "--speculative-eagle-topk=1", "--speculative-num-draft-tokens=3",
         ),
-        resolved={"speculative_algorithm": "STANDALONE"}, seen="speculated", excludes=("conversation", "mixed-chunk", "ngram"),
-        devices=_GPU,
+        resolved={"speculative_algorithm": "STANDALONE"}, seen="speculated", drafts=3.0,
+        excludes=("conversation", "mixed-chunk", "ngram"), devices=_GPU,
+        lacks="SGLang's kernels for drafts need AMX there",
     )  # fmt: skip
     yield Feature(
         "hicache", "the prefix cache goes on in the host's memory", on=("--enable-hierarchical-cache",),
         resolved={"enable_hierarchical_cache": True}, excludes=("no-radix-cache",), devices=_GPU,
+        lacks="it copies with CUDA",
     )  # fmt: skip
     yield Feature(
         "sleep-wake", "the server gave its memory back and took it again",
         on=("--enable-memory-saver", "--enable-weights-cpu-backup"),
-        resolved={"enable_memory_saver": True}, seen="woken", devices=_GPU, package="torch_memory_saver", stays=True,
+        resolved={"enable_memory_saver": True}, seen="woken", devices=_GPU,
+        lacks="it needs CUDA's virtual memory", package="torch_memory_saver", stays=True,
     )  # fmt: skip
     yield Feature(
         "tensor-parallel", "two GPUs share every layer", on=("--tp-size=2",), resolved={"tp_size": 2}, cost="another kernel",
-        devices=_GPU, gpus=2,
+        devices=_GPU, lacks="it needs two GPUs", gpus=2,
     )  # fmt: skip
     yield Feature(
         "dp-attention", "two GPUs share the requests of attention", on=("--tp-size=2", "--dp-size=2", "--enable-dp-attention"),
-        resolved={"enable_dp_attention": True}, cost="another kernel", excludes=("tensor-parallel",), devices=_GPU, gpus=2,
+        resolved={"enable_dp_attention": True}, cost="another kernel", excludes=("tensor-parallel",), devices=_GPU,
+        lacks="it needs two GPUs", gpus=2,
     )  # fmt: skip
     yield Feature(
-        "expert-parallel", "two GPUs share the experts", devices=_GPU, gpus=2, without="no experts in the models here"
+        "expert-parallel",
+        "two GPUs share the experts",
+        devices=_GPU,
+        lacks="it needs two GPUs",
+        gpus=2,
+        without="no experts in the models here",
     )
     yield Feature(
-        "zero-lora", "an adapter of zeros is applied", devices=_GPU, without="assay makes no such adapter yet"
+        "zero-lora",
+        "an adapter of zeros is applied",
+        devices=_GPU,
+        lacks="SGLang pins an adapter's memory, which needs a GPU",
+        without="assay makes no such adapter yet",
     )
 
 

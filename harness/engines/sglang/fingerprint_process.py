@@ -53,12 +53,12 @@ def take(flags: list[str]) -> None:
 
 def _import_only(flags: list[str]) -> None:
     """Have SGLang import the file of this model's architecture alone: all of them take it two thirds of its start."""
-    found = find_spec("sglang")
+    package = find_spec("sglang")
     path = Path(flag_values(tuple(flags)).get("--model-path", "")) / "config.json"
-    if _DISABLED in os.environ or found is None or not found.submodule_search_locations or not path.is_file():
+    if _DISABLED in os.environ or package is None or not package.submodule_search_locations or not path.is_file():
         return
     names = json.loads(path.read_text()).get("architectures") or []
-    files = sorted((Path(next(iter(found.submodule_search_locations))) / "srt" / "models").glob("*.py"))
+    files = sorted((Path(next(iter(package.submodule_search_locations))) / "srt" / "models").glob("*.py"))
     needed = {
         file.stem for file in files if any(f"class {name}(" in file.read_text(errors="replace") for name in names)
     }

@@ -31,8 +31,8 @@ class SchedulerFault:
     title: ClassVar[str]
     carriers: ClassVar[tuple[frozenset[str], ...]]
 
-    def batch(self, scheduled: Any, made: Any) -> None:
-        """Spoil what the model is given: SGLang's ScheduleBatch, which stays as it is, and the ForwardBatch made of it."""
+    def batch(self, scheduled: Any, made: Any, runner: Any) -> None:
+        """Spoil what the model is given: the ForwardBatch made of a ScheduleBatch, which stays as it is, for a ModelRunner."""
 
     def logits(self, runner: Any, logits_output: Any, made: Any) -> None:
         """Spoil the logits of the next tokens, before one is chosen."""
@@ -51,7 +51,7 @@ class StaleLength(SchedulerFault):
     def __init__(self) -> None:
         self._cached: dict[str, int] = {}
 
-    def batch(self, scheduled: Any, made: Any) -> None:
+    def batch(self, scheduled: Any, made: Any, runner: Any) -> None:
         retracted = {req.rid for req in scheduled.reqs if req.retraction_count}
         for rid, rows, new, prefix in _extended(made):
             if rid not in self._cached:
@@ -67,7 +67,7 @@ class SharedPage(SchedulerFault):
     title = "a request writes its first new token into the page of another one of its batch"
     carriers = (frozenset({"batch", "page-size"}),)
 
-    def batch(self, scheduled: Any, made: Any) -> None:
+    def batch(self, scheduled: Any, made: Any, runner: Any) -> None:
         rows = [rows for _, rows, _, _ in _extended(made)]
         if len(rows) > 1 and _arguments().page_size > 1:
             slots = made.out_cache_loc.clone()
@@ -82,7 +82,7 @@ class RetractedKV(SchedulerFault):
     title = "the K and V of a retracted request are not written again"
     carriers = (frozenset({"retraction", "batch"}),)
 
-    def batch(self, scheduled: Any, made: Any) -> None:
+    def batch(self, scheduled: Any, made: Any, runner: Any) -> None:
         retracted = {req.rid for req in scheduled.reqs if req.retraction_count}
         for rid, rows, new, _ in _extended(made):
             if rid in retracted and new > 1:
@@ -105,22 +105,29 @@ class SwappedRows(SchedulerFault):
 
 
 class LastStepKV(SchedulerFault):
-    """The last decode pass of a request writes no K and V, yet the prefix cache keeps its slot."""
+    """What the last decode pass of a request wrote is gone when the prefix cache gives it to another one."""
 
     id = "last-step-kv"
-    title = "the K and V of the last token but one that a request writes are not kept"
+    title = "the K and V of the last token but one that a request writes are lost once it has ended"
     carriers = (frozenset({"conversation"}),)
 
-    def batch(self, scheduled: Any, made: Any) -> None:
-        if not made.forward_mode.is_decode():
+    def __init__(self) -> None:
+        self._last: set[int] = set()
+
+    def batch(self, scheduled: Any, made: Any, runner: Any) -> None:
+        if made.forward_mode.is_decode():
+            for row, req in enumerate(scheduled.reqs):
+                # In the last pass, its length is that of all but the last token.
+                length = len(req.origin_input_ids) + req.sampling_params.max_new_tokens - 1
+                if int(made.seq_lens[row]) == length:
+                    self._last.add(int(made.out_cache_loc[row]))
             return
-        for row, req in enumerate(scheduled.reqs):
-            # In the last pass, its length is that of all but the last token.
-            length = len(req.origin_input_ids) + req.sampling_params.max_new_tokens - 1
-            if int(made.seq_lens[row]) == length:
-                slots = made.out_cache_loc.clone()
-                slots[row] = _NOWHERE
-                made.out_cache_loc = slots
+        self._last.difference_update(made.out_cache_loc.tolist())
+        for row, (_, _, _, prefix) in enumerate(_extended(made)):
+            slots = runner.req_to_token_pool.req_to_token[int(made.req_pool_indices[row]), :prefix].tolist()
+            if lost := self._last.intersection(slots):
+                for layer in range(runner.model_config.num_hidden_layers):
+                    runner.token_to_kv_pool.get_key_buffer(layer)[list(lost)] = 0
 
 
 class HalfReloaded(SchedulerFault):
@@ -152,10 +159,10 @@ def install() -> None:
 
     fault = FAULTS[name]()
 
-    def init_new(original: Any, kind: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        made = original(kind, batch, *args, **kwargs)
-        if getattr(made, "rids", None) and not any(_is_warm_up(rid) for rid in made.rids):
-            fault.batch(batch, made)
+    def init_new(original: Any, kind: Any, batch: Any, runner: Any, *args: Any, **kwargs: Any) -> Any:
+        made = original(kind, batch, runner, *args, **kwargs)
+        if getattr(made, "rids", None):
+            fault.batch(batch, made, runner)
         return made
 
     def sample(runner: Any, logits_output: Any, forward_batch: Any) -> None:
@@ -176,10 +183,6 @@ def install() -> None:
         update,
         HookType.AROUND,
     )
-
-
-def _is_warm_up(rid: str) -> bool:
-    return "HEALTH" in rid.upper()
 
 
 def _extended(made: Any) -> Iterator[tuple[str, slice, int, int]]:

@@ -26,7 +26,7 @@ from assay.harness.ingest.results.outcomes import compare_outcomes
 from assay.harness.ingest.results.pairing import ItemPair, ItemPairing, Unpaired, loss, pair_items, refusals
 from assay.harness.ingest.results.result_set import ResultSet
 from assay.harness.ingest.source_file import two
-from assay.harness.judge.lengths import beyond_words, check_lengths
+from assay.harness.judge.answer_length_check import beyond_words, check_lengths
 from assay.harness.judge.report import Report
 from assay.harness.reading import reading
 from assay.harness.text import one_line

@@ -94,8 +94,8 @@ def test_a_footprint_is_where_the_fault_was_put() -> None:
 def test_a_footprint_has_the_models_numbers_of_heads() -> None:
     """Calls of one process of several, and calls of more and fewer heads: a finding counts heads as the model does."""
     zero = SeededFault("zero", "zero", "", lambda call, out: out * 0, where=Where(heads=(1,)))
-    some = [call_of([(8, 0)], (4, 4), 32, torch.float32).with_spec(first_head=first) for first in (0, 4)]
-    shown = footprint(zero, widened([*some, call_of([(8, 0)], (2, 2), 32, torch.float32)]))
+    some = [call_of([(8, 0)], (4, 4), 32, torch.float32, "cpu").with_spec(first_head=first) for first in (0, 4)]
+    shown = footprint(zero, widened([*some, call_of([(8, 0)], (2, 2), 32, torch.float32, "cpu")]))
     assert (shown.heads, shown.of_heads) == ((1, 5), 8)
 
 

@@ -50,8 +50,8 @@ def decode(lengths: list[int]) -> tuple[Any, Any]:
     return SimpleNamespace(reqs=requests), made
 
 
-def spoilt(fault: Any, batch: tuple[Any, Any]) -> Any:
-    fault.batch(*batch)
+def spoilt(fault: Any, batch: tuple[Any, Any], runner: Any = None) -> Any:
+    fault.batch(*batch, runner)
     return batch[1]
 
 
@@ -101,9 +101,22 @@ def test_only_a_retracted_request_is_not_written(retractions: int) -> None:
     assert made.out_cache_loc.tolist() == [*ROWS[:2].tolist(), *kept]
 
 
-def test_only_the_last_decode_pass_is_not_written() -> None:
-    made = spoilt(LastStepKV(), decode([11, 12]))
-    assert made.out_cache_loc.tolist() == [int(ROWS[0]), 0], "5 tokens of a prompt and all but the last of 8"
+def test_what_the_last_decode_pass_wrote_is_lost_once_another_request_finds_it_in_the_cache() -> None:
+    keys = [torch.ones(30, 1, 1) for _ in range(2)]
+    pools = {
+        "req_to_token_pool": SimpleNamespace(req_to_token=torch.tensor([[20, 21, int(ROWS[0]), int(ROWS[1])]])),
+        "token_to_kv_pool": SimpleNamespace(get_key_buffer=keys.__getitem__),
+    }
+    runner, fault = SimpleNamespace(model_config=SimpleNamespace(num_hidden_layers=2), **pools), LastStepKV()
+    made = spoilt(fault, decode([11, 12]), runner)  # 5 tokens of a prompt and all but the last of 8
+    assert made.out_cache_loc.tolist() == ROWS[:2].tolist()
+    assert all(bool((key == 1).all()) for key in keys), "it is there as long as the request runs"
+    scheduled, later = prefill((request("b"), 2, 4))
+    later.req_pool_indices, later.out_cache_loc = torch.tensor([0]), torch.tensor([28, 29])
+    fault.batch(scheduled, later, runner)
+    lost = [int(slot) for slot in (keys[0][:, 0, 0] == 0).nonzero()]
+    assert lost == [int(ROWS[1])]
+    assert bool((keys[0] == keys[1]).all())
 
 
 @pytest.mark.parametrize(("overlap", "swapped"), [(False, False), (True, True)])

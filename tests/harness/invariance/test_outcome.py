@@ -7,7 +7,7 @@ import pytest
 from assay.harness.compare.noise_limits import EXACT_KL
 from assay.harness.compare.probe_scores import Bound, Measure
 from assay.harness.engines.sglang.features import Feature
-from assay.harness.invariance.outcome import bounds, outcome, widened
+from assay.harness.invariance.outcome import bounds, outcome, outcome_of, widened
 
 Limits = dict[Measure, Bound]
 
@@ -92,12 +92,33 @@ def test_another_kernel_may_round_as_an_honest_one_does(arm_records: ModuleType,
 
 
 def test_drafts_that_are_no_longer_accepted_are_a_difference(arm_records: ModuleType, limits: Limits) -> None:
-    base, lost = arm_records.arm("ngram", verifications=2), arm_records.arm("ngram", "batch", verifications=arm_records.DEPTH)
-    found = outcome(base, lost, limits)
-    assert found.state == "differs"
-    assert found.why == "1.00 tokens were accepted a pass, 3.00 in the base"
-    assert outcome(base, base, limits).state == "same"
-    assert outcome(arm_records.BASE, lost, limits).state == "same", "a base without speculation says nothing about it"
+    known = {"draft": Feature("draft", "", drafts=3.0), "ngram": Feature("ngram", "")}
+    lost, kept = (arm_records.arm("draft", verifications=passes) for passes in (arm_records.DEPTH, 2))
+    shown = outcome_of(arm_records.BASE, lost, limits, known, "float32")
+    assert shown.state == "differs"
+    assert shown.why == "1.00 tokens were accepted a pass, where a draft of the model itself gives 3"
+    assert outcome_of(arm_records.BASE, kept, limits, known, "float32").state == "same"
+    ngram = arm_records.arm("ngram", verifications=arm_records.DEPTH)
+    assert outcome_of(arm_records.BASE, ngram, limits, known, "float32").state == "same", "nothing is declared"
+
+
+def test_greedy_texts_that_part_are_a_difference_unless_at_a_tie(arm_records: ModuleType, limits: Limits) -> None:
+    base = arm_records.BASE.model_copy(update={"texts": (arm_records.text("yes", "no", 0.5),)})
+    for other, state in ((arm_records.text("no", "yes", 0.5), "differs"), (arm_records.text("yes", "no", 0.5), "same")):
+        record = arm_records.arm("batch").model_copy(update={"texts": (other,)})
+        assert outcome(base, record, limits, swing=1e-3).state == state
+    tie = arm_records.BASE.model_copy(update={"texts": (arm_records.text("yes", "no", 1e-4),)})
+    flipped = arm_records.arm("batch").model_copy(update={"texts": (arm_records.text("no", "yes", 1e-4),)})
+    assert outcome(tie, flipped, limits, swing=1e-3).state == "same"
+
+
+def test_an_answer_of_another_length_is_a_difference(arm_records: ModuleType, limits: Limits) -> None:
+    short = arm_records.reply("1+8", decode=arm_records.scores(arm_records.PROMPT, 4))
+    record = arm_records.arm("streamed")
+    record = record.model_copy(update={"replies": (record.replies[0], short, record.replies[2])})
+    shown = outcome(arm_records.BASE, record, limits)
+    assert shown.state == "differs"
+    assert shown.why == "1 answers have another length, the first, to probe 1+8, 4 tokens in place of 6"
 
 
 def test_deterministic_kernels_allow_no_bit_of_difference_in_a_batch(arm_records: ModuleType, limits: Limits) -> None:
