@@ -512,9 +512,8 @@ def _has(names: Sequence[Any]) -> str:
 
 
 def _backends(left: Sequence[Resolved], right: Sequence[Resolved]) -> Iterator[Difference]:
-    operations = dict.fromkeys((resolved.operation, resolved.phase) for resolved in (*left, *right))
-    said: dict[str, Difference] = {}
-    for operation, phase in operations:
+    phases: dict[tuple[str, str], list[str]] = {}
+    for operation, phase in dict.fromkeys((resolved.operation, resolved.phase) for resolved in (*left, *right)):
         ours, theirs = (
             {
                 resolved.runs: resolved.layers
@@ -523,20 +522,25 @@ def _backends(left: Sequence[Resolved], right: Sequence[Resolved]) -> Iterator[D
             }
             for side in (left, right)
         )
-        if ours == theirs:
-            continue
-        says = f"{operation}{f' ({phase})' if phase else ''}: {_runs(ours)} in A, {_runs(theirs)} in B"
-        said[says.replace(f" ({phase})", "")] = Difference(name=f"backends.{operation}", says=says, outputs=True)
-    yield from said.values()
+        if ours != theirs:
+            phases.setdefault((operation, f"{_runs(ours)} in A, {_runs(theirs)} in B"), []).append(phase)
+    for (operation, says), of in phases.items():
+        only = f" ({of[0]})" if len(of) == 1 and of[0] else ""
+        yield Difference(name=f"backends.{operation}", says=f"{operation}{only}: {says}", outputs=True)
 
 
 def _runs(names: Mapping[str, str]) -> str:
-    """Say which layers run what: "layers 7-11 run triton, the others flashinfer"."""
+    """Say which layers run what: "layers 7 to 11 run triton, the others flashinfer"."""
     if len(names) <= 1:
         return next(iter(names), "nothing")
     fewest_first = sorted(names.items(), key=lambda item: len(of_ranges(item[1])))
     *some, (most, _) = fewest_first
-    return listed([f"layers {layers} run {name}" for name, layers in some]) + f", the others {most}"
+    return listed([f"{_layers(layers)} {name}" for name, layers in some]) + f", the others {most}"
+
+
+def _layers(ranges: str) -> str:
+    words = listed(ranges.replace("-", " to ").split(", "))
+    return f"layer {words} runs" if len(of_ranges(ranges)) == 1 else f"layers {words} run"
 
 
 def of_ranges(ranges: str) -> set[int]:
