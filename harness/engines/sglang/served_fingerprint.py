@@ -12,7 +12,7 @@ from assay.evals.probe_texts import CHATS, TEXTS
 from assay.harness.engines.base import ChatRequest, Engine
 from assay.harness.errors import EngineError
 from assay.harness.evidence.fingerprint import OF_PROCESS, Fingerprint, Tokens
-from assay.harness.fingerprint.in_interpreter import generation_of, written_ids
+from assay.harness.fingerprint.in_interpreter import bos_of, generation_of, written_ids
 from assay.harness.fingerprint.weights import merged_weights
 from assay.harness.server.control import Control, set_control
 from assay.harness.text import one_line
@@ -91,4 +91,5 @@ def _tokens(server: Asked, model: Path) -> Tokens:
             EngineError
         ):  # a template may refuse roles and tools; each refusal takes as long as a death would to show
             break
-    return Tokens(**fields, chats=chats, written=written_ids(str(model), TEXTS, fields["bare"]))
+    written = written_ids(str(model), TEXTS, fields["bare"])
+    return Tokens(**fields, chats=chats, written=written, bos=bos_of(str(model)))

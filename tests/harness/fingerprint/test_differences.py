@@ -87,7 +87,7 @@ IDS = {"english": (5, 6), "numbers": (7, 8, 9)}
             {"counts": {"user": 13}},
             "1 of 1 chat has other numbers of prompt tokens (user: 12 in A, 13 in B)",
         ),
-        ({"texts": IDS, "eos": (1,)}, {"texts": IDS, "eos": (1, 9)}, "EOS is (1,) in A, (1, 9) in B"),
+        ({"tokenizer": "T", "eos": (1,)}, {"tokenizer": "T", "eos": (1, 9)}, "EOS is (1,) in A, (1, 9) in B"),
     ],
 )  # fmt: skip
 def test_token_ids(left: dict[str, Any], right: dict[str, Any], says: str) -> None:
