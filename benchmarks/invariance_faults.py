@@ -29,7 +29,7 @@ from assay.harness.run import compare_features
 from assay.harness.sides import Side
 
 BESIDE = ("prefix-cache", "batch", "order", "streamed")
-"""Features that are switched whatever the fault: they take no further server."""
+"""Features that are switched whatever the fault, if no others are named: they take no further server."""
 REVERTED: Mapping[str, Sequence[str]] = {
     "25015": ("draft-model",), "26329": ("draft-model", "chunked-prefill"), "26972": ("draft-model", "page-size"),
     "27360": ("draft-model", "cuda-graph-decode"),
@@ -61,11 +61,15 @@ def main() -> int:
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--backend", default="")
     parser.add_argument("--faults", default=",".join(FAULTS))
+    parser.add_argument("--beside", default=",".join(BESIDE), help="features that are switched whatever the fault")
     parser.add_argument("--reverted", action="store_true")
     parser.add_argument("--honest", type=int, default=1, help="invocations without a fault, with every feature")
     parser.add_argument("--out", type=Path, default=None)
     given = parser.parse_args()
     backend = given.backend or {"cpu": "torch_native", "cuda": "triton"}[given.device]
+    beside = tuple(filter(None, given.beside.split(",")))
+    if unknown := [name for name in filter(None, given.faults.split(",")) if name not in FAULTS]:
+        parser.error(f"{unknown[0]} is no fault: {', '.join(FAULTS)}")
     place = given.out or Path(tempfile.mkdtemp(prefix="invariance-"))
     table = Table("seeded", "carried by", "found", "verdict", "reduced to the right set", "servers", "arms", "minutes")
     missed = 0
@@ -94,12 +98,12 @@ def main() -> int:
 
     if given.reverted:
         for number, carriers in REVERTED.items():
-            features = tuple(dict.fromkeys((*carriers, *BESIDE)))
+            features = tuple(dict.fromkeys((*carriers, *beside)))
             row(f"PR {number}", features, [frozenset(carriers)], {"SGLANG_DEBUG_REVERT_PR": number})
     else:
         for name in filter(None, given.faults.split(",")):
             fault = FAULTS[name]
-            row(name, tuple(dict.fromkeys((*sorted(fault.carriers[0]), *BESIDE))), fault.carriers, {FAULT: name})
+            row(name, tuple(dict.fromkeys((*sorted(fault.carriers[0]), *beside))), fault.carriers, {FAULT: name})
     CONSOLE.print(table)
     servers = arms = clean = 0
     for number in range(given.honest):

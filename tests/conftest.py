@@ -353,6 +353,12 @@ def arm_records() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def featured_server() -> ModuleType:
+    """A server that starts at once, with features and bugs to order."""
+    return stand_ins("featured_server")
+
+
+@pytest.fixture(scope="session")
 def synthetic_bench() -> ModuleType:
     """Benches with synthetic timings."""
     return stand_ins("benches")

@@ -7,11 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.cli.app import app
-from assay.harness.cli.flags import STARTED, Config, spec_flags
+from assay.harness.cli.flags import STARTED, Config, instrumented_spec, spec_flags
 from assay.harness.cli.output import Json, deliver, new_folder, progress
-from assay.harness.config import INVARIANCE_FLAGS, make_spec
+from assay.harness.config import INVARIANCE_FLAGS
 from assay.harness.errors import UsageError
 from assay.harness.extras import require
 from assay.harness.files import write_whole
@@ -43,7 +42,6 @@ def invariance(
 ) -> None:
     """Switch features that must change nothing (prefix cache, chunks, pages, overlap, ...), and compare the output each time."""
     require("serve", "assay invariance")
-    interpret_without_gpu()
 
     from assay.harness.collect.run_folder import default_folder
     from assay.harness.invariance.invariance_plan import Mode
@@ -54,7 +52,7 @@ def invariance(
     modes = [mode for mode, asked in given.items() if asked]
     if len(modes) > 1:
         raise UsageError(f"--{modes[0]} and --{modes[1]} were both given.", "one of them", "leave one out")
-    spec = make_spec({"candidate": "torch_native", **flags}, config)
+    spec = instrumented_spec({"candidate": "torch_native", **flags}, config)
     folder = out or Path(f"{default_folder(spec.reference.backend)}-invariance")
     named = tuple(dict.fromkeys(name.strip() for name in features.split(",") if name.strip()))
     with progress() as display:

@@ -51,21 +51,28 @@ def places(base: Sequence[ProbeReply], other: Sequence[ProbeReply], measure: Mea
 
 
 def _places(probe: str, base: Scores, other: Scores) -> Iterable[Place]:
-    begin = max(base.first, other.first)
-    for index in range(begin, min(base.first + len(base.tokens), other.first + len(other.tokens))):
-        mine, theirs = index - base.first, index - other.first
-        yield Place(probe, index, _kl(base, mine, other, theirs))
-        if base.tokens[mine] != other.tokens[theirs]:
-            return
+    begin, end = max(base.first, other.first), min(base.first + len(base.tokens), other.first + len(other.tokens))
+    indices = range(begin, max(begin, end))
+    parting = next((i for i in indices if base.tokens[i - base.first] != other.tokens[i - other.first]), end - 1)
+    indices = range(begin, max(begin, parting + 1))
+    if not indices:
+        return []
+    p = [base.logprobs[index - base.first] for index in indices]
+    q = [_at(base, index - base.first, other, index - other.first) for index in indices]
+    kl = merged_kl(p, q)
+    return [
+        Place(probe, index, float(value))
+        for index, value in zip(indices, np.where(np.isfinite(kl), kl, math.inf), strict=True)
+    ]
 
 
-def _kl(base: Scores, mine: int, other: Scores, theirs: int) -> float:
+def _at(base: Scores, mine: int, other: Scores, theirs: int) -> list[float]:
+    """Return the other arm's log-probabilities of the base's most probable tokens, at a position of each."""
     listed = dict(zip(other.ids[theirs], other.logprobs[theirs], strict=True))
     least = min(listed.values(), default=math.nan)
-    p = np.array(base.logprobs[mine])
-    q = np.array([listed.get(id_, min(least, p_i)) for id_, p_i in zip(base.ids[mine], p, strict=True)])
-    kl = float(merged_kl(p, q))
-    return kl if math.isfinite(kl) else math.inf
+    return [
+        listed.get(id_, min(least, logprob)) for id_, logprob in zip(base.ids[mine], base.logprobs[mine], strict=True)
+    ]
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,6 @@ from assay.harness.files import FolderLock, is_unused, write_whole
 from assay.harness.schema import Record, read_json
 
 MANIFEST = "manifest.json"
-BASE = 2
-"""Arms without a feature: the base, and the base again in other batches, which gives the floor."""
 
 
 class Scores(Record):
@@ -94,7 +92,6 @@ class ArmRecord(RunRecord):
         texts: greedy answers to a few prompts.
         seen: what shows that a feature was on, by its id; a feature without an entry was not shown to be on.
         unseen: why a feature was not shown to be on, by its id.
-        arguments: the resolved arguments of its server that features set.
         problem: why it was not run to its end; empty if it was.
         server: number of the server in which it ran.
         seconds: of the pass, without the start of the server.

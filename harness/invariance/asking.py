@@ -64,8 +64,8 @@ def ask(server: SGLangServer, folder: Path, asked: Asked) -> Pass:
     woken = _sleep(server) if "sleep-wake" in asked.arm else ""
     order, size = _order(asked), _at_once(asked)
     turns = _turns(asked) if "conversation" in asked.arm else {}
-    forced = {rid(asked, probe): (*probe.ids, *asked.answers.get(probe.id, ())) for probe in order}
-    forced |= {f"{rid(asked, probe)}:turn": probe.ids for probe in order if probe.id in turns}
+    forced = {_rid(asked, probe): (*probe.ids, *asked.answers.get(probe.id, ())) for probe in order}
+    forced |= {f"{_rid(asked, probe)}:turn": probe.ids for probe in order if probe.id in turns}
     forcing.tell(folder, forced)
     send: Callable[..., list[ProbeReply]] = ask_streamed if "streamed" in asked.arm else ask_together
     replies: dict[str, ProbeReply] = {}
@@ -120,7 +120,7 @@ def write_texts(server: SGLangServer, items: Sequence[Item], tokens: int, at_onc
     )
 
 
-def rid(asked: Asked, probe: Probe) -> str:
+def _rid(asked: Asked, probe: Probe) -> str:
     """Name the request of a probe in a pass."""
     return f"{forcing.PREFIX}{asked.label}:{probe.id}"
 
@@ -156,11 +156,11 @@ def _turns(asked: Asked) -> dict[str, int]:
 def _turn(asked: Asked, probe: Probe, kept: int) -> ProbeRequest:
     """Return the request of an earlier turn, which writes tokens of the probe's prompt."""
     asks = kept - _TURN + 1
-    return ProbeRequest(probe.id, f"{rid(asked, probe)}:turn", probe.ids[:asks], asks - 1, _TURN)
+    return ProbeRequest(probe.id, f"{_rid(asked, probe)}:turn", probe.ids[:asks], asks - 1, _TURN)
 
 
 def _request(asked: Asked, probe: Probe, kept: int) -> ProbeRequest:
-    return ProbeRequest(probe.id, rid(asked, probe), probe.ids, max(probe.shared, kept), probe.depth)
+    return ProbeRequest(probe.id, _rid(asked, probe), probe.ids, max(probe.shared, kept), probe.depth)
 
 
 def _prefix(asked: Asked) -> ProbeRequest:

@@ -74,12 +74,7 @@ class Session:
         self.folder.write_manifest(self._manifest())
         begun = time.monotonic()
         with self._stopping():
-            base = self._arm(BASE, "base")
-            if not base.complete:
-                raise EngineError(
-                    f"The base could not be run: {base.problem}.", "a server without any feature", "read its log"
-                )
-            again = self._arm(BASE, "base again")
+            base, again = self._base("base"), self._base("base again")
             if "prefix-cache" in self.plan.known:
                 self._sensitivity()
             limits = bounds(base, again, self.plan.dtype)
@@ -90,6 +85,15 @@ class Session:
                 self._arm(arm, self.plan.mode)
             for arm in self.plan.arms:
                 self._reduce(arm, limits)
+
+    def _base(self, why: str) -> ArmRecord:
+        """Run the base, without which nothing can be compared."""
+        record = self._arm(BASE, why)
+        if not record.complete:
+            raise EngineError(
+                f"The base could not be run: {record.problem}.", "a server without any feature", "read its log"
+            )
+        return record
 
     def _differs(self, arm: Arm, limits: dict[Measure, Bound]) -> bool | None:
         """Return whether an arm that was run differs from its base; None if that cannot be said."""

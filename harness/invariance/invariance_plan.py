@@ -59,15 +59,10 @@ class InvariancePlan:
     @property
     def command(self) -> str:
         """The command that repeats it."""
-        return self.command_for(self.asked, self.mode, self.minutes)
-
-    def command_for(self, features: Sequence[str], mode: Mode, minutes: float = 0.0) -> str:
-        """Return the command that compares so with these features; none for all."""
         words = ["assay", "invariance", *self.run.spec.given_flags(INVARIANCE_FLAGS)]
-        words = [word for word in words if not word.startswith("--candidate=")]
-        words += [f"--features={','.join(features)}"] if features else []
-        words += [f"--{mode}"] if mode != "pairs" else []
-        words += [f"--minutes={minutes:g}"] if minutes else []
+        words += [f"--features={','.join(self.asked)}"] if self.asked else []
+        words += [f"--{self.mode}"] if self.mode != "pairs" else []
+        words += [f"--minutes={self.minutes:g}"] if self.minutes else []
         return shlex.join(words)
 
 

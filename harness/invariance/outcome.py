@@ -123,17 +123,17 @@ def outcome(
     distances = {measure: Distance.of(positions) for measure, positions in compared.items()}
     wrong = [measure for measure in MEASURES if not limits[measure].holds(distances[measure])]
     if wrong:
-        return Outcome(arm, "differs", distances, _first(compared[wrong[0]], limits[wrong[0]]), record_notes(record))
+        return Outcome(arm, "differs", distances, _first(compared[wrong[0]], limits[wrong[0]]), _notes(record))
     if said := _texts_apart(base, record, swing) or _ends_elsewhere(base, record) or _drafts_lost(record, drafts):
         return Outcome(arm, "differs", distances, None, said)
     if record.unseen:
-        return Outcome(arm, "not shown", distances, why=record_notes(record))
+        return Outcome(arm, "not shown", distances, why=_notes(record))
     if not all(distance.positions for distance in distances.values()):
         return Outcome(arm, "not shown", distances, why="nothing was compared")
     return Outcome(arm, "same", distances)
 
 
-def record_notes(record: ArmRecord) -> str:
+def _notes(record: ArmRecord) -> str:
     """Say which features were not shown to be on, and why."""
     return "; ".join(f"{id_} was not shown to be on: {why}" for id_, why in record.unseen.items())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 
@@ -103,13 +104,13 @@ def _outcomes(
         own = base_of(arm, known)
         against = records.get(own)
         if against is None or not against.complete:
-            judged.append(Outcome(arm, "not run", {}, why=f"its base, {name_of(own)}, was not run"))
+            judged.append(Outcome(arm, "not run", {}, why=f"its base, {_name_of(own)}, was not run"))
         else:
             judged.append(outcome_of(against, record, limits, known, dtype))
     return judged
 
 
-def name_of(arm: Iterable[str]) -> str:
+def _name_of(arm: Iterable[str]) -> str:
     """Name an arm, such as "prefix-cache + page-size"."""
     return " + ".join(sorted(arm)) or "no feature"
 
@@ -151,7 +152,7 @@ def _shown(known: Mapping[str, Feature], arms: Sequence[ArmRecord]) -> Check:
 def _decided(outcomes: Sequence[Outcome]) -> Check:
     open_ = [judged for judged in outcomes if _VERDICTS[judged.state] == "inconclusive"]
     if open_:
-        said = "; ".join(f"{name_of(judged.arm)}: {judged.why}" for judged in open_)
+        said = "; ".join(f"{_name_of(judged.arm)}: {judged.why}" for judged in open_)
         return _DECIDED.check(
             "missing", said, "read the logs of their servers, or leave the features out with --features"
         )
@@ -164,7 +165,7 @@ def _covered(lost: Sequence[tuple[str, str]], manifest: InvarianceManifest) -> C
             "not checked", f"features were not switched in pairs, but as --{manifest.mode}", "leave it out"
         )
     if lost:
-        said = f"{counted(len(lost), 'pair')} left out: {listed([name_of(pair) for pair in lost[:6]])}"
+        said = f"{counted(len(lost), 'pair')} left out: {listed([_name_of(pair) for pair in lost[:6]])}"
         return _COVERED.check("not checked", said, "give it more --minutes")
     return _COVERED.check("ok", "all that can be on together")
 
@@ -193,7 +194,7 @@ def _finding(
     states = {each.arm: each for each in outcomes}
     measure = max(judged.distances, key=lambda measure: judged.distances[measure].mean)
     mean = judged.distances[measure].mean
-    alone = [f"{name_of(arm)}: {_said(states.get(arm), outcomes, arm)}" for arm in _parts(judged.arm, known)]
+    alone = [f"{_name_of(arm)}: {_said(states.get(arm), outcomes, arm)}" for arm in _parts(judged.arm, known)]
     evidence = [
         f"{measure}: mean KL {distance.mean:.3g} nats over {distance.positions:,} positions, at worst {distance.worst:.3g}"
         for measure, distance in judged.distances.items()
@@ -201,15 +202,15 @@ def _finding(
     evidence += [f"each alone: {'; '.join(alone)}"] if alone else []
     evidence += [judged.why] if judged.why else []
     evidence += [
-        f"also in {name_of(each.arm)}" for each in outcomes if each.state == "differs" and judged.arm < each.arm
+        f"also in {_name_of(each.arm)}" for each in outcomes if each.state == "differs" and judged.arm < each.arm
     ][:4]
     titles = listed([known[id_].title for id_ in sorted(judged.arm)])
     return Finding(
         id=FINDING,
-        title=f"{name_of(judged.arm)} changes the output",
+        title=f"{_name_of(judged.arm)} changes the output",
         severity="serious",
         where=_where(judged, manifest),
-        diagnosis=f"{name_of(judged.arm)}: mean KL {mean:.2g} nats where {titles}"
+        diagnosis=f"{_name_of(judged.arm)}: mean KL {mean:.2g} nats where {titles}"
         + (f"; each alone: {'; '.join(alone)}" if alone else ""),
         evidence=tuple(evidence),
         reproduce=_command(manifest, judged.arm),
@@ -245,10 +246,10 @@ def _where(judged: Outcome, manifest: InvarianceManifest) -> str:
 def _command(manifest: InvarianceManifest, arm: Arm) -> str:
     words = [
         word
-        for word in manifest.command.split(" ")
-        if not word.startswith(("--features=", "--minutes=")) and word not in ("--pairs", "--singles", "--exactly")
+        for word in shlex.split(manifest.command)
+        if not word.startswith(("--features=", "--minutes=")) and word not in ("--singles", "--exactly")
     ]
-    return " ".join([*words, f"--features={','.join(sorted(arm))}", "--exactly"])
+    return shlex.join([*words, f"--features={','.join(sorted(arm))}", "--exactly"])
 
 
 def _rows(

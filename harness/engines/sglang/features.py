@@ -6,14 +6,13 @@ started anew, or by how requests are sent to it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any, Literal
 
 from assay.evals.invariance_load import CHUNK, PAGE
 from assay.harness.sides import Device
-from assay.harness.text import did_you_mean
 
 MODEL = "{model}"
 """Stands for the folder of the model in a flag."""
@@ -99,7 +98,7 @@ def _features(device: Device) -> Iterable[Feature]:
     yield Feature("order", "requests arrive in another order", seen="reordered", bitwise=True)
     yield Feature(
         "conversation", "the end of a prefix was generated in an earlier turn", seen="continued",
-        excludes=("no-radix-cache", "force-miss", "ngram"),
+        requires=("prefix-cache",), excludes=("ngram",),
     )  # fmt: skip
     yield Feature("streamed", "answers are streamed", seen="streamed", bitwise=True)
     yield Feature(
@@ -210,9 +209,3 @@ def _on_gpus() -> Iterable[Feature]:
 def features_of(device: Device) -> dict[str, Feature]:
     """Return all features by id, in the order in which they are listed."""
     return {feature.id: feature for feature in _features(device)}
-
-
-def unknown(names: Iterable[str], known: Collection[str]) -> tuple[str, str] | None:
-    """Return the first name that is no feature, with a hint; None if all are."""
-    name = next((name for name in names if name not in known), None)
-    return None if name is None else (name, did_you_mean(name, tuple(known)))

@@ -46,7 +46,7 @@ class StaleLength(SchedulerFault):
 
     id = "stale-length"
     title = "a later chunk of a prompt with a cached prefix is one position off"
-    carriers = tuple(frozenset({"chunked-prefill", other}) for other in ("prefix-cache", "conversation", "batch"))
+    carriers = tuple(frozenset({"chunked-prefill", other}) for other in ("prefix-cache", "batch"))
 
     def __init__(self) -> None:
         self._cached: dict[str, int] = {}
@@ -69,7 +69,7 @@ class SharedPage(SchedulerFault):
 
     def batch(self, scheduled: Any, made: Any, runner: Any) -> None:
         rows = [rows for _, rows, _, _ in _extended(made)]
-        if len(rows) > 1 and _arguments().page_size > 1:
+        if len(rows) > 1 and runner.page_size > 1:
             slots = made.out_cache_loc.clone()
             slots[rows[1].start] = slots[rows[0].start]
             made.out_cache_loc = slots
@@ -109,7 +109,7 @@ class LastStepKV(SchedulerFault):
 
     id = "last-step-kv"
     title = "the K and V of the last token but one that a request writes are lost once it has ended"
-    carriers = (frozenset({"conversation"}),)
+    carriers = (frozenset({"conversation", "prefix-cache"}),)
 
     def __init__(self) -> None:
         self._last: set[int] = set()

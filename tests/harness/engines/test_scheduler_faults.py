@@ -57,7 +57,7 @@ def spoilt(fault: Any, batch: tuple[Any, Any], runner: Any = None) -> Any:
 
 @pytest.fixture
 def arguments(monkeypatch: pytest.MonkeyPatch) -> Any:
-    given = SimpleNamespace(page_size=1, disable_overlap_schedule=True)
+    given = SimpleNamespace(disable_overlap_schedule=True)
     monkeypatch.setattr(scheduler_faults, "_arguments", lambda: given)
     return given
 
@@ -86,11 +86,11 @@ def test_a_retracted_request_is_no_later_chunk() -> None:
 
 
 @pytest.mark.parametrize(("page", "shared"), [(1, False), (16, True)])
-def test_two_requests_share_a_slot_only_in_pages(arguments: Any, page: int, shared: bool) -> None:
-    arguments.page_size = page
-    made = spoilt(SharedPage(), prefill((request("a"), 3, 0), (request("b"), 2, 0)))
+def test_two_requests_share_a_slot_only_in_pages(page: int, shared: bool) -> None:
+    runner = SimpleNamespace(page_size=page)
+    made = spoilt(SharedPage(), prefill((request("a"), 3, 0), (request("b"), 2, 0)), runner)
     assert (made.out_cache_loc[3] == made.out_cache_loc[0]) == shared
-    alone = spoilt(SharedPage(), prefill((request("a"), 3, 0)))
+    alone = spoilt(SharedPage(), prefill((request("a"), 3, 0)), runner)
     assert alone.out_cache_loc.tolist() == ROWS[:3].tolist()
 
 

@@ -36,5 +36,5 @@ def test_a_seeded_fault_is_found_and_reduced(tmp_path: Path) -> None:
     result = compared(tmp_path / "out", "last-step-kv")
     assert result.verdict == "regression"
     (finding,) = result.findings
-    assert finding.title == "conversation changes the output"
-    assert "--features=conversation --exactly" in finding.reproduce
+    assert finding.title == "conversation + prefix-cache changes the output"
+    assert "--features=conversation,prefix-cache --exactly" in finding.reproduce

@@ -93,6 +93,9 @@ def test_every_prefix_must_come_from_the_cache(over: Pass) -> None:
     assert shown(CPU["prefix-cache"], replied(over, cached_tokens=31)) == ("", "0 of 1 shared prefixes came from the cache")
     assert shown(CPU["prefix-cache"], replace(replied(over, cached_tokens=32), page=16))[0]
     assert not shown(CPU["prefix-cache"], replace(replied(over, cached_tokens=31), page=32))[0]
+    other = (*PROBES, Probe("16+9", (1,) * 25, 16, 8))
+    missed = replace(replied(over, cached_tokens=32), probes=other)
+    assert shown(CPU["prefix-cache"], missed) == ("", "1 of 2 shared prefixes came from the cache")
 
 
 def test_every_feature_says_how_it_is_seen() -> None:

@@ -1,0 +1,125 @@
+"""The whole of ``assay invariance`` over a stand-in for servers, which has bugs to order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from assay.evals.invariance_load import probe_load
+from assay.harness.config import RunSpec
+from assay.harness.errors import EngineError, UsageError
+from assay.harness.invariance import drive, invariance_plan
+from assay.harness.judge.invariance_result import InvarianceResult
+from assay.harness.run import compare_features
+from assay.harness.server.control import Control
+
+PROBES = ("0+3", "16+9", "33+14", "0+129", "120+16", "1024+12")
+"""Those of the load that a stand-in is asked."""
+Compare = Callable[..., InvarianceResult]
+
+
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, featured_server: ModuleType) -> Compare:
+    """Compares features of servers with a bug; what was started is in the result's `started`."""
+    made, load = drive.make_engine, probe_load("cpu", 4096, 97)
+    few = replace(load, probes=tuple(probe for probe in load.probes if probe.id in PROBES))
+    monkeypatch.setattr(invariance_plan, "probe_load", lambda *args: few)
+
+    def run(bug: Any = lambda served: False, refused: tuple[str, ...] = (), **asked: Any) -> InvarianceResult:
+        kind = type("Server", (featured_server.FeaturedServer,), {"bug": staticmethod(bug), "refused": refused, "started": []})
+        monkeypatch.setattr(drive, "make_engine", lambda *args, **kwargs: kind(made(*args, **kwargs).launch))
+        spec = RunSpec.of(reference="torch_native", candidate="torch_native")
+        return compare_features(spec, tmp_path / "out", **asked)
+
+    return run
+
+
+def test_honest_servers_pass_with_every_feature_shown_to_be_on(compared: Compare) -> None:
+    result = compared()
+    assert result.verdict == "pass", result.headline
+    covered = [feature for feature in result.features if feature.arms]
+    assert len(covered) == 13
+    assert all(feature.seen for feature in covered)
+    assert {feature.id for feature in result.features if not feature.arms} >= {"cuda-graph-decode", "ngram", "hicache"}
+    assert result.servers <= 12
+    assert all(pair.verdict in ("pass", None) for pair in result.pairs)
+
+
+@pytest.mark.parametrize(
+    ("carriers", "bug"),
+    [
+        ({"prefix-cache", "page-size"}, lambda served: served.cached > 500 and "--page-size" in served.flags),
+        ({"batch", "overlap"}, lambda served: served.batch > 2 and "--disable-overlap-schedule" not in served.flags),
+        ({"weights-again"}, lambda served: served.reloaded),
+        ({"streamed"}, lambda served: served.streamed),
+        ({"no-radix-cache"}, lambda served: "--disable-radix-cache" in served.flags),
+    ],
+)
+def test_a_bug_is_reduced_to_what_carries_it(compared: Compare, carriers: set[str], bug: Any) -> None:
+    result = compared(bug)
+    assert result.verdict == "regression"
+    (finding,) = result.findings
+    assert finding.title == f"{' + '.join(sorted(carriers))} changes the output"
+    assert finding.reproduce.endswith(f"--features={','.join(sorted(carriers))} --exactly")
+    if len(carriers) == 2:
+        assert finding.diagnosis.count(": 0") == 2, "each alone changes nothing"
+
+
+def test_exactly_compares_the_set_and_each_alone(compared: Compare) -> None:
+    result = compared(features=("page-size", "prefix-cache"), mode="exactly")
+    assert [set(arm.features) for arm in result.arms[2:]] == [{"prefix-cache"}, {"page-size"}, {"page-size", "prefix-cache"}]
+    assert result.verdict == "pass"
+
+
+def test_a_server_that_does_not_start_is_no_pass_and_does_not_end_the_others(compared: Compare) -> None:
+    result = compared(refused=("--page-size",), features=("page-size", "batch"))
+    assert result.verdict == "inconclusive"
+    assert {arm.verdict for arm in result.arms if "page-size" in arm.features} == {"inconclusive"}
+    assert {arm.verdict for arm in result.arms if "page-size" not in arm.features} == {"pass"}
+    assert "the stand-in does not start" in result.headline
+
+
+def test_a_base_that_does_not_start_is_an_error(compared: Compare) -> None:
+    with pytest.raises(EngineError, match="The base could not be run"):
+        compared(refused=("--disable-overlap-schedule",))
+
+
+def test_arms_that_a_budget_leaves_out_are_named(compared: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(0, 10**6, 40))
+    monkeypatch.setattr(drive.time, "monotonic", lambda: float(next(clock)))
+    result = compared(features=("batch", "page-size", "prefix-cache"), minutes=5.0)
+    assert result.left_out
+    check = next(check for check in result.checks if check.id == "pairs-covered")
+    assert check.status == "not checked"
+
+
+def test_a_server_serves_every_arm_that_it_can(compared: Compare) -> None:
+    result = compared(features=("batch", "order", "prefix-cache", "page-size"))
+    assert result.servers == 2
+    assert len(result.arms) > 5
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"features": ("chunks",)}, "chunks is no feature"),
+        ({"features": ("ngram",)}, "ngram cannot be switched here: not on cpu"),
+        ({"features": ("no-radix-cache", "prefix-cache"), "mode": "exactly"}, "cannot be on together"),
+        ({"mode": "exactly"}, "cannot be on together"),
+    ],
+)
+def test_wrong_use(compared: Compare, asked: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        compared(**asked)
+
+
+def test_a_fault_that_is_not_seen_is_no_pass(compared: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drive, "Control", lambda **fields: Control())
+    result = compared(features=("prefix-cache", "batch"))
+    assert result.verdict == "inconclusive"
+    assert next(check for check in result.checks if check.id == "probes-sensitive").status == "missing"
