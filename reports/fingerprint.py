@@ -16,9 +16,12 @@ _SHOWN = 40
 def fingerprint_document(made: Fingerprint) -> Document:
     """Build the document of a fingerprint: what is served, part by part, what is wrong in itself, what was not observed."""
     wrong = [fault for fault in faults(made) if fault.outputs]
+    beware = [fault for fault in faults(made) if not fault.outputs]
     body: list[Block] = [Facts([("model", made.model), ("observed in", made.source), ("engine", made.engine)])]
     if wrong:
         body.append(Section("wrong", "Wrong in itself", [Items([_line(fault) for fault in wrong])], announced=True))
+    if beware:
+        body.append(Section("beware", "To be known", [Items([_line(fault) for fault in beware])], announced=True))
     body.append(Table(("part", "observed", "seconds"), [_row(made, part) for part in PARTS], numbers=(2,)))
     for name, title in (("arguments", "Resolved arguments"), ("environment", "Environment"), ("packages", "Packages")):
         values = getattr(made, name)

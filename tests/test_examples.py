@@ -99,6 +99,16 @@ def test_the_nightly_workflow_has_commands_that_assay_takes() -> None:
         assert set(re.findall(r"--[a-z-]+", words)) <= known
 
 
+def test_the_nightly_workflow_installs_the_versions_of_the_cpu_profile() -> None:
+    workflow = (NIGHTLY / ".github" / "workflows" / "nightly.yml").read_text()
+    pins = re.findall(r"pip install (?:--no-deps )?(\w+==[\d.]+)", workflow)
+    known = (ROOT / "requirements" / "cpu.txt").read_text().split() + re.findall(
+        r'"(sglang==[\d.]+)"', (ROOT / "noxfile.py").read_text()
+    )
+    assert [pin.partition("==")[0] for pin in pins] == ["torch", "sglang"]
+    assert {*pins} <= {*known}
+
+
 @pytest.mark.slow
 def test_the_nightly_sweep_stops_wrong_kernels_before_any_server(run: Run, tmp_path: Path) -> None:
     folder = shutil.copytree(NIGHTLY, tmp_path / "nightly")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from itertools import chain
@@ -118,10 +118,13 @@ def _take_fingerprints(engines: Sequence[Engine], asked: Asking) -> None:
     """Record what each server really serves, before anything is asked; refuse a candidate that is not what was accepted."""
     plan, folder = asked.plan, asked.folder
     accepted = plan.spec.policy.fingerprint
-    for engine in engines:
+
+    def take(engine: Engine) -> None:
         made = record_fingerprint(engine, plan.spec.sides[engine.role], folder.server_folder(engine.role), folder.nonce)
         if accepted and made and engine.role == "candidate":
             check_accepted(Path(accepted), made)
+
+    _in_threads(engines, take)
 
 
 def _collect(engines: Sequence[Engine], asked: Asking, group: Sequence[Collector]) -> None:
@@ -133,8 +136,13 @@ def _collect(engines: Sequence[Engine], asked: Asking, group: Sequence[Collector
         for collector in group:
             collector.collect(asked, engine)
 
+    _in_threads(engines, go_through)
+
+
+def _in_threads(engines: Sequence[Engine], work: Callable[[Engine], None]) -> None:
+    """Do work with each engine, in a thread of its own. If one fails, all engines are stopped, and the first error is raised."""
     with ThreadPoolExecutor(len(engines)) as pool:
-        futures = [pool.submit(go_through, engine) for engine in engines]
+        futures = [pool.submit(work, engine) for engine in engines]
         complete = False
         try:
             finished, _ = wait(futures, return_when=FIRST_EXCEPTION)

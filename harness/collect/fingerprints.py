@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,16 @@ from assay.harness.engines.sglang.launch import Launch
 from assay.harness.errors import EngineError, EvidenceError
 from assay.harness.evidence.fingerprint import PARTS, Fingerprint, RopeTable, Tokens
 from assay.harness.fingerprint import in_interpreter
-from assay.harness.fingerprint.checkpoint import checkpoint_weights
+from assay.harness.fingerprint.checkpoint import beside_checkpoint, checkpoint_weights
 from assay.harness.fingerprint.facts import PACKAGES, variables
 from assay.harness.fingerprint.rope import asked_ropes, wrong_rope
 from assay.harness.server.control import EVIDENCE
-from assay.harness.sides import Device, Side, settings
+from assay.harness.sides import Device, Side, flag_values, settings
 from assay.harness.text import one_line
 
 _POLL_S = 0.1
+_AT_ONCE = 4
+"""Requests in flight, of an endpoint that others use too."""
 _PROCESS = "assay.harness.engines.sglang.fingerprint_process"
 
 
@@ -65,7 +68,11 @@ def of_side(side: Side, device: Device, timeout_s: float) -> Fingerprint:
             [python, "-m", _PROCESS, *flags], environment, folder, timeout_s, f"the model runner ({side.backend})"
         )
     made = Fingerprint.model_validate_json(printed)
-    return made.model_copy(update={"model": side.model, "asked": dict(settings(side)), **_ignored(side)})
+    update = {"model": side.model, "asked": dict(settings(side)), **_ignored(side)}
+    if made.weights and flag_values(side.flags).get("--load-format") != "dummy":
+        with suppress(EvidenceError):  # too large, or in another format: it is then compared with other servers alone
+            update["weights"] = beside_checkpoint(made.weights, checkpoint_weights(model))
+    return made.model_copy(update=update)
 
 
 def of_files(side: Side, timeout_s: float) -> Fingerprint:
@@ -232,7 +239,8 @@ def _told_tokens(server: RemoteServer, client: Client) -> Tokens:
     """Ask for the ids of the corpus, and of the chats where the server names them; else for their numbers of tokens."""
     told: dict[str, Any] = {"texts": {}, "bare": {}, "chats": {}}
     names = [name for name, text in TEXTS.items() if text]
-    try:
+    # Without such an endpoint, or one that takes less, what it told until then stays.
+    with suppress(EngineError, KeyError, TypeError, ValueError):
         for field, special in (("texts", True), ("bare", False)):
             body = {"model": server.model, "add_special_tokens": special}
             for name in names:
@@ -241,12 +249,10 @@ def _told_tokens(server: RemoteServer, client: Client) -> Tokens:
         for name, (messages, tools) in CHATS.items():
             asked = {"model": server.model, "messages": messages, **({"tools": tools} if tools else {})}
             told["chats"][name] = tuple(int(id_) for id_ in client.post_json("/tokenize", asked)["tokens"])
-    except (EngineError, KeyError, TypeError, ValueError):
-        pass  # there is no such endpoint, or it takes less: what it told until then stays
-    prompts = {
-        name: messages[0]["content"] for name, (messages, tools) in CHATS.items() if len(messages) == 1 and not tools
-    }
+    prompts = {name: chat[0]["content"] for name, (chat, tools) in CHATS.items() if len(chat) == 1 and not tools}
+    if not told["texts"]:
+        prompts |= {name: TEXTS[name] for name in names}
     asks = [ChatRequest(prompt, 1) for prompt in prompts.values()]
     counts: dict[str, int] = {}
-    server.ask(asks, 1, lambda index, reply: counts.__setitem__(list(prompts)[index], reply.prompt_tokens))
+    server.ask(asks, _AT_ONCE, lambda index, reply: counts.__setitem__(list(prompts)[index], reply.prompt_tokens))
     return Tokens(**told, counts=counts)

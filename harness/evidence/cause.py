@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection
 from math import isfinite
 from pathlib import Path
+from typing import Any
 
-from pydantic import Field
+from pydantic import Field, computed_field, model_validator
 
+from assay.harness.errors import ExitCode
 from assay.harness.evidence.nonce import RunRecord
 from assay.harness.evidence.pack import PackEntry, hash_pack, read_manifest
 from assay.harness.evidence.run_file import RunFile
 from assay.harness.schema import Record
 from assay.harness.text import two_digits
-from assay.harness.verdict import KernelOnCalls, KernelResult, cause_of
+from assay.harness.verdict import KernelOnCalls, KernelResult, Verdict, cause_of, exit_code_of, kernel_verdict
 
 
 class LayerBound(Record):
@@ -56,6 +58,27 @@ class ReplayResult(KernelResult, KernelOnCalls, RunRecord):
     not_tested: tuple[str, ...] = ()
     not_run: str = ""
     first_finding_s: float | None = None
+
+    # In the document as in those of other commands: a sweep, and scripts, compare it with the exit code.
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def verdict(self) -> Verdict:
+        """ "regression" if a finding is more severe than "info", else "inconclusive" if something is missing, else "pass"."""
+        return kernel_verdict(self.findings, self.missing)
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def exit_code(self) -> ExitCode:
+        """The exit code of the command: it follows from the verdict."""
+        return exit_code_of(self.verdict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_verdict(cls, data: Any) -> Any:
+        """Drop the verdict and the exit code of a document that was read: they are computed."""
+        if not isinstance(data, dict):
+            return data
+        return {key: value for key, value in data.items() if key not in ("verdict", "exit_code")}
 
     def summary(self) -> str:
         """Summarise in a sentence what the candidate does wrong if known, how many calls were examined, and the worst own error."""

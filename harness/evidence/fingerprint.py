@@ -61,6 +61,7 @@ class Weight(Record):
         sums: sums over all elements of powers and cosines: they do not depend on the order, so those of shards add up.
         grid: the narrowest dtype that holds all of its elements exactly, such as "bfloat16" of a float32 parameter.
         ranks: processes that hold a part of it; 1 where each holds the whole.
+        unlike_checkpoint: relative distance from what the checkpoint has under its name; 0 where that is the same, or not known.
         kept: why it must not be rounded, such as "router bias"; empty for other parameters.
     """
 
@@ -72,6 +73,7 @@ class Weight(Record):
     sums: tuple[float, ...] = ()
     grid: str = ""
     ranks: int = 1
+    unlike_checkpoint: float = 0.0
     kept: str = ""
 
 
@@ -85,6 +87,7 @@ class Tokens(Record):
         texts: ids of each text, special tokens added as the tokenizer does by default.
         bare: the same without special tokens.
         chats: ids of each chat, as the server makes them of its messages.
+        written: ids of ``tokenizer.json`` itself, which no class has changed, of the texts where they are not `bare`.
         retold: ids of each chat where a client renders it to text first, and the tokenizer adds special tokens again.
         counts: number of prompt tokens of each chat, where only that was seen.
         digest: of all ids.
@@ -95,6 +98,7 @@ class Tokens(Record):
     eos: tuple[int, ...] = ()
     texts: dict[str, tuple[int, ...]] = Field(default_factory=dict)
     bare: dict[str, tuple[int, ...]] = Field(default_factory=dict)
+    written: dict[str, tuple[int, ...]] = Field(default_factory=dict)
     chats: dict[str, tuple[int, ...]] = Field(default_factory=dict)
     retold: dict[str, tuple[int, ...]] = Field(default_factory=dict)
     counts: dict[str, int] = Field(default_factory=dict)

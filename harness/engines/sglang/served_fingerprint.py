@@ -12,7 +12,7 @@ from assay.evals.probe_texts import CHATS, TEXTS
 from assay.harness.engines.base import ChatRequest, Engine
 from assay.harness.errors import EngineError
 from assay.harness.evidence.fingerprint import OF_PROCESS, Fingerprint, Tokens
-from assay.harness.fingerprint.in_interpreter import generation_of
+from assay.harness.fingerprint.in_interpreter import bos_of, generation_of, written_ids
 from assay.harness.fingerprint.weights import merged_weights
 from assay.harness.server.control import Control, set_control
 from assay.harness.text import one_line
@@ -39,7 +39,7 @@ def fingerprint_of(server: Asked, folder: Path, model: Path, ranks: int) -> Fing
     server.flush_cache()
     set_control(folder, Control(fingerprint=label))
     try:
-        server.ask([ChatRequest(TEXTS["english"], 1)], 1, lambda index, reply: None)
+        server.ask([ChatRequest(TEXTS["leading space"], 1)], 1, lambda index, reply: None)
     finally:
         set_control(folder, Control())
     written = _written(folder, label, ranks)
@@ -49,7 +49,7 @@ def fingerprint_of(server: Asked, folder: Path, model: Path, ranks: int) -> Fing
     update: dict[str, Any] = {"generation": generation_of(str(model)), "source": "server", "weights": weights}
     begun = time.monotonic()
     try:
-        update["tokens"] = _tokens(server)
+        update["tokens"] = _tokens(server, model)
     except (EngineError, KeyError, TypeError, ValueError) as error:
         missing["tokens"] = one_line(str(error), 200)
     seconds["tokens"] = round(time.monotonic() - begun, 4)
@@ -74,7 +74,7 @@ def _written(folder: Path, label: str, ranks: int) -> Sequence[Fingerprint]:
         time.sleep(0.05)
 
 
-def _tokens(server: Asked) -> Tokens:
+def _tokens(server: Asked, model: Path) -> Tokens:
     """Have the server's own tokenizer make the ids of the corpus, and its own chat endpoint those of the chats."""
     names = list(TEXTS)
     fields: dict[str, Any] = {}
@@ -91,4 +91,5 @@ def _tokens(server: Asked) -> Tokens:
             EngineError
         ):  # a template may refuse roles and tools; each refusal takes as long as a death would to show
             break
-    return Tokens(**fields, chats=chats)
+    written = written_ids(str(model), TEXTS, fields["bare"])
+    return Tokens(**fields, chats=chats, written=written, bos=bos_of(str(model)))

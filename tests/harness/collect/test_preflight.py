@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from assay.harness.collect.plan import prepare
-from assay.harness.collect.preflight import GIB, check_memory
+from assay.harness.collect.preflight import GIB, check_accepted, check_memory
 from assay.harness.config import make_spec
 from assay.harness.engines.model import TINY_MODEL
-from assay.harness.errors import UsageError
+from assay.harness.errors import ChangedError, UsageError
+from assay.harness.evidence.fingerprint import Fingerprint
 from assay.harness.sides import Side
 
 SIDE = Side(backend="triton")
@@ -71,3 +72,26 @@ def test_flags_that_change_how_much_is_needed_count(flag: str) -> None:
 def test_what_is_not_known_refuses_nothing(tmp_path: Path) -> None:
     check_memory("cuda", SIDE, None, GIB)
     check_memory("cuda", SIDE, 60 * GIB, 0)
+
+
+def served(**packages: str) -> Fingerprint:
+    return Fingerprint(source="server", engine="e", model="m", packages=packages)
+
+
+def test_a_server_that_is_not_what_was_accepted_is_refused(tmp_path: Path) -> None:
+    accepted = tmp_path / "accepted.json"
+    accepted.write_text(served(torch="2.12").model_dump_json())
+    check_accepted(accepted, served(torch="2.12"))
+    with pytest.raises(ChangedError, match=r"is not what .* accepts: torch is 2\.12 in A, 2\.13 in B; and 1 more"):
+        check_accepted(accepted, served(torch="2.13", triton="3"))
+    with pytest.raises(ChangedError, match="nothing of it could be compared"):
+        check_accepted(accepted, Fingerprint(source="server", engine="e", model="m"))
+
+
+@pytest.mark.parametrize("content", [None, "{}"])
+def test_an_accepted_fingerprint_that_is_none_is_a_usage_error(tmp_path: Path, content: str | None) -> None:
+    path = tmp_path / "accepted.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(UsageError, match="--fingerprint"):
+        prepare(make_spec({"device": "cpu", "candidate": "torch_native", "fingerprint": str(path)}))

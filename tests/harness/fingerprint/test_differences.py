@@ -87,7 +87,7 @@ IDS = {"english": (5, 6), "numbers": (7, 8, 9)}
             {"counts": {"user": 13}},
             "1 of 1 chat has other numbers of prompt tokens (user: 12 in A, 13 in B)",
         ),
-        ({"texts": IDS, "eos": (1,)}, {"texts": IDS, "eos": (1, 9)}, "EOS is (1,) in A, (1, 9) in B"),
+        ({"tokenizer": "T", "eos": (1,)}, {"tokenizer": "T", "eos": (1, 9)}, "EOS is (1,) in A, (1, 9) in B"),
     ],
 )  # fmt: skip
 def test_token_ids(left: dict[str, Any], right: dict[str, Any], says: str) -> None:
@@ -154,7 +154,17 @@ def resolved(**layers: str) -> tuple[Resolved, ...]:
 def test_layers_that_run_another_backend_are_listed() -> None:
     left, right = resolved(flashinfer="0-31"), resolved(flashinfer="0-6, 12-31", triton="7-11")
     code, says = first(fingerprint(backends=left), fingerprint(backends=right))
-    assert (code, says) == (1, "attention (decode): flashinfer in A, layers 7-11 run triton, the others flashinfer in B")
+    assert (code, says) == (1, "attention (decode): flashinfer in A, layers 7 to 11 run triton, the others flashinfer in B")
+
+
+def test_a_backend_that_both_phases_change_is_one_line() -> None:
+    both = [
+        fingerprint(
+            backends=tuple(Resolved(operation="attention", phase=phase, layers="0-3", runs=name) for phase in ("extend", "decode"))
+        )
+        for name in ("triton", "fa3")
+    ]
+    assert [each.says for each in compare_fingerprints(*both).differences] == ["attention: triton in A, fa3 in B"]
 
 
 def test_parts_are_ranked_by_what_they_change() -> None:

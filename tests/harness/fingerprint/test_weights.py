@@ -45,14 +45,15 @@ def test_the_same_numbers_elsewhere_have_the_same_digest(weight: Tensor) -> None
     assert describe_weight("a", weight).projections != describe_weight("b", weight).projections
 
 
-def test_one_changed_element_of_a_large_parameter_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+def test_one_changed_element_of_a_large_parameter_shows(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
     """Beyond the sampled elements, which are hashed, each element is in the projections."""
     monkeypatch.setattr("assay.harness.fingerprint.weights._WHOLE", 100)
     monkeypatch.setattr("assay.harness.fingerprint.weights._SAMPLE", 16)
     large = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
     changed = large.clone()
     changed[3, 5] += 0.5
-    ours, theirs = describe_weight("w", large), describe_weight("w", changed)
+    ours, theirs = describe_weight("w", large.to(dtype)), describe_weight("w", changed.to(dtype))
     assert ours.digest == theirs.digest
     far = distance(ours, theirs)
     assert far is not None

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from assay.harness.config import RunSpec
+from assay.harness.evidence.fingerprint import Fingerprint, Resolved, Tokens
 from assay.harness.evidence.manifest import ServerManifest
 from assay.harness.judge import same_servers as rules
 from assay.harness.sides import ROLES, Role, Side
@@ -29,3 +30,34 @@ def test_a_flag_that_was_asked_to_differ_must_differ_in_the_servers() -> None:
     assert (check.status, check.found) == ("failed", "both servers report the same --page-size, which was asked to differ")
     other = same["candidate"].model_copy(update={"arguments": {"page_size": 16}})
     assert rules.check_same_servers(spec.sides, same | {"candidate": other}, {}).status == "ok"
+
+
+def served(role: Role, **parts: object) -> Fingerprint:
+    return Fingerprint(source="server", engine="e", model="m", asked={"backend": role}, **parts)  # type: ignore[arg-type]
+
+
+def test_what_was_served_decides_too_and_makes_no_check_milder() -> None:
+    pair: dict[Role, ServerManifest] = {"reference": server("triton", role="reference"), "candidate": server()}
+    ok, failed = (rules.check_same_servers(SPEC.sides, pair, other) for other in ({}, {"dtype": ("a", "b")}))
+    same = {role: served(role, tokens=Tokens(bare={"a": (1,)}), packages={"torch": "2"}) for role in ROLES}
+    assert rules.with_fingerprints(ok, same).found.endswith("; 2 parts of what they served agree")
+    other = {**same, "candidate": served("candidate", tokens=Tokens(bare={"a": (2,)}), packages={"torch": "2"})}
+    check = rules.with_fingerprints(ok, other)
+    assert check.status == "failed"
+    assert check.found.endswith("token ids differ in 1 of 1 text of the corpus")
+    assert rules.with_fingerprints(failed, same) == failed
+    assert rules.with_fingerprints(ok, {"reference": same["reference"]}) == ok
+
+
+def test_arguments_are_left_to_the_check_of_arguments_and_the_backend_is_the_treatment() -> None:
+    pair: dict[Role, ServerManifest] = {"reference": server("triton", role="reference"), "candidate": server()}
+    ok = rules.check_same_servers(SPEC.sides, pair, {})
+    attention = {
+        role: served(
+            role, arguments={"dtype": role}, backends=(Resolved(operation="attention", phase="decode", layers="0-3", runs=role),)
+        )
+        for role in ROLES
+    }
+    assert rules.with_fingerprints(ok, attention).status == "ok"
+    moe = {role: served(role, backends=(Resolved(operation="moe", layers="0-3", runs=role),)) for role in ROLES}
+    assert rules.with_fingerprints(ok, moe).status == "failed"

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from assay.harness.attention.sample_calls import call_of
 from assay.harness.backend import Backend
 from assay.harness.bugs.faults import fault
 from assay.harness.errors import ExitCode, UsageError
+from assay.harness.evidence.cause import ReplayResult
 from assay.harness.evidence.pack import CallMetadata, Source, read_pack
 from assay.harness.localize.kernel_runs import CallResult, measure
 from assay.harness.offline.observed import Reader
@@ -60,6 +62,15 @@ def test_every_layer_is_there_with_and_without_a_prefix_and_the_worst_call(tmp_p
     assert smallest == {3, 9, 30}, "the smallest, the middle one and the largest"
     assert [one.call.layer for one in chosen if one.entry.chosen == "worst"] == [1]
     assert len(chosen) == len({id(one) for one in chosen})
+
+
+@pytest.mark.parametrize(("kernel", "verdict", "code"), [(KERNEL, "regression", 1), (sdpa, "pass", 0)])
+def test_the_document_of_a_replay_says_its_verdict(tmp_path: Path, kernel: Kernel, verdict: str, code: int) -> None:
+    result = replay_recorded(pack(tmp_path / "pack", kernel), Backend.parse("triton"), "again")
+    document = json.loads(result.model_dump_json())
+    assert (document["verdict"], document["exit_code"]) == (verdict, code), "a cell of a sweep has its verdict from there"
+    assert ReplayResult.model_validate(document) == result
+    assert ReplayResult.model_validate(document | {"verdict": "pass", "exit_code": 0}).verdict == verdict
 
 
 def test_what_the_shadow_recorded_is_named_without_running_anything(tmp_path: Path) -> None:

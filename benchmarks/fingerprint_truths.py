@@ -1,0 +1,221 @@
+"""Ground truths of `assay fingerprint`: public accuracy bugs, set up again, and the first line of the diff of each.
+
+    python benchmarks/fingerprint_truths.py                            what one environment can show
+    python benchmarks/fingerprint_truths.py --transformers-4 PYTHON    also transformers 4.57, of that Python, beside this one's
+    python benchmarks/fingerprint_truths.py --server                   also an SGLang server on the CPU that gets its weights again
+    python benchmarks/fingerprint_truths.py --parts [--device cuda --model M]    seconds by part, through the model runner
+
+Each model has a few hundred kilobytes: RoPE, tokenizers and templates of the reports, random weights. Where the bug was in an
+engine that is not installed here (vLLM), its reading of the configuration comes as code with the model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from assay.harness.collect.fingerprints import of_files, of_side
+from assay.harness.engines.sglang.launch import Launch
+from assay.harness.engines.sglang.server import SGLangServer
+from assay.harness.evidence.fingerprint import Fingerprint
+from assay.harness.fingerprint.differences import compare_fingerprints
+from assay.harness.sides import BUILTIN_MODEL, Side
+from tests.harness.fingerprint.models import LLAMA_3_SPLIT, random_weights, write_model
+
+GEMMA: dict[str, Any] = {
+    "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "sliding_window": 128, "query_pre_attn_scalar": 32,
+    "layer_types": ["sliding_attention", "full_attention"], "hidden_activation": "gelu_pytorch_tanh",
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+    },
+}  # fmt: skip
+"""What transformers 5 saves of Gemma 3."""
+CODE = """
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
+
+
+class OwnConfig(PretrainedConfig):
+    model_type = "own"
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.rope_parameters = {"rope_type": "default"}
+
+
+class OwnRotaryEmbedding(torch.nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        base = (config.rope_parameters or {}).get("rope_theta", 10000)
+        self.register_buffer("inv_freq", base ** (-torch.arange(0, 32, 2, device="cpu") / 32), persistent=False)
+
+
+class OwnModel(PreTrainedModel):
+    config_class = OwnConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.rotary_emb = OwnRotaryEmbedding(config)
+        self.post_init()
+"""
+"""A model that reads the base of RoPE as vLLM's BailingMoeV2 did: from ``rope_parameters`` alone, 10,000 where it is not there."""
+TIMEOUT_S = 900.0
+
+
+def files(model: Path, python: str = "", *flags: str) -> Fingerprint:
+    return of_files(Side(backend="torch_native", model=str(model), interpreter=python, flags=flags), TIMEOUT_S)
+
+
+def first_line(left: Fingerprint, right: Fingerprint) -> str:
+    diff = compare_fingerprints(left, right)
+    return f"{diff.differences[0].says} (exit code {diff.exit_code})" if diff.differences else "no difference"
+
+
+def versions(folder: Path, four: str, config: dict[str, Any], **model: Any) -> str:
+    """Compare the readings of transformers 4.57 and of the installed one."""
+    if not four:
+        return "not run: needs --transformers-4"
+    written = write_model(folder, config, **model)
+    return first_line(files(written, four), files(written))
+
+
+def own_class(folder: Path) -> str:
+    """Compare a model whose base stands where its class looks for it with one where it does not."""
+    config = {"model_type": "own", "architectures": ["OwnModel"], "auto_map": {
+        "AutoConfig": "own.OwnConfig", "AutoModel": "own.OwnModel", "AutoModelForCausalLM": "own.OwnModel",
+    }}  # fmt: skip
+    read = []
+    for name, theta in (("right", 10000.0), ("wrong", 600000.0)):
+        written = write_model(folder / name, {**config, "rope_theta": theta})
+        (written / "own.py").write_text(CODE)
+        read.append(files(written, "", "--trust-remote-code"))
+    return first_line(*read)
+
+
+def double_bos(folder: Path) -> str:
+    plain = write_model(
+        folder / "plain",
+        {"rope_theta": 1e4},
+        template="{% for m in messages %}{{ m['content'] }}{% endfor %}",
+        adds_bos=True,
+    )
+    return first_line(files(plain), files(write_model(folder / "both", {"rope_theta": 1e4}, adds_bos=True)))
+
+
+def another_dtype(folder: Path) -> str:
+    weights = {name: weight.bfloat16() for name, weight in random_weights().items()}
+    saved = write_model(folder / "bf16", {"rope_theta": 1e4}, weights=weights)
+    return first_line(files(write_model(folder / "fp32", {"rope_theta": 1e4})), files(saved))
+
+
+def adapter(folder: Path) -> str:
+    """Compare a merged checkpoint with the base that is served in its place."""
+    merged = random_weights()
+    for number in range(2):
+        merged[f"model.layers.{number}.self_attn.o_proj.weight"] += 0.002
+    base = write_model(folder / "base", {"rope_theta": 1e4})
+    return first_line(files(write_model(folder / "merged", {"rope_theta": 1e4}, weights=merged)), files(base))
+
+
+def sent_again(folder: Path) -> str:
+    """Send new weights to a running server with one tensor missing, and compare it with the checkpoint that was sent."""
+    from safetensors.torch import load_file, save_file
+
+    from assay.evals.tiny_model.families import SOURCE
+
+    sent, partly = folder / "sent", folder / "partly"
+    shutil.copytree(SOURCE, sent)
+    weights = {name: weight * 1.25 for name, weight in load_file(SOURCE / "model.safetensors").items()}
+    save_file(weights, sent / "model.safetensors", {"format": "pt"})
+    shutil.copytree(sent, partly)
+    save_file(
+        {name: weight for name, weight in weights.items() if name != "model.layers.2.mlp.down_proj.weight"},
+        partly / "model.safetensors", {"format": "pt"},
+    )  # fmt: skip
+    launch = Launch(
+        role="candidate", backend="torch_native", model=SOURCE, device="cpu", evidence=folder / "server", log=folder / "log",
+        decode_backend="torch_native", startup_timeout=TIMEOUT_S, request_timeout=300, cpu_core=0,
+    )  # fmt: skip
+    with SGLangServer(launch) as server:
+        before = server.fingerprint()
+        server.send("/update_weights_from_disk", {"model_path": str(partly)})
+        after = server.fingerprint()
+    changed = compare_fingerprints(before, after)
+    assert changed.exit_code == 1, "the server did not take the weights"
+    return first_line(files(sent), after)
+
+
+def truths(four: str, server: bool) -> dict[str, Callable[[Path], str]]:
+    """Return the ground truths by name."""
+    late = {"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}}
+    return {
+        "vllm #42624: a checkpoint of transformers 5 in 4": lambda folder: versions(folder, four, late),
+        "sglang #21537: Gemma 3's RoPE across 4 and 5": lambda folder: versions(folder, four, GEMMA),
+        "vllm #56066: theta beside rope_parameters": own_class,
+        "mellea #947: class of the tokenizer across 4 and 5": lambda folder: versions(
+            folder, four, {"rope_theta": 1e4}, tokenizer_class="GPT2Tokenizer", splits=LLAMA_3_SPLIT
+        ),
+        "mellea #947: the same in one environment": lambda folder: first_line(
+            files(write_model(folder / "a", {"rope_theta": 1e4}, splits=LLAMA_3_SPLIT)),
+            files(
+                write_model(folder / "b", {"rope_theta": 1e4}, splits=LLAMA_3_SPLIT, tokenizer_class="GPT2Tokenizer")
+            ),
+        ),
+        "two BOS: a rendered chat sent as text (lm-eval)": double_bos,
+        "a checkpoint saved in another dtype": another_dtype,
+        "a LoRA adapter that was not applied (verl #7495)": adapter,
+        "weights sent again, one tensor missing": sent_again if server else lambda folder: "not run: needs --server",
+    }
+
+
+def parts(device: Any, model: str) -> None:
+    """Show the seconds of each part of a model's fingerprint."""
+    begun = time.perf_counter()
+    side = Side(backend="torch_native" if device == "cpu" else "triton", model=model)
+    made = of_side(side, device, TIMEOUT_S)
+    table = Table("part", "seconds", title=f"{model} on {device}: {time.perf_counter() - begun:.1f} s in all")
+    for name, seconds in made.seconds.items():
+        table.add_row(name, f"{seconds:.3f}")
+    Console().print(table)
+    Console().print(json.dumps(made.not_observed))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--transformers-4", default="", metavar="PYTHON", help="a Python with transformers 4.57 and PyTorch"
+    )
+    parser.add_argument("--server", action="store_true", help="also start a server")
+    parser.add_argument("--parts", action="store_true", help="show the seconds of each part instead")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--model", default=BUILTIN_MODEL)
+    given = parser.parse_args()
+    if given.parts:
+        parts(given.device, given.model)
+        return
+    table = Table("case", "first line of the diff", "seconds", title="Ground truths of assay fingerprint")
+    with tempfile.TemporaryDirectory() as temporary:
+        for number, (name, truth) in enumerate(truths(given.transformers_4, given.server).items()):
+            begun = time.perf_counter()
+            line = truth(Path(temporary) / str(number))
+            table.add_row(name, line, f"{time.perf_counter() - begun:.1f}")
+            print(f"{name} | {line} | {time.perf_counter() - begun:.1f} s", flush=True)
+    Console(width=200).print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,229 @@
+"""Fingerprints of model files as packages read them, and of endpoints: the first lines of diffs that public bugs give."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assay.harness.collect import fingerprints
+from assay.harness.collect.fingerprints import of_files, of_url
+from assay.harness.errors import EngineError
+from assay.harness.evidence.fingerprint import Fingerprint
+from assay.harness.fingerprint import in_interpreter
+from assay.harness.fingerprint.differences import compare_fingerprints, faults
+from assay.harness.sides import Side
+from tests.harness.fingerprint.models import LLAMA_3_SPLIT, random_weights, write_model
+
+FOUR = os.environ.get("ASSAY_TRANSFORMERS_4", "")
+"""A Python with transformers 4.57."""
+PLAIN: dict[str, Any] = {"rope_theta": 10000.0}
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read files in this process: an interpreter takes seconds to start."""
+    pytest.importorskip("transformers")
+
+    def printed(command: list[str], environment: Mapping[str, str], folder: Path, timeout_s: float, who: str) -> str:
+        return json.dumps(in_interpreter.main(command[2], json.loads(Path(command[3]).read_text())))
+
+    monkeypatch.setattr(fingerprints, "_printed", printed)
+
+
+def files(model: Path, python: str = "") -> Fingerprint:
+    return of_files(Side(backend="torch_native", model=str(model), interpreter=python), 300.0)
+
+
+def first(left: Fingerprint, right: Fingerprint) -> tuple[int, str]:
+    result = compare_fingerprints(left, right)
+    return result.exit_code, result.differences[0].says
+
+
+@pytest.mark.usefixtures("here")
+def test_parts_of_files_are_observed_and_the_others_are_not(tmp_path: Path) -> None:
+    made = files(write_model(tmp_path, PLAIN))
+    assert {part for part in ("tokens", "rope", "weights", "generation", "packages", "environment") if made.has(part)} == {
+        "tokens", "rope", "weights", "generation", "packages", "environment",
+    }  # fmt: skip
+    assert made.not_observed["backends"] == "read from files, without a server"
+    assert made.generation is not None
+    assert made.generation["temperature"] == "0.6"
+    assert faults(made) == []
+
+
+@pytest.mark.usefixtures("here")
+def test_a_class_that_splits_otherwise_is_seen_beside_tokenizer_json(tmp_path: Path) -> None:
+    right = files(write_model(tmp_path / "a", PLAIN, splits=LLAMA_3_SPLIT))
+    wrong = files(write_model(tmp_path / "b", PLAIN, splits=LLAMA_3_SPLIT, tokenizer_class="GPT2Tokenizer"))
+    if not (wrong.tokens and wrong.tokens.written):
+        pytest.skip("these transformers keep what tokenizer.json says")
+    code, says = first(right, wrong)
+    assert code == 1
+    assert says.startswith("B: token ids of ")
+    assert says.endswith("of the corpus are not those of tokenizer.json, which is read as GPT2Tokenizer")
+
+
+@pytest.mark.usefixtures("here")
+def test_two_bos_where_a_client_renders_the_chat(tmp_path: Path) -> None:
+    once = files(
+        write_model(tmp_path / "a", PLAIN, template="{% for m in messages %}{{ m['content'] }}{% endfor %}", adds_bos=True)
+    )
+    twice = files(write_model(tmp_path / "b", PLAIN, adds_bos=True))
+    code, says = first(once, twice)
+    assert (code, says.partition(" begin")[0]) == (1, "B: two BOS tokens")
+    assert [fault.outputs for fault in faults(twice)] == [False]
+
+
+@pytest.mark.usefixtures("here")
+def test_a_merged_adapter_that_was_not_delivered(tmp_path: Path) -> None:
+    merged = random_weights()
+    merged["model.layers.1.self_attn.o_proj.weight"] += 0.002
+    left, right = files(write_model(tmp_path / "a", PLAIN, weights=merged)), files(write_model(tmp_path / "b", PLAIN))
+    assert first(left, right)[1].startswith(
+        "1 of 21 parameters has other weights: model.layers.1.self_attn.o_proj.weight (relative distance up to 0.0"
+    )
+
+
+@pytest.mark.usefixtures("here")
+def test_a_checkpoint_saved_in_another_dtype(tmp_path: Path) -> None:
+    rounded = {name: weight.bfloat16() for name, weight in random_weights().items()}
+    left, right = files(write_model(tmp_path / "a", PLAIN)), files(write_model(tmp_path / "b", PLAIN, weights=rounded))
+    result = compare_fingerprints(left, right)
+    assert result.differences[0].says == "21 of 21 parameters are the same weights rounded to bfloat16 in B"
+    assert result.differences[0].declared == "model"  # two folders were asked for
+
+
+@pytest.mark.slow
+def test_an_interpreter_reads_as_this_process_does(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    model = write_model(tmp_path, {"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}})
+    made = files(model, sys.executable)
+    assert made.not_observed.keys() >= {"backends", "arguments"}
+    assert made.rope is not None
+    assert [table.wrong for table in made.rope] == [""]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not FOUR, reason="needs ASSAY_TRANSFORMERS_4, a Python with transformers 4.57")
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}},
+            "A: rope_theta is 10,000; config.json says 500,000",
+        ),
+        (
+            {
+                "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "sliding_window": 128,
+                "query_pre_attn_scalar": 32, "layer_types": ["sliding_attention", "full_attention"],
+                "rope_parameters": {
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                },
+            },
+            "A: RoPE is not scaled; config.json says linear scaling by 8 for full attention",
+        ),
+    ],
+)  # fmt: skip
+def test_a_checkpoint_of_transformers_5_in_4(tmp_path: Path, config: dict[str, Any], says: str) -> None:
+    model = write_model(tmp_path, config)
+    assert first(files(model, FOUR), files(model)) == (1, says)
+
+
+def test_a_process_that_fails_is_an_engine_error_with_its_last_lines(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", PLAIN)
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho no transformers here >&2\nexit 3\n")
+    python.chmod(0o755)
+    with pytest.raises(EngineError, match=r"exited with status 3, and there is no fingerprint") as caught:
+        files(model, str(python))
+    assert "no transformers here" in caught.value.details
+
+
+class Endpoint(BaseHTTPRequestHandler):
+    """Answers as a server does that has `/tokenize` or has not."""
+
+    tokenizes = True
+    prompt_tokens = 7
+
+    def do_GET(self) -> None:
+        documents = {
+            "/v1/models": {"data": [{"id": "m"}]},
+            "/server_info": {"version": "0.5.23", "attention_backend": "triton", "page_size": 1, "api_key": "secret"},
+        }
+        self._answer(documents.get(self.path))
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        if self.path == "/tokenize" and self.tokenizes:
+            ids = [ord(letter) for letter in str(asked.get("prompt") or asked.get("messages"))][:5]
+            self._answer({"tokens": [0, *ids] if asked.get("add_special_tokens") else ids})
+        elif self.path == "/v1/chat/completions":
+            message = {"role": "assistant", "content": "x"}
+            usage = {"prompt_tokens": self.prompt_tokens, "completion_tokens": 1, "total_tokens": self.prompt_tokens + 1}
+            choice = {"index": 0, "message": message, "finish_reason": "length"}
+            self._answer({"id": "1", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice], "usage": usage})
+        else:
+            self._answer(None)
+
+    def _answer(self, document: Any) -> None:
+        content = json.dumps(document or {"error": "not found"}).encode()
+        self.send_response(200 if document else 404)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *words: Any) -> None: ...
+
+
+@pytest.fixture
+def url(request: pytest.FixtureRequest) -> Iterator[str]:
+    handler = type("Handler", (Endpoint,), dict(getattr(request, "param", {})))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_an_endpoint_tells_its_arguments_and_tokens(url: str) -> None:
+    pytest.importorskip("openai")
+    made = of_url(url, "", 30.0)
+    assert (made.source, made.model) == ("endpoint", "m")
+    assert made.arguments is not None
+    assert made.arguments["page_size"] == "1"
+    assert "secret" not in made.model_dump_json()
+    assert made.tokens is not None
+    assert len(made.tokens.texts) == len(made.tokens.bare) == 34
+    assert set(made.tokens.counts.values()) == {7}
+    assert made.not_observed["weights"] == "an endpoint does not tell"
+
+
+@pytest.mark.parametrize("url", [{"tokenizes": False, "prompt_tokens": 8}], indirect=True)
+def test_without_tokenize_the_numbers_of_prompt_tokens_are_compared(url: str) -> None:
+    pytest.importorskip("openai")
+    made = of_url(url, "", 30.0)
+    assert made.tokens is not None
+    assert made.tokens.texts == {}
+    counts = {name: count - 1 for name, count in made.tokens.counts.items()}
+    other = made.model_copy(update={"tokens": made.tokens.model_copy(update={"counts": counts})})
+    code, says = first(other, made)
+    assert (code, says) == (1, "35 of 35 chats have other numbers of prompt tokens (user: 7 in A, 8 in B)")
+
+
+@pytest.mark.parametrize(("named", "bos"), [("<s>", 0), ({"content": "<s>"}, 0), (None, None), ("<missing>", None)])
+def test_the_bos_that_files_name(tmp_path: Path, named: Any, bos: int | None) -> None:
+    pytest.importorskip("tokenizers")
+    write_model(tmp_path, PLAIN)
+    written = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**written, "bos_token": named}))
+    assert in_interpreter.bos_of(str(tmp_path)) == bos

@@ -1,0 +1,114 @@
+"""The fingerprint of a process, taken from stand-ins for a ModelRunner: no engine is started."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("sglang")
+
+from assay.harness.engines.sglang.fingerprint import FingerprintWriter, describe
+from assay.harness.evidence.fingerprint import OF_PROCESS, RopeTable
+from assay.harness.server.control import Control, set_control
+from tests.harness.fingerprint.models import write_model
+
+
+def table(theta: float, rows: int = 512, dtype: torch.dtype = torch.float32, scale: float = 1.0) -> torch.Tensor:
+    frequencies = theta ** (-torch.arange(0, 32, 2, dtype=torch.float64) / 32)
+    angles = torch.arange(rows, dtype=torch.float64)[:, None] * frequencies
+    return (scale * torch.cat([angles.cos(), angles.sin()], -1)).to(dtype)
+
+
+class Rotary(torch.nn.Module):
+    cos_sin_cache: torch.Tensor
+
+    def __init__(self, made: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("cos_sin_cache", made, persistent=False)
+
+
+def runner(tmp_path: Path, made: torch.Tensor, **config: Any) -> Any:
+    rotary, model = Rotary(made), torch.nn.Module()
+    model.layers = torch.nn.ModuleList(torch.nn.ModuleDict({"rotary_emb": rotary}) for _ in range(3))
+    model.gate = torch.nn.Linear(4, 4).bfloat16()
+    folder = write_model(tmp_path / "model", {"rope_theta": 500000.0, **config})
+    return SimpleNamespace(
+        model=model,
+        device="cpu",
+        server_args=SimpleNamespace(model_path=str(folder), dtype="float32", sampling_backend="pytorch"),
+        model_config=SimpleNamespace(quantization=None, dtype=torch.float32),
+        attn_backend=object(),
+    )
+
+
+def ropes(tmp_path: Path, made: torch.Tensor, **config: Any) -> RopeTable:
+    (rope,) = describe(runner(tmp_path, made, **config)).rope or ()
+    return rope
+
+
+def test_a_right_table_is_not_wrong_in_any_dtype(tmp_path: Path) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        rope = ropes(tmp_path, table(500000.0, dtype=dtype))
+        assert (rope.wrong, rope.layers, rope.rows) == ("", "0-2", 512)
+        assert rope.error is not None
+        assert rope.error < 4 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        (table(10000.0), "rope_theta is 10,000; config.json says 500,000"),
+        (table(500000.0, scale=1.2), "cos and sin are scaled by 1.2; config.json says 1"),
+        (table(500000.0)[:, :16], "RoPE turns 16 dims of a head; config.json says 32"),
+    ],
+)
+def test_a_wrong_table_is_named(tmp_path: Path, made: torch.Tensor, says: str) -> None:
+    assert ropes(tmp_path, made).wrong == says
+
+
+def test_rows_of_positions_in_bfloat16_are_wrong_though_the_frequencies_are_right(tmp_path: Path) -> None:
+    """bfloat16 holds no odd position above 256, so the rows of two positions are the same."""
+    frequencies = 500000.0 ** (-torch.arange(0, 32, 2, dtype=torch.float64) / 32)
+    angles = torch.arange(512).bfloat16().double()[:, None] * frequencies
+    rope = ropes(tmp_path, torch.cat([angles.cos(), angles.sin()], -1).float())
+    assert rope.wrong.startswith("cos and sin are off by up to")
+    assert rope.error == pytest.approx(2 * math.sin(0.5), abs=0.05)
+
+
+def test_parts_that_cannot_be_read_are_not_observed(tmp_path: Path) -> None:
+    broken = runner(tmp_path, table(500000.0))
+    (tmp_path / "model" / "config.json").write_text("[")
+    made = describe(broken)
+    assert "JSONDecodeError" in made.not_observed["rope"]
+    assert made.weights is not None
+    assert made.seconds["weights"] >= 0
+
+
+def batch(*rids: str) -> Any:
+    return SimpleNamespace(rids=list(rids), positions=torch.arange(5))
+
+
+def test_a_process_writes_once_for_each_label(tmp_path: Path) -> None:
+    folder = tmp_path / "server"
+    writer = FingerprintWriter(runner(tmp_path, table(500000.0)), folder)
+    writer.after(batch("a"))
+    assert OF_PROCESS.read_each(folder) == {}
+    set_control(folder, Control(fingerprint="first"))
+    writer.after(batch())  # the engine's own warm-up
+    assert OF_PROCESS.read_each(folder) == {}
+    writer.after(batch("b"))
+    ((name, made),) = OF_PROCESS.read_each(folder).items()
+    assert (name, made.positions) == ("first-0000", (0, 1, 2, 3, 4))
+    (folder / "fingerprint" / "first-0000.json").unlink()
+    writer.after(batch("c"))
+    assert OF_PROCESS.read_each(folder) == {}
+    set_control(folder, Control(fingerprint="second"))
+    writer.after(batch("d"))
+    assert list(OF_PROCESS.read_each(folder)) == ["second-0000"]
+    assert json.loads((folder / "fingerprint" / "second-0000.json").read_text())["packages"]["torch"] == torch.__version__
