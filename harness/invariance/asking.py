@@ -10,7 +10,7 @@ from pathlib import Path
 from assay.evals.invariance_load import Probe, ProbeLoad
 from assay.harness.engines.base import ChatRequest, Reply
 from assay.harness.engines.sglang import forcing
-from assay.harness.engines.sglang.probing import ProbeRequest, ask_streamed, ask_together
+from assay.harness.engines.sglang.probing import ProbeRequest, ask_streamed, ask_together, leave_in_cache
 from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.evidence.counters import ADMISSIONS, Admission
 from assay.harness.evidence.invariance import ProbeReply, WrittenText
@@ -21,6 +21,8 @@ from assay.harness.invariance.proof import Pass
 
 _TURN = 8
 """Tokens that the earlier turn of a conversation generates."""
+_LEFT = 3
+"""Tokens at the end of a prompt that are scored where all others come from batches that could not be."""
 _BEFORE = 2
 """New tokens of a probe that its earlier turn is asked with."""
 _ALTERNATIVES = 5
@@ -63,7 +65,8 @@ def ask(server: SGLangServer, folder: Path, asked: Asked) -> Pass:
     reloaded = _reload(server) if "weights-again" in asked.arm else ""
     woken = _sleep(server) if "sleep-wake" in asked.arm else ""
     order, size = _order(asked), _at_once(asked)
-    turns = _turns(asked) if "conversation" in asked.arm else {}
+    mixed = "mixed-chunk" in asked.arm
+    turns = _turns(asked) if "conversation" in asked.arm else _whole_prompts(asked) if mixed else {}
     forced = {_rid(asked, probe): (*probe.ids, *asked.answers.get(probe.id, ())) for probe in order}
     forced |= {f"{_rid(asked, probe)}:turn": probe.ids for probe in order if probe.id in turns}
     forcing.tell(folder, forced)
@@ -78,7 +81,7 @@ def ask(server: SGLangServer, folder: Path, asked: Asked) -> Pass:
         if not warm and at:
             server.flush_cache()
         if earlier := [_turn(asked, probe, turns[probe.id]) for probe in group if probe.id in turns]:
-            ask_together(server, earlier)
+            (leave_in_cache if mixed else ask_together)(server, earlier)
         requests = [_request(asked, probe, turns.get(probe.id, 0)) for probe in group]
         replies |= {reply.probe: reply for reply in send(server, requests)}
     admissions = [
@@ -153,9 +156,14 @@ def _turns(asked: Asked) -> dict[str, int]:
     }
 
 
+def _whole_prompts(asked: Asked) -> dict[str, int]:
+    """Return what an unscored pass over the prompts leaves in the cache of each, so that something is left to score."""
+    return {probe.id: len(probe.ids) - _LEFT for probe in asked.load.probes if len(probe.ids) - _LEFT >= probe.shared}
+
+
 def _turn(asked: Asked, probe: Probe, kept: int) -> ProbeRequest:
-    """Return the request of an earlier turn, which writes tokens of the probe's prompt."""
-    asks = kept - _TURN + 1
+    """Return the request of an earlier turn, which writes tokens of the probe's prompt; an unscored one has all of it."""
+    asks = len(probe.ids) if "mixed-chunk" in asked.arm else kept - _TURN + 1
     return ProbeRequest(probe.id, f"{_rid(asked, probe)}:turn", probe.ids[:asks], asks - 1, _TURN)
 
 

@@ -158,8 +158,8 @@ def _speculated(over: Pass) -> Seen:
 
 
 def _probe_of(rid: str) -> str:
-    """Return the probe of a request's id (`assay.harness.invariance.asking`)."""
-    return rid.rpartition(":")[2]
+    """Return the probe of a request's id (`assay.harness.invariance.asking`), of an earlier turn too."""
+    return [*rid.split(":"), ""][1]
 
 
 _SEEN: Mapping[str, Callable[[Pass], Seen]] = {

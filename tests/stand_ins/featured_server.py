@@ -82,14 +82,16 @@ class FeaturedServer(SGLangServer):
         if path == "/update_weights_from_disk":
             self.reloaded = True
             return {"success": True, "message": "loaded"}
-        names = ("rid", "input_ids", "logprob_start_len", "sampling_params")
-        requests = list(zip(*(body[name] for name in names), strict=True))
+        starts = body.get("logprob_start_len") or [len(ids) - 1 for ids in body["input_ids"]]
+        requests = list(zip(body["rid"], body["input_ids"], starts, body["sampling_params"], strict=True))
+        self.scored = "return_logprob" in body
         self._admit(requests)
         return [self._answer(*request, len(requests), False) for request in requests]
 
     def stream(self, path: str, body: Mapping[str, Any]) -> list[Any]:
         request = (body["rid"], body["input_ids"], body["logprob_start_len"], body["sampling_params"])
         with self.lock:
+            self.scored = True
             self.streams.append(request)
         seen = 0
         while len(self.streams) > seen:  # as long as more come, they are a batch
@@ -113,7 +115,7 @@ class FeaturedServer(SGLangServer):
         chunk = int(self.flags.get("--chunked-prefill-size", 1 << 30))
         lines = [[(rid, min(len(ids), chunk), 0) for rid, ids, _, _ in requests]]
         lines += [[(rid, len(ids) - chunk, chunk)] for rid, ids, _, _ in requests if len(ids) > chunk + 1]
-        if "--enable-mixed-chunk" in self.flags and len(requests) > 1:
+        if "--enable-mixed-chunk" in self.flags and len(requests) > 1 and not self.scored:
             (first, ids, _, _), (second, *_) = requests[:2]
             lines.append([(first, 1, len(ids)), (second, 2, 0)])
         with (Path(self.launch.evidence) / ADMISSIONS).open("a") as file:

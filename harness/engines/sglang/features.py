@@ -115,7 +115,8 @@ def _features(device: Device) -> Iterable[Feature]:
     )  # fmt: skip
     yield Feature(
         "mixed-chunk", "chunks of prompts and decode share a batch", on=("--enable-mixed-chunk",),
-        resolved={"enable_mixed_chunk": True}, seen="mixed", requires=("chunked-prefill", "batch"),
+        resolved={"enable_mixed_chunk": True}, seen="mixed", requires=("chunked-prefill", "batch", "prefix-cache"),
+        excludes=("conversation",),
     )  # fmt: skip
     yield Feature(
         "no-radix-cache", "no prefix cache", on=("--disable-radix-cache",), resolved={"disable_radix_cache": True}

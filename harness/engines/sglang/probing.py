@@ -69,6 +69,18 @@ def ask_together(server: SGLangServer, requests: Sequence[ProbeRequest]) -> list
     return [_reply(server, request, reply, 1) for request, reply in zip(requests, replies, strict=True)]
 
 
+def leave_in_cache(server: SGLangServer, requests: Sequence[ProbeRequest]) -> None:
+    """Send requests at once, without log-probabilities, so that their K and V are left in the cache.
+
+    SGLang mixes chunks of prompts with decode only where no request asks for log-probabilities.
+
+    Raises:
+        EngineError: the server failed.
+    """
+    scores = ("logprob_start_len", "return_logprob", "top_logprobs_num")
+    server.send(_PATH, {name: value for name, value in _body(requests).items() if name not in scores})
+
+
 def ask_streamed(server: SGLangServer, requests: Sequence[ProbeRequest]) -> list[ProbeReply]:
     """Send requests at once, each of which answers in pieces, and return the replies in their order.
 

@@ -38,7 +38,7 @@ def changed(over: Pass, id_: str) -> Pass:
     admissions = {
         "batch": [admission(("a:0+5", 5, 0), ("a:32+9", 41, 0))],
         "chunked-prefill": [admission(("a:32+9", 32, 0)), admission(("a:32+9", 9, 32))],
-        "mixed-chunk": [admission(("a:32+9", 9, 32), ("a:0+5", 1, 12))],
+        "mixed-chunk": [admission(("a:32+9:turn", 9, 32), ("a:0+5:turn", 1, 12))],
     }
     resolved = {**CPU, **CUDA}[id_].resolved
     over = replace(over, admissions=admissions.get(id_, over.admissions), arguments=resolved)
