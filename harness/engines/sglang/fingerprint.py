@@ -46,7 +46,7 @@ def describe(runner: Any) -> Fingerprint:
         "quantisation": lambda: _quantisation(runner),
         "experts": _experts,
         "backends": lambda: _backends(runner),
-        "arguments": lambda: _arguments(runner.server_args),
+        "arguments": lambda: resolved_arguments(runner.server_args),
         "environment": lambda: variables(os.environ),
         "hardware": lambda: device_facts(str(runner.device)),
     }
@@ -297,7 +297,7 @@ def _attention(runner: Any, phase: str) -> str:
 
 def _shared(runner: Any) -> Iterator[tuple[str, str]]:
     """Yield what belongs to no layer: operation and name."""
-    settled = _arguments(runner.server_args)
+    settled = resolved_arguments(runner.server_args)
     yield "sampler", settled.get("sampling_backend", "")
     if settled.get("moe_runner_backend"):
         yield "moe runner", settled["moe_runner_backend"]
@@ -315,7 +315,8 @@ def _shared(runner: Any) -> Iterator[tuple[str, str]]:
     yield "all-reduce", ", ".join(custom) or "torch.distributed"
 
 
-def _arguments(server_args: Any) -> dict[str, str]:
+def resolved_arguments(server_args: Any) -> dict[str, str]:
+    """Return the arguments of a server as SGLang resolved them, leaf by leaf."""
     if hasattr(server_args, "resolved_dict"):
         read: Mapping[str, Any] = server_args.resolved_dict()
     else:

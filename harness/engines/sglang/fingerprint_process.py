@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.evals.probe_texts import CHATS, TEXTS
-from assay.harness.engines.sglang.fingerprint import describe
+from assay.harness.engines.sglang.fingerprint import describe, resolved_arguments
 from assay.harness.evidence.fingerprint import Fingerprint, Tokens
 from assay.harness.fingerprint.facts import versions
 from assay.harness.fingerprint.in_interpreter import generation_of, tokens_of
@@ -38,6 +38,10 @@ def take(flags: list[str]) -> None:
 
     load_plugins()
     server_args = prepare_server_args(flags)
+    if hasattr(server_args, "resolve_once"):
+        server_args.resolve_once()
+    server_args.check_server_args()  # as a server does: it resolves, too, and enables LoRA where adapters are named
+    resolved = resolved_arguments(server_args)  # the benchmark then sets some for itself
     bench = _bench()
     load = bench.load_model
 
@@ -45,7 +49,8 @@ def take(flags: list[str]) -> None:
         built, tokenizer = load(*args, **kwargs)
         seconds = {"start": round(time.perf_counter() - begun, 2)}
         runner = getattr(built, "torch_runner", built)
-        _write(_observed(bench, built, runner, tokenizer, seconds))
+        made = _observed(bench, built, runner, tokenizer, seconds)
+        _write(made.model_copy(update={"arguments": resolved}))
 
     bench.load_model = loaded
     bench.main(server_args, bench.BenchArgs())
