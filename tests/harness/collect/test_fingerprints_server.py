@@ -1,0 +1,49 @@
+"""The fingerprint of a real model runner, and of a real server before and after it got other weights."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from assay.evals.tiny_model.families import SOURCE
+from assay.harness.collect.fingerprints import of_files, of_side
+from assay.harness.engines.sglang.launch import Launch
+from assay.harness.engines.sglang.server import SGLangServer
+from assay.harness.evidence.fingerprint import PARTS
+from assay.harness.fingerprint.differences import compare_fingerprints, faults
+from assay.harness.sides import Side
+
+pytestmark = [pytest.mark.server, pytest.mark.slow]
+STALE = "model.layers.2.mlp.down_proj.weight"
+
+
+def test_a_model_runner_and_a_server_serve_the_same_until_weights_come(tmp_path: Path) -> None:
+    sent, partly = tmp_path / "sent", tmp_path / "partly"
+    shutil.copytree(SOURCE, sent)
+    weights = {name: weight * 1.25 for name, weight in load_file(SOURCE / "model.safetensors").items()}
+    save_file(weights, sent / "model.safetensors", {"format": "pt"})
+    shutil.copytree(sent, partly)
+    save_file({name: each for name, each in weights.items() if name != STALE}, partly / "model.safetensors", {"format": "pt"})
+    side = Side(backend="torch_native")
+    runner = of_side(side, "cpu", 900)
+    assert [part for part in PARTS if not runner.has(part)] == []
+    assert faults(runner) == []
+    launch = Launch(
+        role="candidate", backend="torch_native", model=SOURCE, device="cpu", evidence=tmp_path / "server", log=tmp_path / "log",
+        decode_backend="torch_native", startup_timeout=900, request_timeout=300, cpu_core=0,
+    )  # fmt: skip
+    with SGLangServer(launch) as server:
+        before = server.fingerprint()
+        server.send("/update_weights_from_disk", {"model_path": str(partly)})
+        after = server.fingerprint()
+    assert before.not_observed == {}
+    same = compare_fingerprints(runner.model_copy(update={"asked": {}}), before)
+    assert [each.says for each in same.undeclared] == []
+    assert {"tokens", "rope", "weights", "positions", "backends", "arguments"} <= set(same.compared)
+    changed = compare_fingerprints(before, after)
+    assert changed.differences[0].name == "weights.other"
+    missed = compare_fingerprints(of_files(Side(backend="torch_native", model=str(sent)), 900), after)
+    assert missed.differences[0].says.startswith(f"1 of 26 parameters has other weights: {STALE}")
