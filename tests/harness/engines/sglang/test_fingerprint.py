@@ -112,3 +112,19 @@ def test_a_process_writes_once_for_each_label(tmp_path: Path) -> None:
     writer.after(batch("d"))
     assert list(OF_PROCESS.read_each(folder)) == ["second-0000"]
     assert json.loads((folder / "fingerprint" / "second-0000.json").read_text())["packages"]["torch"] == torch.__version__
+
+
+def test_loaded_adapters_are_named_and_told_apart(tmp_path: Path) -> None:
+    def adapter(value: float) -> Any:
+        weights = {"o_proj.lora_A.weight": torch.ones(2, 4), "o_proj.lora_B.weight": torch.full((4, 2), value)}
+        return SimpleNamespace(layers=[SimpleNamespace(weights=weights)], scaling=2.0)
+
+    made = runner(tmp_path, table(500000.0))
+    assert describe(made).adapters == {}
+    manager = SimpleNamespace(loras={"1": adapter(0.5), "2": adapter(0.0)}, lora_refs={"1": SimpleNamespace(lora_name="mine")})
+    made.lora_manager = manager
+    adapters = describe(made).adapters or {}
+    assert set(adapters) == {"mine", "2"}
+    assert adapters["mine"].endswith("scaling 2, norm of B 1.414")
+    assert adapters["2"].endswith("norm of B 0")
+    assert adapters["mine"].partition(",")[0] != adapters["2"].partition(",")[0]
