@@ -557,7 +557,8 @@ def _ignored(left: Sequence[str], right: Sequence[str]) -> Iterator[Difference]:
 
 
 def _positions(left: Sequence[int], right: Sequence[int]) -> Iterator[Difference]:
-    if tuple(left) != tuple(right):
+    both = min(len(left), len(right))  # prompts of other lengths begin alike
+    if tuple(left[:both]) != tuple(right[:both]):
         yield Difference(
             name="positions", says=f"position ids are {_few_ids(left)} in A, {_few_ids(right)} in B", outputs=True
         )

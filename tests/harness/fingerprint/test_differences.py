@@ -222,3 +222,10 @@ def test_allowed_names_may_differ_alone() -> None:
     assert compare_fingerprints(left, right, ["packages"]).exit_code == 0
     assert [one.name for one in compare_fingerprints(left, right, ["packages.torch"]).undeclared] == ["packages.triton"]
     assert compare_fingerprints(left, right, ["pack"]).exit_code == 1
+
+
+def test_positions_of_the_common_length_are_compared() -> None:
+    longer, shorter = fingerprint(positions=tuple(range(9))), fingerprint(positions=tuple(range(5)))
+    assert compare_fingerprints(longer, shorter).exit_code == 0
+    shifted = fingerprint(positions=tuple(range(1, 6)))
+    assert first(longer, shifted) == (1, "position ids are [0, 1, 2, 3, ...] in A, [1, 2, 3, 4, ...] in B")
