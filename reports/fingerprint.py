@@ -74,7 +74,7 @@ def _observed(made: Fingerprint, part: str) -> str:
 
 
 def _backends(resolved: Sequence[Resolved]) -> Table:
-    rows = [(row.operation, row.phase, row.layers, row.runs) for row in resolved]
+    rows = [(row.operation, row.phase or "any", row.layers or "none", row.runs) for row in resolved]
     return Table(("operation", "phase", "layers", "runs"), rows, most=_SHOWN)
 
 
@@ -85,7 +85,7 @@ def diff_document(result: FingerprintDiff) -> Document:
     other = [difference for difference in result.differences if not difference.counts and not difference.declared]
     body: list[Block] = [Facts([("A", result.left), ("B", result.right)])]
     if result.treatment:
-        rows = [(name, ours, theirs) for name, (ours, theirs) in result.treatment.items()]
+        rows = [(name, ours or "not set", theirs or "not set") for name, (ours, theirs) in result.treatment.items()]
         body.append(Table(("asked to differ", "A", "B"), rows))
     for id_, title, group in (
         ("differences", "Changes outputs, and nothing declares it", counting),
@@ -107,9 +107,9 @@ def diff_document(result: FingerprintDiff) -> Document:
     if counting:
         headline = f"{counting[0].says}" + (f"; and {len(counting) - 1} more" if len(counting) > 1 else "") + "."
     elif result.compared:
-        headline = (
-            f"Nothing that changes outputs differs, in {counted(len(result.compared), 'part')} that were compared."
-        )
+        but = " but for what was declared" if any(difference.outputs for difference in declared) else ""
+        parts = counted(len(result.compared), "part")
+        headline = f"Nothing that changes outputs differs{but}, in {parts} that were compared."
     else:
         headline = "Nothing could be compared: no part was observed on both sides."
     cases = [_case(difference) for difference in result.differences if difference.outputs] or [
