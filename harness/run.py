@@ -23,7 +23,7 @@ from assay.harness.evidence.bench_folder import BenchFolder
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.invariance import InvarianceFolder
 from assay.harness.interruption import like_ctrl_c, too_late
-from assay.harness.invariance.drive import Session
+from assay.harness.invariance.drive import InvarianceSession
 from assay.harness.invariance.invariance_plan import Mode, compared_spec, gpu_count, plan_invariance
 from assay.harness.judge.build import build
 from assay.harness.judge.invariance import judge_invariance
@@ -127,7 +127,7 @@ def compare_features(
     plan = plan_invariance(prepare(compared_spec(spec)), features, mode, minutes, gpu_count(spec.device))
     folder = InvarianceFolder.new(out)
     with like_ctrl_c():
-        Session(plan, folder, display or ProgressDisplay(Console(quiet=True))).run()
+        InvarianceSession(plan, folder, display or ProgressDisplay(Console(quiet=True))).run()
     return judge_invariance(folder)
 
 

@@ -16,7 +16,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Feature:
+class AxisPart:
     """The part of an axis that counts: its value, or a coarser word for it.
 
     Attributes:
@@ -30,7 +30,7 @@ class Feature:
 
 def covering(
     axes: Mapping[str, Sequence[Any]],
-    groups: Collection[tuple[Feature, ...]],
+    groups: Collection[tuple[AxisPart, ...]],
     seed: int = 0,
     covered: Collection[Row] = (),
     allowed: Callable[[Row], bool] = lambda row: True,
@@ -108,7 +108,7 @@ def covering(
 
 
 def _possible(
-    wanted: Mapping[Feature, Hashable], axes: Mapping[str, Sequence[Any]], allowed: Callable[[Row], bool], row: Row
+    wanted: Mapping[AxisPart, Hashable], axes: Mapping[str, Sequence[Any]], allowed: Callable[[Row], bool], row: Row
 ) -> bool:
     """Return True if a row that has some values can have the wanted ones on the axes that are open."""
     choices = {

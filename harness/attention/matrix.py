@@ -25,7 +25,7 @@ from typing import Any, Literal
 import torch
 
 from assay.harness.attention.call import AttentionCall
-from assay.harness.attention.covering import Feature, Row, covering
+from assay.harness.attention.covering import AxisPart, Row, covering
 from assay.harness.attention.kernels import Declaration
 from assay.harness.attention.matrix_data import BEYOND_FP16, DATA, ON_GRID, ONE_SIGN, RARE, WEIGHTS_ON_GRID
 from assay.harness.attention.matrix_features import ASKED, MLA
@@ -318,14 +318,14 @@ def axes(
 
 
 _ANYTHING = Declaration()
-_CACHED = Feature("prefix", bool)
-_CORE = (Feature("dtype"), Feature("head_dim"), Feature("heads"))
-_FULL = ((*_CORE, _CACHED), (*_CORE, Feature("batch", lambda batch: batch == _NINE)))
-_TRIPLES: tuple[tuple[Feature, ...], ...] = (
-    (_CACHED, Feature("batch"), Feature("heads"), Feature("head_dim"), Feature("dtype")),
-    (_CACHED, Feature("batch"), Feature("new"), Feature("head_dim"), Feature("dtype")),
-    (_CACHED, Feature("heads"), Feature("new"), Feature("head_dim"), Feature("dtype")),
-    (_CACHED, Feature("data"), Feature("head_dim"), Feature("dtype")),
+_CACHED = AxisPart("prefix", bool)
+_CORE = (AxisPart("dtype"), AxisPart("head_dim"), AxisPart("heads"))
+_FULL = ((*_CORE, _CACHED), (*_CORE, AxisPart("batch", lambda batch: batch == _NINE)))
+_TRIPLES: tuple[tuple[AxisPart, ...], ...] = (
+    (_CACHED, AxisPart("batch"), AxisPart("heads"), AxisPart("head_dim"), AxisPart("dtype")),
+    (_CACHED, AxisPart("batch"), AxisPart("new"), AxisPart("head_dim"), AxisPart("dtype")),
+    (_CACHED, AxisPart("heads"), AxisPart("new"), AxisPart("head_dim"), AxisPart("dtype")),
+    (_CACHED, AxisPart("data"), AxisPart("head_dim"), AxisPart("dtype")),
 )
 
 
@@ -336,7 +336,7 @@ def _design(
     """Return the rows of the design of one phase, axis -> value."""
     drawn = axes(phase, size, dtypes, head_dims, prefix)
     triples = (three for some in _TRIPLES for three in combinations(some, 3))
-    pairs = combinations([Feature(axis) for axis in drawn], 2)
+    pairs = combinations([AxisPart(axis) for axis in drawn], 2)
     groups = (*_FULL, *dict.fromkeys(triples), *pairs)
     # More new tokens than a block behind a cached prefix, where the seed case's mask is wrong; nothing without such lengths.
     behind = {
@@ -585,7 +585,7 @@ def model_cases(
             "data": tuple(DATA),
             "page": _MODEL_PAGES,
         } | ({} if decode else {"new": _MODEL_NEW})
-        pairs = list(combinations([Feature(axis) for axis in open_axes], 2))
+        pairs = list(combinations([AxisPart(axis) for axis in open_axes], 2))
         fixed: dict[str, Any] = {"phase": phase, "heads": heads, "head_dim": head_dim, "dtype": dtype, "new": 1}
         drawn += [_Values(**(fixed | row)) for row in covering(open_axes, pairs)]
         long = fixed | {"batch": "one", "data": "normal", "page": _MODEL_PAGES[1]}

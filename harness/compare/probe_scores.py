@@ -22,7 +22,7 @@ MEASURES: tuple[Measure, Measure] = ("prefill", "decode")
 
 
 @dataclass(frozen=True)
-class Place:
+class ProbePlace:
     """A position at which two arms were compared.
 
     Attributes:
@@ -36,7 +36,7 @@ class Place:
     kl: float
 
 
-def places(base: Sequence[ProbeReply], other: Sequence[ProbeReply], measure: Measure) -> list[Place]:
+def places(base: Sequence[ProbeReply], other: Sequence[ProbeReply], measure: Measure) -> list[ProbePlace]:
     """Compare two passes position by position, in the order of the probes.
 
     Answers are compared as long as they are the same: what follows another token has another history.
@@ -50,7 +50,7 @@ def places(base: Sequence[ProbeReply], other: Sequence[ProbeReply], measure: Mea
     ]
 
 
-def _places(probe: str, base: Scores, other: Scores) -> Iterable[Place]:
+def _places(probe: str, base: Scores, other: Scores) -> Iterable[ProbePlace]:
     begin, end = max(base.first, other.first), min(base.first + len(base.tokens), other.first + len(other.tokens))
     indices = range(begin, max(begin, end))
     parting = next((i for i in indices if base.tokens[i - base.first] != other.tokens[i - other.first]), end - 1)
@@ -61,7 +61,7 @@ def _places(probe: str, base: Scores, other: Scores) -> Iterable[Place]:
     q = [_at(base, index - base.first, other, index - other.first) for index in indices]
     kl = merged_kl(p, q)
     return [
-        Place(probe, index, float(value))
+        ProbePlace(probe, index, float(value))
         for index, value in zip(indices, np.where(np.isfinite(kl), kl, math.inf), strict=True)
     ]
 
@@ -89,10 +89,10 @@ class Distance:
     positions: int
     mean: float
     worst: float
-    at: Place | None
+    at: ProbePlace | None
 
     @classmethod
-    def of(cls, compared: Sequence[Place]) -> Distance:
+    def of(cls, compared: Sequence[ProbePlace]) -> Distance:
         """Sum up positions."""
         if not compared:
             return cls(0, 0.0, 0.0, None)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import combinations
 
-from assay.harness.attention.covering import Feature as Part
-from assay.harness.attention.covering import Row, covering
+from assay.harness.attention.covering import AxisPart, Row, covering
 from assay.harness.engines.sglang.features import Feature
 
 Arm = frozenset[str]
@@ -64,13 +63,13 @@ def pairs(known: Mapping[str, Feature], seed: int = 0) -> list[Arm]:
     starts = sorted({_arm(row) for row in servers} | {BASE}, key=lambda arm: (len(arm), sorted(arm)))
     axes = {_SERVER: tuple(range(len(starts)))} | dict.fromkeys(of_request, (False, True))
     mixed = [
-        (Part(_SERVER, of=lambda n, id_=id_: id_ in starts[n]), Part(other))  # type: ignore[misc]
+        (AxisPart(_SERVER, of=lambda n, id_=id_: id_ in starts[n]), AxisPart(other))  # type: ignore[misc]
         for id_ in of_server
         for other in of_request
     ]
     rows = covering(
         axes,
-        [*mixed, *(tuple(map(Part, pair)) for pair in combinations(of_request, 2)), (Part(_SERVER),)],
+        [*mixed, *(tuple(map(AxisPart, pair)) for pair in combinations(of_request, 2)), (AxisPart(_SERVER),)],
         seed,
         allowed=lambda row: _allowed(_joined(row, starts), known),
     )
@@ -103,7 +102,9 @@ def _covered(
     features: Mapping[str, Feature], axes: Mapping[str, Sequence[bool]], fixed: Collection[Row], seed: int,
     known: Mapping[str, Feature],
 ) -> list[Row]:  # fmt: skip
-    groups = [tuple(map(Part, pair)) for pair in combinations(features, 2)] or [(Part(id_),) for id_ in features]
+    groups = [tuple(map(AxisPart, pair)) for pair in combinations(features, 2)] or [
+        (AxisPart(id_),) for id_ in features
+    ]
     return covering(axes, groups, seed, fixed, allowed=lambda row: _allowed(row, known)) if groups else []
 
 

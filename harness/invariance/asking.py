@@ -32,7 +32,7 @@ _AGAIN = 2
 
 
 @dataclass(frozen=True)
-class Asked:
+class AskedArm:
     """How one pass is asked.
 
     Attributes:
@@ -50,7 +50,7 @@ class Asked:
     again: bool = False
 
 
-def ask(server: SGLangServer, folder: Path, asked: Asked) -> Pass:
+def ask(server: SGLangServer, folder: Path, asked: AskedArm) -> Pass:
     """Ask a running server all probes.
 
     Args:
@@ -123,12 +123,12 @@ def write_texts(server: SGLangServer, items: Sequence[Item], tokens: int, at_onc
     )
 
 
-def _rid(asked: Asked, probe: Probe) -> str:
+def _rid(asked: AskedArm, probe: Probe) -> str:
     """Name the request of a probe in a pass."""
     return f"{forcing.PREFIX}{asked.label}:{probe.id}"
 
 
-def _order(asked: Asked) -> list[Probe]:
+def _order(asked: AskedArm) -> list[Probe]:
     order = list(asked.load.probes)
     if asked.again:
         order.reverse()
@@ -137,13 +137,13 @@ def _order(asked: Asked) -> list[Probe]:
     return order
 
 
-def _at_once(asked: Asked) -> int:
+def _at_once(asked: AskedArm) -> int:
     if "batch" in asked.arm:
         return len(asked.load.probes)
     return _AGAIN if asked.again else 1
 
 
-def _turns(asked: Asked) -> dict[str, int]:
+def _turns(asked: AskedArm) -> dict[str, int]:
     """Return the tokens that the earlier turn of each probe leaves in the cache; short probes have none.
 
     The last token that a turn writes has no K and V yet.
@@ -156,22 +156,22 @@ def _turns(asked: Asked) -> dict[str, int]:
     }
 
 
-def _whole_prompts(asked: Asked) -> dict[str, int]:
+def _whole_prompts(asked: AskedArm) -> dict[str, int]:
     """Return what an unscored pass over the prompts leaves in the cache of each, so that something is left to score."""
     return {probe.id: len(probe.ids) - _LEFT for probe in asked.load.probes if len(probe.ids) - _LEFT >= probe.shared}
 
 
-def _turn(asked: Asked, probe: Probe, kept: int) -> ProbeRequest:
+def _turn(asked: AskedArm, probe: Probe, kept: int) -> ProbeRequest:
     """Return the request of an earlier turn, which writes tokens of the probe's prompt; an unscored one has all of it."""
     asks = len(probe.ids) if "mixed-chunk" in asked.arm else kept - _TURN + 1
     return ProbeRequest(probe.id, f"{_rid(asked, probe)}:turn", probe.ids[:asks], asks - 1, _TURN)
 
 
-def _request(asked: Asked, probe: Probe, kept: int) -> ProbeRequest:
+def _request(asked: AskedArm, probe: Probe, kept: int) -> ProbeRequest:
     return ProbeRequest(probe.id, _rid(asked, probe), probe.ids, max(probe.shared, kept), probe.depth)
 
 
-def _prefix(asked: Asked) -> ProbeRequest:
+def _prefix(asked: AskedArm) -> ProbeRequest:
     ids = asked.load.prefix
     return ProbeRequest("prefix", f"assay-prefix-{asked.label}", ids, len(ids) - 1, 1)
 

@@ -21,7 +21,7 @@ from assay.harness.errors import EngineError
 from assay.harness.evidence.invariance import ArmRecord, InvarianceFolder, InvarianceManifest
 from assay.harness.evidence.nonce import RUN
 from assay.harness.invariance.arms import BASE, Arm, base_of, closed, possible, server_of
-from assay.harness.invariance.asking import Asked, answers_of, ask, write_texts
+from assay.harness.invariance.asking import AskedArm, answers_of, ask, write_texts
 from assay.harness.invariance.invariance_plan import InvariancePlan
 from assay.harness.invariance.outcome import bounds, outcome_of
 from assay.harness.invariance.proof import shown
@@ -47,7 +47,7 @@ class _Running:
 
 
 @dataclass
-class Session:
+class InvarianceSession:
     """One invocation, while it runs.
 
     Args:
@@ -149,7 +149,7 @@ class Session:
         known = self.plan.known
         base = self.records.get(BASE)
         answers = answers_of(base.replies) if base else {}
-        asked = Asked(self.plan.load, arm, f"{record.number:03d}", answers, again)
+        asked = AskedArm(self.plan.load, arm, f"{record.number:03d}", answers, again)
         over = ask(server.engine, server.folder, asked)
         texts = write_texts(
             server.engine, self.plan.run.of("greedy"), self.plan.run.spec.workload.token_limit, "batch" in arm

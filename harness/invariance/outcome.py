@@ -8,7 +8,7 @@ from typing import Literal
 
 from assay.harness.compare.greedy_texts import compare_text
 from assay.harness.compare.noise_limits import EXACT_KL, EXACT_SWING
-from assay.harness.compare.probe_scores import MEASURES, Bound, Distance, Measure, Place, accept_length, places
+from assay.harness.compare.probe_scores import MEASURES, Bound, Distance, Measure, ProbePlace, accept_length, places
 from assay.harness.engines.sglang.features import Feature
 from assay.harness.evidence.invariance import ArmRecord
 from assay.harness.invariance.arms import Arm
@@ -32,7 +32,7 @@ _ACCEPTED = 0.75
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ArmOutcome:
     """What an arm shows.
 
     Attributes:
@@ -46,7 +46,7 @@ class Outcome:
     arm: Arm
     state: State
     distances: Mapping[Measure, Distance]
-    first: Place | None = None
+    first: ProbePlace | None = None
     why: str = ""
 
 
@@ -106,7 +106,7 @@ def swing_limit(dtype: str, arm: Iterable[str], known: Mapping[str, Feature]) ->
 
 def outcome(
     base: ArmRecord, record: ArmRecord, limits: Mapping[Measure, Bound], swing: float = EXACT_SWING, drafts: float = 0.0
-) -> Outcome:
+) -> ArmOutcome:
     """Say what an arm shows.
 
     Args:
@@ -118,19 +118,19 @@ def outcome(
     """
     arm = frozenset(record.features)
     if not record.complete:
-        return Outcome(arm, "not run", {}, why=record.problem or "no probe was answered")
+        return ArmOutcome(arm, "not run", {}, why=record.problem or "no probe was answered")
     compared = {measure: places(base.replies, record.replies, measure) for measure in MEASURES}
     distances = {measure: Distance.of(positions) for measure, positions in compared.items()}
     wrong = [measure for measure in MEASURES if not limits[measure].holds(distances[measure])]
     if wrong:
-        return Outcome(arm, "differs", distances, _first(compared[wrong[0]], limits[wrong[0]]), _notes(record))
+        return ArmOutcome(arm, "differs", distances, _first(compared[wrong[0]], limits[wrong[0]]), _notes(record))
     if said := _texts_apart(base, record, swing) or _ends_elsewhere(base, record) or _drafts_lost(record, drafts):
-        return Outcome(arm, "differs", distances, None, said)
+        return ArmOutcome(arm, "differs", distances, None, said)
     if record.unseen:
-        return Outcome(arm, "not shown", distances, why=_notes(record))
+        return ArmOutcome(arm, "not shown", distances, why=_notes(record))
     if not all(distance.positions for distance in distances.values()):
-        return Outcome(arm, "not shown", distances, why="nothing was compared")
-    return Outcome(arm, "same", distances)
+        return ArmOutcome(arm, "not shown", distances, why="nothing was compared")
+    return ArmOutcome(arm, "same", distances)
 
 
 def _notes(record: ArmRecord) -> str:
@@ -138,7 +138,7 @@ def _notes(record: ArmRecord) -> str:
     return "; ".join(f"{id_} was not shown to be on: {why}" for id_, why in record.unseen.items())
 
 
-def _first(compared: Sequence[Place], bound: Bound) -> Place | None:
+def _first(compared: Sequence[ProbePlace], bound: Bound) -> ProbePlace | None:
     """Return the first position that is out of bounds by itself, or the worst one where only their mean is."""
     first = next((place for place in compared if place.kl > bound.worst), None)
     return first or max(compared, key=lambda place: place.kl, default=None)
@@ -183,7 +183,7 @@ def _drafts_lost(record: ArmRecord, drafts: float) -> str:
 
 def outcome_of(
     base: ArmRecord, record: ArmRecord, limits: Mapping[Measure, Bound], known: Mapping[str, Feature], dtype: str
-) -> Outcome:
+) -> ArmOutcome:
     """Say what an arm shows, within what its own features are declared to cost.
 
     Args:

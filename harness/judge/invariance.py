@@ -11,7 +11,7 @@ from assay.harness.engines.sglang.features import Feature, features_of
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.invariance import ArmRecord, InvarianceFolder, InvarianceManifest
 from assay.harness.invariance.arms import BASE, Arm, base_of, closed, left_out
-from assay.harness.invariance.outcome import Outcome, State, bounds, outcome_of
+from assay.harness.invariance.outcome import ArmOutcome, State, bounds, outcome_of
 from assay.harness.judge.invariance_result import ArmRow, FeatureRow, InvarianceResult, PairCell
 from assay.harness.text import counted, listed
 from assay.harness.verdict import WORST_FIRST, Check, Finding, Requirement, Verdict
@@ -96,15 +96,15 @@ def _outcomes(
     limits: Mapping[Measure, Bound],
     known: Mapping[str, Feature],
     dtype: str,
-) -> list[Outcome]:
+) -> list[ArmOutcome]:
     records = {frozenset(record.features): record for record in reversed(arms)} | {BASE: base}
-    judged: list[Outcome] = []
+    judged: list[ArmOutcome] = []
     for record in arms:
         arm = frozenset(record.features)
         own = base_of(arm, known)
         against = records.get(own)
         if against is None or not against.complete:
-            judged.append(Outcome(arm, "not run", {}, why=f"its base, {_name_of(own)}, was not run"))
+            judged.append(ArmOutcome(arm, "not run", {}, why=f"its base, {_name_of(own)}, was not run"))
         else:
             judged.append(outcome_of(against, record, limits, known, dtype))
     return judged
@@ -149,7 +149,7 @@ def _shown(known: Mapping[str, Feature], arms: Sequence[ArmRecord]) -> Check:
     return _SHOWN.check("ok", f"{counted(len(shown), 'feature')}: {', '.join(known)}")
 
 
-def _decided(outcomes: Sequence[Outcome]) -> Check:
+def _decided(outcomes: Sequence[ArmOutcome]) -> Check:
     open_ = [judged for judged in outcomes if _VERDICTS[judged.state] == "inconclusive"]
     if open_:
         said = "; ".join(f"{_name_of(judged.arm)}: {judged.why}" for judged in open_)
@@ -170,7 +170,7 @@ def _covered(lost: Sequence[tuple[str, str]], manifest: InvarianceManifest) -> C
     return _COVERED.check("ok", "all that can be on together")
 
 
-def _verdict(checks: Sequence[Check], outcomes: Sequence[Outcome]) -> Verdict:
+def _verdict(checks: Sequence[Check], outcomes: Sequence[ArmOutcome]) -> Verdict:
     states = {_VERDICTS[judged.state] for judged in outcomes}
     if "regression" in states or any(check.status == "failed" for check in checks):
         return "regression"
@@ -178,7 +178,9 @@ def _verdict(checks: Sequence[Check], outcomes: Sequence[Outcome]) -> Verdict:
     return "inconclusive" if unmet or "inconclusive" in states else "pass"
 
 
-def _findings(manifest: InvarianceManifest, outcomes: Sequence[Outcome], known: Mapping[str, Feature]) -> list[Finding]:
+def _findings(
+    manifest: InvarianceManifest, outcomes: Sequence[ArmOutcome], known: Mapping[str, Feature]
+) -> list[Finding]:
     """One finding for each smallest set of features that breaks, with the arms that have it."""
     failing = {judged.arm: judged for judged in outcomes if judged.state == "differs"}
     smallest = [arm for arm in failing if not any(other < arm for other in failing)]
@@ -189,7 +191,7 @@ def _findings(manifest: InvarianceManifest, outcomes: Sequence[Outcome], known: 
 
 
 def _finding(
-    manifest: InvarianceManifest, judged: Outcome, outcomes: Sequence[Outcome], known: Mapping[str, Feature]
+    manifest: InvarianceManifest, judged: ArmOutcome, outcomes: Sequence[ArmOutcome], known: Mapping[str, Feature]
 ) -> Finding:
     states = {each.arm: each for each in outcomes}
     measure = max(judged.distances, key=lambda measure: judged.distances[measure].mean)
@@ -223,7 +225,7 @@ def _parts(arm: Arm, known: Mapping[str, Feature]) -> list[Arm]:
     return sorted(parts - {arm}, key=sorted)
 
 
-def _said(own: Outcome | None, outcomes: Sequence[Outcome], arm: Arm) -> str:
+def _said(own: ArmOutcome | None, outcomes: Sequence[ArmOutcome], arm: Arm) -> str:
     """Say what a feature does alone: as it was run, or since a larger arm is the same."""
     if own is not None and own.state in ("same", "differs"):
         return f"{max(distance.mean for distance in own.distances.values()):.2g}"
@@ -232,7 +234,7 @@ def _said(own: Outcome | None, outcomes: Sequence[Outcome], arm: Arm) -> str:
     return "not run"
 
 
-def _where(judged: Outcome, manifest: InvarianceManifest) -> str:
+def _where(judged: ArmOutcome, manifest: InvarianceManifest) -> str:
     if judged.first is None:
         return "what was written"
     place = judged.first
@@ -254,16 +256,16 @@ def _command(manifest: InvarianceManifest, arm: Arm) -> str:
 
 def _rows(
     base: ArmRecord, again: ArmRecord, floor: Mapping[Measure, Distance], limits: Mapping[Measure, Bound],
-    arms: Sequence[ArmRecord], outcomes: Sequence[Outcome],
+    arms: Sequence[ArmRecord], outcomes: Sequence[ArmOutcome],
 ) -> Iterable[ArmRow]:  # fmt: skip
     agrees: State = "same" if all(limits[measure].holds(distance) for measure, distance in floor.items()) else "differs"
-    yield _row(base, Outcome(BASE, "same", {}))
-    yield _row(again, Outcome(BASE, agrees, floor))
+    yield _row(base, ArmOutcome(BASE, "same", {}))
+    yield _row(again, ArmOutcome(BASE, agrees, floor))
     for record, judged in zip(arms, outcomes, strict=True):
         yield _row(record, judged)
 
 
-def _row(record: ArmRecord, judged: Outcome) -> ArmRow:
+def _row(record: ArmRecord, judged: ArmOutcome) -> ArmRow:
     prefill, decode = (judged.distances.get(measure) for measure in MEASURES)
     return ArmRow(
         number=record.number,
@@ -293,7 +295,7 @@ def _features(manifest: InvarianceManifest, arms: Sequence[ArmRecord]) -> Iterab
         )
 
 
-def _pairs(known: Mapping[str, Feature], outcomes: Sequence[Outcome]) -> Iterable[PairCell]:
+def _pairs(known: Mapping[str, Feature], outcomes: Sequence[ArmOutcome]) -> Iterable[PairCell]:
     for first, other in [*((id_, id_) for id_ in known), *combinations(known, 2)]:
         having = [judged for judged in outcomes if {first, other} <= judged.arm]
         # A pair is wrong only if every arm that has it is: else another feature is what breaks.
@@ -304,7 +306,7 @@ def _pairs(known: Mapping[str, Feature], outcomes: Sequence[Outcome]) -> Iterabl
 
 
 def _headline(
-    verdict: Verdict, findings: Sequence[Finding], checks: Sequence[Check], outcomes: Sequence[Outcome],
+    verdict: Verdict, findings: Sequence[Finding], checks: Sequence[Check], outcomes: Sequence[ArmOutcome],
     known: Mapping[str, Feature], manifest: InvarianceManifest,
 ) -> str:  # fmt: skip
     if findings:

@@ -6,7 +6,7 @@ from types import ModuleType
 import pytest
 
 from assay.harness.compare.logits import merged_kl
-from assay.harness.compare.probe_scores import Bound, Distance, Place, accept_length, places
+from assay.harness.compare.probe_scores import Bound, Distance, ProbePlace, accept_length, places
 from assay.harness.evidence.invariance import Scores
 
 
@@ -51,9 +51,9 @@ def test_a_number_that_is_not_finite_is_infinitely_far(arm_records: ModuleType) 
 
 
 def test_distances_sum_up() -> None:
-    distance = Distance.of([Place("a", 1, 0.1), Place("a", 2, 0.3)])
+    distance = Distance.of([ProbePlace("a", 1, 0.1), ProbePlace("a", 2, 0.3)])
     assert (distance.positions, distance.mean, distance.worst) == (2, pytest.approx(0.2), 0.3)
-    assert distance.at == Place("a", 2, 0.3)
+    assert distance.at == ProbePlace("a", 2, 0.3)
     assert Distance.of([]).at is None
     assert not Bound(0.1, 1.0).holds(distance)
     assert not Bound(1.0, 0.1).holds(distance)
