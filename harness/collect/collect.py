@@ -18,6 +18,7 @@ from assay.harness.collect.question_stop import FIRST_IN_TURN, QuestionStop, out
 from assay.harness.collect.run_folder import asked_roles, recorded
 from assay.harness.collect.servers import make_run_engine, manifest_of, record_fingerprint, running, together
 from assay.harness.engines.base import Engine
+from assay.harness.errors import EngineError
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.question_plan import QUESTION_PLAN
 from assay.harness.progress import ProgressDisplay
@@ -121,7 +122,13 @@ def _take_fingerprints(engines: Sequence[Engine], asked: Asking) -> None:
 
     def take(engine: Engine) -> None:
         made = record_fingerprint(engine, plan.spec.sides[engine.role], folder.server_folder(engine.role), folder.nonce)
-        if accepted and made and engine.role == "candidate":
+        if accepted and engine.role == "candidate":
+            if made is None:
+                raise EngineError(
+                    f"The candidate's server tells no fingerprint, which {accepted} is to be compared with.",
+                    "a server whose processes write theirs",
+                    "see its log, or leave --fingerprint out",
+                )
             check_accepted(Path(accepted), made)
 
     _in_threads(engines, take)

@@ -102,7 +102,9 @@ def plan_invariance(
     for name in asked:
         if name not in every:
             raise UsageError(
-                f"--features: {name} is no feature.", f"of {', '.join(every)}", did_you_mean(name, tuple(every))
+                f"--features: {name} is no feature.",
+                f"some of {', '.join(every)}",
+                did_you_mean(name, tuple(every)) or "name some of these, separated by commas",
             )
     reasons = {id_: why for id_, feature in every.items() if (why := feature.unavailable(device, gpus))}
     wanted = closed(asked, every) if asked else frozenset(every) - reasons.keys()

@@ -75,6 +75,9 @@ class FeaturedServer(SGLangServer):
             "disable_radix_cache": "--disable-radix-cache" in self.flags,
         }
 
+    def fingerprint(self) -> None:
+        """No process of its own could write one."""
+
     def flush_cache(self) -> None:
         self.cache.clear()
 

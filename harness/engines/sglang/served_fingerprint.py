@@ -18,7 +18,7 @@ from assay.harness.server.control import Control, set_control
 from assay.harness.text import one_line
 
 _WAIT_S = 60.0
-"""Seconds that the other processes of a tensor-parallel server may take after the first one has written."""
+"""Seconds that the processes of a server may take after the reply: they read all weights."""
 
 
 class Asked(Engine, Protocol):
@@ -28,11 +28,14 @@ class Asked(Engine, Protocol):
         """POST a JSON body, and return the JSON response."""
 
 
-def fingerprint_of(server: Asked, folder: Path, model: Path, ranks: int) -> Fingerprint:
+def fingerprint_of(server: Asked, folder: Path, model: Path, ranks: int) -> Fingerprint | None:
     """Take the fingerprint of a running server; one short request is asked on an empty cache, and the control is left off.
 
+    Returns:
+        None where its processes write none.
+
     Raises:
-        EngineError: the server failed, or its processes wrote nothing.
+        EngineError: the server failed, or only some of its processes wrote theirs.
     """
     begun = time.monotonic()
     label = secrets.token_hex(4)
@@ -42,7 +45,9 @@ def fingerprint_of(server: Asked, folder: Path, model: Path, ranks: int) -> Fing
         server.ask([ChatRequest(TEXTS["leading space"], 1)], 1, lambda index, reply: None)
     finally:
         set_control(folder, Control())
-    written = _written(folder, label, ranks)
+    written = _written(server, folder, label, ranks)
+    if not written:
+        return None
     first, weights = written[0], merged_weights([made.weights or () for made in written])
     seconds = {"asking": round(time.monotonic() - begun, 4), **first.seconds}
     missing = dict(first.not_observed)
@@ -57,15 +62,18 @@ def fingerprint_of(server: Asked, folder: Path, model: Path, ranks: int) -> Fing
     return first.model_copy(update={**update, "not_observed": missing, "seconds": seconds})
 
 
-def _written(folder: Path, label: str, ranks: int) -> Sequence[Fingerprint]:
-    """Read what each process wrote, in the order of ranks."""
+def _written(server: Engine, folder: Path, label: str, ranks: int) -> Sequence[Fingerprint]:
+    """Read what each process wrote, in the order of ranks; nothing where none did."""
     deadline = time.monotonic() + _WAIT_S
     while True:
         files = OF_PROCESS.read_each(folder)
         written = [made for name, made in files.items() if name.startswith(f"{label}-")]
         if len(written) >= ranks:
             return written
+        server.check()
         if time.monotonic() > deadline:
+            if not written:
+                return ()
             raise EngineError(
                 f"{len(written)} of {ranks} processes of the server wrote their fingerprint.",
                 "one of each process",

@@ -200,7 +200,7 @@ class SGLangServer(Engine):
     def arguments(self) -> dict[str, Any]:
         return arguments.settled(self._arguments)
 
-    def fingerprint(self) -> Fingerprint:
+    def fingerprint(self) -> Fingerprint | None:
         ranks = int(self._arguments.get("tp_size") or 1) * int(self._arguments.get("pp_size") or 1)
         return fingerprint_of(self, self.launch.evidence, self.launch.model, ranks)
 

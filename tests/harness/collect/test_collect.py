@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from assay.harness.collect import collect
-from assay.harness.errors import ChangedError
+from assay.harness.errors import ChangedError, EngineError
 from assay.harness.evidence.fingerprint import FINGERPRINT, Fingerprint
 from assay.harness.sides import ROLES, Role, Side
 
@@ -47,6 +47,11 @@ def test_what_each_server_serves_is_recorded_with_what_was_asked_for(tmp_path: P
     assert made is not None
     assert (made.model, made.asked["backend"], made.packages) == ("m", "reference", {"torch": "2"})
     assert FINGERPRINT.read(tmp_path / "candidate") is None
+
+
+def test_a_candidate_without_a_fingerprint_is_not_the_accepted_one(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="tells no fingerprint"):
+        taken([Server("reference", "2"), Server("candidate", "")], asked(tmp_path, str(tmp_path / "accepted.json")))
 
 
 @pytest.mark.parametrize(("candidate", "accepts"), [("2", True), ("3", False)])
