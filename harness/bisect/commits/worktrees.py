@@ -10,6 +10,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -105,13 +106,15 @@ class Worktrees:
             try:
                 yield Worktree(self._repository, place / self._repository.path.name, commit)
             finally:
-                os.utime(place)
+                # Without a time of ours, all that is lent within some milliseconds has one time: the system's ticks are that long.
+                now = time.time_ns()
+                os.utime(place, ns=(now, now))
                 os.close(lock)
 
     def _taken(self, commit: str) -> tuple[Path, int]:
         """Choose a place and lock it; return it with its lock."""
         with _locked(self._folder / "choice.lock"), ExitStack() as others:
-            places = sorted(self._folder.glob("[0-9]*"), key=lambda place: place.stat().st_mtime)
+            places = sorted(self._folder.glob("[0-9]*"), key=lambda place: place.stat().st_mtime_ns)
             free = {place: lock for place in places if (lock := _try(place / _LOCK)) is not None}
             for lock in free.values():
                 others.callback(os.close, lock)
