@@ -1,0 +1,64 @@
+"""What a running server's processes write of themselves, and what they do not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assay.harness.engines.sglang import served_fingerprint
+from assay.harness.engines.sglang.served_fingerprint import fingerprint_of
+from assay.harness.errors import EngineError
+from assay.harness.evidence.fingerprint import OF_PROCESS, Fingerprint
+from assay.harness.server.control import read_setting
+
+
+class Server:
+    """A server of which `ranks` processes write their fingerprint, and which has ended if `dead`."""
+
+    def __init__(self, folder: Path, ranks: int, dead: bool = False) -> None:
+        self.folder, self.ranks, self.dead = folder, ranks, dead
+
+    def flush_cache(self) -> None:
+        pass
+
+    def ask(self, *args: Any) -> None:
+        label = read_setting(self.folder).control.fingerprint
+        for rank in range(self.ranks):
+            made = Fingerprint(source="server", engine="e", model="m", packages={"torch": "2"})
+            OF_PROCESS.write(self.folder, made, process=f"{label}-{rank:04}")
+
+    def check(self) -> None:
+        if self.dead:
+            raise EngineError("the server was killed by SIGKILL")
+
+    def send(self, path: str, body: dict[str, Any]) -> Any:
+        raise EngineError("no tokens")
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served_fingerprint, "_WAIT_S", 0.0)
+
+
+def test_a_server_that_writes_none_has_none(tmp_path: Path) -> None:
+    assert fingerprint_of(Server(tmp_path, 0), tmp_path, tmp_path, 1) is None  # type: ignore[arg-type]
+    assert not read_setting(tmp_path).control.fingerprint, "the control is left off"
+
+
+def test_some_of_its_processes_are_not_all(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="1 of 2 processes of the server wrote their fingerprint"):
+        fingerprint_of(Server(tmp_path, 1), tmp_path, tmp_path, 2)  # type: ignore[arg-type]
+
+
+def test_a_dead_server_says_how_it_ended(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="killed by SIGKILL"):
+        fingerprint_of(Server(tmp_path, 0, dead=True), tmp_path, tmp_path, 1)  # type: ignore[arg-type]
+
+
+def test_what_every_process_wrote_is_joined(tmp_path: Path) -> None:
+    made = fingerprint_of(Server(tmp_path, 2), tmp_path, tmp_path, 2)  # type: ignore[arg-type]
+    assert made is not None
+    assert made.packages == {"torch": "2"}
+    assert made.not_observed["tokens"] == "no tokens"
