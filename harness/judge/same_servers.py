@@ -64,12 +64,16 @@ def check_same_servers(
 def with_fingerprints(check: Check, fingerprints: Mapping[Role, Fingerprint]) -> Check:
     """Decide the check on what the servers really served, too, where both were observed; it never becomes milder.
 
+    Where one was not, the check says so.
+
     Args:
         check: `check_same_servers`, of what was asked and reported.
         fingerprints: by role; their arguments are left out, of which that check decides.
     """
-    if check.status != "ok" or len(fingerprints) < len(ROLES):
+    if check.status != "ok":
         return check
+    if len(fingerprints) < len(ROLES):
+        return check.model_copy(update={"found": f"{check.found}; what they served was not observed"})
     diff = compare_fingerprints(fingerprints["reference"], fingerprints["candidate"], ["arguments"])
     if not diff.undeclared:
         return check.model_copy(
