@@ -81,13 +81,26 @@ class WrittenText(Record):
     count: int
 
 
+class TracedPlace(Record):
+    """What a pass was traced for.
+
+    Attributes:
+        probe: id of the probe.
+        index: of the predicted token in its sequence, from 0; the token before it is the last that is traced.
+    """
+
+    probe: str
+    index: int
+
+
 class ArmRecord(RunRecord):
     """One pass over the probes.
 
     Attributes:
         number: in the order in which arms were run; 0 is the base, 1 the base again.
         features: ids of the features that were on.
-        why: why it was run: "base", "pairs", "singles", "asked", "reduction", "sensitivity".
+        why: why it was run: "base", "base again", "pairs", "singles", "exactly", "reduction", "sensitivity", or, of a pass that was
+            traced, "trace" or "trace again".
         replies: in the order of the probes; empty where it failed.
         texts: greedy answers to a few prompts.
         seen: what shows that a feature was on, by its id; a feature without an entry was not shown to be on.
@@ -96,6 +109,7 @@ class ArmRecord(RunRecord):
         server: number of the server in which it ran.
         seconds: of the pass, without the start of the server.
         startup_s: seconds that its server took to start, in the server's first arm; 0 in the others.
+        traced: the place for which it was asked again with the trace on, under `label`; None for a pass that was not.
     """
 
     number: int
@@ -109,6 +123,12 @@ class ArmRecord(RunRecord):
     server: int = 0
     seconds: float = 0.0
     startup_s: float = 0.0
+    traced: TracedPlace | None = None
+
+    @property
+    def label(self) -> str:
+        """The name of its trace, which its requests' ids have too."""
+        return f"{self.number:03d}"
 
     @property
     def complete(self) -> bool:

@@ -123,9 +123,13 @@ def write_texts(server: SGLangServer, items: Sequence[Item], tokens: int, at_onc
     )
 
 
-def _rid(asked: AskedArm, probe: Probe) -> str:
+def request_of(label: str, probe: str) -> str:
     """Name the request of a probe in a pass."""
-    return f"{forcing.PREFIX}{asked.label}:{probe.id}"
+    return f"{forcing.PREFIX}{label}:{probe}"
+
+
+def _rid(asked: AskedArm, probe: Probe) -> str:
+    return request_of(asked.label, probe.id)
 
 
 def _order(asked: AskedArm) -> list[Probe]:
@@ -133,7 +137,7 @@ def _order(asked: AskedArm) -> list[Probe]:
     if asked.again:
         order.reverse()
     elif "order" in asked.arm:
-        random.Random(asked.label).shuffle(order)
+        random.Random(" ".join(sorted(asked.arm))).shuffle(order)  # the same where an arm is asked again
     return order
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -196,3 +196,10 @@ def outcome_of(
     arm = frozenset(record.features)
     drafts = max((known[id_].drafts for id_ in arm), default=0.0)
     return outcome(base, record, widened(limits, arm, known, dtype), swing_limit(dtype, arm, known), drafts)
+
+
+def smallest(failing: Collection[Arm]) -> list[Arm]:
+    """Return the arms that differ of which no part does, smallest first."""
+    return sorted(
+        (arm for arm in failing if not any(other < arm for other in failing)), key=lambda arm: (len(arm), sorted(arm))
+    )

@@ -11,8 +11,9 @@ from assay.harness.engines.sglang.features import Feature, features_of
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.invariance import ArmRecord, InvarianceFolder, InvarianceManifest
 from assay.harness.invariance.arms import BASE, Arm, base_of, closed, left_out
-from assay.harness.invariance.outcome import ArmOutcome, State, bounds, outcome_of
-from assay.harness.judge.invariance_result import ArmRow, FeatureRow, InvarianceResult, PairCell
+from assay.harness.invariance.outcome import ArmOutcome, State, bounds, outcome_of, smallest
+from assay.harness.judge.invariance_parting import parting_of, place_of
+from assay.harness.judge.invariance_result import ArmRow, FeatureRow, InvarianceResult, PairCell, PartingRow
 from assay.harness.text import counted, listed
 from assay.harness.verdict import WORST_FIRST, Check, Finding, Requirement, Verdict
 
@@ -46,7 +47,7 @@ def judge_invariance(folder: InvarianceFolder) -> InvarianceResult:
         )
     known = {id_: features_of(manifest.spec["device"])[id_] for id_ in manifest.features}
     limits = bounds(base, again, manifest.dtype)
-    arms = [record for record in records if record.features and record.why != "sensitivity"]
+    arms = [record for record in records if record.features and record.why != "sensitivity" and record.traced is None]
     outcomes = _outcomes(base, arms, limits, known, manifest.dtype)
     floor = {measure: Distance.of(places(base.replies, again.replies, measure)) for measure in MEASURES}
     planned = [frozenset(arm) for arm in manifest.arms]
@@ -59,7 +60,8 @@ def judge_invariance(folder: InvarianceFolder) -> InvarianceResult:
         _decided(outcomes),
         _covered(lost, manifest),
     )
-    findings = _findings(manifest, outcomes, known)
+    partings = _partings(folder, records, outcomes, limits, known)
+    findings = _findings(manifest, outcomes, known, partings)
     verdict = _verdict(checks, outcomes)
     return InvarianceResult(
         verdict=verdict,
@@ -84,6 +86,7 @@ def judge_invariance(folder: InvarianceFolder) -> InvarianceResult:
         arms=tuple(_rows(base, again, floor, limits, arms, outcomes)),
         features=tuple(_features(manifest, arms)),
         pairs=tuple(_pairs(known, outcomes)),
+        partings=tuple(partings.values()),
         left_out=tuple(lost),
         checks=checks,
         findings=tuple(findings),
@@ -178,21 +181,34 @@ def _verdict(checks: Sequence[Check], outcomes: Sequence[ArmOutcome]) -> Verdict
     return "inconclusive" if unmet or "inconclusive" in states else "pass"
 
 
+def _partings(
+    folder: InvarianceFolder, records: Sequence[ArmRecord], outcomes: Sequence[ArmOutcome], limits: Mapping[Measure, Bound],
+    known: Mapping[str, Feature],
+) -> dict[Arm, PartingRow]:  # fmt: skip
+    """Say where in the model each smallest set of features that breaks parts from its base."""
+    failing = {judged.arm: judged for judged in outcomes if judged.state == "differs"}
+    asked = {frozenset(record.features): record for record in reversed(records) if record.traced is None}
+    asked[BASE] = next(record for record in records if record.why == "base")
+    dtype = folder.manifest().dtype
+    return {
+        arm: parting_of(folder, records, failing[arm], asked[base_of(arm, known)], limits, dtype)
+        for arm in smallest(failing)
+    }
+
+
 def _findings(
-    manifest: InvarianceManifest, outcomes: Sequence[ArmOutcome], known: Mapping[str, Feature]
-) -> list[Finding]:
+    manifest: InvarianceManifest, outcomes: Sequence[ArmOutcome], known: Mapping[str, Feature],
+    partings: Mapping[Arm, PartingRow],
+) -> list[Finding]:  # fmt: skip
     """One finding for each smallest set of features that breaks, with the arms that have it."""
     failing = {judged.arm: judged for judged in outcomes if judged.state == "differs"}
-    smallest = [arm for arm in failing if not any(other < arm for other in failing)]
-    return [
-        _finding(manifest, failing[arm], outcomes, known)
-        for arm in sorted(smallest, key=lambda arm: (len(arm), sorted(arm)))
-    ]
+    return [_finding(manifest, failing[arm], outcomes, known, parted) for arm, parted in partings.items()]
 
 
 def _finding(
-    manifest: InvarianceManifest, judged: ArmOutcome, outcomes: Sequence[ArmOutcome], known: Mapping[str, Feature]
-) -> Finding:
+    manifest: InvarianceManifest, judged: ArmOutcome, outcomes: Sequence[ArmOutcome], known: Mapping[str, Feature],
+    parted: PartingRow,
+) -> Finding:  # fmt: skip
     states = {each.arm: each for each in outcomes}
     measure = max(judged.distances, key=lambda measure: judged.distances[measure].mean)
     mean = judged.distances[measure].mean
@@ -203,6 +219,7 @@ def _finding(
     ]
     evidence += [f"each alone: {'; '.join(alone)}"] if alone else []
     evidence += [judged.why] if judged.why else []
+    evidence += [f"inside the model: {parted.says or f'not observed: {parted.not_observed}'}"]
     evidence += [
         f"also in {_name_of(each.arm)}" for each in outcomes if each.state == "differs" and judged.arm < each.arm
     ][:4]
@@ -211,7 +228,7 @@ def _finding(
         id=FINDING,
         title=f"{_name_of(judged.arm)} changes the output",
         severity="serious",
-        where=_where(judged, manifest),
+        where="; ".join(filter(None, [_where(judged, manifest), place_of(parted)])),
         diagnosis=f"{_name_of(judged.arm)}: mean KL {mean:.2g} nats where {titles}"
         + (f"; each alone: {'; '.join(alone)}" if alone else ""),
         evidence=tuple(evidence),

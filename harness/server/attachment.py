@@ -138,7 +138,7 @@ class Attachment:
             if control.fault and not control.shadow and phase in control.fault_phases:
                 out = self._faults.seeded(call, out)
             if control.trace:
-                self._tracer.keep(control.trace, call, out)
+                self._tracer.keep(control.trace, call, out, control.traced)
         if number == self._last_layer:
             self._end()
         return out
