@@ -18,7 +18,15 @@ from assay.harness.engines.sglang.features import MODEL
 from assay.harness.engines.sglang.forcing import FORCED
 from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.errors import EngineError
-from assay.harness.evidence.invariance import ArmRecord, InvarianceFolder, InvarianceManifest, TracedPlace, WrittenText
+from assay.harness.evidence.invariance import (
+    END,
+    ArmRecord,
+    InvarianceEnd,
+    InvarianceFolder,
+    InvarianceManifest,
+    TracedPlace,
+    WrittenText,
+)
 from assay.harness.evidence.nonce import RUN
 from assay.harness.invariance.arms import BASE, Arm, base_of, closed, possible, server_of
 from assay.harness.invariance.asking import AskedArm, answers_of, ask, request_of, write_texts
@@ -90,6 +98,7 @@ class InvarianceSession:
             for arm in self.plan.arms:
                 self._reduce(arm, limits)
             self._trace(limits)
+        END.write(self.folder.path, InvarianceEnd(arms=self._arms), self.folder.nonce)
 
     def _base(self, why: str) -> ArmRecord:
         """Run the base, without which nothing can be compared."""
