@@ -186,8 +186,7 @@ def _joined(place: Path, label: str, passes: Sequence[Sequence[_Part]]) -> Trace
         return {layer: np.concatenate(_widened([layers[layer] for layers in by_pass])) for layer in sorted(by_pass[0])}
 
     firsts = [parts[0] for parts in passes]
-    # A request that was interrupted may have computed its last position twice.
-    reads = [next((read for kept in complete if (read := _of_layers(kept, prefix))), {}) for prefix in READ]
+    reads = [_of_layers(complete[-1], prefix) for prefix in READ]
     return Trace(
         label=label,
         tokens=np.concatenate([tokens for _, tokens, _, _ in firsts]),

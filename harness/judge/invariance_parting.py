@@ -51,7 +51,7 @@ def parting_of(
     if problem := next((record.problem for record in known if not record.complete), ""):
         return row.model_copy(update={"not_observed": problem})
     if not _differs_again(base, known[2], place, limits):
-        return row.model_copy(update={"not_observed": "asked again, it did not differ there"})
+        return row.model_copy(update={"not_observed": "asked again with the trace on, it did not differ there"})
     try:
         base_trace, again, own = (_trace_of(folder, record) for record in known)
         at = parting(base_trace, again, own, least_error(dtype))

@@ -150,7 +150,7 @@ class Attachment:
             raise error
         if control.shadow:
             self._shadow.note_failure(made.layer, made.phase, error)
-        if control.trace:
+        if control.trace and (control.traced is None or control.traced.request in made.requests):
             self._tracer.refuse(control.trace, str(error))
 
     def _end(self) -> None:

@@ -33,6 +33,7 @@ class _Pending:
         rows: of the pass, int64 [rows].
         positions: of each row in its request, int64 [rows].
         tokens: ids, [rows].
+        last: whether the last of them is the last that is wanted of the request.
         tensors: what is kept, by name in the file.
     """
 
@@ -41,6 +42,7 @@ class _Pending:
     rows: Tensor
     positions: Tensor
     tokens: Tensor
+    last: bool
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
 
@@ -52,6 +54,8 @@ class _Label:
     request: str
     passes: int = 0
     pending: _Pending | None = None
+    reached: bool = False
+    """Whether the last position that is wanted was kept: what comes later is not missed."""
 
 
 class Tracer:
@@ -84,7 +88,7 @@ class Tracer:
             return
         if kept.pending is None:
             kept.pending = _rows_of_pass(call, requests.index(kept.request), traced, used.device)
-        if not len(kept.pending.rows):
+        if kept.reached or not len(kept.pending.rows):
             kept.pending = None
             return
         try:
@@ -101,7 +105,9 @@ class Tracer:
         kept.pending.tensors |= tensors
 
     def refuse(self, label: str, why: str) -> None:
-        """Refuse a trace: keep nothing under its label from now on, and note why."""
+        """Refuse a trace: keep nothing under its label from now on, and note why. One that is complete stays as it is."""
+        if label in self._labels and self._labels[label].reached:
+            return
         if label not in self._refused:
             self._refused.add(label)
             self._labels.pop(label, None)
@@ -113,7 +119,7 @@ class Tracer:
         if self._label is None or self._label.pending is None:
             return
         label, pending = self._label, self._label.pending
-        self._label, label.pending = None, None
+        self._label, label.pending, label.reached = None, None, pending.last
         header = TraceHeader(
             run=nonce_of_process(),
             request=label.request,
@@ -139,7 +145,8 @@ def _rows_of_pass(call: ObservedCall, sequence: int, traced: TracedRequest | Non
     chosen = rows_of(new) if traced is None else np.arange(min(new, max(0, traced.until + 1 - prefix)))
     own = torch.from_numpy(chosen).to(device)
     rows = own + sum(of_pass.new[:sequence])
-    return _Pending(call.phase, sequence, rows, own + prefix, of_pass.tokens[rows])
+    last = traced is not None and len(chosen) > 0 and prefix + len(chosen) - 1 == traced.until
+    return _Pending(call.phase, sequence, rows, own + prefix, of_pass.tokens[rows], last)
 
 
 def _kept_of(call: ObservedCall, used: Tensor, pending: _Pending, traced: TracedRequest | None) -> dict[str, Tensor]:
@@ -154,7 +161,7 @@ def _kept_of(call: ObservedCall, used: Tensor, pending: _Pending, traced: Traced
         return tensors
     packed = call.pack("a trace")
     tensors[f"{QUERY}{call.layer}"] = packed.q[pending.rows]
-    if int(pending.positions[-1]) == traced.until:
+    if pending.last:
         begin, end = packed.cu_seqlens_k[pending.sequence : pending.sequence + 2].tolist()
         of_pass = call.forward_pass
         after = of_pass.prefix[pending.sequence] + of_pass.new[pending.sequence] - 1 - traced.until

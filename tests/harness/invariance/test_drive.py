@@ -89,8 +89,8 @@ def test_a_difference_that_does_not_come_again_has_no_place_in_the_model(compare
 
     result = compared(once, features=("streamed",))
     (parting,) = result.partings
-    assert (parting.place, parting.not_observed) == ("", "asked again, it did not differ there")
-    assert "inside the model: not observed: asked again, it did not differ there" in result.findings[0].evidence
+    assert (parting.place, parting.not_observed) == ("", "asked again with the trace on, it did not differ there")
+    assert "inside the model: not observed: asked again with the trace on, it did not differ there" in result.findings[0].evidence
 
 
 def test_a_server_that_writes_no_trace_is_not_observed(

@@ -474,6 +474,26 @@ def test_a_named_request_is_traced_up_to_a_position(attached: Attached, tmp_path
     assert len(trace.keys[0]) == 36
 
 
+def test_passes_without_a_named_request_or_after_its_last_position_refuse_nothing(attached: Attached, tmp_path: Path) -> None:
+    server = attached()
+    server.step("extend", [(2, 0)])
+    set_control(tmp_path, Control(trace="x", traced=TracedRequest(request="x", until=3)))
+    server.step("extend", [(4, 0)], rids=["other"], mode="TARGET_VERIFY")
+    server.step("extend", [(4, 0)], rids=["x"])
+    server.step("extend", [(4, 4)], rids=["x"], mode="TARGET_VERIFY")
+    server.step("extend", [(6, 0)], rids=["x"])  # computed again
+    assert read_trace(tmp_path, "x").positions.tolist() == [0, 1, 2, 3]
+
+
+def test_a_pass_of_a_named_request_that_cannot_be_described_is_refused(attached: Attached, tmp_path: Path) -> None:
+    server = attached()
+    set_control(tmp_path, Control(trace="x", traced=TracedRequest(request="x", until=6)))
+    server.step("extend", [(4, 0)], rids=["x"])
+    server.step("extend", [(4, 4)], rids=["x"], mode="TARGET_VERIFY")
+    with pytest.raises(EvidenceError, match="TARGET_VERIFY"):
+        read_trace(tmp_path, "x")
+
+
 def test_a_named_request_that_cannot_be_packed_is_refused_and_the_model_goes_on(attached: Attached, tmp_path: Path) -> None:
     server = attached()
     set_control(tmp_path, Control(trace="x", traced=TracedRequest(request="x", until=1)))
