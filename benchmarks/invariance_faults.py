@@ -3,7 +3,8 @@
     python benchmarks/invariance_faults.py [--device cpu] [--model tiny] [--faults stale-length,swapped-rows] [--honest 1]
 
 Every server of an invocation has the same fault, the base's included. Beside the features that carry it, others are switched that
-do not. Prints one table: seeded, found, reduced to the right set, minutes; then honest servers, which must be clean.
+do not. Prints one table: seeded, found, reduced to the right set, where in the model it shows, minutes; then honest servers, which
+must be clean.
 ``--reverted`` seeds historical bugs of SGLang in place of these (``SGLANG_DEBUG_REVERT_PR``).
 """
 
@@ -23,6 +24,7 @@ from rich.table import Table
 from assay.harness.config import RunSpec
 from assay.harness.engines.sglang.scheduler_faults import FAULT, FAULTS
 from assay.harness.errors import AssayError
+from assay.harness.judge.invariance_parting import place_of
 from assay.harness.judge.invariance_result import InvarianceResult
 from assay.harness.progress import ProgressDisplay
 from assay.harness.run import compare_features
@@ -71,7 +73,17 @@ def main() -> int:
     if unknown := [name for name in filter(None, given.faults.split(",")) if name not in FAULTS]:
         parser.error(f"{unknown[0]} is no fault: {', '.join(FAULTS)}")
     place = given.out or Path(tempfile.mkdtemp(prefix="invariance-"))
-    table = Table("seeded", "carried by", "found", "verdict", "reduced to the right set", "servers", "arms", "minutes")
+    table = Table(
+        "seeded",
+        "carried by",
+        "found",
+        "verdict",
+        "reduced to the right set",
+        "where in the model",
+        "servers",
+        "arms",
+        "minutes",
+    )
     missed = 0
 
     def row(
@@ -86,13 +98,23 @@ def main() -> int:
             result = compared(given.device, given.model, backend, features, variables, place / seeded)
         except AssayError as error:
             missed += 1
-            table.add_row(seeded, carried, f"[no result: {error.found[:60]}]", "error", "no", "", "", "")
+            table.add_row(seeded, carried, f"[no result: {error.found[:60]}]", "error", "no", "", "", "", "")
             return
         found, right = reduced(result, carriers)
         missed += result.verdict != "regression"
         minutes = f"{(time.monotonic() - begun) / 60:.1f}"
         counts = (f"{result.servers}", f"{len(result.arms)}")
-        cells = (seeded, carried, found or "nothing", result.verdict, "yes" if right else "no", *counts, minutes)
+        placed = "; ".join(place_of(parting) or f"not observed: {parting.not_observed}" for parting in result.partings)
+        cells = (
+            seeded,
+            carried,
+            found or "nothing",
+            result.verdict,
+            "yes" if right else "no",
+            placed,
+            *counts,
+            minutes,
+        )
         table.add_row(*cells)
         print(*cells, sep="; ", file=sys.stderr, flush=True)  # a long table is not lost if it is ended early
 

@@ -67,9 +67,15 @@ class _Errors:
         return float(self.by_row.max(initial=0.0))
 
 
-def least_error(dtype: str) -> float:
-    """Return the error below which nothing is a difference, for activations of a dtype."""
-    return _LEAST.get(dtype, _LEAST_BFLOAT16)
+def least_error(dtype: str, another_kernel: bool = False) -> float:
+    """Return the error below which nothing is a difference.
+
+    Args:
+        dtype: of the activations.
+        another_kernel: whether one of the two is computed by another kernel. In float32 it may multiply in TF32, which has as many
+            bits as float16.
+    """
+    return _LEAST.get("float16" if another_kernel and dtype == "float32" else dtype, _LEAST_BFLOAT16)
 
 
 def parting(base: Trace, again: Trace, other: Trace, least: float) -> Parting:

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 
+from assay.harness.compare.parting import least_error
 from assay.harness.compare.probe_scores import MEASURES, Bound, Distance, Measure, accept_length, places
 from assay.harness.engines.sglang.features import Feature, features_of
 from assay.harness.errors import EvidenceError
@@ -190,8 +191,9 @@ def _partings(
     asked = {frozenset(record.features): record for record in reversed(records) if record.traced is None}
     asked[BASE] = next(record for record in records if record.why == "base")
     dtype = folder.manifest().dtype
+    least = {arm: least_error(dtype, any(known[id_].cost == "another kernel" for id_ in arm)) for arm in failing}
     return {
-        arm: parting_of(folder, records, failing[arm], asked[base_of(arm, known)], limits, dtype)
+        arm: parting_of(folder, records, failing[arm], asked[base_of(arm, known)], limits, least[arm])
         for arm in smallest(failing)
     }
 

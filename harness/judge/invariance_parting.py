@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from assay.harness.compare.parting import Parting, least_error, parting
+from assay.harness.compare.parting import Parting, parting
 from assay.harness.compare.probe_scores import MEASURES, Bound, Measure, places
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.invariance import ArmRecord, InvarianceFolder, TracedPlace
@@ -23,7 +23,7 @@ def parting_of(
     judged: ArmOutcome,
     base: ArmRecord,
     limits: Mapping[Measure, Bound],
-    dtype: str,
+    least: float,
 ) -> PartingRow:
     """Say where an arm that differs parts from its base inside the model, or why that was not observed.
 
@@ -33,7 +33,7 @@ def parting_of(
         judged: what the arm shows.
         base: what it is compared with.
         limits: bounds of the distances.
-        dtype: of the activations.
+        least: error of a call that is no difference.
     """
     features = tuple(sorted(judged.arm))
     if judged.first is None:
@@ -54,7 +54,7 @@ def parting_of(
         return row.model_copy(update={"not_observed": "asked again with the trace on, it did not differ there"})
     try:
         base_trace, again, own = (_trace_of(folder, record) for record in known)
-        at = parting(base_trace, again, own, least_error(dtype))
+        at = parting(base_trace, again, own, least)
     except EvidenceError as error:
         return row.model_copy(update={"not_observed": error.found.rstrip(".")})
     except ValueError as error:

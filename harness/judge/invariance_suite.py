@@ -45,7 +45,6 @@ def _judged(result: InvarianceResult, line: str, check: Check) -> Judged:
         title="largest mean divergence with features on",
         value=largest,
         text="not measured" if largest is None else f"{largest:.2g} nats",
-        policy=line,
         explain="Mean KL of the arm that is farthest from the candidate without any feature, on the same tokens",
     )
     suite = SuiteResult(

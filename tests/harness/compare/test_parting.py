@@ -149,3 +149,8 @@ def test_what_cannot_be_compared_is_refused(other: Trace, says: str) -> None:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_fewer_bits_differ_by_more(dtype: str) -> None:
     assert least_error(dtype) > 100 * LEAST
+    assert least_error(dtype, another_kernel=True) == least_error(dtype)
+
+
+def test_another_kernel_may_multiply_in_fewer_bits_than_float32() -> None:
+    assert least_error("float32", another_kernel=True) == least_error("float16")
