@@ -21,7 +21,11 @@ Place = Literal["input", "cache", "attention", "behind attention"]
 """Where two passes part: before attention, in the K and V of earlier tokens that it reads, in attention itself, or behind the last
 layer's."""
 Name = Literal["q", "k", "v", "output"]
-_ORDER: tuple[Name, ...] = ("q", "k", "v", "output")
+_Tensor = tuple[Place, Name]
+_ORDER: tuple[_Tensor, ...] = (
+    ("input", "q"), ("input", "k"), ("input", "v"), ("cache", "k"), ("cache", "v"), ("attention", "output"),
+)  # fmt: skip
+"""What is compared of a layer: q, K and V of new tokens as they are computed, K and V of all as they are read, and the output."""
 _FLOOR_FACTOR = 4.0
 """Times the largest difference of the base from itself, in other batches, that is still the floor: as for the mean of an arm."""
 _LEAST: Mapping[str, float] = {"float32": 1e-5, "float16": 5e-3}
@@ -37,7 +41,7 @@ class Parting:
     Attributes:
         place: where.
         layer: its number; the last one for "behind attention".
-        names: what differs there of q, k, v and the output.
+        names: what differs there of q, k, v and the output: of k and v as computed, or in the cache.
         head: number of the q head, or of the kv head of K and V, in which the first of them differs most; None behind attention.
         position: of the first row or key of it that differs, from 0; None behind attention.
         positions: rows or keys of it that differ.
@@ -92,63 +96,54 @@ def parting(base: Trace, again: Trace, other: Trace, least: float) -> Parting:
     """
     floor, errors = _errors(base, again), _errors(base, other)
     for layer in sorted(base.outputs):
-        bounds = {name: max(least, _FLOOR_FACTOR * floor[layer, name].largest) for name in _ORDER}
-        differing = [name for name in _ORDER if errors[layer, name].largest > bounds[name]]
+        kept = [each for each in _ORDER if (layer, each) in errors and (layer, each) in floor]
+        bounds = {each: max(least, _FLOOR_FACTOR * floor[layer, each].largest) for each in kept}
+        differing = [each for each in kept if errors[layer, each].largest > bounds[each]]
         if differing:
-            return _at(layer, differing, {name: errors[layer, name] for name in _ORDER}, bounds)
+            place, first = differing[0]
+            names = tuple(name for at, name in differing if at == place)
+            return _at(place, layer, names, errors[layer, (place, first)], bounds[place, first])
     return Parting("behind attention", max(base.outputs))
 
 
-def _at(layer: int, differing: list[Name], errors: Mapping[Name, _Errors], bounds: Mapping[Name, float]) -> Parting:
-    first = differing[0]
-    beyond = errors[first].by_row.max(1) > bounds[first]
-    positions = errors[first].positions[beyond]
-    worst = np.unravel_index(errors[first].by_row.argmax(), errors[first].by_row.shape)
-    # Where q is the same, so is what K and V are computed from: if those of every such row differ, they are computed differently.
-    # Else the cache holds something else than what was computed, or another request computed it.
-    computed = set(errors["q"].positions.tolist()) <= set(positions.tolist())
-    place: Place = "attention" if first == "output" else "input" if first == "q" or computed else "cache"
+def _at(place: Place, layer: int, names: tuple[Name, ...], errors: _Errors, bound: float) -> Parting:
+    positions = errors.positions[errors.by_row.max(1) > bound]
+    worst = np.unravel_index(errors.by_row.argmax(), errors.by_row.shape)
     return Parting(
-        place=place,
-        layer=layer,
-        names=tuple(name for name in differing if first == "output" or name != "output"),
-        head=int(worst[1]),
-        position=int(positions[0]),
-        positions=len(positions),
-        error=errors[first].largest,
-        bound=bounds[first],
+        place, layer, names, int(worst[1]), int(positions[0]), len(positions), error=errors.largest, bound=bound
     )
 
 
-def _errors(base: Trace, other: Trace) -> dict[tuple[int, Name], _Errors]:
-    """Compare two traces: by layer, and q, k, v and output."""
+def _errors(base: Trace, other: Trace) -> dict[tuple[int, _Tensor], _Errors]:
+    """Compare two traces: by layer, and by what is compared of it."""
     rows = matching_rows(base, other)
     last = max(base.positions, default=-1)
     if not len(rows) or last != max(other.positions, default=-1) or base.positions[rows[-1, 0]] != last:
         raise ValueError("the traces do not end at the same position and token")
-    kinds: dict[Name, tuple[dict[int, NDArray[np.float32]], dict[int, NDArray[np.float32]]]] = {
-        "q": (base.queries, other.queries),
-        "k": (base.keys, other.keys),
-        "v": (base.values, other.values),
-        "output": (base.outputs, other.outputs),
-    }
-    errors: dict[tuple[int, Name], _Errors] = {}
-    for name, (ours, theirs) in kinds.items():
-        if set(ours) != set(base.outputs) or set(theirs) != set(base.outputs):
+    errors: dict[tuple[int, _Tensor], _Errors] = {}
+    for (place, name), ours, theirs in zip(_ORDER, _tensors(base), _tensors(other), strict=True):
+        # A layer that reads K and V of another one computes none.
+        shared = place == "input" and name != "q"
+        if set(ours) != set(theirs) or (set(ours) != set(base.outputs) and not shared):
             raise ValueError(f"the traces have {name} of other layers")
         for layer in ours:
             a, b = ours[layer], theirs[layer]
-            if name in ("q", "output"):
-                a, b, positions = a[rows[:, 0]], b[rows[:, 1]], base.positions[rows[:, 0]]
-            else:  # a pool may have dropped the first keys of one of them
+            if place == "cache":  # a pool may have dropped the first keys of one of them
                 count = min(len(a), len(b))
                 a, b, positions = a[-count:], b[-count:], np.arange(last + 1 - count, last + 1)
+            else:
+                a, b, positions = a[rows[:, 0]], b[rows[:, 1]], base.positions[rows[:, 0]]
             if a.shape != b.shape:
                 raise ValueError(
                     f"{name} of layer {layer} is {list(a.shape)} in one of the traces, {list(b.shape)} in the other"
                 )
-            errors[layer, name] = _Errors(positions, _relative(a, b))
+            errors[layer, (place, name)] = _Errors(positions, _relative(a, b))
     return errors
+
+
+def _tensors(trace: Trace) -> tuple[dict[int, NDArray[np.float32]], ...]:
+    """Return what is compared of a trace, in the order of `_ORDER`."""
+    return trace.queries, trace.new_keys, trace.new_values, trace.keys, trace.values, trace.outputs
 
 
 def _relative(base: NDArray[np.float32], other: NDArray[np.float32]) -> NDArray[np.float64]:

@@ -1,8 +1,8 @@
 """Traces: the attention outputs that a model used for one request, by layer; what a server's processes write, and how it is read.
 
 At the end of each forward pass a process writes ``trace/<label>/<pid>-<pass>.safetensors``: input tokens and positions of the kept
-rows, and per layer their outputs in this process's heads. Of a request that the control names there are also the queries, and K and
-V as the last of them reads them.
+rows, and per layer their outputs in this process's heads. Of a request that the control names there are also q, K and V of these
+rows as they are computed, and K and V of the whole sequence as the last of them reads them.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ FOLDER = "trace"
 SCHEMA: Literal["assay.trace/2"] = "assay.trace/2"
 OUTPUT, QUERY = "layer.", "q."
 """Names of the tensors of a file, before the number of a layer: outputs and queries of the kept rows, [rows, heads, dims]."""
+NEW = ("new_k.", "new_v.")
+"""The same of K and V of the kept rows as they are computed, [rows, kv heads, dims]."""
 READ = ("k.", "v.")
 """The same of K and V as the last query reads them, [tokens, kv heads, dims]: the last of them is its own."""
 _DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "I64": np.int64, "I32": np.int32}
@@ -66,6 +68,8 @@ class Trace:
         phases: "extend" or "decode" for each row.
         outputs: layer -> float32 [rows, heads, head_dim_v].
         queries: layer -> float32 [rows, heads, head_dim]; empty where only outputs were kept.
+        new_keys: layer -> float32 [rows, kv heads, head_dim], as they are computed; without layers that read those of another one.
+        new_values: as `new_keys`.
         keys: layer -> float32 [tokens, kv heads, head_dim], as the query at the last of `positions` reads them, its own last; empty
             where they were not kept.
         values: as `keys`.
@@ -77,6 +81,8 @@ class Trace:
     phases: tuple[str, ...]
     outputs: dict[int, NDArray[np.float32]]
     queries: dict[int, NDArray[np.float32]] = field(default_factory=dict)
+    new_keys: dict[int, NDArray[np.float32]] = field(default_factory=dict)
+    new_values: dict[int, NDArray[np.float32]] = field(default_factory=dict)
     keys: dict[int, NDArray[np.float32]] = field(default_factory=dict)
     values: dict[int, NDArray[np.float32]] = field(default_factory=dict)
 
@@ -92,7 +98,8 @@ def write_pass(
         label: the trace's label.
         tokens: int64 [rows].
         positions: int64 [rows].
-        kept: tensors of this process's heads, of any floating dtype, by `OUTPUT`, `QUERY` or `READ` and the number of a layer.
+        kept: tensors of this process's heads, of any floating dtype, by `OUTPUT`, `QUERY`, `NEW` or `READ` and the number of a
+            layer.
         header: what they belong to.
     """
     import safetensors.torch
@@ -161,7 +168,7 @@ def _read(path: Path) -> _Part:
         kept = {
             name: array.astype(np.float32, copy=False)
             for name, array in tensors.items()
-            if name.startswith((OUTPUT, QUERY, *READ))
+            if name.startswith((OUTPUT, QUERY, *NEW, *READ))
         }
         return header, tensors["tokens"], tensors["positions"], kept
     except (SafetensorError, OSError, KeyError, ValidationError) as error:
@@ -194,6 +201,8 @@ def _joined(place: Path, label: str, passes: Sequence[Sequence[_Part]]) -> Trace
         phases=tuple(header.phase for header, tokens, _, _ in firsts for _ in tokens),
         outputs=rows(OUTPUT),
         queries=rows(QUERY),
+        new_keys=rows(NEW[0]),
+        new_values=rows(NEW[1]),
         keys=reads[0],
         values=reads[1],
     )

@@ -120,7 +120,8 @@ def _said(at: Parting, own: Trace) -> str:
         return f"layer {at.layer}: {what} {differ} as they are computed ({size}){unless}"
     if at.place == "cache":
         many, first = counted(at.positions, "token"), (at.position or 0) + 1
-        return f"layer {at.layer}: {what} in the KV cache {differ} in {many}, first in token {first:,} ({size}), and q is the same"
+        as_read = f"{what} in the KV cache {differ} in {many}, first in token {first:,} ({size})"
+        return f"layer {at.layer}: {as_read}, and what this request computes is the same"
     if at.place == "attention":
         return f"layer {at.layer}: the output of attention differs ({size}), and q, K and V are the same"
     layers = counted(len(own.outputs), "layer")

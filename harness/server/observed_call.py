@@ -61,6 +61,8 @@ class ObservedCall:
             KernelRefused for what the contract cannot express.
         native: the engine's own objects, which only candidates of that engine read.
         given: K and V of the new tokens as the layer gave them, where the cache stores them in fewer bits; None elsewhere.
+        own: returns K and V of the new tokens as the layer gave them, [tokens, kv heads, dims]; None where it gives none, as one
+            that reads those of another layer.
         boundary: where it was observed.
     """
 
@@ -71,6 +73,7 @@ class ObservedCall:
     pack: Callable[[str], AttentionCall]
     native: Any
     given: tuple[Tensor, Tensor] | None = None
+    own: Callable[[], tuple[Tensor, Tensor] | None] = lambda: None
     boundary: Boundary = "attention"
 
 

@@ -1,7 +1,8 @@
 """Keeps the attention outputs that the model used, for one request under one label, within a byte budget.
 
 Kept rows are gathered on the device after each layer and written when the pass has ended. Of a request that the control names, in
-whatever batch it is, every row up to a position is kept, with its query, and K and V as the last of them reads them.
+whatever batch it is, every row up to a position is kept with its q, K and V, and K and V of the whole sequence as the last of them
+reads them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from assay.harness.attention.call import KernelRefused
 from assay.harness.evidence.nonce import nonce_of_process
-from assay.harness.evidence.trace import OUTPUT, QUERY, READ, TraceHeader, write_pass, write_refusal
+from assay.harness.evidence.trace import NEW, OUTPUT, QUERY, READ, TraceHeader, write_pass, write_refusal
 from assay.harness.server.control import TracedRequest
 from assay.harness.server.observed_call import ForwardPass, ObservedCall, Phase
 
@@ -161,6 +162,7 @@ def _kept_of(call: ObservedCall, used: Tensor, pending: _Pending, traced: Traced
         return tensors
     packed = call.pack("a trace")
     tensors[f"{QUERY}{call.layer}"] = packed.q[pending.rows]
+    tensors |= {f"{name}{call.layer}": own[pending.rows] for name, own in zip(NEW, call.own() or (), strict=False)}
     if pending.last:
         begin, end = packed.cu_seqlens_k[pending.sequence : pending.sequence + 2].tolist()
         of_pass = call.forward_pass

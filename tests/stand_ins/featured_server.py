@@ -172,7 +172,7 @@ class FeaturedServer(SGLangServer):
         ids = sequence[: control.traced.until + 1]
         positions, kept = torch.arange(len(ids)), {}
         for layer in range(LAYERS):
-            for kind, heads in (("q.", 4), ("k.", 2), ("v.", 2), ("layer.", 4)):
+            for kind, heads in (("q.", 4), ("new_k.", 2), ("new_v.", 2), ("k.", 2), ("v.", 2), ("layer.", 4)):
                 generator = torch.Generator().manual_seed(zlib.crc32(f"{kind}{layer}{ids}".encode()))
                 size = 1 + shift if (kind, layer) == ("layer.", SPOILED) else 1.0
                 kept[f"{kind}{layer}"] = size * torch.randn(len(ids), heads, 8, generator=generator)

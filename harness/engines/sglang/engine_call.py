@@ -77,12 +77,15 @@ class SGLangCall:
     def observed(self, forward_pass: ForwardPass) -> ObservedCall:
         """Return the call; its K and V are in the pool."""
         heads = int(self.radix_attention.tp_q_head_num)
-        given, rows = None, sum(forward_pass.new)
-        if self.k is not None and self.v is not None and self.pages.stores_fewer_bits(self.radix_attention, self.k):
-            _, k = joined_rope(self.q, self.k, self.radix_attention, self.arguments)
-            assert k is not None
-            given = k[:rows], self.v[:rows]
-        return ObservedCall(self.layer, self.phase, heads, forward_pass, partial(self._pack, forward_pass), self, given)
+        own = partial(self._own, sum(forward_pass.new))
+        given = own() if self.pages.stores_fewer_bits(self.radix_attention, self.k) else None
+        pack = partial(self._pack, forward_pass)
+        return ObservedCall(self.layer, self.phase, heads, forward_pass, pack, self, given, own)
+
+    def _own(self, rows: int) -> tuple[Tensor, Tensor] | None:
+        """Return K and V of the first rows as the layer gave them; None where it gave none."""
+        _, k = joined_rope(self.q, self.k, self.radix_attention, self.arguments)
+        return None if k is None or self.v is None else (k[:rows], self.v[:rows])
 
     def _pack(self, forward_pass: ForwardPass, who: str) -> AttentionCall:
         spec = spec_of(self.radix_attention, self.arguments, self.phase, who)

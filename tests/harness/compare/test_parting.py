@@ -27,7 +27,8 @@ def trace(noise: float = 0.0, cached: int = CACHED, seed: int = 1) -> Trace:
     new = PROMPT - cached
     queries, keys, values, outputs = layers(HEADS, new), layers(KV_HEADS, PROMPT), layers(KV_HEADS, PROMPT), layers(HEADS, new)
     positions = np.arange(cached, PROMPT)
-    return Trace("t", positions + 50, positions, ("extend",) * new, outputs, queries, keys, values)
+    computed = ({layer: tensor[cached:].copy() for layer, tensor in read.items()} for read in (keys, values))
+    return Trace("t", positions + 50, positions, ("extend",) * new, outputs, queries, *computed, keys, values)
 
 
 def parted(spoil: Spoil | None = None, floor: float = 0.0, **of: int) -> Parting:
@@ -40,7 +41,7 @@ def parted(spoil: Spoil | None = None, floor: float = 0.0, **of: int) -> Parting
 def after(layer: int, trace: Trace) -> None:
     """Spoil what follows a layer that computed something else, as it would in a model."""
     for later in range(layer, LAYERS):
-        for tensors in (trace.queries, trace.keys, trace.values, trace.outputs):
+        for tensors in (trace.queries, trace.new_keys, trace.new_values, trace.keys, trace.values, trace.outputs):
             tensors[later] *= 1.5
 
 
@@ -54,6 +55,7 @@ def test_weights_of_a_layer_show_where_it_computes_its_inputs() -> None:
 def test_a_position_shows_in_q_and_k_alone() -> None:
     def spoil(trace: Trace) -> None:
         trace.queries[0][3:, 2] *= -1  # head 2, from token 8 on
+        trace.new_keys[0][3:] *= -1
         trace.keys[0][8:] *= -1
         trace.outputs[0][3:] *= 2
         after(1, trace)
@@ -62,7 +64,7 @@ def test_a_position_shows_in_q_and_k_alone() -> None:
     assert (at.place, at.layer, at.names, at.head, at.position, at.positions) == ("input", 0, ("q", "k"), 2, 8, 4)
 
 
-@pytest.mark.parametrize("key", [3, 7], ids=["of the cached prefix", "of a token that was computed"])
+@pytest.mark.parametrize("key", [3, 7, PROMPT - 1], ids=["of the cached prefix", "of a token that was computed", "of the last"])
 def test_a_key_that_changed_in_the_cache_is_named_by_its_token(key: int) -> None:
     def spoil(trace: Trace) -> None:
         trace.keys[0][key, 1] = 0
@@ -75,11 +77,24 @@ def test_a_key_that_changed_in_the_cache_is_named_by_its_token(key: int) -> None
 
 def test_keys_that_are_computed_otherwise_are_no_fault_of_the_cache() -> None:
     def spoil(trace: Trace) -> None:
+        trace.new_keys[1] *= 1.25
         trace.keys[1][CACHED:] *= 1.25
         after(2, trace)
 
     at = parted(spoil)
     assert (at.place, at.layer, at.names, at.position) == ("input", 1, ("k",), CACHED)
+
+
+def test_a_layer_that_reads_keys_of_another_one_computes_none() -> None:
+    def spoil(trace: Trace) -> None:
+        trace.keys[1][0] *= 2
+
+    traces = [trace(), trace(seed=2), trace()]
+    spoil(traces[2])
+    for each in traces:
+        del each.new_keys[1], each.new_values[1]
+    at = parting(*traces, LEAST)
+    assert (at.place, at.layer, at.names, at.position) == ("cache", 1, ("k",), 0)
 
 
 def test_attention_itself_is_named_with_its_head() -> None:
@@ -122,6 +137,8 @@ def test_a_request_that_was_interrupted_counts_as_it_was_first_computed() -> Non
         positions=np.concatenate([whole.positions, whole.positions]),
         tokens=np.concatenate([whole.tokens, whole.tokens]),
         queries={layer: np.concatenate([q, 2 * q]) for layer, q in whole.queries.items()},
+        new_keys={layer: np.concatenate([k, 2 * k]) for layer, k in whole.new_keys.items()},
+        new_values={layer: np.concatenate([v, 2 * v]) for layer, v in whole.new_values.items()},
         outputs={layer: np.concatenate([out, 2 * out]) for layer, out in whole.outputs.items()},
     )
     assert parting(whole, whole, again, LEAST).place == "behind attention"

@@ -465,6 +465,8 @@ def test_a_request_that_is_named_is_traced_with_its_inputs_in_any_batch(attached
         assert trace.queries[layer].shape == trace.outputs[layer].shape == (5, HEADS, DIM)
         assert np.array_equal(trace.keys[layer], pool.keys[layer][:7].numpy()), "as the last query reads them"
         assert np.array_equal(trace.values[layer], pool.values[layer][:7].numpy())
+        assert np.array_equal(trace.new_keys[layer][-1], trace.keys[layer][-1]), "what was computed last went into the cache"
+        assert trace.new_values[layer].shape == (5, *pool.values[layer].shape[1:])
 
 
 def test_a_named_request_is_traced_up_to_a_position(attached: Attached, tmp_path: Path) -> None:
