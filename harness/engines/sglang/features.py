@@ -17,6 +17,8 @@ from assay.harness.sides import Device
 MODEL = "{model}"
 """Stands for the folder of the model in a flag."""
 _GPU: tuple[Device, ...] = ("cuda",)
+_HOST_TOKENS = 65536
+"""Tokens of the KV pool where it goes on in the host's memory: SGLang takes twice as much there, which of a whole pool is 60 GB."""
 Cost = Literal["nothing", "another kernel", "a base of its own"]
 """What a feature is declared to change: nothing beyond the order of sums; a kernel, whose rounding differs; or numbers altogether,
 so that arms with it are compared among themselves."""
@@ -147,17 +149,22 @@ def _on_gpus() -> Iterable[Feature]:
         )  # fmt: skip
     yield Feature(
         "torch-compile", "the model is compiled", on=("--enable-torch-compile",), resolved={"enable_torch_compile": True},
-        cost="another kernel", devices=_GPU,
+        cost="another kernel", requires=("cuda-graph-decode",), devices=_GPU,
         lacks="SGLang's backends there cannot be compiled",
     )  # fmt: skip
     yield Feature(
         "deterministic", "kernels do not depend on the batch", on=("--enable-deterministic-inference",),
-        resolved={"enable_deterministic_inference": True}, cost="a base of its own", devices=_GPU,
+        resolved={"enable_deterministic_inference": True}, cost="a base of its own",
+        # A prompt is split there at multiples of 4,096 tokens: one that is longer than a smaller chunk waits for ever. FlashInfer
+        # turns the prefix cache off.
+        excludes=("chunked-prefill", "attention-backend"), devices=_GPU,
         lacks="SGLang wants Triton for it, which is interpreted there",
     )  # fmt: skip
     yield Feature(
-        "ngram", "drafts of n-grams are verified", on=("--speculative-algorithm=NGRAM", "--speculative-num-draft-tokens=4"),
-        resolved={"speculative_algorithm": "NGRAM"}, seen="speculated", excludes=("conversation", "mixed-chunk"), devices=_GPU,
+        "ngram", "drafts of n-grams are verified", on=("--speculative-algorithm=NGRAM", "--speculative-num-draft-tokens=12"),
+        resolved={"speculative_algorithm": "NGRAM"}, seen="speculated",
+        # Its drafts are trees, which SGLang refuses in pages of more than a token.
+        excludes=("conversation", "mixed-chunk", "page-size", "dp-attention"), devices=_GPU,
         lacks="SGLang's kernels for drafts need AMX there",
     )  # fmt: skip
     yield Feature(
@@ -167,17 +174,18 @@ def _on_gpus() -> Iterable[Feature]:
             "--speculative-eagle-topk=1", "--speculative-num-draft-tokens=3",
         ),
         resolved={"speculative_algorithm": "STANDALONE"}, seen="speculated", drafts=3.0,
-        excludes=("conversation", "mixed-chunk", "ngram"), devices=_GPU,
+        excludes=("conversation", "mixed-chunk", "ngram", "dp-attention"), devices=_GPU,
         lacks="SGLang's kernels for drafts need AMX there",
     )  # fmt: skip
     yield Feature(
-        "hicache", "the prefix cache goes on in the host's memory", on=("--enable-hierarchical-cache",),
+        "hicache", "the prefix cache goes on in the host's memory",
+        on=("--enable-hierarchical-cache", f"--max-total-tokens={_HOST_TOKENS}"),
         resolved={"enable_hierarchical_cache": True}, excludes=("no-radix-cache",), devices=_GPU,
         lacks="it copies with CUDA",
     )  # fmt: skip
     yield Feature(
         "sleep-wake", "the server gave its memory back and took it again",
-        on=("--enable-memory-saver", "--enable-weights-cpu-backup"),
+        on=("--enable-memory-saver", "--enable-weights-cpu-backup", "--enable-draft-weights-cpu-backup"),
         resolved={"enable_memory_saver": True}, seen="woken", devices=_GPU,
         lacks="it needs CUDA's virtual memory", package="torch_memory_saver", stays=True,
     )  # fmt: skip
@@ -187,7 +195,9 @@ def _on_gpus() -> Iterable[Feature]:
     )  # fmt: skip
     yield Feature(
         "dp-attention", "two GPUs share the requests of attention", on=("--tp-size=2", "--dp-size=2", "--enable-dp-attention"),
-        resolved={"enable_dp_attention": True}, cost="another kernel", excludes=("tensor-parallel",), devices=_GPU,
+        resolved={"enable_dp_attention": True}, cost="another kernel",
+        # A prefix is in the cache of one of the two, and each has half of a chunk.
+        excludes=("tensor-parallel", "prefix-cache", "chunked-prefill"), devices=_GPU,
         lacks="it needs two GPUs", gpus=2,
     )  # fmt: skip
     yield Feature(

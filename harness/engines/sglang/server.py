@@ -123,7 +123,7 @@ class SGLangServer(Engine):
                 )
             time.sleep(POLL_INTERVAL_S)
         names = served_models(client)
-        if names != [self._name]:
+        if self._name not in names:  # adapters of the model are listed beside it
             raise _PortTaken(f"{self.url} belongs to another server, which serves {names}")
         if client.status("/v1/models", PROBE_TIMEOUT_S, authorized=False) != 401:
             raise client.error(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from types import SimpleNamespace
+import sys
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -132,3 +133,22 @@ def test_one_tensor_is_another_after_a_reload() -> None:
     before = [parameter.clone() for parameter in model.parameters()]
     FAULTS["half-reloaded"]().reloaded(model)
     assert [bool((one == other).all()) for one, other in zip(before, model.parameters(), strict=True)] == [True, False]
+
+
+@pytest.mark.parametrize("draft", [False, True])
+def test_a_fault_spoils_what_the_model_is_given_and_not_what_its_draft_is(monkeypatch: pytest.MonkeyPatch, draft: bool) -> None:
+    hooks: dict[str, Any] = {}
+    registry = ModuleType("sglang.srt.plugins.hook_registry")
+    registry.__dict__["HookType"] = SimpleNamespace(AROUND="around", BEFORE="before")
+    registry.__dict__["HookRegistry"] = SimpleNamespace(
+        register=lambda target, hook, kind: hooks.update({target.rpartition(".")[2]: hook})
+    )
+    for name in ("sglang", "sglang.srt", "sglang.srt.plugins"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, registry.__name__, registry)
+    monkeypatch.setenv(scheduler_faults.FAULT, "shared-page")
+    scheduler_faults.install()
+    scheduled, made = prefill((request("a"), 3, 0), (request("b"), 2, 0))
+    runner = SimpleNamespace(page_size=16, is_draft_worker=draft)
+    given = hooks["init_new"](lambda kind, batch, runner: made, None, scheduled, runner)
+    assert (given.out_cache_loc.tolist() == ROWS[:5].tolist()) == draft
