@@ -144,6 +144,16 @@ class ModelShape:
     asks: Mapping[str, str] = field(default_factory=dict)
 
 
+def configuration(model: Path) -> dict[str, Any]:
+    """Read the ``config.json`` of the model in a folder, with what it says of a model of text in place of the whole.
+
+    Raises:
+        UsageError: it cannot be read, or is no JSON object.
+    """
+    config = _read_json(model / "config.json", str(model))
+    return {**config, **config.get("text_config", {})}
+
+
 def model_shape(model: Path, flags: tuple[str, ...] = ()) -> ModelShape:
     """Read the shape of the model in a folder from its ``config.json``.
 
@@ -154,8 +164,7 @@ def model_shape(model: Path, flags: tuple[str, ...] = ()) -> ModelShape:
     Raises:
         UsageError: the configuration has no ``vocab_size`` or no ``max_position_embeddings``.
     """
-    config = _read_json(model / "config.json", str(model))
-    config = {**config, **config.get("text_config", {})}
+    config = configuration(model)
     heads, hidden = int(config.get("num_attention_heads") or 0), int(config.get("hidden_size") or 0)
     latents = int(config.get("kv_lora_rank") or 0) and int(config["kv_lora_rank"]) + int(config["qk_rope_head_dim"])
     try:

@@ -10,6 +10,7 @@ from pathlib import Path
 from assay.evals.invariance_load import Probe, ProbeLoad
 from assay.harness.engines.base import ChatRequest, Reply
 from assay.harness.engines.sglang import forcing
+from assay.harness.engines.sglang.beside_model import OTHER_ADAPTER
 from assay.harness.engines.sglang.probing import ProbeRequest, ask_streamed, ask_together, leave_in_cache
 from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.evidence.counters import ADMISSIONS, Admission
@@ -64,6 +65,7 @@ def ask(server: SGLangServer, folder: Path, asked: AskedArm) -> Pass:
     """
     reloaded = _reload(server) if "weights-again" in asked.arm else ""
     woken = _sleep(server) if "sleep-wake" in asked.arm else ""
+    adapted = _apply_another(server, folder, asked) if "zero-lora" in asked.arm else ""
     order, size = _order(asked), _at_once(asked)
     mixed = "mixed-chunk" in asked.arm
     turns = _turns(asked) if "conversation" in asked.arm else _whole_prompts(asked) if mixed else {}
@@ -97,6 +99,7 @@ def ask(server: SGLangServer, folder: Path, asked: AskedArm) -> Pass:
         turns=turns,
         reloaded=reloaded,
         woken=woken,
+        adapted=adapted,
         page=int(server.arguments().get("page_size") or 1),
         arguments=server.arguments(),
     )
@@ -188,6 +191,27 @@ def _sleep(server: SGLangServer) -> str:
     for path in ("/release_memory_occupation", "/resume_memory_occupation"):
         server.send(path, {})
     return "the server gave its memory back and took it again"
+
+
+def _apply_another(server: SGLangServer, folder: Path, asked: AskedArm) -> str:
+    """Have a server load an adapter that is not of zeros, ask a probe with either, and say how far they are apart; empty if not."""
+    probe, zeros = asked.load.probes[0], server.adapter
+    server.send(
+        "/load_lora_adapter", {"lora_name": OTHER_ADAPTER, "lora_path": str((folder / OTHER_ADAPTER).resolve())}
+    )
+    scored = []
+    for name in (zeros, OTHER_ADAPTER):
+        server.adapter = name
+        server.flush_cache()
+        request = ProbeRequest(probe.id, f"assay-{name}-{asked.label}", probe.ids, 0, 1)
+        (reply,) = ask_together(server, [request])
+        scored.append(reply.prefill.own)
+    server.adapter = zeros
+    server.send("/unload_lora_adapter", {"lora_name": OTHER_ADAPTER})
+    apart = max(abs(first - second) for first, second in zip(*scored, strict=True))
+    return (
+        f"in this server, an adapter that is not of zeros moves a log-probability by {apart:.2g} nats" if apart else ""
+    )
 
 
 def answers_of(replies: Sequence[ProbeReply]) -> dict[str, tuple[int, ...]]:

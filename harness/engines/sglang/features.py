@@ -6,16 +6,17 @@ started anew, or by how requests are sent to it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any, Literal
 
 from assay.evals.invariance_load import CHUNK, PAGE
+from assay.harness.engines.sglang.beside_model import ADAPTER, DRAFT, MODEL, has_experts, like_llama
 from assay.harness.sides import Device
 
-MODEL = "{model}"
-"""Stands for the folder of the model in a flag."""
+ADAPTER_NAME = "assay-zeros"
+"""Name of the adapter of zeros in a server."""
 _GPU: tuple[Device, ...] = ("cuda",)
 _HOST_TOKENS = 65536
 """Tokens of the KV pool where it goes on in the host's memory: SGLang takes twice as much there, which of a whole pool is 60 GB."""
@@ -47,7 +48,7 @@ class Feature:
         drafts: tokens that a pass which verifies drafts gives; 0 where that depends on the text.
         bitwise: whether it changes not even a bit where kernels are deterministic.
         stays: whether it cannot be switched off again in a running server.
-        without: why assay does not switch it yet; empty if it does.
+        lacking: says of a model's configuration why it cannot be on for that model; empty if it can.
     """
 
     id: str
@@ -68,24 +69,22 @@ class Feature:
     drafts: float = 0.0
     bitwise: bool = False
     stays: bool = False
-    without: str = ""
+    lacking: Callable[[Mapping[str, Any]], str] = lambda config: ""
 
     @property
     def restarts(self) -> bool:
         """True if a server has to be started for it."""
         return bool(self.on or self.off or self.environment or self.backend)
 
-    def unavailable(self, device: Device, gpus: int) -> str:
-        """Say why it cannot be switched here; empty if it can."""
-        if self.without:
-            return self.without
+    def unavailable(self, device: Device, gpus: int, config: Mapping[str, Any]) -> str:
+        """Say why it cannot be switched here, for a model with this configuration; empty if it can."""
         if device not in self.devices:
             return f"not on {device}: {self.lacks}"
         if device == "cuda" and gpus < self.gpus:
             return f"needs {self.gpus} GPUs; {gpus} found"
         if self.package and find_spec(self.package) is None:
             return f"needs the package {self.package}"
-        return ""
+        return self.lacking(config)
 
 
 def _features(device: Device) -> Iterable[Feature]:
@@ -178,6 +177,17 @@ def _on_gpus() -> Iterable[Feature]:
         lacks="SGLang's kernels for drafts need AMX there",
     )  # fmt: skip
     yield Feature(
+        "eagle", "drafts of a model of one layer are verified, and most are rejected: its weights are random",
+        on=(
+            "--speculative-algorithm=EAGLE", f"--speculative-draft-model-path={DRAFT}", "--speculative-num-steps=3",
+            "--speculative-eagle-topk=1", "--speculative-num-draft-tokens=4",
+        ),
+        resolved={"speculative_algorithm": "EAGLE"}, seen="speculated",
+        # SGLang would load the model's weights into the draft again.
+        excludes=("conversation", "mixed-chunk", "ngram", "draft-model", "weights-again"), devices=_GPU,
+        lacks="SGLang's kernels for drafts need AMX there", lacking=like_llama,
+    )  # fmt: skip
+    yield Feature(
         "hicache", "the prefix cache goes on in the host's memory",
         on=("--enable-hierarchical-cache", f"--max-total-tokens={_HOST_TOKENS}"),
         resolved={"enable_hierarchical_cache": True}, excludes=("no-radix-cache",), devices=_GPU,
@@ -201,20 +211,18 @@ def _on_gpus() -> Iterable[Feature]:
         lacks="it needs two GPUs", gpus=2,
     )  # fmt: skip
     yield Feature(
-        "expert-parallel",
-        "two GPUs share the experts",
-        devices=_GPU,
-        lacks="it needs two GPUs",
-        gpus=2,
-        without="no experts in the models here",
-    )
+        "expert-parallel", "two GPUs share the experts", on=("--tp-size=2", "--ep-size=2"), resolved={"tp_size": 2, "ep_size": 2},
+        cost="another kernel", excludes=("tensor-parallel", "dp-attention"), devices=_GPU, lacks="it needs two GPUs", gpus=2,
+        lacking=has_experts,
+    )  # fmt: skip
     yield Feature(
-        "zero-lora",
-        "an adapter of zeros is applied",
-        devices=_GPU,
-        lacks="SGLang pins an adapter's memory, which needs a GPU",
-        without="assay makes no such adapter yet",
-    )
+        "zero-lora", "every request names an adapter that adds zeros",
+        on=("--enable-lora", f"--lora-paths={ADAPTER_NAME}={ADAPTER}"),
+        resolved={"enable_lora": True}, seen="adapted",
+        # SGLang refuses adapters beside a draft model up to 0.5.17, loads no weights below an adapter, and compiles none.
+        excludes=("draft-model", "eagle", "dp-attention", "weights-again", "torch-compile"), devices=_GPU,
+        lacks="SGLang pins an adapter's memory, which needs a GPU", lacking=like_llama,
+    )  # fmt: skip
 
 
 def features_of(device: Device) -> dict[str, Feature]:

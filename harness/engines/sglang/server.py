@@ -41,9 +41,14 @@ class _PortTaken(Exception):
 
 
 class SGLangServer(Engine):
-    """An SGLang server in its own process group, proven to be the one that answers."""
+    """An SGLang server in its own process group, proven to be the one that answers.
+
+    Attributes:
+        adapter: name of the adapter that requests name; empty for none.
+    """
 
     def __init__(self, launch: Launch) -> None:
+        self.adapter = ""
         self.launch = launch
         self.role, self.backend = launch.role, launch.backend
         self.evidence: Path | None = launch.evidence
@@ -215,7 +220,8 @@ class SGLangServer(Engine):
         on_reply: Callable[[int, Reply], None],
         enough: Callable[[], bool] = never,
     ) -> None:
-        self._ready_client().ask(self._name, asks, concurrency, on_reply, enough)
+        model = f"{self._name}:{self.adapter}" if self.adapter else self._name
+        self._ready_client().ask(model, asks, concurrency, on_reply, enough)
 
     def send(self, path: str, body: Mapping[str, Any]) -> Any:
         """POST ``body`` as JSON and return the server's answer: for SGLang's own interface, for example ``/generate``.

@@ -66,7 +66,8 @@ def test_a_feature_can_be_on_with_what_it_requires(id_: str) -> None:
     [
         ("ngram", "page-size"), ("deterministic", "chunked-prefill"), ("deterministic", "attention-backend"),
         ("dp-attention", "prefix-cache"), ("dp-attention", "chunked-prefill"), ("dp-attention", "draft-model"),
-        ("dp-attention", "ngram"),
+        ("dp-attention", "ngram"), ("zero-lora", "eagle"), ("zero-lora", "draft-model"), ("zero-lora", "weights-again"),
+        ("eagle", "weights-again"), ("expert-parallel", "tensor-parallel"),
     ],
 )  # fmt: skip
 def test_what_sglang_refuses_together_is_never_on_together(one: str, other: str) -> None:
@@ -75,3 +76,19 @@ def test_what_sglang_refuses_together_is_never_on_together(one: str, other: str)
 
 def test_compiled_code_needs_the_graphs_that_it_is_captured_in() -> None:
     assert closed(["torch-compile"], FEATURES) == {"torch-compile", "cuda-graph-decode"}
+
+
+@pytest.mark.parametrize(
+    ("id_", "config", "why"),
+    [
+        ("expert-parallel", {"num_experts": 4}, ""),
+        ("expert-parallel", {}, "the model has no experts"),
+        ("eagle", {"architectures": ["LlamaForCausalLM"]}, ""),
+        ("zero-lora", {"architectures": ["GptOssForCausalLM"]}, "not for GptOssForCausalLM"),
+    ],
+)
+def test_a_feature_says_what_a_model_lacks_for_it(id_: str, config: dict[str, object], why: str) -> None:
+    said = FEATURES[id_].unavailable("cuda", 2, config)
+    assert said.endswith(why)
+    assert bool(said) == bool(why)
+    assert FEATURES[id_].unavailable("cpu", 0, config).startswith("not on cpu: ")
