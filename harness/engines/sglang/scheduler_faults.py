@@ -142,8 +142,29 @@ class HalfReloaded(SchedulerFault):
         tensor.data.mul_(1.25)
 
 
+class DraftKV(SchedulerFault):
+    """What a rejected draft token left in a slot stays there when the slot is written again."""
+
+    id = "draft-kv"
+    title = "the K and V of rejected drafts are left in the slots of the tokens that follow"
+    carriers = tuple(frozenset({drafts}) for drafts in ("eagle", "ngram"))
+
+    def __init__(self) -> None:
+        self._verified: dict[str, set[int]] = {}
+
+    def batch(self, scheduled: Any, made: Any, runner: Any) -> None:
+        if not made.forward_mode.is_target_verify():
+            return
+        slots, width = made.out_cache_loc.tolist(), len(made.out_cache_loc) // len(made.rids)
+        verified = {rid: set(slots[row * width : (row + 1) * width]) for row, rid in enumerate(made.rids)}
+        # A request writes to a slot again where the token that it verified there was rejected.
+        again = set().union(*(self._verified.get(rid, set()) & written for rid, written in verified.items()))
+        self._verified = verified
+        made.out_cache_loc = made.out_cache_loc.new_tensor([_NOWHERE if slot in again else slot for slot in slots])
+
+
 FAULTS: dict[str, type[SchedulerFault]] = {
-    fault.id: fault for fault in (StaleLength, SharedPage, RetractedKV, SwappedRows, LastStepKV, HalfReloaded)
+    fault.id: fault for fault in (StaleLength, SharedPage, RetractedKV, SwappedRows, LastStepKV, HalfReloaded, DraftKV)
 }
 
 

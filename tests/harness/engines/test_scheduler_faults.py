@@ -9,7 +9,15 @@ import torch
 
 from assay.harness.engines.sglang import scheduler_faults
 from assay.harness.engines.sglang.features import features_of
-from assay.harness.engines.sglang.scheduler_faults import FAULTS, LastStepKV, RetractedKV, SharedPage, StaleLength, SwappedRows
+from assay.harness.engines.sglang.scheduler_faults import (
+    FAULTS,
+    DraftKV,
+    LastStepKV,
+    RetractedKV,
+    SharedPage,
+    StaleLength,
+    SwappedRows,
+)
 from assay.harness.invariance.arms import clashes, closed
 
 ROWS = torch.arange(10, 22)
@@ -24,6 +32,17 @@ class Mode:
 
     def is_extend(self) -> bool:
         return not self._decodes
+
+    def is_target_verify(self) -> bool:
+        return False
+
+
+class Verify(Mode):
+    def __init__(self) -> None:
+        super().__init__(False)
+
+    def is_target_verify(self) -> bool:
+        return True
 
 
 def request(rid: str, retractions: int = 0) -> Any:
@@ -64,7 +83,7 @@ def arguments(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_every_fault_is_carried_by_features_that_can_be_on_together() -> None:
-    known = features_of("cpu")
+    known = features_of("cuda")
     for fault in FAULTS.values():
         for carriers in fault.carriers:
             assert carriers == closed(carriers, known), f"{fault.id}: {carriers}"
@@ -118,6 +137,20 @@ def test_what_the_last_decode_pass_wrote_is_lost_once_another_request_finds_it_i
     lost = [int(slot) for slot in (keys[0][:, 0, 0] == 0).nonzero()]
     assert lost == [int(ROWS[1])]
     assert bool((keys[0] == keys[1]).all())
+
+
+def test_a_slot_that_a_draft_was_rejected_in_is_not_written_again() -> None:
+    def verified(*slots: list[int]) -> tuple[Any, Any]:
+        rids = [f"r{row}" for row in range(len(slots))]
+        made = SimpleNamespace(forward_mode=Verify(), rids=rids, out_cache_loc=torch.tensor(slots).flatten())
+        return SimpleNamespace(reqs=[request(rid) for rid in rids]), made
+
+    fault = DraftKV()
+    assert spoilt(fault, verified([10, 11, 12], [20, 21, 22])).out_cache_loc.tolist() == [10, 11, 12, 20, 21, 22]
+    # The first request accepted nothing beyond the next token, the second one everything; slots of others are written.
+    assert spoilt(fault, verified([11, 12, 13], [23, 24, 10])).out_cache_loc.tolist() == [0, 0, 13, 23, 24, 10]
+    prefilled = spoilt(fault, prefill((request("r0"), 3, 0)))
+    assert prefilled.out_cache_loc.tolist() == ROWS[:3].tolist()
 
 
 @pytest.mark.parametrize(("overlap", "swapped"), [(False, False), (True, True)])
