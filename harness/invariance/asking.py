@@ -42,6 +42,7 @@ class AskedArm:
         label: of the pass: its requests' ids begin with it.
         answers: id of a probe -> the tokens that the base wrote, which are forced; empty for the base itself.
         again: whether it is the base for the second time: in other batches, and in the opposite order.
+        recurrent: whether the model keeps states, which the cache has only of the ends of earlier requests.
     """
 
     load: ProbeLoad
@@ -49,6 +50,7 @@ class AskedArm:
     label: str
     answers: Mapping[str, tuple[int, ...]]
     again: bool = False
+    recurrent: bool = False
 
 
 def ask(server: SGLangServer, folder: Path, asked: AskedArm) -> Pass:
@@ -76,8 +78,8 @@ def ask(server: SGLangServer, folder: Path, asked: AskedArm) -> Pass:
     replies: dict[str, ProbeReply] = {}
     warm = bool({"prefix-cache", "force-miss", "conversation"} & asked.arm)
     server.flush_cache()
-    if warm:
-        ask_together(server, [_prefix(asked)])
+    for request in _prefixes(asked) if warm else ():
+        ask_together(server, [request])
     for at in range(0, len(order), size):
         group = order[at : at + size]
         if not warm and at:
@@ -174,9 +176,11 @@ def _request(asked: AskedArm, probe: Probe, kept: int) -> ProbeRequest:
     return ProbeRequest(probe.id, _rid(asked, probe), probe.ids, max(probe.shared, kept), probe.depth)
 
 
-def _prefix(asked: AskedArm) -> ProbeRequest:
-    ids = asked.load.prefix
-    return ProbeRequest("prefix", f"assay-prefix-{asked.label}", ids, len(ids) - 1, 1)
+def _prefixes(asked: AskedArm) -> list[ProbeRequest]:
+    """Return the requests that leave the probes' prefixes in the cache, one by one: one for all, or for states one for each end."""
+    whole = asked.load.prefix
+    ends = sorted({probe.shared for probe in asked.load.probes} - {0}) if asked.recurrent else [len(whole)]
+    return [ProbeRequest("prefix", f"assay-prefix-{asked.label}-{end}", whole[:end], end - 1, 1) for end in ends]
 
 
 def _reload(server: SGLangServer) -> str:

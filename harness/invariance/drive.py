@@ -14,7 +14,7 @@ from assay.harness.collect.machine import origin_of
 from assay.harness.collect.sensitivity import switched_on
 from assay.harness.collect.servers import core_of, make_engine, record_fingerprint
 from assay.harness.compare.probe_scores import Bound, Measure
-from assay.harness.engines.model import configuration
+from assay.harness.engines.model import configuration, model_shape
 from assay.harness.engines.sglang.beside_model import filled
 from assay.harness.engines.sglang.features import ADAPTER_NAME
 from assay.harness.engines.sglang.forcing import FORCED
@@ -151,7 +151,8 @@ class InvarianceSession:
         known = self.plan.known
         base = self.records.get(BASE)
         answers = answers_of(base.replies) if base else {}
-        asked = AskedArm(self.plan.load, arm, f"{record.number:03d}", answers, again)
+        recurrent = model_shape(self.plan.run.model).recurrent
+        asked = AskedArm(self.plan.load, arm, f"{record.number:03d}", answers, again, recurrent)
         over = ask(server.engine, server.folder, asked)
         texts = write_texts(
             server.engine, self.plan.run.of("greedy"), self.plan.run.spec.workload.token_limit, "batch" in arm

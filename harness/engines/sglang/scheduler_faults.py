@@ -25,11 +25,13 @@ class SchedulerFault:
         id: kebab-case and stable.
         title: what goes wrong, in words.
         carriers: sets of features of which each carries it, smallest first.
+        recurrent: whether only models whose layers keep states have it.
     """
 
     id: ClassVar[str]
     title: ClassVar[str]
     carriers: ClassVar[tuple[frozenset[str], ...]]
+    recurrent: ClassVar[bool] = False
 
     def batch(self, scheduled: Any, made: Any, runner: Any) -> None:
         """Spoil what the model is given: the ForwardBatch made of a ScheduleBatch, which stays as it is, for a ModelRunner."""
@@ -163,8 +165,21 @@ class DraftKV(SchedulerFault):
         made.out_cache_loc = made.out_cache_loc.new_tensor([_NOWHERE if slot in again else slot for slot in slots])
 
 
+class StaleState(SchedulerFault):
+    """A request whose prefix is in the cache goes on with the state that another one left in its slot."""
+
+    id = "stale-state"
+    title = "the state of a recurrent layer is not that of the prefix where a prefix comes from the cache"
+    carriers = (frozenset({"prefix-cache"}),)
+    recurrent = True
+
+    def batch(self, scheduled: Any, made: Any, runner: Any) -> None:
+        made.mamba_cow_src_indices = made.mamba_cow_dst_indices = None
+
+
 FAULTS: dict[str, type[SchedulerFault]] = {
-    fault.id: fault for fault in (StaleLength, SharedPage, RetractedKV, SwappedRows, LastStepKV, HalfReloaded, DraftKV)
+    fault.id: fault
+    for fault in (StaleLength, SharedPage, RetractedKV, SwappedRows, LastStepKV, HalfReloaded, DraftKV, StaleState)
 }
 
 

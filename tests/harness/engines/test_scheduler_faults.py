@@ -185,3 +185,10 @@ def test_a_fault_spoils_what_the_model_is_given_and_not_what_its_draft_is(monkey
     runner = SimpleNamespace(page_size=16, is_draft_worker=draft)
     given = hooks["init_new"](lambda kind, batch, runner: made, None, scheduled, runner)
     assert (given.out_cache_loc.tolist() == ROWS[:5].tolist()) == draft
+
+
+def test_the_state_of_a_cached_prefix_is_not_copied() -> None:
+    scheduled, made = prefill((request("a"), 3, 4))
+    made.mamba_cow_src_indices, made.mamba_cow_dst_indices = torch.tensor([7]), torch.tensor([2])
+    spoilt(FAULTS["stale-state"](), (scheduled, made))
+    assert (made.mamba_cow_src_indices, made.mamba_cow_dst_indices) == (None, None)

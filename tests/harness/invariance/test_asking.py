@@ -72,3 +72,14 @@ def test_an_adapter_was_on_where_another_one_changes_what_a_probe_gets(applies: 
     first, *others, last = [path for path, _ in server.sent if "lora" in path]
     assert (first, others, last) == ("/load_lora_adapter", [], "/unload_lora_adapter")
     assert server.adapter == "zeros"
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_states_are_left_in_the_cache_at_the_end_of_every_prefix(recurrent: bool, tmp_path: Path) -> None:
+    (tmp_path / "admissions.jsonl").touch()
+    load, server = probe_load("cpu", 4096, 97), Server(applies=False)
+    ask(server, tmp_path, AskedArm(load, frozenset({"prefix-cache", "batch"}), "007", {}, recurrent=recurrent))  # type: ignore[arg-type]
+    *warm, probes = [body["input_ids"] for path, body in server.sent if path == "/generate"]
+    assert len(probes) == len(load.probes)
+    lengths = sorted({probe.shared for probe in load.probes} - {0}) if recurrent else [len(load.prefix)]
+    assert warm == [[list(load.prefix[:length])] for length in lengths]
