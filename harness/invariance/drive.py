@@ -14,7 +14,9 @@ from assay.harness.collect.machine import origin_of
 from assay.harness.collect.sensitivity import switched_on
 from assay.harness.collect.servers import core_of, make_engine, record_fingerprint
 from assay.harness.compare.probe_scores import Bound, Measure
-from assay.harness.engines.sglang.features import MODEL
+from assay.harness.engines.model import configuration, model_shape
+from assay.harness.engines.sglang.beside_model import filled
+from assay.harness.engines.sglang.features import ADAPTER_NAME
 from assay.harness.engines.sglang.forcing import FORCED
 from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.errors import EngineError
@@ -184,7 +186,8 @@ class InvarianceSession:
         known = self.plan.known
         base = self.records.get(BASE)
         answers = answers_of(base.replies) if base else {}
-        asked = AskedArm(self.plan.load, arm, record.label, answers, again)
+        recurrent = model_shape(self.plan.run.model).recurrent
+        asked = AskedArm(self.plan.load, arm, record.label, answers, again, recurrent)
         over = ask(server.engine, server.folder, asked)
         texts: tuple[WrittenText, ...] = ()
         if record.traced is None:
@@ -235,13 +238,13 @@ class InvarianceSession:
         flags: tuple[str, ...] = ()
         environment = {RUN: self.folder.nonce, FAULTS: "1", FORCED: "1", TRACE: str(_TRACE_BYTES)}
         for id_, feature in known.items():
-            switched = feature.on if id_ in features else feature.off
-            flags += tuple(flag.replace(MODEL, str(run.model)) for flag in switched)
+            flags += feature.on if id_ in features else feature.off
             environment |= feature.environment if id_ in features else {}
         if backend := next((known[id_].backend for id_ in features if known[id_].backend), ""):
             run = replace(run, reference=Backend.parse(backend))
         folder = self.folder.server_folder(number)
         folder.mkdir(parents=True, exist_ok=True)
+        flags = filled(flags, run.model, configuration(run.model), folder)
         side = run.spec.reference.launched_with(environment, flags)
         engine = make_engine(
             run,
@@ -254,6 +257,7 @@ class InvarianceSession:
             side=side,
         )
         assert isinstance(engine, SGLangServer)
+        engine.adapter = ADAPTER_NAME if "zero-lora" in features else ""
         what = f"starting a server with {', '.join(sorted(features)) or 'no feature'}"
         with self.display.waiting(what, engine.last_step):
             engine.start()
