@@ -33,7 +33,7 @@ from assay.harness.evidence.nonce import RUN
 from assay.harness.invariance.arms import BASE, Arm, base_of, closed, possible, server_of
 from assay.harness.invariance.asking import AskedArm, answers_of, ask, request_of, write_texts
 from assay.harness.invariance.invariance_plan import InvariancePlan
-from assay.harness.invariance.outcome import ArmOutcome, bounds, outcome_of, smallest
+from assay.harness.invariance.outcome import ArmOutcome, bounds, outcome_of, rounds_by_shape, smallest
 from assay.harness.invariance.proof import shown
 from assay.harness.invariance.reduction import reduce
 from assay.harness.progress import ProgressDisplay
@@ -88,7 +88,9 @@ class InvarianceSession:
         self.folder.write_manifest(self._manifest())
         begun = time.monotonic()
         with self._stopping():
-            base, again = self._base("base"), self._base("base again")
+            base, again = self._base("base"), [self._base("base again")]
+            if rounds_by_shape(self.plan.dtype):
+                again.append(self._base("base longer"))
             if "prefix-cache" in self.plan.known:
                 self._sensitivity()
             limits = bounds(base, again, self.plan.dtype)
@@ -186,11 +188,11 @@ class InvarianceSession:
         known = self.plan.known
         base = self.records.get(BASE)
         answers = answers_of(base.replies) if base else {}
-        recurrent = model_shape(self.plan.run.model).recurrent
-        asked = AskedArm(self.plan.load, arm, record.label, answers, again, recurrent)
+        recurrent, longer = model_shape(self.plan.run.model).recurrent, record.why == "base longer"
+        asked = AskedArm(self.plan.load, arm, record.label, answers, again, longer, recurrent)
         over = ask(server.engine, server.folder, asked)
         texts: tuple[WrittenText, ...] = ()
-        if record.traced is None:
+        if record.traced is None and not longer:
             texts = write_texts(
                 server.engine, self.plan.run.of("greedy"), self.plan.run.spec.workload.token_limit, "batch" in arm
             )
